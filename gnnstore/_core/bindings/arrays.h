@@ -28,12 +28,9 @@ using NumpyVector = nb::ndarray<nb::numpy, T, nb::ndim<1>, nb::c_contig>;
 template <class Array>
 void check_vector(const Array &array, const char *name) {
     if (array.ndim() != 1)
-        throw std::invalid_argument(std::string(name) + " must have one dimension, got " +
-                                    std::to_string(array.ndim()));
+        throw invalid(name, " must have one dimension, got ", array.ndim());
     if (array.shape(0) > 1 && array.stride(0) != 1)
-        throw std::invalid_argument(std::string(name) +
-                                    " must be contiguous; pass numpy.ascontiguousarray(" + name +
-                                    ")");
+        throw invalid(name, " must be contiguous; pass numpy.ascontiguousarray(", name, ")");
 }
 
 // Throws a TypeError: "ids must be int32 or int64, got float32".
@@ -58,9 +55,16 @@ T *output_data(const OutputArray &array, const char *name, const char *expected)
 template <class Array>
 int64_t length(const Array &array) {
     if (array.ndim() != 1)
-        throw std::invalid_argument("an array must have one dimension, got " +
-                                    std::to_string(array.ndim()));
+        throw invalid("an array must have one dimension, got ", array.ndim());
     return static_cast<int64_t>(array.shape(0));
+}
+
+// For arrays that have an entry for each of the same things.
+template <class First, class... Others>
+void check_lengths(const char *names, const First &first, const Others &...others) {
+    if (((length(others) != length(first)) || ...))
+        throw invalid(names, " must have the same length, got ",
+                      text_of(length(first), text_of(" and ", length(others))...));
 }
 
 // Rows of bytes by slot, [num_slots, row_bytes]: a table of its own, or a column of a wider one.
@@ -75,8 +79,7 @@ template <class Byte, class Array>
 SlotRows<Byte> slot_rows(const Array &array, const char *name) {
     if (array.dtype() != nb::dtype<uint8_t>()) refuse_dtype(name, "uint8", array.dtype());
     if (array.ndim() != 2)
-        throw std::invalid_argument(std::string(name) + " must have two dimensions, got " +
-                                    std::to_string(array.ndim()));
+        throw invalid(name, " must have two dimensions, got ", array.ndim());
     SlotRows<Byte> rows{static_cast<Byte *>(array.data()),
                         static_cast<int64_t>(array.shape(0)),
                         static_cast<int64_t>(array.shape(1)),
@@ -84,8 +87,7 @@ SlotRows<Byte> slot_rows(const Array &array, const char *name) {
     if (rows.num_slots == 0) return rows;
     if (rows.num_slots > 1) rows.slot_bytes = array.stride(0);
     if ((rows.row_bytes > 1 && array.stride(1) != 1) || rows.slot_bytes < rows.row_bytes)
-        throw std::invalid_argument(std::string(name) +
-                                    " must have its rows one behind the other, each contiguous");
+        throw invalid(name, " must have its rows one behind the other, each contiguous");
     return rows;
 }
 
@@ -120,11 +122,7 @@ NumpyVector<T> take_vector(std::vector<T> values) {
 template <class T>
 NumpyVector<T> pooled_vector(int64_t size) {
     const int64_t num_bytes = checked_multiply(size, sizeof(T), "the array");
-    std::unique_ptr<PooledBuffer> buffer;
-    {
-        const GilRelease release;
-        buffer = std::make_unique<PooledBuffer>(num_bytes);
-    }
+    auto buffer = without_gil([&] { return std::make_unique<PooledBuffer>(num_bytes); });
     T *data = static_cast<T *>(buffer->raw());
     return owned_vector(data, size, std::move(buffer));
 }

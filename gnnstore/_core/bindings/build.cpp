@@ -21,13 +21,10 @@ nb::tuple build_csc(const EdgeList<Id> &edges, bool with_edge_id, int num_thread
     const auto indices = pooled_vector<Id>(edges.num_edges);
     std::optional<NumpyVector<EdgeId>> edge_id;
     if (with_edge_id) edge_id = pooled_vector<EdgeId>(edges.num_edges);
-    {
-        int64_t *const starts = indptr.data();
-        Id *const sources = indices.data();
-        EdgeId *const ids = edge_id ? edge_id->data() : nullptr;
-        const GilRelease release;
-        csc_from_coo(edges, starts, sources, ids, num_threads);
-    }
+    without_gil([&] {
+        csc_from_coo(edges, indptr.data(), indices.data(), edge_id ? edge_id->data() : nullptr,
+                     num_threads);
+    });
     return nb::make_tuple(indptr, indices, edge_id ? nb::cast(*edge_id) : nb::none());
 }
 
@@ -36,16 +33,12 @@ nb::tuple build_csc_of(const InputArray &src, const InputArray &dst, int64_t num
                        int num_threads, bool with_edge_id, std::optional<int64_t> num_src_nodes) {
     const Id *sources = input_data<Id>(src, "src", "int32 or int64");
     const Id *targets = input_data<Id>(dst, "dst", "of the dtype of src");
-    if (length(src) != length(dst))
-        throw std::invalid_argument("src and dst must have the same length, got " +
-                                    std::to_string(length(src)) + " and " +
-                                    std::to_string(length(dst)));
+    check_lengths("src and dst", src, dst);
     const EdgeList<Id> edges{sources, targets, length(src), num_src_nodes.value_or(num_nodes),
                              num_nodes};
     if (edges.num_sources < 0 || edges.num_targets < 0)
-        throw std::invalid_argument("num_nodes and num_src_nodes must not be negative, got " +
-                                    std::to_string(edges.num_targets) + " and " +
-                                    std::to_string(edges.num_sources));
+        throw invalid("num_nodes and num_src_nodes must not be negative, got ", edges.num_targets,
+                      " and ", edges.num_sources);
     if (edges.num_edges <= std::numeric_limits<int32_t>::max())
         return build_csc<Id, int32_t>(edges, with_edge_id, num_threads);
     return build_csc<Id, int64_t>(edges, with_edge_id, num_threads);
@@ -61,25 +54,22 @@ nb::tuple csc(const InputArray &src, const InputArray &dst, int64_t num_nodes, i
 nb::tuple rmat(int64_t first_edge, int64_t num_edges, int scale, const InputArray &probabilities,
                uint64_t seed, int num_threads) {
     if (num_edges < 0)
-        throw std::invalid_argument("num_edges must not be negative, got " +
-                                    std::to_string(num_edges));
+        throw invalid("num_edges must not be negative, got ", num_edges);
     if (probabilities.dtype() != nb::dtype<double>())
         refuse_dtype("probabilities", "float64", probabilities.dtype());
     if (probabilities.ndim() != 2 || static_cast<int64_t>(probabilities.shape(0)) != scale ||
         probabilities.shape(1) != 4)
-        throw std::invalid_argument("probabilities must have the shape [scale, 4] = [" +
-                                    std::to_string(scale) + ", 4]");
+        throw invalid("probabilities must have the shape [scale, 4] = [", scale, ", 4]");
     std::vector<double> rows;  // a copy: 4 numbers per level, of any strides
     const auto *values = static_cast<const double *>(probabilities.data());
     for (int64_t level = 0; level < scale; ++level)
         for (int64_t i = 0; i < 4; ++i)
             rows.push_back(values[level * probabilities.stride(0) + i * probabilities.stride(1)]);
     const auto src = pooled_vector<int64_t>(num_edges), dst = pooled_vector<int64_t>(num_edges);
-    {
-        int64_t *const sources = src.data(), *const targets = dst.data();
-        const GilRelease release;
-        rmat_edges(first_edge, num_edges, scale, rows.data(), seed, sources, targets, num_threads);
-    }
+    without_gil([&] {
+        rmat_edges(first_edge, num_edges, scale, rows.data(), seed, src.data(), dst.data(),
+                   num_threads);
+    });
     return nb::make_tuple(src, dst);
 }
 
@@ -88,11 +78,9 @@ NumpyVector<int64_t> permute(const InputArray &ids, int scale, uint64_t seed, bo
     const int64_t *values = input_data<int64_t>(ids, "ids", "int64");
     const int64_t num_ids = length(ids);
     const auto out = pooled_vector<int64_t>(num_ids);
-    {
-        int64_t *const target = out.data();
-        const GilRelease release;
-        permute_ids(values, num_ids, scale, seed, inverse, target, num_threads);
-    }
+    without_gil([&] {
+        permute_ids(values, num_ids, scale, seed, inverse, out.data(), num_threads);
+    });
     return out;
 }
 
@@ -110,10 +98,7 @@ struct PythonBuckets {
         const int32_t *const sources = input_data<int32_t>(src, "src", "int32");
         const int32_t *const targets = input_data<int32_t>(dst, "dst", "int32");
         const int64_t num_edges = length(src);
-        if (length(dst) != num_edges)
-            throw std::invalid_argument("src and dst must have the same length, got " +
-                                        std::to_string(num_edges) + " and " +
-                                        std::to_string(length(dst)));
+        check_lengths("src and dst", src, dst);
         const GilRelease release;
         buckets.add(sources, targets, num_edges, first_position);
     }
@@ -130,19 +115,15 @@ struct PythonBuckets {
 nb::tuple sort_piece(const PythonBuckets &python, int64_t number, bool with_edge_id) {
     const EdgeBuckets &buckets = python.buckets;
     if (number < 0 || number >= buckets.num_pieces())
-        throw std::out_of_range("there is no piece " + std::to_string(number));
+        throw out_of_range("there is no piece ", number);
     const EdgeBuckets::Piece &piece = buckets.piece(number);
     const auto indptr = pooled_vector<int64_t>(piece.last_target - piece.first_target + 1);
     const auto indices = pooled_vector<int32_t>(piece.end - piece.begin);
     std::optional<NumpyVector<int32_t>> edge_id;
     if (with_edge_id) edge_id = pooled_vector<int32_t>(piece.end - piece.begin);
-    {
-        int64_t *const starts = indptr.data();
-        int32_t *const sources = indices.data();
-        int32_t *const ids = edge_id ? edge_id->data() : nullptr;
-        const GilRelease release;
-        buckets.sort(number, starts, sources, ids);
-    }
+    without_gil([&] {
+        buckets.sort(number, indptr.data(), indices.data(), edge_id ? edge_id->data() : nullptr);
+    });
     return nb::make_tuple(indptr, indices, edge_id ? nb::cast(*edge_id) : nb::none());
 }
 

@@ -15,19 +15,16 @@ namespace {
 void require_length(const InputArray &array, const char *name, int64_t expected,
                     const char *others) {
     if (length(array) != expected)
-        throw std::invalid_argument(std::string(name) + " must have one entry per " + others +
-                                    ": expected " + std::to_string(expected) + ", got " +
-                                    std::to_string(length(array)));
+        throw invalid(name, " must have one entry per ", others, ": expected ", expected, ", got ",
+                      length(array));
 }
 
 int64_t whole_rows(int64_t num_bytes, const char *name, int64_t row_bytes) {
     if (row_bytes < 1)
-        throw std::invalid_argument("row_bytes must be at least 1, got " +
-                                    std::to_string(row_bytes));
+        throw invalid("row_bytes must be at least 1, got ", row_bytes);
     if (num_bytes % row_bytes != 0)
-        throw std::invalid_argument(std::string(name) + " must hold whole rows of " +
-                                    std::to_string(row_bytes) + " bytes, got " +
-                                    std::to_string(num_bytes) + " bytes");
+        throw invalid(name, " must hold whole rows of ", row_bytes, " bytes, got ", num_bytes, " "
+                      "bytes");
     return num_bytes / row_bytes;
 }
 
@@ -90,11 +87,9 @@ nb::object without_pinned(const InputArray &bits, const InputArray &ids) {
 nb::tuple with_pinned(const InputArray &bits, const InputArray &ranks, const InputArray &ids,
                       const InputArray &slots, const InputArray &positions, int64_t first_slot) {
     const int64_t num_words = length(bits);
-    if (num_words != length(ranks))
-        throw std::invalid_argument("bits and ranks must have the same length");
+    check_lengths("bits and ranks", bits, ranks);
     if (first_slot < 0 || first_slot > std::numeric_limits<int32_t>::max())
-        throw std::invalid_argument("first_slot must be from 0 to 2^31 - 1, got " +
-                                    std::to_string(first_slot));
+        throw invalid("first_slot must be from 0 to 2^31 - 1, got ", first_slot);
     PinnedStep step{.bits = input_data<uint64_t>(bits, "bits", "uint64"),
                     .ranks = input_data<int32_t>(ranks, "ranks", "int32"),
                     .num_words = num_words,

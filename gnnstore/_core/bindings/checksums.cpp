@@ -19,11 +19,7 @@ uint32_t checksum_of(const InputArray &data, uint32_t initial) {
 NumpyVector<uint32_t> blocks(const InputArray &data, int64_t block_bytes) {
     const uint8_t *bytes = input_data<uint8_t>(data, "data", "uint8");
     const int64_t num_bytes = length(data);
-    std::vector<uint32_t> checksums;
-    {
-        const GilRelease release;
-        checksums = crc32c_blocks(bytes, num_bytes, block_bytes);
-    }
+    auto checksums = without_gil([&] { return crc32c_blocks(bytes, num_bytes, block_bytes); });
     return take_vector(std::move(checksums));
 }
 
@@ -31,8 +27,7 @@ NumpyVector<uint32_t> rows(const InputArray &data, const InputArray &which, int6
     const uint8_t *bytes = input_data<uint8_t>(data, "data", "uint8");
     const int32_t *ids = input_data<int32_t>(which, "rows", "int32");
     if (row_bytes < 1)
-        throw std::invalid_argument("row_bytes must be at least 1, got " +
-                                    std::to_string(row_bytes));
+        throw invalid("row_bytes must be at least 1, got ", row_bytes);
     std::vector<uint32_t> checksums(static_cast<size_t>(length(which)));
     {
         const GilRelease release;
@@ -49,24 +44,18 @@ void ranges(const InputArray &data, const InputArray &begins, const InputArray &
     const int64_t *to = input_data<int64_t>(ends, "ends", "int64");
     uint32_t *sums = output_data<uint32_t>(crcs, "crcs", "uint32");
     const int64_t count = length(begins), num_bytes = length(data);
-    if (length(ends) != count || length(crcs) != count)
-        throw std::invalid_argument("begins, ends and crcs must have the same length");
+    check_lengths("begins, ends and crcs", begins, ends, crcs);
     const GilRelease release;
     for (int64_t i = 0; i < count; ++i)
         if (from[i] < 0 || from[i] > to[i] || to[i] > num_bytes)
-            throw std::out_of_range("range " + std::to_string(i) + " is from byte " +
-                                    std::to_string(from[i]) + " to " + std::to_string(to[i]) +
-                                    " of " + std::to_string(num_bytes));
+            throw out_of_range("range ", i, " is from byte ", from[i], " to ", to[i], " of ",
+                               num_bytes);
     crc32c_ranges(bytes, from, to, count, sums);
 }
 
 NumpyVector<uint32_t> file(nb::handle path, int64_t block_bytes, int num_threads) {
     const std::string name = fs_path(path);
-    std::vector<uint32_t> checksums;
-    {
-        const GilRelease release;
-        checksums = crc32c_file(name, block_bytes, num_threads);
-    }
+    auto checksums = without_gil([&] { return crc32c_file(name, block_bytes, num_threads); });
     return take_vector(std::move(checksums));
 }
 

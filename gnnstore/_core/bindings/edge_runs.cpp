@@ -13,8 +13,7 @@ namespace {
 
 void check_record_bytes(int64_t record_bytes) {
     if (record_bytes != sizeof(NarrowEdge) && record_bytes != sizeof(WideEdge))
-        throw std::invalid_argument("record_bytes must be 12 or 24, got " +
-                                    std::to_string(record_bytes));
+        throw invalid("record_bytes must be 12 or 24, got ", record_bytes);
 }
 
 // The records of a buffer of bytes, of which `num_needed` must fit.
@@ -22,13 +21,10 @@ template <class Edge>
 Edge *records_in(const OutputArray &buffer, const char *name, int64_t num_needed) {
     auto *const data = output_data<uint8_t>(buffer, name, "uint8");
     if (reinterpret_cast<uintptr_t>(data) % alignof(Edge) != 0)
-        throw std::invalid_argument(std::string(name) + " is not aligned to " +
-                                    std::to_string(alignof(Edge)) + " bytes");
+        throw invalid(name, " is not aligned to ", alignof(Edge), " bytes");
     const auto num_records = length(buffer) / static_cast<int64_t>(sizeof(Edge));
     if (num_needed < 0 || num_needed > num_records)
-        throw std::invalid_argument(std::string(name) + " holds " + std::to_string(num_records) +
-                                    " records, but " + std::to_string(num_needed) +
-                                    " are asked for");
+        throw invalid(name, " holds ", num_records, " records, but ", num_needed, " are asked for");
     return reinterpret_cast<Edge *>(data);
 }
 
@@ -38,12 +34,11 @@ int64_t pack_into(const InputArray &sources, const InputArray &targets, const Ou
     const Id *from = input_data<Id>(sources, "sources", "int32 or int64");
     const Id *to = input_data<Id>(targets, "targets", "of the dtype of sources");
     const int64_t num_edges = length(sources);
-    if (length(targets) != num_edges)
-        throw std::invalid_argument("sources and targets must have the same length");
+    check_lengths("sources and targets", sources, targets);
     const int64_t end_position = checked_add(first_position, num_edges, "the last position");
     if (first_record < 0 || first_position < 0 ||
         end_position > int64_t{std::numeric_limits<uint32_t>::max()})
-        throw std::invalid_argument("a run has positions from 0 to 2^32 - 1");
+        throw invalid("a run has positions from 0 to 2^32 - 1");
     Edge *const records =
         records_in<Edge>(out, "out", checked_add(first_record, num_edges, "the end"));
     const GilRelease release;
@@ -88,21 +83,17 @@ std::vector<RunSlice> slices_of(const InputArray &records, const InputArray &num
     const int64_t *sizes = input_data<int64_t>(record_bytes, "record_bytes", "int64");
     const int64_t *ids = input_data<int64_t>(first_ids, "first_ids", "int64");
     const int64_t num_slices = length(num_records);
-    if (length(record_bytes) != num_slices || length(first_ids) != num_slices)
-        throw std::invalid_argument(
-            "num_records, record_bytes and first_ids must have the same length");
+    check_lengths("num_records, record_bytes and first_ids", num_records, record_bytes, first_ids);
     int64_t total = 0;
     std::vector<RunSlice> slices;
     for (int64_t i = 0; i < num_slices; ++i) {
         check_record_bytes(sizes[i]);
         if (counts[i] < 0)
-            throw std::invalid_argument("num_records must not be negative, got " +
-                                        std::to_string(counts[i]));
+            throw invalid("num_records must not be negative, got ", counts[i]);
         slices.push_back({next + total, counts[i], sizes[i] == sizeof(WideEdge), ids[i]});
         total = checked_add(total, checked_multiply(counts[i], sizes[i], "a slice"), "the slices");
         if (total > length(records))
-            throw std::invalid_argument("records must hold all slices, got " +
-                                        std::to_string(length(records)) + " bytes");
+            throw invalid("records must hold all slices, got ", length(records), " bytes");
     }
     return slices;
 }
@@ -117,7 +108,7 @@ nb::tuple merge_as(const std::vector<RunSlice> &slices, const MergeRange &range,
     std::optional<NumpyVector<int32_t>> origins;
     if (with_origin) {
         if (capacity > std::numeric_limits<int32_t>::max())
-            throw std::invalid_argument("a range has at most 2^31 - 1 edges");
+            throw invalid("a range has at most 2^31 - 1 edges");
         origins = pooled_vector<int32_t>(capacity);
     }
     const auto counts = pooled_vector<int64_t>(range.num_columns);
@@ -142,18 +133,18 @@ nb::tuple merge(const InputArray &records, const InputArray &num_records,
     const auto slices = slices_of(records, num_records, record_bytes, first_ids);
     if (first_column < 0 || num_columns < 0 || num_nodes < 0 || first_loop < 0 ||
         num_nodes > max_nodes || first_column > num_nodes || end_loop > num_nodes)
-        throw std::invalid_argument("columns and loops must be in [0, num_nodes)");
+        throw invalid("columns and loops must be in [0, num_nodes)");
     const MergeRange range{first_column, num_columns, num_nodes,    unique,       skip_first,
                            first_loop,   end_loop,    present_loop, first_loop_id};
     const auto run = [&](auto merge_into) {
         return merge_into(slices, range, edge_id_bytes != 0, with_origin);
     };
     if (id_bytes == 4 && num_nodes > int64_t{std::numeric_limits<int32_t>::max()} + 1)
-        throw std::invalid_argument("ids of so many nodes take 8 bytes");
+        throw invalid("ids of so many nodes take 8 bytes");
     if (id_bytes == 4)
         return edge_id_bytes == 4 ? run(merge_as<int32_t, int32_t>)
                                   : run(merge_as<int32_t, int64_t>);
-    if (id_bytes != 8) throw std::invalid_argument("id_bytes must be 4 or 8");
+    if (id_bytes != 8) throw invalid("id_bytes must be 4 or 8");
     return edge_id_bytes == 4 ? run(merge_as<int64_t, int32_t>) : run(merge_as<int64_t, int64_t>);
 }
 
@@ -164,11 +155,9 @@ nb::tuple count(const InputArray &records, const InputArray &num_records,
     const auto slices = slices_of(records, num_records, record_bytes, first_ids);
     const MergeRange range{first_column, num_columns, num_nodes,    unique, skip_first,
                            first_loop,   end_loop,    present_loop, 0};
-    MergeCounts found;
-    {
-        const GilRelease release;
-        found = merge_runs<int64_t, int64_t>(slices, range, {nullptr, nullptr, nullptr, nullptr});
-    }
+    auto found = without_gil([&] {
+        return merge_runs<int64_t, int64_t>(slices, range, {nullptr, nullptr, nullptr, nullptr});
+    });
     return nb::make_tuple(found.num_edges, found.num_added);
 }
 

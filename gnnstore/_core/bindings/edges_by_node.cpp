@@ -25,17 +25,15 @@ void check_sizes(const Layers &layers, int64_t num_edges, int64_t num_targets,
     constexpr int64_t most = std::numeric_limits<int32_t>::max();
     if (num_targets < 0 || num_sources < 0 || num_targets >= most || num_sources >= most ||
         num_edges > most)
-        throw std::invalid_argument("a batch of " + std::to_string(num_targets) + " targets, " +
-                                    std::to_string(num_sources) + " sources and " +
-                                    std::to_string(num_edges) + " edges does not fit in int32");
+        throw invalid("a batch of ", num_targets, " targets, ", num_sources, " sources and ",
+                      num_edges, " edges does not fit in int32");
     if (layers.empty() || layers[0] != std::pair{num_edges, num_sources})
-        throw std::invalid_argument("the first layer must have all edges and sources");
+        throw invalid("the first layer must have all edges and sources");
     for (size_t k = 1; k < layers.size(); ++k)
         if (layers[k].first < 0 || layers[k].first > layers[k - 1].first ||
             layers[k].second < 0 || layers[k].second > layers[k - 1].second)
-            throw std::invalid_argument("a layer of " + std::to_string(layers[k].first) +
-                                        " edges and " + std::to_string(layers[k].second) +
-                                        " sources is no part of the one before");
+            throw invalid("a layer of ", layers[k].first, " edges and ", layers[k].second, " "
+                          "sources is no part of the one before");
 }
 
 template <class Local>
@@ -61,25 +59,21 @@ nb::tuple by_node(const InputArray &edge_index, int64_t num_targets, int64_t num
         transposes.append(nb::make_tuple(ptr, index, weights));
         outputs.push_back(layer);
     }
-    {
-        int32_t *const pointers = crow.data(), *const columns = col.data();
-        const GilRelease release;
-        gnnstore::edges_by_node<Local>(edges, pointers, columns, outputs);
-    }
+    without_gil([&] { gnnstore::edges_by_node<Local>(edges, crow.data(), col.data(), outputs); });
     return nb::make_tuple(crow, col, transposes);
 }
 
 nb::tuple edges_by_node_of(const InputArray &edge_index, int64_t num_targets, int64_t num_sources,
                         const Layers &layers, const std::optional<InputArray> &values) {
     if (edge_index.ndim() != 2 || edge_index.shape(0) != 2)
-        throw std::invalid_argument("edge_index must have the shape [2, m]");
+        throw invalid("edge_index must have the shape [2, m]");
     const auto num_edges = static_cast<int64_t>(edge_index.shape(1));
     if (num_edges > 0 && (edge_index.stride(0) != num_edges || edge_index.stride(1) != 1))
-        throw std::invalid_argument("edge_index must be contiguous");
+        throw invalid("edge_index must be contiguous");
     check_sizes(layers, num_edges, num_targets, num_sources);
     const float *weights = values ? input_data<float>(*values, "values", "float32") : nullptr;
     if (values && length(*values) != num_edges)
-        throw std::invalid_argument("values must have one for each edge");
+        throw invalid("values must have one for each edge");
     if (edge_index.dtype() == nb::dtype<int32_t>())
         return by_node<int32_t>(edge_index, num_targets, num_sources, layers, weights);
     if (edge_index.dtype() == nb::dtype<int64_t>())

@@ -18,19 +18,14 @@ Advice parse_advice(const std::string &advice) {
     if (advice == "normal") return Advice::normal;
     if (advice == "random") return Advice::random;
     if (advice == "sequential") return Advice::sequential;
-    throw std::invalid_argument("advice must be 'normal', 'random' or 'sequential', got '" +
-                                advice + "'");
+    throw invalid("advice must be 'normal', 'random' or 'sequential', got '", advice, "'");
 }
 
 NumpyVector<const uint8_t> map_files(nb::handle paths, const std::vector<int64_t> &body_bytes,
                                      const char *advice) {
     const std::vector<std::string> names = fs_paths(paths);
     const Advice kind = parse_advice(advice);
-    std::unique_ptr<Mapping> mapping;
-    {
-        const GilRelease release;
-        mapping = std::make_unique<Mapping>(names, body_bytes, kind);
-    }
+    auto mapping = without_gil([&] { return std::make_unique<Mapping>(names, body_bytes, kind); });
     const uint8_t *data = mapping->data();
     const int64_t size = mapping->size();
     return owned_vector(data, size, std::move(mapping));

@@ -21,12 +21,11 @@ nb::tuple plan(const InputArray &bits, const InputArray &ranks, const OutputArra
     uint64_t *marks = output_data<uint64_t>(seen, "seen", "uint64");
     int32_t *places = output_data<int32_t>(slots, "slots", "int32");
     check_vector(ids, "ids");
-    if (length(ranks) != length(bits) || length(seen) != length(bits))
-        throw std::invalid_argument("bits, ranks and seen must have the same length");
+    check_lengths("bits, ranks and seen", bits, ranks, seen);
     if (length(slots) != length(ids))
-        throw std::invalid_argument("slots must have one entry per id");
+        throw invalid("slots must have one entry per id");
     if (length(ids) > std::numeric_limits<int32_t>::max())
-        throw std::invalid_argument("a batch has 2^31 rows or more; make batches smaller");
+        throw invalid("a batch has 2^31 rows or more; make batches smaller");
     FixedStep step;
     with_integers(ids, "ids", [&](const auto *values) {
         const GilRelease release;

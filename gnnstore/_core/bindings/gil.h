@@ -27,4 +27,10 @@ private:
     PyThreadState *state_;
 };
 
+template <class Work>
+auto without_gil(const Work &work) {
+    const GilRelease release;
+    return work();
+}
+
 }  // namespace gnnstore

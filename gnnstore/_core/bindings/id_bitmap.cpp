@@ -20,12 +20,7 @@ nb::tuple count(const InputArray &words) {
     const auto *const bits = input_data<uint64_t>(words, "words", "uint64");
     const int64_t num_words = length(words);
     const auto ranks = pooled_vector<int64_t>((num_words + words_per_rank - 1) / words_per_rank);
-    int64_t num_ids;
-    {
-        int64_t *const out = ranks.data();
-        const GilRelease release;
-        num_ids = bitmap_count(bits, num_words, out);
-    }
+    auto num_ids = without_gil([&] { return bitmap_count(bits, num_words, ranks.data()); });
     return nb::make_tuple(ranks, num_ids);
 }
 
@@ -36,20 +31,16 @@ nb::object rank_as(const InputArray &words, const InputArray &ranks, const Input
     const int64_t *const values = input_data<int64_t>(ids, "ids", "int64");
     const int64_t num_words = length(words), num_ids = length(ids);
     if (length(ranks) != (num_words + words_per_rank - 1) / words_per_rank)
-        throw std::invalid_argument("ranks must have one entry for each 8 words");
+        throw invalid("ranks must have one entry for each 8 words");
     const auto out = pooled_vector<Rank>(num_ids);
-    {
-        Rank *const target = out.data();
-        const GilRelease release;
-        bitmap_rank(bits, num_words, starts, values, num_ids, target);
-    }
+    without_gil([&] { bitmap_rank(bits, num_words, starts, values, num_ids, out.data()); });
     return nb::cast(out);
 }
 
 nb::object rank(const InputArray &words, const InputArray &ranks, const InputArray &ids,
                 int rank_bytes) {
     if (rank_bytes == 4) return rank_as<int32_t>(words, ranks, ids);
-    if (rank_bytes != 8) throw std::invalid_argument("rank_bytes must be 4 or 8");
+    if (rank_bytes != 8) throw invalid("rank_bytes must be 4 or 8");
     return rank_as<int64_t>(words, ranks, ids);
 }
 

@@ -20,7 +20,7 @@ int64_t find_resident_rows(const InputArray &ids, const std::optional<InputArray
     const int64_t *nodes = input_data<int64_t>(ids, "ids", "int64");
     const int32_t *slot_of = input_data<int32_t>(slots, "slots", "int32");
     int64_t *rows = output_data<int64_t>(out, "out", "int64");
-    if (length(out) != length(ids)) throw std::invalid_argument("out must be as long as ids");
+    if (length(out) != length(ids)) throw invalid("out must be as long as ids");
     const auto find = [&](const auto *places) {
         const GilRelease release;
         return resident_rows(nodes, length(ids), places, num_nodes, rows_per_slot, slot_of,
@@ -28,14 +28,14 @@ int64_t find_resident_rows(const InputArray &ids, const std::optional<InputArray
     };
     if (!place) return find(static_cast<const int64_t *>(nullptr));
     if (length(*place) != num_nodes)
-        throw std::invalid_argument("place must have an entry for each node");
+        throw invalid("place must have an entry for each node");
     return with_integers(*place, "place", find);
 }
 
 Distribution parse_distribution(const std::string &name) {
     if (name == "uniform") return Distribution::uniform;
     if (name == "normal") return Distribution::normal;
-    throw std::invalid_argument("distribution must be 'uniform' or 'normal', got '" + name + "'");
+    throw invalid("distribution must be 'uniform' or 'normal', got '", name, "'");
 }
 
 void make_initial_rows(const InputArray &ids, const OutputArray &out, int64_t dim,
@@ -43,7 +43,7 @@ void make_initial_rows(const InputArray &ids, const OutputArray &out, int64_t di
                        int num_threads) {
     float *values = output_data<float>(out, "out", "float32");
     if (length(out) != checked_multiply(length(ids), dim, "out"))
-        throw std::invalid_argument("out must hold a row for each id");
+        throw invalid("out must hold a row for each id");
     const Distribution kind = parse_distribution(distribution);
     with_integers(ids, "ids", [&](const auto *nodes) {
         const GilRelease release;
@@ -56,8 +56,8 @@ UpdateRule parse_rule(const std::string &name) {
     if (name == "adagrad") return UpdateRule::adagrad;
     if (name == "rowwise_adagrad") return UpdateRule::rowwise_adagrad;
     if (name == "sparse_adam") return UpdateRule::sparse_adam;
-    throw std::invalid_argument(
-        "rule must be 'sgd', 'adagrad', 'rowwise_adagrad' or 'sparse_adam', got '" + name + "'");
+    throw invalid("rule must be 'sgd', 'adagrad', 'rowwise_adagrad' or 'sparse_adam', got '", name,
+                  "'");
 }
 
 void apply_updates(const OutputArray &table, const InputArray &rows, const InputArray &gradients,
@@ -67,7 +67,7 @@ void apply_updates(const OutputArray &table, const InputArray &rows, const Input
     float *slots = output_data<float>(table, "table", "float32");
     const int64_t *changed = input_data<int64_t>(rows, "rows", "int64");
     const float *values = input_data<float>(gradients, "gradients", "float32");
-    if (slot_floats < 1) throw std::invalid_argument("slot_floats must be at least 1");
+    if (slot_floats < 1) throw invalid("slot_floats must be at least 1");
     const SlotLayout layout{dim, rows_per_slot, slot_floats, length(table) / slot_floats};
     const RowUpdate update{parse_rule(rule), rate, eps, beta1, beta2};
     const GilRelease release;

@@ -24,8 +24,7 @@ namespace {
 
 void expect_length(const InputArray &array, const char *name, int64_t expected) {
     if (length(array) != expected)
-        throw std::invalid_argument(std::string(name) + " must have " + std::to_string(expected) +
-                                    " entries, got " + std::to_string(length(array)));
+        throw invalid(name, " must have ", expected, " entries, got ", length(array));
 }
 
 nb::tuple sort_missed(const InputArray &ids, const InputArray &slots, const OutputArray &rows,
@@ -34,8 +33,7 @@ nb::tuple sort_missed(const InputArray &ids, const InputArray &slots, const Outp
     const int32_t *places = input_data<int32_t>(slots, "slots", "int32");
     expect_length(slots, "slots", length(ids));
     int32_t *first = output_data<int32_t>(positions, "positions", "int32");
-    if (length(rows) != length(positions))
-        throw std::invalid_argument("rows and positions must have the same length");
+    check_lengths("rows and positions", rows, positions);
     SortedMisses found;
     with_integers(ids, "ids", [&](const auto *values) {
         using Id = std::remove_const_t<std::remove_pointer_t<decltype(values)>>;
@@ -64,10 +62,8 @@ SortedRows<Id> sorted_rows(const Id *rows, int64_t num_rows, const InputArray &b
     SortedRows<Id> sorted{rows, {}, {}};
     for (int64_t i = 0; i < length(begins); ++i) {
         if (first[i] < 0 || first[i] > num_rows || sizes[i] < 0 || sizes[i] > num_rows - first[i])
-            throw std::invalid_argument("batch " + std::to_string(i) + " has " +
-                                        std::to_string(sizes[i]) + " rows from row " +
-                                        std::to_string(first[i]) + " on, but there are " +
-                                        std::to_string(num_rows));
+            throw invalid("batch ", i, " has ", sizes[i], " rows from row ", first[i], " on, but "
+                          "there are ", num_rows);
         sorted.begins.push_back(first[i]);
         sorted.ends.push_back(first[i] + sizes[i]);
     }
@@ -106,15 +102,15 @@ struct Packing {
           options(given),
           grows(are_there) {
         if (names.size() != file_bytes.size())
-            throw std::invalid_argument("paths and file_bytes must have the same length");
+            throw invalid("paths and file_bytes must have the same length");
         expect_length(files_of_chunks, "chunk_files", num_batches);
         expect_length(offsets_of_chunks, "chunk_offsets", num_batches);
         static_assert(sizeof(PackProgress) == 2 * sizeof(int64_t));
-        if (length(state) != 2) throw std::invalid_argument("progress must have 2 entries");
+        if (length(state) != 2) throw invalid("progress must have 2 entries");
         if (!stays) return;
         kept = {output_data<uint8_t>(*stays, "kept", "uint8"), length(*stays)};
         if (reinterpret_cast<uintptr_t>(kept.bytes) % PackFile::alignment != 0)
-            throw std::invalid_argument("kept must begin at a multiple of 4096");
+            throw invalid("kept must begin at a multiple of 4096");
     }
 
     // Without the interpreter's lock.
@@ -194,7 +190,7 @@ nb::dict pack_spilled(const FileSet &files, const SpillFile &ids, const InputArr
     expect_length(counts, "num_rows_of", num_batches);
     expect_length(crcs, "crcs", num_batches);
     if (std::any_of(sizes, sizes + num_batches, [](int64_t size) { return size < 0; }))
-        throw std::invalid_argument("num_rows_of must not be negative");
+        throw invalid("num_rows_of must not be negative");
     const Packing packing(files, {num_rows, row_bytes, rows_per_page, page_stride_bytes}, paths,
                           file_bytes, chunk_files, chunk_offsets, chunk_crcs, progress, kept, num_batches,
                           options_of(engine, num_threads, gap_bytes, num_windows, window_bytes,
@@ -233,11 +229,9 @@ ReadCounts read_packed(Reader &reader, const FileSet &files, int64_t file, int64
         chunk.piece_bytes = piece_bytes;
     }
     uint8_t *target = output_data<uint8_t>(out, "out", "uint8");
-    ReadCounts counts;
-    {
-        const GilRelease release;
-        counts = read_packed_rows(reader, files, chunk, target, length(out));
-    }
+    auto counts = without_gil([&] {
+        return read_packed_rows(reader, files, chunk, target, length(out));
+    });
     return counts;
 }
 

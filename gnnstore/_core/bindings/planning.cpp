@@ -26,7 +26,7 @@ void with_trace(const InputArray &ids, const InputArray &offsets, const Use &use
 
 int64_t num_batches_of(const InputArray &offsets) {
     check_vector(offsets, "offsets");
-    if (length(offsets) == 0) throw std::invalid_argument("offsets must not be empty");
+    if (length(offsets) == 0) throw invalid("offsets must not be empty");
     return length(offsets) - 1;
 }
 
@@ -36,8 +36,7 @@ struct Cache {
         : num_slots(length_of(nodes, "nodes")),
           nodes(output_data<int64_t>(nodes, "nodes", "int64")),
           frequencies(output_data<int32_t>(frequencies, "frequencies", "int32")) {
-        if (num_slots != length(frequencies))
-            throw std::invalid_argument("nodes and frequencies must have the same length");
+        check_lengths("nodes and frequencies", nodes, frequencies);
     }
 
     int64_t num_slots;
@@ -76,8 +75,7 @@ NumpyVector<T> vector_of(const T *values, int64_t count) {
 
 int32_t check_listed(int64_t size) {
     if (size > list_block)
-        throw std::invalid_argument("at most " + std::to_string(list_block) +
-                                    " accesses are listed at a time, got " + std::to_string(size));
+        throw invalid("at most ", list_block, " accesses are listed at a time, got ", size);
     return static_cast<int32_t>(size);
 }
 
@@ -85,18 +83,15 @@ nb::tuple lists_of(const InputArray &next_uses, const OutputArray &slots, int32_
                    int32_t later, int32_t kept_end, int32_t stay_end, bool portable) {
     const int32_t *uses = input_data<int32_t>(next_uses, "next_uses", "int32");
     int32_t *slots_here = output_data<int32_t>(slots, "slots", "int32");
-    if (length(next_uses) != length(slots))
-        throw std::invalid_argument("next_uses and slots must have the same length");
+    check_lengths("next_uses and slots", next_uses, slots);
     const int32_t size = check_listed(length(next_uses));
     if (here < 0 || later < here)
-        throw std::invalid_argument("a batch begins at position 0 or behind it, and ends there or "
-                                    "behind that, got " +
-                                    std::to_string(here) + " and " + std::to_string(later));
+        throw invalid("a batch begins at position 0 or behind it, and ends there or behind that, "
+                      "got ", here, " and ", later);
     for (int32_t i = 0; i < size; ++i)
         if (uses[i] >= 0 && uses[i] < later && (uses[i] - here <= i || uses[i] - here >= size))
-            throw std::invalid_argument("what is repeated must name an access behind it, got " +
-                                        std::to_string(uses[i]) + " at position " +
-                                        std::to_string(i));
+            throw invalid("what is repeated must name an access behind it, got ", uses[i], " at "
+                          "position ", i);
     const KeptUses kept{here, later, kept_end, stay_end};
     AccessLists lists;
     (portable ? list_accesses_portable : list_accesses)(uses, slots_here, 0, size, kept, lists);
@@ -120,9 +115,8 @@ const T *of_batches(const InputArray &array, const char *name, const char *dtype
                     int64_t num_batches) {
     const T *values = input_data<T>(array, name, dtype);
     if (length(array) != num_batches)
-        throw std::invalid_argument(std::string(name) + " must have one entry for each of " +
-                                    std::to_string(num_batches) + " batches, got " +
-                                    std::to_string(length(array)));
+        throw invalid(name, " must have one entry for each of ", num_batches, " batches, got ",
+                      length(array));
     return values;
 }
 
@@ -155,8 +149,7 @@ nb::tuple belady_spilled(const SpillFile &ids, const InputArray &begins, const I
 void distinct(const InputArray &nodes, const OutputArray &out) {
     const int64_t *held = input_data<int64_t>(nodes, "nodes", "int64");
     int64_t *result = output_data<int64_t>(out, "out", "int64");
-    if (length(nodes) != length(out))
-        throw std::invalid_argument("nodes and out must have the same length");
+    check_lengths("nodes and out", nodes, out);
     const GilRelease release;
     distinct_rows(held, length(nodes), result);
 }

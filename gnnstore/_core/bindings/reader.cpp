@@ -72,13 +72,12 @@ ReadCounts gather(Reader &reader, const FileSet &files, const InputArray &ids,
                 const std::optional<InputArray> &cache, const std::optional<InputArray> &slots) {
     const RowLayout layout{num_rows, row_bytes, rows_per_page, page_stride_bytes, begin_bytes};
     uint8_t *target = output_data<uint8_t>(out, "out", "uint8");
-    if (cache && !slots) throw std::invalid_argument("cache is given without slots");
+    if (cache && !slots) throw invalid("cache is given without slots");
     CachedRows cached{.num_slots = any_slot};
     if (cache) {
         const auto rows = slot_rows<const uint8_t>(*cache, "cache");
         if (rows.row_bytes != row_bytes)
-            throw std::invalid_argument("cache must have rows of " + std::to_string(row_bytes) +
-                                        " bytes, got " + std::to_string(rows.row_bytes));
+            throw invalid("cache must have rows of ", row_bytes, " bytes, got ", rows.row_bytes);
         cached.table = rows.data;
         cached.num_slots = rows.num_slots;
         cached.slot_bytes = rows.slot_bytes;
@@ -86,9 +85,8 @@ ReadCounts gather(Reader &reader, const FileSet &files, const InputArray &ids,
     if (slots) {
         cached.slots = input_data<int32_t>(*slots, "slots", "int32");
         if (length(*slots) != length(ids))
-            throw std::invalid_argument("slots must have one entry per id: expected " +
-                                        std::to_string(length(ids)) + ", got " +
-                                        std::to_string(length(*slots)));
+            throw invalid("slots must have one entry per id: expected ", length(ids), ", got ",
+                          length(*slots));
     }
     ReadCounts counts;
     with_integers(ids, "ids", [&](const auto *values) {
@@ -107,9 +105,8 @@ ReadCounts read_ranges(Reader &reader, const FileSet &files, const InputArray &f
                                 input_data<int64_t>(num_bytes, "num_bytes", "int64"),
                                 input_data<int64_t>(out_offsets, "out_offsets", "int64")};
     const int64_t size = length(file_index);
-    if (length(offsets) != size || length(num_bytes) != size || length(out_offsets) != size)
-        throw std::invalid_argument(
-            "file_index, offsets, num_bytes and out_offsets must have the same length");
+    check_lengths("file_index, offsets, num_bytes and out_offsets",
+                  file_index, offsets, num_bytes, out_offsets);
     uint8_t *target = output_data<uint8_t>(out, "out", "uint8");
     ReadCounts counts;
     {
@@ -139,15 +136,11 @@ std::string probe_engine(const std::string &engine, nb::handle path, bool direct
 nb::tuple index_cached(const InputArray &nodes, int64_t num_nodes) {
     const int64_t *values = input_data<int64_t>(nodes, "nodes", "int64");
     if (num_nodes < 0)
-        throw std::invalid_argument("num_nodes must not be negative, got " +
-                                    std::to_string(num_nodes));
+        throw invalid("num_nodes must not be negative, got ", num_nodes);
     const int64_t num_words = num_nodes / 64 + (num_nodes % 64 != 0);
     auto bits = pooled_vector<uint64_t>(num_words);
     auto ranks = pooled_vector<int32_t>(num_words);
-    {
-        const GilRelease release;
-        index_nodes(values, length(nodes), num_nodes, bits.data(), ranks.data());
-    }
+    without_gil([&] { index_nodes(values, length(nodes), num_nodes, bits.data(), ranks.data()); });
     return nb::make_tuple(bits, ranks);
 }
 
@@ -155,8 +148,7 @@ NumpyVector<int32_t> slots_of(const InputArray &bits, const InputArray &ranks,
                               const InputArray &ids) {
     const uint64_t *words = input_data<uint64_t>(bits, "bits", "uint64");
     const int32_t *counts = input_data<int32_t>(ranks, "ranks", "int32");
-    if (length(bits) != length(ranks))
-        throw std::invalid_argument("bits and ranks must have the same length");
+    check_lengths("bits and ranks", bits, ranks);
     check_vector(ids, "ids");
     auto slots = pooled_vector<int32_t>(length(ids));
     with_integers(ids, "ids", [&](const auto *values) {

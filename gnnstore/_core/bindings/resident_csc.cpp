@@ -12,19 +12,11 @@ namespace {
 
 void check_buckets(const InputArray &starts, int64_t count, int64_t num_edges) {
     if (count < 1 || length(starts) != count * count + 1)
-        throw std::invalid_argument("starts must have an entry for each of " +
-                                    std::to_string(count) + " * " + std::to_string(count) +
-                                    " buckets, and one more");
+        throw invalid("starts must have an entry for each of ", count, " * ", count, " buckets, "
+                      "and one more");
     const int64_t *values = static_cast<const int64_t *>(starts.data());
     if (values[count * count] != num_edges)
-        throw std::invalid_argument("buckets end at edge " + std::to_string(values[count * count]) +
-                                    " of " + std::to_string(num_edges));
-}
-
-template <class... Arrays>
-void check_lengths(int64_t expected, const Arrays &...arrays) {
-    if (((length(arrays) != expected) || ...))
-        throw std::invalid_argument("source, target and position must have the same length");
+        throw invalid("buckets end at edge ", values[count * count], " of ", num_edges);
 }
 
 nb::tuple build(const InputArray &starts, const InputArray &source, const InputArray &target,
@@ -37,19 +29,15 @@ nb::tuple build(const InputArray &starts, const InputArray &source, const InputA
     const int32_t *targets = input_data<int32_t>(target, "target", "int32");
     return with_integers(position, "position", [&]<class Position>(const Position *places) {
         const int64_t num_edges = length(position);
-        check_lengths(num_edges, source, target);
+        check_lengths("source, target and position", source, target, position);
         check_buckets(starts, count, num_edges);
         const auto indptr = pooled_vector<int64_t>(num_nodes + 1);
         const auto indices = pooled_vector<int32_t>(num_edges);
         const auto positions = pooled_vector<Position>(num_edges);
-        {
-            int64_t *const columns = indptr.data();
-            int32_t *const neighbors = indices.data();
-            Position *const found = positions.data();
-            const GilRelease release;
-            resident_csc<Position>(shape, {first, sources, targets, places}, num_positions, columns,
-                                   neighbors, found, num_threads);
-        }
+        without_gil([&] {
+            resident_csc<Position>(shape, {first, sources, targets, places}, num_positions,
+                                   indptr.data(), indices.data(), positions.data(), num_threads);
+        });
         return nb::make_tuple(indptr, indices, positions);
     });
 }
@@ -68,15 +56,14 @@ void extract(const InputArray &indptr, const InputArray &indices, const InputArr
     const ResidentShape shape{length(kept), rows, num_nodes};
     shape.check();
     check_buckets(starts, new_count, length(position));
-    check_lengths(length(position), source, target);
-    check_lengths(num_edges, positions);
+    check_lengths("source, target and position", source, target, position);
+    check_lengths("indices and positions", indices, positions);
     with_integers(positions, "positions", [&]<class Position>(const Position *places) {
         auto *out = output_data<Position>(position, "position", "of the dtype of positions");
         const GilRelease release;
         for (int64_t v = 0; v < num_nodes; ++v)
             if (columns[v] < 0 || columns[v] > columns[v + 1] || columns[v + 1] > num_edges)
-                throw std::invalid_argument("indptr: the column of node " + std::to_string(v) +
-                                            " is not among the edges");
+                throw invalid("indptr: the column of node ", v, " is not among the edges");
         check_ids(neighbors, num_edges, num_nodes);
         resident_buckets<Position>(shape, columns, neighbors, places, stays, new_count,
                                    {first, sources, targets, out}, num_threads);

@@ -59,7 +59,7 @@ inline ExcludedEdges excluded_in(const std::optional<ExcludedArrays> &arrays) {
     if (!arrays) return {};
     const auto &[nodes, begins, ends] = *arrays;
     if (length(nodes) != length(begins) || length(nodes) != length(ends))
-        throw std::invalid_argument("excluded edges: nodes, begins and ends must be of one length");
+        throw invalid("excluded edges: nodes, begins and ends must be of one length");
     return {input_data<int64_t>(nodes, "the excluded edges' nodes", "int64"),
             input_data<int64_t>(begins, "the excluded edges' begins", "int64"),
             input_data<int64_t>(ends, "the excluded edges' ends", "int64"), length(nodes)};
@@ -70,16 +70,14 @@ template <class Use>
 auto with_integer_dtype(const char *name, const std::string &dtype, const Use &use) {
     if (dtype == "int64") return use(int64_t{});
     if (dtype == "int32") return use(int32_t{});
-    throw std::invalid_argument(std::string(name) + " must be 'int64' or 'int32', got '" + dtype +
-                                "'");
+    throw invalid(name, " must be 'int64' or 'int32', got '", dtype, "'");
 }
 
 inline ColumnStarts columns_of(const InputArray &indptr, int64_t num_edges,
                                std::optional<int64_t> num_src_nodes) {
     const int64_t *starts = input_data<int64_t>(indptr, "indptr", "int64");
     if (length(indptr) == 0)
-        throw std::invalid_argument("indptr must have one element more than there are nodes, "
-                                    "got no element");
+        throw invalid("indptr must have one element more than there are nodes, got no element");
     const int64_t num_nodes = length(indptr) - 1;
     return {starts, num_nodes, num_edges, num_src_nodes.value_or(num_nodes)};
 }

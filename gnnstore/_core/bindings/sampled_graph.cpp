@@ -26,8 +26,7 @@ EdgeColumns edge_columns(const std::string &name, int64_t source, int64_t target
         });
     } else {
         if (num_edges < 0)
-            throw std::invalid_argument("num_edges must not be negative, got " +
-                                        std::to_string(num_edges));
+            throw invalid("num_edges must not be negative, got ", num_edges);
         with_integer_dtype("indices_dtype", indices_dtype,
                            [&]<class Index>(Index) { type.is_wide = sizeof(Index) == 8; });
     }
@@ -40,13 +39,11 @@ EdgeColumns edge_columns(const std::string &name, int64_t source, int64_t target
     const auto keep = [&](const InputArray &array, const char *what, int64_t expected) {
         columns.arrays.push_back(array);
         if (length(array) != expected)
-            throw std::invalid_argument(std::string(what) + " must have " +
-                                        std::to_string(expected) + " elements, got " +
-                                        std::to_string(length(array)));
+            throw invalid(what, " must have ", expected, " elements, got ", length(array));
     };
     if (timing) {
         if (*timing != "edges" && *timing != "sources")
-            throw std::invalid_argument("timing must be 'edges' or 'sources', got '" + *timing + "'");
+            throw invalid("timing must be 'edges' or 'sources', got '", *timing, "'");
         const bool of_edges = *timing == "edges";
         type.time.timing = of_edges ? Timing::edges : Timing::sources;
         type.time.is_wide =
@@ -59,7 +56,7 @@ EdgeColumns edge_columns(const std::string &name, int64_t source, int64_t target
             keep(*times, "times", of_edges ? num_edges : type.num_src_nodes);
             type.time.times = input_data<int64_t>(*times, "times", "int64");
         }
-        if (!times && !of_edges) throw std::invalid_argument("times of sources must be in memory");
+        if (!times && !of_edges) throw invalid("times of sources must be in memory");
     }
     type.weight.is_weighted = weighted;
     if (weight_sums) {
@@ -83,16 +80,14 @@ nb::tuple sample(const SampledGraph &graph, const std::vector<SeedArrays> &seeds
     const TypedGraph sampled = graph.without(excluded);
     for (const EdgeType &edges : sampled.edges)
         if (!is_in_memory(edges) && edges.num_edges > 0)
-            throw std::invalid_argument("arrays that are not in memory need a StagedBatch");
+            throw invalid("arrays that are not in memory need a StagedBatch");
     const std::vector<Seeds> seed_nodes = seeds_in(seeds);
     const SamplingOptions options{
         replace, disjoint, induced, DrawKey{seed, epoch, batch}, latest, window};
     return with_integer_dtype("index_dtype", index_dtype, [&]<class Local>(Local) {
-        SampledBatch found;
-        {
-            const GilRelease release;
-            found = sample_neighbors<Local>(sampled, seed_nodes, options);
-        }
+        auto found = without_gil([&] {
+            return sample_neighbors<Local>(sampled, seed_nodes, options);
+        });
         return batch_tuple<Local>(std::move(found), disjoint);
     });
 }

@@ -50,7 +50,7 @@ public:
         TypedGraph graph = graph_;
         if (!excluded) return graph;
         if (excluded->size() != graph.edges.size())
-            throw std::invalid_argument("excluded edges must be given for each edge type, or None");
+            throw invalid("excluded edges must be given for each edge type, or None");
         for (size_t e = 0; e < graph.edges.size(); ++e)
             graph.edges[e].excluded = excluded_in((*excluded)[e]);
         return graph;
@@ -80,8 +80,7 @@ inline std::vector<Seeds> seeds_in(const std::vector<SeedArrays> &seeds) {
                            int64_t count) -> const int64_t * {
         if (!values) return nullptr;
         if (length(*values) != count)
-            throw std::invalid_argument(std::string("there must be one of ") + name +
-                                        " for each seed");
+            throw invalid("there must be one of ", name, " for each seed");
         return input_data<int64_t>(*values, name, "int64");
     };
     for (const auto &[ids, trees, times] : seeds) {

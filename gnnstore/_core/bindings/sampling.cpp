@@ -42,11 +42,9 @@ nb::tuple sample(const InputArray &indptr, const InputArray &indices, const Inpu
     seed_nodes.ids = input_data<int64_t>(seeds, "seeds", "int64");
     seed_nodes.count = length(seeds);
     return with_integer_dtype("index_dtype", index_dtype, [&]<class Local>(Local) {
-        SampledBatch sampled;
-        {
-            const GilRelease release;
-            sampled = sample_neighbors<Local>(graph, {seed_nodes}, options);
-        }
+        auto sampled = without_gil([&] {
+            return sample_neighbors<Local>(graph, {seed_nodes}, options);
+        });
         const nb::tuple nodes = nodes_tuple<Local>(std::move(sampled.nodes[0]), disjoint);
         const nb::tuple found = edges_tuple<Local>(std::move(sampled.edges[0]));
         return nb::make_tuple(nodes[0], found[0], found[1], nodes[1], nodes[2], found[2]);
@@ -57,7 +55,7 @@ NumpyVector<int64_t> choose_positions(int64_t degree, int64_t k, bool replace, u
                                       uint64_t epoch, uint64_t batch, uint32_t hop, uint64_t node,
                                       uint32_t tree) {
     if (degree < 0)
-        throw std::invalid_argument("degree must not be negative, got " + std::to_string(degree));
+        throw invalid("degree must not be negative, got ", degree);
     check_fanout(k);
     const auto positions = pooled_vector<int64_t>(num_chosen(degree, k, replace));
     int64_t *out = positions.data();
@@ -72,11 +70,9 @@ nb::tuple add_reverse(const InputArray &edge_index, const InputArray &edge_pos, 
     const auto *ends = static_cast<const Local *>(edge_index.data());
     const int64_t *positions = input_data<int64_t>(edge_pos, "edge_pos", "int64");
     const int64_t num_edges = length(edge_pos);
-    SampledEdges edges;
-    {
-        const GilRelease release;
-        edges = add_reverse_edges(ends, positions, num_edges, num_nodes);
-    }
+    auto edges = without_gil([&] {
+        return add_reverse_edges(ends, positions, num_edges, num_nodes);
+    });
     const auto num_kept = static_cast<size_t>(edges.num_edges);
     return nb::make_tuple(take_array<Local>(std::move(edges.edge_index), {2, num_kept}),
                           take_array<int64_t>(std::move(edges.edge_pos), {num_kept}));
@@ -86,10 +82,10 @@ nb::tuple add_reverse_edges_of(const InputArray &edge_index, const InputArray &e
                                int64_t num_nodes) {
     if (edge_index.ndim() != 2 || edge_index.shape(0) != 2 || edge_pos.ndim() != 1 ||
         edge_index.shape(1) != edge_pos.shape(0))
-        throw std::invalid_argument("edge_index must have the shape [2, m] and edge_pos [m]");
+        throw invalid("edge_index must have the shape [2, m] and edge_pos [m]");
     const auto num_edges = static_cast<int64_t>(edge_index.shape(1));
     if (num_edges > 0 && (edge_index.stride(0) != num_edges || edge_index.stride(1) != 1))
-        throw std::invalid_argument("edge_index must be contiguous");
+        throw invalid("edge_index must be contiguous");
     if (edge_index.dtype() == nb::dtype<int32_t>())
         return add_reverse<int32_t>(edge_index, edge_pos, num_nodes);
     if (edge_index.dtype() == nb::dtype<int64_t>())
@@ -103,8 +99,7 @@ nb::tuple find_equal_ranges(const InputArray &values, const InputArray &begins,
     const int64_t *high = input_data<int64_t>(ends, "ends", "int64");
     const int64_t *numbers = input_data<int64_t>(wanted, "wanted", "int64");
     const int64_t count = length(wanted);
-    if (length(begins) != count || length(ends) != count)
-        throw std::invalid_argument("begins, ends and wanted must have the same length");
+    check_lengths("begins, ends and wanted", begins, ends, wanted);
     // Not of the pool, whose buffers are a huge page at least: these are small, and many at a time.
     std::vector<int64_t> firsts(static_cast<size_t>(count)), lasts(static_cast<size_t>(count));
     with_integers(values, "values", [&](const auto *data) {

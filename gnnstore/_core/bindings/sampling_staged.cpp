@@ -33,11 +33,8 @@ CachedLists lists_in(const CacheArrays &cache, const EdgeType &edges) {
     lists.neighbors = ids_in(neighbors, "the cache's neighbors", edges.is_wide);
     lists.num_neighbors = length(neighbors);
     if (length(bits) != num_words || length(starts) != num_words)
-        throw std::invalid_argument("the cache's bits and starts must have " +
-                                    std::to_string(num_words) + " elements for " +
-                                    std::to_string(edges.num_nodes) + " nodes, got " +
-                                    std::to_string(length(bits)) + " and " +
-                                    std::to_string(length(starts)));
+        throw invalid("the cache's bits and starts must have ", num_words, " elements for ",
+                      edges.num_nodes, " nodes, got ", length(bits), " and ", length(starts));
     return lists;
 }
 
@@ -57,7 +54,7 @@ public:
         if (caches) {
             caches_ = *caches;
             if (caches_.size() != lists.size())
-                throw std::invalid_argument("caches must be given for each edge type, or None");
+                throw invalid("caches must be given for each edge type, or None");
             for (size_t e = 0; e < lists.size(); ++e)
                 if (caches_[e]) lists[e] = lists_in(*caches_[e], sampled.edges[e]);
         }
@@ -97,17 +94,15 @@ public:
 
     void take(const std::vector<InputArray> &fetched) {
         if (fetched.size() != asked_.size())
-            throw std::invalid_argument("take() needs an array for each of the " +
-                                        std::to_string(asked_.size()) + " requests, got " +
-                                        std::to_string(fetched.size()));
+            throw invalid("take() needs an array for each of the ", asked_.size(), " requests, "
+                          "got ", fetched.size());
         std::vector<const void *> elements;
         for (size_t i = 0; i < fetched.size(); ++i) {
             const auto [edge_type, column, count] = asked_[i];
             elements.push_back(elements_in(fetched[i], static_cast<size_t>(edge_type), column));
             if (length(fetched[i]) != count)
-                throw std::invalid_argument("there must be one element for each of the " +
-                                            std::to_string(count) + " positions, got " +
-                                            std::to_string(length(fetched[i])));
+                throw invalid("there must be one element for each of the ", count, " positions, "
+                              "got ", length(fetched[i]));
         }
         const GilRelease release;
         const std::lock_guard lock(mutex_);

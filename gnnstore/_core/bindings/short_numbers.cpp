@@ -11,11 +11,7 @@ namespace {
 NumpyVector<int32_t> short_form(const InputArray &numbers) {
     return with_integers(numbers, "numbers", [&](const auto *values) {
         const int64_t count = length(numbers);
-        std::vector<int32_t> words;
-        {
-            const GilRelease release;
-            words = shorten(values, count);
-        }
+        auto words = without_gil([&] { return shorten(values, count); });
         return take_vector(std::move(words));
     });
 }
@@ -23,11 +19,7 @@ NumpyVector<int32_t> short_form(const InputArray &numbers) {
 template <class T>
 nb::object restored_as(const int32_t *words, int64_t num_words, int64_t count) {
     const auto numbers = pooled_vector<T>(count);
-    {
-        T *const out = numbers.data();
-        const GilRelease release;
-        restore(words, num_words, out);
-    }
+    without_gil([&] { restore(words, num_words, numbers.data()); });
     return nb::cast(numbers);
 }
 

@@ -4,7 +4,6 @@
 
 #include <limits>
 #include <optional>
-#include <stdexcept>
 #include <string>
 #include <tuple>
 
@@ -19,7 +18,7 @@ namespace {
 
 std::string_view view_of(const nb::bytes &text) {
     if (text.size() > std::numeric_limits<uint32_t>::max())
-        throw std::out_of_range("the text must have less than 2^32 bytes");
+        throw out_of_range("the text must have less than 2^32 bytes");
     return {text.c_str(), text.size()};
 }
 
@@ -31,14 +30,13 @@ std::tuple<NumpyVector<uint8_t>, int64_t, Fault> parse(
     int64_t high) {
     const std::string_view lines = view_of(text);
     if (separator != "," && separator != "\t" && separator != " ")
-        throw std::invalid_argument("separator must be a comma, a tab or a space");
+        throw invalid("separator must be a comma, a tab or a space");
     TextForm form{{},          separator[0], {comments.c_str(), comments.size()}, skip_blank,
                   ignore_extra, allow_nan,    low,
                   high};
     for (const char kind : kinds) {
         if (std::string_view("eifdn-").find(kind) == std::string_view::npos)
-            throw std::invalid_argument("kinds must be of the letters e, i, f, d, n and -, got " +
-                                        kinds);
+            throw invalid("kinds must be of the letters e, i, f, d, n and -, got ", kinds);
         form.fields.push_back({kind, form.record_bytes});
         form.record_bytes += kind == '-' ? 0 : kind == 'f' ? 4 : 8;
         form.has_names |= kind == 'n';
@@ -67,13 +65,9 @@ std::tuple<nb::list, NumpyVector<int64_t>, NumpyVector<int64_t>> encode(const nb
     const int64_t num_names = length(places) / 2;
     for (int64_t i = 0; i < num_names; ++i)
         if (data[2 * i] > lines.size() || data[2 * i + 1] > lines.size() - data[2 * i])
-            throw std::out_of_range("places must lie within the text");
+            throw out_of_range("places must lie within the text");
     NumpyVector<int64_t> codes = pooled_vector<int64_t>(num_names);
-    std::vector<int64_t> first;
-    {
-        const GilRelease release;
-        first = encode_names(lines, data, num_names, codes.data());
-    }
+    auto first = without_gil([&] { return encode_names(lines, data, num_names, codes.data()); });
     nb::list names;
     for (const int64_t i : first) names.append(nb::bytes(lines.data() + data[2 * i], data[2 * i + 1]));
     return {names, codes, take_vector(std::move(first))};

@@ -4,9 +4,10 @@
 #include <algorithm>
 #include <cstdint>
 #include <limits>
-#include <stdexcept>
 #include <string>
 #include <type_traits>
+
+#include "kernels/base/errors.h"
 
 namespace gnnstore {
 
@@ -28,9 +29,8 @@ void check_ids(const Id *ids, int64_t num_ids, int64_t num_rows) {
         if (static_cast<Id>(outside) >= 0) continue;
         for (int64_t k = begin; k < end; ++k)
             if (ids[k] < 0 || static_cast<int64_t>(ids[k]) >= num_rows)
-                throw std::out_of_range("row id " + std::to_string(ids[k]) + " at position " +
-                                        std::to_string(k) + " is outside [0, " +
-                                        std::to_string(num_rows) + ")");
+                throw out_of_range("row id ", ids[k], " at position ", k, " is outside [0, ",
+                                   num_rows, ")");
     }
 }
 

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <stdexcept>
 #include <string>
+#include <type_traits>
 #include <utility>
 
 namespace gnnstore {
@@ -22,21 +23,44 @@ public:
     std::string other_path;  // the second path of a rename, else empty
 };
 
+// The parts of a message one behind the other, numbers as digits.
+template <class... Parts>
+std::string text_of(const Parts &...parts) {
+    std::string text;
+    const auto add = [&text](const auto &part) {
+        if constexpr (std::is_arithmetic_v<std::remove_cvref_t<decltype(part)>>)
+            text += std::to_string(part);
+        else
+            text += part;
+    };
+    (add(parts), ...);
+    return text;
+}
+
+// What is thrown for an argument; the second for an index.
+template <class... Parts>
+std::invalid_argument invalid(const Parts &...parts) {
+    return std::invalid_argument(text_of(parts...));
+}
+
+template <class... Parts>
+std::out_of_range out_of_range(const Parts &...parts) {
+    return std::out_of_range(text_of(parts...));
+}
+
 // Sizes come from headers and callers, so their arithmetic is checked: a wrapped product
 // would pass the bounds check that it was computed for.
 inline int64_t checked_multiply(int64_t a, int64_t b, const char *what) {
     int64_t result;
     if (__builtin_mul_overflow(a, b, &result))
-        throw std::invalid_argument(std::string(what) + " is too large: " + std::to_string(a) +
-                                    " * " + std::to_string(b) + " does not fit in 64 bits");
+        throw invalid(what, " is too large: ", a, " * ", b, " does not fit in 64 bits");
     return result;
 }
 
 inline int64_t checked_add(int64_t a, int64_t b, const char *what) {
     int64_t result;
     if (__builtin_add_overflow(a, b, &result))
-        throw std::invalid_argument(std::string(what) + " is too large: " + std::to_string(a) +
-                                    " + " + std::to_string(b) + " does not fit in 64 bits");
+        throw invalid(what, " is too large: ", a, " + ", b, " does not fit in 64 bits");
     return result;
 }
 

@@ -15,6 +15,7 @@
 #include <utility>
 #include <vector>
 
+#include "kernels/base/errors.h"
 #include "kernels/base/system.h"
 
 namespace gnnstore {
@@ -23,9 +24,7 @@ inline constexpr int max_threads = 1024;
 
 inline void check_num_threads(int num_threads) {
     if (num_threads < 1 || num_threads > max_threads)
-        throw std::invalid_argument("num_threads must be between 1 and " +
-                                    std::to_string(max_threads) + ", got " +
-                                    std::to_string(num_threads));
+        throw invalid("num_threads must be between 1 and ", max_threads, ", got ", num_threads);
 }
 
 // Hands out 0, 1, ... num_tasks - 1, each once, to whichever thread asks next.

@@ -8,9 +8,9 @@
 #include <cstdlib>
 #include <limits>
 #include <new>
-#include <stdexcept>
 #include <string>
 
+#include "kernels/base/errors.h"
 #include "kernels/base/system.h"
 
 namespace gnnstore {
@@ -80,8 +80,7 @@ BufferPool::BufferPool() {
 
 void *BufferPool::allocate(int64_t num_bytes) {
     if (num_bytes < 0 || num_bytes > std::numeric_limits<int64_t>::max() / 4)
-        throw std::invalid_argument("num_bytes must be between 0 and 2^61, got " +
-                                    std::to_string(num_bytes));
+        throw invalid("num_bytes must be between 0 and 2^61, got ", num_bytes);
     const std::lock_guard lock(mutex_);
     const size_t capacity = capacity_for(static_cast<size_t>(num_bytes), exchanges_);
     const size_t most = exchanges_ ? 2 * capacity : capacity + capacity / 4;
@@ -142,16 +141,14 @@ PoolStats BufferPool::stats() {
 
 void BufferPool::trim(int64_t max_free_bytes) {
     if (max_free_bytes < 0)
-        throw std::invalid_argument("max_free_bytes must not be negative, got " +
-                                    std::to_string(max_free_bytes));
+        throw invalid("max_free_bytes must not be negative, got ", max_free_bytes);
     const std::lock_guard lock(mutex_);
     trim_locked(max_free_bytes);
 }
 
 void BufferPool::set_limit(int64_t max_free_bytes) {
     if (max_free_bytes < 0)
-        throw std::invalid_argument("max_free_bytes must not be negative, got " +
-                                    std::to_string(max_free_bytes));
+        throw invalid("max_free_bytes must not be negative, got ", max_free_bytes);
     const std::lock_guard lock(mutex_);
     limit_bytes_ = max_free_bytes;
     trim_locked(max_free_bytes);

@@ -12,9 +12,10 @@
 #include <cerrno>
 #include <cstring>
 #include <mutex>
-#include <stdexcept>
 #include <system_error>
 #include <utility>
+
+#include "kernels/base/errors.h"
 
 // The same on every architecture; C libraries from before Linux 5.1 do not name them.
 #ifndef SYS_io_uring_setup
@@ -51,7 +52,7 @@ bool can_be_short(SystemCall call) {
 
 void check(const Fault &fault) {
     constexpr int max_errno = 4095;  // the kernel's MAX_ERRNO
-    const auto refuse = [](const std::string &what) { throw std::invalid_argument(what); };
+    const auto refuse = [](const std::string &what) { throw invalid(what); };
     if (fault.skip < 0)
         refuse("skip must not be negative, got " + std::to_string(fault.skip));
     if (fault.times < 1 && fault.times != -1)
@@ -125,7 +126,7 @@ SystemCall parse_system_call(const std::string &name) {
     std::string names;
     for (const auto &[known, call] : call_names)
         names += (names.empty() ? "" : ", ") + std::string(known);
-    throw std::invalid_argument("a call must be one of " + names + ", got '" + name + "'");
+    throw invalid("a call must be one of ", names, ", got '", name, "'");
 }
 
 namespace sys {

@@ -26,16 +26,15 @@ template <class Id>
 [[noreturn]] void throw_first_bad_id(const EdgeList<Id> &edges) {
     for (int64_t i = 0; i < edges.num_edges; ++i) {
         const auto refuse = [i](const char *end, Id id, int64_t bound) {
-            throw std::out_of_range(std::string("the ") + end + " of edge " + std::to_string(i) +
-                                    " is " + std::to_string(id) + ", outside [0, " +
-                                    std::to_string(bound) + ")");
+            throw out_of_range("the ", end, " of edge ", i, " is ", id, ", outside [0, ", bound,
+                               ")");
         };
         if (edges.sources[i] < 0 || edges.sources[i] >= edges.num_sources)
             refuse("source", edges.sources[i], edges.num_sources);
         if (edges.targets[i] < 0 || edges.targets[i] >= edges.num_targets)
             refuse("target", edges.targets[i], edges.num_targets);
     }
-    throw std::out_of_range("an edge's id is out of range, but was changed meanwhile");
+    throw out_of_range("an edge's id is out of range, but was changed meanwhile");
 }
 
 // Contiguous pieces of the list, of which each is taken by one thread.

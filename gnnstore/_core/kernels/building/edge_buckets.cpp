@@ -4,7 +4,6 @@
 #include <bit>
 #include <cstring>
 #include <limits>
-#include <stdexcept>
 #include <string>
 #include <tuple>
 #include <utility>
@@ -65,28 +64,26 @@ EdgeBuckets::EdgeBuckets(int64_t num_nodes, int num_threads)
       counts_(bins_.count) {
     check_num_threads(num_threads);
     if (num_nodes < 0 || num_nodes > max_nodes)
-        throw std::invalid_argument("num_nodes must be in [0, 2^27], got " +
-                                    std::to_string(num_nodes));
+        throw invalid("num_nodes must be in [0, 2^27], got ", num_nodes);
 }
 
 void EdgeBuckets::sample(const int32_t *targets, int64_t num_targets) {
     const std::lock_guard lock(mutex_);
-    if (num_planned_ >= 0) throw std::invalid_argument("the buckets are planned already");
+    if (num_planned_ >= 0) throw invalid("the buckets are planned already");
     check_below(targets, num_targets);
     for (int64_t i = 0; i < num_targets; ++i) ++counts_[bins_.of(targets[i])];
 }
 
 void EdgeBuckets::check_below(const int32_t *ids, int64_t num_ids) const {
     if (!all_below(ids, num_ids, num_nodes_))
-        throw std::out_of_range("an edge's id is outside [0, " + std::to_string(num_nodes_) + ")");
+        throw out_of_range("an edge's id is outside [0, ", num_nodes_, ")");
 }
 
 int64_t EdgeBuckets::plan(int64_t num_edges) {
     const std::lock_guard lock(mutex_);
-    if (num_planned_ >= 0) throw std::invalid_argument("the buckets are planned already");
+    if (num_planned_ >= 0) throw invalid("the buckets are planned already");
     if (num_edges < 0 || num_edges > std::numeric_limits<int32_t>::max())
-        throw std::invalid_argument("num_edges must be in [0, 2^31), got " +
-                                    std::to_string(num_edges));
+        throw invalid("num_edges must be in [0, 2^31), got ", num_edges);
     int64_t num_sampled = 0;
     for (const int64_t count : counts_) num_sampled += count;
     const double scale = static_cast<double>(num_edges) /
@@ -127,11 +124,10 @@ void EdgeBuckets::add(const int32_t *sources, const int32_t *targets, int64_t nu
     {
         const std::lock_guard lock(mutex_);
         if (num_planned_ < 0 || is_finished_)
-            throw std::invalid_argument("edges are added when the buckets are planned");
+            throw invalid("edges are added when the buckets are planned");
         if (num_edges > num_planned_ - num_taken_ || first_position < 0 ||
             first_position > num_planned_ - num_edges)
-            throw std::invalid_argument(
-                "there are more edges than the buckets were planned for");
+            throw invalid("there are more edges than the buckets were planned for");
         num_taken_ += num_edges;  // for good: what fails cannot be finished
     }
     const auto give_back = [this](Span *span) {
@@ -197,7 +193,7 @@ void EdgeBuckets::give(void *memory, int64_t num_bytes) {
     {
         const std::lock_guard lock(mutex_);
         if (num_planned_ < 0)
-            throw std::invalid_argument("memory is given when the buckets are planned");
+            throw invalid("memory is given when the buckets are planned");
     }
     const std::lock_guard lock(given_mutex_);
     const auto place = reinterpret_cast<uintptr_t>(memory);
@@ -231,7 +227,7 @@ uint64_t *EdgeBuckets::new_chunk(Span &span) {
 int64_t EdgeBuckets::finish() {
     const std::lock_guard lock(mutex_);
     if (num_dealt_ != num_planned_ || is_finished_)
-        throw std::invalid_argument("there are fewer edges than the buckets were planned for");
+        throw invalid("there are fewer edges than the buckets were planned for");
     is_finished_ = true;
     std::ranges::sort(rounds_, {}, &Round::first_position);
     int64_t begin = 0, largest = 0;

@@ -4,11 +4,11 @@
 #include <array>
 #include <bit>
 #include <limits>
-#include <stdexcept>
 #include <string>
 #include <type_traits>
 #include <utility>
 
+#include "kernels/base/errors.h"
 #include "kernels/base/parallel.h"
 
 namespace gnnstore {
@@ -113,9 +113,9 @@ public:
             next_ += sizeof edge;
             target = edge.target, source = edge.source, position_ = edge.position;
         }
-        if ((target | source) >> 48) throw std::invalid_argument("a run has an id beyond 2^48");
+        if ((target | source) >> 48) throw invalid("a run has an id beyond 2^48");
         const Key key = Key{target} << 80 | Key{source} << 32 | number_;
-        if (key < latest_) throw std::invalid_argument("a run is not sorted");
+        if (key < latest_) throw invalid("a run is not sorted");
         return latest_ = key;
     }
     int64_t id() const { return first_id_ + static_cast<int64_t>(position_); }
@@ -198,8 +198,7 @@ private:
     void put(int64_t target, int64_t source, int64_t id, int64_t origin) {
         const int64_t column = target - range_.first_column;
         if (column < 0 || column >= range_.num_columns || source >= range_.num_nodes)
-            throw std::invalid_argument("a run has an edge from " + std::to_string(source) +
-                                        " to " + std::to_string(target) + " in a wrong place");
+            throw invalid("a run has an edge from ", source, " to ", target, " in a wrong place");
         const int64_t i = counts_.num_edges++;
         if (out_.sources) out_.sources[i] = static_cast<Id>(source);
         if (out_.edge_ids) out_.edge_ids[i] = static_cast<EdgeId>(id);
@@ -229,7 +228,7 @@ int64_t pack_edges(const Id *sources, const Id *targets, int64_t num_edges, int6
     }
     constexpr int id_bits = std::is_same_v<Edge, NarrowEdge> ? 32 : 48;
     if (bits >> id_bits)
-        throw std::out_of_range("an edge has an id outside [0, 2^" + std::to_string(id_bits) + ")");
+        throw out_of_range("an edge has an id outside [0, 2^", id_bits, ")");
     return count;
 }
 

@@ -1,23 +1,22 @@
 #include "kernels/building/edges_by_node.h"
 
 #include <algorithm>
-#include <stdexcept>
 #include <string>
+
+#include "kernels/base/errors.h"
 
 namespace gnnstore {
 
 namespace {
 
 [[noreturn]] void refuse_source(int64_t edge, int64_t source, int64_t num_sources) {
-    throw std::out_of_range("edge " + std::to_string(edge) + " comes from node " +
-                            std::to_string(source) + ", outside [0, " +
-                            std::to_string(num_sources) + ")");
+    throw out_of_range("edge ", edge, " comes from node ", source, ", outside [0, ", num_sources,
+                       ")");
 }
 
 [[noreturn]] void refuse_target(int64_t edge, int64_t target, int64_t num_targets) {
-    throw std::invalid_argument("the target of edge " + std::to_string(edge) + " is " +
-                                std::to_string(target) + "; targets must ascend, and be below " +
-                                std::to_string(num_targets));
+    throw invalid("the target of edge ", edge, " is ", target, "; targets must ascend, and be "
+                  "below ", num_targets);
 }
 
 template <bool HasValues, class Local>

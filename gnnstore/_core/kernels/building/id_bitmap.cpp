@@ -2,8 +2,9 @@
 
 #include <algorithm>
 #include <bit>
-#include <stdexcept>
 #include <string>
+
+#include "kernels/base/errors.h"
 
 namespace gnnstore {
 namespace {
@@ -12,7 +13,7 @@ namespace {
 constexpr int64_t group_ids = 64;
 
 [[noreturn]] void refuse(int64_t id, const char *why) {
-    throw std::out_of_range("the id " + std::to_string(id) + " is " + why);
+    throw out_of_range("the id ", id, " is ", why);
 }
 
 }  // namespace

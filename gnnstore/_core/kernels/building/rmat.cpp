@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -22,8 +21,7 @@ constexpr int64_t items_per_task = 1 << 16;
 
 void check_scale(int scale) {
     if (scale < 0 || scale > max_scale)
-        throw std::invalid_argument("scale must be between 0 and " + std::to_string(max_scale) +
-                                    ", got " + std::to_string(scale));
+        throw invalid("scale must be between 0 and ", max_scale, ", got ", scale);
 }
 
 // A quadrant boundary of one level, in units of 2^-32: a draw lies behind it if it is
@@ -52,14 +50,12 @@ std::vector<Level> make_levels(int scale, const double *probabilities) {
         double sum = 0;
         for (int i = 0; i < 4; ++i) {
             if (!(row[i] >= 0 && row[i] <= 1))  // also refuses NaN
-                throw std::invalid_argument("probabilities[" + std::to_string(level) + ", " +
-                                            std::to_string(i) + "] must be in [0, 1], got " +
-                                            std::to_string(row[i]));
+                throw invalid("probabilities[", level, ", ", i, "] must be in [0, 1], got ",
+                              row[i]);
             sum += row[i];
         }
         if (std::abs(sum - 1) > 1e-6)
-            throw std::invalid_argument("probabilities[" + std::to_string(level) +
-                                        "] must add up to 1, got " + std::to_string(sum));
+            throw invalid("probabilities[", level, "] must add up to 1, got ", sum);
         levels.push_back({Boundary(row[0]), Boundary(row[0] + row[1]),
                           Boundary(row[0] + row[1] + row[2])});
     }
@@ -174,8 +170,7 @@ void rmat_edges(int64_t first_edge, int64_t num_edges, int scale, const double *
     check_scale(scale);
     check_num_threads(num_threads);
     if (first_edge < 0)
-        throw std::invalid_argument("first_edge must not be negative, got " +
-                                    std::to_string(first_edge));
+        throw invalid("first_edge must not be negative, got ", first_edge);
     checked_add(first_edge, num_edges, "first_edge + num_edges");
     const std::vector<Level> levels = make_levels(scale, probabilities);
     const uint64_t key[2] = {seed, edges_purpose};
@@ -198,9 +193,8 @@ void permute_ids(const int64_t *ids, int64_t num_ids, int scale, uint64_t seed, 
     const uint64_t num_values = uint64_t{1} << scale;
     for (int64_t i = 0; i < num_ids; ++i)
         if (static_cast<uint64_t>(ids[i]) >= num_values)
-            throw std::out_of_range("id " + std::to_string(ids[i]) + " at position " +
-                                    std::to_string(i) + " is outside [0, " +
-                                    std::to_string(num_values) + ")");
+            throw out_of_range("id ", ids[i], " at position ", i, " is outside [0, ", num_values,
+                               ")");
     const Permutation permutation(scale, seed);
     for_each_range(num_ids, num_threads, [&](int64_t begin, int64_t end) {
         for (int64_t i = begin; i < end; ++i) {

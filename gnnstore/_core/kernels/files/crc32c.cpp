@@ -233,8 +233,7 @@ namespace {
 
 int64_t count_blocks(int64_t num_bytes, int64_t block_bytes) {
     if (block_bytes < 1)
-        throw std::invalid_argument("block_bytes must be at least 1, got " +
-                                    std::to_string(block_bytes));
+        throw invalid("block_bytes must be at least 1, got ", block_bytes);
     return num_bytes / block_bytes + (num_bytes % block_bytes != 0);
 }
 

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 namespace gnnstore {
 
@@ -39,6 +40,9 @@ private:
     std::string path_;
     RegularFile file_;
 };
+
+// Checks the files of an array, and how many bytes of each belong to it.
+void check_bodies(const std::vector<std::string> &paths, const std::vector<int64_t> &body_bytes);
 
 // Renames source to target unless target exists (EEXIST).
 void rename_noreplace(const std::string &source, const std::string &target);

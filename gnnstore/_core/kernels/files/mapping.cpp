@@ -16,21 +16,13 @@ namespace {
 
 int64_t sum_bodies(const std::vector<std::string> &paths, const std::vector<int64_t> &body_bytes,
                    int64_t page_bytes) {
-    if (paths.size() != body_bytes.size())
-        throw std::invalid_argument("paths and body_bytes must have the same length, got " +
-                                    std::to_string(paths.size()) + " and " +
-                                    std::to_string(body_bytes.size()));
+    check_bodies(paths, body_bytes);
     int64_t total = 0;
     for (size_t i = 0; i < paths.size(); ++i) {
-        if (body_bytes[i] < 0)
-            throw std::invalid_argument("body_bytes[" + std::to_string(i) +
-                                        "] must not be negative, got " +
-                                        std::to_string(body_bytes[i]));
         if (total % page_bytes != 0 && body_bytes[i] > 0)
-            throw std::invalid_argument(
-                "cannot map " + paths[i] + " behind the files before it: their bodies add up to " +
-                std::to_string(total) + " bytes, not a multiple of the system's page of " +
-                std::to_string(page_bytes) + " bytes; write the array with larger pages");
+            throw invalid("cannot map ", paths[i], " behind the files before it: their bodies add "
+                          "up to ", total, " bytes, not a multiple of the system's page of ",
+                          page_bytes, " bytes; write the array with larger pages");
         total = checked_add(total, body_bytes[i], "the sum of body_bytes");
     }
     return total;
@@ -59,7 +51,7 @@ Mapping::Mapping(const std::vector<std::string> &paths, const std::vector<int64_
     const int64_t page_bytes = ::sysconf(_SC_PAGESIZE);
     const int64_t total = sum_bodies(paths, body_bytes, page_bytes);
     if (total > std::numeric_limits<int64_t>::max() - page_bytes)
-        throw std::invalid_argument("the sum of body_bytes is too large");
+        throw invalid("the sum of body_bytes is too large");
     const auto reserved = static_cast<size_t>((total + page_bytes - 1) / page_bytes * page_bytes);
     if (reserved > 0) {
         void *range = sys::mmap(nullptr, reserved, PROT_NONE,

@@ -6,7 +6,6 @@
 #include <cerrno>
 #include <chrono>
 #include <cstring>
-#include <stdexcept>
 #include <thread>
 #include <utility>
 
@@ -23,8 +22,7 @@ constexpr int max_tries = 20;
 OpenFile::OpenFile(std::string path, int64_t min_bytes, bool want_direct)
     : mapped_bytes_(min_bytes) {
     if (min_bytes < 0)
-        throw std::invalid_argument("min_bytes must not be negative, got " +
-                                    std::to_string(min_bytes));
+        throw invalid("min_bytes must not be negative, got ", min_bytes);
     if (want_direct) open_direct(path);
     if (!is_direct_) {
         file_ = std::make_unique<File>(std::move(path));

@@ -2,8 +2,9 @@
 
 #include <array>
 #include <cstring>
-#include <stdexcept>
 #include <type_traits>
+
+#include "kernels/base/errors.h"
 
 namespace gnnstore {
 
@@ -43,7 +44,7 @@ int code_of(std::make_unsigned_t<T> difference) {
     return code;
 }
 
-[[noreturn]] void refuse() { throw std::invalid_argument("these are no shortened numbers"); }
+[[noreturn]] void refuse() { throw invalid("these are no shortened numbers"); }
 
 }  // namespace
 

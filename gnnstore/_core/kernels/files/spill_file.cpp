@@ -8,7 +8,6 @@
 #include <cstdio>
 #include <cstring>
 #include <mutex>
-#include <stdexcept>
 #include <utility>
 
 #include "kernels/base/errors.h"
@@ -64,7 +63,7 @@ void SpillFile::close() noexcept {
 
 std::shared_lock<std::shared_mutex> SpillFile::open_lock() const {
     std::shared_lock lock(mutex_);
-    if (reader_ == nullptr) throw std::invalid_argument(path_ + " is closed");
+    if (reader_ == nullptr) throw invalid(path_, " is closed");
     return lock;
 }
 

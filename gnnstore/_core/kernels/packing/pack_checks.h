@@ -22,7 +22,7 @@ void check_packing(const FileSet &files, const RowLayout &layout, const MissedRa
                    const int64_t *chunk_files, const int64_t *chunk_offsets,
                    const KeptChunks &kept, int64_t num_crcs, const PackOptions &options) {
     const auto require = [](bool good, const std::string &message) {
-        if (!good) throw std::invalid_argument(message);
+        if (!good) throw invalid(message);
     };
     layout.check();
     check_num_threads(options.num_threads);
@@ -53,8 +53,8 @@ void check_packing(const FileSet &files, const RowLayout &layout, const MissedRa
         const bool stays = chunk_files[i] == in_memory;
         if (!stays &&
             (chunk_files[i] < 0 || chunk_files[i] >= static_cast<int64_t>(outputs.size())))
-            throw std::out_of_range(name + ": file " + std::to_string(chunk_files[i]) +
-                                    " is outside [0, " + std::to_string(outputs.size()) + ")");
+            throw out_of_range(name, ": file ", chunk_files[i], " is outside [0, ", outputs.size(),
+                               ")");
         const int64_t num_bytes = checked_multiply(num_rows, layout.row_bytes, name.c_str());
         const int64_t end = checked_add(chunk_offsets[i], num_bytes, name.c_str());
         require(chunk_offsets[i] >= 0 && chunk_offsets[i] % PackFile::alignment == 0,

@@ -1,10 +1,10 @@
 #include "kernels/packing/pack_index.h"
 
 #include <limits>
-#include <stdexcept>
 #include <string>
 
 #include "kernels/base/check_ids.h"
+#include "kernels/base/errors.h"
 #include "kernels/reading/read_plan.h"
 
 namespace gnnstore {
@@ -13,8 +13,7 @@ template <class Id>
 SortedMisses sort_misses(const Id *ids, const int32_t *slots, int64_t size,
                          int64_t num_rows_in_table, Id *rows, int32_t *positions, int64_t room) {
     if (size > std::numeric_limits<int32_t>::max())
-        throw std::invalid_argument("a batch has " + std::to_string(size) +
-                                    " rows, more than 2^31 - 1; make batches smaller");
+        throw invalid("a batch has ", size, " rows, more than 2^31 - 1; make batches smaller");
     check_ids(ids, size, num_rows_in_table);
     const WantedRows wanted(ids, slots, size, num_rows_in_table);
     SortedMisses found;
@@ -26,7 +25,7 @@ SortedMisses sort_misses(const Id *ids, const int32_t *slots, int64_t size,
             continue;
         }
         if (found.num_rows == room)
-            throw std::invalid_argument("more than " + std::to_string(room) + " rows are missed");
+            throw invalid("more than ", room, " rows are missed");
         rows[found.num_rows] = static_cast<Id>(wanted.row(k));
         positions[found.num_rows++] = position;
     }

@@ -4,17 +4,16 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <stdexcept>
 #include <string>
 
+#include "kernels/base/errors.h"
 #include "kernels/files/crc32c.h"
 
 namespace gnnstore {
 
 inline void check_piece_bytes(int64_t piece_bytes) {
     if (piece_bytes < 1)
-        throw std::invalid_argument("piece_bytes must be at least 1, got " +
-                                    std::to_string(piece_bytes));
+        throw invalid("piece_bytes must be at least 1, got ", piece_bytes);
 }
 
 inline int64_t count_pieces(int64_t chunk_bytes, int64_t piece_bytes) {

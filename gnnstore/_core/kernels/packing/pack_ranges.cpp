@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cerrno>
 #include <numeric>
-#include <stdexcept>
 #include <string>
 
 #include "kernels/base/errors.h"
@@ -53,9 +52,8 @@ bool MissedInMemory<Id>::next(int64_t num_rows_in_table, int num_threads, Sorted
         for (int64_t i; queue.take(i);)
             if (!do_ascend(rows_.rows + rows_.begins[static_cast<size_t>(i)], this->size(i), -1,
                            num_rows_in_table))
-                throw std::invalid_argument("the packed rows of batch " + std::to_string(i) +
-                                            " do not ascend, or are not below " +
-                                            std::to_string(num_rows_in_table));
+                throw invalid("the packed rows of batch ", i, " do not ascend, or are not below ",
+                              num_rows_in_table);
     });
     range = rows_;
     return true;
@@ -71,8 +69,7 @@ MissedOnDisk<Id>::MissedOnDisk(std::vector<int64_t> sizes, const MissedFile<Id> 
       memory_(std::min(num_left_, std::max<int64_t>(from.max_rows, 0)) *
               static_cast<int64_t>(sizeof(Id))) {
     if (from_.stride < 1)
-        throw std::invalid_argument("stride must be at least 1, got " +
-                                    std::to_string(from_.stride));
+        throw invalid("stride must be at least 1, got ", from_.stride);
     int64_t num_samples = 0, least_rows = 0;
     for (size_t batch = 0; batch < this->sizes_.size(); ++batch) {
         const int64_t size = this->sizes_[batch];
@@ -83,11 +80,9 @@ MissedOnDisk<Id>::MissedOnDisk(std::vector<int64_t> sizes, const MissedFile<Id> 
         crcs_.push_back(SpillFile::checksum(nullptr, 0, static_cast<int64_t>(batch)));
     }
     if (num_samples != from_.num_samples)
-        throw std::invalid_argument("there must be " + std::to_string(num_samples) +
-                                    " samples, got " + std::to_string(from_.num_samples));
+        throw invalid("there must be ", num_samples, " samples, got ", from_.num_samples);
     if (from_.max_rows < least_rows)
-        throw std::invalid_argument("max_rows must be at least " + std::to_string(least_rows) +
-                                    ", got " + std::to_string(from_.max_rows));
+        throw invalid("max_rows must be at least ", least_rows, ", got ", from_.max_rows);
 }
 
 template <class Id>
@@ -106,7 +101,7 @@ bool MissedOnDisk<Id>::next(int64_t num_rows_in_table, int num_threads, SortedRo
         range.ends[batch] = num_rows;
     }
     if (num_rows > from_.max_rows)
-        throw std::invalid_argument("samples must be ascending rows of the table");
+        throw invalid("samples must be ascending rows of the table");
     end_ = end;
     run_workers(num_threads, this->num_batches(), [&](TaskQueue &queue) {
         for (int64_t i; queue.take(i);) {

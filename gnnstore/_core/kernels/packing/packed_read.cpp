@@ -88,9 +88,8 @@ public:
         check_piece_bytes(chunk.piece_bytes);
         const int64_t pieces = count_pieces(chunk_bytes, chunk.piece_bytes);
         if (chunk.num_crcs != pieces)
-            throw std::invalid_argument("crcs must have " + std::to_string(pieces) +
-                                        " entries, one for each piece, got " +
-                                        std::to_string(chunk.num_crcs));
+            throw invalid("crcs must have ", pieces, " entries, one for each piece, got ",
+                          chunk.num_crcs);
     }
 
     // Passes the bytes of a read on, piece by piece: what has been compared is still in the
@@ -116,8 +115,8 @@ public:
 
     void finish(const std::string &path) const {
         if (is_cut_)
-            throw std::invalid_argument("pieces of " + std::to_string(chunk_.piece_bytes) +
-                                        " bytes do not divide what the reader reads at a time");
+            throw invalid("pieces of ", chunk_.piece_bytes, " bytes do not divide what the reader "
+                          "reads at a time");
         if (num_damaged_ == 0) return;
         const int64_t begin = first_ * chunk_.piece_bytes;
         const int64_t end = std::min(begin + chunk_.piece_bytes, chunk_bytes_);
@@ -154,12 +153,10 @@ private:
 ReadCounts read_packed_rows(Reader &reader, const FileSet &files, const PackedChunk &chunk,
                             uint8_t *out, int64_t out_bytes) {
     if (chunk.row_bytes < 1)
-        throw std::invalid_argument("row_bytes must be at least 1, got " +
-                                    std::to_string(chunk.row_bytes));
+        throw invalid("row_bytes must be at least 1, got ", chunk.row_bytes);
     if (out_bytes % chunk.row_bytes != 0)
-        throw std::invalid_argument("out must hold whole rows of " +
-                                    std::to_string(chunk.row_bytes) + " bytes, got " +
-                                    std::to_string(out_bytes) + " bytes");
+        throw invalid("out must hold whole rows of ", chunk.row_bytes, " bytes, got ", out_bytes,
+                      " bytes");
     const int64_t num_out = out_bytes / chunk.row_bytes;
     check_ids(chunk.positions, chunk.num_rows, num_out);
     check_ids(chunk.repeat_targets, chunk.num_repeats, num_out);

@@ -20,6 +20,7 @@
 #include <utility>
 #include <vector>
 
+#include "kernels/base/errors.h"
 #include "kernels/planning/belady.h"
 #include "kernels/planning/free_places.h"
 #include "kernels/planning/staying_rows.h"
@@ -382,9 +383,8 @@ inline void check_cache(int64_t num_slots, const int64_t *nodes, const int32_t *
     check_num_slots(num_slots);
     for (int64_t slot = 0; slot < num_slots; ++slot)
         if (nodes[slot] >= 0 && frequencies[slot] < 1)
-            throw std::invalid_argument("the row in slot " + std::to_string(slot) +
-                                        " must have a frequency of at least 1, got " +
-                                        std::to_string(frequencies[slot]));
+            throw invalid("the row in slot ", slot, " must have a frequency of at least 1, got ",
+                          frequencies[slot]);
 }
 
 }  // namespace gnnstore

@@ -3,12 +3,12 @@
 #include <algorithm>
 #include <atomic>
 #include <limits>
-#include <stdexcept>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "kernels/base/check_ids.h"
+#include "kernels/base/errors.h"
 #include "kernels/base/parallel.h"
 #include "kernels/base/pooled_array.h"
 #include "kernels/planning/belady_planner.h"
@@ -326,13 +326,11 @@ void plan_belady_spilled(const SpilledTrace &trace, int64_t num_slots, int64_t *
     check_offsets(shape);
     check_cache(num_slots, nodes, frequencies);
     if (trace.num_nodes < 0 || trace.num_nodes - 1 > std::numeric_limits<Id>::max())
-        throw std::invalid_argument("num_nodes must fit the ids, got " +
-                                    std::to_string(trace.num_nodes));
+        throw invalid("num_nodes must fit the ids, got ", trace.num_nodes);
     for (int64_t slot = 0; slot < num_slots; ++slot)
         if (nodes[slot] >= trace.num_nodes)
-            throw std::invalid_argument("slot " + std::to_string(slot) + " holds row " +
-                                        std::to_string(nodes[slot]) + ", but there are only " +
-                                        std::to_string(trace.num_nodes));
+            throw invalid("slot ", slot, " holds row ", nodes[slot], ", but there are only ",
+                          trace.num_nodes);
     for (int64_t i = 0; i < trace.num_batches; ++i)
         plan.misses[i] = trace.offsets[i + 1] - trace.offsets[i];
     const TracePositions positions(trace.offsets, trace.num_batches);

@@ -103,10 +103,9 @@ void populate(const Read &read, const uint8_t *begin, int64_t num_bytes,
 // Only what is required: the rest of the last unit may be on a page that nobody wants.
 void read_by_copying(const Read &read, const std::atomic<bool> &is_given_up) {
     if (read.required > read.file->mapped_bytes() - read.offset)
-        throw std::out_of_range("a read ends at byte " +
-                                std::to_string(read.offset + read.required) + ", but " +
-                                std::to_string(read.file->mapped_bytes()) + " bytes of " +
-                                read.file->path() + " are mapped");
+        throw out_of_range("a read ends at byte ", read.offset + read.required, ", but ",
+                           read.file->mapped_bytes(), " bytes of ", read.file->path(), " are "
+                           "mapped");
     const uint8_t *begin = read.file->mapped() + read.offset;
     check_size(read);
     populate(read, begin, read.required, is_given_up);

@@ -3,9 +3,9 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include <stdexcept>
 #include <string>
 
+#include "kernels/base/errors.h"
 #include "kernels/base/system.h"
 #include "kernels/reading/engines.h"
 
@@ -21,33 +21,28 @@ EngineKind parse_engine_kind(const std::string &name) {
     if (name == "io_uring") return EngineKind::io_uring;
     if (name == "pread") return EngineKind::pread;
     if (name == "mmap") return EngineKind::mmap;
-    throw std::invalid_argument("engine must be 'io_uring', 'pread' or 'mmap', got '" + name + "'");
+    throw invalid("engine must be 'io_uring', 'pread' or 'mmap', got '", name, "'");
 }
 
 std::unique_ptr<ReadEngine> make_engine(const EngineOptions &options) {
     if (options.queue_depth < 1 || options.queue_depth > max_queue_depth)
-        throw std::invalid_argument("queue_depth must be between 1 and " +
-                                    std::to_string(max_queue_depth) + ", got " +
-                                    std::to_string(options.queue_depth));
+        throw invalid("queue_depth must be between 1 and ", max_queue_depth, ", got ",
+                      options.queue_depth);
     if (options.num_threads < 1)
-        throw std::invalid_argument("num_threads must be at least 1, got " +
-                                    std::to_string(options.num_threads));
+        throw invalid("num_threads must be at least 1, got ", options.num_threads);
     return options.kind == EngineKind::io_uring ? make_uring_engine(options)
                                                 : make_thread_engine(options);
 }
 
 void check_reads(std::span<const Read> reads, int num_in_flight, int queue_depth) {
     if (reads.size() > static_cast<size_t>(queue_depth - num_in_flight))
-        throw std::invalid_argument("there is no room for " + std::to_string(reads.size()) +
-                                    " more reads: " + std::to_string(num_in_flight) + " of " +
-                                    std::to_string(queue_depth) + " are in flight");
+        throw invalid("there is no room for ", reads.size(), " more reads: ", num_in_flight, " of ",
+                      queue_depth, " are in flight");
     for (const Read &read : reads)
         if (read.offset < 0 || read.required < 1 || read.required > read.length ||
             read.length > max_read_bytes)
-            throw std::invalid_argument(
-                "a read must be of 1 byte to 1 GiB, all or some of them required, got " +
-                std::to_string(read.required) + " of " + std::to_string(read.length) +
-                " bytes at offset " + std::to_string(read.offset));
+            throw invalid("a read must be of 1 byte to 1 GiB, all or some of them required, got ",
+                          read.required, " of ", read.length, " bytes at offset ", read.offset);
 }
 
 NotForked::NotForked(const Staging &staging) {

@@ -22,9 +22,8 @@ WantedRows::WantedRows(const Id *ids, const int32_t *slots, int64_t num_ids, int
     : position_bits_(std::bit_width(static_cast<uint64_t>(num_ids))) {
     const int row_bits = std::bit_width(static_cast<uint64_t>(std::max<int64_t>(num_rows, 1) - 1));
     if (row_bits + position_bits_ > 64)
-        throw std::invalid_argument(std::to_string(num_ids) + " ids of a table of " +
-                                    std::to_string(num_rows) +
-                                    " rows are too many for one call; split them");
+        throw invalid(num_ids, " ids of a table of ", num_rows, " rows are too many for one call; "
+                      "split them");
     size_ = num_ids;
     if (slots != nullptr)
         size_ = std::count_if(slots, slots + num_ids, [](int32_t slot) { return slot < 0; });

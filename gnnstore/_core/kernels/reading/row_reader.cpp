@@ -34,16 +34,9 @@ constexpr int waits_per_queue = 8;
 
 FileSet::FileSet(const std::vector<std::string> &paths, const std::vector<int64_t> &body_bytes,
                  bool want_direct) {
-    if (paths.size() != body_bytes.size())
-        throw std::invalid_argument("paths and body_bytes must have the same length, got " +
-                                    std::to_string(paths.size()) + " and " +
-                                    std::to_string(body_bytes.size()));
+    check_bodies(paths, body_bytes);
     begins_.push_back(0);
     for (size_t i = 0; i < paths.size(); ++i) {
-        if (body_bytes[i] < 0)
-            throw std::invalid_argument("body_bytes[" + std::to_string(i) +
-                                        "] must not be negative, got " +
-                                        std::to_string(body_bytes[i]));
         begins_.push_back(checked_add(begins_.back(), body_bytes[i], "the sum of body_bytes"));
         files_.push_back(std::make_unique<OpenFile>(paths[i], body_bytes[i], want_direct));
         alignment_ = std::max(alignment_, files_.back()->offset_alignment());
@@ -175,34 +168,25 @@ void check_gather(const FileSet &files, const RowLayout &layout, int64_t num_ids
                   int64_t gap_bytes, int64_t out_bytes) {
     layout.check();
     if (gap_bytes < 0)
-        throw std::invalid_argument("gap_bytes must not be negative, got " +
-                                    std::to_string(gap_bytes));
+        throw invalid("gap_bytes must not be negative, got ", gap_bytes);
     const int64_t total = files.begin(files.size());
     if (total < layout.end_offset())
-        throw std::invalid_argument("the bodies add up to " + std::to_string(total) +
-                                    " bytes, but the last row ends at byte " +
-                                    std::to_string(layout.end_offset()));
+        throw invalid("the bodies add up to ", total, " bytes, but the last row ends at byte ",
+                      layout.end_offset());
     for (size_t i = 0; i < files.size(); ++i)
         if (const int64_t before = files.begin(i) - layout.begin_bytes;
             before > 0 && before % layout.page_stride_bytes != 0 &&
             files.begin(i) < layout.end_offset())
-            throw std::invalid_argument("the bodies before " + files.file(i).path() + " hold " +
-                                        std::to_string(before) +
-                                        " bytes of the table, not whole pages of " +
-                                        std::to_string(layout.page_stride_bytes));
-    const int64_t wanted = checked_multiply(num_ids, layout.row_bytes, "the output");
-    if (out_bytes != wanted)
-        throw std::invalid_argument("out must hold " + std::to_string(num_ids) + " rows of " +
-                                    std::to_string(layout.row_bytes) + " bytes = " +
-                                    std::to_string(wanted) + " bytes, got " +
-                                    std::to_string(out_bytes));
+            throw invalid("the bodies before ", files.file(i).path(), " hold ", before, " bytes of "
+                          "the table, not whole pages of ", layout.page_stride_bytes);
+    layout.check_output(num_ids, out_bytes);
 }
 
 }  // namespace
 
 Reader::Reader(const ReaderOptions &options) : options_(options), lanes_(nullptr) {
     const auto require = [](bool good, const std::string &message) {
-        if (!good) throw std::invalid_argument(message);
+        if (!good) throw invalid(message);
     };
     require(options.queue_depth >= 1 && options.queue_depth <= 4096,
             "queue_depth must be between 1 and 4096, got " + std::to_string(options.queue_depth));
@@ -238,10 +222,8 @@ ReadCounts Reader::gather(const FileSet &files, const RowLayout &layout, const I
     check_ids(ids, num_ids, layout.num_rows);
     check_slots(cache, num_ids);
     if (options_.max_read_bytes % files.alignment() != 0)
-        throw std::invalid_argument("reads of " + files.file(0).path() +
-                                    " must be multiples of " + std::to_string(files.alignment()) +
-                                    " bytes; max_read_bytes is " +
-                                    std::to_string(options_.max_read_bytes));
+        throw invalid("reads of ", files.file(0).path(), " must be multiples of ",
+                      files.alignment(), " bytes; max_read_bytes is ", options_.max_read_bytes);
     ReadCounts counts;
     if (num_ids == 0) return counts;
     const int64_t row_bytes = layout.row_bytes;
@@ -310,22 +292,19 @@ ReadCounts Reader::read(const FileSet &files, const std::vector<ReadRange> &rang
         const ReadRange &range = ranges[i];
         const std::string name = "range " + std::to_string(i);
         if (range.file < 0 || range.file >= static_cast<int64_t>(files.size()))
-            throw std::out_of_range(name + ": file " + std::to_string(range.file) +
-                                    " is outside [0, " + std::to_string(files.size()) + ")");
+            throw out_of_range(name, ": file ", range.file, " is outside [0, ", files.size(), ")");
         if (range.offset < 0 || range.num_bytes < 0)
-            throw std::invalid_argument(name + ": offset and num_bytes must not be negative");
+            throw invalid(name, ": offset and num_bytes must not be negative");
         const int64_t end = checked_add(range.offset, range.num_bytes, name.c_str());
         const auto file = static_cast<size_t>(range.file);
         const int64_t body_bytes = files.begin(file + 1) - files.begin(file);
         if (end > body_bytes)
-            throw std::out_of_range(name + ": bytes " + std::to_string(range.offset) + " to " +
-                                    std::to_string(end) + " of " + files.file(file).path() +
-                                    " are outside its body of " + std::to_string(body_bytes));
+            throw out_of_range(name, ": bytes ", range.offset, " to ", end, " of ",
+                               files.file(file).path(), " are outside its body of ", body_bytes);
         if (range.out_offset < 0 || range.out_offset > out_bytes ||
             range.num_bytes > out_bytes - range.out_offset)
-            throw std::out_of_range(name + ": " + std::to_string(range.num_bytes) +
-                                    " bytes at " + std::to_string(range.out_offset) +
-                                    " of out, which has " + std::to_string(out_bytes));
+            throw out_of_range(name, ": ", range.num_bytes, " bytes at ", range.out_offset, " of "
+                               "out, which has ", out_bytes);
         counts.bytes_useful += range.num_bytes;
     }
     if (counts.bytes_useful == 0) return counts;
@@ -391,21 +370,17 @@ ReadCounts Reader::read(const FileSet &files, const std::vector<ReadRange> &rang
 ReadCounts Reader::stream(const FileSet &files, int64_t file, int64_t offset, int64_t num_bytes,
                           const TakePiece &take) {
     if (file < 0 || file >= static_cast<int64_t>(files.size()))
-        throw std::out_of_range("file " + std::to_string(file) + " is outside [0, " +
-                                std::to_string(files.size()) + ")");
+        throw out_of_range("file ", file, " is outside [0, ", files.size(), ")");
     const OpenFile &source = files.file(static_cast<size_t>(file));
     const int64_t align = source.offset_alignment();
     const int64_t body_bytes =
         files.begin(static_cast<size_t>(file) + 1) - files.begin(static_cast<size_t>(file));
     if (offset < 0 || num_bytes < 0 || offset > body_bytes || num_bytes > body_bytes - offset)
-        throw std::out_of_range(std::to_string(num_bytes) + " bytes at " + std::to_string(offset) +
-                                " of " + source.path() + " are outside its body of " +
-                                std::to_string(body_bytes));
+        throw out_of_range(num_bytes, " bytes at ", offset, " of ", source.path(), " are outside "
+                           "its body of ", body_bytes);
     if (offset % align != 0 || options_.max_read_bytes % align != 0)
-        throw std::invalid_argument("reads of " + source.path() + " must be aligned to " +
-                                    std::to_string(align) + " bytes; the offset is " +
-                                    std::to_string(offset) + ", max_read_bytes " +
-                                    std::to_string(options_.max_read_bytes));
+        throw invalid("reads of ", source.path(), " must be aligned to ", align, " bytes; the "
+                      "offset is ", offset, ", max_read_bytes ", options_.max_read_bytes);
     ReadCounts counts;
     counts.bytes_useful = num_bytes;
     if (num_bytes == 0) return counts;

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <stdexcept>
 #include <string>
 
 #include "kernels/base/check_ids.h"
@@ -20,8 +19,7 @@ constexpr int64_t bytes_per_task = int64_t{2} << 20;
 
 void check_row_bytes(int64_t row_bytes) {
     if (row_bytes < 1)
-        throw std::invalid_argument("row_bytes must be at least 1, got " +
-                                    std::to_string(row_bytes));
+        throw invalid("row_bytes must be at least 1, got ", row_bytes);
 }
 
 }  // namespace
@@ -36,12 +34,12 @@ void check_cached(const int64_t *nodes, int64_t num_slots, const int32_t *slots,
         const int64_t slot = slots[k];
         if (slot < 0) continue;
         if (slot >= num_slots)
-            throw std::out_of_range("slot " + to_string(slot) + " at position " + to_string(k) +
-                                    " is outside the cache of " + to_string(num_slots) + " rows");
+            throw out_of_range("slot ", to_string(slot), " at position ", to_string(k), " is "
+                               "outside the cache of ", to_string(num_slots), " rows");
         if (nodes[slot] != ids[k])
-            throw std::invalid_argument(
-                "slot " + to_string(slot) + " should hold row " + to_string(ids[k]) + ", but " +
-                (nodes[slot] < 0 ? "holds none" : "holds row " + to_string(nodes[slot])));
+            throw invalid("slot ", to_string(slot), " should hold row ", to_string(ids[k]), ", "
+                          "but ",
+                          (nodes[slot] < 0 ? "holds none" : "holds row " + to_string(nodes[slot])));
     }
 }
 
@@ -54,13 +52,11 @@ int64_t copy_from_slots(const CachedRows &cache, int64_t num_ids, int64_t row_by
     check_num_threads(num_threads);
     const int64_t wanted = checked_multiply(num_ids, row_bytes, "the output");
     if (out_bytes != wanted)
-        throw std::invalid_argument("out must hold " + std::to_string(num_ids) + " rows of " +
-                                    std::to_string(row_bytes) + " bytes = " +
-                                    std::to_string(wanted) + " bytes, got " +
-                                    std::to_string(out_bytes));
+        throw invalid("out must hold ", num_ids, " rows of ", row_bytes, " bytes = ", wanted, " "
+                      "bytes, got ", out_bytes);
     check_slots(cache, num_ids);
     if (overlap(out, out_bytes, cache.slots, num_ids))
-        throw std::invalid_argument("out overlaps the slots");
+        throw invalid("out overlaps the slots");
     // A multiple of 64 rows, so that every task's output begins on a line if the first one does.
     const int64_t rows_per_task = std::max<int64_t>(1, bytes_per_task / row_bytes / 64) * 64;
     const int64_t num_tasks = num_ids / rows_per_task + (num_ids % rows_per_task != 0);

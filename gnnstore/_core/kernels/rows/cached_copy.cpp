@@ -1,17 +1,17 @@
 #include "kernels/rows/cached_copy.h"
 
 #include <algorithm>
-#include <stdexcept>
 #include <string>
+
+#include "kernels/base/errors.h"
 
 namespace gnnstore {
 
 void check_slots(const CachedRows &cache, int64_t num_ids) {
     for (int64_t k = 0; cache.slots != nullptr && k < num_ids; ++k)
         if (cache.slots[k] >= cache.num_slots)
-            throw std::out_of_range("slot " + std::to_string(cache.slots[k]) + " at position " +
-                                    std::to_string(k) + " is outside the cache of " +
-                                    std::to_string(cache.num_slots) + " rows");
+            throw out_of_range("slot ", cache.slots[k], " at position ", k, " is outside the cache "
+                               "of ", cache.num_slots, " rows");
 }
 
 CachedCopy::CachedCopy(const CachedRows &cache, int64_t num_ids, int64_t row_bytes, uint8_t *out,

@@ -1,3 +1,4 @@
+#include "kernels/base/errors.h"
 #include "kernels/rows/fixed_cache.h"
 
 #include "kernels/base/check_ids.h"
@@ -12,8 +13,7 @@ FixedStep plan_fixed(const FixedCache &cache, const Id *ids, int64_t num_ids, ui
     find_slots(cache.bits, cache.ranks, cache.num_words, ids, num_ids, slots);
     for (int64_t k = 0; k < num_ids; ++k)
         if (slots[k] >= cache.num_slots)
-            throw std::out_of_range("slot " + std::to_string(slots[k]) + " is outside [0, " +
-                                    std::to_string(cache.num_slots) + ")");
+            throw out_of_range("slot ", slots[k], " is outside [0, ", cache.num_slots, ")");
     for (int64_t k = 0; k < num_ids; ++k) {
         const int32_t slot = slots[k];
         if (slot >= 0 && cache.held[slot] != 0) continue;

@@ -16,14 +16,13 @@ template <class Place>
 int64_t resident_rows(const int64_t *ids, int64_t num_ids, const Place *place, int64_t num_nodes,
                       int64_t rows_per_slot, const int32_t *slots, int64_t num_partitions,
                       int64_t *out) {
-    if (rows_per_slot < 1) throw std::invalid_argument("rows_per_slot must be at least 1");
+    if (rows_per_slot < 1) throw invalid("rows_per_slot must be at least 1");
     check_ids(ids, num_ids, num_nodes);
     for (int64_t k = 0; k < num_ids; ++k) {
         const int64_t row = place ? static_cast<int64_t>(place[ids[k]]) : ids[k];
         const int64_t partition = row / rows_per_slot;
         if (row < 0 || partition >= num_partitions)
-            throw std::invalid_argument("node " + std::to_string(ids[k]) + " is in row " +
-                                        std::to_string(row) + ", beyond the partitions");
+            throw invalid("node ", ids[k], " is in row ", row, ", beyond the partitions");
         const int64_t slot = slots[partition];
         if (slot < 0) return k;
         out[k] = slot * rows_per_slot + (row - partition * rows_per_slot);
@@ -73,7 +72,7 @@ template <class Id>
 void initial_rows(const Id *ids, int64_t num_ids, float *out, int64_t dim,
                   Distribution distribution, float scale, uint64_t seed, int num_threads) {
     check_num_threads(num_threads);
-    if (dim < 1) throw std::invalid_argument("dim must be at least 1, got " + std::to_string(dim));
+    if (dim < 1) throw invalid("dim must be at least 1, got ", dim);
     check_ids(ids, num_ids, std::numeric_limits<int64_t>::max());  // none is negative
     const auto fill = distribution == Distribution::uniform ? uniform : normal;
     const int64_t rows_per_task = std::max<int64_t>(1, (int64_t{1} << 16) / dim);

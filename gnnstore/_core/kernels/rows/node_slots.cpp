@@ -11,17 +11,14 @@ namespace gnnstore {
 void index_nodes(const int64_t *nodes, int64_t num_cached, int64_t num_nodes, uint64_t *bits,
                  int32_t *ranks) {
     if (num_cached > std::numeric_limits<int32_t>::max())
-        throw std::invalid_argument("a cache holds at most 2^31 - 1 rows, got " +
-                                    std::to_string(num_cached));
+        throw invalid("a cache holds at most 2^31 - 1 rows, got ", num_cached);
     check_ids(nodes, num_cached, num_nodes);
     const int64_t num_words = num_nodes / 64 + (num_nodes % 64 != 0);
     std::fill_n(bits, num_words, 0);
     for (int64_t k = 0; k < num_cached; ++k) {
         if (k > 0 && nodes[k] <= nodes[k - 1])
-            throw std::invalid_argument("nodes must ascend strictly, but " +
-                                        std::to_string(nodes[k]) + " at position " +
-                                        std::to_string(k) + " follows " +
-                                        std::to_string(nodes[k - 1]));
+            throw invalid("nodes must ascend strictly, but ", nodes[k], " at position ", k, " "
+                          "follows ", nodes[k - 1]);
         bits[nodes[k] / 64] |= uint64_t{1} << (nodes[k] % 64);
     }
     int32_t rank = 0;

@@ -2,10 +2,10 @@
 
 #include <algorithm>
 #include <memory>
-#include <stdexcept>
 #include <string>
 
 #include "kernels/base/check_ids.h"
+#include "kernels/base/errors.h"
 
 namespace gnnstore {
 namespace {
@@ -64,9 +64,8 @@ void add_pinned(const PinnedStep &step, const Id *ids, int64_t num_ids) {
         planned += static_cast<int64_t>(is_pinned ^ 1);
     }
     if (planned != step.num_unpinned)
-        throw std::invalid_argument("of " + to_string(num_ids) + " ids " + to_string(planned) +
-                                    " are not pinned, but " + to_string(step.num_unpinned) +
-                                    " have been planned");
+        throw invalid("of ", to_string(num_ids), " ids ", to_string(planned), " are not pinned, "
+                      "but ", to_string(step.num_unpinned), " have been planned");
     for (int64_t i = 0; i < step.num_changes; ++i)
         step.all_positions[i] = places[step.positions[i]];
 }

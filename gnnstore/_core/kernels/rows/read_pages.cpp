@@ -26,24 +26,16 @@ struct Piece {
 std::vector<Piece> split_into_pieces(const std::vector<std::string> &paths,
                                      const std::vector<int64_t> &body_bytes,
                                      const RowLayout &layout) {
-    if (paths.size() != body_bytes.size())
-        throw std::invalid_argument("paths and body_bytes must have the same length, got " +
-                                    std::to_string(paths.size()) + " and " +
-                                    std::to_string(body_bytes.size()));
+    check_bodies(paths, body_bytes);
     const int64_t stride = layout.page_stride_bytes;
     const int64_t step = std::max<int64_t>(1, piece_bytes / stride) * stride;
     const int64_t end_offset = layout.end_offset();
     std::vector<Piece> pieces;
     int64_t total = 0;
     for (size_t i = 0; i < paths.size(); ++i) {
-        if (body_bytes[i] < 0)
-            throw std::invalid_argument("body_bytes[" + std::to_string(i) +
-                                        "] must not be negative, got " +
-                                        std::to_string(body_bytes[i]));
         if (total % stride != 0 && body_bytes[i] > 0)
-            throw std::invalid_argument("the bodies before " + paths[i] + " add up to " +
-                                        std::to_string(total) + " bytes, not to whole pages of " +
-                                        std::to_string(stride));
+            throw invalid("the bodies before ", paths[i], " add up to ", total, " bytes, not to "
+                          "whole pages of ", stride);
         // Padding behind the last row is not read: the file need not even have it.
         const int64_t useful = std::clamp<int64_t>(end_offset - total, 0, body_bytes[i]);
         for (int64_t offset = 0; offset < useful; offset += step)
@@ -52,9 +44,8 @@ std::vector<Piece> split_into_pieces(const std::vector<std::string> &paths,
         total = checked_add(total, body_bytes[i], "the sum of body_bytes");
     }
     if (total < end_offset)
-        throw std::invalid_argument("the bodies add up to " + std::to_string(total) +
-                                    " bytes, but the last row ends at byte " +
-                                    std::to_string(end_offset));
+        throw invalid("the bodies add up to ", total, " bytes, but the last row ends at byte ",
+                      end_offset);
     return pieces;
 }
 
@@ -64,12 +55,7 @@ void read_pages(const std::vector<std::string> &paths, const std::vector<int64_t
                 const RowLayout &layout, uint8_t *out, int64_t out_bytes, int num_threads) {
     layout.check();
     check_num_threads(num_threads);
-    const int64_t wanted = checked_multiply(layout.num_rows, layout.row_bytes, "the output");
-    if (out_bytes != wanted)
-        throw std::invalid_argument("out must hold " + std::to_string(layout.num_rows) +
-                                    " rows of " + std::to_string(layout.row_bytes) + " bytes = " +
-                                    std::to_string(wanted) + " bytes, got " +
-                                    std::to_string(out_bytes));
+    layout.check_output(layout.num_rows, out_bytes);
     const std::vector<Piece> pieces = split_into_pieces(paths, body_bytes, layout);
     run_workers(num_threads, static_cast<int64_t>(pieces.size()), [&](TaskQueue &queue) {
         std::optional<File> file;  // the latest one: a worker's pieces come in order

@@ -26,13 +26,12 @@ int64_t SlotLayout::state_floats(UpdateRule rule, int64_t dim) {
 
 void SlotLayout::check(UpdateRule rule, int64_t num_floats) const {
     if (dim < 1 || rows_per_slot < 1 || num_slots < 0)
-        throw std::invalid_argument("dim and rows_per_slot must be at least 1");
+        throw invalid("dim and rows_per_slot must be at least 1");
     const int64_t row = checked_add(dim, state_floats(rule, dim), "a row");
     const int64_t used = checked_multiply(rows_per_slot, row, "a slot");
     if (slot_floats < used || num_floats != checked_multiply(num_slots, slot_floats, "the table"))
-        throw std::invalid_argument("the table has " + std::to_string(num_floats) +
-                                    " floats; expected " + std::to_string(num_slots) +
-                                    " slots of at least " + std::to_string(used));
+        throw invalid("the table has ", num_floats, " floats; expected ", num_slots, " slots of at "
+                      "least ", used);
 }
 
 namespace {
@@ -121,9 +120,8 @@ void update_rows(float *table, int64_t num_floats, const SlotLayout &layout, con
     const int64_t dim = layout.dim;
     const int64_t state_floats = SlotLayout::state_floats(update.rule, dim);
     if (num_gradients != checked_multiply(num_rows, dim, "the gradients"))
-        throw std::invalid_argument("expected " + std::to_string(num_rows) + " gradients of " +
-                                    std::to_string(dim) + " floats, got " +
-                                    std::to_string(num_gradients) + " floats");
+        throw invalid("expected ", num_rows, " gradients of ", dim, " floats, got ", num_gradients,
+                      " floats");
     check_ids(rows, num_rows,
               checked_multiply(layout.num_slots, layout.rows_per_slot, "the number of rows"));
 

@@ -14,7 +14,7 @@ namespace gnnstore {
 
 void RowLayout::check() const {
     const auto require = [](bool good, const std::string &message) {
-        if (!good) throw std::invalid_argument(message);
+        if (!good) throw invalid(message);
     };
     require(num_rows >= 0, "num_rows must not be negative, got " + std::to_string(num_rows));
     require(row_bytes >= 1, "row_bytes must be at least 1, got " + std::to_string(row_bytes));
@@ -29,6 +29,13 @@ void RowLayout::check() const {
     const int64_t table = checked_multiply(num_pages, page_stride_bytes, "the table");
     require(begin_bytes >= 0 && begin_bytes <= std::numeric_limits<int64_t>::max() - table,
             "begin_bytes is out of range: " + std::to_string(begin_bytes));
+}
+
+void RowLayout::check_output(int64_t num_out, int64_t out_bytes) const {
+    const int64_t wanted = checked_multiply(num_out, row_bytes, "the output");
+    if (out_bytes != wanted)
+        throw invalid("out must hold ", num_out, " rows of ", row_bytes, " bytes = ", wanted,
+                      " bytes, got ", out_bytes);
 }
 
 namespace {
@@ -196,20 +203,13 @@ void gather_rows(const uint8_t *table, int64_t table_bytes, const RowLayout &lay
     layout.check();
     check_num_threads(num_threads);
     if (table_bytes < layout.end_offset())
-        throw std::invalid_argument(
-            "the table holds " + std::to_string(table_bytes) +
-            " bytes, but its last row ends at byte " + std::to_string(layout.end_offset()) +
-            "; it is truncated, or the row layout is wrong");
-    const int64_t wanted = checked_multiply(num_ids, layout.row_bytes, "the output");
-    if (out_bytes != wanted)
-        throw std::invalid_argument("out must hold " + std::to_string(num_ids) + " rows of " +
-                                    std::to_string(layout.row_bytes) + " bytes = " +
-                                    std::to_string(wanted) + " bytes, got " +
-                                    std::to_string(out_bytes));
+        throw invalid("the table holds ", table_bytes, " bytes, but its last row ends at byte ",
+                      layout.end_offset(), "; it is truncated, or the row layout is wrong");
+    layout.check_output(num_ids, out_bytes);
     if (overlap(out, out_bytes, table, table_bytes))
-        throw std::invalid_argument("out overlaps the table");
+        throw invalid("out overlaps the table");
     if (overlap(out, out_bytes, ids, num_ids))
-        throw std::invalid_argument("out overlaps the ids");
+        throw invalid("out overlaps the ids");
     check_ids(ids, num_ids, layout.num_rows);
 
     // About 1 MiB a task: enough to pay for taking it, little enough to share out evenly.

@@ -28,6 +28,8 @@ struct RowLayout {
     }
     // The bytes that a table must have: the end of its last row.
     int64_t end_offset() const { return num_rows == 0 ? 0 : offset(num_rows - 1) + row_bytes; }
+    // Throws unless `out_bytes` are those of some rows.
+    void check_output(int64_t num_out, int64_t out_bytes) const;
     bool is_dense() const { return rows_per_page * row_bytes == page_stride_bytes; }
 };
 

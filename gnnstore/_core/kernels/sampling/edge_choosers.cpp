@@ -2,12 +2,13 @@
 
 #include <algorithm>
 
+#include "kernels/base/errors.h"
+
 namespace gnnstore {
 namespace {
 
 [[noreturn]] void refuse_sums(int64_t node) {
-    throw std::invalid_argument("the sums of weights of the in-neighbours of node " +
-                                std::to_string(node) + " do not ascend");
+    throw invalid("the sums of weights of the in-neighbours of node ", node, " do not ascend");
 }
 
 }  // namespace

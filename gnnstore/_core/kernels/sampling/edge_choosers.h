@@ -4,10 +4,10 @@
 #include <algorithm>
 #include <cstdint>
 #include <limits>
-#include <stdexcept>
 #include <string>
 #include <vector>
 
+#include "kernels/base/errors.h"
 #include "kernels/sampling/excluded_edges.h"
 #include "kernels/sampling/sampling_draws.h"
 
@@ -58,8 +58,8 @@ public:
     int64_t place(int64_t rank) const {
         const auto place = static_cast<int64_t>(order_[rank]);
         if (place >= degree_)
-            throw std::invalid_argument("the order by time has the place " + std::to_string(place) +
-                                        " in a list of " + std::to_string(degree_) + " edges");
+            throw invalid("the order by time has the place ", place, " in a list of ", degree_, " "
+                          "edges");
         return place;
     }
 
@@ -71,7 +71,7 @@ public:
 
     void check(int64_t place, const TimeRange &range) const {
         if (!range.has(time_at_(place)))
-            throw std::invalid_argument("the order by time does not ascend");
+            throw invalid("the order by time does not ascend");
     }
 
 private:

@@ -7,6 +7,8 @@
 #include <stdexcept>
 #include <string>
 
+#include "kernels/base/errors.h"
+
 namespace gnnstore {
 
 // Searches that go on together: each waits for memory at every step, and what the others read
@@ -21,9 +23,8 @@ void equal_ranges(const Value *values, int64_t size, const int64_t *begins, cons
                   const int64_t *wanted, int64_t count, int64_t *firsts, int64_t *lasts) {
     for (int64_t i = 0; i < count; ++i)
         if (begins[i] < 0 || begins[i] > ends[i] || ends[i] > size)
-            throw std::out_of_range("range " + std::to_string(i) + ", [" +
-                                    std::to_string(begins[i]) + ", " + std::to_string(ends[i]) +
-                                    "), is not in [0, " + std::to_string(size) + ")");
+            throw out_of_range("range ", i, ", [", begins[i], ", ", ends[i], "), is not in [0, ",
+                               size, ")");
     std::array<int64_t, searches_at_once> left;
     for (int64_t start = 0; start < count; start += searches_at_once) {
         const int64_t num = std::min(searches_at_once, count - start);

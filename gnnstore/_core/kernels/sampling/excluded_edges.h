@@ -13,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "kernels/base/errors.h"
 #include "kernels/base/relabel.h"
 #include "kernels/sampling/sampling_draws.h"
 
@@ -31,8 +32,8 @@ public:
           filter_(count == 0 ? 0 : num_words) {
         for (int64_t i = 0; i < count; ++i) {
             if (begins[i] >= ends[i] || (i > 0 && (nodes[i] < nodes[i - 1] || begins[i] < ends[i - 1])))
-                throw std::invalid_argument("excluded edges: range " + std::to_string(i) +
-                                            " is empty or does not follow the one before it");
+                throw invalid("excluded edges: range ", i, " is empty or does not follow the one "
+                              "before it");
             filter_[word_of(nodes[i])] |= bit_of(nodes[i]);
             const bool is_first = i == 0 || nodes[i] != nodes[i - 1];
             const int64_t before = is_first ? 0 : removed_.back();
@@ -50,10 +51,8 @@ public:
         const auto [first, last] = ranges_of(node);
         if (first == last) return 0;
         if (begins_[first] < list.start || ends_[last - 1] > list.start + list.degree)
-            throw std::invalid_argument("excluded edges: range [" + std::to_string(begins_[first]) +
-                                        ", " + std::to_string(ends_[last - 1]) +
-                                        ") is not in the in-neighbour list of node " +
-                                        std::to_string(node));
+            throw invalid("excluded edges: range [", begins_[first], ", ", ends_[last - 1], ") is "
+                          "not in the in-neighbour list of node ", node);
         return removed_[last - 1];
     }
 

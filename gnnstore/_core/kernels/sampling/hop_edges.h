@@ -4,11 +4,11 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <stdexcept>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "kernels/base/errors.h"
 #include "kernels/sampling/edge_choosers.h"
 #include "kernels/sampling/node_table.h"
 #include "kernels/sampling/sampling.h"
@@ -185,10 +185,8 @@ public:
     template <class Index>
     void check_neighbor(Index neighbor, int64_t position) const {
         if (outside(neighbor))
-            throw std::invalid_argument("indices" + of_type() + ": the node id " +
-                                        std::to_string(neighbor) + " at position " +
-                                        std::to_string(position) + " is outside [0, " +
-                                        std::to_string(type_.num_src_nodes) + ")");
+            throw invalid("indices", of_type(), ": the node id ", neighbor, " at position ",
+                          position, " is outside [0, ", type_.num_src_nodes, ")");
     }
 
     SampledEdges release() {
@@ -297,17 +295,13 @@ private:
     NeighborList list_of_node(Local node) const {
         // Neighbours are known to lie below num_src_nodes, which may be more than num_nodes.
         if (node >= type_.num_nodes)
-            throw std::invalid_argument("indptr" + of_type() + ": node " + std::to_string(node) +
-                                        " is to be expanded, but only nodes in [0, " +
-                                        std::to_string(type_.num_nodes) +
-                                        ") have in-neighbour lists");
+            throw invalid("indptr", of_type(), ": node ", node, " is to be expanded, but only "
+                          "nodes in [0, ", type_.num_nodes, ") have in-neighbour lists");
         const int64_t start = type_.indptr[node], stop = type_.indptr[node + 1];
         if (start < 0 || start > stop || stop > type_.num_edges)
-            throw std::invalid_argument("indptr" + of_type() + ": the in-neighbours of node " +
-                                        std::to_string(node) + " stand at [" +
-                                        std::to_string(start) + ", " + std::to_string(stop) +
-                                        "), which is not a range within [0, " +
-                                        std::to_string(type_.num_edges) + ")");
+            throw invalid("indptr", of_type(), ": the in-neighbours of node ", node, " stand at [",
+                          start, ", ", stop, "), which is not a range within [0, ", type_.num_edges,
+                          ")");
         return {start, stop - start};
     }
 

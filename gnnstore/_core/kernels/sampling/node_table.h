@@ -5,11 +5,11 @@
 #include <bit>
 #include <cstdint>
 #include <limits>
-#include <stdexcept>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "kernels/base/errors.h"
 #include "kernels/base/relabel.h"
 #include "kernels/sampling/sampling.h"
 
@@ -39,16 +39,14 @@ public:
         for (int64_t i = 0; i < count; ++i) {
             const int64_t seed = seeds.ids[i];
             if (seed < 0 || seed >= type_.num_nodes)
-                throw std::out_of_range("seed " + std::to_string(seed) + of_type() +
-                                        " at position " + std::to_string(i) + " is outside [0, " +
-                                        std::to_string(type_.num_nodes) + ")");
+                throw out_of_range("seed ", seed, of_type(), " at position ", i, " is outside [0, ",
+                                   type_.num_nodes, ")");
             n_id[i] = static_cast<Local>(seed);
             if (disjoint_) {
                 tree_[i] = seeds.trees == nullptr ? first_tree + i : seeds.trees[i];
                 if (tree_[i] < 0 || tree_[i] >= num_trees)
-                    throw std::out_of_range("the place " + std::to_string(tree_[i]) + " of seed " +
-                                            std::to_string(i) + of_type() + " is outside [0, " +
-                                            std::to_string(num_trees) + ")");
+                    throw out_of_range("the place ", tree_[i], " of seed ", i, of_type(), " is "
+                                       "outside [0, ", num_trees, ")");
             }
             // A repeated seed keeps its place; the table knows the first.
             table_.find_or_insert(key_of(i), static_cast<uint32_t>(i));

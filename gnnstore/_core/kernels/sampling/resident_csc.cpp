@@ -2,16 +2,16 @@
 
 #include <algorithm>
 #include <limits>
-#include <stdexcept>
 #include <string>
 #include <vector>
 
+#include "kernels/base/errors.h"
 #include "kernels/base/parallel.h"
 
 namespace gnnstore {
 namespace {
 
-[[noreturn]] void refuse(const std::string &what) { throw std::invalid_argument(what); }
+[[noreturn]] void refuse(const std::string &what) { throw invalid(what); }
 
 std::string name_of(int64_t source, int64_t target) {
     return "bucket (" + std::to_string(source) + ", " + std::to_string(target) + ") of the state";

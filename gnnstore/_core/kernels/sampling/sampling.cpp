@@ -4,9 +4,9 @@
 
 #include <algorithm>
 #include <limits>
-#include <stdexcept>
 #include <string>
 
+#include "kernels/base/errors.h"
 #include "kernels/sampling/batch_sampler.h"
 
 namespace gnnstore {
@@ -89,26 +89,21 @@ void check_edge_type(const EdgeType &edges, const TypedGraph &graph, int64_t lar
     const auto num_types = static_cast<int64_t>(graph.nodes.size());
     if (edges.source < 0 || edges.source >= num_types || edges.target < 0 ||
         edges.target >= num_types)
-        throw std::invalid_argument("edge types must lead from and to one of the " +
-                                    std::to_string(num_types) + " node types");
+        throw invalid("edge types must lead from and to one of the ", num_types, " node types");
     for (const int64_t fanout : edges.fanouts) check_fanout(fanout);
     if (edges.fanouts.size() != graph.edges.front().fanouts.size())
-        throw std::invalid_argument("all edge types must have fan-outs for the same number of hops");
+        throw invalid("all edge types must have fan-outs for the same number of hops");
     if (edges.number >= max_edge_types)
-        throw std::invalid_argument("the number of an edge type must be below 2^24 - 1, got " +
-                                    std::to_string(edges.number));
+        throw invalid("the number of an edge type must be below 2^24 - 1, got ", edges.number);
     if ((graph.edges.size() > 1 || edges.number > 0) && edges.fanouts.size() > max_typed_hops)
-        throw std::invalid_argument("with several edge types there may be 256 hops, got " +
-                                    std::to_string(edges.fanouts.size()));
+        throw invalid("with several edge types there may be 256 hops, got ", edges.fanouts.size());
     if (edges.time.timing != Timing::none && edges.weight.is_weighted)
-        throw std::invalid_argument("times and weights exclude each other");
+        throw invalid("times and weights exclude each other");
     if (edges.num_src_nodes < 0)
-        throw std::invalid_argument("num_src_nodes must not be negative, got " +
-                                    std::to_string(edges.num_src_nodes));
+        throw invalid("num_src_nodes must not be negative, got ", edges.num_src_nodes);
     const int64_t num_ids = std::max(edges.num_nodes, edges.num_src_nodes);
     if (num_ids - 1 > largest_local_id)
-        throw std::invalid_argument("the ids of " + std::to_string(num_ids) +
-                                    " nodes do not fit in 32 bits; ask for int64");
+        throw invalid("the ids of ", num_ids, " nodes do not fit in 32 bits; ask for int64");
 }
 
 }  // namespace
@@ -116,23 +111,22 @@ void check_edge_type(const EdgeType &edges, const TypedGraph &graph, int64_t lar
 void check_sampling(const TypedGraph &graph, const std::vector<Seeds> &seeds,
                     const SamplingOptions &options, int64_t largest_local_id) {
     if (options.disjoint && options.induced)
-        throw std::invalid_argument("disjoint and induced exclude each other");
+        throw invalid("disjoint and induced exclude each other");
     if (seeds.size() != graph.nodes.size())
-        throw std::invalid_argument("there must be seeds for each of the " +
-                                    std::to_string(graph.nodes.size()) + " node types, if only none");
+        throw invalid("there must be seeds for each of the ", graph.nodes.size(), " node types, if "
+                      "only none");
     if (options.window < 0)
-        throw std::invalid_argument("the window of time must not be negative, got " +
-                                    std::to_string(options.window));
+        throw invalid("the window of time must not be negative, got ", options.window);
     bool is_timed = false;
     for (const EdgeType &edges : graph.edges) {
         check_edge_type(edges, graph, largest_local_id);
         is_timed |= edges.time.timing != Timing::none;
     }
     if (!is_timed) return;
-    if (!options.disjoint) throw std::invalid_argument("times need disjoint trees");
+    if (!options.disjoint) throw invalid("times need disjoint trees");
     for (const Seeds &own : seeds)
         if (own.count > 0 && own.times == nullptr)
-            throw std::invalid_argument("times of edges or nodes need a time for each seed");
+            throw invalid("times of edges or nodes need a time for each seed");
 }
 
 bool fits_compact_table(const TypedGraph &graph, const SamplingOptions &options) {

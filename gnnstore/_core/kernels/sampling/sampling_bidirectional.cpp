@@ -1,9 +1,9 @@
 // Edges and their reverses, in linear time: local ids are small numbers, so two counting
 // sorts (by source, then by target) do what a comparison sort would.
 #include <algorithm>
-#include <stdexcept>
 #include <string>
 
+#include "kernels/base/errors.h"
 #include "kernels/sampling/sampling.h"
 
 namespace gnnstore {
@@ -37,9 +37,8 @@ SampledEdges add_reverse_edges(const Local *edge_index, const int64_t *edge_pos,
     for (int64_t i = 0; i < num_edges; ++i) {
         const Local source = edge_index[i], target = edge_index[num_edges + i];
         if (source < 0 || source >= num_nodes || target < 0 || target >= num_nodes)
-            throw std::out_of_range("edge " + std::to_string(i) + " from " +
-                                    std::to_string(source) + " to " + std::to_string(target) +
-                                    " has an end outside [0, " + std::to_string(num_nodes) + ")");
+            throw out_of_range("edge ", i, " from ", source, " to ", target, " has an end outside "
+                               "[0, ", num_nodes, ")");
         edges[i] = {source, target, edge_pos[i]};
         // Behind all sampled edges: the sorts are stable, so of equal edges a sampled one is
         // first, and it is the one that is kept.

@@ -3,9 +3,9 @@
 #include <algorithm>
 #include <bit>
 #include <numeric>
-#include <stdexcept>
 #include <string>
 
+#include "kernels/base/errors.h"
 #include "kernels/base/relabel.h"
 
 namespace gnnstore {
@@ -26,8 +26,7 @@ int64_t draw_below(NodeDraws &draws, int64_t bound) {
 
 void check_fanout(int64_t fanout) {
     if (fanout < -1 || fanout >= int64_t{1} << 31)
-        throw std::invalid_argument("a fan-out must be -1 (all) or lie in [0, 2^31), got " +
-                                    std::to_string(fanout));
+        throw invalid("a fan-out must be -1 (all) or lie in [0, 2^31), got ", fanout);
 }
 
 void PositionChooser::choose(const DrawKey &key, uint64_t node, uint32_t hop, uint32_t tree,

@@ -14,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "kernels/base/errors.h"
 #include "kernels/sampling/batch_sampler.h"
 
 namespace gnnstore {
@@ -53,9 +54,8 @@ public:
         }
         const auto size = static_cast<uint64_t>(cache_.num_neighbors);
         if (place > size || static_cast<uint64_t>(list.degree) > size - place)
-            throw std::invalid_argument("indptr: the " + std::to_string(list.degree) +
-                                        " in-neighbours of node " + std::to_string(node) +
-                                        " are not where the neighbour cache has them");
+            throw invalid("indptr: the ", list.degree, " in-neighbours of node ", node, " are not "
+                          "where the neighbour cache has them");
         return static_cast<const Index *>(cache_.neighbors) + place;
     }
 
@@ -502,8 +502,7 @@ std::unique_ptr<StagedBatch> make_staged_batch(TypedGraph graph, std::vector<Cac
                                                int64_t max_column_positions) {
     check_sampling(graph, seeds, options, std::numeric_limits<Local>::max());
     if (max_column_positions < 1)
-        throw std::invalid_argument("max_column_positions must be at least 1, got " +
-                                    std::to_string(max_column_positions));
+        throw invalid("max_column_positions must be at least 1, got ", max_column_positions);
     caches.resize(graph.edges.size());
     if (fits_compact_table(graph, options))
         return std::make_unique<Staged<Local, CompactTable>>(std::move(graph), caches, seeds,

@@ -4,11 +4,11 @@
 #include <atomic>
 #include <bit>
 #include <cstring>
-#include <stdexcept>
 #include <string>
 #include <type_traits>
 #include <utility>
 
+#include "kernels/base/errors.h"
 #include "kernels/base/parallel.h"
 #include "kernels/base/pooled_array.h"
 #include "kernels/base/relabel.h"
@@ -62,8 +62,7 @@ int64_t largest_id(const Id *ids, int64_t num_ids) {
     if (static_cast<Id>(largest) < 0)
         for (int64_t k = 0; k < num_ids; ++k)
             if (ids[k] < 0)
-                throw std::out_of_range("row id " + std::to_string(ids[k]) + " at position " +
-                                        std::to_string(k) + " is negative");
+                throw out_of_range("row id ", ids[k], " at position ", k, " is negative");
     return num_ids == 0 ? -1 : static_cast<int64_t>(largest);
 }
 
@@ -318,9 +317,8 @@ void NextUses<Id>::link(int64_t group, Table &group_table, int64_t *misses) {
         Met &met =
             table.at(static_cast<typename Table::Key>(has_keys ? RowGroups::key(node) : node));
         if (met.next == Met::in_a_slot)
-            throw std::invalid_argument("nodes must be distinct, but " + std::to_string(node) +
-                                        " stands there twice, at last in slot " +
-                                        std::to_string(slot));
+            throw invalid("nodes must be distinct, but ", node, " stands there twice, at last in "
+                          "slot ", slot);
         const int32_t frequency = std::min(frequencies_[slot], max_frequency);
         carried_[place] = met.next == Met::nowhere ? -frequency : met.next + end;
         met.next = Met::in_a_slot;

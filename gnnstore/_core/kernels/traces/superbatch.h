@@ -4,9 +4,10 @@
 #include <algorithm>
 #include <cstdint>
 #include <limits>
-#include <stdexcept>
 #include <string>
 #include <vector>
+
+#include "kernels/base/errors.h"
 
 namespace gnnstore {
 
@@ -33,31 +34,28 @@ inline constexpr int32_t max_frequency = 65535;
 
 inline void check_num_slots(int64_t num_slots) {
     if (num_slots > max_trace_ids)
-        throw std::invalid_argument("a cache holds at most " + std::to_string(max_trace_ids) +
-                                    " rows, got " + std::to_string(num_slots));
+        throw invalid("a cache holds at most ", max_trace_ids, " rows, got ", num_slots);
 }
 
 template <class Id>
 void check_offsets(const Trace<Id> &trace) {
     using std::to_string;
-    if (trace.num_batches < 0) throw std::invalid_argument("offsets must not be empty");
+    if (trace.num_batches < 0) throw invalid("offsets must not be empty");
     if (trace.num_batches > std::numeric_limits<int32_t>::max())
-        throw std::invalid_argument("a superbatch has at most 2^31 - 1 batches, got " +
-                                    to_string(trace.num_batches));
+        throw invalid("a superbatch has at most 2^31 - 1 batches, got ",
+                      to_string(trace.num_batches));
     if (trace.num_ids > max_trace_ids)
-        throw std::invalid_argument("a trace has at most " + to_string(max_trace_ids) +
-                                    " ids, got " + to_string(trace.num_ids) +
-                                    "; plan fewer batches at a time");
+        throw invalid("a trace has at most ", to_string(max_trace_ids), " ids, got ",
+                      to_string(trace.num_ids), "; plan fewer batches at a time");
     const int64_t *offsets = trace.offsets;
     if (offsets[0] != 0 || offsets[trace.num_batches] != trace.num_ids)
-        throw std::invalid_argument("offsets must go from 0 to the " + to_string(trace.num_ids) +
-                                    " ids, but go from " + to_string(offsets[0]) + " to " +
-                                    to_string(offsets[trace.num_batches]));
+        throw invalid("offsets must go from 0 to the ", to_string(trace.num_ids), " ids, but go "
+                      "from ", to_string(offsets[0]), " to ",
+                      to_string(offsets[trace.num_batches]));
     for (int64_t i = 0; i < trace.num_batches; ++i)
         if (offsets[i] > offsets[i + 1])
-            throw std::invalid_argument("offsets must not descend, but " +
-                                        to_string(offsets[i + 1]) + " at position " +
-                                        to_string(i + 1) + " follows " + to_string(offsets[i]));
+            throw invalid("offsets must not descend, but ", to_string(offsets[i + 1]), " at "
+                          "position ", to_string(i + 1), " follows ", to_string(offsets[i]));
 }
 
 template <class Id>

@@ -9,9 +9,9 @@
 #include <algorithm>
 #include <cstdint>
 #include <limits>
-#include <stdexcept>
 #include <string>
 
+#include "kernels/base/errors.h"
 #include "kernels/traces/access_lists.h"
 #include "kernels/traces/superbatch.h"
 
@@ -28,10 +28,8 @@ public:
         std::fill_n(values_, count_, 0);
         for_served<false>(nodes, num_slots, [&](int64_t slot, uint32_t &value) {
             if (value != 0)
-                throw std::invalid_argument("nodes must be distinct, but " +
-                                            std::to_string(nodes[slot]) +
-                                            " stands there twice, at last in slot " +
-                                            std::to_string(slot));
+                throw invalid("nodes must be distinct, but ", nodes[slot], " stands there twice, "
+                              "at last in slot ", slot);
             value = counted(static_cast<uint32_t>(std::min(frequencies[slot], max_frequency)), 0);
         });
     }
