@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
@@ -133,10 +134,18 @@ class InferenceRun:
                     norm = plan.call.norm
                     scale = None if norm is None else self._degree_scale(graph, norm, number)
                 reader = RowReader(source, plan, self._pieces.part_bytes, workers, factors=factors)
-                name, limits = plan.call.layer.name, self._places[number].limits
+                name = plan.call.layer.name
                 filled = given.file.num_bytes if isinstance(given, SpilledRows) else 0
                 kept, is_filled = self._kept(number, given)
-                packer = self._packer(number, reader, kept, spills, is_filled=is_filled)
+                place = self._places[number]
+                packer = BlockPacker(
+                    reader,
+                    spills,
+                    kept=kept if place.num_kept and not is_filled else None,
+                    needs_rows=not place.keeps_all and source.file_rows is not None,
+                    limits=place.limits,
+                    disk_bytes=partial(self._free_bytes, number, spills),
+                )
                 with (
                     self._begin(writer, number) as rows,
                     closing(packer),
@@ -145,7 +154,7 @@ class InferenceRun:
                     given = self._next_rows(number + 1, rows, spills)
                     if isinstance(given, SpilledRows):
                         stack.callback(given.file.close)
-                    maker = BlockMaker(graph, reader, limits, packer, kept=kept, scale=scale)
+                    maker = BlockMaker(graph, reader, place.limits, packer, kept=kept, scale=scale)
                     offer = None if given is None else given.offer
                     written, times = run_pass(plan, maker, rows, offer=offer, phase=phase)
                 packed = packer.bytes_written
@@ -301,25 +310,6 @@ class InferenceRun:
     def _free_bytes(self, number: int, directory: Path) -> int:
         """Return the space that a layer may use besides its results and those of the next."""
         return max(0, free_bytes(directory) - 2 * self._tables[number])
-
-    def _packer(
-        self,
-        number: int,
-        reader: RowReader,
-        kept: KeptRows | None,
-        directory: Path,
-        *,
-        is_filled: bool,
-    ) -> BlockPacker:
-        place = self._places[number]
-        return BlockPacker(
-            reader,
-            directory,
-            kept=kept if place.num_kept and not is_filled else None,
-            needs_rows=not place.keeps_all and reader.source.file_rows is not None,
-            limits=place.limits,
-            disk_bytes=lambda: self._free_bytes(number, directory),
-        )
 
     # ---- tables
 
