@@ -30,6 +30,16 @@ class NpyHeader:
     fortran_order: bool  # whether the first axis varies fastest
     header_bytes: int  # where the elements begin
 
+    def check_size(self, num_bytes: int, label: str, path: Path, problem: str) -> None:
+        """Raise unless header and elements take that many bytes."""
+        expected = self.header_bytes + math.prod(self.shape) * self.dtype.itemsize
+        if num_bytes != expected:
+            raise InputError(
+                f"{label}: shape {list(self.shape)} of {self.dtype} needs {expected} bytes, but "
+                f"{problem}",
+                path=path,
+            )
+
 
 def read_npy_header(stream: IO[bytes], label: str, path: Path) -> NpyHeader:
     """Read the header at the position of a stream."""
@@ -73,14 +83,9 @@ def open_npy(path: Path) -> ArraySource:
         with open_input(path) as stream:
             header = read_npy_header(stream, str(path), path)
         found = path.stat().st_size
-    expected = header.header_bytes + math.prod(header.shape) * header.dtype.itemsize
-    if found != expected:
-        raise InputError(
-            f"{path}: shape {list(header.shape)} of {header.dtype} needs {expected} bytes, but "
-            f"the file has {found}; it is truncated or damaged",
-            path=path,
-        )
-    if math.prod(header.shape) == 0:  # nothing to read
+    problem = f"the file has {found}; it is truncated or damaged"
+    header.check_size(found, str(path), path, problem)
+    if 0 in header.shape:  # nothing to read
         return MemoryArray(str(path), np.empty(header.shape, header.dtype))
     return FileArray(
         path,

@@ -23,7 +23,7 @@ from gnnstore import _core
 from gnnstore.converters.inputs.npy import NpyHeader, read_npy_header
 from gnnstore.converters.inputs.opening import describe_binary, existing_file, open_zip
 from gnnstore.converters.inputs.source import ArraySource, Items, MemoryArray, StoredArray
-from gnnstore.errors import InputError, storage_error
+from gnnstore.errors import InputError, storage_errors
 from gnnstore.units import format_size
 
 # Deflate makes 258 bytes of two bits at best: more than 1032 times its input is no archive
@@ -51,14 +51,13 @@ class NpzMember(StoredArray):
 
     @contextmanager
     def _open(self) -> Iterator[Items]:
-        try:
-            with open_zip(self.path) as archive, archive.open(self._member) as stream:
-                begin = read_npy_header(stream, self.label, self.path).header_bytes
-                yield partial(self._items, stream, begin)
-        except (zipfile.BadZipFile, zlib.error, EOFError) as error:
-            raise _damaged(self.label, self.path, error) from None
-        except OSError as error:
-            raise storage_error(error, "read the archive", self.path) from error
+        with (
+            _errors_named(self.label, self.path),
+            open_zip(self.path) as archive,
+            archive.open(self._member) as stream,
+        ):
+            begin = read_npy_header(stream, self.label, self.path).header_bytes
+            yield partial(self._items, stream, begin)
 
     def _items(self, stream: IO[bytes], begin: int, first: int, count: int) -> npt.NDArray[Any]:
         # Read, not seek: zipfile gives up comparing checksums after a seek.
@@ -77,15 +76,14 @@ class NpzMember(StoredArray):
 
 def _open_member(path: Path, member: zipfile.ZipInfo) -> ArraySource:
     label = f"{path}: {member.filename.removesuffix('.npy')}"
-    with open_zip(path) as archive, archive.open(member) as stream:
+    with (
+        _errors_named(label, path),
+        open_zip(path) as archive,
+        archive.open(member) as stream,
+    ):
         header = read_npy_header(stream, label, path)
-    expected = header.header_bytes + math.prod(header.shape) * header.dtype.itemsize
-    if expected != member.file_size:
-        raise InputError(
-            f"{label}: shape {list(header.shape)} of {header.dtype} needs {expected} bytes, but "
-            f"the archive holds {member.file_size}; the file is damaged",
-            path=path,
-        )
+    problem = f"the archive holds {member.file_size}; the file is damaged"
+    header.check_size(member.file_size, label, path, problem)
     if 0 in header.shape:
         return MemoryArray(label, np.empty(header.shape, header.dtype))
     return NpzMember(path, member, header)
@@ -102,7 +100,7 @@ def open_npz(path: Path, leave_out: Collection[str] = ()) -> dict[str, ArraySour
     """Open every array of a `.npz` archive but some; only headers are read."""
     existing_file(path, "the archive")
     try:
-        with open_zip(path) as archive:
+        with storage_errors("read the archive", path), open_zip(path) as archive:
             members = archive.infolist()
             directory_begin = archive.start_dir
     except zipfile.BadZipFile as error:
@@ -113,8 +111,6 @@ def open_npz(path: Path, leave_out: Collection[str] = ()) -> dict[str, ArraySour
             f"{path}: not a complete .npz archive ({error}); it is truncated or something else",
             path=path,
         ) from None
-    except OSError as error:
-        raise storage_error(error, "read the archive", path) from error
     _check_declared_sizes(path, members, directory_begin)
     sources: dict[str, ArraySource] = {}
     for member in members:
@@ -128,12 +124,7 @@ def open_npz(path: Path, leave_out: Collection[str] = ()) -> dict[str, ArraySour
             continue
         if name in sources:
             raise InputError(f"{path}: two members are called {name!r}", path=path)
-        try:
-            sources[name] = _open_member(path, member)
-        except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError) as error:
-            raise _damaged(f"{path}: {name}", path, error) from None
-        except OSError as error:
-            raise storage_error(error, "read the archive", path) from error
+        sources[name] = _open_member(path, member)
     return sources
 
 
@@ -169,8 +160,13 @@ def _check_declared_sizes(path: Path, members: list[zipfile.ZipInfo], end: int) 
             )
 
 
-def _damaged(label: str, path: Path, error: Exception) -> InputError:
-    reason = str(error) or "it ends early"  # where a member does, zipfile says nothing
-    return InputError(
-        f"{label}: the archive is damaged ({reason}); download or copy it again", path=path
-    )
+@contextmanager
+def _errors_named(label: str, path: Path) -> Iterator[None]:
+    try:
+        with storage_errors("read the archive", path):
+            yield
+    except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError) as error:
+        reason = str(error) or "it ends early"  # where a member does, zipfile says nothing
+        raise InputError(
+            f"{label}: the archive is damaged ({reason}); download or copy it again", path=path
+        ) from None

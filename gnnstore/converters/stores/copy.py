@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 
-from gnnstore.converters.inputs.source import SequentialArray
+from gnnstore.converters.inputs.source import ArraySource, SequentialArray
 from gnnstore.converters.stores.graph import StoreInput
 from gnnstore.converters.writer.graph_writer import GraphWriter
 from gnnstore.formats.arrays.dtypes import STORAGE_DTYPES
@@ -18,13 +20,19 @@ from gnnstore.formats.store.schema import TextSpec
 _TEXTS_AT_ONCE = 2**14
 
 
-def copy_nodes(writer: GraphWriter, graph: StoreInput) -> None:
-    """Write the attributes and the splits of a store's nodes."""
+def copy_nodes(
+    writer: GraphWriter,
+    graph: StoreInput,
+    ordered: Callable[[ArraySource], AbstractContextManager[ArraySource]] = nullcontext,
+    places: npt.NDArray[Any] | None = None,
+) -> None:
+    """Write the attributes and the splits of a store's nodes, perhaps in another order."""
     for name, spec in graph.nodes.attributes.items():
-        source = CopiedRows(graph, spec)
-        writer.set_node_attribute(name, source, dtype=spec.dtype, cat_dim=spec.cat_dim)
+        with ordered(CopiedRows(graph, spec)) as source:
+            writer.set_node_attribute(name, source, dtype=spec.dtype, cat_dim=spec.cat_dim)
     for name, spec in graph.nodes.splits.items():
-        writer.set_split(name, graph.read(spec))
+        ids = graph.read(spec)
+        writer.set_split(name, ids if places is None else places[ids].astype(np.int64))
 
 
 def describe_edges(writer: GraphWriter, attributes: Mapping[str, AttributeSpec]) -> None:

@@ -7,9 +7,8 @@ often they are needed, hot rows share pages with hot ones, and cold pages are pa
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -29,6 +28,7 @@ from gnnstore.converters.spill_files import RangeSort
 from gnnstore.converters.stores.copy import (
     CopiedRows,
     copy_graph_attributes,
+    copy_nodes,
     copy_value_names,
     describe_edges,
     texts_of,
@@ -55,6 +55,11 @@ from gnnstore.progress import Progress
 Order = Literal["degree", "frequency", "community"]
 ORDERS: tuple[Order, ...] = get_args(Order)
 
+# Arrays of nodes in a split of edges.
+_NODE_PARTS = (
+    *("source", "target", "source_negatives", "target_negatives"),
+    *("negative_source", "negative_target"),
+)
 _PIECE_EDGES = 2**20
 _PIECE_BYTES = 2**23  # of edge attributes; some copies exist at a time
 # Bytes of a node: a new number, a degree, and a rank among nodes that are never drawn; of a node
@@ -127,59 +132,26 @@ def reorder(
         parameters["scores_crc"] = _core.crc32c(np.ascontiguousarray(scores).view(np.uint8))
     if Path(output).resolve() == graph.reader.path.resolve():
         raise UsageError(f"{output} is the store to be reordered; choose another place")
-    scoring, source = Scoring(order, scores, seed), graph.source(**parameters)
-    return write_reordered(graph, output, options, progress, scoring, source=source)
-
-
-@dataclass(frozen=True, eq=False)
-class Scoring:
-    """The score that decides the order of nodes; see `reorder`."""
-
-    order: Order
-    scores: npt.NDArray[Any] | None = None
-    seed: int = 0
-
-
-def write_reordered(
-    graph: StoreInput,
-    output: PathLike,
-    options: ConvertOptions,
-    progress: Progress | None,
-    scoring: Scoring,
-    **described: Mapping[str, Any],
-) -> Path:
-    """Write a store with its nodes numbered anew; see `reorder`."""
     options = with_orders(options, graph.edges)
-    with _writer(graph, output, options, progress, **described) as writer:
-        _check_space(writer, graph)
-        places = find_places(graph, writer, scoring)
-        write_in_order(graph, writer, places)
-        return writer.commit()
-
-
-def _writer(
-    graph: StoreInput,
-    output: PathLike,
-    options: ConvertOptions,
-    progress: Progress | None,
-    **described: Mapping[str, Any],
-) -> GraphWriter:
     dtype = None if options.edge_ids is False else graph.edge_id_dtype
-    writer = GraphWriter(
+    with GraphWriter(
         output,
         kind="reorder",
-        **described,
+        source=graph.source(**parameters),
         options=options,
         num_nodes=graph.num_nodes,
         index_dtype=graph.reader.schema.index_dtype,
         edge_ids=False,
         progress=progress,
         workload=graph.workload(id_bytes=0 if dtype is None else dtype.itemsize),
-    )
-    if dtype is not None:
-        writer.carry_edge_ids(dtype)
-    describe_edges(writer, graph.edges.attributes)
-    return writer
+    ) as writer:
+        if dtype is not None:
+            writer.carry_edge_ids(dtype)
+        describe_edges(writer, graph.edges.attributes)
+        _check_space(writer, graph)
+        places = _find_places(graph, writer, order, scores, seed)
+        _write_in_order(graph, writer, places)
+        return writer.commit()
 
 
 def _check_space(writer: GraphWriter, graph: StoreInput) -> None:
@@ -202,10 +174,16 @@ def _in_memory_bytes(options: ConvertOptions) -> int:
     return min(limit // (2 * _MEMORY_SHARE), _MAX_MEMORY_BYTES)
 
 
-def find_places(graph: StoreInput, writer: GraphWriter, scoring: Scoring) -> npt.NDArray[Any]:
+def _find_places(
+    graph: StoreInput,
+    writer: GraphWriter,
+    order: Order,
+    scores: npt.NDArray[Any] | None,
+    seed: int,
+) -> npt.NDArray[Any]:
     """Return the new number of each node, and set the writer's memory to the rest."""
     memory = memory_ledger("numbering the nodes", writer.options.memory_bytes)
-    is_by_community = scoring.order == "community"
+    is_by_community = order == "community"
     node_bytes = (_NODE_BYTES + (_COMMUNITY_BYTES if is_by_community else 0)) * graph.num_nodes
     memory.add(
         Reservation("new numbers and degrees of nodes", node_bytes),
@@ -215,17 +193,16 @@ def find_places(graph: StoreInput, writer: GraphWriter, scoring: Scoring) -> npt
     writer.expect_edges(graph.num_edges)  # before any work: refused if memory is too small for them
     degrees = out_degrees(graph, writer.progress)
     if is_by_community:
-        labels = find_communities(graph, scoring.seed, writer.progress)
+        labels = find_communities(graph, seed, writer.progress)
         ranks = rank_communities(labels, degrees)
     with writer.progress.phase("number nodes", unit="nodes"):
-        first: list[npt.NDArray[Any]] = [] if scoring.scores is None else [scoring.scores]
+        first: list[npt.NDArray[Any]] = [] if scores is None else [scores]
         if is_by_community:
             first = [degrees > 0, ranks]
         return places_by([*first, degrees, ranks_at_rest(graph)])
 
 
-def write_in_order(graph: StoreInput, writer: GraphWriter, places: npt.NDArray[Any]) -> None:
-    """Write the contents of a store with its nodes numbered anew."""
+def _write_in_order(graph: StoreInput, writer: GraphWriter, places: npt.NDArray[Any]) -> None:
     if not writer.has_edges:
         _add_edges(graph, writer, places)
     writer.finish_edges()
@@ -237,19 +214,12 @@ def write_in_order(graph: StoreInput, writer: GraphWriter, places: npt.NDArray[A
         memory_bytes=writer.options.memory_bytes,
         at_once=_in_memory_bytes(writer.options),
     )
-    for name, spec in nodes.attributes.items():
-        with ordered(CopiedRows(graph, spec)) as rows:
-            writer.set_node_attribute(name, rows, dtype=spec.dtype, cat_dim=spec.cat_dim)
-    for name, spec in nodes.splits.items():
-        writer.set_split(name, places[graph.read(spec)].astype(np.int64))
+    copy_nodes(writer, graph, ordered, places)
     _write_edge_splits(graph, writer, places)
     copy_graph_attributes(writer, graph)
-    own = nodes.original_id
-    original: ArraySource = (
-        GeneratedRows("the ids of nodes", (graph.num_nodes,), np.int64, np.arange)
-        if own is None
-        else CopiedRows(graph, own)
-    )
+    original: ArraySource = GeneratedRows("the ids", (graph.num_nodes,), np.int64, np.arange)
+    if nodes.original_id is not None:
+        original = CopiedRows(graph, nodes.original_id)
     with ordered(original) as rows:
         is_small = 8 * graph.num_nodes <= MAX_COMPRESSED_BYTES
         writer.set_original_ids(rows.read() if is_small else rows)
@@ -300,37 +270,33 @@ def _names_in_order(
 
 
 def _write_edge_splits(graph: StoreInput, writer: GraphWriter, places: npt.NDArray[Any]) -> None:
-    def stored(spec: AttributeSpec | None) -> ArraySource | None:
-        return None if spec is None else CopiedRows(graph, spec)
-
-    def renumbered(spec: AttributeSpec | None) -> ArraySource | None:
-        rows = stored(spec)
-        if rows is None:
-            return None
-        where = f"{graph.reader.path / spec.path}" if spec is not None else ""
+    def renumbered(spec: AttributeSpec) -> ArraySource:
+        where = str(graph.reader.path / spec.path)
 
         def numbers_of(ids: npt.NDArray[Any], _: int) -> npt.NDArray[Any]:
-            found: npt.NDArray[Any] = places[checked_ids(ids, graph.num_nodes, where)]
-            return found
+            return np.asarray(places[checked_ids(ids, graph.num_nodes, where)])
 
-        return MappedRows(rows, numbers_of, dtype=places.dtype)
+        return MappedRows(CopiedRows(graph, spec), numbers_of, dtype=places.dtype)
 
     for name, split in graph.edges.splits.items():
-        source, target = renumbered(split.source), renumbered(split.target)
-        if source is None or target is None:
-            raise AssertionError("a split has both ends")
-        sources, targets = renumbered(split.negative_source), renumbered(split.negative_target)
-        shared = None if sources is None or targets is None else (sources, targets)
+        parts = {
+            part: renumbered(spec)
+            for part in _NODE_PARTS
+            if (spec := getattr(split, part)) is not None
+        }
         describe_edges(writer, split.attributes)
-        attributes = {own: CopiedRows(graph, spec) for own, spec in split.attributes.items()}
         writer.set_edge_split(
             name,
-            source,
-            target,
-            edge_id=stored(split.edge_id),
-            source_negatives=renumbered(split.source_negatives),
-            target_negatives=renumbered(split.target_negatives),
-            negative_edges=shared,
-            attributes=attributes,
+            parts["source"],
+            parts["target"],
+            edge_id=None if split.edge_id is None else CopiedRows(graph, split.edge_id),
+            source_negatives=parts.get("source_negatives"),
+            target_negatives=parts.get("target_negatives"),
+            negative_edges=(
+                (parts["negative_source"], parts["negative_target"])
+                if "negative_source" in parts
+                else None
+            ),
+            attributes={own: CopiedRows(graph, spec) for own, spec in split.attributes.items()},
             where=f"{graph.reader.path}: the edge split {name!r}",
         )

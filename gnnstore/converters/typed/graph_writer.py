@@ -183,7 +183,7 @@ class HeteroGraphWriter(BaseWriter):
         self._check_edge_type(edge_type, where)
         finished = take_up_edges(self._store, edge_type)
         if finished is not None:
-            self._edges[edge_type] = finished.spec
+            self._edges[edge_type] = finished[0]
             return
         counts = (self.num_nodes[edge_type[0]], self.num_nodes[edge_type[2]])
         builder = self._builder(self._rules, counts)
@@ -234,7 +234,7 @@ class HeteroGraphWriter(BaseWriter):
         self._check_edge_type(reverse, "reverse=")
         finished = take_up_edges(self._store, reverse)
         if finished is not None:
-            self._edges[reverse] = finished.spec
+            self._edges[reverse] = finished[0]
             return
         counts = (self.num_nodes[forward.source], self.num_nodes[forward.target])
         # The ids come as an attribute.

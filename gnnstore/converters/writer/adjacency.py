@@ -9,15 +9,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from gnnstore.converters.edges.columns import BuiltEdges, EdgeChunk, SortedEdges
-from gnnstore.errors import CorruptStoreError
+from gnnstore.converters.typed.reading import ReadArray
 from gnnstore.formats.arrays.dtypes import STORAGE_DTYPES, dtype_name, to_bfloat16_bits
 from gnnstore.formats.arrays.paged_array import PagedArray
 from gnnstore.formats.arrays.paged_writer import PagedArrayWriter
@@ -26,12 +25,13 @@ from gnnstore.formats.arrays.spec import AttributeSpec
 from gnnstore.formats.arrays.zarr_metadata import shard_name
 from gnnstore.formats.container import names
 from gnnstore.formats.container.journal import JOURNAL_FILE
-from gnnstore.formats.container.regular_files import open_binary
 from gnnstore.formats.container.strict_json import Fields
 from gnnstore.formats.store.edge_splits import EdgeSplitSpec
 from gnnstore.formats.store.schema import EDGE_TYPE, EdgeType, EdgeTypeSpec
 from gnnstore.formats.store.writer import StoreWriter
 from gnnstore.progress import Progress
+
+_STEP_BYTES = 2**23  # of pointers that are read at a time
 
 
 def write_adjacency(
@@ -174,32 +174,12 @@ def _attribute_rows(name: str, edges: EdgeChunk | SortedEdges, dtype: str) -> np
     return rows
 
 
-_STEP_NODES = 2**20  # degrees yielded at a time: 8 MiB of pointers
-
-
-@dataclass(frozen=True)
-class FinishedEdges:
-    """An adjacency that lies in the store already."""
-
-    spec: EdgeTypeSpec  # its arrays
-    num_nodes: int
-    _directory: Path
-    _layout: ShardLayout
-
-    def degrees(self) -> Iterator[npt.NDArray[np.int64]]:
-        """Yield the number of in-neighbours of the next nodes, int64 [k], until N are done."""
-        latest = np.empty(0, np.int64)
-        for number in range(self._layout.num_shards):
-            left = self._layout.shard_num_rows(number)
-            path = self._directory / shard_name(number, 0)
-            # Bodies are plain int64, as 8 bytes fill any page. They are read, since mapped pages
-            # would count as memory.
-            with open_binary(path, error=CorruptStoreError, root=path.parent) as file:
-                while left:
-                    pointers = np.fromfile(file, "<i8", min(left, _STEP_NODES))
-                    left -= len(pointers)
-                    latest = np.concatenate([latest[-1:], pointers])
-                    yield np.diff(latest)
+def stored_degrees(store: StoreWriter, indptr: AttributeSpec) -> Iterator[npt.NDArray[np.int64]]:
+    """Yield the number of in-neighbours of the next nodes, int64 [k], until N are done."""
+    latest = np.empty(0, np.int64)
+    for _, pointers in ReadArray(finished_array(store, indptr)).pieces(_STEP_BYTES):
+        latest = np.concatenate([latest[-1:], pointers])
+        yield np.diff(latest)
 
 
 def record_edges(store: StoreWriter, spec: EdgeTypeSpec, num_nodes: int) -> None:
@@ -207,30 +187,27 @@ def record_edges(store: StoreWriter, spec: EdgeTypeSpec, num_nodes: int) -> None
     store.journal.record_edges({"num_nodes": num_nodes, "spec": asdict(spec)})
 
 
-def take_up_edges(store: StoreWriter, edge_type: EdgeType = EDGE_TYPE) -> FinishedEdges | None:
-    """Take the adjacency that an earlier attempt finished into the store; None if there is none."""
+def take_up_edges(
+    store: StoreWriter, edge_type: EdgeType = EDGE_TYPE
+) -> tuple[EdgeTypeSpec, int] | None:
+    """Take the adjacency, and N, that an earlier attempt finished into the store, if it did."""
     for record in store.journal.edges():
         fields = Fields(record, str(store.journal.directory / JOURNAL_FILE), "edges")
         spec, num_nodes = fields.fields("spec").parse(EdgeTypeSpec), fields.integer("num_nodes")
         if spec.type == edge_type and all(_is_whole(store, array) for array in spec.arrays()):
-            return _take_up(store, spec, num_nodes)
+            for array in spec.arrays():
+                writer = store.paged(
+                    array.path,
+                    name=array.name,
+                    row_shape=array.shape[1:],
+                    dtype=array.dtype,
+                    num_rows=array.num_rows,
+                    cat_dim=array.cat_dim,
+                )
+                writer.skip(array.num_rows)
+                writer.close()
+            return spec, num_nodes
     return None
-
-
-def _take_up(store: StoreWriter, spec: EdgeTypeSpec, num_nodes: int) -> FinishedEdges:
-    for array in spec.arrays():
-        writer = store.paged(
-            array.path,
-            name=array.name,
-            row_shape=array.shape[1:],
-            dtype=array.dtype,
-            num_rows=array.num_rows,
-            cat_dim=array.cat_dim,
-        )
-        writer.skip(array.num_rows)
-        writer.close()
-    directory = store.temporary_path / spec.indptr.path
-    return FinishedEdges(spec, num_nodes, directory, _layout(store, spec.indptr))
 
 
 def finished_array(store: StoreWriter, spec: AttributeSpec) -> PagedArray:

@@ -20,7 +20,12 @@ from gnnstore.converters.edges.split import SplitEdges, SplitRule
 from gnnstore.converters.inputs.opening import PathLike
 from gnnstore.converters.inputs.source import ArraySource, as_array, as_source
 from gnnstore.converters.typed.times import checked_edges
-from gnnstore.converters.writer.adjacency import record_edges, take_up_edges, write_adjacency
+from gnnstore.converters.writer.adjacency import (
+    record_edges,
+    stored_degrees,
+    take_up_edges,
+    write_adjacency,
+)
 from gnnstore.converters.writer.base import BaseWriter, Pairs
 from gnnstore.converters.writer.edge_splits import Rows, write_edge_split
 from gnnstore.converters.writer.estimates import Workload
@@ -255,11 +260,11 @@ class GraphWriter(BaseWriter):
         if self._edges is not None:
             return
         if self._finished is not None:
+            self._edges, num_nodes = self._finished
+            self._nodes.set_num_nodes(num_nodes)
             if on_degrees is not None:
-                for degrees in self._finished.degrees():
+                for degrees in stored_degrees(self._store, self._edges.indptr):
                     on_degrees(degrees)
-            self._edges = self._finished.spec
-            self._nodes.set_num_nodes(self._finished.num_nodes)
             return
         if self.num_nodes is None:  # the largest id decides, which may be a wrong one
             check_pointers(self._store, self._builder.buffer.max_id + 1)

@@ -8,8 +8,8 @@ splits, both sorted by target and source.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from gnnstore import _core
 from gnnstore.converters.edges.split import NAMES, SplitRule
-from gnnstore.converters.inputs.source import SequentialArray
+from gnnstore.converters.inputs.derived import GeneratedRows
 from gnnstore.converters.keyed_random import hash_pairs
 from gnnstore.converters.writer.adjacency import finished_array
 from gnnstore.converters.writer.edge_splits import copy_array
@@ -49,77 +49,62 @@ def write_negatives(
     finder = _Finder(store, edges, is_undirected) if rule.strict_negatives else None
     splits = {}
     for name, split in edges.splits.items():
-        source = _Negatives(store, name, split, rule=rule, num_nodes=num_nodes, finder=finder)
+        drawer = _Drawer(store, name, split, rule, num_nodes)
+        shape, dtype = (split.num_edges, rule.num_negatives), id_dtype(num_nodes)
+        source = GeneratedRows(f"negatives of {name}", shape, dtype, partial(drawer.draw, finder))
         directory = names.edge_split_directory(EDGE_TYPE, name)
         with progress.phase(f"draw negatives of {name}"):
-            written = copy_array(
-                store, directory, source, "target_negatives", source.dtype, limit=num_nodes
-            )
+            written = copy_array(store, directory, source, "target_negatives", dtype)
         splits[name] = replace(split, target_negatives=written)
-        if source.num_kept:
+        if drawer.num_kept:
             _LOG.warning(
                 "the edge split %r: %d of %d negatives are edges, loops or the edge itself: "
                 "%d draws found no other",
                 name,
-                source.num_kept,
+                drawer.num_kept,
                 split.num_edges * rule.num_negatives,
                 _MAX_DRAWS,
             )
     return replace(edges, splits=splits)
 
 
-class _Negatives(SequentialArray):
-    """The negatives [L, K] of a split, drawn while they are read."""
+class _Drawer:
+    """Draws the negatives of a split."""
 
     def __init__(
-        self,
-        store: StoreWriter,
-        name: str,
-        split: EdgeSplitSpec,
-        *,
-        rule: SplitRule,
-        num_nodes: int,
-        finder: _Finder | None,
+        self, store: StoreWriter, name: str, split: EdgeSplitSpec, rule: SplitRule, num_nodes: int
     ) -> None:
-        self.label = f"negatives of {name}"
-        self.shape = (split.num_edges, rule.num_negatives)
-        self.dtype = id_dtype(num_nodes)
-        self.num_kept = 0
+        self.num_kept = 0  # negatives that are edges, loops or the edge itself
+        self._width = rule.num_negatives
         self._ends = finished_array(store, split.source), finished_array(store, split.target)
         self._seed = (rule.seed ^ _SALT) + NAMES.index(name) & 2**64 - 1
         self._num_nodes = np.uint64(num_nodes)
-        self._finder = finder
 
-    def rows(self, step: int, start: int = 0) -> Iterator[npt.NDArray[Any]]:
-        """Yield the negatives of the edges from `start` on."""
-        num_edges, width = self.shape
-        step = max(1, min(step, _PIECE_VALUES // width))
-        for first in range(start, num_edges, step):
-            last = min(first + step, num_edges)
-            sources, targets = (
-                np.repeat(ends.read_slice(first, last).astype(np.int64), width)
-                for ends in self._ends
-            )
-            drawn = self._draw(np.arange(first * width, last * width), sources, targets)
-            yield drawn.reshape(-1, width).astype(self.dtype)
+    def draw(self, finder: _Finder | None, first: int, last: int) -> npt.NDArray[Any]:
+        """Return the negatives of edges first, ..., last - 1."""
+        step = max(1, _PIECE_VALUES // self._width)
+        pieces = [
+            self._draw(finder, begin, min(begin + step, last)) for begin in range(first, last, step)
+        ]
+        return np.concatenate(pieces).reshape(-1, self._width)
 
-    def _draw(
-        self,
-        places: npt.NDArray[np.int64],
-        sources: npt.NDArray[np.int64],
-        targets: npt.NDArray[np.int64],
-    ) -> npt.NDArray[np.int64]:
+    def _draw(self, finder: _Finder | None, first: int, last: int) -> npt.NDArray[Any]:
+        sources, targets = (
+            np.repeat(ends.read_slice(first, last).astype(np.int64), self._width)
+            for ends in self._ends
+        )
+        places = np.arange(first * self._width, last * self._width)
         found = np.empty(len(places), np.int64)
         left = np.arange(len(places))
-        for attempt in range(_MAX_DRAWS if self._finder else 1):
+        for attempt in range(_MAX_DRAWS if finder else 1):
             words = hash_pairs(self._seed, places[left], np.full(len(left), attempt), None)
             found[left] = (words % self._num_nodes).astype(np.int64)
-            if self._finder is not None:
+            if finder is not None:
                 there, wrong = found[left], sources[left]
                 is_bad = (there == wrong) | (there == targets[left])
-                left = left[is_bad | self._finder.are_edges(wrong, there)]
-        self.num_kept += len(left) if self._finder else 0
-        return found
+                left = left[is_bad | finder.are_edges(wrong, there)]
+        self.num_kept += len(left) if finder else 0
+        return found.astype(id_dtype(int(self._num_nodes)))
 
 
 class _Finder:

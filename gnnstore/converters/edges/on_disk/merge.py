@@ -10,10 +10,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import closing
-from dataclasses import dataclass
+from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -36,8 +35,7 @@ MAX_RANGE_RECORDS = 2**23
 MIN_RANGE_RECORDS = 2**9
 
 
-@dataclass(frozen=True)
-class _Merged:
+class _Merged(NamedTuple):
     """The finished edges of a range; ids of added self-loops count from the range's first."""
 
     sources: npt.NDArray[Any]
@@ -45,7 +43,6 @@ class _Merged:
     origins: npt.NDArray[np.int32] | None
     column_counts: npt.NDArray[np.int64]
     num_added: int
-    attributes: dict[str, npt.NDArray[Any]]
 
 
 class SpilledEdges:
@@ -125,9 +122,7 @@ class SpilledEdges:
         def merge(piece: Range) -> tuple[int, int, npt.NDArray[Any] | None]:
             if not in_place:
                 return (*self._count_range(piece), None)
-            merged = self._merge(
-                piece, np.dtype(np.int64), with_origins=False, with_attributes=False
-            )
+            merged = self._merge(piece, 8, with_origins=False)
             return len(merged.sources), merged.num_added, merged.edge_ids
 
         for num_edges, num_added, ids in self._in_order(merge):
@@ -155,17 +150,21 @@ class SpilledEdges:
 
     # ---- one range
 
-    def _load(self, piece: Range) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
+    def _load(
+        self, piece: Range
+    ) -> tuple[
+        npt.NDArray[np.uint8], npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int64]
+    ]:
+        """Return the records of all runs, and by run their number, size and first id."""
         begins, ends = (np.array(b.places, np.int64) for b in (piece.begin, piece.end))
-        counts = ends - begins
-        sizes = counts * self._record_bytes
+        sizes = (ends - begins) * self._record_bytes
         records = _core.pool_empty(int(sizes.sum()))
         place = 0
         for run, begin, size in zip(self._runs, begins.tolist(), sizes.tolist(), strict=True):
             if size:
                 read_run(run.records_path, begin * run.record_bytes, records[place : place + size])
             place += size
-        return records, counts
+        return records, ends - begins, self._record_bytes, self._first_ids
 
     def _where(self, piece: Range) -> dict[str, Any]:
         columns = min(piece.end.target + 1, self.num_nodes) - piece.begin.target
@@ -183,55 +182,25 @@ class SpilledEdges:
         return where
 
     def _count_range(self, piece: Range) -> tuple[int, int]:
-        records, counts = self._load(piece)
-        return self._checked(
-            lambda: _core.count_edge_runs(
-                records, counts, self._record_bytes, self._first_ids, **self._where(piece)
-            )
-        )
+        with self._damage_named():
+            return _core.count_edge_runs(*self._load(piece), **self._where(piece))
 
-    def _merge(
-        self,
-        piece: Range,
-        id_type: np.dtype[Any] | None,
-        *,
-        with_origins: bool,
-        with_attributes: bool,
-    ) -> _Merged:
-        # The records go before attributes come.
-        sources, ids, origins, columns, num_edges, num_added = self._merge_records(
-            piece, 0 if id_type is None else id_type.itemsize, with_origins
-        )
-        rows: dict[str, npt.NDArray[Any]] = {}
-        if origins is not None:
-            origins = origins[:num_edges]
-            for number, name in enumerate(self._schema if with_attributes else ()):
-                rows[name] = self._attribute_rows(number, piece, origins)
-        return _Merged(
-            sources[:num_edges],
-            None if ids is None else ids[:num_edges],
-            origins,
-            columns,
-            num_added,
-            rows,
-        )
-
-    def _merge_records(
-        self, piece: Range, edge_id_bytes: int, with_origin: bool
-    ) -> tuple[Any, Any, Any, npt.NDArray[np.int64], int, int]:
-        records, counts = self._load(piece)
-        return self._checked(
-            lambda: _core.merge_edge_runs(
-                records,
-                counts,
-                self._record_bytes,
-                self._first_ids,
+    def _merge(self, piece: Range, edge_id_bytes: int, *, with_origins: bool) -> _Merged:
+        with self._damage_named():
+            sources, ids, origins, columns, num_edges, num_added = _core.merge_edge_runs(
+                *self._load(piece),
                 **self._where(piece),
                 first_loop_id=self.num_input_edges * self._rules.copies,
                 id_bytes=self.index_dtype.itemsize,
                 edge_id_bytes=edge_id_bytes,
-                with_origin=with_origin,
+                with_origin=with_origins,
             )
+        return _Merged(
+            sources[:num_edges],
+            None if ids is None else ids[:num_edges],
+            None if origins is None else origins[:num_edges],
+            columns,
+            num_added,
         )
 
     def _attribute_rows(
@@ -255,9 +224,10 @@ class SpilledEdges:
             taken[origins < 0] = 0
         return taken
 
-    def _checked(self, kernel: Callable[[], T]) -> T:
+    @contextmanager
+    def _damage_named(self) -> Iterator[None]:
         try:
-            return kernel()
+            yield
         except ValueError as error:
             raise CorruptStoreError(
                 f"{self._directory}: a sorted run of edges is damaged ({error}). Convert again "
@@ -269,7 +239,7 @@ class SpilledEdges:
 
     def _in_order(self, work: Callable[[Range], T]) -> Iterator[T]:
         """Yield `work(range)` for every range, in order; threads work ahead."""
-        ranges = plan_ranges(self._runs, self.num_nodes, self._max_records, self._max_records)
+        ranges = plan_ranges(self._runs, self.num_nodes, self._max_records)
         merged = ordered_map(
             work,
             ranges,
@@ -288,36 +258,33 @@ class SpilledEdges:
 
     def chunks(self) -> Iterator[EdgeChunk]:
         """Yield all edges in column order: a chunk for each range."""
-        id_type, with_attributes = self.edge_id_dtype, bool(self._schema)
-        with_origins = with_attributes or self._rules.self_loops == "add"
+        id_bytes = 0 if self.edge_id_dtype is None else self.edge_id_dtype.itemsize
+        adds_loops = self._rules.self_loops == "add"
         first_added = self.num_input_edges * self._rules.copies
         edges = added = 0
 
-        def merge(piece: Range) -> tuple[Range, _Merged]:
-            merged = self._merge(
-                piece, id_type, with_origins=with_origins, with_attributes=with_attributes
-            )
-            return piece, merged
+        def merge(piece: Range) -> tuple[Range, _Merged, dict[str, npt.NDArray[Any]]]:
+            part = self._merge(piece, id_bytes, with_origins=adds_loops or bool(self._schema))
+            rows = {
+                name: self._attribute_rows(number, piece, part.origins)
+                for number, name in enumerate(self._schema)
+                if part.origins is not None
+            }
+            return piece, part, rows
 
-        for piece, part in self._in_order(merge):
-            ids = part.edge_ids
+        for piece, part, rows in self._in_order(merge):
+            ids, origins = part.edge_ids, part.origins
             if ids is not None and part.num_added:
                 ids[ids >= first_added] += added
             added += part.num_added
-            yield self._chunk(piece, part, edges)
+            # Columns before the last one of the range are complete.
+            indptr = np.cumsum(part.column_counts[: piece.end.target - piece.begin.target])
+            indptr += edges
+            if piece.is_first:
+                indptr = np.concatenate([np.zeros(1, np.int64), indptr])
+            is_added = origins < 0 if origins is not None and adds_loops else None
+            yield EdgeChunk(part.sources, ids, rows, indptr, is_added)
             edges += len(part.sources)
-
-    def _chunk(self, piece: Range, part: _Merged, num_edges_before: int) -> EdgeChunk:
-        # Columns before the last one of the range are complete.
-        counts = part.column_counts[: piece.end.target - piece.begin.target]
-        indptr = np.cumsum(counts)
-        indptr += num_edges_before
-        if piece.is_first:
-            indptr = np.concatenate([np.zeros(1, np.int64), indptr])
-        added = None
-        if part.origins is not None and self._rules.self_loops == "add":
-            added = part.origins < 0
-        return EdgeChunk(part.sources, part.edge_ids, part.attributes, indptr, added)
 
     def close(self) -> None:
         """Delete the runs."""

@@ -61,15 +61,13 @@ class Range:
         return end.target if end.is_record and end.source == end.target else -1
 
 
-def plan_ranges(
-    runs: Sequence[EdgeRun], num_nodes: int, max_records: int, max_columns: int
-) -> Iterator[Range]:
-    """Yield ranges that together hold everything, in order."""
+def plan_ranges(runs: Sequence[EdgeRun], num_nodes: int, most: int) -> Iterator[Range]:
+    """Yield ranges of at most so many records and columns that hold everything, in order."""
     begin = Boundary(0, 0, (0,) * len(runs))
     is_first = True
-    for end in _boundaries(runs, num_nodes, max_records):
-        while end.target - begin.target > max_columns:
-            target = begin.target + max_columns
+    for end in _boundaries(runs, num_nodes, most):
+        while end.target - begin.target > most:
+            target = begin.target + most
             places = tuple(
                 _lower_bound(run, (target, 0), low, high)
                 for run, low, high in zip(runs, begin.places, end.places, strict=True)
