@@ -16,7 +16,6 @@ import numpy.typing as npt
 
 from gnnstore import _core
 from gnnstore.converters.edges.builder import EdgeBuilder
-from gnnstore.converters.edges.columns import CarriedIds
 from gnnstore.converters.edges.node_ids import check_ids
 from gnnstore.converters.edges.rules import EdgeRules
 from gnnstore.converters.inputs.opening import PathLike
@@ -264,11 +263,12 @@ class HeteroGraphWriter(BaseWriter):
         num_targets = self.num_nodes[edge_type[2]]
         spec = write_adjacency(
             self._store,
-            built if reversed_edges is None else CarriedIds(built, reversed_edges.id_dtype),
+            built,
             self._edge_attribute_types.get(edge_type, {}),
             self.progress,
             edge_type=edge_type,
             num_targets=num_targets,
+            carried_ids=None if reversed_edges is None else reversed_edges.id_dtype,
         )
         if reversed_edges is not None:
             spec = reversed_edges.sharing(spec)

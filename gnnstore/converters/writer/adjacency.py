@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from gnnstore.converters.edges.columns import BuiltEdges, EdgeChunk, SortedEdges
+from gnnstore.converters.edges.columns import CARRIED_IDS, BuiltEdges, EdgeChunk, SortedEdges
 from gnnstore.converters.typed.reading import ReadArray
 from gnnstore.formats.arrays.dtypes import STORAGE_DTYPES, dtype_name, to_bfloat16_bits
 from gnnstore.formats.arrays.paged_array import PagedArray
@@ -45,11 +45,13 @@ def write_adjacency(
     edge_type: EdgeType = EDGE_TYPE,
     num_targets: int | None = None,
     are_renumbered: bool = False,
+    carried_ids: np.dtype[Any] | None = None,
 ) -> EdgeTypeSpec:
     """Write `indptr`, `indices`, ids of edges, the edge attributes and edge splits.
 
     Edges between nodes of two types come numbered as of one; only the first columns are targets.
-    Ids of edges that are numbered by their positions here are those of the original data.
+    Ids of edges that are numbered by their positions here are those of the original data. Carried
+    ids are an attribute while edges are sorted.
     """
     directory = names.edge_directory(*edge_type)
     num_pointers = (built.num_nodes if num_targets is None else num_targets) + 1
@@ -61,6 +63,7 @@ def write_adjacency(
         directory=directory,
         ends=("indices",),
         num_edges=built.num_edges,
+        id_dtype=built.edge_id_dtype if carried_ids is None else carried_ids,
         ids="original_id" if are_renumbered else "edge_id",
     )
     splits = {
@@ -71,12 +74,17 @@ def write_adjacency(
             directory=names.edge_split_directory(edge_type, name),
             ends=("source", "target"),
             num_edges=num_edges,
+            id_dtype=built.edge_id_dtype,
         )
         for name, num_edges in (split_sizes or {}).items()
     }
     latest = np.empty(0, np.int64)
     with progress.phase("write edges", built.num_edges, "edges") as phase:
         for chunk in built.chunks():
+            if carried_ids is not None:
+                attributes = dict(chunk.attributes)
+                own_ids = attributes.pop(CARRIED_IDS)
+                chunk = replace(chunk, edge_id=own_ids, attributes=attributes)  # noqa: PLW2901
             indptr.append(chunk.indptr[:num_pointers])
             num_pointers -= len(chunk.indptr[:num_pointers])
             if on_degrees is not None:
@@ -109,6 +117,7 @@ class _EdgeArrays:
         directory: str,
         ends: tuple[str, ...],
         num_edges: int,
+        id_dtype: np.dtype[Any] | None,
         ids: str = "edge_id",
     ) -> None:
         self._store = store
@@ -119,8 +128,8 @@ class _EdgeArrays:
             name: _array(store, directory, name, built.index_dtype.name, num_edges) for name in ends
         }
         self._edge_id: PagedArrayWriter | None = None
-        if built.edge_id_dtype is not None:
-            self._edge_id = _array(store, directory, ids, built.edge_id_dtype.name, num_edges)
+        if id_dtype is not None:
+            self._edge_id = _array(store, directory, ids, id_dtype.name, num_edges)
         self._ids = ids
         self._attributes: dict[str, PagedArrayWriter] | None = None
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gnnstore.converters.edges.columns import BuiltEdges, CarriedIds, SortedEdges
+from gnnstore.converters.edges.columns import BuiltEdges, SortedEdges
 from gnnstore.converters.edges.split import SplitEdges, SplitRule
 from gnnstore.converters.inputs.opening import PathLike
 from gnnstore.converters.inputs.source import ArraySource, as_array, as_source
@@ -270,8 +270,6 @@ class GraphWriter(BaseWriter):
             check_pointers(self._store, self._builder.buffer.max_id + 1)
         with self.progress.phase("sort edges", unit="edges"):
             built = self._builder.finish(self.num_nodes)
-        if self._carried is not None:
-            built = CarriedIds(built, self._carried)
         self._write_edges(built, on_degrees)
         built.close()
 
@@ -306,6 +304,7 @@ class GraphWriter(BaseWriter):
             on_degrees=on_degrees,
             split_sizes=None if split is None else split.sizes,
             are_renumbered=split is not None or self._carried is not None,
+            carried_ids=self._carried,
         )
         if split is not None and rule is not None and rule.num_negatives:
             edges = write_negatives(
