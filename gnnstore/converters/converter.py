@@ -12,6 +12,7 @@ from typing import ParamSpec
 
 from gnnstore.converters.writer.options import ConvertOptions
 from gnnstore.errors import limits_named
+from gnnstore.formats import StoreManifest
 from gnnstore.formats.container.transaction import check_final
 from gnnstore.registry import Registry
 
@@ -29,7 +30,7 @@ def converter(convert: Callable[P, Path]) -> Callable[P, Path]:
         may_exist = options.overwrite or options.resume or "overwrite" in given.get("more", {})
         if "output" in given and not may_exist:
             final = Path(os.path.abspath(given["output"]))  # noqa: PTH100 - links stay
-            check_final(final, overwrite=False, is_replaceable=bool, noun="")
+            check_final(final, StoreManifest, overwrite=False)
         return convert(*args, **kwargs)
 
     return limits_named("convert")(checked)

@@ -21,7 +21,8 @@ from gnnstore.errors import (
     whole_number,
 )
 from gnnstore.formats.partitions.reader import PartitionsReader, open_partitions
-from gnnstore.formats.tables.commit import (
+from gnnstore.formats.tables.directory import TableDirectory
+from gnnstore.formats.tables.manifest import (
     INITIAL,
     MAX_DIM,
     MAX_KEPT,
@@ -29,7 +30,6 @@ from gnnstore.formats.tables.commit import (
     STATE_FLOATS,
     TableManifest,
 )
-from gnnstore.formats.tables.directory import TableDirectory
 from gnnstore.graph.store import GraphStore
 from gnnstore.partitions.policy import PartitionPolicy
 from gnnstore.units import parse_size

@@ -14,7 +14,7 @@ from gnnstore import _core
 from gnnstore.embeddings.buffer import PartitionBuffer, Slot
 from gnnstore.errors import BadIndexError, UsageError
 from gnnstore.formats.partitions.reader import PartitionsReader
-from gnnstore.formats.tables.commit import INITIAL, TableManifest
+from gnnstore.formats.tables.manifest import INITIAL, TableManifest
 from gnnstore.formats.tables.directory import TableDirectory
 
 FLOAT_BYTES = 4

@@ -26,7 +26,8 @@ from gnnstore.formats.container.verify import (
     stray_files,
 )
 from gnnstore.formats.packed.reader import PackedReader
-from gnnstore.formats.tables.verify import is_table, verify_table
+from gnnstore.formats.tables.directory import verify_table
+from gnnstore.formats.tables.manifest import TableManifest
 from gnnstore.progress import NullProgress, Progress
 from gnnstore.threads import ordered_map
 
@@ -65,7 +66,7 @@ def verify(
     threads = num_threads or len(os.sched_getaffinity(0))
     progress = progress or NullProgress()
     try:
-        if is_table(Path(path)):
+        if TableManifest.is_at(Path(path)):
             return verify_table(Path(path), level, progress)
         units, problems = find_units(Path(path))
     except CorruptStoreError as error:

@@ -25,6 +25,7 @@ from gnnstore.formats.store.schema import (
     StoreManifest,
 )
 from gnnstore.formats.store.writer import StoreWriter
+from gnnstore.formats.tables.manifest import TableManifest
 
 __all__ = [
     "EDGE_TYPE",
@@ -45,6 +46,7 @@ __all__ = [
     "StoreManifest",
     "StoreReader",
     "StoreWriter",
+    "TableManifest",
     "load_csc",
     "plan_shards",
 ]

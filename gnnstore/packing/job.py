@@ -194,7 +194,6 @@ class EpochPacker:
     def _manifest(self, writer: PackedWriter) -> PackedManifest:
         settings = self.settings
         return PackedManifest(
-            created_by=f"gnnstore {__version__}",
             fingerprint=self._sampler.fingerprint,
             seed=settings.config.seed,
             epochs=settings.epochs,

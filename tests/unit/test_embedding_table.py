@@ -31,7 +31,7 @@ from gnnstore.errors import (
 )
 from gnnstore.formats.container.files import crc32c_of
 from gnnstore.formats.partitions.reader import PartitionsReader
-from gnnstore.formats.tables.commit import _canonical
+from gnnstore.formats.tables.manifest import canonical
 from gnnstore.partitions.followers import Slots
 from gnnstore.testing.graphs import write_store
 from gnnstore.testing.twins.learned_rows import initial_rows
@@ -477,14 +477,18 @@ def test_damage_is_named(table_of: Open, store: Path) -> None:
 
 def resealed(document: dict[str, Any]) -> str:
     """Return a manifest with the checksum that its contents have."""
-    return json.dumps(document | {"crc32c": crc32c_of(_canonical(document["table"]))})
+    return json.dumps(document | {"crc32c": crc32c_of(canonical(document["table"]))})
 
 
 @pytest.mark.parametrize(
     ("change", "error", "message"),
     [
-        (lambda t: t.update(format="x"), CorruptStoreError, "format: expected gnnstore-table"),
-        (lambda t: t.update(version=99), UnsupportedVersionError, "of version 99, but this gnnsto"),
+        (lambda t: t.update(format="x"), CorruptStoreError, "format: expected one of gnn"),
+        (
+            lambda t: t.update(version=99),
+            UnsupportedVersionError,
+            "table has format version 99",
+        ),
         (lambda t: t.update(version=0), CorruptStoreError, "version"),
         (lambda t: t.update(init="foo"), CorruptStoreError, "init"),
         (lambda t: t.update(rows_per_partition=2**60), CorruptStoreError, "rows_per_partition"),
@@ -607,7 +611,7 @@ def test_what_was_written_before_a_commit_failed_is_written_again(
 def test_a_file_system_without_direct_reads(
     table_of: Open, monkeypatch: pytest.MonkeyPatch, code: int, works: bool
 ) -> None:
-    monkeypatch.setattr("gnnstore.formats.tables.slots._MIN_DIRECT_BYTES", 0)
+    monkeypatch.setattr("gnnstore.formats.tables.directory._MIN_DIRECT_BYTES", 0)
     table = table_of()
     learn(table, [1])
     table.commit()

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from gnnstore.features.check import verify
-from gnnstore.formats import StoreReader
+from gnnstore.formats import StoreReader, TableManifest
 
 GOLDEN = Path(__file__).parents[1] / "data" / "golden"
 STORES = sorted(GOLDEN.glob("v*.gnn"))
@@ -33,3 +33,10 @@ def test_golden_store(store: Path, tmp_path: Path) -> None:
             values = reader.read(specs[name.replace("|", "/")])
             assert values.dtype == expected[name].dtype
             np.testing.assert_array_equal(values, expected[name])
+
+
+def test_golden_table() -> None:
+    text = (GOLDEN / "v1.table.json").read_bytes()
+    manifest = TableManifest.decode(text, "v1.table.json")
+    assert [commit.slots.tolist() for commit in manifest.commits] == [[-1], [0]]
+    assert manifest.encode() == text

@@ -23,6 +23,7 @@ from typing import Any, ClassVar, Self
 import numpy as np
 import numpy.typing as npt
 
+from gnnstore._version import __version__
 from gnnstore.errors import CorruptStoreError, StorageError, UnsupportedVersionError
 from gnnstore.formats.arrays.spec import AttributeSpec
 from gnnstore.formats.arrays.zarr_metadata import METADATA_FILE, group_metadata
@@ -61,6 +62,7 @@ class Manifest(ABC):
     """
 
     FORMAT: ClassVar[str]
+    FILE: ClassVar[str] = METADATA_FILE  # of the manifest
     VERSION: ClassVar[int]
     # The first version that is still read.
     OLDEST: ClassVar[int] = 1
@@ -75,7 +77,7 @@ class Manifest(ABC):
     # Advice where a directory is missing: "make one with 'gnnstore convert'".
     MAKE: ClassVar[str]
 
-    created_by: str
+    created_by: str = f"gnnstore {__version__}"
     uuid: str = ""
     # Every file but the root `zarr.json` and the checksums; in the order in which their blocks
     # stand in the checksums array.
@@ -107,8 +109,11 @@ class Manifest(ABC):
     @classmethod
     def is_at(cls, path: Path) -> bool:
         """Whether a directory seems to be of this kind, of any version, intact or not."""
-        kind = kind_of(path)
-        return kind is not None and kind.manifest is cls
+        try:
+            with open_binary(path / cls.FILE, error=StorageError, root=path) as file:
+                return f'"{cls.key()}"'.encode() in file.read(_HEAD_BYTES)
+        except OSError:
+            return False
 
     @classmethod
     def key(cls) -> str:
@@ -162,7 +167,7 @@ class Manifest(ABC):
             )
         own = Fields(attributes[cls.key()], path, f"attributes.{cls.key()}")
         own.choice("format", (cls.FORMAT,))
-        cls._check_version(own)
+        cls.check_version(own, own.integer("format_version", 1))
         check_seal(text, path, cls.VERB)
         if own.integer("block_bytes") != BLOCK_BYTES:
             raise own.fail("block_bytes", str(BLOCK_BYTES))
@@ -185,8 +190,9 @@ class Manifest(ABC):
         )
 
     @classmethod
-    def _check_version(cls, own: Fields) -> None:
-        version = own.integer("format_version", 1)
+    def check_version(cls, own: Fields, version: int) -> None:
+        """Refuse a version that is not read, and reader features that are not known."""
+        features = own.texts("reader_features") if own.has("reader_features") else ()
         known = f"this gnnstore reads up to {cls.VERSION}"
         upgrade = "Upgrade with 'pip install --upgrade gnnstore'"
         if version < cls.OLDEST:
@@ -194,7 +200,7 @@ class Manifest(ABC):
             advice = cls.advice(own, Path(own.path).parent)
         elif version > cls.VERSION:
             what, advice = f"has format version {version}; {known}", upgrade
-        elif unknown := sorted(set(own.texts("reader_features")) - cls.READER_FEATURES):
+        elif unknown := sorted(set(features) - cls.READER_FEATURES):
             names = ", ".join(unknown)
             what = f"needs the reader features {names}, which this gnnstore does not know"
             advice = upgrade
@@ -224,12 +230,7 @@ KINDS: Registry[Kind] = Registry()
 
 def kind_of(path: Path) -> Kind | None:
     """Return the kind that a directory seems to be, of any version, intact or not."""
-    try:
-        with open_binary(path / METADATA_FILE, error=StorageError, root=path) as file:
-            head = file.read(_HEAD_BYTES)
-    except OSError:
-        return None
-    return next((kind for kind in KINDS if f'"{kind.manifest.key()}"'.encode() in head), None)
+    return next((kind for kind in KINDS if kind.manifest.is_at(path)), None)
 
 
 def content_uuid(manifest: bytes, blocks: npt.NDArray[np.uint32]) -> str:

@@ -16,6 +16,8 @@ from functools import cache
 from types import UnionType
 from typing import Annotated, Any, Final, Literal, TypeVar, get_args, get_origin, get_type_hints
 
+import numpy as np
+
 from gnnstore.errors import CorruptStoreError
 
 MAX_DEPTH: Final = 32
@@ -100,12 +102,14 @@ def to_json(value: Any, base: Any = ()) -> Any:
     if is_dataclass(value):
         omitted = getattr(value, "OMITTED", ())
         return {
-            each.metadata.get("key", each.name): to_json(found)
+            each.metadata.get("key", each.name): to_json(getattr(value, each.name))
             for each in _own(value, base)
-            if (found := getattr(value, each.name)) or each.name not in omitted
+            if each.name not in omitted or getattr(value, each.name)
         }
     if isinstance(value, Mapping):
         return {name: to_json(item) for name, item in value.items()}
+    if isinstance(value, np.ndarray):
+        return value.tolist()
     return [to_json(item) for item in value] if isinstance(value, list | tuple) else value
 
 
@@ -246,6 +250,8 @@ class Fields:
             return {name: group._value(name, given[1]) for name in group.document}
         if is_dataclass(hint):
             return self.fields(key).parse(hint)
+        if hint is float:
+            return self._get(key, float, "a number")
         read = {int: self.integer, str: self.text, bool: self.boolean, Mapping: self.mapping}
         return read[origin or hint](key)
 

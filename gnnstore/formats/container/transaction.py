@@ -23,7 +23,7 @@ from gnnstore.errors import (
     storage_errors,
 )
 from gnnstore.formats.container.files import fsync_directory
-from gnnstore.formats.container.manifest import kind_of
+from gnnstore.formats.container.manifest import KINDS, Manifest, kind_of
 from gnnstore.formats.container.regular_files import check_tree
 from gnnstore.formats.container.workdir import (
     LOCK_ATTEMPTS,
@@ -46,14 +46,10 @@ class DirectoryTransaction:
     def __init__(
         self,
         final: Path,
-        *,
+        manifest: type[Manifest],
         overwrite: bool,
-        is_replaceable: Callable[[Path], bool],
         on_event: Callable[[str], None],
         adopt: Callable[[Path], bool] | None = None,
-        noun: str = "a gnnstore store",
-        attempt: str = "conversion",
-        directory: str = "",
     ) -> None:
         # Absolute, so that a later chdir changes nothing; not resolved, so that messages
         # show what the user typed as far as possible.
@@ -64,17 +60,17 @@ class DirectoryTransaction:
         self.overwrite = overwrite
         self._on_event = on_event
         check_parent(self.final)
-        _check_outside(self.final, directory)
-        found = _sweep(self.final, on_event, adopt, attempt)
+        _check_outside(self.final, manifest)
+        found = _sweep(self.final, on_event, adopt, manifest.ATTEMPT)
         self.adopted = found is not None  # whether a dead writer left the directory
         if found is None:
-            check_final(self.final, overwrite, is_replaceable, noun)
+            check_final(self.final, manifest, overwrite)
             with storage_errors("create the output", self.final):
                 found = make_locked(self.final.parent, f".{self.final.name}.tmp-")
         self.path, self._lock = found
         if self.adopted:
             try:
-                check_final(self.final, overwrite, is_replaceable, noun)
+                check_final(self.final, manifest, overwrite)
             except BaseException:
                 self.keep()
                 raise
@@ -164,7 +160,7 @@ def check_parent(path: Path) -> None:
     )
 
 
-def _check_outside(final: Path, directory: str) -> None:
+def _check_outside(final: Path, manifest: type[Manifest]) -> None:
     """Raise if the output lies in another sealed directory, which it would damage."""
     own_parent = final.parent.resolve()
     for parent in (own_parent, *own_parent.parents):
@@ -173,7 +169,8 @@ def _check_outside(final: Path, directory: str) -> None:
         kind = kind_of(parent)
         if kind is None:
             continue
-        if directory and own_parent == parent / directory:
+        own = next(each.directory for each in KINDS if each.manifest is manifest)
+        if own and own_parent == parent / own:
             return
         raise UsageError(
             f"{final}: lies inside {parent}, which is {kind.manifest.NOUN}; choose a place outside",
@@ -181,9 +178,7 @@ def _check_outside(final: Path, directory: str) -> None:
         )
 
 
-def check_final(
-    final: Path, overwrite: bool, is_replaceable: Callable[[Path], bool], noun: str
-) -> None:
+def check_final(final: Path, manifest: type[Manifest], overwrite: bool) -> None:
     """Raise if a name is taken and may not be replaced."""
     if not os.path.lexists(final):
         return
@@ -193,10 +188,10 @@ def check_final(
             "replace it once the new one is complete",
             path=final,
         )
-    if not is_replaceable(final):
+    if not manifest.is_at(final):
         raise UsageError(
-            f"{final} exists and is not {noun}, so it is not overwritten; remove it yourself or "
-            "choose another output",
+            f"{final} exists and is not {manifest.NOUN}, so it is not overwritten; remove it "
+            "yourself or choose another output",
             path=final,
         )
 

@@ -67,7 +67,7 @@ def find_units(
 ) -> tuple[dict[SealedFiles[Any], list[Problem]], list[Problem]]:
     """Return a sealed directory and those inside it, such as the packed epochs of a store."""
     # A directory of no kind is opened as a store, to report the problem.
-    units = dict([_open(kind_of(directory) or KINDS["store"], directory)])
+    units = dict([_open(_sealed_kind(directory) or KINDS["store"], directory)])
     problems: list[Problem] = []
     for inner in KINDS:
         place = directory / inner.directory
@@ -81,10 +81,15 @@ def find_units(
                 problems.append(Problem(str(unit), _LINK))
                 continue
             try:
-                units |= [_open(kind_of(unit) or inner, unit)]
+                units |= [_open(_sealed_kind(unit) or inner, unit)]
             except (CorruptStoreError, UnsupportedVersionError, NotFoundError) as error:
                 problems.append(Problem(error.path or str(unit), str(error)))
     return units, problems
+
+
+def _sealed_kind(path: Path) -> Kind | None:
+    kind = kind_of(path)
+    return kind if kind is not None and kind.manifest.FILE == METADATA_FILE else None
 
 
 def _open(kind: Kind, directory: Path) -> tuple[SealedFiles[Any], list[Problem]]:

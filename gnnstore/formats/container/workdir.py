@@ -40,8 +40,6 @@ _NAME = re.compile(r"\.(?P<final>.+)\.(?:(?P<kind>tmp|old)-[0-9a-f]{8}|(?<=\.npy
 COPY_FILE = "copy"
 # Entries that a directory of any kind may hold while it is written.
 _COMMON_ENTRIES = {CHECKSUMS_ARRAY, METADATA_FILE, JOURNAL_FILE, SPILL_DIRECTORY, COPY_FILE}
-# Entries of an embedding table, which is no sealed directory; see `formats.tables.commit`.
-_TABLE_ENTRIES = {"slots", "table.json", "table.json.tmp"}
 
 
 @dataclass(frozen=True)
@@ -198,7 +196,7 @@ def remove_leftovers(final: Path) -> None:
 
 def is_ours(path: Path) -> bool:
     """Whether a directory holds only entries that a writer makes."""
-    own = _COMMON_ENTRIES.union(_TABLE_ENTRIES, *(kind.entries for kind in KINDS))
+    own = _COMMON_ENTRIES.union(*(kind.entries for kind in KINDS))
     try:
         return set(os.listdir(path)) <= own  # noqa: PTH208
     except OSError:

@@ -45,7 +45,6 @@ from gnnstore.formats.container.files import (
 from gnnstore.formats.container.journal import JOURNAL_FILE, Journal, read_records
 from gnnstore.formats.container.manifest import (
     CHECKSUMS_ARRAY,
-    KINDS,
     MAX_MANIFEST_BYTES,
     FileEntry,
     Manifest,
@@ -97,13 +96,10 @@ class SealedWriter:
         manifest = self.READER.MANIFEST
         self._transaction = DirectoryTransaction(
             Path(path),
-            overwrite=overwrite,
-            is_replaceable=manifest.is_at,
-            on_event=self._on_event,
-            adopt=partial(_can_continue, manifest, fingerprint or {}) if resume else None,
-            noun=manifest.NOUN,
-            attempt=manifest.ATTEMPT,
-            directory=next(kind.directory for kind in KINDS if kind.manifest is manifest),
+            manifest,
+            overwrite,
+            self._on_event,
+            partial(_can_continue, manifest, fingerprint or {}) if resume else None,
         )
         try:
             self.journal = self._open_journal(fingerprint or {}, decided)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, ClassVar
 
-from gnnstore._version import __version__
 from gnnstore.formats.arrays.paged_writer import PagedArrayWriter
 from gnnstore.formats.container.manifest import CHECKSUMS_ARRAY
 from gnnstore.formats.container.writer import SealedWriter
@@ -52,7 +51,6 @@ class PartitionsWriter(SealedWriter):
         nodes = {s.name: s for s in specs if s.path.startswith(f"{NODES_GROUP}/")}
         return self.seal(
             PartitionsManifest(
-                created_by=f"gnnstore {__version__}",
                 nodes=nodes,
                 paged_arrays=tuple(s for s in specs if s.path != node_rows(s.name)),
                 **fields,

@@ -8,7 +8,6 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from gnnstore._version import __version__
 from gnnstore.errors import InputError
 from gnnstore.formats.arrays.spec import AttributeSpec
 from gnnstore.formats.container import names
@@ -78,11 +77,9 @@ class StoreWriter(SealedWriter):
     def commit(self, schema: Schema, provenance: Mapping[str, Any]) -> Path:
         """Finish every array, write the manifest, and rename the store into place."""
         schema.checked(str(self.path))
-        created_by = f"gnnstore {__version__}"
         features = (SHARED_ATTRIBUTES,) if schema.shared_rows() else ()
         return self.seal(
             StoreManifest(
-                created_by=created_by,
                 schema=schema,
                 provenance=provenance,
                 reader_features=features,

@@ -7,6 +7,7 @@ disk of its kept commits and of changed partitions, and a kill leaves the last c
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import logging
 import os
@@ -22,14 +23,114 @@ import numpy as np
 import numpy.typing as npt
 
 from gnnstore import _core
-from gnnstore.errors import UsageError, storage_errors
+from gnnstore.errors import CorruptStoreError, UsageError, storage_error, storage_errors
+from gnnstore.formats.container.files import Problem, fill_at, write_part
 from gnnstore.formats.container.regular_files import open_regular
 from gnnstore.formats.container.transaction import DirectoryTransaction
-from gnnstore.formats.tables.commit import MANIFEST_FILE, SLOTS_FILE, Commit, TableManifest
-from gnnstore.formats.tables.slots import SlotFile
+from gnnstore.formats.container.verify import Level, Report
+from gnnstore.formats.container.workdir import take_lock
+from gnnstore.formats.tables.manifest import SLOTS_FILE, Commit, TableManifest
+from gnnstore.progress import Progress
 
 # Reading single rows: reads at once, and the gap across which two rows share a read.
 _READS, _GAP_BYTES = 16, 4096
+# A disk is busy with pieces of this size, and their bytes are in the cache for the checksum.
+_PIECE_BYTES = 4 << 20
+# Below, the page cache costs less than a disk's answer.
+_MIN_DIRECT_BYTES = 1 << 20
+# File systems store whole blocks of this size, and disks take them directly.
+_BLOCK_BYTES = 4096
+
+
+class SlotFile:
+    """Slots that are read and written whole, bypassing the page cache if they are large.
+
+    Threads may read and write different slots at once.
+    """
+
+    def __init__(
+        self, path: Path, slot_bytes: int, used_bytes: int, *, writable: bool = True
+    ) -> None:
+        self.path, self.slot_bytes = path, slot_bytes
+        self._written_bytes = min(slot_bytes, -(-used_bytes // _BLOCK_BYTES) * _BLOCK_BYTES)
+        self._extending = threading.Lock()
+        self._flags = os.O_RDWR if writable else os.O_RDONLY
+        self._descriptor = -1
+        if not os.path.lexists(path):
+            raise CorruptStoreError(
+                f"{path}: missing, and the rows of the table were in it; restore the table from a "
+                "copy",
+                path=path,
+            )
+        with storage_errors("open the table", path):
+            if slot_bytes >= _MIN_DIRECT_BYTES:
+                try:
+                    self._descriptor = self._open(os.O_DIRECT)
+                except OSError as error:
+                    if error.errno != errno.EINVAL:  # of file systems without direct reads
+                        raise
+            if self._descriptor < 0:
+                self._descriptor = self._open(0)
+
+    def _open(self, more: int) -> int:
+        flags = self._flags | more
+        return open_regular(self.path, flags, error=CorruptStoreError, root=self.path.parent)
+
+    def read(self, slot: int, out: npt.NDArray[np.uint8], crc: int) -> None:
+        """Read a slot, and compare its checksum."""
+        offset, found = slot * self.slot_bytes, 0
+        for begin in range(0, self.slot_bytes, _PIECE_BYTES):
+            piece = out[begin : begin + _PIECE_BYTES]
+            try:
+                count = fill_at(self._descriptor, piece.data, offset + begin)
+            except OSError as error:
+                failure = storage_error(error, f"read bytes from {offset + begin} on", self.path)
+                failure.offset = offset + begin
+                raise failure from error
+            if count < len(piece):
+                raise self._damaged(offset + begin + count, "the file ends here")
+            found = _core.crc32c(piece, found)
+        if found != crc:
+            raise self._damaged(
+                offset,
+                f"the {self.slot_bytes} bytes from here on have the checksum {found:08x}, expected "
+                f"{crc:08x}",
+            )
+
+    def _damaged(self, offset: int, problem: str) -> CorruptStoreError:
+        return CorruptStoreError(
+            f"{self.path}: damaged at byte {offset}: {problem}; restore the table from a copy",
+            path=self.path,
+            offset=offset,
+        )
+
+    def write(self, slot: int, data: npt.NDArray[np.uint8]) -> int:
+        """Write a slot, and return its checksum. It is durable after `sync`."""
+        offset, crc = slot * self.slot_bytes, 0
+        with storage_errors("write embeddings", self.path):
+            self._extend(offset + self.slot_bytes)
+            for begin in range(0, self._written_bytes, _PIECE_BYTES):
+                piece = data[begin : min(begin + _PIECE_BYTES, self._written_bytes)]
+                crc = _core.crc32c(piece, crc)
+                write_part(self._descriptor, piece.data, offset + begin)
+        return _core.crc32c(data[self._written_bytes :], crc)
+
+    def _extend(self, num_bytes: int) -> None:
+        """Make the file at least `num_bytes` long, before a write."""
+        with self._extending:
+            if os.fstat(self._descriptor).st_size < num_bytes:
+                os.ftruncate(self._descriptor, num_bytes)
+
+    def sync(self) -> None:
+        """Make all writes durable."""
+        with storage_errors("synchronise embeddings", self.path):
+            os.fsync(self._descriptor)
+
+    def close(self) -> None:
+        """Close the file. Idempotent."""
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)
 
 
 class TableDirectory:
@@ -55,16 +156,10 @@ class TableDirectory:
     @classmethod
     def create(cls, path: Path, manifest: TableManifest, *, overwrite: bool = False) -> Self:
         """Make a table of initial rows, and open it."""
-        if overwrite and (path / MANIFEST_FILE).exists():
+        if overwrite and TableManifest.is_at(path):
             os.close(_locked(path))  # raises if a process is writing the table
-        transaction = DirectoryTransaction(
-            path,
-            overwrite=overwrite,
-            is_replaceable=lambda found: (found / MANIFEST_FILE).exists(),
-            on_event=logging.getLogger(__name__).warning,
-            noun="a table of embeddings",
-            attempt="creation of a table",
-        )
+        on_event = logging.getLogger(__name__).warning
+        transaction = DirectoryTransaction(path, TableManifest, overwrite, on_event)
         try:
             with storage_errors("create the table", path):
                 flags = os.O_RDWR | os.O_CREAT | os.O_EXCL
@@ -194,13 +289,47 @@ def _locked(path: Path) -> int:
     if not path.is_dir():
         TableManifest.read(path)  # raises: there is none
     with storage_errors("open the table", path):
-        held = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(held)
-            raise UsageError(
-                f"{path}: the table is open already, here or in another process, and only one may "
-                "write it; close() that one first"
-            ) from None
+        held = take_lock(path.resolve())
+    if held is None:
+        raise UsageError(
+            f"{path}: the table is open already, here or in another process, and only one may "
+            "write it; close() that one first"
+        )
     return held
+
+
+def verify_table(path: Path, level: Level, progress: Progress) -> Report:
+    """Check the manifest of a table, and unless the level is "header" every slot of its commits.
+
+    A table that is being trained should be closed: its slots come and go with commits.
+    """
+    manifest, report = TableManifest.read(path), Report(level, files=2)
+    size = manifest.slot_bytes
+    slots = {
+        slot: crc
+        for commit in manifest.commits
+        for slot, crc in zip(commit.slots.tolist(), commit.crcs.tolist(), strict=True)
+        if slot >= 0
+    }
+    file = SlotFile(path / SLOTS_FILE, size, manifest.used_bytes, writable=False)
+    try:
+        found, needed = file.path.stat().st_size, (max(slots, default=-1) + 1) * size
+        if found < needed:
+            short = f"{found} bytes, but the commits name slots up to byte {needed}"
+            report.problems.append(Problem(str(file.path), short))
+        if level == "header" or found < size:
+            return report
+        data = np.empty(size, np.uint8)
+        with progress.phase("compare checksums", len(slots) * size, "bytes") as phase:
+            for slot, crc in sorted(slots.items()):
+                try:
+                    file.read(slot, data, crc)
+                except CorruptStoreError as error:
+                    begin = slot * size
+                    problem = Problem(str(file.path), error.message, begin, begin + size)
+                    report.problems.append(problem)
+                report.bytes_read += size
+                phase.advance(size)
+    finally:
+        file.close()
+    return report

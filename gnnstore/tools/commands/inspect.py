@@ -14,7 +14,7 @@ from gnnstore.formats.packed.reader import PACKED, PackedReader
 from gnnstore.formats.partitions.reader import PARTITIONS, PartitionsReader
 from gnnstore.formats.store.reader import StoreReader
 from gnnstore.formats.store.units import find_unit
-from gnnstore.formats.tables.verify import is_table
+from gnnstore.formats.tables.manifest import TableManifest
 from gnnstore.tools.inspect.describe_store import (
     describe_array,
     describe_files,
@@ -76,7 +76,7 @@ def command(
             "--plot draws the degrees of a graph, or packed epochs; leave out --array, or --plot"
         )
     path = Path(store)
-    if is_table(path):
+    if TableManifest.is_at(path):
         if array_path is not None or stats or plot_file is not None:
             raise UsageError(
                 "--array, --stats and --plot are for stores and packed epochs, not for embeddings "

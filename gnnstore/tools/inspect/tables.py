@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gnnstore.formats.container.files import allocated_bytes
-from gnnstore.formats.tables.commit import TableManifest
+from gnnstore.formats.tables.manifest import TableManifest
 from gnnstore.units import format_size
 
 if TYPE_CHECKING:

@@ -14,23 +14,17 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Annotated, Any, ClassVar, Self
 
 import numpy as np
 import numpy.typing as npt
 
-from gnnstore._version import __version__
-from gnnstore.errors import (
-    CorruptStoreError,
-    NotFoundError,
-    UnsupportedVersionError,
-    UsageError,
-    storage_errors,
-)
+from gnnstore.errors import CorruptStoreError, NotFoundError, UsageError, storage_errors
+from gnnstore.formats.arrays.spec import AttributeSpec
 from gnnstore.formats.container.files import crc32c_of, fsync_directory, read_small, write_new
+from gnnstore.formats.container.manifest import KINDS, Kind, Manifest
 from gnnstore.formats.container.strict_json import Fields, parse_object
 
-FORMAT, VERSION = "gnnstore-table", 1
 MANIFEST_FILE = "table.json"
 SLOTS_FILE = "slots"
 
@@ -84,21 +78,11 @@ class Commit:
         slots = np.full(num_partitions, -1, np.int64)
         return cls(uuid.uuid4().hex, None, 0, None, slots, np.zeros(num_partitions, np.uint32))
 
-    def fields(self) -> dict[str, Any]:
-        """Return the commit as JSON values."""
-        arrays = {"slots": self.slots.tolist(), "crcs": self.crcs.tolist()}
-        return {**self.__dict__, **arrays}
-
     @classmethod
-    def parse(cls, own: Fields, num_partitions: int) -> Self:
-        """Return the commit of JSON values as `fields` returns them, checked."""
+    def from_json(cls, own: Fields) -> Self:
+        """Return the commit of JSON values, checked."""
         slots = own.integers("slots", -1, _MAX_SLOTS - 1)
         crcs = own.integers("crcs", 0, 2**32 - 1)
-        held = [slot for slot in slots if slot >= 0]
-        if len(slots) != num_partitions or len(set(held)) < len(held):
-            raise own.fail("slots", f"{num_partitions} slots, none of them twice")
-        if len(crcs) != num_partitions:
-            raise own.fail("crcs", f"{num_partitions} checksums")
         return cls(
             own.text("id"),
             own.text("parent") if own.has("parent") else None,
@@ -110,22 +94,30 @@ class Commit:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TableManifest:
+class TableManifest(Manifest):
     """Shape and options of a table, and its last commits, the newest last."""
 
-    uuid: str
+    FORMAT: ClassVar[str] = "gnnstore-table"
+    VERSION: ClassVar[int] = 1
+    FILE: ClassVar[str] = MANIFEST_FILE
+    WORD: ClassVar[str] = "table"
+    NOUN: ClassVar[str] = "a table of embeddings"
+    VERB: ClassVar[str] = "create"
+    ATTEMPT: ClassVar[str] = "creation of a table"
+    MAKE: ClassVar[str] = "make one with gnnstore.EmbeddingTable.create"
+
     store_uuid: str
     # Name of the store's partitioning by which rows are cut; None: rows are in the order of nodes.
     partitions: str | None
     partitions_uuid: str | None  # identity of that partitioning
-    num_nodes: int
-    dim: int
-    rows_per_partition: int  # rows of each partition but the last
+    num_nodes: Annotated[int, 1]
+    dim: Annotated[int, 1, MAX_DIM]
+    rows_per_partition: Annotated[int, 1]  # rows of each partition but the last
     optimizer: str  # a key of `STATE_FLOATS`: decides the state of each row
     init: str  # a key of `INITIAL`: the distribution of initial rows
     scale: float  # the spread of initial rows, or its factor; see `InitialRows`
-    seed: int  # seed of initial rows
-    keep: int  # number of last commits to keep
+    seed: Annotated[int, 0, 2**64 - 1]  # seed of initial rows
+    keep: Annotated[int, 1]  # number of last commits to keep
     commits: tuple[Commit, ...] = ()
 
     @property
@@ -179,16 +171,11 @@ class TableManifest:
 
     def write(self, directory: Path, opened: Path | None = None) -> None:
         """Write this manifest to a directory, durably and atomically; to the `opened` one there."""
-        own = {key: value for key, value in self.__dict__.items() if key != "commits"}
-        commits = [commit.fields() for commit in self.commits]
-        table = {"format": FORMAT, "version": VERSION, "created_by": f"gnnstore {__version__}"}
-        table |= {**own, "commits": commits}
-        body = {"crc32c": crc32c_of(_canonical(table)), "table": table}
-        text, path = json.dumps(body).encode(), directory / MANIFEST_FILE
+        text, path = self.encode(), directory / MANIFEST_FILE
         try:
             if len(text) > _MAX_BYTES:
                 raise CorruptStoreError(f"{path}: more than {_MAX_BYTES} bytes", path=path)
-            self._of_text(text, path)
+            self.decode(text, str(path))
         except CorruptStoreError as error:
             raise UsageError(
                 f"{error.message}: readers would refuse this, so that nothing was committed; give "
@@ -213,56 +200,74 @@ class TableManifest:
                 "gnnstore.EmbeddingTable.create",
                 path=directory,
             )
-        return cls._of_text(read_small(path, _MAX_BYTES), path)
+        return cls.decode(read_small(path, _MAX_BYTES), str(path))
+
+    def encode(self) -> bytes:
+        """Return the bytes of the manifest, with their checksum."""
+        table = {
+            "format": self.FORMAT,
+            "version": self.VERSION,
+            "created_by": self.created_by,
+            "uuid": self.uuid,
+            **self.fields(),
+        }
+        return json.dumps({"crc32c": crc32c_of(canonical(table)), "table": table}).encode()
 
     @classmethod
-    def _of_text(cls, text: bytes, path: Path) -> Self:
-        document = parse_object(text, path=str(path), max_values=_MAX_VALUES)
-        whole = Fields(document, str(path))
+    def decode(cls, text: bytes, path: str) -> Self:
+        """Check the bytes of a manifest and return it."""
+        whole = Fields(parse_object(text, path=path, max_values=_MAX_VALUES), path)
         own = whole.fields("table")
-        if own.text("format") != FORMAT:
-            raise own.fail("format", FORMAT)
-        if own.integer("version", 1) > VERSION:
-            raise UnsupportedVersionError(
-                f"{path.parent}: a table of version {own.integer('version')}, but this gnnstore "
-                f"reads up to {VERSION}; install a newer one",
-                path=path.parent,
-            )
-        if crc32c_of(_canonical(own.document)) != whole.integer("crc32c"):
+        own.choice("format", (cls.FORMAT,))
+        cls.check_version(own, own.integer("version", 1))
+        if crc32c_of(canonical(own.document)) != whole.integer("crc32c"):
             raise CorruptStoreError(
                 f"{path}: damaged: its checksum is not that of its contents; restore the table "
                 "from a copy",
                 path=path,
             )
-        return cls._parsed(own)
+        created_by, identity = own.text("created_by"), own.text("uuid")
+        return cls(created_by=created_by, uuid=identity, **cls.parse(own))
 
     @classmethod
-    def _parsed(cls, own: Fields) -> Self:
-        scale = own.document.get("scale")
-        if not isinstance(scale, float):
-            raise own.fail("scale", "a number")
-        found = cls(
-            uuid=own.text("uuid"),
-            store_uuid=own.text("store_uuid"),
-            partitions=own.text("partitions") if own.has("partitions") else None,
-            partitions_uuid=own.text("partitions_uuid") if own.has("partitions_uuid") else None,
-            num_nodes=own.integer("num_nodes", 1),
-            dim=own.integer("dim", 1, MAX_DIM),
-            rows_per_partition=own.integer("rows_per_partition", 1, own.integer("num_nodes", 1)),
-            optimizer=own.choice("optimizer", tuple(STATE_FLOATS)),
-            init=own.choice("init", tuple(INITIAL)),
-            scale=scale,
-            seed=own.integer("seed", 0, 2**64 - 1),
-            keep=own.integer("keep", 1),
-        )
-        if found.num_partitions > MAX_PARTITIONS:
+    def parse(cls, own: Fields) -> Mapping[str, Any]:
+        """Check the fields of a table, and return them as arguments of the class."""
+        own.choice("optimizer", tuple(STATE_FLOATS))
+        own.choice("init", tuple(INITIAL))
+        rows = own.integer("rows_per_partition", 1, own.integer("num_nodes", 1))
+        num_partitions = -(-own.integer("num_nodes") // rows)
+        if num_partitions > MAX_PARTITIONS:
             raise own.fail("rows_per_partition", f"at most {MAX_PARTITIONS} partitions")
-        commits = [Commit.parse(each, found.num_partitions) for each in own.children("commits")]
-        if not commits:
+        found = own.values(cls, Manifest)
+        if not found.get("commits"):
             raise own.fail("commits", "at least one commit")
-        return replace(found, commits=tuple(commits))
+        for each, commit in zip(own.children("commits"), found["commits"], strict=True):
+            written = commit.slots[commit.slots >= 0]
+            if len(commit.slots) != num_partitions or len(np.unique(written)) < len(written):
+                raise each.fail("slots", f"{num_partitions} slots, none of them twice")
+            if len(commit.crcs) != num_partitions:
+                raise each.fail("crcs", f"{num_partitions} checksums")
+        return found
+
+    @classmethod
+    def is_at(cls, path: Path) -> bool:
+        """Whether a directory looks like a table."""
+        return (path / MANIFEST_FILE).exists()
+
+    def arrays(self) -> tuple[AttributeSpec, ...]:
+        """Return no arrays: rows are in slots."""
+        return ()
 
 
-def _canonical(table: Mapping[str, Any]) -> bytes:
+def canonical(table: Mapping[str, Any]) -> bytes:
     """Return the bytes of a manifest that its checksum covers."""
     return json.dumps(table, separators=(",", ":")).encode()
+
+
+TABLE = KINDS.register(
+    Kind(
+        TableManifest,
+        TableManifest.read,
+        frozenset({SLOTS_FILE, MANIFEST_FILE, f"{MANIFEST_FILE}.tmp"}),
+    )
+)
