@@ -18,7 +18,7 @@ from typing import Any
 from unittest import mock
 
 from gnnstore.features import static
-from gnnstore.graph.neighbor_cache import background
+from gnnstore.graph.neighbor_cache import cache
 from gnnstore.strategies import open as tables
 from gnnstore.strategies.auto import Chosen, StrategyOptimizer, choices_for, with_candidate
 from gnnstore.strategies.base import Auto
@@ -28,7 +28,7 @@ from gnnstore.tools.bench.worker import Run
 
 WARM_UP, SOME_BATCHES = 8, 24
 # Threads that fill caches in the background.
-FILLING = (static.FILLING_THREAD, background.FILLING_THREAD)
+FILLING = (static.FILLING_THREAD, cache.FILLING_THREAD)
 
 
 @contextmanager

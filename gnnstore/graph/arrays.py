@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, overload
+from typing import Any, Generic, TypeVar, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +17,9 @@ from gnnstore.formats import AttributeSpec, StoreReader
 from gnnstore.formats.store.schema import NodeTypeSpec, TextSpec
 from gnnstore.graph.lazy import LazySource, LazyTensor, Rows, require_memory
 from gnnstore.units import format_count
+
+T = TypeVar("T")
+S = TypeVar("S")
 
 SPLIT_ALIASES = {"val": "valid", "validation": "valid", "training": "train", "testing": "test"}
 
@@ -166,18 +169,34 @@ class Texts(Sequence[str]):
         return f"Texts({len(self)})"
 
 
-class Splits(Mapping[str, Tensor]):
+class ByName(Mapping[str, T], Generic[T, S]):
+    """What a store has of some specs, by name; "val" finds "valid"."""
+
+    def __init__(self, reader: StoreReader, specs: Mapping[str, S]) -> None:
+        self._reader, self._specs = reader, specs
+
+    def find(self, name: str) -> S | None:
+        """Return the spec of a name; None if there is none."""
+        return self._specs.get(name) or self._specs.get(SPLIT_ALIASES.get(name, name))
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._specs)
+
+    def __len__(self) -> int:
+        return len(self._specs)
+
+
+class Splits(ByName[Tensor, AttributeSpec]):
     """Node ids by split name, int64; "val" finds "valid"."""
 
     def __init__(self, reader: StoreReader, node: NodeTypeSpec) -> None:
-        self._reader = reader
-        self._specs = node.splits
+        super().__init__(reader, node.splits)
         self._attributes = node.attributes
         self._num_nodes = node.num_nodes
 
     def __getitem__(self, name: str) -> Tensor:
         """Return the ids of a split."""
-        spec = self._specs.get(name) or self._specs.get(SPLIT_ALIASES.get(name, name))
+        spec = self.find(name)
         if spec is None:
             problem = f"there is no split {name!r}; the store's splits: "
             problem += ", ".join(self._specs) or "none"
@@ -197,12 +216,6 @@ class Splits(Mapping[str, Tensor]):
                 path=self._reader.path / spec.path,
             )
         return torch.from_numpy(ids.astype(np.int64, copy=False))
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._specs)
-
-    def __len__(self) -> int:
-        return len(self._specs)
 
     def __repr__(self) -> str:
         sizes = ", ".join(f"{name}: {spec.num_rows}" for name, spec in self._specs.items())

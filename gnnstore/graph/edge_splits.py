@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -13,7 +12,7 @@ from gnnstore.errors import CorruptStoreError, NoSplitError
 from gnnstore.formats import AttributeSpec, StoreReader
 from gnnstore.formats.store.edge_splits import EdgeSplitSpec
 from gnnstore.formats.store.schema import EdgeTypeSpec
-from gnnstore.graph.arrays import SPLIT_ALIASES, stored
+from gnnstore.graph.arrays import ByName, stored
 from gnnstore.graph.lazy import LazyTensor
 
 
@@ -76,15 +75,14 @@ class EdgeSplit:
         return f"EdgeSplit({len(self)}, attributes={list(self.attributes)})"
 
 
-class EdgeSplits(Mapping[str, EdgeSplit]):
+class EdgeSplits(ByName[EdgeSplit, EdgeSplitSpec]):
     """Edge splits by name; "val" finds "valid".
 
     The training split is not among them where it is the edges of the graph.
     """
 
     def __init__(self, reader: StoreReader, edge: EdgeTypeSpec) -> None:
-        self._reader = reader
-        self._specs = edge.splits
+        super().__init__(reader, edge.splits)
         schema = reader.schema
         ends = (schema.node_of(edge.source), schema.node_of(edge.target))
         self._counts = (ends[0].num_nodes, ends[1].num_nodes)
@@ -94,7 +92,7 @@ class EdgeSplits(Mapping[str, EdgeSplit]):
 
     def __getitem__(self, name: str) -> EdgeSplit:
         """Return a split."""
-        spec = self._specs.get(name) or self._specs.get(SPLIT_ALIASES.get(name, name))
+        spec = self.find(name)
         if spec is not None:
             return EdgeSplit(self._reader, spec, self._counts)
         if not self._specs:
@@ -107,12 +105,6 @@ class EdgeSplits(Mapping[str, EdgeSplit]):
             f"{self._reader.path}: there is no edge split {name!r}; {help_}",
             path=self._reader.path,
         )
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._specs)
-
-    def __len__(self) -> int:
-        return len(self._specs)
 
     def __repr__(self) -> str:
         sizes = ", ".join(f"{name}: {spec.num_edges}" for name, spec in self._specs.items())

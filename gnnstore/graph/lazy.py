@@ -143,13 +143,6 @@ class LazyTensor(Tensor):
             return found.reshape(*shape, *found.shape[1:]) if not source.axis else None
         return found.movedim(0, source.axis)
 
-    def _selected(self, ids: Tensor) -> Tensor | None:
-        if ids.dim() > 1 or ids.dtype not in (torch.int32, torch.int64):
-            return None
-        if bool((ids < 0).any()):  # unlike indexing, it does not count them from the end
-            raise BadIndexError(f"{self.source.name}: index_select takes no negative row ids")
-        return self._rows(ids.reshape(-1))
-
     def _part(self, func: Any, args: Sequence[Any]) -> Tensor | None:
         """Return what an operation takes of the rows, without reading others; None: it does not."""
         if not self.dim():
@@ -161,14 +154,13 @@ class LazyTensor(Tensor):
         if func not in _ALONG_AXIS or (args[0] if args else 0) % self.dim() != axis:
             return None
         if func is _aten.index_select.default:
-            return self._selected(args[1])
+            ids = args[1]  # torch's own errors for other types and, unlike indexing, negative ids
+            is_plain = ids.dim() < 2 and ids.dtype in (torch.int32, torch.int64)
+            return self._rows(ids.reshape(-1)) if is_plain and not (ids < 0).any() else None
         if func is _aten.slice.Tensor:
             return self._rows(range(length)[slice(*args[1:])])
-        if not -length <= args[1] < length:
-            raise BadIndexError(
-                f"{self.source.name}: row id {args[1]} is outside [{-length}, {length})"
-            )
-        found = self._rows(range(args[1] % length, args[1] % length + 1))
+        row = args[1] % length if -length <= args[1] < length else None  # None: torch's own error
+        found = None if row is None else self._rows(range(row, row + 1))
         return None if found is None else found.select(axis, 0)
 
     @classmethod

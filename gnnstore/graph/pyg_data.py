@@ -32,6 +32,7 @@ from gnnstore.graph.original_ids import NodeIds
 
 if TYPE_CHECKING:
     from gnnstore.formats.store.csc import Csc
+    from gnnstore.formats.store.schema import EdgeType
 
 T = TypeVar("T")
 
@@ -39,48 +40,36 @@ T = TypeVar("T")
 _MASKS = {"valid": "val_mask"}
 
 
-def read_data(reader: StoreReader, csc: Csc) -> Data:
-    """Return the graph of a store of one type."""
+def read_graph(reader: StoreReader, csc: Mapping[EdgeType, Csc]) -> Data | HeteroData:
+    """Return the graph of a store, with its in-neighbours by edge type."""
     schema = reader.schema
-    _require_memory(reader, schema, "a Data")
-    data = Data()
-    node, edge = schema.node, schema.edge
-    for attribute in node.attributes:
-        data[attribute] = rows_of(reader, node.attributes[attribute]).read()
-    data.edge_index = read_edge_index(reader, edge, csc)
-    _fill_edges(data, reader, edge)
-    for mask, split in split_masks(node).items():
-        if mask not in data:
-            data[mask] = read_mask(reader, node, split)
-    if schema.explicit_num_nodes or not node.attributes:
-        data.num_nodes = node.num_nodes
-    return data
+    data: Any = Data() if schema.is_homogeneous else HeteroData()
+    _require_memory(reader, schema, f"a {type(data).__name__}")
 
+    def part_of(of: str | EdgeType) -> Any:
+        return data if schema.is_homogeneous else data[of]
 
-def read_hetero(reader: StoreReader, columns: dict[tuple[str, str, str], Csc]) -> HeteroData:
-    """Return the graph of a store of several types."""
-    schema = reader.schema
-    _require_memory(reader, schema, "a HeteroData")
-    data = HeteroData()
     for node in schema.node_types:
-        store = data[node.name]
+        part = part_of(node.name)
         for name, spec in node.attributes.items():
-            store[name] = rows_of(reader, spec).read()
-        for mask, split in split_masks(node).items():
-            if mask not in store:
-                store[mask] = read_mask(reader, node, split)
-        if node.explicit_num_nodes:
-            store.num_nodes = node.num_nodes
+            part[name] = rows_of(reader, spec).read()
     for edge in schema.edge_types:
-        store = data[edge.type]
-        store.edge_index = read_edge_index(reader, edge, columns[edge.type])
-        _fill_edges(store, reader, edge)
-    return data
-
-
-def _fill_edges(data: object, reader: StoreReader, edge: EdgeTypeSpec) -> None:
-    for name, spec in edge.attributes.items():
-        data[name] = EdgeRows.of(reader, edge, spec).read()  # type: ignore[index]
+        part = part_of(edge.type)
+        part["edge_index"] = read_edge_index(reader, edge, csc[edge.type])
+        for name, spec in edge.attributes.items():
+            part[name] = EdgeRows.of(reader, edge, spec).read()
+    for node in schema.node_types:
+        part = part_of(node.name)
+        for mask, split in split_masks(node).items():
+            if mask not in part:
+                part[mask] = read_mask(reader, node, split)
+        if (
+            schema.explicit_num_nodes or not node.attributes
+            if schema.is_homogeneous
+            else node.explicit_num_nodes
+        ):
+            part.num_nodes = node.num_nodes
+    return data  # type: ignore[no-any-return]
 
 
 def _require_memory(reader: StoreReader, schema: Schema, what: str) -> None:

@@ -23,8 +23,7 @@ from gnnstore.features.planned import SlotCache
 from gnnstore.features.source import RowSource
 from gnnstore.features.tables import Mode, held_row_bytes, open_attribute, open_rows
 from gnnstore.formats.arrays.spec import AttributeSpec
-from gnnstore.graph.neighbor_cache.background import NeighborCache
-from gnnstore.graph.neighbor_cache.cache import bytes_for_all, bytes_to_choose
+from gnnstore.graph.neighbor_cache.cache import NeighborCache, bytes_for_all, bytes_to_choose
 
 if TYPE_CHECKING:
     from gnnstore.formats.store.csc import TopologyMode

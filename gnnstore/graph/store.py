@@ -40,8 +40,7 @@ from gnnstore.graph.pyg_data import (
     StoreTensors,
     immutable,
     is_same,
-    read_data,
-    read_hetero,
+    read_graph,
     spec_of,
 )
 from gnnstore.graph.topology import Topology
@@ -439,12 +438,7 @@ class GraphStore(StoreTensors, FeatureStore, PygGraphStore):  # type: ignore[mis
         BudgetError
             If it does not fit available memory.
         """
-        topology = self.topology("mmap")
-        if self.schema.is_homogeneous:
-            data = read_data(self.reader, topology.columns())
-        else:
-            columns = {edge_type: topology.columns(edge_type) for edge_type in self.edge_types}
-            data = read_hetero(self.reader, columns)
+        data = read_graph(self.reader, self.topology("mmap").csc)
         for name, value in self.graph_attributes().items():
             data[name] = value
         for node_type, name, each in self.assigned:

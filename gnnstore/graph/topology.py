@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from gnnstore.formats.store.csc import TopologyMode
     from gnnstore.formats.store.reader import StoreReader
     from gnnstore.formats.store.schema import EdgeType, Schema
-    from gnnstore.graph.neighbor_cache.background import NeighborCache
+    from gnnstore.graph.neighbor_cache.cache import NeighborCache
     from gnnstore.sampling.hetero import Column
     from gnnstore.sampling.neighbor import IndexDtype, SamplingConfig
     from gnnstore.sampling.staged import CachedNeighbors, Fetch

@@ -10,12 +10,12 @@ import numpy.typing as npt
 from torch import Tensor
 from torch_geometric.data.feature_store import AttrView, TensorAttr
 
-from gnnstore.errors import NotFoundError, UsageError
+from gnnstore.errors import UsageError
 from gnnstore.formats import EdgeTypeSpec, NodeTypeSpec
 from gnnstore.graph.arrays import Splits, Texts
 from gnnstore.graph.lazy import LazyTensor
 from gnnstore.graph.original_ids import NodeIds
-from gnnstore.graph.pyg_data import EdgeIndex
+from gnnstore.graph.pyg_data import EdgeIndex, spec_of
 
 if TYPE_CHECKING:
     from gnnstore.formats.store.schema import EdgeType
@@ -46,14 +46,10 @@ class NodeView(AttrView):  # type: ignore[misc]
         NotFoundError
             If the type has none of this name; the message lists those there are.
         """
-        spec = self._spec.attributes.get(name)
-        if spec is None:
-            raise NotFoundError(
-                f"{self._store.path}: {self._spec.name!r} has no attribute {name!r}; there are: "
-                f"{', '.join(self._spec.attributes) or 'none'}",
-                path=self._store.path,
-            )
-        found: LazyTensor = self._store.attribute_of(spec)
+        own, path = self._spec, self._store.path
+        found: LazyTensor = self._store.attribute_of(
+            spec_of(path, repr(own.name), name, own.attributes)
+        )
         return found
 
     @property

@@ -40,7 +40,7 @@ from gnnstore.formats.container.journal import (
     encode_record,
     read_records,
 )
-from gnnstore.graph.neighbor_cache.background import NeighborCache
+from gnnstore.graph.neighbor_cache.cache import NeighborCache
 from gnnstore.sampling.neighbor import SamplingConfig
 from gnnstore.strategies.builtin import STRATEGIES
 from gnnstore.testing.graphs import random_graph

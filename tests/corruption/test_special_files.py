@@ -32,7 +32,7 @@ from gnnstore.formats.container.journal import append_record, read_records
 from gnnstore.formats.container.workdir import find_leftovers
 from gnnstore.formats.packed.reader import PACKED, PackedReader
 from gnnstore.formats.store.units import find_unit, find_units, make_units_directory, remove_unit
-from gnnstore.graph.neighbor_cache.saved import ListsKey, load_lists, save_lists
+from gnnstore.graph.neighbor_cache.importance import ListsKey, load_lists, save_lists
 from gnnstore.testing.graphs import random_graph
 from tests.support import published
 from tests.support.disks import usual_profile

@@ -245,7 +245,7 @@ def test_it_cannot_be_written_to(store: Any, data: Data) -> None:
     for write in writes:
         with pytest.raises(UsageError, match="nodes/node/x: it lies on disk"):
             write()
-    with pytest.raises(IndexError, match=r"row id 60 is outside \[-60, 60\)"):
+    with pytest.raises(IndexError, match="60"):
         torch.select(x, 0, N)
     assert x.untyped_storage().nbytes() == 0  # and no crash
     assert torch.equal(x, data.x)

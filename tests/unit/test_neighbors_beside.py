@@ -17,9 +17,8 @@ from gnnstore import NeighborLoader, threads
 from gnnstore.disk.engines import open_engine
 from gnnstore.formats.store.csc import Csc
 from gnnstore.graph.indices import IndexRows
-from gnnstore.graph.neighbor_cache import background
-from gnnstore.graph.neighbor_cache.background import NeighborCache
-from gnnstore.graph.neighbor_cache.cache import bytes_for_all, open_neighbor_cache
+from gnnstore.graph.neighbor_cache import cache
+from gnnstore.graph.neighbor_cache.cache import NeighborCache, bytes_for_all, open_neighbor_cache
 from gnnstore.graph.store import GraphStore
 from gnnstore.graph.topology import Topology
 from gnnstore.sampling import SamplingConfig
@@ -39,9 +38,9 @@ def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def large(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have any graph's lists be read in a thread, in no memory of its own."""
-    monkeypatch.setattr(background, "LONG_READ_BYTES", 0)
-    monkeypatch.setattr(background, "_bytes_in_background", lambda *_: 0)
-    monkeypatch.setattr(background, "bytes_to_choose", lambda _: 0)
+    monkeypatch.setattr(cache, "LONG_READ_BYTES", 0)
+    monkeypatch.setattr(cache, "_bytes_in_background", lambda *_: 0)
+    monkeypatch.setattr(cache, "bytes_to_choose", lambda _: 0)
 
 
 class Gate:
@@ -167,7 +166,7 @@ def test_memory_that_there_is_for_it(path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(threading.Thread, "start", lambda t: begun.append(t.name))
     NeighborCache(csc, rows, 1 << 30, uuid)
     assert not begun, "it is read at once"
-    monkeypatch.setattr(background, "LONG_READ_BYTES", 0)
+    monkeypatch.setattr(cache, "LONG_READ_BYTES", 0)
     assert NeighborCache(csc, rows, small, uuid).current is not None
     assert NeighborCache(csc, rows, small // 2, uuid).current is not None
     assert not begun, "there is no memory for a thread"
