@@ -289,11 +289,11 @@ def test_what_cannot_be_removed_whole_is_named(
         (lambda m: m["arrays"].pop(), "the partitioning lists the arrays ["),
         (
             lambda m: next(a for a in m["arrays"] if a["path"] == "order").update(dtype="uint32"),
-            "the array 'order' is uint32 [1000] (paged), expected pages of int32 or int64 [1000]",
+            "the array 'order' is paged uint32 [1000]; expected paged int32 or int64 [1000]",
         ),
         (
             lambda m: m["nodes"].update(z=m["nodes"].pop("x")),
-            "the node attribute 'z' is 'nodes/x' [1000, ",
+            "'nodes/x' is not the node attribute 'z'",
         ),
     ],
 )

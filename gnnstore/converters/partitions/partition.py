@@ -32,8 +32,7 @@ from gnnstore.errors import InputError, UsageError, check_choice, limits_named
 from gnnstore.formats.arrays.dtypes import id_dtype
 from gnnstore.formats.arrays.pages import PageGeometry
 from gnnstore.formats.arrays.spec import AttributeSpec
-from gnnstore.formats.container.files import require_space
-from gnnstore.formats.partitions.crcs import RangeCrcs
+from gnnstore.formats.container.files import RangeCrcs, require_space
 from gnnstore.formats.partitions.manifest import (
     BUCKET_CRCS_ARRAY,
     BUCKET_PTR_ARRAY,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from gnnstore.errors import CorruptStoreError
 from gnnstore.formats.arrays.dtypes import STORAGE_DTYPES
@@ -55,6 +55,32 @@ class AttributeSpec:
                 f"{list(self.shape)}",
                 path=file,
             )
+
+    def expect(
+        self,
+        file: object,
+        shape: tuple[Any, ...],
+        dtypes: tuple[str, ...] = (),
+        advice: str = "",
+    ) -> None:
+        """Raise unless the array has a shape, and is paged and of one of some types, if given.
+
+        In a shape, None is any length, and a last Ellipsis any further axes.
+        """
+        lengths = [length for length in shape if length is not ...]
+        own = self.shape[: len(lengths)] if ... in shape else self.shape
+        is_alike = len(own) == len(lengths) and all(
+            length in (None, found) for length, found in zip(lengths, own, strict=True)
+        )
+        if is_alike and (not dtypes or (self.dtype in dtypes and self.layout == "paged")):
+            return
+        shown = ", ".join({None: "n", ...: "..."}.get(length, str(length)) for length in shape)
+        what = f"paged {' or '.join(dtypes)} " if dtypes else ""
+        raise CorruptStoreError(
+            f"{file}: the array {self.path!r} is {self.layout} {self.dtype} {list(self.shape)}; "
+            f"expected {what}[{shown}]{advice}",
+            path=str(file),
+        )
 
     @classmethod
     def from_json(cls, fields: Fields) -> AttributeSpec:

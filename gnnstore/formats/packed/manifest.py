@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
-from gnnstore.formats.arrays.growing import ALIGNMENT_BYTES
 from gnnstore.formats.arrays.spec import AttributeSpec
 from gnnstore.formats.container.manifest import Manifest
 from gnnstore.formats.container.names import encode, joined
@@ -40,8 +39,9 @@ CHECKED_ROWS = 64
 # part. One more for each cached attribute: where the first part begins. If these are of several
 # node types, then one more for each: the rows of its type.
 SEGMENT_COLUMNS = 4
-# Records, chunks and shared rows begin at multiples of this.
-PACKED_ALIGNMENT_BYTES = ALIGNMENT_BYTES
+# Records, chunks and shared rows begin at multiples of this, so that reads can bypass the page
+# cache.
+PACKED_ALIGNMENT_BYTES = 4096
 
 _MAX_EPOCHS = 2**31
 # Records and kernels have 31 bits for a slot, and use two numbers that are no slots.

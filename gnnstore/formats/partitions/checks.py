@@ -10,9 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from gnnstore.errors import GnnstoreError
-from gnnstore.formats.container.files import Problem
+from gnnstore.formats.container.files import Problem, RangeCrcs
 from gnnstore.formats.container.reader import SealedReader
-from gnnstore.formats.partitions.crcs import RangeCrcs
 from gnnstore.formats.partitions.manifest import (
     BUCKET_CRCS_ARRAY,
     BUCKET_PTR_ARRAY,

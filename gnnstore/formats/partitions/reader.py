@@ -18,11 +18,10 @@ import numpy.typing as npt
 
 from gnnstore.errors import CorruptStoreError, UsageError
 from gnnstore.formats.arrays.spec import AttributeSpec
-from gnnstore.formats.container.files import Problem
+from gnnstore.formats.container.files import Problem, add_crcs
 from gnnstore.formats.container.manifest import KINDS, Kind
 from gnnstore.formats.container.reader import SealedReader
 from gnnstore.formats.partitions.checks import check_meaning
-from gnnstore.formats.partitions.crcs import add_crcs
 from gnnstore.formats.partitions.manifest import (
     BUCKET_CRCS_ARRAY,
     BUCKET_PTR_ARRAY,
@@ -39,9 +38,10 @@ from gnnstore.formats.partitions.manifest import (
     PartitionsManifest,
     node_rows,
 )
+from gnnstore.formats.store.edge_splits import ID_DTYPES
 from gnnstore.formats.store.units import find_unit, find_units, unit_names
 
-_IDS = ("int32", "int64")
+_ADVICE = "; restore the partitioning from a copy or partition again"
 
 
 class PartitionsReader(SealedReader[PartitionsManifest]):
@@ -59,14 +59,14 @@ class PartitionsReader(SealedReader[PartitionsManifest]):
         num_nodes, num_edges = manifest.num_nodes, manifest.num_edges
         num_buckets, num_columns = self.num_partitions**2, 1 + len(self.nodes)
         expected: dict[str, tuple[tuple[str, ...], tuple[int, ...]]] = {
-            ORDER_ARRAY: (_IDS, (num_nodes,)),
-            PLACE_ARRAY: (_IDS, (num_nodes,)),
+            ORDER_ARRAY: (ID_DTYPES, (num_nodes,)),
+            PLACE_ARRAY: (ID_DTYPES, (num_nodes,)),
             PARTITION_CRCS_ARRAY: (("uint32",), (self.num_partitions, num_columns)),
             BUCKET_PTR_ARRAY: (("int64",), (num_buckets + 1,)),
             BUCKET_CRCS_ARRAY: (("uint32",), (num_buckets, len(EDGE_ARRAYS))),
             SOURCE_ARRAY: (("int32",), (num_edges,)),
             TARGET_ARRAY: (("int32",), (num_edges,)),
-            POSITION_ARRAY: (_IDS, (num_edges,)),
+            POSITION_ARRAY: (ID_DTYPES, (num_edges,)),
         }
         found = {spec.path: spec for spec in manifest.paged_arrays}
         if found.keys() != expected.keys() or len(found) != len(manifest.paged_arrays):
@@ -75,19 +75,11 @@ class PartitionsReader(SealedReader[PartitionsManifest]):
                 "expected"
             )
         for path, (dtypes, shape) in expected.items():
-            spec = found[path]
-            if spec.layout != "paged" or spec.dtype not in dtypes or spec.shape != shape:
-                raise self._corrupt(
-                    f"the array {path!r} is {spec.dtype} {list(spec.shape)} ({spec.layout}), "
-                    f"expected pages of {' or '.join(dtypes)} {list(shape)}"
-                )
+            found[path].expect(self.path, shape, dtypes, _ADVICE)
         for name, spec in self.nodes.items():
-            is_named = spec.name == name and spec.path == node_rows(name)
-            if not is_named or spec.layout != "paged" or spec.shape[:1] != (num_nodes,):
-                raise self._corrupt(
-                    f"the node attribute {name!r} is {spec.path!r} {list(spec.shape)} "
-                    f"({spec.layout}), expected pages of {num_nodes} rows in {node_rows(name)!r}"
-                )
+            if (spec.name, spec.path) != (name, node_rows(name)):
+                raise self._corrupt(f"{spec.path!r} is not the node attribute {name!r}")
+            spec.expect(self.path, (num_nodes, ...), (spec.dtype,), _ADVICE)
         self.bucket_ptr: npt.NDArray[np.int64] = self.paged(found[BUCKET_PTR_ARRAY]).load()
         ends = int(self.bucket_ptr[0]), int(self.bucket_ptr[-1])
         if ends != (0, num_edges) or (np.diff(self.bucket_ptr) < 0).any():
@@ -103,9 +95,7 @@ class PartitionsReader(SealedReader[PartitionsManifest]):
 
     def _corrupt(self, problem: str, array: str = "") -> CorruptStoreError:
         path = self.path / array
-        return CorruptStoreError(
-            f"{path}: {problem}; restore the partitioning from a copy or partition again", path=path
-        )
+        return CorruptStoreError(f"{path}: {problem}{_ADVICE}", path=path)
 
     @property
     def name(self) -> str:

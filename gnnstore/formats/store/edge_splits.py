@@ -9,6 +9,7 @@ from typing import ClassVar
 from gnnstore.errors import CorruptStoreError
 from gnnstore.formats.arrays.spec import AttributeSpec
 
+ID_DTYPES = ("int32", "int64")
 # The arrays of source nodes, of target nodes, and of other numbers, with their axes.
 _SOURCES = {"source": 1, "source_negatives": 2, "negative_source": 1}
 _TARGETS = {"target": 1, "target_negatives": 2, "negative_target": 1}
@@ -63,22 +64,18 @@ class EdgeSplitSpec:
 
     def check(self, file: str) -> None:
         """Raise if the lengths of the arrays, or their types, contradict one another."""
-
-        def fail(spec: AttributeSpec, expected: str) -> CorruptStoreError:
-            return CorruptStoreError(
-                f"{file}: the array {spec.path!r} is {spec.layout} {spec.dtype} "
-                f"{list(spec.shape)}; expected {expected}",
+        shared = self.negative_source, self.negative_target
+        num_shared = max((spec.num_rows for spec in shared if spec), default=None)
+        for name, spec in self._parts.items():
+            num_rows = num_shared if spec in shared else self.num_edges
+            spec.expect(file, (num_rows, *[None] * (_PARTS[name] - 1)), ID_DTYPES)
+        for spec in self.attributes.values():
+            spec.expect(file, (self.num_edges, ...))
+        if (shared[0] is None) != (shared[1] is None) or any(
+            0 in spec.shape for spec in self._parts.values()
+        ):
+            raise CorruptStoreError(
+                f"{file}: the split of {self.source.path!r} has an empty array, or negative edges "
+                "without sources or targets",
                 path=file,
             )
-
-        for name, spec in self._parts.items():
-            is_ids = spec.dtype in ("int32", "int64") and spec.layout == "paged"
-            if not is_ids or len(spec.shape) != _PARTS[name] or 0 in spec.shape:
-                raise fail(spec, f"paged int32 or int64 with {_PARTS[name]} axes, not empty")
-        shared = (self.negative_source, self.negative_target)
-        for spec in self.arrays():
-            if spec not in shared and (not spec.shape or spec.num_rows != self.num_edges):
-                raise fail(spec, f"a row for each of the {self.num_edges} edges of the split")
-        for one, other in (shared, shared[::-1]):
-            if one is not None and (other is None or other.shape != one.shape):
-                raise fail(one, "as many sources as targets of negative edges")

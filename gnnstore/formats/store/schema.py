@@ -15,7 +15,7 @@ from gnnstore.formats.arrays.dtypes import STORAGE_DTYPES
 from gnnstore.formats.arrays.spec import AttributeSpec
 from gnnstore.formats.container.manifest import Manifest
 from gnnstore.formats.container.strict_json import Fields
-from gnnstore.formats.store.edge_splits import EdgeSplitSpec
+from gnnstore.formats.store.edge_splits import ID_DTYPES, EdgeSplitSpec
 
 FORMAT_VERSION = 1
 SHARED_ATTRIBUTES = "shared-attributes"  # that reverse types share those of another
@@ -32,6 +32,11 @@ class TextSpec:
 
     bytes: AttributeSpec  # UTF-8, uint8 [B]
     offsets: AttributeSpec  # int64 [N + 1]; text i is bytes[offsets[i]:offsets[i + 1]]
+
+    def check(self, num_texts: int, file: str) -> None:
+        """Raise unless the arrays are of the bytes of some texts."""
+        self.bytes.expect(file, (None,), ("uint8",))
+        self.offsets.expect(file, (num_texts + 1,), ("int64",))
 
 
 @dataclass(frozen=True)
@@ -150,7 +155,7 @@ class EdgeTypeSpec:
                     "attribute of integers",
                     path=file,
                 )
-            _check_text(text, max(0, text.offsets.num_rows - 1), file)
+            text.check(max(0, text.offsets.num_rows - 1), file)
 
     def named_values(self, name: str) -> list[AttributeSpec]:
         """Return the arrays of an integer attribute: of the edges, and of each split."""
@@ -308,14 +313,6 @@ class Schema:
 
     def checked(self, file: str) -> Schema:
         """Return the schema if its facts agree with one another."""
-
-        def require(spec: AttributeSpec, num_rows: int, what: str) -> None:
-            if not spec.shape or spec.shape[0] != num_rows:
-                raise CorruptStoreError(
-                    f"{file}: the array {spec.path!r} has shape {list(spec.shape)}, but {what}",
-                    path=file,
-                )
-
         paths = [spec.path for spec in self.arrays()]
         if len(set(paths)) != len(paths):
             raise CorruptStoreError(f"{file}: two arrays of the schema share a path", path=file)
@@ -323,11 +320,11 @@ class Schema:
         if len(counts) != len(self.node_types):
             raise CorruptStoreError(f"{file}: two node types share a name", path=file)
         for node in self.node_types:
-            rows = [*node.attributes.values(), *([node.original_id] if node.original_id else [])]
-            for spec in rows:
-                require(spec, node.num_nodes, f"there are {node.num_nodes} nodes")
+            for spec in (*node.attributes.values(), node.original_id):
+                if spec is not None:
+                    spec.expect(file, (node.num_nodes, ...))
             if node.original_name is not None:
-                _check_text(node.original_name, node.num_nodes, file)
+                node.original_name.check(node.num_nodes, file)
         unshared = {spec.path: spec for edge in self.edge_types for spec in edge.own_attributes()}
         for edge in self.edge_types:
             missing = {edge.source, edge.target} - counts.keys()
@@ -336,29 +333,17 @@ class Schema:
                     f"{file}: edge type {edge.type} names unknown node types {sorted(missing)}",
                     path=file,
                 )
-            num_targets = counts[edge.target]
-            require(edge.indptr, num_targets + 1, f"there are {num_targets} target nodes")
             edge.check_shared(unshared, file)
-            ids = (edge.edge_id, edge.original_id, edge.shared_row)
-            rows = [edge.indices, *(spec for spec in ids if spec)]
-            for spec in [*rows, *edge.attributes.values()]:
-                require(spec, edge.num_edges, f"there are {edge.num_edges} edges")
-            orders, sums = edge.orders.values(), edge.weight_sums.values()
-            for spec in [*orders, *sums]:
-                require(spec, edge.num_edges, f"there are {edge.num_edges} edges")
-            expected = [
-                (edge.indptr, ("int64",)),
-                *((spec, ("int32", "int64")) for spec in rows),
-                *((spec, ("uint16", "uint32")) for spec in orders),
-                *((spec, ("uint64",)) for spec in sums),
-            ]
-            for spec, dtypes in expected:
-                if spec.dtype not in dtypes or spec.layout != "paged" or len(spec.shape) != 1:
-                    raise CorruptStoreError(
-                        f"{file}: the array {spec.path!r} is {spec.layout} {spec.dtype} "
-                        f"{list(spec.shape)}; expected one-dimensional paged {' or '.join(dtypes)}",
-                        path=file,
-                    )
+            edge.indptr.expect(file, (counts[edge.target] + 1,), ("int64",))
+            for specs, dtypes in (
+                ((edge.indices, edge.edge_id, edge.original_id, edge.shared_row), ID_DTYPES),
+                (edge.orders.values(), ("uint16", "uint32")),
+                (edge.weight_sums.values(), ("uint64",)),
+            ):
+                for own in filter(None, specs):
+                    own.expect(file, (edge.num_edges,), dtypes)
+            for spec in edge.attributes.values():
+                spec.expect(file, (edge.num_edges, ...))
             edge.check_splits(file)
         return self
 
@@ -366,22 +351,6 @@ class Schema:
 def _no_type(kind: str, asked: object, there: Sequence[object]) -> UsageError:
     names = ", ".join(map(repr, there)) or "none"
     return UsageError(f"the store has no {kind} type {asked!r}; there are: {names}")
-
-
-def _check_text(text: TextSpec, num_texts: int, file: str) -> None:
-    for spec, dtype in ((text.bytes, "uint8"), (text.offsets, "int64")):
-        if spec.dtype != dtype or spec.layout != "paged" or len(spec.shape) != 1:
-            raise CorruptStoreError(
-                f"{file}: the array {spec.path!r} is {spec.layout} {spec.dtype} "
-                f"{list(spec.shape)}; expected one-dimensional paged {dtype}",
-                path=file,
-            )
-    if text.offsets.num_rows != num_texts + 1:
-        raise CorruptStoreError(
-            f"{file}: the array {text.offsets.path!r} has {text.offsets.num_rows} entries, but "
-            f"there are {num_texts} texts",
-            path=file,
-        )
 
 
 @dataclass(frozen=True, kw_only=True)
