@@ -69,7 +69,7 @@ def read_graph(reader: StoreReader, csc: Mapping[EdgeType, Csc]) -> Data | Heter
             else node.explicit_num_nodes
         ):
             part.num_nodes = node.num_nodes
-    return data  # type: ignore[no-any-return]
+    return data
 
 
 def _require_memory(reader: StoreReader, schema: Schema, what: str) -> None:

@@ -286,7 +286,7 @@ def test_what_cannot_be_removed_whole_is_named(
     ("change", "message"),
     [
         (lambda m: m.update(rows_per_partition=200), "rows for 1000 nodes in 4 partitions, none"),
-        (lambda m: m["arrays"].pop(), "the partitioning lists the arrays ["),
+        (lambda m: m["arrays"].pop(), "it lists the arrays ["),
         (
             lambda m: next(a for a in m["arrays"] if a["path"] == "order").update(dtype="uint32"),
             "the array 'order' is paged uint32 [1000]; expected paged int32 or int64 [1000]",

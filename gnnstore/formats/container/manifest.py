@@ -101,10 +101,25 @@ class Manifest(ABC):
     def arrays(self) -> tuple[AttributeSpec, ...]:
         """Return every required array but the checksums."""
 
+    def spec(self, path: str) -> AttributeSpec:
+        """Return the description of an array."""
+        return next(spec for spec in self.arrays() if spec.path == path)
+
     @classmethod
     def advice(cls, own: Fields, path: Path) -> str:  # noqa: ARG003 - a kind may say more
         """Return how to replace a directory whose version is not read any more."""
         return f"{cls.VERB.capitalize()} again"
+
+    @classmethod
+    def command(cls, path: Path, options: Mapping[str, Any]) -> list[str]:
+        """Return the command that makes a directory anew, with the options that have a value."""
+        place = ["STORE", "--output", str(path)]
+        if path.parent.name == KINDS[cls.WORD].directory:
+            place = [str(path.parent.parent), "--name", path.name]
+        command = ["gnnstore", cls.VERB, *place, "--overwrite"]
+        for option, value in options.items():
+            command += [option, str(value)] if isinstance(value, int | float | str) else []
+        return command
 
     @classmethod
     def is_at(cls, path: Path) -> bool:

@@ -51,21 +51,7 @@ _AMBIGUOUS = re.compile("^_|_$|__+")
 
 
 def joined(*parts: str, long: str) -> str:
-    """Return several names as one path component, which no other names have.
-
-    Parameters
-    ----------
-    parts : str
-        The names.
-    long : str
-        Beginning of the component where the joined names have more than 200 bytes: a digest of
-        them follows.
-
-    Raises
-    ------
-    InputError
-        If a name is empty, or no Unicode.
-    """
+    """Return names as one path component, which no others have; of long ones `long`, a digest."""
     if not all(parts):
         raise InputError(f"the names {parts} cannot be stored: one is empty; rename it")
     component = "__".join(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path, PurePosixPath
 from typing import Any, ClassVar, Generic, Self, TypeVar
@@ -292,6 +292,26 @@ class SealedReader(SealedFiles[M]):
 
     def check(self) -> None:
         """Compare the arrays with the manifest, as far as that is quick."""
+
+    def corrupt(self, problem: str, array: str = "") -> CorruptStoreError:
+        """Return the error for contents that contradict one another, of an array if named."""
+        path, manifest = self.path / array, self.manifest
+        advice = f"restore the {manifest.WORD} from a copy or {manifest.VERB} again"
+        return CorruptStoreError(f"{path}: {problem}; {advice}", path=path)
+
+    def expect(
+        self,
+        specs: Sequence[AttributeSpec],
+        expected: Mapping[str, tuple[tuple[str, ...], tuple[int | None, ...]]],
+    ) -> None:
+        """Raise unless these are arrays of the expected paths, types and shapes, each once."""
+        if sorted(spec.path for spec in specs) != sorted(expected):
+            listed, wanted = sorted({spec.path for spec in specs}), sorted(expected)
+            raise self.corrupt(f"it lists the arrays {listed}, but {wanted} were expected")
+        for spec in specs:
+            dtypes, shape = expected[spec.path]
+            advice = f"; restore it from a copy or {self.manifest.VERB} again"
+            spec.expect(self.path, shape, dtypes, advice)
 
     def problems(self) -> Iterator[Problem]:
         """Yield unreadable places in arrays; if there are none, meaningless values; reads all."""

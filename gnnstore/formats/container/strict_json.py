@@ -234,13 +234,14 @@ class Fields:
     def _value(self, key: str, hint: Any) -> Any:  # noqa: PLR0911 - a line for each type
         """Return a field of a type; `Annotated[int, 1, 9]` is an integer of a range."""
         origin, given = get_origin(hint), get_args(hint)
+        is_kind, is_of_kinds = is_dataclass(hint), origin is tuple and is_dataclass(given[0])
         if origin is Annotated:
             return self.integer(key, *given[1:])
         if origin is UnionType:
             return self._value(key, given[0]) if self.has(key) else None
         if origin is Literal:
             return self.choice(key, given)
-        if origin is tuple and is_dataclass(given[0]):
+        if is_of_kinds:
             return tuple(item.parse(given[0]) for item in self.children(key))
         if origin is tuple:
             limits = get_args(given[0])[1:]
@@ -248,12 +249,12 @@ class Fields:
         if origin is Mapping and given[1] is not Any:
             group = self.fields(key)
             return {name: group._value(name, given[1]) for name in group.document}
-        if is_dataclass(hint):
+        if is_kind:
             return self.fields(key).parse(hint)
-        if hint is float:
-            return self._get(key, float, "a number")
-        read = {int: self.integer, str: self.text, bool: self.boolean, Mapping: self.mapping}
-        return read[origin or hint](key)
+        if hint is int:
+            return self.integer(key)
+        kinds = {str: "a string", bool: "true or false", float: "a number", Mapping: "an object"}
+        return self._get(key, dict if origin is Mapping else hint, kinds[origin or hint])
 
     def has(self, key: str) -> bool:
         """Whether the field is present and not null."""

@@ -84,7 +84,7 @@ class DirectoryTransaction:
             fsync_directory(self.path)
             self._rename()
             fsync_directory(self.final.parent)
-        self._unlock()
+        self.keep()
 
     def _rename(self) -> None:
         new, final = os.fspath(self.path), os.fspath(self.final)
@@ -132,14 +132,10 @@ class DirectoryTransaction:
     def abort(self) -> None:
         """Remove everything that was written."""
         remove(self.path)
-        self._unlock()
+        self.keep()
 
     def keep(self) -> None:
-        """Leave everything as it is, for a later writer to go on with."""
-        self._unlock()
-
-    def _unlock(self) -> None:
-        """Release the lock; once, also if Ctrl-C comes between a commit and its return."""
+        """Leave everything as it is, for a later writer to go on with. Idempotent."""
         lock, self._lock = self._lock, -1
         if lock >= 0:
             os.close(lock)

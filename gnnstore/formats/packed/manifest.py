@@ -210,9 +210,6 @@ def pack_command(
     path: Path, asked: Mapping[str, Any], *, epochs: Any, seed: Any, seeds: str | None = None
 ) -> str:
     """Return the command that packs epochs for the loader that has a fingerprint."""
-    place = ["STORE", "--output", str(path)]
-    if path.parent.name == PACKED_DIRECTORY:
-        place = [str(path.parent.parent), "--name", path.name]
     fanouts, attributes = asked.get("num_neighbors"), asked.get("edge_label_attrs")
     mode, amount = asked.get("neg_sampling"), asked.get("amount")
     is_of_links = "crc32c of edge_label_index" in asked
@@ -245,9 +242,7 @@ def pack_command(
         "--seed": seed,
         "--subgraph-type": asked.get("subgraph_type"),
     }
-    command = ["gnnstore", "pack", *place, "--overwrite"]
-    for option, value in values.items():
-        command += [option, str(value)] if isinstance(value, int | float | str) else []
+    command = PackedManifest.command(path, values)
     for flag in ("replace", "disjoint", "drop_last", "strict_negatives"):
         command += [f"--{flag.replace('_', '-')}"] if asked.get(flag) is True else []
     command += ["--no-shuffle"] if asked.get("shuffle") is False else []

@@ -10,7 +10,6 @@ from typing import ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from gnnstore.errors import CorruptStoreError
 from gnnstore.formats.arrays.paged_array import PagedArray
 from gnnstore.formats.arrays.spec import AttributeSpec
 from gnnstore.formats.container.files import Problem
@@ -126,27 +125,27 @@ class PackedReader(SealedReader[PackedManifest]):
     def check(self) -> None:
         """Read the index, and refuse one that names bytes outside of the files."""
         manifest = self.manifest
-        listed = {spec.path for spec in manifest.paged_arrays}
-        expected = {INDEX_ARRAY, BATCHES_ARRAY, *self._rows_arrays()}
-        expected |= {SEGMENTS_ARRAY} if manifest.has_segments else set()
-        if listed != expected:
-            raise CorruptStoreError(
-                f"{self.path}: the packed epochs list the arrays {sorted(listed)}, but "
-                f"{sorted(expected)} were expected; restore them from a copy or pack again",
-                path=self.path,
-            )
-        self.batches = self._one_file(BATCHES_ARRAY, "uint8", (None,))
-        self.rows = {
-            path: self._one_file(array, "uint8", (None,))
-            for array, path in self._rows_arrays().items()
+        expected: dict[str, tuple[tuple[str, ...], tuple[int | None, ...]]] = {
+            INDEX_ARRAY: (("int64",), (manifest.num_batches, manifest.index_columns)),
+            BATCHES_ARRAY: (("uint8",), (None,)),
+            **dict.fromkeys(self._rows_arrays(), (("uint8",), (None,))),
         }
+        if manifest.has_segments:
+            expected[SEGMENTS_ARRAY] = ("int64",), (None, manifest.segment_columns)
+        self.expect(manifest.paged_arrays, expected)
+        for path in expected:
+            if (count := self._array(path).layout.num_shards) > 1:  # kernels read the only one
+                raise self.corrupt(f"it has {count} files, expected one", path)
+        self.batches = self._array(BATCHES_ARRAY)
+        self.rows = {path: self._array(array) for array, path in self._rows_arrays().items()}
         self.segments: npt.NDArray[np.int64] | None = None
         if manifest.has_segments:
-            columns = manifest.segment_columns
-            self.segments = self._one_file(SEGMENTS_ARRAY, "int64", (None, columns)).load()
-        shape = (manifest.num_batches, manifest.index_columns)
-        self.index = self._one_file(INDEX_ARRAY, "int64", shape).load()
+            self.segments = self._array(SEGMENTS_ARRAY).load()
+        self.index = self._array(INDEX_ARRAY).load()
         self._check_index()
+
+    def _array(self, path: str) -> PagedArray:
+        return self.paged(self.manifest.spec(path))
 
     def _rows_arrays(self) -> dict[str, str]:
         """Return the path in the store of each cached attribute, by the path of its rows here."""
@@ -199,16 +198,6 @@ class PackedReader(SealedReader[PackedManifest]):
         none = np.empty(0, np.int64)
         return none, none
 
-    def _one_file(self, path: str, dtype: str, shape: tuple[int | None, ...]) -> PagedArray:
-        """Return a required array; kernels read its only file."""
-        spec = next(spec for spec in self.manifest.paged_arrays if spec.path == path)
-        advice = "; restore the packed epochs from a copy or pack again"
-        spec.expect(self.path / path, shape, (dtype,), advice)
-        array = self.paged(spec)
-        if array.layout.num_shards > 1:
-            raise self._bad_index(f"{path!r} has {array.layout.num_shards} files, expected one")
-        return array
-
     def _check_index(self) -> None:
         """Refuse an index that names bytes outside of the files."""
         if self.segments is not None:
@@ -219,13 +208,13 @@ class PackedReader(SealedReader[PackedManifest]):
                 file_bytes={path: rows.num_rows for path, rows in self.rows.items()},
             )
             if reason:
-                raise self._bad_index(reason)
+                raise self.corrupt(reason, INDEX_ARRAY)
         index = self.index
         ends = [(index[:, 0], index[:, 1], self.batches)]
         for column, spec in enumerate(self.manifest.cached_specs):
             counts = index[:, [3, *range(INDEX_COLUMNS + len(self.rows), index.shape[1])]]
             if index.size and (counts.min() < 0 or counts.max() > 2**31):
-                raise self._bad_index("rows that are missed are out of range")
+                raise self.corrupt("rows that are missed are out of range", INDEX_ARRAY)
             ends.append((self.chunk_begins(column), self.chunk_bytes(column), self.rows[spec.path]))
         for begins, lengths, array in ends:
             if index.size == 0:
@@ -234,16 +223,11 @@ class PackedReader(SealedReader[PackedManifest]):
             is_inside &= lengths <= array.num_rows - begins
             if not is_inside.all() or (begins % PACKED_ALIGNMENT_BYTES).any():
                 number = int(np.flatnonzero(~is_inside | (begins % PACKED_ALIGNMENT_BYTES != 0))[0])
-                raise self._bad_index(
+                raise self.corrupt(
                     f"batch {number} has {lengths[number]} bytes from byte {begins[number]} on of "
-                    f"{array.spec.path!r}, which has {array.num_rows}"
+                    f"{array.spec.path!r}, which has {array.num_rows}",
+                    INDEX_ARRAY,
                 )
-
-    def _bad_index(self, reason: str) -> CorruptStoreError:
-        return CorruptStoreError(
-            f"{self.path / INDEX_ARRAY}: {reason}; restore the epochs from a copy or pack again",
-            path=self.path / INDEX_ARRAY,
-        )
 
 
 PACKED = KINDS.register(

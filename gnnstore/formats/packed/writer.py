@@ -288,15 +288,14 @@ class PackedWriter(SealedWriter):
 
     def _is_as_it_was(self, step: Record) -> bool:
         """Whether a superbatch's regions are unchanged; else it is packed again."""
-        ends, crcs = step["ends"], step["crcs"]
-        sums = {
-            name: file.compare_region(ends.get(name, -1), crcs.get(name, -1))
-            for name, file in self._growing.items()
-        }
-        if None in sums.values():
-            return False
-        for name, found in sums.items():
-            self._growing[name].keep_region(found)
+        compared = []
+        for name, file in self._growing.items():
+            end, crc = step["ends"].get(name, -1), step["crcs"].get(name, -1)
+            if (sums := file.compare_region(end, crc)) is None:
+                return False
+            compared.append((file, sums))
+        for file, sums in compared:
+            file.keep_region(sums)
         return True
 
     def _count(self, step: Mapping[str, Any]) -> None:

@@ -77,10 +77,6 @@ class PartitionsManifest(Manifest):
     nodes: Mapping[str, AttributeSpec]
     paged_arrays: tuple[AttributeSpec, ...] = field(metadata={"key": "arrays"})  # the others
 
-    def spec(self, path: str) -> AttributeSpec:
-        """Return the description of an array that is no node attribute."""
-        return next(spec for spec in self.paged_arrays if spec.path == path)
-
     def row_specs(self) -> tuple[AttributeSpec, ...]:
         """Return the arrays of rows by new id, in the order of the columns of their checksums."""
         return (self.spec(ORDER_ARRAY), *(self.nodes[name] for name in sorted(self.nodes)))
@@ -112,9 +108,6 @@ class PartitionsManifest(Manifest):
     @classmethod
     def advice(cls, own: Fields, path: Path) -> str:
         """Return the command that partitions again what an older version describes."""
-        place = ["STORE", "--output", str(path)]
-        if path.parent.name == PARTITIONS_DIRECTORY:
-            place = [str(path.parent.parent), "--name", path.name]
         found = own.document
         values: dict[str, Any] = {
             "-p": found.get("num_partitions"),
@@ -122,10 +115,7 @@ class PartitionsManifest(Manifest):
             "--order": "none" if found.get("order") == "none" else None,
             "--seed": found.get("seed"),
         }
-        command = ["gnnstore", "partition", *place, "--overwrite"]
-        for option, value in values.items():
-            command += [option, str(value)] if isinstance(value, int | str) else []
-        return f"Partition again: {shlex.join(command)}"
+        return f"Partition again: {shlex.join(cls.command(path, values))}"
 
 
 def partition_bounds(

@@ -41,8 +41,6 @@ from gnnstore.formats.partitions.manifest import (
 from gnnstore.formats.store.edge_splits import ID_DTYPES
 from gnnstore.formats.store.units import find_unit, find_units, unit_names
 
-_ADVICE = "; restore the partitioning from a copy or partition again"
-
 
 class PartitionsReader(SealedReader[PartitionsManifest]):
     """Open, validated partitions. Of the data it reads `bucket_ptr` only.
@@ -68,22 +66,15 @@ class PartitionsReader(SealedReader[PartitionsManifest]):
             TARGET_ARRAY: (("int32",), (num_edges,)),
             POSITION_ARRAY: (ID_DTYPES, (num_edges,)),
         }
-        found = {spec.path: spec for spec in manifest.paged_arrays}
-        if found.keys() != expected.keys() or len(found) != len(manifest.paged_arrays):
-            raise self._corrupt(
-                f"the partitioning lists the arrays {sorted(found)}, but {sorted(expected)} were "
-                "expected"
-            )
-        for path, (dtypes, shape) in expected.items():
-            found[path].expect(self.path, shape, dtypes, _ADVICE)
+        self.expect(manifest.paged_arrays, expected)
         for name, spec in self.nodes.items():
             if (spec.name, spec.path) != (name, node_rows(name)):
-                raise self._corrupt(f"{spec.path!r} is not the node attribute {name!r}")
-            spec.expect(self.path, (num_nodes, ...), (spec.dtype,), _ADVICE)
-        self.bucket_ptr: npt.NDArray[np.int64] = self.paged(found[BUCKET_PTR_ARRAY]).load()
+                raise self.corrupt(f"{spec.path!r} is not the node attribute {name!r}")
+            spec.expect(self.path, (num_nodes, ...), (spec.dtype,))
+        self.bucket_ptr: npt.NDArray[np.int64] = self.paged(manifest.spec(BUCKET_PTR_ARRAY)).load()
         ends = int(self.bucket_ptr[0]), int(self.bucket_ptr[-1])
         if ends != (0, num_edges) or (np.diff(self.bucket_ptr) < 0).any():
-            raise self._corrupt(
+            raise self.corrupt(
                 f"its buckets run from {ends[0]} to {ends[1]}, expected ascending places from 0 to "
                 f"{num_edges}",
                 BUCKET_PTR_ARRAY,
@@ -92,10 +83,6 @@ class PartitionsReader(SealedReader[PartitionsManifest]):
     def meaningless(self) -> Iterator[Problem]:
         """Yield values of arrays that are no partitions of a graph."""
         return check_meaning(self)
-
-    def _corrupt(self, problem: str, array: str = "") -> CorruptStoreError:
-        path = self.path / array
-        return CorruptStoreError(f"{path}: {problem}{_ADVICE}", path=path)
 
     @property
     def name(self) -> str:
@@ -157,7 +144,7 @@ class PartitionsReader(SealedReader[PartitionsManifest]):
         place = self.paged(self.place_spec)
         found = place.load() if nodes is None else place.gather(nodes)
         if len(found) and not 0 <= found.min() <= found.max() < self.num_nodes:
-            raise self._corrupt(f"new ids lie outside [0, {self.num_nodes})", PLACE_ARRAY)
+            raise self.corrupt(f"new ids lie outside [0, {self.num_nodes})", PLACE_ARRAY)
         return found
 
     def nodes_of(self, partition: int) -> npt.NDArray[Any]:
@@ -201,7 +188,7 @@ class PartitionsReader(SealedReader[PartitionsManifest]):
         self, spec: AttributeSpec, what: str, found: np.uint32, expected: np.uint32
     ) -> CorruptStoreError:
         self.check_place()  # raises a better message
-        return self._corrupt(
+        return self.corrupt(
             f"{what} have the crc32c {found:08x}, but {expected:08x} was written: they are damaged",
             spec.path,
         )

@@ -33,13 +33,7 @@ class Pieces(Protocol):
 
 
 def column_blocks(indptr: Pieces, max_edges: int) -> Iterator[tuple[int, npt.NDArray[np.int64]]]:
-    """Yield consecutive columns as (first edge, edges of each column), at most some edges each.
-
-    Raises
-    ------
-    BudgetError
-        If one column has more edges.
-    """
+    """Yield consecutive columns as (first edge, edges of each column), at most some edges each."""
     first = column = 0
     pending = np.empty(0, np.int64)
     latest = np.empty(0, np.int64)
@@ -81,17 +75,7 @@ def largest_column(indptr: Pieces) -> int:
 def places_by_time(
     times: npt.NDArray[np.int64], ids: npt.NDArray[Any], counts: npt.NDArray[np.int64]
 ) -> npt.NDArray[np.int64]:
-    """Return for each column the places of its edges in the order of (time, edge id).
-
-    Parameters
-    ----------
-    times : ndarray of int64 [k]
-        Times of the edges of consecutive columns.
-    ids : ndarray of integers [k]
-        Ids of these edges.
-    counts : ndarray of int64 [c]
-        Edges of each column; k in all.
-    """
+    """Return for each of c columns the places of its edges in the order of (time, edge id): [k]."""
     starts = np.repeat(np.cumsum(counts) - counts, counts)
     columns = np.repeat(np.arange(len(counts)), counts)
     return np.lexsort((ids, times, columns)) - starts

@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from uuid import UUID
 
@@ -179,7 +179,7 @@ def _parse(key: ListsKey, header: bytes, body: bytes, file: str) -> npt.NDArray[
     fields = Fields(parse_object(header, path=file), file)
     if fields.integer("format_version") != _FORMAT_VERSION:
         raise fields.fail("format_version", str(_FORMAT_VERSION))
-    for name, expected in _header(key).items():
+    for name, expected in asdict(key).items():
         if fields.document.get(name) != expected:
             raise fields.fail(name, repr(expected))
     found = _core.crc32c(np.frombuffer(body, np.uint8))
@@ -197,19 +197,10 @@ def _parse(key: ListsKey, header: bytes, body: bytes, file: str) -> npt.NDArray[
     return bits
 
 
-def _header(key: ListsKey) -> dict[str, str | int]:
-    return {
-        "uuid": key.uuid,
-        "array": key.array,
-        "num_nodes": key.num_nodes,
-        "max_neighbors": key.max_neighbors,
-    }
-
-
 def save_lists(key: ListsKey, bits: npt.NDArray[np.uint64]) -> None:
     """Save a choice; a failure is a log message."""
     body = bits.astype("<u8", copy=False).view(np.uint8)
-    header = {"format_version": _FORMAT_VERSION, **_header(key), "crc32c": _core.crc32c(body)}
+    header = {"format_version": _FORMAT_VERSION, **asdict(key), "crc32c": _core.crc32c(body)}
     try:
         write_whole(key.file(), [json.dumps(header).encode() + b"\n", body])
         for path in key.others()[_MAX_KEPT - 1 :]:
