@@ -14,8 +14,8 @@ from gnnstore import _core
 from gnnstore.embeddings.buffer import PartitionBuffer, Slot
 from gnnstore.errors import BadIndexError, UsageError
 from gnnstore.formats.partitions.reader import PartitionsReader
-from gnnstore.formats.tables.manifest import INITIAL, TableManifest
 from gnnstore.formats.tables.directory import TableDirectory
+from gnnstore.formats.tables.manifest import INITIAL, TableManifest
 
 FLOAT_BYTES = 4
 _MAX_THREADS = 8

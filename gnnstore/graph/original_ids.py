@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import reprlib
-from collections.abc import Iterator
 from functools import cached_property
 from typing import Any
 
@@ -65,7 +64,7 @@ class NodeIds:
             rank = np.minimum(np.searchsorted(ids, asked), len(ids) - 1)
             return np.where(ids[rank] == asked, nodes[rank], -1) if len(ids) else asked * 0 - 1
         found = np.full(len(asked), -1, np.int64)
-        for first, ids in self._pieces(self._original):
+        for first, ids in self._reader.pieces(self._original, _PIECE_BYTES):
             rank = np.minimum(np.searchsorted(asked, ids), len(asked) - 1)
             here = np.flatnonzero(asked[rank] == ids)
             found[rank[here]] = first + here
@@ -76,9 +75,8 @@ class NodeIds:
         """The greatest of the original ids; -1 if there is none."""
         if self._original is None:
             return self._num_nodes - 1
-        return max(
-            (int(ids.max(initial=-1)) for _, ids in self._pieces(self._original)), default=-1
-        )
+        pieces = self._reader.pieces(self._original, _PIECE_BYTES)
+        return max((int(ids.max(initial=-1)) for _, ids in pieces), default=-1)
 
     @cached_property
     def _sorted(self) -> tuple[Int64Array, Int64Array]:
@@ -87,10 +85,3 @@ class NodeIds:
         ids = self._reader.read(self._original)
         nodes = np.argsort(ids, kind="stable")
         return ids[nodes], nodes
-
-    def _pieces(self, spec: AttributeSpec) -> Iterator[tuple[int, Int64Array]]:
-        if spec.layout == "cold":
-            for (rows,), ids in self._reader.compressed_chunks(spec):
-                yield rows.start, ids
-        else:
-            yield from self._reader.paged(spec).pieces(_PIECE_BYTES)

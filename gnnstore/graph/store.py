@@ -14,7 +14,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, Self
 
-import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
@@ -26,17 +25,15 @@ from gnnstore.errors import (
     UsageError,
     limits_named,
 )
-from gnnstore.formats import AttributeSpec, Schema, StoreReader
+from gnnstore.formats import AttributeSpec, EdgeTypeSpec, NodeTypeSpec, Schema, StoreReader
 from gnnstore.formats.container.reader import reopened
 from gnnstore.formats.store.csc import TopologyMode
 from gnnstore.formats.store.schema import EdgeType
-from gnnstore.graph.arrays import Splits, Texts, as_tensor
+from gnnstore.graph.arrays import Texts, as_tensor
 from gnnstore.graph.assigned import AssignedAttributes, as_rows
 from gnnstore.graph.edge_splits import EdgeSplits
 from gnnstore.graph.lazy import LazyTensor
-from gnnstore.graph.original_ids import NodeIds
 from gnnstore.graph.pyg_data import (
-    EdgeIndex,
     StoreTensors,
     immutable,
     is_same,
@@ -44,12 +41,12 @@ from gnnstore.graph.pyg_data import (
     spec_of,
 )
 from gnnstore.graph.topology import Topology
-from gnnstore.graph.typed import EdgeView, NodeView
+from gnnstore.graph.typed import EdgeData, EdgeView, NodeData, NodeView
 
 _FIELDS = ("reader", "assigned", "selected")  # of a store, that no class has
 
 
-class GraphStore(StoreTensors, FeatureStore, PygGraphStore):  # type: ignore[misc]
+class GraphStore(StoreTensors, NodeData, EdgeData, FeatureStore, PygGraphStore):  # type: ignore[misc]
     """A graph on disk: nodes, edges, features by id, labels, splits.
 
     Also a PyG `FeatureStore` and `GraphStore`, so `(store, store)` can be handed to any code
@@ -143,71 +140,21 @@ class GraphStore(StoreTensors, FeatureStore, PygGraphStore):  # type: ignore[mis
         return sum(edge.num_edges for edge in self.schema.edge_types)
 
     @property
-    def features(self) -> LazyTensor:
-        """The node features, PyG's `x`, read when they are used: `store.features[ids]`."""
-        return self.node_attribute("x")
+    def _store(self) -> Self:
+        return self
 
     @property
-    def labels(self) -> Tensor:
-        """The node labels, PyG's `y`, whole; [N] or [N, tasks]. Do not write to it."""
-        return self.labels_of(self.schema.node)
+    def _node(self) -> NodeTypeSpec:  # type: ignore[override]
+        return self.schema.node
 
     @property
-    def splits(self) -> Splits:
-        """Node ids of each split, int64."""
-        return Splits(self.reader, self.schema.node)
+    def _edge(self) -> EdgeTypeSpec:  # type: ignore[override]
+        return self.schema.edge
 
     @property
     def edge_splits(self) -> EdgeSplits:
         """Edges to predict of each split."""
         return EdgeSplits(self.reader, self.schema.edge)
-
-    @property
-    def original_ids(self) -> npt.NDArray[np.int64] | None:
-        """Ids of the nodes in the original data, int64 [N]; None where they are the same."""
-        spec = self.schema.node.original_id
-        return None if spec is None else self.reader.read(spec)
-
-    @property
-    def original_edge_ids(self) -> LazyTensor | None:
-        """Ids of the edges in the original data, by position: `store.original_edge_ids[positions]`.
-
-        They are read from disk. None where positions are the ids. Positions are what batches have
-        as `e_id` in a reordered or split store, and in others with `edge_ids="store"`.
-        """
-        spec = self.schema.edge.ids_in_input
-        return None if spec is None else self.attribute_of(spec)
-
-    @limits_named("look original ids up")
-    def ids_of(self, original: Any) -> Any:
-        """Return the nodes that have these ids in the original data: `original_ids`, reversed.
-
-        Parameters
-        ----------
-        original : Tensor, ndarray or list of integers, any shape
-            Ids in the original data; they may repeat.
-
-        Returns
-        -------
-        Tensor or ndarray of int64, of the same shape
-            A tensor for a tensor.
-
-        Raises
-        ------
-        InputError
-            If they are no integers; naming ids that no node has.
-        """
-        return self._node_ids.find(original)
-
-    @cached_property
-    def _node_ids(self) -> NodeIds:
-        return NodeIds(self.reader, self.schema.node.original_id, self.num_nodes)
-
-    @property
-    def original_names(self) -> Texts | None:
-        """Names of the nodes in the original data, by id; None where they had none."""
-        spec = self.schema.node.original_name
-        return None if spec is None else Texts(self.reader, spec)
 
     @property
     def relation_names(self) -> Texts | None:
@@ -223,7 +170,7 @@ class GraphStore(StoreTensors, FeatureStore, PygGraphStore):  # type: ignore[mis
         NotFoundError
             If there is none of this name; the message lists those there are.
         """
-        return self.attribute_of(spec_of(self.path, "node", name, self.schema.node.attributes))
+        return self._attribute(name)
 
     def edge_attribute(self, name: str) -> LazyTensor:
         """Return an edge attribute, [E, ...]; its rows are in the order of the CSC's `indices`.
@@ -395,11 +342,6 @@ class GraphStore(StoreTensors, FeatureStore, PygGraphStore):  # type: ignore[mis
                 "attributes that they have: NeighborLoader(..., attributes=['y'])"
             )
         super().__delattr__(name)
-
-    @property
-    def edge_index(self) -> LazyTensor:
-        """Source and target of each edge, [2, E], in the order of the edges' ids."""
-        return LazyTensor(EdgeIndex(self, self.schema.edge))
 
     @property
     def num_node_features(self) -> int:

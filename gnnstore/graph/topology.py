@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import partial
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Self
 
 from gnnstore._core import ReadCounts
 from gnnstore.formats.store.csc import Csc, load_csc
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
     from gnnstore.graph.neighbor_cache.cache import NeighborCache
     from gnnstore.sampling.hetero import Column
     from gnnstore.sampling.neighbor import IndexDtype, SamplingConfig
-    from gnnstore.sampling.staged import CachedNeighbors, Fetch
+    from gnnstore.sampling.staged import Fetch
     from gnnstore.sampling.stored import ColumnSpecs
 
 
@@ -73,14 +72,6 @@ class Topology:
         schema = self.schema
         return (schema.node if node_type is None else schema.node_of(node_type)).num_nodes
 
-    if not TYPE_CHECKING:  # so that misspelt names are still found
-
-        def __getattr__(self, name: str) -> Any:
-            """Refuse the columns' arrays, which belong to one edge type."""
-            is_of_columns = name in Csc.__dataclass_fields__ or hasattr(Csc, name)
-            hint = f"; its columns have: topology.columns().{name}" if is_of_columns else ""
-            raise AttributeError(f"a topology has no attribute {name!r}{hint}")
-
     @property
     def is_read(self) -> bool:
         """Whether in-neighbours are read from disk, so that batches are best sampled together."""
@@ -116,7 +107,7 @@ class Topology:
         }
         for of, spec in specs.items():
             fetch[of] = self._rows_of(spec).fetch
-        caches = {of: partial(_current, cache) for of, cache in self.neighbors.items()}
+        caches = {of: cache.current for of, cache in self.neighbors.items()}
         return TypedDiskSampler(types, config, index_dtype, fetch, caches)
 
     def _types(self, config: SamplingConfig) -> tuple[SampledTypes, ColumnSpecs]:
@@ -131,7 +122,3 @@ class Topology:
             assert self.open_rows is not None  # noqa: S101 - given with the rows
             self.columns_read.setdefault(spec.path, self.open_rows(spec))
         return self.columns_read[spec.path]
-
-
-def _current(cache: NeighborCache) -> CachedNeighbors | None:
-    return cache.current

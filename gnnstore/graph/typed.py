@@ -10,7 +10,7 @@ import numpy.typing as npt
 from torch import Tensor
 from torch_geometric.data.feature_store import AttrView, TensorAttr
 
-from gnnstore.errors import UsageError
+from gnnstore.errors import UsageError, limits_named
 from gnnstore.formats import EdgeTypeSpec, NodeTypeSpec
 from gnnstore.graph.arrays import Splits, Texts
 from gnnstore.graph.lazy import LazyTensor
@@ -21,7 +21,96 @@ if TYPE_CHECKING:
     from gnnstore.formats.store.schema import EdgeType
 
 
-class NodeView(AttrView):  # type: ignore[misc]
+class NodeData:
+    """What a store has of the nodes of one type."""
+
+    _store: Any
+    _node: NodeTypeSpec
+
+    @property
+    def features(self) -> LazyTensor:
+        """The node features, PyG's `x`, read when they are used: `store.features[ids]`."""
+        return self._attribute("x")
+
+    def _attribute(self, name: str) -> LazyTensor:
+        node, store = self._node, self._store
+        found: LazyTensor = store.attribute_of(
+            spec_of(store.path, node.name, name, node.attributes)
+        )
+        return found
+
+    @property
+    def labels(self) -> Tensor:
+        """The node labels, PyG's `y`, whole; [N] or [N, tasks]. Do not write to it."""
+        found: Tensor = self._store.labels_of(self._node)
+        return found
+
+    @property
+    def splits(self) -> Splits:
+        """Node ids of each split, int64."""
+        return Splits(self._store.reader, self._node)
+
+    @property
+    def original_ids(self) -> npt.NDArray[np.int64] | None:
+        """Ids of the nodes in the original data, int64 [N]; None where they are the same."""
+        spec = self._node.original_id
+        return None if spec is None else self._store.reader.read(spec)
+
+    @limits_named("look original ids up")
+    def ids_of(self, original: Any) -> Any:
+        """Return the nodes that have these ids in the original data: `original_ids`, reversed.
+
+        Parameters
+        ----------
+        original : Tensor, ndarray or list of integers, any shape
+            Ids in the original data; they may repeat.
+
+        Returns
+        -------
+        Tensor or ndarray of int64, of the same shape
+            A tensor for a tensor.
+
+        Raises
+        ------
+        InputError
+            If they are no integers; naming ids that no node has.
+        """
+        return self._node_ids.find(original)
+
+    @cached_property
+    def _node_ids(self) -> NodeIds:
+        return NodeIds(self._store.reader, self._node.original_id, self._node.num_nodes)
+
+    @property
+    def original_names(self) -> Texts | None:
+        """Names of the nodes in the original data, by id; None where they had none."""
+        spec = self._node.original_name
+        return None if spec is None else Texts(self._store.reader, spec)
+
+
+class EdgeData:
+    """What a store has of the edges of one type."""
+
+    _store: Any
+    _edge: EdgeTypeSpec
+
+    @property
+    def original_edge_ids(self) -> LazyTensor | None:
+        """Ids of the edges in the original data, by position: `store.original_edge_ids[positions]`.
+
+        They are read from disk. None where positions are the ids. Positions are what batches have
+        as `e_id` in a reordered or split store, and in others with `edge_ids="store"`.
+        """
+        spec = self._edge.ids_in_input
+        return None if spec is None else self._store.attribute_of(spec)
+
+    @property
+    def edge_index(self) -> LazyTensor:
+        """Source and target of each edge, [2, E], in the order of the edges' ids."""
+        return LazyTensor(EdgeIndex(self._store, self._edge))
+
+
+class NodeView(NodeData, AttrView):  # type: ignore[misc]
     """The nodes of one type, and PyG's view of their attributes: `store["paper"].x[ids]`."""
 
     def __init__(self, store: Any, node: NodeTypeSpec) -> None:
@@ -31,12 +120,7 @@ class NodeView(AttrView):  # type: ignore[misc]
     @property
     def num_nodes(self) -> int:
         """Number of nodes of the type."""
-        return self._spec.num_nodes
-
-    @property
-    def _spec(self) -> NodeTypeSpec:
-        node: NodeTypeSpec = self.__dict__["_node"]
-        return node
+        return self._node.num_nodes
 
     def attribute(self, name: str) -> LazyTensor:
         """Return an attribute, to be indexed by node: `store["paper"].attribute("year")[ids]`.
@@ -46,75 +130,38 @@ class NodeView(AttrView):  # type: ignore[misc]
         NotFoundError
             If the type has none of this name; the message lists those there are.
         """
-        own, path = self._spec, self._store.path
-        found: LazyTensor = self._store.attribute_of(
-            spec_of(path, repr(own.name), name, own.attributes)
-        )
-        return found
-
-    @property
-    def features(self) -> LazyTensor:
-        """The features, PyG's `x`: `store["paper"].features[ids]`."""
-        return self.attribute("x")
-
-    @property
-    def labels(self) -> Tensor:
-        """The labels, PyG's `y`, whole. Do not write to it."""
-        self.attribute("y")  # raises if there are none
-        found: Tensor = self._store.labels_of(self._spec)
-        return found
-
-    @property
-    def splits(self) -> Splits:
-        """Node ids of each split of the type, int64."""
-        return Splits(self._store.reader, self._spec)
-
-    @property
-    def original_ids(self) -> npt.NDArray[np.int64] | None:
-        """Ids of the nodes in the original data, int64 [N]; None where they are the same."""
-        spec = self._spec.original_id
-        return None if spec is None else self._store.reader.read(spec)
-
-    @property
-    def original_names(self) -> Texts | None:
-        """Names of the nodes in the original data, by id; None where they had none."""
-        spec = self._spec.original_name
-        return None if spec is None else Texts(self._store.reader, spec)
-
-    def ids_of(self, original: Any) -> Any:
-        """Return the nodes with these ids in the original data; see `GraphStore.ids_of`."""
-        return NodeIds(self._store.reader, self._spec.original_id, self.num_nodes).find(original)
+        return self._attribute(name)
 
     def __getattr__(self, name: str) -> Any:
         """Return an attribute of the nodes, or a split as a mask; else as PyG's view does."""
         found = None
         if not self._attr.is_set("attr_name"):
-            found = self._store.value_of(self._spec, name)
+            found = self._store.value_of(self._node, name)
         return super().__getattr__(name) if found is None else found
 
     def __contains__(self, name: object) -> bool:
-        return any(name in names for names in self._store.names_of(self._spec))
+        return any(name in names for names in self._store.names_of(self._node))
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Let batches show a tensor with a row for each node; set PyG's fields of the view."""
         if name in self._attr.__dataclass_fields__:
             super().__setattr__(name, value)
-        elif hasattr(type(self), name) or not self._store.assign(self._spec, name, value):
+        elif hasattr(type(self), name) or not self._store.assign(self._node, name, value):
             raise UsageError(
-                f"{self._store.path}: {name!r} of {self._spec.name!r} cannot be assigned to; what "
+                f"{self._store.path}: {name!r} of {self._node.name!r} cannot be assigned to; what "
                 f"can be are tensors with a row for each of its {self.num_nodes} nodes"
             )
 
     def __delattr__(self, name: str) -> None:
         """Forget what was assigned."""
-        if not self._store.assigned.remove(self._spec.name, name):
-            raise AttributeError(f"nothing was assigned to {name!r} of {self._spec.name!r}")
+        if not self._store.assigned.remove(self._node.name, name):
+            raise AttributeError(f"nothing was assigned to {name!r} of {self._node.name!r}")
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return NodeView, (self._store, self._spec)
+        return NodeView, (self._store, self._node)
 
 
-class EdgeView:
+class EdgeView(EdgeData):
     """The edges of one type; attributes in the order of edge ids, as PyG's `HeteroData` has them.
 
     Attributes are read when they are used: `store["author", "writes", "paper"].edge_attr[ids]`.
@@ -148,17 +195,6 @@ class EdgeView:
     def weights(self) -> tuple[str, ...]:
         """Weight attributes with sums: what `weight_attr=` of a loader can be."""
         return tuple(self._edge.weight_sums)
-
-    @property
-    def original_edge_ids(self) -> LazyTensor | None:
-        """Ids of the edges in the original data; see `GraphStore.original_edge_ids`."""
-        spec = self._edge.ids_in_input
-        return None if spec is None else self._store.attribute_of(spec)
-
-    @cached_property
-    def edge_index(self) -> LazyTensor:
-        """Source and target of each edge, [2, E], in the order of the edges' ids."""
-        return LazyTensor(EdgeIndex(self._store, self._edge))
 
     if not TYPE_CHECKING:
 

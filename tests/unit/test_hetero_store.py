@@ -135,7 +135,7 @@ def test_types_of_a_store(tmp_path: Path) -> None:
 
 def test_what_a_type_does_not_have(tmp_path: Path) -> None:
     store = hetero_store(tmp_path / "a.gnn")
-    with pytest.raises(gnnstore.NotFoundError, match="no 'institution' attribute 'x'; there are"):
+    with pytest.raises(gnnstore.NotFoundError, match="no institution attribute 'x'; there are"):
         _ = store["institution"].features
     with pytest.raises(NoSplitError, match="no split 'train'; the store's splits: none"):
         _ = store["author"].splits["train"]

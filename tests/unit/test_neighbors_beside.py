@@ -97,15 +97,15 @@ def test_batches_do_not_wait_for_it(path: Path, gate: Gate, share: int) -> None:
         return sample, rows.counts.rows_read - before
 
     first, num_first = sample()
-    assert cache.current is None
+    assert cache.current() is None
     assert cache.num_bytes == num_bytes, "it is counted from the beginning"
     gate.go_on.set()
     join()
     expected = open_neighbor_cache(csc, rows, num_bytes, uuid)
-    assert cache.current is not None
+    assert cache.current() is not None
     assert expected is not None
-    np.testing.assert_array_equal(cache.current.bits, expected.bits)
-    np.testing.assert_array_equal(cache.current.neighbors, expected.neighbors)
+    np.testing.assert_array_equal(cache.current().bits, expected.bits)
+    np.testing.assert_array_equal(cache.current().neighbors, expected.neighbors)
     assert cache.num_bytes == expected.num_bytes <= num_bytes
     later, num_later = sample()
     assert num_later < num_first
@@ -137,7 +137,7 @@ def test_a_list_that_cannot_be_read_is_told_by_the_batch_that_needs_it(
     topology, csc, rows, uuid = opened(path)
     cache = NeighborCache(csc, rows, bytes_for_all(csc), uuid)
     join()
-    assert cache.current is None
+    assert cache.current() is None
     sampler = replace(topology, neighbors={csc.edge_type: cache}).sampler(CONFIG, "int64")
     sampler.sample(np.arange(9), epoch=0, batch=0)
 
@@ -167,10 +167,10 @@ def test_memory_that_there_is_for_it(path: Path, monkeypatch: pytest.MonkeyPatch
     NeighborCache(csc, rows, 1 << 30, uuid)
     assert not begun, "it is read at once"
     monkeypatch.setattr(cache, "LONG_READ_BYTES", 0)
-    assert NeighborCache(csc, rows, small, uuid).current is not None
-    assert NeighborCache(csc, rows, small // 2, uuid).current is not None
+    assert NeighborCache(csc, rows, small, uuid).current() is not None
+    assert NeighborCache(csc, rows, small // 2, uuid).current() is not None
     assert not begun, "there is no memory for a thread"
     monkeypatch.setattr(threads, "Finalizer", lambda *_: None)
     waiting = NeighborCache(csc, rows, 1 << 30, uuid)
-    assert waiting.current is None
+    assert waiting.current() is None
     assert begun == [THREAD]

@@ -189,7 +189,7 @@ def test_wherever_the_topology_lies(store: gnnstore.GraphStore, config: Sampling
             for got, expected in zip((*alone, *together), (*want, *want), strict=True):
                 assert_same(got, expected)
         assert set(caches) == {CITES, WRITES}
-        served = [cache.current is not None for cache in caches.values()]
+        served = [cache.current() is not None for cache in caches.values()]
         assert served == [num_bytes > 0] * 2
         assert (disk.counts.fetched == 0) == (num_bytes == 10**8)  # type: ignore[attr-defined]
 

@@ -120,14 +120,9 @@ def test_a_topology_of_several_types_needs_one_named(store: gnnstore.GraphStore)
         topology.columns(("a", "b", "c"))
 
 
-def test_arrays_are_those_of_columns(tmp_path: Path) -> None:
+def test_the_only_type_needs_no_name(tmp_path: Path) -> None:
     topology = gnnstore.open(write_example_store(tmp_path / "s.gnn").path).topology()
     assert topology.columns() is topology.columns(("node", "to", "node"))
-    for name in ("indices", "num_edges"):
-        with pytest.raises(AttributeError, match=rf"have: topology\.columns\(\)\.{name}$"):
-            getattr(topology, name)
-    with pytest.raises(AttributeError, match=r"no attribute 'indicse'$"):
-        topology.indicse  # type: ignore[attr-defined]  # noqa: B018
 
 
 def test_sizes_are_of_all_types(written: ExampleStore, store: gnnstore.GraphStore) -> None:

@@ -37,8 +37,7 @@ from gnnstore.features.source import FileRows, TypedRows
 from gnnstore.formats.container.files import read_part, write_part
 from gnnstore.formats.container.regular_files import open_regular
 from gnnstore.formats.packed.manifest import CHECKED_ROWS
-from gnnstore.formats.packed.reader import PackedReader
-from gnnstore.formats.packed.reader import segment_layout
+from gnnstore.formats.packed.reader import PackedReader, segment_layout
 
 # Parts are put in order in pieces of this size, twice in memory.
 _PART_BYTES = 4 << 20

@@ -33,21 +33,21 @@ _ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 _ZSTD_HEADER_BYTES = 6  # at the least
 
 
-def write_compressed(
+def write_compressed_files(
     directory: Path,
     spec: AttributeSpec,
-    array: npt.NDArray[Any],
+    stored: npt.NDArray[Any],
     row_dimension: str | None = None,
-) -> None:
-    """Write an array, zstd-compressed, with zarr-python."""
+) -> list[StoredFile]:
+    """Write an array, zstd-compressed, with zarr-python; durably. Return its files."""
     import zarr  # noqa: PLC0415  (not needed to read metadata, which must be quick)
     from zarr.codecs import ZstdCodec  # noqa: PLC0415
 
     target = zarr.create_array(
         store=str(directory),
-        shape=array.shape,
-        chunks=_chunk_shape(array.shape, array.itemsize),
-        dtype=array.dtype,
+        shape=stored.shape,
+        chunks=_chunk_shape(stored.shape, stored.itemsize),
+        dtype=stored.dtype,
         compressors=ZstdCodec(level=_ZSTD_LEVEL),
         chunk_key_encoding={"name": "default", "separator": "."},
         dimension_names=spec.dimension_names(row_dimension),
@@ -56,7 +56,13 @@ def write_compressed(
         config={"write_empty_chunks": True},
         overwrite=False,
     )
-    target[...] = array
+    target[...] = stored
+    files = []
+    for file in sorted(directory.iterdir()):
+        with open_binary(file, error=CorruptStoreError, root=directory) as handle:
+            os.fsync(handle.fileno())
+        files.append((file.name, file.stat().st_size, _core.crc32c_file(str(file), BLOCK_BYTES)))
+    return files
 
 
 def crc_of_array(spec: AttributeSpec, stored: npt.NDArray[Any]) -> int:
@@ -64,22 +70,6 @@ def crc_of_array(spec: AttributeSpec, stored: npt.NDArray[Any]) -> int:
     described = repr((spec.dtype, spec.shape)).encode()
     head = _core.crc32c(np.frombuffer(described, np.uint8))
     return _core.crc32c(stored.reshape(-1).view(np.uint8), head)
-
-
-def write_compressed_files(
-    directory: Path,
-    spec: AttributeSpec,
-    stored: npt.NDArray[Any],
-    row_dimension: str | None = None,
-) -> list[StoredFile]:
-    """Write an array as `write_compressed` does, durably, and return its files."""
-    write_compressed(directory, spec, stored, row_dimension)
-    files = []
-    for file in sorted(directory.iterdir()):
-        with open_binary(file, error=CorruptStoreError, root=directory) as handle:
-            os.fsync(handle.fileno())
-        files.append((file.name, file.stat().st_size, _core.crc32c_file(str(file), BLOCK_BYTES)))
-    return files
 
 
 def _chunk_shape(shape: tuple[int, ...], item_bytes: int) -> tuple[int, ...]:
@@ -91,30 +81,20 @@ def _chunk_shape(shape: tuple[int, ...], item_bytes: int) -> tuple[int, ...]:
     return tuple(chunk)
 
 
-def chunk_file_names(shape: tuple[int, ...], chunk_shape: tuple[int, ...]) -> Iterator[str]:
-    """Yield the file names of all chunks of a compressed array."""
-    return map(_file_name, _chunk_positions(shape, chunk_shape))
+def chunk_counts(shape: tuple[int, ...], chunk_shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the number of chunks of a compressed array along each axis."""
+    return tuple(-(-extent // length) for extent, length in zip(shape, chunk_shape, strict=True))
 
 
-def num_chunks(shape: tuple[int, ...], chunk_shape: tuple[int, ...]) -> int:
-    """Return the number of chunks of a compressed array."""
-    return math.prod(_chunk_counts(shape, chunk_shape))
-
-
-def _chunk_counts(shape: tuple[int, ...], chunk_shape: tuple[int, ...]) -> list[int]:
-    return [-(-extent // length) for extent, length in zip(shape, chunk_shape, strict=True)]
-
-
-def _chunk_positions(
-    shape: tuple[int, ...], chunk_shape: tuple[int, ...]
-) -> Iterator[tuple[int, ...]]:
-    counts = _chunk_counts(shape, chunk_shape)
+def chunk_positions(counts: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
+    """Yield the positions of all chunks of a compressed array."""
     # product() makes lists of its ranges: a hostile array is empty along one axis, long along
     # another.
     return itertools.product(*map(range, counts)) if 0 not in counts else iter(())
 
 
-def _file_name(position: tuple[int, ...]) -> str:
+def chunk_file_name(position: tuple[int, ...]) -> str:
+    """Return the file name of a chunk."""
     return ".".join(["c", *map(str, position)])
 
 
@@ -140,8 +120,8 @@ def read_chunks(
     spec.check(dtype, shape, path)
     chunk = np.empty(chunk_shape, STORAGE_DTYPES[dtype])
     raw = chunk.reshape(-1).view(np.uint8)
-    for position in _chunk_positions(shape, chunk_shape):
-        file = directory / _file_name(position)
+    for position in chunk_positions(chunk_counts(shape, chunk_shape)):
+        file = directory / chunk_file_name(position)
         frame = read_small(file, MAX_COMPRESSED_FILE_BYTES)
         try:
             _decode(frame, raw)

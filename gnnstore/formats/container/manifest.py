@@ -140,10 +140,6 @@ class Manifest(ABC):
         """Version of the format."""
         return self.VERSION
 
-    def all_files(self) -> tuple[FileEntry, ...]:
-        """Return every required file but the root `zarr.json`."""
-        return (*self.files, *(entry for entry, _ in self.checksum_files))
-
     def first_blocks(self) -> list[int]:
         """Return the position of each file's first block in the checksums; last, their number."""
         return [0, *accumulate(entry.num_blocks for entry in self.files)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
@@ -22,8 +23,9 @@ from gnnstore.errors import (
     storage_errors,
 )
 from gnnstore.formats.arrays.compressed import (
-    chunk_file_names,
-    num_chunks,
+    chunk_counts,
+    chunk_file_name,
+    chunk_positions,
     read_chunks,
     read_compressed,
 )
@@ -138,7 +140,8 @@ class SealedFiles(Generic[M]):
     @property
     def files(self) -> tuple[FileEntry, ...]:
         """Every file but the root `zarr.json`."""
-        return self.manifest.all_files()
+        manifest = self.manifest
+        return (*manifest.files, *(entry for entry, _ in manifest.checksum_files))
 
     @property
     def total_bytes(self) -> int:
@@ -404,6 +407,14 @@ class SealedReader(SealedFiles[M]):
         with self._identity.checked():
             yield from read_chunks(self.path / spec.path, spec)
 
+    def pieces(self, spec: AttributeSpec, num_bytes: int) -> Iterator[tuple[int, npt.NDArray[Any]]]:
+        """Yield the first row and consecutive rows, of a compressed array if it has one axis."""
+        if spec.layout == "paged":
+            yield from self.paged(spec).pieces(num_bytes)
+        else:
+            for (place,), rows in self.compressed_chunks(spec):
+                yield place.start, rows
+
     def read(self, spec: AttributeSpec) -> npt.NDArray[Any]:
         """Read any array whole into memory, in its storage type."""
         return self.compressed(spec) if spec.layout == "cold" else self.paged(spec).load()
@@ -414,9 +425,10 @@ class SealedReader(SealedFiles[M]):
         if spec.layout == "cold":
             dtype, shape, chunk_shape = parse_compressed(document, path)
             # Compared before there is a name for each: a hostile count is not a loop.
-            self._require(num_chunks(shape, chunk_shape) <= len(self._sizes), spec, path)
+            counts = chunk_counts(shape, chunk_shape)
+            self._require(math.prod(counts) <= len(self._sizes), spec, path)
             spec.check(dtype, shape, path)
-            for name in chunk_file_names(shape, chunk_shape):
+            for name in map(chunk_file_name, chunk_positions(counts)):
                 self._require(f"{spec.path}/{name}" in self._sizes, spec, name)
             return
         dtype, row_shape, layout = parse_paged(document, path)

@@ -162,15 +162,11 @@ def compare_checksums(
         if entry.path in wrong:
             continue
         path = reader.path / entry.path
-        crcs = _crcs_of(path, BLOCK_BYTES, num_threads)
+        with storage_errors("verify", path):
+            crcs = _core.crc32c_file(str(path), BLOCK_BYTES, num_threads)
         expected_crcs = table[first : first + entry.num_blocks]
         for problem in _differences(path, entry, crcs, expected_crcs):
             yield reader.explain(problem)
-
-
-def _crcs_of(path: Path, block_bytes: int, num_threads: int) -> npt.NDArray[np.uint32]:
-    with storage_errors("verify", path):
-        return _core.crc32c_file(str(path), block_bytes, num_threads)
 
 
 def _differences(

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterable, Iterator
-from typing import Any
+from collections.abc import Iterator
 
 import numpy as np
 import numpy.typing as npt
@@ -87,12 +86,7 @@ def _check_range(
     reader: Reader, spec: AttributeSpec, limit: int, what: str, *, kind: str = "node"
 ) -> Iterator[Problem]:
     """Yield the first entry of a list of nodes [k], or of lists [k, A], that is no node."""
-    pieces: Iterable[tuple[int, npt.NDArray[Any]]]
-    if spec.layout == "paged":
-        pieces = reader.paged(spec).pieces(_SCAN_BYTES)
-    else:
-        pieces = ((place.start, ids) for (place,), ids in reader.compressed_chunks(spec))
-    for first, ids in pieces:
+    for first, ids in reader.pieces(spec, _SCAN_BYTES):
         outside = np.argwhere((ids < 0) | (ids >= limit))
         if len(outside):
             place = tuple(int(i) for i in outside[0])

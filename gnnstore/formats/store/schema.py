@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple, TypeVar
 
 from gnnstore.errors import CorruptStoreError, UsageError
 from gnnstore.formats.arrays.dtypes import STORAGE_DTYPES
@@ -22,6 +22,7 @@ SHARED_ATTRIBUTES = "shared-attributes"  # that reverse types share those of ano
 NODE_TYPE = "node"
 EDGE_TYPE = ("node", "to", "node")
 
+T = TypeVar("T")
 IndexDtype = Literal["int64", "int32"]
 EdgeType = tuple[str, str, str]  # source, relation, target
 
@@ -189,16 +190,12 @@ class Schema:
     @property
     def node(self) -> NodeTypeSpec:
         """The only node type; code that calls this refuses stores of several."""
-        if len(self.node_types) != 1:
-            raise UsageError(self._heterogeneous("node", [t.name for t in self.node_types]))
-        return self.node_types[0]
+        return _only("node", self.node_types, [node.name for node in self.node_types])
 
     @property
     def edge(self) -> EdgeTypeSpec:
         """The only edge type; code that calls this refuses stores of several."""
-        if len(self.edge_types) != 1:
-            raise UsageError(self._heterogeneous("edge", [str(t.type) for t in self.edge_types]))
-        return self.edge_types[0]
+        return _only("edge", self.edge_types, [edge.type for edge in self.edge_types])
 
     @property
     def is_homogeneous(self) -> bool:
@@ -287,13 +284,6 @@ class Schema:
             return None
         return scales if scales.shape == attribute.shape[1:] else None
 
-    @staticmethod
-    def _heterogeneous(kind: str, types: list[str]) -> str:
-        return (
-            f"the store has {len(types)} {kind} types ({', '.join(types)}) where exactly one was "
-            "expected; name a type, as in store['paper'], or give a graph without types"
-        )
-
     def arrays(self) -> tuple[AttributeSpec, ...]:
         """Return every array of the store, in a fixed order."""
         found: list[AttributeSpec] = []
@@ -346,6 +336,15 @@ class Schema:
                 spec.expect(file, (edge.num_edges, ...))
             edge.check_splits(file)
         return self
+
+
+def _only(kind: str, types: tuple[T, ...], names: Sequence[object]) -> T:
+    if len(types) == 1:
+        return types[0]
+    raise UsageError(
+        f"the store has {len(types)} {kind} types ({', '.join(map(str, names))}) where exactly one "
+        "was expected; name a type, as in store['paper'], or give a graph without types"
+    )
 
 
 def _no_type(kind: str, asked: object, there: Sequence[object]) -> UsageError:

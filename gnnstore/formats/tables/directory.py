@@ -108,18 +108,14 @@ class SlotFile:
         """Write a slot, and return its checksum. It is durable after `sync`."""
         offset, crc = slot * self.slot_bytes, 0
         with storage_errors("write embeddings", self.path):
-            self._extend(offset + self.slot_bytes)
+            with self._extending:
+                if os.fstat(self._descriptor).st_size < offset + self.slot_bytes:
+                    os.ftruncate(self._descriptor, offset + self.slot_bytes)
             for begin in range(0, self._written_bytes, _PIECE_BYTES):
                 piece = data[begin : min(begin + _PIECE_BYTES, self._written_bytes)]
                 crc = _core.crc32c(piece, crc)
                 write_part(self._descriptor, piece.data, offset + begin)
         return _core.crc32c(data[self._written_bytes :], crc)
-
-    def _extend(self, num_bytes: int) -> None:
-        """Make the file at least `num_bytes` long, before a write."""
-        with self._extending:
-            if os.fstat(self._descriptor).st_size < num_bytes:
-                os.ftruncate(self._descriptor, num_bytes)
 
     def sync(self) -> None:
         """Make all writes durable."""

@@ -149,9 +149,8 @@ class NeighborCache:
         fill = partial(_fill_behind, open_from, rows, self._filled)
         self.stop = run_in_background(self, fill, FILLING_THREAD)
 
-    @property
     def current(self) -> CachedNeighbors | None:
-        """The cache, if it is there."""
+        """Return the cache, if it is there."""
         return self._filled[0] if self._filled else None
 
     @property
@@ -176,10 +175,6 @@ def _fills_in_background(csc: Csc, num_bytes: int, own_bytes: int) -> bool:
     return bytes_to_choose(csc) <= own_bytes
 
 
-class _StoppedError(GnnstoreError):
-    """An error that ends the filling of a cache that is no longer used."""
-
-
 def _fill_behind(
     open_from: Callable[[IndexRows], CachedNeighbors | None],
     rows: IndexRows,
@@ -193,7 +188,7 @@ def _fill_behind(
         while rows.is_fetching and monotonic() < ends and not stop.is_set():
             stop.wait(_POLL_SECONDS)
         if stop.is_set():
-            raise _StoppedError("the cache of in-neighbours is not wanted any more")
+            raise GnnstoreError("the cache of in-neighbours is not wanted any more")
 
     try:
         filled.append(open_from(rows.in_background(pause)))
