@@ -14,8 +14,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from gnnstore.converters.edges import buffer as edge_buffer
 from gnnstore.converters.edges import columns as edges
-from gnnstore.converters.edges import in_buckets, row_blocks
+from gnnstore.converters.edges import in_buckets
 from gnnstore.converters.edges import rules as edge_rules
 from gnnstore.converters.edges.builder import EdgeBuilder
 from gnnstore.converters.edges.columns import estimate_peak_bytes
@@ -130,7 +131,7 @@ def test_edges_in_buckets_equal_the_reference(
 def test_edges_in_buckets_can_be_read_twice(
     monkeypatch: pytest.MonkeyPatch, self_loops: Any
 ) -> None:
-    monkeypatch.setattr(row_blocks, "_BLOCK_BYTES", 400)
+    monkeypatch.setattr(edge_buffer, "_BLOCK_BYTES", 400)
     graph = random_graph(40, 600, seed=3, skew=3)
     builder = EdgeBuilder(EdgeRules(self_loops=self_loops))
     sources, targets = graph.edge_index
@@ -254,8 +255,8 @@ def test_targets_are_looked_at_all_over() -> None:
 def test_blocks_made_ahead_change_nothing(
     monkeypatch: pytest.MonkeyPatch, num_expected: int
 ) -> None:
-    monkeypatch.setattr(row_blocks, "_BLOCK_BYTES", 40)
-    blocks = row_blocks.RowBlocks(np.int32)
+    monkeypatch.setattr(edge_buffer, "_BLOCK_BYTES", 40)
+    blocks = edge_buffer.RowBlocks(np.int32)
     blocks.expect(num_expected)
     blocks.append(np.arange(57))
     blocks.append(np.arange(57, 60), np.int64)  # another block was made ready
@@ -274,7 +275,7 @@ def test_blocks_made_ahead_change_nothing(
 def test_order_is_looked_for_in_every_piece(
     monkeypatch: pytest.MonkeyPatch, place: int | None
 ) -> None:
-    monkeypatch.setattr(row_blocks, "_BLOCK_BYTES", 40)
+    monkeypatch.setattr(edge_buffer, "_BLOCK_BYTES", 40)
     monkeypatch.setattr(in_buckets, "_PIECE_EDGES", 4)
     targets = np.arange(20) // 3
     sources = np.arange(20) % 3

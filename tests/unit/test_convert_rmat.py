@@ -102,8 +102,8 @@ def test_class_means_are_orthonormal() -> None:
 
 def test_noise_is_normal_and_independent() -> None:
     nodes = SyntheticNodes(16, 2, 30, 1.0, 5)
-    labels = np.zeros(4000, np.int64)
-    noise = (nodes.features(0, 4000, labels) - nodes.class_means()[0]).astype(np.float64)
+    features = nodes.features(4000, lambda first, last: np.zeros(last - first, np.int64)).read()
+    noise = (features - nodes.class_means()[0]).astype(np.float64)
     count = noise.size
     assert abs(noise.mean()) < 5 / math.sqrt(count)
     assert abs(noise.std() - 1) < 5 / math.sqrt(2 * count)

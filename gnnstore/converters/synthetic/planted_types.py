@@ -20,7 +20,7 @@ from gnnstore.converters.converter import converter
 from gnnstore.converters.inputs.derived import GeneratedRows
 from gnnstore.converters.inputs.opening import PathLike
 from gnnstore.converters.inputs.source import ArraySource
-from gnnstore.converters.keyed_random import draw_noise, draw_words
+from gnnstore.converters.keyed_random import draw_words
 from gnnstore.converters.synthetic.synthetic_nodes import SyntheticNodes, check_numbers
 from gnnstore.converters.typed.graph_writer import HeteroGraphWriter
 from gnnstore.converters.writer.estimates import NodeTable, Workload
@@ -38,7 +38,6 @@ _FIRST_TIME, _TIME_RANGE = 1_000_000_000, 300_000_000  # seconds since 1970: 200
 _SHARES = {"train": 0.5, "valid": 0.25, "test": 0.25}
 _CHUNK_EDGES = 2**17
 _MAX_SKEW = 10
-_CHUNK_FEATURE_BYTES = 2**20
 # Second words of generators' keys, so that streams never meet; those of types are added.
 _NODES, _FEATURES, _EDGES = 0x7074_0000, 0x7074_1000, 0x7074_2000
 
@@ -126,6 +125,10 @@ def from_planted_types(
         "seed": seed,
     }
     widths = {"paper": feature_dim, "author": author_dim}
+
+    def classes(first: int, last: int) -> npt.NDArray[np.int64]:
+        return np.arange(first, last) % num_classes
+
     with HeteroGraphWriter(
         output,
         counts,
@@ -144,7 +147,8 @@ def from_planted_types(
         for place, (name, width) in enumerate(widths.items()):
             nodes = SyntheticNodes(0, num_classes, width, feature_noise, seed)
             if width:
-                _write_features(writer, name, nodes, _FEATURES + place)
+                features = nodes.features(counts[name], classes, _FEATURES + place)
+                writer.set_node_attribute(name, "x", features)
         _write_papers(writer, num_classes, seed)
         for place, (edge_type, num_edges) in enumerate(numbers.items()):
             edges = _Edges(
@@ -167,24 +171,6 @@ def _check_counts(
                 f"num_{name}s={count}: expected from num_classes={num_classes} to 2^32 - 1"
             )
     check_numbers(degree=degree, feature_dim=feature_dim, author_dim=author_dim)
-
-
-def _write_features(
-    writer: HeteroGraphWriter, node_type: str, nodes: SyntheticNodes, purpose: int
-) -> None:
-    count, width = writer.num_nodes[node_type], nodes.feature_dim
-    means = nodes.class_means()
-    step = max(1, _CHUNK_FEATURE_BYTES // (4 * width))
-    with writer.node_rows(
-        node_type, "x", num_rows=count, row_shape=(width,), dtype="float32"
-    ) as sink:
-        start = sink.skip(sink.num_committed_rows)
-        for first in range(start, count, step):
-            last = min(first + step, count)
-            shape = (last - first, width)
-            rows = draw_noise(nodes.seed, purpose, first, shape, nodes.feature_noise)
-            rows += means[np.arange(first, last) % nodes.num_communities]
-            sink.append(rows)
 
 
 def _write_papers(writer: HeteroGraphWriter, num_classes: int, seed: int) -> None:

@@ -8,18 +8,21 @@ from __future__ import annotations
 
 import math
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from gnnstore import _core
+from gnnstore.converters.inputs.derived import GeneratedRows
 from gnnstore.converters.keyed_random import draw_noise, draw_words
 from gnnstore.errors import UsageError
 
 # The second word of the generator's key is the purpose, so that streams never meet.
 _NOISE = 0x6E6F697365  # "noise"
 _SPLIT = 0x73706C6974  # "split"
+_CHUNK_BYTES = 2**20  # intermediate results stay in a core's cache: twice as fast
 
 
 # What is wrong with a parameter that is below or above some numbers.
@@ -72,13 +75,25 @@ class SyntheticNodes:
         return np.where(parity == 1, -length, length)
 
     def features(
-        self, first: int, last: int, labels: npt.NDArray[np.int64]
-    ) -> npt.NDArray[np.float32]:
-        """Return features [last - first, F]: the class mean and noise."""
-        shape = (last - first, self.feature_dim)
-        noise = draw_noise(self.seed, _NOISE, first, shape, self.feature_noise)
-        noise += self.class_means()[labels]
-        return noise
+        self,
+        count: int,
+        labels: Callable[[int, int], npt.NDArray[np.int64]],
+        purpose: int = _NOISE,
+    ) -> GeneratedRows:
+        """Return features [count, F], the class mean and noise, of nodes with some labels."""
+        means, width = self.class_means(), self.feature_dim
+        step = max(1, _CHUNK_BYTES // (4 * width))
+
+        def rows(first: int, last: int) -> npt.NDArray[np.float32]:
+            found = np.empty((last - first, width), np.float32)
+            for begin in range(first, last, step):
+                end = min(begin + step, last)
+                shape = (end - begin, width)
+                noise = draw_noise(self.seed, purpose, begin, shape, self.feature_noise)
+                np.add(noise, means[labels(begin, end)], out=found[begin - first : end - first])
+            return found
+
+        return GeneratedRows("x", (count, width), np.float32, rows)
 
     def splits(
         self, candidates: npt.NDArray[np.int64], fractions: tuple[float, float, float]

@@ -21,8 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gnnstore import _core
-from gnnstore.converters.edges.buffer import EdgeBuffer
-from gnnstore.converters.edges.row_blocks import RowBlocks
+from gnnstore.converters.edges.buffer import EdgeBuffer, RowBlocks
 from gnnstore.converters.edges.rules import EdgeRules
 from gnnstore.converters.spill_files import read_exactly
 from gnnstore.errors import CorruptStoreError, storage_errors
