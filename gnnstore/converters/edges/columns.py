@@ -6,8 +6,9 @@ that do not fit in memory.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -105,7 +106,17 @@ def sort_edges(buffer: EdgeBuffer, rules: EdgeRules, num_nodes: int) -> InMemory
     del sources, targets
     _core.pool_trim()  # the kernel's scratch memory
     indices, edge_id = compact_columns(indptr, indices, edge_id, rules)
-    return InMemoryEdges(indptr, indices, edge_id, rules, attributes, num_input_edges=num_edges)
+    stores_ids = edge_id is not None and rules.keep_ids and not is_identity(edge_id)
+    return InMemoryEdges(
+        partial(_slices, indptr, indices, edge_id),
+        rules,
+        attributes,
+        num_nodes=num_nodes,
+        num_edges=len(indices),
+        num_input_edges=num_edges,
+        index_dtype=indices.dtype,
+        edge_id_dtype=edge_id.dtype if edge_id is not None and stores_ids else None,
+    )
 
 
 def loops_to_add(buffer: EdgeBuffer, rules: EdgeRules, num_nodes: int) -> npt.NDArray[np.int64]:
@@ -140,65 +151,52 @@ def join_ends(
     return sources, targets
 
 
+# Edges in column order: source nodes, ids, and the next entries of `indptr`.
+Columns = tuple[npt.NDArray[Any], npt.NDArray[Any] | None, npt.NDArray[np.int64]]
+
+
 @dataclass
 class InMemoryEdges:
     """A finished adjacency in memory, as `BuiltEdges`."""
 
-    indptr: npt.NDArray[np.int64]
-    _indices: npt.NDArray[Any]
-    _edge_id: npt.NDArray[Any] | None
+    pieces: Callable[[], Iterator[Columns]]
     _rules: EdgeRules
     _attributes: Mapping[str, npt.NDArray[Any]]
+    num_nodes: int
+    num_edges: int
     num_input_edges: int
-    num_nodes: int = field(init=False)
-    num_edges: int = field(init=False)
-    index_dtype: np.dtype[Any] = field(init=False)
-    edge_id_dtype: np.dtype[Any] | None = field(init=False, default=None)
-
-    def __post_init__(self) -> None:
-        self.num_nodes = len(self.indptr) - 1
-        self.num_edges = len(self._indices)
-        self.index_dtype = self._indices.dtype
-        if self._edge_id is not None and self._rules.keep_ids and not is_identity(self._edge_id):
-            self.edge_id_dtype = self._edge_id.dtype
+    index_dtype: np.dtype[Any]
+    edge_id_dtype: np.dtype[Any] | None
 
     def chunks(self) -> Iterator[EdgeChunk]:
-        """Yield all edges in column order; one empty chunk, if there are none."""
-        stores_ids = self.edge_id_dtype is not None
-        for begin in range(0, max(1, self.num_edges), CHUNK_EDGES):
-            part = slice(begin, min(begin + CHUNK_EDGES, self.num_edges))
-            yield edge_chunk(
-                (
-                    self._indices[part],
-                    None if self._edge_id is None else self._edge_id[part],
-                    # All of indptr comes with the first chunk, as it is in memory anyway.
-                    self.indptr[: 0 if begin else None],
-                ),
-                self._attributes,
-                self._rules,
-                self.num_input_edges,
-                stores_ids=stores_ids,
+        """Yield all edges in column order."""
+        has_rows = bool(self._attributes) or self._rules.self_loops == "add"
+        for indices, ids, indptr in self.pieces():
+            rows, added = {}, None
+            if ids is not None and has_rows:
+                places, added = self._rules.attribute_rows(ids, self.num_input_edges)
+                rows = {
+                    name: _take_rows(values, places, added)
+                    for name, values in self._attributes.items()
+                }
+            yield EdgeChunk(
+                indices, None if self.edge_id_dtype is None else ids, rows, indptr, added
             )
 
     def close(self) -> None:
-        """Do nothing: memory goes with the object."""
+        """Free the edges."""
+        self.pieces = tuple[Columns]().__iter__
+        _core.pool_trim()
 
 
-def edge_chunk(
-    columns: tuple[npt.NDArray[Any], npt.NDArray[Any] | None, npt.NDArray[np.int64]],
-    attributes: Mapping[str, npt.NDArray[Any]],
-    rules: EdgeRules,
-    num_input_edges: int,
-    *,
-    stores_ids: bool,
-) -> EdgeChunk:
-    """Return consecutive edges with their attribute rows."""
-    indices, ids, indptr = columns
-    rows, added = {}, None
-    if ids is not None and (attributes or rules.self_loops == "add"):
-        places, added = rules.attribute_rows(ids, num_input_edges)
-        rows = {name: _take_rows(values, places, added) for name, values in attributes.items()}
-    return EdgeChunk(indices, ids if stores_ids else None, rows, indptr, added)
+def _slices(
+    indptr: npt.NDArray[np.int64], indices: npt.NDArray[Any], ids: npt.NDArray[Any] | None
+) -> Iterator[Columns]:
+    """Yield columns in pieces; one empty piece, if there are no edges."""
+    for begin in range(0, max(1, len(indices)), CHUNK_EDGES):
+        part = slice(begin, begin + CHUNK_EDGES)
+        # All of indptr comes with the first piece, as it is in memory anyway.
+        yield indices[part], None if ids is None else ids[part], indptr[: 0 if begin else None]
 
 
 def _take_rows(

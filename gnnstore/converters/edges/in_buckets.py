@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -19,7 +18,7 @@ import numpy.typing as npt
 
 from gnnstore import _core
 from gnnstore.converters.edges.buffer import EdgeBuffer
-from gnnstore.converters.edges.columns import EdgeChunk, edge_chunk, loops_to_add
+from gnnstore.converters.edges.columns import Columns, InMemoryEdges, loops_to_add
 from gnnstore.converters.edges.node_ids import glimpses
 from gnnstore.converters.edges.rules import EdgeRules
 from gnnstore.converters.read_ahead import map_in_order, num_threads
@@ -56,7 +55,7 @@ def begin_buckets(
     return BucketFiller(buckets, rules, num_nodes)
 
 
-def fill_buckets(buffer: EdgeBuffer, rules: EdgeRules, num_nodes: int) -> EdgesInBuckets | None:
+def fill_buckets(buffer: EdgeBuffer, rules: EdgeRules, num_nodes: int) -> InMemoryEdges | None:
     """Move the edges of a buffer to buckets, and empty it; None as in `begin_buckets`."""
     num_edges = buffer.num_edges
     loops = loops_to_add(buffer, rules, num_nodes).astype(np.int32)
@@ -113,15 +112,18 @@ class BucketFiller:
 
     def finish(
         self, attributes: Mapping[str, npt.NDArray[Any]], num_input_edges: int
-    ) -> EdgesInBuckets:
+    ) -> InMemoryEdges:
         """Return the edges in columns, after all were added."""
         self._wait(0)
         is_even = self._buckets.finish() <= 2 * _LARGEST_SHARE * self._num_edges
         # Ids of edges in the order of columns need not be stored.
         stores_ids = self._rules.keep_ids and self._latest is None
+        needs_ids = stores_ids or bool(attributes) or self._rules.self_loops == "add"
+        # Some pieces wait for the disk meanwhile.
+        num_ahead = min(2 * num_threads(), _MAX_AHEAD) if is_even else 0
         int32 = np.dtype(np.int32)
-        return EdgesInBuckets(
-            self._buckets,
+        return InMemoryEdges(
+            partial(sorted_pieces, self._buckets, num_ahead, with_edge_id=needs_ids),
             self._rules,
             attributes,
             num_nodes=self._num_nodes,
@@ -129,8 +131,18 @@ class BucketFiller:
             num_input_edges=num_input_edges,
             index_dtype=int32,
             edge_id_dtype=int32 if stores_ids else None,
-            num_ahead=_num_ahead() if is_even else 0,
         )
+
+
+def sorted_pieces(
+    buckets: _core.EdgeBuckets, num_ahead: int, *, with_edge_id: bool
+) -> Iterator[Columns]:
+    """Yield columns that are sorted while they are read."""
+    sort = partial(buckets.sort, with_edge_id=with_edge_id)
+    first = 0
+    for indptr, indices, ids in map_in_order(sort, range(buckets.num_pieces), num_ahead):
+        yield indices, ids, indptr[first:]  # each piece begins where the last one ended
+        first = 1
 
 
 def _follow(
@@ -142,48 +154,3 @@ def _follow(
     rises = targets[1:] > targets[:-1]
     rises |= (targets[1:] == targets[:-1]) & (sources[1:] >= sources[:-1])
     return (int(targets[-1]), int(sources[-1])) if rises.all() else None
-
-
-@dataclass
-class EdgesInBuckets:
-    """A finished adjacency whose columns are sorted while they are read, as `BuiltEdges`."""
-
-    _buckets: _core.EdgeBuckets | None
-    _rules: EdgeRules
-    _attributes: Mapping[str, npt.NDArray[Any]]
-    num_nodes: int
-    num_edges: int
-    num_input_edges: int
-    index_dtype: np.dtype[Any]
-    edge_id_dtype: np.dtype[Any] | None
-    num_ahead: int
-
-    def chunks(self) -> Iterator[EdgeChunk]:
-        """Yield all edges in column order."""
-        buckets = self._buckets
-        if buckets is None:
-            raise AssertionError("the edges are closed")
-        attributes, stores_ids = self._attributes, self.edge_id_dtype is not None
-        needs_ids = stores_ids or bool(attributes) or self._rules.self_loops == "add"
-        sort = partial(buckets.sort, with_edge_id=needs_ids)
-        first = 0
-        for indptr, indices, ids in map_in_order(sort, range(buckets.num_pieces), self.num_ahead):
-            # Each piece begins where the last one ended.
-            yield edge_chunk(
-                (indices, ids, indptr[first:]),
-                attributes,
-                self._rules,
-                self.num_input_edges,
-                stores_ids=stores_ids,
-            )
-            first = 1
-
-    def close(self) -> None:
-        """Free the edges."""
-        self._buckets = None
-        _core.pool_trim()
-
-
-def _num_ahead() -> int:
-    """Return the number of pieces to sort ahead: some wait for the disk meanwhile."""
-    return min(2 * num_threads(), _MAX_AHEAD)
