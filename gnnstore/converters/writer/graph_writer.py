@@ -66,8 +66,6 @@ class GraphWriter(BaseWriter):
         Whether edges keep their positions in the input, unless the options say.
     progress : Progress, optional
         Reports how far the work is.
-    origin : Mapping, optional
-        The whole provenance, where it is that of another store.
 
     Raises
     ------
@@ -87,7 +85,6 @@ class GraphWriter(BaseWriter):
         edge_ids: bool = True,
         progress: Progress | None = None,
         workload: Workload | None = None,
-        origin: Mapping[str, Any] | None = None,
     ) -> None:
         options = options or ConvertOptions()
         if options.reverse:
@@ -100,7 +97,7 @@ class GraphWriter(BaseWriter):
             output,
             num_nodes=num_nodes,
             counts=() if num_nodes is None else (num_nodes,),
-            provenance=origin or provenance(kind, source or {}, options),
+            provenance=provenance(kind, source or {}, options),
             options=options,
             index_dtype=index_dtype,
             edge_ids=edge_ids,

@@ -17,7 +17,7 @@ from typing import Any
 from gnnstore._version import __version__
 from gnnstore.converters.edges.rules import EdgeRules
 from gnnstore.converters.inputs.opening import PathLike, existing_directory
-from gnnstore.converters.writer.estimates import Estimate, Workload, estimate, inspect_inputs
+from gnnstore.converters.writer.estimates import Workload, estimate, inspect_inputs
 from gnnstore.converters.writer.options import ConvertOptions
 from gnnstore.errors import NoSpaceError, UsageError
 from gnnstore.formats.arrays.dtypes import STORAGE_DTYPES
@@ -151,11 +151,11 @@ def announce(
     source: Mapping[str, Any],
     progress: Progress,
     workload: Workload | None = None,
-) -> Estimate | None:
+) -> None:
     """Report the expected cost of a conversion; refuse it if the disk has no room."""
     if workload is None:
         if "inputs" not in source:
-            return None
+            return
         workload = inspect_inputs(Path(entry["path"]) for entry in source["inputs"])
     cast = options.feature_dtype
     expected = estimate(
@@ -173,4 +173,3 @@ def announce(
         f"write a store of at least {format_size(least_bytes)}",
         "choose an output on another file system; nothing was left under the final name.",
     )
-    return expected

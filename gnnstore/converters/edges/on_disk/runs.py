@@ -15,7 +15,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -41,7 +41,7 @@ class EdgeRun:
 
     stem: str  # path of its files, without their endings
     num_records: int  # edges in the run
-    record_bytes: int  # 12 or 24
+    record_bytes: Annotated[int, NARROW_BYTES, WIDE_BYTES]  # 12 or 24
     first_position: int  # position in the input of the edge at position 0 of the part
     is_reverse: bool  # whether it holds the reverses of the part's edges
     in_place: bool  # whether its edges came sorted, and none is missing between them
@@ -124,18 +124,7 @@ class SpilledPart:
                 (name, dtype, tuple(shape))
                 for name, dtype, shape in fields.rows("attributes", (str, str, list))
             ),
-            tuple(
-                EdgeRun(
-                    run.text("stem"),
-                    run.integer("num_records"),
-                    run.integer("record_bytes", NARROW_BYTES, WIDE_BYTES),
-                    run.integer("first_position"),
-                    run.boolean("is_reverse"),
-                    run.boolean("in_place"),
-                    run.integer("num_attributes"),
-                )
-                for run in fields.children("runs")
-            ),
+            tuple(run.parse(EdgeRun) for run in fields.children("runs")),
             fields.integers("crcs"),
         )
         if found.to_json()["files"] != record["files"]:
