@@ -52,6 +52,14 @@ def test_sizes_and_types(tmp_path: Path) -> None:
     assert np.bincount(stored.attributes["y"]).tolist() == [256] * 4
 
 
+def test_features_can_be_scaled(tmp_path: Path) -> None:
+    scaled = ConvertOptions(feature_dtype="int8", feature_scale="column", overwrite=True)
+    x = make(tmp_path).attributes["x"]
+    stored = make(tmp_path, options=scaled)
+    scales = stored.graph_arrays["x_scale"]
+    assert (np.abs(stored.attributes["x"] * scales - x) <= 0.5001 * scales).all()
+
+
 def test_edge_ids_are_kept_on_demand(tmp_path: Path) -> None:
     stored = make(tmp_path, options=ConvertOptions(edge_ids=True))
     assert sorted(stored.edge_id.tolist()) == list(range(16 * 1024))
