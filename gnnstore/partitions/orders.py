@@ -183,17 +183,17 @@ def group_size(num_partitions: int, capacity: int, num_groups: int) -> int:
     """Return the partitions in a group, f, after checking that p, c and l divide one another."""
     _check_capacity(num_partitions, capacity)
     if not 1 <= num_groups <= num_partitions or num_partitions % num_groups:
-        near = _nearest_divisors(num_partitions, num_groups)
+        divisors = [d for d in range(1, num_partitions + 1) if num_partitions % d == 0]
         raise UsageError(
             f"logical={num_groups} does not divide {num_partitions} partitions into groups of one "
-            f"size; the nearest that do are {_listed(near)}"
+            f"size; the nearest that do are {nearest(divisors, num_groups)}"
         )
     size = num_partitions // num_groups
     if capacity % size:
-        near = [c for c in (capacity // size * size, (capacity // size + 1) * size) if c]
+        multiples = range(size, num_partitions + 1, size)
         raise UsageError(
             f"capacity={capacity} is no multiple of the {size} partitions that each of "
-            f"{num_groups} groups has; the nearest are {_listed(near)}"
+            f"{num_groups} groups has; the nearest are {nearest(multiples, capacity)}"
         )
     return size
 
@@ -205,14 +205,10 @@ def _check_capacity(num_partitions: int, capacity: int) -> None:
         )
 
 
-def _nearest_divisors(number: int, wanted: int) -> list[int]:
-    divisors = [d for d in range(1, number + 1) if number % d == 0]
-    below, above = [d for d in divisors if d < wanted], [d for d in divisors if d > wanted]
-    return below[-1:] + above[:1]
-
-
-def _listed(numbers: Sequence[int]) -> str:
-    return " and ".join(map(str, numbers))
+def nearest(numbers: Sequence[int], wanted: int) -> str:
+    """Return the last of ascending numbers below another, and the first above, for a message."""
+    below, above = [n for n in numbers if n < wanted], [n for n in numbers if n > wanted]
+    return " and ".join(map(str, below[-1:] + above[:1]))
 
 
 def _drawn_groups(num_partitions: int, size: int, seed: int, epoch: int) -> Int64Array:

@@ -13,6 +13,7 @@ from gnnstore.partitions.orders import (
     Schedule,
     dispersed,
     group_size,
+    nearest,
     sequential,
     two_level,
 )
@@ -166,10 +167,10 @@ class PartitionPolicy:
         self,
         num_partitions: int,
         *,
-        num_train: int,
-        contents: Contents,
-        memory_bytes: int | None,
         for_edges: bool,
+        num_train: int = 0,
+        contents: Contents | None = None,
+        memory_bytes: int | None = None,
     ) -> list[BufferShape]:
         """Return the shapes that the policy allows for a number of partitions, the best one first.
 
@@ -188,7 +189,7 @@ class PartitionPolicy:
             )
         if self.capacity is not None:
             found = [self._of_capacity(num_partitions, self.capacity)]
-        elif memory_bytes is None:
+        elif contents is None or memory_bytes is None:
             raise UsageError(
                 "PartitionPolicy: capacity is not given; give it, or memory= to decide it by"
             )
@@ -228,12 +229,10 @@ class PartitionPolicy:
             group_size(num_partitions, capacity, self.logical)  # refuses what does not divide
             return capacity, self.logical
         if capacity not in allowed:
-            near = [c for c in allowed if c < capacity][-1:]
-            near += [c for c in allowed if c > capacity][:1]
             raise UsageError(
                 f"capacity={capacity} of {num_partitions} partitions: kind={self.kind!r} holds "
                 f"{each} of the groups that they are divided into; the nearest that work are "
-                f"{' and '.join(map(str, near))}"
+                f"{nearest(allowed, capacity)}"
             )
         return capacity, 1 if capacity == num_partitions else each * num_partitions // capacity
 

@@ -67,9 +67,13 @@ class PartitionFiles:
                 yield
             finally:
                 self._checking = None
-                checks, self._checks = self._checks, []
-                for check in checks:
-                    check.result()
+                self.settle()
+
+    def settle(self) -> None:
+        """Wait until all rows read have been verified; see `checking_in_background`."""
+        checks, self._checks = self._checks, []
+        for check in checks:
+            check.result()
 
     def read_rows(
         self,
