@@ -27,8 +27,7 @@ using NumpyVector = nb::ndarray<nb::numpy, T, nb::ndim<1>, nb::c_contig>;
 
 template <class Array>
 void check_vector(const Array &array, const char *name) {
-    if (array.ndim() != 1)
-        throw invalid(name, " must have one dimension, got ", array.ndim());
+    require(array.ndim() == 1, name, " must have one dimension, got ", array.ndim());
     if (array.shape(0) > 1 && array.stride(0) != 1)
         throw invalid(name, " must be contiguous; pass numpy.ascontiguousarray(", name, ")");
 }
@@ -54,8 +53,7 @@ T *output_data(const OutputArray &array, const char *name, const char *expected)
 // May be called before the elements are asked for; only that call can name the array.
 template <class Array>
 int64_t length(const Array &array) {
-    if (array.ndim() != 1)
-        throw invalid("an array must have one dimension, got ", array.ndim());
+    require(array.ndim() == 1, "an array must have one dimension, got ", array.ndim());
     return static_cast<int64_t>(array.shape(0));
 }
 
@@ -78,8 +76,7 @@ struct SlotRows {
 template <class Byte, class Array>
 SlotRows<Byte> slot_rows(const Array &array, const char *name) {
     if (array.dtype() != nb::dtype<uint8_t>()) refuse_dtype(name, "uint8", array.dtype());
-    if (array.ndim() != 2)
-        throw invalid(name, " must have two dimensions, got ", array.ndim());
+    require(array.ndim() == 2, name, " must have two dimensions, got ", array.ndim());
     SlotRows<Byte> rows{static_cast<Byte *>(array.data()),
                         static_cast<int64_t>(array.shape(0)),
                         static_cast<int64_t>(array.shape(1)),
@@ -97,6 +94,21 @@ auto with_integers(const InputArray &array, const char *name, const Use &use) {
     if (array.dtype() == nb::dtype<int32_t>())
         return use(input_data<int32_t>(array, name, "int32 or int64"));
     return use(input_data<int64_t>(array, name, "int32 or int64"));
+}
+
+// Calls use(ends, num_edges) with the elements of an array of edges [2, m].
+template <class Use>
+auto with_edge_index(const InputArray &edge_index, const Use &use) {
+    require(edge_index.ndim() == 2 && edge_index.shape(0) == 2,
+            "edge_index must have the shape [2, m]");
+    const auto num_edges = static_cast<int64_t>(edge_index.shape(1));
+    require(num_edges == 0 || (edge_index.stride(0) == num_edges && edge_index.stride(1) == 1),
+            "edge_index must be contiguous");
+    if (edge_index.dtype() == nb::dtype<int32_t>())
+        return use(static_cast<const int32_t *>(edge_index.data()), num_edges);
+    if (edge_index.dtype() == nb::dtype<int64_t>())
+        return use(static_cast<const int64_t *>(edge_index.data()), num_edges);
+    refuse_dtype("edge_index", "int32 or int64", edge_index.dtype());
 }
 
 // An array over memory that `owner` keeps alive; the owner dies with the array's last view.

@@ -28,33 +28,24 @@ nb::tuple build_csc(const EdgeList<Id> &edges, bool with_edge_id, int num_thread
     return nb::make_tuple(indptr, indices, edge_id ? nb::cast(*edge_id) : nb::none());
 }
 
-template <class Id>
-nb::tuple build_csc_of(const InputArray &src, const InputArray &dst, int64_t num_nodes,
-                       int num_threads, bool with_edge_id, std::optional<int64_t> num_src_nodes) {
-    const Id *sources = input_data<Id>(src, "src", "int32 or int64");
-    const Id *targets = input_data<Id>(dst, "dst", "of the dtype of src");
-    check_lengths("src and dst", src, dst);
-    const EdgeList<Id> edges{sources, targets, length(src), num_src_nodes.value_or(num_nodes),
-                             num_nodes};
-    if (edges.num_sources < 0 || edges.num_targets < 0)
-        throw invalid("num_nodes and num_src_nodes must not be negative, got ", edges.num_targets,
-                      " and ", edges.num_sources);
-    if (edges.num_edges <= std::numeric_limits<int32_t>::max())
-        return build_csc<Id, int32_t>(edges, with_edge_id, num_threads);
-    return build_csc<Id, int64_t>(edges, with_edge_id, num_threads);
-}
-
 nb::tuple csc(const InputArray &src, const InputArray &dst, int64_t num_nodes, int num_threads,
               bool with_edge_id, std::optional<int64_t> num_src_nodes) {
-    if (src.dtype() == nb::dtype<int32_t>())
-        return build_csc_of<int32_t>(src, dst, num_nodes, num_threads, with_edge_id, num_src_nodes);
-    return build_csc_of<int64_t>(src, dst, num_nodes, num_threads, with_edge_id, num_src_nodes);
+    return with_integers(src, "src", [&]<class Id>(const Id *sources) {
+        const Id *targets = input_data<Id>(dst, "dst", "of the dtype of src");
+        check_lengths("src and dst", src, dst);
+        const EdgeList<Id> edges{sources, targets, length(src), num_src_nodes.value_or(num_nodes),
+                                 num_nodes};
+        require(edges.num_sources >= 0 && edges.num_targets >= 0, "num_nodes and num_src_nodes "
+                "must not be negative, got ", edges.num_targets, " and ", edges.num_sources);
+        if (edges.num_edges <= std::numeric_limits<int32_t>::max())
+            return build_csc<Id, int32_t>(edges, with_edge_id, num_threads);
+        return build_csc<Id, int64_t>(edges, with_edge_id, num_threads);
+    });
 }
 
 nb::tuple rmat(int64_t first_edge, int64_t num_edges, int scale, const InputArray &probabilities,
                uint64_t seed, int num_threads) {
-    if (num_edges < 0)
-        throw invalid("num_edges must not be negative, got ", num_edges);
+    require(num_edges >= 0, "num_edges must not be negative, got ", num_edges);
     if (probabilities.dtype() != nb::dtype<double>())
         refuse_dtype("probabilities", "float64", probabilities.dtype());
     if (probabilities.ndim() != 2 || static_cast<int64_t>(probabilities.shape(0)) != scale ||

@@ -14,17 +14,14 @@ namespace {
 
 void require_length(const InputArray &array, const char *name, int64_t expected,
                     const char *others) {
-    if (length(array) != expected)
-        throw invalid(name, " must have one entry per ", others, ": expected ", expected, ", got ",
-                      length(array));
+    require(length(array) == expected, name, " must have one entry per ", others, ": expected ",
+            expected, ", got ", length(array));
 }
 
 int64_t whole_rows(int64_t num_bytes, const char *name, int64_t row_bytes) {
-    if (row_bytes < 1)
-        throw invalid("row_bytes must be at least 1, got ", row_bytes);
-    if (num_bytes % row_bytes != 0)
-        throw invalid(name, " must hold whole rows of ", row_bytes, " bytes, got ", num_bytes, " "
-                      "bytes");
+    require(row_bytes >= 1, "row_bytes must be at least 1, got ", row_bytes);
+    require(num_bytes % row_bytes == 0, name, " must hold whole rows of ", row_bytes, " bytes, "
+            "got ", num_bytes, " bytes");
     return num_bytes / row_bytes;
 }
 

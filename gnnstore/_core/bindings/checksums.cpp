@@ -26,8 +26,7 @@ NumpyVector<uint32_t> blocks(const InputArray &data, int64_t block_bytes) {
 NumpyVector<uint32_t> rows(const InputArray &data, const InputArray &which, int64_t row_bytes) {
     const uint8_t *bytes = input_data<uint8_t>(data, "data", "uint8");
     const int32_t *ids = input_data<int32_t>(which, "rows", "int32");
-    if (row_bytes < 1)
-        throw invalid("row_bytes must be at least 1, got ", row_bytes);
+    require(row_bytes >= 1, "row_bytes must be at least 1, got ", row_bytes);
     std::vector<uint32_t> checksums(static_cast<size_t>(length(which)));
     {
         const GilRelease release;

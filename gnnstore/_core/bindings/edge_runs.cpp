@@ -12,8 +12,15 @@ using namespace nb::literals;
 namespace {
 
 void check_record_bytes(int64_t record_bytes) {
-    if (record_bytes != sizeof(NarrowEdge) && record_bytes != sizeof(WideEdge))
-        throw invalid("record_bytes must be 12 or 24, got ", record_bytes);
+    require(record_bytes == sizeof(NarrowEdge) || record_bytes == sizeof(WideEdge),
+            "record_bytes must be 12 or 24, got ", record_bytes);
+}
+
+// Calls use(Edge{}) with the type of records of some size.
+template <class Use>
+int64_t with_records(int64_t record_bytes, const Use &use) {
+    check_record_bytes(record_bytes);
+    return record_bytes == sizeof(WideEdge) ? use(WideEdge{}) : use(NarrowEdge{});
 }
 
 // The records of a buffer of bytes, of which `num_needed` must fit.
@@ -28,52 +35,37 @@ Edge *records_in(const OutputArray &buffer, const char *name, int64_t num_needed
     return reinterpret_cast<Edge *>(data);
 }
 
-template <class Edge, class Id>
-int64_t pack_into(const InputArray &sources, const InputArray &targets, const OutputArray &out,
-                  int64_t first_record, int64_t first_position, bool drop_self_loops) {
-    const Id *from = input_data<Id>(sources, "sources", "int32 or int64");
-    const Id *to = input_data<Id>(targets, "targets", "of the dtype of sources");
-    const int64_t num_edges = length(sources);
-    check_lengths("sources and targets", sources, targets);
-    const int64_t end_position = checked_add(first_position, num_edges, "the last position");
-    if (first_record < 0 || first_position < 0 ||
-        end_position > int64_t{std::numeric_limits<uint32_t>::max()})
-        throw invalid("a run has positions from 0 to 2^32 - 1");
-    Edge *const records =
-        records_in<Edge>(out, "out", checked_add(first_record, num_edges, "the end"));
-    const GilRelease release;
-    return pack_edges(from, to, num_edges, first_position, drop_self_loops, records + first_record);
-}
-
 int64_t pack(const InputArray &sources, const InputArray &targets, const OutputArray &out,
              int64_t record_bytes, int64_t first_record, int64_t first_position,
              bool drop_self_loops) {
-    check_record_bytes(record_bytes);
-    const bool is_wide = record_bytes == sizeof(WideEdge);
-    const auto run = [&](auto pack_as) {
-        return pack_as(sources, targets, out, first_record, first_position, drop_self_loops);
-    };
-    if (sources.dtype() == nb::dtype<int32_t>())
-        return is_wide ? run(pack_into<WideEdge, int32_t>) : run(pack_into<NarrowEdge, int32_t>);
-    return is_wide ? run(pack_into<WideEdge, int64_t>) : run(pack_into<NarrowEdge, int64_t>);
-}
-
-template <class Edge>
-int64_t sort_in(const OutputArray &records, const OutputArray &scratch, int64_t num_records,
-                bool unique, int num_threads) {
-    Edge *const edges = records_in<Edge>(records, "records", num_records);
-    Edge *const other = records_in<Edge>(scratch, "scratch", num_records);
-    const GilRelease release;
-    sort_edges(edges, other, num_records, num_threads);
-    return unique ? drop_repeated_edges(edges, num_records) : num_records;
+    return with_records(record_bytes, [&]<class Edge>(Edge) {
+        return with_integers(sources, "sources", [&]<class Id>(const Id *from) {
+            const Id *to = input_data<Id>(targets, "targets", "of the dtype of sources");
+            const int64_t num_edges = length(sources);
+            check_lengths("sources and targets", sources, targets);
+            const int64_t end_position =
+                checked_add(first_position, num_edges, "the last position");
+            require(first_record >= 0 && first_position >= 0 &&
+                        end_position <= int64_t{std::numeric_limits<uint32_t>::max()},
+                    "a run has positions from 0 to 2^32 - 1");
+            Edge *const records =
+                records_in<Edge>(out, "out", checked_add(first_record, num_edges, "the end"));
+            const GilRelease release;
+            return pack_edges(from, to, num_edges, first_position, drop_self_loops,
+                              records + first_record);
+        });
+    });
 }
 
 int64_t sort(const OutputArray &records, const OutputArray &scratch, int64_t record_bytes,
              int64_t num_records, bool unique, int num_threads) {
-    check_record_bytes(record_bytes);
-    if (record_bytes == sizeof(WideEdge))
-        return sort_in<WideEdge>(records, scratch, num_records, unique, num_threads);
-    return sort_in<NarrowEdge>(records, scratch, num_records, unique, num_threads);
+    return with_records(record_bytes, [&]<class Edge>(Edge) {
+        Edge *const edges = records_in<Edge>(records, "records", num_records);
+        Edge *const other = records_in<Edge>(scratch, "scratch", num_records);
+        const GilRelease release;
+        sort_edges(edges, other, num_records, num_threads);
+        return unique ? drop_repeated_edges(edges, num_records) : num_records;
+    });
 }
 
 std::vector<RunSlice> slices_of(const InputArray &records, const InputArray &num_records,
@@ -88,8 +80,7 @@ std::vector<RunSlice> slices_of(const InputArray &records, const InputArray &num
     std::vector<RunSlice> slices;
     for (int64_t i = 0; i < num_slices; ++i) {
         check_record_bytes(sizes[i]);
-        if (counts[i] < 0)
-            throw invalid("num_records must not be negative, got ", counts[i]);
+        require(counts[i] >= 0, "num_records must not be negative, got ", counts[i]);
         slices.push_back({next + total, counts[i], sizes[i] == sizeof(WideEdge), ids[i]});
         total = checked_add(total, checked_multiply(counts[i], sizes[i], "a slice"), "the slices");
         if (total > length(records))

@@ -37,10 +37,8 @@ void check_sizes(const Layers &layers, int64_t num_edges, int64_t num_targets,
 }
 
 template <class Local>
-nb::tuple by_node(const InputArray &edge_index, int64_t num_targets, int64_t num_sources,
+nb::tuple by_node(const Local *ends, int64_t num_edges, int64_t num_targets, int64_t num_sources,
                   const Layers &layers, const float *values) {
-    const auto num_edges = static_cast<int64_t>(edge_index.shape(1));
-    const auto *ends = static_cast<const Local *>(edge_index.data());
     const BatchEdges<Local> edges{ends, ends + num_edges, values, num_edges, num_targets,
                                   num_sources};
     const auto crow = pooled_vector<int32_t>(num_targets + 1), col = pooled_vector<int32_t>(num_edges);
@@ -64,21 +62,13 @@ nb::tuple by_node(const InputArray &edge_index, int64_t num_targets, int64_t num
 }
 
 nb::tuple edges_by_node_of(const InputArray &edge_index, int64_t num_targets, int64_t num_sources,
-                        const Layers &layers, const std::optional<InputArray> &values) {
-    if (edge_index.ndim() != 2 || edge_index.shape(0) != 2)
-        throw invalid("edge_index must have the shape [2, m]");
-    const auto num_edges = static_cast<int64_t>(edge_index.shape(1));
-    if (num_edges > 0 && (edge_index.stride(0) != num_edges || edge_index.stride(1) != 1))
-        throw invalid("edge_index must be contiguous");
-    check_sizes(layers, num_edges, num_targets, num_sources);
-    const float *weights = values ? input_data<float>(*values, "values", "float32") : nullptr;
-    if (values && length(*values) != num_edges)
-        throw invalid("values must have one for each edge");
-    if (edge_index.dtype() == nb::dtype<int32_t>())
-        return by_node<int32_t>(edge_index, num_targets, num_sources, layers, weights);
-    if (edge_index.dtype() == nb::dtype<int64_t>())
-        return by_node<int64_t>(edge_index, num_targets, num_sources, layers, weights);
-    refuse_dtype("edge_index", "int32 or int64", edge_index.dtype());
+                           const Layers &layers, const std::optional<InputArray> &values) {
+    return with_edge_index(edge_index, [&](const auto *ends, int64_t num_edges) {
+        check_sizes(layers, num_edges, num_targets, num_sources);
+        const float *weights = values ? input_data<float>(*values, "values", "float32") : nullptr;
+        if (values) require(length(*values) == num_edges, "values must have one for each edge");
+        return by_node(ends, num_edges, num_targets, num_sources, layers, weights);
+    });
 }
 
 }  // namespace

@@ -22,8 +22,7 @@ nb::tuple plan(const InputArray &bits, const InputArray &ranks, const OutputArra
     int32_t *places = output_data<int32_t>(slots, "slots", "int32");
     check_vector(ids, "ids");
     check_lengths("bits, ranks and seen", bits, ranks, seen);
-    if (length(slots) != length(ids))
-        throw invalid("slots must have one entry per id");
+    require(length(slots) == length(ids), "slots must have one entry per id");
     if (length(ids) > std::numeric_limits<int32_t>::max())
         throw invalid("a batch has 2^31 rows or more; make batches smaller");
     FixedStep step;

@@ -27,8 +27,7 @@ int64_t find_resident_rows(const InputArray &ids, const std::optional<InputArray
                              length(slots), rows);
     };
     if (!place) return find(static_cast<const int64_t *>(nullptr));
-    if (length(*place) != num_nodes)
-        throw invalid("place must have an entry for each node");
+    require(length(*place) == num_nodes, "place must have an entry for each node");
     return with_integers(*place, "place", find);
 }
 

@@ -85,9 +85,8 @@ nb::tuple lists_of(const InputArray &next_uses, const OutputArray &slots, int32_
     int32_t *slots_here = output_data<int32_t>(slots, "slots", "int32");
     check_lengths("next_uses and slots", next_uses, slots);
     const int32_t size = check_listed(length(next_uses));
-    if (here < 0 || later < here)
-        throw invalid("a batch begins at position 0 or behind it, and ends there or behind that, "
-                      "got ", here, " and ", later);
+    require(here >= 0 && later >= here, "a batch begins at position 0 or behind it, and ends there "
+            "or behind that, got ", here, " and ", later);
     for (int32_t i = 0; i < size; ++i)
         if (uses[i] >= 0 && uses[i] < later && (uses[i] - here <= i || uses[i] - here >= size))
             throw invalid("what is repeated must name an access behind it, got ", uses[i], " at "
@@ -114,9 +113,8 @@ template <class T>
 const T *of_batches(const InputArray &array, const char *name, const char *dtype,
                     int64_t num_batches) {
     const T *values = input_data<T>(array, name, dtype);
-    if (length(array) != num_batches)
-        throw invalid(name, " must have one entry for each of ", num_batches, " batches, got ",
-                      length(array));
+    require(length(array) == num_batches, name, " must have one entry for each of ", num_batches,
+            " batches, got ", length(array));
     return values;
 }
 

@@ -84,9 +84,8 @@ ReadCounts gather(Reader &reader, const FileSet &files, const InputArray &ids,
     }
     if (slots) {
         cached.slots = input_data<int32_t>(*slots, "slots", "int32");
-        if (length(*slots) != length(ids))
-            throw invalid("slots must have one entry per id: expected ", length(ids), ", got ",
-                          length(*slots));
+        require(length(*slots) == length(ids), "slots must have one entry per id: expected ",
+                length(ids), ", got ", length(*slots));
     }
     ReadCounts counts;
     with_integers(ids, "ids", [&](const auto *values) {
@@ -135,8 +134,7 @@ std::string probe_engine(const std::string &engine, nb::handle path, bool direct
 
 nb::tuple index_cached(const InputArray &nodes, int64_t num_nodes) {
     const int64_t *values = input_data<int64_t>(nodes, "nodes", "int64");
-    if (num_nodes < 0)
-        throw invalid("num_nodes must not be negative, got ", num_nodes);
+    require(num_nodes >= 0, "num_nodes must not be negative, got ", num_nodes);
     const int64_t num_words = num_nodes / 64 + (num_nodes % 64 != 0);
     auto bits = pooled_vector<uint64_t>(num_words);
     auto ranks = pooled_vector<int32_t>(num_words);

@@ -11,9 +11,8 @@ using namespace nb::literals;
 namespace {
 
 void check_buckets(const InputArray &starts, int64_t count, int64_t num_edges) {
-    if (count < 1 || length(starts) != count * count + 1)
-        throw invalid("starts must have an entry for each of ", count, " * ", count, " buckets, "
-                      "and one more");
+    require(count >= 1 && length(starts) == count * count + 1, "starts must have an entry for each "
+            "of ", count, " * ", count, " buckets, and one more");
     const int64_t *values = static_cast<const int64_t *>(starts.data());
     if (values[count * count] != num_edges)
         throw invalid("buckets end at edge ", values[count * count], " of ", num_edges);

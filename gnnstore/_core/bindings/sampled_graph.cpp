@@ -25,8 +25,7 @@ EdgeColumns edge_columns(const std::string &name, int64_t source, int64_t target
             type.is_wide = sizeof(Index) == 8;
         });
     } else {
-        if (num_edges < 0)
-            throw invalid("num_edges must not be negative, got ", num_edges);
+        require(num_edges >= 0, "num_edges must not be negative, got ", num_edges);
         with_integer_dtype("indices_dtype", indices_dtype,
                            [&]<class Index>(Index) { type.is_wide = sizeof(Index) == 8; });
     }

@@ -79,8 +79,7 @@ inline std::vector<Seeds> seeds_in(const std::vector<SeedArrays> &seeds) {
     const auto beside = [](const std::optional<InputArray> &values, const char *name,
                            int64_t count) -> const int64_t * {
         if (!values) return nullptr;
-        if (length(*values) != count)
-            throw invalid("there must be one of ", name, " for each seed");
+        require(length(*values) == count, "there must be one of ", name, " for each seed");
         return input_data<int64_t>(*values, name, "int64");
     };
     for (const auto &[ids, trees, times] : seeds) {

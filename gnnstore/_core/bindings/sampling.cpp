@@ -54,8 +54,7 @@ nb::tuple sample(const InputArray &indptr, const InputArray &indices, const Inpu
 NumpyVector<int64_t> choose_positions(int64_t degree, int64_t k, bool replace, uint64_t seed,
                                       uint64_t epoch, uint64_t batch, uint32_t hop, uint64_t node,
                                       uint32_t tree) {
-    if (degree < 0)
-        throw invalid("degree must not be negative, got ", degree);
+    require(degree >= 0, "degree must not be negative, got ", degree);
     check_fanout(k);
     const auto positions = pooled_vector<int64_t>(num_chosen(degree, k, replace));
     int64_t *out = positions.data();
@@ -65,32 +64,18 @@ NumpyVector<int64_t> choose_positions(int64_t degree, int64_t k, bool replace, u
     return positions;
 }
 
-template <class Local>
 nb::tuple add_reverse(const InputArray &edge_index, const InputArray &edge_pos, int64_t num_nodes) {
-    const auto *ends = static_cast<const Local *>(edge_index.data());
-    const int64_t *positions = input_data<int64_t>(edge_pos, "edge_pos", "int64");
-    const int64_t num_edges = length(edge_pos);
-    auto edges = without_gil([&] {
-        return add_reverse_edges(ends, positions, num_edges, num_nodes);
+    return with_edge_index(edge_index, [&]<class Local>(const Local *ends, int64_t num_edges) {
+        const int64_t *positions = input_data<int64_t>(edge_pos, "edge_pos", "int64");
+        require(length(edge_pos) == num_edges,
+                "edge_index must have the shape [2, m] and edge_pos [m]");
+        auto edges = without_gil([&] {
+            return add_reverse_edges(ends, positions, num_edges, num_nodes);
+        });
+        const auto num_kept = static_cast<size_t>(edges.num_edges);
+        return nb::make_tuple(take_array<Local>(std::move(edges.edge_index), {2, num_kept}),
+                              take_array<int64_t>(std::move(edges.edge_pos), {num_kept}));
     });
-    const auto num_kept = static_cast<size_t>(edges.num_edges);
-    return nb::make_tuple(take_array<Local>(std::move(edges.edge_index), {2, num_kept}),
-                          take_array<int64_t>(std::move(edges.edge_pos), {num_kept}));
-}
-
-nb::tuple add_reverse_edges_of(const InputArray &edge_index, const InputArray &edge_pos,
-                               int64_t num_nodes) {
-    if (edge_index.ndim() != 2 || edge_index.shape(0) != 2 || edge_pos.ndim() != 1 ||
-        edge_index.shape(1) != edge_pos.shape(0))
-        throw invalid("edge_index must have the shape [2, m] and edge_pos [m]");
-    const auto num_edges = static_cast<int64_t>(edge_index.shape(1));
-    if (num_edges > 0 && (edge_index.stride(0) != num_edges || edge_index.stride(1) != 1))
-        throw invalid("edge_index must be contiguous");
-    if (edge_index.dtype() == nb::dtype<int32_t>())
-        return add_reverse<int32_t>(edge_index, edge_pos, num_nodes);
-    if (edge_index.dtype() == nb::dtype<int64_t>())
-        return add_reverse<int64_t>(edge_index, edge_pos, num_nodes);
-    refuse_dtype("edge_index", "int32 or int64", edge_index.dtype());
 }
 
 nb::tuple find_equal_ranges(const InputArray &values, const InputArray &begins,
@@ -125,7 +110,7 @@ void bind_sampling(nb::module_ &m) {
           "induced"_a = false, "index_dtype"_a = "int64", "excluded"_a = nb::none());
     m.def("choose_positions", choose_positions, "degree"_a, "k"_a, "replace"_a, "seed"_a, "epoch"_a,
           "batch"_a, "hop"_a, "node"_a, "tree"_a = 0);
-    m.def("add_reverse_edges", add_reverse_edges_of, "edge_index"_a.noconvert(),
+    m.def("add_reverse_edges", add_reverse, "edge_index"_a.noconvert(),
           "edge_pos"_a.noconvert(), "num_nodes"_a);
     m.def("equal_ranges", find_equal_ranges, "values"_a.noconvert(), "begins"_a.noconvert(),
           "ends"_a.noconvert(), "wanted"_a.noconvert());

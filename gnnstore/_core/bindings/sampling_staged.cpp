@@ -93,16 +93,14 @@ public:
     }
 
     void take(const std::vector<InputArray> &fetched) {
-        if (fetched.size() != asked_.size())
-            throw invalid("take() needs an array for each of the ", asked_.size(), " requests, "
-                          "got ", fetched.size());
+        require(fetched.size() == asked_.size(), "take() needs an array for each of the ",
+                asked_.size(), " requests, got ", fetched.size());
         std::vector<const void *> elements;
         for (size_t i = 0; i < fetched.size(); ++i) {
             const auto [edge_type, column, count] = asked_[i];
             elements.push_back(elements_in(fetched[i], static_cast<size_t>(edge_type), column));
-            if (length(fetched[i]) != count)
-                throw invalid("there must be one element for each of the ", count, " positions, "
-                              "got ", length(fetched[i]));
+            require(length(fetched[i]) == count, "there must be one element for each of the ",
+                    count, " positions, got ", length(fetched[i]));
         }
         const GilRelease release;
         const std::lock_guard lock(mutex_);

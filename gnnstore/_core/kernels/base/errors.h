@@ -37,10 +37,16 @@ std::string text_of(const Parts &...parts) {
     return text;
 }
 
-// What is thrown for an argument; the second for an index.
+// What is thrown for an argument, and for an index.
 template <class... Parts>
 std::invalid_argument invalid(const Parts &...parts) {
     return std::invalid_argument(text_of(parts...));
+}
+
+template <class... Parts>
+void require(bool good, const Parts &...parts) {
+    if (!good) [[unlikely]]
+        throw invalid(parts...);
 }
 
 template <class... Parts>

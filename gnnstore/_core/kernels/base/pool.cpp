@@ -140,15 +140,13 @@ PoolStats BufferPool::stats() {
 }
 
 void BufferPool::trim(int64_t max_free_bytes) {
-    if (max_free_bytes < 0)
-        throw invalid("max_free_bytes must not be negative, got ", max_free_bytes);
+    require(max_free_bytes >= 0, "max_free_bytes must not be negative, got ", max_free_bytes);
     const std::lock_guard lock(mutex_);
     trim_locked(max_free_bytes);
 }
 
 void BufferPool::set_limit(int64_t max_free_bytes) {
-    if (max_free_bytes < 0)
-        throw invalid("max_free_bytes must not be negative, got ", max_free_bytes);
+    require(max_free_bytes >= 0, "max_free_bytes must not be negative, got ", max_free_bytes);
     const std::lock_guard lock(mutex_);
     limit_bytes_ = max_free_bytes;
     trim_locked(max_free_bytes);

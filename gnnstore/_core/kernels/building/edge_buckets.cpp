@@ -192,8 +192,7 @@ void EdgeBuckets::deal(Span &span, const int32_t *sources, const int32_t *target
 void EdgeBuckets::give(void *memory, int64_t num_bytes) {
     {
         const std::lock_guard lock(mutex_);
-        if (num_planned_ < 0)
-            throw invalid("memory is given when the buckets are planned");
+        require(num_planned_ >= 0, "memory is given when the buckets are planned");
     }
     const std::lock_guard lock(given_mutex_);
     const auto place = reinterpret_cast<uintptr_t>(memory);

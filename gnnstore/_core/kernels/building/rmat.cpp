@@ -169,8 +169,7 @@ void rmat_edges(int64_t first_edge, int64_t num_edges, int scale, const double *
                 uint64_t seed, int64_t *sources, int64_t *targets, int num_threads) {
     check_scale(scale);
     check_num_threads(num_threads);
-    if (first_edge < 0)
-        throw invalid("first_edge must not be negative, got ", first_edge);
+    require(first_edge >= 0, "first_edge must not be negative, got ", first_edge);
     checked_add(first_edge, num_edges, "first_edge + num_edges");
     const std::vector<Level> levels = make_levels(scale, probabilities);
     const uint64_t key[2] = {seed, edges_purpose};

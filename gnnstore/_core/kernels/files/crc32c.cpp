@@ -232,8 +232,7 @@ const char *crc32c_implementation() {
 namespace {
 
 int64_t count_blocks(int64_t num_bytes, int64_t block_bytes) {
-    if (block_bytes < 1)
-        throw invalid("block_bytes must be at least 1, got ", block_bytes);
+    require(block_bytes >= 1, "block_bytes must be at least 1, got ", block_bytes);
     return num_bytes / block_bytes + (num_bytes % block_bytes != 0);
 }
 

@@ -127,9 +127,8 @@ void rename_with_flags(const std::string &source, const std::string &target, uns
 }  // namespace
 
 void check_bodies(const std::vector<std::string> &paths, const std::vector<int64_t> &body_bytes) {
-    if (paths.size() != body_bytes.size())
-        throw invalid("paths and body_bytes must have the same length, got ", paths.size(), " and ",
-                      body_bytes.size());
+    require(paths.size() == body_bytes.size(), "paths and body_bytes must have the same length, "
+            "got ", paths.size(), " and ", body_bytes.size());
     for (size_t i = 0; i < body_bytes.size(); ++i)
         if (body_bytes[i] < 0)
             throw invalid("body_bytes[", i, "] must not be negative, got ", body_bytes[i]);

@@ -21,8 +21,7 @@ constexpr int max_tries = 20;
 
 OpenFile::OpenFile(std::string path, int64_t min_bytes, bool want_direct)
     : mapped_bytes_(min_bytes) {
-    if (min_bytes < 0)
-        throw invalid("min_bytes must not be negative, got ", min_bytes);
+    require(min_bytes >= 0, "min_bytes must not be negative, got ", min_bytes);
     if (want_direct) open_direct(path);
     if (!is_direct_) {
         file_ = std::make_unique<File>(std::move(path));

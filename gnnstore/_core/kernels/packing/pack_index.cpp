@@ -24,8 +24,7 @@ SortedMisses sort_misses(const Id *ids, const int32_t *slots, int64_t size,
             found.repeat_sources.push_back(positions[found.num_rows - 1]);
             continue;
         }
-        if (found.num_rows == room)
-            throw invalid("more than ", room, " rows are missed");
+        require(found.num_rows != room, "more than ", room, " rows are missed");
         rows[found.num_rows] = static_cast<Id>(wanted.row(k));
         positions[found.num_rows++] = position;
     }

@@ -12,8 +12,7 @@
 namespace gnnstore {
 
 inline void check_piece_bytes(int64_t piece_bytes) {
-    if (piece_bytes < 1)
-        throw invalid("piece_bytes must be at least 1, got ", piece_bytes);
+    require(piece_bytes >= 1, "piece_bytes must be at least 1, got ", piece_bytes);
 }
 
 inline int64_t count_pieces(int64_t chunk_bytes, int64_t piece_bytes) {

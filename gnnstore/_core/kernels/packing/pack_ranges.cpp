@@ -68,8 +68,7 @@ MissedOnDisk<Id>::MissedOnDisk(std::vector<int64_t> sizes, const MissedFile<Id> 
       num_left_(sum_of(this->sizes_)),
       memory_(std::min(num_left_, std::max<int64_t>(from.max_rows, 0)) *
               static_cast<int64_t>(sizeof(Id))) {
-    if (from_.stride < 1)
-        throw invalid("stride must be at least 1, got ", from_.stride);
+    require(from_.stride >= 1, "stride must be at least 1, got ", from_.stride);
     int64_t num_samples = 0, least_rows = 0;
     for (size_t batch = 0; batch < this->sizes_.size(); ++batch) {
         const int64_t size = this->sizes_[batch];
@@ -100,8 +99,7 @@ bool MissedOnDisk<Id>::next(int64_t num_rows_in_table, int num_threads, SortedRo
         num_rows += std::max<int64_t>(0, count_below(batch, end) - num_done_[batch]);
         range.ends[batch] = num_rows;
     }
-    if (num_rows > from_.max_rows)
-        throw invalid("samples must be ascending rows of the table");
+    require(num_rows <= from_.max_rows, "samples must be ascending rows of the table");
     end_ = end;
     run_workers(num_threads, this->num_batches(), [&](TaskQueue &queue) {
         for (int64_t i; queue.take(i);) {

@@ -87,9 +87,8 @@ public:
         if (chunk.crcs == nullptr) return;
         check_piece_bytes(chunk.piece_bytes);
         const int64_t pieces = count_pieces(chunk_bytes, chunk.piece_bytes);
-        if (chunk.num_crcs != pieces)
-            throw invalid("crcs must have ", pieces, " entries, one for each piece, got ",
-                          chunk.num_crcs);
+        require(chunk.num_crcs == pieces, "crcs must have ", pieces, " entries, one for each "
+                "piece, got ", chunk.num_crcs);
     }
 
     // Passes the bytes of a read on, piece by piece: what has been compared is still in the
@@ -152,11 +151,9 @@ private:
 
 ReadCounts read_packed_rows(Reader &reader, const FileSet &files, const PackedChunk &chunk,
                             uint8_t *out, int64_t out_bytes) {
-    if (chunk.row_bytes < 1)
-        throw invalid("row_bytes must be at least 1, got ", chunk.row_bytes);
-    if (out_bytes % chunk.row_bytes != 0)
-        throw invalid("out must hold whole rows of ", chunk.row_bytes, " bytes, got ", out_bytes,
-                      " bytes");
+    require(chunk.row_bytes >= 1, "row_bytes must be at least 1, got ", chunk.row_bytes);
+    require(out_bytes % chunk.row_bytes == 0, "out must hold whole rows of ", chunk.row_bytes, " "
+            "bytes, got ", out_bytes, " bytes");
     const int64_t num_out = out_bytes / chunk.row_bytes;
     check_ids(chunk.positions, chunk.num_rows, num_out);
     check_ids(chunk.repeat_targets, chunk.num_repeats, num_out);

@@ -328,9 +328,8 @@ void plan_belady_spilled(const SpilledTrace &trace, int64_t num_slots, int64_t *
     if (trace.num_nodes < 0 || trace.num_nodes - 1 > std::numeric_limits<Id>::max())
         throw invalid("num_nodes must fit the ids, got ", trace.num_nodes);
     for (int64_t slot = 0; slot < num_slots; ++slot)
-        if (nodes[slot] >= trace.num_nodes)
-            throw invalid("slot ", slot, " holds row ", nodes[slot], ", but there are only ",
-                          trace.num_nodes);
+        require(nodes[slot] < trace.num_nodes, "slot ", slot, " holds row ", nodes[slot], ", but "
+                "there are only ", trace.num_nodes);
     for (int64_t i = 0; i < trace.num_batches; ++i)
         plan.misses[i] = trace.offsets[i + 1] - trace.offsets[i];
     const TracePositions positions(trace.offsets, trace.num_batches);

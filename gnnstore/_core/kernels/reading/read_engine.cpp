@@ -25,11 +25,9 @@ EngineKind parse_engine_kind(const std::string &name) {
 }
 
 std::unique_ptr<ReadEngine> make_engine(const EngineOptions &options) {
-    if (options.queue_depth < 1 || options.queue_depth > max_queue_depth)
-        throw invalid("queue_depth must be between 1 and ", max_queue_depth, ", got ",
-                      options.queue_depth);
-    if (options.num_threads < 1)
-        throw invalid("num_threads must be at least 1, got ", options.num_threads);
+    require(options.queue_depth >= 1 && options.queue_depth <= max_queue_depth, "queue_depth must "
+            "be between 1 and ", max_queue_depth, ", got ", options.queue_depth);
+    require(options.num_threads >= 1, "num_threads must be at least 1, got ", options.num_threads);
     return options.kind == EngineKind::io_uring ? make_uring_engine(options)
                                                 : make_thread_engine(options);
 }

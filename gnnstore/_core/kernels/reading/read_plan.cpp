@@ -21,9 +21,8 @@ template <class Id>
 WantedRows::WantedRows(const Id *ids, const int32_t *slots, int64_t num_ids, int64_t num_rows)
     : position_bits_(std::bit_width(static_cast<uint64_t>(num_ids))) {
     const int row_bits = std::bit_width(static_cast<uint64_t>(std::max<int64_t>(num_rows, 1) - 1));
-    if (row_bits + position_bits_ > 64)
-        throw invalid(num_ids, " ids of a table of ", num_rows, " rows are too many for one call; "
-                      "split them");
+    require(row_bits + position_bits_ <= 64, num_ids, " ids of a table of ", num_rows, " rows are "
+            "too many for one call; split them");
     size_ = num_ids;
     if (slots != nullptr)
         size_ = std::count_if(slots, slots + num_ids, [](int32_t slot) { return slot < 0; });

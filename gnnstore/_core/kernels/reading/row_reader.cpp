@@ -167,12 +167,10 @@ void run_reads(Lane &lane, ReadCounts &counts, const Next &next, const Done &don
 void check_gather(const FileSet &files, const RowLayout &layout, int64_t num_ids,
                   int64_t gap_bytes, int64_t out_bytes) {
     layout.check();
-    if (gap_bytes < 0)
-        throw invalid("gap_bytes must not be negative, got ", gap_bytes);
+    require(gap_bytes >= 0, "gap_bytes must not be negative, got ", gap_bytes);
     const int64_t total = files.begin(files.size());
-    if (total < layout.end_offset())
-        throw invalid("the bodies add up to ", total, " bytes, but the last row ends at byte ",
-                      layout.end_offset());
+    require(total >= layout.end_offset(), "the bodies add up to ", total, " bytes, but the last "
+            "row ends at byte ", layout.end_offset());
     for (size_t i = 0; i < files.size(); ++i)
         if (const int64_t before = files.begin(i) - layout.begin_bytes;
             before > 0 && before % layout.page_stride_bytes != 0 &&
@@ -185,13 +183,10 @@ void check_gather(const FileSet &files, const RowLayout &layout, int64_t num_ids
 }  // namespace
 
 Reader::Reader(const ReaderOptions &options) : options_(options), lanes_(nullptr) {
-    const auto require = [](bool good, const std::string &message) {
-        if (!good) throw invalid(message);
-    };
-    require(options.queue_depth >= 1 && options.queue_depth <= 4096,
-            "queue_depth must be between 1 and 4096, got " + std::to_string(options.queue_depth));
-    require(options.num_threads >= 1 && options.num_threads <= 1024,
-            "num_threads must be between 1 and 1024, got " + std::to_string(options.num_threads));
+    require(options.queue_depth >= 1 && options.queue_depth <= 4096, "queue_depth must be between "
+            "1 and 4096, got ", options.queue_depth);
+    require(options.num_threads >= 1 && options.num_threads <= 1024, "num_threads must be between "
+            "1 and 1024, got ", options.num_threads);
     require(options.max_read_bytes >= staging_alignment &&
                 options.max_read_bytes % staging_alignment == 0 &&
                 options.max_read_bytes <= int64_t{1} << 26,

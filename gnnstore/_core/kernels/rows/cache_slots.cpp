@@ -18,8 +18,7 @@ constexpr int64_t nodes_distance = 32;
 constexpr int64_t bytes_per_task = int64_t{2} << 20;
 
 void check_row_bytes(int64_t row_bytes) {
-    if (row_bytes < 1)
-        throw invalid("row_bytes must be at least 1, got ", row_bytes);
+    require(row_bytes >= 1, "row_bytes must be at least 1, got ", row_bytes);
 }
 
 }  // namespace
@@ -34,11 +33,10 @@ void check_cached(const int64_t *nodes, int64_t num_slots, const int32_t *slots,
         const int64_t slot = slots[k];
         if (slot < 0) continue;
         if (slot >= num_slots)
-            throw out_of_range("slot ", to_string(slot), " at position ", to_string(k), " is "
-                               "outside the cache of ", to_string(num_slots), " rows");
+            throw out_of_range("slot ", slot, " at position ", k, " is outside the cache of ",
+                               num_slots, " rows");
         if (nodes[slot] != ids[k])
-            throw invalid("slot ", to_string(slot), " should hold row ", to_string(ids[k]), ", "
-                          "but ",
+            throw invalid("slot ", slot, " should hold row ", ids[k], ", but ",
                           (nodes[slot] < 0 ? "holds none" : "holds row " + to_string(nodes[slot])));
     }
 }
@@ -51,9 +49,8 @@ int64_t copy_from_slots(const CachedRows &cache, int64_t num_ids, int64_t row_by
     check_row_bytes(row_bytes);
     check_num_threads(num_threads);
     const int64_t wanted = checked_multiply(num_ids, row_bytes, "the output");
-    if (out_bytes != wanted)
-        throw invalid("out must hold ", num_ids, " rows of ", row_bytes, " bytes = ", wanted, " "
-                      "bytes, got ", out_bytes);
+    require(out_bytes == wanted, "out must hold ", num_ids, " rows of ", row_bytes, " bytes = ",
+            wanted, " bytes, got ", out_bytes);
     check_slots(cache, num_ids);
     if (overlap(out, out_bytes, cache.slots, num_ids))
         throw invalid("out overlaps the slots");

@@ -63,9 +63,8 @@ void add_pinned(const PinnedStep &step, const Id *ids, int64_t num_ids) {
         places[planned] = static_cast<int32_t>(k);
         planned += static_cast<int64_t>(is_pinned ^ 1);
     }
-    if (planned != step.num_unpinned)
-        throw invalid("of ", to_string(num_ids), " ids ", to_string(planned), " are not pinned, "
-                      "but ", to_string(step.num_unpinned), " have been planned");
+    require(planned == step.num_unpinned, "of ", num_ids, " ids ", planned, " are not pinned, but ",
+            step.num_unpinned, " have been planned");
     for (int64_t i = 0; i < step.num_changes; ++i)
         step.all_positions[i] = places[step.positions[i]];
 }

@@ -43,9 +43,8 @@ std::vector<Piece> split_into_pieces(const std::vector<std::string> &paths,
                 {i, offset, std::min(step, useful - offset), (total + offset) / stride});
         total = checked_add(total, body_bytes[i], "the sum of body_bytes");
     }
-    if (total < end_offset)
-        throw invalid("the bodies add up to ", total, " bytes, but the last row ends at byte ",
-                      end_offset);
+    require(total >= end_offset, "the bodies add up to ", total, " bytes, but the last row ends at "
+            "byte ", end_offset);
     return pieces;
 }
 

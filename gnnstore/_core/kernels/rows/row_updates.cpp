@@ -119,9 +119,8 @@ void update_rows(float *table, int64_t num_floats, const SlotLayout &layout, con
     layout.check(update.rule, num_floats);
     const int64_t dim = layout.dim;
     const int64_t state_floats = SlotLayout::state_floats(update.rule, dim);
-    if (num_gradients != checked_multiply(num_rows, dim, "the gradients"))
-        throw invalid("expected ", num_rows, " gradients of ", dim, " floats, got ", num_gradients,
-                      " floats");
+    require(num_gradients == checked_multiply(num_rows, dim, "the gradients"), "expected ",
+            num_rows, " gradients of ", dim, " floats, got ", num_gradients, " floats");
     check_ids(rows, num_rows,
               checked_multiply(layout.num_slots, layout.rows_per_slot, "the number of rows"));
 

@@ -13,29 +13,22 @@
 namespace gnnstore {
 
 void RowLayout::check() const {
-    const auto require = [](bool good, const std::string &message) {
-        if (!good) throw invalid(message);
-    };
-    require(num_rows >= 0, "num_rows must not be negative, got " + std::to_string(num_rows));
-    require(row_bytes >= 1, "row_bytes must be at least 1, got " + std::to_string(row_bytes));
-    require(rows_per_page >= 1,
-            "rows_per_page must be at least 1, got " + std::to_string(rows_per_page));
+    require(num_rows >= 0, "num_rows must not be negative, got ", num_rows);
+    require(row_bytes >= 1, "row_bytes must be at least 1, got ", row_bytes);
+    require(rows_per_page >= 1, "rows_per_page must be at least 1, got ", rows_per_page);
     const int64_t used = checked_multiply(rows_per_page, row_bytes, "a page");
-    require(page_stride_bytes >= used,
-            "page_stride_bytes is " + std::to_string(page_stride_bytes) + ", but " +
-                std::to_string(rows_per_page) + " rows of " + std::to_string(row_bytes) +
-                " bytes need " + std::to_string(used));
+    require(page_stride_bytes >= used, "page_stride_bytes is ", page_stride_bytes, ", but ",
+            rows_per_page, " rows of ", row_bytes, " bytes need ", used);
     const int64_t num_pages = num_rows / rows_per_page + (num_rows % rows_per_page != 0);
     const int64_t table = checked_multiply(num_pages, page_stride_bytes, "the table");
     require(begin_bytes >= 0 && begin_bytes <= std::numeric_limits<int64_t>::max() - table,
-            "begin_bytes is out of range: " + std::to_string(begin_bytes));
+            "begin_bytes is out of range: ", begin_bytes);
 }
 
 void RowLayout::check_output(int64_t num_out, int64_t out_bytes) const {
     const int64_t wanted = checked_multiply(num_out, row_bytes, "the output");
-    if (out_bytes != wanted)
-        throw invalid("out must hold ", num_out, " rows of ", row_bytes, " bytes = ", wanted,
-                      " bytes, got ", out_bytes);
+    require(out_bytes == wanted, "out must hold ", num_out, " rows of ", row_bytes, " bytes = ",
+            wanted, " bytes, got ", out_bytes);
 }
 
 namespace {

@@ -57,9 +57,8 @@ public:
 
     int64_t place(int64_t rank) const {
         const auto place = static_cast<int64_t>(order_[rank]);
-        if (place >= degree_)
-            throw invalid("the order by time has the place ", place, " in a list of ", degree_, " "
-                          "edges");
+        require(place < degree_, "the order by time has the place ", place, " in a list of ",
+                degree_, " edges");
         return place;
     }
 

@@ -112,11 +112,9 @@ void check_sampling(const TypedGraph &graph, const std::vector<Seeds> &seeds,
                     const SamplingOptions &options, int64_t largest_local_id) {
     if (options.disjoint && options.induced)
         throw invalid("disjoint and induced exclude each other");
-    if (seeds.size() != graph.nodes.size())
-        throw invalid("there must be seeds for each of the ", graph.nodes.size(), " node types, if "
-                      "only none");
-    if (options.window < 0)
-        throw invalid("the window of time must not be negative, got ", options.window);
+    require(seeds.size() == graph.nodes.size(), "there must be seeds for each of the ",
+            graph.nodes.size(), " node types, if only none");
+    require(options.window >= 0, "the window of time must not be negative, got ", options.window);
     bool is_timed = false;
     for (const EdgeType &edges : graph.edges) {
         check_edge_type(edges, graph, largest_local_id);

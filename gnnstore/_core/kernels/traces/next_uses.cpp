@@ -316,9 +316,8 @@ void NextUses<Id>::link(int64_t group, Table &group_table, int64_t *misses) {
         const int64_t node = nodes_[slot];
         Met &met =
             table.at(static_cast<typename Table::Key>(has_keys ? RowGroups::key(node) : node));
-        if (met.next == Met::in_a_slot)
-            throw invalid("nodes must be distinct, but ", node, " stands there twice, at last in "
-                          "slot ", slot);
+        require(met.next != Met::in_a_slot, "nodes must be distinct, but ", node, " stands there "
+                "twice, at last in slot ", slot);
         const int32_t frequency = std::min(frequencies_[slot], max_frequency);
         carried_[place] = met.next == Met::nowhere ? -frequency : met.next + end;
         met.next = Met::in_a_slot;

@@ -41,21 +41,17 @@ template <class Id>
 void check_offsets(const Trace<Id> &trace) {
     using std::to_string;
     if (trace.num_batches < 0) throw invalid("offsets must not be empty");
-    if (trace.num_batches > std::numeric_limits<int32_t>::max())
-        throw invalid("a superbatch has at most 2^31 - 1 batches, got ",
-                      to_string(trace.num_batches));
-    if (trace.num_ids > max_trace_ids)
-        throw invalid("a trace has at most ", to_string(max_trace_ids), " ids, got ",
-                      to_string(trace.num_ids), "; plan fewer batches at a time");
+    require(trace.num_batches <= std::numeric_limits<int32_t>::max(), "a superbatch has at most "
+            "2^31 - 1 batches, got ", trace.num_batches);
+    require(trace.num_ids <= max_trace_ids, "a trace has at most ", max_trace_ids, " ids, got ",
+            trace.num_ids, "; plan fewer batches at a time");
     const int64_t *offsets = trace.offsets;
-    if (offsets[0] != 0 || offsets[trace.num_batches] != trace.num_ids)
-        throw invalid("offsets must go from 0 to the ", to_string(trace.num_ids), " ids, but go "
-                      "from ", to_string(offsets[0]), " to ",
-                      to_string(offsets[trace.num_batches]));
+    require(offsets[0] == 0 && offsets[trace.num_batches] == trace.num_ids, "offsets must go from "
+            "0 to the ", trace.num_ids, " ids, but go from ", offsets[0], " to ",
+            offsets[trace.num_batches]);
     for (int64_t i = 0; i < trace.num_batches; ++i)
-        if (offsets[i] > offsets[i + 1])
-            throw invalid("offsets must not descend, but ", to_string(offsets[i + 1]), " at "
-                          "position ", to_string(i + 1), " follows ", to_string(offsets[i]));
+        require(offsets[i] <= offsets[i + 1], "offsets must not descend, but ", offsets[i + 1], " "
+                "at position ", i + 1, " follows ", offsets[i]);
 }
 
 template <class Id>

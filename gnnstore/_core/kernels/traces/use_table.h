@@ -27,9 +27,8 @@ public:
     void start(const int64_t *nodes, const int32_t *frequencies, int64_t num_slots) {
         std::fill_n(values_, count_, 0);
         for_served<false>(nodes, num_slots, [&](int64_t slot, uint32_t &value) {
-            if (value != 0)
-                throw invalid("nodes must be distinct, but ", nodes[slot], " stands there twice, "
-                              "at last in slot ", slot);
+            require(value == 0, "nodes must be distinct, but ", nodes[slot], " stands there twice, "
+                    "at last in slot ", slot);
             value = counted(static_cast<uint32_t>(std::min(frequencies[slot], max_frequency)), 0);
         });
     }
