@@ -23,14 +23,7 @@ Tables = EmbeddingTable | Iterable[EmbeddingTable] | Iterable[Mapping[str, Any]]
 
 
 class _RowOptimizer(torch.optim.Optimizer, ABC):
-    """A rule that changes rows by their gradients.
-
-    Parameters
-    ----------
-    tables : EmbeddingTable, or iterable of tables or of dicts
-        The tables that were created for this rule. Dicts are parameter groups, as in torch: tables
-        as "params", and options. Each table is a group.
-    """
+    """A rule that changes rows by their gradients; each table is a parameter group."""
 
     RULE: ClassVar[str]
 

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
 from gnnstore.converters import ConvertOptions, from_numpy
 from tests.support.forks import ForkServer
+from tests.support.limits import run_limited
 
 pytest.importorskip("torch_geometric")
 
@@ -18,37 +17,25 @@ pytest.importorskip("torch_geometric")
 ALLOWANCE_BYTES = 64 * 10**6
 
 SCRIPT = """
-import json, os, re, sys
-from pathlib import Path
-import torch
 from torch_geometric.nn import GATConv, GCNConv, SAGEConv
-import gnnstore
 from gnnstore.progress import NullProgress
 torch.set_num_threads(2)
 torch.zeros(300, 300) @ torch.zeros(300, 300)
-store, output, group, memory, kind = sys.argv[1:]
-def resident(field):
-    return 1024 * int(re.search(field + r":\\s+(\\d+)", Path("/proc/self/status").read_text())[1])
+store, output, memory, kind, group = sys.argv[1:]
 class Notes(NullProgress):
-    blocks = packed = 0
+    blocks = 0
     def note(self, text, facts=None):
         if facts:
             self.blocks += facts["num_blocks"]
-            self.packed += facts["bytes_packed"]
 layers = {
     "sage": lambda: [SAGEConv(256, 64), torch.relu, SAGEConv(64, 32)],
     "gcn": lambda: [GCNConv(256, 64), torch.relu, GCNConv(64, 32)],
     "gat": lambda: [GATConv(256, 16, heads=8), torch.relu, GATConv(128, 32)],
 }[kind]()
-Path(group, "cgroup.procs").write_text(str(os.getpid()))
-before = resident("VmRSS")
-Path("/proc/self/clear_refs").write_text("5")  # the peak is counted anew
+begin(group)
 notes = Notes()
 found = gnnstore.inference(layers, store, output, memory=int(memory), progress=notes, num_threads=2)
-print(json.dumps({
-    "grown": resident("VmHWM") - before, "shape": found.shape,
-    "blocks": notes.blocks, "packed": notes.packed,
-}))
+finish(shape=found.shape, blocks=notes.blocks)
 """
 
 
@@ -77,11 +64,8 @@ def test_half_of_the_features(
     kind: str,
     memory: int,
 ) -> None:
-    group, limit = limited
-    limit.write_text(str(memory + ALLOWANCE_BYTES))
-    finished = forks.run(SCRIPT, store, tmp_path / "out", group, memory, kind, own_memory=True)
-    assert finished.returncode == 0, finished.stderr or "killed by the kernel"
-    found: dict[str, Any] = json.loads(finished.stdout)
+    given, most = (store, tmp_path / "out", memory, kind), memory + ALLOWANCE_BYTES
+    found = run_limited(forks, SCRIPT, *given, limited=limited, most=most)
     assert found["shape"] == [120_000, 32]
     assert found["blocks"] > 4
-    assert found["grown"] <= memory + ALLOWANCE_BYTES
+    assert found["grown"] <= most

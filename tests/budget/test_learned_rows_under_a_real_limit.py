@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
 from pathlib import Path
 
 import numpy as np
@@ -12,20 +10,16 @@ import pytest
 from gnnstore.converters import from_numpy
 from gnnstore.converters.partitions.partition import partition
 from tests.support.forks import ForkServer
+from tests.support.limits import run_limited
 
 ALLOWANCE_BYTES = 48 * 10**6
 NUM_NODES, DIM, BUDGET_BYTES = 400_000, 128, 100 * 10**6
 
 LEARN = """
-import json, os, sys
-from pathlib import Path
-import torch
-import gnnstore
-store, group, table_path, budget = sys.argv[1:]
-torch.zeros(1)
+store, table_path, budget, group = sys.argv[1:]
 warm = torch.zeros(2, requires_grad=True)
 warm.sum().backward()
-Path(group, "cgroup.procs").write_text(str(os.getpid()))
+begin(group)
 policy = gnnstore.PartitionPolicy("two-level", capacity=4, logical=8)
 table = gnnstore.EmbeddingTable.create(table_path, store, dim=128, partitions=policy, init="zeros")
 optimizer = gnnstore.RowwiseAdagrad(table, lr=0.1)
@@ -41,7 +35,7 @@ for batch in loader:
     loss.backward()
     optimizer.step()
 table.commit()
-print(json.dumps({"slots": os.path.getsize(Path(table_path, "slots"))}))
+finish(slots=os.path.getsize(Path(table_path, "slots")))
 table.close()
 """
 
@@ -60,12 +54,8 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_table_of_twice_the_budget(
     store: Path, limited: tuple[Path, Path], tmp_path: Path, forks: ForkServer
 ) -> None:
-    group, limit = limited
-    limit.write_text(str(BUDGET_BYTES + ALLOWANCE_BYTES))
-    table_bytes = NUM_NODES * (DIM + 1) * 4
-    assert table_bytes > BUDGET_BYTES + ALLOWANCE_BYTES
-    arguments = (store, group, tmp_path / "a.emb", BUDGET_BYTES)
-    threads = os.environ | {"OMP_NUM_THREADS": "1"}
-    done = forks.run(LEARN, *arguments, environment=threads, own_memory=True)
-    assert done.returncode == 0, done.stderr or "killed by the kernel"
-    assert json.loads(done.stdout)["slots"] > table_bytes / 2
+    table_bytes, most = NUM_NODES * (DIM + 1) * 4, BUDGET_BYTES + ALLOWANCE_BYTES
+    assert table_bytes > most
+    given = (store, tmp_path / "a.emb", BUDGET_BYTES)
+    found = run_limited(forks, LEARN, *given, limited=limited, most=most)
+    assert found["slots"] > table_bytes / 2

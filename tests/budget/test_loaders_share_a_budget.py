@@ -7,36 +7,27 @@ its two loaders take in turn is measured there.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
 from gnnstore.converters import from_numpy
 from tests.support.forks import ForkServer
+from tests.support.limits import run_limited
 
 ALLOWANCE_BYTES = 48 * 10**6
 
 PAIR = """
-import itertools, json, os, re, sys
-from pathlib import Path
+import itertools
 import numpy as np
-import torch
-import gnnstore
 from gnnstore import _core
-torch.zeros(1), gnnstore.NeighborLoader  # all that is imported later would count
-store, group, words = sys.argv[1:]
+store, words, group = sys.argv[1:]
 words = json.loads(words)
-def resident(field):
-    return 1024 * int(re.search(field + r":\\s+(\\d+)", Path("/proc/self/status").read_text())[1])
-if group:
-    Path(group, "cgroup.procs").write_text(str(os.getpid()))
-before = resident("VmRSS")
-Path("/proc/self/clear_refs").write_text("5")  # the peak is counted anew
+gnnstore.NeighborLoader  # imports what would count later
+begin(group)
 store = gnnstore.open(store)
 within = words.get("within")  # whether validation comes within epochs, which are whole
 def make(split, fanouts, **options):
@@ -66,10 +57,9 @@ for epoch in range(2):
         run(train)
         run(valid)
 stats = [loader.stats() for loader in (train, valid)]
-print(json.dumps({
-    "digests": found, "grown": resident("VmHWM") - before,
-    "strategies": [s.strategy for s in stats], "cached": [s.rows_cached for s in stats],
-}))
+finish(
+    digests=found, strategies=[s.strategy for s in stats], cached=[s.rows_cached for s in stats]
+)
 """
 
 
@@ -87,20 +77,6 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return from_numpy(directory, directory / "a.gnn")
 
 
-def run(forks: ForkServer, store: Path, group: object, words: dict[str, Any]) -> dict[str, Any]:
-    done = forks.run(
-        PAIR,
-        store,
-        group,
-        json.dumps(words),
-        environment=os.environ | {"OMP_NUM_THREADS": "1"},
-        own_memory=True,
-    )
-    assert done.returncode == 0, done.stderr or "killed by the kernel"
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
-
-
 @pytest.fixture(scope="module")
 def mapped(forks: ForkServer, store: Path) -> Callable[..., list[int]]:
     """Return what says how batches are that nobody keeps in memory."""
@@ -108,8 +84,8 @@ def mapped(forks: ForkServer, store: Path) -> Callable[..., list[int]]:
     @cache
     def digests(**order: bool) -> list[int]:
         words = {"strategy": "mmap"}
-        words_of_both = {"train": words, "valid": words, **order}
-        found: list[int] = run(forks, store, "", words_of_both)["digests"]
+        words_of_both = json.dumps({"train": words, "valid": words, **order})
+        found: list[int] = run_limited(forks, PAIR, store, words_of_both)["digests"]
         return found
 
     return digests
@@ -140,15 +116,14 @@ def test_one_budget(
     """Each cache alone is half the budget and more, so two of them would be seen."""
     train, valid = kinds
     memory = 170 * 10**6
-    group, limit = limited
-    limit.write_text(str(memory + ALLOWANCE_BYTES))
     words = {
         "train": {"strategy": train, "memory": memory},
         "valid": {"strategy": valid, "memory": memory},
         "late": late,
     }
-    found = run(forks, store, group, words)
-    assert found["grown"] <= memory + ALLOWANCE_BYTES
+    most = memory + ALLOWANCE_BYTES
+    found = run_limited(forks, PAIR, store, json.dumps(words), limited=limited, most=most)
+    assert found["grown"] <= most
     assert found["strategies"] == [train, valid]
     assert found["cached"][0] > 0
     shares = valid == train or {train, valid} == {"packed", "belady"}
@@ -167,12 +142,11 @@ def test_validation_within_epochs(
 ) -> None:
     """It has no slots, for those of training stay; its batches, which are small, come on top."""
     memory = 170 * 10**6
-    group, limit = limited
-    limit.write_text(str(memory + ALLOWANCE_BYTES))
     options = {"strategy": strategy, "memory": memory, "prefetch_batches": 1}
     words = {"train": options, "valid": options, "within": True}
-    found = run(forks, store, group, words)
-    assert found["grown"] <= memory + ALLOWANCE_BYTES
+    most = memory + ALLOWANCE_BYTES
+    found = run_limited(forks, PAIR, store, json.dumps(words), limited=limited, most=most)
+    assert found["grown"] <= most
     assert found["strategies"] == [strategy] * 2
     assert found["cached"][0] > 0
     assert found["cached"][1] == 0

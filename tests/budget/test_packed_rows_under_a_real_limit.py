@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -12,23 +11,15 @@ import pytest
 
 from gnnstore.converters import ConvertOptions, from_numpy
 from tests.support.forks import ForkServer
+from tests.support.limits import run_limited
 
 ALLOWANCE_BYTES = 32 * 10**6
 NUM_NODES, NUM_EDGES, MEMORY = 60_000, 600_000, 190 * 10**6
 EPOCH_BATCHES, FOUR_EPOCHS = 32, 90 * 10**6
 
 LOAD = """
-import json, os, re, sys
-from pathlib import Path
-import torch
-import gnnstore
-torch.zeros(1)
-store, group, memory, epochs, options = sys.argv[1:]
-def resident(field):
-    return 1024 * int(re.search(field + r":\\s+(\\d+)", Path("/proc/self/status").read_text())[1])
-Path(group, "cgroup.procs").write_text(str(os.getpid()))
-before = resident("VmRSS")
-Path("/proc/self/clear_refs").write_text("5")  # the peak is counted anew
+store, memory, epochs, options, group = sys.argv[1:]
+begin(group)
 loader = gnnstore.NeighborLoader(
     store, [10, 10], range(2000), batch_size=64, shuffle=True, seed=0, topology="memory",
     strategy="packed", memory=int(memory), num_threads=2, **json.loads(options),
@@ -38,10 +29,10 @@ for epoch in range(int(epochs)):
         pass
 stats = loader.stats()
 kept = loader._sources.superbatches.job.size.chunk_memory_bytes
-print(json.dumps({
-    "grown": resident("VmHWM") - before, "bytes_packing": stats.bytes_packing, "kept": kept,
-    "bytes_spilled": stats.bytes_spilled, "reason": stats.reason, "superbatch": stats.superbatch,
-}))
+finish(
+    bytes_packing=stats.bytes_packing, kept=kept, bytes_spilled=stats.bytes_spilled,
+    reason=stats.reason, superbatch=stats.superbatch,
+)
 """
 
 
@@ -62,14 +53,9 @@ def load(
     **options: Any,
 ) -> dict[str, Any]:
     """Load epochs in a process that the kernel kills beyond the budget and the allowance."""
-    group, limit = limited
-    limit.write_text(str(memory + ALLOWANCE_BYTES))
-    given = (store, group, memory, epochs, json.dumps(options))
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    finished = forks.run(LOAD, *given, environment=environment, own_memory=True)
-    assert finished.returncode == 0, finished.stderr or "killed by the kernel"
-    found: dict[str, Any] = json.loads(finished.stdout)
-    assert found["grown"] <= memory + ALLOWANCE_BYTES, found["reason"]
+    given, most = (store, memory, epochs, json.dumps(options)), memory + ALLOWANCE_BYTES
+    found = run_limited(forks, LOAD, *given, limited=limited, most=most)
+    assert found["grown"] <= most, found["reason"]
     assert found["bytes_packing"] > 0
     return found
 

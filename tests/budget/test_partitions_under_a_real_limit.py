@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ from gnnstore.converters import ConvertOptions, from_numpy
 from gnnstore.converters.partitions.partition import partition
 from tests.support.effort import choose
 from tests.support.forks import ForkServer
+from tests.support.limits import run_limited
 
 ALLOWANCE_BYTES = 48 * 10**6
 NUM_NODES, NUM_EDGES, MEMORY = choose(
@@ -21,17 +21,8 @@ NUM_NODES, NUM_EDGES, MEMORY = choose(
 )
 
 TRAIN = """
-import json, os, re, sys
-from pathlib import Path
-import torch
-import gnnstore
-torch.zeros(1)
-store, group, options = sys.argv[1:]
-def resident(field):
-    return 1024 * int(re.search(field + r":\\s+(\\d+)", Path("/proc/self/status").read_text())[1])
-Path(group, "cgroup.procs").write_text(str(os.getpid()))
-before = resident("VmRSS")
-Path("/proc/self/clear_refs").write_text("5")  # the peak is counted anew
+store, options, group = sys.argv[1:]
+begin(group)
 options = json.loads(options)
 policy = gnnstore.PartitionPolicy(**options.pop("policy"))
 options |= {"shuffle": True, "seed": 0, "partitions": policy}
@@ -42,10 +33,7 @@ else:
 for batch in loader:
     pass
 stats = loader.stats()
-print(json.dumps({
-    "grown": resident("VmHWM") - before, "states": stats.states, "reason": stats.reason,
-    "bytes_read": stats.bytes_read,
-}))
+finish(states=stats.states)
 """
 
 
@@ -67,15 +55,9 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_skewed_graph(
     forks: ForkServer, store: Path, limited: tuple[Path, Path], links: bool
 ) -> None:
-    group, limit = limited
-    limit.write_text(str(MEMORY + ALLOWANCE_BYTES))
     policy: dict[str, Any] = {"kind": "two-level" if links else "dispersed", "capacity": 4}
     options = {"memory": MEMORY, "num_threads": 2, "policy": policy, "links": links}
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    finished = forks.run(
-        TRAIN, store, group, json.dumps(options), environment=environment, own_memory=True
-    )
-    assert finished.returncode == 0, finished.stderr or "killed by the kernel"
-    found = json.loads(finished.stdout)
+    most = MEMORY + ALLOWANCE_BYTES
+    found = run_limited(forks, TRAIN, store, json.dumps(options), limited=limited, most=most)
     assert found["states"] > 3
-    assert found["grown"] <= MEMORY + ALLOWANCE_BYTES
+    assert found["grown"] <= most

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ from torch_geometric.data import HeteroData
 
 from gnnstore.converters import from_pyg
 from tests.support.forks import ForkServer
+from tests.support.limits import run_limited
 
 ALLOWANCE_BYTES = 32 * 10**6
 # Features of 3 KiB (184 MB), 2 bytes (6 MB) and 512 bytes (21 MB); institutions have none.
@@ -24,17 +24,8 @@ NODES = {
 }
 
 LOAD = """
-import json, os, re, sys
-from pathlib import Path
-import torch
-import gnnstore
-torch.zeros(1)
-store, group, options = sys.argv[1:]
-def resident(field):
-    return 1024 * int(re.search(field + r":\\s+(\\d+)", Path("/proc/self/status").read_text())[1])
-Path(group, "cgroup.procs").write_text(str(os.getpid()))
-before = resident("VmRSS")
-Path("/proc/self/clear_refs").write_text("5")  # the peak is counted anew
+store, options, group = sys.argv[1:]
+begin(group)
 loader = gnnstore.NeighborLoader(
     store, [8, 4], ("paper", range(6000)), batch_size=128, shuffle=True, seed=0, num_threads=2,
     **json.loads(options),
@@ -43,11 +34,10 @@ for epoch in range(2):
     for batch in loader:
         assert batch["author"].x.dtype == torch.float16
 stats = loader.stats()
-print(json.dumps({
-    "grown": resident("VmHWM") - before, "reason": stats.reason, "hit_rate": stats.hit_rate,
-    "bytes_gathered": stats.bytes_gathered, "cache_rows": stats.cache_rows,
-    "read": sorted(loader._sources.placement.read_paths),
-}))
+finish(
+    reason=stats.reason, hit_rate=stats.hit_rate, bytes_gathered=stats.bytes_gathered,
+    cache_rows=stats.cache_rows, read=sorted(loader._sources.placement.read_paths),
+)
 """
 
 
@@ -78,14 +68,9 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_one_budget_for_all_types(
     forks: ForkServer, limited: tuple[Path, Path], store: Path, options: dict[str, Any]
 ) -> None:
-    group, limit = limited
-    limit.write_text(str(options["memory"] + ALLOWANCE_BYTES))
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    given = (store, group, json.dumps(options))
-    finished = forks.run(LOAD, *given, environment=environment, own_memory=True)
-    assert finished.returncode == 0, finished.stderr or "killed by the kernel"
-    found = json.loads(finished.stdout)
-    assert found["grown"] <= options["memory"] + ALLOWANCE_BYTES, found["reason"]
+    most = options["memory"] + ALLOWANCE_BYTES
+    found = run_limited(forks, LOAD, store, json.dumps(options), limited=limited, most=most)
+    assert found["grown"] <= most, found["reason"]
     assert found["bytes_gathered"] > 3 * options["memory"]
     # The rows of 2 bytes are held; the others have slots of their widths. Ids of edges may be read
     # in passes.
