@@ -24,9 +24,8 @@ from gnnstore.budget.ledger import CACHED, SLOTS, Reservation
 from gnnstore.caching.policies.belady import check_num_slots
 from gnnstore.caching.pools import SlotPools
 from gnnstore.errors import GnnstoreError, UsageError, described
-from gnnstore.features.filling import Part, buffer_bytes, fill_slots
 from gnnstore.features.source import RowRequest, Rows, RowSource, TypedRows, ranges_of
-from gnnstore.features.static import SlotIndex, warm_up
+from gnnstore.features.static import Part, SlotIndex, buffer_bytes, fill_slots, warm_up
 from gnnstore.formats.arrays.dtypes import id_dtype
 from gnnstore.sampling.row_space import RowRange
 from gnnstore.threads import Condition
@@ -65,42 +64,24 @@ class PinnedRows:
     them traces and plans are less than half as long.
     """
 
-    # int64 [H]: ascending; the row of ``nodes[k]`` is in slot ``first_slot + k``.
-    nodes: npt.NDArray[np.int64]
+    index: SlotIndex
     first_slot: int  # the number of slots that are planned
-    _bits: npt.NDArray[np.uint64]
-    _ranks: npt.NDArray[np.int32]
 
     @classmethod
     def of(cls, nodes: npt.NDArray[Any], num_nodes: int, first_slot: int) -> Self | None:
         """Index strictly ascending nodes of a graph of `num_nodes`; None if there are none."""
         if len(nodes) == 0:
             return None
-        wide = nodes.astype(np.int64)
-        return cls(wide, first_slot, *_core.index_nodes(wide, num_nodes))
-
-    @staticmethod
-    def bytes_for(num_nodes: int, num_pinned: int) -> int:
-        """Return the bytes of the index of pinned nodes; 0 for none."""
-        return SlotIndex.bytes_for(num_nodes, num_pinned) if num_pinned else 0
+        return cls(SlotIndex.of(nodes.astype(np.int64), num_nodes), first_slot)
 
     @property
-    def num_rows(self) -> int:
-        """Number of pinned rows, H."""
-        return len(self.nodes)
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of memory that the index occupies."""
-        return self.nodes.nbytes + self._bits.nbytes + self._ranks.nbytes
-
-    def is_of(self, nodes: npt.NDArray[Any] | None) -> bool:
-        """Whether exactly these nodes are pinned."""
-        return nodes is not None and np.array_equal(nodes, self.nodes)
+    def nodes(self) -> npt.NDArray[np.int64]:
+        """Int64 [H]: ascending; the row of ``nodes[k]`` is in slot ``first_slot + k``."""
+        return self.index.nodes
 
     def drop(self, ids: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """Return the ids (int32 or int64) that are not pinned, in their order: a new array."""
-        return _core.drop_pinned(self._bits, ids)
+        return _core.drop_pinned(self.index.bits, ids)
 
     def add(
         self,
@@ -109,8 +90,9 @@ class PinnedRows:
         positions: npt.NDArray[np.int32],
     ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
         """Return the plan of a batch from that of its unpinned ids."""
+        index = self.index
         return _core.add_pinned(
-            self._bits, self._ranks, ids, slots, positions, first_slot=self.first_slot
+            index.bits, index.ranks, ids, slots, positions, first_slot=self.first_slot
         )
 
 
@@ -272,7 +254,7 @@ class SlotCache:
     def pinned_bytes(slot_bytes: int, num_pinned: int, num_rows: int) -> int:
         """Return the memory of pinned rows, and of the list of their nodes."""
         each = slot_bytes + _NODE_BYTES + id_dtype(num_rows - 1).itemsize
-        return num_pinned * each + PinnedRows.bytes_for(num_rows, num_pinned)
+        return num_pinned * each + (SlotIndex.bytes_for(num_rows, num_pinned) if num_pinned else 0)
 
     @classmethod
     def reserve_pinned(cls, slot_bytes: int, num_pinned: int, num_rows: int) -> list[Reservation]:
@@ -302,7 +284,7 @@ class SlotCache:
     @property
     def num_bytes(self) -> int:
         """Bytes of memory that the slots and the numbers of their rows occupy."""
-        index_bytes = 0 if self.pinned is None else self.pinned.num_bytes
+        index_bytes = 0 if self.pinned is None else self.pinned.index.num_bytes
         return index_bytes + self._nodes.nbytes + self._slots_bytes
 
     @property

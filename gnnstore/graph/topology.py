@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from gnnstore.formats.store.reader import StoreReader
     from gnnstore.formats.store.schema import EdgeType, Schema
     from gnnstore.graph.neighbor_cache.cache import NeighborCache
+    from gnnstore.sampling.disk import Fetch
     from gnnstore.sampling.hetero import Column
     from gnnstore.sampling.neighbor import IndexDtype, SamplingConfig
-    from gnnstore.sampling.staged import Fetch
     from gnnstore.sampling.stored import ColumnSpecs
 
 

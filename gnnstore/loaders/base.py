@@ -25,7 +25,7 @@ from torch.utils.data import DataLoader, get_worker_info
 from torch.utils.data._utils.pin_memory import pin_memory
 
 from gnnstore.errors import UsageError, whole_number
-from gnnstore.loaders.assemble.from_output import OutputAssembler
+from gnnstore.loaders.assemble.homogeneous import OutputAssembler
 from gnnstore.loaders.explain import (
     Explanation,
     describe_graph,
@@ -43,10 +43,18 @@ from gnnstore.pipeline.batch import (
     Totals,
     load_batches,
 )
-from gnnstore.pipeline.order.cursor import EpochCursor
-from gnnstore.pipeline.order.from_torch import order_of, own_sampler, shuffles
-from gnnstore.pipeline.order.keyed import SeededShuffle, SeedPositions, drawn_seed
-from gnnstore.pipeline.order.ranks import ALONE, RankSampler, RankShard
+from gnnstore.pipeline.order.epoch import EpochCursor
+from gnnstore.pipeline.order.keyed import (
+    ALONE,
+    RankSampler,
+    RankShard,
+    SeededShuffle,
+    SeedPositions,
+    drawn_seed,
+    order_of,
+    own_sampler,
+    shuffles,
+)
 from gnnstore.pipeline.order.state import LoaderState, OrderFields, Position
 from gnnstore.pipeline.stats import LoaderStats
 from gnnstore.progress import WaitProgress, open_progress, peak_rss_bytes

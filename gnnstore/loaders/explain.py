@@ -14,7 +14,7 @@ from gnnstore.units import format_size
 if TYPE_CHECKING:
     from gnnstore.formats.store.schema import Schema
     from gnnstore.pipeline.order.epoch import EpochOrder
-    from gnnstore.pipeline.order.ranks import RankShard
+    from gnnstore.pipeline.order.keyed import RankShard
     from gnnstore.strategies.sizes.placement import Placement
 
 _LEAST_SHOWN = 1 / 500  # the share of all for which a bar has a part

@@ -22,7 +22,7 @@ from gnnstore.partitions.order import PartitionOrder
 from gnnstore.partitions.sources import PartitionSources
 from gnnstore.pipeline.lookahead.presample import Presampler, batch_shape
 from gnnstore.pipeline.order.epoch import order_bytes
-from gnnstore.pipeline.order.ranks import RankShard
+from gnnstore.pipeline.order.keyed import RankShard
 from gnnstore.pipeline.order.state import Position, sampling_fingerprint
 from gnnstore.sampling.neighbor import SamplingConfig
 from gnnstore.seeds.base import SeedSource

@@ -27,8 +27,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from gnnstore.features.source import Rows
-    from gnnstore.pipeline.order.cursor import Iteration
-    from gnnstore.pipeline.order.epoch import EpochOrder
+    from gnnstore.pipeline.order.epoch import EpochOrder, Iteration
     from gnnstore.pipeline.order.state import Position
     from gnnstore.sampling.neighbor import NeighborSampler, Sample, SamplingConfig
 

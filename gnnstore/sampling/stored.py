@@ -47,13 +47,7 @@ class StoredColumns:
     def types(
         self, csc: Mapping[EdgeType, Csc], *, time_attr: str | None, weight_attr: str | None
     ) -> tuple[SampledTypes, ColumnSpecs]:
-        """Return the graph with what sampling by an attribute needs, and where that is stored.
-
-        Raises
-        ------
-        UsageError
-            No node or edge has the attribute, or what belongs to it is not in the store.
-        """
+        """Return the graph with what sampling by an attribute needs, and where that is stored."""
         schema = self._reader.schema
         specs: ColumnSpecs = {}
         times: dict[EdgeType, TimeColumns] = {}
@@ -92,15 +86,7 @@ class StoredColumns:
 
 
 def times_needed(schema: Schema, path: object, config: SamplingConfig) -> frozenset[str] | None:
-    """Check that a store has what a configuration needs, from its schema alone.
-
-    Returns the node types whose nodes have times of their own; None without times.
-
-    Raises
-    ------
-    UsageError
-        No node or edge has the attribute, or what belongs to it is not in the store.
-    """
+    """Check that a store has what is needed; return the node types that have times, or None."""
     if config.weight_attr is not None:
         for edge in _weighted(schema, config.weight_attr):
             _made(path, edge, "weight", config.weight_attr)

@@ -43,17 +43,7 @@ class NodeTimes:
     def existing(
         self, draw: Callable[[int], Int64Array], times: Int64Array, max_redraws: int
     ) -> Int64Array:
-        """Return nodes that are not later than times [n].
-
-        Parameters
-        ----------
-        draw : callable
-            Returns nodes [n] for the number of an attempt, from 0 on: keyed draws.
-        times : ndarray of int64, shape [n]
-        max_redraws : int
-            Times that a later node is drawn again before the oldest one takes its place, which may
-            be later too.
-        """
+        """Return nodes not later than times [n]: drawn by attempt, at last the oldest one."""
         nodes = draw(0)
         for attempt in range(1, max_redraws + 1):
             later = self.are_later(nodes, times)

@@ -144,8 +144,10 @@ def test_evaluation_in_the_middle_leaves_the_pinned_rows(
     assert evaluation.stats().rows_cached > 0
     own = slots_of(store).pinned
     assert own is not None
-    assert own.is_of(superbatches_of(evaluation).job.size.pinned)
-    assert not own.is_of(superbatches_of(training).job.size.pinned)
+    wanted, others = (superbatches_of(each).job.size.pinned for each in (evaluation, training))
+    assert wanted is not None
+    assert others is not None
+    assert own.nodes.tolist() == wanted.tolist() != others.tolist()
     assert not slots.holds_pinned
     assert_same_batches(batches_of(training), expected[BATCHES:])
     assert slots_of(store).holds_pinned

@@ -29,8 +29,8 @@ from gnnstore.graph.indices import IndexRows
 from gnnstore.graph.neighbor_cache.cache import bytes_for_all, index_bytes, open_neighbor_cache
 from gnnstore.graph.neighbor_cache.importance import all_lists, choose_lists, unpack_bits
 from gnnstore.sampling import DiskNeighborSampler, NeighborSampler, Sample, SamplingConfig
+from gnnstore.sampling.disk import CachedNeighbors, StagedBatch
 from gnnstore.sampling.neighbor import BatchRequest
-from gnnstore.sampling.staged import CachedNeighbors, StagedBatch
 from gnnstore.testing.faults import inject
 from gnnstore.testing.twins.reads import write_array
 from tests.support.effort import examples

@@ -14,10 +14,9 @@ import pytest
 from gnnstore.errors import CorruptStoreError
 from gnnstore.formats.store.by_column import integer_weights, places_by_time, sums_by_column
 from gnnstore.formats.store.csc import Csc
-from gnnstore.sampling.disk import TypedDiskSampler
+from gnnstore.sampling.disk import StagedBatch, TypedDiskSampler
 from gnnstore.sampling.hetero import COLUMNS, SampledTypes, TypedNeighborSampler
 from gnnstore.sampling.neighbor import BatchRequest, Sample, SamplingConfig
-from gnnstore.sampling.staged import StagedBatch
 from gnnstore.sampling.temporal import TimeColumns
 from gnnstore.testing.twins.hetero import TypedBatch, TypedColumns, sample_types
 from gnnstore.testing.twins.sampling import DrawKey

@@ -21,7 +21,6 @@ from gnnstore.pipeline.order.epoch import (
     MAX_SORTED,
     KeyedBijection,
     epoch_order,
-    epoch_permutation,
     order_bytes,
     shuffle_draws,
 )
@@ -296,27 +295,27 @@ def test_a_wrong_index_is_refused(store: gnnstore.GraphStore, index: Any) -> Non
 
 @pytest.mark.parametrize("n", [0, 1, 2, 1000])
 def test_a_shuffle_is_a_permutation(n: int) -> None:
-    assert sorted(epoch_permutation(n, 1, 2)) == list(range(n))
+    assert sorted(epoch_order(n, 1, 2)) == list(range(n))
 
 
 def test_a_shuffle_depends_on_seed_and_epoch_only() -> None:
     orders = {
-        (seed, epoch): tuple(epoch_permutation(50, seed, epoch))
+        (seed, epoch): tuple(epoch_order(50, seed, epoch))
         for seed in (0, 1, 2**63 - 1)
         for epoch in range(5)
     }
     assert len(set(orders.values())) == 15
-    assert orders[1, 3] == tuple(epoch_permutation(50, 1, 3))
+    assert orders[1, 3] == tuple(epoch_order(50, 1, 3))
 
 
 def test_a_shuffle_is_the_same_everywhere() -> None:
     # Recorded: a run that is resumed on another machine must go on with the same batches.
-    assert epoch_permutation(12, 7, 3).tolist() == [2, 6, 1, 3, 11, 4, 7, 0, 10, 9, 5, 8]
+    assert epoch_order(12, 7, 3).tolist() == [2, 6, 1, 3, 11, 4, 7, 0, 10, 9, 5, 8]
 
 
 def test_a_shuffle_is_uniform() -> None:
     # Every position is first in 1 of 20 epochs; chi-square with 19 degrees of freedom.
-    firsts = [int(epoch_permutation(20, 5, epoch)[0]) for epoch in range(4000)]
+    firsts = [int(epoch_order(20, 5, epoch)[0]) for epoch in range(4000)]
     counts = np.bincount(firsts, minlength=20)
     chi_square = float(((counts - 200) ** 2 / 200).sum())
     assert chi_square < 43.8, "one in a thousand by chance"
@@ -424,7 +423,7 @@ def test_the_sampler_is_a_random_sampler_of_python_integers() -> None:
     assert len(shuffle) == 70_000
     positions = list(shuffle)
     assert all(type(position) is int for position in positions)
-    assert positions == epoch_permutation(70_000, 1, 2).tolist()
+    assert positions == epoch_order(70_000, 1, 2).tolist()
     shuffle.set_epoch(2)
     assert next(iter(BatchSampler(shuffle, 4, False))) == positions[:4]
     assert list(SeededShuffle(0)) == []
@@ -433,9 +432,9 @@ def test_the_sampler_is_a_random_sampler_of_python_integers() -> None:
 def test_the_sampler_counts_epochs() -> None:
     shuffle = SeededShuffle(100, seed=1)
     for epoch in range(3):
-        assert list(shuffle) == epoch_permutation(100, 1, epoch).tolist()
+        assert list(shuffle) == epoch_order(100, 1, epoch).tolist()
     shuffle.set_epoch(7)
-    assert list(shuffle) == epoch_permutation(100, 1, 7).tolist()
+    assert list(shuffle) == epoch_order(100, 1, 7).tolist()
 
 
 @pytest.mark.parametrize("ranks", [{}, {"rank": 1, "world_size": 2}])

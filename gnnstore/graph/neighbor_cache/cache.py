@@ -31,7 +31,7 @@ from gnnstore.graph.neighbor_cache.importance import (
     save_lists,
     unpack_bits,
 )
-from gnnstore.sampling.staged import CachedNeighbors
+from gnnstore.sampling.disk import CachedNeighbors
 from gnnstore.threads import LONG_READ_BYTES, Flag, run_in_background
 
 # For 64 nodes, their bits and the start of their lists.

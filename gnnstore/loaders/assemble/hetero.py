@@ -118,9 +118,13 @@ class HeteroAssembler(Assembler):
                 for kind, row in output.orig_row.items()
             }
         return TypedParts(
-            {name: output.node.get(name, none) for name in self._nodes},
+            {name: output.node.get(name, none).contiguous() for name in self._nodes},
             edge_index,
-            {kind: ids.get(kind, None if kind in rows else none) for kind in self._edges},
+            {
+                kind: found if found is None else found.contiguous()
+                for kind in self._edges
+                for found in [ids.get(kind, None if kind in rows else none)]
+            },
             output.batch,
             output.num_sampled_nodes,
             output.num_sampled_edges,

@@ -19,20 +19,21 @@ from torch_geometric.sampler import SamplerOutput
 
 from gnnstore._core import ReadCounts, empty
 from gnnstore.errors import UsageError
+from gnnstore.features.source import Rows
 from gnnstore.features.tables import MemoryRows
 from gnnstore.formats.store.schema import Schema
 from gnnstore.loaders.assemble.adjacency import adjacency
+from gnnstore.pipeline.batch import Batch, BatchCost
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from gnnstore.features.source import Rows, RowSource, RowSpec
+    from gnnstore.features.source import RowSource, RowSpec
     from gnnstore.formats.arrays.spec import AttributeSpec
     from gnnstore.formats.store.schema import EdgeTypeSpec, NodeTypeSpec
     from gnnstore.graph.assigned import AssignedAttributes
     from gnnstore.loaders.assemble.adjacency import CsrEdges
     from gnnstore.nn.adjacency import AdjT
-    from gnnstore.pipeline.batch import Batch, BatchCost
     from gnnstore.sampling.neighbor import Sample
     from gnnstore.seeds.base import SeedLabels
     from gnnstore.strategies.sources import Sources
@@ -218,6 +219,56 @@ class Assembler(ABC):
         """Return a subgraph with its attributes, but without the labels of its seeds."""
 
 
+@dataclass(frozen=True)
+class OutputAssembler:
+    """The round trip through PyG's `SamplerOutput`, which `transform_sampler_output` may change."""
+
+    assembler: Assembler
+    # Returns the error for rows that the batch does not have; None: they are read.
+    refusal: Callable[[str], Exception] | None = None
+
+    def output(self, batch: Batch) -> Any:
+        """Return a sample as PyG's samplers do, but that `edge` holds positions in the columns."""
+        if batch.sample is None or batch.labels is None:
+            raise TypeError("a batch without a sample has no output")
+        return self.assembler.output_of(batch.sample, batch.labels.metadata())
+
+    def assemble_output(self, batch: Batch, output: Any) -> None:
+        """Set a batch's output; rows that were provided for it are chosen anew."""
+        sample, labels = batch.sample, batch.labels
+        if sample is None or labels is None:
+            raise TypeError("a batch without a sample cannot be assembled")
+        parts = self.assembler.parts_from(output)
+        rows: dict[str, Rows] = {}
+        for selection in self.assembler.selections(sample, parts):
+            rows |= self._reselected(batch.rows, selection)
+        labels = labels.from_metadata(output.metadata)
+        batch.output = self.assembler.join(parts, labels, rows, batch.cost)
+
+    def join(self, output: Any, labels: SeedLabels) -> Any:
+        """Return the batch of an output."""
+        parts = self.assembler.parts_from(output)
+        return self.assembler.join(parts, labels, {}, BatchCost())
+
+    def _reselected(self, rows: Mapping[str, Rows], selection: Selection) -> dict[str, Rows]:
+        """Return the rows of the ids in a changed output."""
+        what, paths, ids, wanted = selection
+        own = {path: rows[path] for path in paths if path in rows}
+        if wanted is None:
+            return {}
+        chosen = wanted.numpy()
+        if not own or np.array_equal(chosen, ids):
+            return own
+        order = np.argsort(ids, kind="stable")
+        places = np.minimum(np.searchsorted(ids, chosen, sorter=order), max(0, len(ids) - 1))
+        places = order[places] if len(ids) else places
+        if len(ids) and np.array_equal(ids[places], chosen):
+            return {path: Rows(values[places], counts) for path, (values, counts) in own.items()}
+        if self.refusal is not None:
+            raise self.refusal(f"{what} for transform_sampler_output to add to a batch")
+        return {}
+
+
 def checked_class(data_class: Any, wanted: type) -> Any:
     """Refuse a class that makes no `Data` or `HeteroData`, before the first batch."""
     try:
@@ -307,9 +358,9 @@ class BatchAssembler(Assembler):
         if output.orig_row is not None and output.orig_col is not None:
             original = torch.stack([output.orig_row, output.orig_col])
         return Parts(
-            output.node,
+            output.node.contiguous(),
             edge_index_of(output.row, output.col),
-            output.edge,
+            None if output.edge is None else output.edge.contiguous(),
             output.batch,
             output.num_sampled_nodes,
             output.num_sampled_edges,

@@ -25,7 +25,7 @@ from gnnstore.formats.store.schema import EdgeType
 from gnnstore.pipeline.batch import Batch
 from gnnstore.pipeline.lookahead.producer import most_ids, sample_batches
 from gnnstore.pipeline.margins import MANY_BATCHES, margin_of
-from gnnstore.pipeline.order.epoch import epoch_permutation
+from gnnstore.pipeline.order.epoch import epoch_order
 from gnnstore.progress import NullProgress, Progress
 from gnnstore.sampling.compact import CompactSample
 from gnnstore.sampling.neighbor import SamplingConfig
@@ -259,7 +259,7 @@ class Presampler:
             for batch in range(num_batches):
                 epoch, place = divmod(batch, per_epoch)
                 if place == 0:
-                    order = epoch_permutation(num_seeds, _SEED, _EPOCH - epoch)
+                    order = epoch_order(num_seeds, _SEED, _EPOCH - epoch)
                 yield order[place * size : (place + 1) * size]
 
     def _bytes_of(self, subgraph: Sample) -> int:
