@@ -12,6 +12,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Self
 
 import numpy as np
@@ -211,20 +212,19 @@ class StaticCache:
         pool_trim(0)  # the buffers of an old cache
         index = SlotIndex.of(nodes, self._num_rows)
         tables = list(self._tables.values())
-        filling = _WarmUp(
-            [(rows.below, _CachedRows.empty(index, rows.range, rows.row_bytes)) for rows in tables]
-        )
-        sizes = ((rows.num_rows, rows.row_bytes, len(held.table)) for rows, held in filling.tables)
+        filling = [
+            (rows.below, _CachedRows.empty(index, rows.range, rows.row_bytes)) for rows in tables
+        ]
+        sizes = ((rows.num_rows, rows.row_bytes, len(held.table)) for rows, held in filling)
         is_long = sum(bytes_to_read(*each) for each in sizes) >= LONG_READ_BYTES
         if not is_long:
-            filling.fill(WARM_UP_BYTES, Flag())
+            _fill(filling, WARM_UP_BYTES, Flag())
         self._index, self._scores = index, scores
-        for rows, (_, held) in zip(tables, filling.tables, strict=True):
+        for rows, (_, held) in zip(tables, filling, strict=True):
             rows.held = held
         if is_long:
-            self._end_warm_up = run_in_background(
-                self, filling.warm_up_in_background, FILLING_THREAD
-            )
+            work = partial(_fill_in_background, filling)
+            self._end_warm_up = run_in_background(self, work, FILLING_THREAD)
 
     @property
     def num_rows(self) -> int:
@@ -286,32 +286,27 @@ class _CachedRows:
         return slots
 
 
-class _WarmUp:
-    """Fills tables with rows from their sources; the cache may be dropped meanwhile."""
-
-    def __init__(self, tables: list[tuple[RowSource, _CachedRows]]) -> None:
-        self.tables = tables
-
-    def fill(self, piece_bytes: int, stop: Flag) -> None:
-        """Read all rows, until `stop` is set."""
-        for source, held in self.tables:
-            filled = _warm_up(source, held.rows, held.table, piece_bytes, held.first_row)
-            for num_filled, _ in filled:
-                held.num_filled = num_filled
-                # The first batch has the disk to itself, where a row takes a tenth of the time.
-                while held.reading.is_set() and not held.has_read.wait(_POLL_SECONDS):
-                    if stop.is_set():
-                        return
+def _fill(tables: list[tuple[RowSource, _CachedRows]], piece_bytes: int, stop: Flag) -> None:
+    """Fill tables with rows from their sources, until `stop` is set."""
+    for source, held in tables:
+        filled = _warm_up(source, held.rows, held.table, piece_bytes, held.first_row)
+        for num_filled, _ in filled:
+            held.num_filled = num_filled
+            # The first batch has the disk to itself, where a row takes a tenth of the time.
+            while held.reading.is_set() and not held.has_read.wait(_POLL_SECONDS):
                 if stop.is_set():
                     return
+            if stop.is_set():
+                return
 
-    def warm_up_in_background(self, stop: Flag) -> None:
-        """Read all rows while batches are loaded, until `stop` is set."""
-        try:
-            self.fill(_BACKGROUND_BYTES, stop)
-        except Exception as error:
-            # Rows that are not there are read by the batches that need them.
-            _log.debug("a cache is not filled any further: %s", error)
+
+def _fill_in_background(tables: list[tuple[RowSource, _CachedRows]], stop: Flag) -> None:
+    """Fill tables while batches are loaded; the cache may be dropped meanwhile."""
+    try:
+        _fill(tables, _BACKGROUND_BYTES, stop)
+    except Exception as error:
+        # Rows that are not there are read by the batches that need them.
+        _log.debug("a cache is not filled any further: %s", error)
 
 
 class StaticRows(Tier):

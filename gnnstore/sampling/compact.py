@@ -19,7 +19,15 @@ import numpy.typing as npt
 from gnnstore import _core
 from gnnstore.errors import CorruptStoreError, UsageError
 from gnnstore.formats.store.schema import EDGE_TYPE, NODE_TYPE, Schema
-from gnnstore.sampling.neighbor import EdgeSample, EdgeType, IndexDtype, NodeType, Sample, Subgraph
+from gnnstore.sampling.neighbor import (
+    EdgeSample,
+    EdgeType,
+    IndexDtype,
+    NodeType,
+    Sample,
+    Subgraph,
+    each_type,
+)
 
 if TYPE_CHECKING:
     from gnnstore.sampling.row_space import RowSpace
@@ -75,21 +83,14 @@ class CompactSample(Subgraph[CompactEdges]):
     @classmethod
     def of(cls, subgraph: Sample, ids: np.dtype[Any], positions: np.dtype[Any]) -> Self:
         """Return a subgraph with ids and positions of these types; it shares no memory with it."""
-        trees, hop_nodes, hop_edges = subgraph.trees, subgraph.hop_nodes, subgraph.hop_edges
         return cls(
             nodes={name: nodes.astype(ids) for name, nodes in subgraph.nodes.items()},
             edges={
                 name: _compact_edges(edges, positions) for name, edges in subgraph.edges.items()
             },
-            trees=None
-            if trees is None
-            else {name: tree.astype(np.int32) for name, tree in trees.items()},
-            hop_nodes=None
-            if hop_nodes is None
-            else {name: tuple(hops) for name, hops in hop_nodes.items()},
-            hop_edges=None
-            if hop_edges is None
-            else {name: tuple(hops) for name, hops in hop_edges.items()},
+            trees=each_type(subgraph.trees, lambda tree: tree.astype(np.int32)),
+            hop_nodes=each_type(subgraph.hop_nodes, tuple),
+            hop_edges=each_type(subgraph.hop_edges, tuple),
             num_seeds=subgraph.num_seeds,
         )
 
@@ -124,19 +125,12 @@ class CompactSample(Subgraph[CompactEdges]):
                 f"ids of a graph of more than 2^31 nodes do not fit in {dtype}; "
                 "use index_dtype='int64'"
             )
-        trees, hop_nodes, hop_edges = self.trees, self.hop_nodes, self.hop_edges
         return Sample(
             nodes={name: widened(array, dtype) for name, array in self.nodes.items()},
             edges={name: expanded(edges) for name, edges in self.edges.items()},
-            trees=None
-            if trees is None
-            else {name: widened(tree, np.int64) for name, tree in trees.items()},
-            hop_nodes=None
-            if hop_nodes is None
-            else {name: list(hops) for name, hops in hop_nodes.items()},
-            hop_edges=None
-            if hop_edges is None
-            else {name: list(hops) for name, hops in hop_edges.items()},
+            trees=each_type(self.trees, lambda tree: widened(tree, np.int64)),
+            hop_nodes=each_type(self.hop_nodes, list),
+            hop_edges=each_type(self.hop_edges, list),
             num_seeds=self.num_seeds,
         )
 

@@ -9,7 +9,7 @@ this module checks its arguments and explains its errors.
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import (
@@ -48,7 +48,9 @@ NodeType: TypeAlias = str
 EdgeType: TypeAlias = tuple[str, str, str]
 Int64Array: TypeAlias = npt.NDArray[np.int64]
 
+K = TypeVar("K")
 T = TypeVar("T")
+V = TypeVar("V")
 
 # The kernels' results: n_id, edge_index, edge_pos, batch, num_sampled_nodes, num_sampled_edges.
 SampledArrays = tuple[
@@ -273,6 +275,11 @@ class Sample(Subgraph[EdgeSample]):
         if edge_pos is not None:
             edges = {kind: EdgeSample(each.index, edge_pos) for kind, each in edges.items()}
         return replace(self, nodes=nodes, edges=edges)
+
+
+def each_type(by_type: Mapping[K, T] | None, function: Callable[[T], V]) -> dict[K, V] | None:
+    """Return what a function makes of each type's value; None of None."""
+    return None if by_type is None else {of: function(value) for of, value in by_type.items()}
 
 
 def only(by_type: Mapping[Any, T]) -> T:

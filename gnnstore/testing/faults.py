@@ -47,33 +47,16 @@ class Fault:
 
     Either `errno` or `short_bytes` is given.
 
-    Attributes
-    ----------
-    call : str
-        The system call. "thread" is starting a thread of the core; "io_uring_read" is the
-        result of a read that io_uring has finished. "mmap" maps files, and takes memory for
-        arrays of 1 MiB and more.
-    errno : int, optional
-        The error of the call, which is not made.
-    short_bytes : int, optional
-        For "pread" and "io_uring_read": the read is made, and returns at most so many bytes; 0 as
-        behind the end of the file. For "pwrite": at most so many are written.
-    skip : int
-        Calls that succeed first.
-    times : int
-        Calls that fail after that; -1: all. A program that rightly retries after EINTR does so for
-        ever if all fail with it.
-
-    Raises
-    ------
-    UsageError
-        Neither `errno` nor `short_bytes`, or both.
+    "thread" is starting a thread of the core; "io_uring_read" is the result of a read that io_uring
+    has finished; "mmap" maps files, and takes memory for arrays of 1 MiB and more.
     """
 
     call: SystemCall
-    errno: int | None = None
+    errno: int | None = None  # the error of the call, which is not made
+    # Reads return, and writes write, so many bytes at most; 0: as behind the end of the file.
     short_bytes: int | None = None
-    skip: int = 0
+    skip: int = 0  # calls that succeed first
+    # Calls that fail after that; -1: all. Who rightly retries after EINTR does so for ever then.
     times: int = 1
 
     def __post_init__(self) -> None:
@@ -110,11 +93,7 @@ def inject(
 ) -> AbstractContextManager[Injection]:
     """Make calls of one kind fail while a `with` block runs; see `Fault` and `inject_all`.
 
-    Returns
-    -------
-    context manager of Injection
-        Its `count` is the number of failed calls, also after the block: a test that asserts it
-        cannot pass without a failure.
+    A test that asserts its `count`, also after the block, cannot pass without a failure.
     """
     return inject_all(Fault(call, errno, short_bytes, skip, times))
 
@@ -127,12 +106,7 @@ def inject_all(*faults: Fault) -> Iterator[Injection]:
     counts all calls of its kind on its own; if several are due at once, the first happens and the
     others wait for the next call.
 
-    Raises
-    ------
-    UsageError
-        If faults are active already: blocks do not nest, so give all faults in one.
-    ValueError
-        If a call or a number is invalid.
+    Blocks do not nest: give all faults in one.
     """
     if not _in_use.acquire(blocking=False):
         raise UsageError(

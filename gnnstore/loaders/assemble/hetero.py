@@ -24,6 +24,7 @@ from gnnstore.loaders.assemble.homogeneous import (
     id_path,
 )
 from gnnstore.sampling.hetero import with_reverse_edges
+from gnnstore.sampling.neighbor import each_type
 
 if TYPE_CHECKING:
     from gnnstore.features.source import RowSource
@@ -197,9 +198,7 @@ def _parts_of(sample: Sample, is_bidirectional: bool) -> TypedParts:
             kind: torch.from_numpy(each.positions) if each is sampled[kind] else None
             for kind, each in sample.edges.items()
         },
-        None
-        if sample.trees is None
-        else {name: torch.from_numpy(tree) for name, tree in sample.trees.items()},
+        each_type(sample.trees, torch.from_numpy),
         sample.hop_nodes,
         sample.hop_edges,
     )
@@ -216,8 +215,8 @@ def hetero_output(
         col={kind: index[1] for kind, index in parts.edge_index.items()},
         edge=dict(parts.edge),
         batch=None if parts.batch is None else dict(parts.batch),
-        num_sampled_nodes=_copied(parts.num_sampled_nodes),
-        num_sampled_edges=_copied(parts.num_sampled_edges),
+        num_sampled_nodes=each_type(parts.num_sampled_nodes, list),
+        num_sampled_edges=each_type(parts.num_sampled_edges, list),
         metadata=metadata,
     )
 
@@ -240,7 +239,3 @@ def _write(store: Any, values: Mapping[str, Any]) -> None:
     for name, value in values.items():
         if value is not None:
             store[name] = value
-
-
-def _copied(by_type: Mapping[Any, Any] | None) -> dict[Any, Any] | None:
-    return None if by_type is None else dict(by_type)

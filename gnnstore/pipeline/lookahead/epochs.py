@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from gnnstore._core import empty
 from gnnstore.pipeline.batch import Batch, EpochRun, Samplers, SamplingSource
-from gnnstore.pipeline.lookahead.next_superbatch import EpochKey, MadeAhead, NextSuperbatch
+from gnnstore.pipeline.lookahead.next_superbatch import MadeAhead, NextSuperbatch
 from gnnstore.pipeline.lookahead.producer import LookaheadJob, Producer, Session
 from gnnstore.pipeline.lookahead.superbatch import EpochSlice, PlannedPlace
 from gnnstore.threads import ordered_map
@@ -224,7 +224,7 @@ class LookaheadEpochs:
         session, self._session = self._session, None
         coming, self._next = self._next, None
         carried, self._carried = self._carried, None
-        key = EpochKey.of(run)
+        key = run.key
         if session is not None:  # the slots are as the last iteration left them
             self._plans_next = True
         if carried is not None:
@@ -265,7 +265,7 @@ class LookaheadEpochs:
         batches = list(islice(items, most))
         if not batches:
             return
-        shares = [(EpochKey.of(coming), len(batches))]
+        shares = [(coming.key, len(batches))]
         # Where another loader takes the slots in between, what is planned beyond is lost.
         while self._plans_next and len(shares) <= self._num_ended and len(batches) < most:
             following = following[0].following()
@@ -273,7 +273,7 @@ class LookaheadEpochs:
             if following is None or not more or len(batches) + len(more) > most:
                 break
             batches += more
-            shares.append((EpochKey.of(following[0]), len(more)))
+            shares.append((following[0].key, len(more)))
         own = Producer(
             self.job,
             producer.seeds,

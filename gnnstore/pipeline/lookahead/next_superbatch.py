@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import os
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from gnnstore.pipeline.lookahead.superbatch import EpochSlice
 from gnnstore.threads import THREAD_NAME, Finalizer, Thread
@@ -22,16 +22,8 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 
-class EpochKey(NamedTuple):
-    """The identity of an iteration."""
-
-    epoch: int
-    first: int  # batches that were handed out before
-
-    @classmethod
-    def of(cls, run: EpochRun) -> EpochKey:
-        """Return the key of a run."""
-        return cls(run.epoch, run.first)
+# The identity of an iteration: its epoch, and the batches of that which were handed out before.
+EpochKey = tuple[int, int]
 
 
 @dataclass(eq=False)

@@ -51,10 +51,7 @@ def belady_plan(
     are not needed again, which stay to the end: those needed by the most batches first, then
     those used last, then by position.
 
-    Parameters
-    ----------
-    nodes, frequencies : sequence of int [C]
-        The cache before the first batch; -1: an empty slot.
+    Nodes and frequencies are those of the cache before the first batch; -1: an empty slot.
     """
     num_batches, num_slots = len(batches), len(nodes)
     # places[-1] is the cache; places[i] are rows of batch i with their last positions.
@@ -142,12 +139,7 @@ def minimum_misses(
 ) -> int:
     """Return the fewest misses of any cache: all of them are tried. For tiny traces.
 
-    Parameters
-    ----------
-    batches : sequence of sequences of int
-        Some ten different rows at most.
-    cached : iterable of int
-        Rows in the cache at the start.
+    Of some ten different rows at most; `cached` are those in the cache at the start.
     """
     best = {frozenset(cached): 0}
     for batch in batches:
@@ -184,12 +176,7 @@ def run_lru(batches: Sequence[Sequence[int]], num_slots: int) -> tuple[list[int]
 def plan_fixed(batches: Sequence[Sequence[int]], nodes: Sequence[int], held: set[int]) -> TwinPlan:
     """Plan a cache that is to hold the row of node ``nodes[s]`` in slot s, as soon as it can.
 
-    Parameters
-    ----------
-    nodes : sequence of int [C]
-        -1: a slot that stays empty.
-    held : set of int
-        Slots whose row is there before the first batch.
+    A node of -1 is a slot that stays empty; `held` are slots whose row is there beforehand.
     """
     slot_of = {row: slot for slot, row in enumerate(nodes) if row >= 0}
     plan, held = TwinPlan(slots=[], misses=[]), set(held)
@@ -221,19 +208,8 @@ def add_pinned(
 ) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
     """Add the slots of pinned rows to the plan of a batch's other rows.
 
-    Parameters
-    ----------
-    pinned : sequence of int
-        Strictly ascending; the first of them is in slot `first_slot`, and so on.
-    slots : ndarray of int32 [m]
-        Of the ids that are not pinned.
-    positions : ndarray of int32
-        Rows that enter the cache, among those.
-
-    Returns
-    -------
-    slots, positions : ndarray of int32
-        Of all ids, and among all of them.
+    Pinned rows ascend, from `first_slot` on. `slots` and `positions` are those of the other ids;
+    those of all ids are returned.
     """
     is_pinned = np.isin(ids, list(pinned))
     found = np.empty(len(ids), np.int32)

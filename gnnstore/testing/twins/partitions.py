@@ -50,10 +50,7 @@ def partition_reference(
 ) -> dict[str, NDArray[Any]]:
     """Return the arrays of a store's partitions, by path.
 
-    Parameters
-    ----------
-    order : ndarray [N]
-        The store's id of each node, by new id.
+    `order` has the store's id of each node, by new id.
     """
     reader = StoreReader.open(store)
     csc = load_csc(reader, reader.schema.edge)

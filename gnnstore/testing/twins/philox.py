@@ -29,18 +29,9 @@ def multiply_high(a: NDArray[np.uint64], b: np.uint64) -> NDArray[np.uint64]:
 def philox4x64_10(counter: tuple[ArrayLike, ...], key: tuple[int, int]) -> NDArray[np.uint64]:
     """Return the blocks of four draws at the given counters.
 
-    Parameters
-    ----------
-    counter : tuple of four array-likes
-        The words of the counters, lowest first; they are broadcast against one another.
-    key : tuple of two int
-        In [0, 2^64).
-
-    Returns
-    -------
-    ndarray of uint64, shape [..., 4]
-        Equal to ``numpy.random.Philox(counter=c - 1, key=key).random_raw(4)`` for each
-        counter c: NumPy increments its counter before the first block.
+    Words of counters, lowest first, are broadcast. The result, uint64 [..., 4], equals
+    ``numpy.random.Philox(counter=c - 1, key=key).random_raw(4)`` for each counter c: NumPy
+    increments its counter before the first block.
     """
     words = np.broadcast_arrays(*(np.asarray(word, dtype=np.uint64) for word in counter))
     c0, c1, c2, c3 = (np.atleast_1d(word) for word in words)

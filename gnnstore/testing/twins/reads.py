@@ -32,19 +32,8 @@ def plan_reads(
     one shard become one extent when at most `gap_bytes` lie between them. An extent is cut
     into pieces of `max_read_bytes` from its beginning; pieces that no row covers are left out.
 
-    Parameters
-    ----------
-    ids : ndarray of integers [n]
-        Rows in any order, repetitions included.
-    alignment_bytes : int
-        Offsets and lengths of reads are multiples of this.
-    gap_bytes, max_read_bytes : int
-        As above.
-
-    Returns
-    -------
-    list of (int, int)
-        Offset in the body (of all shards, one behind the other) and length of each read.
+    Offsets and lengths are multiples of the alignment; offsets are in the body, of all shards, one
+    behind the other.
     """
     geometry = layout.geometry
     shard_bytes = layout.shard_runs * geometry.page_stride_bytes
@@ -78,14 +67,8 @@ def write_array(
 ) -> PagedArray:
     """Write rows [N, ...] as a paged array, without a store around it.
 
-    Parameters
-    ----------
-    directory : Path
-        Of the array; made here.
-    page_bytes, shard_bytes : int
-        Small values make several shards of small arrays.
-    dtype : str, optional
-        The element type's name in a store where it is not NumPy's ("bfloat16" of uint16).
+    Small pages and shards make several of small arrays; `dtype` is the element type's name in a
+    store where it is not NumPy's ("bfloat16" of uint16).
     """
     spec = AttributeSpec("x", "x", "paged", dtype or dtype_name(rows.dtype), rows.shape)
     directory.mkdir(parents=True)

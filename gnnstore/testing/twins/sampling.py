@@ -87,15 +87,7 @@ def sample_neighbors(
 ) -> ReferenceBatch:
     """Sample the in-neighbourhood of some seeds, hop by hop.
 
-    Parameters
-    ----------
-    indptr : ndarray of int64, shape [N + 1]
-    indices : ndarray of int32 or int64, shape [E]
-        The in-neighbours of node v are `indices[indptr[v]:indptr[v + 1]]`.
-    seeds : sequence of int, length B
-    fanouts : sequence of int, length L
-    replace, disjoint, induced : bool
-        The options of `gnnstore.sampling.SamplingConfig`.
+    The in-neighbours of node v are `indices[indptr[v]:indptr[v + 1]]`.
     """
     key = DrawKey(seed, epoch, batch)
     result = ReferenceBatch(n_id=[int(s) for s in seeds], batch=list(range(len(seeds))))
@@ -144,11 +136,6 @@ def add_reverse_edges(
 
     Of equal edges the first stays, and the reverses stand behind all given edges: an edge
     keeps its own position if it has one.
-
-    Parameters
-    ----------
-    edge_index : ndarray of int32 or int64, shape [2, m]
-    edge_pos : ndarray of int64, shape [m]
     """
     both = np.concatenate([edge_index, edge_index[::-1]], axis=1)
     _, kept = np.unique(both[::-1], axis=1, return_index=True)
