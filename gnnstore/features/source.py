@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Self, TypeVar
+from typing import Any, Generic, NamedTuple, Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -25,11 +25,9 @@ from gnnstore.disk.engines import Engine, remedy_for
 from gnnstore.errors import StorageError, UsageError, storage_error
 from gnnstore.formats.arrays.dtypes import STORAGE_DTYPES
 from gnnstore.formats.arrays.paged_array import PagedArray
+from gnnstore.formats.arrays.spec import AttributeSpec
+from gnnstore.formats.store.schema import Schema
 from gnnstore.sampling.row_space import RowRange, RowSpace
-
-if TYPE_CHECKING:
-    from gnnstore.formats.arrays.spec import AttributeSpec
-    from gnnstore.formats.store.schema import Schema
 
 # Two threads copy twice as fast as one; a few more are as fast as memory.
 _MAX_COPYING = 4

@@ -18,14 +18,16 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any, Self, SupportsIndex, cast
+from typing import Any, Self, SupportsIndex, cast
 
 import torch
 from torch.utils.data import DataLoader, get_worker_info
 from torch.utils.data._utils.pin_memory import pin_memory
+from torch_geometric.sampler import SamplerOutput
 
 from gnnstore.errors import UsageError, whole_number
-from gnnstore.loaders.assemble.homogeneous import OutputAssembler
+from gnnstore.formats.store.schema import Schema
+from gnnstore.loaders.assemble.homogeneous import Assembler, OutputAssembler
 from gnnstore.loaders.explain import (
     Explanation,
     describe_graph,
@@ -43,7 +45,7 @@ from gnnstore.pipeline.batch import (
     Totals,
     load_batches,
 )
-from gnnstore.pipeline.order.epoch import EpochCursor
+from gnnstore.pipeline.order.epoch import EpochCursor, EpochOrder
 from gnnstore.pipeline.order.keyed import (
     ALONE,
     RankSampler,
@@ -60,16 +62,9 @@ from gnnstore.pipeline.stats import LoaderStats
 from gnnstore.progress import WaitProgress, open_progress, peak_rss_bytes
 from gnnstore.sampling.neighbor import check_word
 from gnnstore.seeds.base import ON_DEMAND_EPOCH, BatchKey, SeedLabels
+from gnnstore.strategies.sources import Sources
 from gnnstore.threads import Lookahead
 from gnnstore.timeline import MAX_EVENTS, OFF, Timeline, recorded
-
-if TYPE_CHECKING:
-    from torch_geometric.sampler import SamplerOutput
-
-    from gnnstore.formats.store.schema import Schema
-    from gnnstore.loaders.assemble.homogeneous import Assembler
-    from gnnstore.pipeline.order.epoch import EpochOrder
-    from gnnstore.strategies.sources import Sources
 
 # Every batch changes these; two loaders of the same data have their own.
 _OF_ITS_OWN = ("_cursor", "_recorder", "_totals")

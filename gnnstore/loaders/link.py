@@ -9,13 +9,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch_geometric.data import Data
 from torch_geometric.loader import LinkNeighborLoader as PygLinkNeighborLoader
-from torch_geometric.sampler import EdgeSamplerInput, NegativeSampling
+from torch_geometric.sampler import EdgeSamplerInput, NegativeSampling, NumNeighbors, SamplerOutput
+from torch_geometric.sampler.base import SubgraphType
 
 from gnnstore.errors import (
     InputError,
@@ -27,28 +29,21 @@ from gnnstore.errors import (
     limits_named,
     truth,
 )
+from gnnstore.formats.store.schema import EdgeTypeSpec, NodeTypeSpec
 from gnnstore.graph.edge_splits import EdgeSplits
+from gnnstore.graph.store import GraphStore
 from gnnstore.loaders.options import LoaderOptions
 from gnnstore.loaders.pyg_sampler import StoreSampler
 from gnnstore.loaders.sampled import SampledLoader
+from gnnstore.partitions.followers import ResidentTable
+from gnnstore.partitions.policy import PartitionPolicy
+from gnnstore.sampling.neighbor import SamplingConfig
 from gnnstore.sampling.temporal import NodeTimes
-from gnnstore.seeds.edges import check_ids_are_dense, resolve_edges, resolve_labels
+from gnnstore.seeds.edges import GivenEdges, check_ids_are_dense, resolve_edges, resolve_labels
 from gnnstore.seeds.links import Links, reverse_type
 from gnnstore.seeds.negatives import MODES, SIDES, Negatives, cumulative_weights
 from gnnstore.seeds.nodes import resolve_input_ids, resolve_times
-
-if TYPE_CHECKING:
-    import numpy.typing as npt
-    from torch_geometric.sampler import NumNeighbors, SamplerOutput
-    from torch_geometric.sampler.base import SubgraphType
-
-    from gnnstore.formats.store.schema import EdgeTypeSpec, NodeTypeSpec
-    from gnnstore.graph.store import GraphStore
-    from gnnstore.partitions.followers import ResidentTable
-    from gnnstore.partitions.policy import PartitionPolicy
-    from gnnstore.sampling.neighbor import SamplingConfig
-    from gnnstore.seeds.edges import GivenEdges
-    from gnnstore.strategies.loader_spec import EdgeIds
+from gnnstore.strategies.loader_spec import EdgeIds
 
 
 class LinkNeighborLoader(SampledLoader, PygLinkNeighborLoader):  # type: ignore[misc]

@@ -9,30 +9,26 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import numpy.typing as npt
 import torch
 from torch_geometric.data import Data
 from torch_geometric.loader import NeighborLoader as PygNeighborLoader
-from torch_geometric.sampler import NodeSamplerInput
+from torch_geometric.sampler import NodeSamplerInput, NumNeighbors, SamplerOutput
+from torch_geometric.sampler.base import SubgraphType
 
 from gnnstore.errors import UsageError, limits_named
+from gnnstore.graph.store import GraphStore
 from gnnstore.loaders.options import LoaderOptions
 from gnnstore.loaders.pyg_sampler import StoreSampler
 from gnnstore.loaders.sampled import SampledLoader
+from gnnstore.partitions.followers import ResidentTable
+from gnnstore.partitions.policy import PartitionPolicy
 from gnnstore.sampling.neighbor import only
 from gnnstore.seeds.nodes import InputNodes, resolve_input_nodes
 from gnnstore.seeds.typed import TypedInputNodes, resolve_typed_nodes
-
-if TYPE_CHECKING:
-    import numpy.typing as npt
-    from torch_geometric.sampler import NumNeighbors, SamplerOutput
-    from torch_geometric.sampler.base import SubgraphType
-
-    from gnnstore.graph.store import GraphStore
-    from gnnstore.partitions.followers import ResidentTable
-    from gnnstore.partitions.policy import PartitionPolicy
-    from gnnstore.strategies.loader_spec import EdgeIds
+from gnnstore.strategies.loader_spec import EdgeIds
 
 
 class NeighborLoader(SampledLoader, PygNeighborLoader):  # type: ignore[misc]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.utils.data import get_worker_info
@@ -19,15 +19,12 @@ from torch_geometric.sampler import (
 )
 from torch_geometric.sampler.neighbor_sampler import edge_sample
 
+from gnnstore.features.source import RowSource
+from gnnstore.formats.store.schema import EdgeType, Schema
 from gnnstore.loaders.assemble.hetero import hetero_output
 from gnnstore.loaders.assemble.homogeneous import sampler_output
-from gnnstore.sampling.neighbor import EdgeSample
+from gnnstore.sampling.neighbor import EdgeSample, NeighborSampler, Sample
 from gnnstore.seeds.base import ON_DEMAND_EPOCH
-
-if TYPE_CHECKING:
-    from gnnstore.features.source import RowSource
-    from gnnstore.formats.store.schema import EdgeType, Schema
-    from gnnstore.sampling.neighbor import NeighborSampler, Sample
 
 
 class StoreSampler(BaseSampler):  # type: ignore[misc]

@@ -10,14 +10,15 @@ from collections.abc import Generator, Sequence
 from contextlib import closing
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from gnnstore.errors import UsageError
+from gnnstore.formats.store.schema import Schema
 from gnnstore.graph.store import GraphStore
 from gnnstore.loaders.assemble.hetero import assembler_for
 from gnnstore.loaders.base import BatchLoader
 from gnnstore.loaders.options import LoaderOptions
-from gnnstore.partitions.followers import Slots
+from gnnstore.partitions.followers import ResidentTable, Slots
 from gnnstore.partitions.order import PartitionOrder
 from gnnstore.partitions.sources import PartitionSources
 from gnnstore.pipeline.lookahead.presample import Presampler, batch_shape
@@ -29,10 +30,6 @@ from gnnstore.seeds.base import SeedSource
 from gnnstore.strategies.loader_spec import LoaderSpec
 from gnnstore.strategies.open import open_sources
 from gnnstore.strategies.saved import open_packed_sources
-
-if TYPE_CHECKING:
-    from gnnstore.formats.store.schema import Schema
-    from gnnstore.partitions.followers import ResidentTable
 
 _log = logging.getLogger(__name__)
 

@@ -13,23 +13,20 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
+
+from numpy.typing import NDArray
 
 from gnnstore._core import ReadCounts, pool_exchange, pool_trim
 from gnnstore.errors import limits_named
+from gnnstore.features.source import Rows
+from gnnstore.pipeline.order.epoch import EpochOrder, Iteration
+from gnnstore.pipeline.order.state import Position
 from gnnstore.progress import WaitProgress
-from gnnstore.sampling.neighbor import BatchRequest, only
+from gnnstore.sampling.neighbor import BatchRequest, NeighborSampler, Sample, SamplingConfig, only
 from gnnstore.seeds.base import BatchKey, SeedLabels, Seeds, SeedSource
 from gnnstore.threads import Lookahead, MemoryGate, ordered_map
 from gnnstore.timeline import OFF, Timeline
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from gnnstore.features.source import Rows
-    from gnnstore.pipeline.order.epoch import EpochOrder, Iteration
-    from gnnstore.pipeline.order.state import Position
-    from gnnstore.sampling.neighbor import NeighborSampler, Sample, SamplingConfig
 
 
 def _hold_nothing(_: object) -> None:

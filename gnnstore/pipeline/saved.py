@@ -9,27 +9,23 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import closing, contextmanager
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from gnnstore._core import ReadCounts, empty
 from gnnstore.errors import UsageError
-from gnnstore.features.packed.saved import PackedFiles
-from gnnstore.features.planned import SlotCache
+from gnnstore.features.packed.saved import PackedFiles, SavedRecord
+from gnnstore.features.planned import SlotCache, TurnLock
 from gnnstore.features.source import AbsentRows, Rows, RowSource, TypedRows
 from gnnstore.formats.packed.manifest import pack_command
 from gnnstore.graph.assigned import FINGERPRINT
 from gnnstore.pipeline.batch import Batch, BatchSource, EpochRun
 from gnnstore.pipeline.order.state import LoaderState, Position
+from gnnstore.sampling.neighbor import NeighborSampler
 from gnnstore.seeds.kinds import labels_of
 from gnnstore.threads import ordered_map
-
-if TYPE_CHECKING:
-    from gnnstore.features.packed.saved import SavedRecord
-    from gnnstore.features.planned import TurnLock
-    from gnnstore.sampling.neighbor import NeighborSampler
 
 
 class SavedSource(BatchSource):

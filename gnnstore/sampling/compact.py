@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeAlias
+from typing import Any, NamedTuple, Self, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -28,9 +28,7 @@ from gnnstore.sampling.neighbor import (
     Subgraph,
     each_type,
 )
-
-if TYPE_CHECKING:
-    from gnnstore.sampling.row_space import RowSpace
+from gnnstore.sampling.row_space import RowSpace
 
 Empty: TypeAlias = Callable[[tuple[int, ...], npt.DTypeLike], npt.NDArray[Any]]
 

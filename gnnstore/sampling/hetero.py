@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
 
 from gnnstore import _core
 from gnnstore.errors import UsageError, check_choice
+from gnnstore.formats.arrays.paged_array import PagedArray
 from gnnstore.formats.store.csc import Csc
 from gnnstore.sampling.neighbor import (
     EdgeSample,
@@ -32,9 +33,6 @@ from gnnstore.sampling.neighbor import (
     sampling_errors,
 )
 from gnnstore.sampling.temporal import TimeColumns, times_of_seeds
-
-if TYPE_CHECKING:
-    from gnnstore.formats.arrays.paged_array import PagedArray
 
 # The kernels' results: ids, trees and nodes by hop of each node type; local ids, positions and
 # edges by hop of each edge type.

@@ -10,16 +10,14 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
 
 from gnnstore.errors import UsageError
 from gnnstore.formats.arrays.dtypes import id_dtype
-
-if TYPE_CHECKING:
-    from gnnstore.formats.store.schema import Schema
+from gnnstore.formats.store.schema import Schema
 
 
 class RowRange(NamedTuple):

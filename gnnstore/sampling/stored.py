@@ -4,23 +4,20 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from gnnstore.errors import UsageError
-from gnnstore.formats.store.csc import Csc, load_column
+from gnnstore.formats.arrays.paged_array import PagedArray
+from gnnstore.formats.arrays.spec import AttributeSpec
+from gnnstore.formats.store.csc import Csc, TopologyMode, load_column
+from gnnstore.formats.store.reader import StoreReader
+from gnnstore.formats.store.schema import EdgeType, EdgeTypeSpec, Schema
 from gnnstore.sampling.hetero import Column, SampledTypes
+from gnnstore.sampling.neighbor import SamplingConfig
 from gnnstore.sampling.temporal import TimeColumns
-
-if TYPE_CHECKING:
-    from gnnstore.formats.arrays.paged_array import PagedArray
-    from gnnstore.formats.arrays.spec import AttributeSpec
-    from gnnstore.formats.store.csc import TopologyMode
-    from gnnstore.formats.store.reader import StoreReader
-    from gnnstore.formats.store.schema import EdgeType, EdgeTypeSpec, Schema
-    from gnnstore.sampling.neighbor import SamplingConfig
 
 ColumnSpecs = dict[tuple["EdgeType", Column], "AttributeSpec"]
 

@@ -5,7 +5,7 @@ As for nodes, whatever a user gives as `edge_label_index` is checked when the lo
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -13,12 +13,10 @@ import torch
 
 from gnnstore.errors import InputError, UsageError
 from gnnstore.formats.arrays.dtypes import id_dtype
+from gnnstore.formats.store.schema import EdgeTypeSpec, Schema
 from gnnstore.graph.edge_splits import EdgeSplits
+from gnnstore.graph.store import GraphStore
 from gnnstore.seeds.nodes import to_numpy
-
-if TYPE_CHECKING:
-    from gnnstore.formats.store.schema import EdgeTypeSpec, Schema
-    from gnnstore.graph.store import GraphStore
 
 
 class GivenEdges(NamedTuple):

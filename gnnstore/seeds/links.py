@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -18,20 +18,18 @@ import torch
 from gnnstore import _core
 from gnnstore.errors import CorruptStoreError, InputError
 from gnnstore.formats.packed.manifest import ALL_EDGES
+from gnnstore.formats.store.csc import Csc
+from gnnstore.formats.store.schema import EdgeType, Schema
 from gnnstore.graph.edge_splits import EdgeSplits
 from gnnstore.graph.shared import shared_tables
+from gnnstore.graph.store import GraphStore
 from gnnstore.sampling.edges import EdgeFinder
 from gnnstore.sampling.hetero import reverse_of
 from gnnstore.seeds.base import BatchKey, Int64Array, Seeds
+from gnnstore.seeds.edges import GivenEdges
 from gnnstore.seeds.link_labels import LinkLabels, TypedLinkLabels, bytes_of
 from gnnstore.seeds.negatives import Negatives
 from gnnstore.seeds.nodes import checked_positions
-
-if TYPE_CHECKING:
-    from gnnstore.formats.store.csc import Csc
-    from gnnstore.formats.store.schema import EdgeType, Schema
-    from gnnstore.graph.store import GraphStore
-    from gnnstore.seeds.edges import GivenEdges
 
 
 class LinkGraph(NamedTuple):

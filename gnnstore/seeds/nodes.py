@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -19,14 +19,11 @@ import torch
 from gnnstore import _core
 from gnnstore.errors import InputError
 from gnnstore.formats.packed.manifest import KIND, SEED_ARRAYS
-from gnnstore.formats.store.schema import NODE_TYPE
+from gnnstore.formats.store.schema import NODE_TYPE, NodeTypeSpec
 from gnnstore.graph.arrays import SPLIT_ALIASES, Splits
 from gnnstore.graph.pyg_data import read_mask, split_masks
+from gnnstore.graph.store import GraphStore
 from gnnstore.seeds.base import BatchKey, SeedLabels, Seeds
-
-if TYPE_CHECKING:
-    from gnnstore.formats.store.schema import NodeTypeSpec
-    from gnnstore.graph.store import GraphStore
 
 Int64Array = npt.NDArray[np.int64]
 

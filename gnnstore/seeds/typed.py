@@ -8,13 +8,14 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from gnnstore.errors import UsageError
+from gnnstore.graph.store import GraphStore
 from gnnstore.seeds.base import BatchKey, SeedLabels, Seeds
 from gnnstore.seeds.nodes import (
     InputNodes,
@@ -26,9 +27,6 @@ from gnnstore.seeds.nodes import (
     resolve_input_nodes,
     write_labels,
 )
-
-if TYPE_CHECKING:
-    from gnnstore.graph.store import GraphStore
 
 
 @dataclass(frozen=True, eq=False)

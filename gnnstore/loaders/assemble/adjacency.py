@@ -4,19 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from gnnstore import _core
 from gnnstore.errors import NotFoundError, UsageError, check_choice
+from gnnstore.formats.store.schema import EdgeType, Schema
 from gnnstore.nn.adjacency import AdjT, Transpose
-
-if TYPE_CHECKING:
-    import numpy.typing as npt
-
-    from gnnstore.formats.store.schema import EdgeType, Schema
 
 EDGE_FORMATS = ("coo", "csr")
 

@@ -6,34 +6,31 @@ All types of the graph are there, in its order, also those that no seed reaches.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch_geometric.data import HeteroData
 from torch_geometric.sampler import HeteroSamplerOutput
 
-from gnnstore.loaders.assemble.adjacency import adjacency
+from gnnstore.features.source import RowSource
+from gnnstore.formats.store.schema import EdgeType, EdgeTypeSpec
+from gnnstore.loaders.assemble.adjacency import CsrEdges, adjacency
 from gnnstore.loaders.assemble.homogeneous import (
     Assembler,
     AttributeRows,
     BatchAssembler,
+    BatchSchema,
+    Gathering,
     Selection,
     checked_class,
     edge_index_of,
     id_path,
 )
+from gnnstore.nn.adjacency import AdjT
 from gnnstore.sampling.hetero import with_reverse_edges
-from gnnstore.sampling.neighbor import each_type
-
-if TYPE_CHECKING:
-    from gnnstore.features.source import RowSource
-    from gnnstore.formats.store.schema import EdgeType, EdgeTypeSpec
-    from gnnstore.loaders.assemble.adjacency import CsrEdges
-    from gnnstore.loaders.assemble.homogeneous import BatchSchema, Gathering
-    from gnnstore.nn.adjacency import AdjT
-    from gnnstore.sampling.neighbor import NodeType, Sample
-    from gnnstore.strategies.sources import Sources
+from gnnstore.sampling.neighbor import NodeType, Sample, each_type
+from gnnstore.strategies.sources import Sources
 
 
 class TypedParts(NamedTuple):

@@ -9,9 +9,10 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 from torch_geometric.data import Data
@@ -19,24 +20,17 @@ from torch_geometric.sampler import SamplerOutput
 
 from gnnstore._core import ReadCounts, empty
 from gnnstore.errors import UsageError
-from gnnstore.features.source import Rows
+from gnnstore.features.source import Rows, RowSource, RowSpec
 from gnnstore.features.tables import MemoryRows
-from gnnstore.formats.store.schema import Schema
-from gnnstore.loaders.assemble.adjacency import adjacency
+from gnnstore.formats.arrays.spec import AttributeSpec
+from gnnstore.formats.store.schema import EdgeTypeSpec, NodeTypeSpec, Schema
+from gnnstore.graph.assigned import AssignedAttributes
+from gnnstore.loaders.assemble.adjacency import CsrEdges, adjacency
+from gnnstore.nn.adjacency import AdjT
 from gnnstore.pipeline.batch import Batch, BatchCost
-
-if TYPE_CHECKING:
-    import numpy.typing as npt
-
-    from gnnstore.features.source import RowSource, RowSpec
-    from gnnstore.formats.arrays.spec import AttributeSpec
-    from gnnstore.formats.store.schema import EdgeTypeSpec, NodeTypeSpec
-    from gnnstore.graph.assigned import AssignedAttributes
-    from gnnstore.loaders.assemble.adjacency import CsrEdges
-    from gnnstore.nn.adjacency import AdjT
-    from gnnstore.sampling.neighbor import Sample
-    from gnnstore.seeds.base import SeedLabels
-    from gnnstore.strategies.sources import Sources
+from gnnstore.sampling.neighbor import Sample
+from gnnstore.seeds.base import SeedLabels
+from gnnstore.strategies.sources import Sources
 
 
 def hold_nothing(_: object) -> None:

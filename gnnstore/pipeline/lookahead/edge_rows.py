@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -19,11 +19,9 @@ from gnnstore._core import ReadCounts, empty
 from gnnstore.disk.spool import SPOOLED_BYTES, FileSpool
 from gnnstore.features.source import Rows
 from gnnstore.formats.arrays.dtypes import id_dtype
-
-if TYPE_CHECKING:
-    from gnnstore.formats.arrays.paged_array import PagedArray
-    from gnnstore.formats.store.schema import EdgeType
-    from gnnstore.sampling.neighbor import Subgraph
+from gnnstore.formats.arrays.paged_array import PagedArray
+from gnnstore.formats.store.schema import EdgeType
+from gnnstore.sampling.neighbor import Subgraph
 
 # A pass is made for batches with at least one edge for so many of the table: reading an edge's row
 # by itself costs a page, which other edges seldom share.

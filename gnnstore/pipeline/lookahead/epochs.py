@@ -14,19 +14,17 @@ from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from gnnstore._core import empty
+from gnnstore.features.planned import SlotCache
 from gnnstore.pipeline.batch import Batch, EpochRun, Samplers, SamplingSource
 from gnnstore.pipeline.lookahead.next_superbatch import MadeAhead, NextSuperbatch
 from gnnstore.pipeline.lookahead.producer import LookaheadJob, Producer, Session
 from gnnstore.pipeline.lookahead.superbatch import EpochSlice, PlannedPlace
+from gnnstore.sampling.neighbor import NeighborSampler, SamplingConfig
+from gnnstore.seeds.base import SeedSource
 from gnnstore.threads import ordered_map
-
-if TYPE_CHECKING:
-    from gnnstore.features.planned import SlotCache
-    from gnnstore.sampling.neighbor import NeighborSampler, SamplingConfig
-    from gnnstore.seeds.base import SeedSource
 
 # The superbatch that is assembled, and the one that is made meanwhile.
 _SUPERBATCHES = 2

@@ -8,16 +8,12 @@ from __future__ import annotations
 import logging
 import os
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
-from gnnstore.pipeline.lookahead.superbatch import EpochSlice
+from gnnstore.pipeline.batch import Batch, EpochRun
+from gnnstore.pipeline.lookahead.producer import Producer
+from gnnstore.pipeline.lookahead.superbatch import EpochSlice, Superbatch
+from gnnstore.sampling.neighbor import NeighborSampler
 from gnnstore.threads import THREAD_NAME, Finalizer, Thread
-
-if TYPE_CHECKING:
-    from gnnstore.pipeline.batch import Batch, EpochRun
-    from gnnstore.pipeline.lookahead.producer import Producer
-    from gnnstore.pipeline.lookahead.superbatch import Superbatch
-    from gnnstore.sampling.neighbor import NeighborSampler
 
 _log = logging.getLogger(__name__)
 

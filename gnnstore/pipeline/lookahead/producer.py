@@ -13,15 +13,19 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 from weakref import WeakSet
 
 import numpy as np
+import numpy.typing as npt
 
 from gnnstore._core import ReadCounts, release_heap, release_memory
 from gnnstore.caching.policies.base import CachePolicy, Planner, slot_layout
+from gnnstore.features.planned import PinnedRows, SlotCache, TurnLock
 from gnnstore.features.source import files_of
 from gnnstore.formats.arrays.dtypes import id_dtype
+from gnnstore.formats.arrays.paged_array import PagedArray
+from gnnstore.formats.store.schema import EdgeType, Schema
 from gnnstore.pipeline.batch import Batch, EpochRun, Recorder, request_of, sampled_from
 from gnnstore.pipeline.lookahead.edge_rows import SuperbatchEdges
 from gnnstore.pipeline.lookahead.superbatch import (
@@ -30,19 +34,12 @@ from gnnstore.pipeline.lookahead.superbatch import (
     SuperbatchFiles,
     SuperbatchPacker,
 )
+from gnnstore.pipeline.superbatch_size import SuperbatchSize
 from gnnstore.sampling.compact import CompactSample, Types
+from gnnstore.sampling.neighbor import BatchRequest, IndexDtype, NeighborSampler
+from gnnstore.sampling.row_space import RowSpace
+from gnnstore.seeds.base import SeedSource
 from gnnstore.threads import CancelledError, Flag, ordered_map
-
-if TYPE_CHECKING:
-    import numpy.typing as npt
-
-    from gnnstore.features.planned import PinnedRows, SlotCache, TurnLock
-    from gnnstore.formats.arrays.paged_array import PagedArray
-    from gnnstore.formats.store.schema import EdgeType, Schema
-    from gnnstore.pipeline.superbatch_size import SuperbatchSize
-    from gnnstore.sampling.neighbor import BatchRequest, IndexDtype, NeighborSampler
-    from gnnstore.sampling.row_space import RowSpace
-    from gnnstore.seeds.base import SeedSource
 
 T = TypeVar("T")
 

@@ -11,32 +11,26 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self, TypeVar, cast
+from typing import Any, NamedTuple, Protocol, Self, TypeVar, cast
 from weakref import WeakSet, ref
 
 import numpy as np
 
 from gnnstore._core import release_memory
-from gnnstore.caching.plan import PlanPlace, Trace, TraceBuilder
+from gnnstore.caching.plan import CachePlan, PlanPlace, Trace, TraceBuilder
+from gnnstore.caching.policies.base import Planner, SpillingPlanner
 from gnnstore.disk.scratch import RunDirectory
 from gnnstore.disk.spool import FileSpool, MemorySpool, Spool
+from gnnstore.features.packed.chunks import PackedSuperbatch
 from gnnstore.features.packed.pack import pack, packed_bytes
-from gnnstore.features.planned import PlanStep
-from gnnstore.features.source import FileRows, TypedRows, ranges_of
+from gnnstore.features.planned import PinnedRows, PlanStep, SlotCache, TurnLock
+from gnnstore.features.source import FileRows, Rows, TypedRows, ranges_of
 from gnnstore.pipeline.batch import Batch, Recorder
+from gnnstore.pipeline.lookahead.edge_rows import SuperbatchEdges
 from gnnstore.sampling.compact import CompactSample, Types
+from gnnstore.sampling.neighbor import Subgraph
+from gnnstore.sampling.row_space import RowRange, RowSpace
 from gnnstore.threads import CancelledError, Flag
-
-if TYPE_CHECKING:
-    from gnnstore.caching.plan import CachePlan
-    from gnnstore.caching.policies.base import Planner, SpillingPlanner
-    from gnnstore.features.packed.chunks import PackedSuperbatch
-    from gnnstore.features.planned import PinnedRows, SlotCache, TurnLock
-    from gnnstore.features.source import Rows
-    from gnnstore.pipeline.lookahead.edge_rows import SuperbatchEdges
-    from gnnstore.sampling.neighbor import Subgraph
-    from gnnstore.sampling.row_space import RowRange, RowSpace
-
 
 _POLL_SECONDS = 0.05
 # Reads of single rows for each piece of a pass: packed rows are written and read as well.
