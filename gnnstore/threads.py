@@ -484,20 +484,16 @@ def _raise(error: BaseException) -> NoReturn:
 class Lookahead:
     """The limit on batches prepared ahead: a number, and under a budget also their bytes."""
 
-    def __init__(self, num_batches: int, spare_bytes: int | None = None) -> None:
+    def __init__(
+        self, num_batches: int, spare_bytes: int | None = None, *, admits: bool = False
+    ) -> None:
         # Where each batch waits for its memory; then more of them may be sampled.
         self.gate: MemoryGate | None = None
+        if admits and spare_bytes is not None:
+            self.gate = MemoryGate(lambda: self.num_living)
         self._num_batches = num_batches
         self._spare_bytes = spare_bytes
         self._largest_bytes = self._largest_sample_bytes = 0
-
-    @classmethod
-    def admitting(cls, num_batches: int, spare_bytes: int | None = None) -> Self:
-        """Return one by which batches wait for their memory, if there is a limit to that."""
-        lookahead = cls(num_batches, spare_bytes)
-        if spare_bytes is not None:
-            lookahead.gate = MemoryGate(lambda: lookahead.num_living)
-        return lookahead
 
     def __call__(self) -> int:
         """Return the number of batches that may be in the queue now, at least 1."""

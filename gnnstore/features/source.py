@@ -120,17 +120,7 @@ class RowSource(ABC):
         """
 
     def read_into(self, request: RowRequest, out: npt.NDArray[Any]) -> ReadCounts:
-        """Fill `out` with the rows of a request.
-
-        Parameters
-        ----------
-        out : ndarray [n, ...] of row_bytes a row, C-ordered
-
-        Raises
-        ------
-        IndexError, StorageError
-            As in `read_rows`; also if a slot is out of range.
-        """
+        """Fill `out` with the rows of a request, as `read_rows` does; cached ones from slots."""
         if request.slots is None:
             return self.read_rows(request.ids, out)
         positions = np.flatnonzero(request.slots < 0)
@@ -142,27 +132,11 @@ class RowSource(ABC):
         return counts + request.copy_cached(out)
 
     def read_range(self, first: int, out: npt.NDArray[Any]) -> ReadCounts:
-        """Fill `out` with rows that follow one another from `first` on.
-
-        Parameters
-        ----------
-        out : ndarray [n, ...] of row_bytes a row, C-ordered
-
-        Raises
-        ------
-        IndexError, StorageError
-            As in `read_rows`.
-        """
+        """Fill `out` with rows that follow one another from `first` on, as `read_rows` does."""
         return self.read_rows(np.arange(first, first + len(out)), out)
 
     def gather(self, ids: npt.NDArray[Any]) -> Rows:
-        """Return the rows of `ids` (int32 or int64 [n]) as a new array [n, *shape].
-
-        Raises
-        ------
-        IndexError, StorageError
-            As in `read_rows`.
-        """
+        """Return the rows of `ids` (int32 or int64 [n]) as a new array [n, *shape]."""
         out = self.spec.empty(ids.size)
         return Rows(out, self.read_rows(ids, out))
 

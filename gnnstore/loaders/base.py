@@ -282,9 +282,7 @@ class BatchLoader(DataLoader[Any]):
         pin = self._pin if self.pin_memory and _can_pin() else None
         # Copies of a batch, and batches joined in the consumer's thread, are freed unnoticed.
         waits = pin is None and self.transform_sampler_output is None
-        lookahead = (Lookahead.admitting if waits else Lookahead)(
-            self.prefetch_batches, self._spare_bytes
-        )
+        lookahead = Lookahead(self.prefetch_batches, self._spare_bytes, admits=waits)
         finisher = Finisher(
             self._source,
             self._assembler,

@@ -74,10 +74,8 @@ def request_of(sampler: NeighborSampler, seeds: Seeds[SeedLabels], key: BatchKey
 
 def sampled_from(sampler: NeighborSampler, seeds: Seeds[SeedLabels], key: BatchKey) -> Sample:
     """Return the subgraph of a batch's seeds."""
-    nodes, epoch, batch, excluded, times, places = request_of(sampler, seeds, key)
-    return sampler.sample(
-        nodes, epoch=epoch, batch=batch, excluded=excluded, times=times, places=places
-    )
+    request = request_of(sampler, seeds, key)._asdict()
+    return sampler.sample(request.pop("seeds"), **request)
 
 
 class Recorder:

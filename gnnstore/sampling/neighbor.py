@@ -367,10 +367,9 @@ class NeighborSampler:
         num_threads: int = 1,  # noqa: ARG002
     ) -> Iterator[Sample]:
         """Sample batches that are known ahead; yield the result of `sample` for each, in order."""
-        for seeds, epoch, batch, excluded, times, places in requests:
-            yield self.sample(
-                seeds, epoch=epoch, batch=batch, excluded=excluded, times=times, places=places
-            )
+        for request in requests:
+            options = request._asdict()
+            yield self.sample(options.pop("seeds"), **options)
 
 
 @contextmanager

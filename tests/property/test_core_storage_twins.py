@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from gnnstore import _core
 from gnnstore.testing.twins import kernels as twin
-from gnnstore.testing.twins.philox import multiply_high, philox4x64_10
+from gnnstore.testing.twins.kernels import multiply_high, philox4x64_10
 from tests.support.effort import examples
 
 # One byte; not dividing a page; just below, at and above a page; several pages.

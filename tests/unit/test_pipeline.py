@@ -392,13 +392,13 @@ def test_a_budget_bounds_the_bytes_ahead() -> None:
 
 
 def test_samples_are_prepared_ahead_of_their_batches_memory() -> None:
-    lookahead = Lookahead.admitting(8, spare_bytes=1000)
+    lookahead = Lookahead(8, spare_bytes=1000, admits=True)
     assert (lookahead(), lookahead.num_living) == (1, 2), "one at a time, and that of the consumer"
     lookahead.observe(400, 60)
     assert (lookahead(), lookahead.num_living) == (1 + 200 // 60, 2)
     lookahead.observe(300, 10)
     assert lookahead() == 4, "by the largest"
-    alone = Lookahead.admitting(8)
+    alone = Lookahead(8, admits=True)
     assert (alone(), alone.gate) == (8, None), "nobody has set a budget"
 
 

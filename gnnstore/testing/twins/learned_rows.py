@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gnnstore.testing.twins.philox import philox4x64_10
+from gnnstore.testing.twins.kernels import philox4x64_10
 
 _INITIAL_PURPOSE = int.from_bytes(b"emb-init", "big")
 _F32 = np.float32
