@@ -14,7 +14,8 @@ from gnnstore.disk.engines import open_engine
 from gnnstore.errors import UsageError
 from gnnstore.features import device as device_rows
 from gnnstore.features.device import DeviceRows, assemble
-from gnnstore.features.tables import DirectRows, MemoryRows
+from gnnstore.features.source import FileRows
+from gnnstore.features.tables import MemoryRows
 from gnnstore.testing.twins.reads import write_array
 
 NUM_NODES = 700
@@ -107,7 +108,7 @@ def test_above_rows_on_disk(tmp_path: Path) -> None:
     """What the tier holds is not read."""
     values = some_values((NUM_NODES, 1024), np.float32)
     array = write_array(tmp_path / "x", values)
-    source = DirectRows.open(array, open_engine(array.file_paths[0]))
+    source = FileRows.open(array, open_engine(array.file_paths[0]))
     tier = DeviceRows.from_nodes(source, some_nodes(300), "cpu")
     rows_read = 0
 
