@@ -225,19 +225,9 @@ class TypedDiskSampler(TypedNeighborSampler):
         """Number of in-neighbours that all batches so far have needed, by source."""
         return self._counts
 
-    def sample(
-        self,
-        seeds: Any,
-        *,
-        epoch: int,
-        batch: int,
-        excluded: Any = None,
-        times: Any = None,
-        places: Any = None,
-    ) -> Sample:
-        """Sample the subgraph of some seed nodes; see `NeighborSampler.sample`."""
+    def draw(self, request: BatchRequest) -> Sample:
+        """Sample the subgraph of a request."""
         self.types.check_mapped_files()
-        request = BatchRequest(seeds, epoch, batch, excluded, times, places)
         staged = self._begin(request, MAX_COLUMN_POSITIONS)
         while (drawn := staged.draw()) is not None:
             staged.take([self._fetched(stream, positions) for stream, positions in drawn])

@@ -19,6 +19,7 @@ from gnnstore.errors import UsageError, check_choice
 from gnnstore.formats.arrays.paged_array import PagedArray
 from gnnstore.formats.store.csc import Csc
 from gnnstore.sampling.neighbor import (
+    BatchRequest,
     EdgeSample,
     EdgeType,
     IndexDtype,
@@ -146,17 +147,9 @@ class TypedNeighborSampler(NeighborSampler):
         self.index_dtype = index_dtype
         self.graph = types.kernel(config, on_disk=self.on_disk)
 
-    def sample(
-        self,
-        seeds: Any,
-        *,
-        epoch: int,
-        batch: int,
-        excluded: Any = None,
-        times: Any = None,
-        places: Any = None,
-    ) -> Sample:
-        """Sample the subgraph of some seed nodes; see `NeighborSampler.sample`."""
+    def draw(self, request: BatchRequest) -> Sample:
+        """Sample the subgraph of a request."""
+        seeds, epoch, batch, excluded, times, places = request
         check_word("epoch", epoch)
         check_word("batch", batch)
         config = self.config

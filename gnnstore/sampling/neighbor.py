@@ -331,10 +331,16 @@ class NeighborSampler:
         epoch: int,
         batch: int,
         excluded: Any = None,
-        times: Any = None,  # noqa: ARG002 - for those that know times and types
-        places: Any = None,  # noqa: ARG002
+        times: Any = None,
+        places: Any = None,
     ) -> Sample:
         """Sample the subgraph of some seed nodes."""
+        return self.draw(BatchRequest(seeds, epoch, batch, excluded, times, places))
+
+    def draw(self, request: BatchRequest) -> Sample:
+        """Sample the subgraph of a request; times and places are for those that know types."""
+        seeds, epoch, batch, *_ = request
+        excluded: Any = request.excluded
         check_word("epoch", epoch)
         check_word("batch", batch)
         seed_ids = as_seeds(seeds)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -72,7 +72,7 @@ class Links:
         self._counts = nodes[0].num_nodes, nodes[1].num_nodes
 
     def __reduce__(self) -> tuple[Any, ...]:
-        arguments = {
+        arguments: dict[str, Any] = {
             "ids": self.ids,
             "edge_label": self.edge_label,
             "times": self.times,
@@ -81,7 +81,7 @@ class Links:
             "attributes": self.attributes,
             "exclude_edges": self.exclude_edges,
         }
-        return (_restored, (self.store, self.given, arguments))
+        return (partial(type(self), **arguments), (self.store, self.given))
 
     def __len__(self) -> int:
         """Return the number of seed edges."""
@@ -371,10 +371,6 @@ def reverse_type(schema: Schema, edge_type: EdgeType) -> EdgeType | None:
     """Return the type of the reverses of a type's edges; None if there is none."""
     found = reverse_of(edge_type, dict.fromkeys(edge.type for edge in schema.edge_types))
     return None if found is None else found[1]
-
-
-def _restored(store: GraphStore, given: GivenEdges, arguments: dict[str, Any]) -> Links:
-    return Links(store, given, **arguments)
 
 
 def _crc(values: Any) -> str:
