@@ -10,8 +10,7 @@ from __future__ import annotations
 import math
 import os
 from abc import ABC, abstractmethod
-from collections import Counter
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Generic, NamedTuple, Self, TypeVar
@@ -26,8 +25,7 @@ from gnnstore.errors import StorageError, UsageError, storage_error
 from gnnstore.formats.arrays.dtypes import STORAGE_DTYPES
 from gnnstore.formats.arrays.paged_array import PagedArray
 from gnnstore.formats.arrays.spec import AttributeSpec
-from gnnstore.formats.store.schema import Schema
-from gnnstore.sampling.row_space import RowRange, RowSpace
+from gnnstore.sampling.row_space import RowRange
 
 # Two threads copy twice as fast as one; a few more are as fast as memory.
 _MAX_COPYING = 4
@@ -159,6 +157,65 @@ class RowSource(ABC):
     def file_rows(self) -> FileRows | None:
         """The table's files, for packing; None if it is not in files."""
         return None
+
+
+@dataclass(frozen=True, eq=False)
+class MemoryRows(RowSource):
+    """A dense table in memory."""
+
+    table: npt.NDArray[Any]
+
+    @classmethod
+    def from_array(cls, table: npt.NDArray[Any]) -> Self:
+        """Return a view of an array [N, ...], or a copy if it is not C-contiguous."""
+        return cls(np.ascontiguousarray(table))
+
+    @classmethod
+    def load(cls, array: PagedArray, num_threads: int) -> Self:
+        """Load a stored array into a huge-page buffer, without the padding of its pages."""
+        return cls.from_array(array.load(num_threads))
+
+    @cached_property
+    def spec(self) -> RowSpec:
+        """The rows of the array."""
+        return RowSpec(len(self.table), self.table.shape[1:], self.table.dtype)
+
+    @property
+    def resident_bytes(self) -> int:
+        """Bytes of memory that the whole table occupies."""
+        return self.table.nbytes
+
+    def read_rows(self, ids: npt.NDArray[Any], out: npt.NDArray[Any]) -> ReadCounts:
+        """Copy the rows of `ids` to `out`.
+
+        One thread: a loader prepares several batches side by side instead.
+        """
+        spec = self.spec
+        return copy_rows(
+            self._body,
+            ids,
+            out,
+            num_rows=spec.num_rows,
+            row_bytes=spec.row_bytes,
+            rows_per_page=1,
+            page_stride_bytes=spec.row_bytes,
+        )
+
+    @cached_property
+    def _body(self) -> npt.NDArray[np.uint8]:
+        return self.table.reshape(-1).view(np.uint8)
+
+
+def copy_rows(
+    body: npt.NDArray[np.uint8],
+    ids: npt.NDArray[Any],
+    out: npt.NDArray[Any],
+    **options: int,
+) -> ReadCounts:
+    """Copy rows of a table in memory, or mapped."""
+    if out.size:
+        _core.gather_rows(body, ids, out.reshape(-1).view(np.uint8), **options)
+    return ReadCounts()
 
 
 @dataclass(frozen=True, eq=False)
@@ -357,56 +414,6 @@ def of_one_type(tables: Mapping[str, _Table_co]) -> dict[str, TypedRows[_Table_c
 def ranges_of(tables: Mapping[str, TypedRows[_Table_co]]) -> tuple[RowRange, ...]:
     """Return the rows of each type that has tables, ascending."""
     return tuple(sorted({rows.range for rows in tables.values()}))
-
-
-@dataclass(frozen=True, eq=False)
-class CachedTables:
-    """The node attributes whose rows are read from disk and cached together."""
-
-    specs: tuple[AttributeSpec, ...]
-    space: RowSpace  # of the node types that have them
-    owners: Mapping[str, str]  # node type of each attribute, by path
-
-    @classmethod
-    def of(cls, schema: Schema, paths: Container[str]) -> Self:
-        """Return the node attributes of a store that are at some paths."""
-        owners = {
-            spec.path: node.name
-            for node in schema.node_types
-            for spec in node.attributes.values()
-            if spec.path in paths
-        }
-        specs = tuple(spec for spec in schema.node_attributes() if spec.path in owners)
-        return cls(specs, RowSpace.of_schema(schema, owners), owners)
-
-    @property
-    def slot_bytes(self) -> int:
-        """Bytes of a node's rows; with several types, of the widest."""
-        return max(self.widths.values(), default=0)
-
-    @property
-    def widths(self) -> Counter[RowRange]:
-        """Bytes of a node's rows, by the numbers of the rows of its type."""
-        widths = Counter[RowRange]()
-        for spec, own in zip(self.specs, self.ranges, strict=True):
-            widths[own] += spec.row_bytes
-        return widths
-
-    @property
-    def row_bytes(self) -> int:
-        """Bytes of a node's rows, on average over the types."""
-        total = sum(spec.num_rows * spec.row_bytes for spec in self.specs)
-        return -(-total // max(1, self.space.num_rows))
-
-    @property
-    def ranges(self) -> tuple[RowRange, ...]:
-        """The numbers of the rows of each attribute."""
-        return tuple(self.space.range_of(self.owners[spec.path]) for spec in self.specs)
-
-    def open(self, table: Callable[[AttributeSpec], RowSource]) -> dict[str, TypedRows[RowSource]]:
-        """Return the tables by path, opened by a function."""
-        opened = zip(self.specs, self.ranges, strict=True)
-        return {spec.path: TypedRows(table(spec), own) for spec, own in opened}
 
 
 def files_of(tables: Mapping[str, TypedRows[RowSource]]) -> dict[str, TypedRows[FileRows]]:

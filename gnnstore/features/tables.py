@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
+from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal, Self
@@ -13,8 +15,10 @@ import numpy.typing as npt
 from gnnstore import _core
 from gnnstore._core import ReadCounts, empty
 from gnnstore.disk.engines import Engine
-from gnnstore.features.source import FileRows, RowSource, RowSpec
+from gnnstore.features.source import FileRows, MemoryRows, RowSource, RowSpec, TypedRows, copy_rows
 from gnnstore.formats import AttributeSpec, PagedArray, StoreReader
+from gnnstore.formats.store.schema import Schema
+from gnnstore.sampling.row_space import RowRange, RowSpace
 
 # A page fault blocks the thread that takes it, so a mapping is read faster by more threads
 # than there are cores. A batch of 136,000 rows, none of them cached, two batches at a time,
@@ -22,53 +26,6 @@ from gnnstore.formats import AttributeSpec, PagedArray, StoreReader
 # 0.21 s with 32. Their cost when every page is cached: half a millisecond.
 MAX_FAULT_THREADS = 32
 MIN_ROWS_PER_FAULT_THREAD = 512
-
-
-@dataclass(frozen=True, eq=False)
-class MemoryRows(RowSource):
-    """A dense table in memory."""
-
-    table: npt.NDArray[Any]
-
-    @classmethod
-    def from_array(cls, table: npt.NDArray[Any]) -> Self:
-        """Return a view of an array [N, ...], or a copy if it is not C-contiguous."""
-        return cls(np.ascontiguousarray(table))
-
-    @classmethod
-    def load(cls, array: PagedArray, num_threads: int) -> Self:
-        """Load a stored array into a huge-page buffer, without the padding of its pages."""
-        return cls.from_array(array.load(num_threads))
-
-    @cached_property
-    def spec(self) -> RowSpec:
-        """The rows of the array."""
-        return RowSpec(len(self.table), self.table.shape[1:], self.table.dtype)
-
-    @property
-    def resident_bytes(self) -> int:
-        """Bytes of memory that the whole table occupies."""
-        return self.table.nbytes
-
-    def read_rows(self, ids: npt.NDArray[Any], out: npt.NDArray[Any]) -> ReadCounts:
-        """Copy the rows of `ids` to `out`.
-
-        One thread: a loader prepares several batches side by side instead.
-        """
-        spec = self.spec
-        return _copy(
-            self._body,
-            ids,
-            out,
-            num_rows=spec.num_rows,
-            row_bytes=spec.row_bytes,
-            rows_per_page=1,
-            page_stride_bytes=spec.row_bytes,
-        )
-
-    @cached_property
-    def _body(self) -> npt.NDArray[np.uint8]:
-        return self.table.reshape(-1).view(np.uint8)
 
 
 # Wider rows are features, of which hardly any are integers: a search for them would read twice.
@@ -147,7 +104,7 @@ class MappedRows(RowSource):
         """
         self.array.check_mapped_files()
         num_threads = max(1, min(MAX_FAULT_THREADS, ids.size // MIN_ROWS_PER_FAULT_THREAD))
-        return _copy(self.body, ids, out, **self.array.place, num_threads=num_threads)
+        return copy_rows(self.body, ids, out, **self.array.place, num_threads=num_threads)
 
 
 @dataclass(frozen=True, eq=False)
@@ -166,17 +123,6 @@ class SharedRows(RowSource):
         """Fill `out` with the rows of `ids`."""
         places, counts = self.rows.gather(ids)
         return counts + self.table.read_rows(places, out)
-
-
-def _copy(
-    body: npt.NDArray[np.uint8],
-    ids: npt.NDArray[Any],
-    out: npt.NDArray[Any],
-    **options: int,
-) -> ReadCounts:
-    if out.size:
-        _core.gather_rows(body, ids, out.reshape(-1).view(np.uint8), **options)
-    return ReadCounts()
 
 
 Mode = Literal["memory", "mmap"]
@@ -200,3 +146,53 @@ def open_attribute(
         return MemoryRows.from_array(reader.compressed(spec))
     array = reader.paged(spec)
     return open_rows(array, place if array.num_rows else "memory", num_threads)
+
+
+@dataclass(frozen=True, eq=False)
+class CachedTables:
+    """The node attributes whose rows are read from disk and cached together."""
+
+    specs: tuple[AttributeSpec, ...]
+    space: RowSpace  # of the node types that have them
+    owners: Mapping[str, str]  # node type of each attribute, by path
+
+    @classmethod
+    def of(cls, schema: Schema, paths: Container[str]) -> Self:
+        """Return the node attributes of a store that are at some paths."""
+        owners = {
+            spec.path: node.name
+            for node in schema.node_types
+            for spec in node.attributes.values()
+            if spec.path in paths
+        }
+        specs = tuple(spec for spec in schema.node_attributes() if spec.path in owners)
+        return cls(specs, RowSpace.of_schema(schema, owners), owners)
+
+    @property
+    def slot_bytes(self) -> int:
+        """Bytes of a node's rows; with several types, of the widest."""
+        return max(self.widths.values(), default=0)
+
+    @property
+    def widths(self) -> Counter[RowRange]:
+        """Bytes of a node's rows, by the numbers of the rows of its type."""
+        widths = Counter[RowRange]()
+        for spec, own in zip(self.specs, self.ranges, strict=True):
+            widths[own] += spec.row_bytes
+        return widths
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a node's rows, on average over the types."""
+        total = sum(spec.num_rows * spec.row_bytes for spec in self.specs)
+        return -(-total // max(1, self.space.num_rows))
+
+    @property
+    def ranges(self) -> tuple[RowRange, ...]:
+        """The numbers of the rows of each attribute."""
+        return tuple(self.space.range_of(self.owners[spec.path]) for spec in self.specs)
+
+    def open(self, table: Callable[[AttributeSpec], RowSource]) -> dict[str, TypedRows[RowSource]]:
+        """Return the tables by path, opened by a function."""
+        opened = zip(self.specs, self.ranges, strict=True)
+        return {spec.path: TypedRows(table(spec), own) for spec, own in opened}

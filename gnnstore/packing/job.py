@@ -26,7 +26,8 @@ from gnnstore.features.packed.segments import (
     divide_misses,
     segment_memory,
 )
-from gnnstore.features.source import CachedTables, TypedRows, files_of, ranges_of
+from gnnstore.features.source import TypedRows, files_of, ranges_of
+from gnnstore.features.tables import CachedTables
 from gnnstore.formats.packed.manifest import PackedManifest, name_of_batch, rows_array
 from gnnstore.formats.packed.writer import PackedWriter
 from gnnstore.graph.shared import shared_tables

@@ -14,7 +14,7 @@ from gnnstore.caching.policies.registry import POLICIES
 from gnnstore.caching.scores import SCORES
 from gnnstore.disk.scratch import default_parent
 from gnnstore.errors import UsageError, check_choice
-from gnnstore.features.source import CachedTables
+from gnnstore.features.tables import CachedTables
 from gnnstore.formats.container.files import free_bytes
 from gnnstore.loaders.options import read_options
 from gnnstore.pipeline.batch import EpochRun, Recorder

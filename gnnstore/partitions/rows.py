@@ -14,8 +14,7 @@ import numpy.typing as npt
 from gnnstore._core import ReadCounts
 from gnnstore.disk.engines import Engine
 from gnnstore.errors import CorruptStoreError
-from gnnstore.features.source import FileRows, Rows, RowSpec
-from gnnstore.features.tables import MemoryRows
+from gnnstore.features.source import FileRows, MemoryRows, Rows, RowSpec
 from gnnstore.formats.arrays.spec import AttributeSpec
 from gnnstore.formats.partitions.reader import PartitionsReader
 from gnnstore.threads import THREAD_NAME, Pending, Workers

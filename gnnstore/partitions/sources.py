@@ -15,8 +15,7 @@ import numpy.typing as npt
 from gnnstore.budget.ledger import STAGING, Ledger, Reservation
 from gnnstore.budget.limits import MemoryBudget, affordable_staging
 from gnnstore.errors import BudgetError, UsageError
-from gnnstore.features.source import AbsentRows, RowSource
-from gnnstore.features.tables import MemoryRows
+from gnnstore.features.source import AbsentRows, MemoryRows, RowSource
 from gnnstore.formats.partitions.manifest import BUCKET_PTR_ARRAY
 from gnnstore.formats.partitions.reader import PartitionsReader, open_partitions
 from gnnstore.graph.shared import shared_tables

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal, Self
 from gnnstore._core import release_memory
 from gnnstore.budget.limits import affordable_staging, affordable_threads
 from gnnstore.disk.scratch import default_parent
-from gnnstore.features.source import CachedTables
+from gnnstore.features.tables import CachedTables
 from gnnstore.formats.container.files import free_bytes
 from gnnstore.graph.shared import shared_tables
 from gnnstore.graph.sizes import StoreSizes

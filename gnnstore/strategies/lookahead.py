@@ -18,7 +18,7 @@ from gnnstore.caching.pools import SlotPools, pooled
 from gnnstore.caching.scores import select_nodes
 from gnnstore.errors import DiskBudgetError
 from gnnstore.features.planned import SlotCache
-from gnnstore.features.source import CachedTables
+from gnnstore.features.tables import CachedTables
 from gnnstore.formats.arrays.dtypes import id_dtype
 from gnnstore.graph.shared import shared_tables
 from gnnstore.pipeline.lookahead.epochs import LookaheadEpochs, LookaheadSource

@@ -9,7 +9,8 @@ from gnnstore.budget.limits import MemoryBudget, affordable_staging, affordable_
 from gnnstore.disk.engines import Engine
 from gnnstore.features.packed.saved import PackedFiles
 from gnnstore.features.planned import SlotCache
-from gnnstore.features.source import AbsentRows, CachedTables
+from gnnstore.features.source import AbsentRows
+from gnnstore.features.tables import CachedTables
 from gnnstore.formats.packed.reader import PACKED, PackedReader
 from gnnstore.formats.store.units import find_unit
 from gnnstore.pipeline.saved import SavedSource, not_packed

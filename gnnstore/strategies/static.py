@@ -17,12 +17,12 @@ from gnnstore.caching.scores import (
     StaticCacheInfo,
     select_nodes,
 )
-from gnnstore.features.source import CachedTables
 from gnnstore.features.static import (
     StaticCache,
     bytes_to_read,
     cache_cost,
 )
+from gnnstore.features.tables import CachedTables
 from gnnstore.graph.shared import CacheKey, shared_tables
 from gnnstore.pipeline.margins import with_margin
 from gnnstore.strategies.base import Strategy

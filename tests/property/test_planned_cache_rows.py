@@ -22,8 +22,7 @@ from gnnstore.caching.plan import Trace
 from gnnstore.caching.policies.registry import POLICIES
 from gnnstore.disk.engines import open_engine
 from gnnstore.features.planned import PlanStep, SlotCache, TurnLock
-from gnnstore.features.source import FileRows, Rows, RowSource, of_one_type
-from gnnstore.features.tables import MemoryRows
+from gnnstore.features.source import FileRows, MemoryRows, Rows, RowSource, of_one_type
 from gnnstore.testing.twins.reads import write_array
 from tests.support.effort import examples
 

@@ -16,11 +16,10 @@ import gnnstore
 from gnnstore import _core
 from gnnstore._core import empty
 from gnnstore.errors import StorageError
-from gnnstore.features.source import RowSource, RowSpec
+from gnnstore.features.source import MemoryRows, RowSource, RowSpec
 from gnnstore.features.tables import (
     MIN_ROWS_PER_FAULT_THREAD,
     MappedRows,
-    MemoryRows,
     held_row_bytes,
     open_rows,
 )

@@ -31,14 +31,8 @@ from gnnstore.errors import CorruptStoreError, UsageError, storage_error, storag
 from gnnstore.features.packed.chunks import chunk_reader, packed_read_error
 from gnnstore.features.packed.segments import SharedReader
 from gnnstore.features.planned import PlanStep
-from gnnstore.features.source import (
-    CachedTables,
-    FileRows,
-    PackedRows,
-    RowSource,
-    RowSpec,
-    places_within,
-)
+from gnnstore.features.source import FileRows, PackedRows, RowSource, RowSpec, places_within
+from gnnstore.features.tables import CachedTables
 from gnnstore.formats.arrays.dtypes import STORAGE_DTYPES
 from gnnstore.formats.arrays.paged_array import PagedArray
 from gnnstore.formats.arrays.pages import DEFAULT_PAGE_BYTES, PageGeometry, plan_shards

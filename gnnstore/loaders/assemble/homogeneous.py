@@ -20,8 +20,7 @@ from torch_geometric.sampler import SamplerOutput
 
 from gnnstore._core import ReadCounts, empty
 from gnnstore.errors import UsageError
-from gnnstore.features.source import Rows, RowSource, RowSpec
-from gnnstore.features.tables import MemoryRows
+from gnnstore.features.source import MemoryRows, Rows, RowSource, RowSpec
 from gnnstore.formats.arrays.spec import AttributeSpec
 from gnnstore.formats.store.schema import EdgeTypeSpec, NodeTypeSpec, Schema
 from gnnstore.graph.assigned import AssignedAttributes

@@ -7,7 +7,7 @@ from time import perf_counter
 
 import numpy as np
 
-from gnnstore.features.tables import MemoryRows
+from gnnstore.features.source import MemoryRows
 from gnnstore.threads import for_each
 
 # Bytes of the table, and of the gathered rows: far more than caches of processors hold.

@@ -13,8 +13,7 @@ import numpy.typing as npt
 from gnnstore._core import release_memory
 from gnnstore.caching.scores import MAX_COUNTED_BATCHES, count_out_degrees
 from gnnstore.disk.measure import disk_profile
-from gnnstore.features.source import CachedTables
-from gnnstore.features.tables import MAX_FAULT_THREADS, MIN_ROWS_PER_FAULT_THREAD
+from gnnstore.features.tables import MAX_FAULT_THREADS, MIN_ROWS_PER_FAULT_THREAD, CachedTables
 from gnnstore.graph.shared import shared_tables
 from gnnstore.graph.topology import Topology
 from gnnstore.pipeline.lookahead.presample import ENOUGH_VISITS, Presampled, Presampler

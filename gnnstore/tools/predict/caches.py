@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Self
 from gnnstore.caching.policies.simulate import PolicyRun, distinct_rows, policies, run_policy
 from gnnstore.disk.profile import DeviceProfile, load_profile, tune_reads
 from gnnstore.errors import UsageError
-from gnnstore.features.source import CachedTables
+from gnnstore.features.tables import CachedTables
 from gnnstore.graph.store import open as open_store
 from gnnstore.pictures import draw_into
 from gnnstore.strategies.builtin import auto
