@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TypeVar
-from weakref import WeakSet
 
 import numpy as np
 import numpy.typing as npt
@@ -249,7 +248,7 @@ class Producer:
         self.job, self.seeds, self.sampler = job, seeds, sampler
         self.run = run  # without threads in it, the consumer samples
         self.session = session
-        self._made = WeakSet[Superbatch]()
+        self._packed: list[Superbatch] = []  # that have packed rows, and others before them
         self._files = SuperbatchFiles(
             job.spill_dir,
             job.space,
@@ -460,7 +459,8 @@ class Producer:
         )
         if packed is not None:
             superbatch.packed = packed
-            self._made.add(superbatch)
+            self._packed = [each for each in self._packed if each.packed is not None]
+            self._packed.append(superbatch)
             superbatch.bytes_spilled += packed.num_bytes
             superbatch.bytes_packing += packed.counts.bytes_read
 
@@ -481,7 +481,7 @@ class Producer:
         """Free all that is held for batches that nobody will ask for. Idempotent."""
         if os.getpid() == self.pid:
             try:
-                for superbatch in list(self._made):
+                for superbatch in self._packed:
                     superbatch.close_packed()
             finally:
                 self._files.close()
