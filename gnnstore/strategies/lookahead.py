@@ -411,16 +411,19 @@ class _Epoch:
         reading_edges = disk.sequential_seconds(scanned_edges)
         making_disk, making_computing = writing + reading_edges, costs.sampling + planning
         if packs:
-            misses = work.misses(policy, slots, size)
-            not_written = num * self.resources.chunk_memory_bytes
-            packed = max(0, int(misses * work.row_bytes - not_written))
+            all_bytes = int(work.misses(policy, slots, size) * work.row_bytes)
+            packed = max(0, all_bytes - int(num * self.resources.chunk_memory_bytes))
+            scanned = work.pass_reads(policy, slots, size).scaled(passes)
             if self.resources.chunk_memory_bytes and not self.resources.disk_bytes:
-                # Without disk, rows that do not fit in memory are read one by one.
-                reads, packed = ReadTotals(packed // max(1, work.row_bytes), packed), 0
-            scanned = int(passes * work.scan_bytes(policy, slots, size))
-            packing = disk.sequential_seconds(scanned, packed)
+                # What memory has no room for is read row by row; and all of it, if that is faster.
+                apart = work.planned_reads(policy, slots, size)
+                reads, packed = apart.scaled(packed / max(1, all_bytes)), 0
+                in_passes = machine.pass_seconds(scanned) + machine.random_seconds(reads)
+                if in_passes > machine.random_seconds(apart):
+                    scanned, reads = ReadTotals(), apart
+            packing = machine.pass_seconds(scanned) + disk.sequential_seconds(0, packed)
             reading = disk.sequential_seconds(packed) + machine.random_seconds(reads)
-            in_order, written = in_order + scanned + packed, written + packed
+            in_order, written = in_order + scanned.num_bytes + packed, written + packed
             stages |= {"packing": packing + reading_edges, "reading packed": reading}
             making_disk += packing
         else:

@@ -306,19 +306,24 @@ def test_gaps_between_kept_blocks_are_as_wide_as_within_them() -> None:
     """What is read along is most of what packing reads of a table whose rows are far apart."""
     draws = np.random.default_rng(2)
     batches = [np.sort(draws.choice(NUM_ROWS, 125, replace=False)) for _ in range(60)]
-    expected = workload_of(batches, gap_bytes=4 << 10).scan_bytes(BELADY, 0, 20)
+    expected = workload_of(batches, gap_bytes=4 << 10).pass_reads(BELADY, 0, 20)
+    assert expected.reads > 100
     for bits in (1, 2):
         part = workload_of(batches, SpatialSampling(4, bits), gap_bytes=4 << 10)
-        assert part.scan_bytes(BELADY, 0, 20) == pytest.approx(expected, rel=0.15)
+        found = part.pass_reads(BELADY, 0, 20)
+        assert found.num_bytes == pytest.approx(expected.num_bytes, rel=0.15)
+        assert found.reads == pytest.approx(expected.reads, rel=0.15)
 
 
 def test_what_packing_scans(batches: list[Any]) -> None:
     work = workload_of(batches)
-    assert work.scan_bytes(BELADY, NUM_ROWS, 120) == 0
-    few, many = work.scan_bytes(BELADY, 8000, 120), work.scan_bytes(BELADY, 100, 120)
+    assert work.pass_reads(BELADY, NUM_ROWS, 120) == ReadTotals()
+    few, many = (work.pass_reads(BELADY, n, 120).num_bytes for n in (8000, 100))
     assert 0 < few < many <= NUM_ROWS * ROW_BYTES
     longer = workload_of(batches[:30], epoch_batches=1000)
-    assert longer.scan_bytes(BELADY, 100, 1000) == pytest.approx(NUM_ROWS * ROW_BYTES, rel=0.05)
+    scanned = longer.pass_reads(BELADY, 100, 1000)
+    assert scanned.num_bytes == pytest.approx(NUM_ROWS * ROW_BYTES, rel=0.05)
+    assert scanned.reads < NUM_ROWS / 100
 
 
 # --- times --------------------------------------------------------------------------------------
@@ -419,16 +424,30 @@ def test_the_first_epoch_reads_what_nobody_has_planned(batches: list[Any]) -> No
 def test_what_neither_memory_nor_disk_has_room_for_is_read_row_by_row(batches: list[Any]) -> None:
     work, packed = workload_of(batches), ALL.by_choice["packed"]
     has = Resources(0, 500, superbatch=30, chunk_memory_bytes=1_000_000)
-    (spilling, without) = (
-        predict(packed, work, machine(), replace(has, disk_bytes=num_bytes))
-        for num_bytes in (1 << 30, 0)
+    slow = machine(reads_a_second=2000, bytes_a_second=1e9)
+    (spilling, without, roomy) = (
+        predict(packed, work, slow, replace(has, **more))
+        for more in ({"disk_bytes": 1 << 30}, {}, {"chunk_memory_bytes": 1 << 30})
     )
-    assert spilling.written_bytes > 0
-    assert spilling.reads.reads == 0
-    assert without.written_bytes == 0
-    assert without.reads.num_bytes == spilling.written_bytes
-    assert without.reads.reads == spilling.written_bytes // ROW_BYTES
-    assert without.seconds > spilling.seconds
+    assert spilling.written_bytes > 0 == without.written_bytes == roomy.written_bytes
+    assert spilling.reads == roomy.reads == ReadTotals()
+    left = spilling.written_bytes / (work.misses(BELADY, 500, 30) * ROW_BYTES)
+    apart = work.planned_reads(BELADY, 500, 30)
+    assert without.reads.num_bytes == pytest.approx(left * apart.num_bytes, rel=1e-6)
+    assert roomy.seconds < spilling.seconds < without.seconds
+
+
+def test_few_batches_in_memory_are_not_worth_a_pass(batches: list[Any]) -> None:
+    """Their rows lie as far apart as those of one batch: a loader reads them one by one."""
+    work, slow = workload_of(batches, gap_bytes=0), machine(reads_a_second=2000, bytes_a_second=1e6)
+    found = predict(
+        ALL.by_choice["packed"],
+        work,
+        slow,
+        Resources(0, 500, superbatch=2, chunk_memory_bytes=1 << 30),
+    )
+    assert found.reads == work.planned_reads(BELADY, 500, 2)
+    assert found.sequential_bytes == 0
 
 
 def test_one_pass_packs_the_rows_of_several_epochs(batches: list[Any]) -> None:
@@ -437,7 +456,7 @@ def test_one_pass_packs_the_rows_of_several_epochs(batches: list[Any]) -> None:
         predict(ALL.by_choice["packed"], work, on_disk, Resources(0, 1000, superbatch=120 * n))
         for n in (1, 4)
     )
-    scan = work.scan_bytes(BELADY, 1000, 120)
+    scan = work.pass_reads(BELADY, 1000, 120).num_bytes
     assert one.sequential_bytes - four.sequential_bytes == pytest.approx(0.75 * scan, rel=0.1)
     assert four.seconds < one.seconds
     # Superbatches become longer as training goes on: the first is an epoch, as ever.
@@ -469,10 +488,12 @@ def test_packing_trades_reads_for_bytes(batches: list[Any]) -> None:
     assert packed.cost < belady.cost
     misses = work.misses(BELADY, 500, 120)
     assert packed.written_bytes == pytest.approx(misses * ROW_BYTES, rel=0.01)
-    scanned = work.scan_bytes(BELADY, 500, 120)
-    assert packed.sequential_bytes == pytest.approx(scanned + misses * ROW_BYTES, rel=0.01)
+    scanned = work.pass_reads(BELADY, 500, 120)
+    in_order = scanned.num_bytes + misses * ROW_BYTES
+    assert packed.sequential_bytes == pytest.approx(in_order, rel=0.01)
     assert packed.reads == ReadTotals()
-    assert packed.stages["packing"] == pytest.approx((scanned + misses * ROW_BYTES) / 1e9)
+    gaps = scanned.reads * slow_reads.disk.seconds_per_read
+    assert packed.stages["packing"] == pytest.approx(gaps + in_order / 1e9)
     slow_bytes = machine(bytes_a_second=1e6)
     packed, belady = (forecast(c, work, slow_bytes, has) for c in ("packed", "belady"))
     assert belady.cost < packed.cost

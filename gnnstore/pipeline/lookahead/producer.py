@@ -443,9 +443,6 @@ class Producer:
                 waits_for_others=lambda: self.waits_for_others,
                 recorder=run.recorder,
             )
-        # Without disk there is memory for some of the rows, perhaps for too few.
-        if job.quota.num_bytes == 0 and not self._packer.is_faster(superbatch.trace, plan):
-            return
         self._leave_disk()
         start_ns = time.perf_counter_ns()
         packed = self._packer.pack(superbatch.trace, plan)

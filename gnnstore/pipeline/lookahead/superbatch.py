@@ -319,22 +319,11 @@ class SuperbatchPacker:
         self._waits_for_others = waits_for_others
         self._recorder = recorder or Recorder()
 
-    def is_faster(self, trace: Trace, plan: CachePlan) -> bool:
-        """Whether packing what there is room for takes less time than reading it row by row."""
-        num_batches, _ = self._fitting(trace, plan)
-        tables_each = len(self._tables) / len(ranges_of(self._tables))
-        reads = int(plan.misses[:num_batches].sum()) * tables_each
-        pieces = [_Pieces.of(table) for table in self._tables.values()]
-        if reads > _WORTH * sum(each.num_pieces for each in pieces):
-            return True
-        needed = sum(each.num_needed(trace, plan, num_batches) for each in pieces)
-        release_memory()
-        return reads > _WORTH * needed
-
     def pack(self, trace: Trace, plan: CachePlan) -> PackedSuperbatch | None:
-        """Pack the missed rows of a superbatch's batches."""
+        """Pack the missed rows of a superbatch's batches, unless it has no use or no room."""
         num_batches, wanted = self._fitting(trace, plan)
-        if num_batches == 0:
+        # Memory alone has room for few batches, perhaps for too few to share reads.
+        if num_batches == 0 or not (wanted or self._is_faster(trace, plan, num_batches)):
             return None
         while not self._quota.take(self, wanted):
             if not (self._may_wait and (self._waits_for_others() or self._quota.is_of(self))):
@@ -363,6 +352,17 @@ class SuperbatchPacker:
             release_memory()
         packed.removed = partial(self._quota.give_back, self, wanted)
         return packed
+
+    def _is_faster(self, trace: Trace, plan: CachePlan, num_batches: int) -> bool:
+        """Whether a pass for the first batches takes less time than reading their rows singly."""
+        tables_each = len(self._tables) / len(ranges_of(self._tables))
+        reads = int(plan.misses[:num_batches].sum()) * tables_each
+        pieces = [_Pieces.of(table) for table in self._tables.values()]
+        if reads > _WORTH * sum(each.num_pieces for each in pieces):
+            return True
+        needed = sum(each.num_needed(trace, plan, num_batches) for each in pieces)
+        release_memory()
+        return reads > _WORTH * needed
 
     def _fitting(self, trace: Trace, plan: CachePlan) -> tuple[int, int]:
         """Return how many batches, from the first on, there is room for, and their disk space."""

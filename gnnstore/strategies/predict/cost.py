@@ -55,6 +55,11 @@ class Machine:
         """Return the seconds that reads of single rows take."""
         return reads.seconds_on(self.disk)
 
+    def pass_seconds(self, reads: ReadTotals) -> float:
+        """Return the seconds of reading in order, with gaps: each costs as much as a read."""
+        apart = reads.reads * self.disk.seconds_per_read
+        return apart + self.disk.sequential_seconds(reads.num_bytes)
+
 
 class EdgePass(NamedTuple):
     """A pass over tables of edges for each superbatch."""

@@ -27,6 +27,10 @@ class ReadTotals:
         """Return the sum."""
         return ReadTotals(self.reads + other.reads, self.num_bytes + other.num_bytes)
 
+    def scaled(self, factor: float) -> ReadTotals:
+        """Return `factor` times the reads, rounded."""
+        return ReadTotals(round(self.reads * factor), round(self.num_bytes * factor))
+
     def seconds_on(self, profile: DeviceProfile) -> float:
         """Return the time that a disk takes for the reads with its queue full, in seconds."""
         return self.reads * profile.seconds_per_read + self.num_bytes * profile.seconds_per_byte

@@ -8,6 +8,7 @@ near each other share reads.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Self
@@ -40,6 +41,8 @@ _LEAST_BLOCKS = 1024
 # the number of reads for a missed row is taken.
 _READ_BATCHES = 4
 _MAX_DEGREE = 1 << 16
+# Of a pass: what lies together counts as one read.
+_LONGEST_READ_BYTES = 1 << 30
 # Degrees are counted in pieces, which take 3 MB.
 _COUNTED_AT_ONCE = 1 << 18
 
@@ -142,6 +145,15 @@ class TableReads:
         each = zip(widths, self.ranges, strict=True)
         total = sum(width * own.num_rows for width, own in each)
         return -(-total // max(1, sum(own.num_rows for own in set(self.ranges))))
+
+    @property
+    def in_passes(self) -> TableReads:
+        """The same for passes that pack rows: reads are of whole pages, and as long as may be."""
+        return replace(
+            self,
+            alignments=tuple(max(PAGE_BYTES, each) for each in self.alignments),
+            tuning=replace(self.tuning, max_read_bytes=_LONGEST_READ_BYTES),
+        )
 
     def count(self, rows: npt.NDArray[Any]) -> ReadTotals:
         """Count the reads that fetch the rows of distinct nodes, ascending."""
@@ -313,10 +325,10 @@ class Workload:
         totals = sample.reads.count(chosen)
         # After the rows that batches need, those of high degree.
         num_warm = min(num_slots, self.num_rows)
-        return _scaled(totals, num_warm / max(1, len(chosen)))
+        return totals.scaled(num_warm / max(1, len(chosen)))
 
-    def scan_bytes(self, policy: CachePolicy, num_slots: int, superbatch: int) -> int:
-        """Return the bytes that one pass over the tables reads for the misses of a superbatch."""
+    def pass_reads(self, policy: CachePolicy, num_slots: int, superbatch: int) -> ReadTotals:
+        """Return the reads of one pass over the tables for the misses of a superbatch."""
         sample = self._sample
         misses = self.misses(policy, num_slots, superbatch) * superbatch / self.epoch_batches
         expected = min(misses, self.rows.distinct_rows(superbatch))
@@ -328,11 +340,21 @@ class Workload:
             rows = np.unique(sample.trace.ids[:end][missed[:end]])
             # A cache that is nearly as large as the sample misses rows that are not in it.
             if len(rows) / sample.share >= expected / 2:
-                return int(min(sample.scanned_bytes(rows), self.table_bytes))
-        # As if missed rows were anywhere in the table; gaps between rows are read along.
-        missed_share = min(1.0, expected / max(1, self.num_rows))
-        gap_rows = sample.reads.tuning.gap_bytes / max(1, self.row_bytes)
-        return int(self.table_bytes * (1 - (1 - missed_share) ** (1 + gap_rows)))
+                return sample.pass_reads(rows)
+        return self._spread_reads(min(1.0, expected / max(1, self.num_rows)))
+
+    def _spread_reads(self, share: float) -> ReadTotals:
+        """Return the reads of a pass for a share of the rows, as if these were anywhere."""
+        reads, row_bytes = self._sample.reads, max(1, self.row_bytes)
+        page_bytes = max(PAGE_BYTES, row_bytes)
+        num_pages = self.table_bytes / page_bytes
+        skipped = (1 - share) ** (page_bytes / row_bytes)  # the share of pages that no batch needs
+        needed, gap = 1 - skipped, 1 + reads.tuning.gap_bytes // page_bytes
+        # Of pages that no batch needs, those in gaps of at least `gap` pages are not read.
+        apart = skipped**gap
+        num_bytes = self.table_bytes * (1 - apart * (skipped + gap * needed))
+        num_reads = len(reads.layouts) * num_pages * needed * apart
+        return ReadTotals(math.ceil(num_reads), int(num_bytes))
 
     def _reads(
         self, misses: float, missed: Callable[[_Sample], npt.NDArray[np.bool_]]
@@ -349,7 +371,7 @@ class Workload:
         if found == 0:  # so few rows that each is a read of its own
             num = round(misses * self.epoch_batches)
             return ReadTotals(num * len(sample.reads.layouts), num * self.row_bytes)
-        return _scaled(totals, misses * self.epoch_batches / found)
+        return totals.scaled(misses * self.epoch_batches / found)
 
     def with_degrees(self, degrees: npt.NDArray[np.uint32]) -> Self:
         """Return the workload with the curve of a cache by out-degree."""
@@ -381,22 +403,17 @@ class _Sample:
         """The kept rows as a share of all."""
         return self.spatial.share
 
-    def scanned_bytes(self, rows: npt.NDArray[Any]) -> float:
-        """Return the bytes that a pass over the tables reads for some of the kept rows."""
-        once = self.reads.count(rows).num_bytes
+    def pass_reads(self, rows: npt.NDArray[Any]) -> ReadTotals:
+        """Return the reads of a pass over the tables for some of the kept rows."""
+        reads = self.reads.in_passes
         if self.spatial.share_bits == 0:
-            return once
-        block, place = np.divmod(rows.astype(np.int64), block_rows := 1 << self.spatial.block_bits)
-        gap_rows = self.reads.tuning.gap_bytes // max(1, self.reads.row_bytes)
-        apart = (3 + gap_rows // block_rows) * block_rows
-        first = np.unique(block, return_inverse=True)[1] * apart + place
-        both = np.sort(np.concatenate([first, first + block_rows]))
-        more = self.reads.count(both).num_bytes - self.reads.count(first).num_bytes
-        return more / self.share
-
-
-def _scaled(totals: ReadTotals, factor: float) -> ReadTotals:
-    return ReadTotals(round(totals.reads * factor), round(totals.num_bytes * factor))
+            return reads.count(rows)
+        # As if the kept blocks were the table.
+        bits = self.spatial.block_bits
+        blocks = np.arange((int(rows.max(initial=0)) >> bits) + 1, dtype=np.int64)
+        ranks = np.cumsum(self.spatial.keeps(blocks << bits)) - 1
+        places = (ranks[rows >> bits] << bits) + (rows & ((1 << bits) - 1))
+        return reads.count(places).scaled(1 / self.share)
 
 
 def _page_curve(trace: Trace, share: float, reads: TableReads) -> ReuseCurve:
