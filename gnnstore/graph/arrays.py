@@ -169,6 +169,20 @@ class Texts(Sequence[str]):
         return f"Texts({len(self)})"
 
 
+def check_nodes(
+    reader: StoreReader, spec: AttributeSpec, ids: npt.NDArray[Any], num_nodes: int
+) -> None:
+    """Refuse what a split has stored if it is no list of node ids."""
+    is_list = ids.ndim == 1 and ids.dtype.kind in "iu"
+    if not is_list or (ids.size and not 0 <= ids.min() <= ids.max() < num_nodes):
+        path = reader.path / spec.path
+        raise CorruptStoreError(
+            f"{path}: the split is no list of node ids below {num_nodes}; run 'gnnstore verify' on "
+            "the store, and convert again",
+            path=path,
+        )
+
+
 class ByName(Mapping[str, T], Generic[T, S]):
     """What a store has of some specs, by name; "val" finds "valid"."""
 
@@ -208,13 +222,7 @@ class Splits(ByName[Tensor, AttributeSpec]):
                 )
             raise NoSplitError(f"{self._reader.path}: {problem}", path=self._reader.path)
         ids = self._reader.read(spec)
-        is_list = ids.ndim == 1 and ids.dtype.kind in "iu"
-        if not is_list or (ids.size and not 0 <= ids.min() <= ids.max() < self._num_nodes):
-            raise CorruptStoreError(
-                f"{self._reader.path / spec.path}: the split {name!r} is no list of node ids below "
-                f"{self._num_nodes}; run 'gnnstore verify' on the store, and convert again",
-                path=self._reader.path / spec.path,
-            )
+        check_nodes(self._reader, spec, ids, self._num_nodes)
         return torch.from_numpy(ids.astype(np.int64, copy=False))
 
     def __repr__(self) -> str:

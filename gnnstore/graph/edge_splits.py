@@ -8,11 +8,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from gnnstore.errors import CorruptStoreError, NoSplitError
+from gnnstore.errors import NoSplitError
 from gnnstore.formats import AttributeSpec, StoreReader
 from gnnstore.formats.store.edge_splits import EdgeSplitSpec
 from gnnstore.formats.store.schema import EdgeTypeSpec
-from gnnstore.graph.arrays import ByName, stored
+from gnnstore.graph.arrays import ByName, check_nodes, stored
 from gnnstore.graph.lazy import LazyTensor
 
 
@@ -61,14 +61,9 @@ class EdgeSplit:
     ) -> npt.NDArray[Any]:
         found = np.empty((2, source.num_rows), dtype)
         for row, spec, count in zip(found, (source, target), self._counts, strict=True):
-            row[:] = stored(self._reader, spec).read()
-            if row.min() < 0 or row.max() >= count:
-                path = self._reader.path / spec.path
-                raise CorruptStoreError(
-                    f"{path}: holds the nodes {row.min()} to {row.max()}, expected 0 to "
-                    f"{count - 1}; run 'gnnstore verify' on the store, and convert again",
-                    path=path,
-                )
+            ids = stored(self._reader, spec).read()
+            check_nodes(self._reader, spec, ids, count)
+            row[:] = ids
         return found
 
     def __repr__(self) -> str:

@@ -19,7 +19,7 @@ from gnnstore.converters.typed import graph_writer
 from gnnstore.converters.typed.reverse import ReversedEdges
 from gnnstore.errors import CorruptStoreError
 from gnnstore.features.tables import SharedRows
-from gnnstore.formats.container.strict_json import Fields
+from gnnstore.formats.container.strict_json import Fields, to_json
 from gnnstore.graph.sizes import StoreSizes
 from gnnstore.tools.cli import main
 from tests.support.batches import assert_same_batches, batches_of
@@ -132,7 +132,7 @@ def test_damaged_places_are_found(tmp_path: Path) -> None:
 
 def test_a_schema_that_shares_what_is_not_alike(tmp_path: Path) -> None:
     store = hetero_store(tmp_path / "s.gnn", wide_data(sort=False), reverse="cites")
-    document = json.loads(json.dumps(store.schema.to_json()))
+    document = json.loads(json.dumps(to_json(store.schema)))
     edge = next(own for own in document["edge_types"] if own["relation"] == "rev_cites")
     edge["shared"]["wide"] = "edges/paper__cites__paper/attrs/edge_attr"
     with pytest.raises(CorruptStoreError, match=r"'wide' of .* shares the rows of"):

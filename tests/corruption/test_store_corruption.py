@@ -554,9 +554,9 @@ def test_a_split_of_other_things_than_nodes(tmp_path: Path, ids: Any) -> None:
     (problem,) = verify(path, "full").problems
     assert problem.path == str(path / "splits/node/odd")
     store = gnnstore.open(path)
-    with pytest.raises(CorruptStoreError, match="the split 'odd' is no list of node ids below 300"):
+    with pytest.raises(CorruptStoreError, match="odd: the split is no list of node ids below 300"):
         _ = store.splits["odd"]
-    with pytest.raises(CorruptStoreError, match="the split 'odd'"):
+    with pytest.raises(CorruptStoreError, match="odd: the split is no list"):
         store.to_pyg()
 
 

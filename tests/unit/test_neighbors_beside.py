@@ -102,10 +102,11 @@ def test_batches_do_not_wait_for_it(path: Path, gate: Gate, share: int) -> None:
     gate.go_on.set()
     join()
     expected = open_neighbor_cache(csc, rows, num_bytes, uuid)
-    assert cache.current() is not None
+    filled = cache.current()
+    assert filled is not None
     assert expected is not None
-    np.testing.assert_array_equal(cache.current().bits, expected.bits)
-    np.testing.assert_array_equal(cache.current().neighbors, expected.neighbors)
+    np.testing.assert_array_equal(filled.bits, expected.bits)
+    np.testing.assert_array_equal(filled.neighbors, expected.neighbors)
     assert cache.num_bytes == expected.num_bytes <= num_bytes
     later, num_later = sample()
     assert num_later < num_first

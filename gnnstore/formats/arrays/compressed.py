@@ -98,14 +98,6 @@ def chunk_file_name(position: tuple[int, ...]) -> str:
     return ".".join(["c", *map(str, position)])
 
 
-def read_compressed(directory: Path, spec: AttributeSpec) -> npt.NDArray[Any]:
-    """Read a compressed array whole, into a new array in its storage type."""
-    values = np.empty(spec.shape, STORAGE_DTYPES[spec.dtype])
-    for place, chunk in read_chunks(directory, spec):
-        values[place] = chunk
-    return values
-
-
 def read_chunks(
     directory: Path, spec: AttributeSpec
 ) -> Iterator[tuple[tuple[slice, ...], npt.NDArray[Any]]]:

@@ -27,8 +27,8 @@ from gnnstore.formats.arrays.compressed import (
     chunk_file_name,
     chunk_positions,
     read_chunks,
-    read_compressed,
 )
+from gnnstore.formats.arrays.dtypes import STORAGE_DTYPES
 from gnnstore.formats.arrays.paged_array import PagedArray
 from gnnstore.formats.arrays.spec import AttributeSpec
 from gnnstore.formats.arrays.zarr_metadata import (
@@ -395,15 +395,16 @@ class SealedReader(SealedFiles[M]):
 
     def compressed(self, spec: AttributeSpec) -> npt.NDArray[Any]:
         """Read a compressed array whole into a new array in its storage type."""
-        check_directories(self.path, spec.path)  # no file of an empty array need be listed
-        with self._identity.checked():
-            return read_compressed(self.path / spec.path, spec)
+        values = np.empty(spec.shape, STORAGE_DTYPES[spec.dtype])
+        for place, chunk in self.compressed_chunks(spec):
+            values[place] = chunk
+        return values
 
     def compressed_chunks(
         self, spec: AttributeSpec
     ) -> Iterator[tuple[tuple[slice, ...], npt.NDArray[Any]]]:
         """Yield the places and values of a compressed array's chunks, one in memory at a time."""
-        check_directories(self.path, spec.path)
+        check_directories(self.path, spec.path)  # no file of an empty array need be listed
         with self._identity.checked():
             yield from read_chunks(self.path / spec.path, spec)
 

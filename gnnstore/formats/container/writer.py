@@ -372,7 +372,11 @@ class SealedWriter:
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        keeps = self._open and error is not None and is_resumable_error(error)
+        # No fault of the data, so that a later attempt may succeed.
+        keeps = self._open and isinstance(
+            error, StorageError | OSError | MemoryError | KeyboardInterrupt
+        )
+        keeps = keeps and not isinstance(error, NotFoundError | StoreExistsError)
         missing = _describe_missing(self.path.parent, self.remaining_bytes) if keeps else ""
         self.abort(keep=keeps)
         if keeps:
@@ -435,13 +439,6 @@ def _differences(before: Any, now: Any, name: str = "") -> Iterator[str]:
             yield from _differences(*values, f"{name}[{number}]")
     elif before != (list(now) if isinstance(now, tuple) else now):
         yield f"{name} was {before!r} and is {now!r} now"
-
-
-def is_resumable_error(error: BaseException) -> bool:
-    """Whether an error is no fault of the data, so that a later attempt may succeed."""
-    if isinstance(error, NotFoundError | StoreExistsError):
-        return False
-    return isinstance(error, StorageError | OSError | MemoryError | KeyboardInterrupt)
 
 
 def _describe_missing(directory: Path, needed_bytes: int) -> str:
