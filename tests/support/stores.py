@@ -94,7 +94,9 @@ def write_example_store(
         edge = EdgeTypeSpec(
             *EDGE_TYPE,
             len(order),
-            *(specs[f"{edges}/{name}"] for name in ("indptr", "indices", "edge_id")),
+            specs[f"{edges}/indptr"],
+            specs[f"{edges}/indices"],
+            specs[f"{edges}/edge_id"],
             {"edge_attr": specs[f"{edges}/attrs/edge_attr"]},
         )
         weights = {"weights": specs[graph_array("weights")]}

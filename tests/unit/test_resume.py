@@ -388,7 +388,7 @@ def spill_and_fail(output: Path, options: ConvertOptions) -> None:
     source: dict[str, Any] = {"parameters": {}}
     with GraphWriter(output, kind="test", source=source, options=options) as writer:
         assert writer.spill_directory.parent.name == "spill"
-        assert writer.spill_directory.name == foreign_spill_name(writer.journal.directory)
+        assert writer.spill_directory.name == foreign_spill_name(writer._store.temporary_path)
         writer.spill_directory.mkdir()
         (writer.spill_directory / "0.run").write_bytes(bytes(10))
         raise InputError("a bad line")
