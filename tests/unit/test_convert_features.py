@@ -21,7 +21,6 @@ from gnnstore.converters import (
     GraphWriter,
     from_kronecker,
     from_numpy,
-    from_rmat,
     from_snap,
     partition,
 )
@@ -464,8 +463,12 @@ def test_a_scale_needs_int8_and_rows_that_can_be_read_twice(tmp_path: Path) -> N
         ConvertOptions(feature_scale="column", feature_dtype="float16")
     with pytest.raises(UsageError, match=r"feature_scale='row' is unknown; choose one of column"):
         ConvertOptions(feature_scale="row")  # type: ignore[arg-type]
-    with pytest.raises(UsageError, match=r"features that can be read twice, which these cannot"):
-        from_rmat(tmp_path / "r.gnn", scale=4, options=INT8)
+    with (
+        GraphWriter(tmp_path / "g.gnn", kind="mine", options=INT8, num_nodes=2) as writer,
+        pytest.raises(UsageError, match=r"features that can be read twice, which these cannot"),
+        writer.node_rows("x", num_rows=2, row_shape=(3,), dtype="float32"),
+    ):
+        pass
 
 
 def test_batches_have_the_scales(tmp_path: Path) -> None:
