@@ -98,7 +98,7 @@ class RangeSort(SpillDirectory):
                     lengths = np.fromiter(map(len, some), np.int64, len(some))
                     self.append(f"{number:06d}.{column}.lengths", lengths)
                 else:
-                    self.append(f"{number:06d}.{column}", rows[chosen])
+                    self.append(f"{number:06d}.{column}", rows.take(chosen, axis=0))
 
     def column(self, number: int, column: str, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
         """Return the elements of a column in a range, in the order in which they came."""

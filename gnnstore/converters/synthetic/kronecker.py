@@ -221,8 +221,9 @@ class _EdgeExpander:
             # Positions in the tables: consecutive from where each edge's pattern begins.
             places = np.repeat(self._begins[patterns] - (np.cumsum(counts) - counts), counts)
             places += np.arange(len(places))
-            sources = self._rows[places] + piece.sources.astype(dtype)[parents]
-            targets = self._columns[places] + piece.targets.astype(dtype)[parents]
+            sources, targets = self._rows[places], self._columns[places]
+            sources += piece.sources.astype(dtype)[parents]
+            targets += piece.targets.astype(dtype)[parents]
             yield piece, parents, sources, targets
 
 
