@@ -83,6 +83,12 @@ File::File(std::string path, int flags)
 
 File::~File() { ::close(file_.descriptor); }
 
+void File::check_size(int64_t body_bytes) const {
+    if (size() < body_bytes)
+        throw IoError(EIO, text_of("the file holds ", size(), " bytes, but its body should have ",
+                                   body_bytes, "; it is truncated"), path_);
+}
+
 void File::read_exactly(uint8_t *out, int64_t num_bytes, int64_t offset) const {
     // Linux transfers at most 2 GiB less a page per call.
     constexpr int64_t max_read_bytes = 1 << 30;
@@ -92,20 +98,15 @@ void File::read_exactly(uint8_t *out, int64_t num_bytes, int64_t offset) const {
         if (got > 0) {
             done += got;
         } else if (got == 0) {
-            throw IoError(EIO,
-                          "the file ends at byte " + std::to_string(offset + done) +
-                              ", but bytes " + std::to_string(offset) + " to " +
-                              std::to_string(offset + num_bytes) +
-                              " were asked for; it is truncated",
-                          path_);
+            throw IoError(EIO, text_of("the file ends at byte ", offset + done, ", but bytes ",
+                                       offset, " to ", offset + num_bytes, " were asked for; it is "
+                                       "truncated"), path_);
         } else if (errno != EINTR) {
             // EAGAIN too: a regular file does not give it unless asked to, and whatever
             // does give it would be asked again and again without a pause.
             const int code = errno;
-            throw IoError(code,
-                          "cannot read " + std::to_string(num_bytes - done) + " bytes at offset " +
-                              std::to_string(offset + done) + ": " + std::strerror(code),
-                          path_);
+            throw IoError(code, text_of("cannot read ", num_bytes - done, " bytes at offset ",
+                                        offset + done, ": ", std::strerror(code)), path_);
         }
     }
 }

@@ -32,6 +32,8 @@ public:
     const std::string &path() const { return path_; }
     int64_t size() const { return file_.num_bytes; }  // when it was opened
 
+    // Throws EIO if the file has fewer bytes than this.
+    void check_size(int64_t body_bytes) const;
     // Reads num_bytes at offset, or throws: a file that ends early is EIO, never zeros.
     void read_exactly(uint8_t *out, int64_t num_bytes, int64_t offset) const;
     void advise_sequential() const;

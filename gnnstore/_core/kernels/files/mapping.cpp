@@ -29,13 +29,7 @@ int64_t sum_bodies(const std::vector<std::string> &paths, const std::vector<int6
 }
 
 void map_body(const File &file, uint8_t *place, int64_t body_bytes) {
-    const int64_t size = file.size();
-    if (size < body_bytes)
-        throw IoError(EIO,
-                      "the file holds " + std::to_string(size) +
-                          " bytes, but its body should have " + std::to_string(body_bytes) +
-                          "; it is truncated",
-                      file.path());
+    file.check_size(body_bytes);
     if (body_bytes == 0) return;
     if (sys::mmap(place, static_cast<size_t>(body_bytes), PROT_READ, MAP_SHARED | MAP_FIXED,
                   file.descriptor(), 0) == MAP_FAILED) {
@@ -58,10 +52,8 @@ Mapping::Mapping(const std::vector<std::string> &paths, const std::vector<int64_
                                 MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
         if (range == MAP_FAILED) {
             const int code = errno;
-            throw IoError(code,
-                          "cannot reserve " + std::to_string(reserved) +
-                              " bytes of address space: " + std::strerror(code),
-                          paths.front());
+            throw IoError(code, text_of("cannot reserve ", reserved, " bytes of address space: ",
+                                        std::strerror(code)), paths.front());
         }
         data_ = static_cast<uint8_t *>(range);
     }

@@ -29,13 +29,7 @@ OpenFile::OpenFile(std::string path, int64_t min_bytes, bool want_direct)
         // 128 KiB for a row.
         (void)sys::fadvise(file_->descriptor(), 0, 0, POSIX_FADV_RANDOM);
     }
-    const int64_t size = file_->size();
-    if (size < min_bytes)
-        throw IoError(EIO,
-                      "the file holds " + std::to_string(size) +
-                          " bytes, but its body should have " + std::to_string(min_bytes) +
-                          "; it is truncated",
-                      file_->path());
+    file_->check_size(min_bytes);
 }
 
 OpenFile::~OpenFile() {

@@ -75,10 +75,8 @@ void SpillFile::reserve(int64_t num_bytes) {
     while (result != 0 && errno == EINTR);
     // Without it the file grows write by write, which is as right.
     if (const int code = errno; result != 0 && code != EOPNOTSUPP && code != ENOSYS)
-        throw IoError(code,
-                      "cannot set " + std::to_string(num_bytes) +
-                          " bytes aside: " + std::strerror(code),
-                      path_);
+        throw IoError(code, text_of("cannot set ", num_bytes, " bytes aside: ",
+                                    std::strerror(code)), path_);
     end_ = num_bytes;
 }
 
@@ -129,11 +127,9 @@ void SpillFile::read_unchecked(void *out, int64_t num_bytes, int64_t offset) con
 void SpillFile::check(uint32_t found, uint32_t crc, int64_t num_bytes, int64_t offset,
                       int64_t batch) const {
     if (found != crc)
-        throw IoError(EBADMSG,
-                      "batch " + std::to_string(batch) + " is not what was written: " +
-                          bytes_at(num_bytes, offset) + " have the crc32c " + hex(found) +
-                          ", not " + hex(crc),
-                      path_);
+        throw IoError(EBADMSG, text_of("batch ", batch, " is not what was written: ",
+                                       bytes_at(num_bytes, offset), " have the crc32c ", hex(found),
+                                       ", not ", hex(crc)), path_);
 }
 
 uint32_t SpillFile::checksum(const void *data, int64_t num_bytes, int64_t batch) {

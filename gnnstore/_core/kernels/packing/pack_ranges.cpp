@@ -171,8 +171,7 @@ int64_t MissedOnDisk<Id>::read(size_t batch, Id *rows, int64_t count, int64_t nu
 
 template <class Id>
 void MissedOnDisk<Id>::fail(size_t batch, const char *what) const {
-    throw IoError(EBADMSG,
-                  "batch " + std::to_string(batch) + " is not what was written: it " + what,
+    throw IoError(EBADMSG, text_of("batch ", batch, " is not what was written: it ", what),
                   from_.file.path());
 }
 

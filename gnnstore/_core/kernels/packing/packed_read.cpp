@@ -123,12 +123,10 @@ public:
         if (num_damaged_ > 1)
             more = "; " + std::to_string(num_damaged_ - 1) + " more of the chunk's " +
                    std::to_string(chunk_.num_crcs) + " pieces are damaged too";
-        throw IoError(EBADMSG,
-                      "bytes " + std::to_string(chunk_.offset + begin) + " to " +
-                          std::to_string(chunk_.offset + end) +
-                          " are not what was written: the crc32c is " + hexadecimal(found_) +
-                          ", not " + hexadecimal(chunk_.crcs[first_]) + more,
-                      path);
+        throw IoError(EBADMSG, text_of("bytes ", chunk_.offset + begin, " to ", chunk_.offset + end,
+                                       " are not what was written: the crc32c is ",
+                                       hexadecimal(found_), ", not ",
+                                       hexadecimal(chunk_.crcs[first_]), more), path);
     }
 
 private:

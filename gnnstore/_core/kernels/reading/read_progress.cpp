@@ -76,19 +76,14 @@ ReadProgress::Step ReadProgress::advance_slowly(int64_t result) {
 }
 
 IoError read_error(const Read &read, int64_t offset, int64_t length, int code) {
-    return IoError(code,
-                   "cannot read " + std::to_string(length) + " bytes at offset " +
-                       std::to_string(offset) + ": " + std::strerror(code),
-                   read.file->path());
+    return IoError(code, text_of("cannot read ", length, " bytes at offset ", offset, ": ",
+                                 std::strerror(code)), read.file->path());
 }
 
 IoError truncation_error(const Read &read, int64_t end) {
-    return IoError(EIO,
-                   "the file ends at byte " + std::to_string(std::min(end, size_of(*read.file))) +
-                       ", but bytes " + std::to_string(read.offset) + " to " +
-                       std::to_string(read.offset + read.required) +
-                       " were asked for; it is truncated",
-                   read.file->path());
+    return IoError(EIO, text_of("the file ends at byte ", std::min(end, size_of(*read.file)), ", "
+                                "but bytes ", read.offset, " to ", read.offset + read.required, " "
+                                "were asked for; it is truncated"), read.file->path());
 }
 
 }  // namespace gnnstore
