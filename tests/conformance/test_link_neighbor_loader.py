@@ -385,14 +385,6 @@ def test_topology_and_threads_change_nothing(
     assert_same_batches(batches_of(loader), expected[: len(loader)])
 
 
-def test_ranks_share_the_batches(path: Path, seeds: dict[str, Any], expected: Batches) -> None:
-    num_batches = len(expected) // 2
-    for rank in range(2):
-        loader = loader_of(path, strategy="memory", rank=rank, world_size=2, **seeds)
-        numbers = range(rank, 2 * len(loader), 2)
-        assert_same_batches(batches_of(loader), [expected[k % num_batches] for k in numbers])
-
-
 def test_packed_epochs_hold_links(
     path: Path, seeds: dict[str, Any], expected: Batches, tmp_path: Path
 ) -> None:

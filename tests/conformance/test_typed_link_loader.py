@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import warnings
 from pathlib import Path
 from typing import Any
@@ -17,8 +16,6 @@ from torch_geometric.sampler import NegativeSampling
 import gnnstore
 from gnnstore import LinkNeighborLoader
 from gnnstore.errors import InputError, NotFoundError, UsageError
-from tests.support.batches import Batches, assert_same_batches, batches_of
-from tests.support.effort import paired
 from tests.support.hetero import CITES, TEACHES, WRITES, WRITTEN_BY, hetero_store, make_hetero
 
 DATA = make_hetero()
@@ -253,75 +250,6 @@ def test_seed_edges_that_cannot_be(path: Path, given: Any, message: str) -> None
 
 
 # --- the same batches however they come ------------------------------------------------------
-
-OPTIONS: dict[str, Any] = {"batch_size": 9, "shuffle": True, "seed": 3}
-WAYS: list[dict[str, Any]] = [
-    {"strategy": "memory", "num_threads": 8},
-    {"strategy": "direct", "topology": "disk", "io_engine": "pread"},
-    {"strategy": "static", "cache_bytes": "1kB"},
-    {"strategy": "belady", "cache_bytes": "1kB", "superbatch": 3, "topology": "disk"},
-    {"strategy": "packed", "cache_bytes": "1kB", "superbatch": 4},
-]
-CASES: dict[str, dict[str, Any]] = {
-    "pairs": {"edge_label_index": WRITES, "neg_sampling": "binary", "exclude_edges": "reverse"},
-    "triplets": {
-        "edge_label_index": CITES,
-        "neg_sampling": {"mode": "triplet", "amount": 2},
-        "disjoint": True,
-        "strict_negatives": True,
-        "edge_label_attrs": ["w"],
-    },
-    "types": {
-        "edge_label_index": (WRITES, PAIRS),
-        "edge_label": torch.arange(40),
-        "disjoint": True,
-    },
-}
-
-
-def loader_of(path: Path, case: str, **options: Any) -> LinkNeighborLoader:
-    arguments = {"num_neighbors": [3, 2]} | OPTIONS | CASES[case] | options
-    return LinkNeighborLoader(path, **arguments)
-
-
-@pytest.fixture(scope="module")
-def expected(path: Path) -> dict[str, Batches]:
-    return {
-        case: batches_of(loader_of(path, case, strategy="memory", num_threads=0), 2)
-        for case in CASES
-    }
-
-
-@pytest.mark.parametrize(("way", "case"), paired(WAYS, CASES), ids=str)
-def test_every_way_gives_the_same_batches(
-    path: Path, expected: dict[str, Any], case: str, way: dict[str, Any]
-) -> None:
-    assert_same_batches(batches_of(loader_of(path, case, **way), 2), expected[case])
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_resuming(path: Path, expected: dict[str, Any], case: str) -> None:
-    loader, of_epoch = loader_of(path, case), len(expected[case]) // 2
-    states = [json.dumps(loader.state_dict())]
-    states.extend(json.dumps(loader.state_dict()) for _ in loader)
-    for stop in range(0, of_epoch, 3):
-        resumed = loader_of(path, case)
-        resumed.load_state_dict(json.loads(states[stop]))
-        assert_same_batches(batches_of(resumed), expected[case][stop:of_epoch])
-    other = loader_of(path, case, edge_label_index=TEACHES, edge_label=None, exclude_edges=None)
-    with pytest.raises(UsageError, match="not of a loader like this one"):
-        other.load_state_dict(json.loads(states[0]))
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_a_round_trip_through_pygs_output(path: Path, expected: dict[str, Any], case: str) -> None:
-    loader = loader_of(path, case, transform_sampler_output=lambda out: out)
-    assert_same_batches(batches_of(loader, 2), expected[case])
-    for rank in range(2):
-        shared = loader_of(path, case, rank=rank, world_size=2)
-        of_epoch = len(expected[case]) // 2
-        wanted = [k % of_epoch for k in range(rank, of_epoch + of_epoch % 2, 2)]
-        assert_same_batches(batches_of(shared), [expected[case][k] for k in wanted])
 
 
 @pytest.mark.parametrize("neg_sampling", [None, "binary", "triplet"])

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import gc
-import json
 import warnings
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch_geometric.data import Data, HeteroData
@@ -18,8 +14,7 @@ from torch_geometric.sampler import NumNeighbors
 import gnnstore
 from gnnstore import NeighborLoader
 from gnnstore.errors import InputError, NotFoundError, UsageError
-from tests.support.batches import Batches, assert_same_batches, batches_of
-from tests.support.effort import choose, paired
+from tests.support.batches import assert_same_batches, batches_of
 from tests.support.hetero import (
     AT,
     CITES,
@@ -29,7 +24,6 @@ from tests.support.hetero import (
     hetero_store,
     make_hetero,
 )
-from tests.support.loaders import threads_of_loaders
 
 DATA = make_hetero()
 TYPES = {CITES: [3, 2], WRITES: [2, 2], WRITTEN_BY: [2, 1], TEACHES: [1, 1], AT: [4, 4]}
@@ -386,118 +380,18 @@ def test_ids_by_type(path: Path) -> None:
 
 # --- the same batches however they come ------------------------------------------------------
 
-OPTIONS: dict[str, Any] = {"batch_size": 6, "shuffle": True, "seed": 3}
-EIGHT = {"num_threads": 8}
-WAYS: list[dict[str, Any]] = [
-    {"strategy": "memory", "num_threads": 0},
-    {"strategy": "memory", "num_threads": 8},
-    {"strategy": "mmap", "num_threads": 2},
-    {"strategy": "direct", "topology": "disk"},
-    {"strategy": "direct", "io_engine": "pread", "memory": "20MB"},
-    {"strategy": "direct", "io_engine": "mmap"},
-    {"strategy": "static", "cache_bytes": "1kB"},
-    {"strategy": "static", "cache": "degree", "cache_bytes": "1kB", "num_threads": 8},
-    {"strategy": "belady", "cache_bytes": "1kB", "superbatch": 3},
-    {"strategy": "belady", "cache_bytes": "0", "topology": "disk"},
-    {"strategy": "packed", "cache_bytes": "1kB", "superbatch": 2},
-    {"strategy": "packed", "cache": "frequency", "cache_bytes": "1kB", "topology": "disk"},
-    {"strategy": "auto"},
-]
-CASES: dict[str, dict[str, Any]] = {
-    "joint": {"input_nodes": TRAIN},
-    "by type": {"input_nodes": SEVERAL, "num_neighbors": TYPES},
-    "disjoint": {"input_nodes": SEVERAL, "disjoint": True},
-    "bidirectional": {"input_nodes": TRAIN, "subgraph_type": "bidirectional"},
-    "induced": {"input_nodes": SEVERAL, "subgraph_type": "induced"},
-}
 
-
-@pytest.fixture(scope="module")
-def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Write a graph whose rows are wide enough to be read from disk."""
-    data = make_hetero(widths={"paper": 60, "author": 25})
-    return hetero_store(tmp_path_factory.mktemp("wide") / "s.gnn", data).path
-
-
-def loader_of(path: Path, **options: Any) -> NeighborLoader:
-    arguments = {"num_neighbors": [3, 2]} | OPTIONS | options
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=".*is the reverse of")
-        return NeighborLoader(path, **arguments)
-
-
-@pytest.fixture(scope="module")
-def expected(wide: Path) -> dict[str, Batches]:
-    return {
-        name: batches_of(loader_of(wide, strategy="memory", num_threads=1, **case), 2)
-        for name, case in CASES.items()
-    }
-
-
-@pytest.mark.parametrize(("way", "case"), paired(WAYS, CASES), ids=str)
-def test_every_way_gives_the_same_batches(
-    wide: Path, expected: dict[str, Any], case: str, way: dict[str, Any]
-) -> None:
-    assert_same_batches(batches_of(loader_of(wide, **CASES[case], **way), 2), expected[case])
-
-
-@pytest.mark.parametrize("way", [WAYS[1], WAYS[8]], ids=str)
-def test_loops_that_are_left_early(
-    wide: Path, expected: dict[str, Any], way: dict[str, Any]
-) -> None:
-    """[I pyg#5348]: many of them, with more threads than node types."""
-    rng, loader = np.random.default_rng(0), loader_of(wide, **CASES["by type"], **way | EIGHT)
-    whole, seen = expected["by type"][: len(loader)], 0
-    while seen < choose(300, 10_000):
-        loader.set_epoch(0)
-        count = int(rng.integers(1, len(loader) + 1))
-        batches = [batch.to_dict() for batch in islice(loader, count)]
-        assert_same_batches(batches, whole[:count])
-        seen += count
-    loader.set_epoch(1)
-    assert_same_batches(batches_of(loader), expected["by type"][len(loader) :])
-    del loader
-    gc.collect()
-    assert threads_of_loaders() == []
-
-
-@pytest.mark.parametrize("case", ["joint", "disjoint"])
-@pytest.mark.parametrize("way", [WAYS[0], WAYS[8], WAYS[10]], ids=str)
-def test_resuming(wide: Path, expected: dict[str, Any], case: str, way: dict[str, Any]) -> None:
-    """A state after any batch, through JSON, goes on with the batches that remain."""
-    loader, of_epoch = loader_of(wide, **CASES[case], **way), len(expected[case]) // 2
-    states = [json.dumps(loader.state_dict())]
-    states.extend(json.dumps(loader.state_dict()) for _ in loader)
-    for stop, state in enumerate(states[:-1]):
-        resumed = loader_of(wide, **CASES[case], strategy="memory")
-        resumed.load_state_dict(json.loads(state))
-        assert_same_batches(batches_of(resumed), expected[case][stop:of_epoch])
-
-
-def test_states_of_other_loaders(wide: Path) -> None:
-    state = loader_of(wide, **CASES["by type"]).state_dict()
+def test_states_of_other_loaders(path: Path) -> None:
+    options: dict[str, Any] = {"num_neighbors": TYPES, "input_nodes": SEVERAL, "batch_size": 6}
+    state = NeighborLoader(path, **options).state_dict()
     for change in (
         {"num_neighbors": [3, 2]},
         {"num_neighbors": {**TYPES, AT: [1, 1]}},
         {"input_nodes": TRAIN},
         {"input_nodes": {**SEVERAL, "author": [3, 3, 9, 30, 11, 2, 1]}},
     ):
-        other = loader_of(wide, **(CASES["by type"] | change))
         with pytest.raises(UsageError, match="not of a loader like this one"):
-            other.load_state_dict(state)
-
-
-@pytest.mark.parametrize("world_size", [1, 2, 3])
-def test_ranks(wide: Path, expected: dict[str, Any], world_size: int) -> None:
-    """Batch k goes to rank k mod W; at the end the first ones repeat."""
-    whole = expected["by type"]
-    of_epoch = len(whole) // 2
-    for rank in range(world_size):
-        loader = loader_of(wide, **CASES["by type"], rank=rank, world_size=world_size)
-        wanted = [
-            k % of_epoch for k in range(rank, -(-of_epoch // world_size) * world_size, world_size)
-        ]
-        assert_same_batches(batches_of(loader), [whole[k] for k in wanted])
+            NeighborLoader(path, **(options | change)).load_state_dict(state)
 
 
 # --- PyG's habits ----------------------------------------------------------------------------
@@ -581,7 +475,7 @@ def test_copies_share_data(path: Path) -> None:
     import copy  # noqa: PLC0415
     import pickle  # noqa: PLC0415
 
-    loader = loader_of(path, input_nodes=SEVERAL)
+    loader = NeighborLoader(path, [3, 2], SEVERAL, batch_size=6, seed=3)
     copied = copy.copy(loader)
     assert_same_batches(batches_of(copied), batches_of(loader))
     assembler = pickle.loads(pickle.dumps(loader._assembler))  # noqa: S301
