@@ -12,7 +12,6 @@ import pytest
 import torch
 from torch.utils.data._utils.pin_memory import pin_memory
 from torch_geometric.loader import PrefetchLoader
-from torch_geometric.nn import SAGEConv
 
 import gnnstore
 from gnnstore import LinkNeighborLoader, NeighborLoader, PartitionPolicy
@@ -21,7 +20,7 @@ from gnnstore.errors import NotFoundError, UsageError
 from gnnstore.nn import AdjT
 from gnnstore.testing import assert_resumes
 from tests.support.batches import assert_same_batches, batches_of
-from tests.support.csr import WIDTH, assert_those_of, looped_graph
+from tests.support.csr import assert_those_of, looped_graph
 from tests.support.packed import pack
 from tests.support.references import OPTIONS
 
@@ -178,32 +177,6 @@ def test_transforms_pinning_and_prefetching(path: Path) -> None:
     assert_same_batches([batch.cpu().to_dict() for batch in ahead], expected)
     if torch.cuda.is_available():
         assert pin_memory(next(iter(loader))).adj_t.is_pinned()
-
-
-@pytest.mark.filterwarnings("ignore")  # Lightning's
-def test_lightning(path: Path) -> None:
-    lightning = pytest.importorskip("lightning")
-
-    class Model(lightning.LightningModule):  # type: ignore[misc, name-defined]
-        def __init__(self) -> None:
-            super().__init__()
-            self.conv = SAGEConv(WIDTH, 3)
-            self.steps = 0
-
-        def training_step(self, batch: Any) -> torch.Tensor:
-            assert type(batch.adj_t) is AdjT
-            self.steps += 1
-            out: torch.Tensor = self.conv(batch.x, batch.adj_t)[: batch.batch_size]
-            return out.square().mean()
-
-        def configure_optimizers(self) -> torch.optim.Optimizer:
-            return torch.optim.SGD(self.parameters(), 0.1)
-
-    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
-    trainer = lightning.Trainer(max_epochs=2, enable_model_summary=False, **quiet)
-    model, loader = Model(), NeighborLoader(path, [4, 4], "train", **CSR)
-    trainer.fit(model, loader)
-    assert model.steps == 2 * len(loader) > 0
 
 
 WRONG: dict[str, tuple[type[Exception], dict[str, Any]]] = {

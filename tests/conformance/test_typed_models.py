@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -11,16 +10,14 @@ from torch import Tensor
 from torch_geometric.data import HeteroData
 from torch_geometric.nn import (
     GraphConv,
-    HeteroConv,
     HGTConv,
-    SAGEConv,
     to_hetero,
 )
-from torch_geometric.utils import trim_to_layer
 
 import gnnstore
 from gnnstore import NeighborLoader
-from tests.support.hetero import AT, CITES, TEACHES, WRITES, WRITTEN_BY, hetero_store, make_hetero
+from tests.conformance.test_typed_csr import Layers
+from tests.support.hetero import hetero_store, make_hetero
 
 DATA = make_hetero()
 # HeteroConv and HGTConv take features of every type.
@@ -52,56 +49,17 @@ def test_counts_by_hop(tmp_path: Path) -> None:
     }
 
 
-class Layers(torch.nn.Module):
-    """Two layers that are trimmed to the hops that still matter."""
-
-    def __init__(self, trims: bool) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.trims = trims
-        self.layers = torch.nn.ModuleList(
-            HeteroConv(
-                {kind: SAGEConv((-1, -1), 8) for kind in (CITES, WRITES, WRITTEN_BY, TEACHES, AT)}
-            )
-            for _ in range(2)
-        )
-
-    def forward(self, batch: HeteroData) -> Tensor:
-        x, edges = batch.x_dict, batch.edge_index_dict
-        for number, layer in enumerate(self.layers):
-            if self.trims:
-                x, edges, _ = trim_to_layer(
-                    number, batch.num_sampled_nodes_dict, batch.num_sampled_edges_dict, x, edges
-                )
-            x = layer(x, edges)
-        found: Tensor = x["paper"]
-        return found
-
-
-@pytest.mark.parametrize("nodes", [TRAIN, {"paper": "train", "author": [3, 3, 9]}])
-@pytest.mark.parametrize("disjoint", [False, True])
-def test_trimmed_layers_give_the_same(path: Path, nodes: Any, disjoint: bool) -> None:
-    loader = NeighborLoader(path, [3, 2], nodes, batch_size=8, seed=1, disjoint=disjoint)
-    plain, trimmed = Layers(trims=False), Layers(trims=True)
-    for batch in loader:
-        with torch.no_grad():
-            expected, found = plain(batch), trimmed(batch)
-            trimmed.load_state_dict(plain.state_dict())
-            found = trimmed(batch)
-        size = batch["paper"].batch_size
-        torch.testing.assert_close(found[:size], expected[:size])
-
-
 def test_all_neighbours_give_what_the_whole_graph_does(path: Path) -> None:
     """[PyG: karate, hetero]: two layers, two hops of all."""
-    model = Layers(trims=False)
+    model = Layers(2, "mean")
     with torch.no_grad():
-        whole = model(DATA)
+        whole = model(DATA, DATA.x_dict, DATA.edge_index_dict, None)["paper"]
         for kind in ("directional", "induced"):
             loader = NeighborLoader(path, [-1, -1], "paper", batch_size=20, subgraph_type=kind)
             for batch in loader:
                 size, ids = batch["paper"].batch_size, batch["paper"].input_id
-                torch.testing.assert_close(model(batch)[:size], whole[ids])
+                found = model(batch, batch.x_dict, batch.edge_index_dict, None)["paper"]
+                torch.testing.assert_close(found[:size], whole[ids])
 
 
 class Net(torch.nn.Module):
