@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import pickle
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -75,60 +75,38 @@ def test_the_options_matter(path: Path, expected: list[str]) -> None:
 # --- other processes -----------------------------------------------------------------------
 
 
-def _in_child(make: Callable[[], NeighborLoader], queue: Any) -> None:
-    torch.set_num_threads(1)  # torch's own threads do not survive a fork
-    queue.put(digests(make(), 2))
+def loader_of(store: Any, strategy: str) -> NeighborLoader:
+    return NeighborLoader(store, [5, 5], "train", num_threads=2, strategy=strategy, **OPTIONS)
 
 
-class MakeLoader:
-    """Makes a loader where it is called."""
-
-    def __init__(self, store: Any, strategy: str) -> None:
-        self.store = store
-        self.strategy = strategy
-
-    def __call__(self) -> NeighborLoader:
-        return NeighborLoader(
-            self.store, [5, 5], "train", num_threads=2, strategy=self.strategy, **OPTIONS
-        )
-
-
-class HandOver:
-    """Hands over a loader that was made before, in another process perhaps."""
-
-    def __init__(self, loader: NeighborLoader) -> None:
-        self.loader = loader
-
-    def __call__(self) -> NeighborLoader:
-        return self.loader
+@pytest.fixture(params=["path", "store", "loader"])
+def handed_over(request: pytest.FixtureRequest, path: Path, way_of_reading: Any) -> Any:
+    """Return what another process gets; a loader is in use in this process too."""
+    if request.param == "path":
+        return path
+    if request.param == "store":
+        return gnnstore.open(path)
+    loader = loader_of(path, way_of_reading.strategy)
+    next(iter(loader))
+    loader.set_epoch(0)
+    return loader
 
 
-@pytest.mark.parametrize("handed_over", ["path", "store", "loader"])
+def digests_of(given: Any, strategy: str) -> list[str]:
+    """Return the digests of a loader, or of one of a store."""
+    return digests(given if isinstance(given, NeighborLoader) else loader_of(given, strategy), 2)
+
+
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
-def test_a_forked_process(
-    path: Path, expected: list[str], handed_over: str, way_of_reading: Any
-) -> None:
-    check_in_a_child(path, expected, "fork", handed_over, way_of_reading.strategy)
+def test_a_forked_process(expected: list[str], handed_over: Any, way_of_reading: Any) -> None:
+    context = multiprocessing.get_context("fork")
+    queue: Any = context.Queue()
 
+    def work() -> None:
+        torch.set_num_threads(1)  # torch's own threads do not survive a fork
+        queue.put(digests_of(handed_over, way_of_reading.strategy))
 
-@pytest.mark.ways("memory")  # it costs the import of torch
-def test_a_spawned_process(path: Path, expected: list[str], way_of_reading: Any) -> None:
-    check_in_a_child(path, expected, "spawn", "loader", way_of_reading.strategy)
-
-
-def check_in_a_child(
-    path: Path, expected: list[str], method: str, handed_over: str, strategy: str
-) -> None:
-    make: Callable[[], NeighborLoader] = MakeLoader(path, strategy)
-    if handed_over == "store":
-        make = MakeLoader(gnnstore.open(path), strategy)
-    if handed_over == "loader":
-        make = HandOver(MakeLoader(path, strategy)())
-        next(iter(make()))  # in use in this process too
-        make().set_epoch(0)
-    context: Any = multiprocessing.get_context(method)
-    queue = context.Queue()
-    child = context.Process(target=_in_child, args=(make, queue))
+    child = context.Process(target=work)
     child.start()
     try:
         assert queue.get(timeout=100) == expected
@@ -143,26 +121,16 @@ import importlib.util, sys
 spec = importlib.util.spec_from_file_location("determinism", sys.argv[1])
 module = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(module)
-made = isinstance(given, module.NeighborLoader)
-loader = given if made else module.MakeLoader(given, sys.argv[2])()
-print("\\n".join(module.digests(loader, 2)))
+print("\\n".join(module.digests_of(given, sys.argv[2])))
 """
 
 
-@pytest.mark.parametrize("handed_over", ["path", "store", "loader"])
 @pytest.mark.ways("memory", "static", "direct-io_uring")
 def test_an_unrelated_process(
-    path: Path, forks: ForkServer, expected: list[str], handed_over: str, way_of_reading: Any
+    forks: ForkServer, expected: list[str], handed_over: Any, way_of_reading: Any
 ) -> None:
     """It gets what is pickled, as a spawned one does."""
-    given: object = path
-    if handed_over == "store":
-        given = gnnstore.open(path)
-    if handed_over == "loader":
-        given = MakeLoader(path, way_of_reading.strategy)()
-        next(iter(given))
-        given.set_epoch(0)
-    ended = forks.run(UNRELATED, __file__, way_of_reading.strategy, given=given)
+    ended = forks.run(UNRELATED, __file__, way_of_reading.strategy, given=handed_over)
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout.split() == expected
 

@@ -355,15 +355,6 @@ def test_a_copy_has_a_position_of_its_own(
     assert (loader.stats().batches, copied.stats().batches) == (2 * NUM_BATCHES, NUM_BATCHES)
 
 
-def test_a_copy_displays_its_progress_as_well(store: GraphStore) -> None:
-    loaders = [make(store, progress=shown) for shown in (True, False)]
-    copies = [copy.copy(loader) for loader in loaders]
-    for loader, copied in zip(loaders, copies, strict=True):
-        ours, theirs = (each._recorder.progress for each in (loader, copied))
-        assert theirs is not ours
-        assert theirs._show is ours._show
-
-
 def test_a_copy_is_traced_by_itself(store: GraphStore, tmp_path: Path) -> None:
     loader = make(store)
     copied = copy.copy(loader)
@@ -515,35 +506,6 @@ class InTurn(Sampler[int]):
         self.next_given, self.epochs = state["given"], state["epochs"]
 
 
-class BackToTheStart(InTurn):
-    """Is at its start again when an epoch ends."""
-
-    def __iter__(self) -> Iterator[int]:
-        yield from super().__iter__()
-        self.given = 0
-
-
-class StatefulBatches(BatchSampler):
-    """Gives whole batches, reads ahead, and knows where it is."""
-
-    def __init__(self) -> None:
-        super().__init__(SequentialSampler(range(NUM_SEEDS)), 30, False)
-        self.place = 0
-
-    def __iter__(self) -> Iterator[list[int]]:
-        batches = list(super().__iter__())
-        while self.place < len(batches):
-            self.place += 1
-            yield batches[self.place - 1]
-        self.place = 0
-
-    def state_dict(self) -> dict[str, int]:
-        return {"place": self.place}
-
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        self.place = state["place"]
-
-
 SAMPLERS: dict[str, Callable[[], dict[str, Any]]] = {
     "random": lambda: {"sampler": RandomSampler(SEEDS, generator=seeded())},
     "random with replacement": lambda: {
@@ -577,8 +539,6 @@ SAMPLERS: dict[str, Callable[[], dict[str, Any]]] = {
     "stateful": lambda: {"sampler": InTurn()},
     "stateful, whole batches": lambda: {"sampler": InTurn(4 * BATCH_SIZE)},
     "stateful, drop_last": lambda: {"sampler": InTurn(), "drop_last": True},
-    "stateful, back to the start": lambda: {"sampler": BackToTheStart()},
-    "stateful batches": lambda: {"batch_sampler": StatefulBatches()},
     "stateful within batches": lambda: {"batch_sampler": BatchSampler(InTurn(), 40, False)},
 }
 
