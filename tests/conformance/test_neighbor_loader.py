@@ -98,9 +98,9 @@ def test_the_positional_parameters_are_pygs() -> None:
 
 
 @pytest.mark.parametrize(
-    "subgraph_type", list(SubgraphType) + [kind.value for kind in SubgraphType]
+    ("subgraph_type", "filter_per_worker"),
+    paired([*SubgraphType, *(kind.value for kind in SubgraphType)], [None, True, False], 1),
 )
-@pytest.mark.parametrize("filter_per_worker", [None, True, False])
 def test_basics(
     store: gnnstore.GraphStore, data: Data, subgraph_type: Any, filter_per_worker: bool | None
 ) -> None:
@@ -148,6 +148,7 @@ def test_a_split_by_name(store: gnnstore.GraphStore) -> None:
     assert loader.input_data.node.tolist() == list(range(40))
 
 
+@pytest.mark.ways("memory")
 @pytest.mark.parametrize("drop_last", [False, True])
 def test_the_last_batch(store: gnnstore.GraphStore, drop_last: bool) -> None:
     loader = NeighborLoader(store, [2], batch_size=30, drop_last=drop_last, shuffle=True)
@@ -249,6 +250,7 @@ def test_a_sampler_of_batches_without_batching(store: gnnstore.GraphStore) -> No
     assert sorted(int(batch.n_id[0]) for batch in loader) == [5, 6]
 
 
+@pytest.mark.ways("memory")
 def test_ranks_share_the_seeds(store: gnnstore.GraphStore) -> None:
     found = []
     for rank in range(3):
@@ -281,6 +283,7 @@ def test_an_imbalanced_sampler_repeats_seeds(store: gnnstore.GraphStore, data: D
     assert torch.equal(labels(), labels())
 
 
+@pytest.mark.ways("memory")
 def test_a_position_that_does_not_exist(store: gnnstore.GraphStore) -> None:
     loader = NeighborLoader(store, [2], [5, 6], batch_size=2, sampler=[0, 1, 2, 0])
     batches = iter(loader)
@@ -348,6 +351,7 @@ def test_transform_sampler_output_comes_before_the_gather(
     assert batch._orig_edge_index.shape == (2, 2)
 
 
+@pytest.mark.ways("memory")
 @pytest.mark.parametrize("name", ["filter_fn", "collate_fn"])
 def test_a_step_of_ones_own_is_never_left_out(store: gnnstore.GraphStore, name: str) -> None:
     """PyG's loaders call these methods for every batch; here, only for those of an index."""
@@ -368,6 +372,7 @@ def test_a_step_of_ones_own_is_never_left_out(store: gnnstore.GraphStore, name: 
         iter(assigned)
 
 
+@pytest.mark.ways("memory")
 def test_a_class_of_ones_own(store: gnnstore.GraphStore) -> None:
     class Mine(Data):  # type: ignore[misc]
         pass
@@ -380,6 +385,7 @@ def test_a_class_of_ones_own(store: gnnstore.GraphStore) -> None:
 # --- PyG's helpers -------------------------------------------------------------------------
 
 
+@pytest.mark.ways("memory", "belady")
 @pytest.mark.parametrize(
     ("filter_per_worker", "num_workers"), paired([None, True, False], [2, 0], 1)
 )
@@ -491,6 +497,7 @@ def test_manual_seed_reproduces_a_run(store: gnnstore.GraphStore) -> None:
     assert run(3, "before") != run(4, "before")
 
 
+@pytest.mark.ways("memory")
 def test_a_generator_takes_the_place_of_torchs(store: gnnstore.GraphStore) -> None:
     def run(seed: int) -> list[list[int]]:
         generator = torch.Generator().manual_seed(seed)
@@ -501,6 +508,7 @@ def test_a_generator_takes_the_place_of_torchs(store: gnnstore.GraphStore) -> No
     assert torch.equal(state, torch.get_rng_state())
 
 
+@pytest.mark.ways("memory")
 def test_a_given_seed_leaves_torchs_generator_alone(store: gnnstore.GraphStore) -> None:
     state = torch.get_rng_state()
     list(NeighborLoader(store, [3], batch_size=50, shuffle=True, seed=0))
@@ -523,6 +531,7 @@ class Colour(Enum):
     red = "red"
 
 
+@pytest.mark.ways("memory")
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -566,6 +575,7 @@ def test_what_cannot_work_is_refused(
     assert message in str(caught.value)
 
 
+@pytest.mark.ways("memory")
 def test_other_data_is_refused(store: gnnstore.GraphStore, data: Data, tmp_path: Path) -> None:
     wrong: Any
     for wrong in (data, HeteroData(), (data, store), None):
@@ -579,6 +589,7 @@ def test_other_data_is_refused(store: gnnstore.GraphStore, data: Data, tmp_path:
         NeighborLoader(store, [2], [1, N])
 
 
+@pytest.mark.ways("memory")
 def test_options_that_have_nothing_to_apply_to(store: gnnstore.GraphStore) -> None:
     with pytest.warns(UserWarning, match="worker_init_fn of NeighborLoader have nothing to apply"):
         NeighborLoader(store, [2], worker_init_fn=print, num_workers=1)
@@ -609,6 +620,7 @@ def test_pinning_is_the_last_thing_that_happens(
     assert in_thread == (0 if option == "transform_sampler_output" else 4)
 
 
+@pytest.mark.ways("memory")
 @pytest.mark.parametrize(("kind", "is_pinned"), [("xpu", True), ("mps", False), (None, False)])
 def test_batches_are_pinned_for_any_accelerator_that_can(
     store: gnnstore.GraphStore, monkeypatch: pytest.MonkeyPatch, kind: str | None, is_pinned: bool
@@ -629,6 +641,7 @@ def test_batches_are_pinned_for_any_accelerator_that_can(
     assert len(pinned) == (2 if is_pinned else 0)
 
 
+@pytest.mark.ways("memory")
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("transform", [None, lambda batch: (batch, batch.x + 1)])
 def test_pinning(store: gnnstore.GraphStore, transform: Callable[[Data], Any] | None) -> None:
@@ -643,6 +656,7 @@ def test_pinning(store: gnnstore.GraphStore, transform: Callable[[Data], Any] | 
 # --- threads, budgets, statistics ----------------------------------------------------------
 
 
+@pytest.mark.ways("memory")
 def test_threads_by_any_name(store: gnnstore.GraphStore) -> None:
     assert NeighborLoader(store, [2]).num_threads >= 1
     assert NeighborLoader(store, [2], num_workers=3).num_threads == 3

@@ -26,6 +26,7 @@ from gnnstore.strategies.sizes.placement import Placement
 from gnnstore.testing.graphs import GraphArrays, random_graph
 from gnnstore.testing.twins.reads import plan_reads
 from tests.support.batches import Batches, assert_same_batches, batches_of
+from tests.support.effort import paired
 from tests.support.graphs import WIDTH, N, graph_of_three_tables
 from tests.support.references import OPTIONS
 
@@ -50,25 +51,27 @@ def store(path: Path) -> gnnstore.GraphStore:
     return gnnstore.open(path)
 
 
+def loader_of(store: Any, **options: Any) -> NeighborLoader:
+    return NeighborLoader(store, [4, 4], "train", **(OPTIONS | options))
+
+
 # --- equal batches -------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("num_threads", [0, 1, 2, 4])
-@pytest.mark.parametrize("cache", [None, "degree", "frequency"])
+@pytest.mark.parametrize(
+    ("cache", "num_threads"), paired([None, "degree", "frequency"], [0, 1, 2, 4])
+)
 def test_batches_are_the_same(
     path: Path, expected: Batches, num_threads: int, engine: str, cache: str | None
 ) -> None:
-    loader = NeighborLoader(
+    loader = loader_of(
         path,
-        [4, 4],
-        "train",
         strategy="direct",
         topology="mmap" if num_threads in {1, 4} else "memory",
         io_engine=engine,
         cache=cache,
         cache_bytes=None if cache is None else "100kB",
         num_threads=num_threads,
-        **OPTIONS,
     )
     assert_same_batches(batches_of(loader, 2), expected)
     stats = loader.stats()
@@ -110,9 +113,7 @@ def test_caches_of_any_size(
 ) -> None:
     """None, one row, fewer than a batch has, all, more than there are."""
     num_bytes = cost(store, score).index_bytes + num_rows * cost(store, score).node_bytes
-    loader = NeighborLoader(
-        store, [4, 4], "train", strategy="static", cache=score, cache_bytes=num_bytes, **OPTIONS
-    )
+    loader = loader_of(store, strategy="static", cache=score, cache_bytes=num_bytes)
     assert_same_batches(batches_of(loader, 2), expected)
     stats = loader.stats()
     assert stats.cache_rows == min(num_rows, N)
@@ -227,60 +228,12 @@ def only_x(graph: GraphArrays, tmp_path_factory: pytest.TempPathFactory) -> gnns
     return gnnstore.open(path)
 
 
-def align(num_bytes: int, alignment: int) -> int:
-    return -(-num_bytes // alignment) * alignment
-
-
-@pytest.mark.parametrize(
-    ("seeds", "extents"),
-    [
-        ([0], [(0, 400)]),
-        ([3], [(1200, 1600)]),
-        ([9, 9, 9], [(3600, 4000)]),
-        # Of one page, and of the next: less than 4 KiB lies between them.
-        ([4, 0, 7], [(0, 3200)]),
-        ([0, 10], [(0, 4496)]),
-        # More than that lies between row 0 and row 20, which begins at 8192.
-        ([20, 0], [(0, 400), (8192, 8592)]),
-        ([100, 500, 300, 900], [(40960 * k, 40960 * k + 400) for k in (1, 3, 5, 9)]),
-        # Longer than the 64 KiB of a read: rows 0 to 169 end at 65536 + 4000.
-        (list(range(170)), [(0, 65536), (65536, 69536)]),
-        ([], []),
-    ],
-)
-def test_reads_of_known_batches(
-    only_x: gnnstore.GraphStore, seeds: list[int], extents: list[tuple[int, int]]
-) -> None:
-    loader = NeighborLoader(
-        only_x, [], seeds, batch_size=max(1, len(seeds)), strategy="direct", num_threads=1
-    )
-    tables = loader._sources
-    source = tables.tables["nodes/node/x"]
-    files = source.file_rows
-    assert files is not None
-    assert (files.engine.tuning.gap_bytes, files.engine.tuning.max_read_bytes) == (4096, 65536)
-    for batch in loader:
-        assert batch.n_id.tolist() == seeds
-    alignment = files.files.alignment_bytes
-    stats = loader.stats()
-    assert stats.reads == len(extents)
-    assert stats.bytes_read == sum(
-        align(end, alignment) - begin // alignment * alignment for begin, end in extents
-    )
-    assert stats.bytes_useful == len(set(seeds)) * ROW_BYTES
-    assert (stats.rows_read, stats.rows_cached) == (len(set(seeds)), 0)
-    if extents:
-        assert stats.amplification == stats.bytes_read / stats.bytes_useful
-        assert 1 <= stats.mean_queue_depth <= len(extents)
-        assert 0 <= stats.seconds_reading <= stats.seconds_gathering
-    assert stats.hit_rate == 0
-
-
 def test_reads_of_sampled_batches(only_x: gnnstore.GraphStore) -> None:
     loader = NeighborLoader(only_x, [5, 5], batch_size=30, strategy="direct", seed=1)
     source = loader._sources.tables["nodes/node/x"]
     files = source.file_rows
     assert files is not None
+    assert (files.engine.tuning.gap_bytes, files.engine.tuning.max_read_bytes) == (4096, 65536)
     plans = [
         plan_reads(
             batch.n_id.numpy(),
@@ -291,8 +244,16 @@ def test_reads_of_sampled_batches(only_x: gnnstore.GraphStore) -> None:
         )
         for batch in loader
     ]
-    assert loader.stats().reads == sum(map(len, plans)) > 30
-    assert loader.stats().bytes_read == sum(length for plan in plans for _, length in plan)
+    loader.set_epoch(0)
+    distinct = sum(len(batch.n_id.unique()) for batch in loader)
+    stats = loader.stats()
+    assert stats.reads == 2 * sum(map(len, plans)) > 60
+    assert stats.bytes_read == 2 * sum(length for plan in plans for _, length in plan)
+    assert stats.bytes_useful == 2 * distinct * ROW_BYTES
+    assert (stats.rows_read, stats.rows_cached, stats.hit_rate) == (2 * distinct, 0, 0)
+    assert stats.amplification == stats.bytes_read / stats.bytes_useful
+    assert 1 <= stats.mean_queue_depth <= max(map(len, plans))
+    assert 0 <= stats.seconds_reading <= stats.seconds_gathering
 
 
 def test_a_cached_row_is_not_read(only_x: gnnstore.GraphStore) -> None:
@@ -368,15 +329,7 @@ def test_presampling_uses_nothing_up(path: Path) -> None:
 def test_a_loader_chooses_the_same_rows_each_time(path: Path) -> None:
     counts = []
     for num_threads in (0, 1, 3):
-        loader = NeighborLoader(
-            path,
-            [4, 4],
-            "train",
-            strategy="static",
-            cache_bytes=60_000,
-            num_threads=num_threads,
-            **OPTIONS,
-        )
+        loader = loader_of(path, strategy="static", cache_bytes=60_000, num_threads=num_threads)
         batches_of(loader)
         stats = loader.stats()
         counts.append((stats.cache_rows, stats.reads, stats.bytes_read, stats.rows_cached))
