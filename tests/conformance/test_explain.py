@@ -117,19 +117,6 @@ def test_partitions_do_not_make_the_loader_draw_its_seed(path: Path) -> None:
     assert "4 partitions" in {part.what for part in loader.explain().parts}
 
 
-def test_before_there_is_a_strategy_it_says_so(path: Path) -> None:
-    class Curious(NeighborLoader):
-        def _read_from(self, *arguments: Any, **named: Any) -> None:
-            self.__dict__["said"] = str(self)
-            super()._read_from(*arguments, **named)
-
-    loader: Any = Curious(path, [4], "train", **OPTIONS)
-    assert loader.said.splitlines()[2] == (
-        "strategy: not decided yet, the loader is still being made"
-    )
-    assert "strategy 'memory' because" in str(loader)
-
-
 # --- loader.explain() ----------------------------------------------------------------------
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -18,14 +18,11 @@ import pytest
 from gnnstore import GraphStore, NeighborLoader
 from gnnstore.errors import InputError
 from gnnstore.features import static as static_tier
-from gnnstore.features.packed import pack as packing
-from gnnstore.features.planned import SlotCache
-from gnnstore.pipeline.lookahead import superbatch as packer
-from gnnstore.pipeline.lookahead.epochs import LookaheadSource
 from gnnstore.pipeline.lookahead.producer import Producer
 from gnnstore.strategies import static as static_strategy
 from gnnstore.strategies.builtin import STRATEGIES
 from gnnstore.strategies.sizes import parts as sizes
+from gnnstore.testing import assert_resumes
 from tests.support.batches import Batches, assert_same_batches, batches_of
 from tests.support.graphs import N
 
@@ -108,46 +105,6 @@ def test_they_do_not_wait_for_a_plan(
 
 
 @pytest.mark.parametrize("strategy", PLANNED)
-def test_the_disk_is_theirs_until_one_is_read(
-    path: Path, expected: list[Batches], monkeypatch: pytest.MonkeyPatch, strategy: str
-) -> None:
-    events: list[str] = []
-    is_sampled = threading.Event()
-    gather, release = LookaheadSource.gather, LookaheadSource.release
-    make, warm_up, pack = Producer.finish, SlotCache._warm_up, packing.pack
-
-    def read(source: Any, batch: Any) -> None:
-        assert is_sampled.wait(60)
-        gather(source, batch)
-
-    def note_read(source: Any, batch: Any, error: Any = None) -> None:
-        events.append("read")
-        release(source, batch, error)
-
-    def note_sampled(producer: Any, sampled: Any) -> Any:
-        is_sampled.set()
-        return make(producer, sampled)
-
-    def passing(function: Callable[..., Any]) -> Callable[..., Any]:
-        def noted(*args: Any, **options: Any) -> Any:
-            events.append("pass")
-            return function(*args, **options)
-
-        return noted
-
-    monkeypatch.setattr(LookaheadSource, "gather", read)
-    monkeypatch.setattr(LookaheadSource, "release", note_read)
-    monkeypatch.setattr(Producer, "finish", note_sampled)
-    monkeypatch.setattr(SlotCache, "_warm_up", passing(warm_up))
-    monkeypatch.setattr(packer, "pack", passing(pack))
-    # Small enough for the ids of nodes to be counted, without which no cache is filled.
-    loader = loader_of(path, strategy, cache_bytes="200kB")
-    assert_same_batches(batches_of(loader), expected[0])
-    assert events[0] == "read"
-    assert "pass" in events
-
-
-@pytest.mark.parametrize("strategy", PLANNED)
 @pytest.mark.parametrize("superbatch", [3, BATCHES])
 def test_without_threads(
     path: Path, expected: list[Batches], held: Held, strategy: str, superbatch: int
@@ -163,20 +120,8 @@ def test_without_threads(
 
 
 @pytest.mark.parametrize("strategy", PLANNED)
-@pytest.mark.parametrize("stop", [1, 2, 3, BATCHES - 1])
-def test_an_epoch_goes_on_anywhere(
-    path: Path, expected: list[Batches], strategy: str, stop: int
-) -> None:
-    loader = loader_of(path, strategy)
-    batches = iter(loader)
-    found = [batch.to_dict() for batch in islice(batches, stop)]
-    state = loader.state_dict()
-    del batches
-    later = loader_of(path, strategy)
-    later.load_state_dict(state)
-    assert_same_batches(found + batches_of(later), expected[0])
-    # The same loader begins its second epoch, for which nothing was prepared.
-    assert_same_batches(batches_of(loader), expected[1])
+def test_an_epoch_goes_on_anywhere(path: Path, strategy: str) -> None:
+    assert_resumes(lambda: loader_of(path, strategy))
 
 
 def test_a_batch_that_cannot_be_prepared(path: Path) -> None:

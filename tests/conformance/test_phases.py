@@ -15,8 +15,6 @@ from typing import Any
 import pytest
 
 from gnnstore import NeighborLoader
-from gnnstore._core import release_heap
-from gnnstore.pipeline.lookahead import producer
 from gnnstore.pipeline.lookahead import superbatch as rolling
 from gnnstore.pipeline.lookahead.producer import Session
 from gnnstore.pipeline.lookahead.superbatch import SuperbatchFiles
@@ -133,35 +131,3 @@ def test_a_batch_does_not_wait_for_the_plan_of_a_later_superbatch(
     found += batches_of(running)
     assert_same_batches(found, expected[0])
     assert loader.stats().rows_cached > cached
-
-
-def test_free_memory_is_released_as_batches_are_sampled(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Malloc would keep what it has for the arrays of many, beside the batches of the last."""
-    each = NeighborLoader(path, [4, 4], range(25), strategy="memory", batch_size=25)
-    sample = NeighborSampler.sample
-    sizes: list[int] = []
-
-    def sampled(*args: Any, **options: Any) -> Any:
-        found = sample(*args, **options)
-        sizes.append(found.num_bytes)
-        return found
-
-    monkeypatch.setattr(NeighborSampler, "sample", sampled)
-    assert len(batches_of(each)) == 1
-    (num_bytes,) = sizes
-    monkeypatch.setattr(producer, "_RELEASED_BYTES", 2 * num_bytes)
-    seen: list[int] = []
-
-    def released() -> None:
-        release_heap()
-        seen.append(len(sizes) - first)
-
-    monkeypatch.setattr(producer, "release_heap", released)
-    loader = loader_of(path, strategy="belady", superbatch=BATCHES)
-    first = len(sizes)
-    assert len(batches_of(loader)) == BATCHES
-    # Of two threads with two batches ahead each, some are sampled while it is decided.
-    assert len(seen) >= BATCHES // 4
-    assert max(b - a for a, b in zip([0, *seen], seen, strict=False)) <= 3 + 4

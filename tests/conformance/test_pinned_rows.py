@@ -94,24 +94,16 @@ def test_files_of_a_superbatch(path: Path, expected: Batches, tmp_path: Path) ->
     assert_same_batches([first, *(batch.to_dict() for batch in taken)], expected[:BATCHES])
 
 
-def test_resumed(path: Path, expected: Batches) -> None:
-    loader = loader_of(path, num_threads=2)
-    taken = iter(loader)
-    for _ in range(13):
-        next(taken)
-    state = loader.state_dict()
-    other = loader_of(path, num_threads=1)
-    other.load_state_dict(state)
-    assert_same_batches(batches_of(other), expected[13:BATCHES])
-
-
 def test_a_pickled_loader_pins_the_same_rows(path: Path, expected: Batches) -> None:
     loader = loader_of(path)
     other = pickle.loads(pickle.dumps(loader))  # noqa: S301
     np.testing.assert_array_equal(
         superbatches_of(other).job.size.pinned, superbatches_of(loader).job.size.pinned
     )
-    assert_same_batches(batches_of(other), expected[:BATCHES])
+    for _ in islice(loader, 13):
+        pass
+    other.load_state_dict(loader.state_dict())
+    assert_same_batches(batches_of(other), expected[13:BATCHES])
 
 
 @pytest.mark.parametrize("num_threads", [0, 2])

@@ -14,11 +14,8 @@ from numpy.typing import NDArray
 
 import gnnstore
 from gnnstore import NeighborLoader
-from gnnstore.caching.policies.belady import BeladyPlanner
 from gnnstore.disk.engines import open_engine
-from gnnstore.features.packed.pack import pack
-from gnnstore.features.planned import PlanStep, SlotCache
-from gnnstore.features.source import files_of, of_one_type
+from gnnstore.features.source import of_one_type
 from gnnstore.features.static import StaticCache
 from gnnstore.features.tables import open_rows
 from gnnstore.plugins import (
@@ -27,7 +24,6 @@ from gnnstore.plugins import (
     RowRequest,
     RowSource,
     Tier,
-    Trace,
     shared_tables,
 )
 from gnnstore.testing import assert_resumes
@@ -35,7 +31,6 @@ from gnnstore.testing.graphs import random_graph
 from tests.support.batches import assert_same_batches, batches_of
 
 N, E, WIDTH = 600, 6000, 30
-NUM_SLOTS = 100
 
 
 class RecentRows(Tier):
@@ -63,7 +58,7 @@ class RecentRows(Tier):
             for i, row in zip(ids.tolist(), values, strict=True):
                 self._rows[i] = row.copy()
                 self._rows.move_to_end(i)
-            while len(self._rows) > NUM_SLOTS:
+            while len(self._rows) > 100:
                 self._rows.popitem(last=False)
         return counts + ReadCounts(rows_cached=len(found))
 
@@ -135,23 +130,6 @@ def test_stacked_on_each_source(
     rows.read_range(7, out)
     np.testing.assert_array_equal(out, expected[7:57])
     assert RecentRows.num_hits > hits
-
-
-@pytest.mark.parametrize("is_packed", [False, True])
-def test_below_planned_slots_and_packed_rows(path: Path, tmp_path: Path, is_packed: bool) -> None:
-    store = gnnstore.open(path)
-    expected = in_memory(store).gather(np.arange(N)).values
-    rng = np.random.default_rng(1)
-    trace = Trace.of([np.unique(rng.integers(0, N, 150)) for _ in range(6)])
-    plan = BeladyPlanner(NUM_SLOTS).plan(trace)
-    tables = of_one_type({"x": RecentRows(direct(store))})
-    cache = SlotCache(tables, NUM_SLOTS)
-    turns = cache.begin()
-    with pack(files_of(tables), trace, plan, tmp_path, memory_bytes=1 << 26) as packed:
-        for i in range(trace.num_batches):
-            step = PlanStep(trace.batch(i), plan.batch_slots(i), *plan.batch_changes(i))
-            found = cache.gather(turns, i, step, packed.rows(i) if is_packed else None)["x"]
-            np.testing.assert_array_equal(found.values, expected[step.ids])
 
 
 @pytest.mark.parametrize("strategy", ["auto", *STRATEGIES.names])
