@@ -23,14 +23,12 @@ from gnnstore.caching.plan import CachePlan, Trace
 from gnnstore.caching.policies.belady import BeladyPlanner
 from gnnstore.disk.engines import open_engine
 from gnnstore.features.packed.chunks import BLOCK_BYTES, PackedSuperbatch
-from gnnstore.features.packed.pack import least_memory, pack, packed_bytes
-from gnnstore.features.planned import PlanStep, SlotCache
+from gnnstore.features.packed.pack import least_memory, pack
 from gnnstore.features.source import FileRows, RowRequest, of_one_type
-from gnnstore.formats import PageGeometry, plan_shards
-from gnnstore.formats.arrays.dtypes import STORAGE_DTYPES
+from gnnstore.formats import PageGeometry
 from gnnstore.testing.twins.packing import needed_pages, packed_file, piece_crcs, sort_misses
 from gnnstore.testing.twins.reads import write_array
-from tests.support.effort import examples, paired
+from tests.support.effort import examples
 from tests.support.engines import some_rows
 
 # The widths at which published systems compute the wrong page.
@@ -77,36 +75,6 @@ def check(
         assert counts.bytes_useful == num_distinct * raw.shape[1]
         assert counts.bytes_read - counts.bytes_useful < 4096
         assert counts.reads == math.ceil(num_distinct * raw.shape[1] / (512 << 10))
-
-
-@pytest.mark.parametrize(("row_bytes", "page_bytes"), paired(ROW_BYTES, [512, 4096, 65536]))
-def test_every_width(tmp_path: Path, engine: str, row_bytes: int, page_bytes: int) -> None:
-    # Three shards, the last with one run only; shards have 64 KiB or more.
-    geometry = PageGeometry(row_bytes, page_bytes)
-    layout = plan_shards(geometry, 10**9, 1)
-    num_rows = 2 * layout.shard_rows + geometry.rows_per_page // 2 + 1
-    rows = some_rows(num_rows, row_bytes)
-    table = open_rows(tmp_path / "x", rows, engine, page_bytes=page_bytes, shard_bytes=1)
-    tables = of_one_type({"x": table})
-    assert table.array.layout.num_shards == 3
-    rng = np.random.default_rng(page_bytes)
-    batches: list[NDArray[Any]] = [
-        rng.permutation(num_rows)[:500],
-        np.empty(0, np.int64),
-        np.array([num_rows - 1, 0, num_rows - 1]),
-        np.repeat(rng.integers(0, num_rows, 40), 3),
-        np.arange(num_rows)[-3000:],
-    ]
-    for dtype, num_slots in ((np.int32, 0), (np.int64, 100)):
-        trace = Trace.of([batch.astype(dtype) for batch in batches])
-        plan = BeladyPlanner(num_slots).plan(trace)
-        for memory_bytes in (least_memory(tables, plan.misses, 8) + 10_000, 1 << 28):
-            with pack(tables, trace, plan, tmp_path, memory_bytes=memory_bytes) as packed:
-                check(packed, "x", rows, trace, plan.slots)
-                assert packed.num_bytes == packed_bytes(tables, plan.misses)
-                assert packed.counts.bytes_written == packed.num_bytes
-                assert packed.counts.rows_packed == plan.num_misses
-    assert [path.name for path in tmp_path.iterdir()] == ["x"]
 
 
 @st.composite
@@ -201,21 +169,6 @@ def test_sorted_misses_equal_their_twin(data: st.DataObject) -> None:
                 )
 
 
-@pytest.mark.parametrize("name", sorted(STORAGE_DTYPES))
-@pytest.mark.parametrize("shape", [(), (7,), (3, 5)])
-def test_every_dtype(tmp_path: Path, name: str, shape: tuple[int, ...]) -> None:
-    storage = STORAGE_DTYPES[name]
-    rng = np.random.default_rng(len(shape))
-    raw = rng.integers(0, 256, (3000, *shape, storage.itemsize), dtype=np.uint8)
-    values = (raw[..., 0] & 1).astype(bool) if name == "bool" else raw.view(storage)[..., 0]
-    table = open_rows(tmp_path / "x", values, dtype=name, shard_bytes=1)
-    tables = of_one_type({"x": table})
-    trace = Trace.of([rng.integers(0, 3000, 500, dtype=np.int32) for _ in range(5)])
-    plan = BeladyPlanner(300).plan(trace)
-    with pack(tables, trace, plan, tmp_path, memory_bytes=1 << 26) as packed:
-        check(packed, "x", values, trace, plan.slots)
-
-
 def test_little_memory_changes_nothing(tmp_path: Path, engine: str) -> None:
     """A row's length is no divisor of anything: rows are cut by buffers and reads."""
     rows = some_rows(20_000, 1201)
@@ -252,31 +205,6 @@ def test_a_gap_that_nobody_needs_is_not_read(tmp_path: Path) -> None:
     tables = of_one_type({"x": table})
     with pack(tables, trace, slots, tmp_path, memory_bytes=1 << 26) as packed:
         assert (packed.counts.reads, packed.counts.bytes_read) == (4, 8 * 4096)
-
-
-def test_several_tables_behind_a_planned_cache(tmp_path: Path, engine: str) -> None:
-    """Batches are those of the tables, whatever is cached: what a loader does with all this."""
-    rng = np.random.default_rng(1)
-    features = rng.random((6000, 25), dtype=np.float32)
-    scales = rng.random(6000).astype(np.float16)
-    tables = {
-        "x": open_rows(tmp_path / "x", features, engine),
-        "scale": open_rows(tmp_path / "scale", scales, engine),
-    }
-    num_slots = 700
-    planner, cache = BeladyPlanner(num_slots), SlotCache(of_one_type(tables), num_slots)
-    turns, number = cache.begin(), 0
-    for _ in range(3):
-        trace = Trace.of([np.unique(rng.integers(0, 6000, 1000)) for _ in range(6)])
-        plan = planner.plan(trace)
-        with pack(of_one_type(tables), trace, plan, tmp_path, memory_bytes=1 << 26) as packed:
-            for i in range(trace.num_batches):
-                step = PlanStep(trace.batch(i), plan.batch_slots(i), *plan.batch_changes(i))
-                found = cache.gather(turns, number, step, packed.rows(i))
-                np.testing.assert_array_equal(found["x"].values, features[step.ids])
-                np.testing.assert_array_equal(found["scale"].values, scales[step.ids])
-                assert found["x"].counts.rows_read == plan.misses[i]
-                number += 1
 
 
 def test_a_plan_bool_flags_and_slots_say_the_same(tmp_path: Path) -> None:

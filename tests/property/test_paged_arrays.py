@@ -53,17 +53,6 @@ def check(array: PagedArray, rows: np.ndarray) -> None:
         assert body % array.geometry.page_bytes == 0
 
 
-@pytest.mark.parametrize("row_bytes", ROW_BYTES)
-@pytest.mark.parametrize("shard_bytes", [None, 2**16])
-@pytest.mark.parametrize("num_rows", [0, 1, 7, 200])
-def test_known_bad_widths(
-    tmp_path: Path, row_bytes: int, shard_bytes: int | None, num_rows: int
-) -> None:
-    rng = np.random.default_rng(row_bytes)
-    rows = rng.integers(0, 256, (num_rows, row_bytes), dtype=np.uint8)
-    check(write(tmp_path, rows, 4096, shard_bytes, [num_rows // 2]), rows)
-
-
 @settings(max_examples=examples(60), deadline=None)
 @given(data=st.data())
 def test_round_trip(data: st.DataObject) -> None:

@@ -139,12 +139,3 @@ def test_of_sizes_that_read_nearly_as_little_the_fewest_groups_come_first(
     )
     if (num_partitions, share) == (64, 0.26):
         assert (best.resident_groups, best.num_groups) == (6, 32)
-
-
-def test_of_sizes_alike_the_fewest_groups_come_first() -> None:
-    rows = Contents(100_000, 400, 1_000_000)
-    for memory in (10**7, 6 * 10**7):
-        found = sizes_of_partitions(rows, memory, 48, order="beta")
-        whole = [sizes.num_groups for sizes in found if sizes.capacity == 48]
-        assert whole == sorted(whole)
-        assert len(whole) > 3
