@@ -53,18 +53,16 @@ class Model(lightning.LightningModule):
         """Go in order."""
         return self.loader("valid")
 
-    def test_dataloader(self) -> Any:
+    def predict_dataloader(self) -> Any:
         """Go in order."""
         return self.loader("test")
-
-    predict_dataloader = test_dataloader
 
     def training_step(self, batch: Any) -> torch.Tensor:
         """Remember the seeds."""
         self.seeds.append(batch.n_id[: batch.batch_size].tolist())
         return self.layer(batch.x[: batch.batch_size]).square().mean()  # type: ignore[no-any-return]
 
-    test_step = predict_step = training_step
+    predict_step = training_step
 
     def validation_step(self, batch: Any) -> None:
         """Remember the seeds, unless training only validates by the way."""
@@ -143,7 +141,7 @@ def run(path: str, directory: str, named: str) -> None:
         **{"devices": 1, **OPTIONS.get(loop, {})},
     )
     model = MODELS.get(before, Model)(path)
-    getattr(trainer, loop if loop in {"validate", "test", "predict"} else "fit")(model)
+    getattr(trainer, loop if loop in {"validate", "predict"} else "fit")(model)
     file = Path(directory, f"{named}-{trainer.global_rank}.json")
     file.write_text(json.dumps(model.seeds))
 

@@ -14,6 +14,7 @@ import torch.distributed
 
 import gnnstore
 from gnnstore.converters import from_rmat
+from tests.support.effort import is_long
 from tests.support.forks import ForkServer
 from tests.support.ranks import two_forks
 
@@ -97,7 +98,9 @@ LAUNCH = "import sys; from torch.distributed.run import main; main(sys.argv[1:])
 
 
 def torchrun(forks: ForkServer, script: Path, *arguments: object) -> str:
-    """Run a script as torchrun does, and return what its processes print."""
+    """Run a script as torchrun does, in the long form by torchrun; return what it prints."""
+    if not is_long():  # which imports torch twice
+        return two_forks(forks, script, *arguments)
     launcher = ("--standalone", "--nproc-per-node", 2)
     done = forks.run(
         LAUNCH,
