@@ -36,7 +36,6 @@ from gnnstore.strategies.lookahead import LookaheadStrategy
 from gnnstore.strategies.predict.cost import Prediction
 from gnnstore.strategies.sizes.placing import place_for
 from tests.support.disks import usual_profile
-from tests.support.forks import ForkServer
 from tests.support.stores import write_example_store
 
 pytest.importorskip("torch_geometric")
@@ -223,14 +222,6 @@ def test_decisions_are_pickled(path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert copy.stats().predicted_epoch_seconds == loader.stats().predicted_epoch_seconds
     for ours, theirs in zip(batches_of(copy, 3), batches_of(loader, 3), strict=True):
         assert np.array_equal(ours[2], theirs[2])
-
-
-def test_loaders_go_to_other_processes(path: Path, forks: ForkServer) -> None:
-    save_profile(profile_of(path))
-    loader = loader_of(path, memory=MEMORY, disk="4GB")
-    done = forks.run("print(int(next(iter(given)).n_id[0]))", given=loader)
-    assert done.returncode == 0, done.stderr
-    assert int(done.stdout) == int(next(iter(loader)).n_id[0])
 
 
 # --- the disk's measurements --------------------------------------------------------------------

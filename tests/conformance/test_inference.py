@@ -93,6 +93,11 @@ def on_whole_graph(layers: Any, x: Tensor, edges: Tensor, **data: Tensor) -> Ten
     return x
 
 
+def tensors_of(graph: GraphArrays) -> tuple[Tensor, Tensor]:
+    """Return the features and the edges of a graph."""
+    return torch.from_numpy(graph.attributes["x"]), torch.from_numpy(graph.edge_index)
+
+
 def awkward_graph(seed: int = 0) -> GraphArrays:
     """Draw a graph with hubs, parallel edges, self-loops and nodes without edges."""
     graph = random_graph(1200, 9000, seed=seed, feature_dim=NUM_FEATURES, skew=2.0)
@@ -166,7 +171,7 @@ def test_equals_the_whole_graph(
     graph: GraphArrays, path: Path, name: str, is_small: bool, tmp_path: Path
 ) -> None:
     layers = convolutions()[name]()
-    x, edges = torch.from_numpy(graph.attributes["x"]), torch.from_numpy(graph.edge_index)
+    x, edges = tensors_of(graph)
     notes = Notes()
     memory = least_memory(layers, path, tmp_path / "out") if is_small else 10**9
     found = gnnstore.inference(
@@ -183,7 +188,7 @@ def test_equals_the_whole_graph(
 
 
 def test_weighted_edges(graph: GraphArrays, path: Path, tmp_path: Path) -> None:
-    x, edges = torch.from_numpy(graph.attributes["x"]), torch.from_numpy(graph.edge_index)
+    x, edges = tensors_of(graph)
     weights = torch.from_numpy(graph.attributes["edge_weight"])
     # Of parallel self-loops with different weights PyTorch Geometric keeps any one.
     loops = edges[0] == edges[1]
@@ -201,7 +206,7 @@ def test_weighted_edges(graph: GraphArrays, path: Path, tmp_path: Path) -> None:
 
 
 def test_edges_with_attributes(graph: GraphArrays, path: Path) -> None:
-    x, edges = torch.from_numpy(graph.attributes["x"]), torch.from_numpy(graph.edge_index)
+    x, edges = tensors_of(graph)
     vectors = torch.from_numpy(graph.attributes["edge_attr"])
     layers = [GATConv(NUM_FEATURES, 8, edge_dim=3), GATv2Conv(8, 4, edge_dim=3)]
     # Nodes without edges of their own get an empty mean, and parallel self-loops are dropped.
@@ -218,7 +223,7 @@ def test_functions_of_ones_own(graph: GraphArrays, path: Path) -> None:
         out = x[1] @ weight
         return out.index_add(0, edge_index[1], rows[edge_index[0]])
 
-    x, edges = torch.from_numpy(graph.attributes["x"]), torch.from_numpy(graph.edge_index)
+    x, edges = tensors_of(graph)
     found = gnnstore.inference([sums, lambda rows: rows * 2], path, memory=SMALL)
     torch.testing.assert_close(found, 2 * sums((x, x), edges), atol=1e-4, rtol=1e-5)
     alone = gnnstore.inference(sums, path, dtype=np.float16)
@@ -233,7 +238,7 @@ def test_ids_are_listed_a_part_of_the_bitmap_at_a_time(
     monkeypatch.setattr("gnnstore.layerwise.blocks.LISTED_BYTES", 8)
     layers = [SAGEConv(NUM_FEATURES, 3)]
     found = gnnstore.inference(layers, path, memory=SMALL)
-    x, edges = torch.from_numpy(graph.attributes["x"]), torch.from_numpy(graph.edge_index)
+    x, edges = tensors_of(graph)
     torch.testing.assert_close(found, on_whole_graph(layers, x, edges), atol=1e-5, rtol=1e-5)
 
 
@@ -373,7 +378,7 @@ def test_what_is_refused_leaves_no_graph_in_its_cache(
     with pytest.raises(UsageError, match="not layer-wise"):
         gnnstore.inference([conv], path)
     assert conv.cached
-    x, edges = torch.from_numpy(graph.attributes["x"]), torch.from_numpy(graph.edge_index)
+    x, edges = tensors_of(graph)
     found = conv(x, edges)
     conv.cached, conv._cached_edge_index, conv._cached_x = False, None, None
     assert torch.equal(found, conv(x, edges))
@@ -398,7 +403,7 @@ def test_modules_with_a_forward_of_their_own(graph: GraphArrays, path: Path) -> 
     twice = torch.nn.Sequential(torch.nn.Linear(8, 8))
     twice.register_forward_hook(lambda *args: args[-1] * 2)
     conv = SAGEConv(NUM_FEATURES, 8)
-    x, edges = torch.from_numpy(graph.attributes["x"]), torch.from_numpy(graph.edge_index)
+    x, edges = tensors_of(graph)
     with torch.no_grad():
         for rows in (Residual(torch.nn.Linear(8, 8), torch.nn.ReLU()), twice):
             expected = rows(conv(x, edges))
@@ -449,10 +454,13 @@ class Killed(BaseException):
     """Ends a run as a kill would: nothing is tidied up."""
 
 
-def killed_while_it_removes_rows(
-    store: Path, output: Path, monkeypatch: pytest.MonkeyPatch
-) -> NDArray[Any]:
-    """Leave the file and the rows that it was copied from; return the rows."""
+Left = tuple[Path, Path, NDArray[Any]]
+
+
+@pytest.fixture
+def left(graph: GraphArrays, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Left:
+    """Return a store, a file and its rows; killed while it removed those it was copied from."""
+    store, output = graph.write(tmp_path / "g.gnn"), tmp_path / "e.npy"
 
     def killed(self: Embeddings) -> None:
         raise Killed
@@ -465,47 +473,41 @@ def killed_while_it_removes_rows(
     assert [(found.path, found.state) for found in find_leftovers(output.parent)] == [
         (rows, "resumable")
     ]
-    found: NDArray[Any] = np.load(output)
-    return found
+    return store, output, np.load(output)
 
 
-def test_a_file_that_is_finished_needs_its_rows_no_more(
-    graph: GraphArrays, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    store, output = graph.write(tmp_path / "g.gnn"), tmp_path / "e.npy"
-    expected = killed_while_it_removes_rows(store, output, monkeypatch)
-    (tmp_path / "..e.npy.rows.tmp-0123abcd").mkdir()  # of an attempt that began anew
-    found = gnnstore.inference([torch.relu], store, output, resume=True)
+def goes_on(left: Left, **options: bool) -> None:
+    """Run again, and check the result and that nothing else is left."""
+    store, output, expected = left
+    found = gnnstore.inference([torch.relu], store, output, **{"resume": True, **options})
     np.testing.assert_array_equal(found, expected)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["e.npy", "g.gnn"]
+    assert sorted(path.name for path in output.parent.iterdir()) == ["e.npy", "g.gnn"]
 
 
-def test_another_file_is_not_replaced_by_finished_rows(
-    graph: GraphArrays, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    store, output = graph.write(tmp_path / "g.gnn"), tmp_path / "e.npy"
-    expected = killed_while_it_removes_rows(store, output, monkeypatch)
-    archive = io.BytesIO()
+def test_a_file_that_is_finished_needs_its_rows_no_more(left: Left, tmp_path: Path) -> None:
+    (tmp_path / "..e.npy.rows.tmp-0123abcd").mkdir()  # of an attempt that began anew
+    goes_on(left)
+
+
+def test_another_file_is_not_replaced_by_finished_rows(left: Left) -> None:
+    store, output, expected = left
+    archive, changed = io.BytesIO(), io.BytesIO()
     np.savez(archive, expected)
-    changed = io.BytesIO()
     np.save(changed, expected + 1)
     for other in (changed.getvalue(), b"", archive.getvalue()):
         output.write_bytes(other)
         with pytest.raises(StoreExistsError, match="exists; choose another output"):
             gnnstore.inference([torch.relu], store, output, resume=True)
         assert output.read_bytes() == other
-    found = gnnstore.inference([torch.relu], store, output, resume=True, overwrite=True)
-    np.testing.assert_array_equal(found, expected)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["e.npy", "g.gnn"]
+    goes_on(left, overwrite=True)
 
 
 @pytest.mark.parametrize("is_brief", [False, True])
 def test_rows_that_somebody_holds_are_not_computed_again(
-    graph: GraphArrays, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_brief: bool
+    left: Left, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_brief: bool
 ) -> None:
     """A process at work is left alone; `gnnstore gc` only measures, and is waited for."""
-    store, output = graph.write(tmp_path / "g.gnn"), tmp_path / "e.npy"
-    expected = killed_while_it_removes_rows(store, output, monkeypatch)
+    store, output, _ = left
     output.unlink()
     lock = os.open(tmp_path / ".e.npy.rows", os.O_RDONLY)
     fcntl.flock(lock, fcntl.LOCK_EX)
@@ -521,8 +523,7 @@ def test_rows_that_somebody_holds_are_not_computed_again(
     monkeypatch.setattr("gnnstore.layerwise.api._to_directory", never)
     try:
         if is_brief:
-            found = gnnstore.inference([torch.relu], store, output, resume=True)
-            np.testing.assert_array_equal(found, expected)
+            goes_on(left)
         else:
             with pytest.raises(UsageError, match="another process is at work there right now"):
                 gnnstore.inference([torch.relu], store, output, resume=True)
@@ -533,15 +534,11 @@ def test_rows_that_somebody_holds_are_not_computed_again(
 
 @pytest.mark.parametrize("resume", [False, True])
 def test_rows_that_were_being_removed_are_in_nobodys_way(
-    graph: GraphArrays, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, resume: bool
+    left: Left, tmp_path: Path, resume: bool
 ) -> None:
-    store, output = graph.write(tmp_path / "g.gnn"), tmp_path / "e.npy"
-    expected = killed_while_it_removes_rows(store, output, monkeypatch)
-    output.unlink()
+    left[1].unlink()
     (tmp_path / ".e.npy.rows" / "zarr.json").unlink()
-    found = gnnstore.inference([torch.relu], store, output, resume=resume)
-    np.testing.assert_array_equal(found, expected)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["e.npy", "g.gnn"]
+    goes_on(left, resume=resume)
 
 
 def test_what_inference_reads_or_did_not_write_is_never_replaced(
@@ -691,15 +688,16 @@ def test_pointers_that_descend(graph: GraphArrays, tmp_path: Path) -> None:
         gnnstore.inference([SAGEConv(NUM_FEATURES, 3)], store, tmp_path / "a", memory="10MB")
 
 
-@pytest.mark.parametrize("failing", ["save", "replace", "killed"])
-def test_a_copy_that_fails_is_all_that_is_done_again(
+@pytest.mark.parametrize("failing", ["save", "replace", "killed", "commit"])
+def test_what_fails_at_the_end_is_all_that_is_done_again(
     path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: str
 ) -> None:
-    layers = [SAGEConv(NUM_FEATURES, 3)]
+    layers = [SAGEConv(NUM_FEATURES, 4), SAGEConv(4, 3)]
     whole: Any = gnnstore.inference(layers, path)
+    output = tmp_path / ("e" if failing == "commit" else "e.npy")
 
     def full(*_: Any) -> None:
-        raise storage_error(OSError(errno.ENOSPC, "no space"), "write", tmp_path / "e.npy")
+        raise storage_error(OSError(errno.ENOSPC, "no space"), "write", output)
 
     def refused(*_: Any) -> None:
         raise PermissionError(errno.EACCES, "Permission denied")
@@ -708,38 +706,28 @@ def test_a_copy_that_fails_is_all_that_is_done_again(
         unfinished.write_bytes(b"the first bytes")
         raise KeyboardInterrupt
 
-    message = "no space left" if failing == "save" else r"cannot write the embeddings: .*e\.npy: P"
-    error = KeyboardInterrupt if failing == "killed" else StorageError
-    with monkeypatch.context() as patch:
-        if failing == "replace":
-            patch.setattr(Path, "replace", refused)
-        else:
-            patch.setattr(Embeddings, "save_npy", full if failing == "save" else killed)
-        with pytest.raises(error, match=None if failing == "killed" else message):
-            gnnstore.inference(layers, path, tmp_path / "e.npy")
-    assert not (tmp_path / "e.npy").exists()
-    monkeypatch.setattr(inference_run, "run_pass", None)
-    found: Any = gnnstore.inference(layers, path, tmp_path / "e.npy", resume=True)
-    np.testing.assert_array_equal(found, whole)
-    assert [item.name for item in tmp_path.iterdir()] == ["e.npy"]
-
-
-def test_a_commit_that_was_interrupted_is_all_that_is_done_again(
-    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    layers = [SAGEConv(NUM_FEATURES, 4), SAGEConv(4, 3)]
-    whole: Any = gnnstore.inference(layers, path)
-
     def interrupted(*_: Any) -> None:
         raise KeyboardInterrupt
 
+    fault: dict[str, tuple[Any, str, Any]] = {
+        "save": (Embeddings, "save_npy", full),
+        "replace": (Path, "replace", refused),
+        "killed": (Embeddings, "save_npy", killed),
+        "commit": (StoreWriter, "commit", interrupted),
+    }
+    message = {
+        "save": "no space left",
+        "replace": r"cannot write the embeddings: .*e\.npy: P",
+    }.get(failing)
     with monkeypatch.context() as patch:
-        patch.setattr("gnnstore.layerwise.api.StoreWriter.commit", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            gnnstore.inference(layers, path, tmp_path / "e")
+        patch.setattr(*fault[failing])
+        with pytest.raises(StorageError if message else KeyboardInterrupt, match=message):
+            gnnstore.inference(layers, path, output)
+    assert not output.exists()
     monkeypatch.setattr(inference_run, "run_pass", None)
-    found: Any = gnnstore.inference(layers, path, tmp_path / "e", resume=True)
-    np.testing.assert_array_equal(found.read(), whole)
+    found: Any = gnnstore.inference(layers, path, output, resume=True)
+    np.testing.assert_array_equal(found.read() if failing == "commit" else found, whole)
+    assert [item.name for item in tmp_path.iterdir()] == [output.name]
 
 
 @pytest.mark.parametrize(("num_nodes", "num_edges"), [(0, 0), (1, 0), (70, 0), (1, 3)])
@@ -749,9 +737,7 @@ def test_graphs_of_next_to_nothing(tmp_path: Path, num_nodes: int, num_edges: in
     layers = [GCNConv(4, 5), torch.relu, SAGEConv(5, 2)]
     found = gnnstore.inference(layers, store, tmp_path / "out", memory="1GB")
     assert isinstance(found, Embeddings)
-    expected = on_whole_graph(
-        layers, torch.from_numpy(graph.attributes["x"]), torch.from_numpy(graph.edge_index)
-    )
+    expected = on_whole_graph(layers, *tensors_of(graph))
     torch.testing.assert_close(found.tensor(), expected, atol=1e-5, rtol=1e-5)
 
 
@@ -779,7 +765,7 @@ class Negated(SAGEConv):  # type: ignore[misc]
 
 
 def test_subclasses_and_half_precision(graph: GraphArrays, path: Path) -> None:
-    x, edges = torch.from_numpy(graph.attributes["x"]), torch.from_numpy(graph.edge_index)
+    x, edges = tensors_of(graph)
     layers = [Renamed(NUM_FEATURES, 8), Negated(8, 3)]
     found = gnnstore.inference(layers, path, memory=SMALL)
     torch.testing.assert_close(found, on_whole_graph(layers, x, edges), atol=1e-5, rtol=1e-5)
