@@ -85,10 +85,11 @@ def test_demo(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.timeout(600)
 def test_types(tmp_path: Path) -> None:
-    """Over five seeds, the mean is that of PyG on the whole graph, within two standard errors."""
+    """Over some seeds, the mean is that of PyG on the whole graph, within two standard errors."""
     path = hetero_accuracy.make_store(tmp_path / "s.gnn", choose(1000, 2000))
     epochs = choose(12, hetero_accuracy.EPOCHS)
-    found = hetero_accuracy.compare(path, hetero_accuracy.SEEDS, epochs)
+    seeds = choose(3, hetero_accuracy.SEEDS)
+    found = hetero_accuracy.compare(path, seeds, epochs)
     assert abs(found["standard_errors"]) <= hetero_accuracy.BAR, found
     for accuracies in found["accuracies"].values():
         assert min(accuracies) > 0.4, "among eight classes; 0.24 without neighbours"
