@@ -84,6 +84,8 @@ class Ledger:
     # Bytes by which a limit that is too small must grow at least: more than are missing where a
     # part of the increase would go elsewhere.
     raise_by: int = 0
+    # Bytes of the limit that are lent, to find what the checks after a refused one need.
+    lent: int = 0
 
     @cached_property
     def _phases(self) -> list[Reservation]:
@@ -159,15 +161,16 @@ class Ledger:
         error: Callable[[str], E] = BudgetError,  # type: ignore[assignment]
     ) -> E:
         """Return the error that says why some sizes do not fit, and what to do."""
-        missing = max(-self.left(sizes), self.raise_by)
+        missing = max(-self.left(sizes), self.raise_by) + self.lent
+        has = self.limit - self.lent
         more = [f"raise {self.option} by at least {format_at_least(missing)}"] * bool(self.option)
         some = f"free at least {format_at_least(missing)}, or take a larger machine"
         *first, last = (*more, *remedies) or (some,)
         lines = [
             f"{self.who} does not fit, {format_count(missing, 'byte')} too few:",
-            f"needs {_exactly(self.limit + missing)}",
-            f"has {_exactly(self.limit)} {self.source}",
-            self._largest_parts(sizes, self.limit + missing),
+            f"needs {_exactly(has + missing)}",
+            f"has {_exactly(has)} {self.source}",
+            self._largest_parts(sizes, has + missing),
             f"to do: {', '.join(first)}, or {last}" if first else f"to do: {last}",
         ]
         found = error("\n- ".join(filter(None, lines)))

@@ -112,11 +112,16 @@ class LoaderSpec:
     def open_topology(self, placement: Placement, engine: Engine | None) -> Topology:
         """Return the graph's topology in its place."""
         store, shared = self.store, shared_tables(self.store)
+        where = placement.topology
+        if where == "memory" and placement.is_trial:
+            where = "mmap"
         with self.progress.phase("load the topology"):
-            topology = shared.topology(store, placement.topology, self.num_threads)
+            topology = shared.topology(store, where, self.num_threads)
         if placement.topology != "disk" or engine is None:
             return topology
         topology = topology.on_disk(store.reader, engine)
+        if placement.is_trial:
+            return topology
         spare = placement.left_bytes + placement.neighbors_bytes
         neighbors = shared.neighbors(store, topology, placement.neighbors_bytes, spare)
         return replace(topology, neighbors=neighbors)

@@ -218,7 +218,7 @@ class StaticStrategy(Strategy):
             most = placement.left_bytes - 2 * batch_bytes
             if placement.budget_is_promise and existing.num_bytes > most:
                 existing.shrink(num_rows)
-        elif note or num_rows == 0:
+        elif note or num_rows == 0 or placement.is_trial:
             cache, note = None, note or "batches leave no room for more"
         else:
             cache = maker.open(num_rows, counted, fills=True)

@@ -79,6 +79,11 @@ class Placement:
     ids_note: str = ""  # what ids of edges cost, if they are not free
 
     @property
+    def is_trial(self) -> bool:
+        """Whether it only serves to find the memory that is needed: nothing is to be loaded."""
+        return self.ledger.lent > 0
+
+    @property
     def budget_bytes(self) -> int:
         """Memory that may be used in all."""
         return self.ledger.limit
@@ -166,6 +171,7 @@ def place(
     cached_bytes: int = 0,
     taken_bytes: int = 0,
     more_bytes: int = 0,
+    lent_bytes: int = 0,
     is_frugal: bool = False,
     holds_ids: bool = True,
     reads_edges_ahead: bool = False,
@@ -177,7 +183,7 @@ def place(
 ) -> Placement:
     """Decide on the places of a store's parts while a loader runs."""
     _check_topology(None if isinstance(strategy, Mapping) else strategy, topology)
-    limit, source = budget.num_bytes + more_bytes, budget.source
+    limit, source = budget.num_bytes + more_bytes + lent_bytes, budget.source
     if not budget.is_measured:
         cached_bytes = 0  # free memory is without the caches of other loaders; a budget is not
         limit -= taken_bytes
@@ -215,7 +221,7 @@ def place(
     reads = has_rows or _place_topology(topology, mode, sizes, usable - base) == "disk"
     staging = staging_bytes(limit) if mode == "disk" and reads else 0
     where = _place_topology(topology, mode, sizes, usable - base - staging)
-    memory = Ledger(limit, (), f"strategy {strategy.name!r}", source).add(
+    memory = Ledger(limit, (), f"strategy {strategy.name!r}", source, lent=lent_bytes).add(
         *_required(sizes, mode, where), Reservation("seeds and their order", seeds_bytes)
     )
 

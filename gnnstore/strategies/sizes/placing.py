@@ -18,6 +18,9 @@ from gnnstore.strategies.sizes.placement import Placement, Placer, place
 
 T = TypeVar("T")
 
+# A refusal names what its check misses; the checks after it may miss more.
+_MOST_RAISES = 4
+
 
 def place_for(loader: LoaderSpec, strategy: StrategyTraits, *, staging: bool = True) -> Placement:
     """Return the places of a store's parts under a strategy, if the budget fits the rest."""
@@ -31,7 +34,7 @@ def first_that_fits(
     **reasons: Any,
 ) -> T:
     """Return the first placement of a store's parts that leaves enough memory for the rest."""
-    refusals: list[BudgetError] = []
+    refusals: list[tuple[BudgetError, Callable[..., Placement]]] = []
     for placed in _placers(loader, strategy, **reasons):
         is_placed = False
         try:
@@ -43,16 +46,29 @@ def first_that_fits(
         except DiskBudgetError:
             raise
         except BudgetError as error:
-            refusals.append(error)
+            refusals.append((error, placed))
             if is_placed and placement.strategy.mode == "memory":
                 break
-    raise min(refusals, key=lambda error: error.missing_bytes or math.inf) from None
+    # Of several that miss the same the last one, which holds least.
+    refusal, placed = min(reversed(refusals), key=lambda each: each[0].missing_bytes or math.inf)
+    for _ in range(_MOST_RAISES):
+        if not refusal.missing_bytes:
+            break
+        try:
+            divide(partial(placed, lent=refusal.missing_bytes))
+        except DiskBudgetError:
+            break
+        except BudgetError as error:
+            refusal = error
+        else:
+            break
+    raise refusal from None
 
 
 def _placers(
     loader: LoaderSpec, strategy: StrategyTraits, *, staging: bool = True, **reasons: Any
-) -> Iterator[Placer]:
-    """Yield callables that place a store's parts, given more bytes of memory than there are."""
+) -> Iterator[Callable[..., Placement]]:
+    """Yield placers, which may also lend bytes: what is refused counts these as missing."""
     options, shared = loader.options, shared_tables(loader.store)
     placed = partial(
         place,
@@ -70,18 +86,23 @@ def _placers(
         **reasons,
     )
     topology = options.topology
-    yield lambda more: placed(more_bytes=more, topology=topology)
+
+    def placer(topology: str, **how: Any) -> Callable[..., Placement]:
+        return lambda more=0, lent=0: placed(
+            more_bytes=more, lent_bytes=lent, topology=topology, **how
+        )
+
+    yield placer(topology)
     if strategy.mode == "memory":
         return
     if strategy.reads_disk and loader.sizes.edge_ids:  # before the topology gives way
-        yield lambda more: placed(more_bytes=more, topology=topology, holds_ids=False)
-    frugal = partial(placed, is_frugal=True)
+        yield placer(topology, holds_ids=False)
     if topology != "auto":
-        yield lambda more: frugal(more_bytes=more, topology=topology)
+        yield placer(topology, is_frugal=True)
         return
     if strategy.reads_disk:
-        yield lambda more: frugal(more_bytes=more, topology="disk")
-    yield lambda more: frugal(more_bytes=more, topology="mmap")
+        yield placer("disk", is_frugal=True)
+    yield placer("mmap", is_frugal=True)
 
 
 def with_engine(place: Placer, engine: Engine | None) -> Placer:
