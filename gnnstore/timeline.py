@@ -13,6 +13,7 @@ import os
 import secrets
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -98,7 +99,11 @@ class Timeline:
     def recording(self) -> Recording:
         """Return the events so far, in order."""
         with self._lock:
-            events, threads, num_dropped = [*self._events], {**self._threads}, self._num_dropped
+            events, names, num_dropped = [*self._events], {**self._threads}, self._num_dropped
+        seen, threads = Counter[str](), {}
+        for thread, name in names.items():  # two loaders name their threads alike
+            seen[name] += 1
+            threads[thread] = name if seen[name] == 1 else f"{name} ({seen[name]})"
         # Longer ones first: others with the same beginning lie within them.
         events.sort(key=lambda event: (event[0], -event[1]))
         return Recording(self._begin_ns, events, threads, num_dropped)

@@ -53,8 +53,9 @@ def _checked(num_bytes: float, name: str) -> int:
 
 
 def format_count(number: int, noun: str) -> str:
-    """Return a number with its noun, such as '1 byte' or '20 bytes'."""
-    return f"{number} {noun}{'' if number == 1 else 's'}"
+    """Return a number with its noun, such as '1 byte' or '2,000 batches'."""
+    plural = "es" if noun.endswith("ch") else "s"
+    return f"{number:,} {noun}{'' if number == 1 else plural}"
 
 
 def format_at_least(num_bytes: int) -> str:

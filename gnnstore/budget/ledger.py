@@ -17,7 +17,7 @@ from functools import cached_property
 from typing import NamedTuple, Self, TypeVar
 
 from gnnstore.errors import BudgetError
-from gnnstore.units import format_at_least, format_count, format_size
+from gnnstore.units import format_at_least, format_size
 
 # The source of a limit that no option sets.
 OF_FREE_MEMORY = "of memory that is available"
@@ -167,7 +167,7 @@ class Ledger:
         some = f"free at least {format_at_least(missing)}, or take a larger machine"
         *first, last = (*more, *remedies) or (some,)
         lines = [
-            f"{self.who} does not fit, {format_count(missing, 'byte')} too few:",
+            f"{self.who} does not fit, {_bytes(missing)} too few:",
             f"needs {_exactly(has + missing)}",
             f"has {_exactly(has)} {self.source}",
             self._largest_parts(sizes, has + missing),
@@ -206,8 +206,13 @@ def largest_phase(parts: Sequence[Part]) -> str:
 
 def _exactly(num_bytes: int) -> str:
     """Return bytes to the last one; many of them rounded, too."""
-    exact = format_count(num_bytes, "byte")
+    exact = _bytes(num_bytes)
     return exact if num_bytes < 1000 else f"{exact} ({format_size(num_bytes)})"
+
+
+def _bytes(num_bytes: int) -> str:
+    """Return a number of bytes without commas, which could be pasted as a budget."""
+    return f"{num_bytes} byte{'' if num_bytes == 1 else 's'}"
 
 
 def _together(reservations: Sequence[Reservation]) -> Reservation:

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gnnstore.budget.ledger import Ledger
-from gnnstore.errors import BudgetError
-from gnnstore.units import format_size, parse_size
+from gnnstore.errors import BudgetError, UsageError
+from gnnstore.units import format_count, format_size, parse_size
 
 _PROC = Path("/proc")
 _CGROUPS = Path("/sys/fs/cgroup")
@@ -21,6 +21,8 @@ _CGROUPS = Path("/sys/fs/cgroup")
 _UNLIMITED = 2**60
 # memory="auto" leaves a quarter of free memory to the model, its optimiser and other programs.
 _FREE_SHARE = 4
+# A text that means less has lost its unit.
+_LEAST_BYTES = 10**6
 # Of a budget: for reads in flight of all threads, and for more than the default ones of a thread.
 _STAGING_SHARE, _DEEP_SHARE = 4, 16
 
@@ -68,6 +70,13 @@ def affordable_threads(
 def parse_memory(memory: int | str, *, name: str = "memory") -> int:
     """Return the bytes of a budget; refuse more than the cgroups of this process allow."""
     budget, limit = parse_size(memory, name=name), group_limit_bytes()
+    if isinstance(memory, str) and budget < _LEAST_BYTES:
+        number = memory.strip()  # of gigabytes, if it has no unit and is as small
+        likely = f"{number}GB" if number.isdecimal() and 0 < int(number) < 1000 else "8GB"
+        raise UsageError(
+            f"{name}={memory!r} is {format_count(budget, 'byte')}, and a budget is at least "
+            f"{format_size(_LEAST_BYTES)}; did you mean {likely}?"
+        )
     if limit is not None and budget > limit:
         option = name if name.startswith("-") else f"{name}="
         source = "before the cgroup of this process, such as its container, kills it"

@@ -98,7 +98,7 @@ class Placement:
         """Return what the layer will do, as a sentence."""
         how = ", as they are computed" * self.is_carried + ", written for it" * self.is_spilled
         return (
-            f"{plan.call.layer.name}: keeps {format_count(self.num_kept, 'row')} of {num_nodes} "
+            f"{plan.call.layer.name}: keeps {format_count(self.num_kept, 'row')} of {num_nodes:,} "
             f"in {format_size(self.num_kept * plan.kept_bytes)} of memory{how}; about "
             f"{format_size(int(self.bytes_read))} of rows are read and "
             f"{format_size(int(self.bytes_packed))} packed"

@@ -190,7 +190,7 @@ class BatchLoader(DataLoader[Any]):
             self.sampler.seed = self.seed
         predicted = placement.predicted
         self._stats = LoaderStats(
-            strategy=placement.strategy.name,
+            strategy=placement.strategy.choice,
             topology=placement.topology,
             reason=placement.reason,
             num_threads=self.num_threads,
@@ -487,8 +487,8 @@ class BatchLoader(DataLoader[Any]):
         Parameters
         ----------
         path : path-like
-            A JSON file for chrome://tracing or ui.perfetto.dev, or a picture of the stages by
-            thread if the name ends in ``.png`` or ``.svg``; replaced if it is there.
+            A ``.json`` file for chrome://tracing or ui.perfetto.dev, or a picture of the stages
+            by thread, ``.png`` or ``.svg``; replaced if it is there.
         max_events : int
             The most events to record; those after them are left out, and counted in the file.
 
@@ -500,7 +500,8 @@ class BatchLoader(DataLoader[Any]):
         Raises
         ------
         UsageError
-            If the loader is being traced already, or matplotlib is missing for a picture.
+            If the loader is being traced already, the name ends in something else, or matplotlib
+            is missing for a picture.
         NotFoundError, StorageError
             If the file cannot be written; checked before anything else if possible.
         """

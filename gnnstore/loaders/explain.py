@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from gnnstore.budget.ledger import ALWAYS, Part, largest_phase
 from gnnstore.palette import part_looks
 from gnnstore.pictures import check_picture, draw_level, new_axes, save_picture
-from gnnstore.units import format_size
+from gnnstore.units import format_count, format_size
 
 if TYPE_CHECKING:
     from gnnstore.formats.store.schema import Schema
@@ -27,8 +27,8 @@ def describe_graph(path: Path, schema: Schema) -> str:
     if schema.is_homogeneous:
         return f"{path}: {num_nodes:,} nodes, {num_edges:,} edges"
     return (
-        f"{path}: {num_nodes:,} nodes of {_count(len(nodes), 'type')}, "
-        f"{num_edges:,} edges of {_count(len(edges), 'type')}"
+        f"{path}: {num_nodes:,} nodes of {format_count(len(nodes), 'type')}, "
+        f"{num_edges:,} edges of {format_count(len(edges), 'type')}"
     )
 
 
@@ -52,14 +52,16 @@ def describe_seeds(
     if order.varies:
         facts.append("epochs differ in their number of batches")
     found = ", ".join(facts)
-    return found if num_batches is None else f"{found}: {_count(num_batches, 'batch')} an epoch"
+    return (
+        found if num_batches is None else f"{found}: {format_count(num_batches, 'batch')} an epoch"
+    )
 
 
 def describe_strategy(placement: Placement | None) -> str:
     """Return a loader's strategy, and the first part of its reason."""
     if placement is None:
         return "strategy: not decided yet, the loader is still being made"
-    why, begin = placement.reason.partition("; ")[0], f"strategy {placement.strategy.name!r}"
+    why, begin = placement.reason.partition("; ")[0], f"strategy {placement.strategy.choice!r}"
     return why if why.startswith(begin) else f"{begin}: {why}"
 
 
@@ -100,7 +102,7 @@ class Explanation:
         parts.sort(key=lambda part: phases.index(part.phase))
         rest = "batches in flight" if is_promise else "free, also for batches in flight"
         parts.append(Part(rest, ALWAYS, max(0, placement.left_bytes)))
-        name = placement.strategy.name
+        name = placement.strategy.choice
         return cls(loader, name, ledger.limit, ledger.source, is_promise, tuple(parts))
 
     @property
@@ -170,8 +172,3 @@ def draw_memory(found: Explanation, file: Path) -> None:
     order: dict[str, Any] = {"loc": "outside right center", "frameon": False, "fontsize": 9}
     figure.legend(handles[::-1], labels[::-1], **order)  # as they lie on one another
     save_picture(figure, file, found.title)
-
-
-def _count(number: int, noun: str) -> str:
-    plural = "es" if noun.endswith("ch") else "s"
-    return f"{number:,} {noun}{'' if number == 1 else plural}"

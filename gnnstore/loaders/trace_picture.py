@@ -8,10 +8,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from gnnstore.errors import UsageError
 from gnnstore.palette import GREY, part_looks
 from gnnstore.pictures import check_picture, legend_below, new_axes, save_picture
 from gnnstore.timeline import Event, Timeline
-from gnnstore.units import format_duration
+from gnnstore.units import format_count, format_duration
 
 # What the legend says of a stage; others have their own names.
 _NAMES = {
@@ -34,8 +35,13 @@ _FEW = 2000  # stages
 
 def writer_of(path: str | os.PathLike[str]) -> Callable[[Timeline, Path], object]:
     """Return what writes a timeline to a file of this name; check that pictures can be drawn."""
-    if Path(path).suffix.lower() not in {".png", ".svg"}:
+    suffix = Path(path).suffix.lower()
+    if suffix == ".json":
         return Timeline.write
+    if suffix not in {".png", ".svg"}:
+        raise UsageError(
+            f"trace() {path}: a timeline is .json, for ui.perfetto.dev, or a picture, .png or .svg"
+        )
     check_picture(Path(path), "trace()")
     return draw_timeline
 
@@ -102,6 +108,6 @@ def _title(name: str, events: list[Event]) -> str:
         return name
     took = f"{total:.3g} s" if total < 100 else format_duration(total)
     return (
-        f"{name}: {num_batches:,} {'batch' if num_batches == 1 else 'batches'} in {took}, "
+        f"{name}: {format_count(num_batches, 'batch')} in {took}, "
         f"of which the loop waited {seconds['wait'] / total:.0%}"
     )

@@ -115,7 +115,14 @@ class StrategyOptimizer:
 
     def beyond(self, memory: int, auto: Auto) -> list[tuple[int, Prediction]]:
         """Return larger budgets that allow strategies which this one does not, and what is best."""
-        candidates = [c for c in auto.candidates if not c.is_offline and c.score != "degree"]
+        # Where "direct" fits, "static" does, and caches what is left.
+        candidates = [
+            c
+            for c in auto.candidates
+            if not c.is_offline
+            and c.score != "degree"
+            and (c.caches or c.plans or not c.reads_disk)
+        ]
         limits = sorted({limit for c in candidates if (limit := self._least(c, memory))} - {memory})
         least = math.inf
         found: list[tuple[int, Prediction]] = []

@@ -13,7 +13,6 @@ from collections.abc import Sequence
 import click
 
 import gnnstore
-from gnnstore.errors import UsageError
 from gnnstore.tools.ui import exits
 from gnnstore.tools.ui.help import GENERAL, Group, section
 from gnnstore.tools.ui.interrupts import interrupts_wait, no_interrupt_lost
@@ -72,13 +71,6 @@ _COMMANDS = {name: found for commands in _SECTIONS.values() for name, found in c
 # Commands that have what plug-ins register.
 _WITH_PLUGINS = {"convert", "predict", "pack", "bench"}
 
-# Commands of earlier versions -> advice for today.
-_GONE = {
-    "plan": "gnnstore plan is called gnnstore predict",
-    "demo": "the demonstration is examples/demo.py in the source tree, which 'make demo' runs: "
-    'see "Install" in README.md',
-}
-
 _HELP = """Train graph neural networks on graphs many times larger than RAM.
 
 A store is a directory (NAME.gnn) that the commands below create, inspect and verify, and that
@@ -112,8 +104,6 @@ class _LazyGroup(Group):
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Import the command's module and return its click command."""
-        if cmd_name in _GONE:
-            raise UsageError(_GONE[cmd_name])
         if cmd_name not in _COMMANDS:
             return None
         if isinstance(ctx.obj, Session):

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from gnnstore.budget import limits
 from gnnstore.tools.cli import main
-from gnnstore.tools.ui import options
 from tests.support.stores import write_example_store
 
 
@@ -66,4 +66,4 @@ def scratch(tmp_path: Path) -> Path:
 @pytest.fixture
 def small_budgets(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let budgets be as small as small stores need."""
-    monkeypatch.setattr(options, "_LEAST_BUDGET_BYTES", 0)
+    monkeypatch.setattr(limits, "_LEAST_BYTES", 0)

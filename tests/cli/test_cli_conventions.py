@@ -136,12 +136,7 @@ def test_short_help_option(run: Any) -> None:
         (["inspect"], "Missing argument 'STORE'"),
         (["inspect", "a.gnn", "--nothing"], "No such option"),
         (["verify", "a.gnn", "--level", "deep"], "'deep' is not one of"),
-        (["plan", "a.gnn"], "gnnstore plan is called gnnstore predict"),
-        (["pack", "a.gnn", "--compress", "zstd"], "packed rows are not compressed any more"),
-        (["rm", "a.gnn", "--plan", "base"], "--plan is called --packed"),
-        (["inspect", "a.gnn", "--plan", "base"], "--plan is called --packed"),
         (["bench", "load", "a.gnn", "--batches", "0"], "0 is not in the range"),
-        (["demo", "--scale", "10"], "examples/demo.py in the source tree, which 'make demo' runs"),
     ],
 )
 def test_wrong_usage_exits_with_2(run: Any, arguments: list[str], message: str) -> None:

@@ -309,8 +309,14 @@ def test_one_file_of_features_that_is_unlike_the_others(
         (["--page-bytes", "1000"], "--page-bytes 1000 is not a power of two"),
         (["--page-bytes", "big"], "--page-bytes='big' is not a size"),
         (["--self-loops", "maybe"], "'maybe' is not one of"),
-        (["--memory", "10B"], "10B is 10 bytes, and a budget is at least 1 MB; did you mean 8GB?"),
-        (["--memory", "16"], "16 is 16 bytes, and a budget is at least 1 MB; did you mean 16GB?"),
+        (
+            ["--memory", "10B"],
+            "--memory='10B' is 10 bytes, and a budget is at least 1 MB; did you mean 8GB?",
+        ),
+        (
+            ["--memory", "16"],
+            "--memory='16' is 16 bytes, and a budget is at least 1 MB; did you mean 16GB?",
+        ),
         (["--feature-dtype", "float8"], "'float8' is not one of"),
     ],
 )

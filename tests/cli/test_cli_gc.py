@@ -48,7 +48,7 @@ def test_it_lists_and_removes_only_when_told(run: Any, tmp_path: Path) -> None:
     assert done.document["removed_bytes"] == 0
     text = run("gc", tmp_path).stdout
     assert str(left) in text
-    assert "'gnnstore gc --yes' removes them" in text
+    assert f"gnnstore gc {tmp_path} --yes\n" in text
     assert left.exists()
     done = run("gc", tmp_path, "--yes", "--json")
     assert done.document["leftovers"][0]["action"] == "removed"

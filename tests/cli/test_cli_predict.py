@@ -13,7 +13,7 @@ import pytest
 
 import gnnstore
 from gnnstore import EmbeddingTable
-from gnnstore.budget.ledger import STAGING
+from gnnstore.budget.ledger import STAGING, largest_phase
 from gnnstore.converters.partitions.partition import partition
 from gnnstore.disk import measure as first_measurement
 from gnnstore.disk.profile import DeviceProfile, save_profile
@@ -273,6 +273,33 @@ def test_narrow_rows_are_not_predicted(run: Any, tmp_path: Path) -> None:
     done = run("predict", narrow, *QUICK, "--batches", "2", "--cache-bytes", "10%")
     assert done.status == 0
     assert "No strategy is predicted: rows are so narrow" in done.stdout
+    save_profile(usual_profile(narrow))
+    done = run("predict", narrow, *QUICK, "--batches", "2", "--cache-bytes", "10%")
+    assert "bench load" not in done.stdout, "which would refuse a limit that limits nothing"
+
+
+@pytest.mark.parametrize("strategy", ["mmap", "direct", "static-degree", "belady", "packed"])
+def test_predicted_memory_is_what_a_loader_reserves(
+    run: Any, store: Path, monkeypatch: pytest.MonkeyPatch, strategy: str
+) -> None:
+    save_profile(usual_profile(store))
+    given = ("--memory", "40MB", "--threads", "1", "--strategies", strategy)
+    done = run("predict", store, *QUICK, *given, "--batches", "2", "--json")
+    (predicted,) = done.document["predictions"]["strategies"]
+    loader = gnnstore.NeighborLoader(
+        store,
+        [3, 2],
+        "train",
+        batch_size=20,
+        shuffle=True,
+        memory="40MB",
+        num_threads=1,
+        strategy=strategy,
+    )
+    *parts, _in_flight = loader.explain().parts
+    phase = largest_phase(parts)
+    reserved = sum(part.num_bytes for part in parts if part.phase in ("", phase))
+    assert predicted["memory_bytes"] == pytest.approx(reserved, rel=0.02)
 
 
 def test_measuring_the_disk_first(

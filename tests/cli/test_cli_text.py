@@ -109,7 +109,7 @@ def test_options_stand_in_sections(run: Any) -> None:
         (("convert", "graph.txt", "a.gnn"), "Choose graphbolt, igb, igbh, kronecker, "),
         (("bench", "disc"), "No such command 'disc'. Did you mean disk?"),
         (("inspect", "a.gnn", "--stat"), "--stats"),
-        (("predict", "a.gnn", "--memory", "8"), "8 is 8 bytes"),
+        (("predict", "a.gnn", "--memory", "8"), "--memory='8' is 8 bytes"),
         (("predict", "a.gnn", "--memory", "8"), "did you mean 8GB?"),
         (("pack", "a.gnn", "--memory", "999999"), "at least 1 MB; did you mean 8GB?"),
         (("bench", "load", "a.gnn", "--loader-memory", "2"), "did you mean 2GB?"),
@@ -188,7 +188,7 @@ TABLES: dict[str, Callable[[Console], None]] = {
     ),
     "bench-load": lambda console: render_load(console, document("bench-load")),
     "bench-disk": lambda console: disk._render(console, DISK, PROFILE),
-    "gc": lambda console: gc._render(console, LEFTOVERS, 123_456_789_012, yes=True),
+    "gc": lambda console: gc._render(console, LEFTOVERS, 123_456_789_012, yes=True, paths=()),
     "degrees": lambda console: convert._render_degrees(console, {"degrees": DEGREES}),
 }
 

@@ -21,6 +21,8 @@ def test_a_sound_store(run: Any, example: Path, level: str) -> None:
     done = run("verify", example, "--level", level)
     assert (done.status, done.stderr) == (0, "")
     assert f"{example}: sound at level {level}" in done.stdout
+    deeper = f"\nNext\n  gnnstore verify {example} --level full\n"
+    assert (deeper in done.stdout) == (level != "full")
     document = run("verify", example, "--level", level, "--json").document
     assert document["ok"]
     assert document["problems"] == []

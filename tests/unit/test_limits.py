@@ -115,6 +115,12 @@ def test_a_budget_above_the_containers_limit() -> None:
         parse_memory("1GB", name="--memory")
 
 
+def test_a_text_without_its_unit() -> None:
+    with pytest.raises(UsageError, match=r"memory='8' is 8 bytes, .*; did you mean 8GB\?"):
+        MemoryBudget.of("8")
+    assert parse_memory(8) == 8, "a number may be as small as it likes"
+
+
 @pytest.mark.parametrize("memory", ["much", -1, "auto"])
 def test_what_is_no_size(memory: int | str) -> None:
     with pytest.raises(UsageError, match="memory="):

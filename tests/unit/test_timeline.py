@@ -97,6 +97,25 @@ def test_an_error_ends_a_span_and_is_named(tmp_path: Path) -> None:
     assert event["args"] == {"batch": 1, "error": "KeyError"}
 
 
+def test_threads_of_one_name_are_numbered(tmp_path: Path) -> None:
+    timeline, barrier = Timeline(), threading.Barrier(3)
+
+    def work() -> None:
+        barrier.wait()  # else the second thread might have the first one's id
+        with timeline.span("work"):
+            barrier.wait()
+
+    both = [threading.Thread(target=work, name="gnnstore-0") for _ in range(2)]
+    for thread in both:
+        thread.start()
+    barrier.wait()
+    barrier.wait()
+    for thread in both:
+        thread.join()
+    names = thread_names(written(timeline, tmp_path / "t.json")).values()
+    assert sorted(names) == ["MainThread", "gnnstore-0", "gnnstore-0 (2)"]
+
+
 def test_threads_have_their_names(tmp_path: Path) -> None:
     timeline = Timeline()
     barrier = threading.Barrier(4)

@@ -132,3 +132,9 @@ def test_what_cannot_be_drawn_is_said_before_the_epoch(
         pytest.fail("matplotlib is missing")
     with loader.trace(tmp_path / "a.json"):
         pass
+    with (
+        pytest.raises(UsageError, match=r"t\.html: a timeline is \.json"),
+        loader.trace(tmp_path / "t.html"),
+    ):
+        pytest.fail("no such picture")
+    assert not (tmp_path / "t.html").exists()

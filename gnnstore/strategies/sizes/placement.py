@@ -221,7 +221,7 @@ def place(
     reads = has_rows or _place_topology(topology, mode, sizes, usable - base) == "disk"
     staging = staging_bytes(limit) if mode == "disk" and reads else 0
     where = _place_topology(topology, mode, sizes, usable - base - staging)
-    memory = Ledger(limit, (), f"strategy {strategy.name!r}", source, lent=lent_bytes).add(
+    memory = Ledger(limit, (), f"strategy {strategy.choice!r}", source, lent=lent_bytes).add(
         *_required(sizes, mode, where), Reservation("seeds and their order", seeds_bytes)
     )
 
@@ -254,7 +254,7 @@ def place(
         ledger=memory,
         budget_is_promise=budget.is_promise,
         reason=(
-            f"strategy {strategy.name!r} because {why}; topology {_WHERE[where]} "
+            f"strategy {strategy.choice!r} because {why}; topology {_WHERE[where]} "
             f"({format_size(sizes.topology_bytes)}); {format_size(held_bytes)} held in memory"
             f"{ids_note and '; '}{ids_note}"
         ),

@@ -30,6 +30,7 @@ from gnnstore.tools.bench.harness import Task, split_tables, spread
 from gnnstore.tools.bench.stages import STAGES, stages_of
 from gnnstore.tools.bench.ways import BASELINE, Way, ways
 from gnnstore.tools.bench.worker import ALLOWANCE_BYTES
+from gnnstore.tools.inspect.programs import program
 from gnnstore.tools.plots.load import draw_load
 from gnnstore.tools.predict.seeds import choose_seeds, config_of
 from gnnstore.tools.ui import exits
@@ -40,7 +41,7 @@ from gnnstore.tools.ui.options import (
     describe_seeds,
 )
 from gnnstore.tools.ui.session import Session
-from gnnstore.tools.ui.tables import print_facts, print_table, print_text, print_title
+from gnnstore.tools.ui.tables import print_facts, print_next, print_table, print_text, print_title
 from gnnstore.units import format_at_least, format_duration, format_size
 
 WORKER = "gnnstore.tools.bench.worker"
@@ -342,6 +343,12 @@ def render_load(console: Console, document: Mapping[str, Any]) -> None:
         console.print(f"  {found['strategy']}: {found['problem']}", soft_wrap=True)
     for text in (*document["remarks"], *document.get("problems", ())):
         print_text(console, text)
+    fastest = min(timed, key=lambda each: each["seconds_per_epoch"], default=None)
+    if fastest is not None and fastest["strategy"] != BASELINE:
+        of_batches = {name: document[name] for name in ("num_neighbors", "batch_size", "links")}
+        strategy = f'strategy="{fastest["strategy"]}"'
+        text = program(document["store"], document["input_nodes"], strategy, **of_batches)
+        print_next(console, [], text)
 
 
 def _row(found: Mapping[str, Any]) -> list[str]:

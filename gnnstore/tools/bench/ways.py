@@ -28,12 +28,12 @@ def ways() -> dict[str, Way]:
     choice = auto()
     found = {BASELINE: Way(is_even=True, reads_by_faults=True)}
     for candidate in choice.loadable:
-        score, is_mapped = candidate.score, candidate.mode == "mmap"
+        is_mapped = candidate.mode == "mmap"
         found[candidate.choice] = Way(
-            {"strategy": candidate.name, **({"cache": score} if score else {})},
+            {"strategy": candidate.choice},
             is_compared=not is_mapped,
             is_made_ahead=candidate.plans,
-            is_even=not candidate.plans and score is None,
+            is_even=not candidate.plans and candidate.score is None,
             reads_by_faults=is_mapped,
             packs=candidate.packs,
         )

@@ -6,6 +6,7 @@ from typing import Any
 
 import click
 
+from gnnstore.budget.limits import parse_memory
 from gnnstore.errors import UsageError
 from gnnstore.strategies.builtin import auto
 from gnnstore.tools.bench.ways import ways
@@ -14,7 +15,6 @@ from gnnstore.tools.ui.options import (
     SIZE,
     Parsed,
     batch_options,
-    parse_budget,
     parse_share_or_size,
     plot_option,
     seed_option,
@@ -90,7 +90,7 @@ def _parse_ways(text: str, _: str) -> tuple[str, ...]:
 
 def _parse_limit(text: str, name: str) -> float | int:
     found = parse_share_or_size(text, name)
-    return found if isinstance(found, float) else parse_budget(text, name)
+    return found if isinstance(found, float) else parse_memory(text, name=name)
 
 
 _LOAD_HELP = """Time the strategies on STORE when its features do not fit in memory.

@@ -54,7 +54,7 @@ def command(session: Session, paths: tuple[str, ...], yes: bool) -> None:
     removed = sum(item["num_bytes"] for item in found if item["action"] == "removed")
     session.emit(
         {"leftovers": found, "removed_bytes": removed},
-        lambda console: _render(console, found, removed, yes),
+        lambda console: _render(console, found, removed, yes, paths),
     )
     for item in found:
         if item["action"] == "failed":
@@ -117,8 +117,10 @@ def _describe(leftover: Leftover, action: str) -> dict[str, Any]:
     }
 
 
-def _render(console: Console, found: list[dict[str, Any]], removed: int, yes: bool) -> None:
-    from gnnstore.tools.ui.tables import print_table  # noqa: PLC0415 - rich on demand
+def _render(
+    console: Console, found: list[dict[str, Any]], removed: int, yes: bool, paths: tuple[str, ...]
+) -> None:
+    from gnnstore.tools.ui.tables import print_next, print_table  # noqa: PLC0415 - rich on demand
 
     if not found:
         console.print("No interrupted conversion or run left anything here.")
@@ -134,7 +136,7 @@ def _render(console: Console, found: list[dict[str, Any]], removed: int, yes: bo
         console.print(f"\nRemoved {format_size(removed)}.")
     elif any(item["state"] != "running" for item in found):
         console.print(
-            "\n'gnnstore gc --yes' removes them. To continue a resumable one, repeat its "
-            "command with --resume.",
+            "\nTo continue a resumable one, repeat its command with --resume; to remove all:",
             soft_wrap=True,
         )
+        print_next(console, [("gnnstore", "gc", *paths, "--yes")])

@@ -26,7 +26,7 @@ from gnnstore.tools.inspect.partitioned import describe_partitions, render_parti
 from gnnstore.tools.inspect.render_store import render_array, render_store
 from gnnstore.tools.inspect.tables import describe_table, render_table
 from gnnstore.tools.ui.help import Command
-from gnnstore.tools.ui.options import gone_option, plot_option, session_options
+from gnnstore.tools.ui.options import plot_option, session_options
 from gnnstore.tools.ui.session import Session
 
 if TYPE_CHECKING:
@@ -56,7 +56,6 @@ Examples:
 @click.option("--array", "array_path", metavar="PATH", help="Show one array, by path or name.")
 @click.option("--stats", is_flag=True, help="Read the arrays and summarise their values.")
 @click.option("--packed", metavar="NAME", help="Show some of the store's packed epochs.")
-@gone_option("--plan", "--plan is called --packed")
 @click.option("--partitions", metavar="NAME", help="Show one of the store's partitionings.")
 @plot_option("Draw degrees or types of the graph, or the rows of packed epochs.")
 @session_options

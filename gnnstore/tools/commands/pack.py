@@ -15,7 +15,6 @@ from gnnstore.tools.ui.options import (
     SIZE,
     Parsed,
     batch_options,
-    gone_option,
     seed_option,
     session_options,
     threads_option,
@@ -91,11 +90,6 @@ Examples:
         help="Batches that share rows on disk; 1: none do. Default: as few as --disk allows, 1 "
         "without --disk.",
     ),
-)
-@gone_option(
-    "--compress",
-    "--compress: packed rows are not compressed any more; leave it out, and give --disk to have "
-    "batches share rows where space is short",
 )
 @section(
     "Batches",

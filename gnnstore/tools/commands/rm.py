@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import click
+from rich.console import Console
 
 from gnnstore.errors import UsageError
 from gnnstore.formats.container.files import directory_bytes
@@ -11,8 +12,9 @@ from gnnstore.formats.partitions.reader import PARTITIONS
 from gnnstore.formats.store.reader import StoreReader
 from gnnstore.formats.store.units import remove_unit, unit_path
 from gnnstore.tools.ui.help import Command
-from gnnstore.tools.ui.options import gone_option, session_options
+from gnnstore.tools.ui.options import session_options
 from gnnstore.tools.ui.session import Session
+from gnnstore.tools.ui.tables import print_next
 from gnnstore.units import format_size
 
 _HELP = """Remove packed epochs or a partitioning of STORE, and nothing else.
@@ -30,7 +32,6 @@ Examples:
 @click.command(name="rm", cls=Command, help=_HELP)
 @click.argument("store", type=click.Path())
 @click.option("--packed", metavar="NAME", help="Name of the packed epochs.")
-@gone_option("--plan", "--plan is called --packed")
 @click.option("--partitions", metavar="NAME", help="Name of the partitioning.")
 @session_options
 def command(session: Session, store: str, packed: str | None, partitions: str | None) -> None:
@@ -44,7 +45,9 @@ def command(session: Session, store: str, packed: str | None, partitions: str | 
     path = StoreReader.open(store).path
     size = directory_bytes(unit_path(kind, path, name))
     remove_unit(kind, path, name)
-    session.emit(
-        {"store": str(path), option: name, "removed_bytes": size},
-        lambda console: console.print(f"Removed the {kind.name} {name!r} ({format_size(size)})."),
-    )
+
+    def render(console: Console) -> None:
+        console.print(f"Removed the {kind.name} {name!r} ({format_size(size)}).")
+        print_next(console, [("gnnstore", "inspect", str(path))])
+
+    session.emit({"store": str(path), option: name, "removed_bytes": size}, render)

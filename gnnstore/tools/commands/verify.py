@@ -15,6 +15,7 @@ from gnnstore.tools.ui import exits
 from gnnstore.tools.ui.help import Command
 from gnnstore.tools.ui.options import session_options, threads_option
 from gnnstore.tools.ui.session import Session
+from gnnstore.tools.ui.tables import print_next
 from gnnstore.units import format_size
 
 _HELP = """Check files, checksums and contents of a store, and of its packed epochs and partitions.
@@ -86,6 +87,8 @@ def _render(console: Console, store: str, report: Report, seconds: float) -> Non
         console.print(
             f"{store}: sound at level {report.level}: {report.files:,} files{read}", soft_wrap=True
         )
+        if report.level != LEVELS[-1]:
+            print_next(console, [("gnnstore", "verify", store, "--level", LEVELS[-1])])
         return
     count = len(report.problems)
     console.print(

@@ -29,7 +29,7 @@ def render_store(console: Console, store: Mapping[str, Any]) -> None:
     print_facts(console, _reading(store["reading"]))
     if "stats" in store:
         render_stats(console, store["stats"])
-    commands = next_commands(store["path"])
+    commands = next_commands(store["path"])["stats" in store :]
     if store.get("stats", {}).get("node_order", {}).get("is_worth_it"):
         commands.append(reorder_command(store["path"]))
     print_next(console, commands, program_of(store))

@@ -25,8 +25,8 @@ _REMARK = (
 )
 _PREDICTED = (
     "*: the choice of strategy='auto'. Setup: work before or during the first epoch. Random: reads "
-    "of rows or pages. Sequential: bytes read and written sequentially. Packed-epochs: what "
-    "'gnnstore pack' makes."
+    "of rows or pages. Sequential: bytes read and written sequentially. Memory: what a loader "
+    "reserves; batches in flight have the rest. Packed-epochs: what 'gnnstore pack' makes."
 )
 _NARROW = "No strategy is predicted: rows are so narrow that loaders hold them in memory."
 _NONE_FITS = "No strategy has enough memory; raise --memory."
@@ -74,7 +74,8 @@ def _render_next(console: Console, document: Mapping[str, Any]) -> None:
         print_text(console, _NONE_FITS)
         return
     store, links = document["store"], document.get("links")
-    commands = [("gnnstore", "bench", "load", store)]
+    # Rows in memory leave a benchmark of strategies nothing to limit.
+    commands = [("gnnstore", "bench", "load", store)] if found else []
     if document["measured_at"] is None:
         commands = [("gnnstore", "bench", "disk", store)]
     memory = document["predictions"]["memory_bytes"]

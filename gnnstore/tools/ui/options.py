@@ -18,9 +18,8 @@ from gnnstore.budget.limits import parse_memory
 from gnnstore.errors import BudgetError, UsageError
 from gnnstore.tools.ui.help import GENERAL, Decorator, section, together
 from gnnstore.tools.ui.session import Session
-from gnnstore.units import format_count, format_size, parse_size
+from gnnstore.units import parse_size
 
-_LEAST_BUDGET_BYTES = 10**6
 # Of each hop; or of each hop by edge type, as "author__writes__paper".
 Fanouts = tuple[int, ...] | Mapping[str, tuple[int, ...]]
 
@@ -42,19 +41,6 @@ class Parsed(click.ParamType):  # type: ignore[type-arg]  # generic since click 
             raise
         except UsageError as error:
             self.fail(str(error), param, ctx)
-
-
-def parse_budget(text: str, name: str) -> int:
-    """Return a memory budget in bytes; refuse one so small that its unit was forgotten."""
-    budget = parse_memory(text, name=name)
-    if budget < _LEAST_BUDGET_BYTES:
-        number = text.strip()  # of gigabytes, if it has no unit and is as small
-        likely = f"{number}GB" if number.isdecimal() and 0 < int(number) < 1000 else "8GB"
-        raise UsageError(
-            f"{text} is {format_count(budget, 'byte')}, and a budget is at least "
-            f"{format_size(_LEAST_BUDGET_BYTES)}; did you mean {likely}?"
-        )
-    return budget
 
 
 def parse_share_or_size(text: str, name: str) -> float | int:
@@ -87,7 +73,7 @@ def _parse_hops(text: str) -> tuple[int, ...]:
     if min(fanouts) < -1:
         raise UsageError(
             f"{text!r} is not a list of fan-outs; write a number for each hop, -1 for all "
-            "neighbours, as in 10,10,10, or such a list for each edge type, as in "
+            "neighbours, as in 10,10, or such a list for each edge type, as in "
             "'author__writes__paper=10,5;paper__cites__paper=10,10'"
         )
     return fanouts
@@ -105,7 +91,7 @@ def _parse_shares(text: str, _: str) -> tuple[float, ...]:
 SHARES = Parsed("shares", _parse_shares)
 # A number of bytes with a unit; and one that the container of this process must allow.
 SIZE = Parsed("size", lambda text, name: parse_size(text, name=name))
-MEMORY = Parsed("size", parse_budget)
+MEMORY = Parsed("size", lambda text, name: parse_memory(text, name=name))
 
 
 def seed_option(help_text: str) -> Decorator:
@@ -159,7 +145,7 @@ def plot_option(help_text: str) -> Decorator:
 class SamplingOptions:
     """The options of sampling, as given on the command line."""
 
-    fanouts: Fanouts = (10, 10, 10)
+    fanouts: Fanouts = (10, 10)
     time_attr: str | None = None  # this and the rest as in `NeighborLoader`
     temporal_strategy: str | None = None
     time_window: int | None = None
@@ -330,7 +316,7 @@ batch_options = section(
         "fanouts",
         type=Parsed("fanouts", _parse_fanouts),
         metavar="N,N,...",
-        default="10,10,10",
+        default="10,10",
         help="Fan-out of each hop; -1 takes all neighbours. By edge type: TYPE=N,N;TYPE=N,N, a "
         "TYPE being SOURCE__RELATION__TARGET.",
     ),

@@ -124,11 +124,13 @@ def share_bar(console: Console, share: float) -> str:
     return "█" * full + " ▏▎▍▌▋▊▉"[eighths].strip()
 
 
-def print_next(console: Console, commands: Sequence[Sequence[str]], program: str) -> None:
+def print_next(console: Console, commands: Sequence[Sequence[str]], program: str = "") -> None:
     """Print what to do next, ready to be pasted: commands as their words, and a program."""
-    print_title(console, "Next")
     for command in commands:
+        if command is commands[0]:
+            print_title(console, "Next")
         console.print(f"  {shlex.join(command)}", style="cyan", soft_wrap=True)
-    print_title(console, "Train")
+    if program:
+        print_title(console, "Train")
     for line in program.splitlines():
         console.print(f"  {line}", style="cyan", soft_wrap=True)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import time
 
 import click
+from rich.console import Console
 
 from gnnstore.formats.store.reader import StoreReader
 from gnnstore.tools.ui.help import Command
 from gnnstore.tools.ui.options import MEMORY, order_options, session_options
 from gnnstore.tools.ui.session import Session
+from gnnstore.tools.ui.tables import print_next
 
 _HELP = """Prepare a store for temporal or weighted sampling.
 
@@ -65,4 +67,9 @@ def command(
         f"sums of weights: {', '.join(edge.weight_sums) or 'none'}"
         for edge in edges
     ]
-    session.emit(document, lambda console: console.print("\n".join(lines), soft_wrap=True))
+
+    def render(console: Console) -> None:
+        console.print("\n".join(lines), soft_wrap=True)
+        print_next(console, [("gnnstore", "inspect", str(path))])
+
+    session.emit(document, render)
