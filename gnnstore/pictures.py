@@ -74,11 +74,14 @@ def draw_level(axes: Axes, height: float, text: str) -> None:
     )
 
 
-def legend_below(figure: Figure, axes: Axes, **options: Any) -> None:
-    """Put one legend for all axes below them."""
-    handles, labels = axes.get_legend_handles_labels()
-    options = {"ncols": len(labels), "frameon": False, **options}
-    figure.legend(handles, labels, loc="outside lower center", **options)
+def legend_below(figure: Figure, *panels: Axes, **options: Any) -> None:
+    """Put one legend for all panels below them: what has the same label looks the same."""
+    entries: dict[str, Any] = {}
+    for axes in panels:
+        for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
+            entries.setdefault(label, handle)
+    options = {"ncols": len(entries), "frameon": False, **options}
+    figure.legend([*entries.values()], [*entries], loc="outside lower center", **options)
 
 
 def save_picture(figure: Figure, file: Path, title: str) -> Path:

@@ -92,7 +92,7 @@ def _compare_degrees(before: str, after: Path, plot_file: Path | None) -> dict[s
     comparison = compare_degrees(before, after)
     document: dict[str, Any] = {"degrees": comparison.to_json()}
     if plot_file is not None:
-        from gnnstore.tools.plots.degrees import draw_comparison  # noqa: PLC0415 - optional
+        from gnnstore.tools.plots import draw_comparison  # noqa: PLC0415 - optional
 
         kind = StoreReader.open(before).manifest.provenance.get("kind", "")
         document["plot"] = str(draw_comparison(comparison, plot_file, kind))

@@ -134,7 +134,7 @@ def test_the_picture(run: Any, place: Path, tmp_path: Path) -> None:
 
 
 def test_the_picture_shows_the_numbers(tmp_path: Path, figures: list[Any]) -> None:
-    from gnnstore.tools.plots.disk import draw_profile  # noqa: PLC0415
+    from gnnstore.tools.plots import draw_profile  # noqa: PLC0415
 
     rates = {512: {1: 10.0, 2: 20.0, 4: 30.0}, 4096: {1: 9.0, 2: 18.0}, 65536: {1: 5.0}}
     profile = DeviceProfile(

@@ -366,7 +366,7 @@ def with_a_curve(document: dict[str, Any], num_points: int) -> dict[str, list[tu
 def test_single_points_are_no_panel(
     run: Any, store: Path, tmp_path: Path, figures: list[Any], num_points: int
 ) -> None:
-    from gnnstore.tools.plots.predict import draw_predictions  # noqa: PLC0415
+    from gnnstore.tools.plots import draw_predictions  # noqa: PLC0415
 
     document = run("predict", store, *QUICK, "--batches", "5", "--json").document
     with_a_curve(document, num_points)
@@ -377,7 +377,7 @@ def test_single_points_are_no_panel(
 def test_the_picture_shows_the_budget_and_the_choice(
     run: Any, store: Path, tmp_path: Path, figures: list[Any]
 ) -> None:
-    from gnnstore.tools.plots.predict import draw_predictions  # noqa: PLC0415
+    from gnnstore.tools.plots import draw_predictions  # noqa: PLC0415
 
     document = run("predict", store, *QUICK, "--batches", "5", "--json").document
     points = with_a_curve(document, 3)
@@ -408,7 +408,7 @@ def test_the_picture_shows_the_budget_and_the_choice(
 def test_a_budget_that_nobody_gave_is_called_the_default(
     run: Any, store: Path, tmp_path: Path, figures: list[Any]
 ) -> None:
-    from gnnstore.tools.plots.predict import draw_predictions  # noqa: PLC0415
+    from gnnstore.tools.plots import draw_predictions  # noqa: PLC0415
 
     document = run("predict", store, *QUICK, "--batches", "5", "--json").document
     assert document["predictions"]["is_memory_asked"] is False

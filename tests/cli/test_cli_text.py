@@ -33,7 +33,7 @@ from gnnstore.tools.inspect.render_store import render_array, render_store
 from gnnstore.tools.predict import partitions
 from gnnstore.tools.predict.render import render_predictions
 from gnnstore.tools.ui.session import Session
-from gnnstore.tools.ui.tables import print_table, share_bar
+from gnnstore.tools.ui.tables import print_table
 
 EXPECTED = Path(__file__).parent / "expected"
 WIDTHS = (80, 120)
@@ -259,14 +259,6 @@ def test_a_pipe_gets_every_column() -> None:
     text = drawn(lambda console: print_table(console, COLUMNS, ROWS), 20, is_terminal=False)
     assert len(text.splitlines()) == 3
     assert [line.split() for line in text.splitlines()] == [list(row) for row in (COLUMNS, *ROWS)]
-
-
-def test_bars_are_as_long_as_their_shares() -> None:
-    def lengths(console: Console) -> None:
-        console.print("/".join(share_bar(console, share) for share in (1, 0.5, 0.04, 0.01, 0)))
-
-    assert drawn(lengths, 80) == "██████████/█████/▍/▏/\n"
-    assert drawn(lengths, 80, encoding="ascii") == "##########/#####///\n"
 
 
 # --- what to do next ----------------------------------------------------------------------------

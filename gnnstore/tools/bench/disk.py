@@ -12,7 +12,7 @@ from rich.console import Console
 from gnnstore.disk.measure import measure_disk
 from gnnstore.disk.profile import DeviceProfile, save_profile, tune_reads
 from gnnstore.errors import StorageError
-from gnnstore.tools.plots.disk import block_name, draw_profile, speed
+from gnnstore.tools.plots import block_name, draw_profile, speed
 from gnnstore.tools.ui import exits
 from gnnstore.tools.ui.session import Session
 from gnnstore.tools.ui.tables import print_facts, print_table, print_text, print_title

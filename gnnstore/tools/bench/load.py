@@ -31,7 +31,7 @@ from gnnstore.tools.bench.stages import STAGES, stages_of
 from gnnstore.tools.bench.ways import BASELINE, Way, ways
 from gnnstore.tools.bench.worker import ALLOWANCE_BYTES
 from gnnstore.tools.inspect.programs import program
-from gnnstore.tools.plots.load import draw_load
+from gnnstore.tools.plots import draw_load
 from gnnstore.tools.predict.seeds import choose_seeds, config_of
 from gnnstore.tools.ui import exits
 from gnnstore.tools.ui.options import (

@@ -114,7 +114,7 @@ def command(
 def _inspect_packed(session: Session, reader: PackedReader, plot_file: Path | None) -> None:
     document = describe_packed(reader)
     if plot_file is not None:
-        from gnnstore.tools.plots.packed import draw_packed
+        from gnnstore.tools.plots import draw_packed
 
         with session.progress() as progress:
             rows = scan_packed(reader, progress)
@@ -133,12 +133,12 @@ def _inspect_store(
         with session.progress() as progress:
             document["stats"] = scan_store(reader, progress)
     if plot_file is not None and not reader.schema.is_homogeneous:
-        from gnnstore.tools.plots.types import draw_types
+        from gnnstore.tools.plots import draw_types
 
         document["drawn_to"] = str(draw_types(reader.path.name, document["graph"], plot_file))
     elif plot_file is not None:
         from gnnstore.tools.inspect.scan import count_degrees
-        from gnnstore.tools.plots.degrees import draw_degrees
+        from gnnstore.tools.plots import draw_degrees
 
         with session.progress() as progress:
             degrees = count_degrees(reader, progress)

@@ -10,7 +10,7 @@ from rich.console import Console
 from gnnstore.tools.inspect.node_order import describe_saving, reorder_command
 from gnnstore.tools.inspect.partitioned import describe_order
 from gnnstore.tools.inspect.programs import program_of
-from gnnstore.tools.ui.tables import print_facts, print_next, print_table, print_title, share_bar
+from gnnstore.tools.ui.tables import print_facts, print_next, print_table, print_title
 from gnnstore.units import format_size
 
 
@@ -106,11 +106,8 @@ def render_stats(console: Console, stats: Mapping[str, Any]) -> None:
     for path, counts in (stats.get("labels") or {}).items():
         print_title(console, f"Labels in {path}")
         total = sum(counts.values()) or 1
-        rows = [
-            (label, f"{count:,}", f"{count / total:.1%}", share_bar(console, count / total))
-            for label, count in counts.items()
-        ]
-        print_table(console, ("label", "nodes", "share", ""), rows, right=("nodes", "share"))
+        rows = [(label, f"{count:,}", f"{count / total:.1%}") for label, count in counts.items()]
+        print_table(console, ("label", "nodes", "share"), rows, right=("nodes", "share"))
 
 
 def _worth(saving: dict[str, Any] | None) -> str | None:
@@ -206,7 +203,7 @@ def _print_types(console: Console, store: Mapping[str, Any]) -> None:
 
 
 def _print_arrays(console: Console, store: Mapping[str, Any]) -> None:
-    columns = ("array", "values", "layout", "on disk", "padding", "share", "")
+    columns = ("array", "values", "layout", "on disk", "padding", "share")
     rows = []
     for array in sorted(store["arrays"], key=lambda item: -item["disk_bytes"]):
         pages = array.get("pages")
@@ -218,25 +215,13 @@ def _print_arrays(console: Console, store: Mapping[str, Any]) -> None:
                 format_size(array["disk_bytes"]),
                 _percent(pages, array).strip(" ()") if pages else "",
                 f"{array['share']:.1%}",
-                share_bar(console, array["share"]),
             )
         )
-    total = store["state"]["disk_bytes"] or 1
     metadata = store["metadata_bytes"]
-    share = metadata / total
-    rows.append(
-        (
-            "(metadata)",
-            "",
-            "",
-            format_size(metadata),
-            "",
-            f"{share:.1%}",
-            share_bar(console, share),
-        )
-    )
+    share = metadata / (store["state"]["disk_bytes"] or 1)
+    rows.append(("(metadata)", "", "", format_size(metadata), "", f"{share:.1%}"))
     right = ("on disk", "padding", "share")
-    print_table(console, columns, rows, right=right, optional=("", "padding", "layout", "share"))
+    print_table(console, columns, rows, right=right, optional=("padding", "layout", "share"))
 
 
 def _print_packed(console: Console, packed: list[Mapping[str, Any]]) -> None:

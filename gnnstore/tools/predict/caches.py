@@ -18,7 +18,7 @@ from gnnstore.strategies.builtin import auto
 from gnnstore.strategies.predict.reads import ReadTotals
 from gnnstore.strategies.predict.workload import TableReads
 from gnnstore.strategies.sizes.placement import read_tables
-from gnnstore.tools.plots.predict import draw_predictions
+from gnnstore.tools.plots import draw_predictions
 from gnnstore.tools.predict.render import render_predictions
 from gnnstore.tools.predict.seeds import choose_seeds, config_of
 from gnnstore.tools.predict.strategies import PredictionRequest, predict_strategies

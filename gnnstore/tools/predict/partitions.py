@@ -20,7 +20,7 @@ from gnnstore.graph.store import open as open_store
 from gnnstore.partitions.buffer import building_threads
 from gnnstore.partitions.sizes import BufferSizes, Contents, best_sizes, buffer_sizes
 from gnnstore.pictures import draw_into
-from gnnstore.tools.plots.partitions import draw_partitions
+from gnnstore.tools.plots import draw_partitions
 from gnnstore.tools.ui import exits
 from gnnstore.tools.ui.session import Session
 from gnnstore.tools.ui.tables import print_facts, print_table, print_text

@@ -46,12 +46,6 @@ def miss_rate(document: Mapping[str, Any], policy: Mapping[str, Any]) -> float:
     return rate
 
 
-def read_rate(document: Mapping[str, Any], policy: Mapping[str, Any]) -> float:
-    """Return the rows read, to fill the cache or because it missed them, over those of batches."""
-    rate: float = (policy["misses"] + policy["filled_rows"]) / max(1, document["rows_needed"])
-    return rate
-
-
 def render_predictions(console: Console, document: Mapping[str, Any]) -> None:
     """Print the sample, and a table of caches."""
     console.print(f"Strategies and caches for {document['store']}", style="bold")

@@ -1,4 +1,4 @@
-"""Tables and bars for people, in one style for all commands.
+"""Tables for people, in one style for all commands.
 
 On a terminal they are framed and coloured; in a pipe they are plain columns, one row a line, so
 that grep, awk and a bug report can use them. A row is one line on a terminal, too: a table that is
@@ -14,7 +14,6 @@ from rich import box
 from rich.console import Console, JustifyMethod
 from rich.table import Table
 
-_BAR_CELLS = 10
 # What the first column keeps of its cells before other columns go.
 _LEAST_CELLS = 24
 # Wider than any table, so that its own width can be measured.
@@ -114,14 +113,6 @@ def _table(
 def _natural_width(console: Console, table: Table) -> int:
     options = console.options.update(max_width=_NO_WIDTH)
     return console.measure(table, options=options).maximum
-
-
-def share_bar(console: Console, share: float) -> str:
-    """Return a bar for a share from 0 to 1, in characters that the output can show."""
-    if console.options.ascii_only:
-        return "#" * round(share * _BAR_CELLS)
-    full, eighths = divmod(round(share * _BAR_CELLS * 8), 8)
-    return "█" * full + " ▏▎▍▌▋▊▉"[eighths].strip()
 
 
 def print_next(console: Console, commands: Sequence[Sequence[str]], program: str = "") -> None:
