@@ -161,7 +161,7 @@ def test_a_late_fraction_makes_a_column_float32(convert: Any, stored: Any, ids: 
         ("0 1 '7'\n", "3", "is not a number, expected a time; quotation marks have no meaning"),
         ("0 1 7\n", "2", "the first two are the ends of an edge"),
         ("0 1 7\n", "3:int16", "'int16' is not one of int64, float32, float64"),
-        ("0 1 7\n", "x", "is no column; give its number"),
+        ("0 1 7\n", "x", "is not a column of edges.txt; give its number"),
     ],
 )
 def test_columns_that_would_lose_something(

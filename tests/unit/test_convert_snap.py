@@ -341,7 +341,7 @@ def test_sizes_of_a_matrix_that_make_no_sense(
 def test_options_that_make_no_sense(tmp_path: Path, kind: dict[str, Any]) -> None:
     path = tmp_path / "edges.txt"
     path.write_text("1 2\n")
-    with pytest.raises(UsageError, match=r"columns count from 1|numbers nodes in order"):
+    with pytest.raises(UsageError, match=r"an end of each|numbers nodes in order"):
         from_snap(path, tmp_path / "a.gnn", **kind)
 
 
@@ -545,3 +545,112 @@ def test_ids_of_rows_are_compared_exactly(tmp_path: Path) -> None:
 def test_a_column_beyond_any_line_is_refused_at_once(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="found 3 fields, expected 1000000000"):
         convert(tmp_path, "1 2 .5\n", edge_weight=10**9)
+
+
+@pytest.mark.parametrize("header", ["node_id,label", "Label,ID", ""])
+def test_ids_of_labels_in_their_own_file(tmp_path: Path, header: str) -> None:
+    rows = ["1000,7", "5,8", "70,9"]
+    if header.startswith("Label"):
+        rows = [",".join(row.split(",")[::-1]) for row in rows]
+    labels = tmp_path / "y.csv"
+    labels.write_text("\n".join([header, *rows] if header else rows) + "\n")
+    more: dict[str, Any] = {"labels": labels, "labels_skip_header": bool(header)}
+    with pytest.raises(InputError, match=r"labels_ids=y\.csv"):
+        convert(tmp_path, "70 5\n5 1000\n", **more)
+    stored = convert(tmp_path, "70 5\n5 1000\n", **more, labels_ids=labels)
+    assert stored.attributes["y"].tolist() == [8, 9, 7]
+    ids = saved(tmp_path, "ids.npy", [1000, 5, 70])
+    labels = saved(tmp_path, "y.npy", [7, 8, 9])
+    stored = convert(tmp_path, "70 5\n5 1000\n", labels=labels, labels_ids=ids)
+    assert stored.attributes["y"].tolist() == [8, 9, 7]
+
+
+@pytest.mark.parametrize("header", ["", "id,a,b\n"])
+def test_ids_of_features_in_their_own_files(tmp_path: Path, header: str) -> None:
+    (tmp_path / "x-1.csv").write_text(f"{header}1000,0.5,1\n5,2,3\n")
+    (tmp_path / "x-2.csv").write_text(f"{header}70,4,5\n")
+    files = [tmp_path / "x-1.csv", tmp_path / "x-2.csv"]
+    more: dict[str, Any] = {"features": files, "features_skip_header": bool(header)}
+    with pytest.raises(InputError, match="features_ids="):
+        convert(tmp_path, "70 5\n5 1000\n", **more)
+    stored = convert(tmp_path, "70 5\n5 1000\n", **more, features_ids=files)
+    assert stored.attributes["x"].tolist() == [[2, 3], [4, 5], [0.5, 1]]
+
+
+def test_a_first_column_of_features_that_only_resembles_ids(tmp_path: Path) -> None:
+    (tmp_path / "x.csv").write_text("1,2\n0,2\n3,2\n")
+    stored = convert(tmp_path, "70 5\n5 1000\n", features=tmp_path / "x.csv")
+    assert stored.attributes["x"].tolist() == [[1, 2], [0, 2], [3, 2]]
+
+
+@pytest.mark.parametrize(
+    ("separator", "ends", "more"),
+    [
+        (",", {"source": "src", "target": "dst"}, {"edge_columns": {"when": "time"}}),
+        ("\t", {"source": 2, "target": "3"}, {"edge_columns": {"when": 1}, "skip_header": True}),
+        (" ", {"source": "src", "target": "dst"}, {}),
+    ],
+)
+@pytest.mark.parametrize("string_ids", [False, True])
+def test_chosen_columns_are_the_ends(
+    tmp_path: Path, separator: str, ends: dict[str, Any], more: dict[str, Any], string_ids: bool
+) -> None:
+    text = "time src dst w\n9 5 70 .5\n8 70 1000 .5\n".replace(" ", separator)
+    stored = convert(tmp_path, text, **ends, **more, string_ids=string_ids)
+    assert stored.pairs() == [(0, 1), (1, 2)]
+    assert [list(rows) for rows in stored.edge_attributes.values()] == [[9, 8]] * bool(
+        more.get("edge_columns")
+    )
+    swapped = {"source": ends["target"], "target": ends["source"]}
+    stored = convert(tmp_path, text, **swapped, **more, string_ids=string_ids)
+    assert sorted(stored.pairs()) == ([(0, 1), (2, 0)] if string_ids else [(1, 0), (2, 1)])
+
+
+@pytest.mark.parametrize("string_ids", [False, True])
+@pytest.mark.parametrize("header", ["time,src,dst", "From ID,weight,to_id", "timestamp,a,b"])
+def test_a_header_that_names_other_ends_is_refused(
+    tmp_path: Path, header: str, string_ids: bool
+) -> None:
+    more: dict[str, Any] = {"skip_header": True, "extra_columns": "ignore"}
+    with pytest.raises(InputError, match=r"with source=.*target="):
+        convert(tmp_path, f"{header}\n1,2,3\n", **more, string_ids=string_ids)
+
+
+def test_columns_that_cannot_be_chosen(tmp_path: Path) -> None:
+    for ends in ({"source": "a"}, {"source": "a", "target": "c"}, {"source": 0, "target": 1}):
+        with pytest.raises(UsageError, match=r"give both|is not a column of edges"):
+            convert(tmp_path, "a,b\n1,2\n", **ends)
+    with pytest.raises(UsageError, match="come from one column"):
+        convert(tmp_path, "a,b\n1,2\n", source="a", target="a")
+
+
+def names_of(folder: Path) -> list[str]:
+    return list(gnnstore.open(folder / "out.gnn").original_names)
+
+
+def test_a_header_over_names_is_no_edge(tmp_path: Path) -> None:
+    text = "'src','dst'\nann,bob\n".replace("'", '"')
+    with pytest.raises(InputError, match="skip_header=True"):
+        convert(tmp_path, text, string_ids=True)
+    convert(tmp_path, text, string_ids=True, skip_header=True)
+    assert names_of(tmp_path) == ["ann", "bob"]
+    with pytest.raises(InputError, match=r"line 1: found 3 fields.*skip it \(skip_header=True\)"):
+        convert(tmp_path, "src,dst,w\n1,2,3\n")
+
+
+def test_quotation_marks_around_names_are_no_part_of_them(tmp_path: Path) -> None:
+    text = '"ann",bob\nann,"o""hara"\nbob,"5"" pipe"\n5" pipe,ann\n'
+    stored = convert(tmp_path, text, string_ids=True)
+    assert names_of(tmp_path) == ["ann", "bob", 'o"hara', '5" pipe']
+    assert sorted(stored.pairs()) == [(0, 1), (0, 2), (1, 3), (3, 0)]
+    for wrong in ('"Smith, J"\n', 'bob,"ann\n', 'bob,""\n', 'bob,"a"b"\n'):
+        with pytest.raises(InputError, match=r"line 2: .*separate the columns by tabs"):
+            convert(tmp_path, "a,b\n" + wrong, string_ids=True)
+    convert(tmp_path, '"ann"\tbob\n', string_ids=True)
+    assert names_of(tmp_path) == ['"ann"', "bob"]
+
+
+def test_splits_in_one_array(tmp_path: Path) -> None:
+    mask = saved(tmp_path, "mask.npy", [True, False])
+    with pytest.raises(InputError, match=r"numpy\.savez"):
+        convert(tmp_path, "0 1\n", splits=mask)

@@ -1,4 +1,4 @@
-"""What text edge lists say of themselves before the first edge: Matrix Market, SNAP and KONECT.
+"""What text says of itself before the first row: Matrix Market, SNAP, KONECT, names of columns.
 
 A Matrix Market file states its rows, entries and symmetry, which are taken as they are or refused.
 SNAP's and KONECT's comments are a custom: what differs from them is a warning.
@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gnnstore.converters.inputs.text_blocks import read_blocks
+from gnnstore.converters.inputs.text_lines import fields_of, is_number
 from gnnstore.errors import InputError
 
 _LOG = logging.getLogger(__name__)
@@ -25,6 +26,17 @@ _UNDIRECTED = re.compile(rb"\bundirected\b", re.IGNORECASE)
 _KONECT = re.compile(rb"%\s*(sym|asym|bip)\b", re.IGNORECASE)
 _KONECT_SIZES = re.compile(rb"%\s*(\d{1,19})(?:\s+(\d{1,19})\s+(\d{1,19}))?")
 _MAX_LINES = 10_000
+# Names of columns, in lower case and without marks between words.
+_SOURCES = {
+    *("source", "sources", "sourceid", "sourcenode", "sourcenodeid", "src", "srcid", "srcnode"),
+    *("from", "fromid", "fromnode", "fromnodeid", "head", "u"),
+}
+_TARGETS = {
+    *("target", "targets", "targetid", "targetnode", "targetnodeid", "dst", "dstid", "dstnode"),
+    *("dest", "destination", "to", "toid", "tonode", "tonodeid", "tail", "v"),
+}
+_NO_ENDS = {"time", "timestamp", "ts", "date", "weight", "edgeid", "eid", "index"}
+_IDS = {"id", "ids", "node", "nodes", "nodeid", "nodeids", "nid", "vertex", "vertexid"}
 _FIELDS = {b"pattern": None, b"real": "float32", b"integer": "int64", b"complex": "float32"}
 
 
@@ -95,17 +107,62 @@ class Header:
         )
 
 
+def first_lines(path: Path, marks: bytes = b"#%") -> tuple[list[bytes], bytes]:
+    """Return the comments before the first row, and its line."""
+    block = next(read_blocks(path), None)
+    comments: list[bytes] = []
+    for line in [] if block is None else block.data.split(b"\n", _MAX_LINES):
+        text = line.strip()
+        if text and text[0] not in marks:
+            return comments, text
+        comments.append(text)
+    return comments, b""
+
+
+def column_names(line: bytes) -> list[str]:
+    """Return the names of columns in a first line; none if it has a number."""
+    names = fields_of(line) if line else []
+    return [] if any(is_number(name.encode()) for name in names) else names
+
+
+def _place(names: list[str], words: set[str]) -> int | None:
+    """Return the position of the first name that is one of some words."""
+    plain = (re.sub(r"[\W_]", "", name.lower()) for name in names)
+    return next((place for place, name in enumerate(plain) if name in words), None)
+
+
+def id_column(names: list[str]) -> int | None:
+    """Return the position of a column that is called as ids of nodes are."""
+    return _place(names, _IDS)
+
+
+def check_ends(path: Path, names: list[str], *, is_skipped: bool) -> None:
+    """Refuse names of columns of which the first two are not the ends of an edge."""
+    ends = (_place(names, _SOURCES), _place(names, _TARGETS))
+    if None not in ends and ends != (0, 1):
+        source, target = (names[place] for place in ends if place is not None)
+        raise InputError(
+            f"{path}: the first line names the columns {', '.join(names)}; say which are the ends "
+            f"of an edge, with source={source} and target={target}",
+            path=path,
+        )
+    if len(names) > 2 and ends != (0, 1) and _place(names[:2], _NO_ENDS) is not None:
+        raise InputError(
+            f"{path}: the first line names the columns {', '.join(names)}, and the first two do "
+            "not seem to be the ends of an edge; say which are, with source= and target=",
+            path=path,
+        )
+    if ends == (0, 1) and not is_skipped:
+        raise InputError(
+            f"{path}: the first line names the columns {', '.join(names)}; skip it "
+            "(skip_header=True), or, if it is an edge, move it down",
+            path=path,
+        )
+
+
 def read_header(path: Path) -> Header:
     """Return what a file states before its first edge."""
-    block = next(read_blocks(path), None)
-    lines = [] if block is None else block.data.split(b"\n", _MAX_LINES)
-    comments = []
-    first = b""
-    for line in map(bytes.strip, lines):
-        if line and line[:1] not in (b"#", b"%"):
-            first = line
-            break
-        comments.append(line)
+    comments, first = first_lines(path)
     banner = next(filter(None, map(_BANNER.match, comments)), None)
     if banner is not None:
         return _read_matrix(path, banner[1].lower().split(), first)

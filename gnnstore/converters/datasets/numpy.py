@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gnnstore.converters.converter import converter
-from gnnstore.converters.datasets.external import ExternalFeatures, Paths, open_external
+from gnnstore.converters.datasets.external import ArrayFiles, Paths, open_external
 from gnnstore.converters.edges.node_ids import (
     check_edge_index,
     check_integers,
@@ -78,7 +78,8 @@ def from_numpy(
         The features are raw binary, like this.
     features_ids : path-like, optional
         `.npy` or CSV of integers [N]: the node of each row of the features, if they are not in
-        order. Rows are then sorted on disk.
+        order; or the features again, if they are CSV with a column of ids: the one that the first
+        line calls `id` or `node`, or else the first. Rows are then sorted on disk.
     features_skip_header : bool
         Skip the first line of each file of text with features: it names the columns.
     output, options, progress
@@ -113,6 +114,8 @@ def from_numpy(
         source["features_raw"] = str(features_raw)
     if features_skip_header:
         source["features_skip_header"] = True
+    if features_ids is not None:
+        source["features_ids"] = str(features_ids)
     with GraphWriter(
         output, kind="numpy", source=source, options=options, progress=progress
     ) as writer:
@@ -128,7 +131,7 @@ def from_numpy(
 
 
 def copy_arrays(
-    writer: GraphWriter, arrays: Sources, path: str, layout: str, x: ExternalFeatures | None = None
+    writer: GraphWriter, arrays: Sources, path: str, layout: str, x: ArrayFiles | None = None
 ) -> None:
     """Read named arrays into a writer."""
     edges, num_nodes = _structure(arrays, path, layout)
@@ -155,7 +158,7 @@ def copy_arrays(
     for name, source in node_attributes.items():
         writer.set_node_attribute(name, source)
     if x is not None:
-        x.write(writer, x.row_ids)
+        x.write(writer, "x", x.row_ids)
     writer.read_edges(
         edges.pairs(),
         edges.num_edges,

@@ -13,7 +13,13 @@ import numpy.typing as npt
 
 from gnnstore.converters.converter import converter
 from gnnstore.converters.datasets.external import Paths, open_external, open_labels
-from gnnstore.converters.datasets.headers import Header, read_header
+from gnnstore.converters.datasets.headers import (
+    Header,
+    check_ends,
+    column_names,
+    first_lines,
+    read_header,
+)
 from gnnstore.converters.datasets.numbering import number_from_one, number_ids, number_names
 from gnnstore.converters.edges.id_remap import IdMap
 from gnnstore.converters.edges.name_ids import NameNumbering
@@ -38,13 +44,14 @@ from gnnstore.progress import Progress
 _LOG = logging.getLogger(__name__)
 
 _COMMENTS = b"#%"
-_NUM_ENDS = 2
 _COLUMN_TYPES = ("int64", "float32", "float64")
 _NODE_NAMES = ("x", "y", "edge_index", "num_nodes", "n_id", "e_id", "batch_size", "input_id")
+_NAMES_HINT = ". The first line seems to name the columns: skip it (skip_header=True)"
 _EXTRA_HINT = (
     ". Drop the columns after the first two (extra_columns='ignore'), or keep one as edge_weight "
     "(edge_weight=COLUMN), or as many as you like by names of their own, such as time "
-    "(edge_columns=)"
+    "(edge_columns=); if the first two are not the ends of an edge, say which are (source=, "
+    "target=)"
 )
 _TYPE_HINT = (
     ". If the line names the columns, skip it (skip_header=True); if nodes go by "
@@ -62,6 +69,7 @@ def from_snap(
     features_ids: PathLike | None = None,
     features_skip_header: bool = False,
     labels: PathLike | None = None,
+    labels_ids: PathLike | None = None,
     labels_skip_header: bool = False,
     splits: PathLike | None = None,
     num_nodes: int | None = None,
@@ -69,6 +77,8 @@ def from_snap(
     skip_header: bool = False,
     edge_weight: int | str | None = None,
     edge_columns: Mapping[str, int | str] | None = None,
+    source: int | str | None = None,
+    target: int | str | None = None,
     string_ids: bool = False,
     comment: str | None = None,
     options: ConvertOptions | None = None,
@@ -76,13 +86,13 @@ def from_snap(
 ) -> Path:
     """Convert a text edge list.
 
-    A line is "source target", with a tab, spaces or a comma between; lines that begin with
-    `#` or `%`, and blank ones, are skipped. The file may be gzipped. Quotation marks have no
-    meaning. A Matrix Market file has as many nodes as its line of sizes says rows, of which
-    those without entries are isolated; it must have as many entries as the line says, and be
-    general, or symmetric with `options.undirected`. Of SNAP's "# Nodes: N Edges: M" and KONECT's
-    "% M N N" a warning says what differs, as for undirected graphs without `options.undirected`.
-    KONECT's bipartite graphs are refused.
+    A line is "source target", with a tab, spaces or a comma (CSV) between; lines that begin with
+    `#` or `%`, and blank ones, are skipped. The file may be gzipped. Names between commas may have
+    quotation marks, which are not part of the name. A Matrix Market file has as many nodes as its
+    line of sizes says rows, of which those without entries are isolated; it must have as many
+    entries as the line says, and be general, or symmetric with `options.undirected`. Of SNAP's "#
+    Nodes: N Edges: M" and KONECT's "% M N N" a warning says what differs, as for undirected graphs
+    without `options.undirected`. KONECT's bipartite graphs are refused.
 
     Ids need not be contiguous: nodes are numbered 0, ..., N - 1 in ascending order of their
     ids, and the store keeps the ids (`original_id`), unless they are 0, ..., N - 1 already.
@@ -100,11 +110,15 @@ def from_snap(
         The features are raw binary, like this.
     features_ids : path-like, optional
         `.npy` or CSV of integers [N]: the id, as in the edge list, of each row of the features,
-        if they are not in ascending order of ids. Rows are then sorted on disk.
+        if they are not in ascending order of ids; or the features again, if they are CSV with a
+        column of ids: the one that the first line calls `id` or `node`, or else the first. Rows
+        are then sorted on disk.
     features_skip_header, labels_skip_header : bool
         Skip the first line of each file of text: it names the columns.
     labels : path-like, optional
         `y` [N] or [N, ...], as an array or in CSV.
+    labels_ids : path-like, optional
+        The ids of the rows of the labels, as `features_ids`.
     splits : path-like, optional
         `.npz`, or directory of `.npy`: arrays `train`, `valid` (or `val`) and `test` of node
         numbers, or masks [N].
@@ -113,14 +127,19 @@ def from_snap(
     extra_columns : "refuse" or "ignore"
         Whether columns after the first two (weights, times) are an error or are skipped.
     skip_header : bool
-        Skip the first line that is no comment: it names the columns.
+        Skip the first line that is no comment: it names the columns. So it is where a column is
+        chosen by its name.
+    source, target : int or str, optional
+        The columns of sources and targets, if they are not the first two: numbers, counted from 1,
+        or names in the first line. Columns that nothing names are skipped then.
     edge_weight : int or str, optional
-        Number of the column, counted from 1, that becomes the edge attribute `edge_weight` [E];
-        columns between are passed over. Perhaps with a type, as in "3:float64": int64, float32 or
-        float64. Without, integers are int64, and a column with fractions is float32, if that does
-        not round its large numbers. (A matrix says the type of its entries.)
+        Number or name of the column that becomes the edge attribute `edge_weight` [E]; columns
+        between are skipped. Perhaps with a type, as in "3:float64": int64, float32 or float64.
+        Without, integers are int64, and a column with fractions is float32, if that does not round
+        its large numbers. (A matrix says the type of its entries.)
     edge_columns : Mapping of str to int or str, optional
-        More columns of numbers by the names of their edge attributes, such as {"time": 4}.
+        More columns of numbers by the names of their edge attributes, such as {"time": 4}
+        or {"time": "timestamp"}.
     string_ids : bool
         Ids are names: UTF-8 text without the separator. Nodes are numbered in order of
         appearance, and the store keeps the names (`original_names`). Names that do not fit in
@@ -142,16 +161,30 @@ def from_snap(
         If something is said about features that are not given.
     """
     options = options or ConvertOptions()
-    columns = _parse_columns(edge_weight, edge_columns or {})
-    _check_ids(num_nodes, string_ids, features_ids)
+    _check_ids(num_nodes, string_ids, features_ids or labels_ids)
     path = existing_file(input, "the edge list")
     x = open_external(
         features, features_raw, features_ids, options, skip_header=features_skip_header
     )
     check_features(options, has_features=x is not None, remedy="name their files with features=")
-    y = None if labels is None else open_labels(labels, skip_header=labels_skip_header)
+    if labels is None and (labels_ids is not None or labels_skip_header):
+        raise UsageError(
+            "labels_ids= and labels_skip_header= say what the labels are like; give "
+            "the labels as well"
+        )
+    y = None
+    if labels is not None:
+        y = open_labels(labels, skip_header=labels_skip_header, ids=labels_ids)
     split_arrays = {} if splits is None else _open_splits(splits)
+    marks = _COMMENTS if comment is None else comment.encode()
     header = read_header(path)
+    names = [] if header.is_matrix else column_names(first_lines(path, marks)[1])
+    given = _attributes(edge_weight, edge_columns or {})
+    ends, columns = _choose_columns(path, names, (source, target), given)
+    chosen = (source, target, *given.values())
+    skip_header |= any(c and not str(c).partition(":")[0].isdecimal() for c in chosen)
+    if source is None and names:
+        check_ends(path, names, is_skipped=skip_header or not string_ids)
     header.check_direction(undirected=options.undirected)
     if num_nodes is not None:
         header.check_nodes(num_nodes, is_given=True)
@@ -160,7 +193,7 @@ def from_snap(
         columns = _of_matrix(columns, header, string_ids=string_ids)
         last_id, num_nodes = header.num_nodes, None
     array_files = [file for array in (x, y) if array is not None for file in array.files]
-    source: dict[str, Any] = {
+    provenance: dict[str, Any] = {
         "inputs": describe_files([path, *array_files, *_files_of(splits)]),
         "extra_columns": extra_columns,
         "num_nodes": num_nodes,
@@ -168,53 +201,61 @@ def from_snap(
     more = {
         "features_raw": None if features_raw is None else str(features_raw),
         "skip_header": skip_header or None,
+        "features_ids": None if features_ids is None else str(features_ids),
+        "labels_ids": None if labels_ids is None else str(labels_ids),
         "features_skip_header": features_skip_header or None,
         "labels_skip_header": labels_skip_header or None,
         "edge_weight": edge_weight,
         "edge_columns": dict(edge_columns or {}) or None,
+        "source": source,
+        "target": target,
         "string_ids": string_ids or None,
         "comment": comment,
     }
-    source |= {name: value for name, value in more.items() if value is not None}
+    provenance |= {name: value for name, value in more.items() if value is not None}
     table_format = TableFormat(
         "text" if string_ids else "int64",
-        num_columns=max([_NUM_ENDS, *(column.position + 1 for column in columns.values())]),
+        num_columns=1 + max([*ends, *(column.position for column in columns.values())]),
+        ends=ends,
         columns=tuple(columns.values()),
         delimiter=None,
-        comments=_COMMENTS if comment is None else comment.encode(),
+        comments=marks,
         comments_lead=string_ids and comment is None,
         skip_blank=True,
         minimum=0 if last_id is None else 1,
         limit=num_nodes if last_id is None else last_id + 1,
         what="node name" if string_ids else "node id",
-        ignore_extra=extra_columns == "ignore",
+        ignore_extra=extra_columns == "ignore" or source is not None,
         skip_header=skip_header or header.is_matrix,
-        extra_hint=_EXTRA_HINT,
+        extra_hint=(_NAMES_HINT if names and not skip_header else "") + _EXTRA_HINT,
         type_hint=_TYPE_HINT,
     )
     with GraphWriter(
-        output, kind="snap", source=source, options=options, num_nodes=num_nodes, progress=progress
+        output,
+        kind="snap",
+        source=provenance,
+        options=options,
+        num_nodes=num_nodes,
+        progress=progress,
     ) as writer:
         table = TextTable(path, table_format, memory_bytes=writer.options.memory_bytes)
         writer.reserve_memory(table.memory_bytes)
-        ids, names = _number_nodes(writer, table, header, num_nodes)
+        ids, numbering = _number_nodes(writer, table, header, num_nodes)
         # A matrix has nodes without edges too.
         max_id = None if ids is None or header.is_matrix else ids.max_id
-        if x is not None:
-            _check_rows(x.source, writer.num_nodes or 0, None if x.row_ids is not None else max_id)
-            nodes = x.row_ids
-            if nodes is not None and ids is not None:
-                nodes = _numbered(nodes, ids)
-            x.write(writer, nodes)
-        if y is not None:
-            _check_rows(y.source, writer.num_nodes or 0, max_id)
-            writer.set_node_attribute("y", y.source, dtype=y.dtype)
+        for name, found in (("x", x), ("y", y)):
+            if found is not None:
+                nodes = found.row_ids
+                _check_rows(found.source, writer.num_nodes or 0, max_id if nodes is None else None)
+                if nodes is not None and ids is not None:
+                    nodes = _numbered(nodes, ids)
+                found.write(writer, name, nodes, None if ids is None else ids.original_ids)
         for name, split in split_arrays.items():
             writer.set_split(name, split, where=split.label)
         if not writer.has_edges:
-            header.check_edges(_read_edges(writer, table, list(columns), ids, names))
-        if names is not None:
-            names.close()
+            header.check_edges(_read_edges(writer, table, list(columns), ids, numbering))
+        if numbering is not None:
+            numbering.close()
         return writer.commit()
 
 
@@ -249,33 +290,59 @@ def _number_nodes(
     return ids, names
 
 
-def _parse_columns(
+def _attributes(
     edge_weight: int | str | None, edge_columns: Mapping[str, int | str]
-) -> dict[str, TextColumn]:
-    """Return the columns that become edge attributes, by their names."""
+) -> dict[str, int | str]:
     given = {} if edge_weight is None else {"edge_weight": edge_weight}
     if given.keys() & edge_columns.keys():
         raise UsageError("edge_weight= is given twice; leave it out of edge_columns=")
+    return {**given, **edge_columns}
+
+
+def _choose_columns(
+    path: Path,
+    names: list[str],
+    given_ends: tuple[int | str | None, int | str | None],
+    given: Mapping[str, int | str],
+) -> tuple[tuple[int, int], dict[str, TextColumn]]:
+    """Return the positions of the ends, and the columns that become edge attributes by names."""
+
+    def position(what: str, chosen: int | str, place: str) -> int:
+        if place in names and not place.isdecimal():
+            return names.index(place)
+        if place.isascii() and place.isdecimal() and 0 < int(place[:11]) < 10**10:
+            return int(place) - 1
+        listed = f"a column of {', '.join(names)}" if names else "3 or 3:int64"
+        raise UsageError(
+            f"{what}={chosen!r} is not a column of {path.name}; give its number, counted from 1, "
+            f"or its name in the first line, as in {listed}"
+        )
+
+    source, target = given_ends
+    if (source is None) != (target is None):
+        raise UsageError("source= and target= go together; give both")
+    ends = (0, 1)
+    if source is not None and target is not None:
+        ends = (position("source", source, str(source)), position("target", target, str(target)))
     columns = {}
-    for name, text in {**given, **edge_columns}.items():
+    for name, text in given.items():
         what = "edge_weight" if name == "edge_weight" else f"edge_columns: {name}"
         place, _, dtype = str(text).partition(":")
-        if not place.isascii() or not place.isdigit() or not 0 < len(place) <= 10:
-            raise UsageError(f"{what}={text!r} is no column; give its number, as in 3 or 3:int64")
         if dtype and dtype not in _COLUMN_TYPES:
             raise UsageError(f"{what}={text!r}: {dtype!r} is not one of {', '.join(_COLUMN_TYPES)}")
-        if int(place) <= _NUM_ENDS:
-            raise UsageError(
-                f"{what}={text} is no column of numbers: columns count from 1, and the first two "
-                "are the ends of an edge"
-            )
         if not name.isidentifier() or name in _NODE_NAMES:
             raise UsageError(f"{name!r} cannot be the name of an edge attribute; choose another")
-        what = "weight" if name == "edge_weight" else name
-        columns[name] = TextColumn(int(place) - 1, dtype or None, what)
-    if len({column.position for column in columns.values()}) < len(columns):
-        raise UsageError("two edge attributes come from one column; give each its own")
-    return columns
+        number = position(what, text, place)
+        columns[name] = TextColumn(
+            number, dtype or None, "weight" if name == "edge_weight" else name
+        )
+        if number in ends:
+            raise UsageError(
+                f"{what}={text} is an end of each edge, and not an attribute; choose another column"
+            )
+    if len({*ends, *(column.position for column in columns.values())}) < 2 + len(columns):
+        raise UsageError("two of the ends and attributes come from one column; give each its own")
+    return ends, columns
 
 
 def _of_matrix(
@@ -304,7 +371,7 @@ def _check_ids(num_nodes: int | None, string_ids: bool, features_ids: PathLike |
     if string_ids and (num_nodes is not None or features_ids is not None):
         raise UsageError(
             "string_ids numbers nodes in order of appearance; leave out num_nodes= and "
-            "features_ids=, which go by ids that are numbers"
+            "features_ids= and labels_ids=, which go by ids that are numbers"
         )
 
 
@@ -337,7 +404,7 @@ def _blocks(writer: GraphWriter, table: TextTable, name: str) -> Iterator[Any]:
 
 def _read_ids(writer: GraphWriter, table: TextTable) -> Iterator[npt.NDArray[Any]]:
     for rows in _blocks(writer, table, "read ids"):
-        yield (rows["ends"] if rows.dtype.names else rows).reshape(-1)
+        yield table.ends(rows).reshape(-1)
 
 
 def _read_names(writer: GraphWriter, table: TextTable) -> Iterator[NameBlock]:
@@ -358,7 +425,7 @@ def _read_edges(
             if names is not None:
                 pairs = names.numbers(block)
             else:
-                pairs = block["ends"] if block.dtype.names else block
+                pairs = table.ends(block)
                 pairs = pairs if ids is None else ids.to_nodes(pairs)
             attributes = {name: table.values(block, i) for i, name in enumerate(columns)}
             sources, targets = pairs.T
@@ -387,6 +454,12 @@ def _files_of(splits: PathLike | None) -> list[Path]:
 
 def _open_splits(path: PathLike) -> dict[str, ArraySource]:
     found = existing_path(path, "the splits")
+    if found.suffix == ".npy" and not found.is_dir():
+        raise InputError(
+            f"{found}: is one array, and splits have names: save it with "
+            "numpy.savez('splits.npz', train=..., valid=..., test=...)",
+            path=found,
+        )
     arrays = open_npy_directory(found) if found.is_dir() else open_npz(found)
     unknown = sorted(arrays.keys() - SPLIT_KEYS.keys())
     if unknown or not arrays:

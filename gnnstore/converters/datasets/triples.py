@@ -128,6 +128,7 @@ def from_triples(
     table_format = TableFormat(
         "int64" if integer_ids else "text",
         num_columns=3,
+        ends=(0, 1) if integer_ids else tuple(i for i in range(3) if columns[i] != "r"),
         label_column=None if integer_ids else columns.index("r"),
         delimiter=None,
         minimum=0,

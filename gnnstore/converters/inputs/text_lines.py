@@ -10,11 +10,12 @@ _DECIMAL = re.compile(rb"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?|[+-]?
 _MAX_DIGITS = 25  # that a message writes out
 _SEPARATORS = {",": "commas", "\t": "tabs", " ": "spaces"}
 _QUOTES = "; quotation marks have no meaning here: write the file without them"
+QUOTED_COMMAS = "; a comma within quotation marks is not read: separate the columns by tabs"
 
 
 @dataclass(frozen=True)
 class TextColumn:
-    """A column of numbers behind the two ends of an edge."""
+    """A column of numbers in a table of edges."""
 
     position: int  # from 0
     dtype: str | None = None  # None: int64, or float32 if some of its values have fractions
@@ -27,9 +28,9 @@ class TableFormat:
 
     dtype: str  # "int64", "float32" or "float64"; "text" gives blocks of `NameBlock`
     num_columns: int | None = None  # fields in a line; None: as many as in the first
-    # Columns of numbers, in a table whose first two fields are the ends of an edge; others are
-    # skipped.
-    columns: tuple[TextColumn, ...] = ()
+    # Positions of the ends of an edge, where `columns` or other ones are given, or ends are names.
+    ends: tuple[int, ...] = (0, 1)
+    columns: tuple[TextColumn, ...] = ()  # columns of numbers; those that are neither are skipped
     # Position of a field that is a name of another kind than the ends, in a table of text of three
     # columns: the relation of a triple.
     label_column: int | None = None
@@ -49,14 +50,35 @@ class TableFormat:
     type_hint: str = ""  # advice for the message about a field that is no number
 
     @property
-    def end_columns(self) -> list[int]:
-        """The positions of the two ends of an edge."""
-        return [column for column in range(3) if column != self.label_column][:2]
+    def is_plain(self) -> bool:
+        """Whether all fields are numbers of one type."""
+        return self.dtype != "text" and not self.columns and self.ends == (0, 1)
+
+
+def fields_of(line: bytes) -> list[str]:
+    """Return the fields of a line, separated by commas, tabs or blanks, without quotation marks."""
+    mark = next((mark for mark in (b",", b"\t") if mark in line), None)
+    fields = (field.strip().decode("utf-8", "replace") for field in line.split(mark))
+    return [field[1:-1] if field[:1] == field[-1:] == '"' else field for field in fields]
+
+
+def unquoted(name: bytes) -> bytes:
+    """Return a name of a file with commas without quotation marks (RFC 4180); b"" if one is odd."""
+    if name[:1] != b'"':
+        return name
+    inner = name[1:-1]
+    is_whole = len(name) > 1 and name[-1:] == b'"' and b'"' not in inner.replace(b'""', b"")
+    return inner.replace(b'""', b'"') if is_whole else b""
+
+
+def is_number(field: bytes) -> bool:
+    """Whether a field is a number."""
+    return _DECIMAL.fullmatch(field.lower()) is not None
 
 
 def is_fraction(field: bytes) -> bool:
     """Whether a field is a number, but no integer."""
-    return not _INTEGER.fullmatch(field) and _DECIMAL.fullmatch(field.lower()) is not None
+    return not _INTEGER.fullmatch(field) and is_number(field)
 
 
 def word_count(
@@ -70,7 +92,7 @@ def word_count(
     problem = f"found {found} {fields}, expected {wanted}, in {show(text)}"
     others = len(text.split(b",") if separator != "," else text.split())
     if b'"' in text and separator == ",":
-        problem += _QUOTES
+        problem += QUOTED_COMMAS if table_format.dtype == "text" else _QUOTES
     elif wanted == others and wanted != 1:
         problem += (
             f"; it is separated by {_SEPARATORS[',' if separator != ',' else ' ']} "
@@ -96,16 +118,15 @@ def word_field(table_format: TableFormat, dtype: str, position: int, field: byte
     wanted = f"{'an' if what[:1] in 'aeiou' else 'a'} {what}"
     if not field and column is None:
         return f"{where} is empty: {wanted} is missing"
-    lower = field.lower()
-    is_number = _DECIMAL.fullmatch(lower) is not None
+    lower, has_number = field.lower(), is_number(field)
     if field[:1] in (b'"', b"'"):
         hint = _QUOTES
-    elif dtype == "int64" and is_number:
+    elif dtype == "int64" and has_number:
         hint = "; write it without a point and an exponent"
     elif column is None:
         hint = form.type_hint
-    if not is_number or (dtype == "int64" and not _INTEGER.fullmatch(field)):
-        kind = "an integer" if dtype == "int64" and (column is None or is_number) else "a number"
+    if not has_number or (dtype == "int64" and not _INTEGER.fullmatch(field)):
+        kind = "an integer" if dtype == "int64" and (column is None or has_number) else "a number"
         return f"{where}: {show(field)} is not {kind}, expected {wanted}{hint}"
     if dtype != "int64":
         is_nan = lower.lstrip(b"+-") == b"nan"

@@ -26,10 +26,12 @@ from gnnstore.converters.inputs.text_blocks import (
     read_blocks,
 )
 from gnnstore.converters.inputs.text_lines import (
+    QUOTED_COMMAS,
     TableFormat,
     TextColumn,
     is_fraction,
     show,
+    unquoted,
     word_count,
     word_field,
 )
@@ -83,6 +85,8 @@ class TextTable:
         self.has_all_types = all(column.dtype for column in table_format.columns)
         self._delimiter = table_format.delimiter
         self._num_columns = table_format.num_columns
+        label = table_format.label_column
+        self._end_positions = (*table_format.ends, *(() if label is None else (label,)))
         self._comments = b"" if table_format.comments_lead else table_format.comments
         self._skips_blank = table_format.skip_blank or bool(table_format.comments)
         self.header = b""  # the first line, if it was skipped
@@ -146,6 +150,12 @@ class TextTable:
             rows.columns[column] if isinstance(rows, NameBlock) else rows[str(column)]
         )
         return found
+
+    def ends(self, rows: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Return the numbers at the ends of edges, shape [k, 2]."""
+        if self.format.is_plain:
+            return rows
+        return np.stack([rows[f"end{position}"] for position in self.format.ends], axis=1)
 
     def settle_types(self) -> None:
         """Decide the types of columns after a pass over the file."""
@@ -251,25 +261,23 @@ class TextTable:
         return first
 
     def _row_dtype(self, types: tuple[str, ...]) -> np.dtype[Any]:
-        """Return the type of rows: numbers, or `ends` and by their places "0", "1", ..."""
+        """Return the type of rows: numbers, or ends by position and columns "0", "1", ..."""
         form = self.format
-        if form.dtype != "text" and not form.columns:
+        if form.is_plain:
             return np.dtype(form.dtype)
-        order = sorted(range(len(types)), key=lambda i: form.columns[i].position)
-        ends = (
-            ("u4", (2 + (form.label_column is not None), 2))
-            if form.dtype == "text"
-            else (form.dtype, 2)
-        )
-        return np.dtype([("ends", *ends), *((str(i), types[i]) for i in order)])
+        end = ("u4", (2,)) if form.dtype == "text" else (form.dtype,)
+        fields = {c.position: (str(i), types[i]) for i, c in enumerate(form.columns)}
+        fields |= {position: (f"end{position}", *end) for position in self._end_positions}
+        return np.dtype([fields[position] for position in sorted(fields)])
 
     def _kinds(self, types: tuple[str, ...]) -> str:
         """Return the kind of each field, as the core has them."""
         form = self.format
-        kinds = [_END_KINDS[form.dtype]] * (self._num_columns or 0)
-        num_ends = 3 if form.label_column is not None else 2
-        if types or form.dtype == "text":
-            kinds[num_ends:] = "-" * len(kinds[num_ends:])
+        end = _END_KINDS[form.dtype]
+        kinds = [end if form.is_plain else "-"] * (self._num_columns or 0)
+        if not form.is_plain:
+            for position in self._end_positions:
+                kinds[position] = end
         for column, dtype in zip(form.columns, types, strict=True):
             kinds[column.position] = _KINDS[dtype]
         return "".join(kinds)
@@ -311,7 +319,7 @@ class TextTable:
         rows = records.view(self._row_dtype(types))
         if form.dtype == "text":
             return self._encode(block, rows), num_comments
-        return rows if types else rows.reshape(-1, self._num_columns or 0), 0
+        return rows.reshape(-1, self._num_columns or 0) if form.is_plain else rows, 0
 
     def _widens(self, column: int, field: bytes) -> bool:
         """Give a column whose type is not known yet that of a fraction, if a field is one."""
@@ -325,35 +333,38 @@ class TextTable:
     def _encode(self, block: TextBlock, rows: npt.NDArray[Any]) -> NameBlock:
         """Return rows whose names are places in a block."""
 
-        def encode(columns: list[int]) -> NameBlock:
-            places = np.ascontiguousarray(rows["ends"][:, columns]).reshape(-1)
+        def encode(columns: tuple[int, ...]) -> NameBlock:
+            places = np.stack([rows[f"end{column}"] for column in columns], axis=1).reshape(-1)
             names, codes, first = _core.encode_names(block.data, places)
+
+            def fail(wrong: int, problem: str) -> NoReturn:
+                number = int(first[wrong])
+                self._fail(
+                    block.first_line + block.data.count(b"\n", 0, int(places[2 * number])),
+                    f"column {columns[number % len(columns)] + 1}: {show(names[wrong])} {problem}",
+                )
+
             try:
                 b"\n".join(names).decode()
             except UnicodeDecodeError:
-                self._fail_text(block, names, places[2 * first], columns, first)
+                wrong = (
+                    i for i, n in enumerate(names) if n.decode("utf-8", "replace").encode() != n
+                )
+                fail(next(wrong), "is not UTF-8; convert the file to UTF-8")
+            if self._delimiter == "," and any(name[:1] == b'"' for name in names):
+                plain = [unquoted(name) for name in names]
+                for i, name in enumerate(plain):
+                    if not name:
+                        fail(i, "is no name in quotation marks" + QUOTED_COMMAS)
+                numbers: dict[bytes, int] = {}
+                renumbered = np.array([numbers.setdefault(name, len(numbers)) for name in plain])
+                first = first[np.unique(renumbered, return_index=True)[1]]
+                names, codes = list(numbers), renumbered[codes]
             return NameBlock(names, codes.reshape(-1, len(columns)), first)
 
-        names, label = encode(self.format.end_columns), self.format.label_column
+        names, label = encode(self.format.ends), self.format.label_column
         columns = tuple(rows[str(i)] for i in range(len(self.format.columns)))
-        return replace(names, columns=columns, labels=None if label is None else encode([label]))
-
-    def _fail_text(
-        self,
-        block: TextBlock,
-        names: list[bytes],
-        begins: npt.NDArray[Any],
-        columns: list[int],
-        first: npt.NDArray[np.int64],
-    ) -> NoReturn:
-        wrong = next(
-            i for i, name in enumerate(names) if name.decode("utf-8", "replace").encode() != name
-        )
-        column = columns[int(first[wrong]) % len(columns)] + 1
-        self._fail(
-            block.first_line + block.data.count(b"\n", 0, int(begins[wrong])),
-            f"column {column}: {show(names[wrong])} is not UTF-8; convert the file to UTF-8",
-        )
+        return replace(names, columns=columns, labels=None if label is None else encode((label,)))
 
     def _fail(self, line: int, problem: str) -> NoReturn:
         raise InputError(f"{self.path}: line {line}: {problem}", path=self.path)

@@ -222,7 +222,8 @@ _feature_options = section(
         "--features-ids",
         type=click.Path(),
         metavar="FILE",
-        help="The id of each row of the features, if not in order: .npy or .csv.",
+        help="The id of each row of the features, if not in order: .npy or .csv; or the .csv of "
+        "features itself, if it has a column of ids.",
     ),
     click.option(
         "--features-skip-header",
@@ -317,11 +318,12 @@ Examples:
 
 _add_kind(
     "snap",
-    """Convert a text edge list, as snap.stanford.edu serves them.
+    """Convert a text edge list: CSV, TSV, or as snap.stanford.edu serves them.
 
-INPUT has a line "source target" for each edge, separated by a tab, spaces or a comma. Lines that
-begin with # or % are skipped; the file may be gzipped. Ids need not be contiguous: the store keeps
-the original ones. What Matrix Market, SNAP and KONECT files say of themselves is checked.
+INPUT has a line "source target" for each edge, separated by a tab, spaces or a comma; --source and
+--target choose other columns. Lines that begin with # or % are skipped; the file may be gzipped.
+Ids need not be contiguous: the store keeps the original ones. What Matrix Market, SNAP and KONECT
+files say of themselves is checked.
 
 \b
 Examples:
@@ -329,12 +331,20 @@ Examples:
     --undirected
   gnnstore convert snap edges.txt graph.gnn --features x.npy \\
     --labels y.npy --splits splits.npz
+  gnnstore convert snap edges.csv graph.gnn --source src --target dst \\
+    --edge-column time=timestamp --labels labels.csv --labels-ids labels.csv
   gnnstore convert snap edges.txt graph.gnn --features 'x-*.bin' \\
     --features-raw float32,-1,128
 """,
     _feature_options,
     click.option(
         "--labels", type=click.Path(), metavar="FILE", help="Node labels [N]: .npy or .csv."
+    ),
+    click.option(
+        "--labels-ids",
+        type=click.Path(),
+        metavar="FILE",
+        help="The id of each row of the labels, as --features-ids.",
     ),
     click.option(
         "--labels-skip-header",
@@ -355,6 +365,13 @@ Examples:
         help="Read the first two columns and drop the rest.",
     ),
     click.option(
+        "--source",
+        metavar="COLUMN",
+        help="Sources of edges, if not the first column: a number, counted from 1, or a name in "
+        "the first line.",
+    ),
+    click.option("--target", metavar="COLUMN", help="Targets of edges, if not the second column."),
+    click.option(
         "--skip-header",
         is_flag=True,
         help="Skip the first line that is not a comment: it names the columns.",
@@ -362,8 +379,8 @@ Examples:
     click.option(
         "--edge-weight",
         metavar="COLUMN[:TYPE]",
-        help="Store this column, counted from 1, as the edge attribute edge_weight. TYPE is int64, "
-        "float32 or float64; by default int64, or float32 for fractions.",
+        help="Store this column, by number or name, as the edge attribute edge_weight. TYPE is "
+        "int64, float32 or float64; by default int64, or float32 for fractions.",
     ),
     click.option(
         "--edge-column",

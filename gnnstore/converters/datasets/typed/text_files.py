@@ -11,10 +11,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from gnnstore.converters.datasets.headers import first_lines
 from gnnstore.converters.inputs.derived import MappedRows, cut_rows
 from gnnstore.converters.inputs.source import ArraySource, SequentialArray
 from gnnstore.converters.inputs.text_arrays import TextArray
-from gnnstore.converters.inputs.text_blocks import read_blocks
+from gnnstore.converters.inputs.text_lines import fields_of, is_number
 from gnnstore.converters.inputs.text_tables import TableFormat, TextColumn, TextTable
 from gnnstore.converters.typed.inputs import EdgeInput, Pair
 from gnnstore.converters.writer.splits import SPLIT_KEYS
@@ -29,43 +30,28 @@ _KONECT_UNDIRECTED = re.compile(rb"%\s*sym\b", re.IGNORECASE)
 _KONECT_SIZES = re.compile(rb"%\s*(\d{1,18})\s+(\d{1,18})\s+(\d{1,18})\s*")
 _ENDS = (("source", "target"), ("src", "dst"))
 _FEATURE = re.compile(r"x_\d+")
-_NUMBER = re.compile(
-    rb"[+-]?(\d+\.?\d*([eE][+-]?\d+)?|\.\d+([eE][+-]?\d+)?|nan|inf)", re.IGNORECASE
-)
 _STEP_ROWS = 2**16
 
 
-def _first_lines(path: Path) -> tuple[list[bytes], list[bytes]]:
-    """Return the leading comments, and the fields of the first line that is none."""
-    block = next(read_blocks(path), None)
-    comments: list[bytes] = []
-    for line in [] if block is None else block.data.split(b"\n"):
-        text = line.strip()
-        if text and text[:1] not in (b"#", b"%"):
-            mark = next((mark for mark in (b",", b"\t") if mark in text), None)
-            return comments, [field.strip() for field in text.split(mark)]
-        comments.append(text)
-    return comments, []
-
-
-def _names(path: Path, fields: list[bytes]) -> list[str] | None:
+def _names(path: Path, names: list[str]) -> list[str] | None:
     """Return the names of columns in the first line; None if it has numbers."""
-    if all(map(_NUMBER.fullmatch, fields)):
+    if all(is_number(name.encode()) for name in names):
         return None
-    try:
-        names = [field.decode() for field in fields]
-    except UnicodeDecodeError:
-        names = []
-    if len(set(names)) < len(fields) or not all(names):
+    if len(set(names)) < len(names) or not all(names) or "\ufffd" in "".join(names):
         raise InputError(
             f"{path}: the first line has neither numbers nor different names of columns", path=path
         )
     return names
 
 
+def _first_fields(path: Path) -> tuple[list[bytes], list[str]]:
+    comments, line = first_lines(path)
+    return comments, fields_of(line) if line else []
+
+
 def open_text_nodes(path: Path, budget: int | None) -> dict[str, ArraySource]:
     """Open a table of nodes: an array for each column, or the features if columns have no names."""
-    _, fields = _first_lines(path)
+    _, fields = _first_fields(path)
     names = _names(path, fields) if fields else []
     if not names:
         return {"x": TextArray(path, memory_bytes=budget)} if fields else {}
@@ -98,7 +84,7 @@ class TextEdgeFile:
     """The edges of a type in one file: ends in the first two columns, numbers in the others."""
 
     def __init__(self, path: Path, budget: int | None, *, is_konect: bool) -> None:
-        comments, fields = _first_lines(path)
+        comments, fields = _first_fields(path)
         self._path, self._is_konect = path, is_konect
         self.num_nodes: tuple[int, int] | None = None  # as KONECT's header states
         self.is_undirected = is_konect and any(map(_KONECT_UNDIRECTED.match, comments))
@@ -161,7 +147,7 @@ class TextEdgeFile:
 
     def _pairs(self) -> Iterator[Pair]:
         for block in self._table.blocks():
-            ends = block["ends"] if block.dtype.names else block
+            ends = self._table.ends(block)
             ends = ends - 1 if self._is_konect else ends
             yield ends[:, 0], ends[:, 1]
 
