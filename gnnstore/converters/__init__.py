@@ -4,7 +4,7 @@
 parameters,
 
 - `output` : path-like, the store to write;
-- `options` : ConvertOptions, optional;
+- `options` : ConvertOptions, optional; single options may be arguments: `overwrite=True`;
 - `progress` : Progress, optional, which reports how far the work is,
 
 and returns the path of the store. With its own errors it raises `StoreExistsError`,

@@ -5,10 +5,10 @@ from __future__ import annotations
 import inspect
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from functools import wraps
 from pathlib import Path
-from typing import ParamSpec
+from typing import Any, ParamSpec
 
 from gnnstore.converters.writer.options import ConvertOptions
 from gnnstore.errors import limits_named
@@ -20,15 +20,18 @@ P = ParamSpec("P")
 
 
 def converter(convert: Callable[P, Path]) -> Callable[P, Path]:
-    """Refuse an output that is there before any work, and let errors name a limit of the system."""
+    """Take single options, refuse an output that exists, and let errors name a system's limit."""
     signature = inspect.signature(convert)
+    single = {field.name for field in fields(ConvertOptions)} - signature.parameters.keys()
 
     @wraps(convert)
     def checked(*args: P.args, **kwargs: P.kwargs) -> Path:
+        if "options" in signature.parameters and kwargs.keys() & single:
+            more: dict[str, Any] = {name: kwargs.pop(name) for name in kwargs.keys() & single}
+            kwargs["options"] = replace(kwargs.get("options") or ConvertOptions(), **more)
         given = signature.bind(*args, **kwargs).arguments
         options = given.get("options") or ConvertOptions()
-        may_exist = options.overwrite or options.resume or "overwrite" in given.get("more", {})
-        if "output" in given and not may_exist:
+        if "output" in given and not (options.overwrite or options.resume):
             final = Path(os.path.abspath(given["output"]))  # noqa: PTH100 - links stay
             check_final(final, StoreManifest, overwrite=False)
         return convert(*args, **kwargs)

@@ -263,7 +263,7 @@ def test_damaged_files(tmp_path: Path, kind: str) -> None:
 def test_files_that_are_none(run: Any, tmp_path: Path) -> None:
     (tmp_path / "e.csv").write_text("source,target\n0,1\n")
     done = run("convert", "table", tmp_path / "o.gnn", "--edges", tmp_path / "e.csv")
-    assert "is no table of Parquet, Arrow or Feather; 'gnnstore convert snap' reads" in done.stderr
+    assert "is neither Parquet, Arrow nor Feather; 'gnnstore convert snap' reads" in done.stderr
     done = run("convert", "table", tmp_path / "o.gnn", "--edges", tmp_path / "none.parquet")
     assert done.status == 3
     with pytest.raises(NotFoundError, match=r"has no file \*\.parquet"):

@@ -547,8 +547,8 @@ def test_partitions_that_do_not_fit_are_refused(run: Any, store: Path) -> None:
         (("--cache-bytes", "5%,,"), "neither a share from 0% to 100% nor a size"),
         (("--cache-bytes", "nan%"), "neither a share from 0% to 100% nor a size"),
         (("--batch-size", "0"), "0 is not in the range"),
-        (("--strategies", "fast,belady"), "'fast' is no strategy that is predicted"),
-        (("--strategies", ""), "'' is no strategy that is predicted"),
+        (("--strategies", "fast,belady"), "'fast' is not a strategy that can be predicted"),
+        (("--strategies", ""), "'' is not a strategy that can be predicted"),
         (("--partitions", "nodes", "--links", "all"), "--links: has no meaning with --partitions"),
         (
             ("--batches", "3", "--partitions", "edges"),

@@ -11,11 +11,12 @@ import numpy.typing as npt
 import pytest
 
 import gnnstore
-from gnnstore.converters import ConvertOptions, from_snap
+from gnnstore.converters import ConvertOptions, from_rmat, from_snap
 from gnnstore.converters.edges.id_remap import IdCollector, OneBasedIds
 from gnnstore.converters.inputs.text_tables import TextTable
 from gnnstore.converters.writer import edge_splits
 from gnnstore.errors import (
+    BudgetError,
     CorruptStoreError,
     GnnstoreError,
     InputError,
@@ -654,3 +655,19 @@ def test_splits_in_one_array(tmp_path: Path) -> None:
     mask = saved(tmp_path, "mask.npy", [True, False])
     with pytest.raises(InputError, match=r"numpy\.savez"):
         convert(tmp_path, "0 1\n", splits=mask)
+
+
+def test_options_may_be_single_arguments_and_sizes_text(tmp_path: Path) -> None:
+    path = edge_list(tmp_path, "0 1\n")
+    for _ in range(2):
+        from_snap(path, tmp_path / "out.gnn", overwrite=True, memory_bytes="1GB")  # type: ignore[call-arg]
+    assert ConvertOptions(memory_bytes="4GB").memory_bytes == 4 * 10**9  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="is not a size"):
+        ConvertOptions(memory_bytes="much")  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="scale"):
+        from_rmat(tmp_path / "r.gnn", scale="x")  # type: ignore[arg-type]
+
+
+def test_a_budget_that_is_too_small_is_said_as_given(tmp_path: Path) -> None:
+    with pytest.raises(BudgetError, match="has 1000000 bytes"):
+        convert(tmp_path, "0 1\n", options=ConvertOptions(memory_bytes=10**6))

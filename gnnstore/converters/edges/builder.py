@@ -71,7 +71,7 @@ class EdgeBuilder:
         self._parts: list[SpilledPart] = []
         self._filler: BucketFiller | None = None
         self._expected = 0
-        fitting = self._memory.limit // 512
+        fitting = self._free_bytes // 512
         self._piece_edges = max(_MIN_PIECE_EDGES, min(_MAX_PIECE_EDGES, fitting))
         if journal is not None:
             parts = map(SpilledPart.from_json, journal.runs())
@@ -82,7 +82,11 @@ class EdgeBuilder:
 
     def reserve(self, num_bytes: int) -> None:
         """Reserve memory for other uses."""
-        self._memory = self._memory.with_limit(max(0, self._memory.limit - num_bytes))
+        self._memory = self._memory.add(Reservation("what is read and numbered", num_bytes))
+
+    @property
+    def _free_bytes(self) -> int:
+        return max(0, self._memory.left())
 
     def expect(
         self, num_edges: int, some_targets: Iterable[npt.NDArray[Any]] | None = None
@@ -150,7 +154,7 @@ class EdgeBuilder:
             attributes = {name: rows[known:] for name, rows in attributes.items()}
         buffer.append(sources, targets, attributes, where)
         if self._parts:
-            is_full = self._sort_bytes() > _SHARE * self._memory.limit
+            is_full = self._sort_bytes() > _SHARE * self._free_bytes
         else:
             is_full = not self._fits(buffer.num_edges, buffer.max_id + 1, more_may_come=True)
         if is_full:
@@ -227,7 +231,7 @@ class EdgeBuilder:
             directory.mkdir(parents=True, exist_ok=True)
         # The first time, memory is nearly full, and the edges go in several parts. Memory that
         # they free is not counted: blocks of the buffer are freed as a whole.
-        limit = self._memory.limit
+        limit = self._free_bytes
         left = max(int(0.9 * limit) - buffer.num_bytes, limit // 8)
         fitting = left * 8 // 9 // (2 * record_bytes_for(buffer.max_id))
         while buffer.num_edges:
@@ -270,7 +274,7 @@ class EdgeBuilder:
             self._rules,
             count,
             attributes=[(name, r.dtype.str, r.row_shape) for name, r in attributes.items()],
-            memory_bytes=int(_SHARE * self._memory.limit),
+            memory_bytes=int(_SHARE * self._free_bytes),
             num_threads=num_threads(),
             directory=self._spill_directory,
             journal=self._journal,

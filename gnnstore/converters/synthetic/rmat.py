@@ -22,7 +22,7 @@ from gnnstore.converters.synthetic.synthetic_nodes import SyntheticNodes, check_
 from gnnstore.converters.writer.estimates import NodeTable, Workload
 from gnnstore.converters.writer.graph_writer import GraphWriter
 from gnnstore.converters.writer.options import ConvertOptions, check_features
-from gnnstore.errors import UsageError
+from gnnstore.errors import UsageError, whole_number
 from gnnstore.progress import Progress
 
 GRAPH500 = (0.57, 0.19, 0.19, 0.05)
@@ -166,6 +166,9 @@ def _add_edges(
 
 
 def _check_size(scale: int, edge_factor: int, feature_dim: int, seed: int) -> None:
+    whole_number("scale", scale)
+    whole_number("edge_factor", edge_factor)
+    whole_number("feature_dim", feature_dim)
     if not 0 <= scale <= MAX_SCALE:
         raise UsageError(f"scale={scale} is not in [0, {MAX_SCALE}]")
     check_numbers(edge_factor=edge_factor, feature_dim=feature_dim, seed=seed)
@@ -174,6 +177,7 @@ def _check_size(scale: int, edge_factor: int, feature_dim: int, seed: int) -> No
 def _check_communities(
     num_communities: int, num_nodes: int, homophily: float | None, feature_noise: float
 ) -> None:
+    whole_number("num_communities", num_communities)
     power_of_two = num_communities > 0 and num_communities & (num_communities - 1) == 0
     if not power_of_two or num_communities > num_nodes:
         raise UsageError(

@@ -10,6 +10,7 @@ import math
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from numbers import Real
 
 import numpy as np
 import numpy.typing as npt
@@ -36,6 +37,8 @@ _LIMITS: dict[str, tuple[float, float, str]] = {
 def check_numbers(**given: float) -> None:
     """Refuse parameters out of range; those without limits of their own must not be negative."""
     for name, value in given.items():
+        if not isinstance(value, Real):
+            raise UsageError(f"{name}={value!r} is not a number")
         low, high, problem = _LIMITS.get(name, (0, math.inf, "is negative"))
         if not low <= value <= high:  # also refuses NaN
             raise UsageError(f"{name}={value} {problem}")

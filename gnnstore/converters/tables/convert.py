@@ -188,7 +188,7 @@ def from_tables(
     appearance, and the store keeps the names (`original_names`).
 
     A column keeps its type; lists of equal length become rows [k, F], times int64 in their unit,
-    and a missing float NaN. A missing integer is an error. Columns that are left out are told.
+    and a missing float NaN. A missing integer is an error. A message lists columns left out.
 
     Parameters
     ----------

@@ -273,7 +273,7 @@ def _kind_of(path: Path) -> str:
     if head.startswith(_STREAM_MAGIC):
         return "stream"
     found = describe_binary(path) or (
-        "is no table of Parquet, Arrow or Feather; 'gnnstore convert snap' reads lists of edges in "
+        "is neither Parquet, Arrow nor Feather; 'gnnstore convert snap' reads lists of edges in "
         "text"
     )
     raise InputError(f"{path}: {found}", path=path)

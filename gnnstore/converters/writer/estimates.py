@@ -92,7 +92,8 @@ class Estimate:
         return (
             f"expected: {format_size(self.final_bytes)} in the store, "
             f"{spilled if self.spill_bytes else 'no temporary space, '}"
-            f"up to {format_size(self.memory_bytes)} of memory, "
+            f"up to {format_size(self.memory_bytes - _BASE_MEMORY_BYTES)} of memory and "
+            f"{format_size(_BASE_MEMORY_BYTES)} for the program itself, "
             f"{'about ' if self.seconds >= 1 else 'at most '}"
             f"{format_duration(max(1.0, self.seconds))} ({self.basis})"
         )

@@ -10,6 +10,7 @@ from gnnstore.errors import UsageError, check_choice
 from gnnstore.formats.arrays.dtypes import STORAGE_DTYPES
 from gnnstore.formats.arrays.pages import DEFAULT_PAGE_BYTES, MAX_PAGE_BYTES, MIN_PAGE_BYTES
 from gnnstore.formats.store.schema import EdgeTypeSpec
+from gnnstore.units import parse_size
 
 SelfLoops = Literal["keep", "drop", "add"]
 IndexDtype = Literal["int64", "int32"]
@@ -50,8 +51,8 @@ class ConvertOptions:
         Replace the output if it is a store already; the old one stays until the new one is
         complete.
     memory_bytes : int, optional
-        The most memory to use for building the adjacency; edges that it cannot hold are sorted
-        on disk. None: all that is available.
+        The most memory to use for building the adjacency, as a number or as text ("4GB"); edges
+        that it cannot hold are sorted on disk. None: all that is available.
     edge_ids : bool, optional
         Whether to store for each edge its position in the input. None: as the converter
         thinks fit (all but `from_rmat` do).
@@ -110,6 +111,11 @@ class ConvertOptions:
             given = getattr(self, name)
             names = (given,) if isinstance(given, str) else tuple(given)
             object.__setattr__(self, name, tuple(dict.fromkeys(names)))
+        if self.page_bytes is not None:
+            object.__setattr__(self, "page_bytes", parse_size(self.page_bytes, name="page_bytes"))
+        if self.memory_bytes is not None:
+            budget = parse_memory(self.memory_bytes, name="memory_bytes")
+            object.__setattr__(self, "memory_bytes", budget)
         check_choice("self_loops", self.self_loops, get_args(SelfLoops))
         size = DEFAULT_PAGE_BYTES if self.page_bytes is None else self.page_bytes
         if not MIN_PAGE_BYTES <= size <= MAX_PAGE_BYTES or size & (size - 1):
@@ -128,8 +134,6 @@ class ConvertOptions:
                 )
         if self.index_dtype is not None:
             check_choice("index_dtype", self.index_dtype, get_args(IndexDtype))
-        if self.memory_bytes is not None:
-            parse_memory(self.memory_bytes, name="memory_bytes")
 
     def to_json(self) -> dict[str, Any]:
         """Return the options that affect the store's contents, for its provenance."""

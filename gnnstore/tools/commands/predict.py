@@ -56,7 +56,7 @@ def _parse_candidates(text: str, _: str) -> tuple[str, ...]:
     named, known = {part.strip() for part in text.split(",")}, auto().by_choice
     if unknown := sorted(named - known.keys()):
         raise UsageError(
-            f"{', '.join(unknown)!r} is no strategy that is predicted; choose some of "
+            f"{', '.join(unknown)!r} is not a strategy that can be predicted; choose some of "
             f"{', '.join(known)}"
         )
     chosen = {known[name].choice for name in named}
