@@ -28,7 +28,8 @@ def converter(convert: Callable[P, Path]) -> Callable[P, Path]:
     def checked(*args: P.args, **kwargs: P.kwargs) -> Path:
         if "options" in signature.parameters and kwargs.keys() & single:
             more: dict[str, Any] = {name: kwargs.pop(name) for name in kwargs.keys() & single}
-            kwargs["options"] = replace(kwargs.get("options") or ConvertOptions(), **more)
+            options: Any = kwargs.get("options") or ConvertOptions()
+            kwargs["options"] = replace(options, **more)
         given = signature.bind(*args, **kwargs).arguments
         options = given.get("options") or ConvertOptions()
         if "output" in given and not (options.overwrite or options.resume):

@@ -28,6 +28,10 @@ def work_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     text = "# FromNodeId\tToNodeId\n" + "".join(f"{a}\t{b}\n" for a, b in edges)
     (tmp_path / "edges.txt").write_text(text)
     (tmp_path / "com-lj.ungraph.txt.gz").write_bytes(gzip.compress(text.encode()))
+    rows = "".join(f"{t},{a},{b}\n" for t, (a, b) in enumerate(edges))
+    (tmp_path / "edges.csv").write_text(f"time,src,dst\n{rows}")
+    labels = "".join(f"{node},{node % 4}\n" for node in range(499, -1, -1))
+    (tmp_path / "labels.csv").write_text(f"node_id,label\n{labels}")
     np.save(tmp_path / "x.npy", rng.standard_normal((500, 16), dtype=np.float32))
     np.save(tmp_path / "y.npy", rng.integers(0, 4, 500))
     splits = dict(

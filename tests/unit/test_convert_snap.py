@@ -626,7 +626,7 @@ def test_columns_that_cannot_be_chosen(tmp_path: Path) -> None:
 
 
 def names_of(folder: Path) -> list[str]:
-    return list(gnnstore.open(folder / "out.gnn").original_names)
+    return list(gnnstore.open(folder / "out.gnn").original_names or ())
 
 
 def test_a_header_over_names_is_no_edge(tmp_path: Path) -> None:
