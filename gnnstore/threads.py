@@ -485,12 +485,18 @@ class Lookahead:
     """The limit on batches prepared ahead: a number, and under a budget also their bytes."""
 
     def __init__(
-        self, num_batches: int, spare_bytes: int | None = None, *, admits: bool = False
+        self,
+        num_batches: int,
+        spare_bytes: int | None = None,
+        *,
+        admits: bool = False,
+        before: MemoryGate | None = None,
     ) -> None:
-        # Where each batch waits for its memory; then more of them may be sampled.
+        # Where each batch waits for its memory; then more of them may be sampled. Batches of the
+        # iteration before count, which the consumer may still have.
         self.gate: MemoryGate | None = None
         if admits and spare_bytes is not None:
-            self.gate = MemoryGate(lambda: self.num_living)
+            self.gate = MemoryGate(lambda: self.num_living, before)
         self._num_batches = num_batches
         self._spare_bytes = spare_bytes
         self._largest_bytes = self._largest_sample_bytes = 0
@@ -514,13 +520,14 @@ class Lookahead:
 
     @property
     def recycled_bytes(self) -> int | None:
-        """Bytes of buffers that may lie free; None without a budget.
-
-        Once the consumer lets go of a batch, its buffers lie free until the newest has them.
-        """
+        """Bytes of buffers that may lie free next to batches and samples; None without a budget."""
         if self._spare_bytes is None:
             return None
-        return max(0, self._spare_bytes - (self.num_living - 1) * self._largest_bytes)
+        living, waiting = self.num_living - 1, 0
+        if self.gate is not None:
+            living, waiting = self.gate.num_living, self.gate.num_waiting
+        used = living * self._largest_bytes + waiting * self._largest_sample_bytes
+        return max(0, self._spare_bytes - used)
 
     def observe(self, batch_bytes: int, sample_bytes: int = 0) -> None:
         """Learn the size of a batch, and of the part that is there before its rows."""
@@ -535,12 +542,25 @@ class Lookahead:
 class MemoryGate:
     """Admits the batches of an iteration to memory in order, each once an earlier one has left."""
 
-    def __init__(self, most: Callable[[], int]) -> None:
-        self._most = most
+    def __init__(self, most: Callable[[], int], before: MemoryGate | None = None) -> None:
+        self._most, self._before = most, before
         self._changed = Condition()
         self._coming: deque[Hashable] = deque()
         self._num_admitted = self._num_wanted = self._num_living = 0
         self._is_closed = False
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(None), ()  # none of its batches are in another process
+
+    @property
+    def num_living(self) -> int:
+        """Batches in memory, those of the gate before included."""
+        return self._num_living + (0 if self._before is None else self._before.num_living)
+
+    @property
+    def num_waiting(self) -> int:
+        """Batches that may have a sample, and wait for the memory of their rows."""
+        return len(self._coming)
 
     def expect(self, batch: Hashable) -> None:
         """Admit a batch after all that were expected before."""
@@ -558,7 +578,7 @@ class MemoryGate:
         def look() -> bool | None:
             if self._is_closed:
                 raise CancelledError(f"batch {batch} is not wanted any more")
-            has_room = self._num_living < self._most() or self._num_admitted < self._num_wanted
+            has_room = self.num_living < self._most() or self._num_admitted < self._num_wanted
             if self._coming[0] != batch or not has_room:
                 return None
             self._coming.popleft()
@@ -575,7 +595,7 @@ class MemoryGate:
     def close(self) -> None:
         """Admit no more; those that wait fail. Idempotent."""
         with self._changed.lock:
-            self._is_closed = True
+            self._is_closed, self._before = True, None
             self._coming.clear()  # batches that will not come
             self._changed.notify_all()
 

@@ -63,7 +63,7 @@ from gnnstore.progress import WaitProgress, open_progress, peak_rss_bytes
 from gnnstore.sampling.neighbor import check_word
 from gnnstore.seeds.base import ON_DEMAND_EPOCH, BatchKey, SeedLabels
 from gnnstore.strategies.sources import Sources
-from gnnstore.threads import Lookahead
+from gnnstore.threads import Lookahead, MemoryGate
 from gnnstore.timeline import MAX_EVENTS, OFF, Timeline, recorded
 
 # Every batch changes these; two loaders of the same data have their own.
@@ -181,6 +181,7 @@ class BatchLoader(DataLoader[Any]):
         ahead = max(1, self.num_threads) * (self.prefetch_factor or 2)
         self.prefetch_batches = self._prefetch_given or ahead
         self._spare_bytes = placement.spare_bytes
+        self._gate: MemoryGate | None = None  # of the last iteration
         self._sources: Any = opened
         self._source = source
         self._assembler = assembler
@@ -282,7 +283,11 @@ class BatchLoader(DataLoader[Any]):
         pin = self._pin if self.pin_memory and _can_pin() else None
         # Copies of a batch, and batches joined in the consumer's thread, are freed unnoticed.
         waits = pin is None and self.transform_sampler_output is None
-        lookahead = Lookahead(self.prefetch_batches, self._spare_bytes, admits=waits)
+        lookahead = Lookahead(
+            self.prefetch_batches, self._spare_bytes, admits=waits, before=self._gate
+        )
+        if waits:
+            self._gate = lookahead.gate
         finisher = Finisher(
             self._source,
             self._assembler,

@@ -394,6 +394,23 @@ class _Epoch:
             kept += work.kept_bytes + _SPILLED_ROW_BYTES * work.batch_rows
         return int(kept * work.epoch_batches)
 
+    def _packed(self, num: float, passes: float) -> tuple[ReadTotals, int, ReadTotals]:
+        """Return the reads of passes, the bytes that they write, and reads of other missed rows."""
+        work, machine, policy, has = self.workload, self.machine, self.policy, self.resources
+        sizes = has.num_slots, max(1, has.superbatch)
+        missed_bytes = int(work.misses(policy, *sizes) * work.row_bytes)
+        written = max(0, missed_bytes - int(num * has.chunk_memory_bytes))
+        scanned = work.pass_reads(policy, *sizes).scaled(passes)
+        if has.disk_bytes or not has.chunk_memory_bytes:
+            return scanned, written, ReadTotals()
+        # What memory has no room for is read row by row; and all of it, if that is faster.
+        apart = work.planned_reads(policy, *sizes)
+        others = apart.scaled(written / max(1, missed_bytes))
+        seconds = machine.pass_seconds(scanned) + machine.random_seconds(others)
+        if seconds > machine.random_seconds(apart):
+            return ReadTotals(), 0, apart
+        return scanned, 0, others
+
     def _by_superbatches(self) -> Prediction:
         work, machine, slots = self.workload, self.machine, self.resources.num_slots
         costs, policy, packs = self.costs, self.policy, self.strategy.packs
@@ -411,16 +428,7 @@ class _Epoch:
         reading_edges = disk.sequential_seconds(scanned_edges)
         making_disk, making_computing = writing + reading_edges, costs.sampling + planning
         if packs:
-            all_bytes = int(work.misses(policy, slots, size) * work.row_bytes)
-            packed = max(0, all_bytes - int(num * self.resources.chunk_memory_bytes))
-            scanned = work.pass_reads(policy, slots, size).scaled(passes)
-            if self.resources.chunk_memory_bytes and not self.resources.disk_bytes:
-                # What memory has no room for is read row by row; and all of it, if that is faster.
-                apart = work.planned_reads(policy, slots, size)
-                reads, packed = apart.scaled(packed / max(1, all_bytes)), 0
-                in_passes = machine.pass_seconds(scanned) + machine.random_seconds(reads)
-                if in_passes > machine.random_seconds(apart):
-                    scanned, reads = ReadTotals(), apart
+            scanned, packed, reads = self._packed(num, passes)
             packing = machine.pass_seconds(scanned) + disk.sequential_seconds(0, packed)
             reading = disk.sequential_seconds(packed) + machine.random_seconds(reads)
             in_order, written = in_order + scanned.num_bytes + packed, written + packed

@@ -402,6 +402,58 @@ def test_samples_are_prepared_ahead_of_their_batches_memory() -> None:
     assert (alone(), alone.gate) == (8, None), "nobody has set a budget"
 
 
+def test_buffers_lie_free_only_next_to_batches_and_samples() -> None:
+    """Once fewer batches fit than before, the buffers of the others are one too many."""
+    lookahead = Lookahead(8, spare_bytes=1000, admits=True)
+    gate = lookahead.gate
+    assert gate is not None
+    for i in range(6):
+        gate.expect(i)
+    batches = [np.empty(1) for _ in range(3)]
+    lookahead.observe(300, 40)
+    for i, batch in enumerate(batches):
+        with gate.enter(i) as hold:
+            hold(batch)
+    assert (gate.num_living, lookahead.recycled_bytes) == (3, 0)
+    lookahead.observe(350, 40)
+    del batch, batches[2]
+    assert (lookahead.num_living, gate.num_living) == (2, 2)
+    assert lookahead.recycled_bytes == 1000 - 2 * 350 - 3 * 40
+
+
+def test_the_batch_of_the_iteration_before_counts() -> None:
+    """A loop's variable has it until the first batch of the next iteration is there."""
+    before = Lookahead(8, spare_bytes=1000, admits=True).gate
+    assert before is not None
+    before.expect(0)
+    last = np.empty(1)
+    with before.enter(0) as hold:
+        hold(last)
+    before.close()
+    lookahead = Lookahead(8, 1000, admits=True, before=before)
+    gate = lookahead.gate
+    assert gate is not None
+    batches = [np.empty(1), np.empty(1)]
+    for i in range(2):
+        gate.expect(i)
+    with gate.enter(0) as hold:
+        hold(batches[0])
+    entered = threading.Event()
+
+    def enter() -> None:
+        with gate.enter(1) as hold:
+            hold(batches[1])
+            entered.set()
+
+    thread = threading.Thread(target=enter)
+    thread.start()
+    assert not entered.wait(0.1)
+    del last
+    assert entered.wait(10)
+    thread.join()
+    assert gate.num_living == 2
+
+
 class Rows:
     """Batches of an array each, of which at most so many live at once."""
 

@@ -25,7 +25,14 @@ from gnnstore.features.source import files_of
 from gnnstore.formats.arrays.dtypes import id_dtype
 from gnnstore.formats.arrays.paged_array import PagedArray
 from gnnstore.formats.store.schema import EdgeType, Schema
-from gnnstore.pipeline.batch import Batch, EpochRun, Recorder, request_of, sampled_from
+from gnnstore.pipeline.batch import (
+    RELEASED_BYTES,
+    Batch,
+    EpochRun,
+    Recorder,
+    request_of,
+    sampled_from,
+)
 from gnnstore.pipeline.lookahead.edge_rows import SuperbatchEdges
 from gnnstore.pipeline.lookahead.superbatch import (
     DiskQuota,
@@ -44,10 +51,6 @@ T = TypeVar("T")
 
 # Without a budget: enough for a few hundred batches to be read in nearly one pass.
 BULK_BYTES = 1 << 30
-# Batches are sampled while others are assembled, and both leave holes in the heap. After this many
-# bytes of subgraphs its free pages go back to the system, which takes a millisecond: on W they
-# would grow to 60 MB in five threads.
-_RELEASED_BYTES = 32 << 20
 _POLL_SECONDS = 0.05
 
 
@@ -353,7 +356,7 @@ class Producer:
                 for num_bytes in sampled:
                     done += 1
                     unreleased += num_bytes
-                    if unreleased >= _RELEASED_BYTES:
+                    if unreleased >= RELEASED_BYTES:
                         release_heap()
                         unreleased = 0
                     more(1)
