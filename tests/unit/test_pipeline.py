@@ -416,7 +416,7 @@ def test_buffers_lie_free_only_next_to_batches_and_samples() -> None:
             hold(batch)
     assert (gate.num_living, lookahead.recycled_bytes) == (3, 0)
     lookahead.observe(350, 40)
-    del batch, batches[2]
+    del batch, hold, batches[2]
     assert (lookahead.num_living, gate.num_living) == (2, 2)
     assert lookahead.recycled_bytes == 1000 - 2 * 350 - 3 * 40
 
