@@ -143,14 +143,13 @@ def test_a_pass_is_faster_where_missed_rows_lie_together(
     """However few they are; and a gap tells what a read by itself costs on the disk."""
     gaps = {"gap_bytes": gap_bytes}
     monkeypatch.setattr(FileRows, "place", property(lambda table: {**table.array.place, **gaps}))
-    packer = packer_of(case, case.all_of_it)
     apart = (gap_bytes + 4096) // min(WIDTHS.values()) + 1
 
     def is_faster(*batches: NDArray[np.int64]) -> bool:
         trace = Trace.of(list(batches))
         plan: CachePlan = BeladyPlanner(0).plan(trace)
         assert plan.num_misses == sum(map(len, batches))
-        packed = packer.pack(trace, plan)
+        packed = packer_of(case, case.all_of_it).pack(trace, plan)
         if packed is not None:
             packed.close()
         return packed is not None
