@@ -426,8 +426,12 @@ def test_what_neither_memory_nor_disk_has_room_for_is_read_row_by_row(batches: l
     has = Resources(0, 500, superbatch=30, chunk_memory_bytes=1_000_000)
     slow = machine(reads_a_second=2000, bytes_a_second=1e9)
     (spilling, without, roomy) = (
-        predict(packed, work, slow, replace(has, **more))
-        for more in ({"disk_bytes": 1 << 30}, {}, {"chunk_memory_bytes": 1 << 30})
+        predict(packed, work, slow, resources)
+        for resources in (
+            replace(has, disk_bytes=1 << 30),
+            has,
+            replace(has, chunk_memory_bytes=1 << 30),
+        )
     )
     assert spilling.written_bytes > 0 == without.written_bytes == roomy.written_bytes
     assert spilling.reads == roomy.reads == ReadTotals()
