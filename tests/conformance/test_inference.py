@@ -476,10 +476,11 @@ def left(graph: GraphArrays, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     return store, output, np.load(output)
 
 
-def goes_on(left: Left, **options: bool) -> None:
+def goes_on(left: Left, *, resume: bool = True, overwrite: bool = False) -> None:
     """Run again, and check the result and that nothing else is left."""
     store, output, expected = left
-    found = gnnstore.inference([torch.relu], store, output, **{"resume": True, **options})
+    options = {"resume": resume, "overwrite": overwrite}
+    found = gnnstore.inference([torch.relu], store, output, **options)  # type: ignore[arg-type]
     np.testing.assert_array_equal(found, expected)
     assert sorted(path.name for path in output.parent.iterdir()) == ["e.npy", "g.gnn"]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import cycle, pairwise
 from pathlib import Path
 from typing import Any
@@ -216,7 +217,7 @@ def test_batches_do_not_depend_on_who_prepares_them(
 
 @pytest.mark.parametrize("options", ["binary", "binary, no hops"])
 def test_resuming_anywhere_gives_the_same_batches(store: gnnstore.GraphStore, options: str) -> None:
-    ways = cycle(({"num_threads": 2}, {"num_threads": 0, "seed": SEED}, {"num_threads": 1}))
+    ways: Iterator[dict[str, Any]] = cycle({"num_threads": count} for count in (2, 0, 1))
     assert_resumes(lambda: make(store, **OPTIONS[options], batch_size=64, **next(ways)))
 
 

@@ -15,8 +15,8 @@ import gnnstore
 from gnnstore import GraphStore, NeighborLoader
 from gnnstore.converters import ConvertOptions, HeteroGraphWriter, add_order
 from gnnstore.converters.inputs.source import MemoryArray
-from gnnstore.converters.typed import graph_writer
 from gnnstore.converters.typed.reverse import ReversedEdges
+from gnnstore.converters.writer import base as graph_writer
 from gnnstore.errors import CorruptStoreError
 from gnnstore.features.tables import SharedRows
 from gnnstore.formats.container.strict_json import Fields, to_json
