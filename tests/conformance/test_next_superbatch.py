@@ -291,22 +291,17 @@ def test_a_forgotten_loader_is_gone(
     """At once: not when the garbage collector finds it, which may be never."""
     options: dict[str, Any] = {}
     if STRATEGIES[strategy].plans:
-        options = {"spill_dir": tmp_path, "cache_bytes": "20kB", "superbatch": LONG}
+        options = {"spill_dir": tmp_path, "cache_bytes": "20kB"}
     with nothing_collected():
         loader = NeighborLoader(
             path, [4, 4], range(200), strategy=strategy, num_threads=2, **OPTIONS, **options
         )
         for _ in islice(loader, left_after):  # an iteration that is not the last
             pass
-        for _ in range(left_after + 1):
-            list(loader)
+        list(loader)
         parts = [loader, loader._source, loader._sources]
         if STRATEGIES[strategy].plans:
-            superbatches = superbatches_of(loader)
-            coming(loader)
-            assert (superbatches._carried is not None) == (strategy == "packed" and left_after > 1)
-            parts.append(superbatches)
-            del superbatches
+            parts.append(loader._sources.superbatches)
         alive = [weakref.ref(part) for part in parts]
         del loader, parts
         assert [part() for part in alive] == [None] * len(alive)
@@ -817,6 +812,22 @@ def test_whatever_comes_between_epochs(
     gc.collect()
     assert not threads_of_loaders()
     assert not list(tmp_path.iterdir())
+
+
+def test_a_forgotten_loader_leaves_no_epoch_behind(
+    path: Path, tmp_path: Path, expected: Epochs
+) -> None:
+    with nothing_collected():
+        loader = long_loader(path, spill_dir=tmp_path)
+        for epoch in expected[:3]:
+            assert_same_batches(batches_of(loader), epoch)
+        coming(loader)
+        assert superbatches_of(loader)._carried is not None
+        itself = weakref.ref(loader)
+        del loader
+        assert itself() is None
+        assert not list(tmp_path.iterdir())
+        assert not threads_of_loaders()
 
 
 def test_an_error_belongs_to_its_epoch(
