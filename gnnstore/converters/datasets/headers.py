@@ -127,7 +127,7 @@ def column_names(line: bytes) -> list[str]:
 
 def _place(names: list[str], words: set[str]) -> int | None:
     """Return the position of the first name that is one of some words."""
-    plain = (re.sub(r"[\W_]", "", name.lower()) for name in names)
+    plain = (re.sub(r"[\s_.:-]", "", name.lower()) for name in names)
     return next((place for place, name in enumerate(plain) if name in words), None)
 
 
