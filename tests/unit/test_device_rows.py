@@ -14,8 +14,7 @@ from gnnstore.disk.engines import open_engine
 from gnnstore.errors import UsageError
 from gnnstore.features import device as device_rows
 from gnnstore.features.device import DeviceRows, assemble
-from gnnstore.features.source import FileRows
-from gnnstore.features.tables import MemoryRows
+from gnnstore.features.source import FileRows, MemoryRows
 from gnnstore.testing.twins.reads import write_array
 
 NUM_NODES = 700
