@@ -70,9 +70,10 @@ def affordable_threads(
 def parse_memory(memory: int | str, *, name: str = "memory") -> int:
     """Return the bytes of a budget; refuse more than the cgroups of this process allow."""
     budget, limit = parse_size(memory, name=name), group_limit_bytes()
-    if isinstance(memory, str) and budget < _LEAST_BYTES:
-        number = memory.strip()  # of gigabytes, if it has no unit and is as small
-        likely = f"{number}GB" if number.isdecimal() and 0 < int(number) < 1000 else "8GB"
+    text = memory.strip() if isinstance(memory, str) else ""
+    if budget < _LEAST_BYTES and (text.isdecimal() or (text and name.startswith("-"))):
+        # A number without a unit that is as small is probably meant in gigabytes.
+        likely = f"{text}GB" if text.isdecimal() and 0 < int(text) < 1000 else "8GB"
         raise UsageError(
             f"{name}={memory!r} is {format_count(budget, 'byte')}, and a budget is at least "
             f"{format_size(_LEAST_BYTES)}; did you mean {likely}?"

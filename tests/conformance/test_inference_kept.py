@@ -285,7 +285,7 @@ def test_what_layers_keep_is_said_before_they_begin(path: Path) -> None:
     notes = Notes()
     gnnstore.inference([SAGEConv(WIDTH, 16)], path, memory="2MB", progress=notes)
     assert "keeps " in notes.texts[0]
-    assert f"rows of {NUM_NODES}" in notes.texts[0]
+    assert f"rows of {NUM_NODES:,}" in notes.texts[0]
     assert len(notes.stats) == 1
 
 
