@@ -220,7 +220,9 @@ def open_labels(
         rows = open_labels(ids)
         row_ids, files = rows.source, (*files, *rows.files)
     if len({table.dtype for table in tables}) > 1:  # some have fractions
-        tables = [_as_float32(table, path) for table, path in zip(tables, files, strict=False)]
+        tables = [
+            _as_float32(table, path) for table, path in zip(tables, map(Path, names), strict=True)
+        ]
     parts: list[ArraySource] = [
         MemoryArray(name, table[:, 0] if table.shape[1] == 1 else table)
         for name, table in zip(names, tables, strict=True)
