@@ -21,7 +21,7 @@ def read_exactly(
 ) -> None:
     """Fill an array with bytes of a file; `what` names the file in an error."""
     with storage_errors(f"read {what}", path):
-        file = open_regular(path, error=CorruptStoreError, root=Path(path).parent)
+        file = open_regular(path, error=CorruptStoreError)
         try:
             done = fill_at(file, out.data, offset)
         finally:
@@ -56,7 +56,7 @@ class SpillDirectory:
         """Append an array, or bytes, to a file."""
         path, flags = self.path / name, os.O_WRONLY | os.O_APPEND | os.O_CREAT
         with storage_errors(f"write {self._what}", path):
-            file = open_regular(path, flags, error=CorruptStoreError, root=self.path)
+            file = open_regular(path, flags, error=CorruptStoreError)
             with open(file, "ab") as stream:  # noqa: PTH123 - a descriptor
                 stream.write(data if isinstance(data, bytes) else np.ascontiguousarray(data).data)
 

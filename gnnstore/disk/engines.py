@@ -138,7 +138,7 @@ def _check_readable(path: Path) -> None:
     """Raise if the file cannot be read by any engine."""
     with (
         storage_errors("read", path),
-        open_binary(path, error=CorruptStoreError, root=path.parent) as file,
+        open_binary(path, error=CorruptStoreError) as file,
     ):
         if not file.read(1):
             raise OSError(errno.EIO, "the file is empty, so no engine can be tried on it")

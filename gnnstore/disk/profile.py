@@ -210,7 +210,7 @@ def load_profile(path: str | os.PathLike[str]) -> DeviceProfile | None:
     try:
         identity = filesystem_id(path)
         file = profile_path(identity)
-        with open_binary(file, error=StorageError, root=file.parent) as opened:
+        with open_binary(file, error=StorageError) as opened:
             text = opened.read(_MAX_FILE_BYTES + 1)
     except (FileNotFoundError, NotADirectoryError):
         return None

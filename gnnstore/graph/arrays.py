@@ -86,7 +86,6 @@ class ArrayRows(LazySource):
             some = slice(rows.start, rows.stop, rows.step) if isinstance(rows, range) else rows
             return as_tensor(self.values[some].copy(), self.spec.dtype)
         array = self.reader.paged(self.spec)
-        array.check_mapped_files()
         if isinstance(rows, range) and rows.step == 1 and len(rows) > 1:
             found = array.read_slice(rows.start, rows.stop)
             found = found if found.flags.writeable else found.copy()  # a mapping is read-only

@@ -227,7 +227,6 @@ class TypedDiskSampler(TypedNeighborSampler):
 
     def draw(self, request: BatchRequest) -> Sample:
         """Sample the subgraph of a request."""
-        self.types.check_mapped_files()
         staged = self._begin(request, MAX_COLUMN_POSITIONS)
         while (drawn := staged.draw()) is not None:
             staged.take([self._fetched(stream, positions) for stream, positions in drawn])
@@ -241,7 +240,6 @@ class TypedDiskSampler(TypedNeighborSampler):
         size, each_bytes, table_bytes = 1, 1, 0
         waiting = iter(requests)
         while group := list(islice(waiting, size)):
-            self.types.check_mapped_files()
             pieces = memory_bytes // (len(group) * _BYTES_PER_COLUMN_POSITION)
             pieces = max(1, min(pieces, MAX_COLUMN_POSITIONS))
             batches = [self._begin(request, pieces) for request in group]

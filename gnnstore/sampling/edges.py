@@ -26,7 +26,6 @@ class EdgeFinder:
 
     def ranges(self, sources: Int64Array, targets: Int64Array) -> tuple[Int64Array, Int64Array]:
         """Return the first position of the edges between each pair [B], and the end."""
-        self._csc.check_mapped_files()
         indptr, indices = self._csc.indptr, self._csc.indices
         try:
             return _core.equal_ranges(

@@ -16,7 +16,6 @@ import numpy.typing as npt
 
 from gnnstore import _core
 from gnnstore.errors import UsageError, check_choice
-from gnnstore.formats.arrays.paged_array import PagedArray
 from gnnstore.formats.store.csc import Csc
 from gnnstore.sampling.neighbor import (
     BatchRequest,
@@ -61,14 +60,6 @@ class SampledTypes:
     node_times: Mapping[NodeType, Int64Array] = field(default_factory=dict)  # int64 [N], for seeds
     # uint64 [E]: inclusive sums of integer weights in each column
     weight_sums: Mapping[EdgeType, npt.NDArray[np.uint64]] = field(default_factory=dict)
-    mapped: tuple[PagedArray, ...] = ()  # stored arrays that these are views of
-
-    def check_mapped_files(self) -> None:
-        """Raise a `StorageError` if a mapped file has been truncated since."""
-        for csc in self.edges.values():
-            csc.check_mapped_files()
-        for array in self.mapped:
-            array.check_mapped_files()
 
     def column(self, edge_type: EdgeType, column: Column) -> npt.NDArray[Any]:
         """Return what a column of an edge type consists of."""
@@ -153,7 +144,6 @@ class TypedNeighborSampler(NeighborSampler):
         check_word("epoch", epoch)
         check_word("batch", batch)
         config = self.config
-        self.types.check_mapped_files()
         seed_arrays = self.seed_arrays(seeds, times, places)
         without = self.excluded_arrays(excluded)
         with sampling_errors(self.types.label, self.num_nodes):

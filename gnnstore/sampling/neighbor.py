@@ -345,8 +345,6 @@ class NeighborSampler:
         check_word("batch", batch)
         seed_ids = as_seeds(seeds)
         csc, config = self.csc, self.config
-        if csc.mapped:
-            csc.check_mapped_files()
         with sampling_errors(csc.label, self.num_nodes):
             arrays = _core.sample_neighbors(
                 csc.indptr,

@@ -65,11 +65,9 @@ class StoredColumns:
                     specs[edge.type, "times"] = edge.attributes[time_attr]
                 own = node_times[edge.source] if of_nodes else self._get(edge.attributes[time_attr])
                 times[edge.type] = TimeColumns(self._get(order), own, of_edges=not of_nodes)
-        with self._lock:
-            mapped = tuple(self._mapped)
         counts = {node.name: node.num_nodes for node in schema.node_types}
         label = str(self._reader.path)
-        return SampledTypes(counts, csc, label, times, node_times, sums, mapped), specs
+        return SampledTypes(counts, csc, label, times, node_times, sums), specs
 
     def _get(self, spec: AttributeSpec, *, of_nodes: bool = False) -> npt.NDArray[Any]:
         with self._lock:

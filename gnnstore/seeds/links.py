@@ -178,7 +178,6 @@ class Links:
             sources, targets = self.edges[:, positions].astype(np.int64)
             return sources, targets
         csc, count = self._columns, self._counts[0]
-        csc.check_mapped_files()
         sources = csc.indices[positions].astype(np.int64)
         if sources.size and (sources.min() < 0 or sources.max() >= count):
             raise CorruptStoreError(

@@ -261,14 +261,6 @@ def test_numbers_mean_nothing_where_they_cannot_be_read(store: Path) -> None:
     assert problem.message == "the shard index is not that of the layout"
 
 
-def test_units_behind_a_link_are_none_of_the_store(store: Path, tmp_path: Path) -> None:
-    partition(store, 4)
-    assert len(find_partitions(store)) == 1
-    (store / "partitions").rename(tmp_path / "elsewhere")
-    (store / "partitions").symlink_to(tmp_path / "elsewhere")
-    assert find_partitions(store) == []
-
-
 def test_what_cannot_be_removed_whole_is_named(
     run: Any, store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -308,17 +300,3 @@ def test_manifests_that_make_no_sense(
     with pytest.raises(CorruptStoreError) as caught:
         PartitionsReader.open(unit)
     assert message in str(caught.value)
-
-
-def test_links_are_not_followed(run: Any, store: Path, tmp_path: Path) -> None:
-    outside = tmp_path / "outside"
-    assert run("partition", store, "-p", "4", "--output", outside).status == 0
-    (store / "partitions").mkdir()
-    (store / "partitions" / "a").symlink_to(outside)
-    assert run("inspect", store, "--partitions", "a").status == 1
-    assert run("rm", store, "--partitions", "a").status == 1
-    assert run("verify", store).status == 1
-    assert (outside / "zarr.json").exists()
-    shutil.rmtree(store / "partitions")
-    (store / "partitions").symlink_to(tmp_path)
-    assert run("partition", store, "-p", "4").status == 1

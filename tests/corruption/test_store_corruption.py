@@ -116,13 +116,6 @@ def test_long_file_is_named(store: Path) -> None:
     refuse(store, r"nodes/node/y/c\.0: the file has \d+ bytes, but the manifest says")
 
 
-def test_directory_in_place_of_a_file(store: Path) -> None:
-    shard = store / "nodes/node/y/c.0"
-    shard.unlink()
-    shard.mkdir()
-    refuse(store, r"c\.0: not a regular file")
-
-
 def test_shard_that_the_manifest_does_not_list(store: Path) -> None:
     name = "edges/node__to__node/indices/c.0"
     rewrite(store, lambda m: m.update(files=[e for e in m["files"] if e[0] != name]))
@@ -142,13 +135,6 @@ def test_file_of_another_size_that_is_listed(store: Path) -> None:
         file.write(bytes(4096))
     reseal(store)
     refuse(store, rf"c\.0\.0: the file has {size + 4096} bytes, but the array's shape needs {size}")
-
-
-def test_linked_directory_is_found_by_verify(store: Path, tmp_path: Path) -> None:
-    (store / "nodes/more").symlink_to(tmp_path)
-    (problem,) = verify(store, "header").problems
-    assert problem.path == str(store / "nodes/more")
-    assert "symbolic link" in problem.message
 
 
 def test_stray_file_is_found_by_verify(store: Path) -> None:

@@ -15,7 +15,6 @@ import pytest
 import gnnstore
 from gnnstore import _core
 from gnnstore._core import empty
-from gnnstore.errors import StorageError
 from gnnstore.features.source import MemoryRows, RowSource, RowSpec
 from gnnstore.features.tables import (
     MIN_ROWS_PER_FAULT_THREAD,
@@ -107,16 +106,6 @@ def test_narrow_integers_are_held_in_as_few_bytes_as_they_need(
         assert raw.tobytes() == table[ids].tobytes()
     with pytest.raises(IndexError, match=r"-1.*position 1"):
         rows.gather(np.array([0, -1]))
-
-
-def test_labels_that_are_cut_off_after_they_were_looked_at(tmp_path: Path) -> None:
-    """The mapping is there by then: to touch it would end the process."""
-    array = stored_array(tmp_path, np.arange(50_000) % 9)
-    assert held_row_bytes(array) == 1
-    with array.file_paths[0].open("r+b") as file:
-        file.truncate(4096)
-    with pytest.raises(StorageError, match="it was truncated while it was in use"):
-        open_rows(array, "memory")
 
 
 @pytest.mark.parametrize("width", [16, 17])

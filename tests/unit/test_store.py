@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import multiprocessing
-import os
 import pickle
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from torch_geometric.data.graph_store import EdgeAttr, EdgeLayout
 
 import gnnstore
 from gnnstore.converters import from_pyg
-from gnnstore.errors import NotFoundError, StorageError, UsageError
+from gnnstore.errors import NotFoundError, UsageError
 from gnnstore.testing.graphs import write_store
 from tests.support.forks import ForkServer
 from tests.support.stores import ExampleStore, write_example_store
@@ -128,17 +127,6 @@ def test_a_graph_without_edges_has_empty_ones(tmp_path: Path) -> None:
     found = store.to_pyg()
     assert (found.edge_index.shape, found.edge_attr.shape) == ((2, 0), (0, 4))
     assert (store.num_edge_features, store.edge_attr.shape) == (4, (0, 4))
-
-
-def test_slices_of_a_truncated_file_are_an_error(tmp_path: Path) -> None:
-    """And no SIGBUS."""
-    store = gnnstore.open(write_store(tmp_path / "a.gnn", [[0], [1]], x=np.ones((5000, 16))))
-    assert store.features[:2].sum() == 32
-    (file,) = (store.path / "nodes/node/x").glob("c.0*")
-    os.truncate(file, 4096)
-    for index in (slice(4000, 4010), [4000, 4500], 4000, slice(0, 5000, 2)):
-        with pytest.raises(StorageError, match="truncated"):
-            store.features[index]
 
 
 def test_features_by_id(example: ExampleStore, store: gnnstore.GraphStore) -> None:

@@ -283,7 +283,7 @@ class PackedFiles:
         if reader.batches.file_paths:
             path = reader.batches.file_paths[0]
             with storage_errors("open packed epochs", path):
-                self._descriptor = open_regular(path, error=CorruptStoreError, root=reader.path)
+                self._descriptor = open_regular(path, error=CorruptStoreError)
             reader.batches.check_place()
             os.posix_fadvise(self._descriptor, 0, 0, os.POSIX_FADV_SEQUENTIAL)
             weakref.finalize(self, os.close, self._descriptor)

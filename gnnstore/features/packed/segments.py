@@ -290,7 +290,7 @@ def _reorder(
     parts = [part for place in divided.segments for part in _parts(place)]
     crcs = np.empty(sum(size for t, size in parts if t == of_type), np.uint32)
     with storage_errors("order the rows of a segment", path):
-        descriptor = open_regular(path, os.O_RDWR, error=CorruptStoreError, root=path.parent)
+        descriptor = open_regular(path, os.O_RDWR, error=CorruptStoreError)
         try:
             begin = end = 0
             for part, (t, size) in enumerate(parts, divided.num_batches):

@@ -59,7 +59,7 @@ def write_compressed_files(
     target[...] = stored
     files = []
     for file in sorted(directory.iterdir()):
-        with open_binary(file, error=CorruptStoreError, root=directory) as handle:
+        with open_binary(file, error=CorruptStoreError) as handle:
             os.fsync(handle.fileno())
         files.append((file.name, file.stat().st_size, _core.crc32c_file(str(file), BLOCK_BYTES)))
     return files

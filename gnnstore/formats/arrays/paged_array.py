@@ -111,36 +111,7 @@ class PagedArray:
                     raise self._storage_error(error, "map") from error
                 self.check_place()
                 self._maps[advice] = mapped
-                _ = self._file_ids  # cached: ids of the mapped files
             return mapped
-
-    def check_mapped_files(self) -> None:
-        """Check that the files behind the mapping still have their length."""
-        for path, file_id, num_bytes in zip(
-            self.file_paths, self._file_ids, self.body_bytes, strict=True
-        ):
-            try:
-                status = path.stat()
-            except OSError:
-                continue
-            if (status.st_dev, status.st_ino) == file_id and status.st_size < num_bytes:
-                self.check_place()
-                raise StorageError(
-                    f"cannot read the array {self.spec.path!r}: {path}: the file holds "
-                    f"{status.st_size} bytes, but its pages take {num_bytes}; it was truncated "
-                    "while it was in use. Convert the data again, or restore the store",
-                    path=path,
-                    offset=status.st_size,
-                )
-
-    @cached_property
-    def _file_ids(self) -> list[tuple[int, int]]:
-        """Device and inode of each shard."""
-        try:
-            found = [path.stat() for path in self.file_paths]
-        except OSError as error:
-            raise self._storage_error(error, "map") from error
-        return [(status.st_dev, status.st_ino) for status in found]
 
     def view(self, advice: Advice = "random") -> npt.NDArray[Any]:
         """Return the array [rows, *row_shape] as a view of the mapping."""
@@ -204,8 +175,6 @@ class PagedArray:
 
     def pieces(self, num_bytes: int = 4 << 20) -> Iterator[tuple[int, npt.NDArray[Any]]]:
         """Yield the first row and a copy of consecutive rows, until all rows were yielded."""
-        self.map("sequential")
-        self.check_mapped_files()
         step = max(1, num_bytes // max(1, self.geometry.row_bytes))
         for first in range(0, self.num_rows, step):
             yield first, self.read_slice(first, min(first + step, self.num_rows))

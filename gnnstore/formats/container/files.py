@@ -311,10 +311,10 @@ def fsync_directory(path: Path) -> None:
         os.close(descriptor)
 
 
-def read_small(path: Path, max_bytes: int, root: Path | None = None) -> bytes:
+def read_small(path: Path, max_bytes: int) -> bytes:
     """Return the contents of a small file of a sealed directory."""
     try:
-        with open_binary(path, error=CorruptStoreError, root=root or path.parent) as file:
+        with open_binary(path, error=CorruptStoreError) as file:
             data = file.read(max_bytes + 1)
     except FileNotFoundError:
         raise CorruptStoreError(f"{path}: the file is missing", path=path) from None

@@ -395,7 +395,7 @@ def append_record(path: Path, record: Mapping[str, Any]) -> None:
     """Append the line of a record, durably."""
     with storage_errors("write the journal", path):
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
-        descriptor = open_regular(path, flags, error=CorruptStoreError, root=path.parent)
+        descriptor = open_regular(path, flags, error=CorruptStoreError)
         with open(descriptor, "ab", buffering=0) as file:  # noqa: PTH123 - a descriptor
             write_all(file, memoryview(encode_record(record)))
             os.fsync(file.fileno())
@@ -404,7 +404,7 @@ def append_record(path: Path, record: Mapping[str, Any]) -> None:
 def cut_journal(path: Path, num_bytes: int) -> None:
     """Cut a journal off behind a record."""
     with storage_errors("continue the journal", path):
-        descriptor = open_regular(path, os.O_WRONLY, error=CorruptStoreError, root=path.parent)
+        descriptor = open_regular(path, os.O_WRONLY, error=CorruptStoreError)
         try:
             os.ftruncate(descriptor, num_bytes)
         finally:
@@ -420,7 +420,7 @@ def encode_record(record: Mapping[str, Any]) -> bytes:
 def read_records(path: Path) -> tuple[list[Record], int]:
     """Return the records of a journal up to the first damaged line, and their bytes."""
     try:
-        with open_binary(path, error=StorageError, root=path.parent) as file:
+        with open_binary(path, error=StorageError) as file:
             data = file.read(_MAX_JOURNAL_BYTES + 1)
     except OSError:
         return [], 0

@@ -125,7 +125,7 @@ class Manifest(ABC):
     def is_at(cls, path: Path) -> bool:
         """Whether a directory seems to be of this kind, of any version, intact or not."""
         try:
-            with open_binary(path / cls.FILE, error=StorageError, root=path) as file:
+            with open_binary(path / cls.FILE, error=StorageError) as file:
                 return f'"{cls.key()}"'.encode() in file.read(_HEAD_BYTES)
         except OSError:
             return False

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path, PurePosixPath
 from typing import Any, ClassVar, Generic, Self, TypeVar
 
@@ -15,10 +15,8 @@ import numpy.typing as npt
 from gnnstore import _core
 from gnnstore.errors import (
     CorruptStoreError,
-    GnnstoreError,
     NotFoundError,
     StorageError,
-    UnsupportedVersionError,
     storage_error,
     storage_errors,
 )
@@ -51,61 +49,13 @@ from gnnstore.formats.container.manifest import (
     FileEntry,
     Manifest,
 )
-from gnnstore.formats.container.regular_files import check_directories, open_binary, stat_below
+from gnnstore.formats.container.regular_files import open_binary
 from gnnstore.formats.container.strict_json import parse_object
 from gnnstore.formats.container.workdir import leftovers
 from gnnstore.units import format_size
 
 M = TypeVar("M", bound=Manifest)
 R = TypeVar("R")
-
-
-class Identity:
-    """The sealed directory that was opened at a path, to notice when another takes its place.
-
-    Files are opened when they are needed. Each time, `check` shows whether they belong to the
-    directory whose manifest was read.
-    """
-
-    def __init__(self, directory: Path, kind: type[Manifest]) -> None:
-        self._root = directory / METADATA_FILE
-        self._kind = kind
-        self._found = self._look()
-        self.uuid: str | None = None  # until the manifest is read
-
-    def _look(self) -> tuple[int, ...] | None:
-        try:
-            status = self._root.stat()
-        except OSError:
-            return None  # opening the next file raises
-        return status.st_dev, status.st_ino, status.st_mtime_ns, status.st_size
-
-    def check(self) -> None:
-        """Refuse another directory, unless its contents are equal."""
-        found = self._look()
-        if found is None or found == self._found:
-            return
-        directory, word = self._root.parent, self._kind.WORD
-        text = read_small(self._root, MAX_MANIFEST_BYTES, directory)
-        with suppress(CorruptStoreError, UnsupportedVersionError):
-            if self._kind.decode(text, str(self._root)).uuid == self.uuid:
-                self._found = found
-                return
-        raise StorageError(
-            f"{directory}: another {word} was put in place of the one that was opened; open it "
-            "again",
-            path=directory,
-        )
-
-    @contextmanager
-    def checked(self) -> Iterator[None]:
-        """Check at the end of a block that its files were this directory's; see `check`."""
-        try:
-            yield
-        except (GnnstoreError, OSError):
-            self.check()
-            raise
-        self.check()
 
 
 # `problems` holds this much of an array at a time.
@@ -115,22 +65,20 @@ _SCAN_BYTES = 16 * 2**20
 class SealedFiles(Generic[M]):
     """The files of a sealed directory, as its manifest lists them; they may be damaged."""
 
-    def __init__(self, path: Path, manifest: M, identity: Identity | None = None) -> None:
+    def __init__(self, path: Path, manifest: M) -> None:
         self.path = path  # the directory, absolute
         self.manifest = manifest  # identity, contents, files
-        self._identity = identity or Identity(path, type(manifest))
-        self._identity.uuid = manifest.uuid
+        self._opened = _changed(path)  # to notice when another takes its place
 
     @classmethod
     def find(cls, path: str | os.PathLike[str], kind: type[M]) -> SealedFiles[M]:
         """Read the manifest of a directory of some kind."""
         directory = Path(os.path.abspath(path))  # noqa: PTH100  (resolve() would hide links)
         root = directory / METADATA_FILE
-        if not directory.is_dir() or not os.path.lexists(root):
+        if not directory.is_dir() or not root.exists():
             raise _nothing_at(directory, kind)
-        identity = Identity(directory, kind)  # before its manifest is read
-        text = read_small(root, MAX_MANIFEST_BYTES, directory)
-        return SealedFiles(directory, kind.decode(text, str(root)), identity)
+        text = read_small(root, MAX_MANIFEST_BYTES)
+        return SealedFiles(directory, kind.decode(text, str(root)))
 
     @property
     def uuid(self) -> str:
@@ -150,18 +98,15 @@ class SealedFiles(Generic[M]):
 
     def wrong_sizes(self) -> Iterator[tuple[FileEntry, CorruptStoreError]]:
         """Yield the files that are missing or do not have the size in the manifest."""
-        checked: set[str] = set()
         for entry in self.files:
-            error = self._wrong_size(entry, checked)
+            error = self._wrong_size(entry)
             if error is not None:
                 yield entry, error
 
-    def _wrong_size(self, entry: FileEntry, checked: set[str]) -> CorruptStoreError | None:
+    def _wrong_size(self, entry: FileEntry) -> CorruptStoreError | None:
         path, manifest = self.path / entry.path, self.manifest
         try:
-            found = stat_below(self.path, entry.path, checked)
-        except CorruptStoreError as error:  # no regular file
-            return error
+            found = path.stat()
         except FileNotFoundError:
             return CorruptStoreError(
                 f"{path}: the file is missing ({format_size(entry.size_bytes)} according to "
@@ -185,12 +130,14 @@ class SealedFiles(Generic[M]):
         return problem
 
     def check_place(self) -> None:
-        """Refuse another directory that was put in place of this one; see `Identity.check`."""
-        self._identity.check()
-
-    def checked(self) -> AbstractContextManager[None]:
-        """Check the same at the end of a block; see `Identity.checked`."""
-        return self._identity.checked()
+        """Refuse another directory that was put in place of the one whose manifest was read."""
+        with suppress(FileNotFoundError):  # opening the next file raises
+            if _changed(self.path) != self._opened:
+                raise StorageError(
+                    f"{self.path}: another {self.manifest.WORD} was put in place of the one that "
+                    "was opened; open it again",
+                    path=self.path,
+                )
 
     def altered_checksums(self) -> Iterator[tuple[FileEntry, CorruptStoreError]]:
         """Yield the files of the checksums that were altered."""
@@ -207,10 +154,10 @@ class SealedFiles(Generic[M]):
 
     def block_checksums(self) -> npt.NDArray[np.uint32]:
         """Return the crc32c of every block of every file, in the order of the manifest."""
-        with self._identity.checked():
-            for _, error in self.altered_checksums():
-                raise error
-            return self.checksum_table()
+        self.check_place()
+        for _, error in self.altered_checksums():
+            raise error
+        return self.checksum_table()
 
     def check_array(self, array_path: str) -> None:
         """Compare every block of an array's files with its checksum."""
@@ -267,12 +214,12 @@ class SealedFiles(Generic[M]):
         spec = AttributeSpec("checksums", CHECKSUMS_ARRAY, "paged", dtype, (num_blocks,))
         names = [shard_name(shard, 0) for shard in range(layout.num_shards)]
         files = tuple(self.path / CHECKSUMS_ARRAY / name for name in names)
-        return PagedArray(spec, layout, files, self._identity.check).load()
+        return PagedArray(spec, layout, files, self.check_place).load()
 
     def _array_document(self, array_path: str) -> tuple[dict[str, Any], str]:
         """Return the `zarr.json` of an array, and its path."""
         path = str(self.path / array_path / METADATA_FILE)
-        text = read_small(Path(path), MAX_ARRAY_METADATA_BYTES, self.path)
+        text = read_small(Path(path), MAX_ARRAY_METADATA_BYTES)
         return parse_object(text, path=path), path
 
 
@@ -345,7 +292,7 @@ class SealedReader(SealedFiles[M]):
         layout, geometry = array.layout, array.geometry
         for shard, path in enumerate(array.file_paths):
             body = layout.shard_body_bytes(shard)
-            with open_binary(path, error=CorruptStoreError, root=self.path) as file:
+            with open_binary(path, error=CorruptStoreError) as file:
                 file.seek(body)
                 index = file.read()
             if index != shard_index(layout, shard).tobytes():
@@ -368,10 +315,9 @@ class SealedReader(SealedFiles[M]):
     def open(cls, path: str | os.PathLike[str]) -> Self:
         """Open a directory."""
         found: SealedFiles[Any] = SealedFiles.find(path, cls.MANIFEST)
-        with found.checked():
-            for _, error in found.wrong_sizes():
-                raise error
-            return cls(found.path, found.manifest)
+        for _, error in found.wrong_sizes():
+            raise error
+        return cls(found.path, found.manifest)
 
     def require(self, uuid: str) -> None:
         """Raise unless this is the directory that was pickled."""
@@ -404,9 +350,8 @@ class SealedReader(SealedFiles[M]):
         self, spec: AttributeSpec
     ) -> Iterator[tuple[tuple[slice, ...], npt.NDArray[Any]]]:
         """Yield the places and values of a compressed array's chunks, one in memory at a time."""
-        check_directories(self.path, spec.path)  # no file of an empty array need be listed
-        with self._identity.checked():
-            yield from read_chunks(self.path / spec.path, spec)
+        self.check_place()
+        return read_chunks(self.path / spec.path, spec)
 
     def pieces(self, spec: AttributeSpec, num_bytes: int) -> Iterator[tuple[int, npt.NDArray[Any]]]:
         """Yield the first row and consecutive rows, of a compressed array if it has one axis."""
@@ -437,7 +382,7 @@ class SealedReader(SealedFiles[M]):
         spec.check(dtype, (layout.num_rows, *row_shape), path)
         names = [shard_name(shard, len(row_shape)) for shard in range(layout.num_shards)]
         files = tuple(self.path / spec.path / name for name in names)
-        self._paged[spec.path] = PagedArray(spec, layout, files, self._identity.check)
+        self._paged[spec.path] = PagedArray(spec, layout, files, self.check_place)
         for shard, name in enumerate(names):
             listed, size = self._sizes.get(f"{spec.path}/{name}"), layout.shard_file_bytes(shard)
             self._require(listed is not None, spec, name)
@@ -463,6 +408,11 @@ def reopened(open_path: Callable[[str], R], path: str, uuid: str) -> R:
     reader: Any = getattr(found, "reader", found)
     reader.require(uuid)
     return found
+
+
+def _changed(directory: Path) -> int:
+    """Return when the manifest of a directory was written, in nanoseconds."""
+    return (directory / METADATA_FILE).stat().st_mtime_ns
 
 
 def _nothing_at(directory: Path, kind: type[Manifest]) -> NotFoundError:

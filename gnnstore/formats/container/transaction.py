@@ -24,7 +24,6 @@ from gnnstore.errors import (
 )
 from gnnstore.formats.container.files import fsync_directory
 from gnnstore.formats.container.manifest import KINDS, Manifest, kind_of
-from gnnstore.formats.container.regular_files import check_tree
 from gnnstore.formats.container.workdir import (
     LOCK_ATTEMPTS,
     is_resumable,
@@ -216,7 +215,7 @@ def _sweep(
             if path.name.startswith(f".{final.name}.old-") and not final.exists():
                 path.rename(final)
                 on_event(f"restored {final}, which an interrupted overwrite had set aside")
-            elif found is None and adopt is not None and _may_adopt(path, adopt):
+            elif found is None and adopt is not None and adopt(path):
                 found, is_kept = (path, lock), True
             else:
                 num_bytes = leftover_bytes(path)
@@ -235,9 +234,3 @@ def _sweep(
             if lock is not None and not is_kept:
                 os.close(lock)
     return found
-
-
-def _may_adopt(path: Path, adopt: Callable[[Path], bool]) -> bool:
-    # Continuing opens and makes files below its directories.
-    check_tree(path)
-    return adopt(path)

@@ -6,7 +6,6 @@ Three levels, each including the one before: `header` (metadata, sizes, stray fi
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -23,18 +22,15 @@ from gnnstore.errors import (
     UnsupportedVersionError,
     storage_errors,
 )
-from gnnstore.formats.arrays.zarr_metadata import METADATA_FILE, group_metadata
+from gnnstore.formats.arrays.zarr_metadata import METADATA_FILE
 from gnnstore.formats.container.files import BLOCK_BYTES, Problem
 from gnnstore.formats.container.manifest import KINDS, FileEntry, Kind, kind_of
 from gnnstore.formats.container.reader import SealedFiles, SealedReader
-from gnnstore.formats.container.regular_files import open_binary
 
 Level = Literal["header", "checksums", "full"]
 LEVELS: tuple[Level, ...] = ("header", "checksums", "full")
 
 _MAX_RANGES_PER_FILE = 20
-_MAX_GROUP_BYTES = 4096
-_LINK = "a symbolic link, which no reader follows; remove it, or put there what it leads to"
 
 
 @dataclass
@@ -71,15 +67,11 @@ def find_units(
     problems: list[Problem] = []
     for inner in KINDS:
         place = directory / inner.directory
-        if not inner.directory or not place.is_dir() or place.is_symlink():
-            continue  # links are found among stray files
-        problems += _check_group(place / METADATA_FILE)
+        if not inner.directory or not place.is_dir():
+            continue
         for unit in sorted(place.iterdir()):
             if unit.name.startswith(".") or unit.name == METADATA_FILE:
                 continue  # a writer's directory, or the group's metadata
-            if unit.is_symlink():
-                problems.append(Problem(str(unit), _LINK))
-                continue
             try:
                 units |= [_open(_sealed_kind(unit) or inner, unit)]
             except (CorruptStoreError, UnsupportedVersionError, NotFoundError) as error:
@@ -101,31 +93,11 @@ def _open(kind: Kind, directory: Path) -> tuple[SealedFiles[Any], list[Problem]]
         return files, wrong or [Problem(error.path or str(directory), str(error))]
 
 
-def _check_group(path: Path) -> list[Problem]:
-    """Return problems with the metadata of a directory of units: a group without attributes."""
-    expected = f"expected a group; write this into the file: {json.dumps(group_metadata())}"
-    try:
-        with open_binary(path, error=CorruptStoreError) as file:
-            found = file.read(_MAX_GROUP_BYTES)
-        is_right = json.loads(found) == group_metadata()
-    except FileNotFoundError:
-        return [Problem(str(path), f"is missing; {expected}")]
-    except (CorruptStoreError, OSError) as error:
-        return [Problem(str(path), str(error))]
-    except (ValueError, RecursionError):
-        is_right = False
-    return [] if is_right else [Problem(str(path), expected)]
-
-
 def stray_files(reader: SealedFiles[Any]) -> Iterator[Problem]:
-    """Yield links, and files that the manifest does not list."""
+    """Yield files that the manifest does not list."""
     listed = {entry.path for entry in reader.files} | {METADATA_FILE}
     separate = {kind.directory for kind in KINDS}
     for root, directories, names in os.walk(reader.path):
-        for name in directories:
-            link = Path(root) / name
-            if link.is_symlink():
-                yield Problem(str(link), _LINK)
         if Path(root) == reader.path:
             directories[:] = [name for name in directories if name not in separate]
         for name in names:

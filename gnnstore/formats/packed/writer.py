@@ -72,7 +72,7 @@ class GrowingFile:
         with storage_errors("create a file", self.file_path):
             self._directory.mkdir(parents=True, exist_ok=True)
             self._descriptor = open_regular(
-                self.file_path, os.O_RDWR | os.O_CREAT, error=CorruptStoreError, root=root
+                self.file_path, os.O_RDWR | os.O_CREAT, error=CorruptStoreError
             )
 
     def append(self, parts: Iterable[memoryview]) -> int:

@@ -34,11 +34,6 @@ class Csc:
     # The stored arrays that the two arrays are views of; none if they are in memory.
     mapped: tuple[PagedArray, ...] = ()
 
-    def check_mapped_files(self) -> None:
-        """Raise a `StorageError` if a mapped file has been truncated since."""
-        for array in self.mapped:
-            array.check_mapped_files()
-
     @property
     def num_nodes(self) -> int:
         """Number of columns: target nodes."""

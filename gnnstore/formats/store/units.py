@@ -23,7 +23,6 @@ from gnnstore.errors import (
 from gnnstore.formats.arrays.zarr_metadata import METADATA_FILE, group_metadata
 from gnnstore.formats.container.files import fsync_directory, write_json
 from gnnstore.formats.container.manifest import Kind
-from gnnstore.formats.container.regular_files import check_directories
 from gnnstore.formats.container.workdir import locked, remove
 
 # Prefix of metadata files that a killed process left unfinished in a directory for units.
@@ -42,19 +41,13 @@ def unit_path(kind: Kind, store: Path, name: str) -> Path:
 
 
 def find_units(kind: Kind, store: Path) -> list[Path]:
-    """Return the units of a kind in a store, by name; links are passed over."""
+    """Return the units of a kind in a store, by name."""
     directory = store / kind.directory
-    if directory.is_symlink():
-        return []
     try:
         found = sorted(directory.iterdir())
     except OSError:
         return []
-    return [
-        path
-        for path in found
-        if not path.name.startswith(".") and not path.is_symlink() and kind.manifest.is_at(path)
-    ]
+    return [path for path in found if path.name[0] != "." and kind.manifest.is_at(path)]
 
 
 def unit_names(kind: Kind, store: Path) -> str:
@@ -67,7 +60,6 @@ def find_unit(kind: Kind, store: Path, unit: str | os.PathLike[str]) -> Path:
     text = os.fspath(unit)
     named = store / kind.directory / text
     if text and "/" not in text and os.path.lexists(named / METADATA_FILE):
-        check_directories(store, f"{kind.directory}/{text}")
         return named
     if os.path.lexists(Path(text) / METADATA_FILE):
         return Path(text)
@@ -93,7 +85,6 @@ def refuse_existing(path: Path) -> None:
 def make_units_directory(kind: Kind, store: Path) -> None:
     """Make the directory for units of a store, a group without attributes, if there is none."""
     directory = store / kind.directory
-    check_directories(store, kind.directory)
     try:
         directory.mkdir(exist_ok=True)
         metadata = directory / METADATA_FILE
@@ -137,7 +128,6 @@ def units_directory(kind: Kind, store: Path, *, is_needed: bool) -> Iterator[Non
 def remove_unit(kind: Kind, store: Path, name: str) -> None:
     """Remove a unit of a store. Loaders that have it open go on."""
     path = unit_path(kind, store, name)
-    check_directories(store, f"{kind.directory}/{name}")
     if not kind.manifest.is_at(path):
         names = unit_names(kind, store)
         raise NotFoundError(f"{store}: no {kind.name} {name!r}; the store has {names}", path=path)

@@ -74,7 +74,7 @@ class SlotFile:
 
     def _open(self, more: int) -> int:
         flags = self._flags | more
-        return open_regular(self.path, flags, error=CorruptStoreError, root=self.path.parent)
+        return open_regular(self.path, flags, error=CorruptStoreError)
 
     def read(self, slot: int, out: npt.NDArray[np.uint8], crc: int) -> None:
         """Read a slot, and compare its checksum."""

@@ -160,7 +160,7 @@ def load_lists(key: ListsKey) -> npt.NDArray[np.uint64] | None:
     """Return the bitmap of the chosen nodes, uint64 [ceil(N / 64)]; None if none is saved."""
     try:
         file = key.file()
-        with open_binary(file, error=StorageError, root=file.parent) as opened:
+        with open_binary(file, error=StorageError) as opened:
             header = opened.readline(_MAX_HEADER_BYTES)
             body = opened.read(8 * num_words(key.num_nodes) + 1)
     except (FileNotFoundError, NotADirectoryError):

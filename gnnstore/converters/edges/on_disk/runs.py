@@ -257,7 +257,7 @@ def _write(path: str, pieces: Sequence[npt.NDArray[Any]] | Iterator[npt.NDArray[
     crc = 0
     with storage_errors("write a sorted run of edges", path):
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
-        descriptor = open_regular(path, flags, error=CorruptStoreError, root=Path(path).parent)
+        descriptor = open_regular(path, flags, error=CorruptStoreError)
         with open(descriptor, "wb", buffering=0) as file:  # noqa: PTH123 - a descriptor
             for piece in pieces:
                 data = piece.reshape(-1).view(np.uint8)
