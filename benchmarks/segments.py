@@ -25,8 +25,7 @@ import numpy.typing as npt
 import gnnstore
 from benchmarks.harness import Turn, measure, parser, report
 from benchmarks.parts.workloads import FANOUTS, SEED, WORKLOADS
-from gnnstore.caching.segment_search import Recurrences, search_segment
-from gnnstore.caching.segments import SharedRows, segments_of
+from gnnstore.caching.segments import Recurrences, SharedRows, search_segment, segments_of
 from gnnstore.disk.profile import load_profile, tune_reads
 from gnnstore.formats.packed.reader import PackedReader
 from gnnstore.packing.estimate import estimate_packing
@@ -87,8 +86,8 @@ def count_reads(missed: Missed, num_rows: int, segment: int, order: Order) -> tu
     return totals.reads, totals.num_bytes
 
 
-def _within(most: float) -> Callable[[float], bool]:
-    return lambda share: share <= most
+def _within(recurrences: Recurrences, most: float) -> Callable[[int], bool]:
+    return lambda segment: recurrences.stored_rows(segment) <= most
 
 
 def trace(arguments: argparse.Namespace) -> tuple[list[tuple[str, str]], dict[str, Any]]:
@@ -102,7 +101,8 @@ def trace(arguments: argparse.Namespace) -> tuple[list[tuple[str, str]], dict[st
     rows = [("trace, without a limit", f"{times:.1f} times the features, {reads:,} reads")]
     numbers: dict[str, Any] = {"unlimited": {"blow_up": times, "reads": reads}}
     for budget in BUDGETS:
-        segment = search_segment(recurrences, _within(budget / times))
+        most = budget * num_rows
+        segment = search_segment(recurrences, _within(recurrences, most))
         name = f"trace, {budget:.0f} times the features"
         if segment is None:
             rows.append((name, "no segment fits"))

@@ -35,7 +35,7 @@ from gnnstore.packing.records import RecordMaker
 from gnnstore.packing.sampling import EpochSampler, PackSettings
 from gnnstore.pipeline.lookahead.superbatch import Superbatch
 from gnnstore.progress import NullProgress, Progress
-from gnnstore.sampling.compact import CompactSample
+from gnnstore.strategies.sizes.packing import mean_row_bytes
 from gnnstore.threads import ordered_map
 from gnnstore.units import format_at_least, format_size
 
@@ -45,7 +45,6 @@ if TYPE_CHECKING:
     from gnnstore.formats.arrays.spec import AttributeSpec
     from gnnstore.graph.store import GraphStore
     from gnnstore.pipeline.lookahead.presample import Presampled
-    from gnnstore.pipeline.superbatch_size import SuperbatchSize
     from gnnstore.strategies.sizes.misses import MissModel
 
 
@@ -99,35 +98,30 @@ class EpochPacker:
         return CachedTables.of(self.store.schema, self.tables.keys()).slot_bytes
 
     @property
-    def types_of_tables(self) -> list[int]:
-        """The place of each table's type among those of the missed rows."""
-        ranges = ranges_of(self._typed)
-        return [ranges.index(rows.range) for rows in self._typed.values()]
+    def table_bytes(self) -> int:
+        """Bytes of the tables whose rows are packed."""
+        return sum(table.num_rows * table.row_bytes for table in self.tables.values())
 
-    def shares_of_types(self, of: Superbatch) -> list[float]:
-        """Return the share of the missed rows of a superbatch that each table has."""
-        if len(ranges_of(self._typed)) <= 1:
-            return [1.0] * len(self._typed)
-        with closing(self.collect_misses(of, self.packing_memory(of))) as missed:
-            total = max(1, int(missed.counts.sum()))
-            return [
-                int(missed.of_type(rows.range).num_rows.sum()) / total
-                for rows in self._typed.values()
-            ]
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a node's packed rows, on average over those that batches need."""
+        found = CachedTables.of(self.store.schema, self.tables.keys())
+        return mean_row_bytes(found, self.seen)
+
+    @property
+    def misses(self) -> MissModel | None:
+        """The rows that a cache misses, by a sample; None if no rows are packed."""
+        return self._sampler.sampled[0]
+
+    @property
+    def seen(self) -> Presampled:
+        """The sizes of sampled batches."""
+        return self._sampler.sampled[1]
 
     @property
     def plain(self) -> tuple[AttributeSpec, ...]:
         """The attributes whose rows are in the records: of nodes, and then of edges."""
         return (*self._records.plain_nodes, *self._records.edges)
-
-    def miss_model(self) -> tuple[MissModel, Presampled]:
-        """Sample some batches for an estimate: how often rows are needed, and the largest."""
-        return self._sampler.miss_model()
-
-    @property
-    def rolling(self) -> SuperbatchSize | None:
-        """The size of superbatches of a loader with strategy "packed"."""
-        return self._sampler.sources.placement.superbatch
 
     @property
     def reason(self) -> str:
@@ -217,14 +211,14 @@ class EpochPacker:
         per_epoch = -(-self.batches_per_epoch // self.superbatch)
         if writer.num_superbatches >= (epoch + 1) * per_epoch:
             return
-        planner = self.make_planner()
+        planner = self._make_planner()
         superbatches = self._sampler.superbatches(epoch, self.superbatch, planner)
         for number, superbatch in enumerate(superbatches, epoch * per_epoch):
             with closing(superbatch):
                 if number >= writer.num_superbatches:
                     self._pack_superbatch(writer, superbatch, advance)
 
-    def make_planner(self) -> Planner:
+    def _make_planner(self) -> Planner:
         """Return the planner of cached rows, for the empty cache of an epoch."""
         return pooled(self._sampler.policy, self.pools).planner(self.num_slots)
 
@@ -232,14 +226,10 @@ class EpochPacker:
     def _slot_shares(self) -> tuple[int, ...]:
         return () if self.pools is None else self.pools.shares
 
-    def first_batches(self, planner: Planner, most: int) -> Superbatch:
+    def first_superbatch(self) -> Superbatch:
         """Sample and plan the first batches; to be closed by the caller."""
-        num_batches = min(most, self.superbatch)
-        return next(self._sampler.superbatches(0, num_batches, planner, num_batches))
-
-    def record_bytes(self, subgraph: CompactSample, num_changes: int, num_missed: int) -> int:
-        """Return the approximate bytes of a batch's record on disk."""
-        return self._records.record_bytes(subgraph, num_changes, num_missed)
+        planner = self._make_planner()
+        return next(self._sampler.superbatches(0, self.superbatch, planner, reads_edges=False))
 
     def close(self) -> None:
         """Remove the scratch files. Idempotent."""

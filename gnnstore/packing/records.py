@@ -111,19 +111,6 @@ class RecordMaker:
             + _WIDE_BYTES * subgraph.num_seeds
         )
 
-    def record_bytes(self, subgraph: CompactSample, num_changes: int, num_missed: int) -> int:
-        """Return the approximate bytes of a batch's record on disk."""
-        return (
-            subgraph.num_bytes
-            + _WIDE_BYTES * subgraph.num_seeds
-            + 4 * (subgraph.num_nodes + 2 * num_changes + num_missed)
-            + self._rows_bytes(subgraph, (*self.plain_nodes, *self.edges))
-            + sum(
-                len(subgraph.edges[edge_type].positions) * ids.row_bytes
-                for edge_type, ids in self.sources.edge_ids.items()
-            )
-        )
-
     def _rows_bytes(self, subgraph: CompactSample, specs: Iterable[AttributeSpec]) -> int:
         """Return the bytes of a batch's rows of some attributes."""
         ids_of = self._ids_of(subgraph)

@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from itertools import islice
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gnnstore.caching.policies.fixed import Fixed
-from gnnstore.caching.policies.registry import POLICIES
 from gnnstore.caching.scores import SCORES
 from gnnstore.disk.scratch import default_parent
 from gnnstore.errors import UsageError, check_choice
@@ -32,23 +30,22 @@ from gnnstore.seeds.base import SeedSource
 from gnnstore.seeds.typed import seed_nodes
 from gnnstore.strategies.builtin import PACKED
 from gnnstore.strategies.loader_spec import LoaderSpec
-from gnnstore.strategies.lookahead import PROFILE_BATCHES, edges_disk_bytes
+from gnnstore.strategies.lookahead import PROFILE_BATCHES, edges_disk_bytes, policy_of
 from gnnstore.strategies.open import open_sources
 from gnnstore.strategies.predict.sampled_epoch import row_degrees, sample_workload
 from gnnstore.strategies.predict.workload import TableReads
 from gnnstore.strategies.sizes.misses import MissModel
-from gnnstore.strategies.sizes.packing import size_packing, without_pools
-from gnnstore.strategies.sizes.settings import CacheSettings
-from gnnstore.strategies.static import CacheMaker
+from gnnstore.strategies.sizes.packing import size_packing
 
 if TYPE_CHECKING:
-    from gnnstore.caching.policies.base import CachePolicy, Planner
+    from gnnstore.caching.policies.base import Planner
     from gnnstore.graph.store import GraphStore
 
 # Rolling packing must fit a disk budget with every superbatch; here all are kept, and their sum is
 # compared with the budget.
 _NO_DISK_LIMIT = 2**62
-
+# Enough to tell the sizes of records.
+_BATCHES = 32
 
 # The first by default: that of strategy "packed".
 CACHED_BY = (PACKED.policy, *SCORES)
@@ -121,7 +118,7 @@ class EpochSampler:
             topology=settings.topology,
             memory=settings.memory,
             io_engine=None,
-            cache=None,
+            cache=None if settings.cached_by == PACKED.policy else settings.cached_by,
             cache_bytes=settings.cache_bytes,
             superbatch=settings.superbatch,
             spill_dir=settings.spill_dir,
@@ -144,8 +141,6 @@ class EpochSampler:
         placement = self.sources.placement
         edges = spec.edges_read_ahead(placement)
         self.tables = CachedTables.of(store.schema, placement.read_paths)
-        if settings.cached_by in SCORES:  # rows are scored whatever their width
-            placement = without_pools(placement, self.tables.slot_bytes)
         rolling = placement.superbatch
         # Pools of the slots of cached rows, if they are of several widths.
         self.pools = None if rolling is None else rolling.pools
@@ -160,9 +155,8 @@ class EpochSampler:
             superbatch_is_given=settings.superbatch is not None,
         )
         self._sampler = self.sources.topology.sampler(settings.config, store.schema.index_dtype)
-        # Chooses the cached rows.
         self._presampler = presampler.over(self.tables.space)
-        self.policy = self._policy_of(self._presampler)
+        self.policy = policy_of(spec, placement, self.sources.topology, self.sources.engine)
         # Keeps as many subgraphs in memory as a loader would.
         kept = rolling is not None and rolling.in_memory
         self._job = LookaheadJob(
@@ -188,39 +182,29 @@ class EpochSampler:
         )
         self._closing = ExitStack()
 
-    def _policy_of(self, presampler: Presampler) -> CachePolicy:
-        """Return the policy that `cached_by` names."""
-        score, engine = self.settings.cached_by, self.sources.engine
-        if score not in SCORES or engine is None:
-            return POLICIES[PACKED.policy]
-        maker = CacheMaker(
-            self.store,
-            self.sources.topology,
-            engine,
-            CacheSettings(score),
-            self.tables,
-            presampler,
-            self.settings.num_threads,
-        )
-        return Fixed(maker.choose, maker.num_rows)
-
-    def miss_model(self) -> tuple[MissModel, Presampled]:
-        """Sample some batches for an estimate: how often rows are needed, and the largest."""
+    @cached_property
+    def sampled(self) -> tuple[MissModel | None, Presampled]:
+        """Batches that were sampled for an estimate: how often rows are needed, and the largest."""
         sources, tables, placement = self.sources, self.tables, self.sources.placement
-        assert sources.engine is not None  # noqa: S101 - there are rows to read
+        topology, num_threads = sources.topology, self.settings.num_threads
+        # Nothing is packed yet.
+        spare_bytes = placement.ledger.left() if placement.budget_is_promise else None
+        if sources.engine is None or not tables.specs:
+            return None, self._presampler.run(
+                topology, num_threads, spare_bytes=spare_bytes, num_batches=_BATCHES
+            )
         arrays = [self.store.reader.paged(spec) for spec in tables.specs]
         seen, workload = sample_workload(
             self._presampler,
-            sources.topology,
+            topology,
             TableReads.of(arrays, sources.engine.tuning, tables.ranges),
-            num_threads=self.settings.num_threads,
-            # Nothing is packed yet.
-            spare_bytes=placement.ledger.left() if placement.budget_is_promise else None,
+            num_threads=num_threads,
+            spare_bytes=spare_bytes,
             progress=NullProgress(),
             most_batches=PROFILE_BATCHES,
         )
         if self.settings.cached_by == "degree":
-            workload = workload.with_degrees(row_degrees(sources.topology, tables.space))
+            workload = workload.with_degrees(row_degrees(topology, tables.space))
         return MissModel(workload, self.policy, by_degree=workload.degree is not None), seen
 
     @property
@@ -234,7 +218,7 @@ class EpochSampler:
         }
 
     def superbatches(
-        self, epoch: int, superbatch: int, planner: Planner, most: int | None = None
+        self, epoch: int, superbatch: int, planner: Planner, *, reads_edges: bool = True
     ) -> Iterator[Superbatch]:
         """Sample and plan the batches of an epoch; numbers are those of all epochs together."""
         settings = self.settings
@@ -257,12 +241,11 @@ class EpochSampler:
             purpose="the batches that 'gnnstore pack' has sampled",
         )
         self._closing.callback(producer.close)
-        wanted = list(islice(run.batches(self._order, Position(epoch)), most))
+        wanted = list(run.batches(self._order, Position(epoch)))
         for first in range(0, len(wanted), superbatch):
             number = epoch * self.batches_per_epoch + first
             batches = wanted[first : first + superbatch]
-            # An estimate of the first batches shows no rows of edges.
-            sampled = producer.sample(number, batches, reads_edges=most is None)
+            sampled = producer.sample(number, batches, reads_edges=reads_edges)
             try:
                 if sampled.error is not None:
                     raise sampled.error

@@ -41,7 +41,7 @@ from gnnstore.strategies.predict.traits import StrategyTraits
 from gnnstore.strategies.predict.workload import TableReads, Workload
 from gnnstore.strategies.sizes.costs import Horizon
 from gnnstore.strategies.sizes.misses import MissModel
-from gnnstore.strategies.sizes.packing import epoch_bytes, size_packing
+from gnnstore.strategies.sizes.packing import epoch_bytes, mean_row_bytes, size_packing
 from gnnstore.strategies.sizes.parts import LookaheadFacts
 from gnnstore.strategies.sizes.placement import Placement, Placer
 from gnnstore.strategies.sizes.placing import with_engine
@@ -88,7 +88,7 @@ class LookaheadStrategy(Strategy):
         sampling = num_threads
         if staging_bytes:
             sampling = max(1, min(num_threads, placement.staging_bytes // staging_bytes))
-        policy = _policy(loader, placement, topology, engine)
+        policy = policy_of(loader, placement, topology, engine)
         counts = model = None
         if engine is None or not tables.specs or not presampler.epoch_batches:
             seen = presampler.run(topology, sampling, spare_bytes=spare_bytes)
@@ -159,7 +159,7 @@ class LookaheadStrategy(Strategy):
         found = solve(facts)
         size, placement, disk_bytes = found.size, found.placement, found.disk_bytes
         if self.is_offline:
-            size, disk_bytes = self._before(facts, placement.with_superbatch(size), loader)
+            size, disk_bytes = self._before(facts, placement.with_superbatch(size), loader, tables)
         resources = Resources(
             placement.resident_bytes + placement.staging_bytes + size.num_bytes,
             size.num_slots,
@@ -176,7 +176,11 @@ class LookaheadStrategy(Strategy):
         return self.predict_with(work, epoch.machine, resources)
 
     def _before(
-        self, facts: LookaheadFacts, placement: Placement, loader: LoaderSpec
+        self,
+        facts: LookaheadFacts,
+        placement: Placement,
+        loader: LoaderSpec,
+        tables: CachedTables,
     ) -> tuple[SuperbatchSize, int]:
         """Return the sizes of packed epochs, and the disk that one takes, checked."""
         size, settings = placement.superbatch, facts.settings
@@ -191,7 +195,12 @@ class LookaheadStrategy(Strategy):
             superbatch_is_given=settings.num_batches is not None,
         )
         rows, records = epoch_bytes(
-            facts.misses, facts.seen, num_slots=larger.num_slots, superbatch=larger.superbatch
+            facts.misses,
+            facts.seen,
+            row_bytes=mean_row_bytes(tables, facts.seen),
+            num_slots=larger.num_slots,
+            superbatch=larger.superbatch,
+            num_batches=facts.epoch_batches,
         )
         who = placement.ledger.who
         disk = Ledger(facts.disk_bytes, (), who, "of disk space", "disk=")
@@ -292,7 +301,7 @@ class LookaheadSources(OpenStore):
         edges = loader.edges_read_ahead(placement)
         edges_bytes = edges_disk_bytes(disk_bytes) if edges else 0
         job = LookaheadJob(
-            pooled(_policy(loader, placement, topology, engine), size.pools),
+            pooled(policy_of(loader, placement, topology, engine), size.pools),
             size,
             packs=strategy.packs,
             spill_dir=loader.spill_dir,
@@ -340,7 +349,7 @@ class LookaheadSources(OpenStore):
         )
 
 
-def _policy(
+def policy_of(
     loader: LoaderSpec, placement: Placement, topology: Topology, engine: Engine | None
 ) -> CachePolicy:
     """Return the strategy's policy, or a fixed choice of rows if `cache=` asks for one."""

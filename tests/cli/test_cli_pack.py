@@ -107,7 +107,6 @@ def test_what_is_refused(run: Any, store: Path, tmp_path: Path) -> None:
 def test_a_budget_of_disk_that_asks_for_segments(run: Any, store: Path) -> None:
     ample = run("pack", store, "--name", "ample", *PACK, "--superbatch", "12", "--json").document
     assert (ample["segment"], ample["num_segments"]) == (1, 0)
-    assert [layout["name"] for layout in ample["estimate"]["layouts"]] == ["packed", "rolling"]
     budget = int(0.8 * ample["disk_bytes"])
     arguments = (*PACK, "--superbatch", "12", "--disk", budget)
     done = run("pack", store, "--name", "tight", *arguments, "--json")
@@ -117,14 +116,10 @@ def test_a_budget_of_disk_that_asks_for_segments(run: Any, store: Path) -> None:
     assert document["segment"] > 1
     assert document["num_segments"] == -(-12 // document["segment"])
     assert document["shared_rows"] > 0
-    packed, segmented, rolling = document["estimate"]["layouts"]
-    assert [packed["fits"], segmented["fits"]] == [False, True]
-    assert segmented["segment"] == document["segment"]
-    assert 0.8 < document["disk_bytes"] / segmented["disk_bytes"] < 1.2
-    assert segmented["epoch_reads"] > 0
-    assert rolling["epoch_written_bytes"] > 0
-    assert "segments of" in done.stderr
-    assert "strategy='packed' while training" in done.stderr
+    estimate = document["estimate"]
+    assert estimate["segment"] == document["segment"]
+    assert 0.8 < document["disk_bytes"] / estimate["total_bytes"] < 1.2
+    assert "rows shared by" in done.stderr
     (listed,) = (
         packed
         for packed in run("inspect", store, "--json").document["packed"]
@@ -135,11 +130,7 @@ def test_a_budget_of_disk_that_asks_for_segments(run: Any, store: Path) -> None:
     assert run("verify", store).status == 0
     options: dict[str, Any] = {"batch_size": 50, "shuffle": True, "seed": 0}
     loader = gnnstore.NeighborLoader(store, [4, 4], "train", packed="tight", **options)
-    # What was estimated is what is read.
     assert sum(batch.batch_size for batch in loader) == 600
-    estimated = segmented["epoch_read_bytes"] - document["estimate"]["records_bytes"]
-    assert 0.8 < loader.stats().bytes_read / estimated < 1.25
-    assert "seconds" in run("pack", store, "--name", "x", *arguments, "--estimate", "--json").stdout
     assert run("rm", store, "--packed", "tight").status == 0
 
 
@@ -147,8 +138,6 @@ def test_a_budget_of_disk_that_nothing_fits(run: Any, store: Path) -> None:
     done = run("pack", store, "--name", "base", *PACK, "--disk", "200kB")
     assert done.status == 2
     assert "even with rows shared by 3 batches at a time" in done.stderr
-    # Which would not fit either.
-    assert "while training" not in done.stderr
     assert not (store / "plans").exists()
 
 

@@ -1,14 +1,13 @@
-"""Record the batches, states, sizes and predictions that the frozen tests compare with.
+"""Record the batches and states that the frozen tests compare with.
 
-`python tests/conformance/record_frozen.py batches` (or `sizes`), and only where a change of them
-is meant: what the tests say of the difference belongs into the description of that change.
+`python tests/conformance/record_frozen.py`, and only where a change of them is meant: what the
+tests say of the difference belongs into the description of that change.
 """
 
 from __future__ import annotations
 
 import json
 import runpy
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -23,14 +22,13 @@ def shown(value: Any) -> str:
 
 
 def main() -> None:
-    """Record what is named, or both."""
-    for name in sys.argv[1:] or ("batches", "sizes"):
-        module = runpy.run_path(str(Path(__file__).with_name(f"test_frozen_{name}.py")))
-        with tempfile.TemporaryDirectory() as directory:
-            recorded = module["record"](Path(directory))
-        output: Path = module["FROZEN"]
-        output.parent.mkdir(exist_ok=True)
-        output.write_text(shown(recorded) + "\n")
+    """Record them."""
+    module = runpy.run_path(str(Path(__file__).with_name("test_frozen_batches.py")))
+    with tempfile.TemporaryDirectory() as directory:
+        recorded = module["record"](Path(directory))
+    output: Path = module["FROZEN"]
+    output.parent.mkdir(exist_ok=True)
+    output.write_text(shown(recorded) + "\n")
 
 
 if __name__ == "__main__":

@@ -9,8 +9,13 @@ import numpy.typing as npt
 import pytest
 
 from gnnstore.caching import segments
-from gnnstore.caching.segment_search import Recurrences, search_segment
-from gnnstore.caching.segments import SharedRows, permutation, segments_of
+from gnnstore.caching.segments import (
+    Recurrences,
+    SharedRows,
+    permutation,
+    search_segment,
+    segments_of,
+)
 from gnnstore.disk.profile import tune_reads
 from gnnstore.errors import UsageError
 from gnnstore.strategies.predict.reads import ReadTotals, count_extents
@@ -123,7 +128,7 @@ def test_rows_that_segments_of_every_length_store(
 
 def test_no_batches() -> None:
     found = Recurrences.of([], NUM_ROWS)
-    assert (found.num_missed, search_segment(found, lambda share: share <= 1)) == (0, 1)
+    assert (found.num_missed, search_segment(found, lambda _: True)) == (0, 1)
 
 
 @pytest.mark.parametrize("drift", [0, 40, 400])
@@ -133,7 +138,9 @@ def test_the_search_is_near_the_best(drift: int, share: float) -> None:
     missed = draw(16, 400, drift=drift)
     total = sum(map(len, missed))
     recurrences = Recurrences.of(missed, NUM_ROWS)
-    found = search_segment(recurrences, lambda stored: stored <= share)
+    found = search_segment(
+        recurrences, lambda segment: recurrences.stored_rows(segment) <= share * total
+    )
     fitting = {
         segment: reads_of(missed, segment)
         for segment in range(1, 17)

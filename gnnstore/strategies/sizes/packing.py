@@ -6,7 +6,7 @@ Here these come one after the other, so that rows and superbatches may be larger
 
 from __future__ import annotations
 
-from dataclasses import replace
+import math
 from typing import TYPE_CHECKING, NamedTuple
 
 from gnnstore.budget.ledger import PLANNED, SLOTS, Ledger
@@ -14,6 +14,7 @@ from gnnstore.caching.policies.base import MAX_PLANNED
 from gnnstore.features.planned import SlotCache
 
 if TYPE_CHECKING:
+    from gnnstore.features.tables import CachedTables
     from gnnstore.pipeline.lookahead.presample import Presampled
     from gnnstore.strategies.sizes.misses import MissModel
     from gnnstore.strategies.sizes.placement import Placement
@@ -22,10 +23,8 @@ if TYPE_CHECKING:
 _PACKING_BYTES = 24 << 20
 # For records of batches while they are read: they were not part of a loader's staging.
 _RECORDS_SHARE = 16
-
-
-# Of a number in the plan of a batch.
-_PLAN_BYTES = 4
+# Of a number in the plan of a batch; and what packed rows of a batch are a multiple of.
+_PLAN_BYTES, _CHUNK_BYTES = 4, 4096
 
 
 class PackSize(NamedTuple):
@@ -34,22 +33,6 @@ class PackSize(NamedTuple):
     num_slots: int
     superbatch: int
     memory_bytes: int  # for its trace, plan, subgraphs and packing
-
-
-def without_pools(placement: Placement, slot_bytes: int) -> Placement:
-    """Return a placement with as much memory for slots that are all of one width."""
-    size = placement.superbatch
-    if size is None or size.pools is None:
-        return placement
-    rows, mean_bytes = SlotCache.reserve(size.pools.slot_bytes), size.pools.slot_bytes
-    others = [part for part in size.reservations if part != rows]
-    alike = replace(
-        size,
-        num_slots=size.num_slots * mean_bytes // slot_bytes,
-        reservations=(SlotCache.reserve(slot_bytes), *others),
-        pools=None,
-    )
-    return replace(placement, superbatch=alike)
 
 
 def size_packing(
@@ -86,14 +69,29 @@ def size_packing(
 
 
 def epoch_bytes(
-    misses: MissModel, seen: Presampled, *, num_slots: int, superbatch: int
+    misses: MissModel | None,
+    seen: Presampled,
+    *,
+    row_bytes: int,
+    num_slots: int,
+    superbatch: int,
+    num_batches: int,
 ) -> tuple[int, int]:
-    """Return the bytes of an epoch's packed rows, and of its records."""
-    work = misses.workload
+    """Return the bytes of an epoch's packed rows, and of its records; without misses no rows."""
+    mean = sum(seen.num_nodes) / max(1, seen.num_batches)
+    plain = seen.largest_record_bytes - seen.largest_nodes * row_bytes
+    plain = int(max(0, plain) * num_batches * mean / max(1, seen.largest_nodes))
+    if misses is None:
+        return 0, plain
     # Each packed epoch begins with an empty cache, since training may begin with any epoch.
     missed = misses.misses(num_slots, superbatch, initial="nothing")
-    plain_bytes = max(0, seen.largest_record_bytes - seen.largest_nodes * work.row_bytes)
-    plain = plain_bytes * work.epoch_batches * work.batch_rows / max(1, seen.largest_nodes)
+    chunk = -(-math.ceil(missed / num_batches * row_bytes) // _CHUNK_BYTES) * _CHUNK_BYTES
     # The slot of each row; the place and slot of each that enters; the place of each missed row.
-    planned = _PLAN_BYTES * (misses.accesses + 3 * missed)
-    return int(missed * work.row_bytes), int(plain + planned)
+    return num_batches * chunk, plain + int(_PLAN_BYTES * (misses.accesses + 3 * missed))
+
+
+def mean_row_bytes(tables: CachedTables, seen: Presampled) -> int:
+    """Return the bytes of a node's rows, on average over those that batches need."""
+    needed = {own: seen.needed.get(own, 0) for own in tables.widths}
+    total = sum(width * needed[own] for own, width in tables.widths.items())
+    return -(-total // max(1, sum(needed.values())))

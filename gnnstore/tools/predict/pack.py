@@ -88,8 +88,6 @@ def pack_epochs(
             expected.check_disk(disk_bytes)
         facts = asdict(expected)
         progress.note(f"packing takes {expected.describe()}", facts)
-        for layout in expected.layouts:
-            progress.note(layout.describe())
         if not resume:
             require_space(
                 final,
@@ -123,8 +121,6 @@ def pack_epochs(
 
 def _render_estimate(console: Console, estimate: PackEstimate) -> None:
     console.print(f"Packing would take {estimate.describe()}.", soft_wrap=True)
-    for layout in estimate.layouts:
-        console.print(f"  {layout.describe()}", soft_wrap=True, highlight=False)
 
 
 def _render(console: Console, document: dict[str, Any]) -> None:
