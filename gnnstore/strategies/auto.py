@@ -7,14 +7,10 @@ same rules that divide them later: the prediction is of the epoch that would run
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import TYPE_CHECKING
 
-from gnnstore.budget.limits import parse_memory
 from gnnstore.disk.measure import disk_profile
 from gnnstore.errors import BudgetError, UsageError
 from gnnstore.graph.sizes import StoreSizes
@@ -27,7 +23,6 @@ from gnnstore.strategies.sizes.placement import ASKED_FOR, Placement, Placer
 from gnnstore.strategies.sizes.placing import first_that_fits, place_for
 from gnnstore.strategies.sizes.prefetch import has_two_batches
 from gnnstore.strategies.sizes.settings import CacheSettings, PlannedSettings
-from gnnstore.units import format_size
 
 if TYPE_CHECKING:
     from gnnstore.strategies.loader_spec import LoaderSpec, ReadOptions
@@ -36,11 +31,6 @@ if TYPE_CHECKING:
 SMALLEST_BYTES = 32 << 20
 _WORTH_COUNTING = 2
 _RUNNERS_UP = 2
-# Larger budgets are named if an epoch takes less than this share of that of smaller ones.
-_WORTH_NAMING = 2 / 3
-_MOST_NAMED = 3
-# A refusal names what its part misses; others may miss more.
-_MOST_RAISES = 4
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,37 +103,6 @@ class StrategyOptimizer:
                 found.append(Prediction.impossible(strategy, str(error), missing))
         return found
 
-    def beyond(self, memory: int, auto: Auto) -> list[tuple[int, Prediction]]:
-        """Return larger budgets that allow strategies which this one does not, and what is best."""
-        # Where "direct" fits, "static" does, and caches what is left.
-        candidates = [
-            c
-            for c in auto.candidates
-            if not c.is_offline
-            and c.score != "degree"
-            and (c.caches or c.plans or not c.reads_disk)
-        ]
-        limits = sorted({limit for c in candidates if (limit := self._least(c, memory))} - {memory})
-        least = math.inf
-        found: list[tuple[int, Prediction]] = []
-        for limit in (memory, *limits):
-            best = fastest_first(self.predictions(candidates, memory=limit))
-            if best and best[0].cost < _WORTH_NAMING * least:
-                found.append((limit, best[0]))
-                least = best[0].cost
-        return [each for each in found if each[0] > memory][:_MOST_NAMED]
-
-    def _least(self, strategy: Strategy, memory: int) -> int | None:
-        """Return a budget that is just enough for a strategy, at least `memory`."""
-        for _ in range(_MOST_RAISES):
-            (tried,) = self.predictions([strategy], memory=memory)
-            if tried.is_feasible:
-                return memory
-            if not tried.missing_bytes:
-                break
-            memory = _rounded_up(memory + tried.missing_bytes)
-        return None
-
     def _predict(self, strategy: Strategy, memory: int | None) -> Prediction:
         """Predict an epoch by one strategy."""
         options = with_candidate(self.loader.options, strategy)
@@ -191,8 +150,7 @@ class Chosen:
     why: str = ASKED_FOR  # the reason; see `gnnstore.strategies.sizes.placement.place`
     instead_of_static: str = ""  # why "static" is not used; see `place`
     predicted: Prediction | None = None  # the predicted epoch; None without a prediction
-    # Returns a phrase with larger budgets that allow faster strategies, if only a mapping fits.
-    limits: Callable[[], str] = str
+    missing_bytes: int | None = None  # by which memory= is too small for all but a mapping
 
 
 def choices_for(loader: LoaderSpec, auto: Auto) -> Iterator[Chosen]:
@@ -207,11 +165,11 @@ def choices_for(loader: LoaderSpec, auto: Auto) -> Iterator[Chosen]:
         if is_worth_it(loader, place_for(loader, auto, staging=False)):
             disk_profile(loader.store.path, loader.progress)
         placement = place_for(loader, auto)
-    except BudgetError:
+    except BudgetError as error:
         if not may_map:
             raise
         # A mapping works in the least memory: its pages can be taken back at any time.
-        yield replace(mapped, limits=partial(_limits_beyond, loader, auto))
+        yield replace(mapped, missing_bytes=error.missing_bytes)
         return
     optimizer = None
     if is_worth_it(loader, placement):
@@ -225,9 +183,10 @@ def choices_for(loader: LoaderSpec, auto: Auto) -> Iterator[Chosen]:
             yield mapped
         return
     predicted = optimizer.ranked(auto.loadable)
-    limits: Callable[[], str] = str
-    if not predicted or predicted[0].strategy.mode == "mmap":
-        limits = partial(_limits_beyond, loader, auto, optimizer)
+    missing = None
+    if all(prediction.strategy.mode == "mmap" for prediction in predicted):
+        others = optimizer.predictions(auto.loadable)
+        missing = min((p.missing_bytes for p in others if p.missing_bytes), default=None)
     del optimizer  # frees a sample of 100 MB before a cache is filled
     for i, prediction in enumerate(predicted):
         others = _others(prediction, predicted[i + 1 :])
@@ -236,37 +195,8 @@ def choices_for(loader: LoaderSpec, auto: Auto) -> Iterator[Chosen]:
         more = "" if first == each else f", the first {first}"
         why = f"it is predicted to take {each} an epoch{more}{others}"
         chosen = with_candidate(options, prediction.strategy)
-        yield Chosen(chosen, why, predicted=prediction, limits=limits)
-    yield replace(mapped, limits=limits) if may_map else simple
-
-
-def _limits_beyond(
-    loader: LoaderSpec, auto: Auto, optimizer: StrategyOptimizer | None = None
-) -> str:
-    """Return a phrase with the next larger budgets, and the strategies that they allow."""
-    memory = loader.options.memory
-    if memory is None or memory == "auto":
-        return ""
-    memory = parse_memory(memory)
-    if optimizer is None:
-        with suppress(BudgetError):
-            # Batches are sampled with the memory there is, for predictions within budgets.
-            roomier = replace(loader, options=replace(loader.options, memory=None))
-            placement = place_for(roomier, auto.by_mode["disk"])
-            if is_worth_it(roomier, placement):
-                optimizer = StrategyOptimizer.of(roomier, placement)
-    found = [] if optimizer is None else optimizer.beyond(memory, auto)
-    return ", ".join(
-        f"{format_size(limit)} would allow {best.strategy.name!r}, predicted to take "
-        f"{describe_seconds(best.seconds)}"
-        for limit, best in found
-    )
-
-
-def _rounded_up(num_bytes: int) -> int:
-    """Return a number of bytes that three digits tell."""
-    unit: int = 10 ** max(0, len(str(num_bytes)) - 3)
-    return -(-num_bytes // unit) * unit
+        yield Chosen(chosen, why, predicted=prediction, missing_bytes=missing)
+    yield replace(mapped, missing_bytes=missing) if may_map else simple
 
 
 def _others(chosen: Prediction, slower: list[Prediction]) -> str:

@@ -13,7 +13,7 @@ from gnnstore.strategies.loader_spec import LoaderSpec
 from gnnstore.strategies.sizes.placement import Placement, Placer
 from gnnstore.strategies.sizes.placing import first_that_fits
 from gnnstore.strategies.sources import OpenStore
-from gnnstore.units import format_size
+from gnnstore.units import format_at_least, format_size
 
 
 def open_sources(loader: LoaderSpec) -> OpenStore:
@@ -29,11 +29,12 @@ def open_sources(loader: LoaderSpec) -> OpenStore:
         except BudgetError as error:
             refusals.append(error)
         else:
-            if strategy.mode == "mmap" and (limits := chosen.limits()):
-                placement = placement.because(f"of more memory, {limits}")
+            if strategy.mode == "mmap" and chosen.missing_bytes:
+                least = f"others need at least {format_at_least(chosen.missing_bytes)} more"
+                placement = placement.because(least)
                 warnings.warn(
                     f"memory={loader.options.memory!r} leaves strategy {strategy.name!r} only, "
-                    f"the slowest; {limits} an epoch",
+                    f"the slowest; {least}",
                     UserWarning,
                     stacklevel=5,  # behind the loader's constructor
                 )
