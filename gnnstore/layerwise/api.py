@@ -23,7 +23,6 @@ from gnnstore.budget.limits import MemoryBudget
 from gnnstore.disk.scratch import RunDirectory, default_parent
 from gnnstore.errors import (
     CorruptStoreError,
-    GnnstoreError,
     NotFoundError,
     StorageError,
     StoreExistsError,
@@ -41,7 +40,6 @@ from gnnstore.formats.container.workdir import (
     remove_leftovers,
     rows_path,
 )
-from gnnstore.formats.store.schema import StoreManifest
 from gnnstore.graph.store import GraphStore
 from gnnstore.layerwise.models.layers import Layer, describe, evaluating, read_layers
 from gnnstore.layerwise.plan import check_dtype
@@ -103,8 +101,8 @@ def inference(
     edge_weight, edge_attr : str, optional
         Edge attributes for the layers that take an argument of that name.
     memory : int or str, optional
-        Budget for everything that inference allocates, as "8GB"; by default three quarters of the
-        available memory. The model itself is not counted.
+        Budget for everything that inference allocates but the model, as "8GB"; by default three
+        quarters of the available memory.
     dtype : str or torch.dtype, optional
         The type in which rows are written after each layer: "float16", "bfloat16", "float32" or
         "float64"; by default that of the layer's result.
@@ -153,6 +151,9 @@ def inference(
     """
     source = as_store(os.fspath(store) if isinstance(store, os.PathLike) else store)
     source.schema.refuse_types(source.path, "layer-wise inference")
+    readers = min(_DEFAULT_READERS, len(os.sched_getaffinity(0)))
+    if num_threads is not None and (readers := whole_number("num_threads", num_threads)) < 1:
+        raise UsageError(f"num_threads={num_threads}: one thread is the least")
     found = read_layers(layers)
     with evaluating(found):
         run = InferenceRun(
@@ -167,7 +168,7 @@ def inference(
             dtype=check_dtype(dtype),
             device=_device(device, found),
             memory_bytes=MemoryBudget.of("auto" if memory is None else memory).num_bytes,
-            num_threads=_threads(num_threads),
+            num_threads=readers,
             io_engine=io_engine,
             asked_shard_bytes=(
                 None if shard_bytes is None else parse_size(shard_bytes, name="shard_bytes")
@@ -193,31 +194,20 @@ def inference(
 
 
 def _check_output(path: Path, store: Path) -> None:
-    """Refuse to replace the store, a directory of other files, or a file that is no result."""
+    """Refuse to replace the store, or a directory of other files."""
     places = [path]
     if path.suffix == ".npy":
         if path.is_dir():
             raise UsageError(f"{path} is a directory, and .npy is a file; choose another output")
-        places.append(rows_path(path))
-        if os.path.lexists(places[1]) and not _may_be_removed(places[1]):
+        places.append(rows := rows_path(path))
+        if os.path.lexists(rows) and not is_ours(rows):
             raise StoreExistsError(
-                f"{places[1]} exists, which is where rows lie before they become {path.name}; "
-                "choose another output, or move it",
-                path=places[1],
+                f"{rows} exists, which is where rows lie before they become {path.name}; choose "
+                "another output, or move it",
+                path=rows,
             )
     if store.resolve() in (place.resolve() for place in places):
         raise UsageError(f"{store} is the store to be read; choose another place for the result")
-
-
-def _may_be_removed(path: Path) -> bool:
-    """Whether a directory is a result of inference, complete or not, and nothing else."""
-    if not StoreManifest.is_at(path):
-        return is_ours(path)
-    try:
-        open_embeddings(path)
-    except (GnnstoreError, OSError):
-        return False
-    return True
 
 
 def _to_directory(
@@ -254,27 +244,33 @@ def _to_npy(
 ) -> npt.NDArray[Any]:
     if run.plans[-1].dtype == "bfloat16":
         raise UsageError(f"{path}: NumPy has no bfloat16; choose another dtype=, or a directory")
-    # A directory first, which can be resumed and is checked when it is read; then the file from it.
-    whole = rows_path(path)
-    with alone_in(whole):
-        rows = _finished(whole, asked) if resume else None
-        # An attempt may have been killed at its end.
-        is_there = rows is not None and not overwrite and _holds(path, rows)
-    if os.path.lexists(path) and not overwrite and not is_there:
+    if os.path.lexists(path) and not overwrite:
         raise StoreExistsError(
             f"{path} exists; choose another output, or pass overwrite=True to replace it once the "
             "new one is complete",
             path=path,
         )
-    if rows is None:
-        with alone_in(whole):
+    # A directory first, which can be resumed and is checked when it is read; then the file from it.
+    whole = rows_path(path)
+    with alone_in(whole):
+        rows = _finished(whole, asked) if resume else None
+        if rows is None:
             _core.remove_tree(whole)
+    if rows is None:
         rows = _to_directory(
             run, asked, whole, overwrite=True, resume=resume, copy_bytes=run.result_bytes
         )
     with alone_in(whole):  # no other process removes it as garbage
-        if not is_there:
-            _copy(rows, path)
+        unfinished = whole / COPY_FILE
+        try:
+            with storage_errors("write the embeddings", path):
+                unfinished.unlink(missing_ok=True)  # from an attempt that was killed
+                rows.save_npy(unfinished)
+                unfinished.replace(path)
+                fsync_directory(path.absolute().parent)
+        except StorageError:
+            unfinished.unlink(missing_ok=True)
+            raise
         rows.remove()
         remove_leftovers(whole)
     mapped: npt.NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
@@ -288,34 +284,6 @@ def _finished(path: Path, asked: Mapping[str, Any]) -> Embeddings | None:
     except (NotFoundError, CorruptStoreError):  # perhaps it was being removed
         return None
     return rows if rows.provenance == json.loads(json.dumps(asked)) else None
-
-
-def _holds(path: Path, rows: Embeddings) -> bool:
-    """Whether a .npy file has exactly these rows."""
-    try:
-        found = np.load(path, mmap_mode="r", allow_pickle=False)
-    except (OSError, EOFError, ValueError):
-        return False
-    if not isinstance(found, np.ndarray):  # it is a .npz
-        return False
-    return found.shape == rows.shape and all(
-        found[first : first + len(piece)].tobytes() == piece.tobytes()
-        for first, piece in rows.scan()
-    )
-
-
-def _copy(rows: Embeddings, path: Path) -> None:
-    """Write a .npy file from a directory, which gets its name once it is complete."""
-    unfinished = rows.path / COPY_FILE
-    try:
-        with storage_errors("write the embeddings", path):
-            unfinished.unlink(missing_ok=True)  # from an attempt that was killed
-            rows.save_npy(unfinished)
-            unfinished.replace(path)
-            fsync_directory(path.absolute().parent)
-    except StorageError:
-        unfinished.unlink(missing_ok=True)
-        raise
 
 
 def _to_memory(
@@ -359,11 +327,3 @@ def _device(device: Any, layers: tuple[Layer, ...]) -> torch.device:
     except (RuntimeError, AssertionError, ImportError, TypeError, ValueError) as error:
         raise UsageError(f"device={device!r}: {error}") from None
     return found
-
-
-def _threads(num_threads: int | None) -> int:
-    if num_threads is None:
-        return min(_DEFAULT_READERS, max(1, len(os.sched_getaffinity(0))))
-    if whole_number("num_threads", num_threads) < 1:
-        raise UsageError(f"num_threads={num_threads}: one thread is the least")
-    return num_threads

@@ -1,8 +1,8 @@
 """Decides which rows of each layer's input stay in memory: those that move the fewest bytes.
 
 A layer's memory is divided between rows that are kept, those that most edges come from, and blocks.
-Rows that are not kept move with each block that needs them. The layer before may keep rows as it
-computes them, or write these alone: then the table is read for the targets only.
+Rows that are not kept move with each block that needs them. The layer before may write kept rows
+once more, alone: then the table is read for the targets only.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ import numpy.typing as npt
 from gnnstore.formats.arrays.dtypes import id_dtype
 from gnnstore.layerwise.memory import BlockLimits
 from gnnstore.layerwise.plan import GraphSize, LayerPlan
-from gnnstore.units import format_count, format_size
 
 # Kept rows are tried with these shares of a layer's memory, in sixteenths.
 _SHARES = (0, 2, 4, 6, 8, 10, 11, 12, 13, 14)
@@ -88,21 +87,7 @@ class Placement:
     limits: BlockLimits
     num_kept: int = 0
     keeps_all: bool = False  # no block needs other rows
-    is_carried: bool = False  # the layer before keeps the rows as it computes them
-    is_spilled: bool = False  # the layer before writes the rows once more, alone
-    bytes_read: float = 0  # of rows, as estimated
-    bytes_packed: float = 0
-    seconds: float = 0
-
-    def describe(self, plan: LayerPlan, num_nodes: int) -> str:
-        """Return what the layer will do, as a sentence."""
-        how = ", as they are computed" * self.is_carried + ", written for it" * self.is_spilled
-        return (
-            f"{plan.call.layer.name}: keeps {format_count(self.num_kept, 'row')} of {num_nodes:,} "
-            f"in {format_size(self.num_kept * plan.kept_bytes)} of memory{how}; about "
-            f"{format_size(int(self.bytes_read))} of rows are read and "
-            f"{format_size(int(self.bytes_packed))} packed"
-        )
+    is_spilled: bool = False  # the layer before writes the kept rows once more, alone
 
 
 @dataclass(frozen=True, eq=False)
@@ -115,65 +100,32 @@ class Placer:
     gap_bytes: int  # bytes that a disk moves in the time of one read
 
     def place(self, plans: Sequence[LayerPlan], rooms: Sequence[int]) -> list[Placement]:
-        """Place all layers, the last one first: it says what the one before keeps for it."""
-        found: list[Placement] = []
-        carried_bytes = 0  # taken of a layer's memory for rows of the next
-        for k in reversed(range(len(plans))):
-            room = rooms[k] - carried_bytes
-            own = self._best(plans[k], room)
-            assert own is not None  # noqa: S101 - the largest block was admitted
-            carried_bytes = 0
-            if k and self.degrees is not None and plans[k].call.needs_edges:
-                own = self._spilled(plans[k], own)
-                number = self.degrees.num_sources
-                num_bytes = number * plans[k].kept_bytes
-                carried = self._placed(plans[k], self.degrees, room, number, is_carried=True)
-                less = self._best(plans[k - 1], rooms[k - 1] - num_bytes)
-                apart = self._best(plans[k - 1], rooms[k - 1])
-                if (
-                    carried is not None
-                    and less is not None
-                    and apart is not None
-                    and carried.seconds + less.seconds < own.seconds + apart.seconds
-                ):
-                    own, carried_bytes = carried, num_bytes
-            found.append(own)
-        return found[::-1]
+        """Place all layers."""
+        best = [self._best(plan, room) for plan, room in zip(plans, rooms, strict=True)]
+        return [self._spilled(plans[k], own) if k else own for k, own in enumerate(best)]
 
     def _spilled(self, plan: LayerPlan, own: Placement) -> Placement:
         """Return the placement with rows that the layer before writes, if that moves less."""
         rows = own.num_kept * plan.source_bytes
         table = self.graph.num_nodes * plan.kind.stored_bytes
-        saved = self.seconds(table, 0) - self.seconds(rows, rows)
-        if not own.keeps_all or saved <= 0:
-            return own
-        read = own.bytes_read - table + rows
-        return replace(own, is_spilled=True, bytes_read=read, seconds=own.seconds - saved)
+        is_less = self.seconds(rows, rows) < self.seconds(table, 0)
+        return replace(own, is_spilled=own.num_kept > 0 and own.keeps_all and is_less)
 
-    def _best(self, plan: LayerPlan, room: int) -> Placement | None:
-        """Return the placement that takes the least time; None if the room does not suffice."""
+    def _best(self, plan: LayerPlan, room: int) -> Placement:
+        """Return the placement that takes the least time."""
         degrees = self.degrees
         if degrees is None or not plan.call.needs_edges:
-            limits = plan.limits(room, self.graph)
-            if not limits.admits(plan.largest_block(self.graph)) and self.graph.num_nodes:
-                return None
-            table = self.graph.num_nodes * plan.kind.stored_bytes
-            return Placement(limits, bytes_read=table, seconds=self.seconds(table, 0))
+            return Placement(plan.limits(room, self.graph))
         most = [share * room // 16 // plan.kept_bytes for share in _SHARES]
         numbers = sorted({max(0, min(number, degrees.num_sources)) for number in most})
-        tried = [self._placed(plan, degrees, room, number) for number in numbers]
-        possible = [one for one in tried if one is not None]
-        return min(possible, key=lambda one: one.seconds, default=None)
+        # Without kept rows the largest block was admitted.
+        tried = filter(None, (self._placed(plan, degrees, room, number) for number in numbers))
+        return min(tried, key=lambda one: one[0])[1]
 
     def _placed(
-        self,
-        plan: LayerPlan,
-        degrees: OutDegrees,
-        room: int,
-        num_kept: int,
-        *,
-        is_carried: bool = False,
-    ) -> Placement | None:
+        self, plan: LayerPlan, degrees: OutDegrees, room: int, num_kept: int
+    ) -> tuple[float, Placement] | None:
+        """Return the seconds and the placement with some kept rows; None if they have no room."""
         graph, left = self.graph, room - num_kept * plan.kept_bytes
         if left <= 0:
             return None
@@ -185,19 +137,20 @@ class Placer:
         accesses = 0.0 if keeps_all else degrees.accesses(num_kept, num_blocks)
         table = graph.num_nodes * plan.kind.stored_bytes
         id_bytes = id_dtype(graph.num_nodes).itemsize
-        once = 0 if is_carried or not num_kept else table
+        once = table if num_kept else 0
         packed = accesses * plan.packed_bytes
         alone = accesses * (plan.kind.stored_bytes + self.gap_bytes)  # read one by one
         # The ids of packed rows take the memory of blocks meanwhile.
         passes = table * ceil(accesses * id_bytes / max(1, limits.running))
-        choices = ((table + max(once, passes) + packed, packed), (table + once + alone, 0.0))
-        overhead = num_blocks * (_BYTES_PER_BLOCK + graph.num_nodes // _NODES_PER_BYTE)
         # Blocks are outlined before their rows are packed: another pass over the edges.
-        overhead += graph.num_edges * id_bytes if accesses else 0
-        slower = 1.0 if limits.is_ahead else _ONE_AFTER_THE_OTHER
-        costs = [slower * self.seconds(read + overhead, written) for read, written in choices]
-        seconds, (read, written) = min(zip(costs, choices, strict=True))
-        return Placement(limits, num_kept, keeps_all, is_carried, False, read, written, seconds)
+        overhead = num_blocks * (_BYTES_PER_BLOCK + graph.num_nodes // _NODES_PER_BYTE)
+        overhead += table + (graph.num_edges * id_bytes if accesses else 0)
+        seconds = min(
+            self.seconds(overhead + max(once, passes) + packed, packed),
+            self.seconds(overhead + once + alone, 0.0),
+        )
+        seconds *= 1.0 if limits.is_ahead else _ONE_AFTER_THE_OTHER
+        return seconds, Placement(limits, num_kept, keeps_all)
 
     def _blocks(
         self, plan: LayerPlan, degrees: OutDegrees, num_kept: int, room: int

@@ -84,12 +84,6 @@ class KeptRows:
         chosen = torch.from_numpy(self.nodes[begin:end] - first)
         torch.index_select(sources, 0, chosen, out=self.rows[begin:end])
 
-    def offer(self, first: int, rows: Tensor) -> None:
-        """Keep those of the results of the layer before that belong here."""
-        begin, end = np.searchsorted(self.nodes, [first, first + len(rows)])
-        chosen = rows[torch.from_numpy(self.nodes[begin:end] - first)]
-        self.rows[begin:end] = self._plan.call.as_sources(chosen.to(self._plan.kind.dtype))
-
     def copy(self, ids: npt.NDArray[np.int64], out: Tensor) -> None:
         """Copy rows that are kept."""
         slots = torch.from_numpy(_core.find_slots(*self.index, ids))
@@ -159,15 +153,14 @@ class SpilledRows:
             sources = self._plan.call.as_sources(some.to(self._plan.kind.dtype))
             self._num_records = 1 + self.file.append(as_bits(sources.contiguous()))
 
-    def fill(self, kept: KeptRows) -> int:
-        """Move all rows to memory; return the bytes read."""
+    def fill(self, kept: KeptRows) -> None:
+        """Move all rows to memory."""
         flat, at = as_bits(kept.rows).reshape(-1).view(np.uint8), 0
         for number in range(self._num_records):
             values = self.file.read(number)
             flat[at : at + len(values)] = values
             at += len(values)
         self.file.close()
-        return at
 
 
 class RowReader:

@@ -127,7 +127,7 @@ class InferenceRun:
             self._place(graph, first)
             scale: Tensor | None = None
             norm: DegreeNorm | None = None
-            given: KeptRows | SpilledRows | None = None  # rows from the layer before
+            spilled: SpilledRows | None = None  # rows from the layer before
             graph_bytes = 0
             for number, plan in enumerate(self.plans[first:], first):
                 if plan.call.norm != norm:
@@ -135,13 +135,14 @@ class InferenceRun:
                     scale = None if norm is None else self._degree_scale(graph, norm, number)
                 reader = RowReader(source, plan, self._pieces.part_bytes, workers, factors=factors)
                 name = plan.call.layer.name
-                filled = given.file.num_bytes if isinstance(given, SpilledRows) else 0
-                kept, is_filled = self._kept(number, given)
+                kept = self._kept(number)
+                if spilled is not None and kept is not None:
+                    spilled.fill(kept)
                 place = self._places[number]
                 packer = BlockPacker(
                     reader,
                     spills,
-                    kept=kept if place.num_kept and not is_filled else None,
+                    kept=kept if place.num_kept and spilled is None else None,
                     needs_rows=not place.keeps_all and source.file_rows is not None,
                     limits=place.limits,
                     disk_bytes=partial(self._free_bytes, number, spills),
@@ -151,15 +152,14 @@ class InferenceRun:
                     closing(packer),
                     self.progress.phase(f"{name} of {last + 1}", self._num_nodes, "nodes") as phase,
                 ):
-                    given = self._next_rows(number + 1, rows, spills)
-                    if isinstance(given, SpilledRows):
-                        stack.callback(given.file.close)
+                    filled = 0 if spilled is None else spilled.file.num_bytes
+                    spilled = self._next_rows(number + 1, rows, spills)
+                    if spilled is not None:
+                        stack.callback(spilled.file.close)
                     maker = BlockMaker(graph, reader, place.limits, packer, kept=kept, scale=scale)
-                    offer = None if given is None else given.offer
+                    offer = None if spilled is None else spilled.offer
                     written, times = run_pass(plan, maker, rows, offer=offer, phase=phase)
-                packed = packer.bytes_written
-                if isinstance(given, SpilledRows):
-                    packed += given.file.num_bytes
+                packed = packer.bytes_written + (0 if spilled is None else spilled.file.num_bytes)
                 read = reader.counts.bytes_read + packer.bytes_read + filled
                 facts = {
                     "name": name,
@@ -228,12 +228,10 @@ class InferenceRun:
         profile = load_profile(self.store.path)
         seconds = _seconds_of_bytes if profile is None else profile.sequential_seconds
         placer = Placer(size, degrees, seconds, self._engine.tuning.gap_bytes)
-        done = [Placement(self.plans[k].limits(rooms[k], size)) for k in range(first)]
-        self._places = done + placer.place(self.plans[first:], rooms[first:])
+        self._places = placer.place(self.plans, rooms)
         for number, place in enumerate(self._places):
             if degrees is not None and place.num_kept:
                 self._chosen[number] = np.packbits(degrees.largest(place.num_kept))
-                self.progress.note(place.describe(self.plans[number], self._num_nodes))
 
     def _degree_scale(self, graph: GraphReader, norm: DegreeNorm, number: int) -> Tensor:
         name = f"degrees for {self.plans[number].call.layer.name}"
@@ -273,35 +271,23 @@ class InferenceRun:
 
     # ---- rows that are kept and packed
 
-    def _kept(
-        self, number: int, given: KeptRows | SpilledRows | None
-    ) -> tuple[KeptRows | None, bool]:
-        """Return the rows that a layer keeps, and whether they are there."""
-        if isinstance(given, KeptRows):
-            return given, True
-        if not (self._places[number].num_kept or self.plans[number].call.projection):
-            return None, False
-        kept = self._room_for_kept(number)
-        if given is not None:
-            given.fill(kept)
-        return kept, given is not None
-
-    def _room_for_kept(self, number: int) -> KeptRows:
+    def _kept(self, number: int) -> KeptRows | None:
+        """Return room for the rows that a layer keeps, or refers to where they are."""
+        plan, place = self.plans[number], self._places[number]
+        if not (place.num_kept or plan.call.projection):
+            return None
         chosen = self._chosen.get(number, np.empty(0, np.uint8))
         nodes = np.flatnonzero(np.unpackbits(chosen, count=self._num_nodes if len(chosen) else 0))
-        plan, limits = self.plans[number], self._places[number].limits
-        most = min(limits.most(NODES, stages=2), self._num_nodes) if plan.call.sums else 0
+        most = min(place.limits.most(NODES, stages=2), self._num_nodes) if plan.call.sums else 0
         return KeptRows(nodes, self._num_nodes, plan, most)
 
     def _next_rows(
         self, number: int, rows: PagedArrayWriter, directory: Path
-    ) -> KeptRows | SpilledRows | None:
+    ) -> SpilledRows | None:
         """Return what takes the rows that the next layer keeps, if all come from this run."""
         if number == len(self.plans) or rows.num_committed_rows:
             return None
         place, plan = self._places[number], self.plans[number]
-        if place.is_carried:
-            return self._room_for_kept(number)
         room = self._free_bytes(number - 1, directory)
         if not place.is_spilled or room < place.num_kept * plan.source_bytes:
             return None
