@@ -33,7 +33,7 @@ from benchmarks.harness import Turn, measure, parser, report
 from benchmarks.parts import sequential
 from benchmarks.reads import write_table
 from gnnstore._core import ReadCounts, empty
-from gnnstore.caching.plan import Trace
+from gnnstore.caching.plan import CachePlan, Trace
 from gnnstore.disk.engines import open_engine
 from gnnstore.features.packed.chunks import PackedSuperbatch
 from gnnstore.features.packed.pack import pack
@@ -67,7 +67,10 @@ class Workload:
         self.path = array.file_paths[0]
         self.rows = FileRows.open(array, open_engine(self.path, arguments.engine))
         self.trace = draw_trace(array.num_rows, arguments.batches, arguments.rows)
-        self.slots = np.full(self.trace.num_accesses, -1, np.int32)
+        none, changes = np.empty(0, np.int32), np.zeros(len(self.trace.offsets), np.int64)
+        misses = np.diff(self.trace.offsets)
+        slots = np.full(self.trace.num_accesses, -1, np.int32)
+        self.plan = CachePlan(self.trace.offsets, slots, misses, changes, none, none)
         self.memory_bytes = arguments.memory
         self.num_threads = arguments.threads
         self.num_one_by_one = arguments.one_by_one
@@ -82,7 +85,7 @@ class Workload:
             self.packed = pack(
                 files_of(of_one_type({"x": self.rows})),
                 self.trace,
-                self.slots,
+                self.plan,
                 self.directory,
                 memory_bytes=self.memory_bytes,
                 num_threads=self.num_threads,

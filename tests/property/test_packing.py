@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from gnnstore import _core
-from gnnstore.caching.plan import CachePlan, Trace
+from gnnstore.caching.plan import Trace
 from gnnstore.caching.policies.belady import BeladyPlanner
 from gnnstore.disk.engines import open_engine
 from gnnstore.features.packed.chunks import BLOCK_BYTES, PackedSuperbatch
@@ -30,6 +30,7 @@ from gnnstore.testing.twins.packing import needed_pages, packed_file, piece_crcs
 from gnnstore.testing.twins.reads import write_array
 from tests.support.effort import examples
 from tests.support.engines import some_rows
+from tests.support.packing import plan_of
 
 # The widths at which published systems compute the wrong page.
 ROW_BYTES = (1, 2, 100, 400, 511, 512, 513, 1200, 4095, 4096, 4097, 12288)
@@ -126,7 +127,7 @@ def test_any_superbatch(engine: str, data: st.DataObject) -> None:
         with pack(
             tables,
             trace,
-            slots,
+            plan_of(trace, slots),
             directory,
             memory_bytes=memory_bytes + 8 * int(misses.sum()),  # for those that repeat
             num_threads=data.draw(st.sampled_from([1, 2, 5])),
@@ -181,7 +182,7 @@ def test_little_memory_changes_nothing(tmp_path: Path, engine: str) -> None:
     writes = []
     for memory_bytes in (least, least + 6_000_000, 1 << 28):
         with pack(
-            tables, trace, slots, tmp_path, memory_bytes=memory_bytes, num_threads=3
+            tables, trace, plan_of(trace, slots), tmp_path, memory_bytes=memory_bytes, num_threads=3
         ) as packed:
             assert packed.tables["x"].file_path.read_bytes() == packed_file(
                 rows, trace.ids, trace.offsets, slots
@@ -198,28 +199,13 @@ def test_a_gap_that_nobody_needs_is_not_read(tmp_path: Path) -> None:
     ids = np.array([5, 99_990, 50_000, 50_039, 50_100])  # blocks 6250 and 6254: a gap of 3
     trace = Trace.of([ids[:2], ids[2:]])
     slots = np.full(5, -1, np.int32)
-    with pack(tables, trace, slots, tmp_path, memory_bytes=1 << 26) as packed:
+    with pack(tables, trace, plan_of(trace, slots), tmp_path, memory_bytes=1 << 26) as packed:
         check(packed, "x", rows, trace, slots)
         assert (packed.counts.reads, packed.counts.bytes_read) == (5, 5 * 4096)
     table = open_rows(tmp_path / "y", rows, gap_bytes=3 * 4096)
     tables = of_one_type({"x": table})
-    with pack(tables, trace, slots, tmp_path, memory_bytes=1 << 26) as packed:
+    with pack(tables, trace, plan_of(trace, slots), tmp_path, memory_bytes=1 << 26) as packed:
         assert (packed.counts.reads, packed.counts.bytes_read) == (4, 8 * 4096)
-
-
-def test_a_plan_bool_flags_and_slots_say_the_same(tmp_path: Path) -> None:
-    rows = some_rows(1000, 64)
-    table = open_rows(tmp_path / "x", rows)
-    tables = of_one_type({"x": table})
-    rng = np.random.default_rng(5)
-    trace = Trace.of([rng.integers(0, 1000, 200) for _ in range(4)])
-    plan = BeladyPlanner(50).plan(trace)
-    forms: list[CachePlan | NDArray[Any]] = [plan, plan.slots, plan.slots >= 0]
-    files = []
-    for form in forms:
-        with pack(tables, trace, form, tmp_path, memory_bytes=1 << 26) as packed:
-            files.append(packed.tables["x"].file_path.read_bytes())
-    assert files[0] == files[1] == files[2] != b""
 
 
 def test_far_rows_of_a_sparse_table(tmp_path: Path, engine: str) -> None:

@@ -47,7 +47,9 @@ class PackingCase:
     def packed(
         self, trace: Trace, plan: CachePlan | NDArray[np.int32], **options: Any
     ) -> PackedSuperbatch:
-        """Pack a superbatch, with memory to spare."""
+        """Pack a superbatch by a plan or by its slots, with memory to spare."""
+        if not isinstance(plan, CachePlan):
+            plan = plan_of(trace, plan)
         given: dict[str, Any] = {"memory_bytes": MEMORY_BYTES, "num_threads": 2} | options
         return pack(self.tables, trace, plan, self.directory, **given)
 
@@ -65,6 +67,15 @@ class PackingCase:
     def left(self) -> list[str]:
         """Return the names of files and directories that packing has made and not removed."""
         return sorted(str(p.relative_to(self.directory)) for p in self.directory.rglob("*"))
+
+
+def plan_of(trace: Trace, slots: NDArray[np.int32]) -> CachePlan:
+    """Return a plan that reads rows from these slots (negative: missed), which never change."""
+    ids = zip(trace.offsets[:-1], trace.offsets[1:], strict=True)
+    misses = [len(np.unique(trace.ids[a:b][slots[a:b] < 0])) for a, b in ids]
+    none = np.empty(0, np.int32)
+    changes = np.zeros(len(trace.offsets), np.int64)
+    return CachePlan(trace.offsets, slots, np.array(misses, np.int64), changes, none, none)
 
 
 @contextmanager

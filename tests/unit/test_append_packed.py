@@ -15,7 +15,7 @@ from gnnstore.features.packed.pack import append_missed, packed_bytes
 from gnnstore.sampling.row_space import RowRange
 from gnnstore.testing.faults import inject
 from gnnstore.testing.twins.packing import packed_file
-from tests.support.packing import MEMORY_BYTES, PackingCase
+from tests.support.packing import MEMORY_BYTES, PackingCase, plan_of
 
 NUM_ROWS = 3000
 
@@ -39,7 +39,10 @@ class Case(PackingCase):
         """Pack a superbatch and return where it ends."""
         ranges = [RowRange(0, NUM_ROWS)]
         missed = collect_misses(
-            self.traces[number], self.slots[number], ranges, memory_bytes=MEMORY_BYTES
+            self.traces[number],
+            plan_of(self.traces[number], self.slots[number]),
+            ranges,
+            memory_bytes=MEMORY_BYTES,
         )
         runs = append_missed(
             self.tables, missed, {"x": (self.file, begin)}, memory_bytes=MEMORY_BYTES

@@ -11,7 +11,6 @@ import os
 import shutil
 import threading
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,25 +19,21 @@ import pytest
 from numpy.typing import NDArray
 
 from gnnstore import _core, threads
-from gnnstore.caching.plan import CachePlan, Trace
-from gnnstore.caching.policies.belady import BeladyPlanner
+from gnnstore.caching.plan import Trace
 from gnnstore.errors import (
     BudgetError,
     CorruptStoreError,
     NoSpaceError,
     StorageError,
-    UsageError,
 )
-from gnnstore.features.packed.chunks import BLOCK_BYTES, CHUNK_STAGING_BYTES, PackedSuperbatch
-from gnnstore.features.packed.pack import least_memory, pack, packed_bytes
-from gnnstore.features.source import FileRows, RowRequest, TypedRows, of_one_type
+from gnnstore.features.packed.chunks import BLOCK_BYTES, PackedSuperbatch
+from gnnstore.features.packed.pack import least_memory, packed_bytes
 from gnnstore.testing.faults import Fault, SystemCall, inject, inject_all
 from gnnstore.testing.twins.packing import packed_file, piece_crcs
-from gnnstore.testing.twins.reads import write_array
 from gnnstore.threads import CancelledError
 from tests.support.engines import available
 from tests.support.files import flip
-from tests.support.packing import MEMORY_BYTES, PackingCase, watched_memory
+from tests.support.packing import PackingCase, watched_memory
 
 ROW_BYTES, NUM_ROWS = 1200, 3000
 LIMIT_SECONDS = 5.0
@@ -490,62 +485,6 @@ def test_a_superbatch_without_misses_or_batches(case: Case) -> None:
     with case.pack() as packed:
         assert (packed.num_batches, packed.num_bytes) == (0, 0)
     case.nothing_is_left()
-
-
-def test_a_batch_that_is_not_there(case: Case) -> None:
-    with case.pack() as packed:
-        assert packed._reader.staging_bytes == CHUNK_STAGING_BYTES
-        for i in (-1, 6):
-            with pytest.raises(IndexError, match=rf"batch {i} is outside \[0, 6\)"):
-                packed.rows(i)
-
-
-def test_a_step_of_another_plan(case: Case) -> None:
-    ids = case.trace.batch(1)
-    out = np.empty((700, ROW_BYTES), np.uint8)
-    case.slots[700:800] = 0
-    with case.pack() as packed:
-        slots = case.slots[700:1400].copy()
-        assert packed.rows(1)["x"].read_into(RowRequest(ids, slots), out).rows_read == 600
-        fewer, others = np.append(slots[:-1], np.int32(0)), slots[::-1].copy()
-        for wanted, number in ((fewer, 599), (others, 600), (None, 700)):
-            with pytest.raises(UsageError, match=f"batch 1 misses {number} rows by its plan"):
-                packed.rows(1)["x"].read_into(RowRequest(ids, wanted), out)
-
-
-def test_input_that_does_not_fit_together(case: Case, tmp_path: Path) -> None:
-    def refused(
-        trace: Trace,
-        slots: CachePlan | NDArray[Any],
-        message: str,
-        tables: dict[str, TypedRows[FileRows]] = case.tables,
-    ) -> None:
-        with pytest.raises(UsageError, match=message):
-            pack(tables, trace, slots, case.directory, memory_bytes=MEMORY_BYTES)
-        case.nothing_is_left()
-
-    trace, slots = case.trace, case.slots
-    refused(trace, slots[:-1], "4200 rows, but there are 4199 slots")
-    refused(trace, slots.astype(np.int64), "int32 .* or bool, got int64")
-    refused(trace, slots, "one or more tables", {})
-    other = write_array(tmp_path / "y", case.rows["x"][:-1])
-    refused(
-        trace,
-        slots,
-        r"got 2, with \[2999, 3000\] rows",
-        case.tables | of_one_type({"y": FileRows.open(other, case.table.engine)}),
-    )
-    refused(Trace(trace.ids + 1, trace.offsets), slots, r"row id 3000 .* outside \[0, 3000\)")
-    refused(Trace(trace.ids[:-1], trace.offsets), slots[:-1], "offsets go from 0 to 4200")
-    refused(Trace(trace.ids, trace.offsets + 1), slots, "offsets go from 1 to 4201")
-    backwards = np.array([0, 2000, 1000, 4200])
-    refused(Trace(trace.ids, backwards), slots, "batch 1 has -1000")
-    plan = BeladyPlanner(100).plan(trace)
-    shorter = Trace(trace.ids[:3500], trace.offsets[:6])
-    refused(shorter, plan, "3500 rows in 5 batches, but there are 4200 slots in 6")
-    one = np.array([0, 1, 0, 0, 0, 0])
-    for misses in (plan.misses + one, plan.misses - one):
-        refused(trace, replace(plan, misses=misses), "batch 1")
 
 
 class Arguments(NamedTuple):

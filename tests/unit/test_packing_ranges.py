@@ -24,7 +24,7 @@ from gnnstore.features.packed import misses as sorted_misses
 from gnnstore.features.packed import pack as packing
 from gnnstore.features.packed.chunks import PackedSuperbatch
 from gnnstore.features.packed.misses import MissCollector, MissTable
-from gnnstore.features.packed.pack import least_memory, pack, packed_bytes
+from gnnstore.features.packed.pack import least_memory, packed_bytes
 from gnnstore.features.planned import PlanStep
 from gnnstore.features.source import FileRows
 from gnnstore.testing.faults import inject
@@ -180,23 +180,6 @@ def test_files_come_and_go(case: Case) -> None:
     del packed
     gc.collect()
     assert len(list(Path("/proc/self/fd").iterdir())) == before
-
-
-def test_a_trace_in_memory_may_have_too_many_misses(case: Case) -> None:
-    """Then they are in files; an array of slots does not tell how many rows are the same."""
-    trace = Trace.of([np.tile(np.arange(NUM_ROWS, dtype=np.int32), 10)] * 20)
-    slots = np.full(trace.num_accesses, -1, np.int32)
-    num_misses = np.full(20, 10 * NUM_ROWS)
-    in_memory = least_memory(case.tables, num_misses, 4)
-    least = least_memory(case.tables, num_misses, 4, spills=True)
-    assert least < in_memory // 2
-    distinct = packed_bytes(case.tables, np.full(20, NUM_ROWS), 4)
-    with pack(
-        case.tables, trace, slots, case.directory, memory_bytes=least, disk_bytes=distinct
-    ) as packed:
-        out = np.zeros((10 * NUM_ROWS, ROW_BYTES), np.uint8)
-        packed.read(19, "x", out.reshape(-1))
-        np.testing.assert_array_equal(out, np.tile(case.rows["x"], (10, 1)))
 
 
 @pytest.mark.parametrize("batch", [0, 2, 4])

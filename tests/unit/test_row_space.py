@@ -27,13 +27,13 @@ from gnnstore.features.source import (
     RowSource,
     TypedRows,
     files_of,
-    of_one_type,
     ranges_of,
 )
 from gnnstore.features.static import StaticCache
 from gnnstore.sampling.row_space import RowRange, RowSpace
 from gnnstore.testing.twins.caches import belady_plan
 from gnnstore.testing.twins.reads import write_array
+from tests.support.packing import plan_of
 
 COUNTS = {"paper": 700, "author": 400, "venue": 90}
 # Nodes that have no rows on disk, and their type no place in the row space.
@@ -264,10 +264,14 @@ def test_room_for_packed_rows(case: Case) -> None:
     """It is known when misses are known by type; before, all may be of the widest."""
     files = files_of(case.tables)
     slots = np.full(case.trace.num_accesses, -1, np.int32)
-    missed = collect_misses(case.trace, slots, ranges_of(files), memory_bytes=MEMORY_BYTES)
+    missed = collect_misses(
+        case.trace, plan_of(case.trace, slots), ranges_of(files), memory_bytes=MEMORY_BYTES
+    )
     exact = packed_bytes(files, missed.counts)
     assert missed.counts.sum(axis=1).tolist() == missed.index.num_rows.tolist()
-    with pack(files, case.trace, slots, case.directory, memory_bytes=MEMORY_BYTES) as packed:
+    with pack(
+        files, case.trace, plan_of(case.trace, slots), case.directory, memory_bytes=MEMORY_BYTES
+    ) as packed:
         assert packed.num_bytes == packed.counts.bytes_written == exact
     assert packed_bytes(files, missed.index.num_rows) > exact
 
@@ -276,7 +280,9 @@ def test_room_for_packed_rows(case: Case) -> None:
 def test_rows_that_batches_share(case: Case, segment: int) -> None:
     """What a batch keeps for itself and what it shares are its missed rows, type by type."""
     slots, ranges = np.full(case.trace.num_accesses, -1, np.int32), ranges_of(case.tables)
-    missed = collect_misses(case.trace, slots, ranges, memory_bytes=MEMORY_BYTES)
+    missed = collect_misses(
+        case.trace, plan_of(case.trace, slots), ranges, memory_bytes=MEMORY_BYTES
+    )
     counts = missed.counts.copy()
     divided = divide_misses(missed, segment, row_bytes=1 << 18)  # parts of 16 rows
     parts = divided.missed
@@ -340,11 +346,3 @@ def test_rows_that_do_not_fit_the_tables(case: Case) -> None:
         empty = SlotCache(case.tables, 0)
         with pytest.raises(IndexError, match=message):
             empty.gather(empty.begin(), 0, step)
-    files = files_of(case.tables)
-    some = {path: files[path] for path in ("paper/x", "venue/x")}
-    slots = np.full(case.trace.num_accesses, -1, np.int32)
-    with pytest.raises(UsageError, match=r"cannot pack batch 0 .* rows of no table are missed"):
-        pack(some, case.trace, slots, case.directory, memory_bytes=MEMORY_BYTES)
-    apart = of_one_type({"author/x": files["author/x"].table}) | {"paper/x": files["paper/x"]}
-    with pytest.raises(UsageError, match=r"apart from them .* got 2, with \[400, 700\] rows"):
-        pack(apart, case.trace, slots, case.directory, memory_bytes=MEMORY_BYTES)

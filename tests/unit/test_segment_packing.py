@@ -20,6 +20,7 @@ from gnnstore.features.source import FileRows, of_one_type
 from gnnstore.sampling.row_space import RowRange
 from gnnstore.testing.twins.packing import piece_crcs
 from gnnstore.testing.twins.reads import write_array
+from tests.support.packing import plan_of
 
 NUM_ROWS, MEMORY_BYTES = 900, 1 << 26
 SIZES = (200, 0, 300, 1, 250, 250, 100)
@@ -49,7 +50,9 @@ def test_what_is_written_and_where(
         for i in range(len(SIZES))
     ]
     divided = divide_misses(
-        collect_misses(trace, slots, [RowRange(0, NUM_ROWS)], memory_bytes=MEMORY_BYTES),
+        collect_misses(
+            trace, plan_of(trace, slots), [RowRange(0, NUM_ROWS)], memory_bytes=MEMORY_BYTES
+        ),
         segment,
         row_bytes=row_bytes,
     )
@@ -119,7 +122,9 @@ def test_what_is_written_and_where(
 def test_without_segments_nothing_is_divided() -> None:
     trace = Trace.of([np.arange(10), np.arange(10)])
     slots = np.full(20, -1, np.int32)
-    missed = collect_misses(trace, slots, [RowRange(0, 10)], memory_bytes=MEMORY_BYTES)
+    missed = collect_misses(
+        trace, plan_of(trace, slots), [RowRange(0, 10)], memory_bytes=MEMORY_BYTES
+    )
     divided = divide_misses(missed, 1, row_bytes=4)
     assert divided.missed is missed
     assert (divided.segments, divided.own.tolist()) == ((), [10, 10])

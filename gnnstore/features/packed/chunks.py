@@ -26,7 +26,7 @@ import numpy.typing as npt
 from gnnstore import _core
 from gnnstore._core import ReadCounts
 from gnnstore.disk.spool import Spool
-from gnnstore.errors import CorruptStoreError, UsageError, storage_error
+from gnnstore.errors import CorruptStoreError, storage_error
 from gnnstore.features.source import PackedRows, RowSource, RowSpec, places_within
 from gnnstore.formats.packed.manifest import CHECKED_ROWS, MAX_PIECE_BYTES
 from gnnstore.sampling.row_space import RowRange
@@ -265,8 +265,6 @@ class PackedSuperbatch:
 
     def rows(self, i: int) -> dict[str, RowSource]:
         """Return the sources of the rows that batch `i` misses, by the table's path."""
-        if not 0 <= i < self.num_batches:
-            raise IndexError(f"batch {i} is outside [0, {self.num_batches})")
         return {
             path: PackedRows(table.spec, partial(self._read_missed, i, path))
             for path, table in self.tables.items()
@@ -277,20 +275,11 @@ class PackedSuperbatch:
         i: int,
         path: str,
         part: RowRange,
-        slots: npt.NDArray[np.int32],
+        _slots: npt.NDArray[np.int32],
         out: npt.NDArray[Any],
     ) -> ReadCounts:
         """Write the rows of a batch whose slot is negative to their places; the others stay."""
-        places = first, again, _ = places_within(part, self.index.batch(i))
-        num_packed = len(first) + len(again)
-        num_missed = int(np.count_nonzero(slots < 0))
-        if num_missed != num_packed or any(
-            len(where) and slots[where].max() >= 0 for where in (first, again)
-        ):
-            raise UsageError(
-                f"batch {i} misses {num_missed} rows by its plan, but {num_packed} were "
-                "packed, or others: pack the superbatch anew for this plan"
-            )
+        places = places_within(part, self.index.batch(i))
         return self.read(i, path, out.reshape(-1).view(np.uint8), places)
 
     def read(

@@ -21,7 +21,7 @@ from gnnstore import _core
 from gnnstore.budget.ledger import Ledger
 from gnnstore.caching.plan import CachePlan, Trace
 from gnnstore.disk.spool import FileSpool, MemorySpool
-from gnnstore.errors import BudgetError, UsageError
+from gnnstore.errors import BudgetError
 from gnnstore.features.packed.chunks import MissIndex
 from gnnstore.sampling.row_space import RowRange
 from gnnstore.threads import CancelledError, Flag, for_each, interruptible
@@ -36,9 +36,6 @@ SPILLED_BATCH_BYTES = 256
 STRIDE_ROWS = 1024
 # The pool rounds buffers up to whole ones, from half a one on.
 POOLED_UNIT_BYTES = 2 << 20
-
-# A plan; or for each id of the trace int32 (negative: missed) or bool (false: missed).
-Slots = CachePlan | npt.NDArray[Any]
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,20 +99,16 @@ class TypeMisses(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class MissCollector:
-    """Finds and sorts the rows that batches miss. Made by `of`, which checks its arguments."""
+    """Finds and sorts the rows that batches miss."""
 
     trace: Trace
-    slots: Slots  # CachePlan, or ndarray of int32 or bool [n]
+    plan: CachePlan
     ranges: tuple[RowRange, ...]  # the rows that may be missed: ascending, none in two of them
-    slots_of: Callable[[int], npt.NDArray[np.int32]]  # slot of each row of a batch
-    # int64 [S]: distinct rows that each batch misses, at most; exactly, if a plan says it.
-    most: npt.NDArray[np.int64]
 
-    @classmethod
-    def of(cls, trace: Trace, slots: Slots, ranges: Sequence[RowRange]) -> MissCollector:
-        """Check that trace and slots fit together."""
-        _check_offsets(trace)
-        return cls(trace, slots, tuple(ranges), *_slots_of(trace, slots))
+    @property
+    def most(self) -> npt.NDArray[np.int64]:
+        """Distinct rows that each batch misses."""
+        return self.plan.misses
 
     @property
     def id_bytes(self) -> int:
@@ -166,8 +159,7 @@ class MissCollector:
             places.append(i, [positions[begin : begin + int(counts[i].sum())], *repeats])
 
         each(sort_batch)
-        index = MissIndex(self._checked(counts), places)
-        return MissTable(rows, begins, index, self.ranges, counts)
+        return MissTable(rows, begins, MissIndex(most, places), self.ranges, counts)
 
     def _to_files(
         self, directory: Path, num_threads: int, each: Callable[[Callable[[int], None]], None]
@@ -198,7 +190,7 @@ class MissCollector:
 
         try:
             each(sort_batch)
-            index = MissIndex(self._checked(counts), places)
+            index = MissIndex(self.most, places)
         except BaseException:
             ids.close()
             places.close()
@@ -226,88 +218,29 @@ class MissCollector:
         self, i: int, rows: npt.NDArray[Any], positions: npt.NDArray[np.int32]
     ) -> tuple[list[npt.NDArray[Any]], npt.NDArray[np.int32], npt.NDArray[np.int32]]:
         """Find and sort a batch's missed rows; return those of each type: views, by node id."""
-        ids, slots = self.trace.batch(i), self.slots_of(i)
+        ids, slots = self.trace.batch(i), self.plan.batch_slots(i)
         end = self.ranges[-1].first + self.ranges[-1].num_rows
-        try:
-            found, targets, sources = _core.sort_misses(ids, slots, rows, positions, num_rows=end)
-        except (ValueError, IndexError) as error:
-            raise UsageError(f"cannot pack batch {i} of a superbatch: {error}") from error
+        found, targets, sources = _core.sort_misses(ids, slots, rows, positions, num_rows=end)
         if len(self.ranges) == 1 and not self.ranges[0].first:
             return [rows[:found]], targets, sources
         parts = [rows[:found][own.within(rows[:found])] for own in self.ranges]
-        if sum(map(len, parts)) != found:
-            raise UsageError(f"cannot pack batch {i} of a superbatch: rows of no table are missed")
         for own, part in zip(self.ranges, parts, strict=True):
             if own.first:
                 np.subtract(part, own.first, out=part)
         return parts, targets, sources
 
-    def _checked(self, counts: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """Return the number of rows that each batch misses; refuse a plan with other numbers."""
-        most = self.most
-        num_rows = counts.reshape(-1) if len(self.ranges) == 1 else counts.sum(axis=1)
-        if isinstance(self.slots, CachePlan) and not np.array_equal(num_rows, most):
-            i = int(np.flatnonzero(num_rows != most)[0])
-            raise UsageError(
-                f"batch {i} misses {num_rows[i]} rows, but {most[i]} by its plan; pack with the "
-                "plan that was made of this trace"
-            )
-        return num_rows
-
 
 def collect_misses(
     trace: Trace,
-    slots: Slots,
+    plan: CachePlan,
     ranges: Sequence[RowRange],
     *,
     memory_bytes: int,
     num_threads: int = 1,
 ) -> MissTable:
     """Find and sort the rows that each batch misses, in memory; see `MissCollector.collect`."""
-    collector = MissCollector.of(trace, slots, ranges)
+    collector = MissCollector(trace, plan, tuple(ranges))
     return collector.collect(memory_bytes=memory_bytes, num_threads=num_threads)
-
-
-def _check_offsets(trace: Trace) -> None:
-    """Refuse offsets that do not match the ids: rows would go to other batches."""
-    offsets, sizes = trace.offsets, np.diff(trace.offsets)
-    if offsets[0] != 0 or offsets[-1] != trace.num_accesses:
-        raise UsageError(
-            f"cannot pack a superbatch: its offsets go from {offsets[0]} to {offsets[-1]}, not "
-            f"from 0 to its {trace.num_accesses} rows"
-        )
-    if len(sizes) and sizes.min() < 0:
-        i = int(sizes.argmin())
-        raise UsageError(f"cannot pack a superbatch: batch {i} has {sizes[i]} rows")
-
-
-def _slots_of(
-    trace: Trace, slots: Slots
-) -> tuple[Callable[[int], npt.NDArray[np.int32]], npt.NDArray[np.int64]]:
-    """Return a function to a batch's slots, and the most rows that each batch misses."""
-    offsets = trace.offsets
-    if isinstance(slots, CachePlan):
-        if not np.array_equal(slots.offsets, offsets):
-            raise UsageError(
-                f"the trace has {trace.num_accesses} rows in {trace.num_batches} batches, but "
-                f"there are {int(slots.offsets[-1])} slots in {len(slots.offsets) - 1}; pack "
-                "with the plan that was made of this trace"
-            )
-        return slots.batch_slots, slots.misses
-    if slots.dtype not in (np.bool_, np.int32):
-        raise UsageError(f"slots are int32 (negative: missed) or bool, got {slots.dtype}")
-    if len(slots) != trace.num_accesses:
-        raise UsageError(
-            f"the trace has {trace.num_accesses} rows, but there are {len(slots)} slots; "
-            "pack with the plan that was made of this trace"
-        )
-
-    def slots_of(i: int) -> npt.NDArray[np.int32]:
-        part = slots[offsets[i] : offsets[i + 1]]
-        return part.astype(np.int32) - np.int32(1) if part.dtype == np.bool_ else part
-
-    counts = [np.count_nonzero(slots_of(i) < 0) for i in range(trace.num_batches)]
-    return slots_of, np.array(counts, np.int64)
 
 
 def held_bytes(misses: npt.NDArray[np.int64], id_bytes: int, *, spills: bool = False) -> int:

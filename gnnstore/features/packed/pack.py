@@ -15,7 +15,6 @@ import mmap
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
-from itertools import pairwise
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -25,9 +24,9 @@ import numpy.typing as npt
 
 from gnnstore import _core
 from gnnstore.budget.ledger import PLANNED, Ledger, Reservation
-from gnnstore.caching.plan import Trace
+from gnnstore.caching.plan import CachePlan, Trace
 from gnnstore.disk.spool import translated
-from gnnstore.errors import UsageError, storage_error
+from gnnstore.errors import storage_error
 from gnnstore.features.packed import misses as sorted_misses
 from gnnstore.features.packed.chunks import (
     BLOCK_BYTES,
@@ -45,7 +44,6 @@ from gnnstore.features.packed.misses import (
     SPILLED_BATCH_BYTES,
     MissCollector,
     MissTable,
-    Slots,
     held_bytes,
     sorting_bytes,
     too_little_memory,
@@ -329,7 +327,7 @@ def _anonymous(num_bytes: int) -> npt.NDArray[np.uint8]:
 def pack(
     tables: Mapping[str, TypedRows[FileRows]],
     trace: Trace,
-    slots: Slots,
+    plan: CachePlan,
     directory: Path,
     *,
     memory_bytes: int,
@@ -347,15 +345,7 @@ def pack(
     if stop is not None and stop.is_set():
         raise CancelledError("packing was stopped before it began")
     ranges = ranges_of(tables)
-    are_apart = all(a.first + a.num_rows <= b.first for a, b in pairwise(ranges))
-    fit = all(table.num_rows == own.num_rows for table, own in tables.values())
-    if not (tables and fit and are_apart):
-        raise UsageError(
-            "one or more tables of the same nodes are packed together, and those of other types "
-            f"apart from them in a row space; got {len(tables)}, with "
-            f"{sorted({table.num_rows for table, _ in tables.values()})} rows"
-        )
-    collector = MissCollector.of(trace, slots, ranges)
+    collector = MissCollector(trace, plan, ranges)
     spills = _must_spill(tables, collector, memory_bytes)
     try:
         own = Path(tempfile.mkdtemp(prefix="packed-", dir=directory))

@@ -86,40 +86,6 @@ class SavedRecord:
         changes = (self.change_positions, self.change_slots)
         return PlanStep(self.subgraph.rows(space), self.slots, *changes)
 
-    def check_numbers(self, num_slots: int) -> None:
-        """Refuse numbers outside of the batch or the cache: a file may hold any number."""
-        graph, num_rows = self.subgraph, len(self.slots)
-        numbers = [
-            ("slot", self.slots, -1, num_slots),
-            ("slot that a row enters", self.change_slots, 0, num_slots),
-            ("row that enters the cache", self.change_positions, 0, num_rows),
-            ("missed row", self.positions, 0, num_rows),
-            ("repeated row", self.repeat_targets, 0, num_rows),
-            ("row that is repeated", self.repeat_sources, 0, num_rows),
-        ]
-        lengths = [
-            ("slots for rows that enter", len(self.change_slots), len(self.change_positions)),
-            ("repeated rows", len(self.repeat_targets), len(self.repeat_sources)),
-        ]
-        for (source, _, target), edges in graph.edges.items():
-            num_edges, num_targets = len(edges.positions), len(graph.nodes[target])
-            incoming = edges.num_incoming
-            numbers.append(("source of an edge", edges.sources, 0, len(graph.nodes[source])))
-            numbers.append(("number of in-neighbours", incoming, 0, num_edges + 1))
-            found = int(incoming.sum(dtype=np.int64)) if incoming.dtype.kind == "i" else -1
-            lengths.append(("sources of edges", len(edges.sources), num_edges))
-            lengths.append(("edges into nodes", found, num_edges))
-            if len(incoming) > num_targets:
-                raise CorruptStoreError(f"edges into {len(incoming)} nodes, not {num_targets}")
-        for what, array, least, end in numbers:
-            if array.ndim != 1 or array.dtype.kind != "i":
-                raise CorruptStoreError(f"a {what} is of {array.dtype} {list(array.shape)}")
-            if len(array) and not (least <= int(array.min()) and int(array.max()) < end):
-                raise CorruptStoreError(f"a {what} is not between {least} and {end - 1}")
-        for what, found, wanted in lengths:
-            if found != wanted:
-                raise CorruptStoreError(f"{found} {what}, not {wanted}")
-
     def encode(self, number: int) -> tuple[list[memoryview], int, int]:
         """Return the bytes of the record in pieces, their number, and their crc32c."""
         arrays: list[npt.NDArray[Any]] = [*self.seeds, self.slots]
@@ -329,7 +295,7 @@ class PackedFiles:
         return saved
 
     def _check(self, record: SavedRecord) -> None:
-        """Refuse arrays that do not fit together: a file may hold any numbers."""
+        """Refuse arrays that do not fit together."""
         graph = record.subgraph
         counts: dict[Any, int] = {name: len(ids) for name, ids in graph.nodes.items()}
         counts |= {edge_type: len(each.positions) for edge_type, each in graph.edges.items()}
@@ -346,7 +312,6 @@ class PackedFiles:
                 raise CorruptStoreError(
                     f"an array is {array.dtype} {list(array.shape)}, not {dtype} {list(shape)}"
                 )
-        record.check_numbers(self.reader.manifest.num_slots)
 
     def _crcs_of(self, record: SavedRecord) -> Iterator[tuple[npt.NDArray[np.uint32], int]]:
         """Yield a record's checksums, each array with its expected length."""

@@ -11,10 +11,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, Self, TypeVar, cast
+from typing import Any, NamedTuple, Protocol, TypeVar, cast
 from weakref import WeakSet, ref
-
-import numpy as np
 
 from gnnstore._core import release_memory
 from gnnstore.caching.plan import CachePlan, PlanPlace, Trace, TraceBuilder
@@ -29,15 +27,13 @@ from gnnstore.pipeline.batch import Batch, Recorder
 from gnnstore.pipeline.lookahead.edge_rows import SuperbatchEdges
 from gnnstore.sampling.compact import CompactSample, Types
 from gnnstore.sampling.neighbor import Subgraph
-from gnnstore.sampling.row_space import RowRange, RowSpace
+from gnnstore.sampling.row_space import RowSpace
 from gnnstore.threads import CancelledError, Flag
 
 _POLL_SECONDS = 0.05
 # Reads of single rows for each piece of a pass: packed rows are written and read as well.
 _WORTH = 4 / 3
 _LEAST_READ_BYTES = 4 << 10
-# Each takes a byte while they are counted.
-_MAX_PIECES = 1 << 22
 
 
 class Closable(Protocol):
@@ -323,7 +319,7 @@ class SuperbatchPacker:
         """Pack the missed rows of a superbatch's batches, unless it has no use or no room."""
         num_batches, wanted = self._fitting(trace, plan)
         # Memory alone has room for few batches, perhaps for too few to share reads.
-        if num_batches == 0 or not (wanted or self._is_faster(trace, plan, num_batches)):
+        if num_batches == 0 or not (wanted or self._is_faster(plan, num_batches)):
             return None
         while not self._quota.take(self, wanted):
             if not (self._may_wait and (self._waits_for_others() or self._quota.is_of(self))):
@@ -353,16 +349,16 @@ class SuperbatchPacker:
         packed.removed = partial(self._quota.give_back, self, wanted)
         return packed
 
-    def _is_faster(self, trace: Trace, plan: CachePlan, num_batches: int) -> bool:
+    def _is_faster(self, plan: CachePlan, num_batches: int) -> bool:
         """Whether a pass for the first batches takes less time than reading their rows singly."""
-        tables_each = len(self._tables) / len(ranges_of(self._tables))
-        reads = int(plan.misses[:num_batches].sum()) * tables_each
-        pieces = [_Pieces.of(table) for table in self._tables.values()]
-        if reads > _WORTH * sum(each.num_pieces for each in pieces):
-            return True
-        needed = sum(each.num_needed(trace, plan, num_batches) for each in pieces)
-        release_memory()
-        return reads > _WORTH * needed
+        tables = [rows.table for rows in self._tables.values()]
+        reads = int(plan.misses[:num_batches].sum()) * len(tables) / len(ranges_of(self._tables))
+        # A pass reads a piece of a table as fast as its disk reads a row by itself.
+        pieces = sum(
+            table.num_rows * table.row_bytes / (table.place["gap_bytes"] + _LEAST_READ_BYTES)
+            for table in tables
+        )
+        return reads > _WORTH * pieces
 
     def _fitting(self, trace: Trace, plan: CachePlan) -> tuple[int, int]:
         """Return how many batches, from the first on, there is room for, and their disk space."""
@@ -378,33 +374,6 @@ class SuperbatchPacker:
         counts = range(plan.num_batches + 1)
         most = bisect_right(counts, self._quota.num_bytes, key=bytes_of) - 1
         return most, bytes_of(most)
-
-
-@dataclass(frozen=True)
-class _Pieces:
-    """A table in pieces, each of which a pass reads as fast as the disk reads a row by itself."""
-
-    range: RowRange
-    rows_each: int  # rows of a piece, and pieces of the table
-    num_pieces: int  # rows of a piece, and pieces of the table
-
-    @classmethod
-    def of(cls, rows: TypedRows[FileRows]) -> Self:
-        """Divide a table as its disk was measured: a gap that is as long as a read takes is one."""
-        table = rows.table
-        piece_bytes = table.place["gap_bytes"] + _LEAST_READ_BYTES
-        rows_each = max(
-            1, piece_bytes // max(1, table.row_bytes), -(-table.num_rows // _MAX_PIECES)
-        )
-        return cls(rows.range, rows_each, -(-table.num_rows // rows_each))
-
-    def num_needed(self, trace: Trace, plan: CachePlan, num_batches: int) -> int:
-        """Return the number of pieces of which the first batches miss a row."""
-        is_needed = np.zeros(self.num_pieces, np.bool_)
-        for i in range(num_batches):
-            places, nodes = self.range.part(trace.batch(i))
-            is_needed[nodes[plan.batch_slots(i)[places] < 0] // self.rows_each] = True
-        return int(np.count_nonzero(is_needed))
 
 
 class DiskQuota:
