@@ -21,7 +21,7 @@ import torch
 from torch.utils.data import BatchSampler
 
 from gnnstore.errors import UsageError
-from gnnstore.pipeline.order.state import Position, checked
+from gnnstore.pipeline.order.state import Position
 from gnnstore.seeds.nodes import crc_of_positions
 
 
@@ -62,26 +62,11 @@ class ExternalSampler:
         state = position.sampler
         if state is None:
             raise UsageError(f"the state says nothing of {self.name}, which this loader uses")
-        is_stateful = self._stateful is not None
-        if is_stateful != ("state" in state):
-            then, now = ("no state_dict", "one") if is_stateful else ("a state_dict", "none")
+        if (self._stateful is not None) != ("state" in state):
             raise UsageError(
-                f"the state was taken when {self.name} had {then}, but it has {now} now; resume "
+                f"the state was taken when {self.name} had another state_dict, or none; resume "
                 "with the sampler as it was"
             )
-        if is_stateful:
-            checked(state, "epoch_done", bool)
-            return
-        checked(state, "crc32c", int)
-        text = checked(state, "generator", str, type(None))
-        if self._generator is not None and text is not None:
-            try:
-                torch.Generator(self._generator.device).set_state(_from_text(text))
-            except (ValueError, RuntimeError) as error:
-                raise UsageError(
-                    f"the state's 'generator' is not one that the generator of {self.name} can "
-                    f"take: {error}"
-                ) from None
 
     def batches(
         self,
@@ -97,7 +82,9 @@ class ExternalSampler:
         state = start.sampler
         if state is not None and start.batches and state["epoch_done"]:
             return
-        batches = _each(self._started(state))
+        if state is not None:
+            self._stateful.load_state_dict(copy.deepcopy(state["state"]))
+        batches = iter(self.sampler)
         if start.batches == 0 and state is not None:
             batches = self._anew_if_empty(batches)
         size = self.sampler.batch_size if _is_plain(self.sampler) else None
@@ -106,30 +93,18 @@ class ExternalSampler:
             short = size is not None and len(index) < size
             yield index, self.start(epoch_done=short)
 
-    def _started(self, state: dict[str, Any] | None) -> Any:
-        """Start an epoch of a stateful sampler, or go on in one."""
-        if state is None:
-            return iter(self.sampler)
-        wanted = state["state"]
-        self._stateful.load_state_dict(copy.deepcopy(wanted))
-        batches = iter(self.sampler)
-        if batches is self._stateful and not _are_equal(batches.state_dict(), wanted):
-            # A sampler that is its own iterator went back to its start.
-            batches.load_state_dict(copy.deepcopy(wanted))
-        return batches
-
     def _anew_if_empty(self, batches: Iterator[Any]) -> Iterator[Any]:
         """Start again if a state of the end of an epoch gave the nothing that was left of it."""
         for first in batches:
             return chain([first], batches)
-        return _each(iter(self.sampler))
+        return iter(self.sampler)
 
     def _run_again(self, start: Position) -> Iterator[tuple[Any, dict[str, Any]]]:
         found = start.sampler or self.start()
         generator = self._generator
         if start.sampler is not None and generator is not None and found["generator"] is not None:
             generator.set_state(_from_text(found["generator"]))
-        batches, given, crc = _each(iter(self.sampler)), 0, 0
+        batches, given, crc = iter(self.sampler), 0, 0
         for index in batches:
             if given == start.batches:
                 batches = chain([index], batches)
@@ -165,31 +140,6 @@ class ExternalSampler:
             if isinstance(generator, torch.Generator):
                 return generator
         return None
-
-
-def _each(batches: Iterator[Any]) -> Iterator[Any]:
-    """Yield what `next` gives, as torch does.
-
-    A loop over the iterator itself would call `iter` on it once more, and one that is its own
-    sampler begins the epoch anew then.
-    """
-    while True:
-        try:
-            index = next(batches)
-        except StopIteration:
-            return
-        yield index
-
-
-def _are_equal(found: Any, expected: Any) -> bool:
-    """Return whether two states are equal, tensors in them included."""
-    if isinstance(expected, dict):
-        are_same_keys = isinstance(found, dict) and found.keys() == expected.keys()
-        return are_same_keys and all(_are_equal(found[key], expected[key]) for key in expected)
-    if isinstance(expected, list | tuple):
-        are_as_many = isinstance(found, list | tuple) and len(found) == len(expected)
-        return are_as_many and all(map(_are_equal, found, expected))
-    return np.array_equal(found, expected)
 
 
 def _is_plain(sampler: Any) -> bool:

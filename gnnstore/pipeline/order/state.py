@@ -74,16 +74,16 @@ class LoaderState:
                 f"the state is a {type(state).__name__}; expected the dict that state_dict() of a "
                 "loader returned"
             )
-        version = checked(state, "version", int)
+        version = _checked(state, "version", int)
         if version != VERSION:
             raise UsageError(
                 f"the state has version {version}, this gnnstore knows version {VERSION}; resume "
                 "with the gnnstore that wrote it, or begin a new run"
             )
-        sampler = checked(state, "sampler", dict, type(None))
+        sampler = _checked(state, "sampler", dict, type(None))
         position = Position(_count(state, "epoch", 63), _count(state, "batches", 63), sampler)
         seed = _count(state, "seed", 64)
-        found = cls(position, seed, checked(state, "fingerprint", dict))
+        found = cls(position, seed, _checked(state, "fingerprint", dict))
         return copy.deepcopy(found)
 
     def refuse_unless_of(self, fingerprint: Mapping[str, Any], seed: int | None) -> None:
@@ -146,35 +146,25 @@ def _of_times_and_weights(config: SamplingConfig) -> dict[str, Any]:
     return found
 
 
-def checked(state: Mapping[str, Any], name: str, *kinds: type) -> Any:
-    """Return a value of a state."""
-    wanted = " or ".join("None" if kind is type(None) else kind.__name__ for kind in kinds)
-    if name not in state:
-        raise UsageError(
-            f"the state has no {name!r} (expected: {wanted}); expected the dict that state_dict() "
-            f"of a loader returned, found {_keys(state)}"
-        )
-    value = state[name]
+def _checked(state: Mapping[str, Any], name: str, *kinds: type) -> Any:
+    value = state.get(name, _ABSENT)
     # True is an int to Python, and no number of batches to anybody.
-    if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
+    if not isinstance(value, kinds) or isinstance(value, bool):
+        wanted = " or ".join(kind.__name__ for kind in kinds)
         raise UsageError(
-            f"the state's {name!r} is {value!r}, of type {type(value).__name__}; expected {wanted}"
+            f"the state has {name!r}: {_shown(state, name)}; expected {wanted}, as in the dict "
+            "that state_dict() of a loader returned"
         )
     return value
 
 
 def _count(state: Mapping[str, Any], name: str, num_bits: int) -> int:
-    value: int = checked(state, name, int)
+    value: int = _checked(state, name, int)
     if not 0 <= value < 2**num_bits:
         raise UsageError(
             f"the state's {name!r} is {value}; expected 0 or more, and less than 2^{num_bits}"
         )
     return value
-
-
-def _keys(state: Mapping[str, Any]) -> str:
-    shown = [repr(key) for key in list(state)[:10]]
-    return ", ".join(shown) + (", ..." if len(state) > len(shown) else "") or "no keys at all"
 
 
 def _is_equal(expected: Any, found: Any) -> bool:
