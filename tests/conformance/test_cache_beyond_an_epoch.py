@@ -10,8 +10,6 @@ import pytest
 
 import gnnstore
 from gnnstore import NeighborLoader
-from gnnstore.caching.plan import Trace
-from gnnstore.caching.scores import most_needed
 from gnnstore.converters import ConvertOptions, from_rmat
 from tests.support.batches import assert_same_batches, batches_of
 from tests.support.loaders import slots_of
@@ -57,21 +55,3 @@ def test_the_next_epoch_reads_less(store: Path) -> None:
     assert len(needed[0]) < num_cached
     others = np.setdiff1d(needed[1], needed[0])
     assert 0 < rows_read[1] < 0.7 * len(others)
-
-
-def test_others_are_chosen_by_degree() -> None:
-    trace = Trace.of([np.array([3, 5], np.int32), np.array([5, 9], np.int32)])
-    degrees = np.array([0, 7, 1, 0, 9, 0, 2, 8, 0, 0, 0, 0], np.uint32)
-
-    def asked() -> Any:
-        return degrees.copy()
-
-    def not_asked() -> Any:
-        raise AssertionError("the needed nodes take all there is")
-
-    assert most_needed(trace, 12, 2, not_asked).tolist() == [3, 5]
-    assert most_needed(trace, 12, 3, not_asked).tolist() == [3, 5, 9]
-    assert most_needed(trace, 12, 5, asked).tolist() == [3, 4, 5, 7, 9]
-    # Nodes that no edge leads from are in no batch but as seeds.
-    assert most_needed(trace, 12, 11, asked).tolist() == [1, 2, 3, 4, 5, 6, 7, 9]
-    assert most_needed(trace, 12, 5, lambda: None).tolist() == [3, 5, 9]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +10,8 @@ import numpy as np
 import pytest
 
 from gnnstore import BudgetError, NeighborLoader
-from gnnstore.disk.engines import open_engine
 from gnnstore.strategies.builtin import STRATEGIES
 from gnnstore.testing.graphs import GraphArrays
-from tests.support.batches import assert_same_batches, batches_of
-from tests.support.disks import usual_profile
 from tests.support.effort import choose
 
 MB = 10**6
@@ -55,12 +51,6 @@ def test_auto_has_a_strategy_for_each_budget_from_some_on(store: Path) -> None:
     assert in_memory == sorted(in_memory), names
 
 
-def test_auto_says_why_what_fits_is_not_loaded(store: Path) -> None:
-    stats = loader_of(store, 27 * MB).stats()
-    assert stats.strategy == "static"
-    assert "leave no room for two batches in" in stats.reason
-
-
 @pytest.mark.parametrize("strategy", [s.name for s in STRATEGIES if s.reads_disk])
 def test_what_a_budget_allows_a_larger_one_does(store: Path, strategy: str) -> None:
     refused: dict[int, int] = {}
@@ -90,29 +80,3 @@ def test_what_a_refusal_asks_for_is_enough_and_no_more(
     loader_of(store, memory + missing, **options)
     with pytest.raises(BudgetError):
         loader_of(store, memory + missing - 1 - missing // 100, **options)
-
-
-@pytest.mark.parametrize("memory", [48 * MB, 49 * MB, 52 * MB])
-def test_batches_in_flight_do_not_leave_a_superbatch_of_two(store: Path, memory: int) -> None:
-    """The table would be read for every other batch: rather one batch at a time."""
-    options: dict[str, Any] = {"strategy": "packed", "batch_size": 48, "seed": 0}
-    loader = NeighborLoader(store, [10, 5], "train", memory=memory, **options)
-    assert loader.stats().superbatch >= 8
-
-
-@pytest.mark.parametrize("strategy", [s.name for s in STRATEGIES if s.reads_disk])
-def test_the_profile_of_a_busy_disk_refuses_no_budget(
-    store: Path, strategy: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """More reads in flight than the default ones are memory that only a large budget has."""
-    memory = 50 * MB
-    expected = loader_of(store, memory, strategy=strategy)
-    rates = {4096: {1: 100.0, 128: 5_000.0, 256: 90_000.0}, 65536: {1: 90.0, 256: 9_000.0}}
-    busy = usual_profile(store, random_reads_per_second=rates)
-    monkeypatch.setattr("gnnstore.disk.engines.load_profile", lambda _: busy)
-    monkeypatch.setenv("GNNSTORE_IO_ENGINE", "pread")
-    assert open_engine(store / "zarr.json").staging_bytes > 16 * MB
-    found = loader_of(store, memory, strategy=strategy)
-    assert_same_batches(batches_of(islice(found, 20)), batches_of(islice(expected, 20)))
-    large = loader_of(store, 2_000 * MB, strategy=strategy)
-    assert large._sources.engine.staging_bytes > 16 * MB

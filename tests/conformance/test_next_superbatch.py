@@ -18,14 +18,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 import gnnstore
 from gnnstore import NeighborLoader
 from gnnstore.errors import NoSpaceError
 from gnnstore.features.packed import pack as packing
-from gnnstore.features.planned import TurnLock
-from gnnstore.graph.shared import SharedTables, shared_tables
 from gnnstore.pipeline.batch import Batch, Finisher
 from gnnstore.pipeline.lookahead import superbatch as rolling
 from gnnstore.pipeline.lookahead.epochs import LookaheadEpochs
@@ -39,7 +36,6 @@ from tests.support.forks import ForkServer, check_in_fork
 from tests.support.loaders import (
     nothing_collected,
     override_sizes,
-    slots_of,
     superbatches_of,
     threads_of_loaders,
     wait_for,
@@ -127,44 +123,6 @@ def test_epoch_after_epoch(
     each = -(-BATCHES // superbatch)
     assert counted.sampled == counted.planned == 3 * each + 1
     assert counted.packed == (3 * each + 1 if strategy == "packed" else 0)
-
-
-def test_it_is_made_before_it_is_asked_for(path: Path) -> None:
-    loader = loader_of(path)
-    running = iter(loader)
-    next(running)
-    deadline = time.monotonic() + 60
-    while not any(thread.daemon for thread in threading.enumerate() if "gnnstore" in thread.name):
-        assert time.monotonic() < deadline
-        next(running, None)
-    list(running)
-    ahead = coming(loader)
-    assert ahead is not None
-    assert ahead._making.made is not None
-    before = loader.stats().seconds_planning
-    assert len(list(loader)) == BATCHES
-    assert loader.stats().seconds_planning > before
-
-
-@pytest.mark.parametrize(
-    ("options", "superbatch", "made"),
-    [
-        ({}, 4 * BATCHES, [True, True]),
-        ({"shuffle": False}, BATCHES, [False, True]),
-        ({"strategy": "belady"}, BATCHES, [True, True]),
-        ({"num_threads": 0}, BATCHES, [False, False]),
-        ({"sampler": torch.arange(200).tolist(), "shuffle": False}, BATCHES, [False, False]),
-    ],
-)
-def test_where_it_cannot_be(
-    path: Path, options: dict[str, Any], superbatch: int, made: list[bool]
-) -> None:
-    """Evaluation is often done once; and what a user's sampler will say nobody knows."""
-    loader = long_loader(path, **options)
-    assert loader.stats().superbatch == superbatch
-    for is_made in made:
-        assert len(list(loader)) == BATCHES
-        assert (coming(loader) is not None) == is_made
 
 
 def test_two_superbatches_must_fit_on_disk(path: Path, tmp_path: Path, expected: Epochs) -> None:
@@ -398,64 +356,6 @@ def test_what_works_for_a_loader_may_find_it_forgotten(
     wait_until_nothing_is_left(tmp_path)
 
 
-@pytest.mark.parametrize("another", [True, False])
-def test_what_hands_the_slots_over_may_find_an_iteration_forgotten(
-    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, another: bool
-) -> None:
-    """The garbage collector interrupts who is about to get the slots, with locks of theirs.
-
-    What works for the forgotten iteration waits for them. It is of another loader, or of the same.
-    """
-    waits, is_held, collected = threading.Event(), threading.Event(), threading.Event()
-    take, leave, look = SharedTables.take_slots, TurnLock.leave, TurnLock.look
-    consumer = threading.current_thread()
-
-    def collect() -> None:
-        if waits.is_set() and not is_held.is_set():
-            assert threading.current_thread() is consumer
-            is_held.set()
-            gc.collect()
-            collected.set()
-
-    def collect_and_take(shared: SharedTables, *args: Any, **options: Any) -> Any:
-        with shared._lock:
-            if another:
-                collect()
-            return take(shared, *args, **options)
-
-    def collect_and_leave(turns: TurnLock) -> None:
-        with turns._changed.lock:
-            collect()
-        leave(turns)
-
-    def wait_and_look(turns: TurnLock, number: int) -> Any:
-        if number >= 2 and threading.current_thread() is not consumer and not is_held.is_set():
-            waits.set()
-            assert is_held.wait(20)
-        return look(turns, number)
-
-    store = gnnstore.open(path)
-    loader = loader_of(store, strategy="belady", spill_dir=tmp_path, superbatch=4)
-    monkeypatch.setattr(SharedTables, "take_slots", collect_and_take)
-    monkeypatch.setattr(TurnLock, "leave", collect_and_leave)
-    monkeypatch.setattr(TurnLock, "look", wait_and_look)
-    with nothing_collected():
-        batches = iter(loader)
-        next(batches)
-        assert waits.wait(20)
-        cycle: list[Any] = [batches]
-        cycle.append(cycle)
-        if another:
-            cycle.append(loader)
-            loader = loader_of(store, strategy="belady", spill_dir=tmp_path, superbatch=4)
-        del batches, cycle
-        assert len(list(loader)) == BATCHES
-    assert collected.is_set()
-    assert loader.stats().rows_cached > 0
-    del loader
-    wait_until_nothing_is_left(tmp_path)
-
-
 LEFT = """
 import sys, time
 from gnnstore import NeighborLoader
@@ -484,52 +384,7 @@ def test_the_interpreter_ends_meanwhile(path: Path, tmp_path: Path, forks: ForkS
     assert time.monotonic() - start < 60
 
 
-def test_slots_are_taken_from_no_open_iteration(
-    path: Path, expected: Epochs, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Another loader began while the next epoch was sampled: that is planned all the same."""
-    sample, goes_on, has_begun = Producer.sample, threading.Event(), threading.Event()
-    begun: list[Producer] = []
-
-    def sample_and_wait(maker: Producer, *args: Any) -> Any:
-        sampled = sample(maker, *args)
-        if maker not in begun:
-            begun.append(maker)
-        if len(begun) == 2 and maker is begun[1]:  # of the next epoch
-            has_begun.set()
-            assert goes_on.wait(60)
-        return sampled
-
-    counted = Counted(monkeypatch)
-    monkeypatch.setattr(Producer, "sample", sample_and_wait)
-    store = gnnstore.open(path)
-    options: dict[str, Any] = {"strategy": "belady", "superbatch": BATCHES, "prefetch_batches": 1}
-    loader, other = loader_of(store, **options), loader_of(store, **options)
-    found = []
-    for batch in loader:
-        found.append(batch.to_dict())
-        if len(found) == BATCHES // 2:  # so that the last ones have no rows yet
-            assert has_begun.wait(60)
-            slots = slots_of(store)
-            turns = slots._turns
-            theirs: Any = iter(other)
-            others = batches_of(islice(theirs, 1))
-            goes_on.set()
-    assert_same_batches(found, expected[0])
-    ahead = coming(loader)
-    assert ahead is not None
-    assert ahead._making.made is not None
-    assert ahead._making.made.slots is slots
-    others += batches_of(theirs)
-    assert_same_batches(others, expected[0])
-    assert other.stats().rows_cached == 0
-    assert counted.planned == 2
-    assert_same_batches(batches_of(loader), expected[1])
-    assert slots_of(store) is slots
-    assert slots._turns is turns
-
-
-@pytest.mark.parametrize("phase", ["sample", "plan", "_pack"])
+@pytest.mark.parametrize("phase", ["plan", "_pack"])
 def test_slots_are_taken_while_the_next_epoch_is_made(
     path: Path, tmp_path: Path, expected: Epochs, monkeypatch: pytest.MonkeyPatch, phase: str
 ) -> None:
@@ -567,56 +422,6 @@ def test_slots_are_taken_while_the_next_epoch_is_made(
         assert_same_batches(batches_of(loader), epoch)
 
 
-def test_who_loses_the_slots_holds_nothing_of_them(path: Path, expected: Epochs) -> None:
-    """Only what was sampled for the next epoch is kept, until it is clear that that is another."""
-    store = gnnstore.open(path)
-    loader, other = (loader_of(store, strategy="belady") for _ in range(2))
-    list(loader)
-    list(other)
-    list(loader)
-    ahead = coming(loader)
-    assert ahead is not None
-    assert not ahead.plans
-    slots = weakref.ref(shared_tables(store)._slots)
-    theirs: Any = iter(other)
-    next(theirs)
-    assert superbatches_of(loader)._next is ahead
-    assert slots() is None
-    sampled = weakref.ref(ahead._making.made)
-    del ahead
-    # An iteration without slots has no use for it, and after that it is an epoch that has been.
-    running = iter(loader)
-    found = batches_of(islice(running, 1))
-    assert sampled() is None
-    assert_same_batches(found + batches_of(running), expected[2])
-
-
-@pytest.mark.parametrize("num_taken", [2, 7])
-def test_an_older_iteration_leaves_nothing_to_those_after_a_newer(
-    path: Path, tmp_path: Path, expected: Epochs, num_taken: int
-) -> None:
-    """Its slots are the newer one's, and what comes next is another epoch."""
-    loader = long_loader(path, spill_dir=tmp_path, prefetch_batches=1)
-    for epoch in expected[:2]:
-        assert_same_batches(batches_of(loader), epoch)
-    older: Any = iter(loader)
-    found = batches_of(islice(older, num_taken))
-    files = set(tmp_path.iterdir())
-    assert files
-    newer: Any = iter(loader)
-    others = batches_of(islice(newer, 2))
-    found += batches_of(older)
-    assert_same_batches(found, expected[2])
-    ahead = superbatches_of(loader)
-    assert (ahead._carried, ahead._next, ahead._session) == (None, None, None)
-    assert not files & set(tmp_path.iterdir())
-    others += batches_of(newer)
-    assert_same_batches(others, expected[3])
-    assert coming(loader) is not None
-    for epoch in expected[4:6]:
-        assert_same_batches(batches_of(loader), epoch)
-
-
 @pytest.mark.parametrize(("superbatch", "goes_on"), [(None, False), (None, True), (LONG, True)])
 def test_a_fork_between_epochs(
     path: Path, tmp_path: Path, expected: Epochs, superbatch: int | None, goes_on: bool
@@ -637,39 +442,6 @@ def test_a_fork_between_epochs(
     check_in_fork(check)
     for epoch in expected[3:6]:
         assert_same_batches(batches_of(loader), epoch)
-
-
-def test_a_fork_while_a_batch_has_its_turn(
-    path: Path, tmp_path: Path, expected: Epochs, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It never ends in the child, which has not the thread: an iteration there takes the slots."""
-    done, in_turn, goes_on = TurnLock.done, threading.Event(), threading.Event()
-
-    def wait_and_end(turns: TurnLock, number: int) -> None:
-        if number == 3 and not in_turn.is_set():
-            with turns._changed.lock:
-                in_turn.set()
-                assert goes_on.wait(60)
-        done(turns, number)
-
-    monkeypatch.setattr(TurnLock, "done", wait_and_end)
-    loader = loader_of(path, strategy="belady", spill_dir=tmp_path, superbatch=BATCHES)
-    running: Any = iter(loader)
-    found = batches_of(islice(running, 2))
-    assert in_turn.wait(60)
-    files = set(tmp_path.rglob("*"))
-
-    def check() -> None:
-        assert_same_nodes(loader, expected[1])
-        assert loader.stats().rows_cached > 0
-        running.close()
-        assert files <= set(tmp_path.rglob("*"))
-
-    check_in_fork(check)
-    goes_on.set()
-    found += batches_of(running)
-    assert_same_batches(found, expected[0])
-    assert_same_batches(batches_of(loader), expected[1])
 
 
 # --- superbatches of several epochs --------------------------------------------------------------
@@ -707,22 +479,6 @@ def test_epochs_share_superbatches(
     assert max(packing[4:]) - min(packing[4:]) <= 1
 
 
-def test_beside_a_first_epoch_there_is_one_that_follows(path: Path, expected: Epochs) -> None:
-    """Whatever was broken off before: the epoch that fills the cache packs more than others."""
-    loader = long_loader(path)
-    for _ in range(3):
-        running = iter(loader)
-        next(running)
-        del running
-        gc.collect()
-    shares = []
-    for _ in range(3):
-        list(loader)
-        ahead = coming(loader)
-        shares.append(0 if ahead is None else len(ahead.shares))
-    assert shares == [1, 2, 3]
-
-
 @pytest.mark.parametrize(
     ("strategy", "num_seeds", "superbatch"),
     [(*pair, each) for pair in paired(PLANNED, [0, 3, 50]) for each in (None, 8)],
@@ -745,35 +501,6 @@ def test_epochs_that_disk_has_no_room_for_are_refused(path: Path, tmp_path: Path
     one = superbatches_of(loader).job.totals.bytes_spilled
     with pytest.raises(gnnstore.BudgetError, match="lower superbatch="):
         long_loader(path, spill_dir=tmp_path, disk=3 * one)
-
-
-def test_later_epochs_need_less_disk_than_the_first(
-    path: Path, expected: Epochs, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """With room for the rows of two first epochs, four later ones share a pass: all is packed."""
-    packed: list[tuple[int, int]] = []
-    pack = rolling.SuperbatchPacker.pack
-
-    def recording(self: Any, trace: Any, plan: Any, **options: Any) -> Any:
-        found = pack(self, trace, plan, **options)
-        assert found is not None
-        packed.append((found.num_batches, plan.num_batches))
-        return found
-
-    monkeypatch.setattr(rolling.SuperbatchPacker, "pack", recording)
-    options = {"cache_bytes": "2MB"}
-    first = loader_of(path, **options)
-    list(first)
-    one = superbatches_of(first).job.totals.bytes_spilled
-    assert one > 0
-    packed.clear()
-    loader = long_loader(path, disk=2 * one + 20_000, **options)
-    assert loader.stats().superbatch == 4 * BATCHES
-    for epoch in expected:
-        assert_same_batches(batches_of(loader), epoch)
-    coming(loader)
-    assert all(done == planned for done, planned in packed)
-    assert max(planned for _, planned in packed) == 4 * BATCHES
 
 
 @pytest.mark.parametrize("superbatch", [None, LONG])
@@ -812,22 +539,6 @@ def test_whatever_comes_between_epochs(
     gc.collect()
     assert not threads_of_loaders()
     assert not list(tmp_path.iterdir())
-
-
-def test_a_forgotten_loader_leaves_no_epoch_behind(
-    path: Path, tmp_path: Path, expected: Epochs
-) -> None:
-    with nothing_collected():
-        loader = long_loader(path, spill_dir=tmp_path)
-        for epoch in expected[:3]:
-            assert_same_batches(batches_of(loader), epoch)
-        coming(loader)
-        assert superbatches_of(loader)._carried is not None
-        itself = weakref.ref(loader)
-        del loader
-        assert itself() is None
-        assert not list(tmp_path.iterdir())
-        assert not threads_of_loaders()
 
 
 def test_an_error_belongs_to_its_epoch(

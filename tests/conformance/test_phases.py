@@ -6,7 +6,6 @@ import gc
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
@@ -104,30 +103,3 @@ def test_one_at_a_time(
     assert phases.together == {(phase,) for phase in phases.seen}
     last = "filling" if strategy == "belady" else "packing"
     assert set(phases.seen) == {"sampling", "planning", last}
-
-
-def test_a_batch_does_not_wait_for_the_plan_of_a_later_superbatch(
-    path: Path, expected: list[Batches], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """While that is made, those come that have theirs."""
-    loader = loader_of(path, strategy="belady", cache_bytes="50kB")
-    goes_on, is_planning = threading.Event(), threading.Event()
-    plan: Callable[..., Any] = SuperbatchFiles.plan
-
-    def slow(self: SuperbatchFiles, planner: Any, trace: Any, name: str) -> Any:
-        if name == "4":
-            is_planning.set()
-            assert goes_on.wait(30)
-        return plan(self, planner, trace, name)
-
-    monkeypatch.setattr(SuperbatchFiles, "plan", slow)
-    running = iter(loader)
-    found = batches_of(islice(running, 1))
-    assert is_planning.wait(30)
-    found += batches_of(islice(running, 3))
-    cached = loader.stats().rows_cached
-    assert cached > 0
-    goes_on.set()
-    found += batches_of(running)
-    assert_same_batches(found, expected[0])
-    assert loader.stats().rows_cached > cached
