@@ -166,14 +166,9 @@ class EpochPacker:
         )
         progress = progress or NullProgress()
         with writer:
-            known = writer.decided
-            self._decide(
-                known.texts("cached"),
-                known.integer("num_slots"),
-                known.integers("slot_shares", 1),
-                known.integer("superbatch", 1),
-                known.integer("segment", 1),
-            )
+            known = writer.journal.decided
+            names = ("cached", "num_slots", "slot_shares", "superbatch", "segment")
+            self._decide(*(known[name] for name in names))
             total = settings.epochs * self.batches_per_epoch
             with progress.phase("pack", total, "batches") as phase:
                 phase.advance(len(writer.index))

@@ -15,11 +15,10 @@ import resource
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeAlias
-from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -27,26 +26,18 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
 import gnnstore
-from gnnstore.converters import ConvertOptions, from_numpy, partition
-from gnnstore.converters.edges import builder
+from gnnstore.converters import partition
 from gnnstore.disk.engines import open_engine
 from gnnstore.disk.profile import load_profile
-from gnnstore.errors import GnnstoreError, StorageError, UsageError
-from gnnstore.formats.arrays import pages
+from gnnstore.errors import GnnstoreError, UsageError
 from gnnstore.formats.container.files import crc32c_of
-from gnnstore.formats.container.journal import (
-    JOURNAL_FILE,
-    append_record,
-    encode_record,
-    read_records,
-)
 from gnnstore.graph.neighbor_cache.cache import NeighborCache
 from gnnstore.sampling.neighbor import SamplingConfig
 from gnnstore.strategies.builtin import STRATEGIES
 from gnnstore.testing.graphs import random_graph
 from gnnstore.tools.cli import main
 from gnnstore.tools.ui.exits import DEFECT
-from tests.support.batches import assert_same_batches, batches_of
+from tests.support.batches import batches_of
 from tests.support.disks import keep_usual_profile
 from tests.support.hetero import hetero_store, make_hetero
 from tests.support.hostile import apply_edits, edits, json_edits
@@ -291,123 +282,6 @@ def target_state(folder: Path) -> Target:
         refused(resume)
 
     return st.lists(json_edits(), min_size=1, max_size=3), check
-
-
-class StoppedError(StorageError):
-    """Ends a writer as a disk does that fails."""
-
-
-def _left_by(write: Callable[[], object], num_records: int) -> None:
-    """Let a writer fail when its journal has so many records."""
-    count = 0
-
-    def append(path: Path, record: Mapping[str, Any]) -> None:
-        nonlocal count
-        count += 1
-        if count > num_records:
-            raise StoppedError("no more")
-        append_record(path, record)
-
-    with (
-        patch("gnnstore.formats.container.journal.append_record", append),
-        contextlib.suppress(StoppedError),
-    ):
-        write()
-        raise RuntimeError("it was written to its end")
-
-
-def _resumed(
-    folder: Path,
-    name: str,
-    write: Callable[[bool], Path],
-    num_records: list[int],
-    check_result: Callable[[Path], None],
-) -> Target:
-    """Return changes of a journal, and a check that goes on with it."""
-    place, own = folder / "out", folder / "own.txt"
-    kept: list[Path] = []
-    for number in num_records:
-        shutil.rmtree(place, ignore_errors=True)
-        place.mkdir()
-        _left_by(lambda: write(True), number)
-        kept.append(shutil.copytree(place, folder / f"left-{number}"))
-
-    def check(drawn: Any) -> None:
-        which, line, changes = drawn
-        shutil.rmtree(place)
-        shutil.copytree(kept[which], place)
-        own.write_text("not to be removed")
-        (file,) = place.glob(f".*/{JOURNAL_FILE}")
-        records, _ = read_records(file)
-        for change in changes:
-            change.apply(records[line % len(records)])
-        file.write_bytes(b"".join(map(encode_record, records)))
-        error = refused(lambda: write(True))
-        if own.read_text() != "not to be removed":
-            raise UnsoundError("a file outside was written to")
-        if error is None:
-            check_result(place / name)
-
-    lists = st.lists(json_edits(), min_size=1, max_size=2)
-    which = st.integers(0, len(num_records) - 1)
-    return st.tuples(which, st.integers(0, 30), lists), check
-
-
-def target_conversion(folder: Path) -> Target:
-    graph = random_graph(300, 30_000, seed=2, feature_dim=3, num_classes=2, edge_feature_dim=1)
-    source, output = folder / "graph.npz", folder / "out" / "s.gnn"
-    arrays: dict[str, Any] = {
-        "edge_index": graph.edge_index,
-        "num_nodes": np.array(300),
-        **graph.attributes,
-    }
-    np.savez(source, **{**arrays, **graph.splits})
-    builder.MIN_SPILL_BYTES = 2**12
-    pages.MIN_DEFAULT_SHARD_BYTES = 2**12
-
-    def convert(resume: bool) -> Path:
-        options = ConvertOptions(resume=resume, memory_bytes=700_000)
-        return from_numpy(source, output, options=options)
-
-    def check_result(path: Path) -> None:
-        # A journal that lies about how much of the input was read makes another graph.
-        must_load(verified(path), lambda: _use_store(path, "memory"))
-
-    return _resumed(folder, "s.gnn", convert, [2, 4, 6, 8], check_result)
-
-
-def target_packing(folder: Path) -> Target:
-    store = write_example_store(
-        folder / "base.gnn", num_nodes=NUM_NODES, num_edges=NUM_EDGES, feature_shape=(3,)
-    ).path
-
-    (folder / "out").mkdir()
-
-    def write(resume: bool) -> Path:
-        return pack(
-            store,
-            [3, 2],
-            None,
-            output=folder / "out" / "packed",
-            batch_size=8,
-            resume=resume,
-            cache_bytes="100B",
-            superbatch=2,
-            num_threads=1,
-        )
-
-    whole = batches_of(gnnstore.open_packed(write(False)).loader(num_threads=1))
-
-    def check_result(path: Path) -> None:
-        # A journal that lies about a record makes packed epochs whose batch is refused.
-        batches: list[Any] = []
-        refused(
-            lambda: batches.extend(batches_of(gnnstore.open_packed(path).loader(num_threads=1)))
-        )
-        if batches:
-            assert_same_batches(batches, whole)
-
-    return _resumed(folder, "packed", write, [2, 4], check_result)
 
 
 def target_cache(folder: Path) -> Target:

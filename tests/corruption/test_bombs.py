@@ -26,14 +26,7 @@ from gnnstore.errors import CorruptStoreError, InputError
 from gnnstore.features.check import verify
 from gnnstore.formats import StoreReader
 from gnnstore.formats.arrays.zarr_metadata import MAX_COMPRESSED_FILE_BYTES
-from gnnstore.formats.container.files import crc32c_of
-from gnnstore.formats.container.journal import (
-    JOURNAL_FILE,
-    append_record,
-    encode_record,
-    read_records,
-)
-from gnnstore.formats.container.strict_json import MAX_VALUES, parse_object
+from gnnstore.formats.container.strict_json import parse_object
 from gnnstore.formats.packed.reader import PackedReader
 from tests.support.hostile import reseal
 from tests.support.stores import write_example_store
@@ -215,69 +208,9 @@ def test_packed_epochs_graph_array_is_checked_before_it_is_read(tmp_path: Path) 
 def test_a_repeated_key_among_many_is_found_in_linear_time() -> None:
     keys = ",".join(f'"k{i}":0' for i in range(400_000))
     begin = time.process_time()
-    with pytest.raises(CorruptStoreError, match="the key 'k399999' appears twice"):
+    with pytest.raises(CorruptStoreError, match="a key appears twice"):
         parse_object(f'{{{keys},"k399999":1}}'.encode(), path="x")
     assert time.process_time() - begin < 10  # 40,000 took 85 s
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        b'{"a":[' + b"[]," * 5_000_000 + b"[]]}",
-        b'{"a":[' + b'{"a":0},' * 2_000_000 + b"0]}",
-        b'{"a":[' + b"0.5," * 5_000_000 + b"0]}",
-        b'{"a":' + b"[" * 15_000_000,
-    ],
-    ids=["lists", "objects", "numbers", "deep"],
-)
-def test_a_manifest_of_many_values_is_refused_before_they_are_made(
-    store: Path, text: bytes
-) -> None:
-    assert len(text) <= 2**26
-    (store / "zarr.json").write_bytes(text)
-    num_bytes = len(text)
-    del text
-    with (
-        little_memory(2 * num_bytes + 2**26),
-        pytest.raises(CorruptStoreError, match=f"more than {MAX_VALUES} brackets, commas"),
-    ):
-        StoreReader.open(store)
-
-
-def test_as_many_values_as_a_document_may_have() -> None:
-    most = (MAX_VALUES - 2) // 2
-    keys = ",".join(f'"{i:x}":0' for i in range(most)).encode()
-    with little_memory(200 * MAX_VALUES):
-        assert len(parse_object(b"{%b}" % keys, path="x")) == most
-    with pytest.raises(CorruptStoreError, match=f"more than {MAX_VALUES} brackets"):
-        parse_object(b"{%b,%b}" % (keys, b'"x":0'), path="x")
-
-
-def test_a_journal_ends_where_its_values_are_too_many(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    file = tmp_path / JOURNAL_FILE
-    append_record(file, {"kind": "header", "version": 1, "fingerprint": {}})
-    line = encode_record({"kind": "of later versions", "a": [[]] * 100})
-    expected = file.stat().st_size + 3 * len(line)
-    with file.open("ab") as opened:
-        opened.writelines([line] * 10)
-    assert len(read_records(file)[0]) == 11
-    monkeypatch.setattr("gnnstore.formats.container.journal._MAX_JOURNAL_VALUES", 700)
-    records, good_bytes = read_records(file)
-    assert (len(records), good_bytes) == (4, expected)
-
-
-@pytest.mark.parametrize(
-    "text", ['{"a":1,"a":1}', '{"a":NaN}', '{"a":' + "[" * 40 + "]" * 40 + "}"]
-)
-def test_a_line_of_a_journal_is_read_as_strictly(tmp_path: Path, text: str) -> None:
-    file = tmp_path / JOURNAL_FILE
-    append_record(file, {"kind": "header", "version": 1, "fingerprint": {}})
-    good_bytes = file.stat().st_size
-    with file.open("ab") as opened:
-        opened.write(b"%08x %s\n" % (crc32c_of(text.encode()), text.encode()))
-    assert read_records(file)[1] == good_bytes
 
 
 # What converters read ---------------------------------------------------------------------

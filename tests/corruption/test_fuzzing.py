@@ -25,8 +25,6 @@ TARGETS = {
     "packed": choose(1.0, 60),
     "shared": choose(0.5, 60),
     "partitions": choose(1.0, 60),
-    "conversion": choose(1.0, 90),
-    "packing": choose(1.0, 60),
     "state": choose(0.3, 20),
     "cache": choose(0.7, 30),
 }

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 import shutil
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,10 +12,9 @@ import numpy as np
 import pytest
 
 import gnnstore
-from gnnstore.errors import CorruptStoreError, NoSpaceError, UnsupportedVersionError
+from gnnstore.errors import CorruptStoreError, UnsupportedVersionError
 from gnnstore.features.packed.chunks import BLOCK_BYTES
 from gnnstore.features.packed.saved import PackedFiles
-from gnnstore.formats.container.journal import encode_record, read_records
 from gnnstore.formats.packed.manifest import (
     CHECKED_ROWS,
     PACKED_FORMAT_VERSION,
@@ -427,34 +425,3 @@ def test_ranks_are_checked(segmented: Path) -> None:
             file.write((3).to_bytes(8, "little"))
     with pytest.raises(gnnstore.CorruptStoreError):
         batches_of(gnnstore.open_packed(segmented).loader(num_threads=1))
-
-
-# --- journals ------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (lambda records: records[0]["decided"].update(rows=["../../mine"]), "does not stay inside"),
-        (lambda records: records[0]["decided"].update(num_slots="many"), "expected an integer"),
-        (lambda records: records[0]["decided"].pop("cached"), "decided.cached: expected a list"),
-        (lambda records: records[1].update(index=[[1], [2, 3]]), "is no index"),
-        (lambda records: records[1].update(index=7), r"index: expected a list, found 7"),
-    ],
-)
-def test_a_journal_that_makes_no_sense(
-    store: Path, tmp_path: Path, change: Callable[[list[Any]], object], message: str
-) -> None:
-    place = tmp_path / "out"
-    place.mkdir()
-    size = gnnstore.open_packed(store / "plans" / "base").reader.total_bytes
-    with pytest.raises(NoSpaceError):
-        pack(store, [4, 4], output=place / "packed", superbatch=2, disk_bytes=size // 2)
-    (file,) = place.glob(".packed.*/journal")
-    records, _ = read_records(file)
-    assert len(records) > 1
-    change(records)
-    file.write_bytes(b"".join(map(encode_record, records)))
-    with pytest.raises(CorruptStoreError, match=message):
-        pack(store, [4, 4], output=place / "packed", superbatch=2, resume=True)
-    assert not (tmp_path / "mine").exists()

@@ -47,11 +47,9 @@ def store(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("before", "after", "message"),
     [
-        ('"created_by": "', r'"created_by": "\ud800', "no Unicode"),
-        ('"uuid": "', r'"uuid": "\udfff', "no Unicode"),
-        ('"name": "node"', r'"name": "n\uDC00"', "no Unicode"),
-        ('"kind": "example"', '"kind": 1e999', "the number 1e999 is too large"),
-        ('"kind": "example"', '"kind": -1e999', "the number -1e999 is too large"),
+        ('"kind": "example"', '"kind": 1e999', "1e999 is no number of JSON, or too large"),
+        ('"kind": "example"', '"kind": NaN', "NaN is no number of JSON"),
+        ('"uuid":', '"created_by": "x",\n"uuid":', "a key appears twice among"),
         ('"nodes/node/zarr.json"', f'"{"n" * 256}/zarr.json"', "a name in it 255 bytes"),
         ('"nodes/node/zarr.json"', f'"{"n/" * 2000}zarr.json"', "a path may have 2048"),
     ],
@@ -66,14 +64,6 @@ def test_texts_and_numbers_that_nothing_else_takes(
         StoreReader.open(store)
     str(caught.value).encode()
     assert not verify(store).ok
-
-
-def test_a_pair_of_surrogates_is_a_character(store: Path) -> None:
-    text = (store / "zarr.json").read_text()
-    write_sealed(
-        store / "zarr.json", text.replace('"created_by": "', r'"created_by": "\ud83d\ude00')
-    )
-    assert StoreReader.open(store).manifest.created_by.startswith("\U0001f600")
 
 
 def rewrite_array(store: Path, path: str, change: Callable[[Manifest], object]) -> None:
@@ -296,27 +286,7 @@ def test_unknown_writer_feature_does_not_stop_a_reader(store: Path) -> None:
 
 def test_deep_json(store: Path) -> None:
     write_sealed(store / "zarr.json", "[" * 100_000 + "]" * 100_000)
-    refuse(store, "nests deeper than 32 levels")
-
-
-def test_nesting_just_over_the_limit(store: Path) -> None:
-    deep: Any = 0
-    for _ in range(40):
-        deep = {"a": deep}
-    rewrite(store, lambda m: m.update(provenance=deep))
-    refuse(store, "nests deeper than 32 levels")
-
-
-def test_duplicate_keys(store: Path) -> None:
-    root = store / "zarr.json"
-    write_sealed(root, root.read_text().replace('"uuid":', '"created_by": "x",\n"uuid":'))
-    refuse(store, "the key 'created_by' appears twice")
-
-
-def test_not_a_number(store: Path) -> None:
-    root = store / "zarr.json"
-    write_sealed(root, root.read_text().replace('"kind": "example"', '"kind": NaN'))
-    refuse(store, "NaN is not JSON")
+    refuse(store, "malformed metadata")
 
 
 @pytest.mark.parametrize(

@@ -182,37 +182,6 @@ def test_torch_is_imported_on_demand_only(package: str) -> None:
         assert not names & {"torch", "torch_geometric"}, path
 
 
-# Who opens a path that others name goes through `formats.regular_files`. These read what the kernel
-# shows, or what they have just written themselves; and so do the tools.
-OPENERS = {
-    *(
-        "formats/container/regular_files.py",
-        "budget/limits.py",
-        "progress.py",
-        "pictures.py",
-        "disk/profile.py",
-    ),
-    *("disk/engines.py", "disk/scratch.py", "layerwise/api.py", "converters/inputs/opening.py"),
-    *("converters/writer/adjacency.py", "evaluation/ranks.py"),
-}
-RAW_CALLS = re.compile(
-    r"(?<![\w.])os\.open\((?!.*O_(EXCL|TMPFILE|DIRECTORY))|os\.truncate|\.read_(text|bytes)\(\)"
-    r"|\.open\((\w+=)?\"[rwa]|\.write_(text|bytes)\(|fromfile\(|np\.(load|memmap)\(|zipfile\.ZipFile\("
-)
-
-
-def test_files_are_opened_in_one_place() -> None:
-    found = [
-        f"{path}: {line.strip()}"
-        for path in MODULES
-        if package_of(path) not in ("testing", "tools")
-        and str(path.relative_to(PACKAGE)) not in OPENERS
-        for line in path.read_text().splitlines()
-        if RAW_CALLS.search(line)
-    ]
-    assert not found
-
-
 @pytest.mark.parametrize(
     ("module", "heavy"),
     [

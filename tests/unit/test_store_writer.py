@@ -476,14 +476,15 @@ def test_metadata_that_is_not_json(tmp_path: Path) -> None:
     assert entries(tmp_path) == []
 
 
-def test_metadata_that_readers_would_refuse(tmp_path: Path) -> None:
-    deep: object = 0
-    for _ in range(60):
-        deep = [deep]
+def test_metadata_that_readers_would_refuse(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     old = write_example_store(tmp_path / "a.gnn").path
-    with (
-        pytest.raises(InputError, match=r"would be refused by readers, .* deeper than 32 levels"),
-        StoreWriter(old, overwrite=True) as writer,
-    ):
-        writer.commit(Schema((), (), {"deep": deep}), {})
+    with monkeypatch.context() as patch:
+        patch.setattr("gnnstore.formats.container.reader.MAX_MANIFEST_BYTES", 2**16)
+        with (
+            pytest.raises(InputError, match=r"would be refused by readers, .*: larger than the"),
+            StoreWriter(old, overwrite=True) as writer,
+        ):
+            writer.commit(Schema((), (), {"long": "a" * 2**16}), {})
     assert StoreReader.open(old).schema.graph_attributes == {"name": "example"}

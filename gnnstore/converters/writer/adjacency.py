@@ -24,7 +24,6 @@ from gnnstore.formats.arrays.pages import PageGeometry, ShardLayout, plan_shards
 from gnnstore.formats.arrays.spec import AttributeSpec
 from gnnstore.formats.arrays.zarr_metadata import shard_name
 from gnnstore.formats.container import names
-from gnnstore.formats.container.journal import JOURNAL_FILE
 from gnnstore.formats.container.strict_json import Fields
 from gnnstore.formats.store.edge_splits import EdgeSplitSpec
 from gnnstore.formats.store.schema import EDGE_TYPE, EdgeType, EdgeTypeSpec
@@ -200,9 +199,8 @@ def take_up_edges(
     store: StoreWriter, edge_type: EdgeType = EDGE_TYPE
 ) -> tuple[EdgeTypeSpec, int] | None:
     """Take the adjacency, and N, that an earlier attempt finished into the store, if it did."""
-    for record in store.journal.edges():
-        fields = Fields(record, str(store.journal.directory / JOURNAL_FILE), "edges")
-        spec, num_nodes = fields.fields("spec").parse(EdgeTypeSpec), fields.integer("num_nodes")
+    for record in store.journal.edges:
+        spec = Fields(record, "journal").fields("spec").parse(EdgeTypeSpec)
         if spec.type == edge_type and all(_is_whole(store, array) for array in spec.arrays()):
             for array in spec.arrays():
                 writer = store.paged(
@@ -215,7 +213,7 @@ def take_up_edges(
                 )
                 writer.skip(array.num_rows)
                 writer.close()
-            return spec, num_nodes
+            return spec, record["num_nodes"]
     return None
 
 

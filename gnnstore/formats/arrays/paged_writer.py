@@ -184,7 +184,7 @@ class PagedArrayWriter:
         self.files.append((shard.path.name, shard.size_bytes, crcs))
         self._shard = None
         if self._journal is not None:
-            self._journal.record_shard(self.spec, self.layout, number, crcs)
+            self._journal.record_shard(self.spec, self.layout, number, self.files[-1])
 
     def close(self) -> None:
         """Finish the array: complete the last shard, write the Zarr metadata. Idempotent."""

@@ -6,6 +6,7 @@ import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any, ClassVar, Generic, Self, TypeVar
 
@@ -68,7 +69,9 @@ class SealedFiles(Generic[M]):
     def __init__(self, path: Path, manifest: M) -> None:
         self.path = path  # the directory, absolute
         self.manifest = manifest  # identity, contents, files
-        self._opened = _changed(path)  # to notice when another takes its place
+        # Refuses another directory that was put in place of the one whose manifest was read. Not a
+        # method: arrays refer to it, and must not keep the reader.
+        self.check_place = partial(_refuse_another, path, manifest.WORD, _written_at(path))
 
     @classmethod
     def find(cls, path: str | os.PathLike[str], kind: type[M]) -> SealedFiles[M]:
@@ -128,16 +131,6 @@ class SealedFiles(Generic[M]):
     def explain(self, problem: Problem) -> Problem:
         """Return a problem of damaged bytes, with the contents of that place if known."""
         return problem
-
-    def check_place(self) -> None:
-        """Refuse another directory that was put in place of the one whose manifest was read."""
-        with suppress(FileNotFoundError):  # opening the next file raises
-            if _changed(self.path) != self._opened:
-                raise StorageError(
-                    f"{self.path}: another {self.manifest.WORD} was put in place of the one that "
-                    "was opened; open it again",
-                    path=self.path,
-                )
 
     def altered_checksums(self) -> Iterator[tuple[FileEntry, CorruptStoreError]]:
         """Yield the files of the checksums that were altered."""
@@ -410,9 +403,19 @@ def reopened(open_path: Callable[[str], R], path: str, uuid: str) -> R:
     return found
 
 
-def _changed(directory: Path) -> int:
+def _written_at(directory: Path) -> int:
     """Return when the manifest of a directory was written, in nanoseconds."""
     return (directory / METADATA_FILE).stat().st_mtime_ns
+
+
+def _refuse_another(directory: Path, word: str, written_at: int) -> None:
+    with suppress(FileNotFoundError):  # opening the next file raises
+        if _written_at(directory) != written_at:
+            raise StorageError(
+                f"{directory}: another {word} was put in place of the one that was opened; open it "
+                "again",
+                path=directory,
+            )
 
 
 def _nothing_at(directory: Path, kind: type[Manifest]) -> NotFoundError:

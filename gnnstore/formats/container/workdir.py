@@ -25,7 +25,7 @@ from gnnstore import _core
 from gnnstore.errors import UsageError, storage_error
 from gnnstore.formats.arrays.zarr_metadata import METADATA_FILE
 from gnnstore.formats.container.files import directory_bytes
-from gnnstore.formats.container.journal import JOURNAL_FILE, SPILL_DIRECTORY, Journal, read_records
+from gnnstore.formats.container.journal import JOURNAL_FILE, SPILL_DIRECTORY, Journal
 from gnnstore.formats.container.manifest import CHECKSUMS_ARRAY, KINDS
 
 # 'gnnstore gc' holds a lock while it measures a directory; a writer holds it for good.
@@ -175,8 +175,8 @@ def leftover_bytes(path: Path) -> int:
 
 def is_resumable(path: Path) -> bool:
     """Whether a later attempt can use the contents of a temporary directory."""
-    records, _ = read_records(path / JOURNAL_FILE)
-    return bool(records) and Journal(path, records).has_work
+    journal = Journal.read(path)
+    return journal is not None and journal.has_work
 
 
 def remove(path: Path) -> None:
@@ -213,12 +213,9 @@ def _state(path: Path, final: Path, kind: str | None) -> State:
 
 def _foreign_spill(path: Path) -> list[Path]:
     """Return the directories outside of `path` that hold runs of its edges."""
-    records, _ = read_records(path / JOURNAL_FILE)
-    if not records:
-        return []
-    named = {Path(spill) for spill in Journal(path, records).spill_directories}
-    own = path / SPILL_DIRECTORY
-    return [spill for spill in sorted(named - {own}) if spill.is_dir() and not spill.is_symlink()]
+    journal = Journal.read(path)
+    named = set() if journal is None else set(journal.spill_directories[1:])
+    return [spill for spill in sorted(named) if spill.is_dir() and not spill.is_symlink()]
 
 
 def last_change(path: Path) -> float:

@@ -42,7 +42,7 @@ from gnnstore.formats.container.files import (
     write_json,
     write_new,
 )
-from gnnstore.formats.container.journal import JOURNAL_FILE, Journal, read_records
+from gnnstore.formats.container.journal import Journal
 from gnnstore.formats.container.manifest import (
     CHECKSUMS_ARRAY,
     MAX_MANIFEST_BYTES,
@@ -51,7 +51,6 @@ from gnnstore.formats.container.manifest import (
     content_uuid,
 )
 from gnnstore.formats.container.reader import SealedReader
-from gnnstore.formats.container.strict_json import MAX_DEPTH
 from gnnstore.formats.container.transaction import DirectoryTransaction
 from gnnstore.units import format_size
 
@@ -102,7 +101,11 @@ class SealedWriter:
             partial(_can_continue, manifest, fingerprint or {}) if resume else None,
         )
         try:
-            self.journal = self._open_journal(fingerprint or {}, decided)
+            found = self.is_resumed and Journal.read(self.temporary_path, to_continue=True)
+            self.journal = found or Journal.create(
+                self.temporary_path, fingerprint or {}, decided or {}
+            )
+            self.journal.remove_unfinished()
             self.take_over()
         except BaseException:
             self._transaction.keep() if self.is_resumed else self._transaction.abort()
@@ -128,15 +131,6 @@ class SealedWriter:
     def is_resumed(self) -> bool:
         """Whether the writer continues an interrupted attempt."""
         return self._transaction.adopted
-
-    def _open_journal(
-        self, fingerprint: Mapping[str, Any], decided: Mapping[str, Any] | None
-    ) -> Journal:
-        journal = Journal.reopen(self.temporary_path) if self.is_resumed else None
-        if journal is None:
-            return Journal.create(self.temporary_path, fingerprint, decided)
-        journal.remove_unfinished()
-        return journal
 
     # ---- arrays
 
@@ -292,8 +286,8 @@ class SealedWriter:
             document = manifest.encode()
         except (TypeError, ValueError, RecursionError) as error:
             raise InputError(
-                f"the metadata of {self.path} cannot be written as JSON ({error}); graph-level "
-                f"values are limited to JSON types, {MAX_DEPTH} levels deep"
+                f"the metadata of {self.path} cannot be written as JSON ({error}); store other "
+                "graph-level values as tensors"
             ) from error
         write_new(self.temporary_path / METADATA_FILE, document)
         self._check_readable()
@@ -309,8 +303,8 @@ class SealedWriter:
             reason = str(error).replace(str(self.temporary_path), str(self.path))
             if error.path == str(self.temporary_path / METADATA_FILE):
                 reason += (
-                    f"; graph-level values may nest about {MAX_DEPTH // 2} levels deep and take "
-                    f"{MAX_MANIFEST_BYTES >> 20} MiB in all: store large ones as tensors"
+                    f"; graph-level values may take {MAX_MANIFEST_BYTES >> 20} MiB in all: store "
+                    "large ones as tensors"
                 )
             raise InputError(
                 f"{self.path}: the {self.READER.MANIFEST.WORD} would be refused by readers, so "
@@ -412,10 +406,10 @@ class SealedWriter:
 
 def _can_continue(kind: type[Manifest], fingerprint: Mapping[str, Any], directory: Path) -> bool:
     """Whether an attempt with this fingerprint may continue a directory."""
-    records, _ = read_records(directory / JOURNAL_FILE)
-    if not records or not Journal(directory, records).has_work:
+    journal = Journal.read(directory)
+    if journal is None or not journal.has_work:
         return False
-    found = list(_differences(records[0]["fingerprint"], fingerprint))
+    found = list(_differences(journal.fingerprint, fingerprint))
     if not found:
         return True
     shown = "; ".join(found[:_MAX_DIFFERENCES])

@@ -34,11 +34,9 @@ from gnnstore.formats.container.files import (
     write_json,
     write_part,
 )
-from gnnstore.formats.container.journal import JOURNAL_FILE, Record
+from gnnstore.formats.container.journal import Record
 from gnnstore.formats.container.manifest import CHECKSUMS_ARRAY
-from gnnstore.formats.container.names import check_relative_path
 from gnnstore.formats.container.regular_files import open_regular
-from gnnstore.formats.container.strict_json import Fields
 from gnnstore.formats.container.writer import SealedWriter
 from gnnstore.formats.packed.manifest import (
     BATCHES_ARRAY,
@@ -196,15 +194,6 @@ class PackedWriter(SealedWriter):
         return "plan_checksums" if array_path == CHECKSUMS_ARRAY else None
 
     @property
-    def decided(self) -> Fields:
-        """Decisions of the first attempt."""
-        return Fields(self.journal.decided, self._journal_path, "decided")
-
-    @property
-    def _journal_path(self) -> str:
-        return str(self.temporary_path / JOURNAL_FILE)
-
-    @property
     def num_bytes(self) -> int:
         """Bytes of records and rows so far."""
         return sum(file.size_bytes for file in self._growing.values())
@@ -249,14 +238,7 @@ class PackedWriter(SealedWriter):
         return self.seal(replace(manifest, paged_arrays=tuple(arrays)))
 
     def _write_table(self, name: str, rows: list[list[int]], width: int) -> AttributeSpec:
-        try:
-            values = np.array(rows, np.int64).reshape(-1, width)
-        except (OverflowError, TypeError, ValueError) as error:  # not a journal of ours
-            raise CorruptStoreError(
-                f"{self._journal_path}: what it says of finished batches is no {name} ({error}); "
-                "repeat the command without --resume",
-                path=self._journal_path,
-            ) from error
+        values = np.array(rows, np.int64).reshape(-1, width)
         writer = self.paged(
             name, name=name, row_shape=(width,), dtype="int64", num_rows=len(values)
         )
@@ -273,14 +255,11 @@ class PackedWriter(SealedWriter):
 
     def take_over(self) -> None:
         """Open the growing files, and keep the superbatches that earlier attempts finished."""
-        rows = self.decided.texts("rows")
-        names = [check_relative_path(name, file=self._journal_path) for name in rows]
-        names.insert(0, BATCHES_ARRAY)
+        names = [BATCHES_ARRAY, *self.journal.decided["rows"]]
         self._growing = {name: GrowingFile(self.temporary_path, name) for name in names}
         for number, step in enumerate(self.journal.steps):
             if not self._is_as_it_was(step):
                 self.journal.forget_steps(number)
-                self.journal.remove_unfinished()
                 break
             self._count(step)
         for file in self._growing.values():
@@ -290,8 +269,7 @@ class PackedWriter(SealedWriter):
         """Whether a superbatch's regions are unchanged; else it is packed again."""
         compared = []
         for name, file in self._growing.items():
-            end, crc = step["ends"].get(name, -1), step["crcs"].get(name, -1)
-            if (sums := file.compare_region(end, crc)) is None:
+            if (sums := file.compare_region(*step["ends"][name])) is None:
                 return False
             compared.append((file, sums))
         for file, sums in compared:
@@ -299,12 +277,10 @@ class PackedWriter(SealedWriter):
         return True
 
     def _count(self, step: Mapping[str, Any]) -> None:
-        fields = Fields(step, self._journal_path, f"steps[{self.num_superbatches}]")
         self.num_superbatches += 1
-        self.index += fields.array("index")
-        self.segments += fields.array("segments")
-        size = fields.integer("largest_batch_bytes")
-        self.largest_batch_bytes = max(self.largest_batch_bytes, size)
+        self.index += step["index"]
+        self.segments += step["segments"]
+        self.largest_batch_bytes = max(self.largest_batch_bytes, step["largest_batch_bytes"])
 
     def describe_start(self) -> str:
         """Return a sentence that says where a resumed attempt begins."""

@@ -32,7 +32,6 @@ SLOTS_FILE = "slots"
 _SLOT_ALIGNMENT = 64 << 10
 _FLOAT_BYTES = 4
 _MAX_BYTES = 2**26
-_MAX_VALUES = 2**21  # a commit of 4,096 partitions has 8,200, and those of its position
 MAX_PARTITIONS = 2**16
 # Partitions of all kept commits and of the next one.
 MAX_KEPT = 2**19
@@ -216,7 +215,7 @@ class TableManifest(Manifest):
     @classmethod
     def decode(cls, text: bytes, path: str) -> Self:
         """Check the bytes of a manifest and return it."""
-        whole = Fields(parse_object(text, path=path, max_values=_MAX_VALUES), path)
+        whole = Fields(parse_object(text, path=path), path)
         own = whole.fields("table")
         own.choice("format", (cls.FORMAT,))
         cls.check_version(own, own.integer("version", 1))
