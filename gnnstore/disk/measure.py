@@ -21,7 +21,6 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from statistics import median
 from time import perf_counter
 from typing import Final
 
@@ -44,12 +43,11 @@ from gnnstore.errors import (
     NotFoundError,
     StorageError,
     UsageError,
-    storage_error,
     storage_errors,
 )
 from gnnstore.formats.container.files import free_bytes
 from gnnstore.formats.container.workdir import take_lock
-from gnnstore.progress import NullProgress, Progress
+from gnnstore.progress import NullProgress, Phase, Progress
 from gnnstore.units import format_size
 
 BLOCK_BYTES: Final = (512, 4 << 10, 64 << 10)
@@ -59,20 +57,14 @@ _MIB, _FREE_SHARE = 1 << 20, 10
 _SEQUENTIAL_DEPTH = 8  # of 1 MiB: 8 MiB in flight are a millisecond of the fastest drive
 _WRITE_SHARE, _SEQUENTIAL_SHARE = 0.25, 0.1  # of the time
 _NUM_ROUNDS = 3
-# If the second best of three is farther than this from the best, a queue depth or a gap that
-# follows from the numbers is a matter of chance.
-_MAX_SPREAD = 0.3
-
 # The queue fills at the beginning of a slice and runs empty at its end. With 16 times the depth in
 # between, at most 1 read in 16 meets a shorter queue.
 _READS_PER_DEPTH, _WARM_UP_PER_DEPTH = 16, 4
 _BUFFER_BYTES = 2 << 20
 # Ctrl-C waits for the kernel, so slices are short.
 _MAX_SLICE_SECONDS = 0.5
-
 # 8 MiB a write: the kernel cuts it into requests that a drive works on side by side.
-_WRITE_BYTES, _BLOCK_BYTES = 8 << 20, 4 << 10
-_SYNC_BYTES = 32 << 20  # without O_DIRECT a write is a copy into memory until it is synchronised
+_WRITE_BYTES = 8 << 20
 
 # Of a measurement at the first use: enough for every point on flash.
 _FIRST_SECONDS, _FIRST_BYTES = 3.0, 256 << 20
@@ -97,60 +89,53 @@ def disk_profile(path: Path, progress: Progress | None = None) -> DeviceProfile:
     """
     identity = filesystem_id(path)
     with _lock:
-        if identity in _kept:
-            return _kept[identity]
-        saved = load_profile(path)
-        if saved is None or _is_old(identity):
+        found = _kept.get(identity) or _recent(path, identity)
+        if found is None:
             with _alone(identity):
-                saved = load_profile(path)
-                if saved is None or _is_old(identity):
-                    return _measured(path, identity, saved, progress)
-        return saved
+                found = _recent(path, identity) or _measured(path, identity, progress)
+        return found
 
 
-def _is_old(identity: str) -> bool:
-    try:
-        return time.time() - profile_path(identity).stat().st_mtime > _MAX_AGE_SECONDS
-    except FileNotFoundError:  # removed meanwhile
-        return True
+def _recent(path: Path, identity: str) -> DeviceProfile | None:
+    saved = load_profile(path)
+    if saved and time.time() - profile_path(identity).stat().st_mtime > _MAX_AGE_SECONDS:
+        return None
+    return saved
 
 
-def _measured(
-    path: Path, identity: str, saved: DeviceProfile | None, progress: Progress | None
-) -> DeviceProfile:
+def _measured(path: Path, identity: str, progress: Progress | None) -> DeviceProfile:
     """Return a new profile, saved if possible; where there is none, the old or an assumed one."""
+    before = load_profile(path) or _assumed(identity)
     try:
         profile = measure_disk(
             path, num_bytes=_FIRST_BYTES, seconds=_FIRST_SECONDS, progress=progress
         ).profile
-        if saved is None or profile.is_direct or not saved.is_direct:
-            _kept[identity] = profile
-            save_profile(profile)
-            del _kept[identity]
-            return profile
-        problem = "only through the page cache"
+        if before.is_direct and not profile.is_direct:
+            raise StorageError("it can be read only through the page cache")
     except (GnnstoreError, OSError) as error:
-        if identity in _kept:
-            _log.info("%s; they are kept for the rest of this process", error)
-            return _kept[identity]
-        problem = str(error)
-    _kept[identity] = saved or _assumed(identity)
-    _log.info(
-        "the disk below %s cannot be measured (%s); %s. 'gnnstore bench disk' can measure another "
-        "directory on it",
-        path,
-        problem,
-        f"the measurements of {saved.measured_at} are used"
-        if saved
-        else f"{format_size(int(_ASSUMED_BYTES_PER_SECOND))} a second in order and 80,000 reads a "
-        "second are assumed",
-    )
-    return _kept[identity]
+        _log.info("the disk below %s cannot be measured (%s); %s", path, error, _described(before))
+        _kept[identity] = before
+        return before
+    try:
+        save_profile(profile)
+    except StorageError as error:
+        _log.info("%s; they are kept for the rest of this process", error)
+        _kept[identity] = profile
+    return profile
 
 
 def _assumed(identity: str) -> DeviceProfile:
     where, rate = ("unknown", "unknown", "unknown", "assumed"), _ASSUMED_BYTES_PER_SECOND
     return DeviceProfile(identity, *where, False, "never", rate, rate, _ASSUMED_READS)
+
+
+def _described(profile: DeviceProfile) -> str:
+    """Return how a profile is used, for a message."""
+    in_order = format_size(int(profile.sequential_read_bytes_per_second))
+    rates = f"{in_order} a second in order and {profile.best_rate(4 << 10):,.0f} reads a second"
+    if profile.measured_at == "never":
+        return f"{rates} are assumed"
+    return f"the measurements of {profile.measured_at} are used: {rates}"
 
 
 @contextmanager
@@ -195,12 +180,12 @@ def measure_disk(
     if num_bytes < _MIB:
         raise UsageError(f"a file of {num_bytes} bytes is too small to measure with; give 1 MiB")
     directory = _directory_of(Path(path))
-    size = _affordable(directory, num_bytes)
-    remarks: list[str] = []
-    if size < num_bytes // _MIB * _MIB:
-        remarks.append(
-            f"the file has {format_size(size)} instead of {format_size(num_bytes)}: a tenth of "
-            "what is free"
+    size = min(num_bytes, free_bytes(directory) // _FREE_SHARE) // _MIB * _MIB
+    if size < _MIB:
+        raise NoSpaceError(
+            f"{directory}: measuring takes a tenth of the free space at most, and needs "
+            f"{format_size(_MIB)}. Free {format_size(_FREE_SHARE * _MIB)}",
+            path=directory,
         )
     progress = progress or NullProgress()
     with open_scratch_file(directory) as file:
@@ -217,23 +202,30 @@ def measure_disk(
             written, write_seconds = write_file(
                 file, directory, size, _WRITE_SHARE * seconds, phase.advance
             )
-        if written < size:
-            remarks.append(
-                f"writing was so slow that the file has {format_size(written)} instead of "
-                f"{format_size(size)}; more --seconds allow more"
-            )
         with storage_errors("read the file to measure with", directory):
             files = _core.FileSet([name], [written])
-            sequential, random = _read(
-                files,
-                written,
-                choice.name,
-                deadline=started + seconds,
-                seconds=_SEQUENTIAL_SHARE * seconds,
-                progress=progress,
-                remarks=remarks,
-            )
+            num_points = _NUM_ROUNDS * len(BLOCK_BYTES) * len(QUEUE_DEPTHS)
+            with progress.phase("read", num_points, "measurements") as phase:
+                sequential, random = _measure_reads(
+                    files,
+                    written,
+                    choice.name,
+                    deadline=started + seconds,
+                    sequential_seconds=_SEQUENTIAL_SHARE * seconds,
+                    phase=phase,
+                )
     mount = find_mount(directory)
+    remarks = []
+    if written < num_bytes // _MIB * _MIB:
+        remarks.append(
+            f"the file has {format_size(written)} instead of {format_size(num_bytes)}: a tenth of "
+            "what is free, and no more than can be written in the time (--seconds)"
+        )
+    if not files.is_direct:
+        remarks.append(
+            f"{files.buffered_because}; so these are mostly the numbers of the page cache, not "
+            "of the disk, and loaders do not go by them"
+        )
     if mount and mount.kind in ("tmpfs", "ramfs", "devtmpfs"):
         remarks.append(f"{mount.point} ({mount.kind}) lies in memory; there is no disk below it")
     profile = DeviceProfile(
@@ -265,19 +257,6 @@ def _directory_of(path: Path) -> Path:
     )
 
 
-def _affordable(directory: Path, num_bytes: int) -> int:
-    """Return the size of the file: as requested, or less where space is short."""
-    free = free_bytes(directory)
-    size = min(num_bytes, free // _FREE_SHARE) // _MIB * _MIB
-    if size < _MIB:
-        raise NoSpaceError(
-            f"{directory}: {format_size(free)} are free; measuring takes a tenth of the free space "
-            f"at most, and needs {format_size(_MIB)}. Free {format_size(_FREE_SHARE * _MIB)}",
-            path=directory,
-        )
-    return size
-
-
 @contextmanager
 def open_scratch_file(directory: Path) -> Iterator[int]:
     """Yield the descriptor of an empty file without a name, which vanishes with it."""
@@ -300,18 +279,14 @@ def write_file(
 ) -> tuple[int, float]:
     """Fill a file with incompressible bytes; return how many, and the seconds that it took."""
     chunk = mmap.mmap(-1, min(_WRITE_BYTES, num_bytes))  # aligned, for direct writes
-    chunk.write(np.random.default_rng().bytes(len(chunk)))
-    marks = np.frombuffer(chunk, np.uint64)[:: _BLOCK_BYTES // 8]
+    rng = np.random.default_rng()
     is_direct = _set_direct(descriptor, wanted=True)
-    written = unsynced = 0
-    elapsed = 0.0
-    try:
+    written, elapsed = 0, 0.0
+    with storage_errors("write a file to measure with", directory):
         while written < num_bytes and (written == 0 or elapsed < seconds):
-            # Each block differs from all others: some disks store equal blocks once.
-            marks += np.uint64(marks.size)
+            chunk[:] = rng.bytes(len(chunk))  # other ones: some disks store equal blocks once
             data = memoryview(chunk)[: num_bytes - written]
-            size = len(data)
-            started = perf_counter()
+            size, started = len(data), perf_counter()
             while data:
                 try:
                     done = os.pwrite(descriptor, data, written)
@@ -322,24 +297,10 @@ def write_file(
                     is_direct = _set_direct(descriptor, wanted=False)
                     continue
                 data, written = data[done:], written + done
-            unsynced += size
-            if not is_direct and unsynced >= _SYNC_BYTES:
+            if not is_direct or written == num_bytes:  # else a write is a copy into memory
                 os.fdatasync(descriptor)
-                unsynced = 0
             elapsed += perf_counter() - started
             on_bytes(size)
-        started = perf_counter()
-        os.fdatasync(descriptor)
-        elapsed += perf_counter() - started
-    except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-            raise storage_error(error, "write a file to measure with", directory) from error
-        raise NoSpaceError(
-            f"{directory}: no space left after {format_size(written)} of a file of "
-            f"{format_size(num_bytes)} to measure with ({error.strerror}); it has been removed. "
-            f"Give a smaller --size, or free some space",
-            path=directory,
-        ) from error
     # Pages that buffered writes left in the page cache must not serve the reads.
     os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
     return written, elapsed
@@ -354,77 +315,44 @@ def _set_direct(descriptor: int, *, wanted: bool) -> bool:
     return False
 
 
-def _read(
+def _measure_reads(
     files: _core.FileSet,
     num_bytes: int,
     engine: str,
     *,
     deadline: float,
-    seconds: float,
-    progress: Progress,
-    remarks: list[str],
+    sequential_seconds: float,
+    phase: Phase,
 ) -> tuple[float, dict[int, dict[int, float]]]:
-    """Return bytes per second in sequence, in `seconds`; and reads per second by block, depth."""
-    if not files.is_direct:
-        remarks.append(
-            f"{files.buffered_because}; so these are mostly the numbers of the page cache, not "
-            "of the disk, and loaders do not go by them"
-        )
+    """Return bytes per second in sequence, and reads per second by block size and queue depth."""
     blocks = [block for block in BLOCK_BYTES if block >= min(files.alignment_bytes, 4 << 10)]
-    if blocks[0] > BLOCK_BYTES[0]:
-        unit = files.alignment_bytes
-        longer = f", and one of {BLOCK_BYTES[1]} reads {unit}" if unit > BLOCK_BYTES[1] else ""
-        remarks.append(
-            f"direct reads are multiples of {unit} bytes here: there are none of 512{longer}"
-        )
-    in_order = ReadRate(
-        files,
-        engine,
-        block_bytes=_MIB,
-        depth=_SEQUENTIAL_DEPTH,
-        draw=in_sequence(num_bytes, _MIB),
-        max_reads=num_bytes // _MIB,
-    )
-    points = {
-        (block, depth): ReadRate(
-            files, engine, block_bytes=block, depth=depth, draw=at_random(num_bytes, block)
-        )
-        for block in blocks
-        for depth in QUEUE_DEPTHS
-    }
-    sequential: list[float] = []
-    slices: dict[int, dict[int, list[float]]] = {block: {} for block in blocks}
+    points = [(block, depth) for block in blocks for depth in QUEUE_DEPTHS]
+    in_order = in_sequence(num_bytes, _MIB)
+    # A round measures everything, so that no burst of others is in all measurements of a thing.
+    best: dict[int, dict[int, float]] = {_MIB: {}, **{block: {} for block in blocks}}
     num_left = _NUM_ROUNDS * len(points)
-    with progress.phase("read", num_left, "measurements") as phase:
-        for _ in range(_NUM_ROUNDS):
-            share = seconds / _NUM_ROUNDS
-            if not sequential or in_order.least_reads / max(sequential) <= 2 * share:
-                sequential.append(in_order.measure(share))
-            for (block, depth), point in points.items():
-                share = max(0.0, (deadline - perf_counter()) / num_left)
-                rates = slices[block]
-                # A deeper queue is no slower, so what is known of shallower ones bounds the time.
-                known = max((rate for found in rates.values() for rate in found), default=0.0)
-                is_next = depth == 1 or depth // 2 in rates
-                if is_next and (not known or point.least_reads <= 2 * share * known):
-                    rates.setdefault(depth, []).append(point.measure(share))
-                num_left -= 1
-                phase.advance()
-    ordered = [sorted(f) for rates in slices.values() for f in rates.values() if len(f) > 1]
-    spread = median([0.0, *(1 - found[-2] / found[-1] for found in ordered)])
-    if spread > _MAX_SPREAD:
-        remarks.append(
-            f"measurements of the same thing differed by {spread:.0%}: something else uses the "
-            "disk or the processors; measure again when nothing does"
-        )
-    remarks += [
-        f"reads of {block} bytes with more than {max(rates)} in flight are missing: too slow "
-        "for the time; more --seconds allow them"
-        for block, rates in slices.items()
-        if max(rates) < QUEUE_DEPTHS[-1]
-    ]
-    best = {block: {d: max(found) for d, found in r.items()} for block, r in slices.items()}
-    return max(sequential) * _MIB, best
+    for block, depth in [(_MIB, _SEQUENTIAL_DEPTH), *points] * _NUM_ROUNDS:
+        rates, is_in_order = best[block], block == _MIB
+        share = max(0.0, (deadline - perf_counter()) / max(1, num_left))
+        share = sequential_seconds / _NUM_ROUNDS if is_in_order else share
+        # A deeper queue is no slower, so what is known of shallower ones bounds the time.
+        known = max(rates.values(), default=0.0)
+        is_next = is_in_order or depth == 1 or depth // 2 in rates
+        if is_next and (not known or least_reads(depth) <= 2 * share * known):
+            rate = read_rate(
+                files,
+                engine,
+                block_bytes=block,
+                depth=depth,
+                draw=in_order if is_in_order else at_random(num_bytes, block),
+                seconds=share,
+                max_reads=num_bytes // _MIB if is_in_order else 1 << 20,
+            )
+            rates[depth] = max(rate, rates.get(depth, 0.0))
+        if not is_in_order:
+            num_left -= 1
+            phase.advance()
+    return max(best.pop(_MIB).values()) * _MIB, best
 
 
 def at_random(num_bytes: int, block_bytes: int) -> Draw:
@@ -447,56 +375,43 @@ def in_sequence(num_bytes: int, block_bytes: int) -> Draw:
     return draw
 
 
-class ReadRate:
-    """A measurement of the reads of one size a second at one queue depth."""
+def least_reads(depth: int) -> int:
+    """Return the number of reads in the shortest possible slice."""
+    return (_WARM_UP_PER_DEPTH + _READS_PER_DEPTH) * depth
 
-    def __init__(
-        self,
-        files: _core.FileSet,
-        engine: str,
-        *,
-        block_bytes: int,
-        depth: int,
-        draw: Draw,
-        max_reads: int = 1 << 20,
-    ) -> None:
-        self._files = files
-        self._engine = engine
-        self._block_bytes = block_bytes
-        self._depth = depth
-        self._draw = draw
-        self._max_reads = max_reads
-        # Reads in flight share buffers: their content is not used, and loaders with little memory
-        # measure too. Aligned to pages, for direct reads.
-        self._num_places = max(1, min(2 * depth, _BUFFER_BYTES // block_bytes))
-        self._out = np.frombuffer(mmap.mmap(-1, self._num_places * block_bytes), np.uint8)
 
-    @property
-    def least_reads(self) -> int:
-        """Number of reads in the shortest possible slice."""
-        return (_WARM_UP_PER_DEPTH + _READS_PER_DEPTH) * self._depth
+def read_rate(
+    files: _core.FileSet,
+    engine: str,
+    *,
+    block_bytes: int,
+    depth: int,
+    draw: Draw,
+    seconds: float,
+    max_reads: int = 1 << 20,
+) -> float:
+    """Return the reads per second of one size and queue depth, of a slice of about `seconds`."""
+    reader = _core.Reader(
+        engine,
+        queue_depth=depth,
+        num_threads=depth,  # of the engine "pread": one for each read in flight
+        max_read_bytes=max(block_bytes, 4096, files.alignment_bytes),
+    )
+    reader.describe()  # starts the engine before the measurement
+    # Reads in flight share buffers: their content is not used, and loaders with little memory
+    # measure too. Aligned to pages, for direct reads.
+    num_places = max(1, min(2 * depth, _BUFFER_BYTES // block_bytes))
+    out = np.frombuffer(mmap.mmap(-1, num_places * block_bytes), np.uint8)
 
-    def measure(self, seconds: float) -> float:
-        """Return the reads per second of one slice that takes about `seconds`."""
-        # A new reader each time: thirty readers would take 100 MB.
-        reader = _core.Reader(
-            self._engine,
-            queue_depth=self._depth,
-            num_threads=self._depth,  # of the engine "pread": one for each read in flight
-            max_read_bytes=max(self._block_bytes, 4096, self._files.alignment_bytes),
-        )
-        reader.describe()  # starts the engine before the measurement
-        size = min(_WARM_UP_PER_DEPTH * self._depth, self._max_reads)
-        elapsed = self._seconds_of(reader, size)
-        wanted = int(size / elapsed * min(seconds - elapsed, _MAX_SLICE_SECONDS))
-        size = min(max(wanted, _READS_PER_DEPTH * self._depth), self._max_reads)
-        return size / self._seconds_of(reader, size)
-
-    def _seconds_of(self, reader: _core.Reader, size: int) -> float:
-        file_index = np.zeros(size, np.int64)
-        offsets = self._draw(size)
-        num_bytes = np.full(size, self._block_bytes)
-        places = np.arange(size) % self._num_places * self._block_bytes
+    def seconds_of(size: int) -> float:
+        offsets, places = draw(size), np.arange(size) % num_places * block_bytes
+        file_index, num_bytes = np.zeros(size, np.int64), np.full(size, block_bytes)
         begin = perf_counter()
-        reader.read_ranges(self._files, file_index, offsets, num_bytes, places, self._out)
+        reader.read_ranges(files, file_index, offsets, num_bytes, places, out)
         return max(perf_counter() - begin, 1e-9)
+
+    size = min(_WARM_UP_PER_DEPTH * depth, max_reads)
+    elapsed = seconds_of(size)
+    wanted = int(size / elapsed * min(seconds - elapsed, _MAX_SLICE_SECONDS))
+    size = min(max(wanted, _READS_PER_DEPTH * depth), max_reads)
+    return size / seconds_of(size)

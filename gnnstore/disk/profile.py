@@ -19,15 +19,14 @@ from pathlib import Path
 from typing import Any
 
 from gnnstore.disk.user_cache import user_cache_directory, write_whole
-from gnnstore.errors import CorruptStoreError, StorageError, storage_errors
-from gnnstore.formats.container.regular_files import open_binary
-from gnnstore.formats.container.strict_json import Fields, parse_object
+from gnnstore.errors import CorruptStoreError, storage_errors
+from gnnstore.formats.container.files import read_small
+from gnnstore.formats.container.strict_json import parse_object
 
 _FORMAT_VERSION = 1
 # A profile takes 2 kB; a file that is far larger is something else.
 _MAX_FILE_BYTES = 1 << 20
-_MAX_BLOCK_BYTES = 1 << 30
-_MAX_QUEUE_DEPTH = 4096
+_MIN_RATE, _MAX_RATE = 1e-4, 1e15
 
 # The two block sizes that fix the line through a disk's times. Smaller blocks are
 # padded to 4 KiB inside most drives; at 64 KiB most reach their full bandwidth.
@@ -59,6 +58,12 @@ _MAX_STAGING_BYTES = 16 << 20
 # A measured rate that is flat from the start says little about a disk under another load.
 _QUEUE_DEPTHS = 16, 256
 _ROW_BLOCK_BYTES = (512, 4 << 10)  # the reads that rows of features need
+
+# Errors of a file in the cache that cannot be read, or that somebody else has written.
+_NO_PROFILE = (
+    *(CorruptStoreError, OSError, ArithmeticError, AttributeError),
+    *(LookupError, TypeError, ValueError),
+)
 
 _log = logging.getLogger(__name__)
 
@@ -153,51 +158,21 @@ class DeviceProfile:
         return asdict(self)
 
     @classmethod
-    def from_document(cls, document: Mapping[str, Any], path: str) -> DeviceProfile:
-        """Read a profile from untrusted JSON values."""
-        fields = Fields(document, path)
-        blocks = fields.fields("random_reads_per_second")
+    def from_document(cls, document: Mapping[str, Any]) -> DeviceProfile:
+        """Return the profile of JSON values; raise an error of Python's if they are no such."""
         random = {
-            _integer(blocks, block, _MAX_BLOCK_BYTES): _rates(blocks.fields(block))
-            for block in blocks.document
+            int(block): {int(depth): float(rate) for depth, rate in rates.items()}
+            for block, rates in document["random_reads_per_second"].items()
         }
-        if not {_SMALL_BYTES, _LARGE_BYTES} <= random.keys() or not all(random.values()):
-            raise fields.fail(
-                "random_reads_per_second", f"rates for {_SMALL_BYTES} and {_LARGE_BYTES} bytes"
-            )
-        return cls(
-            filesystem_id=fields.text("filesystem_id"),
-            mount_point=fields.text("mount_point"),
-            device=fields.text("device"),
-            filesystem_type=fields.text("filesystem_type"),
-            engine=fields.text("engine"),
-            is_direct=fields.boolean("is_direct"),
-            measured_at=fields.text("measured_at"),
-            sequential_read_bytes_per_second=_rate(fields, "sequential_read_bytes_per_second"),
-            sequential_write_bytes_per_second=_rate(fields, "sequential_write_bytes_per_second"),
-            random_reads_per_second=random,
-        )
-
-
-def _rates(fields: Fields) -> dict[int, float]:
-    return {
-        _integer(fields, depth, _MAX_QUEUE_DEPTH): _rate(fields, depth) for depth in fields.document
-    }
-
-
-def _integer(fields: Fields, key: str, high: int) -> int:
-    # At most ten digits, so that int() never gets a megabyte of digits.
-    if not (key.isascii() and key.isdecimal() and len(key) <= 10 and 1 <= int(key) <= high):
-        raise fields.fail(key[:40], f"a name that is a number from 1 to {high}")
-    return int(key)
-
-
-def _rate(fields: Fields, key: str) -> float:
-    value = fields.document.get(key)
-    # Between one an hour and far beyond any disk: nothing computed from a rate may overflow.
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 1e-4 <= value <= 1e15:
-        raise fields.fail(key, "a number per second")
-    return float(value)
+        found = cls(**{**document, "random_reads_per_second": random})
+        rates = [rate for of in random.values() for rate in of.values()]
+        rates += [found.sequential_read_bytes_per_second, found.sequential_write_bytes_per_second]
+        # Between one an hour and far beyond any disk: nothing computed from a rate may overflow.
+        if not (random[_SMALL_BYTES] and random[_LARGE_BYTES] and min(rates) >= _MIN_RATE):
+            raise ValueError(f"rates for {_SMALL_BYTES} and {_LARGE_BYTES} bytes were expected")
+        if max(rates) > _MAX_RATE:
+            raise ValueError(f"a rate of {max(rates)} is that of no disk")
+        return found
 
 
 def profile_path(filesystem: str) -> Path:
@@ -207,38 +182,29 @@ def profile_path(filesystem: str) -> Path:
 
 def load_profile(path: str | os.PathLike[str]) -> DeviceProfile | None:
     """Return the saved profile of the file system of `path`; None if there is none."""
+    where: object = path
     try:
         identity = filesystem_id(path)
-        file = profile_path(identity)
-        with open_binary(file, error=StorageError) as opened:
-            text = opened.read(_MAX_FILE_BYTES + 1)
+        where = file = profile_path(identity)
+        if not file.exists():
+            return None
+        document = parse_object(read_small(file, _MAX_FILE_BYTES), path=str(file))
+        if document["format_version"] != _FORMAT_VERSION:
+            raise ValueError(f"format_version is not {_FORMAT_VERSION}")
+        profile = DeviceProfile.from_document(document["profile"])
+        if profile.filesystem_id != identity:
+            raise ValueError(f"these are not the measurements of {identity}")
     except (FileNotFoundError, NotADirectoryError):
         return None
-    except OSError as error:
-        _log.warning("the measurements of the disk below %s are not used: %s", path, error)
-        return None
-    try:
-        return _parse(text, identity, str(file))
-    except CorruptStoreError as error:
+    except _NO_PROFILE as error:
         _log.warning(
-            "%s; the measurements are not used. Make new ones: gnnstore bench disk %s", error, path
+            "%s: %s; the measurements of the disk are not used. Make new ones: gnnstore bench "
+            "disk %s",
+            where,
+            error,
+            path,
         )
         return None
-
-
-def _parse(text: bytes, identity: str, file: str) -> DeviceProfile:
-    if len(text) > _MAX_FILE_BYTES:
-        raise CorruptStoreError(f"{file}: larger than {_MAX_FILE_BYTES} bytes", path=file)
-    fields = Fields(parse_object(text, path=file), file)
-    if fields.integer("format_version") != _FORMAT_VERSION:
-        raise fields.fail("format_version", str(_FORMAT_VERSION))
-    profile = DeviceProfile.from_document(fields.mapping("profile"), file)
-    if profile.filesystem_id != identity:
-        raise CorruptStoreError(
-            f"{file}: expected the measurements of {identity}, found those of "
-            f"{profile.filesystem_id[:80]!r}",
-            path=file,
-        )
     return profile
 
 

@@ -20,10 +20,8 @@ import numpy as np
 import pytest
 
 import gnnstore
-from gnnstore import _core
 from gnnstore.caching.policies.registry import BELADY
 from gnnstore.converters import ConvertOptions, from_numpy
-from gnnstore.disk.measure import BLOCK_BYTES, QUEUE_DEPTHS, ReadRate, at_random
 from gnnstore.disk.profile import tune_reads
 from gnnstore.formats.arrays.pages import PageGeometry, ShardLayout
 from gnnstore.graph.shared import shared_tables
@@ -223,17 +221,3 @@ def test_a_histogram_of_degrees_takes_no_copy_of_them() -> None:
     assert with_degrees.degree is not None
     assert with_degrees.degree.rows.sum() == num_rows
     assert peak_bytes() - before < degrees.nbytes / 2
-
-
-def test_measuring_a_disk_takes_little_memory(tmp_path: Path) -> None:
-    """All points are measured in turn, so the buffers of all of them are there at once."""
-    file = tmp_path / "file"
-    file.write_bytes(bytes(1 << 20))
-    files = _core.FileSet([str(file)], [1 << 20])
-    points = [(block, depth) for block in BLOCK_BYTES for depth in QUEUE_DEPTHS]
-    rates = [
-        ReadRate(files, "pread", block_bytes=block, depth=depth, draw=at_random(1 << 20, block))
-        for block, depth in points
-    ]
-    assert sum(rate._out.nbytes for rate in rates) < 20 * 10**6
-    assert rates[points.index((64 << 10, 256))].measure(0.0) > 0

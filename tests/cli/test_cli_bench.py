@@ -50,7 +50,7 @@ def test_the_document(run: Any, place: Path, cache: Path) -> None:
     assert document["problems"] == []
     assert list(place.iterdir()) == []
 
-    profile = DeviceProfile.from_document(document["profile"], "stdout")
+    profile = DeviceProfile.from_document(document["profile"])
     assert load_profile(place) == profile
     assert Path(document["saved_to"]).is_relative_to(cache)
     tuning = tune_reads(profile)
@@ -233,7 +233,7 @@ def test_a_result_that_cannot_be_kept_is_shown(run: Any, place: Path, cache: Pat
     document = done.document
     assert document["saved_to"] is None
     assert "cannot keep the measurements" in document["problems"][0]
-    assert DeviceProfile.from_document(document["profile"], "stdout").best_rate(4096) > 0
+    assert DeviceProfile.from_document(document["profile"]).best_rate(4096) > 0
     done = run("bench", "disk", place, *QUICK)
     assert done.status == 5
     assert "cannot keep the measurements" in done.stdout

@@ -22,11 +22,11 @@ from gnnstore.disk.measure import (
     BLOCK_BYTES,
     QUEUE_DEPTHS,
     DiskMeasurement,
-    ReadRate,
     at_random,
     in_sequence,
     measure_disk,
     open_scratch_file,
+    read_rate,
     write_file,
 )
 from gnnstore.disk.profile import filesystem_id
@@ -142,12 +142,11 @@ def test_as_many_reads_are_in_flight_as_it_says(
             return calls[-1]
 
     monkeypatch.setattr(_core, "Reader", Recording)
-    rate = ReadRate(
-        file_of_4_mib, "pread", block_bytes=4096, depth=depth, draw=at_random(4 * MIB, 4096)
-    )
     # Long enough for many waits: on a busy machine most of the queue is finished at each, and the
     # end, where it runs empty, would be a good part of a few dozen.
-    assert rate.measure(0.5) > 0
+    draw = at_random(4 * MIB, 4096)
+    rate = read_rate(file_of_4_mib, "pread", block_bytes=4096, depth=depth, draw=draw, seconds=0.5)
+    assert rate > 0
     assert threads == [depth]
     for counts in calls[1:]:
         assert counts.reads >= 16 * depth
@@ -194,7 +193,6 @@ def simulated_disk(
     with monkeypatch.context() as patch:
         patch.setattr(_core, "Reader", SimulatedReader)
         patch.setattr("gnnstore.disk.measure.perf_counter", clock)
-        patch.setattr("gnnstore.disk.measure.perf_counter", clock)
         yield clock
 
 
@@ -232,8 +230,6 @@ def test_the_time_is_kept_on_a_fast_disk_and_on_a_slow_one(
     for rates in measured.profile.random_reads_per_second.values():
         assert 1 in rates
     depths = [max(rates) for rates in measured.profile.random_reads_per_second.values()]
-    missing = sum("are missing" in remark for remark in measured.remarks)
-    assert missing == sum(depth < 256 for depth in depths)
     if disk is spinning and seconds == 15:
         assert max(depths) < 256  # 20 x 256 reads alone would take 20 s
 
@@ -253,18 +249,6 @@ def test_a_neighbours_burst_does_not_show(place: Path, monkeypatch: pytest.Monke
     for block, rates in profile.random_reads_per_second.items():
         for depth, rate in rates.items():
             assert rate == pytest.approx(1 / nvme(block, depth))
-
-
-@pytest.mark.parametrize(("noise", "is_told"), [(0.05, False), (0.9, True)])
-def test_a_disk_in_use_is_told(
-    noise: float, is_told: bool, place: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rng = np.random.default_rng(0)
-    with simulated_disk(
-        monkeypatch, lambda block, depth: nvme(block, depth) * rng.uniform(1 - noise, 1 + noise)
-    ):
-        remarks = quick(place, seconds=15).remarks
-    assert any("something else uses the disk" in remark for remark in remarks) == is_told
 
 
 def test_where_is_read() -> None:
@@ -387,7 +371,7 @@ def test_a_tenth_of_the_free_space_is_taken_at_most(
 
 def test_a_full_disk_is_not_measured(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with_free_bytes(monkeypatch, 10 * MIB - 1)
-    with pytest.raises(NoSpaceError, match=r"10\.5 MB are free.*Free 10\.5 MB"):
+    with pytest.raises(NoSpaceError, match=r"Free 10\.5 MB"):
         quick(place)
     assert list(place.iterdir()) == []
 
@@ -404,7 +388,7 @@ def test_space_that_runs_out_is_given_back(
         return real(descriptor, data, offset)
 
     monkeypatch.setattr(os, "pwrite", full)
-    with pytest.raises(NoSpaceError, match=r"no space left after 8\.39 MB .*--size"):
+    with pytest.raises(NoSpaceError, match="cannot write a file to measure with: no space left"):
         quick(place, num_bytes=16 * MIB)
     assert list(place.iterdir()) == []
 
@@ -469,6 +453,3 @@ def test_where_direct_reads_are_of_4096_bytes_there_are_none_of_512(place: Path)
     if not measured.profile.is_direct:
         pytest.skip("this file system knows no direct reads")
     assert set(measured.profile.random_reads_per_second) == {4096, 65536}
-    assert "direct reads are multiples of 4096 bytes here: there are none of 512" in (
-        measured.remarks
-    )

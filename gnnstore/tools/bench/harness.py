@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 from gnnstore import _core
 from gnnstore.disk.engines import choose_engine
-from gnnstore.disk.measure import Draw, ReadRate, at_random, in_sequence
+from gnnstore.disk.measure import Draw, at_random, in_sequence, read_rate
 from gnnstore.errors import UsageError, storage_errors
 from gnnstore.formats.arrays.spec import AttributeSpec
 from gnnstore.formats.store.schema import Schema
@@ -195,7 +195,7 @@ def measure_disk_of(store: GraphStore) -> DeviceLimits:
         def rate(block: int, depth: int, draw: Draw) -> float:
             most = max(1, size // block) if block == large else 1 << 20
             options = {"block_bytes": block, "depth": depth, "max_reads": most}
-            return ReadRate(files, engine, draw=draw, **options).measure(0.2)
+            return read_rate(files, engine, draw=draw, seconds=0.2, **options)
 
         at_once = max(rate(small, depth, at_random(size, small)) for depth in (64, 128, 256))
         in_order = rate(large, 8, in_sequence(size, large)) * large
