@@ -74,16 +74,16 @@ class LoaderState:
                 f"the state is a {type(state).__name__}; expected the dict that state_dict() of a "
                 "loader returned"
             )
-        version = _checked(state, "version", int)
+        version = checked(state, "version", int)
         if version != VERSION:
             raise UsageError(
                 f"the state has version {version}, this gnnstore knows version {VERSION}; resume "
                 "with the gnnstore that wrote it, or begin a new run"
             )
-        sampler = _checked(state, "sampler", dict, type(None))
+        sampler = checked(state, "sampler", dict, type(None))
         position = Position(_count(state, "epoch", 63), _count(state, "batches", 63), sampler)
         seed = _count(state, "seed", 64)
-        found = cls(position, seed, _checked(state, "fingerprint", dict))
+        found = cls(position, seed, checked(state, "fingerprint", dict))
         return copy.deepcopy(found)
 
     def refuse_unless_of(self, fingerprint: Mapping[str, Any], seed: int | None) -> None:
@@ -146,10 +146,10 @@ def _of_times_and_weights(config: SamplingConfig) -> dict[str, Any]:
     return found
 
 
-def _checked(state: Mapping[str, Any], name: str, *kinds: type) -> Any:
+def checked(state: Mapping[str, Any], name: str, *kinds: type) -> Any:
     value = state.get(name, _ABSENT)
     # True is an int to Python, and no number of batches to anybody.
-    if not isinstance(value, kinds) or isinstance(value, bool):
+    if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
         wanted = " or ".join(kind.__name__ for kind in kinds)
         raise UsageError(
             f"the state has {name!r}: {_shown(state, name)}; expected {wanted}, as in the dict "
@@ -159,7 +159,7 @@ def _checked(state: Mapping[str, Any], name: str, *kinds: type) -> Any:
 
 
 def _count(state: Mapping[str, Any], name: str, num_bits: int) -> int:
-    value: int = _checked(state, name, int)
+    value: int = checked(state, name, int)
     if not 0 <= value < 2**num_bits:
         raise UsageError(
             f"the state's {name!r} is {value}; expected 0 or more, and less than 2^{num_bits}"
