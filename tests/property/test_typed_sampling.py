@@ -18,8 +18,7 @@ from gnnstore.sampling.disk import StagedBatch, TypedDiskSampler
 from gnnstore.sampling.hetero import COLUMNS, SampledTypes, TypedNeighborSampler
 from gnnstore.sampling.neighbor import BatchRequest, Sample, SamplingConfig
 from gnnstore.sampling.temporal import TimeColumns
-from gnnstore.testing.twins.hetero import TypedBatch, TypedColumns, sample_types
-from gnnstore.testing.twins.sampling import DrawKey
+from gnnstore.testing.twins.sampling import DrawKey, TypedBatch, TypedColumns, sample_types
 from tests.property.test_disk_sampling import cached_lists
 from tests.support.effort import choose
 

@@ -20,8 +20,7 @@ from gnnstore.formats.store.csc import Csc
 from gnnstore.graph.store import GraphStore
 from gnnstore.sampling.hetero import SampledTypes, TypedNeighborSampler
 from gnnstore.sampling.neighbor import Sample, SamplingConfig
-from gnnstore.testing.twins.hetero import KeyWords, choose_weighted
-from gnnstore.testing.twins.sampling import DrawKey
+from gnnstore.testing.twins.sampling import DrawKey, KeyWords, choose_weighted
 from tests.support.effort import choose
 
 NODE, EDGE = "node", ("node", "to", "node")
