@@ -107,10 +107,9 @@ class TurnLock:
         self._changed = Condition()
         self._next = 0
         self._in_turn: int | None = None
-        self._waiting: set[int] = set()
         self._failure: tuple[int, str] | None = None
         self._is_closed = False
-        self._is_left = False
+        self.is_left = False  # because new turns have begun
         self._pid = os.getpid()
 
     @property
@@ -118,16 +117,18 @@ class TurnLock:
         """Number of batches, from the first on, that have had their turn."""
         return self._next
 
-    @property
-    def is_left(self) -> bool:
-        """Whether turns have ended because new ones have begun."""
-        return self._is_left
-
     def look(self, number: int) -> bool | None:
         """Take the turn of a batch if it has come; return whether it has, None if it never will."""
         with self._changed.lock:
-            self._check(number)
-            if self._is_left:
+            if self._failure is not None and number > self._failure[0]:
+                failed, error = self._failure
+                raise GnnstoreError(
+                    f"cannot assemble batch {number}: an earlier batch failed, {failed}, whose "
+                    f"rows the cache was to receive ({error}). Start a new iteration"
+                )
+            if self._is_closed:
+                raise UsageError(f"cannot assemble batch {number}: its iteration was ended")
+            if self.is_left:
                 return None
             if number > self._next:
                 return False
@@ -136,17 +137,10 @@ class TurnLock:
 
     def wait(self, number: int) -> bool:
         """Take the turn of a batch when it comes; return False if turns are left."""
-        is_waiting = False
 
         def look() -> bool | None:
-            nonlocal is_waiting
-            if is_waiting:
-                self._waiting.discard(number)
             has_turn = self.look(number)
-            if is_waiting := has_turn is False:
-                self._waiting.add(number)
-                return None
-            return has_turn is True
+            return None if has_turn is False else bool(has_turn)
 
         return bool(self._changed.wait_until(look))
 
@@ -163,7 +157,6 @@ class TurnLock:
             if is_first and not self._is_closed:
                 # Not the error itself, whose traceback would keep the buffers of the batch.
                 self._failure = (number, described(error))
-            self._waiting.discard(number)  # still there if its wait was interrupted
             self._release(number)
 
     def close(self) -> None:
@@ -174,7 +167,7 @@ class TurnLock:
 
     def leave(self) -> None:
         """Give no more turns after the batch that has one is done."""
-        self._is_left = True
+        self.is_left = True
         if os.getpid() == self._pid:
             self._changed.notify_all()
             self._changed.wait_until(lambda: self._in_turn is None or None)
@@ -183,20 +176,6 @@ class TurnLock:
         if self._in_turn == number:
             self._in_turn = None
         self._changed.notify_all()
-
-    def _check(self, number: int) -> None:
-        if self._failure is not None and number > self._failure[0]:
-            failed, error = self._failure
-            raise GnnstoreError(
-                f"cannot assemble batch {number}: an earlier batch failed, {failed}, whose rows "
-                f"the cache was to receive ({error}). Start a new iteration"
-            )
-        if self._is_closed:
-            raise UsageError(f"cannot assemble batch {number}: its iteration was ended")
-        has_failed = self._failure is not None and number == self._failure[0]
-        is_taken = number in self._waiting or number == self._in_turn
-        if number < self._next or is_taken or has_failed:
-            raise UsageError(f"batch {number} comes twice; batches take one turn each")
 
 
 class SlotCache:
@@ -306,7 +285,7 @@ class SlotCache:
         return pid == os.getpid() and iteration() is not None
 
     def take(self, iteration: object) -> None:
-        """Take the slots for an iteration, or from an older one."""
+        """Take the slots for an iteration."""
         self._taken = os.getpid(), weakref.ref(iteration)
 
     def give_back(self, iteration: object) -> None:
@@ -373,11 +352,11 @@ class SlotCache:
 
         With pools, -1 fills up the slots of each.
         """
-        counts = ReadCounts()
         try:
-            if turns.wait(number):
-                counts = self._warm_up(nodes)
-                turns.done(number)
+            if not turns.wait(number):
+                return ReadCounts()
+            counts = self._warm_up(nodes)
+            turns.done(number)
         except BaseException as error:
             turns.fail(number, error)
             raise

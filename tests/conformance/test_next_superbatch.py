@@ -422,6 +422,21 @@ def test_slots_are_taken_while_the_next_epoch_is_made(
         assert_same_batches(batches_of(loader), epoch)
 
 
+def test_who_loses_the_slots_gives_up_what_it_carries(
+    path: Path, tmp_path: Path, expected: Epochs
+) -> None:
+    """Rows of later epochs, packed for slots that are no more, are freed at once."""
+    store = gnnstore.open(path)
+    loader, other = long_loader(store, spill_dir=tmp_path), loader_of(store, strategy="belady")
+    for epoch in expected[:3]:
+        assert_same_batches(batches_of(loader), epoch)
+    coming(loader)
+    assert list(tmp_path.iterdir())
+    next(iter(other))
+    assert not list(tmp_path.iterdir())
+    assert_same_batches(batches_of(loader), expected[3])
+
+
 @pytest.mark.parametrize(("superbatch", "goes_on"), [(None, False), (None, True), (LONG, True)])
 def test_a_fork_between_epochs(
     path: Path, tmp_path: Path, expected: Epochs, superbatch: int | None, goes_on: bool

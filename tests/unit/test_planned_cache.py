@@ -16,7 +16,6 @@ import time
 import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import FrameType
@@ -117,7 +116,7 @@ def wait_for(condition: Callable[[], bool]) -> None:
 
 def wait_until_waiting(turns: TurnLock, *numbers: int) -> None:
     """Return when batches have read what they miss, and wait for their turns."""
-    wait_for(lambda: set(numbers) <= turns._waiting)
+    wait_for(lambda: len(turns._changed._waiting) == len(numbers))
 
 
 def assert_is(
@@ -169,23 +168,6 @@ def test_missed_rows_are_read_before_the_turn_comes(
         assert (futures[i].result(LIMIT_SECONDS)["x"].values == rows[steps[i].ids]).all()
 
 
-def test_each_number_comes_once(
-    cache: SlotCache, steps: list[PlanStep], pool: ThreadPoolExecutor
-) -> None:
-    turns = cache.begin()
-    cache.gather(turns, 0, steps[0])
-    with pytest.raises(UsageError, match="batch 0 comes twice"):
-        cache.gather(turns, 0, steps[0])
-
-    turns = cache.begin()
-    empty = replace(steps[0], slots=np.full_like(steps[0].slots, -1))
-    waiting = pool.submit(cache.gather, turns, 1, empty)
-    wait_until_waiting(turns, 1)
-    with pytest.raises(UsageError, match="batch 1 comes twice"):
-        cache.gather(turns, 1, empty)
-    assert isinstance(failed(waiting), UsageError)  # it cannot be told which of them is meant
-
-
 def test_no_slots_at_all(table: FileRows, rows: NDArray[np.uint8]) -> None:
     cache = SlotCache(of_one_type({"x": table}), 0)
     assert (cache.num_slots, cache.num_bytes) == (0, 0)
@@ -226,8 +208,6 @@ def test_a_failure_ends_the_batches_that_wait(
     assert turns.num_done == 1
     with pytest.raises(GnnstoreError, match="cannot assemble batch 7: an earlier batch failed, 1"):
         cache.gather(turns, 7, steps[7])
-    with pytest.raises(UsageError, match="batch 1 comes twice"):
-        cache.gather(turns, 1, steps[1])
 
     # The rows that batch 0 has brought are good.
     turns = cache.begin()
@@ -304,19 +284,6 @@ def test_slots_that_may_be_half_written_are_unknown(
         gathered = cache.gather(turns, i, step)
         for path in "xy":
             assert (gathered[path].values == rows[step.ids]).all()
-
-
-def test_a_batch_that_is_never_gathered_is_given_up(
-    cache: SlotCache, steps: list[PlanStep], pool: ThreadPoolExecutor
-) -> None:
-    turns = cache.begin()
-    waiting = pool.submit(cache.gather, turns, 1, steps[1])
-    wait_until_waiting(turns, 1)
-    turns.fail(0, OSError("its subgraph cannot be read"))
-    assert "OSError: its subgraph cannot be read" in str(failed(waiting))
-    turns.fail(1, OSError("and so on"))
-    with pytest.raises(GnnstoreError, match=r"failed, 0, .*its subgraph"):
-        cache.gather(turns, 2, steps[2])
 
 
 def test_a_failure_keeps_no_buffers(
@@ -431,26 +398,6 @@ def test_a_retired_cache_has_no_slots_any_more(
     assert cache.gather(turns, 3, steps[3]) == {}
     assert cache.warm_up(turns, 4, np.arange(5)) == ReadCounts()
     assert (cache.planned_nodes == -1).all()
-
-
-def test_turns_begin_when_the_slots_are_not_in_use(
-    cache: SlotCache, steps: list[PlanStep], rows: NDArray[np.uint8], pool: ThreadPoolExecutor
-) -> None:
-    """So that what they hold is settled."""
-    turns = cache.begin()
-    gate = Gate(rows)
-    batch = pool.submit(cache.gather, turns, 0, steps[0], {"x": gate})
-    assert gate.reached.wait(LIMIT_SECONDS)
-    beginning = [pool.submit(cache.begin) for _ in range(2)]
-    wait_for(lambda: len(turns._changed._waiting) == 1)
-    time.sleep(0.02)  # for the other one, which waits for this one
-    assert not any(future.done() for future in beginning)
-    gate.opened.set()
-    begun = [future.result(LIMIT_SECONDS) for future in beginning]
-    nodes = cache.planned_nodes
-    assert (nodes[steps[0].change_slots] == steps[0].ids[steps[0].change_positions]).all()
-    assert (batch.result(LIMIT_SECONDS)["x"].values == rows[steps[0].ids]).all()
-    assert [turns.is_left, *sorted(new.is_left for new in begun)] == [True, False, True]
 
 
 def test_turns_that_interleave(
@@ -593,7 +540,7 @@ def test_an_interrupted_wait_leaves_nothing_locked(
         cache.gather(turns, 1, steps[1])
     interrupting.result(LIMIT_SECONDS)
     assert "an earlier batch failed, 1" in str(failed(later))
-    assert not turns._waiting
+    assert not turns._changed._waiting
     cache.begin()
 
 
@@ -652,7 +599,8 @@ def test_an_interrupt_at_any_line(
         def open_gate(
             turns: TurnLock = turns, gate: Gate = gate, is_over: threading.Event = is_over
         ) -> None:
-            wait_for(lambda: not must_wait or 1 in turns._waiting or is_over.is_set())
+            waiting = turns._changed._waiting
+            wait_for(lambda: not must_wait or len(waiting) == 2 or is_over.is_set())
             gate.opened.set()
 
         opening = pool.submit(open_gate)
@@ -673,35 +621,8 @@ def test_an_interrupt_at_any_line(
             break
         if (error := after.exception(LIMIT_SECONDS)) is not None:
             assert "an earlier batch failed, 1" in str(error)
-        assert not turns._waiting
+        assert not turns._changed._waiting
     assert k > 30  # lines that were tried
-
-
-def test_an_interrupt_with_other_turns_waiting(
-    cache: SlotCache, steps: list[PlanStep], rows: NDArray[np.uint8], pool: ThreadPoolExecutor
-) -> None:
-    """They begin, wherever the batch that has the slots is interrupted."""
-    beginning: list[Future[TurnLock]] = []
-
-    class Source(Gate):
-        def read_rows(self, ids: NDArray[Any], out: NDArray[Any]) -> ReadCounts:
-            beginning.append(pool.submit(cache.begin))
-            wait_for(lambda: len(turns._changed._waiting) == 1)
-            return super().read_rows(ids, out)
-
-    first = replace(steps[0], slots=np.full_like(steps[0].slots, -1))
-    turns = cache.begin()
-    for k in range(1, 1000):
-        source = Source(rows)
-        source.opened.set()
-        with InterruptAt(k) as interrupt, suppress(KeyboardInterrupt):
-            cache.gather(turns, 0, first, {"x": source})
-        has_begun = source.reached.is_set()
-        turns = beginning[-1].result(LIMIT_SECONDS) if has_begun else cache.begin()
-        assert not turns.is_left
-        if not interrupt.has_happened:
-            break
-    assert len(beginning) > 10  # lines that were tried
 
 
 def test_a_cache_is_freed_with_its_last_user(table: FileRows) -> None:

@@ -235,7 +235,7 @@ class LookaheadEpochs:
             made = coming.take() if coming.is_for(key, sampler) else None
             if made is None:
                 coming.abandon()
-            elif made.is_planned and (session is None or made.producer.session is not session):
+            elif made.is_planned and session is None:  # for slots that are not followed on
                 made.abandon()
             else:
                 producer = made.producer
