@@ -10,7 +10,7 @@ each row lies with the row in the table; the state of an optimizer is its option
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any, ClassVar
 
@@ -64,13 +64,7 @@ class _RowOptimizer(torch.optim.Optimizer, ABC):
             )
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group, as torch does while an optimizer is made; later calls are refused.
-
-        Raises
-        ------
-        UsageError
-            If it is called later.
-        """
+        """Add a group, as torch does while an optimizer is made; later calls are refused."""
         if len(self.param_groups) >= len(self._tables):
             raise UsageError(f"give {type(self).__name__} all of its tables when it is made")
         super().add_param_group(param_group)
@@ -95,41 +89,6 @@ class _RowOptimizer(torch.optim.Optimizer, ABC):
     @abstractmethod
     def _scalars(self, group: Mapping[str, Any], steps: int) -> dict[str, float]:
         """Return the arguments of the kernel for a step, by its number from 1."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the options of each group; a row's state is in the table and its commits."""
-        groups = [
-            {name: value for name, value in group.items() if name != "params"} | {"params": []}
-            for group in self.param_groups
-        ]
-        return {"state": {}, "param_groups": groups}
-
-    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Take over the options of each group.
-
-        Raises
-        ------
-        UsageError
-            If they are of another rule, or for another number of tables.
-        """
-        name = type(self).__name__
-        groups = state_dict.get("param_groups") if isinstance(state_dict, Mapping) else None
-        if not isinstance(groups, Sequence) or not all(isinstance(g, Mapping) for g in groups):
-            raise UsageError(f"{name}: expected the dict that state_dict() of one returned")
-        if len(groups) != len(self.param_groups):
-            raise UsageError(
-                f"the state is of {len(groups)} tables, and this {name} has "
-                f"{len(self.param_groups)}; load the state of an optimizer of the same tables"
-            )
-        for saved in groups:
-            missing = sorted(self.defaults.keys() - saved.keys())  # schedulers add others
-            if missing:
-                raise UsageError(
-                    f"{name}: the state is of another optimizer: it has no {', '.join(missing)}"
-                )
-            _check_options(saved)
-        for group, saved in zip(self.param_groups, groups, strict=True):
-            group.update({name: value for name, value in saved.items() if name != "params"})
 
 
 class RowwiseAdagrad(_RowOptimizer):

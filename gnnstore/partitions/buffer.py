@@ -196,26 +196,19 @@ class StateBuffer:
             slots = self._slots = PartitionSlots(self.files, self._num_slots)
         kept = {*partitions.tolist()}
         used = set() if before is None else {*before.members.partitions.tolist()}
-        new: list[int] = []
-        try:
-            with self.files.checking_in_background():
-                for partition in partitions.tolist():
-                    if partition in slots.slot_of:
-                        continue
-                    free = slots.free(kept | used)
-                    if free is None and not is_needed:
-                        break
-                    if free is None and before is not None:
-                        wait(before.is_over)
-                        used = set()
-                        free = slots.free(kept)
-                    assert free is not None  # noqa: S101 - there are as many slots as a state has
-                    slots.read(partition, free, wait)
-                    new.append(partition)
-                    self.totals.partitions += 1
-        except CorruptStoreError:
-            slots.forget(new)
-            raise
+        for partition in partitions.tolist():
+            if partition in slots.slot_of:
+                continue
+            free = slots.free(kept | used)
+            if free is None and not is_needed:
+                break
+            if free is None and before is not None:
+                wait(before.is_over)
+                used = set()
+                free = slots.free(kept)
+            assert free is not None  # noqa: S101 - there are as many slots as a state has
+            slots.read(partition, free, wait)
+            self.totals.partitions += 1
         return slots
 
     def _build(self, members: Members, wait: Wait) -> ResidentGraph:
@@ -272,13 +265,12 @@ class StateBuffer:
     ) -> None:
         """Read some of the buckets to their places."""
         unit, places = self.files.unit, buckets.starts[:-1][wanted]
-        with self.files.checking_in_background():
-            for spec, out in (
-                (unit.source_spec, buckets.source),
-                (unit.target_spec, buckets.target),
-                (unit.position_spec, buckets.position),
-            ):
-                self.files.read_edges(spec, entries[wanted], places, out, wait)
+        for spec, out in (
+            (unit.source_spec, buckets.source),
+            (unit.target_spec, buckets.target),
+            (unit.position_spec, buckets.position),
+        ):
+            self.files.read_edges(spec, entries[wanted], places, out, wait)
 
 
 class StatesAhead:

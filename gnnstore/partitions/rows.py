@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from functools import partial
+from collections.abc import Callable
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -17,7 +15,6 @@ from gnnstore.errors import CorruptStoreError
 from gnnstore.features.source import FileRows, MemoryRows, Rows, RowSpec
 from gnnstore.formats.arrays.spec import AttributeSpec
 from gnnstore.formats.partitions.reader import PartitionsReader
-from gnnstore.threads import THREAD_NAME, Pending, Workers
 
 Int64Array = npt.NDArray[np.int64]
 
@@ -43,7 +40,7 @@ class Ranges(NamedTuple):
 
 
 class PartitionFiles:
-    """Reads partitions in order, and compares what is read with its checksums meanwhile.
+    """Reads partitions in order, and compares what is read with its checksums.
 
     Its methods take a callable `proceed`, which is called between two pieces and raises to end
     reading.
@@ -54,25 +51,6 @@ class PartitionFiles:
         self.engine = engine
         self.counts = ReadCounts()
         self._open: dict[str, FileRows] = {}
-        self._checking: Workers | None = None
-        self._checks: list[Pending[None]] = []
-
-    @contextmanager
-    def checking_in_background(self) -> Iterator[None]:
-        """Verify checksums of what is read meanwhile in a thread; all are verified at the end."""
-        with Workers(1, f"{THREAD_NAME}-checksums") as workers:
-            self._checking = workers
-            try:
-                yield
-            finally:
-                self._checking = None
-                self.settle()
-
-    def settle(self) -> None:
-        """Wait until all rows read have been verified; see `checking_in_background`."""
-        checks, self._checks = self._checks, []
-        for check in checks:
-            check.result()
 
     def read_rows(
         self,
@@ -87,7 +65,7 @@ class PartitionFiles:
         for begin in range(0, len(out), step):
             proceed()
             self.counts += rows.read_range(first + begin, out[begin : begin + step])
-        self._check(partial(self.unit.check_rows, partition, spec, out))
+        self.unit.check_rows(partition, spec, out)
 
     def read_edges(
         self,
@@ -108,18 +86,12 @@ class PartitionFiles:
             proceed()
             firsts, ends, into = (part[begin:end] for part in ranges)
             self.counts += rows.read_ranges(firsts, ends, into, out)
-        self._check(partial(self.unit.check_edges, buckets, spec, places, out))
+        self.unit.check_edges(buckets, spec, places, out)
 
     def _rows(self, spec: AttributeSpec) -> FileRows:
         if spec.path not in self._open:
             self._open[spec.path] = FileRows.open(self.unit.paged(spec), self.engine)
         return self._open[spec.path]
-
-    def _check(self, check: Callable[[], None]) -> None:
-        if self._checking is None:
-            check()
-        else:
-            self._checks.append(self._checking.submit(check))
 
 
 class PartitionSlots:
@@ -143,7 +115,7 @@ class PartitionSlots:
 
     def read(self, partition: int, slot: int, proceed: Callable[[], None]) -> None:
         """Read the rows of a partition into a slot, which is overwritten."""
-        self.forget([known for known, its in self.slot_of.items() if its == slot])
+        self.slot_of = {known: its for known, its in self.slot_of.items() if its != slot}
         unit = self.files.unit
         new_ids, begin = unit.rows(partition), slot * unit.rows_per_partition
         for path, spec in self._specs.items():
@@ -163,11 +135,6 @@ class PartitionSlots:
         """Return a slot that has none of the partitions to be kept, if there is one."""
         taken = {slot for partition, slot in self.slot_of.items() if partition in kept}
         return next((slot for slot in range(self.num_slots) if slot not in taken), None)
-
-    def forget(self, partitions: Sequence[int]) -> None:
-        """Mark the slots of some partitions as empty."""
-        for partition in partitions:
-            self.slot_of.pop(partition, None)
 
     def first_rows(self, partitions: Int64Array) -> Int64Array:
         """Return the row at which the slot of each partition begins [c]."""

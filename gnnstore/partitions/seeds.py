@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from functools import singledispatch
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -77,15 +76,6 @@ class SeedsByState(ABC):
         """Return the memory for dividing the seeds, and for the result."""
 
 
-@singledispatch
-def by_state(seeds: Any, unit: PartitionsReader, assignment: str) -> SeedsByState:  # noqa: ARG001
-    """Return the seeds of a loader, grouped by the partitions of a store."""
-    raise UsageError(
-        f"partitions= and seeds of the kind {type(seeds).__name__}: these cannot be trained by "
-        "partitions; leave partitions= out"
-    )
-
-
 # Two epochs are kept; one is sorted; a state's seeds are shuffled.
 _ORDER_BYTES = 2 * 8 + 16 + 16
 
@@ -150,11 +140,6 @@ class NodesByState(SeedsByState):
         """Return the seed nodes at some positions in the input nodes."""
         labels = self._nodes.select(index, key).labels
         return Seeds({NODE_TYPE: resident.members.local(self._new_ids[index])}, labels)
-
-
-@by_state.register(InputNodes)
-def _(seeds: InputNodes, unit: PartitionsReader, assignment: str) -> NodesByState:  # noqa: ARG001
-    return NodesByState(seeds, unit)
 
 
 class EdgesOfStates(Assigned):
@@ -255,6 +240,13 @@ class LinksByState(SeedsByState):
         return self._links.seeds_in(within, index, (source, target), key)
 
 
-@by_state.register(Links)
-def _(seeds: Links, unit: PartitionsReader, assignment: str) -> LinksByState:
-    return LinksByState(seeds, unit, assignment)
+def by_state(seeds: Any, unit: PartitionsReader, assignment: str) -> SeedsByState:
+    """Return the seeds of a loader, grouped by the partitions of a store."""
+    if isinstance(seeds, InputNodes):
+        return NodesByState(seeds, unit)
+    if isinstance(seeds, Links):
+        return LinksByState(seeds, unit, assignment)
+    raise UsageError(
+        f"partitions= and seeds of the kind {type(seeds).__name__}: these cannot be trained by "
+        "partitions; leave partitions= out"
+    )

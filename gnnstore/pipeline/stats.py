@@ -221,19 +221,5 @@ class LoaderStats:
         return (
             f", {self.io_engine}: {hits}{self.reads} reads, {format_size(self.bytes_read)} "
             f"({self.amplification:.2f} x what was asked for), {self.mean_queue_depth:.0f} deep, "
-            f"{self.seconds_reading:.2f} s of waiting{self._topology()}{self._swapping()}"
+            f"{self.seconds_reading:.2f} s of waiting"
         )
-
-    def _swapping(self) -> str:
-        if not self.states:
-            return ""
-        return (
-            f"; {self.states} states, {self.partitions_read} partitions read, "
-            f"{self.seconds_swapping:.2f} s waited for"
-        )
-
-    def _topology(self) -> str:
-        if not self.topology_reads:
-            return ""
-        size = format_size(self.topology_bytes_read)
-        return f"; in-neighbours: {self.topology_reads} reads, {size}"

@@ -141,8 +141,11 @@ def test_groups_and_schedules_change_what_a_step_does(make: Make) -> None:
     assert state["state"] == {}
     other = gnnstore.SGD(tables, lr=7.0)
     other.load_state_dict(state)
+    tables[0](torch.tensor([1])).sum().backward()
+    assert len(other.param_groups[0]["params"]) == 1
+    other.step()
     assert [group["lr"] for group in other.param_groups] == pytest.approx([0.02, 0.005])
-    with pytest.raises(UsageError, match="is of 2 tables, and this SGD has 1"):
+    with pytest.raises(ValueError, match="different number of parameter groups"):
         gnnstore.SGD(tables[0]).load_state_dict(state)
 
 
@@ -176,19 +179,8 @@ def test_wrong_tables_and_options_are_refused(make: Make) -> None:
         with pytest.raises(UsageError, match=message):
             gnnstore.Adagrad(table, **options)
     optimizer = gnnstore.Adagrad(table)
-    with pytest.raises(UsageError, match="is of 0 tables"):
-        optimizer.load_state_dict({"param_groups": []})
-    for state in (5, {}, {"param_groups": [5]}):
-        with pytest.raises(UsageError, match="expected the dict that state_dict"):
-            optimizer.load_state_dict(state)  # type: ignore[arg-type]
-    with pytest.raises(UsageError, match="of another optimizer: it has no eps, lr_decay"):
-        optimizer.load_state_dict({"param_groups": [{"lr": 0.1, "momentum": 0.9, "params": []}]})
     with pytest.raises(UsageError, match="no table to learn"):
         gnnstore.Adagrad([])
-    saved = optimizer.state_dict()
-    saved["param_groups"][0]["lr"] = -1.0
-    with pytest.raises(UsageError, match="lr=-1"):
-        optimizer.load_state_dict(saved)
     with pytest.raises(UsageError, match="lr=nan"):
         gnnstore.Adagrad([{"params": table, "lr": float("nan")}])
     optimizer = gnnstore.Adagrad(table)

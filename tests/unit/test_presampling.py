@@ -166,17 +166,6 @@ def test_seeds_in_their_order_are_taken_in_runs(store: gnnstore.GraphStore) -> N
     assert len(list(of_all._positions(99))) == 11
 
 
-def test_many_seeds_are_drawn_without_an_order_of_all(
-    store: gnnstore.GraphStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(presampling, "_MAX_SHUFFLED", 100)
-    found = list(presampler(store, batch_size=50)._positions(8))
-    assert [len(positions) for positions in found] == [50] * 8
-    assert len(np.unique(np.concatenate(found))) > 200
-    again = list(presampler(store, batch_size=50)._positions(8))
-    np.testing.assert_array_equal(np.concatenate(found), np.concatenate(again))
-
-
 @pytest.mark.parametrize(
     ("options", "shape"),
     [

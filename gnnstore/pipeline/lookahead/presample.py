@@ -53,8 +53,6 @@ ENOUGH_VISITS = 4
 # A mapped topology may have to come from disk: 60,000 page faults for a batch of 1,024
 # seeds and three hops of 10.
 _MAPPED_BATCHES = 32
-# Above, seeds are drawn with replacement: an order of 10^8 seeds would take 1.6 GB.
-_MAX_SHUFFLED = 2**20
 
 
 @dataclass(frozen=True)
@@ -249,11 +247,6 @@ class Presampler:
             for batch in np.unique(np.linspace(0, total - 1, min(num_batches, total)).astype(int)):
                 first = int(batch) * size
                 yield range(first, min(first + size, num_seeds))
-        elif num_seeds > _MAX_SHUFFLED:
-            key = np.array([_SEED, _EPOCH], dtype=np.uint64)
-            draws = np.random.Generator(np.random.Philox(key=key))
-            for _ in range(num_batches):
-                yield draws.integers(0, num_seeds, size)
         else:
             per_epoch = num_seeds // size
             for batch in range(num_batches):
