@@ -147,6 +147,7 @@ def _of_times_and_weights(config: SamplingConfig) -> dict[str, Any]:
 
 
 def checked(state: Mapping[str, Any], name: str, *kinds: type) -> Any:
+    """Return a value of a state, of one of some types."""
     value = state.get(name, _ABSENT)
     # True is an int to Python, and no number of batches to anybody.
     if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):

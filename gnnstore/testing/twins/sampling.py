@@ -256,15 +256,21 @@ def sample_neighbors(
     seed: int,
     epoch: int,
     batch: int,
-    **options: bool,
+    **options: Any,
 ) -> ReferenceBatch:
     """Sample the in-neighbourhood of some seeds: the case of one type of `sample_types`."""
     kind, key = ("n", "to", "n"), DrawKey(seed, epoch, batch)
     columns = {kind: TypedColumns(indptr, indices)}
     found = sample_types(["n"], columns, {"n": seeds}, {kind: fanouts}, key, **options)
-    of_edges = (found.sources, found.targets, found.positions)
-    lists = (found.nodes["n"], found.trees["n"], *(each[kind] for each in of_edges))
-    return ReferenceBatch(*lists, found.hop_nodes["n"], found.hop_edges[kind])
+    return ReferenceBatch(
+        found.nodes["n"],
+        found.trees["n"],
+        found.sources[kind],
+        found.targets[kind],
+        found.positions[kind],
+        found.hop_nodes["n"],
+        found.hop_edges[kind],
+    )
 
 
 def add_reverse_edges(
