@@ -30,7 +30,6 @@ from gnnstore.pipeline.lookahead.superbatch import DiskQuota
 from gnnstore.strategies.builtin import STRATEGIES
 from gnnstore.testing.faults import inject
 from gnnstore.testing.graphs import random_graph
-from gnnstore.threads import interruptible
 from tests.support.batches import Batches, assert_same_batches, batches_of
 from tests.support.forks import ForkServer, check_in_fork
 from tests.support.loaders import (
@@ -290,26 +289,6 @@ def test_what_a_killed_run_leaves_is_swept_by_the_next(
 # --- interrupts, time limits, forks -------------------------------------------------------------
 
 
-def test_an_interrupt_waits_for_the_kernel_that_packs() -> None:
-    """It writes to files that are about to be removed, and reads arrays that are let go of."""
-    progress = np.zeros(2, np.int64)
-    ended = threading.Event()
-
-    def work() -> dict[str, int]:
-        while progress[1] == 0:
-            time.sleep(0.001)
-        time.sleep(0.2)
-        ended.set()
-        return {}
-
-    timer = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT))
-    timer.start()
-    with pytest.raises(KeyboardInterrupt):
-        interruptible(work, "gnnstore-pack", progress, None, None)
-    assert ended.is_set()
-    timer.join()
-
-
 def is_clean(directory: Path) -> bool:
     """Whether neither a thread nor a file is left, once what a traceback held is collected."""
     gc.collect()
@@ -370,29 +349,6 @@ def test_an_interrupt_while_an_iteration_is_closed(
     wait_for(lambda: is_clean(tmp_path))
     monkeypatch.undo()
     assert len(list(loader)) == len(loader)
-
-
-def test_a_batch_that_takes_too_long_to_sample(
-    path: Path, monkeypatch: pytest.MonkeyPatch, expected: Batches
-) -> None:
-    loader = loader_of(path, num_threads=2, timeout=0.3)
-    sampler = loader._source.sampler
-    sample = sampler.sample
-
-    def stuck(seeds: Any, *, epoch: int, batch: int, **_: Any) -> Any:
-        if batch == 7:
-            time.sleep(1.0)
-        return sample(seeds, epoch=epoch, batch=batch)
-
-    monkeypatch.setattr(sampler, "sample", stuck)
-    got: list[Any] = []
-    with pytest.raises(TimeoutError, match="batch 7 of epoch 0"):
-        got.extend(loader)
-    assert len(got) == 7
-    wait_for(lambda: not threads_of_loaders())
-    monkeypatch.undo()
-    loader.set_epoch(0)
-    assert_same_batches(batches_of(loader), expected)
 
 
 @pytest.mark.parametrize("strategy", PLANNED)

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import errno
-import math
 import re
-import weakref
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
@@ -19,8 +17,6 @@ from gnnstore import NeighborLoader
 from gnnstore.caching.policies.fixed import Fixed
 from gnnstore.errors import BudgetError, NotFoundError, StorageError, UsageError
 from gnnstore.graph.shared import shared_tables
-from gnnstore.pipeline.lookahead.producer import Producer
-from gnnstore.pipeline.lookahead.superbatch import Superbatch
 from gnnstore.strategies.builtin import STRATEGIES
 from gnnstore.testing.faults import inject
 from tests.support.batches import Batches, assert_same_batches, batches_of
@@ -127,14 +123,6 @@ def test_sizes(path: Path, expected: Batches, superbatch: Any, cache_bytes: Any)
     if cache_bytes == "1GB":
         assert stats.cache_rows == N
         assert node_rows(loader) <= 2 * N, "the rows of both tables are read once at most"
-
-
-@pytest.mark.parametrize("memory", ["40MB", "auto"])
-def test_under_a_budget(path: Path, expected: Batches, memory: str) -> None:
-    loader = loader_of(path, memory=memory, cache_bytes=None, superbatch=None, num_threads=2)
-    assert_same_batches(batches_of(loader, 2), expected)
-    assert "batches planned at a time" in loader.stats().reason
-    assert loader._spare_bytes is not None, "it is a promise"
 
 
 @pytest.mark.parametrize("disk", ["1kB", "100MB"])
@@ -276,20 +264,6 @@ def test_an_iteration_that_somebody_holds_on_to_gives_the_slots_to_the_next(
     assert stats.rows_cached >= 0.9 * alone.stats().rows_cached
     rest = [batch.to_dict() for batch in left]
     assert_same_batches(first + rest, expected[:BATCHES])
-
-
-def test_a_trace_goes_once_it_is_planned(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Memory is counted for one trace, and the next superbatch has it."""
-    finish, traces = Producer.finish, []
-
-    def finish_and_note(maker: Producer, sampled: Superbatch) -> Superbatch:
-        traces.append(weakref.ref(sampled.trace.ids))
-        return finish(maker, sampled)
-
-    monkeypatch.setattr(Producer, "finish", finish_and_note)
-    for _ in loader_of(path, num_threads=0):
-        assert all(trace() is None for trace in traces)
-    assert len(traces) == math.ceil(BATCHES / 5)
 
 
 def test_a_smaller_budget_takes_memory_back(path: Path, expected: Batches) -> None:

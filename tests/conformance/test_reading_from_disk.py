@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import os
 import pickle
 import re
 from collections.abc import Iterator
@@ -21,7 +20,6 @@ from gnnstore.disk.engines import ENGINES, ENVIRONMENT_VARIABLE, probe_engines
 from gnnstore.errors import BudgetError, UsageError
 from gnnstore.features.static import cache_cost
 from gnnstore.graph.shared import shared_tables
-from gnnstore.pipeline.lookahead import presample as presampling
 from gnnstore.strategies.sizes.placement import Placement
 from gnnstore.testing.graphs import GraphArrays, random_graph
 from gnnstore.testing.twins.reads import plan_reads
@@ -146,15 +144,6 @@ def test_a_strategy_whose_name_has_a_score_takes_no_other(store: gnnstore.GraphS
             NeighborLoader(store, [4], strategy=name)  # type: ignore[arg-type]
 
 
-def test_a_byte_less_is_a_row_less(store: gnnstore.GraphStore) -> None:
-    num_bytes = cost(store).bytes_of(7)
-    for given, num_rows in ((num_bytes, 7), (num_bytes - 1, 6), (1, 0), (0, 0)):
-        loader = NeighborLoader(store, [4], "train", strategy="static", cache_bytes=given)
-        assert loader.stats().cache_rows == num_rows
-        if not num_rows:
-            assert "cached in 0 B (a single row does not fit)" in loader.stats().reason
-
-
 # --- the narrow and the wide ---------------------------------------------------------------
 
 
@@ -199,14 +188,6 @@ def test_a_topology_on_disk_is_read_by_an_engine_also_without_tables(tmp_path: P
         assert stats.topology == "disk"
         assert stats.io_engine
         assert stats.topology_reads > 0
-
-
-def test_what_is_kept_for_sampling_together_goes_by_the_graph(path: Path) -> None:
-    """Not by what the machine has free: a loader with a budget beside it would have none left."""
-    store = gnnstore.open(path)
-    planned = NeighborLoader(store, [2], batch_size=40, strategy="belady", topology="disk")
-    beside = NeighborLoader(store, [2], batch_size=40, memory="100MB")
-    assert len(list(planned)) == len(list(beside))
 
 
 def test_memory_needs_no_engine(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -352,31 +333,6 @@ def test_loaders_share_a_cache(path: Path, expected: Batches) -> None:
     assert_same_batches(batches_of(train, 2), expected)
 
 
-def test_memory_that_a_cache_holds_is_not_given_twice(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Where nobody sets a budget, the machine's memory is one."""
-    machine_bytes = 2_000_000
-    store = gnnstore.open(path)
-    held = shared_tables(store)
-    monkeypatch.setattr(
-        "gnnstore.budget.limits.available_bytes", lambda: machine_bytes - held.resident_bytes
-    )
-    # Buffers of reads alone would be more than this machine has.
-    monkeypatch.setattr("gnnstore.disk.engines.Engine.staging_bytes", 100_000)
-    options: dict[str, Any] = {**OPTIONS, "num_threads": 1}
-    for score in ("frequency", "degree"):
-        NeighborLoader(store, [4, 4], "train", strategy="static", cache=score, **options)
-        assert held.cached_bytes > 100_000
-        assert held.resident_bytes < machine_bytes
-    # 400 kB of features would still fit if it were not for the caches.
-    machine_bytes = held.resident_bytes + 300_000
-    with pytest.raises(BudgetError, match="available memory"):
-        NeighborLoader(store, [4, 4], "train", strategy="memory", **options)
-    sharing = NeighborLoader(store, [4, 4], "train", strategy="static", cache="degree", **options)
-    assert sharing.stats().cache_rows > 0
-
-
 def test_a_cache_makes_room_for_larger_batches(path: Path) -> None:
     """One budget for all loaders: that of the later one counts too."""
     store = gnnstore.open(path)
@@ -405,14 +361,6 @@ def test_a_cache_makes_room_for_larger_batches(path: Path) -> None:
     for batch in later:
         np.testing.assert_array_equal(batch.x, store.features[batch.n_id])
     assert later.stats().rows_cached > 0
-
-
-def test_a_seed_that_is_drawn_late_keeps_the_cache(path: Path) -> None:
-    loader = NeighborLoader(path, [4], "train", strategy="static", batch_size=50)
-    cache = loader._sources.cache
-    assert cache is not None
-    next(iter(loader))
-    assert loader._sources.cache is cache
 
 
 def test_a_pickled_loader_caches_the_same_rows(path: Path, expected: Batches) -> None:
@@ -473,11 +421,6 @@ def test_too_small_for_two_batches_says_what_is_needed(path: Path, strategy: str
     assert enough.stats().cache_rows == 0
 
 
-def test_too_small_for_staging_says_so(path: Path) -> None:
-    with pytest.raises(BudgetError, match=r"largest parts: 16\.8 MB of staging for reads\n"):
-        NeighborLoader(path, [4], strategy="direct", memory="5MB", num_threads=2)
-
-
 def test_a_cache_that_does_not_fit_says_so(path: Path) -> None:
     def loader(memory: int, cache_bytes: int) -> NeighborLoader:
         return NeighborLoader(
@@ -522,46 +465,6 @@ def test_auto_reads_with_a_cache_what_does_not_fit(
     for own in asked:  # which a mapping could not have
         with pytest.raises(BudgetError):
             NeighborLoader(path, [4], memory="8MB", num_threads=1, **own)
-
-
-def test_scores_must_fit_as_well(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """4 kB of degrees, where a cache of one row would take less."""
-    store = gnnstore.open(path)
-    monkeypatch.setattr(presampling, "_MEASURED_BATCHES", 0)
-    options: dict[str, Any] = {
-        "strategy": "static",
-        "topology": "memory",
-        "cache": "degree",
-        "num_threads": 1,
-    }
-    with pytest.raises(BudgetError) as caught:
-        NeighborLoader(store, [], memory=1000, **options)
-    loader = NeighborLoader(store, [], memory=needed_by(caught.value), **options)
-    assert "cached in 0 B (the scores of all nodes would take 4 kB)" in loader.stats().reason
-
-
-def test_one_more_thread_waits_for_the_disk(path: Path) -> None:
-    cores = len(os.sched_getaffinity(0))
-    for strategy, more in (("memory", 0), ("mmap", 0), ("direct", 1), ("static", 1), ("auto", 0)):
-        loader = NeighborLoader(path, [2], strategy=strategy)
-        assert loader.num_threads == cores + more
-        assert loader.prefetch_batches == 2 * (cores + more)
-    assert NeighborLoader(path, [2], strategy="direct", num_threads=1).num_threads == 1
-    assert NeighborLoader(path, [2], strategy="direct", num_workers=5).num_threads == 5
-    assert NeighborLoader(path, [2], strategy="direct", num_threads=0).num_threads == 0
-
-
-def test_a_small_budget_has_fewer_threads(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody asked for 65, whose staging would take 545 MB."""
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(64)))
-    loader = NeighborLoader(path, [2], strategy="direct", memory="100MB")
-    assert loader.num_threads == 2, "8.4 MB each, of a quarter"
-    assert loader._sources.placement.staging_bytes == 2 * 8_388_608
-    assert NeighborLoader(path, [2], strategy="direct", memory="10MB").num_threads == 1
-    assert NeighborLoader(path, [2], strategy="direct").num_threads == 65
-    with pytest.raises(BudgetError, match="545 MB of staging for reads"):
-        NeighborLoader(path, [2], strategy="direct", memory="100MB", num_threads=65)
-    assert NeighborLoader(path, [2], strategy="mmap", memory="100MB").num_threads == 64
 
 
 @pytest.mark.parametrize(
