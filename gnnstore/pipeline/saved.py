@@ -19,7 +19,6 @@ from gnnstore.errors import UsageError
 from gnnstore.features.packed.saved import PackedFiles, SavedRecord
 from gnnstore.features.planned import SlotCache, TurnLock
 from gnnstore.features.source import AbsentRows, Rows, RowSource, TypedRows
-from gnnstore.formats.packed.manifest import pack_command
 from gnnstore.graph.assigned import FINGERPRINT
 from gnnstore.pipeline.batch import Batch, BatchSource, EpochRun
 from gnnstore.pipeline.order.state import LoaderState, Position
@@ -31,9 +30,8 @@ from gnnstore.threads import ordered_map
 class SavedSource(BatchSource):
     """Hands out the batches of packed epochs, iteration after iteration."""
 
-    def __init__(self, packed: PackedFiles, seeds: str | None = None) -> None:
+    def __init__(self, packed: PackedFiles) -> None:
         self.packed = packed
-        self._seeds = seeds
         manifest = packed.reader.manifest
         self.labels = labels_of(manifest.fingerprint)
         self.index_dtype = manifest.schema.index_dtype
@@ -44,7 +42,7 @@ class SavedSource(BatchSource):
         self._lock = threading.Lock()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (SavedSource, (self.packed, self._seeds))
+        return (SavedSource, (self.packed,))
 
     @property
     def sampler(self) -> NeighborSampler:
@@ -73,17 +71,10 @@ class SavedSource(BatchSource):
         packed = {k: v for k, v in fingerprint.items() if not k.startswith(FINGERPRINT)}
         different = state.differences(packed, seed)
         if different:
-            command = pack_command(
-                self.packed.reader.path,
-                fingerprint,
-                epochs=manifest.epochs,
-                seed=manifest.seed if seed is None else seed,
-                seeds=self._seeds,
-            )
             raise UsageError(
                 f"{self.packed.reader.path}: these epochs (found) were not packed for a loader "
                 f"like this one (expected): {'; '.join(different)}. Make the loader as they were "
-                f"packed, or pack epochs for this one: {command}"
+                f"packed, or pack epochs for this one with 'gnnstore pack'"
             )
         return manifest.seed
 

@@ -22,7 +22,7 @@ from gnnstore.strategies.sources import Sources
 from gnnstore.units import format_size
 
 if TYPE_CHECKING:
-    from gnnstore.seeds.base import SeedSource
+    pass
 
 # Rows that were packed, with any planned cache.
 _PACKED = StrategyTraits("packed", "disk", packs=True)
@@ -99,9 +99,9 @@ class PackedSources(Sources):
         """Nodes whose rows have room to be cached."""
         return self.packed.reader.manifest.num_slots
 
-    def batches(self, seeds: SeedSource | None = None, *_: Any) -> SavedSource:
+    def batches(self, *_: Any) -> SavedSource:
         """Return the packed batches; sampling options do not matter."""
-        return SavedSource(self.packed, None if seeds is None else seeds.name)
+        return SavedSource(self.packed)
 
 
 def open_packed_sources(loader: LoaderSpec) -> PackedSources:

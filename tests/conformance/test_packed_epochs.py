@@ -310,7 +310,7 @@ def test_packed_epochs_of_another_loader(path: Path, options: dict[str, Any], me
 
 
 def test_every_difference_is_named(path: Path) -> None:
-    with pytest.raises(UsageError, match=r"num_neighbors: .*batch_size: .*seed: .*gnnstore pack "):
+    with pytest.raises(UsageError, match=r"num_neighbors: .*batch_size: .*seed: .*'gnnstore pack'"):
         loader_of_packed(path, num_neighbors=[1], batch_size=7, seed=8)
 
 

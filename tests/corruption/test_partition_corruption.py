@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shlex
 import shutil
 from collections.abc import Callable
 from functools import partial
@@ -16,13 +15,12 @@ import pytest
 import gnnstore
 from gnnstore import _core
 from gnnstore.converters import partition
-from gnnstore.errors import CorruptStoreError, UnsupportedVersionError
+from gnnstore.errors import CorruptStoreError
 from gnnstore.formats.partitions.reader import PartitionsReader
 from gnnstore.testing.graphs import random_graph
-from gnnstore.tools.cli import main
 from tests.support.batches import assert_same_batches, batches_of
 from tests.support.files import flip
-from tests.support.hostile import reseal, rewrite
+from tests.support.hostile import reseal
 
 ROWS = r"the rows of partition \d have the crc32c \w{8}, but \w{8} was written"
 EDGES = r"the edges from partition \d to partition \d have the crc32c \w{8}, but"
@@ -152,18 +150,3 @@ def test_edges_that_cannot_be_with_the_right_checksums(
     )
     with pytest.raises(CorruptStoreError, match="out of range"):
         list(loader)
-
-
-def test_older_partitions_are_refused_with_the_command_that_makes_them_anew(
-    made: Path, tmp_path: Path
-) -> None:
-    store = shutil.copytree(made, tmp_path / "s.gnn")
-    old = partition(store, 3, name="old", train_first="train", seed=7)
-    uuid = PartitionsReader.open(old).uuid
-    rewrite(old, lambda own: own.update(format_version=1))
-    with pytest.raises(UnsupportedVersionError, match="has format version 1;") as caught:
-        LOADERS["nodes"](gnnstore.open(store), "old")
-    words = shlex.split(str(caught.value).partition("Partition again: ")[2])
-    assert words[:2] == ["gnnstore", "partition"]
-    assert main([*words[1:], "--quiet"]) == 0
-    assert PartitionsReader.open(old).uuid == uuid

@@ -106,22 +106,6 @@ class Manifest(ABC):
         return next(spec for spec in self.arrays() if spec.path == path)
 
     @classmethod
-    def advice(cls, own: Fields, path: Path) -> str:  # noqa: ARG003 - a kind may say more
-        """Return how to replace a directory whose version is not read any more."""
-        return f"{cls.VERB.capitalize()} again"
-
-    @classmethod
-    def command(cls, path: Path, options: Mapping[str, Any]) -> list[str]:
-        """Return the command that makes a directory anew, with the options that have a value."""
-        place = ["STORE", "--output", str(path)]
-        if path.parent.name == KINDS[cls.WORD].directory:
-            place = [str(path.parent.parent), "--name", path.name]
-        command = ["gnnstore", cls.VERB, *place, "--overwrite"]
-        for option, value in options.items():
-            command += [option, str(value)] if isinstance(value, int | float | str) else []
-        return command
-
-    @classmethod
     def is_at(cls, path: Path) -> bool:
         """Whether a directory seems to be of this kind, of any version, intact or not."""
         try:
@@ -208,7 +192,7 @@ class Manifest(ABC):
         upgrade = "Upgrade with 'pip install --upgrade gnnstore'"
         if version < cls.OLDEST:
             what = f"has format version {version}; this gnnstore reads {cls.OLDEST} and later ones"
-            advice = cls.advice(own, Path(own.path).parent)
+            advice = f"{cls.VERB.capitalize()} again"
         elif version > cls.VERSION:
             what, advice = f"has format version {version}; {known}", upgrade
         elif unknown := sorted(set(features) - cls.READER_FEATURES):

@@ -128,10 +128,6 @@ class SealedFiles(Generic[M]):
             offset=min(found.st_size, entry.size_bytes),
         )
 
-    def explain(self, problem: Problem) -> Problem:
-        """Return a problem of damaged bytes, with the contents of that place if known."""
-        return problem
-
     def altered_checksums(self) -> Iterator[tuple[FileEntry, CorruptStoreError]]:
         """Yield the files of the checksums that were altered."""
         for entry, expected in self.manifest.checksum_files:

@@ -6,10 +6,8 @@ the graph nor its features.
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
 from gnnstore.formats.arrays.spec import AttributeSpec
@@ -192,68 +190,6 @@ class PackedManifest(Manifest):
         if MAX_PIECE_BYTES % found["piece_bytes"]:  # reads are multiples of it
             raise own.fail("piece_bytes", f"a part of {MAX_PIECE_BYTES}")
         return found
-
-    @classmethod
-    def advice(cls, own: Fields, path: Path) -> str:
-        """Return the command that packs the epochs of an older version anew."""
-        asked = own.document.get("fingerprint")
-        command = pack_command(
-            path,
-            asked if isinstance(asked, dict) else {},
-            epochs=own.document.get("epochs"),
-            seed=own.document.get("seed"),
-        )
-        return f"Pack it anew, with the seeds and the memory of before: {command}"
-
-
-def pack_command(
-    path: Path, asked: Mapping[str, Any], *, epochs: Any, seed: Any, seeds: str | None = None
-) -> str:
-    """Return the command that packs epochs for the loader that has a fingerprint."""
-    fanouts, attributes = asked.get("num_neighbors"), asked.get("edge_label_attrs")
-    mode, amount = asked.get("neg_sampling"), asked.get("amount")
-    is_of_links = "crc32c of edge_label_index" in asked
-    edge_type = asked.get("edge type")
-    edge_type = f"{'__'.join(map(str, edge_type))}:" if isinstance(edge_type, list) else ""
-    is_all = asked.get("crc32c of edge_label_index") == ALL_EDGES
-    values: dict[str, Any] = {
-        "--num-neighbors": _shown_fanouts(fanouts),
-        "--batch-size": asked.get("batch_size"),
-        "--input-nodes": None if is_of_links else seeds,
-        "--links": (seeds or edge_type + ("all" if is_all else "EDGES.npy"))
-        if is_of_links
-        else None,
-        "--time-attr": asked.get("time_attr"),
-        "--temporal-strategy": asked.get("temporal_strategy"),
-        "--time-window": asked.get("time_window"),
-        "--weight-attr": asked.get("weight_attr"),
-        "--input-time": "TIMES.npy" if asked.get("crc32c of input_time") else None,
-        "--edge-label-time": "TIMES.npy" if asked.get("crc32c of edge_label_time") else None,
-        "--negatives": f"{mode}:{amount:g}" if mode and isinstance(amount, int | float) else None,
-        "--neg-side": None if asked.get("neg_side") == "dst" else asked.get("neg_side"),
-        "--negative-chunks": asked.get("negative_chunks"),
-        "--degree-fraction": asked.get("degree_fraction") or None,
-        "--exclude-edges": asked.get("exclude_edges"),
-        "--src-weight": "WEIGHTS.npy" if asked.get("crc32c of src_weight") else None,
-        "--dst-weight": "WEIGHTS.npy" if asked.get("crc32c of dst_weight") else None,
-        "--edge-label": "LABELS.npy" if asked.get("crc32c of edge_label") else None,
-        "--edge-label-attrs": ",".join(map(str, attributes)) if attributes else None,
-        "--epochs": epochs,
-        "--seed": seed,
-        "--subgraph-type": asked.get("subgraph_type"),
-    }
-    command = PackedManifest.command(path, values)
-    for flag in ("replace", "disjoint", "drop_last", "strict_negatives"):
-        command += [f"--{flag.replace('_', '-')}"] if asked.get(flag) is True else []
-    command += ["--no-shuffle"] if asked.get("shuffle") is False else []
-    return shlex.join(command)
-
-
-def _shown_fanouts(fanouts: Any) -> str | None:
-    if isinstance(fanouts, Mapping):
-        shown = {name: _shown_fanouts(hops) for name, hops in fanouts.items()}
-        return ";".join(f"{name}={hops}" for name, hops in shown.items())
-    return ",".join(map(str, fanouts)) if isinstance(fanouts, list) else None
 
 
 def _version_of(schema: Schema) -> int:

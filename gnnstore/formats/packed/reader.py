@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
@@ -12,7 +11,6 @@ import numpy.typing as npt
 
 from gnnstore.formats.arrays.paged_array import PagedArray
 from gnnstore.formats.arrays.spec import AttributeSpec
-from gnnstore.formats.container.files import Problem
 from gnnstore.formats.container.manifest import KINDS, Kind
 from gnnstore.formats.container.reader import SealedReader
 from gnnstore.formats.packed.manifest import (
@@ -24,7 +22,6 @@ from gnnstore.formats.packed.manifest import (
     ROWS_GROUP,
     SEGMENTS_ARRAY,
     PackedManifest,
-    name_of_batch,
     rows_array,
 )
 
@@ -73,50 +70,6 @@ def segment_layout(
     return SegmentLayout(num_rows, row_bytes, part_rows, part_bytes, begins[column])
 
 
-def batches_sharing(
-    segments: SegmentTable,
-    specs: Sequence[AttributeSpec],
-    path: str | None,
-    first_byte: int,
-    end_byte: int,
-) -> set[int]:
-    """Return the batches of the segments whose shared rows lie in a part of a file."""
-    found: set[int] = set()
-    for column, spec in enumerate(specs):
-        if path != spec.path:
-            continue
-        for number, segment in enumerate(segments):
-            layout = segment_layout(segments, specs, number, column)
-            if layout.num_rows and layout.begin < end_byte and layout.end > first_byte:
-                found.update(range(int(segment[0]), int(segment[1])))
-    return found
-
-
-def check_segments(
-    table: SegmentTable,
-    specs: Sequence[AttributeSpec],
-    *,
-    num_batches: int,
-    file_bytes: Mapping[str, int],
-) -> str:
-    """Return the defect of a table of segments; empty if it has none."""
-    bounds = [0, *table[:, 1].tolist()]
-    is_covered = table[:, 0].tolist() == bounds[:-1] and bounds[-1] == num_batches
-    if not is_covered or (np.diff(bounds) < 1).any():
-        return "the segments are not those of all batches, one behind the other"
-    for number in range(len(table)):
-        if not (0 <= table[number, 2] < _MAX_ROWS and 1 <= table[number, 3] < _MAX_ROWS):
-            return f"segment {number} has rows that are out of range"
-        for column, spec in enumerate(specs):
-            layout = segment_layout(table, specs, number, column)
-            size = file_bytes[spec.path]
-            if not 0 <= layout.begin <= size or layout.begin % PACKED_ALIGNMENT_BYTES:
-                return f"segment {number} begins at byte {layout.begin} of {size}"
-            if not 0 <= layout.num_rows < _MAX_ROWS or layout.end > size:
-                return f"segment {number} ends at byte {layout.end} of {size}"
-    return ""
-
-
 class PackedReader(SealedReader[PackedManifest]):
     """Open, validated packed epochs. It does not read records and rows."""
 
@@ -152,18 +105,6 @@ class PackedReader(SealedReader[PackedManifest]):
         schema = self.manifest.schema
         return {rows_array(schema, path): path for path in self.manifest.cached}
 
-    def explain(self, problem: Problem) -> Problem:
-        """Return a problem of damaged bytes, with the batches that these belong to."""
-        if problem.first_byte is None or problem.end_byte is None:
-            return problem
-        file = Path(problem.path).relative_to(self.path).as_posix()
-        numbers = self.batches_in(file, problem.first_byte, problem.end_byte)
-        if not numbers:
-            return problem
-        names = [name_of_batch(n, self.manifest.batches_per_epoch) for n in numbers]
-        shown = names if len(names) <= _MAX_BATCHES else [names[0], "...", names[-1]]
-        return replace(problem, message=f"{problem.message}, in {', '.join(shown)}")
-
     def chunk_begins(self, column: int) -> npt.NDArray[np.int64]:
         """Return the first bytes of all chunks of a cached attribute, by its number."""
         begins: npt.NDArray[np.int64] = self.index[:, INDEX_COLUMNS + column]
@@ -175,57 +116,34 @@ class PackedReader(SealedReader[PackedManifest]):
         rows = 3 if not manifest.caches_types else INDEX_COLUMNS + len(manifest.cached) + column
         return self.index[:, rows] * manifest.cached_specs[column].row_bytes
 
-    def batches_in(self, file: str, first_byte: int, end_byte: int) -> list[int]:
-        """Return the numbers of the batches that have bytes in a part of a file."""
-        begins, ends = self._extents(file)
-        hit = (begins < end_byte) & (ends > first_byte)
-        numbers = {int(number) for number in np.flatnonzero(hit)}
-        if self.segments is not None:
-            path = self._rows_arrays().get(file.rpartition("/")[0])
-            specs = self.manifest.cached_specs
-            numbers.update(batches_sharing(self.segments, specs, path, first_byte, end_byte))
-        return sorted(numbers)
-
-    def _extents(self, file: str) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        array = file.rpartition("/")[0]
-        if array == BATCHES_ARRAY:
-            return self.index[:, 0], self.index[:, 0] + self.index[:, 1]
-        path = self._rows_arrays().get(array)
-        for column, cached in enumerate(self.manifest.cached):
-            if cached == path:
-                begins = self.chunk_begins(column)
-                return begins, begins + self.chunk_bytes(column)
-        none = np.empty(0, np.int64)
-        return none, none
-
     def _check_index(self) -> None:
-        """Refuse an index that names bytes outside of the files."""
-        if self.segments is not None:
-            reason = check_segments(
-                self.segments,
-                self.manifest.cached_specs,
-                num_batches=self.manifest.num_batches,
-                file_bytes={path: rows.num_rows for path, rows in self.rows.items()},
-            )
-            if reason:
-                raise self.corrupt(reason, INDEX_ARRAY)
-        index = self.index
-        ends = [(index[:, 0], index[:, 1], self.batches)]
-        for column, spec in enumerate(self.manifest.cached_specs):
-            counts = index[:, [3, *range(INDEX_COLUMNS + len(self.rows), index.shape[1])]]
-            if index.size and (counts.min() < 0 or counts.max() > 2**31):
-                raise self.corrupt("rows that are missed are out of range", INDEX_ARRAY)
-            ends.append((self.chunk_begins(column), self.chunk_bytes(column), self.rows[spec.path]))
-        for begins, lengths, array in ends:
-            if index.size == 0:
-                continue
-            is_inside = (begins >= 0) & (lengths >= 0) & (begins <= array.num_rows)
-            is_inside &= lengths <= array.num_rows - begins
-            if not is_inside.all() or (begins % PACKED_ALIGNMENT_BYTES).any():
-                number = int(np.flatnonzero(~is_inside | (begins % PACKED_ALIGNMENT_BYTES != 0))[0])
+        """Refuse an index, and segments, that name bytes outside of the files."""
+        index, segments, specs = self.index, self.segments, self.manifest.cached_specs
+        counts = [index[:, [3, *range(INDEX_COLUMNS + len(specs), index.shape[1])]]]
+        places = [(index[:, 0], index[:, 1], self.batches)]
+        for column, spec in enumerate(specs):
+            chunks = self.chunk_begins(column), self.chunk_bytes(column)
+            places.append((*chunks, self.rows[spec.path]))
+        if segments is not None:
+            bounds = np.append(0, segments[:, 1])
+            is_covered = bounds[-1] == self.manifest.num_batches and (np.diff(bounds) > 0).all()
+            is_sound = (segments[:, 0] == bounds[:-1]) & (segments[:, 3] > 0)
+            if not (is_covered and is_sound.all()):
+                raise self.corrupt("these are not the segments of all batches", SEGMENTS_ARRAY)
+            counts.append(segments[:, [2, 3, *range(4 + len(specs), segments.shape[1])]])
+            for column, spec in enumerate(specs):
+                layouts = [segment_layout(segments, specs, n, column) for n in range(len(segments))]
+                shared = np.array([(each.begin, each.end) for each in layouts])
+                places.append((shared[:, 0], shared[:, 1] - shared[:, 0], self.rows[spec.path]))
+        if any(of.size and (of.min() < 0 or of.max() >= 2**31) for of in counts):
+            raise self.corrupt("numbers of rows are out of range", INDEX_ARRAY)
+        for begins, lengths, array in places:
+            is_outside = (begins < 0) | (lengths < 0) | (begins % PACKED_ALIGNMENT_BYTES != 0)
+            wrong = np.flatnonzero(is_outside | (lengths > array.num_rows - begins))
+            if len(wrong):
+                place = f"{lengths[wrong[0]]} bytes from byte {begins[wrong[0]]} on"
                 raise self.corrupt(
-                    f"batch {number} has {lengths[number]} bytes from byte {begins[number]} on of "
-                    f"{array.spec.path!r}, which has {array.num_rows}",
+                    f"it names {place} of {array.spec.path!r}, which has {array.num_rows}",
                     INDEX_ARRAY,
                 )
 

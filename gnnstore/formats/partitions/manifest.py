@@ -7,10 +7,8 @@ buckets, one for each pair of partitions.
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, get_args
 
 import numpy as np
@@ -104,18 +102,6 @@ class PartitionsManifest(Manifest):
         least, most = (1, num_partitions) if is_train_first else (0, 0)
         own.integer("num_train_partitions", least, most)
         return found | {"train_split": own.text("train_split") if is_train_first else None}
-
-    @classmethod
-    def advice(cls, own: Fields, path: Path) -> str:
-        """Return the command that partitions again what an older version describes."""
-        found = own.document
-        values: dict[str, Any] = {
-            "-p": found.get("num_partitions"),
-            "--train-first": found.get("train_split"),
-            "--order": "none" if found.get("order") == "none" else None,
-            "--seed": found.get("seed"),
-        }
-        return f"Partition again: {shlex.join(cls.command(path, values))}"
 
 
 def partition_bounds(
