@@ -43,7 +43,7 @@ from gnnstore.strategies.lookahead import LookaheadStrategy
 from gnnstore.strategies.predict.cost import EpochCosts, Prediction, Resources
 from gnnstore.strategies.predict.reads import ReadTotals
 from gnnstore.strategies.predict.sampled_epoch import SampledEpoch
-from gnnstore.strategies.sizes.placement import Placement, Placer
+from gnnstore.strategies.sizes.placement import Placement
 from gnnstore.strategies.sizes.prefetch import check_two_batches
 from gnnstore.strategies.sources import OpenStore, RowCache
 
@@ -93,7 +93,6 @@ __all__ = [
     "LookaheadStrategy",
     "OpenStore",
     "Placement",
-    "Placer",
     "PlannedStep",
     "Planner",
     "PlanningBytes",

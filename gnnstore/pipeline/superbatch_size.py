@@ -25,9 +25,6 @@ class SuperbatchSize:
     # Memory for all of it: rows, traces, plans, subgraphs, and sampling them.
     reservations: tuple[Reservation, ...] = ()
     packing_bytes: int = 0  # part of it for packing a superbatch
-    # Part of it for the packed rows of one superbatch that are not written to disk; there is as
-    # much for the next one.
-    chunk_memory_bytes: int = 0
     # Part of it for the table of a planner whose traces and plans are on disk; 0 where they are in
     # memory.
     table_bytes: int = 0
@@ -99,8 +96,6 @@ class SuperbatchSize:
             f"{self.num_batches} batches planned at a time and kept {where}{plans}, "
             f"{format_size(self.num_bytes)} in all"
         )
-        if self.chunk_memory_bytes:
-            found += f", {format_size(self.chunk_memory_bytes)} of packed rows not written"
         if not self.num_unplanned:
             return found
         first = "batch reads" if self.num_unplanned == 1 else f"{self.num_unplanned} batches read"

@@ -19,7 +19,7 @@ from gnnstore.strategies.base import Auto, Strategy
 from gnnstore.strategies.predict.cost import Prediction
 from gnnstore.strategies.predict.sampled_epoch import SampledEpoch
 from gnnstore.strategies.predict.traits import StrategyTraits
-from gnnstore.strategies.sizes.placement import ASKED_FOR, Placement, Placer
+from gnnstore.strategies.sizes.placement import ASKED_FOR, Placement
 from gnnstore.strategies.sizes.placing import first_that_fits, place_for
 from gnnstore.strategies.sizes.prefetch import has_two_batches
 from gnnstore.strategies.sizes.settings import CacheSettings, PlannedSettings
@@ -111,10 +111,10 @@ class StrategyOptimizer:
         # Caches that other loaders have of another kind would take a part of the budget.
         loader = replace(self.loader, options=options).without_second_cache()
 
-        def predict(place: Placer) -> Prediction:
-            placement = place(0)
+        def predict(placement: Placement) -> Prediction:
             epoch = self.epoch.sampled_for(loader, placement)
-            return replace(strategy.predict(epoch, loader, place), ids_note=placement.ids_note)
+            found = strategy.predict(epoch, loader, placement)
+            return replace(found, ids_note=placement.ids_note)
 
         return first_that_fits(loader, strategy, predict)
 
@@ -185,8 +185,9 @@ def choices_for(loader: LoaderSpec, auto: Auto) -> Iterator[Chosen]:
     predicted = optimizer.ranked(auto.loadable)
     missing = None
     if all(prediction.strategy.mode == "mmap" for prediction in predicted):
-        others = optimizer.predictions(auto.loadable)
-        missing = min((p.missing_bytes for p in others if p.missing_bytes), default=None)
+        # Those that plan are refused by the first of several checks.
+        refused = optimizer.predictions([s for s in auto.loadable if not s.plans])
+        missing = min((p.missing_bytes for p in refused if p.missing_bytes), default=None)
     del optimizer  # frees a sample of 100 MB before a cache is filled
     for i, prediction in enumerate(predicted):
         others = _others(prediction, predicted[i + 1 :])

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from gnnstore.strategies.loader_spec import LoaderSpec
     from gnnstore.strategies.predict.cost import Prediction
     from gnnstore.strategies.predict.sampled_epoch import SampledEpoch
-    from gnnstore.strategies.sizes.placement import Placement, Placer
+    from gnnstore.strategies.sizes.placement import Placement
     from gnnstore.strategies.sources import OpenStore
 
 
@@ -33,14 +33,14 @@ class Strategy(StrategyTraits, ABC):
         return (*scored, *packed)
 
     @abstractmethod
-    def reserve(self, loader: LoaderSpec, place: Placer) -> Placement:
+    def reserve(self, loader: LoaderSpec, placement: Placement) -> Placement:
         """Divide the memory of a loader, by samples of its batches.
 
         Parameters
         ----------
-        place : callable
-            Returns the placement of the store's parts if memory were this many bytes larger, with
-            its ledger, to which the strategy adds its own reservations.
+        placement : Placement
+            Where the store's parts lie, with the ledger to which the strategy adds its own
+            reservations.
 
         Raises
         ------
@@ -49,7 +49,7 @@ class Strategy(StrategyTraits, ABC):
         """
 
     @abstractmethod
-    def predict(self, epoch: SampledEpoch, loader: LoaderSpec, place: Placer) -> Prediction:
+    def predict(self, epoch: SampledEpoch, loader: LoaderSpec, placement: Placement) -> Prediction:
         """Predict an epoch, with the memory that `reserve` would give.
 
         Raises

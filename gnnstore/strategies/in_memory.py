@@ -8,7 +8,7 @@ from gnnstore.strategies.predict.cost import EpochCosts, Machine, Prediction, Re
 from gnnstore.strategies.predict.reads import ReadTotals
 from gnnstore.strategies.predict.sampled_epoch import SampledEpoch
 from gnnstore.strategies.predict.workload import PAGE_BYTES, Workload
-from gnnstore.strategies.sizes.placement import Placement, Placer
+from gnnstore.strategies.sizes.placement import Placement
 from gnnstore.strategies.sizes.prefetch import check_two_batches
 from gnnstore.strategies.sources import OpenStore
 
@@ -16,15 +16,13 @@ from gnnstore.strategies.sources import OpenStore
 class InMemoryStrategy(Strategy):
     """All rows are loaded into memory, or mapped."""
 
-    def reserve(self, loader: LoaderSpec, place: Placer) -> Placement:
+    def reserve(self, loader: LoaderSpec, placement: Placement) -> Placement:
         """Check that two batches fit, before everything else is loaded."""
-        placement = place(0)
         loader.check_two_batches(placement)
         return placement
 
-    def predict(self, epoch: SampledEpoch, loader: LoaderSpec, place: Placer) -> Prediction:
+    def predict(self, epoch: SampledEpoch, loader: LoaderSpec, placement: Placement) -> Prediction:
         """Predict an epoch; a mapping has the memory left by batches for its pages."""
-        placement = place(0)
         if placement.budget_is_promise:
             check_two_batches(placement.ledger, epoch.seen.largest_bytes)
         pages_bytes = 0

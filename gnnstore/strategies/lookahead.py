@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -24,7 +24,6 @@ from gnnstore.graph.shared import shared_tables
 from gnnstore.pipeline.lookahead.epochs import LookaheadEpochs, LookaheadSource
 from gnnstore.pipeline.lookahead.producer import LookaheadJob, most_ids
 from gnnstore.pipeline.lookahead.superbatch import DiskQuota
-from gnnstore.pipeline.margins import MANY_BATCHES
 from gnnstore.sampling.compact import Types
 from gnnstore.strategies.base import Strategy
 from gnnstore.strategies.loader_spec import LoaderSpec, pass_size
@@ -39,13 +38,10 @@ from gnnstore.strategies.predict.reads import ReadTotals
 from gnnstore.strategies.predict.sampled_epoch import SampledEpoch, out_degrees, sample_workload
 from gnnstore.strategies.predict.traits import StrategyTraits
 from gnnstore.strategies.predict.workload import TableReads, Workload
-from gnnstore.strategies.sizes.costs import Horizon
 from gnnstore.strategies.sizes.misses import MissModel
 from gnnstore.strategies.sizes.packing import epoch_bytes, mean_row_bytes, size_packing
-from gnnstore.strategies.sizes.parts import LookaheadFacts
-from gnnstore.strategies.sizes.placement import Placement, Placer
-from gnnstore.strategies.sizes.placing import with_engine
-from gnnstore.strategies.sizes.solve import solve
+from gnnstore.strategies.sizes.placement import Placement
+from gnnstore.strategies.sizes.solve import LookaheadFacts, solve
 from gnnstore.strategies.sources import OpenStore
 from gnnstore.strategies.static import CacheMaker
 
@@ -68,6 +64,8 @@ _COUNTS_SHARE = 4
 _EDGES_SHARE = 8
 # Seconds of a processor of 3 GHz to plan a row (Belady, with its trace on disk).
 _PLAN_SECONDS = 20e-9
+# Bytes of a seed in the order of an epoch.
+_ORDER_BYTES = 8
 # On disk, for each row of a planned batch: its id, its slot, and an entry of the cache.
 _SPILLED_ROW_BYTES = 16
 
@@ -75,24 +73,19 @@ _SPILLED_ROW_BYTES = 16
 class LookaheadStrategy(Strategy):
     """Batches are sampled and planned ahead, a superbatch at a time."""
 
-    def reserve(self, loader: LoaderSpec, place: Placer) -> Placement:
+    def reserve(self, loader: LoaderSpec, placement: Placement) -> Placement:
         """Choose the number of batches that are planned at a time, and of rows that are cached."""
-        engine = loader.open_engine(place(0).topology)
-        placed, num_threads = with_engine(place, engine), loader.num_threads
-        placement = placed(0)
+        engine, num_threads = loader.open_engine(placement.topology), loader.num_threads
         topology = loader.open_topology(placement, engine)
         tables = loader.cached_tables(placement)
         presampler = loader.presampler.over(tables.space)
-        staging_bytes = 0 if engine is None else engine.staging_bytes
         spare_bytes = placement.spare_bytes
-        sampling = num_threads
-        if staging_bytes:
-            sampling = max(1, min(num_threads, placement.staging_bytes // staging_bytes))
         policy = policy_of(loader, placement, topology, engine)
         counts = model = None
         if engine is None or not tables.specs or not presampler.epoch_batches:
-            seen = presampler.run(topology, sampling, spare_bytes=spare_bytes)
+            seen = presampler.run(topology, num_threads, spare_bytes=spare_bytes)
         else:
+            sampling = max(1, min(num_threads, placement.staging_bytes // engine.staging_bytes))
             if not (self.packs or policy.is_fixed) and _may_count(presampler, spare_bytes):
                 counts = np.zeros(presampler.space.num_rows, np.uint8)
             arrays = [loader.store.reader.paged(spec) for spec in tables.specs]
@@ -108,27 +101,18 @@ class LookaheadStrategy(Strategy):
                 most_batches=_SLOW_BATCHES if topology.is_slow else PROFILE_BATCHES,
             )
             model = MissModel(workload, policy)
-        pools = None if policy.is_fixed else _pools(loader, tables, seen, placement)
         release_memory()  # the samples' buffers, which would stay until the first batch
-
-        def see_many() -> Presampled:
-            found = presampler.run(topology, 1, spare_bytes=spare_bytes, num_batches=MANY_BATCHES)
-            release_memory()
-            return found
-
+        pools = None if policy.is_fixed else _pools(loader, tables, seen, placement)
         found = solve(
             _facts(
                 loader,
                 placement,
                 topology,
                 tables,
-                placed=placed,
-                pools=pools,
+                engine=engine,
                 seen=seen,
-                see_many=see_many,
                 misses=model,
-                num_threads=num_threads,
-                staging_bytes=staging_bytes,
+                pools=pools,
             )
         )
         size = found.size
@@ -138,24 +122,22 @@ class LookaheadStrategy(Strategy):
             size = size.with_pinned(nodes.astype(id_dtype(presampler.space.num_rows - 1)))
         return found.placement.with_superbatch(size)
 
-    def predict(self, epoch: SampledEpoch, loader: LoaderSpec, place: Placer) -> Prediction:
+    def predict(self, epoch: SampledEpoch, loader: LoaderSpec, placement: Placement) -> Prediction:
         """Predict an epoch, its misses estimated from how often rows are needed again."""
-        work = epoch.workload
-        placement, tables = place(0), epoch.tables
-        pools = _pools(loader, tables, epoch.seen, placement)
+        work, tables, seen = epoch.workload, epoch.tables, epoch.seen
+        pools = _pools(loader, tables, seen, placement)
+        model = MissModel(work, POLICIES[self.policy])
         facts = _facts(
             loader,
             placement,
             epoch.topology,
             tables,
+            engine=epoch.engine,
+            seen=seen,
+            misses=model,
             pools=pools,
-            placed=place,
-            seen=epoch.seen,
-            see_many=epoch.see_many,
-            misses=MissModel(work, POLICIES[self.policy]),
-            num_threads=epoch.machine.num_threads,
-            staging_bytes=epoch.engine.staging_bytes,
         )
+        facts = replace(facts, num_threads=epoch.machine.num_threads)
         found = solve(facts)
         size, placement, disk_bytes = found.size, found.placement, found.disk_bytes
         if self.is_offline:
@@ -167,7 +149,6 @@ class LookaheadStrategy(Strategy):
             size.num_batches,
             size.in_memory and size.plans_in_memory,
             disk_bytes,
-            size.chunk_memory_bytes,
             overlaps=size.overlaps,
             num_threads=found.num_threads,
             num_unplanned=size.num_unplanned,
@@ -236,26 +217,36 @@ def _facts(
     placement: Placement,
     topology: Topology,
     tables: CachedTables,
-    **measured: Any,
+    *,
+    engine: Engine | None,
+    seen: Presampled,
+    misses: MissModel | None,
+    pools: SlotPools | None,
 ) -> LookaheadFacts:
-    """Return what the budget of a loader is divided by; what was measured is given by name."""
+    """Return what the budget of a loader is divided by."""
     presampler = loader.presampler
     edges, disk_bytes = loader.edges_read_ahead(placement), loader.disk_bytes()
     read_ahead = {spec.path for of_type in (tables.specs, *edges.values()) for spec in of_type}
+    epoch_batches, num_seeds = presampler.epoch_batches, len(presampler.seeds)
+    order_bytes = -(-_ORDER_BYTES * num_seeds // max(1, epoch_batches))
     return LookaheadFacts(
-        strategy=placement.strategy,
+        placement=placement.read_by(engine),
+        seen=seen,
+        misses=misses,
         settings=loader.planned,
         num_rows=tables.space.num_rows,
         row_bytes=tables.slot_bytes,
-        epoch_batches=presampler.epoch_batches,
-        horizon=Horizon(len(presampler.seeds)) if loader.knows_epochs else None,
+        pools=pools,
+        epoch_batches=epoch_batches,
+        order_bytes=order_bytes if loader.knows_epochs else None,
+        num_threads=loader.num_threads,
         may_use_fewer=loader.may_use_fewer,
+        staging_bytes=0 if engine is None else engine.staging_bytes,
         reads_neighbors=topology.is_read,
         samples_slowly=topology.is_slow or topology.is_read,
         disk_bytes=disk_bytes - (2 * edges_disk_bytes(disk_bytes) if edges else 0),
         edges_bytes=sum(pass_size(specs).index_bytes for specs in edges.values()),
         reads_more=bool(placement.read_paths - read_ahead),
-        **measured,
     )
 
 
@@ -375,11 +366,6 @@ class _Epoch:
     resources: Resources
 
     @property
-    def policy(self) -> CachePolicy:
-        """The policy whose plans are followed."""
-        return POLICIES[self.strategy.policy]
-
-    @property
     def costs(self) -> EpochCosts:
         """The costs that an epoch has with any strategy."""
         return EpochCosts(self.workload, self.machine)
@@ -395,60 +381,36 @@ class _Epoch:
         more = max(0.0, first.seconds - found.seconds)
         return replace(found, seconds_once=first.seconds_once + more)
 
-    @property
-    def _kept_bytes(self) -> int:
-        """Bytes that are written until their batch is assembled, without packed rows."""
-        work, kept = self.workload, self.resources.edges.kept_bytes
-        if not self.resources.keeps_in_memory:
-            kept += work.kept_bytes + _SPILLED_ROW_BYTES * work.batch_rows
-        return int(kept * work.epoch_batches)
-
-    def _packed(self, num: float, passes: float) -> tuple[ReadTotals, int, ReadTotals]:
-        """Return the reads of passes, the bytes that they write, and reads of other missed rows."""
-        work, machine, policy, has = self.workload, self.machine, self.policy, self.resources
-        sizes = has.num_slots, max(1, has.superbatch)
-        missed_bytes = int(work.misses(policy, *sizes) * work.row_bytes)
-        written = max(0, missed_bytes - int(num * has.chunk_memory_bytes))
-        scanned = work.pass_reads(policy, *sizes).scaled(passes)
-        if has.disk_bytes or not has.chunk_memory_bytes:
-            return scanned, written, ReadTotals()
-        # What memory has no room for is read row by row; and all of it, if that is faster.
-        apart = work.planned_reads(policy, *sizes)
-        others = apart.scaled(written / max(1, missed_bytes))
-        seconds = machine.pass_seconds(scanned) + machine.random_seconds(others)
-        if seconds > machine.random_seconds(apart):
-            return ReadTotals(), 0, apart
-        return scanned, 0, others
-
     def _by_superbatches(self) -> Prediction:
-        work, machine, slots = self.workload, self.machine, self.resources.num_slots
-        costs, policy, packs = self.costs, self.policy, self.strategy.packs
-        size = max(1, self.resources.superbatch)
-        num = work.epoch_batches / size  # less than 1 if a superbatch has several epochs
-        num_rows = work.batch_rows * work.epoch_batches
-        planning = num_rows * _PLAN_SECONDS
-        disk, kept = machine.disk, self._kept_bytes
+        work, machine, has, costs = self.workload, self.machine, self.resources, self.costs
+        disk, policy, packs = machine.disk, POLICIES[self.strategy.policy], self.strategy.packs
+        sizes = has.num_slots, max(1, has.superbatch)
+        num = work.epoch_batches / sizes[1]  # less than 1 if a superbatch has several epochs
         passes = num if num < 1 else math.ceil(num)
-        scanned_edges = int(passes * self.resources.edges.table_bytes)
-        writing = disk.sequential_seconds(written_bytes=kept)
-        recalling = disk.sequential_seconds(kept)
-        stages = {"sampling": costs.sampling, "planning": planning}
-        reads, in_order, written = ReadTotals(), kept + scanned_edges, kept
-        reading_edges = disk.sequential_seconds(scanned_edges)
+        # Written until their batch is assembled, without packed rows.
+        kept_bytes = has.edges.kept_bytes
+        if not has.keeps_in_memory:
+            kept_bytes += work.kept_bytes + _SPILLED_ROW_BYTES * work.batch_rows
+        kept = int(kept_bytes * work.epoch_batches)
+        planning = work.batch_rows * work.epoch_batches * _PLAN_SECONDS
+        in_order, written = kept + int(passes * has.edges.table_bytes), kept
+        writing, recalling = disk.sequential_seconds(0, kept), disk.sequential_seconds(kept)
+        reading_edges = disk.sequential_seconds(in_order - kept)
         making_disk, making_computing = writing + reading_edges, costs.sampling + planning
+        stages = {"sampling": costs.sampling, "planning": planning}
         if packs:
-            scanned, packed, reads = self._packed(num, passes)
+            reads, packed = ReadTotals(), int(work.misses(policy, *sizes) * work.row_bytes)
+            scanned = work.pass_reads(policy, *sizes).scaled(passes)
             packing = machine.pass_seconds(scanned) + disk.sequential_seconds(0, packed)
-            reading = disk.sequential_seconds(packed) + machine.random_seconds(reads)
+            reading = disk.sequential_seconds(packed)
             in_order, written = in_order + scanned.num_bytes + packed, written + packed
             stages |= {"packing": packing + reading_edges, "reading packed": reading}
             making_disk += packing
         else:
-            reads = work.planned_reads(policy, slots, size)
+            reads = work.planned_reads(policy, *sizes)
             reading = machine.random_seconds(reads)
             stages |= {"reading rows": reading}
-        issuing = costs.issuing(reads)
-        assembling = costs.assembling + issuing
+        assembling = costs.assembling + costs.issuing(reads)
         stages |= {"assembling": assembling}
         # Subgraphs are written while others are sampled; packing needs the plan of all.
         making = max(costs.sampling, writing) + planning + (making_disk - writing)
@@ -462,37 +424,39 @@ class _Epoch:
             making_computing + assembling,
         )
         # If rows are packed, the initial rows of the cache come with the others.
-        fills = policy.looks_ahead and not packs
-        once = costs.warming_up(slots) if fills else 0.0
+        once = costs.warming_up(has.num_slots) if policy.looks_ahead and not packs else 0.0
         if once:
             stages = {"filling": once, **stages}
-        if self.resources.overlaps:
+        if has.overlaps:
             seconds = max(making + shared, following, busiest)
-            once += making / math.ceil(num) + self._unplanned_seconds()
-        else:
-            seconds = self._overlapped(num, making, following, busiest, shared)
-        return Prediction.of(
-            self.strategy, self.resources, seconds, once, stages, reads, in_order, written
-        )
+            share = has.num_unplanned / max(1, work.epoch_batches)
+            # The first batches read all rows, and the disk does nothing else.
+            once += making / math.ceil(num) + share * machine.random_seconds(work.direct_reads())
+        elif num <= 1:
+            seconds = making + following
+        else:  # each superbatch is used while the next one is made
+            together = (1 - 1 / num) * max(making + shared, following)
+            seconds = max((making + following) / num + together, busiest)
+        return Prediction.of(self.strategy, has, seconds, once, stages, reads, in_order, written)
 
     def from_packed(self) -> Prediction:
         """Predict batches that were sampled and packed before training."""
-        work, machine, slots = self.workload, self.machine, self.resources.num_slots
-        size = max(1, min(self.resources.superbatch, work.epoch_batches))
-        rolling = replace(self.resources, keeps_in_memory=True)
-        packed = replace(self, resources=rolling).planned()
+        work, machine, has = self.workload, self.machine, self.resources
+        size = max(1, min(has.superbatch, work.epoch_batches))
+        packed = replace(self, resources=replace(has, keeps_in_memory=True)).planned()
         recorded = int(work.ids_bytes * work.epoch_batches)
         # Each packed epoch begins with an empty cache, since training may begin with any epoch.
-        rows = int(work.misses(self.policy, slots, size, initial="nothing") * work.row_bytes)
-        in_order = recorded + rows
+        policy = POLICIES[self.strategy.policy]
+        rows = work.misses(policy, has.num_slots, size, initial="nothing") * work.row_bytes
+        in_order = recorded + int(rows)
         reading = machine.disk.sequential_seconds(in_order)
         assembling = self.costs.assembling
         packing = sum(packed.stages[name] for name in ("sampling", "planning", "packing"))
-        packing += machine.disk.sequential_seconds(written_bytes=recorded)
+        packing += machine.disk.sequential_seconds(0, recorded)
         # Packing is done for each epoch, but before training.
         found = Prediction.of(
             self.strategy,
-            self.resources,
+            has,
             max(reading, assembling),
             packing * EPOCHS,
             {"reading packed": reading, "assembling": assembling},
@@ -500,19 +464,3 @@ class _Epoch:
             in_order,
         )
         return replace(found, stages={**found.stages, "packing": packing})
-
-    def _unplanned_seconds(self) -> float:
-        """Return the seconds of reading batches without a plan: the disk does nothing else."""
-        share = self.resources.num_unplanned / max(1, self.workload.epoch_batches)
-        return share * self.machine.random_seconds(self.workload.direct_reads()) if share else 0.0
-
-    @staticmethod
-    def _overlapped(
-        num: float, making: float, following: float, busiest: float, shared: float
-    ) -> float:
-        """Return the seconds of superbatches, each used while the next is made."""
-        if num <= 1:
-            return making + following
-        alone = (making + following) / num
-        together = (1 - 1 / num) * max(making + shared, following)
-        return max(alone + together, busiest)

@@ -10,7 +10,7 @@ from gnnstore.errors import BudgetError
 from gnnstore.strategies.auto import Chosen, choices_for
 from gnnstore.strategies.base import Auto, Strategy
 from gnnstore.strategies.loader_spec import LoaderSpec
-from gnnstore.strategies.sizes.placement import Placement, Placer
+from gnnstore.strategies.sizes.placement import Placement
 from gnnstore.strategies.sizes.placing import first_that_fits
 from gnnstore.strategies.sources import OpenStore
 from gnnstore.units import format_at_least, format_size
@@ -51,11 +51,11 @@ def _reserved(loader: LoaderSpec, **reasons: str) -> tuple[Strategy, Placement]:
     """Return the strategy, and the places of a store's parts with the strategy's reservations."""
     given, own = _strategy_of(loader), loader.without_second_cache()
 
-    def reserve(place: Placer) -> tuple[Strategy, Placement]:
+    def reserve(placement: Placement) -> tuple[Strategy, Placement]:
         strategy = given
         if isinstance(strategy, Auto):
-            strategy = strategy.by_mode[place(0).strategy.mode]
-        return strategy, strategy.reserve(own, place)
+            strategy = strategy.by_mode[placement.strategy.mode]
+        return strategy, strategy.reserve(own, placement)
 
     if own is loader:
         return first_that_fits(loader, given, reserve, **reasons)

@@ -30,8 +30,7 @@ from gnnstore.strategies.loader_spec import LoaderSpec, static_kind
 from gnnstore.strategies.predict.cost import EpochCosts, Machine, Prediction, Resources
 from gnnstore.strategies.predict.sampled_epoch import SampledEpoch, row_degrees
 from gnnstore.strategies.predict.workload import Workload
-from gnnstore.strategies.sizes.placement import Placement, Placer
-from gnnstore.strategies.sizes.placing import with_engine
+from gnnstore.strategies.sizes.placement import Placement
 from gnnstore.strategies.sizes.prefetch import check_two_batches, prefetch_wish, with_batches
 from gnnstore.strategies.sizes.settings import CacheSettings
 from gnnstore.strategies.sources import OpenStore
@@ -173,10 +172,10 @@ class CacheMaker:
 class StaticStrategy(Strategy):
     """Rows are read one by one, except for those in a static cache."""
 
-    def reserve(self, loader: LoaderSpec, place: Placer) -> Placement:
+    def reserve(self, loader: LoaderSpec, placement: Placement) -> Placement:
         """Divide the rest between batches in flight and a cache; fill the cache."""
-        engine, num_threads = loader.open_engine(place(0).topology), loader.num_threads
-        placement = with_engine(place, engine)(0)
+        engine, num_threads = loader.open_engine(placement.topology), loader.num_threads
+        placement = placement.read_by(engine)
         topology = loader.open_topology(placement, engine)
         maker = CacheMaker.of(loader, placement, topology, engine)
         existing = None if maker is None else maker.find()
@@ -227,9 +226,9 @@ class StaticStrategy(Strategy):
             return placement.with_cache(StaticCacheInfo(score, 0, 0, note))
         return placement.with_cache(StaticCacheInfo(score, cache.num_rows, cache.num_bytes))
 
-    def predict(self, epoch: SampledEpoch, loader: LoaderSpec, place: Placer) -> Prediction:
+    def predict(self, epoch: SampledEpoch, loader: LoaderSpec, placement: Placement) -> Prediction:
         """Predict an epoch, with a cache in the memory left by batches."""
-        placement, work = place(0), epoch.workload
+        work = epoch.workload
         batch_bytes = sample_bytes = 0
         if placement.budget_is_promise:
             batch_bytes = with_margin(epoch.seen.largest_bytes)

@@ -30,7 +30,6 @@ from gnnstore.plugins import (
     LoaderSpec,
     OpenStore,
     Placement,
-    Placer,
     Prediction,
     ReadCounts,
     ReadTotals,
@@ -118,20 +117,19 @@ class FirstComeSources(OpenStore):
 class FirstComeStrategy(Strategy):
     """Rows come from a mapping, the first ones from memory."""
 
-    def reserve(self, loader: LoaderSpec, place: Placer) -> Placement:
-        placement = self._placed(place, NUM_ROWS * ROW_BYTES)
+    def reserve(self, loader: LoaderSpec, placement: Placement) -> Placement:
+        placement = self._placed(placement, NUM_ROWS * ROW_BYTES)
         loader.check_two_batches(placement)
         return placement.because(f"the first {NUM_ROWS} rows are kept")
 
-    def _placed(self, place: Placer, held_bytes: int) -> Placement:
-        placement = place(0)
+    def _placed(self, placement: Placement, held_bytes: int) -> Placement:
         ledger = placement.ledger.add(Reservation("first rows", held_bytes))
         return replace(placement, ledger=ledger)
 
-    def predict(self, epoch: SampledEpoch, _: LoaderSpec, place: Placer) -> Prediction:
+    def predict(self, epoch: SampledEpoch, _: LoaderSpec, placement: Placement) -> Prediction:
         work, machine = epoch.workload, epoch.machine
         held_bytes = NUM_ROWS * work.row_bytes
-        placement = self._placed(place, held_bytes)
+        placement = self._placed(placement, held_bytes)
         check_two_batches(placement.ledger, epoch.seen.largest_bytes)
         resources = Resources(placement.resident_bytes, NUM_ROWS, held_bytes)
         faults = round(work.batch_rows * work.epoch_batches * (1 - NUM_ROWS / work.num_rows))

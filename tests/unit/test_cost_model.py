@@ -421,39 +421,6 @@ def test_the_first_epoch_reads_what_nobody_has_planned(batches: list[Any]) -> No
     assert with_some.first_seconds == pytest.approx(planned.first_seconds + reading)
 
 
-def test_what_neither_memory_nor_disk_has_room_for_is_read_row_by_row(batches: list[Any]) -> None:
-    work, packed = workload_of(batches), ALL.by_choice["packed"]
-    has = Resources(0, 500, superbatch=30, chunk_memory_bytes=1_000_000)
-    slow = machine(reads_a_second=2000, bytes_a_second=1e9)
-    (spilling, without, roomy) = (
-        predict(packed, work, slow, resources)
-        for resources in (
-            replace(has, disk_bytes=1 << 30),
-            has,
-            replace(has, chunk_memory_bytes=1 << 30),
-        )
-    )
-    assert spilling.written_bytes > 0 == without.written_bytes == roomy.written_bytes
-    assert spilling.reads == roomy.reads == ReadTotals()
-    left = spilling.written_bytes / (work.misses(BELADY, 500, 30) * ROW_BYTES)
-    apart = work.planned_reads(BELADY, 500, 30)
-    assert without.reads.num_bytes == pytest.approx(left * apart.num_bytes, rel=1e-6)
-    assert roomy.seconds < spilling.seconds < without.seconds
-
-
-def test_few_batches_in_memory_are_not_worth_a_pass(batches: list[Any]) -> None:
-    """Their rows lie as far apart as those of one batch: a loader reads them one by one."""
-    work, slow = workload_of(batches, gap_bytes=0), machine(reads_a_second=2000, bytes_a_second=1e6)
-    found = predict(
-        ALL.by_choice["packed"],
-        work,
-        slow,
-        Resources(0, 500, superbatch=2, chunk_memory_bytes=1 << 30),
-    )
-    assert found.reads == work.planned_reads(BELADY, 500, 2)
-    assert found.sequential_bytes == 0
-
-
 def test_one_pass_packs_the_rows_of_several_epochs(batches: list[Any]) -> None:
     work, on_disk = workload_of(batches), machine(bytes_a_second=1e8)
     one, four = (

@@ -8,18 +8,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
 from gnnstore.caching.plan import CachePlan, Trace
 from gnnstore.caching.policies.belady import BeladyPlanner
 from gnnstore.errors import BudgetError, StorageError
 from gnnstore.features.packed.chunks import PackedSuperbatch
 from gnnstore.features.packed.pack import least_memory, packed_bytes
-from gnnstore.features.source import FileRows
-from gnnstore.pipeline.lookahead.superbatch import DiskQuota, SuperbatchPacker
 from gnnstore.testing.faults import inject
-from gnnstore.threads import Flag
-from tests.support.packing import MEMORY_BYTES, PackingCase
+from tests.support.packing import PackingCase
 
 NUM_ROWS, BATCHES = 4000, 6
 WIDTHS = {"wide": 512, "narrow": 100}  # copied around the processor's caches, and through them
@@ -96,73 +92,3 @@ def test_a_read_that_fails(case: Case) -> None:
     ):
         case.pack(chunk_memory_bytes=case.all_of_it)
     assert case.left() == []
-
-
-def packer_of(case: Case, chunk_memory_bytes: int, *, may_wait: bool = False) -> SuperbatchPacker:
-    """Return what packs superbatches without disk."""
-    return SuperbatchPacker(
-        case.tables,
-        case.directory,
-        quota=DiskQuota(0),
-        memory_bytes=MEMORY_BYTES,
-        chunk_memory_bytes=chunk_memory_bytes,
-        num_threads=1,
-        may_wait=may_wait,
-        stop=Flag(),
-    )
-
-
-def test_two_superbatches_have_room_at_a_time(case: Case) -> None:
-    """Without disk, too; and a batch that comes after the end reads its rows from the table."""
-    packer = packer_of(case, case.all_of_it)
-    first, second = (packer.pack(case.trace, case.plan) for _ in range(2))
-    assert first is not None
-    assert second is not None
-    assert packer.pack(case.trace, case.plan) is None
-    assert (first.num_bytes, second.num_bytes) == (0, 0)
-    rows = first.rows(0)
-    first.close()
-    first.removed()
-    third = packer.pack(case.trace, case.plan)
-    assert third is not None
-    # What was asked for before is read to the end.
-    ids, slots = case.trace.batch(0), case.plan.batch_slots(0)
-    if np.all(slots < 0):
-        out = np.empty((len(ids), WIDTHS["wide"]), np.uint8)
-        rows["wide"].read_rows(ids, out)
-        assert np.array_equal(out, case.rows["wide"][ids])
-    for packed in (second, third):
-        packed.close()
-    assert case.left() == []
-
-
-@pytest.mark.parametrize("gap_bytes", [0, 4 << 10, 28 << 10])
-def test_a_pass_is_faster_where_most_of_a_table_is_missed(
-    case: Case, monkeypatch: pytest.MonkeyPatch, gap_bytes: int
-) -> None:
-    """A gap tells what a read by itself costs on the disk."""
-    gaps = {"gap_bytes": gap_bytes}
-    monkeypatch.setattr(FileRows, "place", property(lambda table: {**table.array.place, **gaps}))
-    apart = (gap_bytes + 4096) // min(WIDTHS.values()) + 1
-
-    def is_faster(*batches: NDArray[np.int64]) -> bool:
-        trace = Trace.of(list(batches))
-        plan: CachePlan = BeladyPlanner(0).plan(trace)
-        assert plan.num_misses == sum(map(len, batches))
-        packed = packer_of(case, case.all_of_it).pack(trace, plan)
-        if packed is not None:
-            packed.close()
-        return packed is not None
-
-    rows = np.arange(NUM_ROWS)
-    assert is_faster(rows, rows)
-    assert not is_faster(rows[::apart])
-    assert not is_faster(rows[5:6])
-
-
-def test_part_of_it_fits_where_there_is_no_disk(case: Case) -> None:
-    packer = packer_of(case, case.all_of_it // 2)
-    packed = packer.pack(case.trace, case.plan)
-    assert packed is not None
-    assert 0 < packed.num_batches < BATCHES
-    packed.close()

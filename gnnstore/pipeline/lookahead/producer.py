@@ -439,7 +439,6 @@ class Producer:
                 self._files.directory,
                 quota=job.quota,
                 memory_bytes=job.size.packing_bytes,
-                chunk_memory_bytes=job.size.chunk_memory_bytes,
                 num_threads=run.num_threads,
                 may_wait=run.joins_in_threads,
                 stop=self._is_stopped,

@@ -22,7 +22,7 @@ from gnnstore.disk.spool import FileSpool, MemorySpool, Spool
 from gnnstore.features.packed.chunks import PackedSuperbatch
 from gnnstore.features.packed.pack import pack, packed_bytes
 from gnnstore.features.planned import PinnedRows, PlanStep, SlotCache, TurnLock
-from gnnstore.features.source import FileRows, Rows, TypedRows, ranges_of
+from gnnstore.features.source import FileRows, Rows, TypedRows
 from gnnstore.pipeline.batch import Batch, Recorder
 from gnnstore.pipeline.lookahead.edge_rows import SuperbatchEdges
 from gnnstore.sampling.compact import CompactSample, Types
@@ -31,9 +31,6 @@ from gnnstore.sampling.row_space import RowSpace
 from gnnstore.threads import CancelledError, Flag
 
 _POLL_SECONDS = 0.05
-# Reads of single rows for each piece of a pass: packed rows are written and read as well.
-_WORTH = 4 / 3
-_LEAST_READ_BYTES = 4 << 10
 
 
 class Closable(Protocol):
@@ -297,7 +294,6 @@ class SuperbatchPacker:
         *,
         quota: DiskQuota,
         memory_bytes: int,
-        chunk_memory_bytes: int,
         num_threads: int,
         may_wait: bool,
         stop: Flag,
@@ -307,7 +303,6 @@ class SuperbatchPacker:
         self._tables = tables
         self._directory = directory
         self._memory_bytes = memory_bytes
-        self._chunk_memory_bytes = chunk_memory_bytes
         self._num_threads = num_threads
         self._may_wait = may_wait
         self._quota = quota
@@ -318,8 +313,7 @@ class SuperbatchPacker:
     def pack(self, trace: Trace, plan: CachePlan) -> PackedSuperbatch | None:
         """Pack the missed rows of a superbatch's batches, unless it has no use or no room."""
         num_batches, wanted = self._fitting(trace, plan)
-        # Memory alone has room for few batches, perhaps for too few to share reads.
-        if num_batches == 0 or not (wanted or self._is_faster(plan, num_batches)):
+        if num_batches == 0:
             return None
         while not self._quota.take(self, wanted):
             if not (self._may_wait and (self._waits_for_others() or self._quota.is_of(self))):
@@ -335,7 +329,6 @@ class SuperbatchPacker:
                     plan.first(num_batches),
                     self._directory,
                     memory_bytes=self._memory_bytes,
-                    chunk_memory_bytes=self._chunk_memory_bytes,
                     num_threads=max(1, self._num_threads),
                     disk_bytes=self._quota.num_bytes,
                     stop=self._stop,
@@ -349,24 +342,13 @@ class SuperbatchPacker:
         packed.removed = partial(self._quota.give_back, self, wanted)
         return packed
 
-    def _is_faster(self, plan: CachePlan, num_batches: int) -> bool:
-        """Whether a pass for the first batches takes less time than reading their rows singly."""
-        tables = [rows.table for rows in self._tables.values()]
-        reads = int(plan.misses[:num_batches].sum()) * len(tables) / len(ranges_of(self._tables))
-        # A pass reads a piece of a table as fast as its disk reads a row by itself.
-        pieces = sum(
-            table.num_rows * table.row_bytes / (table.place["gap_bytes"] + _LEAST_READ_BYTES)
-            for table in tables
-        )
-        return reads > _WORTH * pieces
-
     def _fitting(self, trace: Trace, plan: CachePlan) -> tuple[int, int]:
         """Return how many batches, from the first on, there is room for, and their disk space."""
         id_bytes = 0 if trace.file is None else trace.ids.itemsize
 
         def bytes_of(count: int) -> int:
             misses = plan.misses[:count]
-            return packed_bytes(self._tables, misses, id_bytes, self._chunk_memory_bytes)
+            return packed_bytes(self._tables, misses, id_bytes)
 
         if (wanted := bytes_of(plan.num_batches)) <= self._quota.num_bytes:
             return plan.num_batches, wanted

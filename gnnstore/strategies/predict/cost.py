@@ -78,7 +78,6 @@ class Resources:
     superbatch: int = 0  # batches that are planned at a time; 0 without plans
     keeps_in_memory: bool = True  # whether sampled subgraphs and plans wait in memory; else on disk
     disk_bytes: int = 0  # the most that it takes at once, without the store
-    chunk_memory_bytes: int = 0  # packed rows of a superbatch that stay in memory
     # Whether the first superbatch of the next epoch is made during the last of this one.
     overlaps: bool = True
     num_threads: int = 0  # threads that prepare batches, if memory limits them; 0: all

@@ -17,7 +17,6 @@ from gnnstore.features.tables import MAX_FAULT_THREADS, MIN_ROWS_PER_FAULT_THREA
 from gnnstore.graph.shared import shared_tables
 from gnnstore.graph.topology import Topology
 from gnnstore.pipeline.lookahead.presample import ENOUGH_VISITS, Presampled, Presampler
-from gnnstore.pipeline.margins import MANY_BATCHES
 from gnnstore.progress import Progress
 from gnnstore.strategies.loader_spec import LoaderSpec, pass_size
 from gnnstore.strategies.predict.calibrate import gather_bandwidth
@@ -52,8 +51,6 @@ class SampledEpoch:
     workload: Workload
     machine: Machine
     spare_bytes: int  # the rest of the memory budget, with other loaders' caches
-    # More batches, if they have been needed.
-    many_seen: list[Presampled] = field(default_factory=list)
     # Seconds of sampling a batch from elsewhere than `topology`, if they have been needed.
     timed_sampling: dict[tuple[bool, bool, int], float] = field(default_factory=dict)
 
@@ -96,18 +93,6 @@ class SampledEpoch:
         num_faulting = num_threads * max(1, min(MAX_FAULT_THREADS, faulting))
         machine = Machine(disk, rate, num_threads, num_cores, num_faulting)
         return cls(presampler, engine, tables, topology, seen, workload, machine, spare)
-
-    def see_many(self) -> Presampled:
-        """Return enough batches to bound the size of others, sampled once if needed."""
-        if self.seen.num_batches >= MANY_BATCHES:
-            return self.seen
-        if not self.many_seen:
-            found = self.presampler.run(
-                self.topology, 1, spare_bytes=self.spare_bytes, num_batches=MANY_BATCHES
-            )
-            release_memory()
-            self.many_seen.append(found)
-        return self.many_seen[0]
 
     def sampled_for(self, loader: LoaderSpec, placement: Placement) -> SampledEpoch:
         """Return the epoch with the sampling of a strategy, which is timed if it was not."""

@@ -20,6 +20,7 @@ from gnnstore.caching.policies.base import CachePolicy, SpillingPolicy
 from gnnstore.caching.pools import SlotPools
 from gnnstore.features.packed.pack import PackedBatch
 from gnnstore.features.planned import SlotCache
+from gnnstore.strategies.sizes.misses import Pins
 
 # The slot of each row, in the plan that is followed and in the one that is being made.
 _ACCESS_BYTES = 2 * np.dtype(np.int32).itemsize
@@ -37,27 +38,6 @@ _SPILLED_NODE_BYTES = 4 + 8
 
 # Superbatches on disk at a time: one that is followed, and one that is being made.
 _ON_DISK = 2
-_ORDER_BYTES = 8  # bytes of a seed in the order of an epoch
-
-
-@dataclass(frozen=True)
-class Horizon:
-    """The epochs after the next one, whose batches are known before they begin."""
-
-    num_seeds: int  # seeds of an epoch, whose order is kept while its batches wait
-
-    def reserve(self, epoch_batches: int) -> Reservation:
-        """Return the memory of the orders of epochs that are planned together."""
-        per_batch = -(-_ORDER_BYTES * self.num_seeds // max(1, epoch_batches))
-        return Reservation("orders of later epochs", 0, {PLANNED: per_batch})
-
-
-@dataclass(frozen=True)
-class Pins:
-    """Rows that a cache may hold under any plan."""
-
-    num_rows: int  # number of these rows
-    planned_share: float  # share of a batch's rows that are not pinned
 
 
 @dataclass(frozen=True)
@@ -81,7 +61,6 @@ class SuperbatchCosts:
     later_missed: int | None = None
     # Batches of an iteration; with a superbatch of this many, there is one at a time.
     epoch_batches: int = 0
-    chunk_memory_bytes: int = 0  # for packed rows of a superbatch that are not written
     pins: Pins | None = None  # the rows that are pinned
     pools: SlotPools | None = None  # of slots of several widths; no rows are pinned then
 
@@ -134,39 +113,27 @@ class SuperbatchCosts:
     def in_memory(self) -> list[Reservation]:
         """The memory of superbatches whose traces and plans are in memory."""
         positions = [] if self.packed is None else [self.packed.reserve_positions()]
-        rows = [self.rows, *self.pinned_rows]
-        return [
-            *rows,
-            *self.plans,
-            *self.packing,
-            *positions,
-            *self.chunks,
-            *self.of_seeds_and_edges,
-        ]
+        return [*self._always, *self.plans, *self.packing, *positions]
 
     def spilled(self, table_bytes: int) -> list[Reservation]:
         """Return the memory of superbatches whose traces and plans are on disk."""
         planning = cast("SpillingPolicy", self.policy).reserve_spilled(
             num_nodes=self.num_rows, largest_batch=self.planned_nodes, table_bytes=table_bytes
         )
-        rows = [self.rows, *self.pinned_rows]
-        return [*rows, *planning, *self.spilled_packing, *self.chunks, *self.of_seeds_and_edges]
+        return [*self._always, *planning, *self.spilled_packing]
 
     @property
-    def chunks(self) -> list[Reservation]:
-        """The memory of packed rows of two superbatches, if they are not written."""
-        kept = 2 * self.chunk_memory_bytes
-        return [Reservation("packed rows in memory", kept)] if kept else []
-
-    @property
-    def rows(self) -> Reservation:
-        """The memory of cached rows that are not pinned."""
-        return SlotCache.reserve(self.row_bytes if self.pools is None else self.pools.slot_bytes)
-
-    @property
-    def pinned_rows(self) -> list[Reservation]:
-        """The memory of pinned rows, and of filling the cache with them."""
-        return SlotCache.reserve_pinned(self.row_bytes, self.num_pinned, self.num_rows)
+    def _always(self) -> list[Reservation]:
+        """The memory of cached rows, and of labels and rows of edges of two superbatches."""
+        slot_bytes = self.row_bytes if self.pools is None else self.pools.slot_bytes
+        found = [
+            SlotCache.reserve(slot_bytes),
+            *SlotCache.reserve_pinned(self.row_bytes, self.num_pinned, self.num_rows),
+            Reservation("labels of seeds", 0, {PLANNED: 2 * self.labels_bytes}),
+        ]
+        if self.edges_bytes:
+            found.append(Reservation("places of rows of edges", 0, {PLANNED: self.edges_bytes}))
+        return found
 
     @property
     def pinned_bytes(self) -> int:
@@ -178,14 +145,6 @@ class SuperbatchCosts:
         """The memory of the subgraphs of two superbatches, if they stay in memory."""
         batch_bytes = self.kept_bytes + self.id_bytes * self.batch_nodes
         return Reservation("sampled subgraphs", 0, {PLANNED: 2 * batch_bytes})
-
-    @property
-    def of_seeds_and_edges(self) -> list[Reservation]:
-        """The memory of labels of two superbatches, and for their rows of edges."""
-        labels = Reservation("labels of seeds", 0, {PLANNED: 2 * self.labels_bytes})
-        if not self.edges_bytes:
-            return [labels]
-        return [labels, Reservation("places of rows of edges", 0, {PLANNED: self.edges_bytes})]
 
     @property
     def may_spill(self) -> bool:
@@ -202,24 +161,12 @@ class SuperbatchCosts:
         most = max(_LEAST_TABLE_BYTES, left_bytes // KEPT_SHARE)
         return [-(-whole // num_passes) for num_passes in range(1, 1 - (-whole // most))]
 
-    def chunks_of(self, num_batches: int) -> int:
-        """Return the bytes of the packed rows of `num_batches` batches."""
-        packed = self.of_length(num_batches).packed
-        if packed is None:
-            return 0
-        return packed.reserve_disk(self.row_bytes).bytes_of({PLANNED: num_batches})
-
     def packed_on_disk(self, num_batches: int) -> list[Reservation]:
-        """Return the disk space of packed rows of superbatches of `num_batches` batches."""
+        """Return the disk space of packed rows: of two superbatches, or an epoch's only one."""
         packed = self.of_length(num_batches, _ON_DISK).packed
         if packed is None:
             return []
-        all_of_them = packed.reserve_disk(self.row_bytes)
-        if not self.chunk_memory_bytes:
-            return [all_of_them]
-        written = max(0, self.chunks_of(num_batches) - self.chunk_memory_bytes)
-        num_superbatches = self.on_disk(num_batches)[PLANNED] // num_batches
-        return [replace(all_of_them, fixed=num_superbatches * written, per={})]
+        return [self._at_once(packed.reserve_disk(self.row_bytes), num_batches)]
 
     def spilled_on_disk(self, num_batches: int) -> list[Reservation]:
         """Return the disk space of traces, plans, subgraphs and sorted misses on disk."""
@@ -228,11 +175,12 @@ class SuperbatchCosts:
             batch_bytes += self.id_bytes * self.batch_nodes
         found = [Reservation("batches sampled ahead", 0, {PLANNED: batch_bytes})]
         packed = self.of_length(num_batches, _ON_DISK).packed
-        return found if packed is None else [*found, packed.reserve_sorted()]
+        found += [] if packed is None else [packed.reserve_sorted()]
+        return [self._at_once(each, num_batches) for each in found]
 
-    def on_disk(self, num_batches: int) -> dict[str, int]:
-        """Return the sizes by which disk space grows: two superbatches, or an epoch's only one."""
-        return {PLANNED: (1 if num_batches == self.epoch_batches else _ON_DISK) * num_batches}
+    def _at_once(self, each: Reservation, num_batches: int) -> Reservation:
+        count = (1 if num_batches == self.epoch_batches else _ON_DISK) * num_batches
+        return Reservation(each.what, each.bytes_of({PLANNED: count}))
 
     def with_misses(
         self, first: float, later: float, accesses: float, kept: float, most: Callable[[int], int]
@@ -254,8 +202,3 @@ class SuperbatchCosts:
             for missed in (first, later)
         )
         return replace(found, packed=replace(self.packed, mean_missed=at_first), later_missed=each)
-
-
-def per_batch(reservations: list[Reservation]) -> int:
-    """Return the bytes by which some reservations grow with each planned batch."""
-    return sum(reservation.per.get(PLANNED, 0) for reservation in reservations)

@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from gnnstore.strategies.predict.workload import Workload
-from gnnstore.strategies.sizes.costs import Pins
 
 if TYPE_CHECKING:
     from gnnstore.caching.policies.base import CachePolicy
@@ -16,6 +15,14 @@ if TYPE_CHECKING:
 _LEAST_TOLD = 16
 # Rows that fewer than one in this many batches needs are not pinned.
 _RARELY = 32
+
+
+@dataclass(frozen=True)
+class Pins:
+    """Rows that a cache may hold under any plan."""
+
+    num_rows: int  # number of these rows
+    planned_share: float  # share of a batch's rows that are not pinned
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,7 @@ from gnnstore.strategies.predict.traits import TOPOLOGIES, Mode, StrategyTraits
 from gnnstore.units import format_size
 
 if TYPE_CHECKING:
+    from gnnstore.disk.engines import Engine
     from gnnstore.formats.arrays.spec import AttributeSpec
     from gnnstore.formats.store.schema import EdgeType
     from gnnstore.strategies.predict.cost import Prediction
@@ -152,13 +153,13 @@ class Placement:
             self, superbatch=size, reason=f"{self.reason}; {size.describe(self.strategy.name)}"
         )
 
+    def read_by(self, engine: Engine | None) -> Self:
+        """Return the decision with the engine that reads, and its reason."""
+        return self if engine is None else self.because(f"read by {engine.reason}")
+
     def because(self, more: str) -> Self:
         """Return the decision with an addition to its reason."""
         return replace(self, reason=f"{self.reason}; {more}")
-
-
-# Returns the placement of a store's parts with this many more bytes of memory than there are.
-Placer = Callable[[int], Placement]
 
 
 def place(
@@ -170,7 +171,6 @@ def place(
     seeds_bytes: int = 0,
     cached_bytes: int = 0,
     taken_bytes: int = 0,
-    more_bytes: int = 0,
     lent_bytes: int = 0,
     is_frugal: bool = False,
     holds_ids: bool = True,
@@ -183,7 +183,7 @@ def place(
 ) -> Placement:
     """Decide on the places of a store's parts while a loader runs."""
     _check_topology(None if isinstance(strategy, Mapping) else strategy, topology)
-    limit, source = budget.num_bytes + more_bytes + lent_bytes, budget.source
+    limit, source = budget.num_bytes + lent_bytes, budget.source
     if not budget.is_measured:
         cached_bytes = 0  # free memory is without the caches of other loaders; a budget is not
         limit -= taken_bytes

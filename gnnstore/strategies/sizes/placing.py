@@ -8,46 +8,43 @@ from functools import partial
 from typing import Any, TypeVar
 
 from gnnstore.budget.limits import MemoryBudget
-from gnnstore.disk.engines import Engine
 from gnnstore.errors import BudgetError, DiskBudgetError
 from gnnstore.graph.shared import shared_tables
 from gnnstore.strategies.base import Auto
 from gnnstore.strategies.loader_spec import LoaderSpec
 from gnnstore.strategies.predict.traits import StrategyTraits
-from gnnstore.strategies.sizes.placement import Placement, Placer, place
+from gnnstore.strategies.sizes.placement import Placement, place
 
 T = TypeVar("T")
 
 # A refusal names what its check misses; the checks after it may miss more.
-_MOST_RAISES = 4
+_MOST_RAISES = 6
 
 
 def place_for(loader: LoaderSpec, strategy: StrategyTraits, *, staging: bool = True) -> Placement:
     """Return the places of a store's parts under a strategy, if the budget fits the rest."""
-    return next(_placers(loader, strategy, staging=staging))(0)
+    return next(_placers(loader, strategy, staging=staging))()
 
 
 def first_that_fits(
     loader: LoaderSpec,
     strategy: StrategyTraits,
-    divide: Callable[[Placer], T],
+    divide: Callable[[Placement], T],
     **reasons: Any,
 ) -> T:
     """Return the first placement of a store's parts that leaves enough memory for the rest."""
     refusals: list[tuple[BudgetError, Callable[..., Placement]]] = []
     for placed in _placers(loader, strategy, **reasons):
-        is_placed = False
+        mode = None
         try:
-            placement = placed(0)
-            is_placed = True
-            # Also if a smaller placement came first: with more memory that would be tried again,
-            # and a refusal tells the missing bytes.
-            return divide(placed)
+            placement = placed()
+            mode = placement.strategy.mode
+            return divide(placement)
         except DiskBudgetError:
             raise
         except BudgetError as error:
             refusals.append((error, placed))
-            if is_placed and placement.strategy.mode == "memory":
+            if mode == "memory":
                 break
     # Of several that miss the same the last one, which holds least.
     refusal, placed = min(reversed(refusals), key=lambda each: each[0].missing_bytes or math.inf)
@@ -55,20 +52,19 @@ def first_that_fits(
         if not refusal.missing_bytes:
             break
         try:
-            divide(partial(placed, lent=refusal.missing_bytes))
+            divide(placed(lent_bytes=refusal.missing_bytes))
+            break
         except DiskBudgetError:
             break
         except BudgetError as error:
             refusal = error
-        else:
-            break
     raise refusal from None
 
 
 def _placers(
     loader: LoaderSpec, strategy: StrategyTraits, *, staging: bool = True, **reasons: Any
 ) -> Iterator[Callable[..., Placement]]:
-    """Yield placers, which may also lend bytes: what is refused counts these as missing."""
+    """Yield functions that place a store's parts, perhaps with bytes lent, the roomiest first."""
     options, shared = loader.options, shared_tables(loader.store)
     placed = partial(
         place,
@@ -86,28 +82,11 @@ def _placers(
         **reasons,
     )
     topology = options.topology
-
-    def placer(topology: str, **how: Any) -> Callable[..., Placement]:
-        return lambda more=0, lent=0: placed(
-            more_bytes=more, lent_bytes=lent, topology=topology, **how
-        )
-
-    yield placer(topology)
+    yield partial(placed, topology=topology)
     if strategy.mode == "memory":
         return
     if strategy.reads_disk and loader.sizes.edge_ids:  # before the topology gives way
-        yield placer(topology, holds_ids=False)
-    if topology != "auto":
-        yield placer(topology, is_frugal=True)
-        return
-    if strategy.reads_disk:
-        yield placer("disk", is_frugal=True)
-    yield placer("mmap", is_frugal=True)
-
-
-def with_engine(place: Placer, engine: Engine | None) -> Placer:
-    """Return a placer whose reasons name the engine that reads."""
-    if engine is None:
-        return place
-    reason = f"read by {engine.reason}"
-    return lambda more_bytes: place(more_bytes).because(reason)
+        yield partial(placed, topology=topology, holds_ids=False)
+    for where in (topology,) if topology != "auto" else ("disk", "mmap"):
+        if where != "disk" or strategy.reads_disk or topology == "disk":
+            yield partial(placed, topology=where, is_frugal=True)

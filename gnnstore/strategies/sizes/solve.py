@@ -1,6 +1,6 @@
 """Divides a budget between batches in flight, sampling threads, cached rows and their plans.
 
-A few lengths of superbatches are tried, with rows pinned or packed rows in memory. What is left for
+Superbatches of an epoch and of parts of it are tried, also with rows pinned. What is left for
 cached rows with each follows by division, and the one that moves the fewest rows is taken. A
 prediction is solved as a loader is: it is of the epoch that would run.
 """
@@ -8,33 +8,39 @@ prediction is solved as a loader is: it is of the epoch that would run.
 from __future__ import annotations
 
 import math
-from bisect import bisect_left
+import os
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING
 
-from gnnstore.budget.ledger import PLANNED, SLOTS, Ledger, least_more
+from gnnstore.budget.ledger import IN_FLIGHT, PLANNED, SLOTS, Ledger, Reservation
 from gnnstore.caching.policies.base import MAX_PLANNED
 from gnnstore.caching.policies.registry import POLICIES
+from gnnstore.caching.pools import SlotPools, pooled
 from gnnstore.errors import BudgetError, DiskBudgetError
+from gnnstore.features.packed.chunks import CHUNK_STAGING_BYTES
+from gnnstore.features.packed.pack import PackedBatch
+from gnnstore.formats.arrays.dtypes import id_dtype
 from gnnstore.pipeline.lookahead.producer import warms_up
+from gnnstore.pipeline.margins import with_margin
 from gnnstore.pipeline.superbatch_size import SuperbatchSize
-from gnnstore.strategies.sizes.costs import KEPT_SHARE, SuperbatchCosts, per_batch
-from gnnstore.strategies.sizes.parts import TOGETHER, BudgetParts, LookaheadFacts
+from gnnstore.strategies.sizes.costs import KEPT_SHARE, SuperbatchCosts
+from gnnstore.strategies.sizes.prefetch import check_two_batches, prefetch_wish, with_batches
 from gnnstore.threads import LONG_READ_BYTES
 
 if TYPE_CHECKING:
+    from gnnstore.pipeline.lookahead.presample import Presampled
+    from gnnstore.strategies.predict.traits import StrategyTraits
+    from gnnstore.strategies.sizes.misses import MissModel
     from gnnstore.strategies.sizes.placement import Placement
+    from gnnstore.strategies.sizes.settings import PlannedSettings
 
-# Lengths of a superbatch that are tried, each half of the one before.
-_LENGTHS = 4
 # Epochs that a superbatch may have, if their batches are known. With twice as many the tables are
 # read half as often; but training may stop before it uses all packed rows, so they must cost less
 # than this share of fewer ones.
 _EPOCHS, _WORTH_LENGTHENING = (2, 4), 0.9
-# The longest plans leave this share of the rest to rows.
-_ROWS_SHARE = 1 / 2
 # Shares of the slots for pinned rows.
 _PINNED_SHARES = (1 / 4, 1 / 2, 3 / 4)
 # Planning a row, and writing its plan and reading it back, as a share of reading a row by itself.
@@ -42,21 +48,74 @@ _PLANNING = 1 / 200
 # With pinned rows, the largest share of a batch's rows that may be left to plan: the index of
 # pinned rows takes a little more than a bit for each node of the graph.
 _MOST_PLANNED = 0.9
-# Shares of the cache that packed rows may take in memory: beyond, it misses too much.
-_MOST_OF_ROWS, _SOME_OF_ROWS = 3 / 4, 1 / 4
-# A smaller cache misses more: a superbatch that is to be kept whole has room for this many times
-# its packed rows.
-_MORE_MISSES = 1.25
 # Packing rows and reading them by turns takes this many times as long as at once: on F an epoch of
 # one superbatch takes 48 s, and 35 in two halves, although that is one more pass.
 _BY_TURNS = 1.5
 _NO_LIMIT = 2**62
-
-# The usual margin is half a batch, and an eighth of the other batches; it may be as large without.
+# Where memory is short, two batches, which may be larger by what a sample varies, or by this.
 _MOST_MARGIN = 0.4
 # From this many superbatches in an epoch on, waiting for each batch is worth it if superbatches get
 # this many times longer.
 _MANY, _WORTH_WAITING = 8, 4
+# Without memory= the memory of the model is unknown.
+_UNPROMISED_SHARE = 2
+# Bytes of a plan for each node of a batch: its slot, and the change that brings it into one.
+_STEP_BYTES = 4 + 8
+_POSITION_BYTES = 4
+# If in-neighbours are on disk, batches that are sampled together read each hop in one pass; with
+# more memory there are fewer passes.
+_BULK_SHARE = 8
+# A batch takes about four times the bytes of its ids while it is sampled, and tables of its nodes.
+_BULK_FACTOR, _BULK_LEAST_BYTES = 8, 1 << 16
+# The share of a superbatch's batches that come without a plan while the others are made: reading
+# all of their rows takes about as long as sampling the others.
+_UNPLANNED_SHARE = 64
+# The tables are read in order to make a superbatch; and sampling and planning a row takes as long
+# as reading this many bytes.
+_ROW_WORK_BYTES = 128
+# A superbatch is sampled, planned and packed in turn.
+_SAMPLING, _TOGETHER = "sampling", "sampling batches together"
+
+
+@dataclass(frozen=True, eq=False)
+class LookaheadFacts:
+    """The facts by which the budget of a strategy that plans ahead is divided."""
+
+    placement: Placement
+    seen: Presampled
+    misses: MissModel | None  # None if no rows are read
+    settings: PlannedSettings
+    num_rows: int  # rows of the tables that are cached together
+    row_bytes: int  # bytes of a node's rows in these tables
+    pools: SlotPools | None  # of slots of several widths
+    epoch_batches: int
+    # Bytes of the orders of later epochs, for each batch; None if their batches are not known.
+    order_bytes: int | None
+    # Preparing threads; fewer will be started if staging memory is for fewer.
+    num_threads: int
+    may_use_fewer: bool  # whether one thread may be used if memory is short
+    staging_bytes: int  # memory of a thread that reads; 0: nothing is read
+    reads_neighbors: bool  # whether in-neighbours are read from disk
+    samples_slowly: bool  # whether sampling may wait for a disk
+    reads_more: bool  # whether rows of other tables are read one by one
+    # Disk for packed rows, and for traces and plans that do not fit in memory.
+    disk_bytes: int
+    edges_bytes: int = 0  # memory for each planned batch, of rows of edges that are read ahead
+
+    @property
+    def strategy(self) -> StrategyTraits:
+        """The strategy."""
+        return self.placement.strategy
+
+    @property
+    def packs(self) -> bool:
+        """Whether missed rows are packed."""
+        return self.strategy.packs and self.row_bytes > 0
+
+    @property
+    def is_long(self) -> bool:
+        """Whether reading the tables once takes long."""
+        return self.num_rows * self.row_bytes >= LONG_READ_BYTES
 
 
 @dataclass(frozen=True)
@@ -71,95 +130,184 @@ class Solved:
 
 def solve(facts: LookaheadFacts) -> Solved:
     """Return the sizes with as many batches in flight as fit; fewer, and one thread, if need be."""
-    split = _Split(facts, facts.placed(0), facts.seen)
-    if not split.placement.budget_is_promise:
-        return split.solve()
-    found = None
+    split, found = _Split(facts), None
+    is_promise = facts.placement.budget_is_promise
     try:
         found = split.solve()
-    except DiskBudgetError:
-        raise  # with less memory, more would be missing
-    except BudgetError:
-        pass
+    except BudgetError as error:
+        # With less memory, more disk would be missing.
+        if isinstance(error, DiskBudgetError) or not is_promise:
+            raise
+    thrifty = replace(split, is_thrifty=True)
+    if found is None:
+        return thrifty.solve()
     # A pass over the table for every few batches is slower than waiting for each batch.
     most = min(facts.epoch_batches, MAX_PLANNED) // _MANY
-    is_short = facts.settings.num_batches is None and found is not None and split.packs
-    if found is not None and not (is_short and found.size.num_batches < most):
-        return found
-    seen = facts.see_many()
-    if seen.margin <= _MOST_MARGIN:
-        split = replace(split, seen=seen, is_thrifty=True)
-    if found is None:
-        return split.solve(raise_by=least_more(split.missing_bytes))
-    with suppress(BudgetError):
-        longer = split.solve()
-        if longer.size.num_batches >= _WORTH_WAITING * found.size.num_batches:
-            return longer
+    may_be_longer = is_promise and facts.packs and facts.settings.num_batches is None
+    if may_be_longer and found.size.num_batches < most:
+        with suppress(BudgetError):
+            longer = thrifty.solve()
+            if longer.size.num_batches >= _WORTH_WAITING * found.size.num_batches:
+                return longer
     return found
 
 
 @dataclass(frozen=True, eq=False)
-class _Split(BudgetParts):
-    """A budget that is divided."""
+class _Split:
+    """A budget that is divided for several threads, or thriftily for one."""
 
-    def solve(self, raise_by: int = 0) -> Solved:
+    facts: LookaheadFacts
+    is_thrifty: bool = False
+
+    def solve(self) -> Solved:
         """Divide the budget."""
-        facts, memory = self.facts, self.ledger(raise_by)
-        sampling = self.sampling(memory)
+        facts, memory = self.facts, self._ledger
+        sampling = self._sampling(memory)
         memory = memory.add(*sampling)
         # What is refused does not depend on a sample, which may be small where memory is.
-        self._size(memory, self.costs, self._counts[0])
-        costs, size = self._best(memory)
-        disk, on_disk = self._disk(costs, size), costs.on_disk(size.num_batches)
-        if self.packs and disk.left(on_disk) < 0:
+        least = self.costs, self._size(memory, self.costs, self._counts[0])
+        sizes = list(self._candidates(memory))
+        costs, size = min(sizes, key=lambda each: self._price(*each), default=least)
+        disk = self._disk(costs, size)
+        if facts.packs and disk.left() < 0:
             remedies = ["name a roomier spill_dir=", "choose strategy='belady'"]
             if size.num_batches > facts.epoch_batches:  # as the user has set
                 remedies.insert(0, "lower superbatch=")
-            raise disk.refusal(on_disk, *remedies, error=DiskBudgetError)
-        needed = disk.peak(on_disk)
-        return Solved(
-            self.placed,
-            self.num_threads,
-            replace(
-                size,
-                reservations=(*sampling, *size.reservations),
-                bulk_bytes=sum(r.fixed for r in sampling if r.what == TOGETHER),
-                sampling_threads=self.sampling_threads if self.num_threads else None,
-                overlaps=self._overlaps(size, needed),
-                num_unplanned=self.num_unplanned(min(size.num_batches, facts.epoch_batches)),
-            ),
-            needed,
+            raise disk.refusal(None, *remedies, error=DiskBudgetError)
+        size = replace(
+            size,
+            reservations=(*sampling, *size.reservations),
+            bulk_bytes=sum(r.fixed for r in sampling if r.what == _TOGETHER),
+            sampling_threads=self._sampling_threads if self._num_threads else None,
+            overlaps=self._overlaps(size, disk),
+            num_unplanned=self._num_unplanned(min(size.num_batches, facts.epoch_batches)),
+        )
+        return Solved(self._placed, self._num_threads, size, disk.peak())
+
+    # --- what is always used -----------------------------------------------------------------
+
+    def _expected(self, largest: int) -> int:
+        """Return the size to expect of a batch, from that of the largest one seen."""
+        if self.is_thrifty:
+            return with_margin(largest, min(_MOST_MARGIN, self.facts.seen.margin))
+        return with_margin(largest)
+
+    @cached_property
+    def costs(self) -> SuperbatchCosts:
+        """The costs of superbatches whose batches miss all of their rows."""
+        facts, seen = self.facts, self.facts.seen
+        batch_nodes = self._expected(seen.largest_nodes)
+        id_bytes = id_dtype(facts.num_rows - 1).itemsize
+        packed = PackedBatch(batch_nodes, batch_nodes, batch_nodes, id_bytes)
+        return SuperbatchCosts(
+            num_rows=facts.num_rows,
+            row_bytes=facts.row_bytes,
+            batch_nodes=batch_nodes,
+            id_bytes=id_bytes,
+            kept_bytes=self._expected(seen.largest_kept_bytes),
+            labels_bytes=self._expected(seen.largest_labels_bytes),
+            edges_bytes=facts.edges_bytes,
+            packed=packed if facts.packs else None,
+            policy=pooled(POLICIES[facts.strategy.policy], facts.pools),
+            pools=facts.pools,
+            epoch_batches=facts.epoch_batches,
         )
 
-    def missing_bytes(self, more: int) -> int:
-        """Return about how many bytes are missing with `more` more bytes of memory."""
-        try:
-            split = replace(self, placement=self.facts.placed(more))
-            memory = split.ledger()
-            memory = memory.add(*split.sampling(memory))
-            split._size(memory, split.costs, split._counts[0])
-        except BudgetError as error:
-            return error.missing_bytes or max(1, more)
-        return 0
+    @property
+    def _num_threads(self) -> int:
+        """Threads that prepare batches."""
+        facts = self.facts
+        if self.is_thrifty and facts.may_use_fewer:
+            return 1
+        if not facts.staging_bytes:
+            return facts.num_threads
+        affordable = facts.placement.staging_bytes // facts.staging_bytes
+        return max(1, min(facts.num_threads, affordable))
+
+    @property
+    def _sampling_threads(self) -> int:
+        """Threads that sample ahead: one more than processors helps only if they wait."""
+        if self.facts.samples_slowly:
+            return self._num_threads
+        return min(self._num_threads, len(os.sched_getaffinity(0)))
+
+    @property
+    def _placed(self) -> Placement:
+        """The placement, with staging memory for the threads that there are."""
+        facts, placement = self.facts, self.facts.placement
+        if not self.is_thrifty:
+            return placement
+        if facts.may_use_fewer and facts.staging_bytes:
+            placement = placement.with_staging(facts.staging_bytes)
+        threads = "one thread, and " if facts.may_use_fewer else ""
+        return placement.because(f"{threads}no batch that waits, for memory= has no room for more")
+
+    def _num_unplanned(self, num_batches: int) -> int:
+        """Return the batches that come without a plan while `num_batches` batches are made."""
+        facts = self.facts
+        work_bytes = num_batches * facts.seen.largest_nodes * _ROW_WORK_BYTES
+        # If memory is short, there is none for reading rows in two ways.
+        if self.is_thrifty or facts.num_rows * facts.row_bytes + work_bytes < LONG_READ_BYTES:
+            return 0
+        return max(1, num_batches // _UNPLANNED_SHARE)
+
+    @property
+    def _ledger(self) -> Ledger:
+        """The memory with batches in flight, and all other memory that is always used."""
+        seen, memory = self.facts.seen, self._placed.ledger
+        if not self.facts.placement.budget_is_promise:
+            left = memory.left()
+            kept = Reservation("a model and batches in flight", left - left // _UNPROMISED_SHARE)
+            return memory.add(kept)
+        batch_bytes = self._expected(seen.largest_bytes + _STEP_BYTES * seen.largest_nodes)
+        check_two_batches(memory, batch_bytes)
+        in_flight = 2 * batch_bytes
+        if not self.is_thrifty:
+            sample_bytes = self._expected(seen.largest_ids_bytes)
+            wish = prefetch_wish(memory.left(), batch_bytes, sample_bytes, self._num_threads)
+            in_flight = with_batches(memory).solve(wish)[IN_FLIGHT]
+        return memory.add(Reservation("batches in flight", in_flight))
+
+    def _sampling(self, memory: Ledger) -> list[Reservation]:
+        """Return the memory of threads that sample, and of threads that read packed rows."""
+        facts, seen, num_threads = self.facts, self.facts.seen, self._num_threads
+        ids_bytes = self._expected(seen.largest_ids_bytes)
+        found: list[Reservation] = []
+        reads_unplanned = self._num_unplanned(facts.epoch_batches) > 0
+        if facts.placement.budget_is_promise:
+            if facts.reads_neighbors:
+                # One thread fetches in-neighbours; batches are sampled together, in memory that is
+                # counted separately.
+                found.append(Reservation("staging for in-neighbours", facts.staging_bytes))
+            else:
+                # The sampler's result; as much while it is sampled; and as much until it is kept in
+                # half the memory.
+                sampled = self._sampling_threads * 3 * ids_bytes
+                found.append(Reservation("subgraphs as they are sampled", sampled, phase=_SAMPLING))
+            if facts.packs:
+                # Packed rows have their own reader, in place of the other if nothing else is read,
+                # not even at first; and a place for each row.
+                spared = 0 if facts.reads_more or reads_unplanned else self._placed.staging_bytes
+                reading = max(0, num_threads * CHUNK_STAGING_BYTES - spared)
+                reading += num_threads * _POSITION_BYTES * self._expected(seen.largest_nodes)
+                found.append(Reservation("reading packed rows", reading))
+            elif reads_unplanned:
+                # A reader keeps its buffers for the next read.
+                filling = "filling the cache in the background"
+                found.append(Reservation(filling, facts.staging_bytes))
+        if facts.reads_neighbors:
+            # No more than for all batches of an epoch.
+            each = _BULK_FACTOR * ids_bytes + _BULK_LEAST_BYTES
+            most = (facts.epoch_batches + num_threads) * each
+            bulk_bytes = min(most, max(0, memory.add(*found).left()) // _BULK_SHARE)
+            found.append(Reservation(_TOGETHER, bulk_bytes, phase=_SAMPLING))
+        return found
 
     # --- the sizes that are compared ---------------------------------------------------------
 
-    def _best(self, memory: Ledger) -> tuple[SuperbatchCosts, SuperbatchSize]:
-        """Return the size that moves the fewest rows, and its costs."""
-        least, best = math.inf, None
-        for costs, size in self._candidates(memory):
-            price = self._price(costs, size)
-            if size.num_batches > self.facts.epoch_batches:
-                price /= _WORTH_LENGTHENING
-            if best is None or price < least:
-                least, best = price, (costs, size)
-        if best is None:
-            return self.costs, self._size(memory, self.costs, self._counts[0])
-        return best
-
     def _candidates(self, memory: Ledger) -> Iterator[tuple[SuperbatchCosts, SuperbatchSize]]:
         """Yield sizes, of equal ones the best first: of the longest superbatches."""
-        for length in self._lengths(memory):
+        for length in self._lengths:
             try:
                 costs, size = self._sized(memory, self.costs, length)
             except BudgetError:
@@ -167,73 +315,21 @@ class _Split(BudgetParts):
             yield costs, size
             if length > self.facts.epoch_batches:
                 continue  # rows of several epochs are many, and their passes are few
-            for other in (*self._with_pins(size), *self._with_chunks(memory, costs, size)):
+            for other in self._with_pins(size):
                 with suppress(BudgetError):
                     yield self._sized(memory, other, length)
 
-    def _lengths(self, memory: Ledger) -> list[int]:
-        """Return the numbers of batches to try, the longest first."""
-        counts, facts = self._counts, self.facts
+    @property
+    def _lengths(self) -> list[int]:
+        """The numbers of batches to try, the longest first: some epochs, one, and parts of it."""
+        counts, epoch = self._counts, self.facts.epoch_batches
         if len(counts) == 1:
-            return [counts[0]]
-        longest = self._longest(memory, self.costs)
-        with suppress(BudgetError):  # with the misses to expect there is room for more
-            costs, _ = self._sized(memory, self.costs, longest)
-            longest = max(longest, self._longest(memory, costs))
-        found = [longest]
-        is_long = facts.num_rows * facts.row_bytes >= LONG_READ_BYTES
-        if longest == facts.epoch_batches and self._may_last and is_long:
-            found = [*(n for n in reversed(self._several)), longest]
-        if self.packs:
-            found += self._with_room(memory, longest)
-        while len(found) < _LENGTHS and found[-1] > counts[0]:
-            found.append(max(counts[0], self._even(found[-1] // 2)))
-        return sorted(set(found), reverse=True)
-
-    def _with_room(self, memory: Ledger, longest: int) -> list[int]:
-        """Return the most batches whose packed rows fit on disk, and in memory, if fewer fit."""
-        facts, found = self.facts, []
-        with suppress(BudgetError):
-            costs, size = self._sized(memory, self.costs, longest)
-            disk = self._disk(costs, size)
-            for _ in range(_LENGTHS):  # shorter ones miss more
-                if (left := disk.left(costs.on_disk(size.num_batches))) >= 0:
-                    break
-                share = disk.limit / (disk.limit - left)
-                shorter = self._even(max(self._counts[0], int(share * size.num_batches)))
-                costs, size = self._sized(memory, self.costs, shorter)
-                disk = self._disk(costs, size)
-            found.append(size.num_batches)
-            ledger = memory.add(*size.reservations)
-            room = ledger.left(size.sizes)
-            if facts.settings.cache_bytes is None:
-                room += int(_MOST_OF_ROWS * size.num_slots * ledger.bytes_each(SLOTS))
-            kept = int(room / (2 * _MORE_MISSES * max(1, costs.chunks_of(1))))
-            found.append(self._even(max(self._counts[0], kept)))
-        return [length for length in found if length < longest]
-
-    def _longest(self, memory: Ledger, costs: SuperbatchCosts) -> int:
-        """Return the most batches whose plans leave half of the rest to rows, or the fewest."""
-        counts, given = self._counts, self.facts.settings.cache_bytes
-        # Memory that any plan takes does not show how many batches are worth it.
-        ledger = memory.add(*costs.in_memory)
-        most = ledger.peak() + int(_ROWS_SHARE * max(0, ledger.left()))
-        if given is not None:
-            most = ledger.limit - self._slots(ledger, costs, {}) * ledger.bytes_each(SLOTS)
-
-        def takes_too_much(count: int) -> bool:
-            try:
-                size = self._size(memory, costs, count)
-            except BudgetError:
-                return True
-            with_size = memory.with_limit(most).add(*size.reservations)
-            rows_bytes = size.num_planned_slots * with_size.bytes_each(SLOTS)
-            kept_bytes = costs.samples.bytes_of(size.sizes) if size.in_memory else 0
-            return with_size.left(size.sizes) + rows_bytes + kept_bytes < 0
-
-        # False for the first counts, and true from some count on: files, if there is disk for them,
-        # are cheaper from where they begin.
-        return self._even(counts[max(0, bisect_left(counts, True, key=takes_too_much) - 1)])
+            return [*counts]
+        found = {-(-epoch // (k << n)) for k in (2, 3) for n in range(counts[-1].bit_length())}
+        found = {counts[-1], *(max(counts[0], length) for length in found if length in counts)}
+        if self._may_last and self.facts.is_long:
+            found.update(self._several)
+        return sorted(found, reverse=True)
 
     @property
     def _counts(self) -> range:
@@ -250,19 +346,14 @@ class _Split(BudgetParts):
     def _may_last(self) -> bool:
         """Whether a superbatch may have several epochs: only with packed rows is it worth it."""
         facts = self.facts
-        is_known = facts.horizon is not None and not facts.strategy.is_offline
-        return self.packs and is_known and not self.is_thrifty
+        is_known = facts.order_bytes is not None and not facts.strategy.is_offline
+        return facts.packs and is_known and not self.is_thrifty
 
     @property
     def _several(self) -> list[int]:
         """Batches of several epochs, as many as may be planned at a time."""
         epoch = self.facts.epoch_batches
         return [n for k in _EPOCHS if 1 < (n := k * epoch) <= MAX_PLANNED]
-
-    def _even(self, num_batches: int) -> int:
-        """Return the fewest batches that give the same number of packed superbatches an epoch."""
-        epoch = self.facts.epoch_batches
-        return -(-epoch // -(-epoch // num_batches)) if self.packs else num_batches
 
     def _with_pins(self, size: SuperbatchSize) -> Iterator[SuperbatchCosts]:
         """Yield costs with pinned rows, if the cache is warmed up and memory is not short."""
@@ -277,34 +368,6 @@ class _Split(BudgetParts):
             pins = model.pins(int(share * size.num_slots))
             if pins is not None and pins.planned_share <= _MOST_PLANNED:
                 yield replace(self.costs, pins=pins)
-
-    def _with_chunks(
-        self, memory: Ledger, costs: SuperbatchCosts, size: SuperbatchSize
-    ) -> Iterator[SuperbatchCosts]:
-        """Yield costs with memory for packed rows that are not written, which the cache loses.
-
-        The next superbatch, which is made meanwhile, needs as much. So each such row takes two from
-        the cache, and saves one write and one read.
-        """
-        facts = self.facts
-        # Without memory= other uses of memory are unknown; but without disk there is no other place
-        # for packed rows.
-        may_keep = self.placement.budget_is_promise or not facts.disk_bytes
-        if not self.packs or facts.strategy.is_offline or self.is_thrifty or not may_keep:
-            return
-        ledger = memory.add(*size.reservations)
-        free, rows = max(0, ledger.left(size.sizes)), size.num_slots * ledger.bytes_each(SLOTS)
-        if facts.settings.cache_bytes is not None:
-            rows = 0  # the user has set their number
-        whole = math.ceil(_MORE_MISSES * costs.chunks_of(size.num_batches))
-        tried = {int(free + _SOME_OF_ROWS * rows) // 2}
-        if free // 2 >= costs.chunks_of(1):  # it has no other use
-            tried.add(min(free // 2, whole))
-        if 2 * whole <= free + _MOST_OF_ROWS * rows:
-            tried.add(whole)
-        for num_bytes in sorted(tried, reverse=True):
-            if num_bytes > 0:
-                yield replace(self.costs, chunk_memory_bytes=min(num_bytes, whole))
 
     # --- the size of a length ----------------------------------------------------------------
 
@@ -327,12 +390,11 @@ class _Split(BudgetParts):
         model = self.facts.misses
         if model is None:
             return costs
-        later = self._misses(size)
-        first = later
-        if self.packs:  # the cache is filled by the first batches
+        first = later = self._misses(size)
+        if self.facts.packs:  # the cache is filled by the first batches
             first = model.misses(size.num_slots, size.num_batches, initial="nothing")
         kept = size.num_planned_slots * -(-self.facts.epoch_batches // size.num_batches)
-        return costs.with_misses(first, later, model.accesses, kept, self.expected)
+        return costs.with_misses(first, later, model.accesses, kept, self._expected)
 
     def _misses(self, size: SuperbatchSize) -> float:
         """Return the rows that an epoch misses, in the middle of a run."""
@@ -344,39 +406,41 @@ class _Split(BudgetParts):
     def _price(self, costs: SuperbatchCosts, size: SuperbatchSize) -> float:
         """Return the rows that an epoch reads singly; or moves, of the table and of packed ones."""
         missed, model = self._misses(size), self.facts.misses
-        if not self.packs:
+        if not self.facts.packs:
             share = 1.0 if costs.pins is None else costs.pins.planned_share
             return missed + (0.0 if model is None else _PLANNING * share * model.accesses)
-        disk, on_disk = self._disk(costs, size), costs.on_disk(size.num_batches)
-        if disk.left(on_disk) < 0:
+        disk = self._disk(costs, size)
+        if disk.left() < 0:
             return math.inf
-        # The table is read once for each superbatch; packed rows are written and read, except for
-        # those in memory.
-        scans = self.facts.epoch_batches / size.num_batches
-        kept = scans * size.chunk_memory_bytes / costs.row_bytes
-        moved = scans * costs.num_rows + 2 * max(0.0, missed - kept)
-        return moved if self._overlaps(size, disk.peak(on_disk)) else _BY_TURNS * moved
+        # The table is read once for each superbatch; packed rows are written and read.
+        moved = self.facts.epoch_batches / size.num_batches * costs.num_rows + 2 * missed
+        if size.num_batches > self.facts.epoch_batches:
+            moved /= _WORTH_LENGTHENING
+        return moved if self._overlaps(size, disk) else _BY_TURNS * moved
 
     def _size(self, memory: Ledger, costs: SuperbatchCosts, num_batches: int) -> SuperbatchSize:
         """Return a superbatch of `num_batches` batches, with the cache that fits next to it."""
         facts = self.facts
         # Before training, what is planned on disk is little next to what is packed.
         disk_bytes = _NO_LIMIT if facts.strategy.is_offline else facts.disk_bytes
+        on_disk = Ledger(disk_bytes, tuple(costs.spilled_on_disk(num_batches)))
         costs, left = costs.of_length(num_batches), memory.left()
         sizes, kept_memory = {PLANNED: num_batches}, memory
-        if facts.horizon is not None and num_batches > facts.epoch_batches:
-            memory = memory.add(facts.horizon.reserve(facts.epoch_batches))
+        if facts.order_bytes is not None and num_batches > facts.epoch_batches:
+            memory = memory.add(
+                Reservation("orders of later epochs", 0, {PLANNED: facts.order_bytes})
+            )
         in_memory = Ledger(left // KEPT_SHARE, (costs.samples,)).left(sizes) >= 0
         kept = [costs.samples] * in_memory
         ledger, table, packing = memory.add(*costs.in_memory, *kept), 0, costs.packing
-        is_large = num_batches * per_batch(costs.in_memory) > left // KEPT_SHARE
+        each = sum(reservation.per.get(PLANNED, 0) for reservation in costs.in_memory)
+        is_large = num_batches * each > left // KEPT_SHARE
         if costs.may_spill and (is_large or ledger.left(sizes) < 0):
             tables = costs.tables(left)
             spilled = memory.add(*costs.spilled(tables[-1]), *kept)
             with_rows = sizes | {SLOTS: self._slots(spilled, costs, sizes)}
             saves = spilled.peak(with_rows) < ledger.peak(with_rows)
-            on_disk = Ledger(disk_bytes, tuple(costs.spilled_on_disk(num_batches)))
-            if saves and on_disk.left(costs.on_disk(num_batches)) >= 0:
+            if saves and on_disk.left() >= 0:
                 # With memory that other phases leave free there are fewer passes.
                 roomier = ((t, memory.add(*costs.spilled(t), *kept)) for t in tables[:-1])
                 found = (each for each in roomier if each[1].left(with_rows) >= 0)
@@ -391,7 +455,6 @@ class _Split(BudgetParts):
             in_memory,
             reservations=ledger.reservations[len(kept_memory.reservations) :],
             packing_bytes=Ledger(0, tuple(packing)).peak(sizes),
-            chunk_memory_bytes=costs.chunk_memory_bytes,
             table_bytes=table,
             num_pinned=costs.num_pinned,
             pools=costs.pools,
@@ -407,16 +470,14 @@ class _Split(BudgetParts):
             return ledger.largest(SLOTS, sizes, most)
         return min(most, max(0, given - costs.pinned_bytes) // ledger.bytes_each(SLOTS))
 
-    # --- disk --------------------------------------------------------------------------------
-
-    def _overlaps(self, size: SuperbatchSize, disk_bytes: int) -> bool:
+    def _overlaps(self, size: SuperbatchSize, disk: Ledger) -> bool:
         """Whether two superbatches fit on disk, given their sizes or that of an epoch's one."""
         at_once = 1 if size.num_batches == self.facts.epoch_batches else 2
-        return 2 * disk_bytes <= at_once * self.facts.disk_bytes
+        return 2 * disk.peak() <= at_once * self.facts.disk_bytes
 
     def _disk(self, costs: SuperbatchCosts, size: SuperbatchSize) -> Ledger:
         """Return the disk with the files of superbatches of some size."""
-        who = self.placement.ledger.who
+        who = self.facts.placement.ledger.who
         disk = Ledger(self.facts.disk_bytes, (), who, "of disk space", "disk=")
         if self.facts.strategy.is_offline:  # all that is packed is kept, and compared by `pack`
             return disk
