@@ -7,7 +7,7 @@ joined into one plan of all slots.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import Any, Self
@@ -132,14 +132,13 @@ class PooledPolicy(CachePolicy):
         trace: Trace,
         num_nodes: int,
         num_slots: int,
-        degrees: Callable[[], npt.NDArray[np.uint32] | None] = lambda: None,
+        degrees: object = None,  # noqa: ARG002 - of all pools' rows
     ) -> npt.NDArray[np.int64]:
         """Return the row in each slot of a cache that is warmed up; -1: none."""
         layout = []
         for pool, section in enumerate(self._pools.sections(num_slots)):
             count, own = section.stop - section.start, self._pools.trace(pool, trace)
-            degrees_of = self._degrees_of(pool, degrees)
-            nodes = self._policy.initial_nodes(own, num_nodes, count, degrees_of)
+            nodes = self._policy.initial_nodes(own, num_nodes, count)
             layout.append(slot_layout(nodes, count))
         return np.concatenate(layout)
 
@@ -157,19 +156,6 @@ class PooledPolicy(CachePolicy):
         """Return the memory for making plans of all pools, and the one that they are joined to."""
         joining = Reservation("plans of pools", 0, {PLANNED: _JOINED_BYTES * batch_rows}, PLANNING)
         return [*self._policy.reserve(batch_rows), joining]
-
-    def _degrees_of(
-        self, pool: int, degrees: Callable[[], npt.NDArray[np.uint32] | None]
-    ) -> Callable[[], npt.NDArray[np.uint32] | None]:
-        def found() -> npt.NDArray[np.uint32] | None:
-            all_of_them = degrees()
-            if all_of_them is not None:
-                for other, ranges in enumerate(self._pools.ranges):
-                    for own in ranges if other != pool else ():
-                        all_of_them[own.first : own.first + own.num_rows] = 0
-            return all_of_them
-
-        return found
 
 
 class PooledPlanner:

@@ -23,7 +23,7 @@ import numpy.typing as npt
 from gnnstore.caching.plan import Trace
 
 # The content of a cache when a plan begins.
-InitialCache = Literal["best", "last", "nothing"]
+InitialCache = Literal["last", "nothing"]
 
 # No curve of a graph falls faster than this far out; a sample of three batches might.
 _MAX_EXPONENT = 4.0
@@ -86,14 +86,12 @@ class ReuseCurve:
         return float(self.reaching(num_batches).sum())
 
     def belady_misses(
-        self, num_slots: int, num_batches: int, *, initial: InitialCache = "best"
+        self, num_slots: int, num_batches: int, *, initial: InitialCache = "last"
     ) -> float:
         """Return the rows that Belady's cache misses in batches that are planned together."""
         farther = self.reaching(num_batches)
         first_uses = float(farther.sum())
-        if initial == "best":
-            first_uses = max(0.0, first_uses - num_slots)
-        elif initial == "last":
+        if initial == "last":
             before = int(self.batches_held(num_slots, 2 * num_batches))
             still = self.reaching(num_batches + before)[before:]
             first_uses = max(first_uses - num_slots, float(still.sum()))
@@ -169,10 +167,6 @@ class ScoreCurve:
         with np.errstate(divide="ignore", invalid="ignore"):
             held = _between((num_rows - above) / rows)
         return int((held * rows).sum()), float((held * uses).sum())
-
-    def tells_which(self, num_slots: int) -> bool:
-        """Whether it tells which rows to cache: more have a score than fit, or all rows fit."""
-        return bool(self.rows[1:].sum() > num_slots or num_slots >= self.num_rows)
 
     def lowest_score(self, num_slots: int) -> int:
         """Return the lowest score of which most rows are in the cache."""

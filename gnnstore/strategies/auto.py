@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
 # Rows of this many bytes are read in less time than measuring and sampling take.
 SMALLEST_BYTES = 32 << 20
-_WORTH_COUNTING = 2
 _RUNNERS_UP = 2
 
 
@@ -52,19 +51,6 @@ class StrategyOptimizer:
     def total_bytes(self) -> int:
         """Memory of the store's tables and topology."""
         return StoreSizes.of(self.loader.store.schema).total_bytes
-
-    def ranked(self, candidates: Sequence[Strategy]) -> list[Prediction]:
-        """Return the predictions of the candidates, the fastest first."""
-        found = fastest_first(self.predictions(candidates))
-        by_frequency = next((p for p in found if p.strategy.score == "frequency"), None)
-        # Another score has never halved the misses, unless the cache has room for rows that no
-        # sampled batch needs; counting degrees takes seconds.
-        if by_frequency is not None and (
-            by_frequency.cost < _WORTH_COUNTING * found[0].cost
-            or not self.epoch.workload.frequency.tells_which(by_frequency.resources.num_slots)
-        ):
-            return fastest_first(self.with_degrees().predictions(candidates))
-        return found
 
     def choice(self, auto: Auto, predictions: list[Prediction]) -> StrategyTraits:
         """Return the strategy that "auto" chooses among all predictions."""
@@ -182,7 +168,8 @@ def choices_for(loader: LoaderSpec, auto: Auto) -> Iterator[Chosen]:
         elif may_map:
             yield mapped
         return
-    predicted = optimizer.ranked(auto.loadable)
+    optimizer = optimizer.with_degrees()
+    predicted = fastest_first(optimizer.predictions(auto.loadable))
     missing = None
     if all(prediction.strategy.mode == "mmap" for prediction in predicted):
         # Those that plan are refused by the first of several checks.

@@ -45,8 +45,8 @@ if TYPE_CHECKING:
 
 # Without memory= the memory of the model is unknown.
 _CACHE_SHARE = 2
-# Nodes of several types are chosen again while there is room for this many times as many.
-_WORTH_CHOOSING = 1.01
+# With types of several widths, the number of nodes is found by so many halvings.
+_HALVINGS = 8
 
 
 @dataclass(frozen=True, eq=False)
@@ -123,27 +123,20 @@ class CacheMaker:
         return shared_tables(self.store).cache(self._key, make)
 
     def _best(self, scores: npt.NDArray[Any], num_rows: int) -> npt.NDArray[np.int64]:
-        """Return as many of the best nodes as take the memory of `num_rows` of the widest type."""
-        cost, widths, nodes = self.cost, self.tables.widths, select_nodes(scores, num_rows)
-        widest = max(widths.values())
-        num_bytes = cost.bytes_of(num_rows)
-
-        def bytes_of(nodes: npt.NDArray[np.int64]) -> int:
+        """Return the best nodes that take the memory of about `num_rows` of the widest type."""
+        cost, widths, widest = self.cost, self.tables.widths, self.tables.slot_bytes
+        given, most = num_rows, num_rows * widest // min(widths.values())
+        nodes = select_nodes(scores, num_rows)
+        for _ in range(_HALVINGS if most > num_rows else 0):
+            middle = (num_rows + most + 1) // 2
+            more = select_nodes(scores, middle)
             narrower = sum(
-                (widest - width) * len(own.part(nodes)[1]) for own, width in widths.items()
+                (widest - width) * len(own.part(more)[1]) for own, width in widths.items()
             )
-            return cost.bytes_of(len(nodes)) - narrower
-
-        while min(widths.values()) < widest and len(nodes):
-            held = bytes_of(nodes)
-            for each in (held // len(nodes), cost.node_bytes):  # the last ones fit in any case
-                more = select_nodes(scores, len(nodes) + (num_bytes - held) // each)
-                if bytes_of(more) <= num_bytes:
-                    break
-            is_full = len(more) <= _WORTH_CHOOSING * len(nodes)
-            nodes = more
-            if is_full:
-                break
+            if cost.bytes_of(len(more)) - narrower <= cost.bytes_of(given):
+                nodes, num_rows = more, middle
+            else:
+                most = middle - 1
         return nodes
 
     def scores(self) -> npt.NDArray[Any]:

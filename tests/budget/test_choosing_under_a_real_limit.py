@@ -201,11 +201,7 @@ def test_learning_takes_what_it_is_given(num_rows: int) -> None:
     spatial = SpatialSampling.fit(64 * batch_rows, num_rows, 512, memory_bytes)
     num_batches = min(64, spatial.batches_in(memory_bytes, batch_rows))
     work = learn(num_batches, spatial, num_rows, batch_rows)
-    for reads in (
-        work.direct_reads(),
-        work.planned_reads(BELADY, 1000, num_batches),
-        work.warm_up_reads(1000),
-    ):
+    for reads in (work.direct_reads(), work.planned_reads(BELADY, 1000, num_batches)):
         assert reads.reads > 0
     assert memory_bytes / 8 < peak_bytes() <= memory_bytes
 

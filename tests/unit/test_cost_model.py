@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,7 +19,6 @@ from gnnstore.caching.reuse import ReuseCurve, reuse_distances
 from gnnstore.caching.scores import most_needed, select_nodes
 from gnnstore.disk.profile import tune_reads
 from gnnstore.formats.arrays.pages import PageGeometry, ShardLayout
-from gnnstore.strategies.auto import StrategyOptimizer
 from gnnstore.strategies.builtin import auto
 from gnnstore.strategies.predict.cost import EdgePass, EpochCosts, Machine, Prediction, Resources
 from gnnstore.strategies.predict.reads import ReadTotals
@@ -103,12 +101,6 @@ def planned_misses(
 # --- misses -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("num_slots", [200, 1000, 4000])
-def test_beladys_misses_are_those_of_its_planner(batches: list[Any], num_slots: int) -> None:
-    found = workload_of(batches).misses(BELADY, num_slots, len(batches), initial="best")
-    assert found == pytest.approx(planned_misses(batches, num_slots, len(batches)), rel=0.05)
-
-
 def test_a_cache_of_all_that_is_needed_misses_nothing(batches: list[Any]) -> None:
     work = workload_of(batches)
     assert work.misses(BELADY, NUM_ROWS, len(batches)) == 0
@@ -118,20 +110,6 @@ def test_a_cache_of_all_that_is_needed_misses_nothing(batches: list[Any]) -> Non
     empty = curve.belady_misses(NUM_ROWS, len(batches), initial="nothing")
     assert empty == pytest.approx(distinct, rel=0.02)
     assert work.misses(BELADY, 0, len(batches)) == pytest.approx(600 * len(batches))
-
-
-def test_superbatches_cost_what_is_not_known_ahead(batches: list[Any]) -> None:
-    work = workload_of(batches)
-    whole, parts = (work.misses(BELADY, 1000, size, initial="best") for size in (120, 30))
-    assert whole < parts
-    assert parts == pytest.approx(planned_misses(batches, 1000, 30), rel=0.15)
-
-
-@pytest.mark.parametrize("num_slots", [1000, 4000])
-def test_epochs_longer_than_the_sample(batches: list[Any], num_slots: int) -> None:
-    work = workload_of(batches[:40], epoch_batches=120)
-    true = planned_misses(batches, num_slots, 120)
-    assert work.misses(BELADY, num_slots, 120, initial="best") == pytest.approx(true, rel=0.15)
 
 
 @pytest.mark.parametrize("num_slots", [200, 1000, 4000])
@@ -224,7 +202,9 @@ def test_curves_of_any_sample(batches: list[set[int]], data: st.DataObject) -> N
     curve = ReuseCurve.of_trace(trace, 31)
     num_batches = data.draw(st.integers(1, 30))
     assert (np.diff(curve.reaching(num_batches)) <= 1e-9).all()
-    misses = [curve.belady_misses(slots, num_batches) for slots in (0, 5, 20, 40)]
+    misses = [
+        curve.belady_misses(slots, num_batches, initial="nothing") for slots in (0, 5, 20, 40)
+    ]
     assert misses == sorted(misses, reverse=True)
     assert all(0 <= m <= curve.batch_rows * num_batches + 1e-6 for m in misses)
     assert curve.lru_misses(0, num_batches) <= curve.batch_rows
@@ -245,19 +225,12 @@ def test_reads_without_a_cache_are_those_of_the_batches(batches: list[Any]) -> N
     assert found.num_bytes == pytest.approx(totals.num_bytes, rel=0.03)
 
 
-def test_reads_that_fill_a_cache(batches: list[Any]) -> None:
-    work = workload_of(batches)
-    nodes = most_needed(Trace.of(batches), NUM_ROWS, 1000)
-    assert work.warm_up_reads(1000).reads == pytest.approx(reads().count(nodes).reads, rel=0.1)
-    assert work.warm_up_reads(0).reads == 0
-
-
 @pytest.mark.parametrize("num_slots", [20, NUM_ROWS // 2, NUM_ROWS])
 def test_warming_up_takes_one_pass_at_most(batches: list[Any], num_slots: int) -> None:
     """Many rows are read with what lies between them, and not one by one."""
     work, disk = workload_of(batches, gap_bytes=0), machine()
     found = EpochCosts(work, disk).warming_up(num_slots)
-    apart = disk.random_seconds(work.warm_up_reads(num_slots))
+    apart = disk.random_seconds(ReadTotals(num_slots, num_slots * ROW_BYTES))
     one_pass = NUM_ROWS * ROW_BYTES / disk.disk.sequential_read_bytes_per_second
     assert found == pytest.approx(min(apart, one_pass))
     assert (found == apart) == (num_slots == 20)
@@ -300,19 +273,6 @@ def test_uses_of_the_kept_blocks_count_for_all(batches: list[Any]) -> None:
         part = workload_of(batches, spatial)
         assert part.batch_rows == pytest.approx(600, rel=1e-9)
         assert part.misses(BELADY, 1000, 120) == pytest.approx(expected, rel=0.1)
-
-
-def test_gaps_between_kept_blocks_are_as_wide_as_within_them() -> None:
-    """What is read along is most of what packing reads of a table whose rows are far apart."""
-    draws = np.random.default_rng(2)
-    batches = [np.sort(draws.choice(NUM_ROWS, 125, replace=False)) for _ in range(60)]
-    expected = workload_of(batches, gap_bytes=4 << 10).pass_reads(BELADY, 0, 20)
-    assert expected.reads > 100
-    for bits in (1, 2):
-        part = workload_of(batches, SpatialSampling(4, bits), gap_bytes=4 << 10)
-        found = part.pass_reads(BELADY, 0, 20)
-        assert found.num_bytes == pytest.approx(expected.num_bytes, rel=0.15)
-        assert found.reads == pytest.approx(expected.reads, rel=0.15)
 
 
 def test_what_packing_scans(batches: list[Any]) -> None:
@@ -561,28 +521,3 @@ def test_arrays_are_left_alone(batches: list[npt.NDArray[Any]]) -> None:
     workload_of(batches, SpatialSampling(3, 1))
     for batch, copy in zip(batches, copies, strict=True):
         assert np.array_equal(batch, copy)
-
-
-@pytest.mark.parametrize("share", [0.5, 1.2, 1000])
-def test_degrees_are_counted_where_a_sample_does_not_tell_what_to_cache(
-    batches: list[Any], share: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Of a cache with room for more rows than the sampled batches need, they tell a part only.
-
-    Where all rows fit, nobody need tell.
-    """
-    work, disk = workload_of(batches), machine()
-    num_needed = len(np.unique(np.concatenate(batches)))
-    slow = forecast("static-frequency", work, disk, Resources(0, int(share * num_needed), 0, 0))
-    fast = replace(slow, strategy=ALL.by_choice["packed"], seconds=slow.seconds / 10)
-    counted = replace(slow, strategy=ALL.by_choice["static-degree"], seconds=slow.seconds / 100)
-
-    def predictions(self: StrategyOptimizer, _: Any) -> list[Prediction]:
-        return [slow, fast, *[counted] * (self.epoch is counts)]
-
-    monkeypatch.setattr(StrategyOptimizer, "predictions", predictions)
-    counts: Any = SimpleNamespace(workload=work)
-    sampled: Any = SimpleNamespace(workload=work, with_degrees=lambda: counts)
-    nothing: Any = None
-    ranked = StrategyOptimizer(nothing, sampled).ranked(ALL.candidates)
-    assert (ranked[0] is counted) == (share == 1.2)

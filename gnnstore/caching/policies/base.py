@@ -133,7 +133,7 @@ class CachePolicy(ABC):
 
         Parameters
         ----------
-        initial : "best", "last" or "nothing"
+        initial : "last" or "nothing"
             The rows in the cache before them; see `Workload.misses`.
         """
         return num_batches * reuse.lru_misses(num_slots, num_batches)

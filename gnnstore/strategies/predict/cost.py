@@ -192,9 +192,11 @@ class EpochCosts:
         return reads.reads * _READ_SECONDS / self.machine.workers
 
     def warming_up(self, num_slots: int) -> float:
-        """Seconds of reading the rows that most batches need into a cache."""
-        apart = self.machine.random_seconds(self.workload.warm_up_reads(num_slots))
-        return min(apart, self.machine.disk.sequential_seconds(self.workload.table_bytes))
+        """Seconds of reading the rows that most batches need into a cache, or all of a table."""
+        work, disk = self.workload, self.machine.disk
+        num_rows = min(num_slots, work.num_rows)
+        apart = self.machine.random_seconds(ReadTotals(num_rows, num_rows * work.row_bytes))
+        return min(apart, disk.sequential_seconds(work.table_bytes))
 
     def one_by_one(
         self,

@@ -41,8 +41,6 @@ _LEAST_BLOCKS = 1024
 # the number of reads for a missed row is taken.
 _READ_BATCHES = 4
 _MAX_DEGREE = 1 << 16
-# Of a pass: what lies together counts as one read.
-_LONGEST_READ_BYTES = 1 << 30
 # Degrees are counted in pieces, which take 3 MB.
 _COUNTED_AT_ONCE = 1 << 18
 
@@ -146,15 +144,6 @@ class TableReads:
         total = sum(width * own.num_rows for width, own in each)
         return -(-total // max(1, sum(own.num_rows for own in set(self.ranges))))
 
-    @property
-    def in_passes(self) -> TableReads:
-        """The same for passes that pack rows: reads are of whole pages, and as long as may be."""
-        return replace(
-            self,
-            alignments=tuple(max(PAGE_BYTES, each) for each in self.alignments),
-            tuning=replace(self.tuning, max_read_bytes=_LONGEST_READ_BYTES),
-        )
-
     def count(self, rows: npt.NDArray[Any]) -> ReadTotals:
         """Count the reads that fetch the rows of distinct nodes, ascending."""
         totals = ReadTotals()
@@ -226,16 +215,7 @@ class Workload:
         uses = np.zeros_like(rows_of)
         # A row of a batch occurs in one batch more than in others.
         uses[:-1] = (rows_of * np.arange(len(rows_of)))[1:] / num_batches
-        sample = _Sample(
-            reads,
-            spatial,
-            ids,
-            counts,
-            trace,
-            distances,
-            counts[dense.ids] - 1,
-            of_uses,
-        )
+        sample = _Sample(reads, trace, distances, counts[dense.ids] - 1, of_uses)
         return cls(
             num_rows=num_rows,
             row_bytes=reads.row_bytes,
@@ -317,34 +297,14 @@ class Workload:
         longest = policy.max_kept_distance(self.rows, num_slots, superbatch)
         return self._reads(misses, lambda s: (s.distances == 0) | (s.distances > longest))
 
-    def warm_up_reads(self, num_slots: int) -> ReadTotals:
-        """Return the reads that warm up a cache with the rows that most batches need."""
-        sample = self._sample
-        lowest = min(self.frequency.lowest_score(num_slots), int(sample.counts.max(initial=0)))
-        chosen = sample.ids[sample.counts >= lowest]
-        totals = sample.reads.count(chosen)
-        # After the rows that batches need, those of high degree.
-        num_warm = min(num_slots, self.num_rows)
-        return totals.scaled(num_warm / max(1, len(chosen)))
-
     def pass_reads(self, policy: CachePolicy, num_slots: int, superbatch: int) -> ReadTotals:
-        """Return the reads of one pass over the tables for the misses of a superbatch."""
-        sample = self._sample
-        misses = self.misses(policy, num_slots, superbatch) * superbatch / self.epoch_batches
-        expected = min(misses, self.rows.distinct_rows(superbatch))
-        if superbatch <= sample.trace.num_batches:
-            longest = policy.max_kept_distance(self.rows, num_slots, superbatch)
-            filled = sample.others + 1 >= self.frequency.lowest_score(num_slots)
-            missed = (sample.distances > longest) | ((sample.distances == 0) & ~filled)
-            end = int(sample.trace.offsets[superbatch])
-            rows = np.unique(sample.trace.ids[:end][missed[:end]])
-            # A cache that is nearly as large as the sample misses rows that are not in it.
-            if len(rows) / sample.share >= expected / 2:
-                return sample.pass_reads(rows)
-        return self._spread_reads(min(1.0, expected / max(1, self.num_rows)))
+        """Return the reads of one pass over the tables for the misses of a superbatch.
 
-    def _spread_reads(self, share: float) -> ReadTotals:
-        """Return the reads of a pass for a share of the rows, as if these were anywhere."""
+        Missed rows are counted as if they were anywhere in the tables.
+        """
+        misses = self.misses(policy, num_slots, superbatch) * superbatch / self.epoch_batches
+        share = min(misses, self.rows.distinct_rows(superbatch)) / max(1, self.num_rows)
+        share = min(1.0, share)
         reads, row_bytes = self._sample.reads, max(1, self.row_bytes)
         page_bytes = max(PAGE_BYTES, row_bytes)
         num_pages = self.table_bytes / page_bytes
@@ -386,9 +346,6 @@ class _Sample:
     """The kept rows of a sample, whose reads are counted."""
 
     reads: TableReads
-    spatial: SpatialSampling  # the rows that are kept
-    ids: npt.NDArray[Any]  # [n]: rows, ascending
-    counts: npt.NDArray[Any]  # [n]: number of batches that each row occurs in
     trace: Trace
     # In the order of the trace's ids: the reuse distance of each.
     distances: npt.NDArray[Any]
@@ -397,23 +354,6 @@ class _Sample:
     of_uses: float  # the kept uses of rows as a share of all
     # In the order of the trace's ids: the out-degree of each.
     degrees: npt.NDArray[Any] | None = None
-
-    @property
-    def share(self) -> float:
-        """The kept rows as a share of all."""
-        return self.spatial.share
-
-    def pass_reads(self, rows: npt.NDArray[Any]) -> ReadTotals:
-        """Return the reads of a pass over the tables for some of the kept rows."""
-        reads = self.reads.in_passes
-        if self.spatial.share_bits == 0:
-            return reads.count(rows)
-        # As if the kept blocks were the table.
-        bits = self.spatial.block_bits
-        blocks = np.arange((int(rows.max(initial=0)) >> bits) + 1, dtype=np.int64)
-        ranks = np.cumsum(self.spatial.keeps(blocks << bits)) - 1
-        places = (ranks[rows >> bits] << bits) + (rows & ((1 << bits) - 1))
-        return reads.count(places).scaled(1 / self.share)
 
 
 def _page_curve(trace: Trace, share: float, reads: TableReads) -> ReuseCurve:

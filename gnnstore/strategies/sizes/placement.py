@@ -328,9 +328,7 @@ def _place_rows(
     modes = dict.fromkeys((table.path for table in (*sizes.tables, *sizes.edge_ids)), mode)
     if mode == "memory":
         return modes, [], ""
-    most, small = None, {}
-    if mode == "disk":
-        most = left_bytes // _HELD_SHARE
+    most = left_bytes // _HELD_SHARE if mode == "disk" else None
     # A byte of cached rows saves more than one of edges' rows that a pass reads.
     holds_edges = not reads_edges_ahead or sizes.rows_bytes + sizes.edge_ids_bytes <= left_bytes
     may_hold = [
@@ -341,9 +339,25 @@ def _place_rows(
         or not table.num_rows
         or table.path in shared_tables
     ]
-    held = _narrow_tables(may_hold, shared_tables, most, held_row_bytes)
-    if mode == "disk":
-        small = _small_tables(sizes, held, limit, left_bytes)
+    narrow = [table for table in may_hold if table.row_bytes <= HELD_ROW_BYTES]
+    if held_row_bytes is not None:
+        # Measuring reads a whole table: not if less than an eighth of the table would fit.
+        narrow = [
+            replace(table, row_bytes=held_row_bytes(table.path))
+            for table in narrow
+            if table.path in shared_tables or table.num_bytes <= 8 * (most or 0)
+        ]
+    narrow.sort(key=lambda table: table.row_bytes)
+    held = _hold(narrow, shared_tables, most or 0)
+    small: dict[str, int] = {}
+    if most is not None:
+        # A table without rows has no file that could be read.
+        held |= {table.path: 0 for table in may_hold if table.num_rows == 0}
+        others = [table for table in sizes.tables if table.path not in held]
+        others.sort(key=lambda table: table.num_bytes)
+        few = [table for table in others if table.num_bytes <= limit // _SMALL_SHARE]
+        if sizes.has_types and len(few) < len(others):
+            small = _hold(few, (), left_bytes - sum(held.values()))
     left_bytes -= sum(held.values()) + sum(small.values())
     shared = {
         table.path
@@ -351,7 +365,8 @@ def _place_rows(
         if table.path in shared_tables and table.num_bytes <= left_bytes
     }
     holds_ids = holds_ids and holds_edges and mode == "disk"
-    ids = _held_ids(sizes, shared, left_bytes // IDS_SHARE if holds_ids else 0)
+    by_size = sorted(sizes.edge_ids, key=lambda table: table.num_bytes)
+    ids = _hold(by_size, shared, left_bytes // IDS_SHARE if holds_ids else 0)
     modes |= dict.fromkeys((*held, *small, *ids), "memory")
     reservations = [
         Reservation("narrow attributes", sum(held.values())),
@@ -367,6 +382,15 @@ def _place_rows(
     return modes, reservations, _describe_ids(sizes, sum(ids.values()), place, limit)
 
 
+def _hold(tables: Sequence[TableSize], shared: Collection[str], most: int) -> dict[str, int]:
+    """Return the tables to hold in memory, with their bytes: shared ones, then while they fit."""
+    held = {table.path: table.num_bytes for table in tables if table.path in shared}
+    for table in tables:
+        if table.path not in held and sum(held.values()) + table.num_bytes <= most:
+            held[table.path] = table.num_bytes
+    return held
+
+
 def _passes(sizes: StoreSizes, modes: Mapping[str, Mode]) -> list[PassSize]:
     """Return the sizes of tables of edges that are read in passes, of each type."""
     found: dict[EdgeType, list[TableSize]] = {}
@@ -378,55 +402,6 @@ def _passes(sizes: StoreSizes, modes: Mapping[str, Mode]) -> list[PassSize]:
         PassSize(tables[0].num_rows, tuple(table.row_bytes for table in tables))
         for tables in found.values()
     ]
-
-
-def _narrow_tables(
-    tables: Sequence[TableSize],
-    shared_tables: Collection[str],
-    most_bytes: int | None,
-    held_row_bytes: Callable[[str], int] | None,
-) -> dict[str, int]:
-    """Return the narrow tables to hold in memory although others are not, with their bytes."""
-    narrow = [table for table in tables if table.row_bytes <= HELD_ROW_BYTES]
-    if held_row_bytes is not None:
-        # Measuring reads a whole table: not if less than an eighth of the table would fit.
-        narrow = [
-            replace(table, row_bytes=held_row_bytes(table.path))
-            for table in narrow
-            if table.path in shared_tables or table.num_bytes <= 8 * (most_bytes or 0)
-        ]
-    held = {table.path: table.num_bytes for table in narrow if table.path in shared_tables}
-    if most_bytes is None:
-        return held
-    for table in sorted(narrow, key=lambda table: table.row_bytes):
-        if table.path not in held and sum(held.values()) + table.num_bytes <= most_bytes:
-            held[table.path] = table.num_bytes
-    # A table without rows has no file that could be read.
-    return held | {table.path: 0 for table in tables if table.num_rows == 0}
-
-
-def _small_tables(
-    sizes: StoreSizes, held: Mapping[str, int], limit: int, left_bytes: int
-) -> dict[str, int]:
-    """Return other tables to hold in memory because they are small, with their bytes."""
-    small: dict[str, int] = {}
-    most, left_bytes = limit // _SMALL_SHARE, left_bytes - sum(held.values())
-    others = [table for table in sizes.tables if table.path not in held]
-    if not sizes.has_types or all(table.num_bytes <= most for table in others):
-        return {}
-    for table in sorted(others, key=lambda table: table.num_bytes):
-        if table.num_bytes <= min(most, left_bytes - sum(small.values())):
-            small[table.path] = table.num_bytes
-    return small
-
-
-def _held_ids(sizes: StoreSizes, shared_tables: Collection[str], most_bytes: int) -> dict[str, int]:
-    """Return the ids of edges to hold in memory, with their bytes."""
-    held = {table.path: table.num_bytes for table in sizes.edge_ids if table.path in shared_tables}
-    for table in sorted(sizes.edge_ids, key=lambda table: table.num_bytes):
-        if table.path not in held and sum(held.values()) + table.num_bytes <= most_bytes:
-            held[table.path] = table.num_bytes
-    return held
 
 
 def _describe_ids(sizes: StoreSizes, held_bytes: int, place: str, limit: int) -> str:
