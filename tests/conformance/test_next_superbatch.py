@@ -70,7 +70,7 @@ def coming(loader: NeighborLoader) -> NextSuperbatch | None:
     """Return what is being made for the next epoch, once it is made."""
     ahead = superbatches_of(loader)._next
     if ahead is not None:
-        ahead._thread.join()
+        ahead.making.wait()
     return ahead
 
 
@@ -407,12 +407,12 @@ def test_slots_are_taken_while_the_next_epoch_is_made(
     ahead = superbatches_of(loader)._next
     assert ahead is not None
     assert has_begun.wait(60)
-    assert ahead._thread.is_alive()
+    assert not ahead.making.is_set()
     files = set(tmp_path.iterdir())
     theirs: Any = iter(other)
     others = batches_of(islice(theirs, 1))
-    assert not ahead._thread.is_alive()
-    assert ahead._making.made is None
+    assert ahead.making.is_set()
+    assert ahead.making.error is not None
     assert superbatches_of(loader)._next is None
     assert not files & set(tmp_path.iterdir())
     others += batches_of(theirs)

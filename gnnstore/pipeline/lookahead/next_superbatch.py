@@ -8,12 +8,13 @@ from __future__ import annotations
 import logging
 import os
 from dataclasses import dataclass, field
+from functools import partial
 
 from gnnstore.pipeline.batch import Batch, EpochRun
 from gnnstore.pipeline.lookahead.producer import Producer
 from gnnstore.pipeline.lookahead.superbatch import EpochSlice, Superbatch
 from gnnstore.sampling.neighbor import NeighborSampler
-from gnnstore.threads import THREAD_NAME, Finalizer, Thread
+from gnnstore.threads import THREAD_NAME, Background, Finalizer
 
 _log = logging.getLogger(__name__)
 
@@ -94,13 +95,12 @@ class NextSuperbatch:
         self.shares = shares
         self.producer = producer
         self.plans = plans  # whether it is planned, and not only sampled
-        self._making = _Making(producer, batches, plans)
-        # The thread knows none of these: it shall not keep the loader alive.
-        self._thread = Thread(target=self._making.work, name=THREAD_NAME, daemon=True)
         self._pid = os.getpid()
-        self.abandon = Finalizer(self, _abandon, self._making, self._thread)
         producer.waits_for_others = True
-        self._thread.start()
+        # The thread does not know this: it shall not keep the loader alive.
+        work = partial(_make, producer, batches, plans)
+        self.making = Background(work, THREAD_NAME, daemon=True)
+        self.abandon = Finalizer(self, _abandon, producer, self.making)
 
     def is_for(self, key: EpochKey, sampler: NeighborSampler) -> bool:
         """Whether an iteration is the first that it is for."""
@@ -114,48 +114,28 @@ class NextSuperbatch:
         if os.getpid() != self._pid:
             return None
         self.producer.waits_for_others = False
-        self._thread.join()
-        made = self._making.made
-        if made is None:
+        try:
+            made = self.making.result()
+        except Exception as error:
+            # A lasting cause shows again when an iteration that wants the superbatch makes it.
+            _log.debug("the next superbatch cannot be made yet: %s", error)
             self.abandon()
             return None
         self.abandon.detach()
         return MadeAhead(self.producer, made, self.shares)
 
 
-class _Making:
-    """The work of the thread that makes a superbatch."""
-
-    def __init__(self, producer: Producer, batches: list[Batch], plans: bool) -> None:
-        self.producer = producer
-        self.made: Superbatch | None = None
-        self.is_abandoned = False
-        self._batches = batches
-        self._plans = plans
-
-    def work(self) -> None:
-        """Make the superbatch."""
-        try:
-            batches, self._batches = self._batches, []
-            superbatch = self.producer.sample(0, batches)
-            if self._plans:
-                self.producer.finish(superbatch)
-            else:
-                self.producer.session = None  # whose slots may be another loader's by then
-            self.made = superbatch
-        except Exception as error:
-            # A lasting cause shows again when an iteration that wants the superbatch makes it.
-            _log.debug("the next superbatch cannot be made yet: %s", error)
-        if self.is_abandoned:
-            self.producer.close()
+def _make(producer: Producer, batches: list[Batch], plans: bool) -> Superbatch:
+    superbatch = producer.sample(0, batches)
+    if plans:
+        return producer.finish(superbatch)
+    producer.session = None  # whose slots may be another loader's by then
+    return superbatch
 
 
-def _abandon(making: _Making, thread: Thread) -> None:
-    making.producer.stop()
-    making.is_abandoned = True
+def _abandon(producer: Producer, making: Background[Superbatch]) -> None:
+    producer.stop()
     try:
-        if thread.is_alive():  # not where an interrupt came before it was started
-            thread.join()
-    finally:  # after an interrupt the thread does it, which may be over by now
-        if not thread.is_alive():
-            making.producer.close()
+        making.finish()
+    finally:
+        producer.close()
