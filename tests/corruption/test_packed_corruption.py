@@ -260,7 +260,7 @@ def test_an_index_that_leads_elsewhere(packed: Path, column: int, value: int) ->
 def test_checksums_that_do_not_fit_the_manifest(packed: Path) -> None:
     """Records with checksums of blocks of another size."""
     rewrite(packed, lambda own: own.update(piece_bytes=4096))
-    with pytest.raises(CorruptStoreError, match="it is no record of these epochs"):
+    with pytest.raises(ValueError, match="crcs"):
         batches_of(gnnstore.open_packed(packed).loader(num_threads=1))
 
 

@@ -15,7 +15,7 @@ import math
 import os
 import re
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -33,13 +33,12 @@ from gnnstore.features.packed.segments import SharedReader
 from gnnstore.features.planned import PlanStep
 from gnnstore.features.source import FileRows, PackedRows, RowSource, RowSpec, places_within
 from gnnstore.features.tables import CachedTables
-from gnnstore.formats.arrays.dtypes import STORAGE_DTYPES
 from gnnstore.formats.arrays.paged_array import PagedArray
 from gnnstore.formats.arrays.pages import DEFAULT_PAGE_BYTES, PageGeometry, plan_shards
 from gnnstore.formats.arrays.spec import AttributeSpec
 from gnnstore.formats.container.files import fill_at
 from gnnstore.formats.container.regular_files import open_regular
-from gnnstore.formats.packed.manifest import CHECKED_ROWS, name_of_batch
+from gnnstore.formats.packed.manifest import name_of_batch
 from gnnstore.formats.packed.reader import PackedReader
 from gnnstore.sampling.compact import ONE_TYPE, CompactSample, Types
 from gnnstore.sampling.row_space import RowRange, RowSpace
@@ -239,11 +238,6 @@ class PackedFiles:
                 raise CorruptStoreError(
                     f"{reader.path}: the manifest has {error}. {_HELP}", path=reader.path
                 ) from error
-        self._plain = [
-            (owners[spec.path], spec.shape[1:], STORAGE_DTYPES[spec.dtype])
-            for spec in manifest.plain_specs
-        ]
-        self._edge_types = tuple(manifest.edge_id_paths)  # whose ids records have
         self._piece_bytes = manifest.piece_bytes
         self._descriptor = -1
         if reader.batches.file_paths:
@@ -288,48 +282,9 @@ class PackedFiles:
         if found != crc:
             raise self._damaged(number, f"the crc32c is {found:08x}, not {crc:08x}")
         try:
-            saved = SavedRecord.of(decode_record(record), **self._num_arrays)
-            self._check(saved)
-        except (CorruptStoreError, ValueError, TypeError, IndexError) as error:
+            return SavedRecord.of(decode_record(record), **self._num_arrays)
+        except (ValueError, TypeError, IndexError) as error:  # CorruptStoreError included
             raise self._damaged(number, f"it is no record of these epochs ({error})") from error
-        return saved
-
-    def _check(self, record: SavedRecord) -> None:
-        """Refuse arrays that do not fit together."""
-        graph = record.subgraph
-        counts: dict[Any, int] = {name: len(ids) for name, ids in graph.nodes.items()}
-        counts |= {edge_type: len(each.positions) for edge_type, each in graph.edges.items()}
-        num_rows = sum(counts[name] for name in self.space.ranges)
-        expected: list[tuple[npt.NDArray[Any], tuple[int, ...], np.dtype[Any]]]
-        expected = [(record.slots, (num_rows,), np.dtype(np.int32))]
-        for (owner, shape, dtype), rows in zip(self._plain, record.plain, strict=True):
-            expected.append((rows, (counts[owner], *shape), dtype))
-        for edge_type, ids in zip(self._edge_types, record.edge_ids, strict=True):
-            expected.append((ids, (counts[edge_type],), ids.dtype))
-        expected += [(crcs, (count,), np.dtype("<u4")) for crcs, count in self._crcs_of(record)]
-        for array, shape, dtype in expected:
-            if array.shape != shape or array.dtype != dtype:
-                raise CorruptStoreError(
-                    f"an array is {array.dtype} {list(array.shape)}, not {dtype} {list(shape)}"
-                )
-
-    def _crcs_of(self, record: SavedRecord) -> Iterator[tuple[npt.NDArray[np.uint32], int]]:
-        """Yield a record's checksums, each array with its expected length."""
-        size, parts = self._piece_bytes, self._parts(record)
-        for path, crcs in zip(self._packed, record.chunk_crcs, strict=False):
-            num_rows = _num_within(parts[path], record.positions)
-            yield crcs, -(-num_rows * self._packed[path].row_bytes // size)
-        shared = record.positions[:0] if record.shared is None else record.shared[0]
-        for path, crcs in zip(self._packed, record.shared_crcs, strict=False):
-            yield crcs, -(-_num_within(parts[path], shared) // CHECKED_ROWS)
-
-    def _parts(self, record: SavedRecord) -> dict[str, RowRange]:
-        """Return for each table the places that its type's nodes have among a batch's rows."""
-        parts, first = {}, 0
-        for name, own in self.space.ranges.items():
-            parts[own] = RowRange(first, len(record.subgraph.nodes[name]))
-            first += parts[own].num_rows
-        return {path: parts[own] for path, own in self.ranges.items()}
 
     def rows(self, number: int, record: SavedRecord) -> dict[str, RowSource]:
         """Return the sources of the rows that a batch misses, by the attribute's path."""
@@ -405,12 +360,6 @@ class PackedFiles:
             path=path,
             offset=begin,
         )
-
-
-def _num_within(part: RowRange, positions: npt.NDArray[np.int32]) -> int:
-    return int(
-        np.count_nonzero((positions >= part.first) & (positions < part.first + part.num_rows))
-    )
 
 
 def _packed_rows(spec: AttributeSpec, packed: PagedArray, engine: Engine) -> FileRows:
