@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -75,9 +76,7 @@ def _check_node_ids(reader: Reader, node: NodeTypeSpec) -> Iterator[Problem]:
     for name, spec in node.splits.items():
         if len(spec.shape) != 1 or STORAGE_DTYPES[spec.dtype].kind not in "iu":
             found = f"has shape {list(spec.shape)} of {spec.dtype}"
-            yield Problem(
-                str(reader.path / spec.path), f"split {name!r} {found}, expected a list of node ids"
-            )
+            yield _problem(reader, spec, f"split {name!r} {found}, expected a list of node ids")
             continue
         yield from _check_range(reader, spec, node.num_nodes, f"split {name!r}")
 
@@ -87,15 +86,17 @@ def _check_range(
 ) -> Iterator[Problem]:
     """Yield the first entry of a list of nodes [k], or of lists [k, A], that is no node."""
     for first, ids in reader.pieces(spec, _SCAN_BYTES):
-        outside = np.argwhere((ids < 0) | (ids >= limit))
-        if len(outside):
-            place = tuple(int(i) for i in outside[0])
-            yield Problem(
-                str(reader.path / spec.path),
-                f"{what}: entry {first + place[0]} is {kind} {int(ids[place])}, outside "
-                f"[0, {limit})",
-            )
+        if (outside := _outside(first, ids, limit, kind)) is not None:
+            yield _problem(reader, spec, f"{what}: {outside}")
             return
+
+
+def _outside(first: int, ids: npt.NDArray[Any], limit: int, kind: str = "node") -> str | None:
+    outside = np.argwhere((ids < 0) | (ids >= limit))
+    if not len(outside):
+        return None
+    place = tuple(int(i) for i in outside[0])
+    return f"entry {first + place[0]} is {kind} {int(ids[place])}, outside [0, {limit})"
 
 
 def _check_scales(reader: Reader, node: NodeTypeSpec) -> Iterator[Problem]:
@@ -107,11 +108,9 @@ def _check_scales(reader: Reader, node: NodeTypeSpec) -> Iterator[Problem]:
         bad = np.argwhere(~(np.isfinite(values) & (values > 0)))
         if len(bad):
             place = tuple(int(i) for i in bad[0])
-            yield Problem(
-                str(reader.path / scale.path),
-                f"the scale of column {', '.join(map(str, place))} of {name!r} is "
-                f"{values[place]!s}, expected a finite number above 0",
-            )
+            column = f"the scale of column {', '.join(map(str, place))} of {name!r}"
+            found = f"{column} is {values[place]!s}, expected a finite number above 0"
+            yield _problem(reader, scale, found)
 
 
 def _check_text(reader: Reader, text: TextSpec) -> Iterator[Problem]:
@@ -146,36 +145,28 @@ def _check_text(reader: Reader, text: TextSpec) -> Iterator[Problem]:
 
 
 def _check_columns(reader: Reader, edge: EdgeTypeSpec, num_src: int) -> Iterator[Problem]:
-    where = {spec.name: str(reader.path / spec.path) for spec in (edge.indptr, edge.indices)}
     indptr, indices = reader.paged(edge.indptr), reader.paged(edge.indices)
     previous = 0
     for first, piece in indptr.pieces(_SCAN_BYTES):
         descents = np.flatnonzero(np.diff(piece, prepend=previous) < 0)
         if len(descents):
             column = first + int(descents[0])
-            yield Problem(where["indptr"], f"the pointer of column {column} descends")
+            yield _problem(reader, edge.indptr, f"the pointer of column {column} descends")
             return
         previous = int(piece[-1])
     pointers = indptr.view("sequential")
     last = -1
     for first, piece in indices.pieces(_SCAN_BYTES):
-        outside = np.flatnonzero((piece < 0) | (piece >= num_src))
-        if len(outside):
-            position = int(outside[0])
-            yield Problem(
-                where["indices"],
-                f"edge {first + position} comes from node {int(piece[position])}, outside "
-                f"[0, {num_src})",
-            )
+        if (outside := _outside(first, piece, num_src)) is not None:
+            yield _problem(reader, edge.indices, f"sources of edges: {outside}")
             return
         descents = np.flatnonzero(np.diff(piece, prepend=last) < 0) + first
         # Sources may descend only where a column begins.
         columns = np.searchsorted(pointers, descents, side="left")
         unsorted = descents[(pointers[np.minimum(columns, len(pointers) - 1)] != descents)]
         if len(unsorted):
-            yield Problem(
-                where["indices"], f"the sources of a column are not sorted at edge {unsorted[0]}"
-            )
+            found = f"the sources of a column are not sorted at edge {unsorted[0]}"
+            yield _problem(reader, edge.indices, found)
             return
         last = int(piece[-1])
     if edge.edge_id is not None:
@@ -189,76 +180,60 @@ def _check_columns(reader: Reader, edge: EdgeTypeSpec, num_src: int) -> Iterator
 
 
 def _check_orders(reader: Reader, edge: EdgeTypeSpec) -> Iterator[Problem]:
-    """Check that each order has every place of a column once, and that times ascend along it."""
+    """Check that each order has the places of every column by time."""
     for name, spec in edge.orders.items():
-        where = str(reader.path / spec.path)
         of_nodes = node_times(reader.manifest.schema, edge, name)
-        own = edge.attributes.get(name)
-        of_what = own or of_nodes
+        of_what = of_nodes or edge.attributes.get(name)
         if of_what is None or not is_time(of_what):
-            yield Problem(where, f"there are no times {name!r} of nodes or edges")
+            yield _problem(reader, spec, f"there are no times {name!r} of nodes or edges")
             continue
-        times = None if of_nodes is None else reader.read(of_nodes)
-        order, indices = reader.paged(spec), reader.paged(edge.indices)
+        times = reader.read(of_nodes) if of_nodes else None
+        of_edges = edge.indices if of_nodes else of_what
         for first, counts in _column_blocks(reader, edge):
             last = first + int(counts.sum())
-            if times is not None:
-                of_edges = times[indices.read_slice(first, last)]
-            else:
-                of_edges = reader.paged(of_what).read_slice(first, last)
-            ids = (
-                np.arange(first, last)
-                if edge.edge_id is None
-                else reader.paged(edge.edge_id).read_slice(first, last)
-            )
-            found = order.read_slice(first, last)
-            expected = places_by_time(of_edges, ids, counts)
-            bad = np.flatnonzero(found != expected)
+            found = reader.paged(of_edges).read_slice(first, last)
+            ids = np.arange(first, last)
+            if edge.edge_id is not None:
+                ids = reader.paged(edge.edge_id).read_slice(first, last)
+            expected = places_by_time(found if times is None else times[found], ids, counts)
+            bad = np.flatnonzero(reader.paged(spec).read_slice(first, last) != expected)
             if len(bad):
-                ends = np.cumsum(counts)
-                column = int(np.searchsorted(ends, bad[0], side="right"))
-                begin, end = int(ends[column] - counts[column]), int(ends[column])
-                places = np.sort(found[begin:end])
-                is_permutation = np.array_equal(places, np.arange(end - begin))
-                problem = (
-                    f"does not follow the times {name!r}"
-                    if is_permutation
-                    else "does not have each of its places once"
-                )
-                yield Problem(
-                    where, f"the order of the column with edge {first + int(bad[0])} {problem}"
-                )
+                where = f"the order at edge {first + int(bad[0])}"
+                yield _problem(reader, spec, f"{where} does not follow the times {name!r}")
                 break
 
 
 def _check_sums(reader: Reader, edge: EdgeTypeSpec) -> Iterator[Problem]:
     """Check that the sums of weights are those of the weights."""
     for name, spec in edge.weight_sums.items():
-        where = str(reader.path / spec.path)
         weights = edge.attributes.get(name)
         if weights is None or not is_weight(weights):
-            yield Problem(where, f"there are no weights {name!r} of edges")
+            yield _problem(reader, spec, f"there are no weights {name!r} of edges")
             continue
-        rows, sums = reader.paged(weights), reader.paged(spec)
         for first, counts in _column_blocks(reader, edge):
             last = first + int(counts.sum())
-            values = weights_of(rows.read_slice(first, last), weights.dtype)
+            values = weights_of(reader.paged(weights).read_slice(first, last), weights.dtype)
             wrong = np.flatnonzero(~((values >= 0) & (values < np.inf)))
             if len(wrong):
-                path = str(reader.path / weights.path)
                 found = f"the weight of edge {first + int(wrong[0])} is {values[wrong[0]]}"
-                yield Problem(path, f"{found}, expected a finite number that is not negative")
+                expected_what = "expected a finite number that is not negative"
+                yield _problem(reader, weights, f"{found}, {expected_what}")
                 break
             try:
                 expected = sums_by_column(integer_weights(values, counts), counts)
             except InputError as error:
-                yield Problem(str(reader.path / weights.path), str(error))
+                yield _problem(reader, weights, str(error))
                 break
-            bad = np.flatnonzero(sums.read_slice(first, last) != expected)
+            bad = np.flatnonzero(reader.paged(spec).read_slice(first, last) != expected)
             if len(bad):
                 edge_number = first + int(bad[0])
-                yield Problem(where, f"the sum at edge {edge_number} is not that of the weights")
+                found = f"the sum at edge {edge_number} is not that of the weights"
+                yield _problem(reader, spec, found)
                 break
+
+
+def _problem(reader: Reader, spec: AttributeSpec, message: str) -> Problem:
+    return Problem(str(reader.path / spec.path), message)
 
 
 def _column_blocks(
@@ -271,19 +246,12 @@ def _column_blocks(
 
 def _check_edge_ids(reader: Reader, spec: AttributeSpec, *, is_whole: bool) -> Iterator[Problem]:
     """Yield ids that are no positions in the input: negative, repeated or too large."""
-    where = str(reader.path / spec.path)
-    num_edges = spec.num_rows
-    for first, piece in reader.paged(spec).pieces(_SCAN_BYTES):
-        outside = np.flatnonzero((piece < 0) | (piece >= num_edges if is_whole else False))
-        if len(outside):
-            position = int(outside[0])
-            found = f"the id of edge {first + position} is {int(piece[position])}"
-            bound = f"outside [0, {num_edges})" if is_whole else "negative"
-            yield Problem(where, f"{found}, {bound}")
-            return
-    repeated = _repeated_value(reader.paged(spec))
+    limit = spec.num_rows if is_whole else 2**63 - 1
+    outside = list(_check_range(reader, spec, limit, "edge ids", kind="edge"))
+    yield from outside
+    repeated = None if outside else _repeated_value(reader.paged(spec))
     if repeated is not None:
-        yield Problem(where, f"several edges have the id {repeated}")
+        yield _problem(reader, spec, f"several edges have the id {repeated}")
 
 
 def _repeated_value(array: PagedArray) -> int | None:
