@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 
 from gnnstore.converters import from_rmat
-from gnnstore.disk.scratch import find_runs
 from gnnstore.errors import NoSpaceError
+from gnnstore.formats.container.workdir import find_leftovers
 from gnnstore.palette import PARTS
 from gnnstore.strategies.builtin import auto
 from gnnstore.tools.bench import harness
@@ -332,7 +332,7 @@ def test_an_interrupt_leaves_nothing(store: Path, tmp_path: Path) -> None:
     children: list[str] = []
     try:
         deadline = time.monotonic() + 180  # of a busy machine, for torch is imported twice
-        while not list(find_runs(store.parent)):  # in the middle of it: rows are being packed
+        while not list(find_leftovers(store.parent)):  # in the middle of it: rows are being packed
             assert process.poll() is None, process.communicate()
             assert time.monotonic() < deadline, "it never began to pack anything"
             time.sleep(0.01)
@@ -347,7 +347,7 @@ def test_an_interrupt_leaves_nothing(store: Path, tmp_path: Path) -> None:
     assert (process.returncode, stdout) == (130, "")
     assert "interrupted" in stderr
     assert list(temporary.iterdir()) == []
-    assert list(find_runs(store.parent)) == []
+    assert list(find_leftovers(store.parent)) == []
     assert _groups_of(process.pid) == []
     assert not any(Path(f"/proc/{child}").exists() for child in children)
 

@@ -14,7 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from gnnstore.disk.scratch import RunDirectory, find_runs, sweep_stale
+from gnnstore.disk.scratch import RunDirectory, sweep_stale
+from gnnstore.formats.container.workdir import find_leftovers
 from tests.support.effort import choose
 
 NUM_KILLS = choose(6, 12)
@@ -84,7 +85,7 @@ def test_killed_at_any_moment(tmp_path: Path) -> None:
             assert process.poll() is None
             process.send_signal(signal.SIGKILL)
         assert process.returncode == -signal.SIGKILL
-        left = [found for found in find_runs(tmp_path) if found.path not in before]
+        left = [found for found in find_leftovers(tmp_path) if found.path not in before]
         if num_batches == 0:  # it was killed within its directory, not between two
             assert [found.state for found in left] == ["stale"]
             assert left[0].num_bytes > 0
@@ -101,7 +102,7 @@ def test_the_directory_lives_as_long_as_a_child(tmp_path: Path) -> None:
         process.wait()
         try:
             assert sweep_stale(tmp_path) == []
-            assert [found.state for found in find_runs(tmp_path)] == ["running"]
+            assert [found.state for found in find_leftovers(tmp_path)] == ["running"]
         finally:
             os.kill(child, signal.SIGKILL)
     deadline = time.monotonic() + 10

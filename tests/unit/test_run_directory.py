@@ -24,19 +24,12 @@ from typing import Any
 import pytest
 
 from gnnstore import _core
-from gnnstore.disk import scratch as run_directory
-from gnnstore.disk.scratch import (
-    RunDirectory,
-    default_parent,
-    find_runs,
-    remove_run,
-    sweep_stale,
-)
+from gnnstore.disk.scratch import RunDirectory, default_parent, sweep_stale
 from gnnstore.errors import NoSpaceError, NotFoundError, StorageError
+from gnnstore.formats.container.workdir import find_leftovers
 from tests.support.files import unprivileged
 
-OURS = "".join(run_directory._machine())
-NAME = f".gnnstore-run-{OURS}-0123abcd"
+NAME = ".gnnstore-run-0123abcd"
 DAY_SECONDS = 24 * 3600
 
 
@@ -140,8 +133,7 @@ def test_another_process_does_not_sweep_a_living_one(tmp_path: Path) -> None:
         done = in_another_process("print(sweep_stale(Path(sys.argv[1])))", tmp_path)
         assert done.stdout == "[]\n"
         assert sweep_stale(tmp_path) == []
-        assert not remove_run(run.path)
-        (found,) = find_runs(tmp_path)
+        (found,) = find_leftovers(tmp_path)
         assert (found.path, found.state, found.final) == (run.path, "running", None)
         with RunDirectory.create(tmp_path, purpose="tests") as other:
             assert other.path != run.path
@@ -168,44 +160,10 @@ print("kept")
 
 def test_what_a_dead_run_left_is_swept_by_the_next(tmp_path: Path) -> None:
     left = [leave(tmp_path), leave(tmp_path, NAME.replace("0123abcd", "ffffffff"))]
-    states = {found.path: (found.state, found.num_bytes) for found in find_runs(tmp_path)}
+    states = {found.path: (found.state, found.num_bytes) for found in find_leftovers(tmp_path)}
     assert states == dict.fromkeys(left, ("stale", 1100))
     with RunDirectory.create(tmp_path, purpose="tests") as run:
         assert list(tmp_path.iterdir()) == [run.path]
-
-
-@pytest.mark.parametrize(
-    ("machine", "age_seconds", "is_stale"),
-    [
-        (OURS, 0, True),
-        (f"....{OURS[4:]}", 0, True),  # another container, but the same kernel: it knows all locks
-        (f"{OURS[:4]}....", 0, True),  # this machine has been started anew
-        ("........", 0.9 * DAY_SECONDS, False),
-        ("........", 1.1 * DAY_SECONDS, True),
-    ],
-)
-def test_another_machine_s_run_is_left_for_a_day(
-    tmp_path: Path, machine: str, age_seconds: float, is_stale: bool
-) -> None:
-    other = "".join(
-        f"{int(digit, 16) ^ 1:x}" if given == "." else given
-        for given, digit in zip(machine, OURS, strict=True)
-    )
-    left = leave(tmp_path, f".gnnstore-run-{other}-0123abcd")
-    make_old(left, age_seconds)
-    (found,) = find_runs(tmp_path)
-    assert found.state == ("stale" if is_stale else "running")
-    assert found.age_seconds == pytest.approx(age_seconds, abs=60)
-    assert sweep_stale(tmp_path) == ([left] if is_stale else [])
-    assert left.exists() != is_stale
-
-
-def test_a_machine_without_a_boot_id(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run_directory, "_BOOT_ID", tmp_path / "none")
-    left = leave(tmp_path)
-    with RunDirectory.create(tmp_path, purpose="tests"):
-        assert not left.exists(), "a killed run of this host is removed all the same"
-    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(("home", "at"), [(Path, "mkdir"), (fcntl, "flock")])
@@ -255,13 +213,13 @@ def test_a_name_that_is_taken_is_not_shared(
 
 
 def test_what_others_made_is_left_alone(tmp_path: Path) -> None:
-    for name in (".gnnstore-run-0123", ".gnnstore-run-01234567", NAME.lstrip("."), "elsewhere"):
+    for name in (".gnnstore-run-0123", ".gnnstore-run-0123456789", NAME.lstrip("."), "elsewhere"):
         leave(tmp_path, name)
     (tmp_path / NAME.replace("0123abcd", "11111111")).symlink_to(tmp_path / "elsewhere")
     (tmp_path / NAME.replace("0123abcd", "22222222")).write_text("a file")
     before = sorted(tmp_path.rglob("*"))
     assert sweep_stale(tmp_path) == []
-    assert list(find_runs(tmp_path)) == []
+    assert list(find_leftovers(tmp_path)) == []
     assert sorted(tmp_path.rglob("*")) == before
 
 
@@ -281,13 +239,11 @@ def test_what_another_user_left_is_left_to_him(tmp_path: Path) -> None:
     left = leave(tmp_path)
     os.chown(left, 65534, 65534)
     assert sweep_stale(tmp_path) == []
-    assert [found.state for found in find_runs(tmp_path)] == ["stale"]
-    assert remove_run(left)
+    assert [found.state for found in find_leftovers(tmp_path)] == ["stale"]
 
 
 def test_a_parent_that_cannot_be_looked_at_is_not_swept(tmp_path: Path) -> None:
     assert sweep_stale(tmp_path / "none") == []
-    assert list(find_runs(tmp_path / "none")) == []
     (tmp_path / "file").write_text("")
     assert sweep_stale(tmp_path / "file") == []
 
@@ -411,7 +367,7 @@ def test_what_cannot_be_removed_is_said_and_found_again(
     (left,) = tmp_path.iterdir()
     assert f"cannot remove {left} completely" in caplog.text
     monkeypatch.undo()
-    assert [found.state for found in find_runs(tmp_path)] == ["stale"]
+    assert [found.state for found in find_leftovers(tmp_path)] == ["stale"]
     assert sweep_stale(tmp_path) == [left]
 
 

@@ -36,6 +36,8 @@ _WITHOUT_LOCKS = {errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP}  # file systems
 State = Literal["running", "resumable", "unfinished", "set aside", "stale"]
 
 _NAME = re.compile(r"\.(?P<final>.+)\.(?:(?P<kind>tmp|old)-[0-9a-f]{8}|(?<=\.npy\.)rows)")
+RUN_PREFIX = ".gnnstore-run-"  # of directories of runs; see `gnnstore.disk.scratch`
+_RUN_NAME = re.compile(re.escape(RUN_PREFIX) + "[0-9a-f]{8}")
 # A file that is being written, in the store from which it is copied.
 COPY_FILE = "copy"
 # Entries that a directory of any kind may hold while it is written.
@@ -74,20 +76,30 @@ def rows_path(final: Path) -> Path:
 
 
 def find_leftovers(directory: Path) -> Iterator[Leftover]:
-    """Yield every temporary directory of a conversion in `directory`, not below it."""
+    """Yield every temporary directory of a conversion or a run in `directory`, not below it."""
     for path in sorted(directory.iterdir()):
         match = _NAME.fullmatch(path.name)
         if match is None or path.is_symlink() or not path.is_dir() or not is_ours(path):
             continue
         final = directory / match["final"]
         with locked(path) as free:
-            yield Leftover(
-                path,
-                final,
-                _state(path, final, match["kind"]) if free else "running",
-                leftover_bytes(path),
-                max(0.0, time.time() - last_change(path)),
-            )
+            state: State = _state(path, final, match["kind"]) if free else "running"
+            yield Leftover(path, final, state, leftover_bytes(path), _age_seconds(path))
+    for path in run_directories(directory):
+        with locked(path) as free:
+            state = "stale" if free else "running"
+        with suppress(OSError):  # it may end meanwhile
+            yield Leftover(path, None, state, directory_bytes(path), _age_seconds(path))
+
+
+def run_directories(parent: Path) -> list[Path]:
+    """Return the directories of runs, which `gnnstore.disk.scratch` makes."""
+    try:
+        names = sorted(os.listdir(parent))  # noqa: PTH208
+    except OSError:
+        return []
+    paths = [parent / name for name in names if _RUN_NAME.fullmatch(name)]
+    return [path for path in paths if path.is_dir() and not path.is_symlink()]
 
 
 def make_locked(parent: Path, prefix: str, mode: int = 0o777) -> tuple[Path, int]:
@@ -218,13 +230,11 @@ def _foreign_spill(path: Path) -> list[Path]:
     return [spill for spill in sorted(named) if spill.is_dir() and not spill.is_symlink()]
 
 
-def last_change(path: Path) -> float:
-    """Return when something in a directory last changed, in seconds since 1970."""
+def _age_seconds(path: Path) -> float:
+    """Return the seconds since something in a directory last changed."""
     latest = path.stat().st_mtime
     for root, _, names in os.walk(path):
         for name in names:
-            try:
+            with suppress(OSError):
                 latest = max(latest, (Path(root) / name).lstat().st_mtime)
-            except OSError:
-                continue
-    return latest
+    return max(0.0, time.time() - latest)

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from gnnstore.disk.scratch import find_runs, remove_run
 from gnnstore.errors import NotFoundError, StorageError, UsageError, storage_errors
 from gnnstore.formats.container.manifest import KINDS
 from gnnstore.formats.container.workdir import Leftover, find_leftovers, remove
@@ -68,7 +67,6 @@ def _find(path: Path) -> Iterator[Leftover]:
     """Yield the leftovers in a directory, or those of one store."""
     if path.is_dir() and not StoreManifest.is_at(path):
         yield from find_leftovers(path)
-        yield from find_runs(path)
         for store in sorted(filter(StoreManifest.is_at, path.iterdir())):
             yield from _find_in_store(store)
         return
@@ -97,8 +95,6 @@ def _remove(leftover: Leftover) -> str:
     """Remove a leftover, which is locked, and return the action taken."""
     if leftover.state == "running":
         return "none"
-    if leftover.state == "stale":
-        return "removed" if remove_run(leftover.path) else "failed"
     if leftover.state == "set aside" and leftover.final is not None:
         leftover.path.rename(leftover.final)
         return "restored"
