@@ -241,44 +241,12 @@ def test_an_archive_expands_no_further_than_it_says(tmp_path: Path, method: int)
     with little_memory():
         with pytest.raises(InputError, match="is damaged" if is_bounded else "method 12 of zip"):
             open_npz(tmp_path / "a.npz")["a"].read()
-        with pytest.raises(InputError, match="found a member compressed as torch"):
+        with pytest.raises(InputError, match="found an archive as torch"):
             read_pickled(tmp_path / "split_dict.pt")
 
 
 def read_pickled(path: Path) -> None:
     open_pickled(path, "the splits", memory_ledger("reading the splits", None))
-
-
-_ARRAY = b"cnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\n"
-_TEXT = 2**20
-
-
-@pytest.mark.parametrize(
-    ("data", "found"),
-    [
-        (_ARRAY + b"J\0\0\0\x60\x85X\1\0\0\0O\x87R.", "a PickledArray of something else"),
-        (b"cnumpy\nndarray\nJ\0\0\0\x60\x85R.", "'NoneType' object is not callable"),
-        (b"c__builtin__\nbytes\nJ\0\0\0\x60\x85R.", "takes 0 positional arguments"),
-        (b"}r\xff\xff\xff\x7f.", "the entry 2147483647 of the memo"),
-        (b"\x8e" + b"\xff" * 7 + b"\x0f.", "expected 1152921504606846975 bytes"),
-        (b"\x95" + b"\xff" * 7 + b"\x0f.", "pickle"),
-        # A text of 1 MB and its bytes, four thousand times.
-        (
-            b"X\0\0\x10\0" + bytes(_TEXT) + b"q\0X\6\0\0\0latin1q\1c_codecs\nencode\nq\2"
-            + b"h\2h\0h\1\x86R" * 4000 + b".",
-            "a bytes of something else",
-        ),
-    ],
-)  # fmt: skip
-def test_a_pickle_takes_no_more_memory_than_its_file(
-    tmp_path: Path, data: bytes, found: str
-) -> None:
-    path = tmp_path / "split_dict.pt"
-    with zipfile.ZipFile(path, "w") as archive:
-        archive.writestr("split/data.pkl", b"\x80\2" + data)
-    with little_memory(), pytest.raises(InputError) as caught:
-        read_pickled(path)
-    assert found in str(caught.value)
 
 
 def test_members_of_what_torch_saves_do_not_overlap(tmp_path: Path) -> None:
@@ -290,7 +258,7 @@ def test_members_of_what_torch_saves_do_not_overlap(tmp_path: Path) -> None:
         for number in range(1, 1000):
             archive.filelist.append(copy.copy(archive.filelist[1]))
             archive.filelist[-1].filename = f"split/data/{number}"
-    with little_memory(), pytest.raises(InputError, match="its members overlap"):
+    with little_memory(), pytest.raises(InputError, match="found an archive as torch"):
         read_pickled(path)
 
 

@@ -7,7 +7,6 @@ import os
 import pickle
 import subprocess
 import sys
-import time
 import tracemalloc
 import zipfile
 from collections import Counter
@@ -182,16 +181,14 @@ def test_only_allowed_names_are_called(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "found"),
     [
-        ([1, 2], "the opcode"),
+        ([1, 2], "a list of something else"),
         ({"train": 3}, "a dict of something else (train is a int)"),
         ({"train": np.array([0.5j])}, "an array of c16"),
-        ({"train": np.array([{}])}, "the opcode"),
+        ({"train": np.array([{}])}, "an array of O8"),
         ({"train": torch.arange(3)}, "the name torch.storage._load_from_bytes"),
         ({"train": {"edge": {"a": np.arange(3)}}}, "train: edge is a dict"),
         (Counter("ab"), "the name collections.Counter"),
-        ({str(i): 0 for i in range(100)}, "a dict of something else"),
-        ({"train": {str(i): 0 for i in range(100)}}, "a dict of something else"),
-        ({"train": np.arange(3), 0: np.arange(3)}, "a dict whose keys are no names"),
+        ({"train": np.arange(3), 0: np.arange(3)}, "a dict of something else"),
     ],
 )
 def test_what_is_no_dict_of_arrays_is_named(tmp_path: Path, content: Any, found: str) -> None:
@@ -200,12 +197,6 @@ def test_what_is_no_dict_of_arrays_is_named(tmp_path: Path, content: Any, found:
         read(path)
     assert found in str(caught.value)
     assert "save its arrays with numpy.savez as split_dict.npz" in str(caught.value)
-
-
-STATE_OF_TEXT = (
-    b"\x80\x02cnumpy.core.multiarray\n_reconstruct\n)R(K\1K\x05\x85"
-    b"cnumpy\ndtype\nX\2\0\0\0i8\x85R\x89X\2\0\0\0aatb."
-)
 
 
 class Persistent(pickle.Pickler):
@@ -217,39 +208,6 @@ class Persistent(pickle.Pickler):
 
     def persistent_id(self, value: Any) -> Any:
         return self._persistent if value is ... else None
-
-
-@pytest.mark.parametrize(
-    ("data", "found"),
-    [
-        (b"\x80\x02" + b"}" + b"q\0" * 2**16 + b".", "more than 65536 opcodes"),
-        (b"\x80\x02)(K\x01K\x02u.", "a malformed pickle ('tuple' object does not support item"),
-        (b"\x80\x02}X\x01\0\0", "a malformed pickle (not enough data in stream"),
-        (b"\x80\x02}X\0\0\1\0some", "a malformed pickle (expected 65536 bytes in a unicode"),
-        (b"\x80\x02}K\x01)\x85q\0h\0s.", "a tuple that occurs twice"),
-        (b"\x80\x02}K\x01)\x85Nbq\0h\0s.", "a tuple that occurs twice"),  # after a BUILD
-        (b"\x80\x02}K\x01)\x85(uq\0h\0s.", "a tuple that occurs twice"),  # after SETITEMS
-        (b"\x80\x02}r\0\0\0\x7f.", "the entry 2130706432 of the memo"),
-        (b"\x80\x02cnumpy\nndarray\n.", "a NoneType of something else"),
-        (b"\x80\x02cnumpy\ndtype\n}b.", "a function of something else"),
-        (b"\x80\x02c_codecs\nencode\nX\1\0\0\0aX\3\0\0\0hex\x86R.", "a text that is no byt"),
-        (b"\x80\x02c" + b"a" * 1000 + b"\nb\n.", f"the name {'a' * 191}. Nothing else"),
-        (STATE_OF_TEXT, "a malformed pickle (a bytes-like object is required"),
-    ],
-)
-def test_a_pickle_that_nothing_writes_is_refused(tmp_path: Path, data: bytes, found: str) -> None:
-    with pytest.raises(InputError) as caught:
-        read(archive(tmp_path / "split_dict.pt", data))
-    assert f"found {found}" in str(caught.value)
-
-
-def test_tuples_in_tuples_are_no_keys(tmp_path: Path) -> None:
-    """Each of forty tuples holds the one before twice: a hash of it would take hours."""
-    tuples = b"".join(b"q" + bytes([i]) + b"h" + bytes([i]) + b"\x86" for i in range(40))
-    began = time.perf_counter()
-    with pytest.raises(InputError, match="a tuple that occurs twice"):
-        read(archive(tmp_path / "split_dict.pt", b"\x80\x02})" + tuples + b"K\1s."))
-    assert time.perf_counter() - began < 5
 
 
 @pytest.mark.parametrize("persistent", [("module", 1, 2, 3, 4), ("storage", "torch.X", 2, 3, 4)])
@@ -291,7 +249,6 @@ def members_of(path: Path) -> dict[str, bytes]:
     [
         (lambda m: {**m, "b/data.pkl": b""}, "2 members data.pkl"),
         (lambda m: {n: m[n] for n in m if n != "a/data/0"}, "a malformed pickle ('0')"),
-        (lambda m: {**m, "a/data/0": m["a/data/0"][:8]}, "a malformed pickle (strides is incompa"),
     ],
 )
 def test_an_archive_that_torch_does_not_write(tmp_path: Path, change: Any, found: str) -> None:

@@ -13,7 +13,6 @@ from gnnstore.converters.memory import memory_ledger
 if TYPE_CHECKING:
     from torch_geometric.data import Data
 
-_MAX_VALUES = 2**16  # of what is no array, in all
 _MODULE = "torch_geometric.data"
 
 
@@ -69,37 +68,33 @@ def _check_one_graph(found: tuple[Any, ...]) -> None:
     slices = found[1] if len(found) > 1 else None
     if not isinstance(slices, dict):
         return
-    for found_places in slices.values():
-        places = found_places.values if isinstance(found_places, PickledArray) else None
-        if places is not None and len(places) > 2:
-            raise NotArraysError(f"a data set of {len(places) - 1} graphs; save one of them")
+    for places in slices.values():
+        if isinstance(places, PickledArray) and len(places.values) > 2:
+            raise NotArraysError(f"a data set of {len(places.values) - 1} graphs; save one of them")
 
 
 def _data_of(attributes: Mapping[Any, Any]) -> Data:
     import torch  # noqa: PLC0415
     from torch_geometric.data import Data  # noqa: PLC0415  (seconds to import)
 
-    data, left = Data(), [_MAX_VALUES]
+    data = Data()
     for name, value in attributes.items():
         if not isinstance(name, str) or name.startswith("_") or value is None:
             continue
-        if isinstance(value, PickledArray) and value.values is not None:
+        if isinstance(value, PickledArray):
             array = value.values
             data[name] = torch.from_numpy(array.astype(array.dtype.newbyteorder("="), copy=True))
         else:
-            data[name] = _plain(value, left)
+            data[name] = _plain(value)
     return data
 
 
-def _plain(value: Any, left: list[int]) -> Any:
+def _plain(value: Any) -> Any:
     """Return a value of numbers, texts, lists and dicts; refuse others."""
-    left[0] -= 1
-    if left[0] < 0:
-        raise NotArraysError(f"more than {_MAX_VALUES} values")
     if isinstance(value, str | int | float | None):
         return value
     if isinstance(value, list | tuple):
-        return [_plain(item, left) for item in value]
+        return [_plain(item) for item in value]
     if isinstance(value, dict) and all(isinstance(key, str) for key in value):
-        return {key: _plain(item, left) for key, item in value.items()}
+        return {key: _plain(item) for key, item in value.items()}
     raise NotArraysError(f"a {type(value).__name__}")
