@@ -18,7 +18,7 @@ from gnnstore._version import __version__
 
 if TYPE_CHECKING:
     from gnnstore import converters, evaluation, nn
-    from gnnstore.converters.tables.arrays import from_arrays
+    from gnnstore.converters.datasets.numpy import from_arrays
     from gnnstore.converters.tables.convert import from_tables
     from gnnstore.embeddings.optimizers import SGD, Adagrad, RowwiseAdagrad, SparseAdam
     from gnnstore.embeddings.table import EmbeddingTable
@@ -71,7 +71,7 @@ _HOMES: dict[str, str | None] = {
     "batch_to_dense": "gnnstore.sampling.dense",
     "converters": None,
     "evaluation": None,
-    "from_arrays": "gnnstore.converters.tables.arrays",
+    "from_arrays": "gnnstore.converters.datasets.numpy",
     "from_tables": "gnnstore.converters.tables.convert",
     "inference": "gnnstore.layerwise.api",
     "link_ranks": "gnnstore.evaluation.ranks",

@@ -16,11 +16,9 @@ Examples
 >>> path = from_numpy("graph.npz", "graph.gnn")  # doctest: +SKIP
 """
 
-from typing import TYPE_CHECKING
-
 from gnnstore.converters.datasets.graphbolt.convert import from_graphbolt
 from gnnstore.converters.datasets.igb import from_igb
-from gnnstore.converters.datasets.numpy import from_numpy
+from gnnstore.converters.datasets.numpy import from_arrays, from_numpy
 from gnnstore.converters.datasets.ogb.convert import from_ogb
 from gnnstore.converters.datasets.pyg import from_pyg
 from gnnstore.converters.datasets.snap import from_snap
@@ -35,17 +33,11 @@ from gnnstore.converters.stores.split import split_edges
 from gnnstore.converters.synthetic.kronecker import from_kronecker
 from gnnstore.converters.synthetic.planted_types import from_planted_types
 from gnnstore.converters.synthetic.rmat import from_rmat
-from gnnstore.converters.tables.arrays import from_arrays
 from gnnstore.converters.tables.convert import from_tables
 from gnnstore.converters.typed.graph_writer import HeteroGraphWriter
 from gnnstore.converters.writer.graph_writer import GraphWriter
 from gnnstore.converters.writer.node_arrays import RowSink
 from gnnstore.converters.writer.options import ConvertOptions
-
-_PLANTED_KG = (
-    "from_planted_kg is in the benchmarks of the source tree: import it from "
-    "benchmarks.parts.planted_kg"
-)
 
 __all__ = [
     "ConvertOptions",
@@ -72,11 +64,3 @@ __all__ = [
     "reorder",
     "split_edges",
 ]
-
-if not TYPE_CHECKING:  # else every name would exist for a type checker
-
-    def __getattr__(name):
-        """Say where a converter is that has left the package."""
-        if name == "from_planted_kg":
-            raise AttributeError(_PLANTED_KG)
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -94,7 +94,11 @@ def test_the_sound_data_set_is_sound(ogb: Path, output: Path) -> None:
         ("raw/edge.csv.gz", (7, "3,x"), "line 7: column 2: 'x' is not an integer, expected a node"),
         ("raw/edge.csv.gz", (7, "3,nan"), "line 7: column 2: 'nan' is not an integer"),
         ("raw/edge.csv.gz", (7, "3,1.0"), "line 7: column 2: '1.0' is not an integer"),
-        ("raw/edge.csv.gz", (7, "3,"), "line 7: column 2 is empty: a node id is missing"),
+        (
+            "raw/edge.csv.gz",
+            (7, "3,"),
+            "line 7: column 2: '' is not an integer, expected a node id",
+        ),
         ("raw/edge.csv.gz", (7, "3"), "line 7: found 1 field, expected 2"),
         ("raw/edge.csv.gz", (7, "3,4,5"), "line 7: found 3 fields, expected 2"),
         ("raw/edge.csv.gz", (7, ""), "line 7: the line is blank where a row was expected"),
@@ -106,7 +110,11 @@ def test_the_sound_data_set_is_sound(ogb: Path, output: Path) -> None:
         ("raw/edge-feat.csv.gz", (5, "1,2\n3,4"), "has 101 rows, but the graph has 100 edges"),
         ("raw/node-feat.csv.gz", (1, None), "has 19 rows, but the graph has 20 nodes"),
         ("raw/node-feat.csv.gz", (20, "1,2,3\n4,5,6"), "has 21 rows, but the graph has 20 nodes"),
-        ("raw/node-feat.csv.gz", (9, "1,,2"), "line 9: column 2 is empty: a feature is missing"),
+        (
+            "raw/node-feat.csv.gz",
+            (9, "1,,2"),
+            "line 9: column 2: '' is not a number, expected a feature",
+        ),
         ("raw/node-feat.csv.gz", (9, "1,2"), "line 9: found 2 fields, expected 3"),
         ("raw/node-feat.csv.gz", (9, "1,two,3"), "line 9: column 2: 'two' is not a number"),
         ("raw/node-feat.csv.gz", (9, "1,1e40,3"), "line 9: column 2: '1e40' overflows float32"),
@@ -187,7 +195,7 @@ def test_a_pickled_split_is_not_loaded(ogb: Path, output: Path) -> None:
     [
         ({"edge_index": None}, "data.npz: has no member 'edge_index'; found num_edges_list"),
         ({"num_nodes_list": np.array([20, 20])}, "num_nodes_list: lists 2 graphs"),
-        ({"num_nodes_list": np.array([20.5])}, "is not a count"),
+        ({"num_nodes_list": np.array([20.5])}, "found float64 of shape [1]"),
         ({"num_edges_list": np.array([99])}, "has shape [2, 100], but num_edges_list says [2, 99]"),
         (
             {"edge_index": np.zeros((2, 100))},
@@ -261,7 +269,7 @@ def test_an_input_of_the_wrong_kind_is_named(tmp_path: Path, output: Path) -> No
         ("1 2 3\n", "edges.txt: line 1: found 3 fields, expected 2"),
         ("1 2\n3 -4\n", "edges.txt: line 2: column 2: node id -4 is outside [0, 2^63)"),
         ("1 2\n3 nan\n", "edges.txt: line 2: column 2: 'nan' is not an integer"),
-        ("1,2\n3,\n", "edges.txt: line 2: column 2 is empty: a node id is missing"),
+        ("1,2\n3,\n", "edges.txt: line 2: column 2: '' is not an integer, expected a"),
     ],
 )
 def test_a_spoiled_edge_list_is_named(

@@ -239,7 +239,7 @@ def test_an_archive_expands_no_further_than_it_says(tmp_path: Path, method: int)
     archive_that_lies(tmp_path / "split_dict.pt", "split/data.pkl", bytes(1000), method)
     is_bounded = method == zipfile.ZIP_DEFLATED
     with little_memory():
-        with pytest.raises(InputError, match="is damaged" if is_bounded else "method 12 of zip"):
+        with pytest.raises(InputError, match="is damaged" if is_bounded else "as NumPy writes it"):
             open_npz(tmp_path / "a.npz")["a"].read()
         with pytest.raises(InputError, match="found an archive as torch"):
             read_pickled(tmp_path / "split_dict.pt")

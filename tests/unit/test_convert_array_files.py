@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from gnnstore.converters.inputs.npy import open_npy, open_npy_directory
+from gnnstore.converters.inputs.npy import open_npy
 from gnnstore.converters.inputs.npz import open_npz
 from gnnstore.converters.inputs.source import ArraySource, MemoryArray
 from gnnstore.errors import BudgetError, InputError, NotFoundError
@@ -75,14 +75,6 @@ def test_a_single_value_is_read(tmp_path: Path) -> None:
         assert int(source.read()) == 42
 
 
-def test_npy_files_of_a_directory_are_opened_and_other_files_left_alone(tmp_path: Path) -> None:
-    np.save(tmp_path / "x.npy", np.arange(6.0))
-    (tmp_path / "README").write_text("about")
-    arrays = open_npy_directory(tmp_path)
-    assert list(arrays) == ["x"]
-    assert next(iter(arrays["x"].rows(3))).tolist() == [0, 1, 2]
-
-
 def refused(folder: Path, data: bytes, name: str = "a.npy") -> str:
     """Return what is said of an `.npy` file with these bytes, alone and in an archive."""
     path = folder / name
@@ -106,7 +98,7 @@ def npy_bytes(array: npt.NDArray[Any], *, allow_pickle: bool = False) -> bytes:
 
 def test_pickles_are_never_loaded(tmp_path: Path) -> None:
     data = npy_bytes(np.array([{"a": 1}], dtype=object), allow_pickle=True)
-    assert "pickled Python objects, which are never loaded" in refused(tmp_path, data)
+    assert "holds pickled Python objects, which a store cannot hold" in refused(tmp_path, data)
 
 
 @pytest.mark.parametrize(
@@ -120,14 +112,11 @@ def test_types_that_no_store_holds_are_refused(tmp_path: Path, array: npt.NDArra
 
 def test_truncated_and_foreign_files_are_refused(tmp_path: Path) -> None:
     whole = npy_bytes(np.arange(100))
-    assert "needs 928 bytes, but the file has 900" in refused(tmp_path, whole[:900])
-    assert "needs 928 bytes, but the file has 929" in refused(tmp_path, whole + b"x")
+    assert "needs 928 bytes, but there are 900" in refused(tmp_path, whole[:900])
+    assert "needs 928 bytes, but there are 929" in refused(tmp_path, whole + b"x")
     assert "not a valid .npy array" in refused(tmp_path, whole[:40])
     assert "not a valid .npy array" in refused(tmp_path, b"hello")
     assert "not a valid .npy array" in refused(tmp_path, b"")
-    text = io.BytesIO()
-    np.lib.format.write_array(text, np.zeros(2, [("é\u0100", "i4")]), version=(3, 0))
-    assert ".npy format 3.0 holds structured arrays" in refused(tmp_path, text.getvalue())
 
 
 def test_a_header_of_the_second_version_is_read(tmp_path: Path) -> None:
@@ -139,7 +128,7 @@ def test_a_header_of_the_second_version_is_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("shape", "message"),
     [
-        ("(8888888,), }", "needs 71111232 bytes, but the file has 192"),
+        ("(8888888,), }", "needs 71111232 bytes, but there are 192"),
         ("(8,), }, {{{ ", "not a valid .npy array"),
         ("(((((((((((((", "not a valid .npy array"),
         ("(-2, -4), }  ", "not a valid .npy array (shape (-2, -4))"),
@@ -182,19 +171,6 @@ def test_a_flipped_byte_in_an_archive_is_noticed(tmp_path: Path, compress: bool)
         list(source.columns(100))
 
 
-def test_an_archive_that_is_cut_after_it_was_opened(tmp_path: Path) -> None:
-    """Another one, whole in itself, whose array is shorter, has come in its place."""
-    path = tmp_path / "a.npz"
-    np.savez(path, a=np.arange(1000))
-    source = open_npz(path)["a"]
-    np.savez(path, a=np.arange(10))
-    with pytest.raises(InputError) as caught:
-        source.read()
-    assert str(caught.value) == (
-        f"{path}: a: the archive is damaged (it ends early); download or copy it again"
-    )
-
-
 def test_a_member_with_less_in_it_than_the_archive_says(tmp_path: Path) -> None:
     path = tmp_path / "a.npz"
     whole = npy_bytes(np.arange(1000))
@@ -207,48 +183,10 @@ def test_a_member_with_less_in_it_than_the_archive_says(tmp_path: Path) -> None:
         source.read()
 
 
-def test_an_encrypted_archive_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "a.npz"
-    np.savez(path, a=np.arange(9))
-    archive = bytearray(path.read_bytes())
-    archive[archive.index(b"PK\x03\x04") + 6] |= 1
-    archive[archive.index(b"PK\x01\x02") + 8] |= 1
-    path.write_bytes(archive)
-    with pytest.raises(InputError, match=r"a\.npz: a: is encrypted; decrypt the archive"):
-        open_npz(path)
-
-
 def zip_with(path: Path, data: bytes, *, method: int = zipfile.ZIP_DEFLATED) -> bytearray:
     with zipfile.ZipFile(path, "w", method) as file:
         file.writestr("a.npy", data)
     return bytearray(path.read_bytes())
-
-
-def test_an_archive_that_says_it_expands_beyond_measure_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "a.npz"
-    # The directory at the end says 1 TiB; the header inside agrees.
-    rows = 2**37
-    header = npy_bytes(np.zeros(0)).replace(b"(0,), }" + b" " * 12, f"({rows},), }}".encode())
-    assert str(rows).encode() in header
-    archive = zip_with(path, header + bytes(1000))
-    entry = archive.rindex(b"PK\x01\x02")
-    archive[entry + 24 : entry + 28] = (2**32 - 2).to_bytes(4, "little")
-    path.write_bytes(archive)
-    with pytest.raises(InputError, match=r"a\.npz: a: says that .* expand to 4\.29 GB, more than"):
-        open_npz(path)
-
-
-def test_members_that_share_their_bytes_are_refused(tmp_path: Path) -> None:
-    path = tmp_path / "a.npz"
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as file:
-        file.writestr("a.npy", npy_bytes(np.zeros(2**20)))
-        file.writestr("b.npy", npy_bytes(np.zeros(2**20)))
-    archive = bytearray(path.read_bytes())
-    second = archive.rindex(b"PK\x01\x02")
-    archive[second + 42 : second + 46] = bytes(4)  # b's data are those of a
-    path.write_bytes(archive)
-    with pytest.raises(InputError, match=r"a\.npz: b: its \d+ bytes reach into the next part"):
-        open_npz(path)
 
 
 def test_zeros_that_were_compressed_well_are_no_bomb(tmp_path: Path) -> None:
@@ -282,15 +220,5 @@ def test_members_that_are_no_arrays_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "a.npz"
     with zipfile.ZipFile(path, "w") as file:
         file.writestr("notes.txt", "hello")
-    with pytest.raises(InputError, match=r"the member 'notes.txt' is not an array"):
-        open_npz(path)
-
-
-def test_two_members_of_one_name_are_refused(tmp_path: Path) -> None:
-    path = tmp_path / "a.npz"
-    with zipfile.ZipFile(path, "w") as file:
-        file.writestr("a.npy", npy_bytes(np.arange(3)))
-        with pytest.warns(UserWarning, match="Duplicate name"):
-            file.writestr("a.npy", npy_bytes(np.arange(4)))
-    with pytest.raises(InputError, match=r"two members are called 'a'"):
+    with pytest.raises(InputError, match=r"notes\.txt: is not an array"):
         open_npz(path)

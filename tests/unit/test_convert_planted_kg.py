@@ -12,7 +12,6 @@ import pytest
 import torch
 
 import gnnstore
-from gnnstore import converters
 from gnnstore.converters import ConvertOptions
 from gnnstore.errors import BudgetError, UsageError
 from gnnstore.evaluation import mrr
@@ -166,10 +165,3 @@ def test_a_budget_that_is_too_small(tmp_path: Path) -> None:
     options = ConvertOptions(memory_bytes=2**25)
     with pytest.raises(BudgetError, match="scores of a community"):
         from_planted_kg(tmp_path / "kg.gnn", num_communities=2, options=options)
-
-
-def test_it_has_left_the_package() -> None:
-    with pytest.raises(AttributeError, match=r"import it from benchmarks\.parts\.planted_kg"):
-        converters.from_planted_kg  # type: ignore[attr-defined]  # noqa: B018
-    with pytest.raises(AttributeError, match="has no attribute 'from_nothing'"):
-        converters.from_nothing  # type: ignore[attr-defined]  # noqa: B018

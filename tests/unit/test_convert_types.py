@@ -216,7 +216,7 @@ def test_igbh_with_a_file_that_is_cut(tmp_path: Path, capsys: pytest.CaptureFixt
     root = write_igbh(tmp_path / "small", data, raw=True)
     file = root / "processed" / "author" / "node_feat.npy"
     file.write_bytes(file.read_bytes()[:-100])
-    assert "no multiple of the 4096 bytes" in refuse(capsys, "igbh", root, tmp_path / "a.gnn")
+    assert "are not the rows of 4096 bytes" in refuse(capsys, "igbh", root, tmp_path / "a.gnn")
     file.write_bytes(file.read_bytes()[: -(4096 - 100)])
     message = refuse(capsys, "igbh", root, tmp_path / "a.gnn")
     assert "id of the target ('author') 34" in message or "is outside [0, 34)" in message

@@ -96,15 +96,13 @@ def check_labels(labels: Path, classes: str) -> None:
     """Raise if there are labels of the other number of classes only; warn if there are none."""
     if labels.exists():
         return
-    others = [name for name in get_args(Classes) if name != classes]
-    for name in others:
-        other = labels.with_name(f"node_label_{name}.npy")
-        if other.exists():
-            raise NotFoundError(
-                f"{labels} is not there, but {other.name} is: take it with classes={name}, "
-                "or download the other",
-                path=labels,
-            )
+    other = "2K" if classes == "19" else "19"
+    if labels.with_name(f"node_label_{other}.npy").exists():
+        raise NotFoundError(
+            f"{labels} is not there, but those of {other} classes are: take them with "
+            f"classes={other}, or download the others",
+            path=labels,
+        )
     _LOG.warning("%s is not there: the store has neither labels nor splits", labels)
 
 
@@ -112,11 +110,10 @@ def _find(directory: Path) -> Path:
     for root in (directory, directory / "processed"):
         if (root / _EDGES).exists():
             return root
-    below = sorted(path.parent.parent for path in directory.glob(f"*/processed/{_EDGES}"))
-    hint = ""
-    if below:
-        hint = f"; it holds several sizes: give {' or '.join(str(p.parent) for p in below)}"
-    raise NotFoundError(f"{directory}: {_EDGES} is not there{hint}", path=directory / _EDGES)
+    raise NotFoundError(
+        f"{directory}: {_EDGES} is not there; give the directory of one size",
+        path=directory / _EDGES,
+    )
 
 
 def split_papers(papers: NodeInput, classes: str) -> None:
@@ -128,12 +125,7 @@ def split_papers(papers: NodeInput, classes: str) -> None:
 def open_edges(path: Path) -> EdgeInput:
     """Open edges, of which each may be a row."""
     edges = open_npy(path)
-    by_row = len(edges.shape) == 2 and edges.shape[1] == 2
-    if not by_row and (len(edges.shape) != 2 or edges.shape[0] != 2):
-        raise InputError(
-            f"{edges.label}: has shape {list(edges.shape)}, expected [E, 2]: an edge a row"
-        )
-    return EdgeInput.of_array(edges, by_row=by_row)
+    return EdgeInput.of_array(edges, by_row=edges.shape[1:] == (2,))
 
 
 def _open_papers(root: Path, labels: Path, classes: str) -> NodeInput:
@@ -161,9 +153,8 @@ def open_array(path: Path, row_shape: tuple[int, ...]) -> ArraySource:
     """Open a file called `.npy`, which may be raw float32."""
     with open_input(path) as file:
         has_header = file.read(len(_NPY_MAGIC)) == _NPY_MAGIC
-    source = (
-        open_npy(path) if has_header else open_raw(path, RawLayout("float32", (-1, *row_shape)))
-    )
+    layout = RawLayout("float32", (-1, *row_shape))
+    source = open_npy(path) if has_header else open_raw(path, layout)
     if len(source.shape) != 1 + len(row_shape):
         raise InputError(
             f"{source.label}: has shape {list(source.shape)}, expected "

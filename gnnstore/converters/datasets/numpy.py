@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import zipfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
+from numpy.lib.format import read_array
 
 from gnnstore.converters.converter import converter
 from gnnstore.converters.datasets.external import ArrayFiles, Paths, open_external
 from gnnstore.converters.edges.node_ids import (
-    check_edge_index,
     check_integers,
     columns_of_edges,
     some_targets,
@@ -21,9 +22,19 @@ from gnnstore.converters.inputs.derived import RowTaker
 from gnnstore.converters.inputs.files import RawLayout
 from gnnstore.converters.inputs.npy import open_npy_directory
 from gnnstore.converters.inputs.npz import open_npz
-from gnnstore.converters.inputs.opening import PathLike, describe_files, existing_path
-from gnnstore.converters.inputs.source import ArraySource, check_rows, read_one_number
-from gnnstore.converters.tables.sparse import open_sparse, sparse_format
+from gnnstore.converters.inputs.opening import (
+    PathLike,
+    describe_files,
+    existing_path,
+    open_zip,
+)
+from gnnstore.converters.inputs.source import (
+    ArraySource,
+    MemoryArray,
+    as_array,
+    check_rows,
+    read_one_number,
+)
 from gnnstore.converters.typed.inputs import EdgeInput
 from gnnstore.converters.writer.graph_writer import GraphWriter
 from gnnstore.converters.writer.options import ConvertOptions
@@ -119,18 +130,95 @@ def from_numpy(
     with GraphWriter(
         output, kind="numpy", source=source, options=options, progress=progress
     ) as writer:
-        kind = None if path.is_dir() else sparse_format(path)
+        kind = None if path.is_dir() else _matrix_kind(path)
         if kind is not None:
-            arrays = open_sparse(path, kind)
+            arrays = _open_matrix(path, kind)
         else:
             arrays = dict(open_npy_directory(path)) if path.is_dir() else open_npz(path)
         if x is not None and "x" in arrays:
             raise InputError(f"{path}: has an array x already; remove it, or the features")
-        copy_arrays(writer, arrays, str(path), kind or layout, x)
+        _copy_arrays(writer, arrays, str(path), kind or layout, x)
         return writer.commit()
 
 
-def copy_arrays(
+@converter
+def from_arrays(
+    arrays: Mapping[str, Any],
+    output: PathLike,
+    *,
+    layout: Literal["csc", "csr"] = "csc",
+    options: ConvertOptions | None = None,
+    progress: Progress | None = None,
+) -> Path:
+    """Convert named arrays in memory, such as {"edge_index": ..., "x": ..., "train": ...}.
+
+    Names mean what they mean to `gnnstore.converters.from_numpy`.
+
+    Parameters
+    ----------
+    arrays : Mapping of str to array
+        Arrays of NumPy, tensors of torch on any device, or lists of numbers.
+    layout : "csc" or "csr"
+        The meaning of `indptr`.
+    output, options, progress
+        See `gnnstore.converters`.
+
+    Raises
+    ------
+    InputError
+        If an array is missing, or disagrees with another.
+    UsageError
+        If something is no array of numbers.
+    """
+    check_choice("layout", layout, ("csc", "csr"))
+    sources = {name: MemoryArray(name, as_array(values, name)) for name, values in arrays.items()}
+    source = {"attributes": sorted(sources), "layout": layout}
+    with GraphWriter(
+        output, kind="arrays", source=source, options=options, progress=progress
+    ) as writer:
+        _copy_arrays(writer, sources, "the arrays", layout)
+        return writer.commit()
+
+
+def _matrix_kind(path: Path) -> str | None:
+    """Return the format of a matrix of `scipy.sparse.save_npz`; None for other archives."""
+    try:
+        with open_zip(path) as archive:
+            if not set(archive.namelist()) >= {"format.npy", "shape.npy", "data.npy"}:
+                return None
+            with archive.open("format.npy") as stream:
+                kind = read_array(stream, allow_pickle=False).item()
+    except (zipfile.BadZipFile, OSError, NotImplementedError, RuntimeError, ValueError, EOFError):
+        return None  # which opening its arrays will name
+    return kind.decode() if isinstance(kind, bytes) else str(kind)
+
+
+def _open_matrix(path: Path, kind: str) -> dict[str, ArraySource]:
+    """Open a matrix as the arrays of a graph: entry [i, j] is the edge from i to j."""
+    members = open_npz(path, leave_out=("format", "_is_array"))
+    wanted = ("row", "col") if kind == "coo" else ("indptr", "indices")
+    if kind not in ("csr", "csc", "coo") or not members.keys() >= {*wanted, "shape", "data"}:
+        raise InputError(
+            f"{path}: is a sparse matrix in the format {kind} with {', '.join(members)}; save it "
+            "as csr: scipy.sparse.save_npz(path, matrix.tocsr())",
+            path=path,
+        )
+    shape = members["shape"].read().reshape(-1).tolist()
+    if len(shape) != 2 or shape[0] != shape[1]:
+        raise InputError(
+            f"{path}: a matrix of {' x '.join(map(str, shape))} joins two kinds of nodes, and row "
+            "and column of one number would be one node; convert it as a graph with two node "
+            "types ('gnnstore convert typed')",
+            path=path,
+        )
+    return {
+        "edge_weight": members["data"],
+        "num_nodes": MemoryArray(f"{path}: shape", np.array(shape[0])),
+        **{name: members[name] for name in wanted},
+    }
+
+
+def _copy_arrays(
     writer: GraphWriter, arrays: Sources, path: str, layout: str, x: ArrayFiles | None = None
 ) -> None:
     """Read named arrays into a writer."""
@@ -138,7 +226,7 @@ def copy_arrays(
     num_edges = edges.num_edges
     node_attributes, edge_attributes, splits = {}, {}, []
     for name, source in arrays.items():
-        if name in _STRUCTURE:
+        if name in _STRUCTURE or (layout == "coo" and name in ("row", "col")):
             continue
         if name in SPLIT_KEYS:
             splits.append((SPLIT_KEYS[name], source))
@@ -221,6 +309,15 @@ def _structure(arrays: Sources, path: str, layout: str) -> tuple[EdgeInput, int 
         if "num_nodes" in arrays
         else None
     )
+    if layout == "coo":
+        row, column = arrays["row"], arrays["col"]
+        for end in (row, column):
+            check_integers(end)
+        return EdgeInput(
+            lambda: zip(row.rows(_CHUNK_EDGES), column.rows(_CHUNK_EDGES), strict=True),
+            row.label,
+            row.shape[0],
+        ), num_nodes
     has_pairs, has_columns = "edge_index" in arrays, "indptr" in arrays and "indices" in arrays
     if has_pairs == has_columns or ("indptr" in arrays) != ("indices" in arrays):
         raise InputError(
@@ -228,17 +325,12 @@ def _structure(arrays: Sources, path: str, layout: str) -> tuple[EdgeInput, int 
             f"{', '.join(sorted(arrays)) or 'no array'}"
         )
     if has_pairs:
-        source = arrays["edge_index"]
-        check_edge_index(source)
-        return EdgeInput.of_array(source), num_nodes
-    indices = arrays["indices"]
-    check_integers(indices)
-    if len(indices.shape) != 1:
-        raise InputError(f"{indices.label}: has shape {list(indices.shape)}, expected [E]")
-    indptr = arrays["indptr"]
-    check_integers(indptr)
-    if len(indptr.shape) != 1 or indptr.shape[0] < 1:
-        raise InputError(f"{indptr.label}: has shape {list(indptr.shape)}, expected [N + 1]")
+        return EdgeInput.of_array(arrays["edge_index"]), num_nodes
+    indptr, indices = arrays["indptr"], arrays["indices"]
+    for source, expected in ((indptr, "[N + 1]"), (indices, "[E]")):
+        check_integers(source)
+        if len(source.shape) != 1 or (source is indptr and not source.shape[0]):
+            raise InputError(f"{source.label}: has shape {list(source.shape)}, expected {expected}")
     if num_nodes is not None and indptr.shape[0] != num_nodes + 1:
         raise InputError(
             f"{indptr.label}: has {indptr.shape[0]} entries, but num_nodes is {num_nodes}, "

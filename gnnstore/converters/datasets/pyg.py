@@ -117,32 +117,12 @@ def from_pyg(
         return writer.commit()
 
 
-def _without_parts(batch: Data) -> Data:
-    """Return the one graph of a `Batch`, without what tells its parts from each other."""
-    from torch_geometric.data import Data  # noqa: PLC0415  (seconds to import)
-
-    _LOG.warning(
-        "data is a Batch, which becomes one graph without data.batch and data.ptr; to keep which "
-        "part each node is of, give it another name, as in data.part = data.batch"
-    )
-    found = Data()
-    for name in batch.keys():  # noqa: SIM118 - a Batch is no dict
-        if name not in {"batch", "ptr"}:
-            found[name] = batch[name]
-    return found
-
-
 def _as_data(data: Any) -> Data:
     """Return the graph as a `Data`."""
-    from torch_geometric.data import (  # noqa: PLC0415  (seconds to import)
-        Batch,
-        Data,
-        FeatureStore,
-        GraphStore,
-    )
+    from torch_geometric.data import Data, FeatureStore, GraphStore  # noqa: PLC0415  (seconds)
 
     if isinstance(data, Data):
-        return _without_parts(data) if isinstance(data, Batch) else data
+        return data
     if not (
         isinstance(data, tuple | list)
         and len(data) == 2

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import warnings
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -43,35 +42,22 @@ def to_numpy(value: Any, name: str, where: str = "data") -> tuple[npt.NDArray[An
     import torch  # noqa: PLC0415
 
     if isinstance(value, np.ndarray):
-        if value.dtype.hasobject or value.dtype.kind not in "biuf":
+        array, dtype = value, value.dtype.newbyteorder("=").name
+    else:
+        dtype = str(value.dtype).removeprefix("torch.")
+        try:
+            tensor = value.detach().cpu().resolve_conj().resolve_neg().as_subclass(torch.Tensor)
+            if dtype == "bfloat16":  # NumPy has no such type: a store takes the bits
+                return tensor.view(torch.int16).numpy().view(np.uint16), dtype
+            array = tensor.numpy()
+        except (TypeError, RuntimeError, NotImplementedError) as error:  # sparse, nested, meta
             raise InputError(
-                f"{where}.{name}: an array of {value.dtype} cannot be stored; use numbers"
-            )
-        return value, value.dtype.newbyteorder("=").name
-    if value.layout != torch.strided or value.is_nested:
-        kind = "nested" if value.is_nested else "sparse"
-        raise InputError(
-            f"{where}.{name}: a {kind} tensor cannot be stored; make it dense, or remove it"
-        )
-    if value.is_meta:
-        raise InputError(
-            f"{where}.{name}: a tensor of the meta device has no values to store; load or remove it"
-        )
-    tensor = value.detach().cpu().resolve_conj().resolve_neg().as_subclass(torch.Tensor)
-    dtype = str(tensor.dtype).removeprefix("torch.")
-    if tensor.is_complex():
-        raise InputError(
-            f"{where}.{name}: has the element type '{dtype}', which a store cannot hold; use two "
-            "real tensors"
-        )
-    if dtype == "bfloat16":  # NumPy has no such type: a store takes the bits
-        return tensor.view(torch.int16).numpy().view(np.uint16), dtype
-    try:
-        return tensor.numpy(), dtype
-    except TypeError:
-        raise InputError(
-            f"{where}.{name}: elements of type {dtype} cannot be stored; convert them"
-        ) from None
+                f"{where}.{name}: a {value.layout} tensor of {dtype} cannot be stored ({error}); "
+                "make it dense, convert it, or remove it"
+            ) from None
+    if array.dtype.kind not in "biuf":
+        raise InputError(f"{where}.{name}: elements of type {dtype} cannot be stored; use numbers")
+    return array, dtype
 
 
 def json_value(value: Any, name: str) -> Any:
@@ -83,12 +69,10 @@ def json_value(value: Any, name: str) -> Any:
             return value
     except (TypeError, ValueError, RecursionError):
         pass
-    if isinstance(value, float) and not math.isfinite(value):
-        problem = "JSON has no NaN or infinity; use a tensor"
-    else:
-        problem = "use a tensor, a number, a string, or a list or dict (with text keys) of them"
     raise InputError(
-        f"data.{name}: a {type(value).__name__} like this cannot be stored: {problem}, or remove it"
+        f"data.{name}: a {type(value).__name__} like this cannot be stored as JSON, which has no "
+        "NaN or infinity; use a tensor, a finite number, a string, or a list or dict (with text "
+        "keys) of them, or remove it"
     )
 
 

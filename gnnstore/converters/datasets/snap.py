@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -21,11 +21,11 @@ from gnnstore.converters.datasets.headers import (
     read_header,
 )
 from gnnstore.converters.datasets.numbering import number_from_one, number_ids, number_names
-from gnnstore.converters.edges.id_remap import IdMap
+from gnnstore.converters.edges.id_remap import IdMap, find_ids
 from gnnstore.converters.edges.name_ids import NameNumbering
 from gnnstore.converters.inputs.derived import MappedRows
 from gnnstore.converters.inputs.files import RawLayout
-from gnnstore.converters.inputs.npy import open_npy_directory
+from gnnstore.converters.inputs.npy import open_npy, open_npy_directory
 from gnnstore.converters.inputs.npz import open_npz
 from gnnstore.converters.inputs.opening import (
     PathLike,
@@ -34,7 +34,7 @@ from gnnstore.converters.inputs.opening import (
     existing_path,
 )
 from gnnstore.converters.inputs.source import ArraySource, check_rows
-from gnnstore.converters.inputs.text_tables import NameBlock, TableFormat, TextColumn, TextTable
+from gnnstore.converters.inputs.text_tables import TableFormat, TextColumn, TextTable
 from gnnstore.converters.writer.graph_writer import GraphWriter
 from gnnstore.converters.writer.options import ConvertOptions, check_features
 from gnnstore.converters.writer.splits import SPLIT_KEYS
@@ -46,16 +46,15 @@ _LOG = logging.getLogger(__name__)
 _COMMENTS = b"#%"
 _COLUMN_TYPES = ("int64", "float32", "float64")
 _NODE_NAMES = ("x", "y", "edge_index", "num_nodes", "n_id", "e_id", "batch_size", "input_id")
-_NAMES_HINT = ". The first line seems to name the columns: skip it (skip_header=True)"
-_EXTRA_HINT = (
-    ". Drop the columns after the first two (extra_columns='ignore'), or keep one as edge_weight "
-    "(edge_weight=COLUMN), or as many as you like by names of their own, such as time "
-    "(edge_columns=); if the first two are not the ends of an edge, say which are (source=, "
-    "target=)"
+_HINT = (
+    ". A line that names the columns is skipped with skip_header=True, and nodes that go by names "
+    "are numbered with string_ids=True. Columns after the first two are skipped with "
+    "extra_columns='ignore', or kept with edge_weight=COLUMN and edge_columns=; if the first two "
+    "are not the ends of an edge, say which are (source=, target=)"
 )
-_TYPE_HINT = (
-    ". If the line names the columns, skip it (skip_header=True); if nodes go by "
-    "names, number them (string_ids=True)"
+_ROWS_HINT = (
+    "each needs exactly one row; if row i is that of the node with id i, where some ids occur in "
+    "no edge, pass num_nodes="
 )
 
 
@@ -90,9 +89,8 @@ def from_snap(
     `#` or `%`, and blank ones, are skipped. The file may be gzipped. Names between commas may have
     quotation marks, which are not part of the name. A Matrix Market file has as many nodes as its
     line of sizes says rows, of which those without entries are isolated; it must have as many
-    entries as the line says, and be general, or symmetric with `options.undirected`. Of SNAP's "#
-    Nodes: N Edges: M" and KONECT's "% M N N" a warning says what differs, as for undirected graphs
-    without `options.undirected`. KONECT's bipartite graphs are refused.
+    entries as the line says, and be general, or symmetric with `options.undirected`. KONECT's
+    bipartite graphs are refused.
 
     Ids need not be contiguous: nodes are numbered 0, ..., N - 1 in ascending order of their
     ids, and the store keeps the ids (`original_id`), unless they are 0, ..., N - 1 already.
@@ -161,7 +159,7 @@ def from_snap(
         If something is said about features that are not given.
     """
     options = options or ConvertOptions()
-    _check_ids(num_nodes, string_ids, features_ids or labels_ids)
+    _check_ids(num_nodes, features_ids or labels_ids, string_ids=string_ids)
     path = existing_file(input, "the edge list")
     x = open_external(
         features, features_raw, features_ids, options, skip_header=features_skip_header
@@ -179,15 +177,19 @@ def from_snap(
     marks = _COMMENTS if comment is None else comment.encode()
     header = read_header(path)
     names = [] if header.is_matrix else column_names(first_lines(path, marks)[1])
-    given = _attributes(edge_weight, edge_columns or {})
+    given = {
+        **({} if edge_weight is None else {"edge_weight": edge_weight}),
+        **(edge_columns or {}),
+    }
+    if edge_weight is not None and "edge_weight" in (edge_columns or {}):
+        raise UsageError("edge_weight= is given twice; leave it out of edge_columns=")
     ends, columns = _choose_columns(path, names, (source, target), given)
     chosen = (source, target, *given.values())
     skip_header |= any(c and not str(c).partition(":")[0].isdecimal() for c in chosen)
     if source is None and names:
         check_ends(path, names, is_skipped=skip_header or not string_ids)
     header.check_direction(undirected=options.undirected)
-    if num_nodes is not None:
-        header.check_nodes(num_nodes, is_given=True)
+    header.check_count("nodes by num_nodes=", num_nodes, header.num_nodes)
     last_id = None
     if header.is_matrix:
         columns = _of_matrix(columns, header, string_ids=string_ids)
@@ -227,8 +229,7 @@ def from_snap(
         what="node name" if string_ids else "node id",
         ignore_extra=extra_columns == "ignore" or source is not None,
         skip_header=skip_header or header.is_matrix,
-        extra_hint=(_NAMES_HINT if names and not skip_header else "") + _EXTRA_HINT,
-        type_hint=_TYPE_HINT,
+        hint=_HINT,
     )
     with GraphWriter(
         output,
@@ -241,19 +242,18 @@ def from_snap(
         table = TextTable(path, table_format, memory_bytes=writer.options.memory_bytes)
         writer.reserve_memory(table.memory_bytes)
         ids, numbering = _number_nodes(writer, table, header, num_nodes)
-        # A matrix has nodes without edges too.
-        max_id = None if ids is None or header.is_matrix else ids.max_id
         for name, found in (("x", x), ("y", y)):
             if found is not None:
                 nodes = found.row_ids
-                _check_rows(found.source, writer.num_nodes or 0, max_id if nodes is None else None)
+                check_rows(found.source, writer.num_nodes, hint=_ROWS_HINT)
                 if nodes is not None and ids is not None:
-                    nodes = _numbered(nodes, ids)
+                    nodes = MappedRows(nodes, _finder(ids.original_ids(), nodes.label))
                 found.write(writer, name, nodes, None if ids is None else ids.original_ids)
         for name, split in split_arrays.items():
             writer.set_split(name, split, where=split.label)
         if not writer.has_edges:
-            header.check_edges(_read_edges(writer, table, list(columns), ids, numbering))
+            num_edges = _read_edges(writer, table, list(columns), ids, numbering)
+            header.check_count("edges", num_edges, header.num_edges)
         if numbering is not None:
             numbering.close()
         return writer.commit()
@@ -265,11 +265,12 @@ def _number_nodes(
     """Read the edges a first time, where that is needed to number nodes or to find types."""
     ids, names, path = None, None, table.path
     if table.format.dtype == "text":
-        names = number_names(writer, lambda: _read_names(writer, table))
+        names = number_names(writer, lambda: _blocks(writer, table, "read names"))
     elif header.is_matrix:
         ids = number_from_one(writer, header.num_nodes or 0)
     elif num_nodes is None:
-        ids = number_ids(writer, _read_ids(writer, table))
+        blocks = _blocks(writer, table, "read ids")
+        ids = number_ids(writer, (table.ends(rows).reshape(-1) for rows in blocks))
     elif not (table.has_all_types or writer.has_edges):
         for _ in _blocks(writer, table, "find the types of columns"):
             pass
@@ -282,21 +283,10 @@ def _number_nodes(
             table.num_comments,
             " or ".join(table.format.comments.decode()),
         )
-    if num_nodes is None:
-        header.check_nodes(writer.num_nodes or 0, is_given=False)
-        if not writer.num_nodes:
-            right = ", or give num_nodes= if that is right" if names is None else ""
-            raise InputError(f"{path}: has no edges; download or copy it again{right}", path=path)
+    if num_nodes is None and not writer.num_nodes:
+        right = ", or give num_nodes= if that is right" if names is None else ""
+        raise InputError(f"{path}: has no edges; download or copy it again{right}", path=path)
     return ids, names
-
-
-def _attributes(
-    edge_weight: int | str | None, edge_columns: Mapping[str, int | str]
-) -> dict[str, int | str]:
-    given = {} if edge_weight is None else {"edge_weight": edge_weight}
-    if given.keys() & edge_columns.keys():
-        raise UsageError("edge_weight= is given twice; leave it out of edge_columns=")
-    return {**given, **edge_columns}
 
 
 def _choose_columns(
@@ -312,18 +302,17 @@ def _choose_columns(
             return names.index(place)
         if place.isascii() and place.isdecimal() and 0 < int(place[:11]) < 10**10:
             return int(place) - 1
-        listed = f"a column of {', '.join(names)}" if names else "3 or 3:int64"
         raise UsageError(
             f"{what}={chosen!r} is not a column of {path.name}; give its number, counted from 1, "
-            f"or its name in the first line, as in {listed}"
+            f"or its name in the first line, as in {', '.join(names) or '3 or 3:int64'}"
         )
 
     source, target = given_ends
-    if (source is None) != (target is None):
-        raise UsageError("source= and target= go together; give both")
     ends = (0, 1)
     if source is not None and target is not None:
         ends = (position("source", source, str(source)), position("target", target, str(target)))
+    elif source is not None or target is not None:
+        raise UsageError("source= and target= go together; give both")
     columns = {}
     for name, text in given.items():
         what = "edge_weight" if name == "edge_weight" else f"edge_columns: {name}"
@@ -332,14 +321,9 @@ def _choose_columns(
             raise UsageError(f"{what}={text!r}: {dtype!r} is not one of {', '.join(_COLUMN_TYPES)}")
         if not name.isidentifier() or name in _NODE_NAMES:
             raise UsageError(f"{name!r} cannot be the name of an edge attribute; choose another")
-        number = position(what, text, place)
         columns[name] = TextColumn(
-            number, dtype or None, "weight" if name == "edge_weight" else name
+            position(what, text, place), dtype or None, name.removeprefix("edge_")
         )
-        if number in ends:
-            raise UsageError(
-                f"{what}={text} is an end of each edge, and not an attribute; choose another column"
-            )
     if len({*ends, *(column.position for column in columns.values())}) < 2 + len(columns):
         raise UsageError("two of the ends and attributes come from one column; give each its own")
     return ends, columns
@@ -365,32 +349,20 @@ def _of_matrix(
     }
 
 
-def _check_ids(num_nodes: int | None, string_ids: bool, features_ids: PathLike | None) -> None:
+def _check_ids(num_nodes: int | None, row_ids: PathLike | None, *, string_ids: bool) -> None:
     if num_nodes is not None and num_nodes < 0:
         raise UsageError(f"num_nodes={num_nodes} is negative")
-    if string_ids and (num_nodes is not None or features_ids is not None):
+    if string_ids and (num_nodes is not None or row_ids is not None):
         raise UsageError(
             "string_ids numbers nodes in order of appearance; leave out num_nodes= and "
             "features_ids= and labels_ids=, which go by ids that are numbers"
         )
 
 
-def _numbered(source: ArraySource, ids: IdMap) -> ArraySource:
-    """Return ids of an edge list as node numbers."""
-    known = ids.original_ids()
-
-    def numbers_of(piece: npt.NDArray[Any], _: int) -> npt.NDArray[Any]:
-        # Compared with int64, unsigned numbers would be rounded; larger numbers are no ids.
-        wanted = piece.astype(known.dtype)
-        numbers = np.searchsorted(known, wanted)
-        found = known[np.minimum(numbers, len(known) - 1)]
-        is_unknown = (found != wanted) | ((wanted < 0) != (piece < 0))
-        if is_unknown.any():
-            unknown = piece[int(np.argmax(is_unknown))]
-            raise InputError(f"{source.label}: the id {unknown} occurs in no edge")
-        return numbers
-
-    return MappedRows(source, numbers_of)
+def _finder(
+    known: npt.NDArray[np.int64], label: str
+) -> Callable[[npt.NDArray[Any], int], npt.NDArray[Any]]:
+    return lambda piece, _: find_ids(known, piece, label, "occurs in no edge")
 
 
 def _blocks(writer: GraphWriter, table: TextTable, name: str) -> Iterator[Any]:
@@ -400,15 +372,6 @@ def _blocks(writer: GraphWriter, table: TextTable, name: str) -> Iterator[Any]:
             yield block
             num_edges += len(block)
             writer.expect_edges(num_edges)
-
-
-def _read_ids(writer: GraphWriter, table: TextTable) -> Iterator[npt.NDArray[Any]]:
-    for rows in _blocks(writer, table, "read ids"):
-        yield table.ends(rows).reshape(-1)
-
-
-def _read_names(writer: GraphWriter, table: TextTable) -> Iterator[NameBlock]:
-    return _blocks(writer, table, "read names")
 
 
 def _read_edges(
@@ -434,17 +397,6 @@ def _read_edges(
     return num_edges
 
 
-def _check_rows(array: ArraySource, num_nodes: int, max_id: int | None) -> None:
-    found = array.shape[0] if array.shape else 0
-    hint = ""
-    if max_id is not None and found > max_id:
-        hint = (
-            f"if row i belongs to the node with id i, pass num_nodes={found}: nodes without "
-            "edges do not occur in the edge list"
-        )
-    check_rows(array, num_nodes, hint=hint)
-
-
 def _files_of(splits: PathLike | None) -> list[Path]:
     if splits is None:
         return []
@@ -454,25 +406,16 @@ def _files_of(splits: PathLike | None) -> list[Path]:
 
 def _open_splits(path: PathLike) -> dict[str, ArraySource]:
     found = existing_path(path, "the splits")
-    if found.suffix == ".npy" and not found.is_dir():
+    if found.suffix == ".npy":
+        arrays: Mapping[str, ArraySource] = {found.name: open_npy(found)}
+    else:
+        arrays = open_npy_directory(found) if found.is_dir() else open_npz(found)
+    splits = {SPLIT_KEYS[name]: source for name, source in arrays.items() if name in SPLIT_KEYS}
+    if not arrays or len(splits) < len(arrays):
         raise InputError(
-            f"{found}: is one array, and splits have names: save it with "
-            "numpy.savez('splits.npz', train=..., valid=..., test=...)",
+            f"{found}: expected arrays called train, valid and test, each once, found "
+            f"{', '.join(sorted(arrays)) or 'none'}; save them with numpy.savez('splits.npz', "
+            "train=..., valid=..., test=...)",
             path=found,
         )
-    arrays = open_npy_directory(found) if found.is_dir() else open_npz(found)
-    unknown = sorted(arrays.keys() - SPLIT_KEYS.keys())
-    if unknown or not arrays:
-        raise InputError(
-            f"{found}: expected arrays called train, valid and test, found "
-            f"{', '.join(sorted(arrays)) or 'none'}",
-            path=found,
-        )
-    splits: dict[str, ArraySource] = {}
-    for name, source in arrays.items():
-        if (split := SPLIT_KEYS[name]) in splits:
-            raise InputError(
-                f"{found}: {name} is the split {split!r}, which was given already", path=found
-            )
-        splits[split] = source
     return splits

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ import numpy.typing as npt
 from gnnstore.budget.ledger import Reservation
 from gnnstore.converters.converter import converter
 from gnnstore.converters.datasets.numbering import number_ids, number_names
+from gnnstore.converters.edges.name_ids import NameBlock
 from gnnstore.converters.inputs.files import FileArray
 from gnnstore.converters.inputs.opening import (
     PathLike,
@@ -21,7 +22,7 @@ from gnnstore.converters.inputs.opening import (
     existing_file,
     existing_path,
 )
-from gnnstore.converters.inputs.text_tables import NameBlock, TableFormat, TextTable
+from gnnstore.converters.inputs.text_tables import TableFormat, TextTable
 from gnnstore.converters.memory import memory_ledger
 from gnnstore.converters.spill_files import SpillDirectory
 from gnnstore.converters.writer.estimates import Workload, inspect_inputs
@@ -43,12 +44,12 @@ _HEADER_WORDS = {
     *("relation", "rel", "r", "predicate", "pred", "p", "label", "edge", "type"),
     *("tail", "t", "object", "obj", "o", "target", "dst", "to", "node2", "end"),
 }
-_ENTRY_BYTES = 160  # of a relation in a dictionary, without its text
-_FIELD_HINT = (
-    "; a line is head, relation and tail, separated by tabs or, if no name has one, by spaces"
+_ENTRY_BYTES = 256  # of a relation in a dictionary
+_HINT = (
+    "; a line is head, relation and tail, separated by tabs or, if no name has one, by spaces. If "
+    "files begin with the number of triples, as OpenKE's do, say openke=True; if entities and "
+    "relations go by names, leave out integer_ids=True"
 )
-_SINGLE_HINT = "; if a file begins with the number of its triples, as OpenKE's do, say openke=True"
-_TYPE_HINT = ". If entities and relations go by names, leave out integer_ids=True"
 
 Triples = tuple[npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[np.int64]]
 
@@ -134,9 +135,7 @@ def from_triples(
         minimum=0,
         what="id" if integer_ids else "name",
         skip_header=skip_header or openke,
-        extra_hint=_FIELD_HINT,
-        single_hint=_SINGLE_HINT,
-        type_hint=_TYPE_HINT,
+        hint=_HINT,
     )
     with GraphWriter(
         output,
@@ -152,9 +151,10 @@ def from_triples(
             for name, path in files.items()
         }
         writer.reserve_memory(max(table.memory_bytes for table in tables.values()))
-        reader = (_Numbers if integer_ids else _Names)(writer, tables, columns)
-        _write(writer, reader, tables, has_counts=openke)
-        reader.close()
+        number = _number_ids if integer_ids else _number_names
+        triples, close = number(writer, tables, columns)
+        _write(writer, triples, tables, has_counts=openke)
+        close()
         return writer.commit()
 
 
@@ -181,15 +181,9 @@ def _find(
     files = {}
     for name, stems in stems_of.items():
         paths = [found / f"{stem}{ending}" for stem in stems for ending in _ENDINGS]
-        there = [path for path in paths if path.exists()]
-        if len(there) > 1:
-            raise InputError(
-                f"{found}: both {there[0].name} and {there[1].name} are there; which are the "
-                f"{name} triples? Give files instead of the directory",
-                path=found,
-            )
-        if there:
-            files[name] = existing_file(there[0], f"the file of {name} triples")
+        there = next(filter(Path.exists, paths), None)
+        if there is not None:
+            files[name] = existing_file(there, f"the file of {name} triples")
     if "train" not in files:
         wanted = ", ".join(stems_of["train"][0] + ending for ending in _ENDINGS)
         listed = ", ".join(sorted(path.name for path in found.iterdir())[:10]) or "nothing"
@@ -234,87 +228,77 @@ def _read(
             raise InputError(f"{table.path}: has no triples{advice}", path=table.path)
 
 
-class _Names:
-    """Reads triples of names as numbers, which a first pass over all files assigns."""
+# Returns heads, tails and relations of the next rows; blocks come in order.
+_Reader = Callable[[Any], Triples]
 
-    def __init__(self, writer: GraphWriter, tables: Mapping[str, TextTable], columns: str) -> None:
-        self._is_reversed = columns.index("t") < columns.index("h")
-        self._path = tables["train"].path
-        self._relations: dict[bytes, int] = {}
-        self._name_bytes = 0
-        self._memory = memory_ledger(
-            "numbering the names of relations", writer.options.memory_bytes
+
+def _number_names(
+    writer: GraphWriter, tables: Mapping[str, TextTable], columns: str
+) -> tuple[_Reader, Callable[[], None]]:
+    """Assign numbers to names in a first pass; return what reads triples, and what ends it."""
+    is_reversed = columns.index("t") < columns.index("h")
+    relations: dict[bytes, int] = {}
+    memory = memory_ledger("numbering the names of relations", writer.options.memory_bytes)
+
+    def read() -> Iterator[NameBlock]:
+        for _, block in _read(writer, tables, "names"):
+            if not relations:
+                _warn_of_header(tables["train"].path, block)
+            for name in _relations(block).names:
+                relations.setdefault(name, len(relations))
+            num_bytes = _ENTRY_BYTES * len(relations)
+            names = Reservation(f"{len(relations)} names or more", num_bytes)
+            memory.add(names).check(None, "check the order of head, relation and tail (columns=)")
+            yield block
+
+    entities = number_names(writer, read)
+    writer.set_value_names(EDGE_ATTRIBUTE, list(relations))
+
+    def triples(block: NameBlock) -> Triples:
+        heads, tails = entities.numbers(block).T[:: -1 if is_reversed else 1]
+        own = _relations(block)
+        numbers = np.array([relations[name] for name in own.names], np.int64)
+        return heads, tails, numbers[own.codes[:, 0]]
+
+    return triples, entities.close
+
+
+def _warn_of_header(path: Path, block: NameBlock) -> None:
+    """Warn if the first triple seems to name the columns."""
+    head, tail = (block.names[code] for code in block.codes[0])
+    words = [word.decode() for word in (head, _relations(block).names[0], tail)]
+    if all(word.strip('"?:').lower() in _HEADER_WORDS for word in words):
+        _LOG.warning(
+            "%s: the first line, with %s, seems to name the columns, and is taken as a triple; "
+            "skip it with skip_header=True",
+            path,
+            ", ".join(words),
         )
-        self._entities = number_names(
-            writer, lambda: (self._seen(block) for _, block in _read(writer, tables, "names"))
-        )
-        writer.set_value_names(EDGE_ATTRIBUTE, list(self._relations))
-
-    def _seen(self, block: NameBlock) -> NameBlock:
-        """Assign numbers to the new relations of a block."""
-        if not self._relations:
-            self._warn_of_header(block)
-        for name in _relations(block).names:
-            if name not in self._relations:
-                self._relations[name] = len(self._relations)
-                self._name_bytes += len(name) + _ENTRY_BYTES
-        names = Reservation(f"{len(self._relations)} names or more", self._name_bytes)
-        self._memory.add(names).check(None, "check the order of head, relation and tail (columns=)")
-        return block
-
-    def _warn_of_header(self, block: NameBlock) -> None:
-        """Warn if the first triple seems to name the columns."""
-        head, tail = (block.names[code] for code in block.codes[0])
-        words = [word.decode() for word in (head, _relations(block).names[0], tail)]
-        if all(word.strip('"?:').lower() in _HEADER_WORDS for word in words):
-            _LOG.warning(
-                "%s: the first line, with %s, seems to name the columns, and is taken as a triple; "
-                "skip it with skip_header=True",
-                self._path,
-                ", ".join(words),
-            )
-
-    def triples(self, block: NameBlock) -> Triples:
-        """Return heads, tails and relations of the next rows; blocks come in order."""
-        heads, tails = self._entities.numbers(block).T[:: -1 if self._is_reversed else 1]
-        relations = _relations(block)
-        numbers = np.array([self._relations[name] for name in relations.names], np.int64)
-        return heads, tails, numbers[relations.codes[:, 0]]
-
-    def close(self) -> None:
-        """Remove temporary files."""
-        self._entities.close()
 
 
 def _relations(block: NameBlock) -> NameBlock:
-    if block.labels is None:
-        raise AssertionError("a table of triples has a label column")
+    assert block.labels is not None  # noqa: S101 - the table has a label column
     return block.labels
 
 
-class _Numbers:
-    """Reads triples of numbers; entities become node numbers."""
+def _number_ids(
+    writer: GraphWriter, tables: Mapping[str, TextTable], columns: str
+) -> tuple[_Reader, Callable[[], None]]:
+    """Assign numbers to ids in a first pass; return what reads triples, and what ends it."""
+    head, relation, tail = (columns.index(letter) for letter in "hrt")
+    blocks = _read(writer, tables, "ids")
+    ids = number_ids(writer, (block[:, [head, tail]].reshape(-1) for _, block in blocks))
 
-    def __init__(self, writer: GraphWriter, tables: Mapping[str, TextTable], columns: str) -> None:
-        self._head, self._relation, self._tail = (columns.index(letter) for letter in "hrt")
-        blocks = _read(writer, tables, "ids")
-        self._ids = number_ids(writer, (self._ends(block).reshape(-1) for _, block in blocks))
+    def triples(block: npt.NDArray[np.int64]) -> Triples:
+        heads, tails = ids.to_nodes(block[:, [head, tail]]).T
+        return heads, tails, block[:, relation]
 
-    def _ends(self, block: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        return block[:, [self._head, self._tail]]
-
-    def triples(self, block: npt.NDArray[np.int64]) -> Triples:
-        """Return heads, tails and relations of some rows."""
-        heads, tails = self._ids.to_nodes(self._ends(block)).T
-        return heads, tails, block[:, self._relation]
-
-    def close(self) -> None:
-        """Do nothing: there are no files."""
+    return triples, lambda: None
 
 
 def _write(
     writer: GraphWriter,
-    reader: _Names | _Numbers,
+    triples: _Reader,
     tables: Mapping[str, TextTable],
     *,
     has_counts: bool,
@@ -323,7 +307,7 @@ def _write(
     spilled = SpillDirectory(writer.spill_directory / "triples", "triples")
     counts = dict.fromkeys(tables, 0)
     for name, block in _read(writer, tables, "triples"):
-        parts = reader.triples(block)
+        parts = triples(block)
         counts[name] += len(block)
         if name == "train":
             heads, tails, relations = parts

@@ -7,9 +7,7 @@ soon as they are freed, so that a join needs no more memory than the rows.
 from __future__ import annotations
 
 import math
-import mmap
 from collections.abc import Iterator, Mapping
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,12 +16,10 @@ import numpy.typing as npt
 from gnnstore.converters.edges.node_ids import MAX_NODES, check_ids
 from gnnstore.errors import InputError
 from gnnstore.formats.arrays.dtypes import id_dtype
-from gnnstore.threads import Background
 
 # glibc never raises its threshold for mapping above 32 MiB (mallopt(3), M_MMAP_THRESHOLD).
 # Pages of a block that are not written to yet cost nothing.
 _BLOCK_BYTES = 33 * 2**20
-_THREAD_NAME = "gnnstore-memory"
 
 
 class RowBlocks:
@@ -35,17 +31,11 @@ class RowBlocks:
         self.num_rows = 0
         self._blocks: list[npt.NDArray[Any]] = []
         self._last_rows = 0
-        self._num_expected = 0
-        self._ahead: Background[npt.NDArray[Any]] | None = None
 
     @property
     def row_bytes(self) -> int:
         """Bytes of one row."""
         return self.dtype.itemsize * math.prod(self.row_shape)
-
-    def expect(self, num_rows: int) -> None:
-        """Announce the number of rows in all: memory for the next ones is prepared ahead."""
-        self._num_expected = num_rows
 
     def append(self, rows: npt.NDArray[Any], dtype: npt.DTypeLike | None = None) -> None:
         """Copy rows [k, *row_shape]; `dtype` becomes the type of these and later ones."""
@@ -55,24 +45,15 @@ class RowBlocks:
         self.num_rows += len(rows)
         while len(rows):
             if not self._blocks or self._last_rows == len(self._blocks[-1]):
-                self._blocks.append(self._next_block())
+                row_bytes = max(1, self.row_bytes)
+                shape = (max(1, _BLOCK_BYTES // row_bytes), *self.row_shape)
+                self._blocks.append(np.empty(shape, self.dtype))
                 self._last_rows = 0
             block = self._blocks[-1]
             take = min(len(rows), len(block) - self._last_rows)
             block[self._last_rows : self._last_rows + take] = rows[:take]
             self._last_rows += take
             rows = rows[take:]
-
-    def _next_block(self) -> npt.NDArray[Any]:
-        ahead, self._ahead = self._ahead, None
-        block = None if ahead is None else ahead.result()
-        if block is None or block.dtype != self.dtype:  # a wider type is needed now
-            block = _empty_block(self.dtype, self.row_shape)
-        left = self._num_expected - sum(map(len, self._blocks)) - len(block)
-        if left > 0:
-            next_one = partial(_empty_block, self.dtype, self.row_shape, left)
-            self._ahead = Background(next_one, _THREAD_NAME)
-        return block
 
     def _trim(self) -> None:
         """Cut the last block off behind its rows."""
@@ -87,7 +68,6 @@ class RowBlocks:
     def drain(self) -> Iterator[tuple[slice, npt.NDArray[Any]]]:
         """Yield (their places, rows) block by block, freeing each."""
         self._trim()
-        self._num_expected, self._ahead = 0, None
         self._blocks.reverse()
         begin = 0
         while self._blocks:
@@ -111,7 +91,6 @@ class RowBlocks:
     def drop(self, num_rows: int) -> None:
         """Drop the first rows; a block is freed when all its rows are dropped."""
         self._trim()
-        self._num_expected, self._ahead = 0, None
         self.num_rows -= num_rows
         whole = 0
         while num_rows and num_rows >= len(self._blocks[whole]):
@@ -128,17 +107,6 @@ class RowBlocks:
         for place, rows in self.drain():
             values[place] = rows
         return values
-
-
-def _empty_block(
-    dtype: np.dtype[Any], row_shape: tuple[int, ...], num_ready: int = 0
-) -> npt.NDArray[Any]:
-    """Return a block with memory for the first `num_ready` rows already mapped."""
-    row_bytes = dtype.itemsize * math.prod(row_shape)
-    block = np.empty((max(1, _BLOCK_BYTES // max(1, row_bytes)), *row_shape), dtype)
-    if num_ready:
-        block[:num_ready].reshape(-1).view(np.uint8)[:: mmap.PAGESIZE] = 0
-    return block
 
 
 class EdgeBuffer:
@@ -160,11 +128,6 @@ class EdgeBuffer:
         if num_nodes > MAX_NODES:
             raise InputError(f"the input says {num_nodes} nodes; a graph has at most 2^48")
         self.num_nodes = num_nodes
-
-    def expect(self, num_edges: int) -> None:
-        """Announce the number of edges, where all fit in memory without attributes."""
-        self.sources.expect(num_edges)
-        self.targets.expect(num_edges)
 
     def check_ids(self, num_nodes: int) -> None:
         """Check the ids of the edges in the buffer against N, which was unknown before."""
@@ -229,15 +192,15 @@ class EdgeBuffer:
         self, attributes: Mapping[str, npt.NDArray[Any]], num_edges: int, where: str
     ) -> None:
         if self.attributes is None:
-            if attributes:
-                self.expect(0)  # perhaps they do not fit
             self.attributes = {
                 name: RowBlocks(rows.dtype, rows.shape[1:]) for name, rows in attributes.items()
             }
-        if self.attributes.keys() != attributes.keys():
+        earlier = {name: (own.dtype, own.row_shape) for name, own in self.attributes.items()}
+        found = {name: (rows.dtype, rows.shape[1:]) for name, rows in attributes.items()}
+        if found != earlier:
             raise InputError(
-                f"{where}: edges come with the attributes {sorted(attributes)}, earlier ones with "
-                f"{sorted(self.attributes)}; every edge needs the same"
+                f"{where}: edges come with attributes of types and row shapes {found}, earlier "
+                f"ones with {earlier}; every edge needs the same"
             )
         for name, rows in attributes.items():
             if len(rows) != num_edges:
@@ -245,14 +208,7 @@ class EdgeBuffer:
                     f"{where}: the edge attribute {name!r} has {len(rows)} rows for "
                     f"{num_edges} edges"
                 )
-            earlier = self.attributes[name]
-            if rows.dtype != earlier.dtype or rows.shape[1:] != earlier.row_shape:
-                raise InputError(
-                    f"{where}: the edge attribute {name!r} has rows of {rows.dtype} "
-                    f"{list(rows.shape[1:])}, earlier ones had {earlier.dtype} "
-                    f"{list(earlier.row_shape)}"
-                )
-            earlier.append(rows)
+            self.attributes[name].append(rows)
 
     def drop(self, num_edges: int) -> None:
         """Free the first edges."""

@@ -102,8 +102,6 @@ class EdgeBuilder:
             return
         if some_targets is not None:
             self._filler = self._begin_buckets(num_edges, some_targets)
-        if self._filler is None:
-            self.buffer.expect(num_edges)
 
     def _begin_buckets(
         self, num_edges: int, some_targets: Iterable[npt.NDArray[Any]]

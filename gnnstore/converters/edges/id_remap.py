@@ -17,6 +17,7 @@ from gnnstore.budget.ledger import Reservation
 from gnnstore.converters.inputs.derived import GeneratedRows
 from gnnstore.converters.inputs.source import ArraySource
 from gnnstore.converters.memory import memory_ledger
+from gnnstore.errors import InputError
 from gnnstore.formats.arrays.dtypes import id_dtype
 
 # Up to here one bit per possible id (512 MiB) beats sorting by far: marking an id costs
@@ -29,11 +30,23 @@ _MERGE_BYTES = 24
 _STEP_WORDS = 2**17
 
 
+def find_ids(
+    known: npt.NDArray[np.int64], ids: npt.NDArray[Any], where: str, problem: str
+) -> npt.NDArray[np.int64]:
+    """Return the places of ids [k] among sorted ones; raise if one is not there."""
+    wanted = ids.astype(np.int64)  # compared with unsigned numbers, they would be rounded
+    places = np.searchsorted(known, wanted)
+    is_unknown = (wanted < 0) != (ids < 0)
+    is_unknown |= known[np.minimum(places, len(known) - 1)] != wanted if len(known) else True
+    if is_unknown.any():
+        raise InputError(f"{where}: the id {ids[int(np.argmax(is_unknown))]} {problem}")
+    return places
+
+
 class IdMap(Protocol):
     """Ids and node numbers, both ways."""
 
     num_nodes: int
-    max_id: int
     is_identity: bool
     num_bytes: int
 
@@ -51,7 +64,7 @@ class OneBasedIds:
     num_bytes = 0
 
     def __init__(self, num_nodes: int) -> None:
-        self.num_nodes = self.max_id = num_nodes
+        self.num_nodes = num_nodes
 
     def to_nodes(self, ids: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
         """Return the numbers of ids; any shape."""
@@ -155,8 +168,7 @@ class _DenseMap:
     def __init__(self, words: npt.NDArray[np.uint64], max_id: int) -> None:
         self._words = words[: max_id // 64 + 1]
         self._ranks, self.num_nodes = _core.bitmap_count(self._words)
-        self.max_id = max_id
-        self.is_identity = self.max_id + 1 == self.num_nodes
+        self.is_identity = max_id + 1 == self.num_nodes
         self.num_bytes = self._words.nbytes + self._ranks.nbytes
         self._item_bytes = id_dtype(self.num_nodes).itemsize
 
@@ -182,8 +194,7 @@ class _SortedMap:
     def __init__(self, ids: npt.NDArray[np.int64]) -> None:
         self._ids = ids
         self.num_nodes = len(ids)
-        self.max_id = int(ids[-1]) if len(ids) else -1
-        self.is_identity = self.max_id + 1 == len(ids)
+        self.is_identity = not len(ids) or int(ids[-1]) + 1 == len(ids)
         self.num_bytes = ids.nbytes
 
     def to_nodes(self, ids: npt.NDArray[np.int64]) -> npt.NDArray[Any]:

@@ -41,10 +41,9 @@ def check_ids(ids: npt.NDArray[Any], limit: int | None, what: str, first_positio
 def check_edge_index(source: ArraySource) -> None:
     """Raise unless an array can be `edge_index` [2, E]."""
     if len(source.shape) != 2 or source.shape[0] != 2:
-        hint = "; transpose it" if source.shape[1:] == (2,) else ""
         raise InputError(
             f"{source.label}: has shape {list(source.shape)}, expected [2, E]: sources above "
-            f"targets{hint}"
+            "targets"
         )
     check_integers(source)
 
@@ -79,8 +78,8 @@ def glimpses(num_targets: int) -> Iterator[slice]:
 
 
 def some_targets(source: ArraySource) -> Iterator[npt.NDArray[Any]] | None:
-    """Return targets from all over an array [2, E]; None if it can only be read in order."""
-    if not isinstance(source, FileArray):
+    """Return targets from all over an array [2, E]; None if they do not lie together in a file."""
+    if not isinstance(source, FileArray) or source.fortran_order:
         return None
     return source.look_at(1, glimpses(source.shape[1]))
 

@@ -38,19 +38,13 @@ class SplitRule:
     strict_negatives: bool = False
 
     def __post_init__(self) -> None:
-        given = ",".join(f"{share:g}" for share in self.fractions)
-        if len(self.fractions) != len(NAMES) or not all(0 <= s <= 1 for s in self.fractions):
+        shares = self.fractions
+        is_sound = len(shares) == len(NAMES) and min(shares) >= 0 and sum(shares) <= 1 + 1e-9
+        if not is_sound or not shares[0] or not any(shares[1:]):
             raise UsageError(
-                f"fractions={given}: expected the shares of train, valid and test, each from 0 "
-                "to 1, as in 0.8,0.1,0.1"
-            )
-        if sum(self.fractions) > 1 + 1e-9:
-            raise UsageError(
-                f"fractions={given}: the shares sum to {sum(self.fractions):g}, expected at most 1"
-            )
-        if not self.fractions[0] or not any(self.fractions[1:]):
-            raise UsageError(
-                f"fractions={given}: expected a share above 0 for train, and for valid or test"
+                f"fractions={','.join(f'{share:g}' for share in shares)}: expected the shares of "
+                "train, valid and test with a sum of at most 1, above 0 for train, and for valid "
+                "or test, as in 0.8,0.1,0.1"
             )
         if not 0 <= self.seed < 2**64:
             raise UsageError(f"seed={self.seed} is not in [0, 2**64)")

@@ -7,13 +7,11 @@ the size of its input; and a file that shrinks under a map kills the process.
 
 from __future__ import annotations
 
-import errno
 import math
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +36,7 @@ _ALIGNMENT, _MIN_DIRECT_BYTES = 4096, 2**20
 
 
 class FileArray(StoredArray):
-    """An array in a file, as an `ArraySource`."""
+    """An array in a file."""
 
     def __init__(
         self,
@@ -56,31 +54,27 @@ class FileArray(StoredArray):
     @contextmanager
     def _open(self, *, in_order: bool = True) -> Iterator[Items]:
         with _Reader(self.path, in_order=in_order) as reader:
-            yield partial(self._items, reader)
+
+            def items(first: int, count: int) -> npt.NDArray[Any]:
+                num_bytes = count * self.dtype.itemsize
+                offset = self._first_byte + first * self.dtype.itemsize
+                found = reader.read(num_bytes, offset)
+                if len(found) < num_bytes:
+                    raise InputError(
+                        f"{self.label}: ends {num_bytes - len(found)} bytes early; copy it again",
+                        path=self.path,
+                        offset=offset,
+                    )
+                return found.view(self._stored_dtype).astype(self.dtype, copy=False)
+
+            yield items
 
     def look_at(self, row: int, places: Iterable[slice]) -> Iterator[npt.NDArray[Any]]:
-        """Yield some parts of a row of a two-dimensional array."""
-        height, width = self.shape
+        """Yield some parts of a row of a two-dimensional array in C order."""
+        width = self.shape[1]
         with self._open(in_order=False) as items:
             for place in places:
-                first, count = place.start, place.stop - place.start
-                if self._fortran_order:
-                    yield items(first * height, count * height)[row::height]
-                else:
-                    yield items(row * width + first, count)
-
-    def _items(self, reader: _Reader, first: int, count: int) -> npt.NDArray[Any]:
-        num_bytes = count * self.dtype.itemsize
-        offset = self._first_byte + first * self.dtype.itemsize
-        found = reader.read(num_bytes, offset)
-        if len(found) < num_bytes:
-            raise InputError(
-                f"{self.label}: ends {num_bytes - len(found)} bytes early, at byte "
-                f"{offset + len(found)}: it was truncated while it was read; copy it again",
-                path=self.path,
-                offset=offset,
-            )
-        return found.view(self._stored_dtype).astype(self.dtype, copy=False)
+                yield items(row * width + place.start, place.stop - place.start)
 
 
 class _Reader:
@@ -110,10 +104,13 @@ class _Reader:
             # Whole blocks, however they are read: the pool would keep pieces of both sizes.
             first, last = offset % _ALIGNMENT, offset + num_bytes
             out = _core.pool_empty(last + -last % _ALIGNMENT - offset + first)
-            if not self._has_cached(num_bytes, offset):
-                done = self._read_direct(out, offset - first)
-                if done is not None:
+            if self._direct is not None and not self._has_cached(num_bytes, offset):
+                try:
+                    done = self._read_direct(self._direct, out, offset - first)
                     return out[first : min(done, first + num_bytes)]
+                except OSError:  # some file systems take the flag and refuse the read
+                    os.close(self._direct)
+                    self._direct = None
             out = out[first : first + num_bytes]
             return out[: fill_at(self._file, out.data, offset)]
 
@@ -127,27 +124,15 @@ class _Reader:
                 self._is_cached = False
         return self._is_cached
 
-    def _read_direct(self, out: npt.NDArray[np.uint8], offset: int) -> int | None:
-        """Fill whole blocks, bypassing the page cache.
-
-        Returns the bytes read before the file's end, or None if direct reads are not possible.
-        """
-        if self._direct is None:
-            return None
+    @staticmethod
+    def _read_direct(file: int, out: npt.NDArray[np.uint8], offset: int) -> int:
+        """Fill whole blocks; return the bytes read before the file's end."""
         done = 0
-        try:
-            while done < len(out):
-                count = os.preadv(self._direct, [out.data[done:]], offset + done)
-                done += count
-                if not count or count % _ALIGNMENT:
-                    break  # the file ends here
-        except OSError as error:
-            # Some file systems take the flag and refuse the read.
-            if error.errno != errno.EINVAL:
-                raise
-            os.close(self._direct)
-            self._direct = None
-            return None
+        while done < len(out):
+            count = os.preadv(file, [out.data[done:]], offset + done)
+            done += count
+            if not count or count % _ALIGNMENT:
+                break  # the file ends here
         return done
 
     def __enter__(self) -> _Reader:
@@ -167,14 +152,11 @@ class RawLayout:
     shape: tuple[int, ...]  # shape, rows first. -1 rows: as many as the file has.
 
     def __post_init__(self) -> None:
-        if self.dtype not in STORAGE_DTYPES:
+        shape_is_sound = self.shape and self.shape[0] >= -1 and min(self.shape[1:], default=1) > 0
+        if self.dtype not in STORAGE_DTYPES or not shape_is_sound:
             raise UsageError(
-                f"raw type {self.dtype!r} is not one of {', '.join(map(repr, STORAGE_DTYPES))}"
-            )
-        if not self.shape or self.shape[0] < -1 or any(extent < 1 for extent in self.shape[1:]):
-            raise UsageError(
-                f"raw shape {list(self.shape)} is none: give the rows (-1: from the file's size), "
-                "then the extents of a row"
+                f"raw layout {self}: expected one of {', '.join(map(repr, STORAGE_DTYPES))}, then "
+                "the rows (-1: from the file's size) and the extents of a row"
             )
 
     @staticmethod
@@ -202,22 +184,15 @@ class RawLayout:
 
 
 def open_raw(path: Path, layout: RawLayout) -> FileArray:
-    """Open a raw file."""
+    """Open a raw file, with as many rows as it has."""
     existing_file(path, "the raw file")
     with storage_errors("read the raw file", path):
         found = path.stat().st_size
     rows, rest = divmod(found, layout.row_bytes)
     if rest:
         raise InputError(
-            f"{path}: has {found} bytes, which is no multiple of the {layout.row_bytes} bytes of a "
-            f"row of {list(layout.shape[1:])} {layout.dtype}; it is truncated, or the layout "
-            f"{layout} is not its own",
-            path=path,
-        )
-    if layout.shape[0] not in (-1, rows):
-        raise InputError(
-            f"{path}: has {rows} rows of {layout.row_bytes} bytes, but the layout {layout} says "
-            f"{layout.shape[0]}",
+            f"{path}: has {found} bytes, which are not the rows of {layout.row_bytes} bytes that "
+            f"the layout {layout} says; it is truncated, or the layout is not its own",
             path=path,
         )
     return FileArray(path, (rows, *layout.shape[1:]), STORAGE_DTYPES[layout.dtype])

@@ -30,61 +30,42 @@ class NpyHeader:
     fortran_order: bool  # whether the first axis varies fastest
     header_bytes: int  # where the elements begin
 
-    def check_size(self, num_bytes: int, label: str, path: Path, problem: str) -> None:
-        """Raise unless header and elements take that many bytes."""
-        expected = self.header_bytes + math.prod(self.shape) * self.dtype.itemsize
-        if num_bytes != expected:
-            raise InputError(
-                f"{label}: shape {list(self.shape)} of {self.dtype} needs {expected} bytes, but "
-                f"{problem}",
-                path=path,
-            )
 
-
-def read_npy_header(stream: IO[bytes], label: str, path: Path) -> NpyHeader:
-    """Read the header at the position of a stream."""
+def read_npy_header(stream: IO[bytes], label: str, path: Path, num_bytes: int) -> NpyHeader:
+    """Read the header at the beginning of a stream that has a number of bytes."""
     try:
         version = npy.read_magic(stream)
-        if version == (1, 0):
-            shape, fortran_order, dtype = npy.read_array_header_1_0(stream)
-        elif version == (2, 0):
-            shape, fortran_order, dtype = npy.read_array_header_2_0(stream)
-        else:
-            raise InputError(
-                f"{label}: .npy format {version[0]}.{version[1]} holds structured arrays, which "
-                "a store cannot hold; save plain arrays of numbers",
-                path=path,
-            )
-    except (OSError, zipfile.BadZipFile, zlib.error, EOFError, InputError, MemoryError):
+        read = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}[version]
+        shape, fortran_order, dtype = read(stream)
+        if any(extent < 0 for extent in shape):
+            raise ValueError(f"shape {shape}")
+    except (OSError, zipfile.BadZipFile, zlib.error, EOFError, MemoryError):
         raise
     except Exception as error:  # on odd bytes NumPy's parser raises anything, TokenError too
         raise InputError(f"{label}: not a valid .npy array ({error})", path=path) from None
-    if any(extent < 0 for extent in shape):
-        raise InputError(f"{label}: not a valid .npy array (shape {shape})", path=path)
-    if dtype.hasobject:
-        raise InputError(
-            f"{label}: holds pickled Python objects, which are never loaded (unpickling runs "
-            "code); save it as a plain array of numbers",
-            path=path,
-        )
     if dtype.kind not in _KINDS or dtype.itemsize > 8:
+        what = "pickled Python objects" if dtype.hasobject else f"elements of type {dtype}"
         raise InputError(
-            f"{label}: has the element type {dtype}, which a store cannot hold; save it as "
-            "integers or floats of at most 64 bits",
+            f"{label}: holds {what}, which a store cannot hold; save integers or floats of at most "
+            "64 bits",
             path=path,
         )
-    return NpyHeader(shape, dtype, fortran_order, stream.tell())
+    header = NpyHeader(shape, dtype, fortran_order, stream.tell())
+    expected = header.header_bytes + math.prod(shape) * dtype.itemsize
+    if num_bytes != expected:
+        raise InputError(
+            f"{label}: shape {list(shape)} of {dtype} needs {expected} bytes, but there are "
+            f"{num_bytes}; it is truncated or damaged",
+            path=path,
+        )
+    return header
 
 
 def open_npy(path: Path) -> ArraySource:
     """Open a `.npy` file; only its header is read."""
     existing_file(path, "the array")
-    with storage_errors("read the array", path):
-        with open_input(path) as stream:
-            header = read_npy_header(stream, str(path), path)
-        found = path.stat().st_size
-    problem = f"the file has {found}; it is truncated or damaged"
-    header.check_size(found, str(path), path, problem)
+    with storage_errors("read the array", path), open_input(path) as stream:
+        header = read_npy_header(stream, str(path), path, path.stat().st_size)
     if 0 in header.shape:  # nothing to read
         return MemoryArray(str(path), np.empty(header.shape, header.dtype))
     return FileArray(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import codecs
 import os
 import zipfile
 from collections.abc import Iterable, Iterator, Sequence
@@ -18,35 +17,23 @@ PathLike = str | os.PathLike[str]
 _HEAD_BYTES = 512
 TAR_MAGIC = slice(257, 262)
 _TABLE = "convert it with 'gnnstore convert table'"
-_EXTRACT = "extract what is in it"
-_FRAMED = (b"PAR1", b"FEA1")  # such files also end with these bytes
-_PICKLE = (
-    "only files of torch.save are read, by 'gnnstore convert pyg'; save arrays with numpy.savez"
-)
 _ARRAY = (
     "give it to an option that takes arrays, or put it, as edge_index.npy, into a directory for "
     "'gnnstore convert numpy'"
 )
-_HDF5 = "save its arrays with numpy.savez, or its tables as Parquet"
+_FRAMED = b"PAR1"  # files of Parquet also end with these bytes
 # First bytes of files, their kind, and advice.
 _KINDS = (
-    (b"\x93NUMPY", "an array (.npy)", _ARRAY),
-    (b"PAR1", "a Parquet file", _TABLE),
-    (b"ARROW1\0\0", "an Arrow or Feather file", _TABLE),
-    (b"FEA1", "a Feather file of version 1", "write it again as Feather or Parquet"),
-    (b"\x89HDF\r\n\x1a\n", "an HDF5 file, which is not read", _HDF5),
-    (b"MATLAB 5.0 MAT-file", "a MATLAB file", "save its arrays with numpy.savez"),
-    (b"SQLite format 3", "an SQLite database", "export its tables as Parquet or CSV"),
-    (b"BZh91AY&SY", "compressed with bzip2", "decompress it"),
-    (b"\xfd7zXZ\x00", "compressed with xz", "decompress it"),
-    (b"\x28\xb5\x2f\xfd", "compressed with zstd", "decompress it"),
-    (b"7z\xbc\xaf\x27\x1c", "a 7z archive", _EXTRACT),
-    (b"Rar!\x1a\x07", "a RAR archive", _EXTRACT),
-    *((bytes([0x80, protocol]), "a pickle", _PICKLE) for protocol in range(2, 6)),
-    (codecs.BOM_UTF16_LE, "text in UTF-16", "convert it to UTF-8"),
-    (codecs.BOM_UTF16_BE, "text in UTF-16", "convert it to UTF-8"),
-    (b"<!doctype html", "a web page", "download the file itself"),
-    (b"<html", "a web page", "download the file itself"),
+    (b"\x93NUMPY", f"an array (.npy); {_ARRAY}"),
+    (_FRAMED, f"a Parquet file; {_TABLE}"),
+    (b"ARROW1\0\0", f"an Arrow or Feather file; {_TABLE}"),
+    (b"\x89HDF\r\n\x1a\n", "an HDF5 file, which is not read; save its arrays with numpy.savez"),
+    *(
+        (magic, "compressed, but not with gzip; decompress it")
+        for magic in (b"BZh91AY&SY", b"\xfd7zXZ\0", b"\x28\xb5\x2f\xfd")
+    ),
+    *((magic, "text in UTF-16; convert it to UTF-8") for magic in (b"\xff\xfe", b"\xfe\xff")),
+    *((magic, "a web page; download the file itself") for magic in (b"<!doctype html", b"<html")),
 )
 
 
@@ -74,46 +61,39 @@ def open_input(path: Path) -> BinaryIO:
     return open_binary(path, error=InputError)
 
 
+@contextmanager
+def open_zip(path: Path) -> Iterator[zipfile.ZipFile]:
+    """Open an archive for reading, as `open_input` does."""
+    with open_input(path) as file, zipfile.ZipFile(file) as archive:
+        yield archive
+
+
 def describe_binary(path: Path) -> str | None:
     """Return what a file is by its first bytes, and advice, such as "is a tar archive; ..."."""
     with open_input(path) as file:
         head = file.read(_HEAD_BYTES)
-        tail = head[:4]
-        if tail in _FRAMED:  # which is how text may begin as well
-            file.seek(-len(tail), os.SEEK_END)
-            tail = file.read()
-    if tail != head[:4]:
-        return None
+        if head.startswith(_FRAMED):  # which is how text may begin as well
+            file.seek(-len(_FRAMED), os.SEEK_END)
+            head = head if file.read() == _FRAMED else b""
     if head.startswith(b"PK\x03\x04"):
-        kind, advice = _describe_zip(path)
-    elif head[TAR_MAGIC] == b"ustar":
-        kind, advice = "a tar archive", _EXTRACT
-    else:
-        kind, advice = next(
-            (found for magic, *found in _KINDS if head[: len(magic)].lower() == magic.lower()),
-            ("", ""),
-        )
-    return f"is {kind}; {advice}" if kind else None
+        return f"is {_describe_zip(path)}"
+    if head[TAR_MAGIC] == b"ustar":
+        return "is a tar archive; extract what is in it"
+    kinds = (kind for magic, kind in _KINDS if head[: len(magic)].lower() == magic.lower())
+    return next((f"is {kind}" for kind in kinds), None)
 
 
-def _describe_zip(path: Path) -> tuple[str, str]:
+def _describe_zip(path: Path) -> str:
     try:
         with open_zip(path) as archive:
             names = archive.namelist()
     except (zipfile.BadZipFile, OSError, NotImplementedError):
         names = []
     if any(name.endswith("/data.pkl") for name in names):
-        return "a file of torch.save", "convert it with 'gnnstore convert pyg', if it is a Data"
+        return "a file of torch.save; convert it with 'gnnstore convert pyg', if it is a Data"
     if names and all(name.endswith(".npy") for name in names):
-        return "a NumPy archive (.npz)", "convert it with 'gnnstore convert numpy'"
-    return "a zip archive", "extract the file that is in it"
-
-
-@contextmanager
-def open_zip(path: Path) -> Iterator[zipfile.ZipFile]:
-    """Open an archive for reading, as `open_input` does."""
-    with open_input(path) as file, zipfile.ZipFile(file) as archive:
-        yield archive
+        return "a NumPy archive (.npz); convert it with 'gnnstore convert numpy'"
+    return "a zip archive; extract the file that is in it"
 
 
 def existing_directory(path: PathLike, what: str) -> Path:

@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gnnstore.budget.ledger import Ledger, Reservation
-from gnnstore.converters.inputs.opening import existing_file
+from gnnstore.converters.inputs.opening import existing_file, open_input, open_zip
 from gnnstore.converters.inputs.source import ArraySource, MemoryArray
 from gnnstore.errors import InputError, storage_error, storage_errors
 
@@ -95,13 +95,13 @@ def read_pickled(
 
 
 def _load(path: Path, names: Mapping[str, Any]) -> Any:
-    with path.open("rb") as file:
+    with open_input(path) as file:
         if file.read(len(_OLD_TORCH)) == _OLD_TORCH:
             file.seek(0)
             for _ in range(_NUM_PICKLES_BEFORE):
                 _Unpickler(file, _no_storage, {}).load()
             return _Unpickler(file, _no_storage, names).load()
-    with zipfile.ZipFile(path) as archive:
+    with open_zip(path) as archive:
         members, read = archive.infolist(), cache(archive.read)
         # Stored members that do not overlap are no larger than the file, whose bytes are counted.
         is_stored = all(m.compress_type == zipfile.ZIP_STORED for m in members)

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from gnnstore import _core
 from gnnstore.converters.edges.node_ids import check_ids
 from gnnstore.converters.inputs.derived import RowTaker
-from gnnstore.converters.inputs.source import ArraySource, MemoryArray, SequentialArray, row_bytes
+from gnnstore.converters.inputs.source import ArraySource, MemoryArray, row_bytes
 from gnnstore.converters.read_ahead import read_ahead
 from gnnstore.converters.spill_files import RangeSort
 from gnnstore.errors import InputError
@@ -48,7 +48,7 @@ def in_order(
     return nullcontext(MemoryArray(source.label, whole))
 
 
-class ScatteredRows(SequentialArray):
+class ScatteredRows(ArraySource):
     """An array sorted by node, made of rows in any order."""
 
     def __init__(

@@ -7,11 +7,10 @@ table of text, or several such files.
 from __future__ import annotations
 
 import math
-import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -32,25 +31,36 @@ _PIECE_ITEMS = 2**18  # read at a time where elements go to an array that is the
 Items = Callable[[int, int], npt.NDArray[Any]]  # returns elements: the first, and their number
 
 
-class ArraySource(Protocol):
+class ArraySource(ABC):
     """An array that can be read in order, a piece at a time, any number of times."""
 
     label: str  # name for messages: "graph.npz: x"
     shape: tuple[int, ...]
     dtype: np.dtype[Any]  # element type, in native byte order
 
+    @abstractmethod
     def rows(self, step: int, start: int = 0) -> Iterator[npt.NDArray[Any]]:
-        """Yield the array along its first axis from row `start` on, `step` rows at a time."""
+        """Yield the array along its first axis from row `start` on, at most `step` at a time."""
 
     def columns(self, step: int) -> Iterator[npt.NDArray[Any]]:
         """Yield a two-dimensional array along its second axis, `step` columns at a time."""
+        whole = self.read()
+        for first in range(0, self.shape[1], step):
+            yield whole[:, first : first + step]
 
     def read(self) -> npt.NDArray[Any]:
         """Return the whole array."""
+        check_fits(self)
+        whole = np.empty(self.shape, self.dtype)
+        filled = 0
+        for piece in self.rows(2**20):
+            whole[filled : filled + len(piece)] = piece
+            filled += len(piece)
+        return whole
 
 
-class MemoryArray:
-    """An array that is in memory, or a memory map, as an `ArraySource`."""
+class MemoryArray(ArraySource):
+    """An array that is in memory, or a memory map."""
 
     def __init__(self, label: str, array: npt.NDArray[Any]) -> None:
         self.label = label
@@ -73,34 +83,8 @@ class MemoryArray:
         return self._array.astype(self.dtype, copy=False)
 
 
-class SequentialArray(ABC):
-    """Base of an `ArraySource` that implements rows only; columns read the whole array."""
-
-    label: str
-    shape: tuple[int, ...]
-    dtype: np.dtype[Any]
-
-    @abstractmethod
-    def rows(self, step: int, start: int = 0) -> Iterator[npt.NDArray[Any]]:
-        """Yield the array along its first axis from row `start` on, at most `step` at a time."""
-
-    def columns(self, step: int) -> Iterator[npt.NDArray[Any]]:
-        """Yield a two-dimensional array along its second axis, `step` columns at a time."""
-        return MemoryArray(self.label, self.read()).columns(step)
-
-    def read(self) -> npt.NDArray[Any]:
-        """Return the whole array."""
-        check_fits(self)
-        whole = np.empty(self.shape, self.dtype)
-        filled = 0
-        for piece in self.rows(2**20):
-            whole[filled : filled + len(piece)] = piece
-            filled += len(piece)
-        return whole
-
-
-class StoredArray(ABC):
-    """An array that lies in C or Fortran order, as an `ArraySource`."""
+class StoredArray(ArraySource):
+    """An array that lies in C or Fortran order."""
 
     # Bytes of rows that are gathered at a time from an array in Fortran order.
     _block_bytes = 2**24
@@ -113,7 +97,7 @@ class StoredArray(ABC):
         self.dtype = dtype.newbyteorder("=")
         self._stored_dtype = dtype
         # One-dimensional arrays are in both orders at once.
-        self._fortran_order = fortran_order and len(shape) > 1
+        self.fortran_order = fortran_order and len(shape) > 1
 
     @abstractmethod
     def _open(self) -> AbstractContextManager[Items]:
@@ -123,7 +107,7 @@ class StoredArray(ABC):
         """Yield the array along its first axis from row `start` on, `step` rows at a time."""
         num_rows, tail = self.shape[0], self.shape[1:]
         row_items = math.prod(tail)
-        if not self._fortran_order:
+        if not self.fortran_order:
             with self._open() as items:
                 for first in range(start, num_rows, step):
                     count = min(step, num_rows - first)
@@ -151,11 +135,11 @@ class StoredArray(ABC):
         with ExitStack() as stack:
             rows = [
                 stack.enter_context(self._open())
-                for _ in range(1 if self._fortran_order else height)
+                for _ in range(1 if self.fortran_order else height)
             ]
             for first in range(0, width, step):
                 count = min(step, width - first)
-                if self._fortran_order:
+                if self.fortran_order:
                     yield rows[0](first * height, count * height).reshape(count, height).T
                     continue
                 found = _core.empty((height, count), self.dtype)
@@ -168,7 +152,7 @@ class StoredArray(ABC):
         check_fits(self)
         with self._open() as items:
             flat = items(0, math.prod(self.shape))
-        return flat.reshape(self.shape[::-1]).T if self._fortran_order else flat.reshape(self.shape)
+        return flat.reshape(self.shape[::-1]).T if self.fortran_order else flat.reshape(self.shape)
 
 
 def _fill(out: npt.NDArray[Any], items: Items, first: int) -> None:
@@ -193,11 +177,6 @@ def as_array(values: Any, what: str) -> npt.NDArray[Any]:
     """Return an array, a tensor or a list of numbers as an array that a store can hold."""
     if isinstance(values, np.ndarray) and not values.dtype.hasobject:
         return values  # whose type is checked where it is written
-    if isinstance(values, str | os.PathLike):
-        raise UsageError(
-            f"{what}: {os.fspath(values)!r} is a path; open it first, as with "
-            "numpy.load(path, mmap_mode='r')"
-        )
     if hasattr(values, "detach"):  # a tensor
         values = values.detach().cpu()
     try:
@@ -207,9 +186,8 @@ def as_array(values: Any, what: str) -> npt.NDArray[Any]:
     if found.size == 0 and isinstance(values, list | tuple):
         found = found.astype(np.int64)
     if found.dtype.kind not in "biuf" or found.dtype.itemsize > 8:
-        kind = type(values).__name__ if found.dtype.hasobject else f"array of {found.dtype}"
         raise UsageError(
-            f"{what}: {'an' if kind[0] in 'aeiou' else 'a'} {kind} cannot be stored; use arrays, "
+            f"{what}: {found.dtype} of type {type(values).__name__} cannot be stored; use arrays, "
             "tensors or lists of integers or of floats of at most 64 bits"
         )
     return found
@@ -217,12 +195,7 @@ def as_array(values: Any, what: str) -> npt.NDArray[Any]:
 
 def as_source(values: Any, what: str) -> npt.NDArray[Any] | ArraySource:
     """Return an `ArraySource` as it is, and anything else as `as_array` does."""
-    if not isinstance(values, np.ndarray) and all(
-        hasattr(values, name) for name in ("label", "rows", "columns", "read")
-    ):
-        source: ArraySource = values
-        return source
-    return as_array(values, what)
+    return values if isinstance(values, ArraySource) else as_array(values, what)
 
 
 def row_bytes(source: ArraySource) -> int:
@@ -267,11 +240,9 @@ def check_fits(source: ArraySource) -> None:
 
 def read_one_number(source: ArraySource, what: str) -> int:
     """Return the single non-negative integer that an array holds."""
-    if math.prod(source.shape) != 1:
+    values = source.read().reshape(-1) if math.prod(source.shape) == 1 else np.empty(0)
+    if values.dtype.kind not in "iu" or values[0] < 0:
         raise InputError(
-            f"{source.label}: expected {what}, found an array of shape {list(source.shape)}"
+            f"{source.label}: expected {what}, found {source.dtype} of shape {list(source.shape)}"
         )
-    value = source.read().reshape(-1)[0]
-    if value.dtype.kind not in "iu" or value < 0:
-        raise InputError(f"{source.label}: expected {what}, but {value!s} is not a count")
-    return int(value)
+    return int(values[0])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gnnstore.converters.inputs.derived import cut_rows
-from gnnstore.converters.inputs.source import SequentialArray, check_count
+from gnnstore.converters.inputs.source import ArraySource, check_count
 from gnnstore.converters.inputs.text_blocks import read_blocks
 from gnnstore.converters.inputs.text_tables import TableFormat, TextTable
 from gnnstore.errors import InputError
@@ -22,8 +23,8 @@ _OF_64_BITS = ("int64", "uint64")
 _IN_FLOAT32 = ("bool", "int8", "uint8", "int16", "uint16")
 
 
-class TextArray(SequentialArray):
-    """The lines of a text file as rows [N, F]."""
+class TextArray(ArraySource):
+    """The lines of a text file as rows [N, F], or one column [N]."""
 
     def __init__(
         self,
@@ -36,20 +37,31 @@ class TextArray(SequentialArray):
         unit: str = "nodes",
         memory_bytes: int | None = None,
         skip_header: bool = False,
-        header_hint: str = "",
+        hint: str = "",
+        column: int | None = None,
     ) -> None:
         self.path = path
         self.label = str(path)
         self.dtype = np.dtype(dtype)
         self._unit = unit
         self._may_round = is_exact and dtype == "float64"
+        self._column = column
         table_format = TableFormat(
-            dtype, delimiter=None, what=what, skip_header=skip_header, type_hint=header_hint
+            dtype, delimiter=None, what=what, skip_header=skip_header, hint=hint
         )
+        if column is not None:
+            table_format = replace(table_format, ends=(column,))
         self._table = TextTable(path, table_format, memory_bytes=memory_bytes)
         self.memory_bytes = self._table.memory_bytes  # the peak memory of reading
-        num_columns, lines = _measure(self._table, count=num_rows is None)
-        self.shape: tuple[int, ...] = (lines if num_rows is None else num_rows, num_columns)
+        num_columns = lines = 0
+        for block in read_blocks(path):
+            num_columns = num_columns or self._table.columns_of(block)
+            if num_rows is not None:
+                break
+            lines += block.data.count(b"\n") + (not block.data.endswith(b"\n"))
+        if num_rows is None:
+            num_rows = lines - (skip_header and lines > 0)
+        self.shape: tuple[int, ...] = (num_rows, num_columns)[: 1 if column is not None else 2]
 
     def rows(self, step: int, start: int = 0) -> Iterator[npt.NDArray[Any]]:
         """Yield the rows from `start` on, at most `step` at a time."""
@@ -57,7 +69,8 @@ class TextArray(SequentialArray):
 
     def _blocks(self) -> Iterator[npt.NDArray[Any]]:
         num_rows, rows_read = self.shape[0], 0
-        for block in self._table.blocks():
+        for rows in self._table.blocks():
+            block = rows if self._column is None else self._table.ends(rows)[:, 0]
             if self._may_round:
                 self._check_exact(block, rows_read)
             yield block[: max(0, num_rows - rows_read)]
@@ -80,49 +93,32 @@ def read_as_stored(
     path: Path, stored: str | None, *, skip_header: bool = False, **options: Any
 ) -> TextArray:
     """Return a table as an array of a type that can hold every value of the stored type."""
-    exact, dtype = stored in _OF_64_BITS, _text_type(stored, path, skip_header=skip_header)
-    return TextArray(path, dtype, is_exact=exact, skip_header=skip_header, **options)
-
-
-def _text_type(stored: str | None, path: Path, *, skip_header: bool) -> str:
-    """Return the type in which to read a table, given the type that it is stored as."""
-    if stored in _OF_64_BITS:
+    is_exact = stored in _OF_64_BITS
+    dtype = "float32" if stored in {None, "float32", *_IN_FLOAT32} else "float64"
+    if is_exact:
         first = next(read_blocks(path), None)
         lines = b"" if first is None else first.data
         if skip_header:
             lines = lines.partition(b"\n")[2]
-        has_points = any(mark in lines for mark in b".eE")
-        return "float64" if has_points else "int64"
-    return "float32" if stored in {None, "float32", *_IN_FLOAT32} else "float64"
-
-
-def _measure(table: TextTable, *, count: bool) -> tuple[int, int]:
-    """Return the number of columns, and of lines if they are to be counted."""
-    num_columns = lines = 0
-    for block in read_blocks(table.path):
-        if not num_columns:
-            num_columns = table.columns_of(block)
-        if not count:
-            break
-        lines += block.data.count(b"\n") + (not block.data.endswith(b"\n"))
-    return num_columns, lines - (table.format.skip_header and lines > 0)
+        dtype = "float64" if any(mark in lines for mark in b".eE") else "int64"
+    return TextArray(path, dtype, is_exact=is_exact, skip_header=skip_header, **options)
 
 
 def read_numbers(
-    path: Path, what: str, *, skip_header: bool = False, header_hint: str = ""
+    path: Path, what: str, *, skip_header: bool = False, hint: str = ""
 ) -> npt.NDArray[Any]:
     """Return a table as int64, or as float32 if it has fractions."""
+    lines = TableFormat(
+        "float64",
+        delimiter=None,
+        what=what,
+        allow_nan=False,
+        skip_header=skip_header,
+        hint=hint,
+    )
 
     def read(dtype: str) -> npt.NDArray[Any]:
-        lines = TableFormat(
-            dtype,
-            delimiter=None,
-            what=what,
-            allow_nan=False,
-            skip_header=skip_header,
-            type_hint=header_hint,
-        )
-        return TextTable(path, lines).read()
+        return TextTable(path, replace(lines, dtype=dtype)).read()
 
     values = read("float64")
     if not np.all(values == np.rint(values)) or not np.isfinite(values).all():

@@ -19,12 +19,7 @@ from gnnstore.converters.inputs.opening import TAR_MAGIC, describe_binary, open_
 from gnnstore.errors import InputError, storage_error
 from gnnstore.progress import NullPhase, Phase
 
-BLOCK_BYTES, _MIN_BLOCK_BYTES = 2**20, 2**16
-# Share of a budget for all blocks in flight.
-_MEMORY_SHARE = 4
-# Names take the most: for every five bytes of text a place (8 bytes) and its copy, a code (8), the
-# first place (8), and up to 16 in a table of hashes; the text is there as read and as parsed.
-_BYTES_PER_BYTE = 12
+BLOCK_BYTES = 2**20
 # Longer than any row of numbers: the file is not text, or a bomb of a gigabyte without a line end.
 MAX_LINE_BYTES = 2**26
 _GZIP_MAGIC = b"\x1f\x8b"
@@ -38,26 +33,12 @@ class TextBlock:
     data: bytes  # the lines; the last may lack its newline
 
 
-def block_bytes_for(memory_bytes: int | None, num_in_flight: int) -> int:
-    """Return the size of blocks with which all blocks in flight take a quarter of a budget."""
-    if memory_bytes is None:
-        return BLOCK_BYTES
-    fitting = memory_bytes // (_MEMORY_SHARE * _BYTES_PER_BYTE * num_in_flight)
-    return min(max(fitting, _MIN_BLOCK_BYTES), BLOCK_BYTES)
-
-
-def blocks_memory_bytes(block_bytes: int, num_in_flight: int) -> int:
-    """Return the peak memory of a number of blocks while they are parsed."""
-    return _BYTES_PER_BYTE * block_bytes * num_in_flight
-
-
 def read_blocks(
     path: Path, phase: Phase | None = None, *, block_bytes: int = BLOCK_BYTES
 ) -> Iterator[TextBlock]:
     """Yield the lines of a text file, decompressed if it is gzipped, in blocks."""
     phase = phase or NullPhase()
-    line, rest = 1, b""
-    num_blank = 0  # lines before `rest`, which count only if something follows them
+    line, rest = 1, b""  # blank lines at the end of a block wait for others to follow
     try:
         with open_input(path) as raw:
             zipped = raw.read(len(_GZIP_MAGIC)) == _GZIP_MAGIC
@@ -78,14 +59,10 @@ def read_blocks(
                 position = raw.tell()
                 if line == 1 and chunk[TAR_MAGIC] == b"ustar":
                     raise InputError(f"{path}: is a tar archive; extract what is in it", path=path)
-                data, more_blank, rest = _cut(rest + chunk)
+                data, rest = _cut(rest + chunk)
                 if data:
-                    if num_blank:
-                        yield TextBlock(line, b"\n")  # one blank line in place of all
-                        line, num_blank = line + num_blank, 0
                     yield _block(line, data)
                     line += data.count(b"\n")
-                num_blank += more_blank
                 if len(rest) > MAX_LINE_BYTES:
                     raise InputError(
                         f"{path}: line {line} is longer than {MAX_LINE_BYTES} bytes; "
@@ -107,9 +84,7 @@ def read_blocks(
     except OSError as error:
         raise storage_error(error, "read the text file", path) from error
     if rest.strip():
-        if num_blank:
-            yield TextBlock(line, b"\n")
-        yield _block(line + num_blank, rest)
+        yield _block(line, rest)
 
 
 def _block(line: int, data: bytes) -> TextBlock:
@@ -117,11 +92,11 @@ def _block(line: int, data: bytes) -> TextBlock:
     return TextBlock(line, data.removeprefix(codecs.BOM_UTF8) if line == 1 else data)
 
 
-def _cut(data: bytes) -> tuple[bytes, int, bytes]:
-    """Split into whole lines, the number of blank lines behind, and the beginning of a line."""
+def _cut(data: bytes) -> tuple[bytes, bytes]:
+    """Split into whole lines, and what is behind the last that is not blank."""
     end = data.rfind(b"\n") + 1
     if end >= 2 and data[end - 2] not in b"\r\n":  # no blank line: spares two copies
-        return data[:end], 0, data[end:]
+        return data[:end], data[end:]
     lines = data[:end].rstrip(b"\r\n")
     last = data.find(b"\n", len(lines)) + 1 if lines else 0
-    return data[:last], data.count(b"\n", last, end), data[end:]
+    return data[:last], data[last:]

@@ -1,13 +1,13 @@
 """Tables in text, which the core parses at hundreds of megabytes a second.
 
-The core returns the first line that is no row, and the field at fault, which `text_lines` words.
+The core returns the first line that is no row, and the field at fault, which this module words.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from threading import Lock
 from typing import Any, NoReturn
@@ -18,29 +18,11 @@ import numpy.typing as npt
 from gnnstore import _core
 from gnnstore.budget.limits import available_bytes
 from gnnstore.converters.edges.name_ids import NameBlock
-from gnnstore.converters.inputs.text_blocks import (
-    BLOCK_BYTES,
-    TextBlock,
-    block_bytes_for,
-    blocks_memory_bytes,
-    read_blocks,
-)
-from gnnstore.converters.inputs.text_lines import (
-    QUOTED_COMMAS,
-    TableFormat,
-    TextColumn,
-    is_fraction,
-    show,
-    unquoted,
-    word_count,
-    word_field,
-)
+from gnnstore.converters.inputs.text_blocks import BLOCK_BYTES, TextBlock, read_blocks
 from gnnstore.converters.read_ahead import map_in_order, num_threads, read_ahead
 from gnnstore.errors import InputError
 from gnnstore.progress import NullPhase, Phase
 from gnnstore.units import format_size
-
-__all__ = ["NameBlock", "TableFormat", "TextColumn", "TextTable"]
 
 _EXACT_IN_FLOAT32 = 2**24
 # As the core calls the types of columns, and of the ends of edges.
@@ -48,6 +30,132 @@ _KINDS = {"int64": "i", "float32": "f", "float64": "d"}
 _END_KINDS = {**_KINDS, "int64": "e", "text": "n"}
 _INT64 = np.iinfo(np.int64)
 _LONE_RETURN = re.compile(rb"\r(?!\r*(?:\n|\Z))")
+
+
+_MIN_BLOCK_BYTES = 2**16
+# Share of a budget for all blocks in flight.
+_MEMORY_SHARE = 4
+# Names take the most: for every five bytes of text a place (8 bytes) and its copy, a code (8), the
+# first place (8), and up to 16 in a table of hashes; the text is there as read and as parsed.
+_BYTES_PER_BYTE = 12
+_INTEGER = re.compile(rb"[+-]?[0-9]+")
+_DECIMAL = re.compile(rb"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?|[+-]?(nan|inf|infinity)")
+_MAX_DIGITS = 25  # that a message writes out
+_SEPARATORS = {",": "commas", "\t": "tabs", " ": "spaces"}
+QUOTES = (
+    "; quotation marks have no meaning in numbers, and a comma within them is not read: write the "
+    "file without them, or separate the columns by tabs"
+)
+
+
+@dataclass(frozen=True)
+class TextColumn:
+    """A column of numbers in a table of edges."""
+
+    position: int  # from 0
+    dtype: str | None = None  # None: int64, or float32 if some of its values have fractions
+    what: str = "value"  # name of a value, for messages
+
+
+@dataclass(frozen=True)
+class TableFormat:
+    """The form that the lines of a table must have."""
+
+    dtype: str  # "int64", "float32" or "float64"; "text" gives blocks of `NameBlock`
+    num_columns: int | None = None  # fields in a line; None: as many as in the first
+    # Positions of the ends of an edge, where `columns` or other ones are given, or ends are names.
+    ends: tuple[int, ...] = (0, 1)
+    columns: tuple[TextColumn, ...] = ()  # columns of numbers; those that are neither are skipped
+    # Position of a field that is a name of another kind than the ends, in a table of text of three
+    # columns: the relation of a triple.
+    label_column: int | None = None
+    # The separator of fields; None: a comma, a tab or spaces, as in the first line.
+    delimiter: str | None = ","
+    comments: bytes = b""  # a line that begins with one of these characters is a comment
+    comments_lead: bool = False  # whether comments come only before the first row
+    skip_blank: bool = False  # whether blank lines are skipped, as they are where comments are
+    minimum: int | None = None  # the smallest allowed value
+    limit: int | None = None  # allowed values are below
+    what: str = "value"  # name of a value, for messages
+    allow_nan: bool = True  # whether NaN is a value (in a table of floats)
+    ignore_extra: bool = False  # whether fields after the `num_columns` first ones are skipped
+    skip_header: bool = False  # whether the first line that is no comment is skipped
+    hint: str = ""  # advice for messages about lines that have another form
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether all fields are numbers of one type."""
+        return self.dtype != "text" and not self.columns and self.ends == (0, 1)
+
+
+def fields_of(line: bytes) -> list[str]:
+    """Return the fields of a line, separated by commas, tabs or blanks, without quotation marks."""
+    mark = next((mark for mark in (b",", b"\t") if mark in line), None)
+    fields = (field.strip().decode("utf-8", "replace") for field in line.split(mark))
+    return [field[1:-1] if field[:1] == field[-1:] == '"' else field for field in fields]
+
+
+def unquoted(name: bytes) -> bytes:
+    """Return a name of a file with commas without quotation marks (RFC 4180); b"" if one is odd."""
+    if name[:1] != b'"':
+        return name
+    inner = name[1:-1]
+    is_whole = len(name) > 1 and name[-1:] == b'"' and b'"' not in inner.replace(b'""', b"")
+    return inner.replace(b'""', b'"') if is_whole else b""
+
+
+def is_number(field: bytes) -> bool:
+    """Whether a field is a number."""
+    return _DECIMAL.fullmatch(field.lower()) is not None
+
+
+def is_fraction(field: bytes) -> bool:
+    """Whether a field is a number, but no integer."""
+    return not _INTEGER.fullmatch(field) and is_number(field)
+
+
+def word_count(
+    table_format: TableFormat, separator: str, wanted: int, line: bytes, found: int
+) -> str:
+    """Return what is wrong with a line that has another number of fields than wanted."""
+    if found == 0:
+        return "the line is blank where a row was expected"
+    text = line.rstrip(b" \t\r").lstrip(b" " if separator == "\t" else b" \t")
+    fields = "field" if found == 1 else "fields"
+    return (
+        f"found {found} {fields}, expected {wanted}, in {show(text)}, where "
+        f"{_SEPARATORS[separator]} separate fields as in the first line"
+    ) + (QUOTES if b'"' in text else table_format.hint)
+
+
+def word_field(table_format: TableFormat, dtype: str, position: int, field: bytes) -> str:
+    """Return what is wrong with a field that has no value of its column's type."""
+    form, where, has_number = table_format, f"column {position + 1}", is_number(field)
+    column = next((c for c in form.columns if c.position == position), None)
+    what = form.what if column is None else column.what
+    wanted = f"{'an' if what[:1] in 'aeiou' else 'a'} {what}"
+    if dtype == "text":
+        return f"{where} is empty: {wanted} is missing"
+    if not has_number or (dtype == "int64" and not _INTEGER.fullmatch(field)):
+        is_whole = dtype == "int64" and (column is None or has_number)
+        hint = QUOTES if field[:1] == b'"' else form.hint if column is None else ""
+        kind = "an integer" if is_whole else "a number"
+        return f"{where}: {show(field)} is not {kind}, expected {wanted}{hint}"
+    if dtype != "int64":
+        is_nan = field.lower().lstrip(b"+-") == b"nan"
+        return f"{where}: " + (
+            f"NaN is not {wanted}" if is_nan else f"{show(field)} overflows {dtype}"
+        )
+    low, limit = (form.minimum, form.limit) if column is None else (None, None)
+    allowed = f"[{'-2^63' if low is None else low}, {'2^63' if limit is None else limit})"
+    shown = int(field) if len(field) < _MAX_DIGITS else show(field)
+    return f"{where}: {what} {shown} is outside {allowed}"
+
+
+def show(field: bytes) -> str:
+    """Return a field for a message."""
+    text = field.decode("utf-8", "replace")
+    return repr(text if len(text) <= 40 else text[:37] + "...")
 
 
 class _Count(NullPhase):
@@ -92,13 +200,16 @@ class TextTable:
         self.header = b""  # the first line, if it was skipped
         self.num_comments = 0  # lines of names that were skipped as comments, in the last pass
         self._rounded: dict[int, Any] = {}  # by column, a value that float32 would change
-        self._block_bytes = min(block_bytes, block_bytes_for(memory_bytes, _num_in_flight()))
+        if memory_bytes is not None:
+            fitting = memory_bytes // (_MEMORY_SHARE * _BYTES_PER_BYTE * _num_in_flight())
+            block_bytes = min(max(fitting, _MIN_BLOCK_BYTES), block_bytes)
+        self._block_bytes = block_bytes
         self._has_header = False
 
     @property
     def memory_bytes(self) -> int:
         """The peak memory of reading."""
-        return blocks_memory_bytes(self._block_bytes, _num_in_flight())
+        return _BYTES_PER_BYTE * self._block_bytes * _num_in_flight()
 
     def read(self, phase: Phase | None = None) -> npt.NDArray[Any]:
         """Return the whole table, [rows, columns]."""
@@ -204,15 +315,12 @@ class TextTable:
 
     def _check_returns(self, block: TextBlock) -> None:
         """Refuse a carriage return that ends no line: what follows would belong to its line."""
-        num_returns = block.data.count(b"\r")
-        if num_returns == 0 or num_returns == block.data.count(b"\r\n"):
-            return
-        lone = _LONE_RETURN.search(block.data)
+        lone = None
+        if block.data.count(b"\r") != block.data.count(b"\r\n"):
+            lone = _LONE_RETURN.search(block.data)
         if lone is not None:
-            self._fail(
-                block.first_line + block.data.count(b"\n", 0, lone.start()),
-                "a carriage return without a line feed ends no line; convert the file",
-            )
+            line = block.first_line + block.data.count(b"\n", 0, lone.start())
+            self._fail(line, "a carriage return without a line feed ends no line")
 
     def _without_head(self, block: TextBlock) -> TextBlock:
         """Return the rest of a block behind the lines before the first row."""
@@ -355,7 +463,7 @@ class TextTable:
                 plain = [unquoted(name) for name in names]
                 for i, name in enumerate(plain):
                     if not name:
-                        fail(i, "is no name in quotation marks" + QUOTED_COMMAS)
+                        fail(i, "is no name in quotation marks" + QUOTES)
                 numbers: dict[bytes, int] = {}
                 renumbered = np.array([numbers.setdefault(name, len(numbers)) for name in plain])
                 first = first[np.unique(renumbered, return_index=True)[1]]

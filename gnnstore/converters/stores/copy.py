@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gnnstore.converters.inputs.source import ArraySource, SequentialArray
+from gnnstore.converters.inputs.source import ArraySource
 from gnnstore.converters.stores.graph import StoreInput
 from gnnstore.converters.writer.graph_writer import GraphWriter
 from gnnstore.formats.arrays.dtypes import STORAGE_DTYPES
@@ -71,7 +71,7 @@ def copy_graph_attributes(
             writer.set_graph_array(name, graph.read(spec), dtype=spec.dtype)
 
 
-class CopiedRows(SequentialArray):
+class CopiedRows(ArraySource):
     """The rows of a node attribute, K times over."""
 
     def __init__(

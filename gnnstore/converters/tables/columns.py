@@ -1,4 +1,4 @@
-"""Columns of tables as arrays: numbers, lists of equal length, times, and names."""
+"""Columns of tables as arrays: numbers, lists of equal length, times, names, and ids of nodes."""
 
 from __future__ import annotations
 
@@ -9,15 +9,20 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from gnnstore.budget.ledger import Reservation
+from gnnstore.converters.edges.id_remap import find_ids
 from gnnstore.converters.edges.name_ids import NameBlock, encode_arrow
 from gnnstore.converters.inputs.derived import cut_rows
-from gnnstore.converters.inputs.source import SequentialArray
+from gnnstore.converters.inputs.source import ArraySource
+from gnnstore.converters.memory import memory_ledger
 from gnnstore.converters.read_ahead import read_ahead
 from gnnstore.converters.tables.inputs import Table
 from gnnstore.errors import InputError
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+_ID_BYTES = 32  # of an id: itself, its row, and both while they are sorted
 
 
 def to_array(column: pa.Array, where: str, first_row: int = 0) -> npt.NDArray[Any]:
@@ -28,17 +33,15 @@ def to_array(column: pa.Array, where: str, first_row: int = 0) -> npt.NDArray[An
     import pyarrow as pa  # noqa: PLC0415
 
     types = pa.types
+    kind = column.type
     if isinstance(column, pa.ExtensionArray):
-        shape = getattr(column.type, "shape", None)  # of tensors
+        shape = getattr(kind, "shape", None)  # of tensors
         values = to_array(column.storage, where, first_row)
         return values if shape is None else values.reshape(len(values), *shape)
-    kind = column.type
     if types.is_dictionary(kind):
         return to_array(column.dictionary_decode(), where, first_row)
     if column.null_count and not types.is_floating(kind):
-        row = first_row + int(np.argmax(column.is_null().to_numpy(zero_copy_only=False)))
-        floats = "" if types.is_temporal(kind) else ", or store the column as floats"
-        raise InputError(f"{where}: row {row} has no value; fill it{floats}")
+        raise InputError(f"{where}: row {first_row + _first_null(column)} has no value; fill it")
     if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
         return _list_to_array(column, where, first_row)
     if types.is_temporal(kind) and not types.is_interval(kind):
@@ -50,6 +53,10 @@ def to_array(column: pa.Array, where: str, first_row: int = 0) -> npt.NDArray[An
         )
     found: npt.NDArray[Any] = column.to_numpy(zero_copy_only=False)
     return found
+
+
+def _first_null(column: pa.Array) -> int:
+    return int(np.argmax(column.is_null().to_numpy(zero_copy_only=False)))
 
 
 def _list_to_array(column: pa.Array, where: str, first_row: int) -> npt.NDArray[Any]:
@@ -68,7 +75,7 @@ def _list_to_array(column: pa.Array, where: str, first_row: int) -> npt.NDArray[
     return values.reshape(len(column), width, *values.shape[1:])
 
 
-class TableColumns(SequentialArray):
+class TableColumns(ArraySource):
     """One column of a table as an array [k, ...], or several, joined along the second axis."""
 
     def __init__(self, table: Table, columns: Sequence[str]) -> None:
@@ -78,8 +85,8 @@ class TableColumns(SequentialArray):
         self._columns = list(dict.fromkeys(columns))
         first = next(self._arrays(), None)
         if first is None:  # the types of a table without rows
-            empty = self._table.schema.empty_table().select(self._columns).combine_chunks()
-            first = self._join(empty.to_batches()[0] if empty.to_batches() else None, 0)
+            empty = table.schema.empty_table().combine_chunks()
+            first = _join([to_array(empty.column(c).chunk(0), self.label) for c in self._columns])
         self.dtype = first.dtype
         self.shape: tuple[int, ...] = (table.num_rows, *first.shape[1:])
 
@@ -99,43 +106,35 @@ class TableColumns(SequentialArray):
             yield rows
 
     def _arrays(self) -> Iterator[npt.NDArray[Any]]:
-        done = 0
-        for batch in self._table.record_batches(self._columns):
-            if batch.num_rows:
-                yield self._join(batch, done)
-            done += batch.num_rows
+        return map(_join, _batches(self._table, self._columns))
 
-    def _join(self, batch: pa.RecordBatch | None, first_row: int) -> npt.NDArray[Any]:
-        if batch is None:
-            return np.empty((0, len(self._columns)), np.float32)
-        arrays = [
-            to_array(batch.column(name), f"{self._table.label}: {name}", first_row)
-            for name in self._columns
-        ]
-        if len(arrays) == 1:
-            return arrays[0]
-        flat = [array.reshape(len(array), -1) for array in arrays]
-        return np.concatenate(flat, axis=1, dtype=np.result_type(*flat))
+
+def _join(arrays: list[npt.NDArray[Any]]) -> npt.NDArray[Any]:
+    if len(arrays) == 1:
+        return arrays[0]
+    flat = [array.reshape(len(array), -1) for array in arrays]
+    return np.concatenate(flat, axis=1, dtype=np.result_type(*flat))
+
+
+def _batches(table: Table, columns: Sequence[str]) -> Iterator[list[npt.NDArray[Any]]]:
+    """Yield the next rows of some columns."""
+    done = 0
+    for batch in table.record_batches(list(dict.fromkeys(columns))):
+        if batch.num_rows:
+            yield [to_array(batch.column(c), f"{table.label}: {c}", done) for c in columns]
+        done += batch.num_rows
 
 
 def edge_batches(
     table: Table, ends: Sequence[str], columns: Sequence[str]
 ) -> Iterator[tuple[npt.NDArray[Any], npt.NDArray[Any], list[npt.NDArray[Any]]]]:
     """Yield sources, targets and other columns of the next edges; ends are integers."""
-
-    def arrays() -> Iterator[list[npt.NDArray[Any]]]:
-        done, wanted = 0, [*ends, *columns]
-        for batch in table.record_batches(list(dict.fromkeys(wanted))):
-            found = [to_array(batch.column(c), f"{table.label}: {c}", done) for c in wanted]
-            for name, ids in zip(ends, found, strict=False):
-                if ids.ndim != 1 or ids.dtype.kind not in "iu":
-                    raise InputError(
-                        f"{table.label}: {name}: is {ids.dtype}; ids of nodes are integers or names"
-                    )
-            yield found
-            done += batch.num_rows
-
-    for sources, targets, *others in read_ahead(arrays()):
+    for sources, targets, *others in read_ahead(_batches(table, [*ends, *columns])):
+        for name, ids in zip(ends, (sources, targets), strict=True):
+            if ids.ndim != 1 or ids.dtype.kind not in "iu":
+                raise InputError(
+                    f"{table.label}: {name}: is {ids.dtype}; ids of nodes are integers or names"
+                )
         yield sources, targets, others
 
 
@@ -149,13 +148,11 @@ def name_batches(
     for batch in table.record_batches(list(dict.fromkeys([*ends, *columns]))):
         if not batch.num_rows:
             continue
-        texts = []
         for name in ends:
-            column = batch.column(name)
-            if column.null_count:
-                row = done + int(np.argmax(column.is_null().to_numpy(zero_copy_only=False)))
+            if batch.column(name).null_count:
+                row = done + _first_null(batch.column(name))
                 raise InputError(f"{table.label}: {name}: row {row} has no name")
-            texts.append(pa.chunked_array([column.cast(pa.string())]))
+        texts = [pa.chunked_array([batch.column(name).cast(pa.string())]) for name in ends]
         numbers = tuple(to_array(batch.column(c), f"{table.label}: {c}", done) for c in columns)
         yield replace(encode_arrow(texts), columns=numbers)
         done += batch.num_rows
@@ -163,11 +160,36 @@ def name_batches(
 
 def is_text(table: Table, column: str) -> bool:
     """Whether a column holds names rather than integers."""
-    import pyarrow as pa  # noqa: PLC0415
+    kind = str(table.schema.field(column).type).removeprefix("dictionary<values=")
+    return kind.startswith(("string", "large_string"))
 
-    kind = table.schema.field(column).type
-    if pa.types.is_dictionary(kind):
-        kind = kind.value_type
-    return bool(
-        pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
-    )
+
+class RowIds:
+    """Numbers of nodes by their integer ids: node i is that of row i of a table."""
+
+    def __init__(self, column: ArraySource, memory_bytes: int | None = None) -> None:
+        if len(column.shape) != 1 or column.dtype.kind not in "iu":
+            raise InputError(
+                f"{column.label}: has rows of {column.dtype} {list(column.shape[1:])}; ids of "
+                "nodes are integers or names"
+            )
+        self.label, self.num_nodes = column.label, column.shape[0]
+        ids = Reservation(f"{self.num_nodes} ids and their rows", _ID_BYTES * self.num_nodes)
+        memory_ledger("numbering the nodes of a table", memory_bytes).add(ids).check(
+            None, "number the nodes from 0 in the order of the table"
+        )
+        self.ids = column.read().astype(np.int64)  # of row i, shape [N]
+        self._order = np.argsort(self.ids, kind="stable")
+        self._sorted = self.ids[self._order]
+        same = np.flatnonzero(self._sorted[1:] == self._sorted[:-1])
+        if len(same):
+            raise InputError(
+                f"{column.label}: the id {self._sorted[same[0]]} is in rows "
+                f"{self._order[same[0]]} and {self._order[same[0] + 1]}; each node has one row"
+            )
+        self.is_identity = bool(np.array_equal(self.ids, np.arange(self.num_nodes)))
+        self.num_bytes = self.ids.nbytes + self._order.nbytes + self._sorted.nbytes
+
+    def to_nodes(self, ids: npt.NDArray[Any], where: str) -> npt.NDArray[Any]:
+        """Return the rows of ids, shape [k]."""
+        return self._order[find_ids(self._sorted, ids, where, f"is not in {self.label}")]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
@@ -14,18 +13,18 @@ import numpy.typing as npt
 
 from gnnstore.converters.converter import converter
 from gnnstore.converters.datasets.numbering import collect_names, number_ids, record_names
-from gnnstore.converters.edges.name_ids import NameBlock, NameNumbering
+from gnnstore.converters.edges.name_ids import NameBlock
 from gnnstore.converters.inputs.derived import FloatLabels
 from gnnstore.converters.inputs.opening import PathLike
 from gnnstore.converters.inputs.source import ArraySource
 from gnnstore.converters.tables.columns import (
+    RowIds,
     TableColumns,
     edge_batches,
     is_text,
     name_batches,
 )
 from gnnstore.converters.tables.inputs import Table, describe_tables, open_table
-from gnnstore.converters.tables.row_ids import RowIds
 from gnnstore.converters.writer.estimates import Workload
 from gnnstore.converters.writer.graph_writer import GraphWriter
 from gnnstore.converters.writer.options import ConvertOptions, check_features
@@ -34,132 +33,9 @@ from gnnstore.errors import InputError, UsageError
 from gnnstore.progress import Progress
 
 _LOG = logging.getLogger(__name__)
+_INT64 = np.iinfo(np.int64)
 
 Columns = Mapping[str, str] | Sequence[str]
-
-
-@dataclass(frozen=True)
-class NodeTable:
-    """The columns of a table that become attributes, ids and splits of nodes of one type."""
-
-    table: Table
-    id_column: str | None
-    attributes: Mapping[str, ArraySource]  # by their names in the store
-    split_column: str | None
-
-    def splits(self) -> dict[str, npt.NDArray[np.int64]]:
-        """Return the rows of each split, by the names in a column of text."""
-        if self.split_column is None:
-            return {}
-        rows: dict[str, list[npt.NDArray[np.int64]]] = {}
-        done = 0
-        for batch in self.table.record_batches([self.split_column]):
-            names = batch.column(0).to_numpy(zero_copy_only=False).astype(object)
-            for name in {name for name in names if name not in (None, "")}:
-                split = SPLIT_KEYS.get(str(name), str(name))
-                rows.setdefault(split, []).append(np.flatnonzero(names == name) + done)
-            done += len(names)
-        return {name: np.sort(np.concatenate(found)) for name, found in rows.items()}
-
-
-@dataclass(frozen=True)
-class EdgeTable:
-    """The columns of a table that become the ends and the attributes of edges of one type."""
-
-    table: Table
-    source: str
-    target: str
-    columns: Mapping[str, str]  # columns of attributes, by their names in the store
-
-    @property
-    def is_named(self) -> bool:
-        """Whether ends are names of nodes."""
-        return is_text(self.table, self.source)
-
-    def batches(
-        self, to_nodes: Callable[[npt.NDArray[Any]], npt.NDArray[Any]] | None = None
-    ) -> Iterator[tuple[npt.NDArray[Any], npt.NDArray[Any], dict[str, npt.NDArray[Any]]]]:
-        """Yield sources, targets and attributes of the next edges; ends are integers."""
-        ends = (self.source, self.target)
-        for sources, targets, others in edge_batches(self.table, ends, list(self.columns.values())):
-            rows = dict(zip(self.columns, others, strict=True))
-            if to_nodes is not None:
-                sources, targets = to_nodes(sources), to_nodes(targets)  # noqa: PLW2901
-            yield sources, targets, rows
-
-    def names(self) -> Iterator[NameBlock]:
-        """Yield the names of the ends of the next edges, and their attributes."""
-        return name_batches(self.table, (self.source, self.target), list(self.columns.values()))
-
-
-def open_nodes(
-    nodes: Any,
-    *,
-    node_id: str | None = None,
-    features: str | Sequence[str] | None = None,
-    label: str | None = None,
-    split: str | None = None,
-    node_columns: Columns | None = None,
-    memory_bytes: int | None = None,
-) -> NodeTable:
-    """Open a table of nodes of one type; see `from_tables`."""
-    table = open_table(nodes, "the nodes", memory_bytes)
-    wide = [features] if isinstance(features, str) else list(features or ())
-    names = as_mapping(node_columns)
-    taken = {"x": bool(wide), "y": label is not None}
-    for name in names:
-        if taken.get(name):
-            raise UsageError(f"the node attribute {name!r} is given twice")
-    table.check_columns([c for c in (node_id, label, split, *wide, *names.values()) if c])
-    attributes: dict[str, ArraySource] = {}
-    if wide:
-        x = TableColumns(table, wide)
-        if len(x.shape) == 1:
-            raise InputError(
-                f"{x.label}: is one number a node, where features are [N, F]; name more columns, "
-                "or a column of lists"
-            )
-        attributes["x"] = x
-    if label is not None:
-        attributes["y"] = FloatLabels(TableColumns(table, [label]))
-    attributes |= {name: TableColumns(table, [column]) for name, column in names.items()}
-    _tell_left_out(table, [node_id, label, split, *wide, *names.values()])
-    return NodeTable(table, node_id, attributes, split)
-
-
-def open_edges(
-    edges: Any,
-    *,
-    source: str = "source",
-    target: str = "target",
-    edge_columns: Columns | None = None,
-    memory_bytes: int | None = None,
-) -> EdgeTable:
-    """Open a table of edges of one type; see `from_tables`."""
-    table = open_table(edges, "the edges", memory_bytes)
-    columns = as_mapping(edge_columns)
-    table.check_columns([source, target, *columns.values()])
-    if is_text(table, source) != is_text(table, target):
-        raise InputError(
-            f"{table.label}: one of {source} and {target} has names, the other numbers; both are "
-            "nodes of one type"
-        )
-    _tell_left_out(table, [source, target, *columns.values()])
-    return EdgeTable(table, source, target, columns)
-
-
-def as_mapping(columns: Columns | None) -> dict[str, str]:
-    """Return columns by the names of their attributes, which are their own by default."""
-    if isinstance(columns, Mapping):
-        return dict(columns)
-    return {name: name for name in columns or ()}
-
-
-def _tell_left_out(table: Table, taken: Sequence[str | None]) -> None:
-    left = [name for name in table.schema.names if name not in taken]
-    if left:
-        shown = ", ".join(left[:10]) + (", ..." if len(left) > 10 else "")
-        _LOG.warning("%s: columns that no option names are left out: %s", table.label, shown)
 
 
 @converter
@@ -227,43 +103,41 @@ def from_tables(
         If something is said about nodes that are not given.
     """
     options = options or ConvertOptions()
-    about_nodes = (node_id, features, label, split, node_columns)
-    if nodes is None and any(about_nodes):
+    wide = [features] if isinstance(features, str) else list(features or ())
+    more, edge_attributes = _as_mapping(node_columns), _as_mapping(edge_columns)
+    node_names = [c for c in (node_id, label, split, *wide, *more.values()) if c]
+    if nodes is None and node_names:
         raise UsageError("node_id, features, label, split and node_columns go with nodes=")
     if nodes is not None and num_nodes is not None:
         raise UsageError("num_nodes= goes without nodes=, which has a row for each node")
-    check_features(options, has_features=bool(features), remedy="name their columns (features=)")
-    edge_table = open_edges(
-        edges,
-        source=source,
-        target=target,
-        edge_columns=edge_columns,
-        memory_bytes=options.memory_bytes,
-    )
-    node_table = None
-    if nodes is not None:
-        node_table = open_nodes(
-            nodes,
-            node_id=node_id,
-            features=features,
-            label=label,
-            split=split,
-            node_columns=node_columns,
-            memory_bytes=options.memory_bytes,
+    check_features(options, has_features=bool(wide), remedy="name their columns (features=)")
+    table = open_table(edges, "the edges", options.memory_bytes)
+    _check_columns(table, [source, target, *edge_attributes.values()])
+    is_named = is_text(table, source)
+    if is_named != is_text(table, target):
+        raise InputError(
+            f"{table.label}: one of {source} and {target} has names, the other numbers; both are "
+            "nodes of one type"
         )
-    _check_ids(edge_table, node_table, num_nodes)
+    node_table, attributes = None, {}
+    if nodes is not None:
+        node_table = open_table(nodes, "the nodes", options.memory_bytes)
+        _check_columns(node_table, node_names)
+        attributes = _node_attributes(node_table, wide, label, more)
+    _check_ids(table, node_table, node_id, num_nodes, is_named=is_named)
     origin: dict[str, Any] = {
-        **describe_tables(edge_table.table, None if node_table is None else node_table.table),
+        **describe_tables(table, node_table),
         "source": source,
         "target": target,
-        "edge_columns": dict(edge_table.columns),
+        "edge_columns": edge_attributes,
         "node_id": node_id,
-        "features": [features] if isinstance(features, str) else list(features or ()),
+        "features": wide,
         "label": label,
         "split": split,
-        "node_columns": as_mapping(node_columns),
+        "node_columns": more,
         "num_nodes": num_nodes,
     }
+    ends = (source, target)
     with GraphWriter(
         output,
         kind="table",
@@ -271,134 +145,193 @@ def from_tables(
         options=options,
         num_nodes=num_nodes,
         progress=progress,
-        workload=_workload(edge_table, node_table),
+        workload=_workload(table, edge_attributes, attributes),
     ) as writer:
-        writer.reserve_memory(edge_table.table.memory_bytes)
+        writer.reserve_memory(table.memory_bytes)
         if node_table is not None:
-            writer.set_num_nodes(node_table.table.num_rows)
-        if edge_table.is_named:
-            _write_named(writer, edge_table, node_table)
-        else:
-            _write_numbered(writer, edge_table, node_table)
+            writer.set_num_nodes(node_table.num_rows)
+        number = _number_names if is_named else _number_ids
+        read, close = number(
+            writer, table, ends, list(edge_attributes.values()), node_table, node_id
+        )
+        if node_table is not None and split is not None:
+            for name, ids in _splits(node_table, split).items():
+                writer.set_split(name, ids)
+        for name, column in attributes.items():
+            writer.set_node_attribute(name, column)
+        if not writer.has_edges:
+            if not is_named:
+                writer.expect_edges(table.num_rows)
+            with writer.progress.phase("read edges", table.num_rows, "edges") as phase:
+                for sources, targets, others in read():
+                    rows = dict(zip(edge_attributes, others, strict=True))
+                    writer.add_edges(sources, targets, rows, where=table.label)
+                    phase.advance(len(sources))
+        close()
         return writer.commit()
 
 
-def _check_ids(edges: EdgeTable, nodes: NodeTable | None, num_nodes: int | None) -> None:
-    id_column = None if nodes is None else nodes.id_column
-    if edges.is_named and (num_nodes is not None or (nodes is not None and id_column is None)):
+def _as_mapping(columns: Columns | None) -> dict[str, str]:
+    """Return columns by the names of their attributes, which are their own by default."""
+    if isinstance(columns, Mapping):
+        return dict(columns)
+    return {name: name for name in columns or ()}
+
+
+def _check_columns(table: Table, taken: Sequence[str]) -> None:
+    """Raise if a column is not there; tell which are left out."""
+    table.check_columns(taken)
+    left = [name for name in table.schema.names if name not in taken]
+    if left:
+        _LOG.warning(
+            "%s: columns that no option names are left out: %s", table.label, ", ".join(left[:10])
+        )
+
+
+def _node_attributes(
+    table: Table, wide: list[str], label: str | None, more: Mapping[str, str]
+) -> dict[str, ArraySource]:
+    attributes: dict[str, ArraySource] = {}
+    if wide:
+        x = TableColumns(table, wide)
+        if len(x.shape) == 1:
+            raise InputError(
+                f"{x.label}: is one number a node, where features are [N, F]; name more columns, "
+                "or a column of lists"
+            )
+        attributes["x"] = x
+    if label is not None:
+        attributes["y"] = FloatLabels(TableColumns(table, [label]))
+    if twice := attributes.keys() & more.keys():
+        raise UsageError(f"the node attribute {min(twice)!r} is given twice")
+    return attributes | {name: TableColumns(table, [column]) for name, column in more.items()}
+
+
+def _splits(table: Table, column: str) -> dict[str, npt.NDArray[np.int64]]:
+    """Return the rows of each split, by the names in a column of text."""
+    rows: dict[str, list[npt.NDArray[np.int64]]] = {}
+    done = 0
+    for batch in table.record_batches([column]):
+        names = batch.column(0).to_numpy(zero_copy_only=False).astype(object)
+        for name in sorted({str(name) for name in names if name not in (None, "")}):
+            found = np.flatnonzero(names == name) + done
+            rows.setdefault(SPLIT_KEYS.get(name, name), []).append(found)
+        done += len(names)
+    return {name: np.sort(np.concatenate(found)) for name, found in rows.items()}
+
+
+def _check_ids(
+    edges: Table, nodes: Table | None, node_id: str | None, num_nodes: int | None, *, is_named: bool
+) -> None:
+    if is_named and (num_nodes is not None or (nodes is not None and node_id is None)):
         raise UsageError(
-            f"{edges.table.label}: nodes go by names; say which column of the nodes has them "
+            f"{edges.label}: nodes go by names; say which column of the nodes has them "
             "(node_id=), and leave out num_nodes="
         )
-    if nodes is None or id_column is None or is_text(nodes.table, id_column) == edges.is_named:
+    if nodes is None or node_id is None or is_text(nodes, node_id) == is_named:
         return
-    kinds = ("numbers", "names") if edges.is_named else ("names", "numbers")
+    kinds = ("numbers", "names") if is_named else ("names", "numbers")
     raise InputError(
-        f"{nodes.table.label}: {id_column} has {kinds[0]}, and the ends of the edges in "
-        f"{edges.table.label} {kinds[1]}; store both alike"
+        f"{nodes.label}: {node_id} has {kinds[0]}, and the ends of the edges in "
+        f"{edges.label} {kinds[1]}; store both alike"
     )
 
 
-def _workload(edges: EdgeTable, nodes: NodeTable | None) -> Workload:
+def _workload(
+    edges: Table, columns: Mapping[str, str], attributes: Mapping[str, ArraySource]
+) -> Workload:
     import pyarrow as pa  # noqa: PLC0415
 
-    wide = 0
-    for column in edges.columns.values():
-        kind = edges.table.schema.field(column).type
-        wide += kind.bit_width // 8 if pa.types.is_primitive(kind) else 8
-    work = Workload(num_edges=edges.table.num_rows, edge_row_bytes=wide)
-    for source in () if nodes is None else nodes.attributes.values():
+    kinds = [edges.schema.field(column).type for column in columns.values()]
+    wide = sum(kind.bit_width // 8 if pa.types.is_primitive(kind) else 8 for kind in kinds)
+    work = Workload(num_edges=edges.num_rows, edge_row_bytes=wide)
+    for source in attributes.values():
         work.add_nodes(source)
     return work
 
 
-def _write_nodes(writer: GraphWriter, nodes: NodeTable | None) -> None:
-    if nodes is None:
-        return
-    for name, ids in nodes.splits().items():
-        writer.set_split(name, ids)
-    for name, column in nodes.attributes.items():
-        writer.set_node_attribute(name, column)
+# Sources, targets and attributes of the next edges.
+_Edges = Iterator[tuple[npt.NDArray[Any], npt.NDArray[Any], Sequence[npt.NDArray[Any]]]]
+_Reading = tuple[Callable[[], _Edges], Callable[[], None]]
 
 
-def _write_numbered(writer: GraphWriter, edges: EdgeTable, nodes: NodeTable | None) -> None:
-    """Write a graph whose edges have integer ids."""
-    where = edges.table.label
-    to_nodes: Callable[[npt.NDArray[Any]], npt.NDArray[Any]] | None = None
-    if nodes is not None and nodes.id_column is not None:
-        rows = RowIds(TableColumns(nodes.table, [nodes.id_column]), writer.options.memory_bytes)
+def _number_ids(  # noqa: PLR0917 - as `_number_names`
+    writer: GraphWriter,
+    edges: Table,
+    ends: tuple[str, str],
+    columns: list[str],
+    nodes: Table | None,
+    node_id: str | None,
+) -> _Reading:
+    """Assign numbers to integer ids; return what reads these, and what ends it."""
+    to_nodes: Callable[[npt.NDArray[Any]], npt.NDArray[Any]] = lambda ids: ids  # noqa: E731
+    if nodes is not None and node_id is not None:
+        rows = RowIds(TableColumns(nodes, [node_id]), writer.options.memory_bytes)
         if not rows.is_identity:
             writer.reserve_memory(rows.num_bytes)
             writer.set_original_ids(rows.ids)
-            to_nodes = lambda ids: rows.to_nodes(ids, where)  # noqa: E731
+            to_nodes = lambda ids: rows.to_nodes(ids, edges.label)  # noqa: E731
     elif writer.num_nodes is None:
-        ids = number_ids(writer, _all_ids(edges))
-        to_nodes = lambda some: ids.to_nodes(some.astype(np.int64))  # noqa: E731
+        numbers = number_ids(writer, _all_ids(edges, ends))
+        to_nodes = lambda ids: numbers.to_nodes(ids.astype(np.int64))  # noqa: E731
         if not writer.num_nodes:
-            raise InputError(f"{where}: has no edges; give num_nodes= if that is right")
-    _write_nodes(writer, nodes)
-    if writer.has_edges:
-        return
-    num_edges = edges.table.num_rows
-    writer.expect_edges(num_edges)
-    with writer.progress.phase("read edges", num_edges, "edges") as phase:
-        for sources, targets, attributes in edges.batches(to_nodes):
-            writer.add_edges(sources, targets, attributes, where=where)
-            phase.advance(len(sources))
+            raise InputError(f"{edges.label}: has no edges; give num_nodes= if that is right")
+
+    def read() -> _Edges:
+        for sources, targets, others in edge_batches(edges, ends, columns):
+            yield to_nodes(sources), to_nodes(targets), others
+
+    return read, lambda: None
 
 
-def _all_ids(edges: EdgeTable) -> Iterator[npt.NDArray[np.int64]]:
-    plain = EdgeTable(edges.table, edges.source, edges.target, {})
+def _all_ids(edges: Table, ends: tuple[str, str]) -> Iterator[npt.NDArray[np.int64]]:
     done = 0
-    for sources, targets, _ in plain.batches():
-        for name, ids in ((edges.source, sources), (edges.target, targets)):
-            where = f"{edges.table.label}: {name}"
-            if len(ids) and (ids.min() < 0 or ids.max() > np.iinfo(np.int64).max):
-                row = done + int(np.argmax((ids < 0) | (ids > np.iinfo(np.int64).max)))
-                raise InputError(f"{where}: row {row}: {ids[row - done]} is outside [0, 2^63)")
+    for *pair, _ in edge_batches(edges, ends, []):
+        for name, ids in zip(ends, pair, strict=True):
+            is_wrong = (ids < 0) | (ids > _INT64.max)
+            if is_wrong.any():
+                row = int(np.argmax(is_wrong))
+                raise InputError(
+                    f"{edges.label}: {name}: row {done + row}: {ids[row]} is outside [0, 2^63)"
+                )
             yield ids.astype(np.int64)
-        done += len(sources)
+        done += len(pair[0])
 
 
-def _write_named(writer: GraphWriter, edges: EdgeTable, nodes: NodeTable | None) -> None:
-    """Write a graph whose edges have names of nodes."""
-    plain = EdgeTable(edges.table, edges.source, edges.target, {})
+def _number_names(  # noqa: PLR0917 - as `_number_ids`
+    writer: GraphWriter,
+    edges: Table,
+    ends: tuple[str, str],
+    columns: list[str],
+    nodes: Table | None,
+    node_id: str | None,
+) -> _Reading:
+    """Assign numbers to names; return what reads these, and what ends it."""
 
     def own_names() -> Iterator[NameBlock]:
-        if nodes is None or nodes.id_column is None:
-            return iter(())
-        return name_batches(nodes.table, [nodes.id_column])
+        return iter(()) if nodes is None or node_id is None else name_batches(nodes, [node_id])
 
     with writer.progress.phase("read names"):
-        names = collect_names(writer, lambda: chain(own_names(), plain.names()))
-    _check_rows(names, own_names(), nodes)
-    if nodes is not None and names.num_nodes > nodes.table.num_rows:
-        all_names = chain.from_iterable(names.names())
-        unknown = next(islice(all_names, nodes.table.num_rows, None)).decode()
-        raise InputError(f"{edges.table.label}: the name {unknown!r} is not in {nodes.table.label}")
-    record_names(writer, names)
-    _write_nodes(writer, nodes)
-    if not writer.has_edges:
-        num_edges = edges.table.num_rows
-        with writer.progress.phase("read edges", num_edges, "edges") as phase:
-            for block in edges.names():
-                sources, targets = names.numbers(block).T
-                attributes = dict(zip(edges.columns, block.columns, strict=True))
-                writer.add_edges(sources, targets, attributes, where=edges.table.label)
-                phase.advance(len(block))
-    names.close()
-
-
-def _check_rows(names: NameNumbering, blocks: Iterator[NameBlock], nodes: NodeTable | None) -> None:
-    """Raise if a name has several rows in the table of nodes."""
+        names = collect_names(writer, lambda: chain(own_names(), name_batches(edges, ends)))
     done = 0
-    for block in blocks:
+    for block in own_names():
         numbers = names.numbers(block)[:, 0]
         wrong = np.flatnonzero(numbers != np.arange(done, done + len(numbers)))
         if len(wrong) and nodes is not None:
             name = block.names[int(block.codes[wrong[0], 0])].decode()
             raise InputError(
-                f"{nodes.table.label}: row {done + int(wrong[0])} has the name {name!r}, which row "
+                f"{nodes.label}: row {done + int(wrong[0])} has the name {name!r}, which row "
                 f"{int(numbers[wrong[0]])} has; each node has one row"
             )
         done += len(numbers)
+    if nodes is not None and names.num_nodes > done:
+        unknown = next(islice(chain.from_iterable(names.names()), done, None)).decode()
+        raise InputError(f"{edges.label}: the name {unknown!r} is not in {nodes.label}")
+    record_names(writer, names)
+
+    def read() -> _Edges:
+        for block in name_batches(edges, ends, columns):
+            sources, targets = names.numbers(block).T
+            yield sources, targets, block.columns
+
+    return read, names.close

@@ -25,10 +25,9 @@ from gnnstore.converters.inputs.npy import open_npy
 from gnnstore.converters.inputs.npz import open_npz
 from gnnstore.converters.inputs.opening import PathLike, describe_files, existing_directory
 from gnnstore.converters.inputs.source import ArraySource, read_one_number
-from gnnstore.converters.tables.columns import TableColumns, edge_batches
+from gnnstore.converters.tables.columns import RowIds, TableColumns, edge_batches
 from gnnstore.converters.tables.inputs import ENDINGS as _TABLES
 from gnnstore.converters.tables.inputs import open_table
-from gnnstore.converters.tables.row_ids import RowIds
 from gnnstore.converters.typed.inputs import EdgeInput, NodeInput, Pair, largest_ids, write_typed
 from gnnstore.converters.typed.reverse import reverse_types
 from gnnstore.converters.writer.options import ConvertOptions

@@ -13,10 +13,15 @@ import numpy.typing as npt
 
 from gnnstore.converters.datasets.headers import first_lines
 from gnnstore.converters.inputs.derived import MappedRows, cut_rows
-from gnnstore.converters.inputs.source import ArraySource, SequentialArray
+from gnnstore.converters.inputs.source import ArraySource
 from gnnstore.converters.inputs.text_arrays import TextArray
-from gnnstore.converters.inputs.text_lines import fields_of, is_number
-from gnnstore.converters.inputs.text_tables import TableFormat, TextColumn, TextTable
+from gnnstore.converters.inputs.text_tables import (
+    TableFormat,
+    TextColumn,
+    TextTable,
+    fields_of,
+    is_number,
+)
 from gnnstore.converters.typed.inputs import EdgeInput, Pair
 from gnnstore.converters.writer.splits import SPLIT_KEYS
 from gnnstore.errors import InputError
@@ -72,7 +77,7 @@ def open_text_nodes(path: Path, budget: int | None) -> dict[str, ArraySource]:
     return found
 
 
-def _columns(table: SequentialArray, places: int | list[int], dtype: np.dtype[Any]) -> ArraySource:
+def _columns(table: ArraySource, places: int | list[int], dtype: np.dtype[Any]) -> ArraySource:
     """Return a column of a table [N], or several [N, k], as another type."""
     row_shape = () if isinstance(places, int) else (len(places),)
     return MappedRows(
@@ -152,7 +157,7 @@ class TextEdgeFile:
             yield ends[:, 0], ends[:, 1]
 
 
-class _TextColumn(SequentialArray):
+class _TextColumn(ArraySource):
     """A column of numbers of a text table of edges."""
 
     def __init__(self, table: TextTable, num_rows: int, place: int, name: str) -> None:

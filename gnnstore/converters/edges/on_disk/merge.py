@@ -162,7 +162,7 @@ class SpilledEdges:
         place = 0
         for run, begin, size in zip(self._runs, begins.tolist(), sizes.tolist(), strict=True):
             if size:
-                read_run(run.records_path, begin * run.record_bytes, records[place : place + size])
+                read_run(run.path("edges"), begin * run.record_bytes, records[place : place + size])
             place += size
         return records, ends - begins, self._record_bytes, self._first_ids
 
@@ -217,7 +217,7 @@ class SpilledEdges:
         for run, begin, end in zip(self._runs, piece.begin.places, piece.end.places, strict=True):
             out = flat[place : place + (end - begin) * row_bytes]
             if len(out):
-                read_run(run.attribute_path(number), begin * row_bytes, out)
+                read_run(run.path(f"attr{number}"), begin * row_bytes, out)
             place += len(out)
         taken: npt.NDArray[Any] = rows[origins]
         if self._rules.self_loops == "add":

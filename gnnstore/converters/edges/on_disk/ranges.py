@@ -104,7 +104,7 @@ def _read_indexes(runs: Sequence[EdgeRun], entry_records: int) -> dict[str, npt.
     for number, run in enumerate(runs):
         dtype = record_dtype(run.record_bytes)
         index = np.empty(-(-run.num_records // INDEX_STEP), dtype)
-        read_run(run.index_path, 0, index.view(np.uint8))
+        read_run(run.path("index"), 0, index.view(np.uint8))
         index = index[:: entry_records // INDEX_STEP]
         found["target"].append(index["target"].astype(np.int64))
         found["source"].append(index["source"].astype(np.int64))

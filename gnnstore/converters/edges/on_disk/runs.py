@@ -15,7 +15,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -40,37 +40,25 @@ class EdgeRun:
 
     stem: str  # path of its files, without their endings
     num_records: int  # edges in the run
-    record_bytes: Annotated[int, NARROW_BYTES, WIDE_BYTES]  # 12 or 24
+    record_bytes: int  # 12 or 24
     first_position: int  # position in the input of the edge at position 0 of the part
     is_reverse: bool  # whether it holds the reverses of the part's edges
     in_place: bool  # whether its edges came sorted, and none is missing between them
     num_attributes: int  # attribute files
 
-    @property
-    def records_path(self) -> str:
-        """The file of records."""
-        return f"{self.stem}.edges"
+    def path(self, ending: str) -> str:
+        """Return the file with an ending: edges, index, attr0 and so on."""
+        return f"{self.stem}.{ending}"
 
-    @property
-    def index_path(self) -> str:
-        """The file of every 256th record."""
-        return f"{self.stem}.index"
-
-    def attribute_path(self, number: int) -> str:
-        """Return the file of an attribute's rows."""
-        return f"{self.stem}.attr{number}"
-
-    def files(self) -> Iterator[str]:
-        """Yield all its files."""
-        yield self.records_path
-        yield self.index_path
-        for number in range(self.num_attributes):
-            yield self.attribute_path(number)
+    def files(self) -> list[str]:
+        """Return all its files."""
+        attributes = [f"attr{number}" for number in range(self.num_attributes)]
+        return [self.path(ending) for ending in ("edges", "index", *attributes)]
 
     def records(self, place: int, count: int) -> npt.NDArray[Any]:
         """Read consecutive records."""
         found = np.empty(count, record_dtype(self.record_bytes))
-        read_run(self.records_path, place * self.record_bytes, found.view(np.uint8))
+        read_run(self.path("edges"), place * self.record_bytes, found.view(np.uint8))
         return found
 
     def ends(self, place: int) -> tuple[int, int]:
@@ -154,11 +142,21 @@ def write_part(
     attributes = buffer.attributes or {}
     records = _core.pool_empty(num_edges * record_bytes)
     scratch = _core.pool_empty(num_edges * record_bytes)
-    sources, targets = buffer.sources.front(num_edges), buffer.targets.front(num_edges)
+    ends = buffer.sources.front(num_edges), buffer.targets.front(num_edges)
     runs, crcs = [], []
     for is_reverse in (False, True)[: rules.copies]:
-        ends = (targets, sources) if is_reverse else (sources, targets)
-        count = _pack(*ends, records, record_bytes, rules)
+        count = position = 0
+        for sources, targets in zip(*ends[:: -1 if is_reverse else 1], strict=True):
+            count += _core.pack_edges(
+                sources,
+                targets,
+                records,
+                record_bytes,
+                count,
+                position,
+                rules.self_loops == "drop",
+            )
+            position += len(sources)
         count = _core.sort_edges(
             records, scratch, record_bytes, count, rules.undirected, num_threads
         )
@@ -172,38 +170,15 @@ def write_part(
             in_place=_is_in_place(sorted_records["position"]),
             num_attributes=len(attributes),
         )
-        crcs.append(_write(run.records_path, [sorted_records]))
+        crcs.append(_write(run.path("edges"), [sorted_records]))
         index = np.ascontiguousarray(sorted_records[::INDEX_STEP])
-        crcs.append(_write(run.index_path, [index]))
+        crcs.append(_write(run.path("index"), [index]))
         for k, rows in enumerate(attributes.values()):
             pieces = _in_order(rows, num_edges, sorted_records["position"])
-            crcs.append(_write(run.attribute_path(k), pieces))
+            crcs.append(_write(run.path(f"attr{k}"), pieces))
         runs.append(run)
     described = tuple((n, rows.dtype.str, rows.row_shape) for n, rows in attributes.items())
     return SpilledPart(num_edges, buffer.max_id, described, tuple(runs), tuple(crcs))
-
-
-def _pack(
-    sources: list[npt.NDArray[Any]],
-    targets: list[npt.NDArray[Any]],
-    records: npt.NDArray[np.uint8],
-    record_bytes: int,
-    rules: EdgeRules,
-) -> int:
-    """Pack blocks of edges into records; return the number of edges."""
-    count = position = 0
-    for some_sources, some_targets in zip(sources, targets, strict=True):
-        count += _core.pack_edges(
-            some_sources,
-            some_targets,
-            records,
-            record_bytes,
-            count,
-            position,
-            rules.self_loops == "drop",
-        )
-        position += len(some_sources)
-    return count
 
 
 def _is_in_place(positions: npt.NDArray[Any]) -> bool:
