@@ -44,7 +44,7 @@ from benchmarks.harness import Timing, directory_of, parser, report, several, ti
 from benchmarks.parts.workloads import BATCH_SIZE, FANOUTS, FEATURE_DIM, SEED, WORKLOADS, Workload
 from gnnstore.converters.synthetic.rmat import GRAPH500
 from gnnstore.nn import gcn_norm, trim
-from gnnstore.tools.bench.harness import spread
+from gnnstore.units import spread
 
 BARS = {
     "SAGE": {"csr": 1.3, "csr, trimmed, pairs": 1.5},

@@ -45,10 +45,8 @@ from benchmarks.parts.conversion import (
 from gnnstore.converters.edges.columns import estimate_peak_bytes
 from gnnstore.converters.edges.rules import EdgeRules
 from gnnstore.converters.read_ahead import num_threads
-from gnnstore.tools.bench.cgroup import memory_group
-from gnnstore.tools.bench.harness import spread
-from gnnstore.tools.bench.page_cache import drop_from_cache
-from gnnstore.units import format_size
+from gnnstore.tools.bench.harness import drop_from_cache, memory_group
+from gnnstore.units import format_size, spread
 
 BAR_MEMORY = 15e6
 BAR_DISK = BAR_MEMORY / 3

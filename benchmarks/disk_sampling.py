@@ -35,9 +35,9 @@ from benchmarks.harness import (
 )
 from benchmarks.parts.topology import WAYS, Outcome
 from benchmarks.parts.workloads import WORKLOADS
-from gnnstore.tools.bench.harness import Task, measure_disk_of, run_task, spread
+from gnnstore.tools.bench.harness import Task, measure_disk_of, run_task
 from gnnstore.tools.bench.load import NO_LIMIT
-from gnnstore.units import format_size
+from gnnstore.units import format_size, spread
 
 BAR = 5.0
 BASELINE, HELD_TO_THE_BAR = "map", ("disk", "bulk")

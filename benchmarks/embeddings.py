@@ -36,7 +36,7 @@ from examples.train_knowledge_graph import DistMult, train
 from gnnstore.converters import from_rmat
 from gnnstore.converters.partitions.partition import partition
 from gnnstore.formats.tables.directory import TableDirectory
-from gnnstore.tools.bench.harness import spread
+from gnnstore.units import spread
 
 DIM, NEGATIVES, CHUNK, EDGE_FACTOR, SHARE, LR = 100, 50, 1000, 2, 0.25, 0.1
 WRITING_THREADS = 2

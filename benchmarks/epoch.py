@@ -46,7 +46,8 @@ from benchmarks.parts.strategies import PEERS, WAYS
 from benchmarks.parts.workloads import BATCH_SIZE, EDGE_FACTOR, FANOUTS, FEATURE_DIM, SEED
 from gnnstore.converters import from_rmat
 from gnnstore.pictures import check_picture
-from gnnstore.tools.bench.harness import Task, measure_disk_of, run_task, spread
+from gnnstore.tools.bench.harness import Task, measure_disk_of, run_task
+from gnnstore.units import spread
 
 BAR, BAR_SCALE = 1.1, 24
 IN_MEMORY, HELD_TO_THE_BAR, SHARE_OF_THE_BAR = "memory", "packed", 0.1

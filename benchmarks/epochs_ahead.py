@@ -34,7 +34,8 @@ from benchmarks.harness import device_numbers, device_row, directory_of, parser,
 from benchmarks.parts.workloads import BATCH_SIZE, FANOUTS, SEED, WORKLOADS, Workload
 from gnnstore.converters import reorder
 from gnnstore.graph.sizes import StoreSizes
-from gnnstore.tools.bench.harness import DeviceLimits, measure_disk_of, spread
+from gnnstore.tools.bench.harness import DeviceLimits, measure_disk_of
+from gnnstore.units import spread
 
 ORDERS = ("none", "degree")
 SHARE, SLACK_BYTES = 0.1, 200_000_000

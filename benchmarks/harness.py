@@ -23,8 +23,8 @@ from pathlib import Path
 from typing import Any
 
 from gnnstore.errors import UsageError
-from gnnstore.tools.bench.harness import DeviceLimits, require_group, spread
-from gnnstore.units import parse_size
+from gnnstore.tools.bench.harness import DeviceLimits, require_group
+from gnnstore.units import parse_size, spread
 
 
 @dataclass(frozen=True)

@@ -52,13 +52,13 @@ from gnnstore.graph.sizes import StoreSizes
 from gnnstore.tools.bench.harness import (
     DeviceLimits,
     Task,
+    drop_from_cache,
     measure_disk_of,
     require_group,
     run_task,
-    spread,
 )
-from gnnstore.tools.bench.page_cache import drop_from_cache
 from gnnstore.tools.bench.ways import BASELINE
+from gnnstore.units import spread
 
 NUM_PAPERS, FEATURE_DIM, DEGREE = 6_500_000, 768, 8
 FANOUTS, BATCH_SIZE, SEED, NUM_BATCHES = (10, 5), 1024, 0, 100

@@ -31,9 +31,8 @@ from benchmarks.harness import Turn, measure, parser, report
 from benchmarks.parts import sequential
 from gnnstore.converters import from_rmat
 from gnnstore.progress import NullProgress
-from gnnstore.tools.bench.harness import spread
-from gnnstore.tools.bench.page_cache import drop_from_cache
-from gnnstore.units import format_size, parse_size
+from gnnstore.tools.bench.harness import drop_from_cache
+from gnnstore.units import format_size, parse_size, spread
 
 READ_BAR, WRITTEN_BAR, TIME_BAR = 2.5, 1.0, 1.25
 WIDTHS = (128, 64, 16)

@@ -31,7 +31,7 @@ import gnnstore
 from benchmarks.harness import Timing, add_loader_options, directory_of, parser, report
 from benchmarks.parts.peers import PeerLoader, arrays_of, missing, peers_of
 from benchmarks.parts.workloads import make_store
-from gnnstore.tools.bench.harness import spread
+from gnnstore.units import spread
 
 FANOUTS, BATCH_SIZE, SEED, FEATURE_DIM = [10, 10], 1024, 0, 32
 BAR_PYG, BAR_EXTENSION = 4.0, 1.1

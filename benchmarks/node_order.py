@@ -40,7 +40,7 @@ from gnnstore.graph.store import GraphStore
 from gnnstore.pipeline.lookahead.presample import Presampler
 from gnnstore.sampling.neighbor import SamplingConfig
 from gnnstore.seeds.nodes import resolve_input_nodes
-from gnnstore.tools.bench.harness import spread
+from gnnstore.units import spread
 
 ORDERS = ("none", "degree", "frequency", "community")
 CACHED = 0.1

@@ -38,10 +38,10 @@ from benchmarks.parts.peers import missing, peers_of
 from benchmarks.parts.strategies import PEERS, WAYS
 from benchmarks.parts.workloads import BATCH_SIZE, FANOUTS, SEED, WORKLOADS
 from gnnstore.tools.bench.harness import Task
+from gnnstore.tools.bench.load import LOAD
 from gnnstore.tools.bench.load import compare as compare_ways
-from gnnstore.tools.bench.load import render_load
 from gnnstore.tools.bench.ways import BASELINE
-from gnnstore.tools.ui.session import render_to_stdout
+from gnnstore.tools.ui.session import print_text
 
 BAR, HELD_TO_THE_BAR = 4.0, "static-frequency"
 SHARE = 0.1
@@ -112,7 +112,7 @@ def compare(arguments: argparse.Namespace, directory: Path, cgroup_version: int)
         },
     )
     if not arguments.json:
-        render_to_stdout(lambda console: render_load(console, document))
+        print_text(document, LOAD)
 
 
 def main() -> None:

@@ -39,9 +39,8 @@ from gnnstore.features.packed.chunks import PackedSuperbatch
 from gnnstore.features.packed.pack import pack
 from gnnstore.features.source import FileRows, files_of, of_one_type
 from gnnstore.formats import PagedArray
-from gnnstore.tools.bench.harness import spread
-from gnnstore.tools.bench.page_cache import drop_from_cache
-from gnnstore.units import format_size, parse_size
+from gnnstore.tools.bench.harness import drop_from_cache
+from gnnstore.units import format_size, parse_size, spread
 
 BAR_PACKING, BAR_ONE_BY_ONE, BAR_READING, BAR_AMPLIFICATION = 0.75, 7.0, 0.85, 1.1
 THREADS = (2, 4, 8)

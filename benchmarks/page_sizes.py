@@ -23,8 +23,8 @@ from benchmarks.harness import Timing, device_numbers, device_row, directory_of,
 from benchmarks.parts.workloads import BATCH_SIZE, EDGE_FACTOR, SEED, make_store
 from gnnstore.formats.container.files import directory_bytes
 from gnnstore.graph.sizes import StoreSizes
-from gnnstore.tools.bench.harness import DeviceLimits, measure_disk_of, spread
-from gnnstore.units import format_size
+from gnnstore.tools.bench.harness import DeviceLimits, measure_disk_of
+from gnnstore.units import format_size, spread
 
 SCALE, QUICK_SCALE, FEATURE_DIM = 21, 16, 384
 FANOUTS = (10, 5)

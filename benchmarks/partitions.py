@@ -40,8 +40,8 @@ from gnnstore.converters.partitions.partition import partition
 from gnnstore.formats.partitions.reader import PartitionsReader, open_partitions
 from gnnstore.partitions.rows import PartitionFiles
 from gnnstore.sampling.resident import ResidentGraph
-from gnnstore.tools.bench.harness import spread
-from gnnstore.tools.bench.page_cache import drop_from_cache
+from gnnstore.tools.bench.harness import drop_from_cache
+from gnnstore.units import spread
 
 SEED, FEATURE_DIM, EDGE_FACTOR, FANOUTS = 0, 128, 15, [5, 5]
 SHARE, READING_THREADS = 0.25, 4

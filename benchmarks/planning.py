@@ -34,7 +34,8 @@ from benchmarks.harness import (
 )
 from benchmarks.parts.planning import UNPINNED, WAYS, Outcome
 from benchmarks.parts.workloads import BATCH_SIZE, FANOUTS, SEED, WORKLOADS
-from gnnstore.tools.bench.harness import Task, run_task, spread
+from gnnstore.tools.bench.harness import Task, run_task
+from gnnstore.units import spread
 
 BAR = 0.15
 SHARE = 0.1

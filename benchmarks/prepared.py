@@ -42,9 +42,9 @@ from gnnstore.pipeline.lookahead.presample import Presampler
 from gnnstore.pipeline.margins import with_margin
 from gnnstore.sampling.neighbor import SamplingConfig
 from gnnstore.seeds.nodes import resolve_input_nodes
-from gnnstore.tools.bench.harness import Task, measure_disk_of, run_task, spread
+from gnnstore.tools.bench.harness import Task, measure_disk_of, run_task
 from gnnstore.tools.bench.worker import ALLOWANCE_BYTES, Run
-from gnnstore.units import format_size
+from gnnstore.units import format_size, spread
 
 BARS = {"W": 1.3, "F": 2.0}
 EPOCHS = 2

@@ -34,9 +34,8 @@ from gnnstore import _core
 from gnnstore.disk.engines import Engine, open_engine, probe_engines
 from gnnstore.features.source import FileRows
 from gnnstore.formats import AttributeSpec, PagedArray, PagedArrayWriter
-from gnnstore.tools.bench.harness import spread
-from gnnstore.tools.bench.page_cache import drop_from_cache
-from gnnstore.units import format_size
+from gnnstore.tools.bench.harness import drop_from_cache
+from gnnstore.units import format_size, spread
 
 ROW_BYTES, BLOCK_BYTES, LARGE_BYTES = 512, 4096, 1 << 20
 BATCH_BLOCKS = 128

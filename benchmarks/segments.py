@@ -33,9 +33,8 @@ from gnnstore.packing.job import EpochPacker
 from gnnstore.packing.sampling import PackSettings
 from gnnstore.sampling.neighbor import SamplingConfig
 from gnnstore.strategies.predict.reads import ReadTotals, count_extents
-from gnnstore.tools.bench.harness import spread
-from gnnstore.tools.bench.page_cache import drop_from_cache
-from gnnstore.units import format_size
+from gnnstore.tools.bench.harness import drop_from_cache
+from gnnstore.units import format_size, spread
 
 BUDGETS = (3.0, 5.0)
 ROW_BYTES = 512

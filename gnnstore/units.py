@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
 from gnnstore.errors import UsageError, as_whole_number
 
@@ -85,3 +86,14 @@ def format_duration(seconds: float) -> str:
     if minutes < 2 * 24 * 60:
         return f"{minutes // 60} h {minutes % 60} min"
     return f"{round(minutes / (24 * 60))} days"
+
+
+def spread(values: Iterable[float], form: str = ".2f") -> str:
+    """Return the median, and of several values the minimum and maximum; "-" for none."""
+    from statistics import median  # noqa: PLC0415 - takes longer to load than --version may
+
+    found = list(values)
+    if not found:
+        return "-"
+    text = format(median(found), form)
+    return text if len(found) == 1 else f"{text} [{min(found):{form}}, {max(found):{form}}]"

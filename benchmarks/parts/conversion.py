@@ -16,8 +16,7 @@ from benchmarks.harness import measure
 from gnnstore import _core
 from gnnstore.converters import ConvertOptions, from_numpy
 from gnnstore.formats.container.files import directory_bytes
-from gnnstore.tools.bench.cgroup import MemoryGroup
-from gnnstore.tools.bench.harness import ask_process
+from gnnstore.tools.bench.harness import MemoryGroup, ask_process
 
 _CHUNK_EDGES = 2**22
 _COPY_BYTES = 2**23

@@ -12,8 +12,7 @@ import numpy as np
 
 from benchmarks.harness import measure, report
 from gnnstore.converters.inputs.text_tables import TableFormat, TextTable
-from gnnstore.tools.bench.harness import spread
-from gnnstore.units import format_size
+from gnnstore.units import format_size, spread
 
 BAR_BYTES = 300e6
 _EDGES, _ROWS, _COLUMNS = 15_000_000, 200_000, 64

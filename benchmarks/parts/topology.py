@@ -27,8 +27,7 @@ from gnnstore.graph.indices import IndexRows
 from gnnstore.graph.neighbor_cache.cache import bytes_for_all, open_neighbor_cache
 from gnnstore.sampling import DiskNeighborSampler, NeighborSampler, Sample, SamplingConfig
 from gnnstore.sampling.neighbor import BatchRequest
-from gnnstore.tools.bench.harness import Task
-from gnnstore.tools.bench.page_cache import drop_from_cache
+from gnnstore.tools.bench.harness import Task, drop_from_cache
 from gnnstore.tools.bench.worker import disk_use
 
 WAYS = ("map", "map-8", "disk", "bulk", "memory")

@@ -23,8 +23,7 @@ from benchmarks.parts.strategies import WAYS
 from gnnstore.errors import GnnstoreError
 from gnnstore.nn import trim
 from gnnstore.progress import peak_rss_bytes
-from gnnstore.tools.bench.harness import Task
-from gnnstore.tools.bench.page_cache import drop_from_cache
+from gnnstore.tools.bench.harness import Task, drop_from_cache
 from gnnstore.tools.bench.worker import Run
 
 LEARNING_RATE = 0.01
@@ -129,7 +128,7 @@ def train(
     before = peak_rss_bytes()
     training.step(next(iter(run.loader(strategy="mmap", edge_format=edge_format))))
     step_bytes = int(_STEP_MARGIN * (peak_rss_bytes() - before))
-    options: dict[str, Any] = {**way.options, "edge_format": edge_format}
+    options: dict[str, Any] = {"strategy": way.strategy, "edge_format": edge_format}
     if way.is_limited:
         options["memory"] = run.memory_bytes
         drop_from_cache([Path(task.store)])

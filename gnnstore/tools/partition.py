@@ -19,22 +19,28 @@ from gnnstore.errors import UsageError
 from gnnstore.formats.partitions.reader import PartitionsReader
 from gnnstore.formats.store.units import refuse_existing
 from gnnstore.partitions.sizes import Contents, most_partitions
-from gnnstore.tools.inspect.describe_store import describe_store
-from gnnstore.tools.inspect.partitioned import describe_partitions, render_partitions
+from gnnstore.tools.inspect.describe import describe_partitions, describe_store
+from gnnstore.tools.inspect.layouts import PARTITIONS
 from gnnstore.tools.inspect.programs import program_of_partitions
 from gnnstore.tools.predict.partitions import full_rate_bytes
 from gnnstore.tools.ui.session import Session
-from gnnstore.tools.ui.tables import print_next
 from gnnstore.units import format_duration, format_size
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from gnnstore.formats.partitions.manifest import OrderKind
 
 # Dividing, sorting and writing edges, measured on 2 busy cores.
 _EDGES_PER_SECOND = 1.5e6
 _MANY = 2**62
+
+
+_ESTIMATE = (
+    (
+        "Partitioning would take {estimate.text}. {estimate.num_partitions} partitions of "
+        "{estimate.rows_per_partition} nodes, in {estimate.path}."
+    ),
+    "{estimate.reason}",
+)
 
 
 def partition_store(
@@ -69,9 +75,9 @@ def partition_store(
         if not (overwrite or estimate):
             refuse_existing(final)
         facts = _facts(plan, profile, final, reason)
-        sentence = _describe(facts)
+        facts["text"] = _describe(facts)
         if not estimate:
-            progress.note(f"partitioning takes {sentence}", facts)
+            progress.note(f"partitioning takes {facts['text']}", facts)
             began = time.perf_counter()
             made = partition(
                 path,
@@ -89,11 +95,18 @@ def partition_store(
             seconds = time.perf_counter() - began
     document["estimate"] = facts
     if estimate:
-        session.emit(document, lambda console: _render_estimate(console, facts, sentence))
+        session.emit(document, _ESTIMATE)
         return
     document |= {"seconds": seconds, **describe_partitions(PartitionsReader.open(made))}
-    described = describe_store(graph.reader)
-    session.emit(document, lambda console: _render(console, document, described))
+    session.emit(
+        document,
+        [*PARTITIONS, "Partitioned in {seconds}."],
+        [
+            ("gnnstore", "inspect", document["path"]),
+            ("gnnstore", "verify", document["path"], "--level", "full"),
+        ],
+        program_of_partitions(describe_store(graph.reader), document),
+    )
 
 
 def _choose(graph: StoreInput, profile: DeviceProfile) -> tuple[int, str]:
@@ -150,25 +163,3 @@ def _describe(facts: dict[str, Any]) -> str:
     while_made = f" and {format_size(temporary)} while it is made" if temporary else ""
     in_time = "" if seconds is None else f", and about {format_duration(max(1.0, seconds))}"
     return f"about {format_size(facts['disk_bytes'])} on disk{while_made}{in_time}"
-
-
-def _render_estimate(console: Console, facts: dict[str, Any], sentence: str) -> None:
-    console.print(
-        f"Partitioning would take {sentence}. {facts['num_partitions']:,} partitions of "
-        f"{facts['rows_per_partition']:,} nodes, in {facts['path']}.",
-        soft_wrap=True,
-        highlight=False,
-    )
-    if facts["reason"]:
-        console.print(f"  {facts['reason']}", soft_wrap=True, highlight=False)
-
-
-def _render(console: Console, document: dict[str, Any], store: dict[str, Any]) -> None:
-    render_partitions(console, document)
-    console.print(f"\nPartitioned in {format_duration(document['seconds'])}.")
-    path = document["path"]
-    print_next(
-        console,
-        [("gnnstore", "inspect", path), ("gnnstore", "verify", path, "--level", "full")],
-        program_of_partitions(store, document),
-    )

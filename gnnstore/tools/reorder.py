@@ -14,16 +14,13 @@ from gnnstore.formats.store.reader import StoreReader
 from gnnstore.graph.store import open as open_store
 from gnnstore.pipeline.lookahead.presample import Presampler
 from gnnstore.seeds.nodes import InputNodes
-from gnnstore.tools.inspect.node_order import OrderSaving, describe_saving
+from gnnstore.tools.inspect.node_order import OrderSaving
 from gnnstore.tools.predict.seeds import choose_seeds, config_of
 from gnnstore.tools.predict.trace import load_topology
+from gnnstore.tools.ui.layout import Block
 from gnnstore.tools.ui.session import Session
-from gnnstore.tools.ui.tables import print_facts
-from gnnstore.units import format_size
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from gnnstore.tools.ui.options import SamplingOptions, SeedOptions
 
 
@@ -70,25 +67,19 @@ def estimate_order(
     schema = reader.schema
     added = schema.edge.indices.num_bytes if edge_ids and schema.edge.ids_in_input is None else 0
     widest = max((spec.num_bytes for spec in schema.node.attributes.values()), default=0)
-    document = {
+    document: dict[str, Any] = {
         "store": str(reader.path),
         "order": order,
         "node_order": None if saving is None else saving.to_json(),
         "result_bytes": reader.total_bytes + added + 8 * schema.node.num_nodes,
         "spill_bytes": widest + 8 * schema.node.num_nodes,
     }
-    session.emit(document, lambda console: _render(console, document))
-
-
-def _render(console: Console, document: dict[str, Any]) -> None:
-    saving = document["node_order"]
-    said = "no attribute of nodes lies in pages, so that their order makes no difference"
+    saves = "no attribute of nodes lies in pages, so that their order makes no difference"
     if saving is not None:
-        said = f"{saving['needed_share']:.1%} of the rows are needed; {describe_saving(saving)}"
-    most = {name: format_size(document[f"{name}_bytes"]) for name in ("result", "spill")}
+        saves = f"{{node_order.needed_share}} of the rows are needed; {saving.describe()}"
     facts = {
-        "order": f"by {document['order']}",
-        "saves": said,
-        "takes": f"{most['result']} for the store, and up to {most['spill']} meanwhile",
+        "order": "by {order}",
+        "saves": saves,
+        "takes": "{result_bytes} for the store, and up to {spill_bytes} meanwhile",
     }
-    print_facts(console, facts)
+    session.emit(document, ["{store}", Block("", facts)])

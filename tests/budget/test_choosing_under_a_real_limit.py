@@ -27,8 +27,7 @@ from gnnstore.formats.arrays.pages import PageGeometry, ShardLayout
 from gnnstore.graph.shared import shared_tables
 from gnnstore.strategies.predict.sampled_epoch import sample_workload
 from gnnstore.strategies.predict.workload import SampledTrace, SpatialSampling, TableReads, Workload
-from gnnstore.tools.bench.cgroup import memory_group
-from gnnstore.tools.bench.harness import Task
+from gnnstore.tools.bench.harness import Task, memory_group
 from gnnstore.tools.bench.worker import ALLOWANCE_BYTES
 from tests.support.disks import keep_usual_profile
 from tests.support.forks import ForkServer
@@ -45,13 +44,12 @@ task = words["task"]
 Path(task["group"], "cgroup.procs").write_text(str(os.getpid()))
 import torch
 from gnnstore.errors import BudgetError
-from gnnstore.tools.bench.cgroup import MemoryGroup
-from gnnstore.tools.bench.harness import Task
+from gnnstore.tools.bench.harness import MemoryGroup, Task
 from gnnstore.tools.bench.worker import Run
 torch.zeros(1)
 run = Run(Task(**task | {"fanouts": tuple(task["fanouts"])}))
 run.limit()
-group = MemoryGroup(Path(task["group"]), task["group_version"])
+group = MemoryGroup(Path(task["group"]))
 group.limit(run.limit_bytes - words["spared"])
 found = {"batches": 0}
 try:
@@ -98,7 +96,6 @@ def run(forks: ForkServer, store: Path, strategy: str, room_bytes: int) -> dict[
             store=str(store),
             seeds=str(store.parent / "seeds.npy"),
             group=str(group.path),
-            group_version=group.version,
             share=0.02,
             slack_bytes=ALLOWANCE_BYTES + room_bytes,
             warm_up=0,

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import io
 import shutil
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from rich.console import Console
 
 from gnnstore.budget import limits
 from gnnstore.disk.engines import ENGINES, ENVIRONMENT_VARIABLE
 from gnnstore.tools.inspect import scan
-from gnnstore.tools.inspect.render_store import render_store
 from gnnstore.tools.inspect.scan import _ValueRange
 from tests.support.stores import write_example_store
 
@@ -52,29 +49,10 @@ def test_rows_longer_than_a_page(run: Any, tmp_path: Path) -> None:
 def test_text_names_every_array_and_the_next_command(run: Any, example: Path) -> None:
     done = run("inspect", example)
     assert done.status == 0
-    for text in ("nodes/node/x", "edges/node__to__node/indices", "compressed", "(metadata)"):
+    for text in ("nodes/node/x", "edges/node__to__node/indices", "compressed"):
         assert text in done.stdout
     assert f"gnnstore verify {example} --level full" in done.stdout
     assert done.stderr == ""
-
-
-@pytest.mark.parametrize("width", [60, 80, 100, 120])
-def test_no_word_is_broken_on_a_terminal(run: Any, example: Path, width: int) -> None:
-    document = run("inspect", example, "--stats", "--json").document
-    unbroken = io.StringIO()
-    render_store(Console(file=unbroken, width=10_000), document)
-    remark = "No room for: (a wider terminal or a pipe shows them)."
-    words = [*unbroken.getvalue().split(), *remark.split()]
-    stream = io.StringIO()
-    console = Console(file=stream, width=width, force_terminal=True, color_system=None)
-    render_store(console, document)
-    shown = [word.strip(",") for word in stream.getvalue().split()]
-    whole = {word for word in shown if word.strip("━─") and "…" not in word}
-    assert whole - {word.strip(",") for word in words} == set()
-    for array in document["arrays"]:
-        assert array["path"] in stream.getvalue() or width < 80
-        assert f" {array['path'][:7]}" in stream.getvalue()
-        assert array["dtype"] in stream.getvalue()
 
 
 def test_the_mean_of_values_whose_sum_is_too_large() -> None:
@@ -111,10 +89,8 @@ def test_a_store_larger_than_memory_is_read_by_an_engine(
 def test_an_interrupted_conversion_beside_it_is_reported(run: Any, scratch: Path) -> None:
     (scratch.parent / f".{scratch.name}.tmp-0123abcd").mkdir()
     assert run("inspect", scratch, "--json").document["state"]["unfinished_beside_it"]
-    assert (
-        "unfinished conversions next to it: .scratch.gnn.tmp-0123abcd"
-        in run("inspect", scratch).stdout
-    )
+    lines = [line.split() for line in run("inspect", scratch).stdout.splitlines()]
+    assert ["unfinished", ".scratch.gnn.tmp-0123abcd"] in lines
 
 
 @pytest.mark.parametrize("name", ["nodes/node/x", "x", "/nodes/node/x/"])

@@ -140,13 +140,13 @@ def test_options_of_stores_are_refused_for_plans(
 ) -> None:
     done = run("inspect", packed, "--packed", "base", *words)
     assert done.status == 2
-    assert "are for stores, not for packed epochs or partitions" in done.stderr
+    assert "are for stores, not for packed epochs, partitions" in done.stderr
 
 
 def test_there_is_no_picture_of_one_array(run: Any, example: Path, tmp_path: Path) -> None:
     done = run("inspect", example, "--array", "x", "--plot", tmp_path / "a.png")
     assert done.status == 2
-    assert "leave out --array, or --plot" in done.stderr
+    assert "leave it out, or --array" in done.stderr
     assert not (tmp_path / "a.png").exists()
 
 
@@ -183,7 +183,6 @@ def test_types_in_text(run: Any, tmp_path: Path) -> None:
     lines = [line.split() for line in done.stdout.splitlines()]
     assert ["institution", "6", "-", "-"] in lines
     assert ["author", "->", "institution", "at", "24", "4", "edge_time,", "w", "time", "w"] in lines
-    assert ["ordered", "by", "time"] in lines
     types = run("inspect", store.path, "--json").document["graph"]["edge_types"]
     assert [(own["type"][1], own["orders"], own["weight_sums"]) for own in types][:1] == [
         ("cites", ["time"], ["w"])

@@ -28,7 +28,7 @@ def test_it_writes_splits_and_says_so(run: Any, store: Path, tmp_path: Path) -> 
     )
     assert done.status == 0
     (edges,) = done.document["store"]["graph"]["edge_types"]
-    sizes = {name: own["num_edges"] for name, own in edges["splits"].items()}
+    sizes = edges["splits"]
     assert list(sizes) == ["valid", "test"]
     assert edges["num_edges"] + sum(sizes.values()) == 3000
     assert_same_files(tmp_path / "b.gnn", tmp_path / "c.gnn")
@@ -49,24 +49,6 @@ def test_negatives_are_the_same_in_both_stores(run: Any, store: Path, tmp_path: 
         assert found[1] is not None
         np.testing.assert_array_equal(found[0], found[1])
         assert found[0].shape == (len(first[name]), 3)
-
-
-@pytest.mark.parametrize(
-    ("option", "value", "command"),
-    [
-        ("--edge-split", "0.8,0.1,0.1", "split-edges"),
-        ("--edge-split-seed", "3", "split-edges --seed"),
-        ("--node-order", "degree", "reorder"),
-    ],
-)
-def test_options_of_conversions_that_are_gone(
-    run: Any, tmp_path: Path, option: str, value: str, command: str
-) -> None:
-    done = run("convert", "rmat", tmp_path / "a.gnn", "--scale", 4, option, value)
-    assert done.status == 2
-    assert f"{option} is no option of gnnstore convert any more" in done.stderr
-    assert f"run gnnstore {command} STORE OUT" in done.stderr
-    assert not (tmp_path / "a.gnn").exists()
 
 
 @pytest.mark.parametrize("shares", ["0.8,0.1,0.2", "a,b,c", "0.8", "1,0,0", "0.8,-0.1,0.1"])

@@ -18,22 +18,20 @@ import pytest
 from rich.console import Console
 
 import gnnstore
-from gnnstore.disk.profile import DeviceProfile
 from gnnstore.tools import cli, convert
 from gnnstore.tools.bench import disk
-from gnnstore.tools.bench.load import render_load
+from gnnstore.tools.bench.load import LOAD
 from gnnstore.tools.commands import gc
+from gnnstore.tools.inspect import layouts
 from gnnstore.tools.inspect.programs import (
     program,
     program_of,
     program_of_packed,
     program_of_partitions,
 )
-from gnnstore.tools.inspect.render_store import render_array, render_store
-from gnnstore.tools.predict import partitions
-from gnnstore.tools.predict.render import render_predictions
+from gnnstore.tools.predict import layouts as predictions
+from gnnstore.tools.ui.layout import fill, print_document, print_table, rows_at
 from gnnstore.tools.ui.session import Session
-from gnnstore.tools.ui.tables import print_table
 
 EXPECTED = Path(__file__).parent / "expected"
 WIDTHS = (80, 120)
@@ -135,20 +133,22 @@ DISK = {
     "seconds": 15.2,
     "remarks": ["the disk was busy: other programs read 12 MB/s from it"],
     "problems": [],
-    "tuning": {"gap_bytes": 8192, "queue_depth": 32, "max_read_bytes": 262144, "source": ""},
+    "profile": {
+        "mount_point": "/data",
+        "filesystem_type": "ext4",
+        "device": "/dev/nvme0n1",
+        "is_direct": True,
+        "sequential_read_bytes_per_second": 3.2e9,
+        "sequential_write_bytes_per_second": 1.1e9,
+    },
+    "random_reads": [
+        {"block_bytes": 512, "1": 12_345.0, "32": 412_345.0},
+        {"block_bytes": 4096, "1": 11_222.0, "32": 398_765.0, "256": 401_234.0},
+    ],
+    "tuning": {"gap_bytes": 8192, "queue_depth": 32, "max_read_bytes": 262144, "source": "it"},
     "saved_to": "/home/me/.cache/gnnstore/disks.json",
     "drawn_to": None,
 }
-PROFILE = DeviceProfile(
-    *("ext4-1", "/data", "/dev/nvme0n1", "ext4", "io_uring", True, "2026-01-02T00:00:00+00:00"),
-    sequential_read_bytes_per_second=3.2e9,
-    sequential_write_bytes_per_second=1.1e9,
-    random_reads_per_second={
-        512: {1: 12_345.0, 32: 412_345.0},
-        4096: {1: 11_222.0, 32: 398_765.0, 256: 401_234.0},
-        65536: {1: 5_432.0, 32: 45_678.0},
-    },
-)
 LEFTOVERS = [
     {
         "path": f"/data/graphs/of/a/long/path/.papers100M-{name}.gnn.tmp-0a1b2c3d",
@@ -178,18 +178,16 @@ def document(name: str) -> dict[str, Any]:
     return found
 
 
-TABLES: dict[str, Callable[[Console], None]] = {
-    "inspect": lambda console: render_store(console, document("inspect")),
-    "inspect-types": lambda console: render_store(console, document("inspect-types")),
-    "inspect-array": lambda console: render_array(console, document("inspect-array")),
-    "predict": lambda console: render_predictions(console, document("predict")),
-    "predict-partitions": lambda console: partitions._render(
-        console, document("predict-partitions")
-    ),
-    "bench-load": lambda console: render_load(console, document("bench-load")),
-    "bench-disk": lambda console: disk._render(console, DISK, PROFILE),
-    "gc": lambda console: gc._render(console, LEFTOVERS, 123_456_789_012, yes=True, paths=()),
-    "degrees": lambda console: convert._render_degrees(console, {"degrees": DEGREES}),
+TABLES: dict[str, tuple[Any, Any]] = {
+    "inspect": (document("inspect"), layouts.whole(document("inspect"))),
+    "inspect-types": (document("inspect-types"), layouts.whole(document("inspect-types"))),
+    "inspect-array": (document("inspect-array"), layouts.ARRAY),
+    "predict": (document("predict"), predictions.PREDICTIONS),
+    "predict-partitions": (document("predict-partitions"), predictions.PARTITIONS),
+    "bench-load": (document("bench-load"), LOAD),
+    "bench-disk": (DISK, disk._layout([1, 32, 256])),
+    "gc": ({"leftovers": LEFTOVERS}, [gc._LEFTOVERS]),
+    "degrees": ({"degrees": DEGREES}, convert.DEGREES),
 }
 
 
@@ -217,7 +215,7 @@ def drawn(
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("name", TABLES)
 def test_tables(name: str, width: int) -> None:
-    text = drawn(TABLES[name], width)
+    text = drawn(lambda console: print_document(console, *TABLES[name]), width)
     compare(f"tables-{width}/{name}", text)
     for line in text.splitlines():
         assert len(line.rstrip()) <= width or line.startswith(("  gnnstore", "/data")), line
@@ -228,22 +226,11 @@ ROWS = [("a" * 40 + "z", "12345678", "x" * 8, "y" * 8), ("b", "1", "2", "3")]
 
 
 @pytest.mark.parametrize(
-    ("width", "optional", "left"),
-    [
-        (80, ("second",), COLUMNS),
-        (74, ("second",), ("name", "first", "third")),
-        (64, ("second",), ("name", "first", "third")),  # with shorter cells in the first
-        (64, (), COLUMNS),
-        (40, ("second",), ("name", "first")),  # the last goes first
-        (25, ("second",), ("name",)),
-        (14, ("second",), ("name",)),
-    ],
+    ("width", "left"),
+    [(80, COLUMNS), (74, COLUMNS[:3]), (60, COLUMNS[:3]), (25, COLUMNS[:1]), (14, COLUMNS[:1])],
 )
-def test_a_row_is_one_line(width: int, optional: tuple[str, ...], left: tuple[str, ...]) -> None:
-    text = drawn(
-        lambda console: print_table(console, COLUMNS, ROWS, right=("first",), optional=optional),
-        width,
-    )
+def test_a_row_is_one_line(width: int, left: tuple[str, ...]) -> None:
+    text = drawn(lambda console: print_table(console, COLUMNS, ROWS), width)
     head, rule, *lines = text.splitlines()
     assert tuple(head.split()) == left
     assert set(rule.strip()) == {"─"}
@@ -253,6 +240,52 @@ def test_a_row_is_one_line(width: int, optional: tuple[str, ...], left: tuple[st
     missing = [name for name in COLUMNS if name not in left]
     assert all(name in remark for name in missing)
     assert bool(remark) == bool(missing)
+
+
+@pytest.mark.parametrize(
+    ("template", "text"),
+    [
+        ("{a.b} of {n}", "1.5 kB of 1,234"),
+        ("{n}[ and {none}]", "1,234"),
+        ("{n} and {none}", None),
+        ("{flag:*}[ {off:*}]", "* "),
+        ("{zero:-}", "-"),
+        ("{total_bytes}, {read_bytes_per_second}", "1.5 kB, 2 GB/s"),
+        ("{seconds}; {long_seconds}", "0.25 s; 3 h 20 min"),
+        ("{seconds_by_round:~}", "2 s [1 s, 9 s]"),
+        ("{miss_share} {shape:x} {counts}", "12.5% 3 x 4 train 10, test 2"),
+        ("{list.1}", "4"),
+    ],
+)
+def test_quantities_have_the_units_of_their_names(template: str, text: str | None) -> None:
+    values = {
+        "a": {"b": "1.5 kB"},
+        "n": 1234,
+        "none": None,
+        "flag": True,
+        "off": False,
+        "zero": 0,
+        "total_bytes": 1500,
+        "read_bytes_per_second": 2e9,
+        "seconds": 0.25,
+        "long_seconds": 12_000,
+        "seconds_by_round": [9.0, 1.0, 2.0],
+        "miss_share": 0.125,
+        "shape": [3, 4],
+        "counts": {"train": 10, "test": 2},
+        "list": [3, 4],
+    }
+    assert fill(template, values) == text
+
+
+def test_rows_of_lists_in_lists_have_both() -> None:
+    found = rows_at({"a": [{"n": 1, "b": [{"m": 2}, {"m": 3}]}]}, "a.b")
+    assert [(row["n"], row["m"]) for row in found] == [(1, 2), (1, 3)]
+    assert rows_at({"a": {"x": {"n": 1}, "y": 2}}, "a") == [
+        {"key": "x", "n": 1},
+        {"key": "y", "value": 2},
+    ]
+    assert rows_at({}, "a.b") == []
 
 
 def test_a_pipe_gets_every_column() -> None:

@@ -136,4 +136,4 @@ def test_it_is_predicted_and_compared(path: Path, capsys: pytest.CaptureFixture[
     misses = {policy["policy"]: policy["misses"] for policy in cache["policies"]}
     assert misses["belady"] < misses["direct-mapped"] < document["rows_needed"]
     assert "hashed" in plan("--strategies", "hashed,belady")
-    assert ways()["hashed"].options == {"strategy": "hashed"}
+    assert ways()["hashed"].strategy == "hashed"

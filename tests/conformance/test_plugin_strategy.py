@@ -209,7 +209,7 @@ def test_it_is_predicted(path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert found["first-come"]["cached_bytes"] >= NUM_ROWS * ROW_BYTES
     assert main(["predict", str(path), *words, "--strategies", "first-come,direct"]) == 0
     assert "first-come" in capsys.readouterr().out
-    assert ways()["first-come"].options == {"strategy": "first-come"}
+    assert ways()["first-come"].strategy == "first-come"
 
 
 def test_it_is_chosen_where_it_is_the_fastest(

@@ -266,7 +266,9 @@ def _commands() -> Iterator[tuple[str, click.Command]]:
         assert command is not None
         yield name, command
         if isinstance(command, click.Group):
-            yield from ((f"{name} {kind}", sub) for kind, sub in command.commands.items())
+            for kind in command.list_commands(context):
+                if (sub := command.get_command(context, kind)) is not None:
+                    yield f"{name} {kind}", sub
 
 
 # Fields whose contents are named by the user's data, or of one kind of conversion each.

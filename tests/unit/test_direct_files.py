@@ -21,7 +21,7 @@ from gnnstore.formats.arrays.paged_writer import PagedArrayWriter
 from gnnstore.formats.arrays.spec import AttributeSpec
 from gnnstore.formats.container import files
 from gnnstore.formats.container.files import BLOCK_BYTES, ChecksummedFile
-from gnnstore.tools.bench.page_cache import drop_from_cache
+from gnnstore.tools.bench.harness import drop_from_cache
 
 Pwrite = Callable[[int, Any, int], int]
 PWRITE, PREADV = os.pwrite, os.preadv

@@ -15,20 +15,25 @@ import pytest
 
 import gnnstore
 from gnnstore.errors import BudgetError, UsageError
-from gnnstore.tools.bench import cgroup
-from gnnstore.tools.bench.cgroup import MemoryGroup, _parents, _remove, memory_group
-from gnnstore.tools.bench.harness import Task, measure_disk_of, run_task, split_tables
+from gnnstore.timeline import Recording
+from gnnstore.tools.bench import harness
+from gnnstore.tools.bench.harness import (
+    MemoryGroup,
+    Task,
+    _remove,
+    measure_disk_of,
+    memory_group,
+    run_task,
+    split_tables,
+)
 from gnnstore.tools.bench.load import WORKER
-from gnnstore.tools.bench.stages import stages_of
-from gnnstore.tools.bench.ways import ways
-from gnnstore.tools.bench.worker import MAP_THREADS, Run, mapped, perform, work
+from gnnstore.tools.bench.ways import STAGES, ways
+from gnnstore.tools.bench.worker import MAP_THREADS, Run, mapped, perform, stages_of, work
 from tests.support.stores import write_example_store
 
-# As docs/cli.md lists them, but for the stages.
+# As docs/cli.md lists them.
 OUTCOME = {
-    *("seconds", "nodes", "disk_bytes", "written_bytes", "reads", "rows_read", "major_faults"),
-    *("seconds_sampling", "seconds_gathering", "seconds_reading", "seconds_planning"),
-    *("seconds_waiting", "hit_rate", "cache_rows", "superbatch"),
+    *("seconds", "nodes", "disk_bytes", "reads", "stages", "hit_rate", "cache_rows", "superbatch"),
     *("seconds_to_prepare", "seconds_warming_up", "limit_bytes", "group_peak_bytes"),
     *("peak_rss_bytes", "chosen", "reason"),
 }
@@ -43,7 +48,6 @@ def task(tmp_path: Path) -> Task:
         store=str(store.path),
         seeds=str(tmp_path / "seeds.npy"),
         group="",
-        group_version=0,
         share=1.0,
         slack_bytes=300 * 10**6,
         warm_up=0,
@@ -51,7 +55,6 @@ def task(tmp_path: Path) -> Task:
         round=0,
         fanouts=(4, 4),
         batch_size=40,
-        trace=str(tmp_path / "trace.json"),
     )
 
 
@@ -73,19 +76,14 @@ def test_every_way_loads_the_same_batches(
     assert outcome["nodes"] == pytest.approx(np.mean(nodes))
     assert capsys.readouterr().out.split() == ["."] * 5
     assert outcome["seconds"] > 0
-    if strategy == "direct":
-        assert outcome["rows_read"] == pytest.approx(np.mean(nodes))
-        assert outcome["reads"] > 0
     if strategy in ("numpy-mmap", "mmap", "memory"):
         assert outcome["reads"] == 0
     if strategy == "numpy-mmap":
         assert outcome["chosen"] == ""
     elif strategy != "auto":
         assert outcome["chosen"] == strategy
-    seconds = outcome["seconds"] * 5
-    reads_by_faults = ways()[strategy].reads_by_faults
-    stages = stages_of(Path(task.trace), seconds, faults_are_reads=reads_by_faults)
-    assert sum(stages.values()) == pytest.approx(seconds)
+    reads_by_faults, stages = ways()[strategy].reads_by_faults, outcome["stages"]
+    assert sum(stages.values()) == pytest.approx(outcome["seconds"])
     assert stages["sampling"] > 0
     assert stages["assembling"] + stages["reading"] > 0
     assert (stages["assembling"] == 0) == reads_by_faults
@@ -179,7 +177,6 @@ def test_an_outcome_comes_back_whole(task: Task) -> None:
     assert isinstance(found, dict)
     assert len(marks) == 5
     assert (found["chosen"], found["limit_bytes"]) == ("memory", 0)
-    assert Path(task.trace).exists()
 
 
 @pytest.fixture
@@ -248,20 +245,6 @@ def test_a_directory_that_is_no_cgroup_is_left_as_it_was(tmp_path: Path) -> None
     assert list((tmp_path / "memory").iterdir()) == []
 
 
-def test_groups_are_tried_from_the_root_down_to_where_the_process_is(tmp_path: Path) -> None:
-    own = tmp_path / "own"
-    own.write_text("4:memory:/docker/abc\n3:cpu,cpuacct:/x\n0::/user.slice/me.scope\n")
-    root = Path("/cg")
-    assert list(_parents(root, own)) == [
-        (root / "memory", 1),
-        (root, 2),
-        (root / "memory/docker/abc", 1),
-        (root / "memory/docker", 1),
-        (root / "user.slice/me.scope", 2),
-        (root / "user.slice", 2),
-    ]
-
-
 def test_a_group_keeps_its_limit_and_is_removed() -> None:
     with memory_group() as group:
         if group is None:
@@ -275,7 +258,7 @@ def test_a_group_keeps_its_limit_and_is_removed() -> None:
 
 def test_a_group_of_the_second_version(tmp_path: Path) -> None:
     """A directory with the files that such a group has."""
-    group = MemoryGroup(tmp_path, 2)
+    group = MemoryGroup(tmp_path)
     (tmp_path / "memory.stat").write_text("anon 4096\nfile 5000\nkernel 300\nkernel_stack 7\n")
     assert group.held_bytes() == 4396
     assert group.peak_bytes() == 0
@@ -298,7 +281,7 @@ def test_a_group_is_removed_once_the_last_process_has_left(
     _remove(group)
     assert not group.exists()
     (group / "process").mkdir(parents=True)
-    monkeypatch.setattr(cgroup, "_LEAVING_SECONDS", -1)
+    monkeypatch.setattr(harness, "_LEAVING_SECONDS", -1)
     with pytest.raises(OSError, match="not empty"):
         _remove(group)
 
@@ -310,3 +293,48 @@ def test_the_disk_is_measured_on_the_store(task: Task) -> None:
     assert limits.random_reads_per_second > 0
     assert limits.bytes_per_second > 0
     assert sorted(store.path.parent.rglob("*")) == before
+
+
+# --- the stages of an epoch ---------------------------------------------------------------------
+
+
+def stages(
+    *spans: tuple[str, float, float], of: float, ms_reading: float = 0.0
+) -> dict[str, float]:
+    """Divide the seconds of spans (name, begin, end)."""
+    events = [
+        (10**9 + int(begin * 1e9), 10**9 + int(end * 1e9), 1, name, {"ms_reading": ms_reading})
+        for name, begin, end in spans
+    ]
+    return stages_of(Recording(10**9, events, {}, 0), of, faults_are_reads=False)
+
+
+def test_a_moment_is_divided_among_what_runs_in_it() -> None:
+    spans = [("sampling", 0, 4), ("packing", 2, 6), ("planning", 2, 4), ("wait", 0, 10)]
+    found = stages(*spans, of=10.0)
+    assert found["sampling"] == pytest.approx(2 + 2 / 3)
+    assert found["planning"] == pytest.approx(2 / 3)
+    assert found["packing"] == pytest.approx(2 / 3 + 2)
+    assert found["other"] == pytest.approx(4)
+    # What began before or ends after is cut; gathering is reading as far as it waited for reads.
+    found = stages(("sampling", -3, 1), ("packing", 3, 9), of=4.0)
+    assert (found["sampling"], found["packing"], found["other"]) == pytest.approx((1, 1, 2))
+    found = stages(("gathering", 0, 2), of=2.0, ms_reading=500.0)
+    assert (found["reading"], found["assembling"]) == pytest.approx((0.5, 1.5))
+    assert stages(of=3.0) == {**dict.fromkeys(STAGES, 0.0), "other": 3.0}
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_random_spans_equal_a_count_of_every_moment(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    names = ["sampling", "planning", "filling", "packing"]
+    spans: list[tuple[str, float, float]] = []
+    for _ in range(30):
+        begin, end = sorted(rng.integers(0, 50, 2).tolist())
+        spans.append((str(rng.choice(names)), float(begin), float(end)))
+    expected = dict.fromkeys(STAGES, 0.0)
+    for moment in range(50):
+        running = [name for name, begin, end in spans if begin <= moment < end]
+        for name in running or ["other"]:
+            expected[name] += 1 / max(1, len(running))
+    assert stages(*spans, of=50.0) == pytest.approx(expected)

@@ -6,7 +6,7 @@ from gnnstore.budget.ledger import CACHED, STAGING
 from gnnstore.caching.policies.simulate import policies
 from gnnstore.palette import PARTS, SERIES, STRATEGIES, part_looks, strategy_looks
 from gnnstore.strategies.builtin import auto
-from gnnstore.tools.bench.stages import STAGES
+from gnnstore.tools.bench.ways import STAGES
 
 
 def test_no_colour_means_two_things() -> None:

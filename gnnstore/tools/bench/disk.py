@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
 from gnnstore.disk.measure import measure_disk
-from gnnstore.disk.profile import DeviceProfile, save_profile, tune_reads
+from gnnstore.disk.profile import save_profile, tune_reads
 from gnnstore.errors import StorageError
-from gnnstore.tools.plots import block_name, draw_profile, speed
+from gnnstore.tools.plots import draw_profile
 from gnnstore.tools.ui import exits
+from gnnstore.tools.ui.layout import Block, Layout
 from gnnstore.tools.ui.session import Session
-from gnnstore.tools.ui.tables import print_facts, print_table, print_text, print_title
-from gnnstore.units import format_size
 
 
 def bench_disk(
@@ -58,59 +55,42 @@ def bench_disk(
             document[name] = str(step())
         except StorageError as error:
             document["problems"].append(str(error))
-    session.emit(document, lambda console: _render(console, document, profile))
+    depths = sorted({d for rates in profile.random_reads_per_second.values() for d in rates})
+    document["random_reads"] = [
+        {"block_bytes": block, **{f"{depth}": rate for depth, rate in rates.items()}}
+        for block, rates in sorted(profile.random_reads_per_second.items())
+    ]
+    session.emit(document, _layout(depths))
     return exits.STORAGE if document["problems"] else exits.OK
 
 
-def _render(console: Console, document: Mapping[str, Any], profile: DeviceProfile) -> None:
-    tuning = document["tuning"]
-    console.print(f"Disk below {document['path']}", style="bold")
-    print_facts(
-        console,
-        {
-            "mounted at": f"{profile.mount_point} ({profile.filesystem_type}, {profile.device})",
-            "sequential read": speed(profile.sequential_read_bytes_per_second),
-            "sequential write": speed(profile.sequential_write_bytes_per_second),
-            "engine": document["engine_reason"],
-            "page cache": "avoided" if profile.is_direct else "not avoided",
-            "measured with": f"a file of {format_size(document['file_bytes'])}, in "
-            f"{document['seconds']:.1f} s",
-        },
+def _layout(depths: Iterable[int]) -> Layout:
+    return (
+        "Disk below {path}",
+        Block(
+            "",
+            {
+                "mounted at": "{profile.mount_point} ({profile.filesystem_type}, {profile.device})",
+                "sequential read": "{profile.sequential_read_bytes_per_second}",
+                "sequential write": "{profile.sequential_write_bytes_per_second}",
+                "engine": "{engine_reason}",
+                "page cache avoided": "{profile.is_direct}",
+                "measured with": "a file of {file_bytes}, in {seconds}",
+            },
+        ),
+        Block(
+            "Random reads per second, by reads in flight",
+            {"read": "{block_bytes:d} bytes", **{f"{d}": f"{{{d}:,.0f}}" for d in depths}},
+            "random_reads",
+        ),
+        Block(
+            "How loaders read here",
+            {
+                "gap": "{tuning.gap_bytes:d} bytes: rows no further apart share a read",
+                "queue depth": "{tuning.queue_depth} reads in flight for each thread",
+                "longest read": "{tuning.max_read_bytes:,} bytes",
+                "because of": "{tuning.source}",
+                "kept in": "{saved_to}",
+            },
+        ),
     )
-    print_title(console, "Random reads per second")
-    _render_rates(console, profile)
-    for text in (*document["remarks"], *document["problems"]):
-        print_text(console, text)
-    print_title(console, "How loaders read here")
-    print_facts(
-        console,
-        {
-            "gap": f"{tuning['gap_bytes']} bytes: rows no further apart share a read",
-            "queue depth": f"{tuning['queue_depth']} reads in flight for each thread",
-            "longest read": block_name(tuning["max_read_bytes"]),
-            "because of": "this measurement" if profile.is_direct else tuning["source"],
-            "kept in": document["saved_to"] or "nothing was kept",
-            "drawn in": document["drawn_to"],
-        },
-    )
-
-
-def _render_rates(console: Console, profile: DeviceProfile) -> None:
-    blocks = sorted(profile.random_reads_per_second)
-    depths = sorted({d for rates in profile.random_reads_per_second.values() for d in rates})
-    names = [block_name(block) for block in blocks]
-    rows = [
-        [depth, *(_rate(profile.random_reads_per_second[block].get(depth)) for block in blocks)]
-        for depth in depths
-    ]
-    best = [speed(profile.best_rate(block) * block) for block in blocks]
-    print_table(
-        console,
-        ["in flight", *names],
-        [*rows, ["bandwidth", *best]],
-        right=["in flight", *names],
-    )
-
-
-def _rate(reads_per_second: float | None) -> str:
-    return "-" if reads_per_second is None else f"{reads_per_second:,.0f}"

@@ -1,21 +1,26 @@
-"""Runs tasks in processes of their own under a memory limit, and measures the disk between them.
+"""Runs tasks in processes of their own in memory cgroups, and measures the disk between them.
 
 Each task has its own process, because a limit applies to a process, and because memory that one
-measurement has left must not help the next. `gnnstore bench load` and `benchmarks/` use it.
+measurement has left must not help the next. Memory that a process allocates and the page cache of
+the files that it reads count alike, as in a container, unlike with ulimit. `gnnstore bench load`
+and `benchmarks/` use it.
 """
 
 from __future__ import annotations
 
 import json
+import os
+import re
 import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import nullcontext, suppress
+import time
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from statistics import median
 from typing import Any, NamedTuple
 
 from gnnstore import _core
@@ -26,23 +31,84 @@ from gnnstore.formats.arrays.spec import AttributeSpec
 from gnnstore.formats.store.schema import Schema
 from gnnstore.graph.store import GraphStore
 from gnnstore.strategies.sizes.placement import read_tables
-from gnnstore.tools.bench.cgroup import MemoryGroup, memory_group
-from gnnstore.tools.bench.page_cache import drop_from_cache
 
 BATCH_MARK = "."  # a worker prints it for each batch
 # Entered before anything is loaded, so that the whole process is counted.
 _ENTER = 'echo $$ > "$0" && exec "$@"'
-# A process may take long to remove its files; a second Ctrl-C ends it at once.
+# A process may take long to remove its files, and leaves its group after the kernel has taken back
+# its memory.
 _LEAVING_SECONDS = 60.0
+_CGROUPS, _OWN_CGROUPS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
+_V1, _V2 = "memory.limit_in_bytes", "memory.max"
 
 
-def spread(values: Iterable[float], form: str = ".2f") -> str:
-    """Return the median, and of several values the minimum and maximum; "-" for none."""
-    found = list(values)
-    if not found:
-        return "-"
-    text = format(median(found), form)
-    return text if len(found) == 1 else f"{text} [{min(found):{form}}, {max(found):{form}}]"
+@dataclass(frozen=True)
+class MemoryGroup:
+    """A cgroup that this process has made."""
+
+    path: Path
+
+    @property
+    def version(self) -> int:
+        """Version of cgroups: 1 or 2."""
+        return 1 if (self.path / _V1).exists() else 2
+
+    def limit(self, num_bytes: int) -> None:
+        """Limit the group's memory, without swapping, and reset its peak."""
+        files = {"memory.swap.max": 0, _V2: num_bytes}
+        if self.version == 1:
+            files = {"memory.swappiness": 0, _V1: num_bytes, "memory.max_usage_in_bytes": 0}
+        for name, value in files.items():
+            if name == _V2 or (self.path / name).exists():
+                (self.path / name).write_text(str(value))
+
+    def held_bytes(self) -> int:
+        """Return the memory of the processes and the kernel's for these, without page cache."""
+        lines = (self.path / "memory.stat").read_text().splitlines()
+        stat = {name: int(value) for name, value in map(str.split, lines)}
+        if self.version == 1:
+            return stat["rss"] + int((self.path / "memory.kmem.usage_in_bytes").read_text())
+        return stat["anon"] + stat.get("kernel", 0)
+
+    def peak_bytes(self) -> int:
+        """Return the peak of the group's memory, with page cache; 0 if it is not known."""
+        file = self.path / ("memory.max_usage_in_bytes" if self.version == 1 else "memory.peak")
+        return int(file.read_text()) if file.exists() else 0
+
+
+@contextmanager
+def memory_group(root: Path = _CGROUPS, own: Path = _OWN_CGROUPS) -> Iterator[MemoryGroup | None]:
+    """Make a group without a limit, and remove it in the end; None if that is not possible."""
+    parents = [root / "memory", root]
+    # Where only part of the tree is this user's: the process's own groups, and those above.
+    with suppress(OSError):
+        for group in re.findall(r"^\d+:(?:memory|):/(.+)$", own.read_text(), re.MULTILINE):
+            places = [Path(group), *Path(group).parents][:-1]
+            parents += [top / place for top in (root / "memory", root) for place in places]
+    for parent in parents:
+        path = parent / f"gnnstore-benchmark-{os.getpid()}-{uuid.uuid4().hex[:8]}"
+        try:
+            path.mkdir()
+        except OSError:
+            continue
+        try:
+            if any((path / name).exists() for name in (_V1, _V2)):
+                yield MemoryGroup(path)
+                return
+        finally:
+            _remove(path)
+    yield None
+
+
+def _remove(path: Path) -> None:
+    deadline = time.monotonic() + _LEAVING_SECONDS
+    while True:
+        try:
+            return path.rmdir()
+        except OSError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.05)
 
 
 @dataclass(frozen=True)
@@ -59,7 +125,6 @@ class Task:
     warm_up: int = 0  # batches before the clock starts
     batches: int = 0  # batches on the clock
     group: str = ""  # the process's memory group; "" for none, and no limit
-    group_version: int = 0
     round: int = 0  # number of the epoch, so that rounds draw different batches
     fanouts: Any = (10, 10, 10)  # of each hop, or of each hop by edge type
     sampling: dict[str, Any] = field(default_factory=dict)  # other options of a loader's sampling
@@ -67,7 +132,6 @@ class Task:
     seed: int = 0
     num_threads: int = 0  # threads of a loader; 0 for its own choice
     disk_bytes: int = 0  # the most that packed rows may take; 0 for the loader's own choice
-    trace: str = ""  # file for the timeline of the batches on the clock; "" for none
     packed: str = ""  # packed epochs to load instead of a strategy; "": none
     links: dict[str, Any] | None = None  # options of `LinkNeighborLoader`; None: seeds are nodes
     edge_type: tuple[str, ...] = ()  # of the edges, if types have names
@@ -82,7 +146,7 @@ class Task:
     @property
     def memory_group(self) -> MemoryGroup | None:
         """The process's memory group."""
-        return MemoryGroup(Path(self.group), self.group_version) if self.group else None
+        return MemoryGroup(Path(self.group)) if self.group else None
 
 
 def run_task(
@@ -95,8 +159,7 @@ def run_task(
     """Run a module on a task, with cold files; return its answer, or why there is none."""
     with memory_group() if is_limited else nullcontext() as group:
         drop_from_cache([Path(path) for path in (task.store, task.packed) if path])
-        if group is not None:
-            task = replace(task, group=str(group.path), group_version=group.version)
+        task = replace(task, group="" if group is None else str(group.path))
         given = ["-m", worker, json.dumps(asdict(task)), *words]
         return ask_process(given, group, on_mark=on_batch)
 
@@ -110,7 +173,7 @@ def ask_process(
     """Run `python *words` and return the JSON object of its last line, or why there is none."""
     command = [sys.executable, *words]
     if group is not None:
-        command = ["sh", "-c", _ENTER, str(group.processes), *command]
+        command = ["sh", "-c", _ENTER, str(group.path / "cgroup.procs"), *command]
     with tempfile.TemporaryFile("w+", errors="replace") as errors:
         # A session of its own: Ctrl-C would come to it twice, from the terminal and from here.
         process = subprocess.Popen(  # noqa: S603 - this interpreter
@@ -133,7 +196,7 @@ def ask_process(
                 process.send_signal(signal.SIGINT)  # does nothing once it has ended
                 with suppress(subprocess.TimeoutExpired):
                     process.wait(_LEAVING_SECONDS)
-            finally:
+            finally:  # a second Ctrl-C ends it at once
                 process.kill()
                 process.communicate()
         if status == -signal.SIGKILL:
@@ -143,6 +206,15 @@ def ask_process(
             return str(document["problem"]) if "problem" in document else document
         errors.seek(0)
         return errors.read().strip().rpartition("\n")[2] or f"it ended with status {status}"
+
+
+def drop_from_cache(paths: Iterable[Path]) -> None:
+    """Ask the kernel to drop the cached pages of files; needs no privilege once they are clean."""
+    for path in paths:
+        for file in path.rglob("*") if path.is_dir() else [path]:
+            if file.is_file():
+                with file.open("rb") as opened:
+                    os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def require_group() -> int:

@@ -11,7 +11,6 @@ from time import perf_counter
 from typing import Any
 
 import numpy as np
-from rich.console import Console
 
 from gnnstore.disk.scratch import default_parent, sweep_stale
 from gnnstore.errors import UsageError
@@ -25,39 +24,73 @@ from gnnstore.sampling.neighbor import only
 from gnnstore.seeds.links import Links
 from gnnstore.seeds.nodes import InputNodes
 from gnnstore.seeds.typed import TypedInputNodes
+from gnnstore.strategies.builtin import auto
 from gnnstore.tools.bench import harness
-from gnnstore.tools.bench.harness import Task, split_tables, spread
-from gnnstore.tools.bench.stages import STAGES, stages_of
-from gnnstore.tools.bench.ways import BASELINE, Way, ways
+from gnnstore.tools.bench.harness import Task, split_tables
+from gnnstore.tools.bench.ways import BASELINE, STAGES, Way, ways
 from gnnstore.tools.bench.worker import ALLOWANCE_BYTES
 from gnnstore.tools.inspect.programs import program
 from gnnstore.tools.plots import draw_load
 from gnnstore.tools.predict.seeds import choose_seeds, config_of
 from gnnstore.tools.ui import exits
-from gnnstore.tools.ui.options import (
-    SamplingOptions,
-    SeedOptions,
-    describe_fanouts,
-    describe_seeds,
-)
+from gnnstore.tools.ui.layout import Block, Layout
+from gnnstore.tools.ui.options import SamplingOptions, SeedOptions
 from gnnstore.tools.ui.session import Session
-from gnnstore.tools.ui.tables import print_facts, print_next, print_table, print_text, print_title
-from gnnstore.units import format_at_least, format_duration, format_size
+from gnnstore.units import format_at_least, format_size
 
 WORKER = "gnnstore.tools.bench.worker"
 NO_LIMIT = "without a limit: the page cache serves every strategy that reads through it"
 _NOT_DIRECT = (
     "reads cannot bypass the page cache here, so the numbers of the disk are mostly those of memory"
 )
-_COLUMNS = """\
-Speed-up: over {}. From disk, and reads: of a batch (-: none, or not counted). Cached: of its \
-rows. Memory: the most that the process held, page cache included (*: without a limit). Setup: \
-one-time work, before or during the first epoch."""
-_STAGES = """\
-A moment in which several threads work is divided evenly among what they do, so that a row adds up \
-to the time of an epoch. For numpy-mmap and mmap, reading is page faults, and copying is counted \
-with them; what is left over is under other."""
 _SAMPLE_BATCHES, _WARM_UP = 24, 6
+
+LOAD: Layout = (
+    "Loading {store}",
+    Block(
+        "",
+        {
+            "epoch": "{epoch_batches} batches of {batch_size} seeds ([input nodes {input_nodes}]"
+            "[links {links}]); fan-out {num_neighbors}",
+            "memory": "topology and labels, {limit.share} of {feature_bytes} of features, and "
+            "{limit.slack_bytes} of slack[, kept by a cgroup of version {limit.cgroup}]",
+            "disk": "{device.random_reads_per_second:~} random reads of 4 KiB a second, "
+            "{device.bytes_per_second:~} sequentially ({device.engine})",
+            "took": "{seconds}",
+        },
+    ),
+    Block(
+        "Batches",
+        {
+            "strategy": "{strategy}[ ({chosen})]",
+            "an epoch": "{seconds_per_epoch}",
+            "speed-up": "{times_baseline:.1f}",
+            "memory": "{peak_bytes}",
+            "setup": "{seconds_to_prepare}",
+            "a batch": "{seconds_by_round:~}",
+            "from disk": "{disk_bytes:-}",
+            "reads": "{reads:-}",
+            "cached": "{hit_rate:-}",
+        },
+        "strategies",
+    ),
+    (
+        "Speed-up: over numpy-mmap. Memory: the most that the process held, page cache included. "
+        "Setup: one-time work, before or during the first epoch. From disk, and reads: of a batch "
+        "(-: none, or not counted). Cached: of its rows."
+    ),
+    Block(
+        "Where the seconds of an epoch go",
+        {"strategy": "{strategy}", **{stage: f"{{stages.{stage}:-}}" for stage in STAGES}},
+        "strategies",
+    ),
+    (
+        "A moment in which several threads work is divided evenly among what they do, so that a "
+        "row adds up to the time of an epoch. For numpy-mmap and mmap, reading is page faults and "
+        "copying."
+    ),
+    Block("", "\n{strategy}: {problem}", "strategies"),
+)
 
 
 def bench_load(
@@ -69,7 +102,6 @@ def bench_load(
     strategies: Sequence[str],
     memory: float | int,
     num_batches: int | None,
-    whole_epochs: bool,
     repeats: int,
     no_limit: bool,
     plot_file: Path | None,
@@ -84,26 +116,24 @@ def bench_load(
     version = 0 if no_limit else harness.require_group()
     _check_limit(store, feature_bytes, share, task["slack_bytes"], is_limited=version > 0)
     with tempfile.TemporaryDirectory(prefix="gnnstore-bench-") as scratch:
-        suffix = "npz" if isinstance(seeds, TypedInputNodes) else "npy"
-        file = Path(scratch, f"seeds.{suffix}")
+        file = Path(scratch, "seeds.npz" if isinstance(seeds, TypedInputNodes) else "seeds.npy")
+        batches = _write_seeds(file, seeds, task["batch_size"], num_batches, task["seed"])
+        edge_type = seeds.edge_type if isinstance(seeds, Links) else ()
         # Of some options 0 is a loader's own choice.
         own: dict[str, Any] = {name: value or 0 for name, value in task.items()}
         epoch = Task(
             strategy="",
             store=str(store.path),
-            batches=_write_seeds(file, seeds, task["batch_size"], num_batches, task["seed"]),
+            batches=batches,
             seeds=str(file) if file.exists() else "",
             links=None if seeds_asked.links is None else seeds_asked.of_links,
-            edge_type=_edge_type(seeds),
+            edge_type=() if store.schema.is_homogeneous else edge_type,
             share=share,
-            trace=str(Path(scratch, "trace.json")),
             fanouts=sampling.fanouts,
             sampling=sampling.of_loader,
             **own,
         )
-        tasks = [
-            _task(replace(epoch, strategy=way), whole_epochs) for way in dict.fromkeys(strategies)
-        ]
+        tasks = [_task(replace(epoch, strategy=way)) for way in dict.fromkeys(strategies)]
         with session.progress() as progress:
             document = compare(
                 store,
@@ -111,17 +141,23 @@ def bench_load(
                 ways(),
                 repeats=repeats,
                 cgroup_version=version,
-                epoch_batches=epoch.batches,
+                epoch_batches=batches,
                 progress=progress,
                 seeds={**names, "num_input_nodes": len(seeds)},
             )
     document["seconds"] = perf_counter() - started
-    is_timed = any(found["rounds"] for found in document["strategies"])
-    draw_into(document, plot_file if is_timed else None, draw_load)
-    session.emit(document, lambda console: render_load(console, document))
+    timed = [found for found in document["strategies"] if found["rounds"]]
+    draw_into(document, plot_file if timed else None, draw_load)
+    fastest = min(timed, key=lambda each: each["seconds_per_epoch"], default=None)
+    text = ""
+    if fastest is not None and fastest["strategy"] != BASELINE:
+        of_batches = {name: document[name] for name in ("num_neighbors", "batch_size", "links")}
+        strategy = f'strategy="{fastest["strategy"]}"'
+        text = program(document["store"], document["input_nodes"], strategy, **of_batches)
+    session.emit(document, LOAD, (), text)
     if document["problems"]:
         return exits.STORAGE
-    return exits.OK if is_timed else exits.USAGE
+    return exits.OK if timed else exits.USAGE
 
 
 def _check_limit(
@@ -170,18 +206,12 @@ def _write_seeds(
     return count
 
 
-def _edge_type(seeds: InputNodes | TypedInputNodes | Links) -> tuple[str, ...]:
-    if not isinstance(seeds, Links) or seeds.store.schema.is_homogeneous:
-        return ()
-    return seeds.edge_type
-
-
-def _task(epoch: Task, whole_epochs: bool) -> Task:
+def _task(epoch: Task) -> Task:
     """Return the batches to time: an epoch, or a sample where all batches cost the same."""
     way = ways()[epoch.strategy]
     if way.is_made_ahead:
         return replace(epoch, warm_up=epoch.batches)
-    if whole_epochs or not way.is_even:
+    if not way.is_even:
         return epoch
     batches = min(epoch.batches, _SAMPLE_BATCHES)
     return replace(epoch, batches=batches, warm_up=min(epoch.batches - batches, _WARM_UP))
@@ -221,7 +251,7 @@ def compare(
                 problems[name] = found
                 sweep_stale(default_parent(store.path))  # a killed process leaves its files
             else:
-                rounds[name].append(found | {"seconds_by_stage": _stages(task, found, ways)})
+                rounds[name].append(found)
     first, features, device = tasks[0], split_tables(store.schema)[0], devices[0]
     remarks = [] if cgroup_version else [NO_LIMIT]
     remarks += [] if device.is_direct else [_NOT_DIRECT]
@@ -259,16 +289,6 @@ def compare(
     }
 
 
-def _stages(task: Task, found: Mapping[str, Any], ways: Mapping[str, Way]) -> dict[str, float]:
-    """Return the seconds of a batch in each stage; nothing if the task records none."""
-    if not task.trace:
-        return {}
-    way = ways.get(found["chosen"] or task.strategy, Way())
-    seconds = found["seconds"] * task.batches
-    stages = stages_of(Path(task.trace), seconds, faults_are_reads=way.reads_by_faults)
-    return {name: each / task.batches for name, each in stages.items()}
-
-
 def _times(
     way: Way,
     task: Task,
@@ -277,98 +297,26 @@ def _times(
     epoch_batches: int,
 ) -> dict[str, Any]:
     """Return the times of a way; the stages of an epoch are those of its median round."""
-    pairs = zip(baseline, rounds, strict=False)
-    ratios = [before["seconds"] / max(1e-9, each["seconds"]) for before, each in pairs]
-    found: dict[str, Any] = {
-        "times_baseline": median(ratios) if ratios else None,
-        "times_baseline_by_round": ratios,
-        **dict.fromkeys(("seconds_per_batch", "seconds_per_epoch", "seconds_to_prepare", "stages")),
-    }
     if not rounds:
-        return found
+        return {}
     ordered = sorted(rounds, key=lambda each: each["seconds"])
     seconds = median(each["seconds"] for each in rounds)
     once = [each["seconds_to_prepare"] for each in rounds]
     if way.is_made_ahead:  # time that the first epoch takes beyond others
         more = (r["seconds_warming_up"] - r["seconds"] * task.warm_up for r in rounds)
         once = [a + max(0.0, b) for a, b in zip(once, more, strict=True)]
-    by_stage = ordered[len(ordered) // 2]["seconds_by_stage"]
-    return found | {
+    pairs = zip(baseline, rounds, strict=False)
+    ratios = [before["seconds"] / max(1e-9, each["seconds"]) for before, each in pairs]
+    by_stage = ordered[len(ordered) // 2]["stages"]
+    return {
+        "times_baseline": median(ratios) if ratios else None,
+        "times_baseline_by_round": ratios,
+        "seconds_by_round": [each["seconds"] for each in rounds],
         "seconds_per_batch": seconds,
         "seconds_per_epoch": seconds * epoch_batches,
         "seconds_to_prepare": median(once),
         "stages": {name: each * epoch_batches for name, each in by_stage.items()},
+        "chosen": rounds[-1]["chosen"] if way.strategy == auto().name else None,
+        "peak_bytes": max(r["group_peak_bytes"] or r["peak_rss_bytes"] for r in rounds),
+        **{name: median(r[name] for r in rounds) for name in ("disk_bytes", "reads", "hit_rate")},
     }
-
-
-def render_load(console: Console, document: Mapping[str, Any]) -> None:
-    """Print the settings, a table of times, and one of stages."""
-    limit, device, batch = document["limit"], document["device"], document["batch_size"]
-    fanouts = describe_fanouts(document)
-    kept = f"kept by a cgroup (version {limit['cgroup']})" if limit["cgroup"] else "not kept"
-    reads = spread((rate / 1e3 for rate in device["random_reads_per_second"]), ".1f")
-    rate = spread((rate / 1e9 for rate in device["bytes_per_second"]), ".2f")
-    facts = {
-        "epoch": f"{document['epoch_batches']:,} batches of {batch:,} seeds "
-        f"({describe_seeds(document)}); fan-out {fanouts}",
-        "memory": f"structure and labels, {limit['share']:.1%} of "
-        f"{format_size(document['feature_bytes'])} of features, and "
-        f"{format_size(limit['slack_bytes'])} of slack, {kept}",
-        "disk": f"{reads} k random reads of 4 KiB a second, {rate} GB/s sequentially "
-        f"({device['engine']})",
-        "took": format_duration(document["seconds"]),
-        "drawn in": document.get("drawn_to"),
-    }
-    console.print(f"Loading {document['store']}", style="bold")
-    print_facts(console, facts)
-    timed = [found for found in document["strategies"] if found["rounds"]]
-    if timed:
-        columns = ["strategy", "a batch", "an epoch", "speed-up", "from disk", "reads", "cached"]
-        columns += ["memory", "setup"]
-        print_title(console, f"Batches of {Path(document['store']).name}")
-        optional = ["cached", "reads", "setup", "from disk", "a batch"]
-        print_table(console, columns, map(_row, timed), right=columns[1:], optional=optional)
-        print_text(console, _COLUMNS.format(document["baseline"] or BASELINE))
-    if shown := [name for name in STAGES if any(found["stages"].get(name) for found in timed)]:
-        print_title(console, "Where the time of an epoch goes")
-        rows = [
-            [each["strategy"], *(_time(each["stages"][name]) for name in shown)] for each in timed
-        ]
-        print_table(console, ["strategy", *shown], rows, right=shown)
-        print_text(console, _STAGES)
-    failed = [found for found in document["strategies"] if found["problem"] is not None]
-    if failed:
-        print_title(console, "Not timed")
-    for found in failed:
-        console.print(f"  {found['strategy']}: {found['problem']}", soft_wrap=True)
-    for text in (*document["remarks"], *document.get("problems", ())):
-        print_text(console, text)
-    fastest = min(timed, key=lambda each: each["seconds_per_epoch"], default=None)
-    if fastest is not None and fastest["strategy"] != BASELINE:
-        of_batches = {name: document[name] for name in ("num_neighbors", "batch_size", "links")}
-        strategy = f'strategy="{fastest["strategy"]}"'
-        text = program(document["store"], document["input_nodes"], strategy, **of_batches)
-        print_next(console, [], text)
-
-
-def _row(found: Mapping[str, Any]) -> list[str]:
-    rounds, name = found["rounds"], found["strategy"]
-    disk, reads, hits = (median(r[n] for r in rounds) for n in ("disk_bytes", "reads", "hit_rate"))
-    memory = max(r["group_peak_bytes"] or r["peak_rss_bytes"] for r in rounds)
-    return [
-        f"auto ({rounds[-1]['chosen']})" if name == "auto" else name,
-        spread((r["seconds"] for r in rounds), ".3f") + " s",
-        _time(found["seconds_per_epoch"]),
-        spread(found["times_baseline_by_round"], ".1f"),
-        format_size(disk) if disk else "-",
-        f"{reads:,.0f}" if reads else "-",
-        f"{hits:.1%}" if hits else "-",
-        format_size(memory) + ("" if found["is_limited"] else " *"),
-        _time(found["seconds_to_prepare"]),
-    ]
-
-
-def _time(seconds: float) -> str:
-    if seconds < 0.0005:
-        return "-"
-    return f"{seconds:.3g} s" if seconds < 100 else format_duration(seconds)

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
 from gnnstore.strategies.builtin import auto
 
 BASELINE = "numpy-mmap"
+# Of a batch, in the order of its way.
+STAGES = ("sampling", "planning", "filling", "packing", "reading", "assembling", "other")
 
 
 @dataclass(frozen=True)
 class Way:
     """A way of loading batches."""
 
-    options: dict[str, Any] = field(default_factory=dict)  # of the loader; none for the mapping
+    strategy: str = ""  # of a loader; none for the mapping
     is_compared: bool = True  # whether it is timed unless told otherwise
     is_limited: bool = True  # whether its memory is limited
     is_made_ahead: bool = False  # whether an epoch is prepared during the one before it
@@ -27,17 +28,15 @@ def ways() -> dict[str, Way]:
     """Return the ways by name, those without a memory limit at the end."""
     choice = auto()
     found = {BASELINE: Way(is_even=True, reads_by_faults=True)}
-    for candidate in choice.loadable:
-        is_mapped = candidate.mode == "mmap"
-        found[candidate.choice] = Way(
-            {"strategy": candidate.choice},
-            is_compared=not is_mapped,
-            is_made_ahead=candidate.plans,
-            is_even=not candidate.plans and candidate.score is None,
-            reads_by_faults=is_mapped,
-            packs=candidate.packs,
+    for one in choice.loadable:
+        found[one.choice] = Way(
+            one.choice,
+            is_compared=one.mode != "mmap",
+            is_made_ahead=one.plans,
+            is_even=not one.plans and one.score is None,
+            reads_by_faults=one.mode == "mmap",
+            packs=one.packs,
         )
-    options = {"strategy": choice.name}
-    found[choice.name] = Way(options, is_compared=False, is_made_ahead=True, packs=True)
+    found[choice.name] = Way(choice.name, is_compared=False, is_made_ahead=True, packs=True)
     in_memory = choice.by_mode["memory"].name
-    return {**found, in_memory: Way({"strategy": in_memory}, is_limited=False)}
+    return {**found, in_memory: Way(in_memory, is_limited=False)}

@@ -16,8 +16,9 @@ import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, nullcontext
+from contextlib import closing
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from time import perf_counter
 from typing import Any
 
@@ -40,18 +41,17 @@ from gnnstore.progress import peak_rss_bytes
 from gnnstore.sampling.neighbor import SamplingConfig
 from gnnstore.seeds.base import BatchKey
 from gnnstore.seeds.typed import seed_nodes
-from gnnstore.timeline import OFF, Timeline, recorded
-from gnnstore.tools.bench.harness import BATCH_MARK, Task, split_tables
-from gnnstore.tools.bench.page_cache import drop_from_cache
-from gnnstore.tools.bench.ways import ways
+from gnnstore.timeline import OFF, Recording, Timeline, recorded
+from gnnstore.tools.bench.harness import BATCH_MARK, Task, drop_from_cache, split_tables
+from gnnstore.tools.bench.ways import STAGES, Way, ways
 from gnnstore.tools.ui.exits import INTERRUPTED
 
 MAP_THREADS = 32
 # Part of the slack: memory of Python, the allocator and the kernel that a loader does not count.
 ALLOWANCE_BYTES = 64 * 10**6
 _MAX_EVENTS = 2**14  # they count as memory of the process: 7 MB, enough for 2000 batches
-_AMOUNTS = [f"seconds_{n}" for n in ("sampling", "gathering", "reading", "planning", "waiting")]
-_AMOUNTS += ["reads", "rows_read"]
+_STAGE_OF = {name: name for name in STAGES[:4]}
+_STAGE_OF |= {"recalling": "assembling", "gathering": "assembling"}
 
 # Batches as numbers of nodes; and the loader, if there is one.
 Prepared = tuple[Iterator[int], Any]
@@ -190,19 +190,19 @@ def loader_batches(loader: Any) -> Iterator[int]:
 def prepare(run: Run) -> Prepared:
     """Return the batches of a strategy, under the limit."""
     way = ways()[run.task.strategy]
-    options = dict(way.options)
-    if way.is_limited:
-        run.limit()
-        if not options:
-            return run.map_batches(), None
-        options |= {"memory": run.memory_bytes}
-        options |= {"disk": run.task.disk_bytes} if run.task.disk_bytes and way.packs else {}
-    else:
+    if not way.is_limited:
         needed = Reservation("features", sum(array.spec.num_bytes for array in run.features))
         name = f"strategy {run.task.strategy!r}"
         memory = Ledger(available_bytes(), (), name, OF_FREE_MEMORY, "")
         memory.add(needed).check(None, "leave it out of the comparison")
-    loader = run.loader(**options)
+        options: dict[str, Any] = {}
+    else:
+        run.limit()
+        if not way.strategy:
+            return run.map_batches(), None
+        options = {"memory": run.memory_bytes}
+        options |= {"disk": run.task.disk_bytes} if run.task.disk_bytes and way.packs else {}
+    loader = run.loader(strategy=way.strategy, **options)
     return loader_batches(loader), loader
 
 
@@ -222,20 +222,23 @@ def perform(task: Task, prepare: Callable[[Run], Prepared] = prepare) -> dict[st
     def read() -> tuple[LoaderStats, dict[str, int]]:
         return LoaderStats("", "", "", 0, 0) if loader is None else loader.stats(), disk_use()
 
-    with closing(batches):  # type: ignore[type-var]
+    with closing(batches), TemporaryDirectory(prefix="gnnstore-bench-") as scratch:  # type: ignore[type-var]
         seconds_warming_up, _ = load(task.warm_up)
         earlier, before = read()
         trace = recorded if loader is None else loader.trace
-        recording = trace(task.trace, max_events=_MAX_EVENTS) if task.trace else nullcontext(OFF)
-        with recording as run.timeline:
+        with trace(Path(scratch, "trace.json"), max_events=_MAX_EVENTS) as run.timeline:
             seconds, nodes = load(task.batches)
             later, after = read()
+        recording = run.timeline.recording()
     group, done = task.memory_group, later.since(earlier)
+    way = ways().get(later.strategy or task.strategy, Way())
     # Batches that are prepared ahead have been read already: divide by the gathered ones.
-    amounts = {"seconds": seconds, "nodes": nodes} | {n: after[n] - before[n] for n in after}
-    amounts |= {name: getattr(done, name) for name in _AMOUNTS}
+    amounts = {"seconds": seconds, "nodes": nodes, "reads": done.reads}
+    amounts["disk_bytes"] = after["disk_bytes"] - before["disk_bytes"]
+    stages = stages_of(recording, seconds, faults_are_reads=way.reads_by_faults)
     return {
         **{name: amount / task.batches for name, amount in amounts.items()},
+        "stages": {name: each / task.batches for name, each in stages.items()},
         "hit_rate": done.hit_rate,
         "cache_rows": later.cache_rows,
         "superbatch": later.superbatch,
@@ -251,13 +254,34 @@ def perform(task: Task, prepare: Callable[[Run], Prepared] = prepare) -> dict[st
     }
 
 
+def stages_of(recording: Recording, seconds: float, *, faults_are_reads: bool) -> dict[str, float]:
+    """Divide the time of batches among `STAGES`, each moment evenly among what runs in it."""
+    spans = [event for event in recording.events if event[3] in _STAGE_OF]
+    times = np.array([event[:2] for event in spans], np.int64).reshape(-1, 2)
+    begins, ends = np.clip((times.T - recording.begin_ns) * 1e-9, 0, seconds)
+    moments = np.unique([begins, ends])
+    begun, ended = (np.searchsorted(np.sort(t), moments[:-1], "right") for t in (begins, ends))
+    # A span's share is the integral of 1 / (spans that run): the difference of two readings.
+    each = np.append(0, np.cumsum(np.diff(moments) / np.maximum(1, begun - ended)))
+    shares = each[np.searchsorted(moments, ends)] - each[np.searchsorted(moments, begins)]
+    found = dict.fromkeys(STAGES, 0.0)
+    for span, share, length in zip(spans, shares.tolist(), (ends - begins).tolist(), strict=True):
+        reading = 0.0
+        if span[3] == "gathering" and length > 0:
+            waited = span[4].get("ms_reading", 0.0) * 1e-3 / length
+            reading = share * (1.0 if faults_are_reads else min(1.0, waited))
+        found["reading"] += reading
+        found[_STAGE_OF[span[3]]] += share - reading
+    found["other"] = max(0.0, seconds - sum(found.values()))
+    return found
+
+
 def disk_use() -> dict[str, int]:
     """Return the bytes that this process has moved, and its faults that waited for a disk."""
     lines = Path("/proc/self/io").read_text().splitlines()
     counts = dict(line.split(": ") for line in lines)
     return {
         "disk_bytes": int(counts.get("read_bytes", 0)),
-        "written_bytes": int(counts.get("write_bytes", 0)),
         "major_faults": resource.getrusage(resource.RUSAGE_SELF).ru_majflt,
     }
 

@@ -12,14 +12,12 @@ from gnnstore.strategies.builtin import auto
 from gnnstore.tools.bench.ways import ways
 from gnnstore.tools.ui.help import Command, Group
 from gnnstore.tools.ui.options import (
-    SIZE,
     Parsed,
     batch_options,
+    declared,
     parse_share_or_size,
     plot_option,
-    seed_option,
     session_options,
-    threads_option,
 )
 from gnnstore.tools.ui.session import Session
 
@@ -57,19 +55,15 @@ Examples:
 @command.command(name="disk", cls=Command, help=_DISK_HELP)
 @click.argument("path", type=click.Path())
 @plot_option("Plot the result.")
-@click.option(
-    "--seconds",
-    type=click.FloatRange(min=0.1, max=3600),
-    default=15,
-    help="Approximate duration of the measurement.",
+@declared(
+    """
+  --seconds X = 15  Approximate duration of the measurement.
+  --size SIZE -> num_bytes = 1GiB  Size of the test file.
+  --engine io_uring|pread  Engine that reads. Default: the one that loaders choose here.
+  --no-save  Do not save the result for loaders.
+""",
+    seconds=click.FloatRange(min=0.1, max=3600),
 )
-@click.option("--size", "num_bytes", type=SIZE, default="1GiB", help="Size of the test file.")
-@click.option(
-    "--engine",
-    type=click.Choice(("io_uring", "pread")),
-    help="Engine that reads. Default: the one that loaders choose here.",
-)
-@click.option("--no-save", is_flag=True, help="Do not save the result for loaders.")
 @session_options
 def disk(session: Session, path: str, no_save: bool, **options: Any) -> int:
     """Measure, save the result, plot it, print it, and return the exit status."""
@@ -120,53 +114,26 @@ Examples:
 @command.command(name="load", cls=Command, help=_LOAD_HELP)
 @click.argument("store", type=click.Path())
 @batch_options
-@click.option(
-    "--strategies",
-    type=Parsed("strategies", _parse_ways),
-    metavar="NAME,NAME,...",
-    default=",".join(name for name, way in ways().items() if way.is_compared),
-    help=f"Strategies to time, in this order: any of {', '.join(ways())}.",
+@declared(
+    f"""
+  --strategies NAME,NAME,... = {",".join(name for name, way in ways().items() if way.is_compared)}
+      Strategies to time, in this order: any of {", ".join(ways())}.
+  --loader-memory SHARE|SIZE -> memory = 10%
+      Memory of a loader in addition to topology and labels: a share of the features' bytes, or
+      bytes.
+  --slack SIZE -> slack_bytes = 200MB
+      Memory in addition for batches, Python and the kernel.
+  --disk SIZE -> disk_bytes  Disk budget of packed rows. Default: half of the free space.
+  --batches N>=1 -> num_batches
+      Shorten the epoch to this many batches; one-time costs then weigh more.
+  --repeats N>=1 = 1  Rounds that time each strategy once.
+  --seed N>=0 = 0  Seed of the batches.
+  --threads N>=1 -> num_threads  Threads of a loader. Default: its own choice.
+  --no-limit  Set no memory limit, where cgroups are forbidden.
+""",
+    strategies=Parsed(_parse_ways),
+    memory=Parsed(_parse_limit),
 )
-@click.option(
-    "--loader-memory",
-    "memory",
-    type=Parsed("memory", _parse_limit),
-    metavar="SHARE|SIZE",
-    default="10%",
-    help="Memory of a loader in addition to topology and labels: a share of the features' bytes, "
-    "or bytes.",
-)
-@click.option(
-    "--slack",
-    "slack_bytes",
-    type=SIZE,
-    default="200MB",
-    help="Memory in addition for batches, Python and the kernel.",
-)
-@click.option(
-    "--disk",
-    "disk_bytes",
-    type=SIZE,
-    help="Disk budget of packed rows. Default: half of the free space.",
-)
-@click.option(
-    "--batches",
-    "num_batches",
-    type=click.IntRange(min=1),
-    help="Shorten the epoch to this many batches; one-time costs then weigh more.",
-)
-@click.option(
-    "--epoch",
-    "whole_epochs",
-    is_flag=True,
-    help="Time whole epochs also of numpy-mmap, mmap, direct.",
-)
-@click.option(
-    "--repeats", type=click.IntRange(min=1), default=1, help="Rounds that time each strategy once."
-)
-@seed_option("Seed of the batches.")
-@threads_option("Threads of a loader. Default: its own choice.", "num_threads")
-@click.option("--no-limit", is_flag=True, help="Set no memory limit, where cgroups are forbidden.")
 @plot_option("Plot the times.")
 @session_options
 def load(session: Session, store: str, **options: Any) -> int:

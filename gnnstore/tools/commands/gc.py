@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -13,12 +13,9 @@ from gnnstore.formats.container.manifest import KINDS
 from gnnstore.formats.container.workdir import Leftover, find_leftovers, remove
 from gnnstore.formats.store.schema import StoreManifest
 from gnnstore.tools.ui.help import Command
+from gnnstore.tools.ui.layout import Block
 from gnnstore.tools.ui.options import session_options
 from gnnstore.tools.ui.session import Session
-from gnnstore.units import format_duration, format_size
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 _HELP = """List the leftovers of interrupted conversions and training, and remove them with --yes.
 
@@ -37,6 +34,19 @@ Examples:
 """
 
 
+_LEFTOVERS = Block(
+    "",
+    {
+        "path": "{path}",
+        "state": "{state}",
+        "size": "{num_bytes}",
+        "action": "{action}",
+        "age": "{age_seconds}",
+    },
+    "leftovers",
+)
+
+
 @click.command(name="gc", cls=Command, help=_HELP)
 @click.argument("paths", metavar="[PATH]...", nargs=-1, type=click.Path())
 @click.option("--yes", is_flag=True, help="Remove the leftovers instead of listing them.")
@@ -51,10 +61,16 @@ def command(session: Session, paths: tuple[str, ...], yes: bool) -> None:
                 for leftover in _find(path)
             ]
     removed = sum(item["num_bytes"] for item in found if item["action"] == "removed")
-    session.emit(
-        {"leftovers": found, "removed_bytes": removed},
-        lambda console: _render(console, found, removed, yes, paths),
-    )
+    layout: list[Any] = [_LEFTOVERS, "Removed {removed_bytes}."]
+    commands = []
+    if not found:
+        layout = ["No interrupted conversion or run left anything here."]
+    elif not yes:
+        layout.pop()
+        if any(item["state"] != "running" for item in found):
+            layout.append("Repeat the command of a resumable one with --resume, or remove all:")
+            commands = [("gnnstore", "gc", *paths, "--yes")]
+    session.emit({"leftovers": found, "removed_bytes": removed}, layout, commands)
     for item in found:
         if item["action"] == "failed":
             raise StorageError(
@@ -111,28 +127,3 @@ def _describe(leftover: Leftover, action: str) -> dict[str, Any]:
         "age_seconds": leftover.age_seconds,
         "action": action,
     }
-
-
-def _render(
-    console: Console, found: list[dict[str, Any]], removed: int, yes: bool, paths: tuple[str, ...]
-) -> None:
-    from gnnstore.tools.ui.tables import print_next, print_table  # noqa: PLC0415 - rich on demand
-
-    if not found:
-        console.print("No interrupted conversion or run left anything here.")
-        return
-    columns = ["path", "state", "size", "age", *(["now"] if yes else [])]
-    rows = []
-    for item in found:
-        size, age = format_size(item["num_bytes"]), format_duration(item["age_seconds"])
-        action = item["action"] if item["action"] != "none" else "left alone"
-        rows.append([item["path"], item["state"], size, age, *([action] if yes else [])])
-    print_table(console, columns, rows, right=("size", "age"), optional=("age",))
-    if yes:
-        console.print(f"\nRemoved {format_size(removed)}.")
-    elif any(item["state"] != "running" for item in found):
-        console.print(
-            "\nTo continue a resumable one, repeat its command with --resume; to remove all:",
-            soft_wrap=True,
-        )
-        print_next(console, [("gnnstore", "gc", *paths, "--yes")])

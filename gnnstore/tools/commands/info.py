@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import platform
 import sys
-from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 from importlib import metadata
 from pathlib import Path
@@ -13,7 +12,6 @@ from tempfile import NamedTemporaryFile
 from typing import Any
 
 import click
-from rich.console import Console
 
 import gnnstore
 from gnnstore import _core
@@ -21,12 +19,10 @@ from gnnstore.budget.limits import available_bytes
 from gnnstore.disk.engines import ENVIRONMENT_VARIABLE, probe_engines
 from gnnstore.disk.profile import find_mount
 from gnnstore.errors import NotFoundError
-from gnnstore.tools.inspect.render_store import flatten
 from gnnstore.tools.ui.help import Command
+from gnnstore.tools.ui.layout import Block
 from gnnstore.tools.ui.options import session_options
 from gnnstore.tools.ui.session import Session
-from gnnstore.tools.ui.tables import print_facts, print_title
-from gnnstore.units import format_size
 
 _HELP = """Show versions, build and machine, for bug reports.
 
@@ -43,6 +39,22 @@ _PACKAGES = ("numpy", "torch", "torch_geometric", "zarr", "numcodecs", "pyarrow"
 # Instruction sets that decide the speed of checksums, gathers and copies.
 _CPU_FEATURES = ("sse4_2", "avx", "avx2", "avx512f", "avx512bw", "bmi2", "crc32", "asimd", "sve")
 _HUGE_PAGES = "/sys/kernel/mm/transparent_hugepage"
+
+
+_LAYOUT = (
+    "gnnstore {gnnstore.version}",
+    Block("Software", "gnnstore"),
+    Block("Python", "python"),
+    Block("Packages", "packages"),
+    Block("Machine", "machine"),
+    Block("File system", "filesystem"),
+    Block(
+        "Engines that read rows there",
+        {"engine": "{name}", "works": "{is_available}", "why": "{detail}[. {remedy}]"},
+        "engines.probes",
+    ),
+    "The engine is set to {engines.forced}.",
+)
 
 
 @click.command(name="info", cls=Command, help=_HELP)
@@ -62,7 +74,7 @@ def command(session: Session, path: str) -> None:
         "machine": _machine(),
         **_disk(place),
     }
-    session.emit(document, lambda console: _render(console, document))
+    session.emit(document, _LAYOUT)
 
 
 def _version(name: str) -> str | None:
@@ -134,24 +146,3 @@ def _disk(place: Path) -> dict[str, Any]:
         },
         "engines": {"forced": os.environ.get(ENVIRONMENT_VARIABLE) or None, "probes": probes},
     }
-
-
-def _render(console: Console, document: Mapping[str, Any]) -> None:
-    own, place, engines = document["gnnstore"], document["filesystem"], document["engines"]
-    packages = {name: version or "not installed" for name, version in document["packages"].items()}
-    none = {"unknown": "no file there to try them on, and none can be made"}
-    tried = {"forced": engines["forced"], **(none if engines["probes"] is None else {})}
-    for probe in engines["probes"] or ():
-        why = f"not available: {probe['detail']}. {probe['remedy']}"
-        tried[probe["name"]] = probe["detail"] if probe["is_available"] else why
-    console.print(f"gnnstore {own['version']}", style="bold")
-    for title, values in (
-        ("Software", {**own, "python": document["python"], **packages}),
-        ("Machine", document["machine"]),
-        (f"File system of {place['path']}", place),
-        ("Engines that read rows there", tried),
-    ):
-        print_title(console, title)
-        facts: dict[str, Any] = flatten(values)
-        sizes = {name: format_size(facts[name]) for name in facts if name.endswith("_bytes")}
-        print_facts(console, facts | sizes)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -15,22 +14,12 @@ from gnnstore.formats.partitions.reader import PARTITIONS, PartitionsReader
 from gnnstore.formats.store.reader import StoreReader
 from gnnstore.formats.store.units import find_unit
 from gnnstore.formats.tables.manifest import TableManifest
-from gnnstore.tools.inspect.describe_store import (
-    describe_array,
-    describe_files,
-    describe_store,
-    find_array,
-)
-from gnnstore.tools.inspect.packed import describe_packed, render_packed, scan_packed
-from gnnstore.tools.inspect.partitioned import describe_partitions, render_partitions
-from gnnstore.tools.inspect.render_store import render_array, render_store
-from gnnstore.tools.inspect.tables import describe_table, render_table
+from gnnstore.tools.inspect import describe, layouts
+from gnnstore.tools.inspect.node_order import reorder_command
+from gnnstore.tools.inspect.programs import next_commands, program_of
 from gnnstore.tools.ui.help import Command
-from gnnstore.tools.ui.options import plot_option, session_options
+from gnnstore.tools.ui.options import declared, plot_option, session_options
 from gnnstore.tools.ui.session import Session
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 _HELP = """Show the contents of a store and how they will be read.
 
@@ -53,10 +42,14 @@ Examples:
 
 @click.command(name="inspect", cls=Command, help=_HELP)
 @click.argument("store", type=click.Path())
-@click.option("--array", "array_path", metavar="PATH", help="Show one array, by path or name.")
-@click.option("--stats", is_flag=True, help="Read the arrays and summarise their values.")
-@click.option("--packed", metavar="NAME", help="Show some of the store's packed epochs.")
-@click.option("--partitions", metavar="NAME", help="Show one of the store's partitionings.")
+@declared(
+    """
+  --array PATH -> array_path  Show one array, by path or name.
+  --stats  Read the arrays and summarise their values.
+  --packed NAME  Show some of the store's packed epochs.
+  --partitions NAME  Show one of the store's partitionings.
+"""
+)
 @plot_option("Draw degrees or types of the graph, or the rows of packed epochs.")
 @session_options
 def command(
@@ -70,41 +63,33 @@ def command(
     plot_file: Path | None,
 ) -> None:
     """Open the store, describe it, plot it and print the description."""
-    if plot_file is not None and array_path is not None:
-        raise UsageError(
-            "--plot draws the degrees of a graph, or packed epochs; leave out --array, or --plot"
-        )
     path = Path(store)
-    if TableManifest.is_at(path):
-        if array_path is not None or stats or plot_file is not None:
-            raise UsageError(
-                "--array, --stats and --plot are for stores and packed epochs, not for embeddings "
-                "that are learned; leave them out, or export the table"
-            )
-        _emit(session, describe_table(path), render_table)
-        return
     if packed is not None:
         path = find_unit(PACKED, StoreReader.open(store).path, packed)
     if partitions is not None:
         path = find_unit(PARTITIONS, StoreReader.open(store).path, partitions)
-    if (kind := kind_of(path)) in {PACKED, PARTITIONS}:
-        if array_path is not None or stats:
-            raise UsageError(
-                "--array and --stats are for stores, not for packed epochs or partitions; leave "
-                "them out, or inspect the store"
-            )
-        if kind is PACKED:
-            _inspect_packed(session, PackedReader.open(path), plot_file)
-            return
-        if plot_file is not None:
-            raise UsageError("--plot draws the degrees of a graph, or packed epochs; leave it out")
-        _emit(session, describe_partitions(PartitionsReader.open(path)), render_partitions)
-        return
-    reader = StoreReader.open(store)
-    if array_path is None:
-        _inspect_store(session, reader, stats, plot_file)
+    kind, is_table = kind_of(path), TableManifest.is_at(path)
+    is_store = not is_table and kind not in {PACKED, PARTITIONS}
+    if not is_store and (array_path is not None or stats):
+        raise UsageError(
+            "--array and --stats are for stores, not for packed epochs, partitions or embeddings; "
+            "leave them out, or inspect the store"
+        )
+    if plot_file is not None and (array_path is not None or not (is_store or kind is PACKED)):
+        raise UsageError(
+            "--plot draws the degrees of a graph, or packed epochs; leave it out, or --array"
+        )
+    if kind is PACKED:
+        _inspect_packed(session, PackedReader.open(path), plot_file)
+    elif kind is PARTITIONS:
+        found = describe.describe_partitions(PartitionsReader.open(path))
+        session.emit(found, layouts.PARTITIONS)
+    elif is_table:
+        session.emit(describe.describe_table(path), layouts.TABLE)
+    elif array_path is None:
+        _inspect_store(session, StoreReader.open(store), stats, plot_file)
     else:
-        _inspect_array(session, reader, array_path, stats)
+        _inspect_array(session, StoreReader.open(store), array_path, stats)
 
 
 # Scans and plots are imported on demand: kernels and matplotlib take longer than metadata may.
@@ -112,26 +97,30 @@ def command(
 
 
 def _inspect_packed(session: Session, reader: PackedReader, plot_file: Path | None) -> None:
-    document = describe_packed(reader)
+    document = describe.describe_packed(reader)
     if plot_file is not None:
+        from gnnstore.tools.inspect.scan import scan_packed
         from gnnstore.tools.plots import draw_packed
 
         with session.progress() as progress:
             rows = scan_packed(reader, progress)
         document["rows"] = rows.to_json()
         document["drawn_to"] = str(draw_packed(reader.path.name, rows, plot_file))
-    _emit(session, document, render_packed)
+    session.emit(document, layouts.PACKED)
 
 
 def _inspect_store(
     session: Session, reader: StoreReader, stats: bool, plot_file: Path | None
 ) -> None:
-    document = describe_store(reader)
+    document = describe.describe_store(reader)
+    commands = next_commands(document["path"])[stats:]
     if stats:
         from gnnstore.tools.inspect.scan import scan_store
 
         with session.progress() as progress:
             document["stats"] = scan_store(reader, progress)
+        if (document["stats"].get("node_order") or {}).get("is_worth_it"):
+            commands.append(reorder_command(document["path"]))
     if plot_file is not None and not reader.schema.is_homogeneous:
         from gnnstore.tools.plots import draw_types
 
@@ -145,12 +134,13 @@ def _inspect_store(
         document["degrees"] = {"in": degrees.inward.to_json(), "out": degrees.outward.to_json()}
         kind = document["provenance"].get("kind", "")
         document["drawn_to"] = str(draw_degrees(reader.path.name, degrees, plot_file, kind))
-    _emit(session, document, render_store)
+    session.emit(document, layouts.whole(document), commands, program_of(document))
 
 
 def _inspect_array(session: Session, reader: StoreReader, path: str, stats: bool) -> None:
-    spec = find_array(reader, path)
-    document = {**describe_array(reader, spec), "files": describe_files(reader, spec)}
+    spec = describe.find_array(reader, path)
+    files = describe.describe_files(reader, spec)
+    document = {**describe.describe_array(reader, spec), "files": files}
     if stats:
         from gnnstore.tools.inspect.scan import scan_array
 
@@ -158,17 +148,4 @@ def _inspect_array(session: Session, reader: StoreReader, path: str, stats: bool
         with session.progress() as progress:
             scan_array(reader, spec, progress, found)
         document["stats"] = found
-    _emit(session, document, render_array)
-
-
-def _emit(
-    session: Session,
-    document: Mapping[str, Any],
-    render: Callable[[Console, Mapping[str, Any]], None],
-) -> None:
-    def show(console: Console) -> None:
-        render(console, document)
-        if "drawn_to" in document:
-            console.print(f"\nDrawn in {document['drawn_to']}", soft_wrap=True)
-
-    session.emit(document, show)
+    session.emit(document, layouts.ARRAY)

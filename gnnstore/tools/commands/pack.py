@@ -9,16 +9,8 @@ import click
 from gnnstore.caching.scores import SCORES
 from gnnstore.strategies.builtin import PACKED
 from gnnstore.strategies.predict.traits import TOPOLOGIES
-from gnnstore.tools.ui.help import Command, section
-from gnnstore.tools.ui.options import (
-    MEMORY,
-    SIZE,
-    Parsed,
-    batch_options,
-    seed_option,
-    session_options,
-    threads_option,
-)
+from gnnstore.tools.ui.help import Command
+from gnnstore.tools.ui.options import NAMES, batch_options, declared, session_options
 from gnnstore.tools.ui.session import Session
 
 _CACHE_BY = (PACKED.policy, *SCORES)
@@ -51,124 +43,52 @@ Examples:
 
 @click.command(name="pack", cls=Command, help=_HELP)
 @click.argument("store", type=click.Path())
-@click.option("--name", help="Name of the packed epochs in the store.")
-@click.option(
-    "--output", type=click.Path(), help="Directory of the packed epochs, outside the store."
-)
+@declared("""
+  --name NAME  Name of the packed epochs in the store.
+  --output PATH  Directory of the packed epochs, outside the store.
+""")
 @batch_options
-@click.option(
-    "--epochs", type=click.IntRange(min=1), default=1, help="Epochs to pack, from epoch 0 on."
+@declared(
+    f"""
+  --epochs N>=1 = 1  Epochs to pack, from epoch 0 on.
+Budgets
+  --memory MEMORY  Budget of packing, and of the cache and batches of training.
+  --cache-bytes SIZE  Size of the cache. Default: what --memory leaves.
+  --cache-by {"|".join(_CACHE_BY)} -> cache = {PACKED.policy}  Policy that chooses the cached rows.
+  --disk SIZE -> disk_bytes
+      Disk budget of the packed epochs; if it is too small, batches share rows. Default: free space,
+      and no sharing.
+  --segment N>=1
+      Batches that share rows on disk; 1: none do. Default: as few as --disk allows, 1 without
+      --disk.
+Batches
+  --seed N>=0 = 0  Seed of sampling and shuffling.
+  --shuffle/--no-shuffle = True  Shuffle the seeds in each epoch.
+  --drop-last  Leave out a last batch that is not full.
+  --replace  Sample neighbours with replacement.
+  --subgraph-type directional|bidirectional|induced = directional
+      Edges of a subgraph, as in PyG.
+  --disjoint  One subgraph per seed.
+  --input-time FILE.npy  Times of the seed nodes, in place of their own.
+Links to start from
+  --src-weight FILE.npy  Weights [N] by which sources of negatives are drawn.
+  --dst-weight FILE.npy  Weights [N] by which targets of negatives are drawn.
+  --edge-label FILE.npy  Labels of the links, [L, ...]; of all edges, by edge id.
+  --edge-label-time FILE.npy  Times of the links, [L]; of all edges, by edge id.
+  --edge-label-attrs NAME,NAME,...  Attributes of the links to add to each batch.
+Budgets
+  --superbatch N>=1  Batches planned at a time. Default: as memory allows.
+  --topology {"|".join(TOPOLOGIES)} = auto  Where the topology is held while packing.
+  --spill-dir PATH  Directory for subgraphs that exceed memory. Default: that of the store.
+  --threads N>=1  Threads. Default: all processors.
+""",
+    edge_label_attrs=NAMES,
 )
-@section(
-    "Budgets",
-    click.option(
-        "--memory",
-        type=MEMORY,
-        metavar="SIZE",
-        help="Budget of packing, and of the cache and batches of training.",
-    ),
-    click.option(
-        "--cache-bytes", type=SIZE, help="Size of the cache. Default: what --memory leaves."
-    ),
-    click.option(
-        "--cache-by",
-        "cache",
-        type=click.Choice(_CACHE_BY),
-        default=PACKED.policy,
-        help="Policy that chooses the cached rows.",
-    ),
-    click.option(
-        "--disk",
-        "disk_bytes",
-        type=SIZE,
-        help="Disk budget of the packed epochs; if it is too small, batches share rows. Default: "
-        "free space, and no sharing.",
-    ),
-    click.option(
-        "--segment",
-        type=click.IntRange(min=1),
-        help="Batches that share rows on disk; 1: none do. Default: as few as --disk allows, 1 "
-        "without --disk.",
-    ),
-)
-@section(
-    "Batches",
-    seed_option("Seed of sampling and shuffling."),
-    click.option("--shuffle/--no-shuffle", default=True, help="Shuffle the seeds in each epoch."),
-    click.option("--drop-last", is_flag=True, help="Leave out a last batch that is not full."),
-    click.option("--replace", is_flag=True, help="Sample neighbours with replacement."),
-    click.option(
-        "--subgraph-type",
-        type=click.Choice(("directional", "bidirectional", "induced")),
-        default="directional",
-        help="Edges of a subgraph, as in PyG.",
-    ),
-    click.option("--disjoint", is_flag=True, help="One subgraph per seed."),
-    click.option(
-        "--input-time",
-        type=click.Path(),
-        metavar="FILE.npy",
-        help="Times of the seed nodes, in place of their own.",
-    ),
-)
-@section(
-    "Links to start from",
-    click.option(
-        "--src-weight",
-        type=click.Path(),
-        metavar="FILE.npy",
-        help="Weights [N] by which sources of negatives are drawn.",
-    ),
-    click.option(
-        "--dst-weight",
-        type=click.Path(),
-        metavar="FILE.npy",
-        help="Weights [N] by which targets of negatives are drawn.",
-    ),
-    click.option(
-        "--edge-label",
-        type=click.Path(),
-        metavar="FILE.npy",
-        help="Labels of the links, [L, ...]; of all edges, by edge id.",
-    ),
-    click.option(
-        "--edge-label-time",
-        type=click.Path(),
-        metavar="FILE.npy",
-        help="Times of the links, [L]; of all edges, by edge id.",
-    ),
-    click.option(
-        "--edge-label-attrs",
-        type=Parsed("names", lambda text, _: tuple(name.strip() for name in text.split(","))),
-        metavar="NAME,NAME,...",
-        help="Attributes of the links to add to each batch.",
-    ),
-)
-@section(
-    "Budgets",
-    click.option(
-        "--superbatch",
-        type=click.IntRange(min=1),
-        help="Batches planned at a time. Default: as memory allows.",
-    ),
-    click.option(
-        "--topology",
-        type=click.Choice(TOPOLOGIES),
-        default="auto",
-        help="Where the topology is held while packing.",
-    ),
-    click.option(
-        "--spill-dir",
-        type=click.Path(),
-        help="Directory for subgraphs that exceed memory. Default: that of the store.",
-    ),
-    threads_option("Threads. Default: all processors."),
-)
-@click.option("--estimate", is_flag=True, help="Print the estimate and write nothing.")
-@click.option(
-    "--overwrite", is_flag=True, help="Replace packed epochs once the new ones are complete."
-)
-@click.option("--resume", is_flag=True, help="Continue an interrupted attempt.")
+@declared("""
+  --estimate  Print the estimate and write nothing.
+  --overwrite  Replace packed epochs once the new ones are complete.
+  --resume  Continue an interrupted attempt.
+""")
 @session_options
 def command(session: Session, store: str, **options: Any) -> None:
     """Estimate, pack, and print a summary."""

@@ -10,16 +10,13 @@ from gnnstore.errors import UsageError
 from gnnstore.strategies.builtin import auto
 from gnnstore.tools.ui.help import Command
 from gnnstore.tools.ui.options import (
-    MEMORY,
-    SIZE,
     Parsed,
     batch_options,
+    declared,
     parse_share_or_size,
     plot_option,
     refuse_given,
-    seed_option,
     session_options,
-    threads_option,
 )
 from gnnstore.tools.ui.session import Session
 
@@ -48,7 +45,7 @@ Examples:
 """
 
 
-_OF_PARTITIONS = {"store", "partitions", "embedding_dim", "memory_bytes", "plot_file"}
+_OF_PARTITIONS = {"store", "partitions", "embedding_dim", "memory_bytes"}
 
 
 def _parse_candidates(text: str, _: str) -> tuple[str, ...]:
@@ -70,54 +67,29 @@ def _parse_caches(text: str, name: str) -> tuple[float | int, ...]:
 @click.command(name="predict", cls=Command, help=_HELP)
 @click.argument("store", type=click.Path())
 @batch_options
-@click.option(
-    "--memory",
-    "memory_bytes",
-    type=MEMORY,
-    metavar="SIZE",
-    help="Memory budget of a loader, as its memory=. Default: what this machine has free.",
+@declared(
+    f"""
+  --memory MEMORY -> memory_bytes
+      Memory budget of a loader, as its memory=. Default: what this machine has free.
+  --disk SIZE -> disk_bytes
+      Disk budget of a loader, as its disk=. Default: half of the free space.
+  --strategies NAME,NAME,...
+      Strategies to predict: some of {", ".join(found.choice for found in auto().candidates)};
+      packed-epochs is what gnnstore pack makes. Default: all.
+  --batches N>=1 -> num_batches = 128
+      Batches that caches are simulated on: at most an epoch.
+  --cache-bytes SIZE,SIZE,... -> caches
+      Cache sizes: shares of the rows, or bytes. Default: 5%,10%,20%; more with --plot.
+  --partitions nodes|edges
+      Compare buffers of partitions, to train on nodes or on edges, instead of strategies.
+  --embedding-dim N>=1
+      With --partitions: columns of trainable float32 embeddings, with row-wise Adagrad.
+  --seed N>=0 = 0  Seed of the batches.
+  --threads N>=1  Threads that sample. Default: all processors.
+""",
+    strategies=Parsed(_parse_candidates),
+    caches=Parsed(_parse_caches),
 )
-@click.option(
-    "--disk",
-    "disk_bytes",
-    type=SIZE,
-    help="Disk budget of a loader, as its disk=. Default: half of the free space.",
-)
-@click.option(
-    "--strategies",
-    type=Parsed("strategies", _parse_candidates),
-    metavar="NAME,NAME,...",
-    help=(
-        f"Strategies to predict: some of {', '.join(found.choice for found in auto().candidates)}; "
-        "packed-epochs is what gnnstore pack makes. Default: all."
-    ),
-)
-@click.option(
-    "--batches",
-    "num_batches",
-    type=click.IntRange(min=1),
-    default=128,
-    help="Batches that caches are simulated on: at most an epoch.",
-)
-@click.option(
-    "--cache-bytes",
-    "caches",
-    type=Parsed("caches", _parse_caches),
-    metavar="SIZE,SIZE,...",
-    help="Cache sizes: shares of the rows, or bytes. Default: 5%,10%,20%; more with --plot.",
-)
-@click.option(
-    "--partitions",
-    type=click.Choice(["nodes", "edges"]),
-    help="Compare buffers of partitions, to train on nodes or on edges, instead of strategies.",
-)
-@click.option(
-    "--embedding-dim",
-    type=click.IntRange(min=1),
-    help="With --partitions: columns of trainable float32 embeddings, with row-wise Adagrad.",
-)
-@seed_option("Seed of the batches.")
-@threads_option("Threads that sample. Default: all processors.")
 @plot_option("Plot misses and predicted times.")
 @session_options
 def command(
@@ -126,7 +98,7 @@ def command(
     partitions: str | None,
     embedding_dim: int | None,
     **options: Any,
-) -> int:
+) -> int | None:
     """Sample, compare, plot, print, and return the exit status."""
     # On demand: torch and the kernels take longer to load than --help may.
     if partitions is not None:
@@ -137,14 +109,14 @@ def command(
             "has no meaning with --partitions, which compares buffers of partitions; leave out one "
             "of the two",
         )
-        return predict_partitions(
+        predict_partitions(
             session,
             store,
             for_edges=partitions == "edges",
             embedding_dim=embedding_dim,
             memory_bytes=options["memory_bytes"],
-            plot_file=options["plot_file"],
         )
+        return None
     if embedding_dim is not None:
         raise UsageError("--embedding-dim: only with --partitions; add --partitions edges or nodes")
     from gnnstore.tools.predict.caches import predict_caches  # noqa: PLC0415

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import click
-from rich.console import Console
 
 from gnnstore.errors import UsageError
 from gnnstore.formats.container.files import directory_bytes
@@ -12,10 +11,8 @@ from gnnstore.formats.partitions.reader import PARTITIONS
 from gnnstore.formats.store.reader import StoreReader
 from gnnstore.formats.store.units import remove_unit, unit_path
 from gnnstore.tools.ui.help import Command
-from gnnstore.tools.ui.options import session_options
+from gnnstore.tools.ui.options import declared, session_options
 from gnnstore.tools.ui.session import Session
-from gnnstore.tools.ui.tables import print_next
-from gnnstore.units import format_size
 
 _HELP = """Remove packed epochs or a partitioning of STORE, and nothing else.
 
@@ -31,8 +28,10 @@ Examples:
 
 @click.command(name="rm", cls=Command, help=_HELP)
 @click.argument("store", type=click.Path())
-@click.option("--packed", metavar="NAME", help="Name of the packed epochs.")
-@click.option("--partitions", metavar="NAME", help="Name of the partitioning.")
+@declared("""
+  --packed NAME  Name of the packed epochs.
+  --partitions NAME  Name of the partitioning.
+""")
 @session_options
 def command(session: Session, store: str, packed: str | None, partitions: str | None) -> None:
     """Remove the unit and print its size."""
@@ -45,9 +44,8 @@ def command(session: Session, store: str, packed: str | None, partitions: str | 
     path = StoreReader.open(store).path
     size = directory_bytes(unit_path(kind, path, name))
     remove_unit(kind, path, name)
-
-    def render(console: Console) -> None:
-        console.print(f"Removed the {kind.name} {name!r} ({format_size(size)}).")
-        print_next(console, [("gnnstore", "inspect", str(path))])
-
-    session.emit({"store": str(path), option: name, "removed_bytes": size}, render)
+    session.emit(
+        {"store": str(path), option: name, "removed_bytes": size},
+        [f"Removed the {kind.name} '{{{option}}}' ({{removed_bytes}})."],
+        [("gnnstore", "inspect", str(path))],
+    )

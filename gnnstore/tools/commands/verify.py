@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import time
 from dataclasses import asdict
-from typing import Any
 
 import click
-from rich.console import Console
 
 from gnnstore.features.check import verify
-from gnnstore.formats.container.verify import LEVELS, Level, Report
+from gnnstore.formats.container.verify import LEVELS, Level
 from gnnstore.tools.ui import exits
 from gnnstore.tools.ui.help import Command
-from gnnstore.tools.ui.options import session_options, threads_option
+from gnnstore.tools.ui.layout import Block
+from gnnstore.tools.ui.options import declared, session_options
 from gnnstore.tools.ui.session import Session
-from gnnstore.tools.ui.tables import print_next
-from gnnstore.units import format_size
+from gnnstore.units import format_count
 
 _HELP = """Check files, checksums and contents of a store, and of its packed epochs and partitions.
 
@@ -40,59 +38,40 @@ Examples:
   gnnstore verify papers100M.gnn --level header --json
 """
 
+_PROBLEMS = Block("", "{path}[ bytes {first_byte:d}-{end_byte:d}]: {message}", "problems")
+
 
 @click.command(name="verify", cls=Command, help=_HELP)
 @click.argument("store", type=click.Path())
-@click.option(
-    "--level",
-    type=click.Choice(LEVELS),
-    default="checksums",
-    help="How much to check.",
-)
-@threads_option("Threads that read. Default: all processors.")
+@click.option("--level", type=click.Choice(LEVELS), default="checksums", help="How much to check.")
+@declared("  --threads N>=1  Threads that read. Default: all processors.")
 @session_options
 def command(session: Session, store: str, level: Level, threads: int | None) -> int:
     """Verify, print the report, and return the exit status."""
     started = time.perf_counter()
     with session.progress() as progress:
         report = verify(store, level, num_threads=threads, progress=progress)
-    seconds = time.perf_counter() - started
-    session.emit(
-        _document(store, report, seconds),
-        lambda console: _render(console, store, report, seconds),
-    )
-    return exits.OK if report.ok else exits.PROBLEM
-
-
-def _document(store: str, report: Report, seconds: float) -> dict[str, Any]:
-    return {
+    document = {
         "store": store,
         "level": report.level,
         "ok": report.ok,
         "files": report.files,
         "bytes_read": report.bytes_read,
-        "seconds": seconds,
-        "problems": [asdict(problem) for problem in report.problems],
+        "seconds": time.perf_counter() - started,
+        "problems": [
+            {**asdict(one), "message": one.message.removeprefix(f"{one.path}: ")}
+            for one in report.problems
+        ],
     }
-
-
-def _render(console: Console, store: str, report: Report, seconds: float) -> None:
-    for problem in report.problems:
-        console.print(str(problem), soft_wrap=True)
-    read = ""
-    if report.bytes_read:
-        speed = format_size(report.bytes_read / max(seconds, 1e-9))
-        read = f", {format_size(report.bytes_read)} read in {seconds:.1f} s ({speed}/s)"
-    if report.ok:
-        console.print(
-            f"{store}: sound at level {report.level}: {report.files:,} files{read}", soft_wrap=True
+    is_whole = not report.ok or report.level == LEVELS[-1]
+    commands = [] if is_whole else [("gnnstore", "verify", store, "--level", LEVELS[-1])]
+    read = ", {bytes_read} read in {seconds}" if report.bytes_read else ""
+    verdict = f"{{store}}: sound at level {{level}}: {{files}} files{read}"
+    if not report.ok:
+        found = format_count(len(report.problems), "problem")
+        verdict = (
+            f"{{store}}: {found} found at level {{level}}{read}. Restore the files named above "
+            "from a copy, or convert the data again."
         )
-        if report.level != LEVELS[-1]:
-            print_next(console, [("gnnstore", "verify", store, "--level", LEVELS[-1])])
-        return
-    count = len(report.problems)
-    console.print(
-        f"{store}: {count} problem{'s' if count > 1 else ''} found at level {report.level}{read}. "
-        "Restore the files named above from a copy, or convert the data again.",
-        soft_wrap=True,
-    )
+    session.emit(document, [_PROBLEMS, verdict] if report.problems else [verdict], commands)
+    return exits.OK if report.ok else exits.PROBLEM

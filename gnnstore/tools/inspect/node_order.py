@@ -73,8 +73,17 @@ class OrderSaving:
         return self.read_bytes >= _WORTH_BYTES and self.share >= _WORTH_SHARE
 
     def to_json(self) -> dict[str, Any]:
-        """Return the estimate, and whether it is worth it, as JSON values."""
-        return {**asdict(self), "is_worth_it": self.is_worth_it}
+        """Return the estimate, and advice if it is worth it, as JSON values."""
+        advice = self.describe() if self.is_worth_it else None
+        return {**asdict(self), "is_worth_it": self.is_worth_it, "advice": advice}
+
+    def describe(self) -> str:
+        """Return a sentence on the bytes of a pass."""
+        return (
+            f"a pass over {self.table} reads {format_size(self.read_bytes)}; for the rows that are "
+            f"needed, side by side, it would read {format_size(self.ordered_bytes)}: "
+            f"{self.share:.0%} less"
+        )
 
 
 def saving_by_degree(reader: StoreReader, progress: Progress) -> OrderSaving | None:
@@ -95,16 +104,6 @@ def saving_by_degree(reader: StoreReader, progress: Progress) -> OrderSaving | N
 
         degrees = count_out_degrees(pieces(), schema.node.num_nodes, str(reader.path))
     return OrderSaving.of(reader, degrees > 0)
-
-
-def describe_saving(saving: dict[str, Any]) -> str:
-    """Return a sentence on the bytes of a pass, from `OrderSaving.to_json`."""
-    read, rest = saving["read_bytes"], saving["read_bytes"] - saving["ordered_bytes"]
-    return (
-        f"a pass over {saving['table']} reads {format_size(read)}; for the rows that are needed, "
-        f"side by side, it would read {format_size(saving['ordered_bytes'])}: "
-        f"{rest / max(1, read):.0%} less"
-    )
 
 
 def reorder_command(path: str) -> tuple[str, ...]:

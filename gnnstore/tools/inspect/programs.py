@@ -10,6 +10,12 @@ from typing import Any
 _MOST_CELLS = 76
 
 
+def next_commands(path: str) -> list[tuple[str, ...]]:
+    """Return the commands to try on a store, in order of use."""
+    full = ("gnnstore", "verify", path, "--level", "full")
+    return [("gnnstore", "inspect", path, "--stats"), full]
+
+
 def program_of(store: Mapping[str, Any], *more: str, setup: str = "") -> str:
     """Return a program for the store of a description; `more`: arguments of its loader."""
     input_nodes, links = _seeds_of(store["graph"])

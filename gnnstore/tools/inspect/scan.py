@@ -1,4 +1,4 @@
-"""Reads the arrays of a store once, in bounded memory: degrees, ranges of values, and labels.
+"""Reads arrays once, in bounded memory: degrees, ranges of values, labels; rows of packed epochs.
 
 Arrays are read in order, a few megabytes at a time, so that a store far larger than RAM takes one
 sequential pass and 5 bytes per node.
@@ -19,6 +19,7 @@ from gnnstore.converters.synthetic.degrees import DegreeDistribution
 from gnnstore.errors import CorruptStoreError
 from gnnstore.formats.arrays.dtypes import from_bfloat16_bits
 from gnnstore.formats.arrays.spec import AttributeSpec
+from gnnstore.formats.packed.reader import PackedReader
 from gnnstore.formats.store.reader import StoreReader
 from gnnstore.progress import Progress
 from gnnstore.tools.inspect.node_order import OrderSaving
@@ -189,3 +190,53 @@ def _chunks(
 
 def _numbers(spec: AttributeSpec, stored: npt.NDArray[Any]) -> npt.NDArray[Any]:
     return from_bfloat16_bits(stored) if spec.dtype == "bfloat16" else stored
+
+
+@dataclass(frozen=True, eq=False)
+class PackedRowCounts:
+    """Counts of packed epochs with S batches in all, B in each epoch."""
+
+    needed: npt.NDArray[np.int64]  # [S]: rows of each batch
+    missed: npt.NDArray[np.int64]  # [S]: those that miss the cache
+    packed: npt.NDArray[np.int64]  # [S]: those in the batch's packed chunk
+    # [B]: rows by reuse distance in batches; at 0, those that no earlier batch of the epoch needed
+    ages: npt.NDArray[np.int64]
+    batches_per_epoch: int
+    num_slots: int  # capacity of the cache in rows
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the counts as JSON values."""
+        names = ("needed", "missed", "packed", "ages")
+        return {name: getattr(self, name).tolist() for name in names}
+
+
+def scan_packed(reader: PackedReader, progress: Progress) -> PackedRowCounts:
+    """Count rows from records, in one pass and 4 bytes per node; reads no row."""
+    from gnnstore.features.packed.saved import PackedFiles  # noqa: PLC0415 - engines, on demand
+
+    manifest = reader.manifest
+    packed = PackedFiles.open(reader)
+    num_batches = manifest.num_batches
+    needed, missed = np.zeros(num_batches, np.int64), np.zeros(num_batches, np.int64)
+    ages = np.zeros(manifest.batches_per_epoch, np.int64)
+    num_nodes = manifest.schema.edge.indptr.num_rows - 1
+    last = np.empty(num_nodes, np.int32)
+    with progress.phase("read the packed epochs", num_batches, "batches") as phase:
+        for number in range(num_batches):
+            place = number % manifest.batches_per_epoch
+            if place == 0:
+                last[:] = -1
+            record = packed.record(number)
+            nodes = record.subgraph.n_id
+            needed[number] = len(nodes)
+            missed[number] = np.count_nonzero(record.slots < 0)
+            before = last[nodes]
+            # Age 0 is "never", so that no row of an earlier batch can have it.
+            age = np.where(before < 0, 0, place - before)
+            ages += np.bincount(age, minlength=len(ages))
+            last[nodes] = place
+            phase.advance()
+    num_packed = reader.index[:, 3].astype(np.int64)
+    return PackedRowCounts(
+        needed, missed, num_packed, ages, manifest.batches_per_epoch, manifest.num_slots
+    )

@@ -18,8 +18,9 @@ from gnnstore.strategies.builtin import auto
 from gnnstore.strategies.predict.reads import ReadTotals
 from gnnstore.strategies.predict.workload import TableReads
 from gnnstore.strategies.sizes.placement import read_tables
+from gnnstore.tools.inspect.programs import program
 from gnnstore.tools.plots import draw_predictions
-from gnnstore.tools.predict.render import render_predictions
+from gnnstore.tools.predict import layouts
 from gnnstore.tools.predict.seeds import choose_seeds, config_of
 from gnnstore.tools.predict.strategies import PredictionRequest, predict_strategies
 from gnnstore.tools.predict.trace import TracedEpoch, sample_epoch
@@ -111,6 +112,7 @@ def predict_caches(
             progress=progress,
         )
         compared = _compare(disk, epoch, sizes, progress)
+    needed, trace, profile = distinct_rows(epoch.trace), epoch.trace, disk.profile
     document: dict[str, Any] = {
         "store": str(store.path),
         "num_neighbors": sampling.shown_fanouts,
@@ -119,35 +121,39 @@ def predict_caches(
         "seed": seed,
         **names,
         "num_input_nodes": len(seeds),
-        **_describe_epoch(epoch),
-        **_describe_disk(disk),
-        "caches": compared,
-        "predictions": predicted,
-    }
-    draw_into(document, plot_file, draw_predictions)
-    session.emit(document, lambda console: render_predictions(console, document))
-    return exits.STORAGE if document["problems"] else exits.OK
-
-
-def _describe_epoch(epoch: TracedEpoch) -> dict[str, Any]:
-    return {
-        "num_batches": epoch.trace.num_batches,
+        "num_batches": trace.num_batches,
         "epoch_batches": epoch.epoch_batches,
-        "rows_needed": distinct_rows(epoch.trace),
+        "rows_needed": needed,
+        "rows_per_batch": needed / max(1, trace.num_batches),
         "sampling_seconds": epoch.seconds,
-    }
-
-
-def _describe_disk(disk: _Disk) -> dict[str, Any]:
-    profile = disk.profile
-    return {
         "arrays": [array.spec.path for array in disk.arrays],
         "row_bytes": disk.tables.slot_bytes,
         "alignment_bytes": max(disk.reads.alignments),
         "gap_bytes": disk.reads.tuning.gap_bytes,
         "max_read_bytes": disk.reads.tuning.max_read_bytes,
         "measured_at": None if profile is None else profile.measured_at,
+        "caches": compared,
+        "predictions": predicted,
     }
+    document["remarks"] = [*layouts.remarks(document)]
+    draw_into(document, plot_file, draw_predictions)
+    session.emit(document, layouts.PREDICTIONS, *_next(document))
+    return exits.STORAGE if document["problems"] else exits.OK
+
+
+def _next(document: dict[str, Any]) -> tuple[list[tuple[str, ...]], str]:
+    """Return the commands to try next, and a program."""
+    found, store = document["predictions"]["strategies"], document["store"]
+    if found and all(one["problem"] is not None for one in found):
+        return [], ""
+    # Rows in memory leave a benchmark of strategies nothing to limit.
+    commands: list[tuple[str, ...]] = [("gnnstore", "bench", "load", store)] if found else []
+    if document["measured_at"] is None:
+        commands = [("gnnstore", "bench", "disk", store)]
+    memory = document["predictions"]["memory_bytes"]
+    of_batches = {name: document[name] for name in ("links", "num_neighbors", "batch_size")}
+    words = [f"memory={memory:_}"] if memory else []
+    return commands, program(store, document["input_nodes"], *words, **of_batches)
 
 
 def _compare(
@@ -191,6 +197,7 @@ def _run(policy: str, num_rows: int, disk: _Disk, epoch: TracedEpoch) -> dict[st
     return {
         "policy": policy,
         "misses": run.num_misses,
+        "miss_share": run.num_misses / max(1, distinct_rows(trace)),
         "filled_rows": len(run.filled),
         "fill_reads": fill.reads,
         "fill_bytes": fill.num_bytes,

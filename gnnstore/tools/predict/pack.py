@@ -13,22 +13,20 @@ from typing import TYPE_CHECKING, Any
 from gnnstore.disk.profile import load_profile
 from gnnstore.errors import UsageError
 from gnnstore.formats.container.files import require_space
-from gnnstore.formats.packed.reader import PACKED, PackedReader
+from gnnstore.formats.packed.reader import PACKED as KIND
+from gnnstore.formats.packed.reader import PackedReader
 from gnnstore.formats.store.units import refuse_existing, unit_path, units_directory
 from gnnstore.graph.store import open as open_store
-from gnnstore.packing.estimate import PackEstimate, estimate_packing
+from gnnstore.packing.estimate import estimate_packing
 from gnnstore.packing.job import EpochPacker
 from gnnstore.packing.sampling import PackSettings
-from gnnstore.tools.inspect.packed import describe_packed, render_packed
+from gnnstore.tools.inspect.describe import describe_packed
+from gnnstore.tools.inspect.layouts import PACKED
 from gnnstore.tools.inspect.programs import program_of_packed
 from gnnstore.tools.predict.seeds import choose_seeds, config_of
 from gnnstore.tools.ui.session import Session
-from gnnstore.tools.ui.tables import print_next
-from gnnstore.units import format_duration
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from gnnstore.tools.ui.options import SamplingOptions, SeedOptions
 
 
@@ -56,7 +54,7 @@ def pack_epochs(
     if (name is None) == (output is None):
         raise UsageError("give the packed epochs a --name in the store, or an --output elsewhere")
     store = open_store(path)
-    final = Path(output) if output is not None else unit_path(PACKED, store.path, name or "")
+    final = Path(output) if output is not None else unit_path(KIND, store.path, name or "")
     if not (overwrite or estimate):
         refuse_existing(final)
     config = config_of(
@@ -100,7 +98,7 @@ def pack_epochs(
         began = time.perf_counter()
         if not estimate:
             in_store = final.parent.parent == store.path
-            with units_directory(PACKED, store.path, is_needed=in_store):
+            with units_directory(KIND, store.path, is_needed=in_store):
                 packer.pack(
                     final,
                     overwrite=overwrite,
@@ -110,25 +108,17 @@ def pack_epochs(
                 )
     document: dict[str, Any] = {"store": str(store.path), "estimate": facts}
     if estimate:
-        session.emit(document, lambda console: _render_estimate(console, expected))
+        facts["text"] = expected.describe()
+        session.emit(document, ["Packing would take {estimate.text}."])
         return
     document |= {
         "seconds": time.perf_counter() - began,
         **describe_packed(PackedReader.open(final)),
     }
-    session.emit(document, lambda console: _render(console, document))
-
-
-def _render_estimate(console: Console, estimate: PackEstimate) -> None:
-    console.print(f"Packing would take {estimate.describe()}.", soft_wrap=True)
-
-
-def _render(console: Console, document: dict[str, Any]) -> None:
-    render_packed(console, document)
-    console.print(f"\nPacked in {format_duration(document['seconds'])}.")
     path = document["path"]
-    print_next(
-        console,
+    session.emit(
+        document,
+        [*PACKED, "Packed in {seconds}."],
         [("gnnstore", "inspect", path), ("gnnstore", "verify", path, "--level", "full")],
         program_of_packed(path),
     )

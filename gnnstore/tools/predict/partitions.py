@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
-
-from rich.console import Console
 
 from gnnstore.budget.limits import MemoryBudget, affordable_staging
 from gnnstore.disk.measure import disk_profile
@@ -19,11 +15,8 @@ from gnnstore.graph.store import GraphStore
 from gnnstore.graph.store import open as open_store
 from gnnstore.partitions.buffer import building_threads
 from gnnstore.partitions.sizes import BufferSizes, Contents, best_sizes, buffer_sizes
-from gnnstore.pictures import draw_into
-from gnnstore.tools.plots import draw_partitions
-from gnnstore.tools.ui import exits
+from gnnstore.tools.predict.layouts import PARTITIONS
 from gnnstore.tools.ui.session import Session
-from gnnstore.tools.ui.tables import print_facts, print_table, print_text
 from gnnstore.units import format_size
 
 # Share of the sequential rate that reads of partitions and buckets are to reach.
@@ -31,12 +24,6 @@ _SHARE_OF_RATE = 0.9
 _LEAST_BLOCK_BYTES = 1 << 16
 # Row-wise Adagrad keeps one float32 for each row.
 _STATE_BYTES = 4
-
-_REMARK = (
-    "*: the shortest epoch. Reads: how often an epoch reads the rows of all nodes. Bias: the Edge "
-    "Permutation Bias, 0 for a shuffle of all edges and at most 1. Memory is the buffer's, with "
-    "rows read ahead and written back, and staging; seeds and batches need more."
-)
 
 
 def predict_partitions(
@@ -46,9 +33,8 @@ def predict_partitions(
     for_edges: bool,
     embedding_dim: int | None,
     memory_bytes: int | None,
-    plot_file: Path | None,
-) -> int:
-    """Find the sizes that fit, draw, print, and return the exit status."""
+) -> None:
+    """Find the sizes that fit, and print them."""
     store = open_store(path)
     contents = _contents(store, embedding_dim, memory_bytes)
     budget = MemoryBudget.of(memory_bytes)
@@ -74,9 +60,7 @@ def predict_partitions(
         "block_bytes": block_bytes,
         "sizes": [_describe(sizes, profile, is_best=sizes is best) for sizes in found],
     }
-    draw_into(document, plot_file, draw_partitions)
-    session.emit(document, lambda console: _render(console, document))
-    return exits.STORAGE if document["problems"] else exits.OK
+    session.emit(document, PARTITIONS)
 
 
 def _contents(store: GraphStore, embedding_dim: int | None, memory_bytes: int | None) -> Contents:
@@ -132,43 +116,3 @@ def _describe(sizes: BufferSizes, profile: DeviceProfile, *, is_best: bool) -> d
         "seconds_per_epoch": seconds,
         "is_best": is_best,
     }
-
-
-def _render(console: Console, document: Mapping[str, Any]) -> None:
-    console.print(f"A buffer of partitions for {document['store']}", style="bold")
-    dim = document["embedding_dim"]
-    print_facts(
-        console,
-        {
-            "train on": document["train_on"],
-            "memory": format_size(document["memory_bytes"]),
-            "rows": format_size(document["node_bytes"])
-            + ("" if dim is None else f", embeddings of {dim} columns and their state among them"),
-            "edges": format_size(document["edge_bytes"]),
-            "reads of": f"{format_size(document['block_bytes'])} or more, at the disk's full rate",
-            "drawn in": document["drawn_to"],
-        },
-    )
-    columns = ["order", "partitions", "in the buffer", "logical", "reads", "read", "written"]
-    columns += ["bias", "memory", "disk time"]
-    optional = ["written", "logical", "reads", "memory", "read", "bias"]
-    rows = [
-        [
-            one["order"] + (" *" if one["is_best"] else ""),
-            one["num_partitions"],
-            one["capacity"],
-            one["logical"],
-            f"{one['table_reads']:.2f}",
-            format_size(one["bytes_read"]),
-            format_size(one["bytes_written"]) if one["bytes_written"] else "-",
-            "-" if one["bias"] is None else f"{one['bias']:.2f}",
-            format_size(one["memory_bytes"]),
-            f"{one['seconds_per_epoch']:,.2f} s",
-        ]
-        for one in document["sizes"]
-    ]
-    console.print()
-    print_table(console, columns, rows, right=columns[1:], optional=optional)
-    print_text(console, _REMARK)
-    for problem in document["problems"]:
-        print_text(console, problem)

@@ -1,4 +1,4 @@
-"""Options that several commands share, and the types of their values.
+"""Options of the commands: a list of them as a text, the types of their values, and shared ones.
 
 This module decides on the meaning of `--json`, a size such as "8GB" or a list of fan-outs, so that
 commands agree.
@@ -6,6 +6,8 @@ commands agree.
 
 from __future__ import annotations
 
+import inspect
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from functools import wraps
@@ -25,10 +27,11 @@ Fanouts = tuple[int, ...] | Mapping[str, tuple[int, ...]]
 
 
 class Parsed(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.4 only
-    """A type of option whose text is parsed by a function."""
+    """A type of option whose text is parsed by a function of text and option."""
 
-    def __init__(self, name: str, parse: Callable[[str, str], Any]) -> None:
-        self.name = name
+    name = "value"
+
+    def __init__(self, parse: Callable[[str, str], Any]) -> None:
         self._parse = parse
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
@@ -41,6 +44,10 @@ class Parsed(click.ParamType):  # type: ignore[type-arg]  # generic since click 
             raise
         except UsageError as error:
             self.fail(str(error), param, ctx)
+
+
+class Pairs(Parsed):
+    """A type of option that is given several times, and whose pairs become a dictionary."""
 
 
 def parse_share_or_size(text: str, name: str) -> float | int:
@@ -88,37 +95,107 @@ def _parse_shares(text: str, _: str) -> tuple[float, ...]:
         ) from None
 
 
-SHARES = Parsed("shares", _parse_shares)
 # A number of bytes with a unit; and one that the container of this process must allow.
-SIZE = Parsed("size", lambda text, name: parse_size(text, name=name))
-MEMORY = Parsed("size", lambda text, name: parse_memory(text, name=name))
+SIZE = Parsed(lambda text, name: parse_size(text, name=name))
+MEMORY = Parsed(lambda text, name: parse_memory(text, name=name))
+NAMES = Parsed(lambda text, _: tuple(name.strip() for name in text.split(",")))
+_PATH = click.Path()
+# By the value's word in a list of options: its type, and its word in help.
+_VALUES: dict[str, tuple[Any, str | None]] = {
+    "N": (int, "N"),
+    "X": (float, "X"),
+    "N>=0": (click.IntRange(min=0), "N"),
+    "N>=1": (click.IntRange(min=1), "N"),
+    "SIZE": (SIZE, "SIZE"),
+    "MEMORY": (MEMORY, "SIZE"),
+    **{word: (Parsed(_parse_shares), word) for word in ("F,F,F", "P,P,P,P")},
+    "PATH": (_PATH, "PATH"),
+    "DIR": (_PATH, "DIR"),
+    "FILE": (_PATH, "FILE"),
+    "FILE.npy": (_PATH, "FILE.npy"),
+    "FILE.npz": (_PATH, "FILE.npz"),
+}
 
 
-def seed_option(help_text: str) -> Decorator:
-    """Return the option `--seed`."""
-    return click.option("--seed", type=click.IntRange(min=0), default=0, help=help_text)
+# Flags, the value, "-> parameter", and "= default".
+_OPTION = re.compile(r"(-\S+(?:, -\S+)*)(?: ([^-=\s]\S*))?(?: -> (\w+))?(?: = (\S+))?")
 
 
-order_options = together(
-    click.option(
-        "--time-attr",
-        multiple=True,
-        metavar="NAME",
-        help="Order edges by this attribute of nodes or edges, for loaders with time_attr=; repeat "
-        "it for more.",
-    ),
-    click.option(
-        "--weight-attr",
-        multiple=True,
-        metavar="NAME",
-        help="Sum this attribute of edges, for loaders with weight_attr=; repeat it for more.",
-    ),
-)
+def declared(text: str, of: Callable[..., Any] | None = None, **types: Any) -> Decorator:
+    """Return the options in a text, with the defaults of a Python function's parameters.
+
+    A line has the flags; the value (none for a flag; `N`, `SIZE`, `FILE`, ...; choices as `a|b`;
+    `*` after it for several); `-> parameter`; `= default`; and after two spaces the help, which may
+    go on in lines with more indentation. Other lines are titles of sections. `types` are those of
+    other values, by parameter.
+    """
+    parameters = {} if of is None else inspect.signature(of).parameters
+    title, found = "", list[tuple[str, str, list[str]]]()
+    for line in filter(None, text.splitlines()):
+        if not line.startswith(" "):
+            title = line
+        elif line.startswith("  -"):
+            head, _, first = line[2:].partition("  ")
+            found.append((title, head, [first.strip()]))
+        else:
+            found[-1][2].append(line.strip())
+    options = []
+    for title, head, lines in found:
+        option = _option(head, " ".join(lines).strip(), parameters, types)
+        options.append(section(title, option) if title else option)
+    return together(*options)
 
 
-def threads_option(help_text: str, name: str = "threads") -> Decorator:
-    """Return the option `--threads`."""
-    return click.option("--threads", name, type=click.IntRange(min=1), help=help_text)
+def _option(
+    head: str,
+    text: str,
+    parameters: Mapping[str, inspect.Parameter],
+    types: Mapping[str, Any],
+) -> Decorator:
+    match = _OPTION.fullmatch(head)
+    if match is None:
+        raise ValueError(f"{head!r} is no option")
+    flags, value = match[1].split(", "), match[2] or ""
+    name = match[3] or flags[-1].partition("/")[0].lstrip("-").replace("-", "_")
+    default: Any = match[4]
+    parameter = parameters.get(name)
+    required = parameter is not None and parameter.default is inspect.Parameter.empty
+    if parameter is not None and default is None and not required:
+        default = parameter.default
+    settings: dict[str, Any] = {"help": text, "required": required}
+    if not value:
+        settings["is_flag"] = True
+        if "/" not in flags[-1] and default is True:  # --no-SOMETHING
+            settings |= {"flag_value": False, "show_default": False}
+        elif "/" not in flags[-1]:
+            default = False
+    else:
+        word = value.rstrip("*")
+        kind, shown = _VALUES.get(word, (str, word))
+        if "|" in word and name not in types:
+            kind, shown = click.Choice(word.split("|")), None
+        settings |= {"type": types.get(name, kind), "metavar": shown}
+    if value.endswith("*"):
+        none = () if parameter is None or required else default
+        settings |= {"multiple": True, "callback": _several(none)}
+        default = None
+    if isinstance(default, tuple):
+        default = ",".join(map(str, default))
+    given = {} if default is None and value else {"default": default}
+    return click.option(*flags, name, **given, **settings)
+
+
+def _several(default: Any) -> Callable[..., Any]:
+    """Return a callback that makes of the values a dictionary, or what stands for none."""
+
+    def given(_ctx: click.Context, param: click.Parameter, values: tuple[Any, ...]) -> Any:
+        if not isinstance(param.type, Pairs):
+            return values or default
+        if len(found := dict(values)) < len(values):
+            raise UsageError(f"{param.opts[0]}: a name is there twice; give each once")
+        return found
+
+    return given
 
 
 def plot_option(help_text: str) -> Decorator:
@@ -131,14 +208,9 @@ def plot_option(help_text: str) -> Decorator:
             check_picture(file)
         return file
 
-    return click.option(
-        "--plot",
-        "plot_file",
-        type=click.Path(dir_okay=False, path_type=Path),
-        callback=check,
-        metavar="FILE.png",
-        help=help_text,
-    )
+    kind = click.Path(dir_okay=False, path_type=Path)
+    options: dict[str, Any] = {"metavar": "FILE.png", "callback": check, "help": help_text}
+    return click.option("--plot", "plot_file", type=kind, **options)
 
 
 @dataclass(frozen=True)
@@ -163,14 +235,6 @@ class SamplingOptions:
         """The given options besides fan-outs, by the names of a loader's."""
         names = [field.name for field in fields(self)][1:]
         return {name: value for name in names if (value := getattr(self, name)) is not None}
-
-
-def describe_fanouts(document: Mapping[str, Any]) -> str:
-    """Return the fan-outs in a document."""
-    fanouts = document["num_neighbors"] or ()
-    if not isinstance(fanouts, Mapping):
-        return ", ".join(map(str, fanouts))
-    return "; ".join(f"{name} {', '.join(map(str, hops))}" for name, hops in fanouts.items())
 
 
 @dataclass(frozen=True)
@@ -198,12 +262,6 @@ class SeedOptions:
     def names(self) -> dict[str, str | None]:
         """The given nodes or edges, for JSON documents."""
         return {"input_nodes": self.input_nodes, "links": self.links}
-
-
-def describe_seeds(document: Mapping[str, Any]) -> str:
-    """Return a phrase on the seeds of batches in a document."""
-    links = document.get("links")
-    return f"input nodes {document['input_nodes']}" if links is None else f"links {links}"
 
 
 def _parse_negatives(text: str, _: str) -> dict[str, Any]:
@@ -252,103 +310,46 @@ def refuse_given(is_refused: Callable[[str], bool], problem: str) -> None:
             raise UsageError(f"{param.opts[-1]}: {problem}")
 
 
-def gone_option(name: str, advice: str) -> Callable[[Any], Any]:
-    """Refuse an option of earlier versions, with the text to write instead."""
-
-    def refuse(_context: click.Context, _param: click.Parameter, value: str | None) -> None:
-        if value is not None:
-            raise UsageError(advice)
-
-    return click.option(name, hidden=True, expose_value=False, is_eager=True, callback=refuse)
-
-
-# Seeds of a link loader; each option is a parameter of `LinkNeighborLoader`.
-_link_options = section(
-    "Links to start from",
-    click.option(
-        "--links",
-        metavar="EDGES",
-        help='Start from edges: "all", an edge split, or FILE.npy of sources and targets [2, L]. '
-        "If nodes have types: SOURCE__RELATION__TARGET:all, or with a file.",
-    ),
-    click.option(
-        "--negatives",
-        "neg_sampling",
-        type=Parsed("negatives", _parse_negatives),
-        metavar="MODE:AMOUNT",
-        help="Negatives of each edge: binary:1 (pairs) or triplet:5 (targets), as neg_sampling=.",
-    ),
-    click.option(
-        "--neg-side",
-        type=click.Choice(("dst", "src", "both")),
-        metavar="SIDE",
-        help="Endpoints that negatives of triplets replace: dst (default), src or both.",
-    ),
-    click.option(
-        "--negative-chunks",
-        type=click.IntRange(min=1),
-        metavar="N",
-        help="Chunks of a batch; the triplets of a chunk share their negatives.",
-    ),
-    click.option(
-        "--degree-fraction",
-        type=click.FloatRange(0, 1),
-        metavar="SHARE",
-        help="Fraction of the negatives that are endpoints of other edges of the batch.",
-    ),
-    click.option(
-        "--strict-negatives", is_flag=True, help="Redraw negatives that are edges of the graph."
-    ),
-    click.option(
-        "--exclude-edges",
-        type=click.Choice(("self", "reverse")),
-        metavar="WHICH",
-        help="Do not sample a batch's own edges (self), or also their reverses (reverse).",
-    ),
-)
-
 # Options of the commands that sample batches as a loader does. The seeds of batches are passed as
-# `seeds_asked`, and the options of sampling as `sampling`.
-batch_options = section(
-    "Batches",
-    click.option(
-        "--num-neighbors",
-        "fanouts",
-        type=Parsed("fanouts", _parse_fanouts),
-        metavar="N,N,...",
-        default="10,10",
-        help="Fan-out of each hop; -1 takes all neighbours. By edge type: TYPE=N,N;TYPE=N,N, a "
-        "TYPE being SOURCE__RELATION__TARGET.",
+# `seeds_asked`, whose options of links are parameters of `LinkNeighborLoader`, and the options of
+# sampling as `sampling`.
+batch_options = together(
+    declared(
+        """
+Batches
+  --num-neighbors N,N,... -> fanouts = 10,10
+      Fan-out of each hop; -1 takes all neighbours. By edge type: TYPE=N,N;TYPE=N,N, a TYPE being
+      SOURCE__RELATION__TARGET.
+  --time-attr NAME
+      Sample nothing later than a seed, by this attribute of nodes, as time_attr=.
+  --temporal-strategy uniform|last
+      With --time-attr: choose any of the edges a seed may see, or the latest.
+  --time-window N>=1  With --time-attr: the last N units of time before each seed only.
+  --weight-attr NAME
+      Choose neighbours in proportion to this attribute of edges, as weight_attr=.
+  --batch-size N>=1 = 1024  Seeds per batch.
+  --input-nodes SPLIT
+      Seed nodes; "all" for every node. Default: the split "train" if there is one. If nodes have
+      types: TYPE:SPLIT, or several of these with commas.
+Links to start from
+  --links EDGES
+      Start from edges: "all", an edge split, or FILE.npy of sources and targets [2, L]. If nodes
+      have types: SOURCE__RELATION__TARGET:all, or with a file.
+  --negatives MODE:AMOUNT -> neg_sampling
+      Negatives of each edge: binary:1 (pairs) or triplet:5 (targets), as neg_sampling=.
+  --neg-side dst|src|both
+      Endpoints that negatives of triplets replace. Default: dst.
+  --negative-chunks N>=1  Chunks of a batch; the triplets of a chunk share their negatives.
+  --degree-fraction SHARE
+      Fraction of the negatives that are endpoints of other edges of the batch.
+  --strict-negatives  Redraw negatives that are edges of the graph.
+  --exclude-edges self|reverse
+      Do not sample a batch's own edges (self), or also their reverses (reverse).
+""",
+        fanouts=Parsed(_parse_fanouts),
+        neg_sampling=Parsed(_parse_negatives),
+        degree_fraction=click.FloatRange(0, 1),
     ),
-    click.option(
-        "--time-attr",
-        metavar="NAME",
-        help="Sample nothing later than a seed, by this attribute of nodes, as time_attr=.",
-    ),
-    click.option(
-        "--temporal-strategy",
-        type=click.Choice(("uniform", "last")),
-        help="With --time-attr: choose any of the edges a seed may see, or the latest.",
-    ),
-    click.option(
-        "--time-window",
-        type=click.IntRange(min=1),
-        metavar="N",
-        help="With --time-attr: the last N units of time before each seed only.",
-    ),
-    click.option(
-        "--weight-attr",
-        metavar="NAME",
-        help="Choose neighbours in proportion to this attribute of edges, as weight_attr=.",
-    ),
-    click.option("--batch-size", type=click.IntRange(min=1), default=1024, help="Seeds per batch."),
-    click.option(
-        "--input-nodes",
-        metavar="SPLIT",
-        help='Seed nodes; "all" for every node. Default: the split "train" if there is one. If '
-        "nodes have types: TYPE:SPLIT, or several of these with commas.",
-    ),
-    _link_options,
     _seeds_together,
 )
 

@@ -14,23 +14,20 @@ import logging
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from gnnstore.progress import LOGGER, Progress, Style, open_progress
 from gnnstore.tools.ui.interrupts import interrupts_wait
-
-if TYPE_CHECKING:
-    from rich.console import Console
-
+from gnnstore.tools.ui.layout import Layout, print_document
 
 # Raised by one whenever a field of a --json document changes its name or meaning;
 # new fields may appear without that.
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 
 # A pipe has no width. Wide enough that no table wraps, so that grep sees whole rows.
 _PIPE_WIDTH = 240
@@ -51,12 +48,18 @@ class Session:
         """Let the environment turn tracebacks on if the option cannot be added."""
         self.debug = self.debug or os.environ.get("GNNSTORE_DEBUG", "") not in ("", "0")
 
-    def emit(self, document: Mapping[str, Any], render: Callable[[Console], None]) -> None:
-        """Print a result on stdout: `document` with --json, else the output of `render`."""
+    def emit(
+        self,
+        document: Mapping[str, Any],
+        layout: Layout,
+        commands: Sequence[Sequence[str]] = (),
+        program: str = "",
+    ) -> None:
+        """Print a result on stdout: `document` with --json, else as `print_document` does."""
         if self.as_json:
             self.emit_json(document)
         else:
-            render_to_stdout(render)
+            print_text(document, layout, commands, program)
 
     def emit_json(self, document: Mapping[str, Any]) -> None:
         """Print one JSON document, led by the schema version and the command's name."""
@@ -129,18 +132,18 @@ def start_logging() -> None:
         logger.addHandler(_StderrHandler())
 
 
-def render_to_stdout(render: Callable[[Console], None]) -> None:
-    """Let `render` print on stdout: as wide as the terminal, or unwrapped in a pipe."""
+def print_text(document: Mapping[str, Any], layout: Layout, *more: Any) -> None:
+    """Print a document on stdout: as wide as the terminal, or unwrapped in a pipe."""
     from rich.console import Console  # noqa: PLC0415 - 40 ms that --version need not pay
 
     plain: dict[str, Any] = {"highlight": False, "markup": False, "emoji": False}
     if sys.stdout.isatty():
-        render(Console(file=sys.stdout, **plain))
+        print_document(Console(file=sys.stdout, **plain), document, layout, *more)
         return
     # In memory first, to drop the spaces with which rich fills lines. The encoding matters: rich
     # chooses its characters by it.
     encoding = sys.stdout.encoding or "utf-8"
     text = io.TextIOWrapper(io.BytesIO(), encoding=encoding, errors="backslashreplace")
-    render(Console(file=text, width=_PIPE_WIDTH, **plain))
+    print_document(Console(file=text, width=_PIPE_WIDTH, **plain), document, layout, *more)
     text.seek(0)
     click.echo("\n".join(line.rstrip() for line in text))

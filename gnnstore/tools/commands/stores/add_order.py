@@ -5,13 +5,12 @@ from __future__ import annotations
 import time
 
 import click
-from rich.console import Console
 
 from gnnstore.formats.store.reader import StoreReader
 from gnnstore.tools.ui.help import Command
-from gnnstore.tools.ui.options import MEMORY, order_options, session_options
+from gnnstore.tools.ui.layout import Block
+from gnnstore.tools.ui.options import declared, session_options
 from gnnstore.tools.ui.session import Session
-from gnnstore.tools.ui.tables import print_next
 
 _HELP = """Prepare a store for temporal or weighted sampling.
 
@@ -29,12 +28,31 @@ Examples:
 """
 
 
+_LAYOUT = (
+    "{store}",
+    Block(
+        "",
+        {
+            "type": "{type.0} -> {type.2}",
+            "relation": "{type.1}",
+            "orders by time": "{orders}",
+            "sums of weights": "{weight_sums}",
+        },
+        "edge_types",
+    ),
+)
+
+
 @click.command(name="add-order", cls=Command, help=_HELP)
 @click.argument("store", type=click.Path())
-@order_options
-@click.option(
-    "--memory", "memory_bytes", type=MEMORY, metavar="SIZE", help="Memory budget, such as 8GB."
-)
+@declared("""
+  --time-attr NAME*
+      Order edges by this attribute of nodes or edges, for loaders with time_attr=; repeat it for
+      more.
+  --weight-attr NAME*
+      Sum this attribute of edges, for loaders with weight_attr=; repeat it for more.
+  --memory MEMORY -> memory_bytes  Memory budget, such as 8GB.
+""")
 @session_options
 def command(
     session: Session,
@@ -62,14 +80,4 @@ def command(
         for edge in edges
     ]
     document = {"store": str(path), "seconds": seconds, "edge_types": found}
-    lines = [
-        f"{'__'.join(edge.type)}: orders by time: {', '.join(edge.orders) or 'none'}; "
-        f"sums of weights: {', '.join(edge.weight_sums) or 'none'}"
-        for edge in edges
-    ]
-
-    def render(console: Console) -> None:
-        console.print("\n".join(lines), soft_wrap=True)
-        print_next(console, [("gnnstore", "inspect", str(path))])
-
-    session.emit(document, render)
+    session.emit(document, _LAYOUT, [("gnnstore", "inspect", str(path))])

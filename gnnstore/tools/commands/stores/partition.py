@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from gnnstore.tools.ui.help import Command
-from gnnstore.tools.ui.options import MEMORY, Parsed, seed_option, session_options
+from gnnstore.tools.ui.options import Parsed, declared, session_options
 from gnnstore.tools.ui.session import Session
 
 _HELP = """Write a partitioned copy of the nodes and edges of STORE.
@@ -43,11 +43,12 @@ def _parse_partitions(text: str, _: str) -> int | None:
 
 @click.command(name="partition", cls=Command, help=_HELP)
 @click.argument("store", type=click.Path())
-@click.option(
-    "-p",
-    "--num-partitions",
-    type=Parsed("auto|N", _parse_partitions),
-    help="Number of partitions. Default: auto, the most that the disk can read at its full rate.",
+@declared(
+    """
+  -p, --num-partitions auto|N
+      Number of partitions. Default: auto, the most that the disk can read at its full rate.
+""",
+    num_partitions=Parsed(_parse_partitions),
 )
 @click.option(
     "--train-first",
@@ -56,28 +57,17 @@ def _parse_partitions(text: str, _: str) -> int | None:
     metavar="[SPLIT]",
     help="Put the nodes of a split into the first partitions. Without a value: train.",
 )
-@click.option(
-    "--order",
-    type=click.Choice(["random", "none"]),
-    default="random",
-    show_default=True,
-    help="How nodes are spread over partitions; none: as they are in the store.",
-)
-@click.option("--name", help="Name of the partitions in the store. Default: such as random-64.")
-@click.option("--output", type=click.Path(), help="Directory of the partitions, outside the store.")
-@click.option(
-    "--memory",
-    "memory_bytes",
-    type=MEMORY,
-    metavar="SIZE",
-    help="Memory budget. Default: what is available.",
-)
-@seed_option("Seed of the order of nodes.")
-@click.option("--estimate", is_flag=True, help="Print sizes, disk and time, and write nothing.")
-@click.option(
-    "--overwrite", is_flag=True, help="Replace partitions when the new ones are complete."
-)
-@click.option("--resume", is_flag=True, help="Continue an interrupted attempt.")
+@declared("""
+  --order random|none = random
+      How nodes are spread over partitions; none: as they are in the store.
+  --name NAME  Name of the partitions in the store. Default: such as random-64.
+  --output PATH  Directory of the partitions, outside the store.
+  --memory MEMORY -> memory_bytes  Memory budget. Default: what is available.
+  --seed N>=0 = 0  Seed of the order of nodes.
+  --estimate  Print sizes, disk and time, and write nothing.
+  --overwrite  Replace partitions when the new ones are complete.
+  --resume  Continue an interrupted attempt.
+""")
 @session_options
 def command(session: Session, store: str, **options: Any) -> None:
     """Partition the store and print a summary."""

@@ -6,16 +6,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from gnnstore.converters.stores.reorder import ORDERS
+from gnnstore.converters.stores.reorder import ORDERS, reorder
 from gnnstore.errors import UsageError
 from gnnstore.tools.commands.convert import output_options
 from gnnstore.tools.convert import convert
 from gnnstore.tools.ui.help import Command
 from gnnstore.tools.ui.options import (
     batch_options,
+    declared,
     is_batch_option,
     refuse_given,
-    seed_option,
     session_options,
 )
 from gnnstore.tools.ui.session import Session
@@ -46,23 +46,16 @@ Examples:
 @click.command(name="reorder", cls=Command, help=_HELP)
 @click.argument("store", type=click.Path())
 @click.argument("output", metavar="[OUT]", type=click.Path(), required=False)
-@click.option(
-    "--order", type=click.Choice(ORDERS), default="degree", help="The order of nodes; see above."
+@declared(
+    f"""
+  --order {"|".join(ORDERS)} = degree  The order of nodes; see above.
+  --estimate  Print savings and cost, and write nothing.
+  --edge-ids/--no-edge-ids  Store the ids that edges have in STORE. Default: yes.
+  --seed N>=0 = 0  With --order community: decides between equally good communities.
+"""
 )
-@click.option("--estimate", is_flag=True, help="Print savings and cost, and write nothing.")
-@click.option(
-    "--edge-ids/--no-edge-ids",
-    default=None,
-    help="Store the ids that edges have in STORE. Default: yes.",
-)
-@seed_option("With --order community: decides between equally good communities.")
 @batch_options
-@click.option(
-    "--spill-dir",
-    type=click.Path(),
-    metavar="DIR",
-    help="Directory for data that is sorted on disk. Default: that of OUT.",
-)
+@declared("  --spill-dir DIR  Directory for data that is sorted on disk. Default: that of OUT.")
 @output_options
 @session_options
 def command(
@@ -100,4 +93,4 @@ def command(
 
         edge_ids = arguments["edge_ids"] is not False
         return estimate_order(session, arguments["store"], order, scores, edge_ids)
-    return convert(session, "reorder", scores=scores, **arguments)
+    return convert(session, reorder, scores=scores, **arguments)

@@ -6,10 +6,11 @@ from typing import Any
 
 import click
 
+from gnnstore.converters import split_edges
 from gnnstore.tools.commands.convert import output_options
 from gnnstore.tools.convert import convert
 from gnnstore.tools.ui.help import Command
-from gnnstore.tools.ui.options import SHARES, seed_option, session_options
+from gnnstore.tools.ui.options import declared, session_options
 from gnnstore.tools.ui.session import Session
 
 _HELP = """Split the edges of a store for link prediction.
@@ -35,34 +36,21 @@ Examples:
 @click.command(name="split-edges", cls=Command, help=_HELP)
 @click.argument("store", type=click.Path())
 @click.argument("output", metavar="OUT", type=click.Path())
-@click.option(
-    "--fractions",
-    type=SHARES,
-    metavar="F,F,F",
-    default="0.8,0.1,0.1",
-    help="Fractions of train, valid and test; edges beyond their sum are not written to OUT.",
-)
-@seed_option("Seed of the hash that assigns edges to splits.")
-@click.option(
-    "--test-messages",
-    type=click.Path(),
-    metavar="OUT2",
-    help="Write a second store for the evaluation on test: its graph is train and valid.",
-)
-@click.option(
-    "--edge-negatives",
-    type=click.IntRange(min=0),
-    default=0,
-    metavar="K",
-    help="Fixed negatives of each edge of valid and test: nodes that replace its target.",
-)
-@click.option(
-    "--strict-negatives", is_flag=True, help="Redraw negatives that are edges of the graph."
+@declared(
+    """
+  --fractions F,F,F
+      Fractions of train, valid and test; edges beyond their sum are not written to OUT.
+  --seed N>=0  Seed of the hash that assigns edges to splits.
+  --test-messages OUT2
+      Write a second store for the evaluation on test: its graph is train and valid.
+  --edge-negatives N>=0 -> num_negatives
+      Fixed negatives of each edge of valid and test: nodes that replace its target.
+  --strict-negatives -> strict  Redraw negatives that are edges of the graph.
+""",
+    split_edges,
 )
 @output_options
 @session_options
 def command(session: Session, **arguments: Any) -> None:
     """Split the edges of a store; users see `_HELP`."""
-    arguments["num_negatives"] = arguments.pop("edge_negatives")
-    arguments["strict"] = arguments.pop("strict_negatives")
-    convert(session, "split_edges", **arguments)
+    convert(session, split_edges, **arguments)

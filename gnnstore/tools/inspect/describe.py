@@ -1,7 +1,7 @@
-"""Describes a store for `gnnstore inspect`, as JSON values, from metadata alone.
+"""Describes stores and what is made of them for `gnnstore inspect`, from metadata alone.
 
 Nothing here reads an array, so a store of terabytes on a slow disk is described at once. The text
-for people (`render_store`) shows the same values as --json.
+for people (`layouts`) shows the same values as --json.
 """
 
 from __future__ import annotations
@@ -11,21 +11,25 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from gnnstore.budget.limits import MemoryBudget, available_bytes
 from gnnstore.disk.engines import EngineChoice, choose_engine
 from gnnstore.errors import GnnstoreError, NotFoundError
 from gnnstore.formats.arrays.spec import AttributeSpec
+from gnnstore.formats.container.files import allocated_bytes
 from gnnstore.formats.container.manifest import CHECKSUMS_ARRAY
 from gnnstore.formats.container.workdir import leftovers
+from gnnstore.formats.packed.manifest import KIND, NUM_POSITIONS
 from gnnstore.formats.packed.reader import PACKED, PackedReader
 from gnnstore.formats.partitions.reader import PartitionsReader, find_partitions
 from gnnstore.formats.store.reader import StoreReader
 from gnnstore.formats.store.units import find_units
+from gnnstore.formats.tables.manifest import TableManifest
 from gnnstore.graph.sizes import StoreSizes
 from gnnstore.strategies.builtin import auto
 from gnnstore.strategies.sizes.placement import place
-from gnnstore.tools.inspect.packed import describe_packed
-from gnnstore.tools.inspect.partitioned import describe_partitions
+from gnnstore.tools.ui.layout import block_name
 
 
 def describe_store(reader: StoreReader) -> dict[str, Any]:
@@ -34,6 +38,7 @@ def describe_store(reader: StoreReader) -> dict[str, Any]:
     num_nodes = sum(node.num_nodes for node in schema.node_types)
     num_edges = sum(edge.num_edges for edge in schema.edge_types)
     arrays = [describe_array(reader, spec) for spec in schema.arrays()]
+    counts = {node.name: node.num_nodes for node in schema.node_types}
     return {
         "path": str(reader.path),
         "uuid": reader.uuid,
@@ -61,20 +66,17 @@ def describe_store(reader: StoreReader) -> dict[str, Any]:
                 {
                     "type": list(edge.type),
                     "num_edges": edge.num_edges,
+                    "mean_in_degree": edge.num_edges / max(1, counts[edge.type[2]]),
                     "attributes": sorted(edge.attributes),
                     "edge_ids": edge.edge_id is not None,
                     "original_edge_ids": edge.original_id is not None,
                     "orders": list(edge.orders),
                     "weight_sums": list(edge.weight_sums),
-                    "splits": {
-                        name: {
-                            "num_edges": split.num_edges,
-                            "negatives": {
-                                part: list(spec.shape) for part, spec in split.negatives.items()
-                            },
-                            "attributes": sorted(split.attributes),
-                        }
+                    "splits": {name: split.num_edges for name, split in edge.splits.items()},
+                    "negatives": {
+                        f"{name} {part}": list(spec.shape)
                         for name, split in edge.splits.items()
+                        for part, spec in split.negatives.items()
                     },
                     "value_names": {
                         name: text.offsets.num_rows - 1 for name, text in edge.value_names.items()
@@ -84,7 +86,7 @@ def describe_store(reader: StoreReader) -> dict[str, Any]:
             ],
             "attributes": dict(schema.graph_attributes),
         },
-        "arrays": arrays,
+        "arrays": sorted(arrays, key=lambda array: -array["disk_bytes"]),
         # Files of no array: group metadata and the checksums.
         "metadata_bytes": reader.total_bytes - sum(array["disk_bytes"] for array in arrays),
         "packed": _describe_units(
@@ -119,6 +121,7 @@ def describe_array(reader: StoreReader, spec: AttributeSpec) -> dict[str, Any]:
         "path": spec.path,
         "name": spec.name,
         "layout": spec.layout,
+        "geometry": "compressed",
         "dtype": spec.dtype,
         "shape": list(spec.shape),
         "value_bytes": spec.num_bytes,
@@ -128,7 +131,10 @@ def describe_array(reader: StoreReader, spec: AttributeSpec) -> dict[str, Any]:
     if spec.layout == "paged":
         array = reader.paged(spec)
         geometry = array.geometry
-        body_bytes = sum(array.body_bytes)
+        body_bytes, page = sum(array.body_bytes), block_name(geometry.page_bytes)
+        described["geometry"] = f"{geometry.rows_per_page:,} rows a page of {page}"
+        if geometry.pages_per_row > 1:
+            described["geometry"] = f"{geometry.pages_per_row} pages of {page} a row"
         described["pages"] = {
             "page_bytes": geometry.page_bytes,
             "row_bytes": geometry.row_bytes,
@@ -136,6 +142,7 @@ def describe_array(reader: StoreReader, spec: AttributeSpec) -> dict[str, Any]:
             "pages_per_row": geometry.pages_per_row,
             "rows_fill_pages": geometry.is_exact,
             "padding_bytes": body_bytes - spec.num_bytes,
+            "padding_share": (body_bytes - spec.num_bytes) / max(1, body_bytes),
             "index_bytes": array.disk_bytes - body_bytes,
             "num_shards": array.layout.num_shards,
             "rows_per_shard": array.layout.shard_rows,
@@ -208,3 +215,94 @@ def _engine(reader: StoreReader, sizes: StoreSizes) -> EngineChoice | None:
     paths = {table.path for table in sizes.tables if table.num_rows}
     arrays = [reader.paged(spec) for spec in reader.schema.arrays() if spec.path in paths]
     return choose_engine(arrays[0].file_paths[0]) if arrays else None
+
+
+def describe_packed(reader: PackedReader) -> dict[str, Any]:
+    """Return the settings and sizes of packed epochs, as JSON values."""
+    manifest = reader.manifest
+    found = manifest.fingerprint
+    return {
+        "name": reader.path.name,
+        "path": str(reader.path),
+        "problem": None,
+        "store_uuid": reader.manifest.store_uuid,
+        "seeds": found.get(KIND, "nodes"),
+        "num_seeds": found.get(NUM_POSITIONS),
+        "neg_sampling": found.get("neg_sampling"),
+        "num_neighbors": found.get("num_neighbors"),
+        "batch_size": found.get("batch_size"),
+        "shuffle": found.get("shuffle"),
+        "seed": manifest.seed,
+        "epochs": manifest.epochs,
+        "batches_per_epoch": manifest.batches_per_epoch,
+        "superbatch": manifest.superbatch,
+        "segment": manifest.segment,
+        "num_segments": 0 if reader.segments is None else len(reader.segments),
+        "shared_rows": 0 if reader.segments is None else int(reader.segments[:, 2].sum()),
+        "num_slots": manifest.num_slots,
+        "cached_by": manifest.cached_by,
+        "largest_batch_bytes": manifest.largest_batch_bytes,
+        "cached": list(manifest.cached),
+        "disk_bytes": reader.total_bytes,
+        "num_files": len(reader.files) + 1,
+        "created_by": manifest.created_by,
+    }
+
+
+def describe_partitions(reader: PartitionsReader) -> dict[str, Any]:
+    """Return the numbers and sizes of partitions, as JSON values."""
+    manifest, sizes = reader.manifest, np.diff(reader.bucket_ptr)
+    return {
+        "name": reader.name,
+        "path": str(reader.path),
+        "problem": None,
+        "store_uuid": reader.store_uuid,
+        "uuid": reader.uuid,
+        "num_partitions": reader.num_partitions,
+        "rows_per_partition": reader.rows_per_partition,
+        "num_nodes": reader.num_nodes,
+        "num_edges": reader.num_edges,
+        "order": reader.order_kind,
+        "seed": reader.seed,
+        "train_split": manifest.train_split,
+        "num_train_partitions": reader.num_train_partitions,
+        "nodes": list(reader.nodes),
+        "largest_bucket": int(sizes.max()),
+        "mean_bucket": float(sizes.mean()),
+        "empty_buckets": int((sizes == 0).sum()),
+        "disk_bytes": reader.total_bytes,
+        "num_files": len(reader.files) + 1,
+        "created_by": manifest.created_by,
+    }
+
+
+def describe_table(path: Path) -> dict[str, Any]:
+    """Return the facts of a table and its commits, the newest last, as JSON values."""
+    manifest = TableManifest.read(path)
+    return {
+        "path": str(path),
+        "uuid": manifest.uuid,
+        "store_uuid": manifest.store_uuid,
+        "num_nodes": manifest.num_nodes,
+        "dim": manifest.dim,
+        "optimizer": manifest.optimizer,
+        "init": manifest.init,
+        "scale": manifest.scale,
+        "seed": manifest.seed,
+        "partitions": manifest.partitions,
+        "num_partitions": manifest.num_partitions,
+        "rows_per_partition": manifest.rows_per_partition,
+        "slot_bytes": manifest.slot_bytes,
+        "keep": manifest.keep,
+        "commits": [
+            {
+                "id": commit.id,
+                "parent": commit.parent,
+                "steps": commit.steps,
+                **{name: (commit.position or {}).get(name) for name in ("epoch", "batches")},
+                "learned_partitions": int((commit.slots >= 0).sum()),
+            }
+            for commit in manifest.commits
+        ],
+        "disk_bytes": allocated_bytes(path),
+    }

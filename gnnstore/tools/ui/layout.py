@@ -1,0 +1,278 @@
+"""Prints documents for people, in one style for all commands: facts and tables that name fields.
+
+Quantities have the units that the names of their fields say. On a terminal, tables are framed; in a
+pipe they are plain columns, one row a line, for grep, awk and bug reports. A row is one line on a
+terminal, too: a table that is too wide loses its last columns, and says which.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from gnnstore.units import format_duration, format_size
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+Document: TypeAlias = Mapping[str, Any]
+
+_FIELD = re.compile(r"\{([\w.]*):?([^{}]*)\}")
+_NUMBER = re.compile(r"-|[-+]?[\d.,]+%?( [kMGTBsmin]+(/s)?)?( \[.*\])?")
+_OPTIONAL = re.compile(r"\[([^][]*)\]")
+# Columns that stay while cells of the first lose their middle, and what these keep.
+_LEAST_COLUMNS, _LEAST_CELLS = 3, 24
+_NO_WIDTH = 10_000  # wider than any table
+
+
+@dataclass(frozen=True)
+class Block:
+    """Facts of a document, or a table of one of its lists.
+
+    Cells are templates: `{a.b}` is a field, `{a.b:.2f}` a field in a format, `{a.b:-}` one with "-"
+    for 0, `{a.b:*}` a star for what is true, `{a.b:~}` a median with its range. `[...]` is left out
+    if one of its fields has no value; so is a fact, a column in which no row has a value, and a row
+    with its first cell alone. In place of cells: the path of values that are all printed, or, of
+    rows, the template of a line.
+    """
+
+    title: str
+    cells: Mapping[str, str] | str
+    rows: str = ""  # path of the list whose entries are rows
+
+
+# Texts are paragraphs, but for the first, which is the heading; a path has its value's own layout.
+Layout: TypeAlias = Sequence["Block | str | tuple[str, Layout]"]
+
+
+def print_document(
+    console: Console,
+    document: Document,
+    layout: Layout,
+    commands: Sequence[Sequence[str]] = (),
+    program: str = "",
+) -> None:
+    """Print a document, the problems of its making, and what to do next: commands, a program."""
+    for place, block in enumerate(layout):
+        if isinstance(block, tuple):
+            print_document(console, value_at(document, block[0]), block[1])
+        elif isinstance(block, Block):
+            _print_block(console, document, block)
+        elif (text := fill(block, document)) is not None:
+            _print_text(console, text, style="bold" if place == 0 else "")
+    problems = [each for each in document.get("problems", ()) if isinstance(each, str)]
+    for text in (*document.get("remarks", ()), *problems):
+        _print_text(console, text)
+    if document.get("drawn_to"):
+        _print_text(console, f"Drawn in {document['drawn_to']}")
+    if commands:
+        _print_title(console, "Next")
+    for command in commands:
+        console.print(f"  {shlex.join(command)}", style="cyan", soft_wrap=True)
+    if program:
+        _print_title(console, "Train")
+    for line in program.splitlines():
+        console.print(f"  {line}", style="cyan", soft_wrap=True)
+
+
+def fill(template: str, document: Document) -> str | None:
+    """Return a template with the values of its fields; None if one has no value."""
+    text = ""
+    for place, part in enumerate(_OPTIONAL.split(template)):
+        values = [(f[0], f[1], value_at(document, f[1])) for f in _FIELD.finditer(part)]
+        if any(value is None or value in ("", [], (), {}) for _, _, value in values):
+            if place % 2 == 0:
+                return None
+        else:
+            text += _FIELD.sub(lambda f: shown(value_at(document, f[1]), f[1], f[2]), part)
+    return text or None
+
+
+def value_at(document: Any, path: str) -> Any:
+    """Return the value at a dotted path; None if there is none."""
+    for part in filter(None, path.split(".")):
+        if isinstance(document, Mapping):
+            document = document.get(part)
+        else:
+            document = document[int(part)] if document and part.isdigit() else None
+    return document
+
+
+def rows_at(document: Any, path: str, above: Document = {}) -> list[Document]:  # noqa: B006
+    """Return the entries of a list at a dotted path, of lists in lists, or of a mapping by key."""
+    if isinstance(document, list | tuple):
+        return [row for each in document for row in rows_at(each, path, {**above, **each})]
+    first, _, rest = path.partition(".")
+    if first:
+        return rows_at((document or {}).get(first), rest, above)
+    if above or not document:
+        return [above] if above else []
+    return [
+        {"key": key, **(each if isinstance(each, Mapping) else {"value": each})}
+        for key, each in document.items()
+    ]
+
+
+def shown(value: Any, name: str = "", form: str = "") -> str:
+    """Return a value as text, with the unit that its name says."""
+    if isinstance(value, Mapping):
+        between = "; " if any(isinstance(each, list | tuple) for each in value.values()) else ", "
+        return between.join(f"{key} {shown(each, name)}" for key, each in value.items())
+    if isinstance(value, list | tuple):
+        return _several(value, name, form)
+    if form in ("*", "-"):
+        mark = {"*": "*" if value else "", "-": "" if value else "-"}[form]
+        return mark or (shown(value, name) if form == "-" else "")
+    if form:
+        return format(value, form)
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return _quantity(value, name) if isinstance(value, int | float) else str(value)
+
+
+def _several(values: Sequence[Any], name: str, form: str) -> str:
+    """Return values in a row, or (`~`) the median of numbers, with the least and the most."""
+    if form == "~":
+        found = sorted(values)
+        ends = f" [{_quantity(found[0], name)}, {_quantity(found[-1], name)}]"
+        return _quantity(median(found), name) + (ends if len(found) > 1 else "")
+    return (" x " if form == "x" else ", ").join(shown(each, name) for each in values)
+
+
+def _quantity(value: float, name: str) -> str:
+    words = name.rpartition(".")[2].split("_")
+    if "bytes" in words:
+        return format_size(value) + ("/s" if words[-1] == "second" else "")
+    if "seconds" in words:
+        return f"{value:.3g} s" if value < 99.5 else format_duration(value)
+    if words[-1] in {"share", "rate"}:
+        return f"{value:.1%}"
+    whole = isinstance(value, int) or abs(value) >= 1000
+    return f"{value:,.0f}" if whole else f"{value:.4g}"
+
+
+def block_name(block_bytes: int) -> str:
+    """Return "512 B" or "4 KiB": pages and blocks are powers of two, and so is their unit."""
+    return f"{block_bytes // 1024} KiB" if block_bytes % 1024 == 0 else f"{block_bytes} B"
+
+
+def flatten(values: Document, prefix: str = "") -> dict[str, str]:
+    """Return nested values as texts under dotted names."""
+    flat: dict[str, str] = {}
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            flat |= flatten(value, f"{prefix}{name}.")
+        elif isinstance(value, list) and any(isinstance(each, Mapping) for each in value):
+            flat[f"{prefix}{name}"] = "\n".join(
+                fill("{path}[ ({size_bytes})]", each) or str(each) for each in value
+            )
+        elif value is not None:
+            is_plain = isinstance(value, int) and not name.endswith("_bytes")
+            text = str(value) if is_plain else shown(value, name)
+            flat[f"{prefix}{name}"] = text or "none"
+    return flat
+
+
+def _print_text(console: Console, text: str, style: str = "") -> None:
+    """Print a heading, or a paragraph: wrapped on a terminal, in one line elsewhere."""
+    before = "" if style else "\n"
+    console.print(before + text, style=style, soft_wrap=bool(style) or not console.is_terminal)
+
+
+def _print_title(console: Console, title: str) -> None:
+    if title:
+        console.print()
+        console.print(title, style="bold")
+
+
+def _print_block(console: Console, document: Document, block: Block) -> None:
+    if block.rows:
+        rows = rows_at(document, block.rows)
+        if isinstance(block.cells, str):
+            for line in filter(None, (fill(block.cells, row) for row in rows)):
+                console.print(line, soft_wrap=True)
+            return
+        cells = [[fill(cell, row) or "-" for cell in block.cells.values()] for row in rows]
+        if filled := [row for row in cells if any(cell != "-" for cell in row[1:])]:
+            _print_title(console, fill(block.title, document) or "")
+            print_table(console, [*block.cells], filled)
+        return
+    if isinstance(block.cells, str):
+        facts = flatten(value_at(document, block.cells) or {})
+    else:
+        filled_in = {name: fill(cell, document) for name, cell in block.cells.items()}
+        facts = {name: text for name, text in filled_in.items() if text is not None}
+    if facts:
+        _print_title(console, fill(block.title, document) or "")
+        _print_facts(console, facts)
+
+
+def _print_facts(console: Console, facts: Mapping[str, str]) -> None:
+    from rich.table import Table  # noqa: PLC0415 - 40 ms that --help need not pay
+
+    table = Table(box=None, show_header=False, padding=(0, 2, 0, 2))
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, text in facts.items():
+        table.add_row(name, text)
+    console.print(table)
+
+
+def print_table(console: Console, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Print rows under a header, but for columns without values, and the last if room is short."""
+    places = [i for i in range(len(columns)) if not i or any(row[i] != "-" for row in rows)]
+    names, cells = [columns[i] for i in places], [[row[i] for i in places] for row in rows]
+    kept = len(names)
+    table = _table(console, names, cells)
+    if not console.is_terminal:
+        console.width = max(console.width, _natural_width(console, table))
+        console.print(table)
+        return
+    widest = max((len(row[0]) for row in cells), default=0)
+    while (excess := _natural_width(console, table) - console.width) > 0:
+        room = widest - excess
+        if kept == 1 or (kept <= _LEAST_COLUMNS and room >= _LEAST_CELLS):
+            cells = [[_shortened(console, row[0], max(1, room)), *row[1:]] for row in cells]
+            table = _table(console, names[:kept], cells)
+            break
+        kept -= 1
+        table = _table(console, names[:kept], cells)
+    console.print(table)
+    if missing := ", ".join(filter(None, names[kept:])):
+        text = f"No room for: {missing} (a wider terminal or a pipe shows them)."
+        console.print(text, style="dim")
+
+
+def _shortened(console: Console, text: str, room: int) -> str:
+    """Return text without its middle: paths differ at their ends."""
+    if len(text) <= room:
+        return text
+    mark = "..." if console.options.ascii_only else "…"
+    head = (room - len(mark)) // 3
+    return text[:head] + mark + text[len(text) - (room - len(mark) - head) :]
+
+
+def _table(console: Console, columns: Sequence[str], cells: Sequence[Sequence[str]]) -> Table:
+    """Return the columns as a table: numbers on the right, and the first column on the left."""
+    from rich import box  # noqa: PLC0415
+    from rich.table import Table  # noqa: PLC0415
+
+    frame = box.SIMPLE_HEAD if console.is_terminal else None
+    padding = (0, 1, 0, 1) if frame else (0, 2, 0, 2)
+    table = Table(box=frame, show_edge=False, padding=padding, header_style="dim")
+    for i, name in enumerate(columns):
+        is_number = i > 0 and all(_NUMBER.fullmatch(row[i]) for row in cells)
+        table.add_column(name, justify="right" if is_number else "left", no_wrap=True)
+    for row in cells:
+        table.add_row(*row[: len(columns)])
+    return table
+
+
+def _natural_width(console: Console, table: Table) -> int:
+    options = console.options.update(max_width=_NO_WIDTH)
+    return console.measure(table, options=options).maximum
