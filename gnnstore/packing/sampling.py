@@ -10,27 +10,24 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gnnstore.caching.scores import SCORES
-from gnnstore.disk.scratch import default_parent
 from gnnstore.errors import UsageError, check_choice
 from gnnstore.features.tables import CachedTables
-from gnnstore.formats.container.files import free_bytes
 from gnnstore.loaders.options import read_options
 from gnnstore.pipeline.batch import EpochRun, Recorder
 from gnnstore.pipeline.lookahead.presample import Presampled, Presampler
-from gnnstore.pipeline.lookahead.producer import LookaheadJob, Producer, most_ids
-from gnnstore.pipeline.lookahead.superbatch import DiskQuota, Superbatch
+from gnnstore.pipeline.lookahead.producer import Producer
+from gnnstore.pipeline.lookahead.superbatch import Superbatch
 from gnnstore.pipeline.order.epoch import order_bytes
 from gnnstore.pipeline.order.keyed import KeyedOrder
 from gnnstore.pipeline.order.state import OrderFields, Position, sampling_fingerprint
 from gnnstore.pipeline.superbatch_size import SuperbatchSize
 from gnnstore.progress import NullProgress
-from gnnstore.sampling.compact import Types
 from gnnstore.sampling.neighbor import SamplingConfig
 from gnnstore.seeds.base import SeedSource
 from gnnstore.seeds.typed import seed_nodes
 from gnnstore.strategies.builtin import PACKED
 from gnnstore.strategies.loader_spec import LoaderSpec
-from gnnstore.strategies.lookahead import PROFILE_BATCHES, edges_disk_bytes, policy_of
+from gnnstore.strategies.lookahead import PROFILE_BATCHES, make_job, policy_of
 from gnnstore.strategies.open import open_sources
 from gnnstore.strategies.predict.sampled_epoch import row_degrees, sample_workload
 from gnnstore.strategies.predict.workload import TableReads
@@ -41,9 +38,6 @@ if TYPE_CHECKING:
     from gnnstore.caching.policies.base import Planner
     from gnnstore.graph.store import GraphStore
 
-# Rolling packing must fit a disk budget with every superbatch; here all are kept, and their sum is
-# compared with the budget.
-_NO_DISK_LIMIT = 2**62
 # Enough to tell the sizes of records.
 _BATCHES = 32
 
@@ -122,7 +116,6 @@ class EpochSampler:
             cache_bytes=settings.cache_bytes,
             superbatch=settings.superbatch,
             spill_dir=settings.spill_dir,
-            disk=_NO_DISK_LIMIT,
         )
         # Sized as `gnnstore predict` sizes packed epochs.
         options = replace(options, strategy=replace(PACKED, is_offline=True))
@@ -139,7 +132,6 @@ class EpochSampler:
         )
         self.sources = open_sources(spec)
         placement = self.sources.placement
-        edges = spec.edges_read_ahead(placement)
         self.tables = CachedTables.of(store.schema, placement.read_paths)
         rolling = placement.superbatch
         # Pools of the slots of cached rows, if they are of several widths.
@@ -159,27 +151,14 @@ class EpochSampler:
         self.policy = policy_of(spec, placement, self.sources.topology, self.sources.engine)
         # Keeps as many subgraphs in memory as a loader would.
         kept = rolling is not None and rolling.in_memory
-        self._job = LookaheadJob(
-            self.policy,
-            SuperbatchSize(
-                2 * rolling.num_batches if rolling is not None and kept else 0,
-                0,
-                kept,
-                table_bytes=0 if rolling is None else rolling.table_bytes,
-                bulk_bytes=0 if rolling is None else rolling.bulk_bytes,
-            ),
-            packs=False,
-            spill_dir=settings.spill_dir or default_parent(store.path),
-            quota=DiskQuota(0),
-            space=self.tables.space,
-            types=Types.of(store.schema),
-            index_dtype=store.schema.index_dtype,
-            most_ids=most_ids(store.schema),
-            edge_tables={kind: [*map(store.reader.paged, own)] for kind, own in edges.items()},
-            edge_rows_bytes=edges_disk_bytes(
-                free_bytes(settings.spill_dir or default_parent(store.path))
-            ),
+        size = SuperbatchSize(
+            2 * rolling.num_batches if rolling is not None and kept else 0, 0, kept
         )
+        if rolling is not None:
+            size = replace(size, table_bytes=rolling.table_bytes, bulk_bytes=rolling.bulk_bytes)
+        topology = self.sources.topology
+        # Rows are packed by the job, and not by the producer of superbatches.
+        self._job = replace(make_job(spec, placement, topology, self.policy, size), packs=False)
         self._closing = ExitStack()
 
     @cached_property

@@ -277,6 +277,35 @@ def _make_slots(
     return SlotCache(opened, size.num_slots, size.pinned, tables.space.num_rows, size.pools)
 
 
+def make_job(
+    loader: LoaderSpec,
+    placement: Placement,
+    topology: Topology,
+    policy: CachePolicy,
+    size: SuperbatchSize,
+) -> LookaheadJob:
+    """Return the options of making superbatches, within their promised memory and disk."""
+    schema, space = loader.store.schema, loader.cached_tables(placement).space
+    edges, disk_bytes = loader.edges_read_ahead(placement), loader.disk_bytes()
+    edges_bytes = edges_disk_bytes(disk_bytes) if edges else 0
+    return LookaheadJob(
+        policy,
+        size,
+        packs=placement.strategy.packs,
+        spill_dir=loader.spill_dir,
+        quota=DiskQuota(disk_bytes - 2 * edges_bytes),
+        space=space,
+        types=Types.of(schema),
+        index_dtype=schema.index_dtype,
+        most_ids=most_ids(schema),
+        degrees=partial(out_degrees, topology, space, size.degrees_bytes(space.num_rows)),
+        edge_tables={
+            kind: [*map(loader.store.reader.paged, specs)] for kind, specs in edges.items()
+        },
+        edge_rows_bytes=edges_bytes,
+    )
+
+
 class LookaheadSources(OpenStore):
     """The parts of a store whose batches are sampled and planned ahead."""
 
@@ -284,35 +313,17 @@ class LookaheadSources(OpenStore):
 
     def open_cache(self, loader: LoaderSpec) -> None:
         """Make the source of planned batches, within its promised memory."""
-        placement, topology, engine = self.placement, self.topology, self.engine
-        strategy, size = placement.strategy, placement.superbatch
+        placement, engine = self.placement, self.engine
+        size, tables = placement.superbatch, loader.cached_tables(placement)
         assert size is not None and engine is not None  # noqa: S101, PT018 - else nothing is read
-        schema, tables = loader.store.schema, loader.cached_tables(placement)
-        space, disk_bytes = tables.space, loader.disk_bytes()
-        edges = loader.edges_read_ahead(placement)
-        edges_bytes = edges_disk_bytes(disk_bytes) if edges else 0
-        job = LookaheadJob(
-            pooled(policy_of(loader, placement, topology, engine), size.pools),
-            size,
-            packs=strategy.packs,
-            spill_dir=loader.spill_dir,
-            quota=DiskQuota(disk_bytes - 2 * edges_bytes),
-            space=space,
-            types=Types.of(schema),
-            index_dtype=schema.index_dtype,
-            most_ids=most_ids(schema),
-            degrees=partial(out_degrees, topology, space, size.degrees_bytes(space.num_rows)),
-            edge_tables={
-                kind: [*map(loader.store.reader.paged, specs)] for kind, specs in edges.items()
-            },
-            edge_rows_bytes=edges_bytes,
-        )
+        policy = pooled(policy_of(loader, placement, self.topology, engine), size.pools)
+        job = make_job(loader, placement, self.topology, policy, size)
         make = partial(_make_slots, loader.store, tables, engine, size)
         take_slots = partial(shared_tables(loader.store).take_slots, make=make)
         self.superbatches = LookaheadEpochs(job, take_slots)
         # Planners stay as well, and the memory of plans is not freed at once.
         shared_tables(loader.store).use(
-            self.superbatches, strategy.cache_kind, promised_bytes=size.num_bytes
+            self.superbatches, placement.strategy.cache_kind, promised_bytes=size.num_bytes
         )
 
     @property
