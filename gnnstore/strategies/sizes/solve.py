@@ -325,8 +325,8 @@ class _Split:
         counts, epoch = self._counts, self.facts.epoch_batches
         if len(counts) == 1:
             return [*counts]
-        found = {-(-epoch // (k << n)) for k in (2, 3) for n in range(counts[-1].bit_length())}
-        found = {counts[-1], *(max(counts[0], length) for length in found if length in counts)}
+        parts = [2, 3, *(k << n for n in range(counts[-1].bit_length()) for k in (4, 5, 6, 7))]
+        found = {counts[0], counts[-1], *(n for k in parts if (n := -(-epoch // k)) in counts)}
         if self._may_last and self.facts.is_long:
             found.update(self._several)
         return sorted(found, reverse=True)
