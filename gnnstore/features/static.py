@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Self
 
@@ -41,8 +41,6 @@ _BUFFER_BYTES, _BUFFER_SHARE = 8 << 20, 64
 _UNPINNED_BUFFER_BYTES = 2 << 20
 # Of each row in the buffer: its id, place and slot.
 _ROW_ON_ITS_WAY_BYTES = 4 * 8
-
-_POLL_SECONDS = 0.05
 
 _log = logging.getLogger(__name__)
 
@@ -256,10 +254,6 @@ class _CachedRows:
     first_row: int  # in the row space, of the table's type
     table: npt.NDArray[np.uint8]  # uint8 [C, row_bytes]
     num_filled: int = 0  # slots, from the first on, whose rows are there
-    # Whether the first batch has begun to read while the cache is filled.
-    reading: Flag = field(default_factory=Flag)
-    # Whether that batch has ended.
-    has_read: Flag = field(default_factory=Flag)
 
     @classmethod
     def empty(cls, index: SlotIndex, of_type: RowRange, row_bytes: int) -> Self:
@@ -292,10 +286,6 @@ def _fill(tables: list[tuple[RowSource, _CachedRows]], piece_bytes: int, stop: F
         filled = _warm_up(source, held.rows, held.table, piece_bytes, held.first_row)
         for num_filled, _ in filled:
             held.num_filled = num_filled
-            # The first batch has the disk to itself, where a row takes a tenth of the time.
-            while held.reading.is_set() and not held.has_read.wait(_POLL_SECONDS):
-                if stop.is_set():
-                    return
             if stop.is_set():
                 return
 
@@ -326,11 +316,7 @@ class StaticRows(Tier):
         held = self.held
         if held is None:
             return self.below.read_rows(ids, out)
-        held.reading.set()
-        try:
-            return self.below.read_into(RowRequest(ids, held.places(ids), held.table), out)
-        finally:
-            held.has_read.set()
+        return self.below.read_into(RowRequest(ids, held.places(ids), held.table), out)
 
     @property
     def cached_bytes(self) -> int:

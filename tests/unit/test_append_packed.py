@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from gnnstore.caching.plan import Trace
-from gnnstore.errors import NoSpaceError, StorageError
+from gnnstore.errors import NoSpaceError
 from gnnstore.features.packed.misses import collect_misses
-from gnnstore.features.packed.pack import append_missed, packed_bytes
+from gnnstore.features.packed.pack import append_missed
 from gnnstore.sampling.row_space import RowRange
 from gnnstore.testing.faults import inject
 from gnnstore.testing.twins.packing import packed_file
@@ -61,15 +61,6 @@ def case(tmp_path: Path) -> Case:
     return Case(tmp_path)
 
 
-def test_one_behind_the_other(case: Case) -> None:
-    end, expected = 0, b""
-    for number in range(3):
-        end = case.append(number, end)
-        expected += case.expected(number)
-        assert end == len(expected)
-        assert case.file.read_bytes() == expected
-
-
 def test_what_an_attempt_left_is_written_over(case: Case) -> None:
     end = case.append(0, 0)
     with case.file.open("ab") as file:
@@ -77,13 +68,6 @@ def test_what_an_attempt_left_is_written_over(case: Case) -> None:
     case.append(2, end)
     expected = case.expected(0) + case.expected(2)
     assert case.file.read_bytes()[: len(expected)] == expected
-
-
-def test_a_file_that_is_not_there(case: Case) -> None:
-    case.file.unlink()
-    with pytest.raises(StorageError, match="packed"):
-        case.append(0, 0)
-    assert not case.file.exists()
 
 
 def test_what_was_there_outlives_a_failure(case: Case) -> None:
@@ -97,12 +81,3 @@ def test_what_was_there_outlives_a_failure(case: Case) -> None:
         assert case.file.read_bytes()[:end] == case.expected(0)
     case.append(2, end)
     assert case.file.read_bytes() == case.expected(0) + case.expected(2)
-
-
-def test_what_is_added_is_what_was_predicted(case: Case) -> None:
-    end = case.append(0, 0)
-    missed = [
-        int((case.slots[2][a:b] < 0).sum())
-        for a, b in zip(case.traces[2].offsets[:-1], case.traces[2].offsets[1:], strict=True)
-    ]
-    assert case.append(2, end) == end + packed_bytes(case.tables, np.array(missed))

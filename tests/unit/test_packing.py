@@ -137,50 +137,6 @@ def test_short_writes_through_the_page_cache(case: Case, tmp_path: Path) -> None
         shutil.rmtree(case.directory)
 
 
-def test_a_short_write_that_is_taken_for_a_whole_one_would_be_seen(tmp_path: Path) -> None:
-    """The injected short write must leave a hole, or no test above proves anything."""
-    path = tmp_path / "file"
-    data = np.full(8192, 9, np.uint8)
-    table = tmp_path / "table"
-    table.write_bytes(data.tobytes())
-    source = _core.FileSet([table], [8192])
-    place: dict[str, Any] = {
-        "num_rows": 2,
-        "row_bytes": 4096,
-        "rows_per_page": 1,
-        "page_stride_bytes": 4096,
-    }
-    ids, slots = np.array([0, 1]), np.full(2, -1, np.int32)
-    rows, positions = np.empty(2, np.int64), np.empty(2, np.int32)
-    assert _core.sort_misses(ids, slots, rows, positions, num_rows=2)[0] == 2
-    faults = [Fault("pwrite", short_bytes=4096), Fault("pwrite", errno.EIO, skip=1)]
-    with (
-        inject_all(*faults),
-        pytest.raises(OSError, match="cannot write 4096 bytes at offset 4096"),
-    ):
-        _core.pack_rows(
-            source,
-            rows,
-            np.zeros(1, np.int64),
-            np.full(1, 2),
-            [path],
-            [8192],
-            np.zeros(1, np.int64),
-            np.zeros(1, np.int64),
-            np.zeros(1, np.uint32),
-            np.zeros(2, np.int64),
-            engine="pread",
-            **place,
-            gap_bytes=0,
-            num_windows=2,
-            window_bytes=1 << 20,
-            buffer_bytes=8192,
-            num_spare_buffers=1,
-            piece_bytes=8192,
-        )
-    assert path.read_bytes() == bytes([9]) * 4096 + bytes(4096)
-
-
 @pytest.mark.parametrize(
     ("fault", "kind", "message"),
     [
@@ -527,14 +483,6 @@ def arguments(case: Case) -> Arguments:
     return Arguments(given)
 
 
-def test_runs_in_several_files(case: Case, arguments: Arguments) -> None:
-    arguments.call()
-    whole = packed_file(case.rows["x"], case.trace.ids, case.trace.offsets, case.slots)
-    runs = [whole[i * len(whole) // 6 : (i + 1) * len(whole) // 6] for i in range(6)]
-    assert (case.directory / "a").read_bytes() == runs[0] + runs[2] + runs[4]
-    assert (case.directory / "b").read_bytes() == runs[1] + runs[3] + runs[5]
-
-
 @pytest.mark.parametrize(
     ("wrong", "error", "message"),
     [
@@ -614,22 +562,6 @@ def test_tables_in_files_that_end_within_a_block(
         gap_bytes=gap_bytes,
     )
     assert packed.read_bytes() == rows[needed].tobytes()
-
-
-def test_an_existing_file_is_not_overwritten(case: Case, arguments: Arguments) -> None:
-    (case.directory / "b").write_text("mine")
-    with pytest.raises(FileExistsError):
-        arguments.call()
-    assert (case.directory / "b").read_text() == "mine"
-
-
-def test_files_follow_the_umask(case: Case, arguments: Arguments) -> None:
-    before = os.umask(0o027)
-    try:
-        arguments.call()
-    finally:
-        os.umask(before)
-    assert (case.directory / "a").stat().st_mode & 0o777 == 0o640
 
 
 @pytest.mark.parametrize("name", ["positions", "repeat_targets", "repeat_sources"])

@@ -306,42 +306,12 @@ def test_what_cannot_be_read_is_the_batchs_affair(
     check(cache, table[1], 30)
 
 
-def test_where_no_thread_can_be_started_a_cache_is_filled_at_once(
-    table: tuple[FileRows, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(_: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
-
-    monkeypatch.setattr(tier, "LONG_READ_BYTES", 0)
-    monkeypatch.setattr(threading.Thread, "start", refuse)
-    cache = StaticCache(of_one_type({"x": table[0]}), N)
-    cache.warm_up(np.arange(0, N, 2), np.arange(1, N // 2 + 1).astype(np.uint32))
-    check(cache, table[1], N // 2)
-
-
 def test_a_cache_that_is_forgotten_is_not_filled(gated: Gated) -> None:
     cache = begun(gated)
     gated.go_on.set()
     del cache
     gc.collect()
     assert not filling_threads()
-
-
-def test_filling_leaves_the_disk_to_the_first_batch(
-    table: tuple[FileRows, Any], gated: Gated
-) -> None:
-    cache = begun(gated)
-    held = cache.rows("x").held
-    assert held is not None
-    held.reading.set()  # as a batch does
-    gated.go_on.set()
-    (thread,) = filling_threads()
-    thread.join(0.2)
-    assert thread.is_alive()
-    assert held.num_filled <= 40, "a piece more than there was"
-    check(cache, table[1], held.num_filled)  # the first batch has read
-    thread.join()
-    check(cache, table[1], N // 2)
 
 
 def test_a_cache_is_in_use_while_its_loader_is_made(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,17 +12,10 @@ import pytest
 import torch
 from torch_geometric.data import Data
 
-import gnnstore
-from gnnstore.errors import CorruptStoreError, UsageError
-from gnnstore.formats import StoreReader
-from gnnstore.formats.packed.reader import PackedReader
+from gnnstore.errors import UsageError
 from gnnstore.testing import assert_resumes
-from gnnstore.testing.graphs import random_graph, write_store
-from tests.support import hostile
+from gnnstore.testing.graphs import write_store
 from tests.support.batches import assert_same_batches
-from tests.support.hostile import ElementEdit, JsonEdit, RecordEdit, reseal
-from tests.support.packed import pack
-from tests.support.stores import assert_same_files, write_example_store
 
 BATCHES: list[dict[str, Any]] = [
     {"x": torch.arange(3), "size": 2},
@@ -143,82 +135,7 @@ def test_a_loader_that_does_not_resume_exactly(kind: type[Counting], message: st
         assert_resumes(kind)
 
 
-def test_files_that_differ(tmp_path: Path) -> None:
-    path = write_example_store(tmp_path / "a.gnn").path
-    other = shutil.copytree(path, tmp_path / "b.gnn")
-    assert_same_files(path, other)
-    (other / "more").touch()
-    with pytest.raises(AssertionError, match=r"only in one of them: \['more'\]"):
-        assert_same_files(path, other)
-    (other / "more").unlink()
-    with (other / "nodes/node/y/c.0").open("r+b") as file:
-        file.seek(20)
-        file.write(b"?")
-    with pytest.raises(AssertionError, match=r"a.gnn/nodes/node/y/c.0 and .* differ"):
-        assert_same_files(path, other)
-
-
 def test_edges_of_another_shape(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"edge_index has shape \[3, 2\], expected \[2, E\]"):
         write_store(tmp_path / "a.gnn", np.zeros((3, 2), int))
     assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize(
-    ("edit", "changed"),
-    [
-        (JsonEdit((), "remove"), {"a": [1, 2], "b": "c"}),
-        (JsonEdit((0, 1), "repeat"), {"a": [1, 2, 2], "b": "c"}),
-        (JsonEdit((0, 1), "add", 5), {"a": [1, 7], "b": "c"}),
-        (JsonEdit((1,), "copy", (0,)), {"a": [1, 2], "b": [1, 2]}),
-        (JsonEdit((3,), "rename", "z"), {"a": [1, 2], "z": "c"}),
-        (JsonEdit((0, 0), "set", None), {"a": [None, 2], "b": "c"}),
-    ],
-)
-def test_documents_that_are_changed(edit: JsonEdit, changed: Any) -> None:
-    document = {"a": [1, 2], "b": "c"}
-    edit.apply(document)
-    assert document == changed
-
-
-@pytest.mark.parametrize("layout", ["paged", "cold"])
-def test_elements_that_are_changed(tmp_path: Path, layout: str) -> None:
-    path = write_example_store(tmp_path / "a.gnn").path
-    wanted = "edges/node__to__node/indptr" if layout == "paged" else "nodes/node/y"
-    number = next(n for n in range(100) if hostile._array(path, n) == path / wanted)
-    before = read(path, wanted)
-    ElementEdit(number, (3,), 2).apply(path)
-    reseal(path)
-    after = read(path, wanted)
-    assert after[3] == 2
-    assert (np.delete(after, 3) == np.delete(before, 3)).all()
-    if layout == "cold":
-        file = path / wanted / "c.0"
-        file.write_bytes(b"no frame")
-        ElementEdit(number, (3,), 2).apply(path)
-        assert file.read_bytes() == b"no frame", "as an earlier change has left it"
-    else:
-        file = path / wanted / "c.0"
-        file.write_bytes(b"")
-        ElementEdit(number, (3,), 2).apply(path)
-        file.unlink()
-        ElementEdit(number, (3,), 2).apply(path)
-        assert not file.exists()
-
-
-def read(path: Path, array: str) -> Any:
-    reader = StoreReader.open(path)
-    return reader.read(next(spec for spec in reader.schema.arrays() if spec.path == array))
-
-
-def test_records_that_are_changed(tmp_path: Path) -> None:
-    """The checksum of the record is right, so that what it means has to be looked at."""
-    store = random_graph(200, 900, feature_dim=8, num_classes=2).write(tmp_path / "s.gnn")
-    packed = pack(store, [3], output=tmp_path / "packed", batch_size=20)
-    before = PackedReader.open(packed).index.copy()
-    RecordEdit(1, (0, 1, 2), -7, "int32").apply(packed)
-    changed = np.argwhere(PackedReader.open(packed).index != before).tolist()
-    assert changed == [[1, 2]]
-    with pytest.raises(CorruptStoreError) as caught:
-        list(gnnstore.open_packed(packed).loader(num_threads=1))
-    assert "crc32c" not in str(caught.value)
