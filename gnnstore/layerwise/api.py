@@ -302,10 +302,7 @@ def _to_memory(
 
 def _fingerprint(run: InferenceRun) -> dict[str, Any]:
     """Return the values that the result depends on, as JSON."""
-    # An attempt of earlier versions did not multiply by them.
-    scales = run.store.schema.scales_of(run.input_spec)
     return {
-        **({} if scales is None else {"scales": scales.name}),
         "kind": "inference",
         "store": run.store.reader.uuid,
         "input": run.input_spec.name,

@@ -9,22 +9,6 @@ from typing import Self
 from gnnstore._core import ReadCounts
 from gnnstore.units import format_count, format_size
 
-_SETTINGS = (
-    "strategy",
-    "topology",
-    "reason",
-    "num_threads",
-    "prefetch_batches",
-    "io_engine",
-    "cache",
-    "cache_rows",
-    "superbatch",
-    "predicted_epoch_seconds",
-    "predicted_first_epoch_seconds",
-    "predicted_epoch_bytes",
-    "epoch_batches",
-)
-
 
 @dataclass(frozen=True)
 class LoaderStats:
@@ -103,6 +87,7 @@ class LoaderStats:
     predicted_first_epoch_seconds: float | None = None
     predicted_epoch_bytes: int | None = None
     epoch_batches: int = 0
+    # From here on totals, but for the peak at the end; see `since`.
     batches: int = 0
     nodes: int = 0
     edges: int = 0
@@ -186,8 +171,8 @@ class LoaderStats:
 
     def since(self, earlier: LoaderStats) -> Self:
         """Return the difference to an earlier reading; the peak stays a peak."""
-        kept = {*_SETTINGS, "peak_rss_bytes"}
-        names = [field.name for field in fields(self) if field.name not in kept]
+        names = [field.name for field in fields(self)]
+        names = names[names.index("batches") : names.index("peak_rss_bytes")]
         return replace(self, **{n: getattr(self, n) - getattr(earlier, n) for n in names})
 
     def __str__(self) -> str:

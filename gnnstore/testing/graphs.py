@@ -168,30 +168,16 @@ def write_store(
 
 @dataclass(frozen=True)
 class StoredGraph:
-    """The contents of a store, read into memory.
-
-    Attributes
-    ----------
-    num_nodes : int
-        N.
-    edge_index : ndarray of int64, shape [2, E]
-        Sources above targets, in the order of the columns.
-    edge_id : ndarray of int64, shape [E]
-        Positions in the original input; 0, ..., E - 1 if the store has none.
-    attributes, edge_attributes, splits, graph_arrays : dict of str to ndarray
-        By name.
-    original_ids : ndarray of int64, shape [N], or None
-        The ids that nodes had before.
-    """
+    """The contents of a store, read into memory."""
 
     num_nodes: int
-    edge_index: npt.NDArray[np.int64]
-    edge_id: npt.NDArray[np.int64]
+    edge_index: npt.NDArray[np.int64]  # [2, E]: sources above targets, in the order of the columns
+    edge_id: npt.NDArray[np.int64]  # [E]: positions in the input; 0, ..., E - 1 if there are none
     attributes: dict[str, npt.NDArray[Any]]
     edge_attributes: dict[str, npt.NDArray[Any]]
     splits: dict[str, npt.NDArray[Any]]
     graph_arrays: dict[str, npt.NDArray[Any]]
-    original_ids: npt.NDArray[np.int64] | None
+    original_ids: npt.NDArray[np.int64] | None  # that nodes had before [N]
 
     def pairs(self) -> list[tuple[int, int]]:
         """Return the edges as (source, target), in the order of the columns."""

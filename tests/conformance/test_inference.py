@@ -40,7 +40,7 @@ from torch_geometric.nn import (
 from torch_geometric.nn.models import GAT, GCN, GIN, MLP, GraphSAGE
 
 import gnnstore
-from gnnstore.converters import ConvertOptions, from_numpy, from_ogb
+from gnnstore.converters import from_numpy, from_ogb
 from gnnstore.errors import (
     BudgetError,
     CorruptStoreError,
@@ -239,25 +239,6 @@ def test_ids_are_listed_a_part_of_the_bitmap_at_a_time(
     found = gnnstore.inference(layers, path, memory=SMALL)
     x, edges = tensors_of(graph)
     torch.testing.assert_close(found, on_whole_graph(layers, x, edges), atol=1e-5, rtol=1e-5)
-
-
-def test_an_attempt_that_did_not_multiply_by_scales_is_not_resumed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    options = ConvertOptions(feature_dtype="int8", feature_scale="column")
-    store = random_graph(300, 900, feature_dim=8).write(tmp_path / "i.gnn", options=options)
-
-    def interrupted(*_: Any) -> None:
-        raise KeyboardInterrupt
-
-    layers = [SAGEConv(8, 4), SAGEConv(4, 3)]
-    with monkeypatch.context() as patch:
-        patch.setattr(Schema, "scales_of", lambda *_: None)
-        patch.setattr("gnnstore.layerwise.api.StoreWriter.commit", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            gnnstore.inference(layers, store, tmp_path / "e")
-    with pytest.raises(UsageError, match="scales"):
-        gnnstore.inference(layers, store, tmp_path / "e", resume=True)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", torch.float64, None])
@@ -526,15 +507,6 @@ def test_rows_that_somebody_holds_are_not_computed_again(
             assert (tmp_path / ".e.npy.rows" / "zarr.json").exists()
     finally:
         os.close(lock)
-
-
-@pytest.mark.parametrize("resume", [False, True])
-def test_rows_that_were_being_removed_are_in_nobodys_way(
-    left: Left, tmp_path: Path, resume: bool
-) -> None:
-    left[1].unlink()
-    (tmp_path / ".e.npy.rows" / "zarr.json").unlink()
-    goes_on(left, resume=resume)
 
 
 def test_what_inference_reads_or_did_not_write_is_never_replaced(

@@ -270,26 +270,6 @@ def test_a_bit_that_flipped(
         np.testing.assert_array_equal(case.read(packed, 3), case.rows["x"][case.trace.batch(3)])
 
 
-def test_what_lies_behind_a_run_is_not_compared(case: Case) -> None:
-    with case.pack() as packed:
-        table = packed.tables["x"]
-        end = int(table.chunks.offsets[3]) + 700 * ROW_BYTES
-        assert end % 4096
-        flip(table.file_path, end)
-        np.testing.assert_array_equal(case.read(packed, 3), case.rows["x"][case.trace.batch(3)])
-
-
-def test_a_write_that_was_lost(case: Case) -> None:
-    with case.pack() as packed:
-        table = packed.tables["x"]
-        begin = int(table.chunks.offsets[1])
-        with table.file_path.open("r+b") as file:
-            file.seek(begin + 4096)
-            file.write(bytes(4096))
-        with pytest.raises(CorruptStoreError, match=f"bytes {begin} to {begin + BLOCK_BYTES} are"):
-            case.read(packed, 1)
-
-
 @pytest.mark.parametrize(
     ("wrong", "error", "message"),
     [

@@ -6,14 +6,12 @@ Sources of missed rows that wait until they are told decide who is where.
 from __future__ import annotations
 
 import errno
-import gc
 import linecache
 import os
 import signal
 import sys
 import threading
 import time
-import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -35,7 +33,7 @@ from gnnstore.errors import GnnstoreError, StorageError, UsageError
 from gnnstore.features import planned as planned_cache
 from gnnstore.features import planned as turns_module
 from gnnstore.features.planned import PlanStep, SlotCache, TurnLock
-from gnnstore.features.source import FileRows, RowRequest, RowSource, RowSpec, of_one_type
+from gnnstore.features.source import FileRows, RowSource, RowSpec, of_one_type
 from gnnstore.testing.faults import inject
 from gnnstore.testing.twins.reads import write_array
 
@@ -284,23 +282,6 @@ def test_slots_that_may_be_half_written_are_unknown(
         gathered = cache.gather(turns, i, step)
         for path in "xy":
             assert (gathered[path].values == rows[step.ids]).all()
-
-
-def test_a_failure_keeps_no_buffers(
-    cache: SlotCache, steps: list[PlanStep], rows: NDArray[np.uint8]
-) -> None:
-    turns = cache.begin()
-    buffers = []
-
-    class Source(Gate):
-        def read_into(self, _request: RowRequest, out: NDArray[Any]) -> ReadCounts:
-            buffers.append(weakref.ref(out))
-            raise StorageError("bad disk")
-
-    with pytest.raises(StorageError):
-        cache.gather(turns, 0, steps[0], {"x": Source(rows)})
-    gc.collect()
-    assert [buffer() for buffer in buffers] == [None]
 
 
 # --- a plan for another cache --------------------------------------------------------------------
@@ -625,41 +606,7 @@ def test_an_interrupt_at_any_line(
     assert k > 30  # lines that were tried
 
 
-def test_a_cache_is_freed_with_its_last_user(table: FileRows) -> None:
-    cache = SlotCache(of_one_type({"x": table}), 50_000)
-    turns = cache.begin()
-    in_use = _core.pool_stats()["bytes_in_use"]
-    gc.disable()
-    try:
-        del cache, turns
-        assert _core.pool_stats()["bytes_in_use"] <= in_use - 50_000 * ROW_BYTES
-    finally:
-        gc.enable()
-
-
 # --- reading ------------------------------------------------------------------------------------
-
-
-def test_rows_that_have_a_slot_are_left_alone(table: FileRows, rows: NDArray[np.uint8]) -> None:
-    """Without a cache only the others are read, as if they were the whole batch."""
-    rng = np.random.default_rng(0)
-    ids = rng.integers(0, NUM_ROWS, 100)
-    slots = rng.integers(-1, 2**31 - 1, 100).astype(np.int32)
-    slots[rng.random(100) < 0.5] = -1
-    missed = slots < 0
-    out = np.full((100, ROW_BYTES), 7, np.uint8)
-    counts = table.read_into(RowRequest(ids, slots), out)
-    assert (out[missed] == rows[ids[missed]]).all()
-    assert (out[~missed] == 7).all()
-    alone = table.gather(ids[missed]).counts
-    for name in ("reads", "bytes_read", "bytes_useful", "rows_read", "rows_cached"):
-        assert getattr(counts, name) == getattr(alone, name)
-    with pytest.raises(ValueError, match="cache is given without slots"):
-        table.read_into(RowRequest(ids, None, np.zeros((1, ROW_BYTES), np.uint8)), out)
-    with pytest.raises(
-        IndexError, match=r"slot \d+ at position \d+ is outside the cache of 0 rows"
-    ):
-        table.read_into(RowRequest(ids, slots, np.empty((0, ROW_BYTES), np.uint8)), out)
 
 
 # --- pinned rows ---------------------------------------------------------------------------------
