@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from gnnstore.tools.inspect.tables import describe_table
 
 import gnnstore
 from gnnstore.converters.partitions.partition import partition
@@ -37,6 +36,7 @@ from gnnstore.partitions.followers import Slots
 from gnnstore.testing.graphs import write_store
 from gnnstore.testing.twins.learned_rows import initial_rows
 from gnnstore.tools import cli
+from gnnstore.tools.inspect.describe import describe_table
 from tests.support.stores import write_example_store
 
 N, DIM, P = 60, 8, 5
