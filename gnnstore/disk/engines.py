@@ -12,7 +12,6 @@ import errno
 import logging
 import os
 import threading
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from weakref import WeakValueDictionary
@@ -24,9 +23,6 @@ from gnnstore.formats.container.regular_files import open_binary
 
 ENGINES = ("io_uring", "pread", "mmap")  # the fastest first
 ENVIRONMENT_VARIABLE = "GNNSTORE_IO_ENGINE"
-
-# 0: io_uring is allowed to all, 1: to one group, 2: to no process. Linux 6.6 and later.
-_IO_URING_DISABLED = Path("/proc/sys/kernel/io_uring_disabled")
 
 _log = logging.getLogger(__name__)
 
@@ -147,52 +143,32 @@ def _check_readable(path: Path) -> None:
 _OTHER_ENGINES = f"Ask for another one (io_engine=, {ENVIRONMENT_VARIABLE}), or for none by name"
 
 
+_FORBIDDEN = (
+    "The setting kernel.io_uring_disabled, or a seccomp profile, forbids io_uring here: "
+    "allow it (sysctl kernel.io_uring_disabled=0; docker run --security-opt seccomp=PROFILE.json, "
+    "with io_uring_setup, io_uring_enter and io_uring_register), or use the engine 'pread'"
+)
+_TOO_OLD = "It needs Linux 5.6 or later, built with io_uring; use the engine 'pread'"
+_IO_URING_REMEDIES = {
+    errno.EPERM: _FORBIDDEN,
+    errno.EACCES: _FORBIDDEN,
+    errno.ENOMEM: "Before Linux 5.12 rings count as locked memory: allow more (ulimit -l, or "
+    "docker run --ulimit memlock=BYTES); later on, memory itself is short. Or use the engine "
+    "'pread'",
+    errno.ENOSYS: _TOO_OLD,
+    errno.EINVAL: _TOO_OLD,
+}
+
+
 def remedy_for(name: str, error: OSError) -> str:
     """Return advice for a failure of an engine itself, not of the file being read."""
     if name == "io_uring" and (remedy := _IO_URING_REMEDIES.get(error.errno or 0)):
-        return remedy()
+        return remedy
     if error.errno in (errno.EMFILE, errno.ENFILE):
         return "Allow more open files (ulimit -n)"
     if name != "io_uring" and error.errno == errno.EAGAIN:
         return "Allow more threads (ulimit -u, or the pids limit of the container)"
     return _OTHER_ENGINES
-
-
-def _forbidden() -> str:
-    try:
-        setting = _IO_URING_DISABLED.read_text().strip()
-    except OSError:
-        setting = "0"
-    if setting in ("1", "2"):
-        return (
-            f"The setting kernel.io_uring_disabled is {setting} here: allow io_uring with "
-            "sysctl kernel.io_uring_disabled=0, or use the engine 'pread'"
-        )
-    return (
-        "Something forbids io_uring here, most likely a container's seccomp profile: allow "
-        "io_uring_setup, io_uring_enter and io_uring_register in it (docker run --security-opt "
-        "seccomp=PROFILE.json), or use the engine 'pread'"
-    )
-
-
-def _no_memory() -> str:
-    return (
-        "Before Linux 5.12 rings count as locked memory: allow more (ulimit -l, or docker run "
-        "--ulimit memlock=BYTES); later on, memory itself is short. Or use the engine 'pread'"
-    )
-
-
-def _too_old() -> str:
-    return "It needs Linux 5.6 or later, built with io_uring; use the engine 'pread'"
-
-
-_IO_URING_REMEDIES: dict[int, Callable[[], str]] = {
-    errno.EPERM: _forbidden,
-    errno.EACCES: _forbidden,
-    errno.ENOMEM: _no_memory,
-    errno.ENOSYS: _too_old,
-    errno.EINVAL: _too_old,
-}
 
 
 # Readers by engine and tuning. A process needs as many engines with their staging memory as

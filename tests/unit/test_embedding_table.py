@@ -645,7 +645,7 @@ def test_a_table_that_was_moved_away_leaves_its_successor_alone(
         first = other[:]
     learn(table, [0, 3])
     assert not torch.equal(table[:], learned)
-    with pytest.raises(UsageError, match=f"moved away or removed .it is now {moved}"):
+    with pytest.raises(UsageError, match="moved away or removed"):
         table.commit()
     if is_there:
         other.close()

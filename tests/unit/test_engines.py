@@ -157,18 +157,15 @@ def test_an_unknown_engine(file: Path, name: str, monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize(
-    ("code", "setting", "remedy"),
+    ("code", "remedy"),
     [
-        (errno.EPERM, "0\n", "seccomp"),
-        (errno.EPERM, None, "seccomp"),
-        (errno.EACCES, "0\n", "seccomp"),
-        (errno.EPERM, "2\n", "sysctl kernel.io_uring_disabled=0"),
-        (errno.EPERM, "1\n", "sysctl kernel.io_uring_disabled=0"),
-        (errno.ENOMEM, None, "ulimit -l"),
-        (errno.ENOSYS, None, r"Linux 5\.6"),
-        (errno.EINVAL, None, r"Linux 5\.6"),
-        (errno.EMFILE, None, "ulimit -n"),
-        (errno.EIO, None, "Ask for another one"),
+        (errno.EPERM, "seccomp"),
+        (errno.EACCES, "sysctl kernel.io_uring_disabled=0"),
+        (errno.ENOMEM, "ulimit -l"),
+        (errno.ENOSYS, r"Linux 5\.6"),
+        (errno.EINVAL, r"Linux 5\.6"),
+        (errno.EMFILE, "ulimit -n"),
+        (errno.EIO, "Ask for another one"),
     ],
 )
 @pytest.mark.parametrize("by_environment", [False, True])
@@ -177,14 +174,9 @@ def test_an_engine_that_is_asked_for_and_does_not_work(
     monkeypatch: pytest.MonkeyPatch,
     *,
     code: int,
-    setting: str | None,
     remedy: str,
     by_environment: bool,
 ) -> None:
-    kernel_setting = file.parent / "io_uring_disabled"
-    if setting is not None:
-        kernel_setting.write_text(setting)
-    monkeypatch.setattr(engines, "_IO_URING_DISABLED", kernel_setting)
     if by_environment:
         monkeypatch.setenv(ENVIRONMENT_VARIABLE, "io_uring")
     with inject(errno=code, **WITHOUT_RING), pytest.raises(UsageError) as caught:

@@ -32,6 +32,8 @@ _MISSING_CHUNK = 2**64 - 1
 MAX_DIMENSIONS = 32  # of NumPy before version 2
 
 _LITTLE_ENDIAN = {"name": "bytes", "configuration": {"endian": "little"}}
+# "c.3.0" rather than "c/3/0": one flat directory of shards.
+_KEYS = {"name": "default", "configuration": {"separator": "."}}
 
 
 def group_metadata(attributes: dict[str, Any] | None = None) -> dict[str, Any]:
@@ -62,8 +64,7 @@ def paged_metadata(
             "name": "regular",
             "configuration": {"chunk_shape": [layout.shard_rows, *row_shape]},
         },
-        # "c.3.0" rather than "c/3/0": one flat directory of shards.
-        "chunk_key_encoding": {"name": "default", "configuration": {"separator": "."}},
+        "chunk_key_encoding": _KEYS,
         "fill_value": False if dtype == "bool" else 0,
         "codecs": [{"name": "sharding_indexed", "configuration": sharding}],
         "attributes": {
@@ -157,18 +158,16 @@ def parse_compressed(
     if top.text("data_type") != zarr_data_type(dtype):
         raise top.fail("data_type", repr(zarr_data_type(dtype)))
     # Any other codec could make a chunk larger than allowed, or make it of fewer bytes.
-    codecs = [Fields(item, path, "codecs") for item in top.array("codecs")]
-    if [codec.text("name") for codec in codecs] != ["bytes", "zstd"]:
-        raise top.fail("codecs", "bytes and zstd")
-    if codecs[0].has("configuration"):
-        codecs[0].fields("configuration").choice("endian", ("little",))
-    elif STORAGE_DTYPES[dtype].itemsize > 1:
-        raise top.fail("codecs", "bytes with the configuration endian: little")
-    if top.has("storage_transformers") and top.array("storage_transformers"):
-        raise top.fail("storage_transformers", "none")
-    keys = top.fields("chunk_key_encoding")
-    keys.choice("name", ("default",))
-    keys.fields("configuration").choice("separator", (".",))
+    codecs = [dict(Fields(item, path, "codecs").document) for item in top.array("codecs")]
+    little = {} if STORAGE_DTYPES[dtype].itemsize == 1 else {"configuration": {"endian": "little"}}
+    if (
+        [codec.get("name") for codec in codecs] != ["bytes", "zstd"]
+        or codecs[0] not in ({"name": "bytes", **little}, _LITTLE_ENDIAN)
+        or top.document.get("storage_transformers")
+    ):
+        raise top.fail("codecs", "little-endian bytes and zstd, and no storage_transformers")
+    if top.document.get("chunk_key_encoding") != _KEYS:
+        raise top.fail("chunk_key_encoding", repr(_KEYS))
     grid = top.fields("chunk_grid").fields("configuration")
     chunk_shape = grid.integers("chunk_shape", 1)
     item_bytes = STORAGE_DTYPES[dtype].itemsize

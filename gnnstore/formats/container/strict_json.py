@@ -161,15 +161,6 @@ class Fields:
         place = f"{self.where}.{key}" if self.where else key
         return [Fields(item, self.path, f"{place}[{i}]") for i, item in enumerate(self.array(key))]
 
-    def rows(self, key: str, kinds: tuple[type, ...]) -> list[list[Any]]:
-        """Return a list of lists, each with values of these types."""
-        rows = self.array(key)
-        for row in rows:
-            types = [type(value) for value in row] if isinstance(row, list) else None
-            if types != list(kinds):
-                raise self.fail(key, f"a list of [{', '.join(kind.__name__ for kind in kinds)}]")
-        return rows
-
     def parse(self, kind: type[T]) -> T:
         """Return a dataclass, by its own `from_json` if it has one; each field by its type."""
         parse = getattr(kind, "from_json", None)

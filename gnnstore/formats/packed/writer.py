@@ -29,7 +29,6 @@ from gnnstore.formats.arrays.zarr_metadata import (
 )
 from gnnstore.formats.container.files import (
     BlockChecksums,
-    directory_bytes,
     fill_at,
     write_json,
     write_part,
@@ -46,7 +45,6 @@ from gnnstore.formats.packed.manifest import (
     PackedManifest,
 )
 from gnnstore.formats.packed.reader import PackedReader
-from gnnstore.units import format_size
 
 _READ_BYTES = 4 * 2**20
 # Such an array is one file, however large.
@@ -281,21 +279,3 @@ class PackedWriter(SealedWriter):
         self.index += step["index"]
         self.segments += step["segments"]
         self.largest_batch_bytes = max(self.largest_batch_bytes, step["largest_batch_bytes"])
-
-    def describe_start(self) -> str:
-        """Return a sentence that says where a resumed attempt begins."""
-        if not self.is_resumed:
-            return super().describe_start()
-        return (
-            f"resuming after {self.num_superbatches} superbatches ({format_size(self.num_bytes)}) "
-            f"that were finished in {self.temporary_path}"
-        )
-
-    def describe_kept(self) -> str:
-        """Return advice on an attempt that stopped and can go on."""
-        directory = self.temporary_path
-        return (
-            f"The {self.num_superbatches} superbatches that are finished "
-            f"({format_size(directory_bytes(directory))}) are kept in {directory}: repeat the "
-            "command with resume=True to go on; 'gnnstore gc' removes them."
-        )

@@ -9,7 +9,7 @@ are sorted by target, source and position.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -54,7 +54,14 @@ class PartitionsReader(SealedReader[PartitionsManifest]):
     def check(self) -> None:
         """Compare the arrays with the numbers of nodes and edges, and read `bucket_ptr`."""
         manifest = self.manifest
-        num_nodes, num_edges = manifest.num_nodes, manifest.num_edges
+        self.name = self.path.name  # of this partitioning in the store
+        self.store_uuid, self.nodes = manifest.store_uuid, manifest.nodes
+        self.num_nodes = num_nodes = manifest.num_nodes
+        self.num_edges = num_edges = manifest.num_edges
+        self.num_partitions = manifest.num_partitions
+        self.rows_per_partition = manifest.rows_per_partition
+        self.order_kind, self.seed = manifest.order_kind, manifest.seed
+        self.num_train_partitions = manifest.num_train_partitions
         num_buckets, num_columns = self.num_partitions**2, 1 + len(self.nodes)
         expected: dict[str, tuple[tuple[str, ...], tuple[int, ...]]] = {
             ORDER_ARRAY: (ID_DTYPES, (num_nodes,)),
@@ -67,6 +74,8 @@ class PartitionsReader(SealedReader[PartitionsManifest]):
             POSITION_ARRAY: (ID_DTYPES, (num_edges,)),
         }
         self.expect(manifest.paged_arrays, expected)
+        self.order_spec, self.place_spec = map(manifest.spec, (ORDER_ARRAY, PLACE_ARRAY))
+        self.source_spec, self.target_spec, self.position_spec = map(manifest.spec, EDGE_ARRAYS)
         for name, spec in self.nodes.items():
             if (spec.name, spec.path) != (name, node_rows(name)):
                 raise self.corrupt(f"{spec.path!r} is not the node attribute {name!r}")
@@ -83,51 +92,6 @@ class PartitionsReader(SealedReader[PartitionsManifest]):
     def meaningless(self) -> Iterator[Problem]:
         """Yield values of arrays that are no partitions of a graph."""
         return check_meaning(self)
-
-    @property
-    def name(self) -> str:
-        """Name of this partitioning in the store."""
-        return self.path.name
-
-    @property
-    def store_uuid(self) -> str:
-        """Identity of the partitioned store."""
-        return self.manifest.store_uuid
-
-    @property
-    def num_partitions(self) -> int:
-        """Number of partitions, p."""
-        return self.manifest.num_partitions
-
-    @property
-    def rows_per_partition(self) -> int:
-        """Rows of each partition but the last, R."""
-        return self.manifest.rows_per_partition
-
-    @property
-    def num_nodes(self) -> int:
-        """Number of nodes, N."""
-        return self.manifest.num_nodes
-
-    @property
-    def num_edges(self) -> int:
-        """Number of edges, E."""
-        return self.manifest.num_edges
-
-    @property
-    def order_kind(self) -> str:
-        """The order by which nodes were assigned: "random", "train-first" or "none"."""
-        return self.manifest.order_kind
-
-    @property
-    def seed(self) -> int:
-        """Seed of the order."""
-        return self.manifest.seed
-
-    @property
-    def num_train_partitions(self) -> int:
-        """Number of first partitions that hold all training nodes; 0 in other orders."""
-        return self.manifest.num_train_partitions
 
     def rows(self, partition: int) -> range:
         """Return the new ids of a partition's nodes."""
@@ -192,36 +156,6 @@ class PartitionsReader(SealedReader[PartitionsManifest]):
             f"{what} have the crc32c {found:08x}, but {expected:08x} was written: they are damaged",
             spec.path,
         )
-
-    @property
-    def order_spec(self) -> AttributeSpec:
-        """The array of the store's id of each node, by new id."""
-        return self.manifest.spec(ORDER_ARRAY)
-
-    @property
-    def place_spec(self) -> AttributeSpec:
-        """The array of the new id of each node, by the store's id."""
-        return self.manifest.spec(PLACE_ARRAY)
-
-    @property
-    def source_spec(self) -> AttributeSpec:
-        """The array of the row of each edge's source in its partition."""
-        return self.manifest.spec(SOURCE_ARRAY)
-
-    @property
-    def target_spec(self) -> AttributeSpec:
-        """The array of the row of each edge's target in its partition."""
-        return self.manifest.spec(TARGET_ARRAY)
-
-    @property
-    def position_spec(self) -> AttributeSpec:
-        """The array of the position of each edge in the store's `indices`."""
-        return self.manifest.spec(POSITION_ARRAY)
-
-    @property
-    def nodes(self) -> Mapping[str, AttributeSpec]:
-        """Node attributes by name, rows by new id."""
-        return self.manifest.nodes
 
 
 PARTITIONS = KINDS.register(

@@ -87,15 +87,10 @@ def make_units_directory(kind: Kind, store: Path) -> None:
     directory = store / kind.directory
     try:
         directory.mkdir(exist_ok=True)
-        metadata = directory / METADATA_FILE
-        if not os.path.lexists(metadata):
+        if not (directory / METADATA_FILE).exists():
             whole = directory / f"{_UNFINISHED}{uuid.uuid4().hex[:8]}"
-            try:
-                write_json(whole, group_metadata())
-                whole.replace(metadata)
-            except BaseException:
-                whole.unlink(missing_ok=True)
-                raise
+            write_json(whole, group_metadata())
+            whole.replace(directory / METADATA_FILE)
     except OSError as error:
         found = storage_error(error, f"make a directory for {kind.directory}", directory)
         found.message += f"; give --output to write the {kind.name} elsewhere"

@@ -168,11 +168,6 @@ class TableDirectory:
             raise
         return cls(path)
 
-    @property
-    def _opened(self) -> Path:
-        """The directory that is locked, also where another one has its path by now."""
-        return Path(f"/proc/self/fd/{self._lock_file}")
-
     def read(self, partition: int, out: npt.NDArray[np.uint8]) -> bool:
         """Read a partition as it was last written; return whether it was ever written."""
         slot = int(self._slots[partition])
@@ -188,7 +183,7 @@ class TableDirectory:
         """Read the values of rows [n] of written partitions, without comparing checksums."""
         manifest = self.manifest
         partition, row = np.divmod(rows, manifest.rows_per_partition)
-        path = self._opened / SLOTS_FILE
+        path = self._file.path
         with storage_errors("read embeddings", self._file.path):
             size = path.stat().st_size // manifest.slot_bytes
             _core.Reader("pread", queue_depth=_READS, num_threads=_READS).gather_rows(
@@ -248,7 +243,7 @@ class TableDirectory:
             manifest = self.manifest.following(self.base, new)
             try:
                 self._file.sync()
-                manifest.write(self.path, self._opened)
+                manifest.write(self.path)
             except BaseException:
                 # After a failed fsync, the bytes on disk are unknown; after a failed rename, the
                 # manifest is. Neither may be overwritten.
@@ -261,13 +256,12 @@ class TableDirectory:
 
     def _refuse_moved(self) -> None:
         """Raise if the path is no longer that of the directory that is open."""
-        with suppress(OSError):
+        with suppress(FileNotFoundError):
             if os.path.samestat(self.path.stat(), os.fstat(self._lock_file)):
                 return
-        now = os.readlink(self._opened)  # noqa: PTH115 - Path would drop what the system appends
         raise UsageError(
-            f"{self.path}: the table that is open was moved away or removed (it is now {now}), and "
-            "nothing was committed; move it back and commit again, or open the table that is there"
+            f"{self.path}: the table that is open was moved away or removed, and nothing was "
+            "committed; move it back and commit again, or open the table that is there"
         )
 
     def close(self) -> None:

@@ -168,8 +168,8 @@ class TableManifest(Manifest):
         before = self.commits[: 1 + [each.id for each in self.commits].index(base.id)]
         return replace(self, commits=(*before, new)[-self.keep :])
 
-    def write(self, directory: Path, opened: Path | None = None) -> None:
-        """Write this manifest to a directory, durably and atomically; to the `opened` one there."""
+    def write(self, directory: Path) -> None:
+        """Write this manifest to a directory, durably and atomically."""
         text, path = self.encode(), directory / MANIFEST_FILE
         try:
             if len(text) > _MAX_BYTES:
@@ -180,14 +180,13 @@ class TableManifest(Manifest):
                 f"{error.message}: readers would refuse this, so that nothing was committed; give "
                 "commit() the state of a loader, and keep other values in the checkpoint"
             ) from None
-        opened = directory if opened is None else opened
-        new = opened / f"{MANIFEST_FILE}.tmp"
+        new = directory / f"{MANIFEST_FILE}.tmp"
         with storage_errors("commit the table", directory):
             with suppress(FileNotFoundError):
                 new.unlink()
             write_new(new, text)
-            os.replace(new, opened / MANIFEST_FILE)  # noqa: PTH105 - what audit hooks see
-            fsync_directory(opened)
+            os.replace(new, path)  # noqa: PTH105 - what audit hooks see
+            fsync_directory(directory)
 
     @classmethod
     def read(cls, directory: Path) -> Self:
