@@ -280,8 +280,8 @@ def test_one_file_of_features_that_is_unlike_the_others(
     words = ["--features", tmp_path / "x-*.npy"]
     done = run("convert", "snap", edge_list, tmp_path / "out" / "g.gnn", *words)
     assert done.status == 1
-    assert "x-2.npy: is an array of float32 with rows of shape [4], but" in done.stderr
-    assert "x-0.npy is an array of float32 with rows of shape [3]" in done.stderr
+    assert "x-2.npy: is float32 [" in done.stderr
+    assert "x-0.npy float32 [" in done.stderr
     words = ["--num-nodes", "30"]
     done = run("convert", "snap", edge_list, tmp_path / "out" / "g.gnn", *words)
     assert done.status == 1

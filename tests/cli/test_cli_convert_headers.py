@@ -265,7 +265,11 @@ def test_advice_leads_to_what_helps(
 @pytest.mark.parametrize(
     ("kind", "name", "said"),
     [
-        ("snap", "a.npz", "is a NumPy archive (.npz); convert it with 'gnnstore convert numpy'"),
+        (
+            "snap",
+            "a.npz",
+            "one of arrays (.npz) is read by 'gnnstore convert numpy'",
+        ),
         ("snap", "a.npy", "is an array (.npy); give it to an option that takes arrays"),
         ("snap", "a.tar", "is a tar archive; extract what is in it"),
         ("snap", "a.tar.gz", "is a tar archive; extract what is in it"),

@@ -367,7 +367,7 @@ def test_rows_are_as_python_reads_them(
     ("data", "said"),
     [
         (bz2.compress(b"0 1\n"), "is compressed, but not with gzip; decompress it"),
-        (b"PK\x03\x04\x14\x00", "is a zip archive; extract the file that is in it"),
+        (b"PK\x03\x04\x14\x00", "is a zip archive; one of arrays"),
         ("0 1\n".encode("utf-16"), "is text in UTF-16; convert it to UTF-8"),
     ],
 )

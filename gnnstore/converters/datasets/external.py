@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -201,25 +202,23 @@ def is_text(path: Path) -> bool:
 
 def paths_of(paths: Paths, what: str) -> list[str]:
     """Return the names of files, with those that match patterns in place of these."""
-    given = [paths] if isinstance(paths, (str, Path)) or hasattr(paths, "__fspath__") else paths
-    return [name for path in given for name in _expand(str(path), what)]
+    names: list[str] = []
+    for given in [paths] if isinstance(paths, str | os.PathLike) else paths:
+        path = Path(given)
+        if not _PATTERN_MARKS.search(path.name) or path.exists():
+            names.append(str(given))
+            continue
+        matching = sorted(path.parent.glob(path.name), key=_natural_order)
+        if not matching:
+            raise NotFoundError(f"{what}: no file matches {path}; check the path", path=path)
+        names += map(str, matching)
+    return names
 
 
-def _expand(name: str, what: str) -> list[str]:
-    path = Path(name)
-    if not _PATTERN_MARKS.search(path.name) or path.exists():
-        return [name]
-    matching = sorted(path.parent.glob(path.name), key=_natural_order)
-    if not matching:
-        raise NotFoundError(f"{what}: no file matches {name}; check the path", path=path)
-    return [str(match) for match in matching]
-
-
-def _natural_order(path: Path) -> list[tuple[int, int | str]]:
-    """Order part-2 before part-10."""
+def _natural_order(path: Path) -> list[str | int]:
+    """Order part-2 before part-10: every second piece of a name is a number."""
     pieces = re.split(r"([0-9]+)", path.name)
-    is_number = re.compile(r"[0-9]+").fullmatch
-    return [(0, int(piece)) if is_number(piece) else (1, piece) for piece in pieces if piece]
+    return [int(piece) if i % 2 else piece for i, piece in enumerate(pieces)]
 
 
 def _split_member(name: str) -> tuple[str, str | None]:

@@ -24,16 +24,10 @@ _UNDIRECTED = re.compile(rb"\bundirected\b", re.IGNORECASE)
 _KONECT = re.compile(rb"^%\s*(sym|asym|bip)\b", re.IGNORECASE | re.MULTILINE)
 _MAX_LINES = 10_000
 # Names of columns, in lower case and without marks between words.
-_SOURCES = {
-    *("source", "sources", "sourceid", "sourcenode", "sourcenodeid", "src", "srcid", "srcnode"),
-    *("from", "fromid", "fromnode", "fromnodeid", "head", "u"),
-}
-_TARGETS = {
-    *("target", "targets", "targetid", "targetnode", "targetnodeid", "dst", "dstid", "dstnode"),
-    *("dest", "destination", "to", "toid", "tonode", "tonodeid", "tail", "v"),
-}
-_NO_ENDS = {"time", "timestamp", "ts", "date", "weight", "edgeid", "eid", "index"}
-_IDS = {"id", "ids", "node", "nodes", "nodeid", "nodeids", "nid", "vertex", "vertexid"}
+_SOURCE = re.compile(r"(source|src|from)s?(node)?(id)?|head|u")
+_TARGET = re.compile(r"(target|dst|to)s?(node)?(id)?|dest|destination|tail|v")
+_NO_END = re.compile(r"time|timestamp|ts|date|weight|edgeid|eid|index")
+_ID = re.compile(r"(node|vertex)?ids?|nid|nodes?|vertex")
 _FIELDS = {b"pattern": None, b"real": "float32", b"integer": "int64", b"complex": "float32"}
 
 
@@ -88,21 +82,21 @@ def column_names(line: bytes) -> list[str]:
     return [] if any(is_number(name.encode()) for name in names) else names
 
 
-def _place(names: list[str], words: set[str]) -> int | None:
+def _place(names: list[str], words: re.Pattern[str]) -> int | None:
     """Return the position of the first name that is one of some words."""
     plain = (re.sub(r"[\s_.:-]", "", name.lower()) for name in names)
-    return next((place for place, name in enumerate(plain) if name in words), None)
+    return next((place for place, name in enumerate(plain) if words.fullmatch(name)), None)
 
 
 def id_column(names: list[str]) -> int | None:
     """Return the position of a column that is called as ids of nodes are."""
-    return _place(names, _IDS)
+    return _place(names, _ID)
 
 
 def check_ends(path: Path, names: list[str], *, is_skipped: bool) -> None:
     """Refuse names of columns of which the first two are not the ends of an edge."""
-    ends = (_place(names, _SOURCES), _place(names, _TARGETS))
-    is_odd = len(names) > 2 and _place(names[:2], _NO_ENDS) is not None
+    ends = (_place(names, _SOURCE), _place(names, _TARGET))
+    is_odd = len(names) > 2 and _place(names[:2], _NO_END) is not None
     if ends == (0, 1):
         advice = "skip it (skip_header=True), or, if it is an edge, move it down"
     else:

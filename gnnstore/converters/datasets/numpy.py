@@ -63,8 +63,8 @@ def from_numpy(
 ) -> Path:
     """Convert named arrays.
 
-    The graph is either `edge_index` [2, E] (sources above targets), or `indptr` [N + 1] and
-    `indices` [E]. Every other array is told by its name:
+    The graph is either `edge_index` [2, E] (sources above targets) or [E, 2], or `indptr` [N + 1]
+    and `indices` [E]. Every other array is told by its name:
 
     - `num_nodes`: N, one integer; else N is the length of `indptr` less one, or of `x`, `y`
       or another node attribute, or one more than the largest id.
@@ -83,16 +83,8 @@ def from_numpy(
         The meaning of `indptr`: "csc" counts the in-neighbours of each target, whose ids are in
         `indices`; "csr" counts the out-neighbours of each source (as in `scipy.sparse.csr_array`,
         where row i holds the edges from i).
-    features : path-like, or sequence of path-like, optional
-        `x` [N, ...], if it lies elsewhere: see `open_features` for the forms it may have.
-    features_raw : RawLayout, optional
-        The features are raw binary, like this.
-    features_ids : path-like, optional
-        `.npy` or CSV of integers [N]: the node of each row of the features, if they are not in
-        order; or the features again, if they are CSV with a column of ids: the one that the first
-        line calls `id` or `node`, or else the first. Rows are then sorted on disk.
-    features_skip_header : bool
-        Skip the first line of each file of text with features: it names the columns.
+    features, features_raw, features_ids, features_skip_header
+        `x` [N, ...], if it lies elsewhere: see `from_snap`.
     output, options, progress
         See `gnnstore.converters`.
 
@@ -277,29 +269,26 @@ class CompressedEdges:
 
     def _pointers(self) -> Iterator[tuple[int, npt.NDArray[np.int64]]]:
         """Yield (v, pointers of nodes v, v + 1, ... and the one behind), checked."""
-        label, position, latest = self._indptr.label, 0, 0
+        position = latest = 0
         for piece in self._indptr.rows(_CHUNK_NODES):
-            if position == 0 and piece[0] != 0:
-                raise InputError(f"{label}: begins with {piece[0]}, expected 0")
             pointers = np.concatenate(([latest], piece.astype(np.int64)))
-            falls = np.flatnonzero(pointers[1:] < pointers[:-1])
-            if len(falls):
-                place = int(falls[0])
-                raise InputError(
-                    f"{label}: falls from {pointers[place]} to {pointers[place + 1]} at position "
-                    f"{position + place}; it must never fall"
-                )
+            is_wrong = (np.diff(pointers) < 0) | (pointers[1:] > self.num_edges)
+            is_wrong[0] |= not position and pointers[1] != 0
+            if is_wrong.any():
+                place = int(np.argmax(is_wrong))
+                raise self._is_odd(position + place, int(pointers[place + 1]))
             latest = int(pointers[-1])
-            if latest > self.num_edges:
-                break
             # The first pointer of all is where node 0 begins.
             yield (position - 1, pointers) if position else (0, pointers[1:])
             position += len(piece)
         if latest != self.num_edges:
-            raise InputError(
-                f"{label}: goes from 0 to {latest}, but must go from 0 to the {self.num_edges} "
-                "entries of indices"
-            )
+            raise self._is_odd(position - 1, latest)
+
+    def _is_odd(self, position: int, pointer: int) -> InputError:
+        return InputError(
+            f"{self._indptr.label}: is {pointer} at position {position}; pointers begin with 0, "
+            f"never fall, and end with the {self.num_edges} entries of indices"
+        )
 
 
 def _structure(arrays: Sources, path: str, layout: str) -> tuple[EdgeInput, int | None]:

@@ -103,7 +103,8 @@ def from_snap(
     input : path-like
         The edge list; read twice, unless `num_nodes` is given or it is a Matrix Market file.
     features : path-like, or sequence of path-like, optional
-        The node attribute `x` [N, ...]: see `open_features` for the forms it may have.
+        The node attribute `x` [N, ...]: `.npy`, one array of a `.npz` ("x.npz:NAME"), CSV or raw
+        binary, one file or several.
     features_raw : RawLayout, optional
         The features are raw binary, like this.
     features_ids : path-like, optional

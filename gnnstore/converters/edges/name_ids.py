@@ -12,7 +12,7 @@ import heapq
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +66,7 @@ _NUM_PARTS = 256
 # Names that are read at a time, and their bytes: of one part, and of each when all are merged.
 _CHUNK = 2**16, 2**20
 _MERGED = 256, 2**13
+_LISTED = 2**12  # names in a list
 
 
 class NameNumbering:
@@ -118,14 +119,7 @@ class NameNumbering:
     def names(self) -> Iterator[list[bytes]]:
         """Yield all names in the order of their numbers, in lists."""
         names = iter(self._numbers) if self._spilled is None else self._spilled.merged()
-        some, num_bytes = [], 0
-        for name in names:
-            some.append(name)
-            num_bytes += len(name)
-            if len(some) == _CHUNK[0] or num_bytes >= _CHUNK[1]:
-                yield some
-                some, num_bytes = [], 0
-        if some:
+        while some := list(islice(names, _LISTED)):
             yield some
 
     def close(self) -> None:

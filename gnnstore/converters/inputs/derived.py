@@ -27,8 +27,9 @@ class JoinedArrays(ArraySource):
         for part in parts:
             if part.shape[1:] != first.shape[1:] or not part.shape or part.dtype != first.dtype:
                 raise InputError(
-                    f"{part.label}: is {_describe(part)}, but {first.label} is "
-                    f"{_describe(first)}; files of one array need rows of the same shape and type"
+                    f"{part.label}: is {part.dtype} {list(part.shape)}, but {first.label} "
+                    f"{first.dtype} {list(first.shape)}; files of one array need rows of the same "
+                    "shape and type"
                 )
         self.label = f"{first.label} to {parts[-1].label}"
         self.shape: tuple[int, ...] = (sum(part.shape[0] for part in parts), *first.shape[1:])
@@ -41,12 +42,6 @@ class JoinedArrays(ArraySource):
             if start < part.shape[0]:
                 yield from part.rows(step, start)
             start = max(0, start - part.shape[0])
-
-
-def _describe(part: ArraySource) -> str:
-    if not part.shape:
-        return f"a single {part.dtype}"
-    return f"an array of {part.dtype} with rows of shape {list(part.shape[1:])}"
 
 
 class MappedRows(ArraySource):
@@ -119,10 +114,8 @@ class FloatLabels(MappedRows):
     def _cast(self, values: npt.NDArray[Any], first: int) -> npt.NDArray[Any]:
         with np.errstate(over="ignore"):
             found = values.astype(self.dtype, copy=False)
-        if values.dtype.kind == "u":
-            lost = values > np.iinfo(np.int64).max
-        else:
-            lost = np.isfinite(values) & ~np.isfinite(found)
+        is_unsigned = values.dtype.kind == "u"
+        lost = found < 0 if is_unsigned else np.isfinite(values) & ~np.isfinite(found)
         if lost.any():
             at = np.argwhere(lost)[0]
             raise InputError(

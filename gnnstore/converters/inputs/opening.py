@@ -21,12 +21,17 @@ _ARRAY = (
     "give it to an option that takes arrays, or put it, as edge_index.npy, into a directory for "
     "'gnnstore convert numpy'"
 )
+_ZIP = (
+    "a zip archive; one of arrays (.npz) is read by 'gnnstore convert numpy', a Data of torch.save "
+    "by 'gnnstore convert pyg', and of others, extract what is in them"
+)
 _FRAMED = b"PAR1"  # files of Parquet also end with these bytes
 # First bytes of files, their kind, and advice.
 _KINDS = (
     (b"\x93NUMPY", f"an array (.npy); {_ARRAY}"),
     (_FRAMED, f"a Parquet file; {_TABLE}"),
     (b"ARROW1\0\0", f"an Arrow or Feather file; {_TABLE}"),
+    (b"PK\x03\x04", _ZIP),
     (b"\x89HDF\r\n\x1a\n", "an HDF5 file, which is not read; save its arrays with numpy.savez"),
     *(
         (magic, "compressed, but not with gzip; decompress it")
@@ -75,25 +80,10 @@ def describe_binary(path: Path) -> str | None:
         if head.startswith(_FRAMED):  # which is how text may begin as well
             file.seek(-len(_FRAMED), os.SEEK_END)
             head = head if file.read() == _FRAMED else b""
-    if head.startswith(b"PK\x03\x04"):
-        return f"is {_describe_zip(path)}"
     if head[TAR_MAGIC] == b"ustar":
         return "is a tar archive; extract what is in it"
     kinds = (kind for magic, kind in _KINDS if head[: len(magic)].lower() == magic.lower())
     return next((f"is {kind}" for kind in kinds), None)
-
-
-def _describe_zip(path: Path) -> str:
-    try:
-        with open_zip(path) as archive:
-            names = archive.namelist()
-    except (zipfile.BadZipFile, OSError, NotImplementedError):
-        names = []
-    if any(name.endswith("/data.pkl") for name in names):
-        return "a file of torch.save; convert it with 'gnnstore convert pyg', if it is a Data"
-    if names and all(name.endswith(".npy") for name in names):
-        return "a NumPy archive (.npz); convert it with 'gnnstore convert numpy'"
-    return "a zip archive; extract the file that is in it"
 
 
 def existing_directory(path: PathLike, what: str) -> Path:

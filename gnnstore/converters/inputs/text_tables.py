@@ -316,16 +316,16 @@ class TextTable:
     def _check_returns(self, block: TextBlock) -> None:
         """Refuse a carriage return that ends no line: what follows would belong to its line."""
         lone = None
-        if block.data.count(b"\r") != block.data.count(b"\r\n"):
+        if b"\r" in block.data and block.data.count(b"\r") != block.data.count(b"\r\n"):
             lone = _LONE_RETURN.search(block.data)
         if lone is not None:
-            line = block.first_line + block.data.count(b"\n", 0, lone.start())
-            self._fail(line, "a carriage return without a line feed ends no line")
+            self._fail(block, lone.start(), "a carriage return without a line feed ends no line")
 
     def _without_head(self, block: TextBlock) -> TextBlock:
         """Return the rest of a block behind the lines before the first row."""
         data, begin, number = block.data, 0, block.first_line
-        while begin < len(data):
+        is_over = False
+        while begin < len(data) and not is_over:
             end = data.find(b"\n", begin) + 1 or len(data)
             line = data[begin:end].strip()
             if not line or line[0] in self.format.comments:
@@ -333,14 +333,9 @@ class TextTable:
             elif self._has_header:
                 self._has_header, self.header = False, line
                 if line[:1] == b"," or data[begin : begin + 1] == b"\t":
-                    self._fail(
-                        number,
-                        f"the first column has no name, in {show(line)}: it looks like the "
-                        "index that pandas writes; write the file with index=False",
-                    )
-                if not self.format.comments_lead:
-                    begin, number = end, number + 1
-                    break
+                    problem = "the first column has no name, as that of the index that pandas "
+                    self._fail(block, begin, problem + "writes: write the file with index=False")
+                is_over = not self.format.comments_lead
             else:
                 break
             begin, number = end, number + 1
@@ -365,7 +360,7 @@ class TextTable:
             _, _, found = _core.parse_text(line, "", self._delimiter, b"")
             self._num_columns = 0 if found is None else found[1]
             if not self._num_columns:
-                self._fail(first.first_line, word_count(self.format, ",", 0, b"", 0))
+                self._fail(first, 0, word_count(self.format, ",", 0, b"", 0))
         return first
 
     def _row_dtype(self, types: tuple[str, ...]) -> np.dtype[Any]:
@@ -415,14 +410,14 @@ class TextTable:
             field = data[begin:end]
             if column is not None and types[column] == "int64" and self._widens(column, field):
                 continue
-            text = data[line:].partition(b"\n")[0]
+            text, wanted = data[line:].partition(b"\n")[0], self._num_columns or 0
+            dtype = form.dtype if column is None else types[column]
             self._fail(
-                block.first_line + data.count(b"\n", 0, line),
-                word_count(form, self._delimiter or " ", self._num_columns or 0, text, num_fields)
+                block,
+                line,
+                word_count(form, self._delimiter or " ", wanted, text, num_fields)
                 if position < 0
-                else word_field(
-                    form, form.dtype if column is None else types[column], position, field
-                ),
+                else word_field(form, dtype, position, field),
             )
         rows = records.view(self._row_dtype(types))
         if form.dtype == "text":
@@ -447,18 +442,16 @@ class TextTable:
 
             def fail(wrong: int, problem: str) -> NoReturn:
                 number = int(first[wrong])
+                where = f"column {columns[number % len(columns)] + 1}"
                 self._fail(
-                    block.first_line + block.data.count(b"\n", 0, int(places[2 * number])),
-                    f"column {columns[number % len(columns)] + 1}: {show(names[wrong])} {problem}",
+                    block, int(places[2 * number]), f"{where}: {show(names[wrong])} {problem}"
                 )
 
             try:
                 b"\n".join(names).decode()
             except UnicodeDecodeError:
-                wrong = (
-                    i for i, n in enumerate(names) if n.decode("utf-8", "replace").encode() != n
-                )
-                fail(next(wrong), "is not UTF-8; convert the file to UTF-8")
+                odd = (i for i, n in enumerate(names) if n.decode(errors="replace").encode() != n)
+                fail(next(odd), "is not UTF-8; convert the file to UTF-8")
             if self._delimiter == "," and any(name[:1] == b'"' for name in names):
                 plain = [unquoted(name) for name in names]
                 for i, name in enumerate(plain):
@@ -474,5 +467,6 @@ class TextTable:
         columns = tuple(rows[str(i)] for i in range(len(self.format.columns)))
         return replace(names, columns=columns, labels=None if label is None else encode((label,)))
 
-    def _fail(self, line: int, problem: str) -> NoReturn:
+    def _fail(self, block: TextBlock, place: int, problem: str) -> NoReturn:
+        line = block.first_line + block.data.count(b"\n", 0, place)
         raise InputError(f"{self.path}: line {line}: {problem}", path=self.path)
