@@ -19,7 +19,6 @@ from gnnstore.converters.edges import columns as edges_module
 from gnnstore.converters.edges.builder import EdgeBuilder
 from gnnstore.converters.edges.columns import BuiltEdges
 from gnnstore.converters.edges.on_disk import merge as spill_merge
-from gnnstore.converters.edges.on_disk import ranges as spill_ranges
 from gnnstore.converters.edges.on_disk import runs as spill_runs
 from gnnstore.converters.edges.rules import EdgeRules
 from gnnstore.testing.strategies import edge_indices
@@ -155,8 +154,7 @@ def test_every_rule_and_any_runs(data: st.DataObject) -> None:
         feed(expected, edges, attributes, chunk)
         # Ranges of a few records, boundaries found in windows of one.
         patch.setattr(spill_runs, "INDEX_STEP", data.draw(st.integers(1, 3)))
-        patch.setattr(spill_ranges, "INDEX_STEP", spill_runs.INDEX_STEP)
-        patch.setattr(spill_ranges, "WINDOW_RECORDS", data.draw(st.integers(0, 2)))
+        patch.setattr(spill_runs, "WINDOW_RECORDS", data.draw(st.integers(0, 2)))
         patch.setattr(spill_merge, "MAX_RANGE_RECORDS", data.draw(st.integers(1, 20)))
         patch.setattr(spill_merge, "MIN_RANGE_RECORDS", 1)
         builder = AlwaysSpills(rules, Path(place) / "spill", num_nodes=known)

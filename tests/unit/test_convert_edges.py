@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from gnnstore.converters.edges import buffer as edge_buffer
 from gnnstore.converters.edges import columns as edges
-from gnnstore.converters.edges import in_buckets
+from gnnstore.converters.edges import columns as in_buckets
 from gnnstore.converters.edges import rules as edge_rules
 from gnnstore.converters.edges.builder import EdgeBuilder
 from gnnstore.converters.edges.columns import BuiltEdges, InMemoryEdges, estimate_peak_bytes

@@ -12,7 +12,7 @@ import pytest
 
 from gnnstore.converters import ConvertOptions, from_numpy
 from gnnstore.converters.datasets import numpy as numpy_arrays
-from gnnstore.converters.edges import in_buckets
+from gnnstore.converters.edges import columns as in_buckets
 from gnnstore.converters.edges.buffer import EdgeBuffer
 from gnnstore.errors import BudgetError, InputError, NotFoundError, UsageError
 from gnnstore.testing.graphs import GraphArrays, StoredGraph, random_graph, read_store

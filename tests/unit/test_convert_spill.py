@@ -21,8 +21,7 @@ from gnnstore.converters.edges.buffer import EdgeBuffer
 from gnnstore.converters.edges.builder import MIN_SPILL_BYTES, EdgeBuilder
 from gnnstore.converters.edges.columns import BuiltEdges, estimate_peak_bytes
 from gnnstore.converters.edges.on_disk.merge import SpilledEdges
-from gnnstore.converters.edges.on_disk.ranges import plan_ranges
-from gnnstore.converters.edges.on_disk.runs import record_dtype, write_part
+from gnnstore.converters.edges.on_disk.runs import plan_ranges, record_dtype, write_part
 from gnnstore.converters.edges.rules import EdgeRules
 from gnnstore.errors import BudgetError, CorruptStoreError, InputError, NoSpaceError, StorageError
 from gnnstore.formats.container.journal import Journal

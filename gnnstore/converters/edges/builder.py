@@ -22,13 +22,15 @@ from gnnstore import _core
 from gnnstore.budget.ledger import Ledger, Reservation
 from gnnstore.converters.edges.buffer import EdgeBuffer
 from gnnstore.converters.edges.columns import (
+    BucketFiller,
     BuiltEdges,
+    begin_buckets,
     estimate_peak_bytes,
+    fill_buckets,
     longest_sort,
     sort_edges,
     sort_scratch,
 )
-from gnnstore.converters.edges.in_buckets import BucketFiller, begin_buckets, fill_buckets
 from gnnstore.converters.edges.on_disk.merge import SpilledEdges
 from gnnstore.converters.edges.on_disk.runs import (
     SpilledPart,

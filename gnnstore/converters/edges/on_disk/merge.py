@@ -19,8 +19,7 @@ import numpy.typing as npt
 
 from gnnstore import _core
 from gnnstore.converters.edges.columns import EdgeChunk
-from gnnstore.converters.edges.on_disk.ranges import Range, plan_ranges
-from gnnstore.converters.edges.on_disk.runs import SpilledPart, read_run
+from gnnstore.converters.edges.on_disk.runs import Range, SpilledPart, plan_ranges, read_run
 from gnnstore.converters.edges.rules import EdgeRules
 from gnnstore.errors import CorruptStoreError
 from gnnstore.formats.arrays.dtypes import id_dtype
