@@ -17,9 +17,6 @@ from gnnstore.features.source import RowSource
 from gnnstore.graph.indices import IndexRows
 from gnnstore.threads import Workers
 
-# Of this many nodes with the most in-neighbours it is counted how many of these have few edges.
-_NUM_HUBS = 64
-_MOST_COUNTED = 1 << 12
 # The set of a block's nodes is listed in parts of this many bytes: 131,072 nodes.
 LISTED_BYTES = 1 << 14
 
@@ -149,35 +146,14 @@ class GraphReader:
             advance(len(begins) - 1)
         return counts
 
-    def find_hubs(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """Return the nodes with the most in-neighbours, and their number, in descending order."""
-        nodes, degrees = np.empty(0, np.int64), np.empty(0, np.int64)
+    def find_hub(self) -> tuple[int, int]:
+        """Return the node with the most in-neighbours, and their number."""
+        hub = (0, 0)
         for first in range(0, self.num_nodes, self.piece.read_ids):
-            more = np.diff(self.begins(first, min(first + self.piece.read_ids, self.num_nodes)))
-            degrees = np.concatenate([degrees, more])
-            nodes = np.concatenate([nodes, np.arange(first, first + len(more))])
-            most = np.argsort(-degrees, kind="stable")[: _NUM_HUBS + 1]
-            nodes, degrees = nodes[most], degrees[most]
-        return nodes, degrees
-
-    def most_others(
-        self,
-        hubs: npt.NDArray[np.int64],
-        degrees: npt.NDArray[np.int64],
-        counts: npt.NDArray[np.uint32],
-    ) -> npt.NDArray[np.int64]:
-        """Bound the in-neighbours of a node that have few edges, by their number of edges.
-
-        Element k of the result [n] is for those with at most k edges, and the last one for all.
-        """
-        most = np.full(_MOST_COUNTED + 1, degrees[_NUM_HUBS:].sum())
-        for node in hubs[:_NUM_HUBS]:
-            begin, end = self._indptr.read(int(node), int(node) + 2)
-            if self._indices is not None and end > begin:
-                sources = np.unique(self._indices.read(int(begin), int(end)))
-                edges = np.minimum(counts[sources], _MOST_COUNTED)
-                most = np.maximum(most, np.cumsum(np.bincount(edges, minlength=len(most))))
-        return most
+            degrees = np.diff(self.begins(first, min(first + self.piece.read_ids, self.num_nodes)))
+            at = int(degrees.argmax())
+            hub = max(hub, (first + at, int(degrees[at])), key=lambda one: one[1])
+        return hub
 
     def damaged(self, what: object) -> CorruptStoreError:
         """Return the error of edges that cannot be."""

@@ -37,16 +37,12 @@ class OutDegrees:
     degrees: npt.NDArray[np.int64]
     numbers: npt.NDArray[np.int64]
     counts: npt.NDArray[np.uint32]  # of each node
-    # Most in-neighbours of a node that have at most k edges; see `GraphReader.most_others`.
-    most_others: npt.NDArray[np.int64]
 
     @classmethod
-    def of(cls, counts: npt.NDArray[np.uint32], most_others: npt.NDArray[np.int64]) -> OutDegrees:
+    def of(cls, counts: npt.NDArray[np.uint32]) -> OutDegrees:
         """Count nodes by their out-degree."""
         degrees, numbers = np.unique(counts[counts > 0], return_counts=True)
-        return cls(
-            degrees[::-1].astype(np.int64), numbers[::-1].astype(np.int64), counts, most_others
-        )
+        return cls(degrees[::-1].astype(np.int64), numbers[::-1].astype(np.int64), counts)
 
     @property
     def num_sources(self) -> int:
@@ -60,13 +56,6 @@ class OutDegrees:
         within = 1.0 / max(1.0, num_blocks)
         blocks = (1.0 - (1.0 - within) ** self.degrees) / within * (1.0 - within)
         return float((others * blocks).sum())
-
-    def largest_others(self, num_kept: int) -> int:
-        """Bound the in-neighbours of a node that are not kept."""
-        at = int(np.searchsorted(np.cumsum(self.numbers), num_kept))
-        if at == len(self.numbers):
-            return 0
-        return int(self.most_others[min(self.degrees[at], len(self.most_others) - 1)])
 
     def largest(self, num_kept: int) -> npt.NDArray[np.bool_]:
         """Return for each node whether it is among those with the most edges."""
@@ -130,8 +119,7 @@ class Placer:
         if left <= 0:
             return None
         limits, num_blocks = self._blocks(plan, degrees, num_kept, left)
-        others = degrees.largest_others(num_kept) if plan.call.sums else None
-        if not limits.admits(plan.largest_block(graph, others)):
+        if not limits.admits(plan.largest_block(graph)):
             return None
         keeps_all = num_kept == degrees.num_sources
         accesses = 0.0 if keeps_all else degrees.accesses(num_kept, num_blocks)
@@ -157,11 +145,10 @@ class Placer:
     ) -> tuple[BlockLimits, int]:
         """Divide memory between blocks, and estimate their number; each depends on the other."""
         num_nodes, sums = max(1, self.graph.num_nodes), plan.call.sums
-        most = degrees.largest_others(num_kept) if sums else None
         number = 1.0
         for _ in range(4):
             others = degrees.accesses(num_kept if sums else 0, number) / num_nodes
-            limits = plan.limits(room, self.graph, others, most)
+            limits = plan.limits(room, self.graph, others)
             sizes = np.array([self.graph.num_edges / num_nodes, others + 1, 1])
             shares = plan.costs @ sizes / np.maximum(limits.shares, 1)
             number = max(1.0, num_nodes * float(shares.max()))

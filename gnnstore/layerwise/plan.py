@@ -79,27 +79,18 @@ class LayerPlan:
         """Return the bytes of its result on disk."""
         return PageGeometry(self.row_bytes, DEFAULT_PAGE_BYTES).body_bytes(num_nodes)
 
-    def limits(
-        self,
-        room: int,
-        graph: GraphSize,
-        others: float | None = None,
-        most_others: int | None = None,
-    ) -> BlockLimits:
+    def limits(self, room: int, graph: GraphSize, others: float | None = None) -> BlockLimits:
         """Divide memory between blocks, with some number of other rows a target."""
         degree = graph.num_edges / max(1, graph.num_nodes) if self.call.needs_edges else 0.0
         mean = np.array([degree, (degree if others is None else others) + 1, 1])
-        return BlockLimits.of(self.costs, room, mean, self.largest_block(graph, most_others))
+        return BlockLimits.of(self.costs, room, mean, self.largest_block(graph))
 
-    def largest_block(
-        self, graph: GraphSize, most_others: int | None = None
-    ) -> npt.NDArray[np.int64]:
+    def largest_block(self, graph: GraphSize) -> npt.NDArray[np.int64]:
         """Return the sizes of the smallest possible block of the hub."""
         if not self.call.needs_edges:
             return NODES + TARGETS
         degree = graph.hub[1]
-        others = degree if most_others is None else min(degree, most_others)
-        return degree * EDGES + min(others + 1, graph.num_nodes) * NODES + TARGETS
+        return degree * EDGES + min(degree + 1, graph.num_nodes) * NODES + TARGETS
 
 
 def plan_layers(

@@ -204,9 +204,7 @@ class InferenceRun:
 
     def _place(self, graph: GraphReader, first: int) -> None:
         """Divide the memory of each layer that is to run, and choose the rows that it keeps."""
-        nodes, numbers = graph.find_hubs()
-        hub = (int(nodes[0]), int(numbers[0])) if len(nodes) else (0, 0)
-        size = GraphSize(self._num_nodes, self._num_edges, hub)
+        size = GraphSize(self._num_nodes, self._num_edges, graph.find_hub())
         rooms = rooms_of(
             self.plans,
             self.memory_bytes,
@@ -224,7 +222,7 @@ class InferenceRun:
         ):
             with self.progress.phase("out-degrees", self._num_nodes, "nodes") as phase:
                 counts = graph.count_sources(phase.advance)
-            degrees = OutDegrees.of(counts, graph.most_others(nodes, numbers, counts))
+            degrees = OutDegrees.of(counts)
         profile = load_profile(self.store.path)
         seconds = _seconds_of_bytes if profile is None else profile.sequential_seconds
         placer = Placer(size, degrees, seconds, self._engine.tuning.gap_bytes)
