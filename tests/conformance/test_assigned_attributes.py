@@ -190,24 +190,6 @@ def test_csr_needs_its_values(path: Path, data: Data, tmp_path: Path) -> None:
         assert "x" not in batch
 
 
-def test_names_are_read_once(path: Path, data: Data) -> None:
-    """Given as an iterator, or twice, they are the same, also for a saved state."""
-    number: Any = 3
-    with pytest.raises(UsageError, match=r"attributes=3: expected a list of names"):
-        gnnstore.NeighborLoader(path, [2], attributes=number)
-    with pytest.raises(UsageError, match=r"attributes=3: expected a list of names"):
-        gnnstore.NeighborLoader(path, [2], attributes=number, edge_format="csr", adj_value="w")
-    state = gnnstore.NeighborLoader(path, [2], attributes=["y"], **OPTIONS).state_dict()
-    some: tuple[Any, ...] = iter(["y"]), np.array(["y"]), {"y"}, ["y", "y"]
-    for names in some:
-        loader: Any = gnnstore.NeighborLoader(path, [2], attributes=names, **OPTIONS)
-        loader.load_state_dict(state)
-        batch = next(iter(loader))
-        assert torch.equal(batch.y, data.y[batch.n_id])
-        assert "x" not in batch
-        assert list(pickle.loads(pickle.dumps(loader)).attributes) == list(loader.attributes)  # noqa: S301
-
-
 def test_link_loaders(path: Path, data: Data) -> None:
     loader = gnnstore.LinkNeighborLoader(
         opened(path), [3], neg_sampling="binary", attributes=["rank"], **OPTIONS
@@ -305,29 +287,6 @@ def test_any_layout(path: Path, value: Any) -> None:
     store.rank = value
     batch = next(iter(gnnstore.NeighborLoader(store, [2], **OPTIONS)))
     assert batch.rank.tolist() == value[batch.n_id.numpy()].tolist()
-
-
-def test_arrays_that_are_no_tensors_stay_with_the_store(path: Path) -> None:
-    for value in (np.array(["a"] * N), np.array([None] * N), np.zeros(N, "datetime64[D]")):
-        store: Any = gnnstore.open(path)
-        store.names = value
-        assert store.names is value
-        assert "names" not in next(iter(gnnstore.NeighborLoader(store, [2], **OPTIONS)))
-        with pytest.raises(UsageError, match="'names' of 'node' cannot be assigned to"):
-            store["node"].names = value
-    with pytest.raises(UsageError, match=r"'rank': .*; assign values of another type"):
-        store.rank = torch.zeros(N).to(torch.float8_e4m3fn)
-
-
-def test_as_many_edges_as_nodes(tmp_path: Path) -> None:
-    edges = torch.stack([torch.arange(9), torch.arange(9).roll(1)])
-    store: Any = gnnstore.open(
-        from_pyg(Data(edge_index=edges, x=torch.ones(9)), tmp_path / "c.gnn")
-    )
-    store.rank = torch.arange(9)
-    for value in (torch.rand(9), np.zeros(9)):
-        with pytest.raises(UsageError, match="'edge_w': attributes of edges cannot be assigned"):
-            store.edge_w = value
 
 
 def test_their_memory_is_in_the_budget(path: Path) -> None:

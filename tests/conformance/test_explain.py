@@ -64,26 +64,6 @@ def test_seeds_without_a_name_in_order_by_a_rank(path: Path) -> None:
     ]
 
 
-class _Endless:
-    """A batch sampler without a length."""
-
-    def __iter__(self) -> Any:
-        while True:
-            yield [0, 1]
-
-
-@pytest.mark.parametrize(
-    ("batch_sampler", "said"),
-    [
-        ([[0, 1, 2]], "seeds: 300 nodes (all), in the order of list: 1 batch an epoch"),
-        (_Endless(), "seeds: 300 nodes (all), in the order of _Endless"),
-    ],
-)
-def test_the_order_of_a_sampler(path: Path, batch_sampler: Any, said: str) -> None:
-    loader = NeighborLoader(path, [4], batch_sampler=batch_sampler, num_threads=1)
-    assert without_path(loader)[1] == said
-
-
 def test_a_loader_of_links_on_a_graph_with_types(tmp_path: Path) -> None:
     path = write_two_typed_store(tmp_path / "t.gnn").path
     loader = LinkNeighborLoader(path, [2], (CITES, None), strategy="direct", **OPTIONS)
@@ -139,15 +119,6 @@ def test_the_memory_of_a_loader_is_a_table(path: Path) -> None:
         """
         )
     )
-
-
-def test_memory_that_is_free_has_no_shares(path: Path) -> None:
-    loader = NeighborLoader(path, [4, 4], "train", strategy="memory", **OPTIONS)
-    title, _, *lines = str(loader.explain()).splitlines()
-    assert title.endswith(" of available memory")
-    assert lines[0].split() == ["part", "memory"]
-    assert lines[-2].startswith("  free, also for batches in flight ")
-    assert lines[-1].startswith("  budget ")
 
 
 @pytest.mark.parametrize("strategy", [s.name for s in STRATEGIES if not s.alias_of])

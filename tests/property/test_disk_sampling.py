@@ -7,7 +7,6 @@ with other batches; and what is damaged on disk is an error that says so.
 from __future__ import annotations
 
 import errno
-import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import starmap
@@ -23,7 +22,7 @@ from hypothesis import strategies as st
 
 from gnnstore import _core
 from gnnstore.disk.engines import Engine, open_engine
-from gnnstore.errors import CorruptStoreError, InputError, StorageError, UsageError
+from gnnstore.errors import CorruptStoreError, StorageError
 from gnnstore.formats.store.csc import Csc
 from gnnstore.graph.indices import IndexRows
 from gnnstore.graph.neighbor_cache.cache import bytes_for_all, index_bytes, open_neighbor_cache
@@ -224,37 +223,6 @@ def test_together_reads_less(stored: tuple[Csc, IndexRows]) -> None:
     assert rows.counts.bytes_read - alone.bytes_read < alone.bytes_read / 2
 
 
-def test_groups_stay_within_their_memory() -> None:
-    csc = random_csc(20_000, 30, np.int32, 0)
-    running: list[int] = []
-
-    class Counting(DiskNeighborSampler):
-        def _begin(self, *arguments: Any) -> StagedBatch:
-            running[-1] += 1
-            return super()._begin(*arguments)
-
-    disk = Counting(csc, SamplingConfig((10, 10)), "int32", lambda p: csc.indices[p])
-    requests = [(np.arange(100), 0, batch) for batch in range(64)]
-    sizes = {}
-    for memory_bytes in (0, 1_500_000, 10**9):
-        running[:] = [0]
-        for _ in disk.sample_many(starmap(BatchRequest, requests), memory_bytes=memory_bytes):
-            if running[-1]:
-                running.append(0)
-        sizes[memory_bytes] = running[:-1]
-    assert sizes[0] == [1] * 64
-    assert sizes[10**9] == [1, 2, 4, 8, 16, 32, 1]
-    limited = sizes[1_500_000]
-    assert sum(limited) == 64
-    assert 1 < max(limited) < 32
-    # A group's requests are not taken before the one before is given out.
-    taken = starmap(BatchRequest, requests)
-    many = disk.sample_many(taken, memory_bytes=10**9)
-    next(many)
-    many.close()
-    assert next(taken)[2] == 1
-
-
 def importance(csc: Csc) -> npt.NDArray[np.float32]:
     in_degrees = np.diff(csc.indptr)
     out_degrees = np.bincount(csc.indices, minlength=csc.num_nodes)
@@ -441,95 +409,6 @@ def test_corrupt_indptr(tmp_path: Path, opened: Engine, indptr: list[int]) -> No
             open_neighbor_cache(csc, rows, num_bytes, UUID)
 
 
-def test_a_cache_of_another_graph() -> None:
-    csc, other = random_csc(100, 15, np.int32, 0), random_csc(100, 15, np.int32, 1)
-    config = SamplingConfig((-1, -1))
-    fetch = csc.indices.__getitem__
-    larger = cached_lists(random_csc(200, 15, np.int32, 0), np.arange(200))
-    with pytest.raises(UsageError, match="does not fit the/store: expected 2 words of bits"):
-        DiskNeighborSampler(csc, config, "int64", fetch, larger)
-    wider = cached_lists(random_csc(100, 15, np.int64, 0), np.arange(100))
-    with pytest.raises(UsageError, match="neighbours of int32, found 2 and int64"):
-        DiskNeighborSampler(csc, config, "int64", fetch, wider)
-    # Of as many nodes: whatever comes out, memory outside the cache is not read.
-    short = cached_lists(other, np.arange(100))
-    short = replace(short, neighbors=short.neighbors[:5])
-    disk = DiskNeighborSampler(csc, config, "int64", fetch, short)
-    with pytest.raises(CorruptStoreError, match="are not where the neighbour cache has them"):
-        disk.sample(np.arange(100), epoch=0, batch=0)
-    for start in (2**62, -1, -(2**63)):
-        wrong = replace(short, starts=np.full(2, start))
-        disk = DiskNeighborSampler(csc, config, "int64", fetch, wrong)
-        with pytest.raises(CorruptStoreError, match="are not where the neighbour cache"):
-            disk.sample(np.arange(100), epoch=0, batch=0)
-
-
-def test_what_is_asked_wrongly() -> None:
-    csc = random_csc(100, 15, np.int32, 0)
-    disk = DiskNeighborSampler(csc, SamplingConfig((2,)), "int64", csc.indices.__getitem__)
-    with pytest.raises(InputError, match="seed 100 at position 1 is outside"):
-        disk.sample([0, 100], epoch=0, batch=0)
-    with pytest.raises(UsageError, match="batch must be in"):
-        disk.sample([0], epoch=0, batch=-1)
-    with pytest.raises(UsageError, match="seeds must be a vector of integer node ids"):
-        next(disk.sample_many([BatchRequest([0.5], 0, 0)], memory_bytes=0))
-    assert list(disk.sample_many([], memory_bytes=0)) == []
-
-
-def test_the_kernel_checks_its_arguments() -> None:
-    csc = random_csc(100, 15, np.int32, 0)
-
-    def staged(**options: Any) -> _core.StagedBatch:
-        columns: dict[str, Any] = {
-            "indptr": csc.indptr,
-            "fanouts": [3],
-            "num_edges": csc.num_edges,
-            "indices_dtype": "int32",
-        }
-        columns |= {name: options.pop(name) for name in columns if name in options}
-        edges = _core.EdgeColumns("", 0, 0, 0, indices=None, **columns)
-        seeds = [(options.pop("seeds", np.arange(10)), None, None)]
-        graph = _core.SampledGraph([("", csc.num_nodes)], [edges])
-        return _core.StagedBatch(graph, seeds, **({"seed": 0, "epoch": 0, "batch": 0} | options))
-
-    bits, starts = np.zeros(2, np.uint64), np.zeros(2, np.int64)
-    for options, error, message in (
-        ({"indices_dtype": "int8"}, ValueError, "indices_dtype must be 'int64' or 'int32', got"),
-        ({"num_edges": -1}, ValueError, "num_edges must not be negative"),
-        ({"indptr": np.zeros(0, np.int64)}, ValueError, "indptr must have one element more"),
-        ({"max_column_positions": 0}, ValueError, "max_column_positions must be at least 1"),
-        ({"fanouts": [-2]}, ValueError, "a fan-out must be -1"),
-        ({"seeds": np.array([100])}, IndexError, "seed 100 at position 0"),
-        ({"caches": [(bits[:1], starts, csc.indices)]}, ValueError, "must have 2 elements for 100"),
-        ({"caches": [(bits, starts, starts)]}, TypeError, "neighbors must be int32, as indices"),
-        ({"caches": []}, ValueError, "caches must be given for each edge type"),
-        ({"excluded": []}, ValueError, "excluded edges must be given for each edge type"),
-    ):
-        with pytest.raises(error, match=message):
-            staged(**options)
-    batch = staged()
-    with pytest.raises(RuntimeError, match="take was called out of turn"):
-        batch.take([])
-    with pytest.raises(RuntimeError, match="draw was called out of turn, or after a call that"):
-        batch.draw()
-    batch = staged()
-    drawn = batch.draw()
-    assert drawn is not None
-    [(edge_type, column, positions)] = drawn
-    assert (edge_type, column) == (0, 0)
-    with pytest.raises(ValueError, match="an array for each of the 1 requests, got 0"):
-        batch.take([])
-    with pytest.raises(ValueError, match=f"one element for each of the {len(positions)} positions"):
-        batch.take([np.zeros(len(positions) + 1, np.int32)])
-    with pytest.raises(TypeError, match="neighbors must be int32, as indices are, got int64"):
-        batch.take([np.zeros(len(positions), np.int64)])
-    batch.take([csc.indices[positions]])
-    assert batch.draw() is None
-    batch.result()
-    with pytest.raises(RuntimeError, match="release was called out of turn"):
-        batch.result()
-
-
 def test_ranges_are_read_in_order(stored: tuple[Csc, IndexRows]) -> None:
     csc, rows = stored
     rng = np.random.default_rng(0)
@@ -542,10 +421,3 @@ def test_ranges_are_read_in_order(stored: tuple[Csc, IndexRows]) -> None:
             rows.read(start, stop)
     with pytest.raises(IndexError):
         rows.fetch(np.array([csc.num_edges]))
-
-
-def test_a_table_of_rows_is_no_vector_of_ids(opened: Engine) -> None:
-    with tempfile.TemporaryDirectory() as directory:
-        array = write_array(Path(directory) / "x", np.zeros((10, 3), np.int32))
-        with pytest.raises(CorruptStoreError, match=r"no vector of node ids: found rows of shape"):
-            IndexRows.open(array, opened)

@@ -99,12 +99,6 @@ def test_options_that_make_no_sense(options: dict[str, Any], message: str) -> No
     assert issubclass(UsageError, ValueError)
 
 
-def test_fanouts_become_a_tuple() -> None:
-    config = SamplingConfig(fanouts=[np.int64(3), -1])  # type: ignore[arg-type]
-    assert config.fanouts == (3, -1)
-    assert hash(config) == hash(SamplingConfig((3, -1)))
-
-
 def test_ids_that_do_not_fit_in_int32() -> None:
     csc = Csc(CSC.indptr, CSC.indices, num_src=2**31 + 1, label="the/store")
     with pytest.raises(UsageError, match=r"the/store .* do not fit in int32; use index_dtype="):
@@ -118,53 +112,6 @@ def test_a_batch_too_large_to_number() -> None:
     # With replacement, a billion draws of each node: refused before memory is asked for.
     with pytest.raises(UsageError, match=r"nodes cannot be sampled; the limit is .* fewer seeds"):
         sample(seeds=[0, 1] * 8, fanouts=(10**9,), replace=True, disjoint=True)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "error", "message"),
-    [
-        ({"indptr": np.zeros(0, np.int64)}, ValueError, "indptr must have one element more"),
-        ({"indptr": np.zeros(3, np.int32)}, TypeError, "indptr must be int64, got int32"),
-        ({"indices": np.zeros(3)}, TypeError, "indices must be int32 or int64, got float64"),
-        ({"indices": np.zeros(6, np.int64)[::2]}, ValueError, "indices must be contiguous"),
-        ({"indices": np.zeros((3, 1), np.int64)}, ValueError, "indices must have one dimension"),
-        ({"seeds": np.zeros(2, np.int32)}, TypeError, "seeds must be int64, got int32"),
-        ({"num_src_nodes": -1}, ValueError, "num_src_nodes must not be negative, got -1"),
-        ({"fanouts": [-2]}, ValueError, "a fan-out must be -1"),
-        ({"index_dtype": "uint8"}, ValueError, "index_dtype must be 'int64' or 'int32', got"),
-        ({"disjoint": True, "induced": True}, ValueError, "exclude each other"),
-        (
-            {"index_dtype": "int32", "num_src_nodes": 2**32},
-            ValueError,
-            "the ids of 4294967296 nodes do not fit in 32 bits",
-        ),
-    ],
-)
-def test_the_kernel_checks_its_arguments(
-    arguments: dict[str, Any], error: type[Exception], message: str
-) -> None:
-    valid: dict[str, Any] = {
-        "indptr": CSC.indptr,
-        "indices": CSC.indices,
-        "seeds": np.zeros(1, np.int64),
-    }
-    key: dict[str, Any] = {"fanouts": [1], "seed": 0, "epoch": 0, "batch": 0}
-    with pytest.raises(error, match=message):
-        _core.sample_neighbors(**(valid | key | arguments))
-
-
-def test_add_reverse_edges_checks_its_arguments() -> None:
-    edges, positions = np.array([[0, 1], [1, 5]]), np.array([0, 1])
-    with pytest.raises(IndexError, match=r"edge 1 from 1 to 5 has an end outside \[0, 5\)"):
-        _core.add_reverse_edges(edges, positions, 5)
-    with pytest.raises(IndexError, match="edge 0 from 0 to 1 has an end outside"):
-        _core.add_reverse_edges(edges, positions, -1)
-    with pytest.raises(ValueError, match=r"edge_index must have the shape \[2, m\]"):
-        _core.add_reverse_edges(edges, positions[:1], 6)
-    with pytest.raises(ValueError, match="edge_index must be contiguous"):
-        _core.add_reverse_edges(np.ascontiguousarray(edges.T).T, positions, 6)
-    with pytest.raises(TypeError, match="edge_index must be int32 or int64, got float64"):
-        _core.add_reverse_edges(edges.astype(float), positions, 6)
 
 
 def test_random_reads() -> None:

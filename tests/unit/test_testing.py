@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch_geometric.data import Data
 
-from gnnstore.errors import UsageError
 from gnnstore.testing import assert_resumes
-from gnnstore.testing.graphs import write_store
 from tests.support.batches import assert_same_batches
 
 BATCHES: list[dict[str, Any]] = [
@@ -133,9 +129,3 @@ class CountsFromTheResume(Counting):
 def test_a_loader_that_does_not_resume_exactly(kind: type[Counting], message: str) -> None:
     with pytest.raises(AssertionError, match=message):
         assert_resumes(kind)
-
-
-def test_edges_of_another_shape(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"edge_index has shape \[3, 2\], expected \[2, E\]"):
-        write_store(tmp_path / "a.gnn", np.zeros((3, 2), int))
-    assert list(tmp_path.iterdir()) == []

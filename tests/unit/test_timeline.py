@@ -5,27 +5,22 @@ from __future__ import annotations
 import errno
 import gc
 import json
-import math
 import os
-import pickle
 import stat
 import threading
 import time
 import weakref
 from collections import Counter
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
-from gnnstore import timeline as module
 from gnnstore.errors import NoSpaceError, NotFoundError, StorageError, UsageError
 from gnnstore.pipeline.batch import Batch
-from gnnstore.timeline import OFF, Timeline, recorded
+from gnnstore.timeline import Timeline, recorded
 
 pytest.importorskip("torch_geometric")
 
@@ -72,13 +67,6 @@ def test_what_is_recorded_is_written(tmp_path: Path) -> None:
     assert document["otherData"] == {"dropped_events": 0}
 
 
-def test_nothing_recorded_is_a_file_too(tmp_path: Path) -> None:
-    document = written(Timeline(), tmp_path / "t.json")
-    assert events_of(document) == []
-    (process,) = [e for e in document["traceEvents"] if e["name"] == "process_name"]
-    assert process["args"] == {"name": "gnnstore"}
-
-
 def test_spans_lie_within_each_other(tmp_path: Path) -> None:
     timeline = Timeline()
     with timeline.span("outer"), timeline.span("inner"):
@@ -97,55 +85,6 @@ def test_an_error_ends_a_span_and_is_named(tmp_path: Path) -> None:
     assert event["args"] == {"batch": 1, "error": "KeyError"}
 
 
-def test_threads_of_one_name_are_numbered(tmp_path: Path) -> None:
-    timeline, barrier = Timeline(), threading.Barrier(3)
-
-    def work() -> None:
-        barrier.wait()  # else the second thread might have the first one's id
-        with timeline.span("work"):
-            barrier.wait()
-
-    both = [threading.Thread(target=work, name="gnnstore-0") for _ in range(2)]
-    for thread in both:
-        thread.start()
-    barrier.wait()
-    barrier.wait()
-    for thread in both:
-        thread.join()
-    names = thread_names(written(timeline, tmp_path / "t.json")).values()
-    assert sorted(names) == ["MainThread", "gnnstore-0", "gnnstore-0 (2)"]
-
-
-def test_threads_have_their_names(tmp_path: Path) -> None:
-    timeline = Timeline()
-    barrier = threading.Barrier(4)
-
-    def work(k: int) -> int:
-        barrier.wait()
-        for i in range(500):
-            with timeline.span("work", k=k, i=i):
-                pass
-        return threading.get_native_id()
-
-    with ThreadPoolExecutor(4, "worker") as threads:
-        ids = list(threads.map(work, range(4)))
-    document = written(timeline, tmp_path / "t.json")
-    events = events_of(document)
-    assert Counter((e["tid"], e["args"]["k"]) for e in events) == {
-        (tid, k): 500 for k, tid in enumerate(ids)
-    }
-    names = thread_names(document)
-    assert sorted(names[tid] for tid in ids) == [f"worker_{k}" for k in range(4)]
-    # The thread that began comes first, though it did nothing.
-    order = {
-        e["tid"]: e["args"]["sort_index"]
-        for e in document["traceEvents"]
-        if e["name"] == "thread_sort_index"
-    }
-    assert order[threading.get_native_id()] == 0
-    assert sorted(order.values()) == list(range(5))
-
-
 def test_memory_is_bounded_and_what_is_dropped_is_said(tmp_path: Path) -> None:
     timeline = Timeline(max_events=10)
     now_ns = time.perf_counter_ns()
@@ -160,52 +99,6 @@ def test_memory_is_bounded_and_what_is_dropped_is_said(tmp_path: Path) -> None:
     assert mark["ts"] == pytest.approx(last["ts"] + last["dur"], abs=1e-3)
     with pytest.raises(UsageError, match="at least 1 event"):
         Timeline(0)
-
-
-def test_any_value_can_be_shown(tmp_path: Path) -> None:
-    timeline = Timeline()
-    timeline.add(
-        'na"me\n',
-        5,
-        3,  # a clock never does that, but a file must still open
-        rows=np.int64(7),
-        share=np.float32(0.5),
-        loss=torch.tensor(1.5),
-        nan=math.nan,
-        inf=np.float64("inf"),
-        path=Path("/x"),
-        none=None,
-        flag=np.bool_(True),
-        text="ä",
-    )
-    (event,) = events_of(written(timeline, tmp_path / "t.json"))
-    assert event["name"] == 'na"me\n'
-    assert event["dur"] == 0
-    assert event["args"] == {
-        "rows": 7,
-        "share": 0.5,
-        "loss": 1.5,
-        "nan": "nan",
-        "inf": "inf",
-        "path": "/x",
-        "none": None,
-        "flag": True,
-        "text": "ä",
-    }
-
-
-def test_off_keeps_nothing() -> None:
-    with OFF.span("read", batch=1) as args:
-        args["rows"] = 1
-    with OFF.span("read") as args:
-        assert args == {}
-    OFF.add("read", 1, 2)
-    assert not OFF._events
-
-
-def test_a_copy_in_another_process_is_off() -> None:
-    assert pickle.loads(pickle.dumps(OFF)) is OFF  # noqa: S301 - our own
-    assert pickle.loads(pickle.dumps(Timeline())) is OFF  # noqa: S301
 
 
 def test_a_file_is_replaced_at_once_and_others_may_read_it(
@@ -464,32 +357,3 @@ def test_a_batch_is_let_go_before_the_next_is_waited_for(
     for batch in loader:
         del batch
     assert len(known) == 5
-
-
-def test_untraced_stages_cost_next_to_nothing() -> None:
-    """Six stages a batch: 5 microseconds each would be 3 % of a batch of a millisecond."""
-
-    def seconds() -> float:
-        start = time.perf_counter()
-        for k in range(1000):
-            with OFF.span("gathering", epoch=0, batch=k) as args:
-                args |= {"rows_read": k}
-            OFF.add("wait", 0, 1, epoch=0, batch=k)
-        return time.perf_counter() - start
-
-    assert min(seconds() for _ in range(5)) / 1000 < 20e-6
-    assert not module.OFF._events
-
-
-def test_a_stage_that_began_before_is_shown_from_the_beginning(tmp_path: Path) -> None:
-    start_ns = time.perf_counter_ns()
-    timeline = Timeline()
-    timeline.add("packing", start_ns - 10**9, time.perf_counter_ns())
-    timeline.write(tmp_path / "t.json")
-    (event,) = [
-        event
-        for event in json.loads((tmp_path / "t.json").read_text())["traceEvents"]
-        if event["ph"] == "X"
-    ]
-    assert event["ts"] == 0
-    assert 0 <= event["dur"] < 10**6
