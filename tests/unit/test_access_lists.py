@@ -75,24 +75,9 @@ def test_places_are_found(portable: bool, seed: int, size: int, low: int, width:
     assert found.tolist() == np.flatnonzero((values >= low) & (values <= low + width)).tolist()
 
 
-def test_too_many_are_refused() -> None:
-    many = np.zeros(513, np.int32)
-    with pytest.raises(ValueError, match="at most 512 accesses are listed at a time, got 513"):
-        _core.places_between(many, 0, 0)
-    with pytest.raises(ValueError, match="next_uses and slots must have the same length"):
-        _core.access_lists(many, many[:5], here=0, later=0, kept_end=0, stay_end=-1)
-
-
 @pytest.mark.parametrize("use", [HERE + 1, HERE, HERE + 3, HERE - 1])
 def test_what_is_repeated_names_an_access_behind_it(use: int) -> None:
     next_uses = np.array([-1, use, -1], np.int32)
     slots = np.zeros(3, np.int32)
     with pytest.raises(ValueError, match=f"must name an access behind it, got {use} at position 1"):
         _core.access_lists(next_uses, slots, here=HERE, later=LATER, kept_end=END, stay_end=-1)
-
-
-@pytest.mark.parametrize(("here", "later"), [(-1, 3), (0, -1), (3, 2), (-(2**31), 10)])
-def test_a_batch_that_ends_before_it_begins(here: int, later: int) -> None:
-    next_uses, slots = (np.full(1, 2, np.int32) for _ in range(2))
-    with pytest.raises(ValueError, match="a batch begins at position 0 or behind it"):
-        _core.access_lists(next_uses, slots, here=here, later=later, kept_end=9, stay_end=-1)

@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gnnstore import _core
-from gnnstore.converters import ConvertOptions, from_snap
-from gnnstore.converters.edges import id_remap as compact_ids
 from gnnstore.converters.edges.id_remap import IdCollector
 from gnnstore.errors import BudgetError
-from gnnstore.testing.graphs import read_store
 from tests.support.effort import examples
 
 
@@ -37,23 +31,6 @@ def test_the_bitmap_equals_numpy(ids: list[int], rank_bytes: int) -> None:
     found = _core.bitmap_rank(words, ranks, given_ids, rank_bytes)
     assert found.dtype.itemsize == rank_bytes
     np.testing.assert_array_equal(found, np.searchsorted(expected, given_ids))
-
-
-@pytest.mark.parametrize(
-    ("ids", "message"),
-    [([3, 128], "the id 128 is out of range"), ([-1], "the id -1 is out"), ([5], "5 is not in")],
-)
-def test_ids_that_are_not_in_the_bitmap(ids: list[int], message: str) -> None:
-    words = np.zeros(2, np.uint64)
-    _core.bitmap_mark(words, np.array([3]))
-    ranks, _ = _core.bitmap_count(words)
-    with pytest.raises(IndexError, match=message):
-        _core.bitmap_rank(words, ranks, np.array(ids))
-    if ids != [5]:
-        with pytest.raises(IndexError, match=message):
-            _core.bitmap_mark(words, np.array(ids))
-    with pytest.raises(ValueError, match="ranks must have one entry for each 8 words"):
-        _core.bitmap_rank(np.zeros(9, np.uint64), ranks, np.array([3]))
 
 
 @pytest.mark.parametrize("memory_bytes", [None, 3000, 10**6])
@@ -80,24 +57,3 @@ def test_too_many_scattered_ids_are_refused_with_a_number() -> None:
     )
     with pytest.raises(BudgetError, match=message):
         collector.add(np.arange(1, 2 * 10**7, 10**5))
-
-
-def test_the_bitmap_is_taken_from_the_budget(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    reserved = []
-
-    class Watched(compact_ids.IdCollector):
-        def finish(self) -> Any:
-            ids = super().finish()
-            reserved.append(ids.num_bytes)
-            return ids
-
-    monkeypatch.setattr("gnnstore.converters.datasets.numbering.IdCollector", Watched)
-    text = tmp_path / "edges.txt"
-    text.write_text("7 99999999\n99999999 12\n")
-    options = ConvertOptions(memory_bytes=2 * 10**8)
-    stored = read_store(from_snap(text, tmp_path / "g.gnn", options=options))
-    assert stored.original_ids is not None
-    assert stored.original_ids.tolist() == [7, 12, 99999999]
-    assert reserved == [pytest.approx(10**8 * (1 / 8 + 1 / 64), rel=1e-3)]

@@ -137,16 +137,6 @@ def test_an_input_id_that_would_be_altered_is_refused(
         gnnstore.NeighborLoader(store, [2], [1, 2], input_id=input_id)
 
 
-@pytest.mark.parametrize(
-    "given", [torch.ones(3, dtype=torch.bfloat16), torch.eye(3).to_sparse(), [[1, 2], [3]]]
-)
-def test_what_numpy_does_not_know_is_named(store: gnnstore.GraphStore, given: Any) -> None:
-    with pytest.raises(InputError, match="where an array of numbers was expected"):
-        gnnstore.NeighborLoader(store, [2], given)
-    with pytest.raises(InputError, match="where an array of numbers was expected"):
-        gnnstore.LinkNeighborLoader(store, [2], given)
-
-
 NUMPYS: dict[str, Any] = {
     "seed": np.int64(5),
     "replace": np.bool_(True),
@@ -179,31 +169,6 @@ def test_numbers_of_numpy_are_numbers(store: gnnstore.GraphStore) -> None:
         loader.load_state_dict(state)
         assert [b.n_id.tolist() for b in loader] == [b.n_id.tolist() for b in plain]
         assert loader.epoch == int(epoch) + 1
-
-
-def test_numbers_of_numpy_are_numbers_of_links_and_partitions(store: gnnstore.GraphStore) -> None:
-    edges = store.edge_index.tensor()[:, :200]
-
-    def negatives_of(number: Any) -> list[list[int]]:
-        loader = gnnstore.LinkNeighborLoader(
-            store,
-            [2],
-            edges,
-            neg_sampling=("triplet", 4),
-            negative_chunks=2,
-            degree_fraction=number,
-            batch_size=64,
-            seed=5,
-        )
-        json.dumps(loader.state_dict())
-        return [batch.dst_neg_index.tolist() for batch in loader]
-
-    assert negatives_of(np.float32(0.5)) == negatives_of(0.5)
-    given = gnnstore.PartitionPolicy("two-level", capacity=np.int64(4), logical=torch.tensor(4))  # type: ignore[arg-type]
-    assert given == gnnstore.PartitionPolicy("two-level", capacity=4, logical=4)
-    assert isinstance(given.capacity, int)
-    share = gnnstore.PartitionPolicy("dispersed", capacity=np.float32(0.5))  # type: ignore[arg-type]
-    assert share == gnnstore.PartitionPolicy("dispersed", capacity=0.5)
 
 
 @pytest.mark.parametrize(
@@ -278,12 +243,6 @@ def test_an_index_of_any_kind(store: gnnstore.GraphStore, index: Any) -> None:
     assert resolve_input_nodes(store, [7, 8, 9]).select(index).nodes["node"].tolist() == [9, 7]
 
 
-def test_a_single_position_and_none(store: gnnstore.GraphStore) -> None:
-    resolved = resolve_input_nodes(store, [7, 8, 9])
-    assert resolved.select(1).nodes["node"].tolist() == [8]
-    assert resolved.select([]).nodes["node"].tolist() == []
-
-
 @pytest.mark.parametrize("index", [[0, 3], [-1], [0.5], [[0]], [True]])
 def test_a_wrong_index_is_refused(store: gnnstore.GraphStore, index: Any) -> None:
     with pytest.raises(InputError, match="position"):
@@ -329,15 +288,6 @@ def test_a_bijection_is_a_permutation(n: int) -> None:
     assert positions == [p for first in range(0, n, 1000) for p in order[first : first + 1000]]
     assert positions[-1] == order[-1] == order[n - 1]
     assert n < 63 or positions != KeyedBijection(n, shuffle_draws(1, 3))[:].tolist()
-
-
-def test_a_bijection_is_uniform() -> None:
-    # Each tenth of 1,000 positions goes to each tenth alike: chi-square, 81 degrees of freedom.
-    counts = np.zeros((10, 10))
-    for seed in range(200):
-        positions = KeyedBijection(1000, shuffle_draws(seed, 0))[:]
-        np.add.at(counts, (np.arange(1000) // 100, positions // 100), 1)
-    assert float(((counts - 2000) ** 2 / 2000).sum()) < 128, "one in a thousand by chance"
 
 
 def test_a_bijection_is_the_same_everywhere() -> None:
@@ -427,14 +377,6 @@ def test_the_sampler_is_a_random_sampler_of_python_integers() -> None:
     shuffle.set_epoch(2)
     assert next(iter(BatchSampler(shuffle, 4, False))) == positions[:4]
     assert list(SeededShuffle(0)) == []
-
-
-def test_the_sampler_counts_epochs() -> None:
-    shuffle = SeededShuffle(100, seed=1)
-    for epoch in range(3):
-        assert list(shuffle) == epoch_order(100, 1, epoch).tolist()
-    shuffle.set_epoch(7)
-    assert list(shuffle) == epoch_order(100, 1, 7).tolist()
 
 
 @pytest.mark.parametrize("ranks", [{}, {"rank": 1, "world_size": 2}])
