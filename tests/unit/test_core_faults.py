@@ -11,17 +11,16 @@ import gc
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, get_args
 
 import numpy as np
 import numpy.typing as npt
 import pytest
 
 from gnnstore import _core
-from gnnstore.errors import StorageError, UsageError
+from gnnstore.errors import StorageError
 from gnnstore.features.check import verify
 from gnnstore.formats import PagedArray, StoreReader
-from gnnstore.testing.faults import Fault, Injection, SystemCall, inject, inject_all
+from gnnstore.testing.faults import Fault, SystemCall, inject, inject_all
 from tests.support.files import raised
 from tests.support.stores import write_example_store
 
@@ -349,61 +348,6 @@ def test_file_systems_without_these_renames_commit_as_well(tmp_path: Path, overw
 # --- files for the engines -----------------------------------------------------------------
 
 
-def test_direct_reads_that_the_file_system_refuses(
-    tmp_path: Path, body: npt.NDArray[np.uint8]
-) -> None:
-    path = tmp_path / "a"
-    for code in (errno.EINVAL, errno.EOPNOTSUPP):
-        with inject("open", errno=code) as fault:
-            files = _core.FileSet([path], [BODY_BYTES])
-        assert fault.count == 1
-        assert not files.is_direct
-        assert files.alignment_bytes == 512
-        assert "O_DIRECT" in files.buffered_because
-        assert os.strerror(code) in files.buffered_because
-    files = _core.FileSet([path], [BODY_BYTES], direct=False)
-    assert (files.is_direct, files.buffered_because) == (False, "")
-
-
-def test_alignment_that_the_kernel_does_not_tell(
-    tmp_path: Path, body: npt.NDArray[np.uint8]
-) -> None:
-    path = tmp_path / "a"
-    if not _core.FileSet([path], [BODY_BYTES]).is_direct:
-        pytest.skip(f"{tmp_path} has no direct reads")
-    with inject("statx", errno=errno.ENOSYS) as fault:
-        files = _core.FileSet([path], [BODY_BYTES])
-    assert fault.count == 1
-    assert files.is_direct
-    assert files.alignment_bytes == 4096
-
-
-@pytest.mark.parametrize("direct", [False, True])
-@pytest.mark.parametrize(
-    ("call", "code", "message"),
-    [
-        ("open", errno.EACCES, "cannot open for reading"),
-        ("open", errno.EMFILE, "cannot open for reading"),
-        ("fstat", errno.EIO, "cannot get the size"),
-    ],
-)
-def test_files_that_cannot_be_opened_for_the_engines(
-    tmp_path: Path,
-    body: npt.NDArray[np.uint8],
-    *,
-    call: SystemCall,
-    code: int,
-    message: str,
-    direct: bool,
-) -> None:
-    paths = [tmp_path / "a", tmp_path / "b"]
-    with inject(call, errno=code, skip=1) as fault:
-        error = raised(lambda: _core.FileSet(paths, [BODY_BYTES] * 2, direct=direct))
-    assert fault.count == 1
-    assert (error.errno, error.filename) == (code, str(paths[1]))
-    assert message in str(error)
-
-
 @pytest.mark.parametrize("direct", [False, True])
 def test_a_truncated_file_is_noticed_when_it_is_opened(
     tmp_path: Path, body: npt.NDArray[np.uint8], direct: bool
@@ -414,85 +358,3 @@ def test_a_truncated_file_is_noticed_when_it_is_opened(
     assert f"the file holds {BODY_BYTES} bytes" in str(error)
     error = raised(lambda: _core.FileSet([tmp_path], [0], direct=direct))
     assert isinstance(error, IsADirectoryError)
-
-
-# --- the faults themselves -----------------------------------------------------------------
-
-
-def test_every_call_has_a_point() -> None:
-    for call in get_args(SystemCall):
-        _core.set_faults([(call, 0, 1, errno.EIO, 0)])
-    _core.set_faults([])
-
-
-@pytest.mark.parametrize(
-    ("fault", "message"),
-    [
-        (("write", 0, 1, 5, 0), "a call must be one of open, fstat, .*, got 'write'"),
-        (("open", -1, 1, 5, 0), "skip must not be negative, got -1"),
-        (("open", 0, 0, 5, 0), "times must be at least 1, or -1 for all, got 0"),
-        (("open", 0, -2, 5, 0), "times must be at least 1"),
-        (("open", 0, 1, -5, 0), "errno must be between 0 and 4095"),
-        (("open", 0, 1, 4096, 0), "errno must be between 0 and 4095"),
-        (("open", 0, 1, 0, 0), "only pread, pwrite and io_uring_read can be cut short"),
-        (("pread", 0, 1, 0, -1), "bytes of a short call must not be negative"),
-    ],
-)
-def test_faults_that_mean_nothing(
-    tmp_path: Path, fault: tuple[str, int, int, int, int], message: str
-) -> None:
-    _core.set_faults([("open", 0, 1, errno.EIO, 0)])
-    try:
-        with pytest.raises(ValueError, match=message):
-            _core.set_faults([("open", 0, 1, errno.ENOENT, 0), fault])
-        # Those before are still in force.
-        assert raised(lambda: _core.map_files([tmp_path], [0])).errno == errno.EIO
-    finally:
-        _core.set_faults([])
-
-
-def test_a_fault_needs_one_of_errno_and_short_bytes() -> None:
-    arguments: list[dict[str, Any]] = [{}, {"errno": 5, "short_bytes": 1}, {"errno": 0}]
-    for wrong in arguments:
-        with pytest.raises(UsageError, match="needs either an errno"):
-            inject("pread", **wrong)
-
-
-def test_each_fault_counts_all_calls_on_its_own(tmp_path: Path) -> None:
-    def open_once() -> int | None:
-        return raised(lambda: _core.map_files([tmp_path], [0])).errno
-
-    with inject_all(
-        Fault("open", errno.EIO, skip=2, times=2),
-        Fault("open", errno.ENOENT, skip=1),
-        Fault("open", errno.EPERM, skip=2),
-    ) as fault:
-        found = [open_once() for _ in range(6)]
-        assert fault.count == 4
-    # Let through, an open of a directory succeeds, and mapping it does not.
-    assert found == [
-        errno.EISDIR,
-        errno.ENOENT,
-        errno.EIO,
-        errno.EIO,
-        errno.EPERM,
-        errno.EISDIR,
-    ]
-    assert fault.count == 4
-
-
-def test_nothing_is_in_force_afterwards(tmp_path: Path) -> None:
-    def open_twice() -> None:
-        with inject("open", errno=errno.EIO, times=-1) as fault:
-            seen.append(fault)
-            assert raised(lambda: _core.map_files([tmp_path], [0])).errno == errno.EIO
-            with pytest.raises(UsageError, match="give all of them to one"), inject_all():
-                pass
-            # The refusal has not touched those in force.
-            _core.map_files([tmp_path], [0])
-
-    seen: list[Injection] = []
-    assert raised(open_twice).errno == errno.EIO
-    assert seen[0].count == 2
-    assert raised(lambda: _core.map_files([tmp_path], [0])).errno == errno.EISDIR
-    assert seen[0].count == 2

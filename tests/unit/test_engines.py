@@ -279,18 +279,6 @@ def resources() -> dict[str, int]:
     }
 
 
-def test_the_choice_is_logged_once(file: Path, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.INFO, "gnnstore"):
-        for _ in range(3):
-            open_engine(file, "pread")
-        open_engine(file, "mmap")
-    said = [record.message for record in caplog.records if record.levelno == logging.INFO]
-    assert said == [
-        "rows are read by pread because it was asked for, 128 reads in flight (defaults)",
-        "rows are read by mmap because it was asked for, 128 reads in flight (defaults)",
-    ]
-
-
 def test_reads_through_the_page_cache_are_said_once(
     file: Path, engine: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -340,26 +328,6 @@ def test_any_depth(
     found = read_pieces(reader, file, offsets, 100)
     expected = values[offsets[:, None] + np.arange(100)]
     np.testing.assert_array_equal(found, expected)
-
-
-def test_large_pieces(file: Path, values: NDArray[np.uint8], engine: str) -> None:
-    reader = _core.Reader(engine, queue_depth=4)
-    offsets = np.array([0, 4096, 1, 512, 333], np.int64)
-    found = read_pieces(reader, file, offsets, FILE_BYTES // 2)
-    for piece, offset in zip(found, offsets.tolist(), strict=True):
-        np.testing.assert_array_equal(piece, values[offset : offset + FILE_BYTES // 2])
-
-
-def test_a_kernel_without_cooperative_work(
-    file: Path, values: NDArray[np.uint8], uring: None
-) -> None:
-    """Before Linux 5.19 the flags are refused, and the ring is made without them."""
-    reader = _core.Reader("io_uring", queue_depth=8)
-    with inject("io_uring_setup", errno=errno.EINVAL) as fault:
-        offsets = np.arange(0, FILE_BYTES, 8192, dtype=np.int64)
-        found = read_pieces(reader, file, offsets, 8192)
-    assert fault.count == 1
-    np.testing.assert_array_equal(found.reshape(-1), values)
 
 
 def test_memory_that_may_not_be_locked(file: Path, values: NDArray[np.uint8], uring: None) -> None:
@@ -432,38 +400,6 @@ def test_threads_come_with_the_reads_that_need_them(file: Path, engine: str) -> 
 def mapped(file: Path) -> NDArray[np.uint8]:
     reader = _core.Reader("mmap", queue_depth=4, num_threads=2)
     return read_pieces(reader, file, np.arange(10, dtype=np.int64) * 50_000, 10_000)
-
-
-def test_a_kernel_that_cannot_populate(file: Path, values: NDArray[np.uint8]) -> None:
-    """Before Linux 5.14 the copy fetches the pages."""
-    with inject("madvise", errno=errno.EINVAL, times=-1) as fault:
-        found = mapped(file)
-    assert fault.count >= 10
-    for i, piece in enumerate(found):
-        np.testing.assert_array_equal(piece, values[i * 50_000 : i * 50_000 + 10_000])
-
-
-@pytest.mark.parametrize(
-    ("call", "code", "expected"),
-    [
-        ("madvise", errno.EFAULT, errno.EIO),  # what would be SIGBUS
-        ("madvise", errno.ENOMEM, errno.ENOMEM),
-        ("madvise", errno.EACCES, errno.EACCES),
-    ],
-)
-def test_a_page_that_cannot_be_read(file: Path, call: SystemCall, code: int, expected: int) -> None:
-    with inject(call, errno=code, times=-1), pytest.raises(OSError, match="cannot read") as caught:
-        mapped(file)
-    assert (caught.value.errno, caught.value.filename) == (expected, str(file))
-    assert re.search(r"bytes at offset \d+", str(caught.value))
-
-
-@pytest.mark.parametrize("code", [errno.EAGAIN, errno.EINTR])
-def test_pages_that_are_not_ready(file: Path, values: NDArray[np.uint8], code: int) -> None:
-    with inject("madvise", errno=code, skip=4, times=6) as fault:
-        found = mapped(file)
-    assert fault.count == 6
-    np.testing.assert_array_equal(found[9], values[450_000:460_000])
 
 
 TRUNCATED = """

@@ -148,13 +148,6 @@ def test_eio(tmp_path: Path, engine: str, skip: int) -> None:
     table.check_place(error)
 
 
-def test_every_read_fails(tmp_path: Path, engine: str) -> None:
-    table = Table(tmp_path, engine)
-    for _ in range(20):  # a leak of one engine per error would be noticed
-        error = table.error_with(Fault(FAILING_CALLS[engine], errno=errno.EIO, times=-1))
-        table.check_place(error)
-
-
 @pytest.mark.parametrize("num_bytes", [512, 4096, 100, 1, 513])
 @pytest.mark.parametrize("times", [1, 40])
 def test_short_reads_are_continued(
@@ -163,12 +156,6 @@ def test_short_reads_are_continued(
     """Even where the rest begins at no multiple of a sector, which a direct read cannot ask for."""
     table = Table(tmp_path, read_engine)
     table.is_right_with(Fault(READ_CALLS[read_engine], short_bytes=num_bytes, skip=3, times=times))
-
-
-def test_reads_that_never_come_whole(tmp_path: Path, read_engine: str) -> None:
-    table = Table(tmp_path, read_engine, max_read_bytes=65536)
-    num_bytes = max(512, table.files.alignment_bytes)
-    table.is_right_with(Fault(READ_CALLS[read_engine], short_bytes=num_bytes, times=-1))
 
 
 def test_the_end_of_the_file(tmp_path: Path, read_engine: str) -> None:
@@ -191,16 +178,6 @@ def test_a_read_that_is_never_ready(tmp_path: Path, read_engine: str) -> None:
     error = table.error_with(Fault(READ_CALLS[read_engine], errno=errno.EAGAIN, times=-1))
     assert error.errno == errno.EAGAIN
     table.check_place(error)
-
-
-def test_several_kinds_at_once(tmp_path: Path, read_engine: str) -> None:
-    call = READ_CALLS[read_engine]
-    table = Table(tmp_path, read_engine)
-    table.is_right_with(
-        Fault(call, errno=errno.EINTR, times=5),
-        Fault(call, short_bytes=512, skip=3, times=20),
-        Fault(call, errno=errno.EAGAIN, skip=9, times=5),
-    )
 
 
 def test_ranges_fail_alike(tmp_path: Path, read_engine: str) -> None:
@@ -251,36 +228,11 @@ def test_truncated_after_it_was_opened(tmp_path: Path, engine: str) -> None:
     table.check()
 
 
-def test_truncated_before_it_is_opened(tmp_path: Path) -> None:
-    table = Table(tmp_path, "pread")
-    path = table.array.file_paths[1]
-    os.truncate(path, 4096)
-    with pytest.raises(OSError, match=r"holds 4096 bytes.*truncated") as caught:
-        files_of(table.array)
-    assert (caught.value.errno, caught.value.filename) == (errno.EIO, str(path))
-
-
 def test_removed_after_it_was_opened(tmp_path: Path, engine: str) -> None:
     table = Table(tmp_path, engine)
     for path in table.array.file_paths:
         path.unlink()
     table.check()
-
-
-def test_removed_before_it_is_opened(tmp_path: Path) -> None:
-    table = Table(tmp_path, "pread")
-    table.array.file_paths[1].unlink()
-    with pytest.raises(FileNotFoundError) as caught:
-        files_of(table.array)
-    assert caught.value.filename == str(table.array.file_paths[1])
-
-
-@pytest.mark.parametrize("code", [errno.EACCES, errno.EMFILE, errno.EIO])
-def test_a_file_that_cannot_be_opened(tmp_path: Path, code: int) -> None:
-    table = Table(tmp_path, "pread")
-    with inject("open", errno=code, skip=1), pytest.raises(OSError) as caught:  # noqa: PT011
-        files_of(table.array)
-    assert (caught.value.errno, caught.value.filename) == (code, str(table.array.file_paths[1]))
 
 
 def test_a_file_system_without_direct_reads(tmp_path: Path, engine: str) -> None:
@@ -434,25 +386,6 @@ def test_callers_do_not_share_their_errors(tmp_path: Path, engine: str) -> None:
     assert set(outcomes) == {"right", "error"}
     assert 1 <= outcomes.count("error") <= 3
     table.check()
-
-
-def test_many_callers(tmp_path: Path, engine: str) -> None:
-    table = Table(tmp_path, engine)
-    failures: list[object] = []
-
-    def work(seed: int) -> None:
-        rng = np.random.default_rng(seed)
-        for _ in range(10):
-            ids = rng.integers(0, NUM_ROWS, rng.integers(0, 400))
-            if not np.array_equal(table.gather(ids), table.rows[ids]):
-                failures.append(ids)
-
-    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(timeout=60)
-    assert not failures
 
 
 def test_real_signals(tmp_path: Path, engine: str) -> None:
