@@ -24,16 +24,16 @@ BATCHES = 6
 def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("store")
     return from_rmat(
-        directory / "a.gnn", scale=15, feature_dim=128, options=ConvertOptions(edge_ids=False)
+        directory / "a.gnn", scale=14, feature_dim=128, options=ConvertOptions(edge_ids=False)
     )
 
 
-def loader_of(store: Path, strategy: str, every: int = 8, **options: Any) -> NeighborLoader:
+def loader_of(store: Path, strategy: str, **options: Any) -> NeighborLoader:
     return NeighborLoader(
         store,
         [10, 10],
-        np.arange(0, 2**15, every),
-        batch_size=256,
+        np.arange(0, 2**14, 8),
+        batch_size=128,
         shuffle=True,
         seed=3,
         strategy=strategy,
@@ -43,7 +43,7 @@ def loader_of(store: Path, strategy: str, every: int = 8, **options: Any) -> Nei
 
 def least_memory(store: Path, strategy: str, **options: Any) -> int:
     """Return a budget that does, from what smaller ones were told to be raised by."""
-    memory = 20 * 10**6
+    memory = 4 * 10**6
     for _ in range(8):
         try:
             loader_of(store, strategy, memory=memory, **options)
@@ -91,7 +91,7 @@ def test_an_epoch_that_begins_comes_to_its_end(store: Path, batch_size: int, see
         return NeighborLoader(
             store,
             [10, 10],
-            np.arange(0, 2**15, 2**8 // batch_size),
+            np.arange(0, 2**14, 2**7 // batch_size),
             batch_size=batch_size,
             shuffle=True,
             seed=seed,
@@ -100,7 +100,7 @@ def test_an_epoch_that_begins_comes_to_its_end(store: Path, batch_size: int, see
             memory=memory,
         )
 
-    memory = 16 * 10**6
+    memory = 8 * 10**6
     for _ in range(10):
         try:
             of_least = loader(memory)

@@ -158,9 +158,8 @@ def test_the_reason_names_the_next_best(path: Path) -> None:
     assert {other.split()[0] for other in others} <= READING_ROWS
 
 
-@pytest.mark.parametrize("reads_a_second", [50, 1e6])
-def test_batches_are_the_same(path: Path, reads_a_second: float) -> None:
-    save_profile(profile_of(path, reads_a_second=reads_a_second, bytes_a_second=1e9))
+def test_batches_are_the_same(path: Path) -> None:
+    save_profile(profile_of(path, reads_a_second=50, bytes_a_second=1e9))
     expected = batches_of(loader_of(path, strategy="memory"))
     loader = loader_of(path, memory=MEMORY, disk="4GB")
     assert loader.stats().strategy != "memory"

@@ -125,7 +125,7 @@ print("\\n".join(module.digests_of(given, sys.argv[2])))
 """
 
 
-@pytest.mark.ways("memory", "static", "direct-io_uring")
+@pytest.mark.ways("static")
 def test_an_unrelated_process(
     forks: ForkServer, expected: list[str], handed_over: Any, way_of_reading: Any
 ) -> None:

@@ -45,6 +45,11 @@ def store(graph: GraphArrays, tmp_path_factory: pytest.TempPathFactory) -> gnnst
     return gnnstore.open(path)
 
 
+@pytest.fixture(scope="module")
+def typed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return hetero_store(tmp_path_factory.mktemp("typed") / "h.gnn", make_hetero()).path
+
+
 @pytest.fixture(params=["held", "read"])
 def place(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Let ids of edges be held in memory, or read from disk."""
@@ -152,17 +157,15 @@ def test_edges_of_links_are_excluded_by_position(
 @pytest.mark.parametrize(
     ("strategy", "edge_ids"), paired(["memory", "static", "packed"], ["input", "store", None])
 )
-def test_ids_of_each_type(tmp_path: Path, strategy: str, edge_ids: Any, place: str) -> None:
-    data = make_hetero()
-    path = hetero_store(tmp_path / "h.gnn", data).path
+def test_ids_of_each_type(typed: Path, strategy: str, edge_ids: Any, place: str) -> None:
     options: dict[str, Any] = {"input_nodes": ("paper", "train"), "batch_size": 5, "seed": 1}
-    wanted = batches_of(NeighborLoader(path, [3, 2], strategy="memory", **options))
-    store = gnnstore.open(path)
+    wanted = batches_of(NeighborLoader(typed, [3, 2], strategy="memory", **options))
+    store = gnnstore.open(typed)
     loader = NeighborLoader(store, [3, 2], strategy=strategy, edge_ids=edge_ids, **options)
     found = batches_of(loader)
     assert_same_batches(without_ids(found), without_ids(wanted))
     for batch, expected in zip(found, wanted, strict=True):
-        for kind in data.edge_types:
+        for kind in store.edge_types:
             assert ("e_id" in batch[kind]) == (edge_ids is not None)
             ids = store[kind].original_edge_ids
             if edge_ids is None:

@@ -40,12 +40,12 @@ def expected(path: Path) -> list[Batches]:
     return [batches_of(plain) for _ in range(2)]
 
 
-@pytest.fixture(params=[1, 2], autouse=True)
-def planning_takes_long(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have one or two batches of an epoch come first, as if the graph were large."""
+@pytest.fixture(autouse=True)
+def _planning_takes_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have two batches of an epoch come first, as if the graph were large."""
     for module in (sizes, static_tier, static_strategy):
         monkeypatch.setattr(module, "LONG_READ_BYTES", 0)
-    monkeypatch.setattr(sizes, "_UNPLANNED_SHARE", BATCHES // request.param)
+    monkeypatch.setattr(sizes, "_UNPLANNED_SHARE", BATCHES // 2)
 
 
 def loader_of(path: Any, strategy: str = "packed", **options: Any) -> NeighborLoader:

@@ -197,6 +197,7 @@ class TwoLayers(torch.nn.Module):
         return out
 
 
+@pytest.mark.ways("memory", "belady")
 @pytest.mark.parametrize("subgraph_type", ["directional", "bidirectional", "induced"])
 def test_a_gnn_on_batches_equals_the_gnn_on_the_graph(tmp_path: Path, subgraph_type: str) -> None:
     torch.manual_seed(0)
@@ -446,6 +447,7 @@ def test_a_framework_may_build_a_loader_anew_from_its_attributes(
         assert equal(a, b)
 
 
+@pytest.mark.ways("memory")
 def test_cpu_affinity(store: gnnstore.GraphStore) -> None:
     loader = NeighborLoader(store, [3], batch_size=20, num_workers=2, seed=0)
     expected = list(loader)

@@ -26,7 +26,6 @@ from gnnstore.plugins import (
     Tier,
     shared_tables,
 )
-from gnnstore.testing import assert_resumes
 from gnnstore.testing.graphs import random_graph
 from tests.support.batches import assert_same_batches, batches_of
 
@@ -146,7 +145,6 @@ def test_through_a_loader(path: Path, strategy: str) -> None:
     hits = RecentRows.num_hits
     assert_same_batches(batches_of(loader_of(store, strategy), 2), expected)
     assert RecentRows.num_hits > hits
-    assert_resumes(lambda: loader_of(store, strategy))
 
 
 def test_in_front_of_one_table(path: Path) -> None:

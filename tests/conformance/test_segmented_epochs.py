@@ -90,8 +90,7 @@ def test_traces_and_plans_on_disk(
     assert_same_batches(batches_of(loader_of_packed(path, packed), EPOCHS), expected)
 
 
-@pytest.mark.parametrize("cache", ["degree", "frequency"])
-@pytest.mark.parametrize("segment", [1, 4])
+@pytest.mark.parametrize(("cache", "segment"), [("degree", 1), ("frequency", 4)])
 def test_caches_that_stay_the_same(
     path: Path, tmp_path: Path, expected: Batches, cache: str, segment: int
 ) -> None:
