@@ -8,7 +8,6 @@ from __future__ import annotations
 import errno
 import gc
 import os
-import shutil
 import threading
 import time
 from pathlib import Path
@@ -18,7 +17,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from gnnstore import _core, threads
+from gnnstore import _core
 from gnnstore.caching.plan import Trace
 from gnnstore.errors import (
     BudgetError,
@@ -29,7 +28,7 @@ from gnnstore.errors import (
 from gnnstore.features.packed.chunks import BLOCK_BYTES, PackedSuperbatch
 from gnnstore.features.packed.pack import least_memory, packed_bytes
 from gnnstore.testing.faults import Fault, SystemCall, inject, inject_all
-from gnnstore.testing.twins.packing import packed_file, piece_crcs
+from gnnstore.testing.twins.packing import packed_file
 from gnnstore.threads import CancelledError
 from tests.support.engines import available
 from tests.support.files import flip
@@ -119,22 +118,6 @@ def test_what_can_be_mended_is(case: Case, faults: list[Fault]) -> None:
     with inject_all(*faults) as injection:
         case.check()
     assert injection.count > 0, "the fault was never met"
-
-
-def test_short_writes_through_the_page_cache(case: Case, tmp_path: Path) -> None:
-    """Without O_DIRECT a write goes on at any byte."""
-    memory = Path("/dev/shm")  # noqa: S108 - a file system that has no O_DIRECT
-    if not memory.is_dir():
-        pytest.skip("no /dev/shm")
-    case.directory = memory / f"gnnstore-test-{os.getpid()}"
-    case.directory.mkdir()
-    try:
-        case.check()
-        with inject("pwrite", short_bytes=77, times=40) as injection:
-            case.check()
-        assert injection.count == 40
-    finally:
-        shutil.rmtree(case.directory)
 
 
 @pytest.mark.parametrize(
@@ -270,34 +253,6 @@ def test_a_bit_that_flipped(
         np.testing.assert_array_equal(case.read(packed, 3), case.rows["x"][case.trace.batch(3)])
 
 
-@pytest.mark.parametrize(
-    ("wrong", "error", "message"),
-    [
-        ({"crcs": np.zeros(4, np.uint32)}, ValueError, "crcs must have 5 entries"),
-        ({"crcs": np.zeros(5, np.int32)}, TypeError, "crcs must be uint32"),
-        ({"piece_bytes": 0}, ValueError, "piece_bytes must be at least 1"),
-        ({"piece_bytes": 1000, "crcs": np.zeros(6, np.uint32)}, ValueError, "do not divide"),
-        ({"piece_bytes": 8192, "crcs": np.zeros(1, np.uint32)}, ValueError, "do not divide"),
-    ],
-    ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
-)
-def test_checksums_that_do_not_fit(
-    case: Case, wrong: dict[str, Any], error: type[Exception], message: str
-) -> None:
-    reader = _core.Reader("pread", queue_depth=2, num_threads=1, max_read_bytes=4096)
-    none, out = np.empty(0, np.int32), np.zeros(5 * ROW_BYTES, np.uint8)
-    with case.pack() as packed:
-        content = packed.tables["x"].file_path.read_bytes()
-        crcs = piece_crcs(content, [0], [5 * ROW_BYTES], 1280)
-        given: dict[str, Any] = {"crcs": np.array(crcs, np.uint32), "piece_bytes": 1280} | wrong
-        place = (packed.tables["x"].files, 0, 0, np.arange(5, dtype=np.int32), none, none, out)
-        with pytest.raises(error, match=message):
-            _core.read_packed_rows(reader, *place, row_bytes=ROW_BYTES, **given)
-        sums = np.array(piece_crcs(content, [0], [5 * ROW_BYTES], 1024), np.uint32)
-        _core.read_packed_rows(reader, *place, row_bytes=ROW_BYTES, crcs=sums, piece_bytes=1024)
-    assert out.tobytes() == content[: len(out)]
-
-
 def test_files_that_were_removed_are_read_to_the_end(case: Case) -> None:
     packed = case.pack()
     packed.close()
@@ -402,16 +357,6 @@ def test_an_interrupted_wait_ends_the_work(case: Case) -> None:
     case.nothing_is_left()
 
 
-def test_progress_adds_up(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(threads, "_POLL_SECONDS", 1e-4)
-    done: list[int] = []
-    with case.pack(advance=done.append) as packed:
-        counts = packed.counts
-    assert sum(done) == counts.bytes_read + counts.bytes_written
-    assert all(amount > 0 for amount in done)
-    assert counts.bytes_per_second > 0
-
-
 def test_a_superbatch_without_misses_or_batches(case: Case) -> None:
     case.slots[:] = 0
     with case.pack() as packed:
@@ -463,52 +408,6 @@ def arguments(case: Case) -> Arguments:
     return Arguments(given)
 
 
-@pytest.mark.parametrize(
-    ("wrong", "error", "message"),
-    [
-        ({"progress": np.array([0, 1])}, OSError, "packing was stopped"),
-        ({"progress": np.zeros(1, np.int64)}, ValueError, "progress"),
-        ({"paths": []}, ValueError, "paths and file_bytes"),
-        ({"paths": [], "file_bytes": []}, IndexError, r"file 0 is outside \[0, 0\)"),
-        ({"chunk_files": np.full(6, 2)}, IndexError, r"file 2 is outside \[0, 2\)"),
-        ({"chunk_offsets": np.full(6, 100)}, ValueError, "multiple of 4096"),
-        ({"chunk_offsets": np.full(6, 1 << 30)}, ValueError, "behind the end of its file"),
-        ({"chunk_offsets": np.full(5, 0)}, ValueError, "chunk_offsets must have 6 entries"),
-        ({"chunk_crcs": np.zeros(41, np.uint32)}, ValueError, "chunk_crcs must have 42 entries"),
-        ({"chunk_crcs": np.zeros(42, np.int64)}, TypeError, "chunk_crcs must be uint32"),
-        ({"piece_bytes": 0}, ValueError, "piece_bytes must be at least 1"),
-        ({"num_rows_of": np.full(6, 701)}, ValueError, "batch 5 has 701 rows from row 3500 on"),
-        ({"num_rows_of": np.full(6, -1)}, ValueError, "batch 0 has -1 rows"),
-        ({"num_rows_of": np.full(5, 700)}, ValueError, "num_rows_of must have 6 entries"),
-        ({"begins": np.full(6, -1)}, ValueError, "from row -1 on"),
-        ({"begins": np.full(6, 2**62)}, ValueError, "but there are 4200"),
-        ({"begins": np.full(6, 1.5)}, TypeError, "begins must be int64"),
-        ({"rows": np.full(4200, -1)}, ValueError, "do not ascend"),
-        ({"rows": np.full(4200, 5)}, ValueError, "do not ascend"),
-        ({"rows": np.arange(4200)[::-1].copy()}, ValueError, "do not ascend"),
-        ({"rows": np.zeros(4200)}, TypeError, "rows must be int32 or int64"),
-        ({"num_rows": 100}, ValueError, "do not ascend"),
-        ({"num_rows": 10**9}, ValueError, "the bodies add up to"),
-        ({"row_bytes": 0}, ValueError, "row_bytes"),
-        ({"gap_bytes": -1}, ValueError, "gap_bytes"),
-        ({"gap_bytes": 2**63 - 1}, ValueError, "the least window is too large"),
-        ({"num_windows": 0}, ValueError, "num_windows"),
-        ({"window_bytes": 4096}, ValueError, "window_bytes"),
-        ({"window_bytes": (1 << 20) + 1}, ValueError, "window_bytes"),
-        ({"buffer_bytes": 1000}, ValueError, "buffer_bytes"),
-        ({"num_spare_buffers": 0}, ValueError, "num_spare_buffers"),
-        ({"num_threads": 0}, ValueError, "num_threads"),
-        ({"engine": "libaio"}, ValueError, "libaio"),
-    ],
-    ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
-)
-def test_wrong_arguments(
-    arguments: Arguments, wrong: dict[str, Any], error: type[Exception], message: str
-) -> None:
-    with pytest.raises(error, match=message):
-        arguments.call(**wrong)
-
-
 @pytest.mark.parametrize("engine", ["io_uring", "pread", "mmap"])
 @pytest.mark.parametrize("gap_bytes", [0, 8192])
 def test_tables_in_files_that_end_within_a_block(
@@ -542,45 +441,3 @@ def test_tables_in_files_that_end_within_a_block(
         gap_bytes=gap_bytes,
     )
     assert packed.read_bytes() == rows[needed].tobytes()
-
-
-@pytest.mark.parametrize("name", ["positions", "repeat_targets", "repeat_sources"])
-def test_places_outside_of_a_batch_write_nothing(case: Case, name: str) -> None:
-    reader = _core.Reader("pread", queue_depth=2, num_threads=1, max_read_bytes=4096)
-    with case.pack() as packed:
-        files = packed.tables["x"].files
-        for bad in (-1, 5):
-            both = ("positions", "repeat_targets")
-            places: dict[str, Any] = {n: np.array([0, 1], np.int32) for n in both}
-            places |= {"repeat_sources": np.array([1, 0], np.int32), name: np.array([0, bad], "i4")}
-            out = np.full(5 * ROW_BYTES, 7, np.uint8)
-            with pytest.raises(IndexError, match=rf"{bad}.*outside \[0, 5\)"):
-                _core.read_packed_rows(reader, files, 0, 0, **places, out=out, row_bytes=ROW_BYTES)
-            assert np.all(out == 7)
-
-
-@pytest.mark.parametrize(
-    ("place", "error"),
-    [
-        ((1, 0), IndexError),
-        ((0, 1 << 40), IndexError),
-        ((0, -4096), IndexError),
-        ((0, 7), ValueError),
-    ],
-)
-def test_runs_outside_of_a_file(case: Case, place: tuple[int, int], error: type[Exception]) -> None:
-    reader = _core.Reader("pread", queue_depth=2, num_threads=1, max_read_bytes=4096)
-    none = np.empty(0, np.int32)
-    out = np.full(ROW_BYTES, 7, np.uint8)
-    with case.pack() as packed, pytest.raises(error):
-        _core.read_packed_rows(
-            reader,
-            packed.tables["x"].files,
-            *place,
-            np.zeros(1, np.int32),
-            none,
-            none,
-            out,
-            row_bytes=ROW_BYTES,
-        )
-    assert np.all(out == 7)

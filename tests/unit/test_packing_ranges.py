@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 
 from gnnstore import _core
 from gnnstore.caching.plan import Trace
@@ -25,7 +24,6 @@ from gnnstore.features.packed import pack as packing
 from gnnstore.features.packed.chunks import PackedSuperbatch
 from gnnstore.features.packed.misses import MissCollector, MissTable
 from gnnstore.features.packed.pack import least_memory, packed_bytes
-from gnnstore.features.planned import PlanStep
 from gnnstore.features.source import FileRows
 from gnnstore.testing.faults import inject
 from gnnstore.testing.twins.packing import packed_file, piece_crcs
@@ -60,11 +58,6 @@ class Case(PackingCase):
 
     def check_one(self, packed: PackedSuperbatch, i: int) -> None:
         self.check_batch(packed, i, self.known.batch(i), self.expected.batch_slots(i))
-
-
-def step_of(slots: NDArray[np.int32]) -> PlanStep:
-    none = np.empty(0, np.int32)
-    return PlanStep(none, slots, none, none)
 
 
 @pytest.fixture
@@ -250,59 +243,3 @@ def test_a_disk_that_is_full_while_rows_are_sorted(case: Case, skip: int) -> Non
     ):
         case.pack(num_threads=1)
     assert case.left() == []
-
-
-@pytest.mark.parametrize("skip", [0, 1])
-def test_files_that_cannot_be_made(case: Case, skip: int) -> None:
-    with (
-        inject("open", errno=errno.EMFILE, skip=2 * skip),
-        pytest.raises(StorageError, match="missed" if skip == 0 else "positions"),
-    ):
-        case.pack(num_threads=1)
-    assert case.left() == []
-
-
-@pytest.mark.parametrize(
-    ("changes", "error"),
-    [
-        ({"stride": 0}, "stride must be at least 1"),
-        ({"max_rows": 1}, "max_rows must be at least 2"),
-        ({"samples": np.zeros(2, np.int32)}, "there must be 1 samples, got 2"),
-        ({"num_rows_of": np.array([-1])}, "must not be negative"),
-        ({"crcs": np.zeros(2, np.uint32)}, "crcs must have 1 entries"),
-        ({"chunk_offsets": np.zeros(2, np.int64)}, "chunk_offsets must have 1 entries"),
-    ],
-)
-def test_arguments_that_do_not_fit(case: Case, changes: dict[str, Any], error: str) -> None:
-    table = case.tables["x"].table
-    file = _core.SpillFile(case.directory / "ids")
-    begin, crc = file.append(np.array([1, 2], np.int32), 0)
-    place = table.place
-    given: dict[str, Any] = {
-        "files": table.files,
-        "ids": file,
-        "begins": np.array([begin]),
-        "num_rows_of": np.array([2]),
-        "crcs": np.array([crc], np.uint32),
-        "samples": np.array([1], np.int32),
-        "paths": [case.directory / "packed"],
-        "file_bytes": [4096],
-        "chunk_files": np.zeros(1, np.int64),
-        "chunk_offsets": np.zeros(1, np.int64),
-        "chunk_crcs": np.zeros(1, np.uint32),
-        "progress": np.zeros(2, np.int64),
-        "stride": 2,
-        "max_rows": 2,
-        "engine": "pread",
-        **place,
-        "num_windows": 2,
-        "window_bytes": 1 << 20,
-        "buffer_bytes": 4096,
-        "num_spare_buffers": 1,
-        "piece_bytes": 4096,
-    }
-    with pytest.raises(ValueError, match=error):
-        _core.pack_spilled_rows(**given | changes)
-    (case.directory / "packed").unlink(missing_ok=True)
-    assert _core.pack_spilled_rows(**given)["rows_packed"] == 2
-    file.close()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 from concurrent.futures import ThreadPoolExecutor
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -108,37 +107,6 @@ def test_narrow_integers_are_held_in_as_few_bytes_as_they_need(
         rows.gather(np.array([0, -1]))
 
 
-@pytest.mark.parametrize("width", [16, 17])
-def test_only_narrow_rows_are_looked_at(
-    tmp_path: Path, width: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    array = stored_array(tmp_path, np.ones((100, width), np.int32))
-    if width == 17:
-        monkeypatch.setattr(PagedArray, "pieces", None)
-    expected = 100 * width * (1 if width == 16 else 4)
-    assert open_rows(array, "memory").resident_bytes == expected
-
-
-def test_labels_held_in_a_byte_leave_room_for_rows(tmp_path: Path) -> None:
-    pytest.importorskip("torch_geometric")
-    slots = {}
-    for most in (10, 2**40):
-        labels = np.arange(40_000) % 10 * (most // 10)
-        rows = np.random.default_rng(0).random((40_000, 100), np.float32)
-        edges = np.random.default_rng(1).integers(0, 40_000, (2, 80_000))
-        store = write_store(tmp_path / f"{most}.gnn", edges, x=labels, h=rows)
-        options: dict[str, Any] = {"cache": "degree", "memory": "20MB", "num_threads": 1}
-        loader = gnnstore.NeighborLoader(
-            store, [2], range(40_000), strategy="static", batch_size=10, **options
-        )
-        slots[most] = loader.stats().cache_rows
-        for batch in islice(loader, 20):
-            np.testing.assert_array_equal(batch.x, labels[batch.n_id])
-            np.testing.assert_array_equal(batch.h, rows[batch.n_id])
-    spared = 40_000 * 7
-    assert 0.9 * spared < (slots[10] - slots[2**40]) * 400 < spared
-
-
 @pytest.mark.parametrize("bad", [-1, 300])
 def test_an_id_outside_the_table_is_an_error(tmp_path: Path, bad: int) -> None:
     stored = write_example_store(tmp_path / "s.gnn", num_nodes=300)
@@ -149,14 +117,6 @@ def test_an_id_outside_the_table_is_an_error(tmp_path: Path, bad: int) -> None:
             rows.gather(np.array([0, 299, bad]))
 
 
-def test_only_memory_is_resident(tmp_path: Path) -> None:
-    stored = write_example_store(tmp_path / "s.gnn", num_nodes=300, feature_shape=(25,))
-    reader = StoreReader.open(stored.path)
-    array = reader.paged(reader.schema.node.attributes["x"])
-    assert MappedRows.map(array).resident_bytes == 0
-    assert MemoryRows.load(array, 1).resident_bytes == 300 * 100
-
-
 @pytest.mark.parametrize("shape", [(4,), (4, 3, 2), ()])
 def test_an_array_in_memory_is_a_table(shape: tuple[int, ...]) -> None:
     rng = np.random.default_rng(0)
@@ -165,19 +125,6 @@ def test_an_array_in_memory_is_a_table(shape: tuple[int, ...]) -> None:
     np.testing.assert_array_equal(MemoryRows.from_array(table).gather(ids).values, table[ids])
     transposed = np.asfortranarray(table)
     np.testing.assert_array_equal(MemoryRows.from_array(transposed).gather(ids).values, table[ids])
-
-
-@pytest.mark.parametrize("dtype", [np.bool_, np.float16, np.int8, np.float64, np.uint16])
-def test_element_types_are_kept(dtype: type) -> None:
-    table: npt.NDArray[Any] = np.arange(20).astype(dtype)
-    found = MemoryRows.from_array(table).gather(np.array([3, 1])).values
-    assert found.dtype == dtype
-    np.testing.assert_array_equal(found, table[[3, 1]])
-
-
-def test_rows_without_elements() -> None:
-    found = MemoryRows.from_array(np.empty((5, 0), np.float32)).gather(np.array([1, 2, 3])).values
-    assert found.shape == (3, 0)
 
 
 def test_many_threads_may_gather_at_once(tmp_path: Path) -> None:
@@ -198,17 +145,6 @@ MIN_POOLED_BYTES = 128 * 1024
 # --- buffers -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("shape", [(), (0,), (0, 7), (3, 4), (2, 50_000)])
-@pytest.mark.parametrize("dtype", ["int64", "float32", "bool"])
-def test_buffers_have_the_shape_and_type_asked_for(shape: tuple[int, ...], dtype: str) -> None:
-    buffer = empty(shape, dtype)
-    assert (buffer.shape, buffer.dtype.name) == (shape, dtype)
-    assert buffer.flags.c_contiguous
-    assert buffer.flags.writeable
-    buffer[...] = 1
-    assert buffer.sum() == buffer.size
-
-
 def test_large_buffers_return_to_the_pool_with_their_last_view() -> None:
     gc.collect()  # what other tests left in cycles
     before = _core.pool_stats()["buffers_in_use"]
@@ -219,13 +155,6 @@ def test_large_buffers_return_to_the_pool_with_their_last_view() -> None:
     assert row.tolist() == [7] * 8
     del row
     assert _core.pool_stats()["buffers_in_use"] == before
-
-
-def test_small_buffers_do_not_trouble_the_pool() -> None:
-    before = _core.pool_stats()
-    small = empty((MIN_POOLED_BYTES // 8 - 1,), "int64")
-    assert _core.pool_stats() == before
-    del small
 
 
 # --- sharing between loaders ---------------------------------------------------------------

@@ -17,7 +17,6 @@ from gnnstore.caching.segments import (
     segments_of,
 )
 from gnnstore.disk.profile import tune_reads
-from gnnstore.errors import UsageError
 from gnnstore.strategies.predict.reads import ReadTotals, count_extents
 
 NUM_ROWS, ROW_BYTES = 4000, 512
@@ -91,22 +90,9 @@ def test_nothing_is_shared(missed: list[list[int]]) -> None:
     assert shared.find(np.array([3, 5], np.int32)).tolist() == [-1, -1]
 
 
-@pytest.mark.parametrize("size", [0, 1, 2, 7, 1024])
-def test_permutations(size: int) -> None:
-    first, second = permutation(size, 0), permutation(size, 1)
-    assert sorted(first.tolist()) == sorted(second.tolist()) == list(range(size))
-    if size > 2:
-        assert first.tolist() != second.tolist() != list(range(size))
-
-
 def test_permutations_are_those_of_every_version() -> None:
     assert permutation(8, 0).tolist() == [2, 7, 6, 1, 4, 5, 0, 3]
     assert permutation(8, 1).tolist() == [3, 1, 2, 0, 7, 6, 4, 5]
-
-
-def test_too_many_batches() -> None:
-    with pytest.raises(UsageError, match="superbatch="):
-        SharedRows.of([np.empty(0, np.int32)] * 2**16, 10)
 
 
 @pytest.mark.parametrize("range_rows", [100, 1 << 22])
@@ -124,11 +110,6 @@ def test_rows_that_segments_of_every_length_store(
             for part in segments_of(12, segment)
         )
         assert found.stored_rows(segment) == expected, segment
-
-
-def test_no_batches() -> None:
-    found = Recurrences.of([], NUM_ROWS)
-    assert (found.num_missed, search_segment(found, lambda _: True)) == (0, 1)
 
 
 @pytest.mark.parametrize("drift", [0, 40, 400])

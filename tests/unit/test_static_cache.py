@@ -11,9 +11,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-from hypothesis.extra import numpy as hnp
 
 import gnnstore
 from gnnstore.caching import scores as static_cache
@@ -23,8 +20,6 @@ from gnnstore.errors import CorruptStoreError, StorageError, UsageError
 from gnnstore.features import static as tier
 from gnnstore.features.source import FileRows, Tier, of_one_type
 from gnnstore.features.static import StaticCache, cache_cost
-from gnnstore.formats.arrays.paged_array import PagedArray
-from gnnstore.formats.store.csc import TopologyMode
 from gnnstore.graph.shared import SharedTables, shared_tables
 from gnnstore.loaders.options import read_options
 from gnnstore.strategies.loader_spec import ReadOptions
@@ -52,27 +47,6 @@ def test_the_highest_scores_are_chosen(dtype: type, num_rows: int, most: int) ->
     assert nodes.tolist() == best_nodes(scores, num_rows)
 
 
-@given(
-    scores=hnp.arrays(
-        np.uint32, st.integers(0, 40), elements=st.sampled_from([0, 1, 7, 65535, 65536, 2**32 - 1])
-    ),
-    num_rows=st.integers(0, 45),
-)
-def test_scores_of_32_bits(scores: npt.NDArray[np.uint32], num_rows: int) -> None:
-    assert select_nodes(scores, num_rows).tolist() == best_nodes(scores, num_rows)
-
-
-def test_scores_are_looked_at_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(static_cache, "_CHUNK", 7)
-    scores = np.random.default_rng(0).integers(0, 4, 100).astype(np.uint8)
-    for num_rows in range(102):
-        assert select_nodes(scores, num_rows).tolist() == best_nodes(scores, num_rows)
-
-
-def test_of_equal_scores_the_lowest_ids() -> None:
-    assert select_nodes(np.array([3, 5, 5, 5, 1], np.uint8), 2).tolist() == [1, 2]
-
-
 def test_what_nobody_asked_for_is_cached_only_with_all_the_rest() -> None:
     scores = np.array([0, 2, 0, 1], np.uint8)
     assert select_nodes(scores, 3).tolist() == [1, 3]
@@ -86,22 +60,6 @@ def test_an_out_degree_counts_the_columns_that_a_node_stands_in() -> None:
         counts = count_out_degrees(np.array_split(sources, pieces), 50, "the graph")
         assert counts.dtype == np.uint32
         np.testing.assert_array_equal(counts, np.bincount(sources, minlength=50))
-
-
-@pytest.mark.parametrize("mode", ["memory", "mmap", "disk"])
-def test_columns_come_in_pieces(
-    tmp_path: Path, mode: TopologyMode, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    written = write_example_store(tmp_path / "a.gnn", num_nodes=600, num_edges=3000)
-    store = gnnstore.open(written.path)
-    monkeypatch.setattr("gnnstore.formats.store.csc._PIECE_IDS", 700)
-    expected = store.topology("memory").columns().indices
-    for num_bytes in (1, 999, 4 << 20):
-        monkeypatch.setattr(PagedArray.pieces, "__defaults__", (num_bytes,))
-        csc = store.topology(mode).columns()
-        pieces = list(csc.column_pieces())
-        np.testing.assert_array_equal(np.concatenate(pieces), expected)
-        assert len(pieces) > 1 or num_bytes > 999
 
 
 def test_a_damaged_topology_is_an_error_not_a_crash() -> None:
@@ -210,16 +168,6 @@ def test_a_cache_shrinks_to_its_best(table: tuple[FileRows, Any]) -> None:
         best = np.argsort(scores)[N - min(num_rows, 200) :]
         assert found.counts.rows_cached == np.isin(IDS, best).sum()
     assert cache.num_bytes == 0
-
-
-def test_a_full_cache_shrinks_too(table: tuple[FileRows, Any]) -> None:
-    rows, _ = table
-    scores = np.zeros(N, np.uint8)
-    scores[[7, 250]] = [1, 2]
-    cache = fill(rows, scores, N)
-    cache.shrink(3)
-    assert cache.rows("x").gather(np.array([250])).counts.rows_cached == 1
-    assert cache.num_rows == 3
 
 
 # --- filling it beside batches --------------------------------------------------------------

@@ -77,34 +77,6 @@ def test_a_short_wait_shows_nothing(shown: Display) -> None:
     assert not shown.events
 
 
-def test_without_a_word_a_timer_shows_it(shown: Display) -> None:
-    is_shown = threading.Event()
-
-    @contextmanager
-    def opened() -> Iterator[Display]:
-        is_shown.set()
-        yield shown
-
-    progress = WaitProgress(opened, 0.01)
-    with progress.waiting(), progress.phase("load"):
-        assert is_shown.wait(60)
-    assert shown.events[0] == ("load", None, "items")
-
-
-def test_where_no_thread_can_be_started_counts_display_it(
-    shown: Display, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def no_thread(_: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
-
-    monkeypatch.setattr(threading.Thread, "start", no_thread)
-    progress = WaitProgress(shown.opened, AT_ONCE)
-    with progress.waiting(), progress.phase("sample", 3, "batches") as phase:
-        phase.advance(3)
-    assert sum(event[1] for event in shown.events if event[0] == "sample" and len(event) == 2) == 3
-    assert shown.events[-2:] == ["end of sample", "close"]
-
-
 def waited(progress: WaitProgress, items: Iterator[Any]) -> Iterator[Any]:
     """Yield items as they are made, waiting for each of them."""
     return ordered_map(list, items, num_threads=0, lookahead=lambda: 1, waiting=progress.waiting)
@@ -143,12 +115,6 @@ def test_errors_end_the_display(shown: Display) -> None:
     with pytest.raises(OSError, match="no disk"):
         list(waited(progress, items()))
     assert shown.events[-2:] == ["end of sample", "close"]
-
-
-def test_items_are_held_by_the_consumer_alone(shown: Display) -> None:
-    for progress in (WaitProgress(), WaitProgress(shown.opened)):
-        found = waited(progress, ([k] for k in range(2)))
-        assert sys.getrefcount(next(found)) <= 2
 
 
 @pytest.mark.parametrize("copied", [True, False])
@@ -238,19 +204,3 @@ def test_ranks_but_the_first_are_quiet(path: Path, monkeypatch: pytest.MonkeyPat
     assert shows(rank=1, world_size=2, progress=True)
     monkeypatch.setenv("RANK", "1")
     assert not shows()
-
-
-def test_on_a_terminal(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The command line's bars, which leave nothing behind."""
-    terminal = Terminal()
-    monkeypatch.setattr(sys, "stderr", terminal)
-    monkeypatch.setenv("TERM", "xterm")
-    loader = NeighborLoader(path, [4], range(100), batch_size=10, strategy="belady", memory="50MB")
-    progress = loader._recorder.progress
-    progress._after_seconds = AT_ONCE
-    with progress.waiting(), progress.phase("sample ahead", 3, "batches") as phase:
-        phase.advance()
-    text, erased, rest = terminal.getvalue().rpartition("\x1b[2K")
-    assert "sample ahead" in text
-    assert erased
-    assert "sample" not in rest
