@@ -133,33 +133,6 @@ def test_the_picture(run: Any, place: Path, tmp_path: Path) -> None:
     assert list(place.iterdir()) == []
 
 
-def test_the_picture_shows_the_numbers(tmp_path: Path, figures: list[Any]) -> None:
-    from gnnstore.tools.plots import draw_profile  # noqa: PLC0415
-
-    rates = {512: {1: 10.0, 2: 20.0, 4: 30.0}, 4096: {1: 9.0, 2: 18.0}, 65536: {1: 5.0}}
-    profile = DeviceProfile(
-        *("ext4-1", "/data", "/dev/disk", "ext4", "io_uring", False, "2026-01-02T00:00:00+00:00"),
-        sequential_read_bytes_per_second=1e6,
-        sequential_write_bytes_per_second=5e5,
-        random_reads_per_second=rates,
-    )
-    draw_profile(profile, tmp_path / "a.png")
-    ((reads, bandwidth),) = [figure.axes for figure in figures]
-    assert reads.get_xscale() == bandwidth.get_xscale() == "log"
-    for axes, factors in ((reads, (1, 1, 1)), (bandwidth, (512, 4096, 65536))):
-        drawn = [(list(line.get_xdata()), list(line.get_ydata())) for line in axes.lines[:3]]
-        expected = [
-            (list(of_block), [rate * factor for rate in of_block.values()])
-            for of_block, factor in zip(rates.values(), factors, strict=True)
-        ]
-        assert drawn == expected
-    assert list(bandwidth.lines[3].get_ydata()) == [1e6, 1e6]
-    assert "through the page cache" in figures[0].get_suptitle()
-    colours = [[line.get_color() for line in axes.lines[:3]] for axes in (reads, bandwidth)]
-    assert colours[0] == colours[1]
-    assert len(set(colours[0])) == 3
-
-
 def test_without_matplotlib_nothing_is_measured(
     run: Any, place: Path, monkeypatch: pytest.MonkeyPatch, cache: Path
 ) -> None:

@@ -77,15 +77,6 @@ def test_an_engine_that_the_environment_asks_for(
     assert re.search(r"^  forced +mmap$", run("info", tmp_path).stdout, re.M)
 
 
-def test_no_file_to_try_engines_on(run: Any) -> None:
-    """Nothing can be written to /proc, and it is no store."""
-    done = run("info", "/proc", "--json")
-    assert done.status == 0
-    assert done.document["engines"]["probes"] is None
-    assert done.document["filesystem"]["direct_io"] is None
-    assert "no file there to try them on" in run("info", "/proc").stdout
-
-
 def test_text_for_people(run: Any) -> None:
     done = run("info")
     assert done.status == 0
@@ -102,40 +93,6 @@ def test_a_path_that_is_not_there(run: Any, tmp_path: Path) -> None:
 
 def test_a_package_that_is_not_installed_is_no_failure() -> None:
     assert info._version("no-such-package-of-any-kind") is None
-
-
-def test_a_machine_that_says_nothing(
-    run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Where /proc and /sys are not mounted, as in some containers."""
-    read_text = Path.read_text
-
-    def not_there(path: Path, *given: Any, **options: Any) -> str:
-        if str(path).startswith(("/proc/cpuinfo", "/proc/meminfo", "/sys/")):
-            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
-        return read_text(path, *given, **options)
-
-    monkeypatch.setattr(Path, "read_text", not_there)
-    machine = run("info", tmp_path, "--json").document["machine"]
-    assert machine["cpu_features"] == []
-    assert machine["huge_pages"] == {"enabled": None, "defrag": None}
-    assert machine["cpu"] == (platform.processor() or None)
-    assert run("info", tmp_path).status == 0
-
-
-def test_a_processor_without_a_name_of_its_model(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    read_text = Path.read_text
-    (tmp_path / "cpuinfo").write_text("processor : 0\nFeatures : fp asimd crc32\n")
-    monkeypatch.setattr(
-        Path,
-        "read_text",
-        lambda path: read_text(tmp_path / "cpuinfo" if path.name == "cpuinfo" else path),
-    )
-    machine = info._machine()
-    assert machine["cpu"] == (platform.processor() or None)
-    assert machine["cpu_features"] == ["crc32", "asimd"]
 
 
 def test_a_file_system_without_direct_reads(run: Any, example: Path) -> None:

@@ -18,7 +18,6 @@ from gnnstore.converters.partitions.partition import partition
 from gnnstore.disk import measure as first_measurement
 from gnnstore.disk.profile import DeviceProfile, save_profile
 from gnnstore.errors import StorageError
-from gnnstore.palette import STRATEGIES
 from gnnstore.strategies import auto as optimizer
 from gnnstore.strategies.builtin import auto
 from gnnstore.testing.graphs import random_graph, write_store
@@ -342,78 +341,6 @@ def test_the_picture_shows_the_numbers(
     # Belady's is the best of those that fill themselves, and no worse than one filled before.
     for name, rates in by_name.items():
         assert (np.array(by_name["belady"]) <= np.array(rates) + 1e-9).all(), name
-
-
-def with_a_curve(document: dict[str, Any], num_points: int) -> dict[str, list[tuple[int, float]]]:
-    """Give a document a curve of this many points and a choice; return the points by strategy."""
-    names = [candidate.choice for candidate in auto().candidates]
-    curve: list[dict[str, Any]] = [
-        {"memory_bytes": 10**9 * step, "seconds_per_epoch": dict.fromkeys(names, 9.0 / step)}
-        for step in range(1, num_points + 1)
-    ]
-    predictions = document["predictions"]
-    predictions |= {"curve": curve, "memory_bytes": 15 * 10**8, "is_memory_asked": True}
-    taken = {"strategy": "packed", "is_chosen": True, "seconds_per_epoch": 4.5}
-    predictions["strategies"] = [taken, {**taken, "strategy": "belady", "is_chosen": False}]
-    points = [(point["memory_bytes"], 9.0e9 / point["memory_bytes"]) for point in curve]
-    return dict.fromkeys(names, points)
-
-
-@pytest.mark.parametrize("num_points", [0, 1, 2])
-def test_single_points_are_no_panel(
-    run: Any, store: Path, tmp_path: Path, figures: list[Any], num_points: int
-) -> None:
-    from gnnstore.tools.plots import draw_predictions  # noqa: PLC0415
-
-    document = run("predict", store, *QUICK, "--batches", "5", "--json").document
-    with_a_curve(document, num_points)
-    draw_predictions(document, tmp_path / "a.png")
-    assert len(figures[0].axes) == (2 if num_points > 1 else 1)
-
-
-def test_the_picture_shows_the_budget_and_the_choice(
-    run: Any, store: Path, tmp_path: Path, figures: list[Any]
-) -> None:
-    from gnnstore.tools.plots import draw_predictions  # noqa: PLC0415
-
-    document = run("predict", store, *QUICK, "--batches", "5", "--json").document
-    points = with_a_curve(document, 3)
-    draw_predictions(document, tmp_path / "a.png")
-    reads, times = figures[0].axes
-    # A strategy is drawn alike in both panels, and as the palette says.
-    for axes in (reads, times):
-        for line in axes.lines:
-            name = line.get_label().partition(":")[0]
-            if name in STRATEGIES:
-                look = STRATEGIES[name]
-                assert (line.get_color(), line.get_marker()) == (look.colour, look.marker)
-    drawn = {line.get_label().partition(":")[0]: line for line in times.lines}
-    for name, expected in points.items():
-        assert np.transpose(drawn[name].get_data()) == pytest.approx(np.array(expected))
-    budget = drawn["memory=1.5 GB"]
-    assert list(budget.get_xdata()) == [15 * 10**8] * 2
-    (star,) = [line for line in times.lines if line.get_marker() == "*"]
-    assert (list(star.get_xdata()), list(star.get_ydata())) == ([15 * 10**8], [4.5])
-    assert star.get_color() == STRATEGIES["packed"].colour
-    (legend,) = figures[0].legends
-    texts = [text.get_text() for text in legend.get_texts()]
-    assert len(texts) == len(set(texts)) == len(points) + 3  # and lru, the budget, the choice
-    assert texts[-1] == "what strategy='auto' takes with it: packed"
-    assert all(": " in text for text in texts if text.partition(":")[0] in STRATEGIES)
-
-
-def test_a_budget_that_nobody_gave_is_called_the_default(
-    run: Any, store: Path, tmp_path: Path, figures: list[Any]
-) -> None:
-    from gnnstore.tools.plots import draw_predictions  # noqa: PLC0415
-
-    document = run("predict", store, *QUICK, "--batches", "5", "--json").document
-    assert document["predictions"]["is_memory_asked"] is False
-    with_a_curve(document, 2)
-    document["predictions"]["is_memory_asked"] = False
-    draw_predictions(document, tmp_path / "a.png")
-    labels = [line.get_label() for line in figures[0].axes[1].lines]
-    assert "memory=1.5 GB, the default here" in labels
 
 
 def test_without_matplotlib_nothing_is_sampled(

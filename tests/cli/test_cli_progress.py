@@ -9,7 +9,6 @@ import pty
 import re
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,8 +23,6 @@ from gnnstore.progress import (
     LOGGER,
     LineProgress,
     Usage,
-    describe_amount,
-    describe_rate,
     open_progress,
 )
 
@@ -64,21 +61,6 @@ def test_a_line_now_and_then(lines: Lines) -> None:
     ]
 
 
-def test_the_time_left_is_counted_from_the_first_units(lines: Lines) -> None:
-    """Which take longer: what comes before them is work that is done once."""
-    with LineProgress().phase("load", total=40, unit="batches") as phase:
-        lines.now += 50
-        phase.advance(10)
-        for _ in range(15):
-            lines.now += 1
-            phase.advance(2)
-    assert lines.found == [
-        "load: 10 of 40 batches (25%), 50 s",
-        "load: 30 of 40 batches (75%), 60 s, 2 batches/s, 5 s left",
-        "load: 40 of 40 batches, done in 65 s, 0.62 batches/s",
-    ]
-
-
 def test_lines_of_work_that_writes_show_what_it_uses(tmp_path: Path, lines: Lines) -> None:
     progress = LineProgress(Usage())
     progress.note("expected: much")
@@ -96,62 +78,9 @@ def test_lines_of_work_that_writes_show_what_it_uses(tmp_path: Path, lines: Line
         )
 
 
-def test_usage_without_the_kernels_counters(tmp_path: Path) -> None:
-    assert re.fullmatch(r"[\d.]+ [MG]B memory at the peak", str(Usage(tmp_path / "none")))
-
-
-@pytest.mark.parametrize(
-    ("per_second", "unit", "text"),
-    [(1234.5, "edges", "1,234 edges/s"), (0.25, "rows", "0.25 rows/s"), (5e6, "bytes", "5 MB/s")],
-)
-def test_rates(per_second: float, unit: str, text: str) -> None:
-    assert describe_rate(10**6, None, unit, per_second) == [text]
-
-
 def test_a_short_phase_prints_nothing(lines: Lines) -> None:
     with LineProgress().phase("sort", total=3) as phase:
         phase.advance(3)
-    assert lines.found == []
-
-
-@pytest.mark.parametrize(
-    ("done", "total", "unit", "text"),
-    [
-        (5, 10, "rows", "5 of 10 rows"),
-        (1234567, None, "edges", "1,234,567 edges"),
-        (1_000_000, 2_500_000, "bytes", "1 MB of 2.5 MB"),
-        (1_000_000, None, "bytes", "1 MB"),
-    ],
-)
-def test_amounts(done: int, total: int | None, unit: str, text: str) -> None:
-    assert describe_amount(done, total, unit) == text
-
-
-def test_several_threads_may_advance_a_phase(lines: Lines, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_LINE_SECONDS", 0)
-    with LineProgress().phase("copy", 4000, "rows") as phase:
-
-        def work() -> None:
-            for _ in range(1000):
-                phase.advance()
-
-        threads = [threading.Thread(target=work) for _ in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    assert len(lines.found) == 4001
-    assert lines.found[-1].startswith("copy: 4,000 of 4,000 rows, done in")
-
-
-def test_nothing_is_said_of_the_end_of_what_fails(lines: Lines) -> None:
-    def fail() -> None:
-        with LineProgress().phase("work"):
-            lines.now += 20
-            raise ValueError("bad luck")
-
-    with pytest.raises(ValueError, match="bad luck"):
-        fail()
     assert lines.found == []
 
 

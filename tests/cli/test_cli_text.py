@@ -30,7 +30,7 @@ from gnnstore.tools.inspect.programs import (
     program_of_partitions,
 )
 from gnnstore.tools.predict import layouts as predictions
-from gnnstore.tools.ui.layout import fill, print_document, print_table, rows_at
+from gnnstore.tools.ui.layout import fill, print_document, rows_at
 from gnnstore.tools.ui.session import Session
 
 EXPECTED = Path(__file__).parent / "expected"
@@ -118,10 +118,6 @@ def test_suggestions(run: Any, words: tuple[str, ...], said: str) -> None:
     assert done.status == 2
     assert said in done.stderr
     assert "planted-kg" not in done.stderr  # which help does not list
-
-
-def test_a_budget_of_a_megabyte_is_no_mistake(run: Any, tmp_path: Path) -> None:
-    assert run("predict", tmp_path / "none.gnn", "--memory", "1MB").status == 3
 
 
 # --- tables -------------------------------------------------------------------------------------
@@ -222,24 +218,6 @@ def test_tables(name: str, width: int) -> None:
 
 
 COLUMNS = ("name", "first", "second", "third")
-ROWS = [("a" * 40 + "z", "12345678", "x" * 8, "y" * 8), ("b", "1", "2", "3")]
-
-
-@pytest.mark.parametrize(
-    ("width", "left"),
-    [(80, COLUMNS), (74, COLUMNS[:3]), (60, COLUMNS[:3]), (25, COLUMNS[:1]), (14, COLUMNS[:1])],
-)
-def test_a_row_is_one_line(width: int, left: tuple[str, ...]) -> None:
-    text = drawn(lambda console: print_table(console, COLUMNS, ROWS), width)
-    head, rule, *lines = text.splitlines()
-    assert tuple(head.split()) == left
-    assert set(rule.strip()) == {"─"}
-    assert [line.split()[0][-1:] for line in lines[:2]] == ["z", "b"]
-    assert max(map(len, lines)) <= width
-    remark = " ".join(" ".join(lines[2:]).split())
-    missing = [name for name in COLUMNS if name not in left]
-    assert all(name in remark for name in missing)
-    assert bool(remark) == bool(missing)
 
 
 @pytest.mark.parametrize(
@@ -286,12 +264,6 @@ def test_rows_of_lists_in_lists_have_both() -> None:
         {"key": "y", "value": 2},
     ]
     assert rows_at({}, "a.b") == []
-
-
-def test_a_pipe_gets_every_column() -> None:
-    text = drawn(lambda console: print_table(console, COLUMNS, ROWS), 20, is_terminal=False)
-    assert len(text.splitlines()) == 3
-    assert [line.split() for line in text.splitlines()] == [list(row) for row in (COLUMNS, *ROWS)]
 
 
 # --- what to do next ----------------------------------------------------------------------------

@@ -148,26 +148,3 @@ def test_going_on_from_other_rows_takes_little() -> None:
     planner.restart(nodes)
     taken = resident("VmHWM") - before
     assert 5 * num_slots <= taken <= 10 * num_slots + 2**21
-
-
-def test_what_planning_in_files_takes() -> None:
-    """A slot may cost little more than its row, and a batch nearly nothing."""
-    least = spilled_transient_bytes(0, 0, 0, 0, 0)
-    assert least <= 5 * 2**20
-    assert spilled_transient_bytes(0, 0, 0, 1000, 0) - least <= 14 * 1000
-    assert spilled_transient_bytes(10**9, 0, 0, 0, 2**20) - least == 2**20
-    assert spilled_transient_bytes(1000, 0, 0, 0, 2**20) - least == 4000
-    assert spilled_transient_bytes(0, 0, 1024, 0, 0) - least <= 2**18
-
-
-def test_what_planning_takes() -> None:
-    """Loaders reserve it all the time: a batch of 136,000 rows, and a slot, may cost so much."""
-    least = transient_bytes(0, 0, 0)
-    assert least <= 4 * 2**20
-    assert transient_bytes(2, 100, 0) - least == (16 + 4) * 100, "all next uses are counted"
-    assert 16 * 136_000 <= transient_bytes(2, 136_000, 0) - least <= 16.5 * 136_000
-    assert transient_bytes(100, 136_000, 0) - least <= 140 * 136_000
-    assert transient_bytes(0, 0, 1000) - least <= 24 * 1000
-    assert transient_bytes(5, 136_000, 1000) == (
-        transient_bytes(5, 136_000, 0) + transient_bytes(0, 0, 1000) - least
-    )

@@ -29,10 +29,6 @@ def empty_pool() -> Iterator[None]:
     _core.pool_trim()
 
 
-def hits() -> int:
-    return _core.pool_stats()["hits"]
-
-
 @pytest.mark.parametrize("num_bytes", [0, 1, 4096, 4097, MIB - 1, MIB, 3 * MIB + 1, 100 * MIB])
 def test_buffers_are_writable_and_aligned(num_bytes: int) -> None:
     in_use = _core.pool_stats()["bytes_in_use"]
@@ -63,22 +59,6 @@ def test_a_buffer_comes_back_when_its_last_view_dies() -> None:
     assert after["bytes_in_use"] == before["bytes_in_use"]
 
 
-def test_nearly_equal_sizes_share_buffers() -> None:
-    _core.pool_empty(50 * MIB)  # freed at once
-    misses = _core.pool_stats()["misses"]
-    rng = np.random.default_rng(0)
-    for num_bytes in rng.integers(46 * MIB, 50 * MIB, 50).tolist():
-        _core.pool_empty(num_bytes)
-    assert _core.pool_stats()["misses"] == misses
-
-
-def test_a_small_request_does_not_take_a_large_buffer() -> None:
-    _core.pool_empty(50 * MIB)
-    before = hits()
-    _core.pool_empty(10 * MIB)
-    assert hits() == before
-
-
 def test_free_memory_is_bounded() -> None:
     _core.pool_set_limit(10 * MIB)
     small = _core.pool_empty(4 * MIB)
@@ -94,50 +74,6 @@ def test_free_memory_is_bounded() -> None:
     assert _core.pool_stats()["bytes_free"] == 4 * MIB
     _core.pool_set_limit(0)
     assert _core.pool_stats()["bytes_free"] == 0
-
-
-def test_the_longest_unused_goes_first() -> None:
-    first, second = _core.pool_empty(4 * MIB), _core.pool_empty(8 * MIB)
-    address = second.ctypes.data
-    del first
-    del second
-    _core.pool_trim(8 * MIB)
-    assert _core.pool_empty(8 * MIB).ctypes.data == address
-
-
-@pytest.mark.parametrize(
-    ("wanted", "left"),
-    [(4, [2, 8, 16]), (6, [2, 4, 16]), (10, [2, 4, 8]), (16, [2, 4, 8]), (20, [2, 4]), (40, [])],
-)
-def test_memory_is_taken_in_exchange_for_smaller_buffers(wanted: int, left: list[int]) -> None:
-    """They are given back, the largest first, until what is wanted has room in their place.
-
-    Larger ones serve up to twice as much as is wanted.
-    """
-    kept = [_core.pool_empty(size * MIB) for size in (2, 4, 8, 16)]
-    del kept
-    _core.pool_exchange(True)
-    in_use = _core.pool_stats()["bytes_in_use"]
-    buffer = _core.pool_empty(wanted * MIB)
-    taken = _core.pool_stats()["bytes_in_use"] - in_use
-    assert taken >= buffer.nbytes
-    free = _core.pool_stats()["bytes_free"]
-    assert free == sum(left) * MIB
-
-
-@pytest.mark.parametrize(("exchanges", "expected"), [(False, 80 * MIB), (True, 74 * MIB)])
-def test_buffers_are_hardly_larger_than_wanted_where_memory_is_short(
-    exchanges: bool, expected: int
-) -> None:
-    kept = _core.pool_empty(200 * MIB)  # too large to serve for it
-    del kept
-    _core.pool_exchange(exchanges)
-    before = _core.pool_stats()
-    buffer = _core.pool_empty(72 * MIB + 1)
-    after = _core.pool_stats()
-    assert buffer.nbytes == 72 * MIB + 1
-    assert after["bytes_in_use"] - before["bytes_in_use"] == expected
-    assert after["bytes_free"] == before["bytes_free"] >= 200 * MIB
 
 
 @pytest.mark.parametrize("num_bytes", [-1, 2**62])

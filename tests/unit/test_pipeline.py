@@ -11,7 +11,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Generator, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from queue import SimpleQueue
 from typing import Any
@@ -141,44 +141,6 @@ def test_an_item_that_is_not_ready_is_waited_for_last(num_threads: int) -> None:
     doubled = ordered_map(lambda x: 2 * x, Items(), num_threads=num_threads, lookahead=lambda: 10)
     found.extend(doubled)
     assert found == [2, 4, 6, 8, 10, 12]
-
-
-@pytest.mark.parametrize("is_paced", [False, True])
-def test_only_what_is_not_there_is_waited_for(is_paced: bool) -> None:
-    """But paced items always are: what makes them may take long in the consumer's thread."""
-
-    class Ready(Iterator[int]):
-        def __init__(self) -> None:
-            self._items = iter(range(3))
-
-        def __next__(self) -> int:
-            return next(self._items)
-
-        def is_ready(self) -> bool:
-            return True
-
-    second, third = threading.Event(), threading.Event()
-    waits: list[int] = []
-
-    @contextmanager
-    def waiting(k: int) -> Iterator[None]:
-        waits.append(k)
-        third.set()
-        yield
-
-    def work(n: int) -> int:
-        if n == 2:
-            third.clear()
-            second.set()  # one thread: the result before is there
-            assert third.wait(60)
-        return n
-
-    items = Ready() if is_paced else iter(range(3))
-    results = ordered_map(work, items, num_threads=1, lookahead=depth(3), waiting=waiting)
-    assert next(results) == 0
-    assert second.wait(60)
-    assert list(results) == [1, 2]
-    assert waits == ([0, 1, 2, 3] if is_paced else [0, 2, 3])
 
 
 def test_leaving_early_cancels_what_has_not_begun() -> None:
@@ -356,22 +318,7 @@ def test_a_result_that_does_not_come_times_out() -> None:
     timer.join()
 
 
-def test_a_timeout_of_the_function_itself_keeps_its_own_words() -> None:
-    def fail(_: int) -> int:
-        raise TimeoutError("the disk's own")
-
-    results = ordered_map(fail, [1], num_threads=1, lookahead=depth(1), timeout_seconds=20)
-    with pytest.raises(TimeoutError, match="the disk's own"):
-        next(results)
-
-
 # --- look-ahead under a budget -------------------------------------------------------------
-
-
-def test_without_a_budget_the_number_alone_counts() -> None:
-    lookahead = Lookahead(5)
-    lookahead.observe(10**12)
-    assert lookahead() == 5
 
 
 def test_a_budget_bounds_the_bytes_ahead() -> None:
@@ -389,36 +336,6 @@ def test_a_budget_bounds_the_bytes_ahead() -> None:
         assert lookahead() == expected
         assert lookahead.recycled_bytes == free
     assert Lookahead(5).recycled_bytes is None
-
-
-def test_samples_are_prepared_ahead_of_their_batches_memory() -> None:
-    lookahead = Lookahead(8, spare_bytes=1000, admits=True)
-    assert (lookahead(), lookahead.num_living) == (1, 2), "one at a time, and that of the consumer"
-    lookahead.observe(400, 60)
-    assert (lookahead(), lookahead.num_living) == (1 + 200 // 60, 2)
-    lookahead.observe(300, 10)
-    assert lookahead() == 4, "by the largest"
-    alone = Lookahead(8, admits=True)
-    assert (alone(), alone.gate) == (8, None), "nobody has set a budget"
-
-
-def test_buffers_lie_free_only_next_to_batches_and_samples() -> None:
-    """Once fewer batches fit than before, the buffers of the others are one too many."""
-    lookahead = Lookahead(8, spare_bytes=1000, admits=True)
-    gate = lookahead.gate
-    assert gate is not None
-    for i in range(6):
-        gate.expect(i)
-    batches = [np.empty(1) for _ in range(3)]
-    lookahead.observe(300, 40)
-    for i, batch in enumerate(batches):
-        with gate.enter(i) as hold:
-            hold(batch)
-    assert (gate.num_living, lookahead.recycled_bytes) == (3, 0)
-    lookahead.observe(350, 40)
-    del batch, hold, batches[2]
-    assert (lookahead.num_living, gate.num_living) == (2, 2)
-    assert lookahead.recycled_bytes == 1000 - 2 * 350 - 3 * 40
 
 
 def test_the_batch_of_the_iteration_before_counts() -> None:

@@ -5,10 +5,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import gc
-import itertools
 import os
-import secrets
-import shutil
 import stat
 import subprocess
 import sys
@@ -17,7 +14,6 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +23,6 @@ from gnnstore import _core
 from gnnstore.disk.scratch import RunDirectory, default_parent, sweep_stale
 from gnnstore.errors import NoSpaceError, NotFoundError, StorageError
 from gnnstore.formats.container.workdir import find_leftovers
-from tests.support.files import unprivileged
 
 NAME = ".gnnstore-run-0123abcd"
 DAY_SECONDS = 24 * 3600
@@ -64,51 +59,12 @@ def test_it_is_there_and_then_it_is_gone(tmp_path: Path) -> None:
     assert tmp_path.exists()
 
 
-def test_closing_leaves_a_directory_of_the_same_name_alone(tmp_path: Path) -> None:
-    run = RunDirectory.create(tmp_path, purpose="tests")
-    run.close()
-    run.path.mkdir()
-    run.close()
-    del run
-    assert len(list(tmp_path.iterdir())) == 1
-
-
-def test_a_relative_parent_is_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    run = RunDirectory.create(Path(), purpose="tests")
-    (tmp_path / "below").mkdir()
-    monkeypatch.chdir(tmp_path / "below")
-    run.close()
-    assert [path.name for path in tmp_path.iterdir()] == ["below"]
-
-
 def test_a_forgotten_one_is_removed(tmp_path: Path) -> None:
     run = RunDirectory.create(tmp_path, purpose="tests")
     fill(run.path)
     del run
     gc.collect()
     assert list(tmp_path.iterdir()) == []
-
-
-def test_it_is_removed_while_a_thread_makes_files(tmp_path: Path) -> None:
-    """As one may when the interpreter ends: it is not waited for."""
-
-    def make_files(path: Path, begun: threading.Event) -> None:
-        for number in itertools.count():
-            with suppress(FileNotFoundError):
-                (path / f"{number}").touch()
-            begun.set()
-            if not path.exists():
-                return
-
-    with ThreadPoolExecutor(1) as threads:
-        for _ in range(100):
-            run, begun = RunDirectory.create(tmp_path, purpose="tests"), threading.Event()
-            making = threads.submit(make_files, run.path, begun)
-            assert begun.wait(60)
-            run.close()
-            making.result(60)
-            assert list(tmp_path.iterdir()) == []
 
 
 def in_another_process(code: str, *arguments: object) -> subprocess.CompletedProcess[str]:
@@ -199,19 +155,6 @@ def test_an_interrupt_while_it_is_removed_leaves_nothing(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_name_that_is_taken_is_not_shared(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    names = iter(["0123abcd", "0123abcd", "4567cdef"])
-    monkeypatch.setattr(secrets, "token_hex", lambda _: next(names))
-    first = RunDirectory.create(tmp_path, purpose="tests")
-    second = RunDirectory.create(tmp_path, purpose="tests")
-    monkeypatch.undo()
-    assert (first.path.name, second.path.name) == (NAME, NAME.replace("0123abcd", "4567cdef"))
-    second.close()
-    first.close()
-
-
 def test_what_others_made_is_left_alone(tmp_path: Path) -> None:
     for name in (".gnnstore-run-0123", ".gnnstore-run-0123456789", NAME.lstrip("."), "elsewhere"):
         leave(tmp_path, name)
@@ -234,20 +177,6 @@ def test_links_are_removed_and_not_followed(tmp_path: Path) -> None:
     assert sorted(precious.rglob("*")) == before
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make files of another user")
-def test_what_another_user_left_is_left_to_him(tmp_path: Path) -> None:
-    left = leave(tmp_path)
-    os.chown(left, 65534, 65534)
-    assert sweep_stale(tmp_path) == []
-    assert [found.state for found in find_leftovers(tmp_path)] == ["stale"]
-
-
-def test_a_parent_that_cannot_be_looked_at_is_not_swept(tmp_path: Path) -> None:
-    assert sweep_stale(tmp_path / "none") == []
-    (tmp_path / "file").write_text("")
-    assert sweep_stale(tmp_path / "file") == []
-
-
 def test_a_parent_that_is_not_there_is_named(tmp_path: Path) -> None:
     parent = tmp_path / "none"
     message = rf"cannot make a directory for tests in {parent}: No such file .* Make it, or choose"
@@ -256,20 +185,6 @@ def test_a_parent_that_is_not_there_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(StorageError, match=r"Not a directory\. Choose a directory"):
         RunDirectory.create(tmp_path / "file", purpose="tests")
-
-
-def test_a_parent_that_may_not_be_written_is_named() -> None:
-    folder = Path(tempfile.mkdtemp(prefix="gnnstore-read-only-", dir="/tmp"))
-    try:
-        store = folder / "below" / "a.gnn"
-        assert default_parent(store.parent) == folder
-        folder.chmod(0o555)
-        message = rf"for subgraphs in {folder}: Permission denied\. Choose a directory that you may"
-        with unprivileged(), pytest.raises(StorageError, match=message):
-            RunDirectory.create(folder, purpose="subgraphs")
-        assert list(folder.iterdir()) == []
-    finally:
-        shutil.rmtree(folder)
 
 
 @pytest.mark.parametrize("access", [True, False])
@@ -309,37 +224,6 @@ def test_a_full_disk_is_said_and_leaves_nothing(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_file_system_without_locks_will_do(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(fcntl, "flock", failing(errno.ENOLCK))
-    with RunDirectory.create(tmp_path, purpose="tests"):
-        # What cannot be locked is taken to be in use.
-        left = leave(tmp_path)
-        make_old(left, 10 * DAY_SECONDS)
-        assert sweep_stale(tmp_path) == []
-    assert list(tmp_path.iterdir()) == [left]
-
-
-def test_one_that_is_swept_while_it_is_made_is_made_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Let another process come in before the lock is taken."""
-    lock = fcntl.flock
-    swept: list[Path] = []
-
-    def sweep_first(descriptor: int, operation: int) -> None:
-        if not swept:
-            swept.append(Path(f"/proc/self/fd/{descriptor}").readlink())
-            assert sweep_stale(tmp_path) == swept
-        lock(descriptor, operation)
-
-    monkeypatch.setattr(fcntl, "flock", sweep_first)
-    with RunDirectory.create(tmp_path, purpose="tests") as run:
-        assert list(tmp_path.iterdir()) == [run.path] != swept
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_many_make_and_sweep_at_once(tmp_path: Path) -> None:
     """Nobody loses a directory to another's sweep."""
     barrier = threading.Barrier(4)
@@ -369,24 +253,3 @@ def test_what_cannot_be_removed_is_said_and_found_again(
     monkeypatch.undo()
     assert [found.state for found in find_leftovers(tmp_path)] == ["stale"]
     assert sweep_stale(tmp_path) == [left]
-
-
-def test_what_can_be_removed_of_a_tree_is(tmp_path: Path) -> None:
-    """A link is no directory, and what it leads to is not of the tree."""
-    kept = tmp_path / "kept"
-    kept.mkdir()
-    (kept / "file").write_text("a")
-    tree = tmp_path / "tree"
-    (tree / "a" / "b").mkdir(parents=True)
-    for number in range(300):
-        (tree / "a" / str(number)).write_text("x")
-    (tree / "link").symlink_to(kept)
-    (tree / "dangling").symlink_to(tmp_path / "nothing")
-    os.mkfifo(tree / "fifo")
-    link, file = tmp_path / "link", tmp_path / "file"
-    link.symlink_to(kept)
-    file.write_text("b")
-    for path in (tree, link, file, tmp_path / "nothing"):
-        _core.remove_tree(path)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "kept", "link"]
-    assert (kept / "file").read_text() == "a"

@@ -6,7 +6,6 @@ import errno
 import os
 import re
 import threading
-import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -19,10 +18,6 @@ import pytest
 from gnnstore.disk.spool import FileSpool, MemorySpool, Spool
 from gnnstore.errors import CorruptStoreError, NoSpaceError, StorageError, UsageError
 from gnnstore.features.packed.saved import decode_record, encode_record
-from gnnstore.pipeline.lookahead.superbatch import SuperbatchFiles
-from gnnstore.sampling.compact import ONE_TYPE, CompactSample
-from gnnstore.sampling.neighbor import Sample
-from gnnstore.sampling.row_space import RowSpace
 from gnnstore.testing.faults import inject
 
 Arrays = list[npt.NDArray[Any]]
@@ -104,14 +99,6 @@ def test_arrays_are_kept_until_they_are_dropped(spool: Spool) -> None:
     assert_same(spool.read(2), record(3))
 
 
-def test_in_memory_nothing_is_copied() -> None:
-    spool, given = MemorySpool(), record(4)
-    spool.append(0, given)
-    assert all(one is other for one, other in zip(spool.read(0), given, strict=True))
-    spool.close()
-    assert (spool.num_bytes, spool.num_disk_bytes) == (0, 0)
-
-
 def test_short_writes_and_reads_are_gone_on_with(file: FileSpool) -> None:
     with inject("pwrite", short_bytes=77, times=5) as fault:
         file.append(3, record(3))
@@ -154,21 +141,6 @@ def test_arrays_of_another_batch_are_noticed(file: FileSpool) -> None:
     for i in range(2):
         with pytest.raises(CorruptStoreError, match="have the crc32c"):
             file.read(i)
-
-
-def test_what_makes_no_sense_is_refused(file: FileSpool, tmp_path: Path) -> None:
-    for i in (-1, NUM_BATCHES):
-        with pytest.raises(UsageError, match="outside of the spool"):
-            file.append(i, record(1))
-    for array in (np.zeros(2), np.array(["a"]), np.zeros((2, 2), np.int64)):
-        with pytest.raises(UsageError, match="only vectors of int32 and int64"):
-            file.append(5, [array])
-    with pytest.raises(KeyError, match="nothing of batch 5"):
-        file.read(5)
-    with pytest.raises(StorageError, match=r"cannot create a file: .*kept: .*File exists"):
-        FileSpool(tmp_path / "kept", 1)
-    with pytest.raises(StorageError, match=r"none/kept: .*No such file"):
-        FileSpool(tmp_path / "none" / "kept", 1)
 
 
 def test_closing_removes_the_file(tmp_path: Path) -> None:
@@ -244,33 +216,6 @@ def test_a_forked_process_reads_and_neither_writes_nor_removes(
     assert_same(file.read(0), record(6))
 
 
-def test_subgraphs_wait(tmp_path: Path) -> None:
-    """With trees and without, whatever they have of hops."""
-    for with_trees in (False, True):
-        nodes = np.arange(5, 11)
-        edge_index = np.array([np.arange(5) + 1, np.zeros(5)], np.int64)
-        trees = np.zeros(6, np.int64) if with_trees else None
-        sampled = Sample.of_one_type(
-            nodes,
-            edge_index,
-            np.arange(5) * 3,
-            num_seeds=1,
-            batch=trees,
-            num_sampled_nodes=[1, 5],
-            num_sampled_edges=[5],
-        )
-        file = FileSpool(tmp_path / "kept", 1, ONE_TYPE.max_arrays)
-        file.append(
-            0, CompactSample.of(sampled, np.dtype(np.int32), np.dtype(np.int32)).shortened()
-        )
-        found = CompactSample.from_shortened(file.read(0)).expand("int64")
-        np.testing.assert_array_equal(found.edge_index, sampled.edge_index)
-        np.testing.assert_array_equal(found.n_id, sampled.n_id)
-        assert (found.batch is None) == (not with_trees)
-        assert found.num_sampled_nodes == sampled.num_sampled_nodes
-        file.close()
-
-
 # --- records, as packed epochs have them ---------------------------------------------------------
 
 
@@ -310,21 +255,3 @@ def test_records_of_any_numbers_come_back() -> None:
     for other in (np.array(["a"]), np.array([object()])):
         with pytest.raises(UsageError, match="only numbers"):
             encode_record([other])
-
-
-def test_files_of_a_superbatch_that_is_over_are_let_go(tmp_path: Path) -> None:
-    """Their index takes memory: 21 bytes a vector."""
-    space = RowSpace.of({"node": 10})
-    files = SuperbatchFiles(
-        tmp_path, space, ONE_TYPE, most_in_memory=0, table_bytes=0, purpose="a test"
-    )
-    first, second = (files.samples(name, 3) for name in ("first", "second"))
-    known = weakref.ref(first.spool)
-    first.spool.close()
-    del first
-    assert known() is None
-    assert len(list(files.directory.iterdir())) == 1
-    files.close()
-    assert list(tmp_path.iterdir()) == []
-    with pytest.raises(UsageError, match="closed"):
-        second.spool.append(0, [np.arange(3)])
