@@ -368,13 +368,3 @@ def test_a_data_that_torch_saved(run: Any, tmp_path: Path) -> None:
         *("--memory", "1kB"),
     )
     assert done.status == 2
-
-
-def test_a_parquet_footer_that_lies(run: Any, tmp_path: Path) -> None:
-    parquet.write_table(edges_table(), tmp_path / "e.parquet")
-    data = bytearray((tmp_path / "e.parquet").read_bytes())
-    data[-8:-4] = (2**31 - 1).to_bytes(4, "little")  # of the footer's length
-    (tmp_path / "e.parquet").write_bytes(data)
-    done = run("convert", "table", tmp_path / "o.gnn", "--edges", tmp_path / "e.parquet")
-    assert done.status == 1
-    assert "the table is damaged" in done.stderr

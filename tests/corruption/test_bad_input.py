@@ -92,22 +92,15 @@ def test_the_sound_data_set_is_sound(ogb: Path, output: Path) -> None:
     ("file", "edited", "message"),
     [
         ("raw/edge.csv.gz", (7, "3,x"), "line 7: column 2: 'x' is not an integer, expected a node"),
-        ("raw/edge.csv.gz", (7, "3,nan"), "line 7: column 2: 'nan' is not an integer"),
-        ("raw/edge.csv.gz", (7, "3,1.0"), "line 7: column 2: '1.0' is not an integer"),
         (
             "raw/edge.csv.gz",
             (7, "3,"),
             "line 7: column 2: '' is not an integer, expected a node id",
         ),
-        ("raw/edge.csv.gz", (7, "3"), "line 7: found 1 field, expected 2"),
         ("raw/edge.csv.gz", (7, "3,4,5"), "line 7: found 3 fields, expected 2"),
-        ("raw/edge.csv.gz", (7, ""), "line 7: the line is blank where a row was expected"),
         ("raw/edge.csv.gz", (7, "3,20"), "line 7: column 2: node id 20 is outside [0, 20)"),
-        ("raw/edge.csv.gz", (7, "-1,3"), "line 7: column 1: node id -1 is outside [0, 20)"),
         ("raw/edge.csv.gz", (1, None), "has 99 edges, but the data set says 100"),
         ("raw/edge-feat.csv.gz", (1, None), "has 99 rows, but the graph has 100 edges"),
-        ("raw/edge-feat.csv.gz", (5, "1"), "line 5: found 1 field, expected 2"),
-        ("raw/edge-feat.csv.gz", (5, "1,2\n3,4"), "has 101 rows, but the graph has 100 edges"),
         ("raw/node-feat.csv.gz", (1, None), "has 19 rows, but the graph has 20 nodes"),
         ("raw/node-feat.csv.gz", (20, "1,2,3\n4,5,6"), "has 21 rows, but the graph has 20 nodes"),
         (
@@ -116,19 +109,14 @@ def test_the_sound_data_set_is_sound(ogb: Path, output: Path) -> None:
             "line 9: column 2: '' is not a number, expected a feature",
         ),
         ("raw/node-feat.csv.gz", (9, "1,2"), "line 9: found 2 fields, expected 3"),
-        ("raw/node-feat.csv.gz", (9, "1,two,3"), "line 9: column 2: 'two' is not a number"),
         ("raw/node-feat.csv.gz", (9, "1,1e40,3"), "line 9: column 2: '1e40' overflows float32"),
         ("raw/node-label.csv.gz", (1, None), "has 19 rows, but the graph has 20 nodes"),
         ("raw/node-label.csv.gz", (4, "nan"), "line 4: column 1: NaN is not a node label"),
-        ("raw/node-label.csv.gz", (4, "one"), "line 4: column 1: 'one' is not a number"),
         ("raw/num-node-list.csv.gz", (1, "20\n30"), "lists 2 graphs; a node-property or"),
-        ("raw/num-node-list.csv.gz", (1, None), "lists 0 graphs; a node-property or"),
         ("raw/num-node-list.csv.gz", (1, "many"), "line 1: column 1: 'many' is not an integer"),
         ("raw/num-node-list.csv.gz", (1, "-2"), "number of nodes -2 is outside [0, 2^63)"),
         ("raw/num-edge-list.csv.gz", (1, "90"), "edge.csv.gz: has 100 edges, but the data set"),
         ("split/random/train.csv.gz", (2, "20"), "node id 20 at position 1 is outside [0, 20)"),
-        ("split/random/train.csv.gz", (2, "-5"), "node id -5 at position 1 is outside [0, 20)"),
-        ("split/random/train.csv.gz", (2, "nan"), "line 2: column 1: 'nan' is not an integer"),
         ("split/random/train.csv.gz", (2, "0"), "1 node ids are repeated, the first is 0"),
     ],
 )
@@ -223,19 +211,6 @@ def test_a_spoiled_archive_is_named(
     said = refused(InputError, output, lambda: from_ogb(tmp_path, output))
     assert message in said
     assert str(tmp_path / "raw" / "data.npz") in said
-
-
-def test_labels_of_an_archive_are_counted(tmp_path: Path, output: Path) -> None:
-    (tmp_path / "raw").mkdir()
-    np.savez(
-        tmp_path / "raw" / "data.npz",
-        num_edges_list=[1],
-        num_nodes_list=[3],
-        edge_index=[[0], [1]],
-    )
-    np.savez(tmp_path / "raw" / "node-label.npz", node_label=[[1], [2]])
-    said = refused(InputError, output, lambda: from_ogb(tmp_path, output))
-    assert "node-label.npz: node_label: has 2 rows, but the graph has 3 nodes" in said
 
 
 # ---- every converter

@@ -66,12 +66,6 @@ def test_blocks_are_the_file(tmp_path: Path, name: str, block_bytes: int) -> Non
     assert phase.total == path.stat().st_size
 
 
-def test_gzip_is_told_by_its_first_bytes_not_by_its_name(tmp_path: Path) -> None:
-    path = tmp_path / "edges.txt"
-    path.write_bytes(gzip.compress(b"1,2\n"))
-    assert read(path, PAIRS).tolist() == [[1, 2]]
-
-
 @pytest.mark.parametrize(
     "text",
     ["", "\n", "\n\n\n", "# only a comment\n", "#a\n%b\n\n"],
@@ -388,14 +382,6 @@ def test_blocks_that_are_parsed_at_once_find_the_types_of_two_columns(tmp_path: 
         list(table.blocks())
         table.settle_types()
         assert table.types == ("float32", "float32")
-
-
-@pytest.mark.parametrize("others", ["", "1\v\n"])
-def test_float32_is_rounded_once(tmp_path: Path, others: str) -> None:
-    """Whatever the other lines of a block are: this one has no clean form."""
-    text = "1.00000005960464477540\n" + others  # to a double first, it would be 1
-    rows = read(write(tmp_path / "t", text), TableFormat("float32", delimiter=","))
-    assert rows[0] == np.nextafter(np.float32(1), np.float32(2))
 
 
 def test_a_bomb_without_line_ends_is_refused_before_it_fills_memory(

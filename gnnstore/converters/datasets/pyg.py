@@ -27,10 +27,10 @@ from gnnstore.converters.datasets.pyg_values import (
     json_value,
     to_numpy,
 )
-from gnnstore.converters.datasets.saved_data import open_saved_data
 from gnnstore.converters.datasets.typed.pyg import from_hetero, has_types
 from gnnstore.converters.edges.node_ids import edge_pairs
 from gnnstore.converters.inputs.opening import PathLike
+from gnnstore.converters.inputs.pickled import open_saved_data
 from gnnstore.converters.inputs.source import MemoryArray
 from gnnstore.converters.writer.graph_writer import GraphWriter
 from gnnstore.converters.writer.options import ConvertOptions, IndexDtype

@@ -22,7 +22,7 @@ import numpy.typing as npt
 from gnnstore.budget.ledger import Ledger, Reservation
 from gnnstore.converters.edges.id_remap import IdCollector, IdMap
 from gnnstore.converters.memory import memory_ledger
-from gnnstore.converters.spill_files import SpillDirectory, by_key
+from gnnstore.converters.spill_files import RangeSort, by_key
 from gnnstore.formats.arrays.dtypes import id_dtype
 
 
@@ -141,7 +141,7 @@ class _SpilledNames:
     """Names in files, divided by a hash into parts: first all names, then the distinct ones."""
 
     def __init__(self, directory: Path) -> None:
-        self.files = SpillDirectory(directory, "names of nodes")
+        self.files = RangeSort(directory, "names of nodes")
         self._counts = np.zeros(_NUM_PARTS, np.int64)  # names of each part
         self._next_ids = np.zeros(_NUM_PARTS, np.int64)  # position of each part in the file of ids
         # Distinct names of each part and their bytes, before the next.
@@ -150,11 +150,10 @@ class _SpilledNames:
 
     def add(self, names: list[bytes], first: npt.NDArray[np.int64]) -> None:
         """Add names and the position at which each appears."""
-        for part, chosen in _divide(names):
-            own = [names[i] for i in chosen.tolist()]
-            self._longest = max(self._longest, *map(len, own))
-            self._append(f"{part}", own, first[chosen])
-            self._counts[part] += len(chosen)
+        parts = _parts_of(names)
+        self.files.add(parts, names=names, first=first)
+        self._longest = max([self._longest, *map(len, names)])
+        self._counts += np.bincount(parts, minlength=_NUM_PARTS)
 
     def find_first(self, memory: Ledger, collector: IdCollector) -> tuple[int, int]:
         """Find where each name appears first; return the number of names and their bytes."""
@@ -164,7 +163,7 @@ class _SpilledNames:
         for part in range(_NUM_PARTS):
             known: dict[bytes, int] = {}
             num_bytes = 0
-            for names, first in self._records(f"{part}", 0, 0, int(self._counts[part])):
+            for names, first in self._records(f"{part:06d}", 0, 0, int(self._counts[part])):
                 found = [
                     known.setdefault(*pair) for pair in zip(names, first.tolist(), strict=True)
                 ]
@@ -174,16 +173,19 @@ class _SpilledNames:
                 self.files.append("ids", resolved)
             firsts = np.fromiter(known.values(), np.int64, len(known))
             collector.add(firsts)
-            self._append("distinct", list(known), firsts)
+            self.files.append("distinct.names", b"".join(known))
+            self.files.append("distinct.names.lengths", np.fromiter(map(len, known), np.int64))
+            self.files.append("distinct.first", firsts)
             self._ends.append((self._ends[-1][0] + len(known), self._ends[-1][1] + num_bytes))
-            self.files.remove(f"{part}.names", f"{part}.lengths", f"{part}.first")
+            endings = ("names", "names.lengths", "first")
+            self.files.remove(*(f"{part:06d}.{ending}" for ending in endings))
         self._next_ids = np.cumsum(self._counts) - self._counts
         return self._ends[-1]
 
     def take_first(self, names: list[bytes]) -> npt.NDArray[np.int64]:
         """Return where each of the next names appears first."""
         first = np.empty(len(names), np.int64)
-        for part, chosen in _divide(names):
+        for part, chosen in by_key(_parts_of(names)):
             first[chosen] = self.files.read("ids", np.int64, int(self._next_ids[part]), len(chosen))
             self._next_ids[part] += len(chosen)
         return first
@@ -204,11 +206,6 @@ class _SpilledNames:
 
     # ---- records: a name, its length and its position, in three files
 
-    def _append(self, stem: str, names: list[bytes], first: npt.NDArray[np.int64]) -> None:
-        self.files.append(f"{stem}.names", b"".join(names))
-        self.files.append(f"{stem}.lengths", np.fromiter(map(len, names), np.int64))
-        self.files.append(f"{stem}.first", first)
-
     def _records(
         self,
         stem: str,
@@ -221,7 +218,9 @@ class _SpilledNames:
         step, step_bytes = most
         at, end = begin, begin + count
         while at < end:
-            ends = np.cumsum(self.files.read(f"{stem}.lengths", np.int64, at, min(step, end - at)))
+            ends = np.cumsum(
+                self.files.read(f"{stem}.names.lengths", np.int64, at, min(step, end - at))
+            )
             num_names = max(1, int(np.searchsorted(ends, step_bytes, side="right")))
             places = [0, *ends[:num_names].tolist()]
             first = self.files.read(f"{stem}.first", np.int64, at, num_names)
@@ -230,7 +229,5 @@ class _SpilledNames:
             at, begin_byte = at + num_names, begin_byte + places[-1]
 
 
-def _divide(names: list[bytes]) -> Iterator[tuple[int, npt.NDArray[np.int64]]]:
-    """Yield the parts of some names, each with the positions of its names, in order."""
-    parts = np.fromiter(map(zlib.crc32, names), np.uint32, len(names)) % _NUM_PARTS
-    return by_key(parts)
+def _parts_of(names: list[bytes]) -> npt.NDArray[np.uint32]:
+    return np.fromiter(map(zlib.crc32, names), np.uint32, len(names)) % _NUM_PARTS

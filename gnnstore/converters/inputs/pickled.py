@@ -2,8 +2,9 @@
 
 OGB publishes splits as `torch.save` of a dict of NumPy arrays (or of a dict of such dicts). That is
 a pickle in a zip archive, with tensors in members of their own, or a few pickles in a row before
-torch 1.6. An allowed name means a function of this module: NumPy's and torch's own constructors
-believe what a pickle says, and `torch.load` would run an archive that claims to be TorchScript.
+torch 1.6. So is a `Data` of PyG. An allowed name means a function of this module: NumPy's and
+torch's own constructors believe what a pickle says, and `torch.load` would run an archive that
+claims to be TorchScript.
 """
 
 from __future__ import annotations
@@ -16,15 +17,19 @@ from collections.abc import Callable, Mapping
 from functools import cache
 from operator import index
 from pathlib import Path
-from typing import IO, Any, TypeVar
+from typing import IO, TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from gnnstore.budget.ledger import Ledger, Reservation
-from gnnstore.converters.inputs.opening import existing_file, open_input, open_zip
+from gnnstore.converters.inputs.opening import PathLike, existing_file, open_input, open_zip
 from gnnstore.converters.inputs.source import ArraySource, MemoryArray
+from gnnstore.converters.memory import memory_ledger
 from gnnstore.errors import InputError, storage_error, storage_errors
+
+if TYPE_CHECKING:
+    from torch_geometric.data import Data
 
 _MAX_MESSAGE = 200  # characters of what was found
 # Bytes in memory for each byte of the file: the pickle, its texts, their bytes, and a read piece.
@@ -237,3 +242,92 @@ def _counts(value: Any) -> dict[str, int]:
     ):
         raise NotArraysError("something else than a dict of counts")
     return dict(value)
+
+
+# ---- a Data of PyG
+
+_MODULE = "torch_geometric.data"
+
+
+def open_saved_data(path: PathLike, memory_bytes: int | None) -> Data:
+    """Read a `Data`, or the single graph of an `InMemoryDataset`'s processed file."""
+
+    class Saved:
+        """An object of PyG; a class of its own for each file, which a pickle could change."""
+
+        def __init__(self) -> None:
+            self.state: Any = {}
+
+        def __new__(cls, *_: Any) -> Saved:
+            return super().__new__(cls)
+
+        def __setstate__(self, state: Any) -> None:
+            self.state = state
+
+    names: dict[str, Any] = {
+        f"{_MODULE}.data.Data": Saved,
+        f"{_MODULE}.storage.GlobalStorage": Saved,
+        f"{_MODULE}.data.DataEdgeAttr": None,
+        f"{_MODULE}.data.DataTensorAttr": None,
+        # What a `Data` that was used remembers of its attributes.
+        f"{_MODULE}.storage.AttrType": lambda kind="": str(kind)[:16],
+        "collections.defaultdict": lambda *_: {},
+        "__builtin__.set": lambda *_: None,
+        "builtins.set": lambda *_: None,
+        "torch.Size": lambda shape=(): list(shape),
+    }
+
+    def read(found: Any) -> Data:
+        if isinstance(found, tuple):  # of a data set: attributes, where each graph begins, a class
+            _check_one_graph(found)
+            attributes = found[0]
+        else:
+            attributes = found
+        if isinstance(attributes, Saved):
+            attributes = attributes.state
+            store = attributes.get("_store") if isinstance(attributes, dict) else None
+            if isinstance(store, Saved) and isinstance(store.state, dict):
+                attributes = store.state.get("_mapping")
+        if not isinstance(attributes, dict):
+            raise NotArraysError(f"a {type(attributes).__name__}")
+        return _data_of(attributes)
+
+    place = Path(path)
+    memory = memory_ledger("reading the data", memory_bytes)
+    return read_pickled(place, "the data", memory, read, expected="a Data of PyG", names=names)
+
+
+def _check_one_graph(found: tuple[Any, ...]) -> None:
+    slices = found[1] if len(found) > 1 else None
+    if not isinstance(slices, dict):
+        return
+    for places in slices.values():
+        if isinstance(places, PickledArray) and len(places.values) > 2:
+            raise NotArraysError(f"a data set of {len(places.values) - 1} graphs; save one of them")
+
+
+def _data_of(attributes: Mapping[Any, Any]) -> Data:
+    import torch  # noqa: PLC0415
+    from torch_geometric.data import Data  # noqa: PLC0415  (seconds to import)
+
+    data = Data()
+    for name, value in attributes.items():
+        if not isinstance(name, str) or name.startswith("_") or value is None:
+            continue
+        if isinstance(value, PickledArray):
+            array = value.values
+            data[name] = torch.from_numpy(array.astype(array.dtype.newbyteorder("="), copy=True))
+        else:
+            data[name] = _plain(value)
+    return data
+
+
+def _plain(value: Any) -> Any:
+    """Return a value of numbers, texts, lists and dicts; refuse others."""
+    if isinstance(value, str | int | float | None):
+        return value
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, dict) and all(isinstance(key, str) for key in value):
+        return {key: _plain(item) for key, item in value.items()}
+    raise NotArraysError(f"a {type(value).__name__}")
