@@ -22,9 +22,10 @@ from gnnstore import _core
 from gnnstore._core import ReadCounts, empty
 from gnnstore.budget.ledger import CACHED, SLOTS, Reservation
 from gnnstore.caching.policies.belady import check_num_slots
+from gnnstore.caching.pools import SlotPools
 from gnnstore.errors import GnnstoreError, UsageError, described
 from gnnstore.features.source import RowRequest, Rows, RowSource, TypedRows, ranges_of
-from gnnstore.features.static import SlotIndex, buffer_bytes, fill_slots, warm_up
+from gnnstore.features.static import Part, SlotIndex, buffer_bytes, fill_slots, warm_up
 from gnnstore.formats.arrays.dtypes import id_dtype
 from gnnstore.sampling.row_space import RowRange
 from gnnstore.threads import Condition
@@ -181,7 +182,7 @@ class SlotCache:
     """C slots, each with room for a node's row of every table of its type, and the rows in them.
 
     Rows are numbered as in a row space. If all tables are of one type, each has an array of its
-    own; else types share slots that are as wide as the widest.
+    own; else types share slots that are as wide as the widest, or those of a pool do.
 
     The last H slots may be for pinned rows: they are filled once, when the cache is warmed up for
     the first time, and stay from then on. Plans are made for the slots before them.
@@ -196,6 +197,7 @@ class SlotCache:
         num_slots: int,
         pinned: npt.NDArray[Any] | None = None,
         num_rows: int = 0,
+        pools: SlotPools | None = None,
     ) -> None:
         check_num_slots(num_slots)
         num_pinned = 0 if pinned is None else len(pinned)
@@ -206,8 +208,13 @@ class SlotCache:
         self._ranges = ranges_of(self._tables)
         self._has_types = len(self._ranges) > 1 or any(own.first for own in self._ranges)
         self._specs = {path: rows.table.spec for path, rows in self._tables.items()}
+        # The slots of each type's rows.
+        self._sections = dict.fromkeys(self._ranges, slice(0, num_slots))
+        if pools is not None:
+            sections = zip(pools.ranges, pools.sections(num_slots), strict=True)
+            self._sections = {own: section for ranges, section in sections for own in ranges}
         # uint8 [C, row_bytes] each: a table's rows by slot.
-        self._slots, self._slots_bytes = _make_slots(self._tables, num_slots)
+        self._slots, self._slots_bytes = _make_slots(self._tables, self._sections)
         self._nodes = np.full(num_slots, -1, np.int64)
         self._turns = TurnLock()
         self._beginning = threading.Lock()
@@ -218,7 +225,7 @@ class SlotCache:
     def reserve(slot_bytes: int) -> Reservation:
         """Return the memory of planned slots, by the bytes of a node's rows in a type's tables.
 
-        With several types, those of the widest.
+        With several types, those of the widest, or the mean of pools.
         """
         return Reservation(CACHED, 0, {SLOTS: slot_bytes + _NODE_BYTES})
 
@@ -341,7 +348,10 @@ class SlotCache:
         return {path: Rows(rows, counts[path]) for path, rows in out.items()}
 
     def warm_up(self, turns: TurnLock, number: int, nodes: npt.NDArray[np.int64]) -> ReadCounts:
-        """Read some rows into the first slots, and pinned rows, in the order of the tables."""
+        """Read some rows into the first slots, and pinned rows, in the order of the tables.
+
+        With pools, -1 fills up the slots of each.
+        """
         try:
             if not turns.wait(number):
                 return ReadCounts()
@@ -375,6 +385,15 @@ class SlotCache:
             raise IndexError("rows do not ascend by type, or are of no table")
         return parts
 
+    def _filled(self, nodes: npt.NDArray[np.int64]) -> dict[RowRange, Part]:
+        """Return the slots of each type among those to fill, and its node ids there."""
+        found = {}
+        for own, section in self._sections.items():
+            held = nodes[section]
+            places, ids = own.part(held[: np.count_nonzero(held >= 0)])
+            found[own] = slice(section.start + places.start, section.start + places.stop), ids
+        return found
+
     def _steps(self, step: PlanStep) -> dict[RowRange, PlanStep]:
         """Return the part of each type of a batch."""
         if not self._has_types:
@@ -384,7 +403,7 @@ class SlotCache:
     def _warm_up(self, nodes: npt.NDArray[np.int64]) -> ReadCounts:
         pinned = None if self._holds_pinned else self.pinned
         self._nodes[: self._num_planned if pinned is None else None] = -1
-        counts, planned = ReadCounts(), self._parts(nodes)
+        counts, planned = ReadCounts(), self._filled(nodes)
         kept = self._parts(nodes[:0] if pinned is None else pinned.nodes)
         for path, (table, own) in self._tables.items():
             slots, (places, ids) = self._slots[path], planned[own]
@@ -423,20 +442,32 @@ class SlotCache:
 
 
 def _make_slots(
-    tables: Mapping[str, TypedRows[RowSource]], num_slots: int
+    tables: Mapping[str, TypedRows[RowSource]], sections: Mapping[RowRange, slice]
 ) -> tuple[dict[str, npt.NDArray[np.uint8]], int]:
     """Return each table's rows by slot, and the bytes of all slots."""
     row_bytes, slots = Counter[RowRange](), dict[str, npt.NDArray[np.uint8]]()
     for rows in tables.values():
         row_bytes[rows.range] += rows.table.row_bytes
-    if len(row_bytes) == 1:  # contiguous, so that rows are read straight into slots
+    if len(sections) == 1:  # contiguous, so that rows are read straight into slots
+        (section,) = sections.values()
         for path, rows in tables.items():
-            slots[path] = empty((num_slots, rows.table.row_bytes), np.uint8)
+            slots[path] = empty((section.stop, rows.table.row_bytes), np.uint8)
         return slots, sum(own.nbytes for own in slots.values())
-    buffer = empty((num_slots, max(row_bytes.values(), default=0)), np.uint8)
+    bounds = {own: (section.start, section.stop) for own, section in sections.items()}
+    widths = Counter[tuple[int, int]]()
+    for own, pool in bounds.items():
+        widths[pool] = max(widths[pool], row_bytes[own])
+    num_bytes = sum((end - first) * width for (first, end), width in widths.items())
+    buffer, begin = empty((num_bytes,), np.uint8), 0
+    shared = dict[tuple[int, int], npt.NDArray[np.uint8]]()
+    for first, end in sorted(widths):
+        # Slots before the first are wider: counted from there, no row begins before the buffer.
+        width = widths[first, end]
+        origin, begin = begin - first * width, begin + (end - first) * width
+        shared[first, end] = buffer[origin:begin].reshape(end, width)
     ends = Counter[RowRange]()
     for path, rows in tables.items():
         place = ends[rows.range]
         ends[rows.range] += rows.table.row_bytes
-        slots[path] = buffer[:, place : ends[rows.range]]
+        slots[path] = shared[bounds[rows.range]][:, place : ends[rows.range]]
     return slots, buffer.nbytes

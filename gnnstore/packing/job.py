@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gnnstore._version import __version__
+from gnnstore.caching.pools import SlotPools, pooled
 from gnnstore.errors import NoSpaceError
 from gnnstore.features.packed.chunks import BLOCK_BYTES
 from gnnstore.features.packed.misses import MissTable, collect_misses
@@ -57,10 +58,21 @@ class EpochPacker:
         self.batches_per_epoch = self._sampler.batches_per_epoch
         cached = [spec.path for spec in self._sampler.tables.specs]
         size = self._sampler.size
-        self._decide(cached, size.num_slots, size.superbatch, settings.segment or 1)
+        segment, pools = settings.segment or 1, self._sampler.pools
+        shares = () if pools is None else pools.shares
+        self._decide(cached, size.num_slots, shares, size.superbatch, segment)
 
-    def _decide(self, cached: Sequence[str], num_slots: int, superbatch: int, segment: int) -> None:
+    def _decide(
+        self,
+        cached: Sequence[str],
+        num_slots: int,
+        shares: Sequence[int],
+        superbatch: int,
+        segment: int,
+    ) -> None:
         """Set the attributes that are packed, the cached rows, and the length of superbatches."""
+        widths = CachedTables.of(self.store.schema, cached).widths
+        self.pools = SlotPools.divided(widths, shares) if shares else None
         store, engine = self.store, self._sampler.sources.engine
         nodes, edges = store.schema.node_attributes(), store.schema.edge_attributes()
         self.num_slots, self.superbatch = num_slots, superbatch
@@ -80,7 +92,9 @@ class EpochPacker:
 
     @property
     def slot_bytes(self) -> int:
-        """Bytes of a slot for a node's packed rows."""
+        """Bytes of a slot for a node's packed rows, on average over pools of slots."""
+        if self.pools is not None:
+            return self.pools.slot_bytes
         return CachedTables.of(self.store.schema, self.tables.keys()).slot_bytes
 
     @property
@@ -142,6 +156,7 @@ class EpochPacker:
                 "cached": list(self.tables),
                 "rows": [rows_array(self.store.schema, path) for path in self.tables],
                 "num_slots": self.num_slots,
+                "slot_shares": list(self._slot_shares),
                 "superbatch": self.superbatch,
                 "segment": self.segment,
             },
@@ -152,7 +167,7 @@ class EpochPacker:
         progress = progress or NullProgress()
         with writer:
             known = writer.journal.decided
-            names = ("cached", "num_slots", "superbatch", "segment")
+            names = ("cached", "num_slots", "slot_shares", "superbatch", "segment")
             self._decide(*(known[name] for name in names))
             total = settings.epochs * self.batches_per_epoch
             with progress.phase("pack", total, "batches") as phase:
@@ -175,6 +190,7 @@ class EpochPacker:
             batches_per_epoch=self.batches_per_epoch,
             superbatch=self.superbatch,
             num_slots=self.num_slots,
+            slot_shares=self._slot_shares,
             largest_batch_bytes=writer.largest_batch_bytes,
             schema=self.store.schema,
             cached=tuple(self.tables),
@@ -199,7 +215,11 @@ class EpochPacker:
 
     def _make_planner(self) -> Planner:
         """Return the planner of cached rows, for the empty cache of an epoch."""
-        return self._sampler.policy.planner(self.num_slots)
+        return pooled(self._sampler.policy, self.pools).planner(self.num_slots)
+
+    @property
+    def _slot_shares(self) -> tuple[int, ...]:
+        return () if self.pools is None else self.pools.shares
 
     def first_superbatch(self) -> Superbatch:
         """Sample and plan the first batches; to be closed by the caller."""

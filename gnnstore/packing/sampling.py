@@ -134,10 +134,12 @@ class EpochSampler:
         placement = self.sources.placement
         self.tables = CachedTables.of(store.schema, placement.read_paths)
         rolling = placement.superbatch
+        # Pools of the slots of cached rows, if they are of several widths.
+        self.pools = None if rolling is None else rolling.pools
         # Memory that is left for superbatches, and for the cache of training.
         self.size = size_packing(
             placement,
-            row_bytes=self.tables.slot_bytes,
+            row_bytes=self.tables.slot_bytes if self.pools is None else self.pools.slot_bytes,
             num_rows=self.tables.space.num_rows,
             seeds_bytes=seeds_bytes,
             num_batches=self.batches_per_epoch,

@@ -107,7 +107,7 @@ class SavedSource(BatchSource):
             spec.path: TypedRows(AbsentRows(spec, not_packed), ranges[spec.path])
             for spec in manifest.cached_specs
         }
-        return SlotCache(tables, manifest.num_slots)
+        return SlotCache(tables, manifest.num_slots, pools=self.packed.pools)
 
     def _hand_out(
         self, batches: Iterator[Batch], run: EpochRun, slots: SlotCache, turns: TurnLock

@@ -8,6 +8,7 @@ from typing import Any, Self
 import numpy.typing as npt
 
 from gnnstore.budget.ledger import PLANNED, SLOTS, Ledger, Reservation
+from gnnstore.caching.pools import SlotPools
 from gnnstore.units import format_size
 
 # Of all that planning will take, for counts before it begins.
@@ -39,6 +40,7 @@ class SuperbatchSize:
     # int32 or int64 [H], or None: the nodes whose rows these are, ascending; None in a prediction,
     # or if there are none.
     pinned: npt.NDArray[Any] | None = field(default=None, repr=False, compare=False)
+    pools: SlotPools | None = None  # of slots of several widths
 
     def with_pinned(self, nodes: npt.NDArray[Any]) -> Self:
         """Return the size with these rows pinned; if they are fewer, there are fewer slots."""

@@ -14,6 +14,7 @@ from gnnstore.budget.ledger import Ledger, Reservation
 from gnnstore.caching.policies.base import CachePolicy
 from gnnstore.caching.policies.fixed import Fixed
 from gnnstore.caching.policies.registry import POLICIES
+from gnnstore.caching.pools import SlotPools, pooled
 from gnnstore.caching.scores import select_nodes
 from gnnstore.errors import DiskBudgetError
 from gnnstore.features.planned import SlotCache
@@ -101,6 +102,7 @@ class LookaheadStrategy(Strategy):
             )
             model = MissModel(workload, policy)
         release_memory()  # the samples' buffers, which would stay until the first batch
+        pools = None if policy.is_fixed else _pools(loader, tables, seen, placement)
         found = solve(
             _facts(
                 loader,
@@ -110,6 +112,7 @@ class LookaheadStrategy(Strategy):
                 engine=engine,
                 seen=seen,
                 misses=model,
+                pools=pools,
             )
         )
         size = found.size
@@ -122,6 +125,7 @@ class LookaheadStrategy(Strategy):
     def predict(self, epoch: SampledEpoch, loader: LoaderSpec, placement: Placement) -> Prediction:
         """Predict an epoch, its misses estimated from how often rows are needed again."""
         work, tables, seen = epoch.workload, epoch.tables, epoch.seen
+        pools = _pools(loader, tables, seen, placement)
         model = MissModel(work, POLICIES[self.policy])
         facts = _facts(
             loader,
@@ -131,6 +135,7 @@ class LookaheadStrategy(Strategy):
             engine=epoch.engine,
             seen=seen,
             misses=model,
+            pools=pools,
         )
         facts = replace(facts, num_threads=epoch.machine.num_threads)
         found = solve(facts)
@@ -140,7 +145,7 @@ class LookaheadStrategy(Strategy):
         resources = Resources(
             placement.resident_bytes + placement.staging_bytes + size.num_bytes,
             size.num_slots,
-            size.num_slots * tables.slot_bytes,
+            size.num_slots * (tables.slot_bytes if pools is None else pools.slot_bytes),
             size.num_batches,
             size.in_memory and size.plans_in_memory,
             disk_bytes,
@@ -163,7 +168,7 @@ class LookaheadStrategy(Strategy):
         assert size is not None and facts.misses is not None  # noqa: S101, PT018 - just solved
         larger = size_packing(
             placement,
-            row_bytes=facts.row_bytes,
+            row_bytes=facts.row_bytes if facts.pools is None else facts.pools.slot_bytes,
             num_rows=facts.num_rows,
             seeds_bytes=loader.seeds_bytes,
             num_batches=facts.epoch_batches,
@@ -216,6 +221,7 @@ def _facts(
     engine: Engine | None,
     seen: Presampled,
     misses: MissModel | None,
+    pools: SlotPools | None,
 ) -> LookaheadFacts:
     """Return what the budget of a loader is divided by."""
     presampler = loader.presampler
@@ -230,6 +236,7 @@ def _facts(
         settings=loader.planned,
         num_rows=tables.space.num_rows,
         row_bytes=tables.slot_bytes,
+        pools=pools,
         epoch_batches=epoch_batches,
         order_bytes=order_bytes if loader.knows_epochs else None,
         num_threads=loader.num_threads,
@@ -248,6 +255,16 @@ def edges_disk_bytes(disk_bytes: int) -> int:
     return disk_bytes // _EDGES_SHARE
 
 
+def _pools(
+    loader: LoaderSpec, tables: CachedTables, seen: Presampled, placement: Placement
+) -> SlotPools | None:
+    """Return pools of slots, if types' rows are of widths that differ much."""
+    given = loader.planned.cache_bytes
+    return SlotPools.of(
+        tables.widths, seen.needed, placement.left_bytes if given is None else given
+    )
+
+
 def _make_slots(
     store: GraphStore,
     tables: CachedTables,
@@ -257,7 +274,7 @@ def _make_slots(
     """Return slots for the rows of some attributes."""
     shared = shared_tables(store)
     opened = tables.open(lambda spec: shared.rows_on_disk(store, spec, engine))
-    return SlotCache(opened, size.num_slots, size.pinned, tables.space.num_rows)
+    return SlotCache(opened, size.num_slots, size.pinned, tables.space.num_rows, size.pools)
 
 
 def make_job(
@@ -299,7 +316,7 @@ class LookaheadSources(OpenStore):
         placement, engine = self.placement, self.engine
         size, tables = placement.superbatch, loader.cached_tables(placement)
         assert size is not None and engine is not None  # noqa: S101, PT018 - else nothing is read
-        policy = policy_of(loader, placement, self.topology, engine)
+        policy = pooled(policy_of(loader, placement, self.topology, engine), size.pools)
         job = make_job(loader, placement, self.topology, policy, size)
         make = partial(_make_slots, loader.store, tables, engine, size)
         take_slots = partial(shared_tables(loader.store).take_slots, make=make)

@@ -51,6 +51,8 @@ class PackedSources(Sources):
         if may_use_fewer:
             num_threads = affordable_threads(budget.num_bytes, staging_bytes, num_threads)
         slot_bytes = CachedTables.of(manifest.schema, set(manifest.cached)).slot_bytes
+        if self.packed.pools is not None:
+            slot_bytes = self.packed.pools.slot_bytes
         cache_bytes = SlotCache.reserve(slot_bytes).bytes_of({SLOTS: manifest.num_slots})
         self.placement = Placement(
             strategy=_PACKED,

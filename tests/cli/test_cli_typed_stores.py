@@ -68,11 +68,17 @@ def test_packed_epochs(
     assert_same_batches(batches_of(NeighborLoader(path, packed=output, **arguments), 2), expected)
     alone = gnnstore.open_packed(output)
     assert_same_batches(batches_of(alone.loader(), 2), expected)
+    # Slots of 240 bytes for papers and of 100 for authors: 8 if all were for papers.
     document = json.loads((Path(output) / "zarr.json").read_text())["attributes"]["gnnstore_plan"]
-    assert document["num_slots"] > 2
+    assert len(document["slot_shares"]) == 2
+    assert 8 <= document["num_slots"] <= 14
     assert main(["verify", output]) == 0
-    with pytest.raises(ValueError, match="were not packed for a loader"):
+    with pytest.raises(ValueError, match="were not packed for a loader") as caught:
         NeighborLoader(path, packed=output, **(arguments | {"num_neighbors": [4, 4]}))
+    for word in words[::2]:
+        if word.startswith("--") and word not in {"--disjoint", "--num-neighbors", "--input-nodes"}:
+            # It is the command for the loader, which has the other options of this one.
+            assert word in str(caught.value)
 
 
 @pytest.mark.parametrize("mode", ["binary", "triplet"])

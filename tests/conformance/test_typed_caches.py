@@ -64,21 +64,29 @@ def test_reads_are_those_of_the_twin(path: Path, memory: str, read: tuple[str, .
 
     assert_same_batches(batches_of(loader), expected[:num_batches])
     slots, before = slots_of(store), loader.stats()
+    # With slots of 3 KiB for rows of any type there would be room for 162.
     assert slots.num_bytes <= 500_000
-    assert slots.num_slots == 160, "of 3 KiB, for rows of any type"
+    assert slots.num_slots > 1.5 * 162
     space = RowSpace.of_schema(store.schema, placement.read_paths)
     batches = [
         space.rows({name: batch[name]["n_id"].numpy() for name in NODES})
         for batch in expected[num_batches:]
     ]
-    held = slots.planned_nodes.tolist()
-    planned = belady_plan([rows.tolist() for rows in batches], held, [0] * len(held))
-    num_missed = sum(planned.misses)
+    # Each type has slots of its own, the widest first.
+    pools, num_missed = placement.superbatch.pools, 0
+    assert pools is not None
+    assert pools.widths == (3072, 200, 2)[: len(read)]
+    for (own,), section in zip(pools.ranges, pools.sections(slots.num_slots), strict=True):
+        planned = [rows[own.within(rows)].tolist() for rows in batches]
+        held = slots.planned_nodes[section].tolist()
+        num_missed += sum(belady_plan(planned, held, [0] * len(held)).misses)
     assert_same_batches(batches_of(loader), expected[num_batches:])
     since = loader.stats().since(before)
     assert since.rows_read == num_missed
     assert since.rows_cached == sum(map(len, batches)) - num_missed
     assert 0.1 < since.hit_rate < 0.9
+    in_one_pool = belady_plan([rows.tolist() for rows in batches], [-1] * 162, [0] * 162)
+    assert since.rows_read < sum(in_one_pool.misses)
 
 
 def test_a_static_cache_is_filled_by_the_widths_of_its_rows(path: Path) -> None:
@@ -95,11 +103,15 @@ def test_a_static_cache_is_filled_by_the_widths_of_its_rows(path: Path) -> None:
 
 
 def test_packed_rows_of_all_widths(path: Path) -> None:
-    """Rows of 200 bytes and of 3 KiB come from chunks and slots."""
+    """Rows of 200 bytes and of 3 KiB come from chunks, and from the slots of their pools."""
     plain = NeighborLoader(path, [4, 3], "paper", strategy="memory", **OPTIONS)
     store = gnnstore.open(path)
     budget: dict[str, Any] = {"memory": "40MB", "cache_bytes": "500kB", "io_engine": "pread"}
     loader = NeighborLoader(store, [4, 3], "paper", strategy="packed", **budget, **OPTIONS)
+    superbatch = loader._sources.placement.superbatch
+    assert superbatch is not None
+    assert superbatch.pools is not None
+    assert superbatch.pools.widths == (3072, 200)
     assert_same_batches(batches_of(loader, 3), batches_of(plain, 3))
     stats = loader.stats()
     assert stats.rows_cached > 100

@@ -13,6 +13,8 @@ from numpy.typing import NDArray
 from gnnstore.budget.ledger import SLOTS
 from gnnstore.caching.plan import Trace
 from gnnstore.caching.policies.belady import BeladyPlanner
+from gnnstore.caching.policies.registry import BELADY
+from gnnstore.caching.pools import SlotPools, pooled
 from gnnstore.disk.engines import open_engine
 from gnnstore.errors import UsageError
 from gnnstore.features.packed import misses as sorted_misses
@@ -29,6 +31,7 @@ from gnnstore.features.source import (
 )
 from gnnstore.features.static import StaticCache
 from gnnstore.sampling.row_space import RowRange, RowSpace
+from gnnstore.testing.twins.caches import belady_plan
 from gnnstore.testing.twins.reads import write_array
 from tests.support.packing import plan_of
 
@@ -154,6 +157,67 @@ def test_planned_slots(case: Case, has_pinned: bool, is_warm: bool) -> None:
     cache.begin()
     ids, none = case.trace.batch(2), np.empty(0, np.int32)
     assert cache.gather(turns, 99, PlanStep(ids, np.zeros_like(ids), none, none)) == {}
+
+
+@pytest.mark.parametrize("is_warm", [False, True])
+@pytest.mark.parametrize("num_slots", [0, 2, NUM_SLOTS])
+def test_slots_in_pools(case: Case, is_warm: bool, num_slots: int) -> None:
+    """Each width has slots of its own, which hold what Belady keeps of its rows."""
+    widths = {SPACE.range_of("paper"): 106, SPACE.range_of("author"): 36}
+    widths[SPACE.range_of("venue")] = 512
+    needed = {own: len(own.part(case.trace.batch(2))[1]) for own in widths}
+    pools = SlotPools.of(widths, needed, 10_000)
+    assert pools is not None
+    assert pools.widths == (512, 106, 36)
+    cache = SlotCache(case.tables, num_slots, pools=pools)
+    assert cache.num_bytes <= SlotCache.reserve(pools.slot_bytes).bytes_of({SLOTS: num_slots})
+    policy, turns = pooled(BELADY, pools), cache.begin()
+    planner = policy.planner(num_slots)
+    if is_warm:
+        rows = policy.initial_nodes(case.trace, SPACE.num_rows, num_slots)
+        cache.warm_up(turns, 0, rows)
+        planner.restart(rows)
+        np.testing.assert_array_equal(cache.planned_nodes, rows)
+        assert (rows >= 0).all()
+    plan, num_missed = planner.plan(case.trace), 0
+    for (own,), section in zip(pools.ranges, pools.sections(num_slots), strict=True):
+        batches = [ids[own.within(ids)].tolist() for ids in map(case.trace.batch, range(12))]
+        held = [-1] * (section.stop - section.start)
+        if is_warm:
+            held = rows[section].tolist()
+        num_missed += sum(belady_plan(batches, held, [int(row >= 0) for row in held]).misses)
+    assert plan.num_misses == num_missed
+
+    def gather(i: int) -> None:
+        step = PlanStep(case.trace.batch(i), plan.batch_slots(i), *plan.batch_changes(i))
+        case.check(i, cache.gather(turns, is_warm + i, step))
+
+    with ThreadPoolExecutor(3) as executor:
+        list(executor.map(gather, range(NUM_BATCHES)))
+    for (own,), section in zip(pools.ranges, pools.sections(num_slots), strict=True):
+        found = cache.planned_nodes[section]
+        assert all(own.first <= row < own.first + own.num_rows for row in found[found >= 0])
+
+
+def test_shares_of_pools() -> None:
+    a, b, c = RowRange(0, 100), RowRange(100, 1000), RowRange(1100, 10)
+    assert SlotPools.of({a: 64, b: 32, c: 40}, {a: 1, b: 1, c: 1}, 10**6) is None
+    # As many slots as rows are needed: 3 wide ones for each narrow one.
+    found = SlotPools.of({a: 1000, b: 10}, {a: 30, b: 10}, 50_000)
+    assert found is not None
+    assert found.shares == (49, 16)
+    assert found.slot_bytes == -(-(49 * 1000 + 16 * 10) // 65)
+    assert found.sections(64) == [slice(0, 48), slice(48, 64)]
+    # No more than there are rows, and the rest for the others; all of both.
+    found = SlotPools.of({a: 10, b: 1000}, {a: 90, b: 10}, 50_000)
+    assert found is not None
+    assert found.ranges == ((b,), (a,))
+    assert found.shares == (49, 100)
+    found = SlotPools.of({a: 10, b: 1000, c: 30}, {}, 10**7)
+    assert found is not None
+    assert found.shares == (1000, 10, 100)
+    with pytest.raises(ValueError, match="3 pools of slots for 2 classes of widths"):
+        SlotPools.divided({a: 10, b: 1000}, (1, 2, 3))
 
 
 @pytest.mark.parametrize("num_slots", [0, NUM_SLOTS])

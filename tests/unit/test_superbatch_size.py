@@ -88,6 +88,7 @@ def facts(
         "misses": model or Misses(),
         "num_rows": NUM_ROWS,
         "row_bytes": 512,
+        "pools": None,
         "epoch_batches": epoch,
         "num_threads": 2,
         "may_use_fewer": True,

@@ -25,12 +25,14 @@ import numpy.typing as npt
 
 from gnnstore import _core
 from gnnstore._core import ReadCounts, empty
+from gnnstore.caching.pools import SlotPools
 from gnnstore.disk.engines import Engine, open_engine
 from gnnstore.errors import CorruptStoreError, UsageError, storage_error, storage_errors
 from gnnstore.features.packed.chunks import chunk_reader, packed_read_error
 from gnnstore.features.packed.segments import SharedReader
 from gnnstore.features.planned import PlanStep
 from gnnstore.features.source import FileRows, PackedRows, RowSource, RowSpec, places_within
+from gnnstore.features.tables import CachedTables
 from gnnstore.formats.arrays.paged_array import PagedArray
 from gnnstore.formats.arrays.pages import DEFAULT_PAGE_BYTES, PageGeometry, plan_shards
 from gnnstore.formats.arrays.spec import AttributeSpec
@@ -226,6 +228,16 @@ class PackedFiles:
         owners = manifest.schema.owners()
         # The types of the tables' rows, by path in the store.
         self.ranges = {path: self.space.range_of(str(owners[path])) for path in manifest.cached}
+        widths = CachedTables.of(manifest.schema, set(manifest.cached)).widths
+        # Pools of the slots of cached rows, if they are of several widths.
+        self.pools: SlotPools | None = None
+        if manifest.slot_shares:
+            try:
+                self.pools = SlotPools.divided(widths, manifest.slot_shares)
+            except ValueError as error:
+                raise CorruptStoreError(
+                    f"{reader.path}: the manifest has {error}. {_HELP}", path=reader.path
+                ) from error
         self._piece_bytes = manifest.piece_bytes
         self._descriptor = -1
         if reader.batches.file_paths:

@@ -70,6 +70,7 @@ class PackedManifest(Manifest):
     VERB: ClassVar[str] = "pack"
     ATTEMPT: ClassVar[str] = "attempt to pack"
     MAKE: ClassVar[str] = "make one with 'gnnstore pack'"
+    OMITTED: ClassVar[frozenset[str]] = frozenset({"slot_shares"})
 
     # All that the batches depend on except the seed, as in the state of a loader.
     fingerprint: Mapping[str, Any]
@@ -82,6 +83,8 @@ class PackedManifest(Manifest):
     piece_bytes: Annotated[int, PACKED_ALIGNMENT_BYTES, MAX_PIECE_BYTES]
     # Rows of each cached attribute in memory while the batches are assembled.
     num_slots: Annotated[int, 0, MAX_SLOTS]
+    # Of slots of several widths, those of each pool of as many as all of these; see the format.
+    slot_shares: tuple[Annotated[int, 1], ...] = ()
     cached_by: str  # the policy that chose the cached rows: "belady", "degree" or "frequency"
     largest_batch_bytes: int  # bytes of the largest batch with its attributes
     # Paths in the store of the node attributes whose missed rows are packed.

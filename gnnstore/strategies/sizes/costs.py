@@ -17,6 +17,7 @@ import numpy as np
 
 from gnnstore.budget.ledger import PLANNED, Reservation
 from gnnstore.caching.policies.base import CachePolicy, SpillingPolicy
+from gnnstore.caching.pools import SlotPools
 from gnnstore.features.packed.pack import PackedBatch
 from gnnstore.features.planned import SlotCache
 from gnnstore.strategies.sizes.misses import Pins
@@ -61,6 +62,7 @@ class SuperbatchCosts:
     # Batches of an iteration; with a superbatch of this many, there is one at a time.
     epoch_batches: int = 0
     pins: Pins | None = None  # the rows that are pinned
+    pools: SlotPools | None = None  # of slots of several widths; no rows are pinned then
 
     def of_length(self, num_batches: int, num_superbatches: int = 1) -> SuperbatchCosts:
         """Return the costs of superbatches of `num_batches` batches.
@@ -123,8 +125,9 @@ class SuperbatchCosts:
     @property
     def _always(self) -> list[Reservation]:
         """The memory of cached rows, and of labels and rows of edges of two superbatches."""
+        slot_bytes = self.row_bytes if self.pools is None else self.pools.slot_bytes
         found = [
-            SlotCache.reserve(self.row_bytes),
+            SlotCache.reserve(slot_bytes),
             *SlotCache.reserve_pinned(self.row_bytes, self.num_pinned, self.num_rows),
             Reservation("labels of seeds", 0, {PLANNED: 2 * self.labels_bytes}),
         ]

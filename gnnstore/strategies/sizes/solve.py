@@ -18,12 +18,13 @@ from typing import TYPE_CHECKING
 from gnnstore.budget.ledger import IN_FLIGHT, PLANNED, SLOTS, Ledger, Reservation
 from gnnstore.caching.policies.base import MAX_PLANNED
 from gnnstore.caching.policies.registry import POLICIES
+from gnnstore.caching.pools import SlotPools, pooled
 from gnnstore.errors import BudgetError, DiskBudgetError
 from gnnstore.features.packed.chunks import CHUNK_STAGING_BYTES
 from gnnstore.features.packed.pack import PackedBatch
 from gnnstore.formats.arrays.dtypes import id_dtype
 from gnnstore.pipeline.lookahead.producer import warms_up
-from gnnstore.pipeline.margins import MARGIN, with_margin
+from gnnstore.pipeline.margins import with_margin
 from gnnstore.pipeline.superbatch_size import SuperbatchSize
 from gnnstore.strategies.sizes.costs import KEPT_SHARE, SuperbatchCosts
 from gnnstore.strategies.sizes.prefetch import check_two_batches, prefetch_wish, with_batches
@@ -52,7 +53,7 @@ _MOST_PLANNED = 0.9
 _BY_TURNS = 1.5
 _NO_LIMIT = 2**62
 # Where memory is short, two batches, which may be larger by what a sample varies, or by this.
-_THRIFTY_MARGIN = 0.4
+_MOST_MARGIN = 0.4
 # From this many superbatches in an epoch on, waiting for each batch is worth it if superbatches get
 # this many times longer.
 _MANY, _WORTH_WAITING = 8, 4
@@ -86,6 +87,7 @@ class LookaheadFacts:
     settings: PlannedSettings
     num_rows: int  # rows of the tables that are cached together
     row_bytes: int  # bytes of a node's rows in these tables
+    pools: SlotPools | None  # of slots of several widths
     epoch_batches: int
     # Bytes of the orders of later epochs, for each batch; None if their batches are not known.
     order_bytes: int | None
@@ -186,8 +188,9 @@ class _Split:
 
     def _expected(self, largest: int) -> int:
         """Return the size to expect of a batch, from that of the largest one seen."""
-        most = _THRIFTY_MARGIN if self.is_thrifty else MARGIN
-        return with_margin(largest, min(most, self.facts.seen.margin))
+        if self.is_thrifty:
+            return with_margin(largest, min(_MOST_MARGIN, self.facts.seen.margin))
+        return with_margin(largest)
 
     @cached_property
     def costs(self) -> SuperbatchCosts:
@@ -205,7 +208,8 @@ class _Split:
             labels_bytes=self._expected(seen.largest_labels_bytes),
             edges_bytes=facts.edges_bytes,
             packed=packed if facts.packs else None,
-            policy=POLICIES[facts.strategy.policy],
+            policy=pooled(POLICIES[facts.strategy.policy], facts.pools),
+            pools=facts.pools,
             epoch_batches=facts.epoch_batches,
         )
 
@@ -356,7 +360,7 @@ class _Split:
         facts, model = self.facts, self.facts.misses
         policy = POLICIES[facts.strategy.policy]
         is_part = 0 < size.num_slots < facts.num_rows and not self.is_thrifty
-        if model is None or not is_part:
+        if model is None or not is_part or facts.pools is not None:
             return
         if not warms_up(policy, size, facts.num_rows, packs=facts.strategy.packs):
             return
@@ -453,6 +457,7 @@ class _Split:
             packing_bytes=Ledger(0, tuple(packing)).peak(sizes),
             table_bytes=table,
             num_pinned=costs.num_pinned,
+            pools=costs.pools,
         )
 
     def _slots(self, ledger: Ledger, costs: SuperbatchCosts, sizes: dict[str, int]) -> int:
