@@ -8,17 +8,14 @@ from __future__ import annotations
 
 import logging
 import os
-import re
 import resource
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from gnnstore.threads import Flag, Thread
 from gnnstore.units import format_duration, format_size
 
 if TYPE_CHECKING:
@@ -30,7 +27,6 @@ LOGGER = logging.getLogger("gnnstore.progress")
 # How progress is shown; "auto": as suits what stderr is.
 Style = Literal["auto", "bar", "lines", "none"]
 
-_IO = Path("/proc/self/io")
 # A line every 10 s: an hour leaves 360 lines, not a gigabyte.
 _LINE_SECONDS = 10.0
 # Unit of `ru_maxrss`: kilobytes, but bytes on macOS.
@@ -152,33 +148,16 @@ class WaitProgress:
         """Ignore the message: it is for those who asked for the work."""
 
     @contextmanager
-    def waiting(self, k: int = 0) -> Iterator[None]:
+    def waiting(self, k: int = 0) -> Iterator[None]:  # noqa: ARG002 - asked for by `ordered_map`
         """Wait in the context for the k-th of some items."""
         if self._show is None:
             yield
             return
         self._since = monotonic()
-        is_over = Flag()
-        timer = self._start_timer(is_over) if k == 0 else None
         try:
             yield
         finally:
-            is_over.set()
             self._end()
-            if timer is not None:
-                timer.join()
-
-    def _start_timer(self, is_over: Flag) -> Thread | None:
-        def look() -> None:
-            if not is_over.wait(self._after_seconds):
-                self.look()
-
-        timer = Thread(target=look, daemon=True)
-        try:
-            timer.start()
-        except RuntimeError:  # no more threads: displayed once a phase counts
-            return None
-        return timer
 
     def look(self) -> None:
         """Display what goes on, if somebody has waited long."""
@@ -233,24 +212,21 @@ class _WaitPhase:
 
 
 @contextmanager
-def open_progress(
-    *, quiet: bool = False, show_usage: bool = False, style: Style = "auto"
-) -> Iterator[Progress]:
+def open_progress(*, quiet: bool = False, style: Style = "auto") -> Iterator[Progress]:
     """Show progress while the context lasts."""
     if style == "auto":
         style = "bar" if sys.stderr.isatty() else "lines"
-    usage = Usage() if show_usage else None
     if quiet or style == "none":
         yield NullProgress()
     elif style == "bar":
-        with _bars(usage) as bars:
+        with _bars() as bars:
             yield _BarProgress(bars)
     else:
         if LOGGER.level == logging.NOTSET:
             LOGGER.setLevel(logging.INFO)
         if not LOGGER.hasHandlers():
             LOGGER.addHandler(_StderrHandler())
-        yield LineProgress(usage)
+        yield LineProgress()
 
 
 class _StderrHandler(logging.Handler):
@@ -261,13 +237,10 @@ class _StderrHandler(logging.Handler):
 class LineProgress:
     """Logs a line every ten seconds, and one as a long phase ends."""
 
-    def __init__(self, usage: Usage | None = None) -> None:
-        self._usage = usage
-
     @contextmanager
     def phase(self, name: str, total: int | None = None, unit: str = "items") -> Iterator[Phase]:
         """Begin a phase."""
-        phase = _LinePhase(name, total, unit, self._usage)
+        phase = _LinePhase(name, total, unit)
         yield phase
         phase.end()
 
@@ -279,8 +252,8 @@ class LineProgress:
 class _LinePhase:
     """Counts from any thread."""
 
-    def __init__(self, name: str, total: int | None, unit: str, usage: Usage | None) -> None:
-        self._name, self._total, self._unit, self._usage = name, total, unit, usage
+    def __init__(self, name: str, total: int | None, unit: str) -> None:
+        self._name, self._total, self._unit = name, total, unit
         self._done = 0
         self._rate = _Rate()
         self._began = self._logged = monotonic()
@@ -305,7 +278,6 @@ class _LinePhase:
 
     def _log(self, done: int, state: str, rate: float) -> None:
         details = describe_rate(done, self._total, self._unit, rate)
-        details += [str(self._usage)] if self._usage else []
         amount = describe_amount(done, self._total, self._unit)
         LOGGER.info("%s", ", ".join([f"{self._name}: {amount}{state}", *details]))
 
@@ -336,7 +308,7 @@ class _BarPhase:
         self._advance(n)
 
 
-def _bars(usage: Usage | None) -> Bars:
+def _bars() -> Bars:
     """Return bars on stderr, each in one line: what has no room at its end is cut off."""
     import rich.progress as bars  # noqa: PLC0415 - on demand
     from rich.console import Console  # noqa: PLC0415
@@ -349,7 +321,6 @@ def _bars(usage: Usage | None) -> Bars:
             unit: str = task.fields["unit"]
             rate = task.fields["rate"].after(done, monotonic())
             details = describe_rate(done, total, unit, rate)
-            details += [str(usage)] if usage else []
             line = ", ".join([describe_amount(done, total, unit), *details])
             return Text(line, no_wrap=True, overflow="ellipsis")
 
@@ -379,28 +350,6 @@ class _Rate:
             self._first = done, now
         first, since = self._first
         return (done - first) / (now - since) if now > since else 0.0
-
-
-class Usage:
-    """Resources that this process has used: bytes written since now, and peak memory."""
-
-    def __init__(self, io: Path = _IO) -> None:
-        self._io = io
-        self._written_before = self._written_bytes()
-
-    def __str__(self) -> str:
-        """Return both for people; without the former where the kernel does not count it."""
-        now, peak = self._written_bytes(), f"{format_size(peak_rss_bytes())} memory at the peak"
-        if now is None or self._written_before is None:
-            return peak
-        return f"{format_size(now - self._written_before)} written, {peak}"
-
-    def _written_bytes(self) -> int | None:
-        try:
-            found = re.search(r"^wchar: (\d+)$", self._io.read_text(), re.MULTILINE)
-        except OSError:  # some containers hide it
-            return None
-        return None if found is None else int(found[1])
 
 
 def peak_rss_bytes() -> int:

@@ -13,7 +13,7 @@ import os
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -30,30 +30,6 @@ from gnnstore.formats.container.files import free_bytes
 from gnnstore.units import format_size
 
 _Result = TypeVar("_Result")
-
-
-class Spool(Protocol):
-    """Arrays by the number of their batch. Safe to use from many threads at once."""
-
-    @property
-    def num_bytes(self) -> int:
-        """Memory of the arrays."""
-
-    @property
-    def num_disk_bytes(self) -> int:
-        """Disk space of the arrays, until the spool is closed."""
-
-    def append(self, i: int, arrays: Sequence[npt.NDArray[Any]]) -> None:
-        """Keep the arrays of batch i, which has none yet."""
-
-    def read(self, i: int) -> list[npt.NDArray[Any]]:
-        """Return the arrays of batch i, as often as asked for."""
-
-    def drop(self, i: int) -> None:
-        """Free the arrays of batch i, if there are any."""
-
-    def close(self) -> None:
-        """Free all arrays. Idempotent."""
 
 
 class MemorySpool:
@@ -181,6 +157,9 @@ class FileSpool:
     def close(self) -> None:
         """Remove the file, in the process that made it. Idempotent; waits for other calls."""
         self.file.close()
+
+
+Spool: TypeAlias = MemorySpool | FileSpool
 
 
 def guarded(call: Callable[[], _Result], doing: str, path: Path) -> _Result:

@@ -61,7 +61,7 @@ def convert(
         importlib.import_module("zarr.codecs")  # else imported in the middle of the work
     started = time.perf_counter()
     name, saving = run.__name__, None
-    with session.progress(show_usage=True, style=style) as progress:
+    with session.progress(style=style) as progress:
         path = run(options=options, progress=progress, **arguments)
         seconds = time.perf_counter() - started
         with interrupts_wait():

@@ -61,7 +61,7 @@ def partition_store(
     """Choose, estimate, write, and print a summary."""
     graph = StoreInput(path, "gnnstore partition")
     document: dict[str, Any] = {"store": str(graph.reader.path)}
-    with session.progress(show_usage=True) as progress:
+    with session.progress() as progress:
         if num_partitions is None or estimate:
             profile: DeviceProfile | None = disk_profile(graph.reader.path, progress)
         else:

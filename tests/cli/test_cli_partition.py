@@ -244,18 +244,6 @@ def test_partitions_of_another_store_are_found(run: Any, store: Path, tmp_path: 
     assert problem.path == str(other / "zarr.json")
 
 
-def test_numbers_mean_nothing_where_they_cannot_be_read(store: Path) -> None:
-    """What lies between pages is damaged: that, and not what it would make of edges."""
-    unit = partition(store, 4)
-    corrupt(unit, "order", swap)
-    shard = unit / "nodes/x/c.0.0"
-    data = bytearray(shard.read_bytes())
-    data[-1] ^= 1
-    shard.write_bytes(data)
-    (problem,) = PartitionsReader.open(unit).problems()
-    assert problem.message == "the shard index is not that of the layout"
-
-
 def test_what_cannot_be_removed_whole_is_named(
     run: Any, store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -22,7 +22,6 @@ from gnnstore import progress as module
 from gnnstore.progress import (
     LOGGER,
     LineProgress,
-    Usage,
     open_progress,
 )
 
@@ -59,23 +58,6 @@ def test_a_line_now_and_then(lines: Lines) -> None:
         "read edges: 800 of 1,000 edges (80%), 20 s, 40 edges/s, 5 s left",
         "read edges: 1,000 of 1,000 edges, done in 25 s, 40 edges/s",
     ]
-
-
-def test_lines_of_work_that_writes_show_what_it_uses(tmp_path: Path, lines: Lines) -> None:
-    progress = LineProgress(Usage())
-    progress.note("expected: much")
-    with progress.phase("copy", unit="bytes") as phase:
-        (tmp_path / "file").write_bytes(bytes(3_000_000))
-        phase.advance(0)
-        phase.advance(1)
-        lines.now += 20
-        phase.advance(4_999_999)
-    first, *others = lines.found
-    assert first == "expected: much"
-    for line, head in zip(others, ("copy: 5 MB, 20 s", "copy: 5 MB, done in 20 s"), strict=True):
-        assert re.fullmatch(
-            rf"{head}, 250 kB/s, 3(\.\d+)? MB written, [\d.]+ [MG]B memory at the peak", line
-        )
 
 
 def test_a_short_phase_prints_nothing(lines: Lines) -> None:
@@ -145,7 +127,7 @@ def test_a_bar_takes_one_line_on_any_terminal(
     monkeypatch.setattr(rich.console, "Console", narrow)
     name = "sort edges/node__to__node"
     with (
-        open_progress(style="bar", show_usage=True) as shown,
+        open_progress(style="bar") as shown,
         shown.phase(name, total=total, unit="edges") as phase,
     ):
         phase.advance(done)

@@ -181,25 +181,6 @@ def test_flipped_byte_in_a_far_block_is_located(
 
 
 @pytest.mark.parametrize(
-    ("place", "message"),
-    [
-        (-9, "the shard index is not that of the layout"),
-        (4095, "the padding behind row 0 is not zero"),
-    ],
-)
-def test_bytes_between_rows_that_nobody_reads(store: Path, place: int, message: str) -> None:
-    """Though their checksums are right."""
-    shard = store / "nodes/node/x/c.0.0"
-    data = bytearray(shard.read_bytes())
-    data[place] ^= 1
-    shard.write_bytes(data)
-    reseal(store)
-    assert verify(store, "checksums").ok
-    (problem,) = verify(store, "full").problems
-    assert problem.message == message
-
-
-@pytest.mark.parametrize(
     ("change", "message"),
     [
         ({"shape": [31]}, "the checksums are 31 uint32, but the manifest's files have 32 blocks"),

@@ -252,7 +252,7 @@ def test_another_conversion_is_not_continued(tmp_path: Path, rows: np.ndarray[An
     with pytest.raises(DiskError):
         write(tmp_path / "a.gnn", rows, stop="a3")
     other = {"kind": "test", "options": {"undirected": True}, "sizes": (1, 3)}
-    expected = r"options\.undirected was False and is True now; sizes\[1\] was 2 and is 3 now\. "
+    expected = r"options\.undirected was False and is True now; sizes was \[1, 2\]"
     with pytest.raises(UsageError, match=expected):
         write(tmp_path / "a.gnn", rows, resume=True, fingerprint=other)
     left = leftover(tmp_path)
@@ -323,7 +323,7 @@ def test_inputs_that_changed_are_noticed(tmp_path: Path, monkeypatch: pytest.Mon
     status = edges.stat()
     edges.write_text("0 5\n5 8\n")
     os.utime(edges, ns=(status.st_atime_ns, status.st_mtime_ns + 1))
-    with pytest.raises(UsageError, match=r"inputs_changed\[0\]\[0\]\[2\] was \d+ and is \d+ now"):
+    with pytest.raises(UsageError, match=r"inputs_changed was .* and is .* now"):
         from_snap(edges, output, options=resume)
     edges.write_text("0 5\n5 7\n")
     os.utime(edges, ns=(status.st_atime_ns, status.st_mtime_ns))

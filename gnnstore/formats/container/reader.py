@@ -35,7 +35,6 @@ from gnnstore.formats.arrays.zarr_metadata import (
     METADATA_FILE,
     parse_compressed,
     parse_paged,
-    shard_index,
     shard_name,
 )
 from gnnstore.formats.container.files import (
@@ -50,7 +49,6 @@ from gnnstore.formats.container.manifest import (
     FileEntry,
     Manifest,
 )
-from gnnstore.formats.container.regular_files import open_binary
 from gnnstore.formats.container.strict_json import parse_object
 from gnnstore.formats.container.workdir import leftovers
 from gnnstore.units import format_size
@@ -101,32 +99,23 @@ class SealedFiles(Generic[M]):
 
     def wrong_sizes(self) -> Iterator[tuple[FileEntry, CorruptStoreError]]:
         """Yield the files that are missing or do not have the size in the manifest."""
+        word, verb = self.manifest.WORD, self.manifest.VERB
         for entry in self.files:
-            error = self._wrong_size(entry)
-            if error is not None:
-                yield entry, error
-
-    def _wrong_size(self, entry: FileEntry) -> CorruptStoreError | None:
-        path, manifest = self.path / entry.path, self.manifest
-        try:
-            found = path.stat()
-        except FileNotFoundError:
-            return CorruptStoreError(
-                f"{path}: the file is missing ({format_size(entry.size_bytes)} according to "
-                f"the manifest); restore it from a copy or {manifest.VERB} again",
-                path=path,
-            )
-        except OSError as error:
-            raise storage_error(error, f"open the {manifest.WORD}", path) from error
-        if found.st_size == entry.size_bytes:
-            return None
-        return CorruptStoreError(
-            f"{path}: the file has {found.st_size} bytes, but the manifest says "
-            f"{entry.size_bytes}; it was truncated or altered: restore it from a copy "
-            f"or {manifest.VERB} again",
-            path=path,
-            offset=min(found.st_size, entry.size_bytes),
-        )
+            path, size = self.path / entry.path, entry.size_bytes
+            try:
+                found = path.stat().st_size
+            except FileNotFoundError:
+                found, problem = 0, f"the file is missing ({format_size(size)} according to"
+                problem += " the manifest)"
+            except OSError as error:
+                raise storage_error(error, f"open the {word}", path) from error
+            else:
+                problem = f"the file has {found} bytes, but the manifest says {size}; it was"
+                problem += " truncated or altered"
+                if found == size:
+                    continue
+            message = f"{path}: {problem}; restore it from a copy or {verb} again"
+            yield entry, CorruptStoreError(message, path=path, offset=min(found, size))
 
     def altered_checksums(self) -> Iterator[tuple[FileEntry, CorruptStoreError]]:
         """Yield the files of the checksums that were altered."""
@@ -253,52 +242,21 @@ class SealedReader(SealedFiles[M]):
             spec.expect(self.path, shape, dtypes, advice)
 
     def problems(self) -> Iterator[Problem]:
-        """Yield unreadable places in arrays; if there are none, meaningless values; reads all."""
+        """Yield unreadable arrays; if there are none, meaningless values; reads all."""
         is_readable = True
-        for problem in self._unreadable():
-            is_readable = False
-            yield problem
+        for spec in self.manifest.arrays():
+            try:
+                for _ in self.compressed_chunks(spec) if spec.layout == "cold" else ():
+                    pass
+            except CorruptStoreError as error:
+                is_readable = False
+                yield Problem(str(self.path / spec.path), str(error))
         if is_readable:
             yield from self.meaningless()
 
     def meaningless(self) -> Iterator[Problem]:
         """Yield values of arrays that mean nothing in a directory of this kind."""
         yield from ()
-
-    def _unreadable(self) -> Iterator[Problem]:
-        for spec in self.manifest.arrays():
-            if spec.layout == "paged":
-                yield from self._layout_problems(self.paged(spec))
-                continue
-            try:
-                for _ in self.compressed_chunks(spec):
-                    pass
-            except CorruptStoreError as error:
-                yield Problem(str(self.path / spec.path), str(error))
-
-    def _layout_problems(self, array: PagedArray) -> Iterator[Problem]:
-        """Yield shard indexes that are not the layout's, and tails of pages that are not zero."""
-        layout, geometry = array.layout, array.geometry
-        for shard, path in enumerate(array.file_paths):
-            body = layout.shard_body_bytes(shard)
-            with open_binary(path, error=CorruptStoreError) as file:
-                file.seek(body)
-                index = file.read()
-            if index != shard_index(layout, shard).tobytes():
-                message = "the shard index is not that of the layout"
-                yield Problem(str(path), message, body, body + len(index))
-        if geometry.is_exact or not array.num_rows:
-            return
-        stride, used = geometry.page_stride_bytes, geometry.rows_per_page * geometry.row_bytes
-        runs = array.map("sequential").reshape(-1, stride)
-        step = max(1, _SCAN_BYTES // stride)
-        for start in range(0, len(runs), step):
-            dirty = np.flatnonzero(runs[start : start + step, used:].any(axis=1))
-            if len(dirty):
-                row = (start + int(dirty[0])) * geometry.rows_per_page
-                message = f"the padding behind row {row} is not zero"
-                yield Problem(str(self.path / array.spec.path), message)
-                return
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> Self:

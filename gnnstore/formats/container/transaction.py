@@ -142,17 +142,11 @@ class DirectoryTransaction:
 
 def check_parent(path: Path) -> None:
     """Raise unless there is a directory to write into."""
-    parent = path.parent
-    if parent.is_dir():
-        return
-    if os.path.lexists(parent):
-        raise UsageError(
-            f"{parent}: is not a directory, so nothing can be written there; choose another output",
-            path=parent,
+    if not path.parent.is_dir():
+        raise NotFoundError(
+            f"{path.parent}: the directory to write into does not exist; create it first",
+            path=path.parent,
         )
-    raise NotFoundError(
-        f"{parent}: the directory to write into does not exist; create it first", path=parent
-    )
 
 
 def _check_outside(final: Path, manifest: type[Manifest]) -> None:

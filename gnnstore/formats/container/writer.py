@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
@@ -110,8 +111,14 @@ class SealedWriter:
         except BaseException:
             self._transaction.keep() if self.is_resumed else self._transaction.abort()
             raise
-        if resume:
-            self._on_event(self.describe_start())
+        if self.is_resumed:
+            found_bytes = format_size(directory_bytes(self.temporary_path))
+            self._on_event(
+                f"resuming with the {found_bytes} that an interrupted {manifest.ATTEMPT} finished "
+                f"in {self.temporary_path}"
+            )
+        elif resume:
+            self._on_event(f"nothing to resume for {self.path}: starting from the beginning")
         self._open = True
 
     def take_over(self) -> None:
@@ -371,37 +378,28 @@ class SealedWriter:
             error, StorageError | OSError | MemoryError | KeyboardInterrupt
         )
         keeps = keeps and not isinstance(error, NotFoundError | StoreExistsError)
-        missing = _describe_missing(self.path.parent, self.remaining_bytes) if keeps else ""
-        self.abort(keep=keeps)
-        if keeps:
-            kept = self.describe_kept() if self.temporary_path.exists() else ""
-            advice = " ".join(filter(None, [missing, kept]))
-            if isinstance(error, GnnstoreError) and advice:
-                end = "" if error.message.endswith((".", "!", "?")) else "."
-                error.message = f"{error.message}{end} {advice}"
-            elif advice:
-                self._on_event(advice)
-
-    # ---- messages
-
-    def describe_start(self) -> str:
-        """Return a sentence that says where a resumed attempt begins."""
-        if not self.is_resumed:
-            return f"nothing to resume for {self.path}: starting from the beginning"
-        size = format_size(directory_bytes(self.temporary_path))
-        return (
-            f"resuming with the {size} that an interrupted {self.READER.MANIFEST.ATTEMPT} finished "
-            f"in {self.temporary_path}"
-        )
-
-    def describe_kept(self) -> str:
-        """Return advice on an attempt that stopped and can go on."""
-        directory = self.temporary_path
-        return (
-            f"What was finished ({format_size(directory_bytes(directory))}) is kept in "
-            f"{directory}: repeat the command with resume=True to go on; "
-            "'gnnstore gc' removes it."
-        )
+        if not keeps:
+            self.abort()
+            return
+        missing, free = self.remaining_bytes, free_bytes(self.path.parent)
+        self.abort(keep=True)
+        advice = []
+        if missing > free:
+            advice.append(
+                f"At least {format_size(missing)} more are needed and {format_size(free)} are "
+                f"free: {format_size(missing - free)} are missing."
+            )
+        if self.temporary_path.exists():
+            size = format_size(directory_bytes(self.temporary_path))
+            advice.append(
+                f"What was finished ({size}) is kept in {self.temporary_path}: repeat the command "
+                "with resume=True to go on; 'gnnstore gc' removes it."
+            )
+        if isinstance(error, GnnstoreError) and advice:
+            end = "" if error.message.endswith((".", "!", "?")) else "."
+            error.message = " ".join([f"{error.message}{end}", *advice])
+        elif advice:
+            self._on_event(" ".join(advice))
 
 
 def _can_continue(kind: type[Manifest], fingerprint: Mapping[str, Any], directory: Path) -> bool:
@@ -409,38 +407,27 @@ def _can_continue(kind: type[Manifest], fingerprint: Mapping[str, Any], director
     journal = Journal.read(directory)
     if journal is None or not journal.has_work:
         return False
-    found = list(_differences(journal.fingerprint, fingerprint))
-    if not found:
+    before = dict(_flat(journal.fingerprint))
+    now = dict(_flat(json.loads(json.dumps(fingerprint))))
+    changed = [
+        f"{name} was {before.get(name)!r} and is {now.get(name)!r} now"
+        for name in sorted(before.keys() | now.keys())
+        if before.get(name) != now.get(name)
+    ]
+    if not changed:
         return True
-    shown = "; ".join(found[:_MAX_DIFFERENCES])
-    more = len(found) - _MAX_DIFFERENCES
     raise UsageError(
         f"{directory}: the interrupted {kind.ATTEMPT} there cannot be continued, since it is "
-        f"another one: {shown}{f'; and {more} more' if more > 0 else ''}. Repeat the command that "
-        "was interrupted, or leave resume=True out to remove it and start anew",
+        f"another one: {'; '.join(changed[:_MAX_DIFFERENCES])}. Repeat the command that was "
+        "interrupted, or leave resume=True out to remove it and start anew",
         path=directory,
     )
 
 
-def _differences(before: Any, now: Any, name: str = "") -> Iterator[str]:
-    """Yield the differences of two JSON values in words."""
-    if isinstance(before, dict) and isinstance(now, Mapping):
-        for key in sorted(before.keys() | now.keys()):
-            place = f"{name}.{key}" if name else str(key)
-            yield from _differences(before.get(key), now.get(key), place)
-    elif isinstance(before, list) and isinstance(now, list | tuple) and len(before) == len(now):
-        for number, values in enumerate(zip(before, now, strict=True)):
-            yield from _differences(*values, f"{name}[{number}]")
-    elif before != (list(now) if isinstance(now, tuple) else now):
-        yield f"{name} was {before!r} and is {now!r} now"
-
-
-def _describe_missing(directory: Path, needed_bytes: int) -> str:
-    """Return a sentence on the space missing for a directory; "" if none is."""
-    free = free_bytes(directory)
-    if needed_bytes <= free:
-        return ""
-    return (
-        f"At least {format_size(needed_bytes)} more are needed and {format_size(free)} are free: "
-        f"{format_size(needed_bytes - free)} are missing."
-    )
+def _flat(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the values in JSON objects, by the names on their way."""
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from _flat(item, f"{name}.{key}" if name else key)
+    else:
+        yield name, value

@@ -77,7 +77,7 @@ def pack_epochs(
             **settings,
         ),
     )
-    with closing(packer), session.progress(show_usage=True) as progress:
+    with closing(packer), session.progress() as progress:
         with progress.phase("estimate"):
             profile = load_profile(store.path)
             expected = estimate_packing(packer, profile)

@@ -84,11 +84,11 @@ class Session:
         return re.sub(r"(?<![^\s(])([a-z_]+)=([^\s,:;)]*(?<!\.))", flag, message)
 
     @contextmanager
-    def progress(self, *, show_usage: bool = False, style: Style = "auto") -> Iterator[Progress]:
+    def progress(self, *, style: Style = "auto") -> Iterator[Progress]:
         """Show progress on stderr: bars on a terminal, else a plain line now and then."""
         with interrupts_wait():
             importlib.import_module("rich.progress")  # else imported in the middle of the work
-        with open_progress(quiet=self.quiet, show_usage=show_usage, style=style) as progress:
+        with open_progress(quiet=self.quiet, style=style) as progress:
             yield progress
 
 
