@@ -229,8 +229,9 @@ def _copy_arrays(
             check_rows(source, None)
             node_attributes[name] = source
     if num_nodes is None:
-        external = {} if x is None else {"x": x.source}
-        num_nodes = _count_rows({**external, **node_attributes})
+        rows = {name: source.shape[0] for name, source in node_attributes.items()}
+        rows |= {} if x is None else {"x": x.source.shape[0]}
+        num_nodes = rows.get("x", rows.get("y", next(iter(rows.values()), None)))
     if num_nodes is not None:
         writer.set_num_nodes(num_nodes)
     for name, source in splits:
@@ -327,11 +328,3 @@ def _structure(arrays: Sources, path: str, layout: str) -> tuple[EdgeInput, int 
         )
     edges = CompressedEdges(indptr, indices, layout)
     return EdgeInput(edges.pairs, edges.label, edges.num_edges), indptr.shape[0] - 1
-
-
-def _count_rows(node_attributes: Sources) -> int | None:
-    """Return N from the rows of `x`, of `y`, or of the first attribute."""
-    for name in ("x", "y", *node_attributes):
-        if name in node_attributes:
-            return node_attributes[name].shape[0]
-    return None

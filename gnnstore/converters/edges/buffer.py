@@ -129,14 +129,6 @@ class EdgeBuffer:
             raise InputError(f"the input says {num_nodes} nodes; a graph has at most 2^48")
         self.num_nodes = num_nodes
 
-    def check_ids(self, num_nodes: int) -> None:
-        """Check the ids of the edges in the buffer against N, which was unknown before."""
-        for ends, end in ((self.sources, "source"), (self.targets, "target")):
-            position = 0
-            for ids in ends:
-                check_ids(ids, num_nodes, f"the edges: {end} node id", position)
-                position += len(ids)
-
     @property
     def num_edges(self) -> int:
         """Edges in the buffer."""

@@ -249,8 +249,6 @@ class EdgeBuilder:
         buffer = self.buffer
         count = buffer.max_id + 1 if num_nodes is None else num_nodes
         if buffer.max_id >= count:
-            if not self._parts:
-                buffer.check_ids(count)
             raise InputError(
                 f"the edges: node id {buffer.max_id} is outside [0, {count}): there are {count} "
                 "nodes"

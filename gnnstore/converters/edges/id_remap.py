@@ -7,7 +7,7 @@ in the next.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -41,20 +41,6 @@ def find_ids(
     if is_unknown.any():
         raise InputError(f"{where}: the id {ids[int(np.argmax(is_unknown))]} {problem}")
     return places
-
-
-class IdMap(Protocol):
-    """Ids and node numbers, both ways."""
-
-    num_nodes: int
-    is_identity: bool
-    num_bytes: int
-
-    def to_nodes(self, ids: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
-        """Return the numbers of collected ids; any shape."""
-
-    def original_ids(self) -> npt.NDArray[np.int64]:
-        """Return the id of every node, ascending, shape [N]."""
 
 
 class OneBasedIds:
@@ -92,7 +78,6 @@ class IdCollector:
     """
 
     def __init__(self, dense_limit: int = DENSE_LIMIT, memory_bytes: int | None = None) -> None:
-        self.num_added = 0
         self._max_id = -1
         self._memory_bytes = memory_bytes
         if memory_bytes is not None:
@@ -107,7 +92,6 @@ class IdCollector:
         """Add ids, shape [k]."""
         if not len(ids):
             return
-        self.num_added += len(ids)
         if self._words is not None:
             highest = int(ids.max())
             if highest < self._dense_limit:
@@ -202,3 +186,7 @@ class _SortedMap:
 
     def original_ids(self) -> npt.NDArray[np.int64]:
         return self._ids
+
+
+# Ids and node numbers, both ways.
+IdMap = OneBasedIds | _DenseMap | _SortedMap

@@ -211,10 +211,10 @@ class TextTable:
         """The peak memory of reading."""
         return _BYTES_PER_BYTE * self._block_bytes * _num_in_flight()
 
-    def read(self, phase: Phase | None = None) -> npt.NDArray[Any]:
+    def read(self) -> npt.NDArray[Any]:
         """Return the whole table, [rows, columns]."""
         blocks, num_bytes, limit = [], 0, available_bytes() // 2
-        for block in self.blocks(phase):
+        for block in self.blocks():
             blocks.append(block)
             num_bytes += block.nbytes
             if num_bytes > limit:
