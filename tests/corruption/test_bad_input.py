@@ -114,7 +114,7 @@ def test_the_sound_data_set_is_sound(ogb: Path, output: Path) -> None:
         ("raw/node-label.csv.gz", (4, "nan"), "line 4: column 1: NaN is not a node label"),
         ("raw/num-node-list.csv.gz", (1, "20\n30"), "lists 2 graphs; a node-property or"),
         ("raw/num-node-list.csv.gz", (1, "many"), "line 1: column 1: 'many' is not an integer"),
-        ("raw/num-node-list.csv.gz", (1, "-2"), "number of nodes -2 is outside [0, 2^63)"),
+        ("raw/num-node-list.csv.gz", (1, "-2"), "number -2 is outside [0, 2^63)"),
         ("raw/num-edge-list.csv.gz", (1, "90"), "edge.csv.gz: has 100 edges, but the data set"),
         ("split/random/train.csv.gz", (2, "20"), "node id 20 at position 1 is outside [0, 20)"),
         ("split/random/train.csv.gz", (2, "0"), "1 node ids are repeated, the first is 0"),
@@ -181,8 +181,8 @@ def test_a_pickled_split_is_not_loaded(ogb: Path, output: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"edge_index": None}, "data.npz: has no member 'edge_index'; found num_edges_list"),
-        ({"num_nodes_list": np.array([20, 20])}, "num_nodes_list: lists 2 graphs"),
+        ({"edge_index": None}, "data.npz: has no member 'edge_index'; found n"),
+        ({"num_nodes_list": np.array([20, 20])}, "num_nodes_list: expected one count, of"),
         ({"num_nodes_list": np.array([20.5])}, "found float64 of shape [1]"),
         ({"num_edges_list": np.array([99])}, "has shape [2, 100], but num_edges_list says [2, 99]"),
         (
@@ -457,12 +457,6 @@ def test_bad_options_are_named(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError) as caught:
         ConvertOptions(**arguments)
     assert message in str(caught.value)
-
-
-def test_a_bad_date_is_named(output: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SOURCE_DATE_EPOCH", "yesterday")
-    said = refused(UsageError, output, lambda: from_rmat(output, scale=3))
-    assert "SOURCE_DATE_EPOCH='yesterday' is not a number of seconds since 1970" in said
 
 
 # ---- the writer

@@ -18,7 +18,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gnnstore.converters.datasets.graphbolt.metadata import read_metadata
 from gnnstore.converters.inputs.npz import open_npz
 from gnnstore.converters.inputs.pickled import open_pickled
 from gnnstore.converters.memory import memory_ledger
@@ -260,16 +259,3 @@ def test_members_of_what_torch_saves_do_not_overlap(tmp_path: Path) -> None:
             archive.filelist[-1].filename = f"split/data/{number}"
     with little_memory(), pytest.raises(InputError, match="found an archive as torch"):
         read_pickled(path)
-
-
-def test_yaml_is_not_expanded(tmp_path: Path) -> None:
-    pytest.importorskip("yaml")
-    file = tmp_path / "metadata.yaml"
-    levels = ["a0: &a0 {k: 1}"]
-    levels += [f"a{i}: &a{i} {{<<: [{','.join([f'*a{i - 1}'] * 9)}]}}" for i in range(1, 12)]
-    file.write_text("\n".join(levels))
-    with pytest.raises(InputError, match=r"\*a0: aliases are not read"):
-        read_metadata(tmp_path)
-    file.write_text("a: [" + "[]," * 20_000 + "]")
-    with little_memory(), pytest.raises(InputError, match="has more than 10000 values"):
-        read_metadata(tmp_path)

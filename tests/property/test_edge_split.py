@@ -328,10 +328,3 @@ def test_negatives_that_make_no_sense() -> None:
     for bad in bads:
         with pytest.raises(UsageError, match="negatives"):
             SplitRule((0.8, 0.1, 0.1), **bad)
-
-
-def test_options_that_are_gone_name_what_to_use() -> None:
-    for name in ("edge_split", "node_order"):
-        given: dict[str, Any] = {name: "degree"}
-        with pytest.raises(UsageError, match=f"{name} is no option .*gnnstore.converters.[rs]"):
-            ConvertOptions(**given)

@@ -77,7 +77,7 @@ def test_another_seed(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [
-        ("num_classes", 0, "num_classes=0 is not positive"),
+        ("num_classes", 0, "expected from num_classes=0, at least 1"),
         ("num_papers", 5, "num_papers=5: expected from num_classes=8"),
         ("num_institutions", 3, "num_institutions=3: expected from num_classes=8"),
         ("degree", -1, "degree=-1 is negative"),

@@ -249,7 +249,11 @@ def test_graphbolt(tmp_path: Path, graph: GraphArrays, edge_format: str) -> None
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("  nodes:\n", "  nodes:\n    - num: 3\n", "graph.nodes[0].type: None is no node type"),
+        (
+            "  nodes:\n",
+            "  nodes:\n    - num: 3\n",
+            "graph.nodes[0].type: there is no node typ",
+        ),
         ("num: 50", "num: many", "graph.nodes[0].num: 'many' is not a number of nodes"),
         ("num: 50", "num: 49", "node id 49 at position"),
         ("graph:", "graph_topology:", "this is what GraphBolt made of a data set; give the dir"),
@@ -271,7 +275,6 @@ def test_graphbolt(tmp_path: Path, graph: GraphArrays, edge_format: str) -> None
         ("data/node-feat.npy", "data/edge-feat.npy", "edge-feat.npy: has 300 rows, but the graph"),
         ("data/edge-feat.npy", "data/node-feat.npy", "node-feat.npy: has 50 rows, but the graph"),
         ("dataset_name: small", "dataset_name: [", "metadata.yaml: is not valid YAML"),
-        ("dataset_name: small", "x: !!python/object:os.system {}", "tags are not read"),
         (
             "domain: edge\n    name: feat",
             "domain: node\n    name: x",
@@ -284,12 +287,12 @@ def test_graphbolt(tmp_path: Path, graph: GraphArrays, edge_format: str) -> None
             "tasks[0].train_set: has several typ",
         ),
         ("path: data/node-feat.npy", "path: [3]", "feature_data[0].path: ['3'] is not a"),
-        ("set/train-seeds.npy", "edges/bulk.npy", "has shape [2, 300]: these are seeds of a link"),
+        ("set/train-seeds.npy", "edges/bulk.npy", "has shape [2, 300] int64; seeds of a split"),
         ("set/train-labels.npy", "set/test-seeds.npy", "has labels of shape [6] int64 for 30"),
         ("set/train-labels.npy", "set/one-label.npy", "has labels of shape [] int64 for 30 seeds"),
         ("set/train-labels.npy", "set/floats.npy", "has labels of shape [] int64, unlike those of"),
         ("set/train-labels.npy", "set/large.npy", "18446744073709551615"),
-        ("set/train-seeds.npy", "set/mask.npy", "seeds are node ids, found a mask of 50 truth val"),
+        ("set/train-seeds.npy", "set/mask.npy", "neither a mask (store numpy.flatnonzero(mask))"),
         ("set/valid-seeds.npy", "set/again.npy", "has another label here than in a set befo"),
     ],
 )
@@ -367,7 +370,7 @@ def test_metadata_that_are_too_large_or_cannot_be_read(
         with pytest.raises(UsageError, match=r"PyYAML is needed .*: pip install 'gnnstore\[graphb"):
             from_graphbolt(root, tmp_path / "out.gnn")
     monkeypatch.setattr(graphbolt_metadata, "_MAX_BYTES", size - 1)
-    with pytest.raises(InputError, match=rf"yaml: has {size} bytes, at most {size - 1} are read"):
+    with pytest.raises(InputError, match=rf"yaml: has more than {size - 1} bytes"):
         from_graphbolt(root, tmp_path / "out.gnn")
 
 

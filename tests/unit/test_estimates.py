@@ -213,13 +213,6 @@ def test_what_the_disk_cannot_hold_is_refused_at_once(
     assert list((tmp_path / "out").iterdir()) == []
 
 
-def test_a_largest_id_that_no_disk_has_room_for_is_named(tmp_path: Path) -> None:
-    np.savez(tmp_path / "g.npz", edge_index=np.array([[0], [2**46]]))
-    with pytest.raises(NoSpaceError, match=f"cannot convert {2**46 + 1} nodes, whose pointers"):
-        from_numpy(tmp_path / "g.npz", tmp_path / "g.gnn")
-    assert [path.name for path in tmp_path.iterdir()] == ["g.npz"], "nothing to be resumed"
-
-
 def test_a_largest_id_that_an_emptier_disk_has_room_for_can_be_resumed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -227,7 +220,8 @@ def test_a_largest_id_that_an_emptier_disk_has_room_for_can_be_resumed(
     options = ConvertOptions(memory_bytes=2**26)
     with monkeypatch.context() as patch:
         patch.setattr("gnnstore.formats.container.files.free_bytes", lambda _: 2**20)
-        with pytest.raises(NoSpaceError, match="repeat the command with resume=True to go on"):
+        message = f"cannot convert {2**23 + 1} nodes, whose pointers .* with resume=True to go on"
+        with pytest.raises(NoSpaceError, match=f"(?s){message}"):
             from_numpy(tmp_path / "g.npz", tmp_path / "g.gnn", options=options)
     assert len(list(tmp_path.iterdir())) == 2
     options = replace(options, resume=True)

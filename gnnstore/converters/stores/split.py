@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -20,9 +21,11 @@ from gnnstore.converters.stores.copy import (
 )
 from gnnstore.converters.stores.graph import StoreInput
 from gnnstore.converters.writer.graph_writer import GraphWriter
-from gnnstore.converters.writer.opening import is_converted, provenance
+from gnnstore.converters.writer.opening import provenance
 from gnnstore.converters.writer.options import ConvertOptions, refuse_rules, with_orders
 from gnnstore.errors import UsageError, limits_named
+from gnnstore.formats.store.reader import StoreReader
+from gnnstore.formats.store.schema import StoreManifest
 from gnnstore.progress import Progress
 
 KIND = "split-edges"
@@ -104,8 +107,11 @@ def split_edges(
 
 def _is_made(graph: StoreInput, output: PathLike, rule: SplitRule, options: ConvertOptions) -> bool:
     """Whether the resumed attempt was killed between renaming the two stores."""
-    described = provenance(KIND, _source(graph, rule), options)
-    return options.resume and not options.overwrite and is_converted(Path(output), described)
+    if not options.resume or options.overwrite or not StoreManifest.is_at(Path(output)):
+        return False
+    made = provenance(KIND, _source(graph, rule), options)
+    found = dict(StoreReader.open(output).manifest.provenance)
+    return bool(found == json.loads(json.dumps(made)))
 
 
 def _source(graph: StoreInput, rule: SplitRule) -> dict[str, Any]:

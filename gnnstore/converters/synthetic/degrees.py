@@ -35,9 +35,8 @@ class DegreeDistribution:
         for block in blocks:
             found, times = np.unique(block, return_counts=True)
             degrees, places = np.unique(np.concatenate((degrees, found)), return_inverse=True)
-            joined = np.zeros(len(degrees), np.int64)
-            np.add.at(joined, places, np.concatenate((counts, times)))
-            counts = joined
+            weights = np.concatenate((counts, times))
+            counts = np.bincount(places, weights, len(degrees)).astype(np.int64)
         return cls(degrees, counts)
 
     @property
@@ -67,22 +66,19 @@ class DegreeDistribution:
     @property
     def zero_share(self) -> float:
         """The share of nodes without an in-neighbour; 0 for no nodes."""
-        without = int(self.counts[0]) if len(self.degrees) and self.degrees[0] == 0 else 0
-        return without / max(1, self.num_nodes)
+        return int(self.counts[self.degrees == 0].sum()) / max(1, self.num_nodes)
 
-    def knots(self) -> npt.NDArray[np.float64]:
-        """Return where `share_below` has corners: d -+ 1/2 for each degree d above 0, and 0."""
-        degrees = self.degrees[self.degrees > 0]
-        return np.concatenate(([0.0], (degrees[:, None] + (-0.5, 0.5)).reshape(-1)))
+    def curve(self) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+        """Return the corners of the curve of shares of nodes below a degree.
 
-    def share_below(self, places: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-        """Return the share of nodes below real numbers >= 0, with each degree d spread out."""
-        counts = self.counts[self.degrees > 0]
+        A degree d > 0 is spread over d -+ 1/2; between degrees that occur the curve is level.
+        """
+        degrees, counts = (own[self.degrees > 0] for own in (self.degrees, self.counts))
         after = self.zero_share + np.cumsum(counts) / max(1, self.num_nodes)
         before = after - counts / max(1, self.num_nodes)
-        # Between degrees that occur the curve is level, so both ends of each step are corners.
-        heights = np.concatenate(([self.zero_share], np.stack((before, after), 1).reshape(-1)))
-        return np.interp(places, self.knots(), heights)
+        places = (degrees[:, None] + (-0.5, 0.5)).reshape(-1)
+        heights = np.stack((before, after), 1).reshape(-1)
+        return np.append(0.0, places), np.append(self.zero_share, heights)
 
     def tail_exponent(self) -> float | None:
         """Return the exponent a of a power law d^-a fitted to the highest tenth of degrees."""
@@ -95,12 +91,9 @@ class DegreeDistribution:
 
     def to_json(self) -> dict[str, Any]:
         """Return a summary of the distribution, as JSON values."""
+        names = ("num_nodes", "num_edges", "mean", "max", "zero_share")
         return {
-            "num_nodes": self.num_nodes,
-            "num_edges": self.num_edges,
-            "mean": self.mean,
-            "max": self.max,
-            "zero_share": self.zero_share,
+            **{name: getattr(self, name) for name in names},
             "tail_exponent": self.tail_exponent(),
         }
 
@@ -115,13 +108,14 @@ class DegreeComparison:
     @property
     def distance(self) -> float:
         """Kolmogorov-Smirnov distance of the degrees in units of their mean, in [0, 1]."""
-        before, after = self.before, self.after
-        if not before.mean or not after.mean:
-            return 0.0 if before.mean == after.mean else 1.0
+        sides = (self.before, self.after)
+        if not all(own.mean for own in sides):
+            return 0.0 if self.before.mean == self.after.mean else 1.0
+        curves = [(own.curve()[0] / own.mean, own.curve()[1]) for own in sides]
         # Both curves are straight between their corners, so they are farthest apart at one.
-        places = np.concatenate((before.knots() / before.mean, after.knots() / after.mean))
-        shares = before.share_below(places * before.mean)
-        return float(np.abs(shares - after.share_below(places * after.mean)).max())
+        places = np.concatenate([own for own, _ in curves])
+        first, second = (np.interp(places, *curve) for curve in curves)
+        return float(np.abs(first - second).max())
 
     def to_json(self) -> dict[str, Any]:
         """Return the comparison as JSON values."""

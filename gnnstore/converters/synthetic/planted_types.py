@@ -19,11 +19,10 @@ import numpy.typing as npt
 from gnnstore.converters.converter import converter
 from gnnstore.converters.inputs.derived import GeneratedRows
 from gnnstore.converters.inputs.opening import PathLike
-from gnnstore.converters.inputs.source import ArraySource
+from gnnstore.converters.inputs.source import ArraySource, MemoryArray
 from gnnstore.converters.keyed_random import draw_words
 from gnnstore.converters.synthetic.synthetic_nodes import SyntheticNodes, check_numbers
-from gnnstore.converters.typed.graph_writer import HeteroGraphWriter
-from gnnstore.converters.writer.estimates import NodeTable, Workload
+from gnnstore.converters.typed.inputs import EdgeInput, NodeInput, write_graph
 from gnnstore.converters.writer.options import ConvertOptions
 from gnnstore.errors import UsageError
 from gnnstore.formats.store.schema import EdgeType
@@ -37,7 +36,6 @@ AFFILIATED = ("author", "affiliated_with", "institution")
 _FIRST_TIME, _TIME_RANGE = 1_000_000_000, 300_000_000  # seconds since 1970: 2001 to 2011
 _SHARES = {"train": 0.5, "valid": 0.25, "test": 0.25}
 _CHUNK_EDGES = 2**17
-_MAX_SKEW = 10
 # Second words of generators' keys, so that streams never meet; those of types are added.
 _NODES, _FEATURES, _EDGES = 0x7074_0000, 0x7074_1000, 0x7074_2000
 
@@ -97,24 +95,14 @@ def from_planted_types(
     UsageError
         If a parameter is out of range.
     """
+    if num_institutions is None:
+        num_institutions = max(num_classes, num_papers // 100)
     counts = {
         "paper": num_papers,
         "author": num_papers // 2 if num_authors is None else num_authors,
-        "institution": num_papers // 100 if num_institutions is None else num_institutions,
+        "institution": num_institutions,
     }
-    if num_institutions is None:
-        counts["institution"] = max(num_classes, counts["institution"])
-    _check_counts(counts, num_classes, degree, feature_dim, author_dim)
-    check_numbers(homophily=homophily, feature_noise=feature_noise, seed=seed)
-    if not 0 <= skew <= _MAX_SKEW:
-        raise UsageError(f"skew={skew} is not in [0, {_MAX_SKEW}]")
-    numbers = {
-        CITES: degree * counts["paper"],
-        WRITES: degree // 2 * counts["paper"],
-        AFFILIATED: degree // 4 * counts["author"],
-    }
-    parameters = {
-        "num_nodes": counts,
+    parameters: dict[str, Any] = {
         "feature_dim": feature_dim,
         "author_dim": author_dim,
         "num_classes": num_classes,
@@ -124,65 +112,55 @@ def from_planted_types(
         **({"skew": skew} if skew else {}),
         "seed": seed,
     }
-    widths = {"paper": feature_dim, "author": author_dim}
-
-    def classes(first: int, last: int) -> npt.NDArray[np.int64]:
-        return np.arange(first, last) % num_classes
-
-    with HeteroGraphWriter(
-        output,
-        counts,
-        kind="planted-types",
-        source={"parameters": parameters},
-        options=options,
-        edge_types=numbers,
-        progress=progress,
-        workload=Workload(
-            num_nodes=sum(counts.values()),
-            num_edges=sum(numbers.values()),
-            edge_row_bytes=12,
-            node_tables=tuple(NodeTable(counts[name], width, 4) for name, width in widths.items()),
-        ),
-    ) as writer:
-        for place, (name, width) in enumerate(widths.items()):
-            nodes = SyntheticNodes(0, num_classes, width, feature_noise, seed)
-            if width:
-                features = nodes.features(counts[name], classes, _FEATURES + place)
-                writer.set_node_attribute(name, "x", features)
-        _write_papers(writer, num_classes, seed)
-        for place, (edge_type, num_edges) in enumerate(numbers.items()):
-            edges = _Edges(
-                edge_type, num_edges, counts, num_classes, homophily, skew, seed, _EDGES + place
-            )
-            writer.read_edges(
-                edge_type, edges.pairs(), num_edges, edges.attributes(), where=str(edge_type)
-            )
-        return writer.commit()
-
-
-def _check_counts(
-    counts: dict[str, int], num_classes: int, degree: int, feature_dim: int, author_dim: int
-) -> None:
-    if num_classes < 1:
-        raise UsageError(f"num_classes={num_classes} is not positive")
+    check_numbers(**{**parameters, "skew": skew})
     for name, count in counts.items():
-        if not num_classes <= count < 2**32:
+        if not 1 <= num_classes <= count < 2**32:
             raise UsageError(
-                f"num_{name}s={count}: expected from num_classes={num_classes} to 2^32 - 1"
+                f"num_{name}s={count}: expected from num_classes={num_classes}, at least 1, to "
+                "2^32 - 1"
             )
-    check_numbers(degree=degree, feature_dim=feature_dim, author_dim=author_dim)
+    nodes = {name: NodeInput(count) for name, count in counts.items()}
+    for place, (name, width) in enumerate({"paper": feature_dim, "author": author_dim}.items()):
+        if width:
+            own = SyntheticNodes(0, num_classes, width, feature_noise, seed)
+            nodes[name].attributes["x"] = own.features(
+                counts[name],
+                lambda first, last: np.arange(first, last) % num_classes,
+                _FEATURES + place,
+            )
+    _add_papers(nodes["paper"], num_classes, seed)
+    numbers = {
+        CITES: degree * counts["paper"],
+        WRITES: degree // 2 * counts["paper"],
+        AFFILIATED: degree // 4 * counts["author"],
+    }
+    edges = {}
+    for place, (edge_type, num_edges) in enumerate(numbers.items()):
+        drawn = _Edges(
+            edge_type, num_edges, counts, num_classes, homophily, skew, seed, _EDGES + place
+        )
+        edges[edge_type] = EdgeInput(drawn.pairs, str(edge_type), num_edges, drawn.attributes())
+    return write_graph(
+        output,
+        nodes,
+        edges,
+        kind="planted-types",
+        source={"parameters": {"num_nodes": counts, **parameters}},
+        options=options,
+        progress=progress,
+    )
 
 
-def _write_papers(writer: HeteroGraphWriter, num_classes: int, seed: int) -> None:
-    count = writer.num_nodes["paper"]
-    words = draw_words(seed, _NODES, 0, count)
-    writer.set_node_attribute("paper", "y", np.arange(count) % num_classes)
-    times = _FIRST_TIME + (uniform(words) * _TIME_RANGE).astype(np.int64)
-    writer.set_node_attribute("paper", "time", times)
-    draws = uniform(draw_words(seed, _NODES + 1, 0, count))
+def _add_papers(papers: NodeInput, num_classes: int, seed: int) -> None:
+    """Give papers their classes, times and splits."""
+    times, draws = (uniform(draw_words(seed, _NODES + i, 0, papers.count)) for i in range(2))
+    classes = np.arange(papers.count) % num_classes
+    papers.attributes["y"] = MemoryArray("y", classes)
+    seconds = _FIRST_TIME + (times * _TIME_RANGE).astype(np.int64)
+    papers.attributes["time"] = MemoryArray("time", seconds)
     bound = 0.0
     for name, share in _SHARES.items():
-        writer.set_split("paper", name, np.flatnonzero((draws >= bound) & (draws < bound + share)))
+        papers.splits[name] = np.flatnonzero((draws >= bound) & (draws < bound + share))
         bound += share
 
 

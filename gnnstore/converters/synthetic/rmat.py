@@ -8,6 +8,7 @@ community, under noise that only its neighbours can resolve.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -19,14 +20,13 @@ from gnnstore.converters.inputs.derived import GeneratedRows
 from gnnstore.converters.inputs.opening import PathLike
 from gnnstore.converters.read_ahead import num_threads
 from gnnstore.converters.synthetic.synthetic_nodes import SyntheticNodes, check_numbers
-from gnnstore.converters.writer.estimates import NodeTable, Workload
+from gnnstore.converters.typed.inputs import EdgeInput, NodeInput, write_one_type
 from gnnstore.converters.writer.graph_writer import GraphWriter
-from gnnstore.converters.writer.options import ConvertOptions, check_features
-from gnnstore.errors import UsageError, whole_number
+from gnnstore.converters.writer.options import ConvertOptions
+from gnnstore.errors import UsageError
 from gnnstore.progress import Progress
 
 GRAPH500 = (0.57, 0.19, 0.19, 0.05)
-MAX_SCALE = 40
 _CHUNK_EDGES = 2**20
 
 
@@ -85,12 +85,6 @@ def from_rmat(
     ----------
     Chakrabarti, Zhan, Faloutsos: "R-MAT: a recursive model for graph mining", SDM 2004.
     """
-    _check_size(scale, edge_factor, feature_dim, seed)
-    _check_communities(num_communities, 1 << scale, homophily, feature_noise)
-    _check_shares(split_fractions, probabilities)
-    remedy = "leave it out, or set feature_dim="
-    check_features(options, has_features=feature_dim > 0, remedy=remedy)
-    nodes = SyntheticNodes(scale, num_communities, feature_dim, feature_noise, seed)
     parameters = {
         "scale": scale,
         "edge_factor": edge_factor,
@@ -102,33 +96,50 @@ def from_rmat(
         "probabilities": list(probabilities),
         "seed": seed,
     }
-    with GraphWriter(
+    check_numbers(**{**parameters, "homophily": homophily or 0})
+    _check_shares(split_fractions, probabilities)
+    num_nodes = 1 << scale
+    if not 0 < num_communities <= num_nodes or num_communities & (num_communities - 1):
+        raise UsageError(
+            f"num_communities={num_communities} is not a power of two from 1 to {num_nodes}, the "
+            "number of nodes"
+        )
+    nodes = SyntheticNodes(scale, num_communities, feature_dim, feature_noise, seed)
+    levels = level_probabilities(scale, nodes.community_bits, homophily, probabilities)
+    num_edges = edge_factor << scale
+
+    def pairs() -> Iterator[tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]]:
+        threads = num_threads()
+        for first in range(0, num_edges, _CHUNK_EDGES):
+            count = min(_CHUNK_EDGES, num_edges - first)
+            ends = _core.rmat_edges(first, count, scale, levels, seed, num_threads=threads)
+            sources, targets = (
+                _core.permute_ids(ids, scale, seed, num_threads=threads) for ids in ends
+            )
+            yield sources, targets
+
+    def add_splits(writer: GraphWriter) -> None:
+        connected: list[npt.NDArray[np.bool_]] = []
+        writer.finish_edges(lambda degrees: connected.append(degrees > 0))
+        candidates = np.flatnonzero(np.concatenate(connected))
+        for name, ids in nodes.splits(candidates, split_fractions).items():
+            writer.set_split(name, ids)
+
+    node = NodeInput(num_nodes)
+    node.attributes["y"] = GeneratedRows("y", (num_nodes,), np.int64, nodes.labels)
+    if feature_dim:
+        node.attributes["x"] = nodes.features(num_nodes, nodes.labels)
+    return write_one_type(
         output,
+        node,
+        EdgeInput(pairs, "the edges", num_edges),
         kind="rmat",
         source={"parameters": parameters},
         options=options,
-        num_nodes=1 << scale,
-        edge_ids=False,
         progress=progress,
-        workload=Workload(
-            num_nodes=1 << scale,
-            num_edges=edge_factor << scale,
-            node_tables=(NodeTable(1 << scale, feature_dim, 4),),
-        ),
-    ) as writer:
-        levels = level_probabilities(scale, nodes.community_bits, homophily, probabilities)
-        if not writer.has_edges:
-            _add_edges(writer, scale, edge_factor << scale, levels, seed)
-        degrees_seen: list[npt.NDArray[np.bool_]] = []
-        writer.finish_edges(lambda degrees: degrees_seen.append(degrees > 0))
-        connected = np.flatnonzero(np.concatenate(degrees_seen))
-        for name, ids in nodes.splits(connected, split_fractions).items():
-            writer.set_split(name, ids)
-        labels = GeneratedRows("y", (1 << scale,), np.int64, nodes.labels)
-        writer.set_node_attribute("y", labels)
-        if feature_dim:
-            writer.set_node_attribute("x", nodes.features(1 << scale, nodes.labels))
-        return writer.commit()
+        edge_ids=False,
+        finish=add_splits,
+    )
 
 
 def level_probabilities(
@@ -143,48 +154,6 @@ def level_probabilities(
         agree = homophily ** (1 / community_bits)
         levels[:community_bits] = (agree / 2, (1 - agree) / 2, (1 - agree) / 2, agree / 2)
     return levels
-
-
-def _add_edges(
-    writer: GraphWriter,
-    scale: int,
-    num_edges: int,
-    levels: npt.NDArray[np.float64],
-    seed: int,
-) -> None:
-    writer.expect_edges(num_edges)
-    threads = num_threads()
-    with writer.progress.phase("draw edges", num_edges, "edges") as phase:
-        for first in range(0, num_edges, _CHUNK_EDGES):
-            count = min(_CHUNK_EDGES, num_edges - first)
-            ends = _core.rmat_edges(first, count, scale, levels, seed, num_threads=threads)
-            sources, targets = (
-                _core.permute_ids(ids, scale, seed, num_threads=threads) for ids in ends
-            )
-            writer.add_edges(sources, targets)
-            phase.advance(count)
-
-
-def _check_size(scale: int, edge_factor: int, feature_dim: int, seed: int) -> None:
-    whole_number("scale", scale)
-    whole_number("edge_factor", edge_factor)
-    whole_number("feature_dim", feature_dim)
-    if not 0 <= scale <= MAX_SCALE:
-        raise UsageError(f"scale={scale} is not in [0, {MAX_SCALE}]")
-    check_numbers(edge_factor=edge_factor, feature_dim=feature_dim, seed=seed)
-
-
-def _check_communities(
-    num_communities: int, num_nodes: int, homophily: float | None, feature_noise: float
-) -> None:
-    whole_number("num_communities", num_communities)
-    power_of_two = num_communities > 0 and num_communities & (num_communities - 1) == 0
-    if not power_of_two or num_communities > num_nodes:
-        raise UsageError(
-            f"num_communities={num_communities} is not a power of two from 1 to {num_nodes}, the "
-            "number of nodes"
-        )
-    check_numbers(homophily=homophily or 0, feature_noise=feature_noise)
 
 
 def _check_shares(split_fractions: tuple[float, ...], probabilities: tuple[float, ...]) -> None:

@@ -10,7 +10,7 @@ import math
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from numbers import Real
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +18,7 @@ import numpy.typing as npt
 from gnnstore import _core
 from gnnstore.converters.inputs.derived import GeneratedRows
 from gnnstore.converters.keyed_random import draw_noise, draw_words
-from gnnstore.errors import UsageError
+from gnnstore.errors import UsageError, whole_number
 
 # The second word of the generator's key is the purpose, so that streams never meet.
 _NOISE = 0x6E6F697365  # "noise"
@@ -29,16 +29,23 @@ _CHUNK_BYTES = 2**20  # intermediate results stay in a core's cache: twice as fa
 # What is wrong with a parameter that is below or above some numbers.
 _LIMITS: dict[str, tuple[float, float, str]] = {
     "seed": (0, 2**64 - 1, "is not in [0, 2**64)"),
+    "scale": (0, 40, "is not in [0, 40]"),
     "homophily": (0, 1, "is not in [0, 1]"),
     "feature_noise": (0, sys.float_info.max, "is not a standard deviation"),
+    "skew": (0, 10, "is not in [0, 10]"),
 }
+_FRACTIONS = ("homophily", "feature_noise", "skew")  # the others are whole numbers
 
 
-def check_numbers(**given: float) -> None:
-    """Refuse parameters out of range; those without limits of their own must not be negative."""
+def check_numbers(**given: Any) -> None:
+    """Refuse numbers out of range; those without limits of their own must not be negative."""
     for name, value in given.items():
-        if not isinstance(value, Real):
+        if isinstance(value, list):
+            continue
+        if not isinstance(value, int | float | np.number):
             raise UsageError(f"{name}={value!r} is not a number")
+        if name not in _FRACTIONS:
+            whole_number(name, value)
         low, high, problem = _LIMITS.get(name, (0, math.inf, "is negative"))
         if not low <= value <= high:  # also refuses NaN
             raise UsageError(f"{name}={value} {problem}")

@@ -1,4 +1,4 @@
-"""Writes the nodes and edges of several types, which come in pieces, as a store.
+"""Writes nodes and edges of several types, which come in pieces, as a store.
 
 Edges of one type after the other are sorted within the memory budget, as those of a graph of one
 type are.
@@ -23,19 +23,12 @@ from gnnstore.converters.inputs.source import ArraySource
 from gnnstore.converters.typed.reading import ReadArray
 from gnnstore.converters.typed.reverse import ReversedEdges, reverse_of, reverse_types
 from gnnstore.converters.typed.times import checked_edges
-from gnnstore.converters.writer.adjacency import (
-    finished_array,
-    record_edges,
-    take_up_edges,
-    write_adjacency,
-)
+from gnnstore.converters.writer.adjacency import finished_array, record_edges, write_adjacency
 from gnnstore.converters.writer.base import BaseWriter, Pairs
 from gnnstore.converters.writer.estimates import Workload
 from gnnstore.converters.writer.node_arrays import NodeArrays, RowSink
-from gnnstore.converters.writer.opening import provenance
-from gnnstore.converters.writer.options import ConvertOptions, IndexDtype
+from gnnstore.converters.writer.options import ConvertOptions, IndexDtype, refuse_options
 from gnnstore.errors import InputError, UsageError
-from gnnstore.formats.arrays.spec import AttributeSpec
 from gnnstore.formats.store.schema import EdgeType, EdgeTypeSpec
 from gnnstore.progress import Progress
 
@@ -101,32 +94,28 @@ class HeteroGraphWriter(BaseWriter):
         workload: Workload | None = None,
     ) -> None:
         options = options or ConvertOptions()
-        _refuse_rules_of_one_type(options)
-        self.num_nodes = dict(num_nodes)
-        known = tuple(edge_types)
-        if known:
-            reverse_types(options.reverse, known)  # refuses unknown ones
-        if not self.num_nodes:
+        refuse_options(
+            options,
+            ("undirected", "self_loops", "feature_scale"),
+            "is for graphs of one node type and one edge type, and this one has several; leave it "
+            "out; reverse= adds reverse edges as types of their own",
+        )
+        if types := tuple(edge_types):
+            reverse_types(options.reverse, types)  # refuses unknown ones
+        if not num_nodes:
             raise UsageError("a graph without a node type cannot be stored")
+        self.num_nodes = dict(num_nodes)
         super().__init__(
             output,
-            num_nodes=list(self.num_nodes.items()),
-            counts=self.num_nodes.values(),
-            provenance=provenance(kind, source or {}, options),
+            num_nodes,
+            kind=kind,
+            source=source,
             options=options,
             index_dtype=index_dtype,
             edge_ids=edge_ids,
             progress=progress,
             workload=workload,
         )
-        self._reserved = 0
-        self._nodes = {
-            name: NodeArrays(self._store, options, self.progress, name, num_nodes=count)
-            for name, count in num_nodes.items()
-        }
-        self._shows_num_nodes: set[str] = set()
-        self._edges: dict[EdgeType, EdgeTypeSpec] = {}
-        self._edge_attribute_types: dict[EdgeType, dict[str, tuple[str, int]]] = {}
 
     # ---- edges
 
@@ -143,9 +132,7 @@ class HeteroGraphWriter(BaseWriter):
         self, edge_type: EdgeType, name: str, *, dtype: str, cat_dim: int = 0
     ) -> None:
         """Give an edge attribute's element type, where NumPy has none, and its row axis."""
-        is_time = name in self.options.time_attr
-        types = self._edge_attribute_types.setdefault(edge_type, {})
-        types[name] = ("int64" if is_time else dtype, cat_dim)
+        self._describe(edge_type, name, dtype, cat_dim)
 
     def read_edges(
         self,
@@ -179,33 +166,27 @@ class HeteroGraphWriter(BaseWriter):
         NoSpaceError, StorageError, BudgetError
             If the disk or the budget has no room.
         """
-        self._check_edge_type(edge_type, where)
-        finished = take_up_edges(self._store, edge_type)
-        if finished is not None:
-            self._edges[edge_type] = finished[0]
+        builder = self._begin(edge_type, self._rules, num_edges, where)
+        if builder is None:
             return
-        counts = (self.num_nodes[edge_type[0]], self.num_nodes[edge_type[2]])
-        builder = self._builder(self._rules, counts)
-        if num_edges is not None:
-            builder.expect(num_edges)
+        source, _, target = edge_type
+        what = f"edges of type {edge_type}"
 
         def add(sources: Any, targets: Any, rows: dict[str, npt.NDArray[Any]], first: int) -> None:
-            self._check_ends(edge_type, (sources, targets), first, where)
-            types = self._edge_attribute_types.get(edge_type, {})
-            what = f"edges of type {edge_type}"
+            for end, name, ids in (("source", source, sources), ("target", target, targets)):
+                of = f"{where}: {what}: id of the {end} ({name!r})"
+                check_ids(ids, self.num_nodes[name], of, first)
+            types = self._attribute_types.get(edge_type, {})
             rows = checked_edges(rows, types, self.options, first, what)
             builder.add(sources, targets, rows, where)
 
         self._read_pairs(pairs, num_edges, attributes, add, edge_type)
-        self._write_edges(edge_type, builder, max(counts))
+        self._write_edges(edge_type, builder)
 
-    def _builder(self, rules: EdgeRules, counts: tuple[int, int]) -> EdgeBuilder:
-        # Of both ends; columns behind the last target stay empty.
-        builder = self._builder_for(rules, max(counts))
-        builder.reserve(self._reserved)
-        return builder
-
-    def _check_edge_type(self, edge_type: EdgeType, where: str) -> None:
+    def _begin(
+        self, edge_type: EdgeType, rules: EdgeRules, num_edges: int | None, where: str
+    ) -> EdgeBuilder | None:
+        """Return what collects the edges of a type; None if they were finished before."""
         if edge_type in self._edges:
             raise InputError(f"{where}: the edges of type {edge_type} were given already")
         unknown = {edge_type[0], edge_type[2]} - self.num_nodes.keys()
@@ -215,63 +196,52 @@ class HeteroGraphWriter(BaseWriter):
                 f"{' and no '.join(map(repr, sorted(unknown)))}; there are: "
                 f"{', '.join(map(repr, self.num_nodes)) or 'none'}"
             )
+        if edge_type in self._finished:
+            self._edges[edge_type], _ = self._finished[edge_type]
+            return None
+        builder = self._new_builder(rules, self._num_ends(edge_type))
+        if num_edges is not None:
+            builder.expect(num_edges)
+        return builder
 
-    def _check_ends(
-        self,
-        edge_type: EdgeType,
-        ends: tuple[npt.NDArray[Any], npt.NDArray[Any]],
-        first: int,
-        where: str,
-    ) -> None:
-        for ids, node_type, end in zip(ends, edge_type[::2], ("source", "target"), strict=True):
-            what = f"{where}: edges of type {edge_type}: id of the {end} ({node_type!r})"
-            check_ids(ids, self.num_nodes[node_type], what, first)
+    def _num_ends(self, edge_type: EdgeType) -> int:
+        # Of both ends; columns behind the last target stay empty.
+        return max(self.num_nodes[edge_type[0]], self.num_nodes[edge_type[2]])
 
     def _add_reverse(self, forward: EdgeTypeSpec) -> None:
         """Write the reverse of the edges of a type, which are in the store already."""
         reverse = reverse_of(forward.type)
-        self._check_edge_type(reverse, "reverse=")
-        finished = take_up_edges(self._store, reverse)
-        if finished is not None:
-            self._edges[reverse] = finished[0]
-            return
-        counts = (self.num_nodes[forward.source], self.num_nodes[forward.target])
         # The ids come as an attribute.
-        builder = self._builder(EdgeRules(keep_ids=False), counts)
-        builder.expect(forward.num_edges)
+        rules = EdgeRules(keep_ids=False)
+        builder = self._begin(reverse, rules, forward.num_edges, "reverse=")
+        if builder is None:
+            return
         for name, spec in forward.attributes.items():
             self.describe_edge_attribute(reverse, name, dtype=spec.dtype, cat_dim=spec.cat_dim)
-        edges = ReversedEdges(self._paged, forward)
+        edges = ReversedEdges(lambda spec: ReadArray(finished_array(self._store, spec)), forward)
         with self.progress.phase(f"reverse {'__'.join(forward.type)}", unit="edges") as phase:
             for sources, targets, rows in edges.chunks():
                 builder.add(sources, targets, rows, f"the reverse of {forward.type}")
                 phase.advance(len(sources))
-        self._write_edges(reverse, builder, max(counts), edges)
-
-    def _paged(self, spec: AttributeSpec) -> ReadArray:
-        return ReadArray(finished_array(self._store, spec))
+        self._write_edges(reverse, builder, edges)
 
     def _write_edges(
-        self,
-        edge_type: EdgeType,
-        builder: EdgeBuilder,
-        num_nodes: int,
-        reversed_edges: ReversedEdges | None = None,
+        self, edge_type: EdgeType, builder: EdgeBuilder, reverse: ReversedEdges | None = None
     ) -> None:
         with self.progress.phase("sort edges", unit="edges"):
-            built = builder.finish(num_nodes)
+            built = builder.finish(self._num_ends(edge_type))
         num_targets = self.num_nodes[edge_type[2]]
         spec = write_adjacency(
             self._store,
             built,
-            self._edge_attribute_types.get(edge_type, {}),
+            self._attribute_types.get(edge_type, {}),
             self.progress,
             edge_type=edge_type,
             num_targets=num_targets,
-            carried_ids=None if reversed_edges is None else reversed_edges.id_dtype,
+            carried_ids=None if reverse is None else reverse.id_dtype,
         )
-        if reversed_edges is not None:
-            spec = reversed_edges.sharing(spec)
+        if reverse is not None:
+            spec = reverse.sharing(spec)
         record_edges(self._store, spec, num_targets)
         built.close()
         self._edges[edge_type] = spec
@@ -309,8 +279,7 @@ class HeteroGraphWriter(BaseWriter):
 
     def show_num_nodes(self, node_type: str) -> None:
         """Let batches have `num_nodes` of a type; those of types without attributes do anyway."""
-        self._arrays(node_type)
-        self._shows_num_nodes.add(node_type)
+        self._arrays(node_type).shows_num_nodes = True
 
     def set_split(
         self,
@@ -343,25 +312,8 @@ class HeteroGraphWriter(BaseWriter):
         StorageError
             If the operating system refuses.
         """
-        self._check_index_dtype(max(self.num_nodes.values()))
         for forward in reverse_types(self.options.reverse, tuple(self._edges)):
             self._add_reverse(self._edges[forward])
-        node_types = [
-            own.spec(
-                self.num_nodes[name],
-                explicit_num_nodes=name in self._shows_num_nodes or not own.attributes,
-            )
-            for name, own in self._nodes.items()
-        ]
-        return self._commit(self._nodes.values(), node_types, self._edges.values())
-
-
-def _refuse_rules_of_one_type(options: ConvertOptions) -> None:
-    defaults = ConvertOptions()
-    for name in ("undirected", "self_loops", "feature_scale"):
-        if getattr(options, name) != getattr(defaults, name):
-            raise UsageError(
-                f"{name} is for graphs of one node type and one edge type, and this one has "
-                "several; leave it out"
-                + ("; reverse= adds reverse edges as types of their own" * (name == "undirected"))
-            )
+        for own in self._nodes.values():
+            own.shows_num_nodes |= not own.attributes
+        return self._commit()

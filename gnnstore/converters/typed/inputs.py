@@ -17,7 +17,7 @@ from gnnstore.converters.edges.node_ids import (
     some_targets,
 )
 from gnnstore.converters.inputs.opening import PathLike
-from gnnstore.converters.inputs.source import ArraySource, check_count, row_bytes
+from gnnstore.converters.inputs.source import ArraySource, check_rows, row_bytes
 from gnnstore.converters.typed.graph_writer import HeteroGraphWriter
 from gnnstore.converters.typed.orders import check_names
 from gnnstore.converters.writer.estimates import Workload, inspect_inputs
@@ -89,7 +89,7 @@ def largest_ids(edges: Mapping[EdgeType, EdgeInput], node_type: str) -> int:
     return largest
 
 
-def write_typed(
+def write_graph(
     output: PathLike,
     nodes: Mapping[str, NodeInput],
     edges: Mapping[EdgeType, EdgeInput],
@@ -98,69 +98,59 @@ def write_typed(
     source: Mapping[str, Any],
     options: ConvertOptions | None,
     progress: Progress | None,
-) -> Path:
-    """Write nodes and edges as a store, types in their order."""
-    counts = {name: own.count for name, own in nodes.items()}
-    for name, node in nodes.items():
-        for attribute in node.attributes.values():
-            rows = attribute.shape[0] if attribute.shape else 0
-            check_count(attribute.label, rows, node.count, f"nodes of type {name!r}")
-    _check_ends(counts, edges)
-    has_features = any("x" in own.attributes for own in nodes.values())
-    check_features(options, has_features=has_features, remedy="leave the option out")
-    if options is not None:
-        check_names(
-            options.time_attr,
-            options.weight_attr,
-            {name: own.attributes for name, own in nodes.items()},
-            {edge_type: own.attributes for edge_type, own in edges.items()},
-        )
-    with HeteroGraphWriter(
-        output,
-        counts,
-        kind=kind,
-        source=source,
-        options=options,
-        progress=progress,
-        edge_types=edges,
-        workload=_workload(nodes, edges),
-    ) as writer:
-        for name, node in nodes.items():
-            _write_nodes(writer, node, name)
-        for edge_type, own in edges.items():
-            writer.reserve_memory(own.memory_bytes)
-            writer.read_edges(
-                edge_type, own.pairs(), own.num_edges, own.attributes, where=own.label
-            )
-            writer.reserve_memory(-own.memory_bytes)
-        return writer.commit()
-
-
-def write_one_type(
-    output: PathLike,
-    node: NodeInput,
-    edge: EdgeInput,
-    *,
-    kind: str,
-    source: Mapping[str, Any],
-    options: ConvertOptions | None,
-    progress: Progress | None,
+    edge_ids: bool = True,
     add_inverse_edge: bool = False,
     finish: Callable[[GraphWriter], None] | None = None,
 ) -> Path:
-    """Write nodes and edges of one type as a store; `finish` is called before the commit."""
-    with GraphWriter(
-        output,
-        kind=kind,
-        source=source,
-        options=options,
-        progress=progress,
-        workload=_workload({NODE_TYPE: node}, {EDGE_TYPE: edge}),
-    ) as writer:
-        writer.set_num_nodes(node.count)
-        _write_nodes(writer, node)
-        writer.reserve_memory(edge.memory_bytes)
-        writer.read_edges(
+    """Write nodes and edges as a store, types in their order.
+
+    If there is one type of each, with a store's name of it, edges may be followed by their reverse
+    ones, and `finish` is called behind the last edge.
+    """
+    options = options or ConvertOptions()
+    for edge_type, own in edges.items():
+        for name in edge_type[::2]:
+            if name not in nodes:
+                raise InputError(
+                    f"{own.label}: edges of type {edge_type}: there is no node type {name!r}; "
+                    f"there are: {', '.join(map(repr, nodes)) or 'none'}"
+                )
+    is_typed = list(nodes) != [NODE_TYPE] or list(edges) != [EDGE_TYPE]
+    for name, node in nodes.items():
+        for attribute in node.attributes.values():
+            what = f"nodes of type {name!r}" if is_typed else "nodes"
+            check_rows(attribute, node.count, what)
+    has_features = any("x" in own.attributes for own in nodes.values())
+    check_features(options, has_features=has_features, remedy="leave the option out")
+    of_nodes, of_edges = (
+        {name: own.attributes for name, own in some.items()} for some in (nodes, edges)
+    )
+    check_names(options.time_attr, options.weight_attr, of_nodes, of_edges)
+    how: dict[str, Any] = {
+        "kind": kind,
+        "source": source,
+        "options": options,
+        "progress": progress,
+        "edge_ids": edge_ids,
+        "workload": _workload(nodes, edges),
+    }
+    if is_typed:
+        counts = {name: own.count for name, own in nodes.items()}
+        with HeteroGraphWriter(output, counts, edge_types=edges, **how) as writer:
+            for name, node in nodes.items():
+                writer.reserve_memory(node.memory_bytes)
+                _write_nodes(writer, node, name)
+            for edge_type, own in edges.items():
+                writer.reserve_memory(own.memory_bytes)
+                writer.read_edges(
+                    edge_type, own.pairs(), own.num_edges, own.attributes, where=own.label
+                )
+                writer.reserve_memory(-own.memory_bytes)
+            return writer.commit()
+    edge = edges[EDGE_TYPE]
+    with GraphWriter(output, num_nodes=nodes[NODE_TYPE].count, **how) as one:
+        one.reserve_memory(nodes[NODE_TYPE].memory_bytes + edge.memory_bytes)
+        one.read_edges(
             edge.pairs(),
             edge.num_edges,
             edge.attributes,
@@ -169,13 +159,19 @@ def write_one_type(
             add_inverse_edge=add_inverse_edge,
         )
         if finish is not None:
-            finish(writer)
-        return writer.commit()
+            finish(one)
+        one.finish_edges()
+        _write_nodes(one, nodes[NODE_TYPE])
+        return one.commit()
+
+
+def write_one_type(output: PathLike, node: NodeInput, edge: EdgeInput, **how: Any) -> Path:
+    """Write nodes and edges of one type as a store; see `write_graph`."""
+    return write_graph(output, {NODE_TYPE: node}, {EDGE_TYPE: edge}, **how)
 
 
 def _write_nodes(writer: Any, node: NodeInput, *of: str) -> None:
     """Write the nodes of a type, whose name is `of` where there are several."""
-    writer.reserve_memory(node.memory_bytes)
     for split, ids in node.splits.items():
         where = None if isinstance(ids, np.ndarray) else ids.label
         writer.set_split(*of, split, ids, where=where)
@@ -183,16 +179,6 @@ def _write_nodes(writer: Any, node: NodeInput, *of: str) -> None:
         writer.set_node_attribute(*of, name, values)
     if node.original_ids is not None:
         writer.set_original_ids(*of, node.original_ids)
-
-
-def _check_ends(counts: Mapping[str, int], edges: Mapping[EdgeType, EdgeInput]) -> None:
-    for edge_type, own in edges.items():
-        for name in (edge_type[0], edge_type[2]):
-            if name not in counts:
-                raise InputError(
-                    f"{own.label}: edges of type {edge_type}: there is no node type {name!r}; "
-                    f"there are: {', '.join(map(repr, counts)) or 'none'}"
-                )
 
 
 def _workload(nodes: Mapping[str, NodeInput], edges: Mapping[EdgeType, EdgeInput]) -> Workload:

@@ -16,45 +16,21 @@ from gnnstore.formats.arrays.dtypes import dtype_name
 from gnnstore.formats.arrays.spec import AttributeSpec
 from gnnstore.formats.store.by_column import NO_TIME, is_weight, weights_of
 
-_STEP_ROWS = 2**20
 
-
-class IntegerTimes(MappedRows):
-    """Times [N] or [N, 1] as int64 [N]."""
-
-    def __init__(self, source: ArraySource, what: str) -> None:
-        check_time_type(source, what)
-        super().__init__(
-            source,
-            lambda rows, first: checked_times(rows, first, what),
-            row_shape=(),
-            dtype=np.int64,
-        )
-
-
-def check_time_type(source: ArraySource, what: str) -> None:
-    """Refuse times that are no integers, or that are not one for each row."""
-    if source.dtype.kind in "fM":
-        is_missing = np.isnan if source.dtype.kind == "f" else np.isnat
-        num_missing = sum(int(is_missing(rows).sum()) for rows in source.rows(_STEP_ROWS))
-        missing = ""
-        if num_missing:
-            name = "NaN" if source.dtype.kind == "f" else "NaT"
-            missing = f", and decide on a time for {num_missing} rows that have {name}"
-        raise InputError(
-            f"{_of(source, what)} are {source.dtype}; times are integers of one unit, as seconds "
-            f"since 1970: convert them{missing}"
-        )
+def integer_times(source: ArraySource, what: str) -> ArraySource:
+    """Return times [N] or [N, 1] as int64 [N]; `what` they are, for messages."""
     if source.dtype.kind not in "iu" or source.shape[1:] not in ((), (1,)):
         raise InputError(
-            f"{_of(source, what)} are {source.dtype} {list(source.shape)}; expected one integer "
-            "for each row"
+            f"{what if source.label == what else f'{source.label}: {what}'} are {source.dtype} "
+            f"{list(source.shape)}; times are one integer for each row, of one unit, as seconds "
+            "since 1970: convert them, and decide on a time for rows that have none"
         )
-
-
-def _of(source: ArraySource, what: str) -> str:
-    """Return what is wrong, and in which input, if that has a name of its own."""
-    return what if source.label == what else f"{source.label}: {what}"
+    return MappedRows(
+        source,
+        lambda rows, first: checked_times(rows, first, what),
+        row_shape=(),
+        dtype=np.int64,
+    )
 
 
 def checked_times(rows: npt.NDArray[Any], first: int, what: str) -> npt.NDArray[np.int64]:
@@ -83,7 +59,7 @@ def checked_edges(
     for name in options.time_attr:
         if name in rows:
             what = f"the times {name!r} of {of}"
-            check_time_type(MemoryArray(what, rows[name]), what)
+            integer_times(MemoryArray(what, rows[name]), what)
             found[name] = checked_times(rows[name], first, what)
     for name in options.weight_attr:
         if name in rows:

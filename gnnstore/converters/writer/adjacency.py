@@ -195,26 +195,26 @@ def record_edges(store: StoreWriter, spec: EdgeTypeSpec, num_nodes: int) -> None
     store.journal.record_edges({"num_nodes": num_nodes, "spec": asdict(spec)})
 
 
-def take_up_edges(
-    store: StoreWriter, edge_type: EdgeType = EDGE_TYPE
-) -> tuple[EdgeTypeSpec, int] | None:
-    """Take the adjacency, and N, that an earlier attempt finished into the store, if it did."""
+def finished_edges(store: StoreWriter) -> dict[EdgeType, tuple[EdgeTypeSpec, int]]:
+    """Take the adjacencies, and N of each, that an earlier attempt finished into the store."""
+    found = {}
     for record in store.journal.edges:
         spec = Fields(record, "journal").fields("spec").parse(EdgeTypeSpec)
-        if spec.type == edge_type and all(_is_whole(store, array) for array in spec.arrays()):
-            for array in spec.arrays():
-                writer = store.paged(
-                    array.path,
-                    name=array.name,
-                    row_shape=array.shape[1:],
-                    dtype=array.dtype,
-                    num_rows=array.num_rows,
-                    cat_dim=array.cat_dim,
-                )
-                writer.skip(array.num_rows)
-                writer.close()
-            return spec, record["num_nodes"]
-    return None
+        if not all(_is_whole(store, array) for array in spec.arrays()):
+            continue
+        for array in spec.arrays():
+            writer = store.paged(
+                array.path,
+                name=array.name,
+                row_shape=array.shape[1:],
+                dtype=array.dtype,
+                num_rows=array.num_rows,
+                cat_dim=array.cat_dim,
+            )
+            writer.skip(array.num_rows)
+            writer.close()
+        found[spec.type] = spec, record["num_nodes"]
+    return found
 
 
 def finished_array(store: StoreWriter, spec: AttributeSpec) -> PagedArray:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Self
 
@@ -17,15 +16,22 @@ from gnnstore.converters.inputs.derived import RowTaker
 from gnnstore.converters.inputs.opening import PathLike
 from gnnstore.converters.inputs.source import ArraySource, as_array, check_rows
 from gnnstore.converters.typed.orders import add_orders
+from gnnstore.converters.writer.adjacency import finished_edges
 from gnnstore.converters.writer.casting import SCALES
 from gnnstore.converters.writer.estimates import Workload
 from gnnstore.converters.writer.node_arrays import NodeArrays
-from gnnstore.converters.writer.opening import announce, check_pointers, open_store, place_spill
+from gnnstore.converters.writer.opening import (
+    announce,
+    check_pointers,
+    open_store,
+    place_spill,
+    provenance,
+)
 from gnnstore.converters.writer.options import ConvertOptions, IndexDtype
 from gnnstore.errors import InputError, UsageError
 from gnnstore.formats.arrays.spec import AttributeSpec
 from gnnstore.formats.container import names as store_names
-from gnnstore.formats.store.schema import EdgeType, EdgeTypeSpec, NodeTypeSpec, Schema
+from gnnstore.formats.store.schema import EdgeType, EdgeTypeSpec, Schema
 from gnnstore.progress import NullProgress, Progress
 
 Pairs = Iterable[tuple[npt.NDArray[Any], npt.NDArray[Any]]]
@@ -37,10 +43,10 @@ class BaseWriter:
     def __init__(
         self,
         output: PathLike,
+        num_nodes: Mapping[str, int | None],
         *,
-        num_nodes: Any,
-        counts: Iterable[int],
-        provenance: Mapping[str, Any],
+        kind: str,
+        source: Mapping[str, Any] | None,
         options: ConvertOptions,
         index_dtype: IndexDtype,
         edge_ids: bool,
@@ -49,43 +55,59 @@ class BaseWriter:
     ) -> None:
         self.options = options
         self.progress = progress or NullProgress()
-        self._provenance = dict(provenance)
+        self._provenance = provenance(kind, source or {}, options)
         self._index_dtype: IndexDtype = options.index_dtype or index_dtype
         keep_ids = edge_ids if options.edge_ids is None else options.edge_ids
         self._rules = EdgeRules(options.undirected, options.self_loops, keep_ids)
-        graph = {"num_nodes": num_nodes, "index_dtype": self._index_dtype, "edge_ids": keep_ids}
+        graph = {
+            "num_nodes": list(num_nodes.items()),
+            "index_dtype": self._index_dtype,
+            "edge_ids": keep_ids,
+        }
         self._store = open_store(output, options, self._provenance, graph)
         self._graph_values: dict[str, Any] = {}
         self._graph_arrays: dict[str, AttributeSpec] = {}
-        with self._abort_on_error():
-            self.spill_directory = place_spill(self._store, options)
-            announce(
-                self._store,
-                options,
-                self._rules,
-                source=provenance,
-                progress=self.progress,
-                workload=workload,
-            )
-            for count in counts:
-                check_pointers(self._store, count)
-
-    @contextmanager
-    def _abort_on_error(self) -> Iterator[None]:
+        # By edge type: the types of attributes that NumPy does not have, and axes of their rows.
+        self._attribute_types: dict[EdgeType, dict[str, tuple[str, int]]] = {}
+        self._edges: dict[EdgeType, EdgeTypeSpec] = {}
+        self._reserved = 0
         try:
-            yield
+            self.spill_directory = place_spill(self._store, options)
+            inputs = self._provenance.get("inputs")
+            announce(
+                *(self._store, options, self._rules),
+                inputs=inputs,
+                workload=workload,
+                progress=self.progress,
+            )
+            for count in num_nodes.values():
+                if count is not None:
+                    check_pointers(self._store, count)
+            # What an interrupted conversion had finished, and N.
+            self._finished = finished_edges(self._store)
         except BaseException:
-            self._store.abort(keep=self.options.resume)  # hours of work may be in it
+            self._store.abort(keep=options.resume)  # hours of work may be in it
             raise
+        self._nodes = {
+            name: NodeArrays(self._store, options, self.progress, name, num_nodes=count)
+            for name, count in num_nodes.items()
+        }
 
-    def _builder_for(self, rules: EdgeRules, num_nodes: int | None) -> EdgeBuilder:
-        return EdgeBuilder(
+    def _new_builder(self, rules: EdgeRules, num_nodes: int | None) -> EdgeBuilder:
+        builder = EdgeBuilder(
             rules,
             self.spill_directory,
             num_nodes=num_nodes,
             memory_bytes=self.options.memory_bytes,
             journal=self._store.journal,
         )
+        builder.reserve(self._reserved)
+        return builder
+
+    def _describe(self, edge_type: EdgeType, name: str, dtype: str, cat_dim: int) -> None:
+        is_time = name in self.options.time_attr
+        types = self._attribute_types.setdefault(edge_type, {})
+        types[name] = ("int64" if is_time else dtype, cat_dim)
 
     def _read_pairs(
         self,
@@ -145,29 +167,22 @@ class BaseWriter:
         path = store_names.graph_array(name)
         self._graph_arrays[name] = self._store.compressed(path, array, name=name, dtype=dtype)
 
-    def _check_index_dtype(self, num_nodes: int) -> None:
+    def _commit(self, *, explicit_num_nodes: bool = False) -> Path:
+        node_types = tuple(own.spec() for own in self._nodes.values())
+        num_nodes = max(own.num_nodes for own in node_types)
         if self._index_dtype == "int32" and num_nodes > np.iinfo(np.int32).max:
             raise UsageError(
                 f"index_dtype='int32' cannot number {num_nodes} nodes; use index_dtype='int64'"
             )
-
-    def _commit(
-        self,
-        nodes: Iterable[NodeArrays],
-        node_types: Iterable[NodeTypeSpec],
-        edge_types: Iterable[EdgeTypeSpec],
-        *,
-        explicit_num_nodes: bool = False,
-    ) -> Path:
         schema = Schema(
-            node_types=tuple(node_types),
-            edge_types=tuple(edge_types),
+            node_types=node_types,
+            edge_types=tuple(self._edges.values()),
             graph_attributes=self._graph_values,
             graph_arrays=self._graph_arrays,
             index_dtype=self._index_dtype,
             explicit_num_nodes=explicit_num_nodes,
         )
-        times = {path: rows for own in nodes for path, rows in own.times.items()}
+        times = {path: rows for own in self._nodes.values() for path, rows in own.times.items()}
         schema = add_orders(self._store, schema, times, self.options, self.progress)
         with self.progress.phase("commit"):
             return self._store.commit(schema, self._provenance)

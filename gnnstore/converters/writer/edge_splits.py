@@ -14,6 +14,7 @@ from gnnstore.converters.inputs.source import (
     MemoryArray,
     as_source,
     check_count,
+    check_rows,
     row_bytes,
 )
 from gnnstore.converters.read_ahead import read_ahead
@@ -58,15 +59,15 @@ def write_edge_split(
             check_count(source.label, source.shape[0], num_shared, "negative sources")
         else:
             check_count(source.label, source.shape[0], num_edges, "edges in this split")
-        limit = None if part == "edge_id" else num_nodes
+        limit: int | None = num_nodes
         dtype = id_dtype(num_nodes)
-        if limit is None:
-            dtype = source.dtype if source.dtype == np.int32 else np.dtype(np.int64)
+        if part == "edge_id":
+            limit, dtype = None, np.dtype(np.int32 if source.dtype == np.int32 else np.int64)
         written[part] = copy_array(store, directory, source, part, dtype, limit=limit)
     written_attributes = {}
     for attribute, rows in attributes.items():
         source = _source(f"{where}: {attribute}", rows)
-        check_count(source.label, source.shape[0] if source.shape else 0, num_edges, "edges")
+        check_rows(source, num_edges, "edges")
         stored, cat_dim = attribute_types.get(attribute, (None, 0))
         written_attributes[attribute] = copy_array(
             store, f"{directory}/attrs", source, attribute, stored=stored, cat_dim=cat_dim

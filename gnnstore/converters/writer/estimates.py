@@ -31,15 +31,12 @@ from gnnstore.units import format_duration, format_size
 # Rates of an ordinary laptop, for each second: edges sorted into columns, bytes written and
 # synchronised, bytes of text parsed.
 _EDGES, _WRITTEN, _TEXT = 20e6, 500e6, 150e6
-# Whole conversions take three times as long per edge as the sort alone: the ends are read, checked,
-# joined and written as well. Sorting on disk takes 1.1 times as long, without writing and reading,
-# and once more where runs are merged to count what is left of equal edges and missing loops.
+# Times of sorting: of a conversion, of sorting on disk too, and of merging runs once more to count
+# what is left of equal edges and missing loops.
 _EDGE_WORK, _SPILL_WORK, _COUNT_WORK = 3.0, 1.1, 1.0
 _BASE_MEMORY_BYTES = 2**27  # the interpreter, NumPy, pyarrow and buffers
 _SAMPLE_BYTES = 2**20
 _TEXT_ITEM_BYTES = 4  # numbers in text become float32
-_COMMENTS = (b"#", b"%", b"")  # or blank
-_COLUMNS = {"indptr", "indices"}
 _EDGE_LISTS = ("edge", "edges", "edge_index")  # other names that begin with "edge": attributes
 
 
@@ -109,28 +106,28 @@ def estimate(
 ) -> Estimate:
     """Estimate the cost of a conversion."""
     num_nodes, num_edges = workload.num_nodes, workload.num_edges
-    edge_row_bytes, fixed = workload.edge_row_bytes, 8 * (num_nodes + 1)
     total = num_edges * rules.copies + (num_nodes if rules.self_loops == "add" else 0)
     id_bytes = id_dtype(num_nodes).itemsize
-    edge_bytes = id_bytes + edge_row_bytes + (id_dtype(total).itemsize if rules.keep_ids else 0)
-    nodes = at_least = 0
+    fixed = least = 8 * (num_nodes + 1)
     for num_rows, row_items, item_bytes in workload.node_tables:
-        if row_items:
-            sizes = (feature_item_bytes or item_bytes, item_bytes)
-            pages = [PageGeometry.of(row_items * size, num_rows, page_bytes) for size in sizes]
-            stored, own = (geometry.body_bytes(num_rows) for geometry in pages)
-            nodes, at_least = nodes + stored, at_least + min(stored, own)
-    final = fixed + nodes + total * edge_bytes
-    # De-duplication and dropped self-loops may remove almost all edges, edge ids are left out where
-    # they are 0, 1, 2, ..., and the type of features is not that of other attributes.
-    shrinks = rules.undirected or rules.self_loops == "drop"
-    least = fixed + at_least + (0 if shrinks else num_edges * (id_bytes + edge_row_bytes))
-    peak = estimate_peak_bytes(rules, num_edges, num_nodes, edge_row_bytes)
+        if not row_items:
+            continue
+        sizes = [
+            PageGeometry.of(row_items * size, num_rows, page_bytes).body_bytes(num_rows)
+            for size in (feature_item_bytes or item_bytes, item_bytes)
+        ]
+        fixed, least = fixed + sizes[0], least + min(sizes)
+    id_of_edge = id_dtype(total).itemsize if rules.keep_ids else 0
+    final = fixed + total * (id_bytes + workload.edge_row_bytes + id_of_edge)
+    # Equal edges and self-loops may be almost all; ids are left out where they are 0, 1, 2, ...
+    if not rules.undirected and rules.self_loops != "drop":
+        least += num_edges * (id_bytes + workload.edge_row_bytes)
+    peak = estimate_peak_bytes(rules, num_edges, num_nodes, workload.edge_row_bytes)
     budget = available_bytes() if memory_bytes is None else memory_bytes
     spill, work = 0, _EDGE_WORK
     if peak > budget:
         spill = num_edges * spill_bytes_per_edge(
-            rules, record_bytes_for(num_nodes - 1), edge_row_bytes
+            rules, record_bytes_for(num_nodes - 1), workload.edge_row_bytes
         )
         counts = rules.undirected or rules.self_loops == "add"
         work *= _SPILL_WORK + (_COUNT_WORK if counts else 0)
@@ -154,45 +151,45 @@ def inspect_inputs(paths: Iterable[Path]) -> Workload:
     for path in paths:
         for file in filter(Path.is_file, sorted(path.rglob("*")) if path.is_dir() else [path]):
             try:
-                _inspect(file, work)
+                if file.suffix in (".npy", ".npz"):
+                    _inspect_arrays(file, work)
+                else:
+                    work.is_exact = False
+                    _inspect_text(file, work)
             except (GnnstoreError, OSError, zlib.error):
                 work.is_exact = False
     return work
 
 
-def _inspect(path: Path, work: Workload) -> None:
-    if path.suffix in (".npy", ".npz"):
-        arrays = {path.stem: open_npy(path)} if path.suffix == ".npy" else open_npz(path)
-        for name, source in arrays.items():
-            shape = source.shape
-            if name in _EDGE_LISTS and source.dtype.kind in "iu" and len(shape) == 2 and 2 in shape:
-                work.num_edges += shape[1] if shape[0] == 2 else shape[0]
-            elif name in _COLUMNS and arrays.keys() >= _COLUMNS and len(shape) == 1:
-                work.num_edges += shape[0] if name == "indices" else 0
-                work.num_nodes = max(work.num_nodes, arrays["indptr"].shape[0] - 1)
-            elif name.startswith("edge") and shape:
-                work.edge_row_bytes += row_bytes(source)
-            elif row_bytes(source) > MAX_COMPRESSED_ROW_BYTES:
-                work.add_nodes(source)
-        return
-    work.is_exact = False
-    if path.suffix in (".gz", ".csv", ".txt", ".tsv", ".edges"):
-        _inspect_text(path, work)
-    else:
-        rows = NodeTable(path.stat().st_size // _TEXT_ITEM_BYTES, 1, _TEXT_ITEM_BYTES)
-        work.node_tables += (rows,)
+def _inspect_arrays(path: Path, work: Workload) -> None:
+    arrays = {path.stem: open_npy(path)} if path.suffix == ".npy" else open_npz(path)
+    for name, source in arrays.items():
+        shape = source.shape
+        if name in _EDGE_LISTS and source.dtype.kind in "iu" and len(shape) == 2 and 2 in shape:
+            work.num_edges += shape[1] if shape[0] == 2 else shape[0]
+        elif name in ("indptr", "indices") and len(shape) == 1:
+            work.num_edges += shape[0] if name == "indices" else 0
+            work.num_nodes = max(work.num_nodes, shape[0] - 1 if name == "indptr" else 0)
+        elif name.startswith("edge") and shape:
+            work.edge_row_bytes += row_bytes(source)
+        elif row_bytes(source) > MAX_COMPRESSED_ROW_BYTES:
+            work.add_nodes(source)
 
 
 def _inspect_text(path: Path, work: Workload) -> None:
-    """Guess a table's size from its beginning."""
+    """Guess a table's size from its beginning; other files are rows of float32."""
+    num_bytes = path.stat().st_size
+    if path.suffix not in (".gz", ".csv", ".txt", ".tsv", ".edges"):
+        num_rows = num_bytes // _TEXT_ITEM_BYTES
+        work.node_tables += (NodeTable(num_rows, 1, _TEXT_ITEM_BYTES),)
+        return
     with open_input(path) as file:
         head = file.read(_SAMPLE_BYTES)
-    num_bytes = path.stat().st_size
     if head[:2] == b"\x1f\x8b":
         text = zlib.decompressobj(zlib.MAX_WBITS | 16).decompress(head, 16 * _SAMPLE_BYTES)
         num_bytes, head = round(num_bytes * len(text) / len(head)), text
     work.text_bytes += num_bytes
-    lines = [line for line in head.splitlines()[:-1] or [head] if line[:1] not in _COMMENTS]
+    lines = [line for line in head.splitlines()[:-1] or [head] if line[:1] not in b"#%"]
     if not lines:
         return
     num_rows = round(num_bytes * len(lines) / sum(len(line) + 1 for line in lines))

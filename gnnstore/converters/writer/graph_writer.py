@@ -9,35 +9,33 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from gnnstore.converters.edges.builder import EdgeBuilder
 from gnnstore.converters.edges.columns import BuiltEdges, SortedEdges
 from gnnstore.converters.edges.split import SplitEdges, SplitRule
 from gnnstore.converters.inputs.opening import PathLike
 from gnnstore.converters.inputs.source import ArraySource, as_array, as_source
 from gnnstore.converters.typed.times import checked_edges
-from gnnstore.converters.writer.adjacency import (
-    record_edges,
-    stored_degrees,
-    take_up_edges,
-    write_adjacency,
-)
+from gnnstore.converters.writer.adjacency import record_edges, stored_degrees, write_adjacency
 from gnnstore.converters.writer.base import BaseWriter, Pairs
+from gnnstore.converters.writer.casting import SCALES
 from gnnstore.converters.writer.edge_splits import Rows, write_edge_split
 from gnnstore.converters.writer.estimates import Workload
 from gnnstore.converters.writer.negatives import write_negatives
-from gnnstore.converters.writer.node_arrays import NodeArrays, RowSink
-from gnnstore.converters.writer.opening import check_pointers, provenance
+from gnnstore.converters.writer.node_arrays import RowSink
+from gnnstore.converters.writer.opening import check_pointers
 from gnnstore.converters.writer.options import ConvertOptions, IndexDtype
 from gnnstore.converters.writer.splits import split_name
 from gnnstore.errors import InputError, UsageError
 from gnnstore.formats.container import names as store_names
 from gnnstore.formats.store.edge_splits import EdgeSplitSpec
-from gnnstore.formats.store.schema import EDGE_TYPE, EdgeTypeSpec, TextSpec
+from gnnstore.formats.store.schema import EDGE_TYPE, NODE_TYPE, TextSpec
 from gnnstore.progress import Progress
 
 
@@ -95,9 +93,9 @@ class GraphWriter(BaseWriter):
             )
         super().__init__(
             output,
-            num_nodes=num_nodes,
-            counts=() if num_nodes is None else (num_nodes,),
-            provenance=provenance(kind, source or {}, options),
+            {NODE_TYPE: num_nodes},
+            kind=kind,
+            source=source,
             options=options,
             index_dtype=index_dtype,
             edge_ids=edge_ids,
@@ -105,20 +103,19 @@ class GraphWriter(BaseWriter):
             workload=workload,
         )
         self.explicit_num_nodes = False
-        with self._abort_on_error():
-            self._finished = take_up_edges(self._store)
-            self._builder = self._builder_for(self._rules, num_nodes)
-        self._edges: EdgeTypeSpec | None = None
-        self._edge_types: dict[str, tuple[str, int]] = {}
+        self._node = self._nodes[NODE_TYPE]
         self._carried: np.dtype[Any] | None = None
-        self._nodes = NodeArrays(self._store, options, self.progress, num_nodes=num_nodes)
         self._edge_splits: dict[str, EdgeSplitSpec] = {}
         self._value_names: dict[str, TextSpec] = {}
+
+    @cached_property
+    def _builder(self) -> EdgeBuilder:
+        return self._new_builder(self._rules, self.num_nodes)
 
     @property
     def num_nodes(self) -> int | None:
         """N, as far as it is known."""
-        return self._nodes.num_nodes
+        return self._node.num_nodes
 
     def set_num_nodes(self, num_nodes: int) -> None:
         """Set the number of nodes, before the edges are finished."""
@@ -128,14 +125,14 @@ class GraphWriter(BaseWriter):
             )
         self._builder.buffer.set_num_nodes(num_nodes)
         check_pointers(self._store, num_nodes)
-        self._nodes.set_num_nodes(num_nodes)
+        self._node.set_num_nodes(num_nodes)
 
     # ---- edges
 
     @property
     def has_edges(self) -> bool:
         """Whether an interrupted conversion had finished the edges: none need be read."""
-        return self._finished is not None
+        return EDGE_TYPE in self._finished
 
     def expect_edges(
         self, num_edges: int, some_targets: Iterable[npt.NDArray[Any]] | None = None
@@ -153,8 +150,11 @@ class GraphWriter(BaseWriter):
 
     def describe_edge_attribute(self, name: str, *, dtype: str, cat_dim: int = 0) -> None:
         """Give an edge attribute's element type, where NumPy has none, and its row axis."""
-        is_time = name in self.options.time_attr
-        self._edge_types[name] = ("int64" if is_time else dtype, cat_dim)
+        self._describe(EDGE_TYPE, name, dtype, cat_dim)
+
+    @property
+    def _edge_attribute_types(self) -> dict[str, tuple[str, int]]:
+        return self._attribute_types.get(EDGE_TYPE, {})
 
     def carry_edge_ids(self, dtype: np.dtype[Any]) -> None:
         """Take original ids of edges from `CARRIED_IDS`; their ids here are their positions."""
@@ -192,7 +192,7 @@ class GraphWriter(BaseWriter):
                 name: as_array(v, f"{where}: {name}") for name, v in (attributes or {}).items()
             }
             first = self._builder.buffer.num_seen
-            rows = checked_edges(given, self._edge_types, self.options, first, where)
+            rows = checked_edges(given, self._edge_attribute_types, self.options, first, where)
             self._builder.add(*ends, rows, where)
 
     def read_edges(
@@ -254,20 +254,21 @@ class GraphWriter(BaseWriter):
         on_degrees : callable, optional
             Called with the number of in-neighbours of the next nodes, int64 [k], until N are done.
         """
-        if self._edges is not None:
+        if self._edges:
             return
-        if self._finished is not None:
-            self._edges, num_nodes = self._finished
-            self._nodes.set_num_nodes(num_nodes)
+        if self.has_edges:
+            edges, num_nodes = self._finished[EDGE_TYPE]
+            self._edges[EDGE_TYPE] = edges
+            self._node.set_num_nodes(num_nodes)
             if on_degrees is not None:
-                for degrees in stored_degrees(self._store, self._edges.indptr):
+                for degrees in stored_degrees(self._store, edges.indptr):
                     on_degrees(degrees)
             return
         if self.num_nodes is None:  # the largest id decides, which may be a wrong one
             check_pointers(self._store, self._builder.buffer.max_id + 1)
         with self.progress.phase("sort edges", unit="edges"):
             built = self._builder.finish(self.num_nodes)
-        self._write_edges(built, on_degrees)
+        self._write_edges(built, on_degrees=on_degrees)
         built.close()
 
     def split_edges(
@@ -278,25 +279,25 @@ class GraphWriter(BaseWriter):
     ) -> None:
         """Write edges that are sorted already, split by a rule; nothing is read if `has_edges`."""
         if self.has_edges:
-            return self.finish_edges()
-        num_nodes = self.num_nodes or 0
+            return
         with self.progress.phase("split edges", unit="edges"):
-            split = SplitEdges(rule, edges, num_nodes, id_dtype if self._rules.keep_ids else None)
-        self._write_edges(split, None, split, rule)
-        return None
+            own_ids = id_dtype if self._rules.keep_ids else None
+            split = SplitEdges(rule, edges, self.num_nodes or 0, own_ids)
+        self._write_edges(split, split, rule)
 
     def _write_edges(
         self,
         built: BuiltEdges,
-        on_degrees: Callable[[npt.NDArray[np.int64]], None] | None = None,
         split: SplitEdges | None = None,
         rule: SplitRule | None = None,
+        on_degrees: Callable[[npt.NDArray[np.int64]], None] | None = None,
     ) -> None:
-        self._nodes.set_num_nodes(built.num_nodes)
+        num_nodes = built.num_nodes
+        self._node.set_num_nodes(num_nodes)
         edges = write_adjacency(
             self._store,
             built,
-            self._edge_types,
+            self._edge_attribute_types,
             self.progress,
             on_degrees=on_degrees,
             split_sizes=None if split is None else split.sizes,
@@ -304,16 +305,12 @@ class GraphWriter(BaseWriter):
             carried_ids=self._carried,
         )
         if split is not None and rule is not None and rule.num_negatives:
+            is_undirected = split.is_undirected
             edges = write_negatives(
-                self._store,
-                edges,
-                rule,
-                num_nodes=built.num_nodes,
-                is_undirected=split.is_undirected,
-                progress=self.progress,
+                self._store, edges, rule, is_undirected=is_undirected, progress=self.progress
             )
-        self._edges = edges
-        record_edges(self._store, self._edges, built.num_nodes)
+        self._edges[EDGE_TYPE] = edges
+        record_edges(self._store, edges, num_nodes)
 
     # ---- nodes
 
@@ -335,7 +332,7 @@ class GraphWriter(BaseWriter):
             Element type of the rows that will come.
         """
         self._check_name(name)
-        return self._nodes.rows(name, num_rows=num_rows, row_shape=row_shape, dtype=dtype)
+        return self._node.rows(name, num_rows=num_rows, row_shape=row_shape, dtype=dtype)
 
     def set_node_attribute(
         self,
@@ -361,9 +358,9 @@ class GraphWriter(BaseWriter):
         """
         self._check_name(name)
         values = as_source(values, f"the node attribute {name!r}")
-        self._nodes.write(name, values, dtype=dtype, cat_dim=cat_dim)
-        if name in self._nodes.scales:
-            self._add_graph_array(f"{name}_scale", self._nodes.scales[name])
+        self._node.write(name, values, dtype=dtype, cat_dim=cat_dim)
+        if name in self._node.scales:
+            self._add_graph_array(SCALES, self._node.scales[name])
 
     def set_split(
         self, name: str, values: npt.ArrayLike | ArraySource, *, where: str | None = None
@@ -387,7 +384,7 @@ class GraphWriter(BaseWriter):
         BudgetError
             If an `ArraySource` is too large for `options.memory_bytes`.
         """
-        self.reserve_memory(self._nodes.set_split(name, values, where))
+        self.reserve_memory(self._node.set_split(name, values, where))
 
     def set_edge_split(
         self,
@@ -437,36 +434,36 @@ class GraphWriter(BaseWriter):
             raise InputError(f"{where}: the edge split {name!r} was given already")
         if self.num_nodes is None:
             raise UsageError(f"{where}: say how many nodes there are before the edge splits")
-        shared = negative_edges or (None, None)
-        given = {
+        negative_source, negative_target = negative_edges or (None, None)
+        parts = {
             "source": source,
             "target": target,
             "edge_id": edge_id,
             "source_negatives": source_negatives,
             "target_negatives": target_negatives,
-            "negative_source": shared[0],
-            "negative_target": shared[1],
+            "negative_source": negative_source,
+            "negative_target": negative_target,
         }
         with self.progress.phase(f"write edge split {name}"):
             self._edge_splits[name] = write_edge_split(
                 self._store,
                 name,
-                given,
+                parts,
                 attributes or {},
-                self._edge_types,
+                self._edge_attribute_types,
                 num_nodes=self.num_nodes,
                 where=where,
             )
 
     def set_original_ids(self, ids: npt.ArrayLike | ArraySource) -> None:
         """Record the input's own id [N] of every node."""
-        self._nodes.set_original_ids(ids)
+        self._node.set_original_ids(ids)
 
     def set_original_names(
         self, names: Iterable[list[bytes]], num_names: int, num_bytes: int
     ) -> None:
         """Record the input's own name of every node, in UTF-8, in lists in the order of nodes."""
-        self._nodes.set_original_names(names, num_names, num_bytes)
+        self._node.set_original_names(names, num_names, num_bytes)
 
     def set_value_names(self, attribute: str, names: Sequence[bytes]) -> None:
         """Record the names, in UTF-8, of the values 0, 1, ... of an integer edge attribute."""
@@ -486,13 +483,8 @@ class GraphWriter(BaseWriter):
             If the operating system refuses.
         """
         self.finish_edges()
-        edges, num_nodes = self._edges, self.num_nodes
-        if edges is None or num_nodes is None:  # both are set by finish_edges
-            raise AssertionError("edges are not finished")
-        self._check_index_dtype(num_nodes)
-        splits = {**edges.splits, **self._edge_splits}
-        edges = replace(edges, splits=splits, value_names=self._value_names)
-        nodes = self._nodes.spec(num_nodes)
-        return self._commit(
-            [self._nodes], [nodes], [edges], explicit_num_nodes=self.explicit_num_nodes
+        edges = self._edges[EDGE_TYPE]
+        self._edges[EDGE_TYPE] = replace(
+            edges, splits={**edges.splits, **self._edge_splits}, value_names=self._value_names
         )
+        return self._commit(explicit_num_nodes=self.explicit_num_nodes)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -24,7 +23,6 @@ from gnnstore.converters.writer.edge_splits import copy_array
 from gnnstore.formats.arrays.dtypes import id_dtype
 from gnnstore.formats.arrays.paged_array import PagedArray
 from gnnstore.formats.container import names
-from gnnstore.formats.store.edge_splits import EdgeSplitSpec
 from gnnstore.formats.store.schema import EDGE_TYPE, EdgeTypeSpec
 from gnnstore.formats.store.writer import StoreWriter
 from gnnstore.progress import Progress
@@ -41,7 +39,6 @@ def write_negatives(
     edges: EdgeTypeSpec,
     rule: SplitRule,
     *,
-    num_nodes: int,
     is_undirected: bool,
     progress: Progress,
 ) -> EdgeTypeSpec:
@@ -49,9 +46,11 @@ def write_negatives(
     finder = _Finder(store, edges, is_undirected) if rule.strict_negatives else None
     splits = {}
     for name, split in edges.splits.items():
-        drawer = _Drawer(store, name, split, rule, num_nodes)
-        shape, dtype = (split.num_edges, rule.num_negatives), id_dtype(num_nodes)
-        source = GeneratedRows(f"negatives of {name}", shape, dtype, partial(drawer.draw, finder))
+        ends = [finished_array(store, spec) for spec in (split.source, split.target)]
+        seed = (rule.seed ^ _SALT) + NAMES.index(name) & 2**64 - 1
+        drawer = _Drawer(ends, seed, rule.num_negatives, edges.indptr.num_rows - 1, finder)
+        shape, dtype = (split.num_edges, rule.num_negatives), drawer.dtype
+        source = GeneratedRows(f"negatives of {name}", shape, dtype, drawer.draw)
         directory = names.edge_split_directory(EDGE_TYPE, name)
         with progress.phase(f"draw negatives of {name}"):
             written = copy_array(store, directory, source, "target_negatives", dtype)
@@ -60,10 +59,7 @@ def write_negatives(
             _LOG.warning(
                 "the edge split %r: %d of %d negatives are edges, loops or the edge itself: "
                 "%d draws found no other",
-                name,
-                drawer.num_kept,
-                split.num_edges * rule.num_negatives,
-                _MAX_DRAWS,
+                *(name, drawer.num_kept, split.num_edges * rule.num_negatives, _MAX_DRAWS),
             )
     return replace(edges, splits=splits)
 
@@ -72,23 +68,28 @@ class _Drawer:
     """Draws the negatives of a split."""
 
     def __init__(
-        self, store: StoreWriter, name: str, split: EdgeSplitSpec, rule: SplitRule, num_nodes: int
+        self,
+        ends: list[PagedArray],
+        seed: int,
+        width: int,
+        num_nodes: int,
+        finder: _Finder | None,
     ) -> None:
         self.num_kept = 0  # negatives that are edges, loops or the edge itself
-        self._width = rule.num_negatives
-        self._ends = finished_array(store, split.source), finished_array(store, split.target)
-        self._seed = (rule.seed ^ _SALT) + NAMES.index(name) & 2**64 - 1
+        self.dtype = id_dtype(num_nodes)
+        self._ends = ends
+        self._seed = seed
+        self._width = width
         self._num_nodes = np.uint64(num_nodes)
+        self._finder = finder
 
-    def draw(self, finder: _Finder | None, first: int, last: int) -> npt.NDArray[Any]:
+    def draw(self, first: int, last: int) -> npt.NDArray[Any]:
         """Return the negatives of edges first, ..., last - 1."""
         step = max(1, _PIECE_VALUES // self._width)
-        pieces = [
-            self._draw(finder, begin, min(begin + step, last)) for begin in range(first, last, step)
-        ]
+        pieces = [self._draw(begin, min(begin + step, last)) for begin in range(first, last, step)]
         return np.concatenate(pieces).reshape(-1, self._width)
 
-    def _draw(self, finder: _Finder | None, first: int, last: int) -> npt.NDArray[Any]:
+    def _draw(self, first: int, last: int) -> npt.NDArray[Any]:
         sources, targets = (
             np.repeat(ends.read_slice(first, last).astype(np.int64), self._width)
             for ends in self._ends
@@ -96,25 +97,26 @@ class _Drawer:
         places = np.arange(first * self._width, last * self._width)
         found = np.empty(len(places), np.int64)
         left = np.arange(len(places))
-        for attempt in range(_MAX_DRAWS if finder else 1):
+        for attempt in range(_MAX_DRAWS if self._finder else 1):
             words = hash_pairs(self._seed, places[left], np.full(len(left), attempt), None)
             found[left] = (words % self._num_nodes).astype(np.int64)
-            if finder is not None:
+            if self._finder is not None:
                 there, wrong = found[left], sources[left]
                 is_bad = (there == wrong) | (there == targets[left])
-                left = left[is_bad | finder.are_edges(wrong, there)]
-        self.num_kept += len(left) if finder else 0
-        return found.astype(id_dtype(int(self._num_nodes)))
+                left = left[is_bad | self._finder.are_edges(wrong, there)]
+        self.num_kept += len(left) if self._finder else 0
+        return found.astype(self.dtype)
 
 
 class _Finder:
     """Finds edges of the adjacency and of the splits while the store is written."""
 
     def __init__(self, store: StoreWriter, edges: EdgeTypeSpec, is_undirected: bool) -> None:
-        self._indptr = finished_array(store, edges.indptr)
-        self._indices = finished_array(store, edges.indices)
-        self._splits: list[tuple[PagedArray, PagedArray]] = [
-            (finished_array(store, split.target), finished_array(store, split.source))
+        self._indptr, self._indices = (
+            finished_array(store, spec).view() for spec in (edges.indptr, edges.indices)
+        )
+        self._splits = [
+            tuple(finished_array(store, spec).view() for spec in (split.target, split.source))
             for split in edges.splits.values()
         ]
         self._is_undirected = is_undirected
@@ -123,16 +125,15 @@ class _Finder:
         self, sources: npt.NDArray[np.int64], targets: npt.NDArray[np.int64]
     ) -> npt.NDArray[np.bool_]:
         """Return for each pair [k] whether it is an edge."""
-        indptr = self._indptr.view()
-        found = _contain(self._indices.view(), indptr[targets], indptr[targets + 1], sources)
+        places = self._indptr[targets], self._indptr[targets + 1]
+        found = _contain(self._indices, *places, sources)
         if self._is_undirected:  # splits hold the ascending one of the two directions
             sources, targets = np.minimum(sources, targets), np.maximum(sources, targets)
-        for own_targets, own_sources in self._splits:
-            columns = own_targets.view()
+        for columns, own_sources in self._splits:
             # In the columns' type: else NumPy would copy all columns.
             wanted = targets.astype(columns.dtype)
             low, high = (np.searchsorted(columns, wanted, side) for side in ("left", "right"))
-            found |= _contain(own_sources.view(), low, high, sources)
+            found |= _contain(own_sources, low, high, sources)
         return found
 
 
@@ -144,5 +145,4 @@ def _contain(
 ) -> npt.NDArray[np.bool_]:
     """Return whether ascending values[low:high] contain each number."""
     firsts, ends = _core.equal_ranges(values, low, high, wanted)
-    found: npt.NDArray[np.bool_] = firsts < ends
-    return found
+    return np.asarray(firsts < ends)

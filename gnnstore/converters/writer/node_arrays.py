@@ -24,19 +24,28 @@ from gnnstore.converters.inputs.source import (
     row_bytes,
 )
 from gnnstore.converters.read_ahead import read_ahead
-from gnnstore.converters.typed.times import IntegerTimes
-from gnnstore.converters.writer.casting import Caster, ScalingCaster, column_scales
+from gnnstore.converters.typed.times import integer_times
+from gnnstore.converters.writer.casting import Caster, column_scales
 from gnnstore.converters.writer.edge_splits import copy_array
 from gnnstore.converters.writer.options import ConvertOptions
 from gnnstore.converters.writer.splits import read_split, split_ids, split_name
 from gnnstore.errors import InputError, UsageError
-from gnnstore.formats.arrays.dtypes import STORAGE_DTYPES, dtype_name, from_bfloat16_bits
+from gnnstore.formats.arrays.dtypes import dtype_name, from_bfloat16_bits
 from gnnstore.formats.arrays.paged_writer import PagedArrayWriter
 from gnnstore.formats.arrays.spec import AttributeSpec
 from gnnstore.formats.container import names
 from gnnstore.formats.store.schema import NODE_TYPE, NodeTypeSpec, TextSpec
 from gnnstore.formats.store.writer import StoreWriter
 from gnnstore.progress import Phase, Progress
+
+_LOG = logging.getLogger(__name__)
+
+# Attribute rows of at most this many bytes (a label, a mask, a weight) are kept compressed
+# and read whole; wider ones are read by row, so they are laid out in pages.
+MAX_COMPRESSED_ROW_BYTES = 8
+# Compression needs the whole array in memory, so arrays of many rows are laid out in pages too.
+MAX_COMPRESSED_BYTES = 2**26
+_COPY_BYTES = 2**23  # pieces in which attributes are copied
 
 
 class RowSink:
@@ -45,13 +54,10 @@ class RowSink:
     `GraphWriter.node_rows` provides one in a context; when it ends, all rows must have come.
     """
 
-    def __init__(
-        self, array: PagedArrayWriter, caster: Caster | ScalingCaster, phase: Phase
-    ) -> None:
+    def __init__(self, array: PagedArrayWriter, caster: Caster, phase: Phase) -> None:
         self._array = array
         self._caster = caster
         self._phase = phase
-        self._is_float = np.dtype(STORAGE_DTYPES[caster.source]).kind == "f"
         self.num_nan = self.num_infinite = 0  # such values among the appended rows
 
     @property
@@ -73,7 +79,7 @@ class RowSink:
             The number of rows that were passed over.
         """
         known = self._array.skip(num_rows)
-        self._caster.skip(known)
+        self._caster.num_rows_done += known
         self._phase.advance(known)
         return known
 
@@ -96,29 +102,12 @@ class RowSink:
         rows = as_array(rows, "the rows")
         rows = rows[self.skip(len(rows)) :]
         if len(rows):
-            self._count(rows)
+            values = from_bfloat16_bits(rows) if self._caster.source == "bfloat16" else rows
+            if values.dtype.kind == "f" and not np.isfinite(values).all():
+                self.num_nan += int(np.isnan(values).sum())
+                self.num_infinite += int(np.isinf(values).sum())
             self._array.append(self._caster(rows))
             self._phase.advance(len(rows))
-
-    def _count(self, rows: npt.NDArray[Any]) -> None:
-        """Count NaN and infinite values."""
-        if self._caster.source == "bfloat16":
-            rows = from_bfloat16_bits(rows)
-        elif not self._is_float:
-            return
-        if not np.isfinite(rows).all():
-            self.num_nan += int(np.isnan(rows).sum())
-            self.num_infinite += int(np.isinf(rows).sum())
-
-
-_LOG = logging.getLogger(__name__)
-
-# Attribute rows of at most this many bytes (a label, a mask, a weight) are kept compressed
-# and read whole; wider ones are read by row, so they are laid out in pages.
-MAX_COMPRESSED_ROW_BYTES = 8
-# Compression needs the whole array in memory, so arrays of many rows are laid out in pages too.
-MAX_COMPRESSED_BYTES = 2**26
-_COPY_BYTES = 2**23  # pieces in which attributes are copied
 
 
 class NodeArrays:
@@ -139,6 +128,7 @@ class NodeArrays:
         self.scales: dict[str, npt.NDArray[np.float32]] = {}
         # Times that lie compressed, by path: edges are ordered by them.
         self.times: dict[str, npt.NDArray[np.int64]] = {}
+        self.shows_num_nodes = False  # whether batches have `num_nodes`
         self._store = store
         self._options = options
         self._progress = progress
@@ -163,23 +153,23 @@ class NodeArrays:
         scales: npt.NDArray[np.float32] | None = None,
     ) -> Iterator[RowSink]:
         """Write an attribute row by row; see `GraphWriter.node_rows`."""
-        check_count(where or repr(name), num_rows, self.num_nodes)
+        where = where or repr(name)
+        check_count(where, num_rows, self.num_nodes)
         is_features = name == "x"
         if is_features and self._options.feature_scale and scales is None:
             raise UsageError(
                 "feature_scale needs features that can be read twice, which these cannot; "
                 "convert without it first"
             )
-        stored = self._options.feature_dtype if is_features else None
         if name in self._options.time_attr and (dtype, row_shape) != ("int64", ()):
             raise InputError(
-                f"{where or repr(name)}: times are int64, one for each node, and these are {dtype} "
-                f"with rows of shape {list(row_shape)}"
+                f"{where}: times are int64, one for each node, and these are {dtype} with rows of "
+                f"shape {list(row_shape)}"
             )
-        caster: Caster | ScalingCaster = Caster(name, dtype, stored or dtype)
         if scales is not None:
-            caster = ScalingCaster(dtype, scales)
             self.scales[name] = scales
+        stored = self._options.feature_dtype if is_features else None
+        caster = Caster(name, dtype, stored or dtype, scales)
         array = self._store.paged(
             names.node_array(self._type, name),
             name=name,
@@ -195,7 +185,7 @@ class NodeArrays:
             _LOG.warning(
                 "%s: of %d values %d are NaN and %d infinite; replace them, or a model that sees "
                 "them has no loss",
-                where or name,
+                where,
                 math.prod((num_rows, *row_shape)),
                 sink.num_nan,
                 sink.num_infinite,
@@ -217,21 +207,17 @@ class NodeArrays:
         check_rows(source, self.num_nodes)
         is_time = name in self._options.time_attr
         if is_time:
-            what = f"the times {name!r} of nodes"
-            if self._type != NODE_TYPE:
-                what += f" of type {self._type!r}"
-            source, dtype = IntegerTimes(source, what), "int64"
+            of = f" of type {self._type!r}" if self._of else ""
+            source, dtype = integer_times(source, f"the times {name!r} of nodes{of}"), "int64"
         dtype = dtype or dtype_name(source.dtype)
         width = row_bytes(source)
         num_bytes = source.shape[0] * width
-        is_large = (
+        if width and (
             name == "x" or width > MAX_COMPRESSED_ROW_BYTES or num_bytes > MAX_COMPRESSED_BYTES
-        )
-        if width and is_large:
+        ):
             self._copy(name, source, max(1, _COPY_BYTES // width), dtype, cat_dim)
             return
-        path = names.node_array(self._type, name)
-        rows = source.read()
+        path, rows = names.node_array(self._type, name), source.read()
         if is_time:
             self.times[path] = rows
         self.attributes[name] = self._store.compressed(
@@ -240,26 +226,22 @@ class NodeArrays:
 
     def _copy(self, name: str, source: ArraySource, step: int, dtype: str, cat_dim: int) -> None:
         """Copy an array into pages, `step` rows at a time."""
+        scales, num_rows = None, source.shape[0]
+        if name == "x" and self._options.feature_scale is not None:
+            with self._progress.phase(f"find scales of {name}", num_rows, "rows") as phase:
+                scales = column_scales(source, dtype, step, phase)
         with self.rows(
             name,
-            num_rows=source.shape[0],
+            num_rows=num_rows,
             row_shape=source.shape[1:],
             dtype=dtype,
             cat_dim=cat_dim,
             where=source.label,
-            scales=self._find_scales(name, source, dtype, step),
+            scales=scales,
         ) as sink:
             start = sink.skip(sink.num_committed_rows)
             for rows in read_ahead(source.rows(step, start)):
                 sink.append(rows)
-
-    def _find_scales(
-        self, name: str, source: ArraySource, dtype: str, step: int
-    ) -> npt.NDArray[np.float32] | None:
-        if name != "x" or self._options.feature_scale is None:
-            return None
-        with self._progress.phase(f"find scales of {name}", source.shape[0], "rows") as phase:
-            return column_scales(source, dtype, step, phase)
 
     # ---- splits, ids and names
 
@@ -310,8 +292,9 @@ class NodeArrays:
         directory = names.original_name_directory(self._type)
         self._original_names = self._store.texts(directory, texts, num_names, num_bytes)
 
-    def spec(self, num_nodes: int, *, explicit_num_nodes: bool = False) -> NodeTypeSpec:
-        """Return the type with all that was written."""
+    def spec(self) -> NodeTypeSpec:
+        """Return the type with all that was written, once N is known."""
+        num_nodes = self.num_nodes or 0
         for name, own in self.attributes.items():
             check_count(repr(name), own.num_rows, num_nodes)
         if self._original_ids is not None:
@@ -323,5 +306,5 @@ class NodeArrays:
             self._splits,
             self._original_ids,
             self._original_names,
-            explicit_num_nodes=explicit_num_nodes,
+            explicit_num_nodes=self.shows_num_nodes,
         )

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Any, Literal, get_args
 
 from gnnstore.budget.limits import parse_memory
@@ -16,15 +18,15 @@ SelfLoops = Literal["keep", "drop", "add"]
 IndexDtype = Literal["int64", "int32"]
 FeatureScale = Literal["column"]
 
-
-# Options of earlier versions -> the function to use.
-GONE = {
-    "node_order": "reorder",
-    "edge_split": "split_edges",
-    "edge_split_seed": "split_edges",
-    "edge_negatives": "split_edges",
-    "strict_negatives": "split_edges",
+_CHOICES = {
+    "self_loops": get_args(SelfLoops),
+    "feature_dtype": tuple(STORAGE_DTYPES),
+    "feature_scale": get_args(FeatureScale),
+    "index_dtype": get_args(IndexDtype),
 }
+_LISTS = ("time_attr", "weight_attr", "reverse")
+# Options that change no byte of the result.
+_WITHOUT_EFFECT = ("overwrite", "memory_bytes", "resume", "spill_dir")
 
 
 @dataclass(frozen=True)
@@ -97,54 +99,38 @@ class ConvertOptions:
     weight_attr: tuple[str, ...] = ()
     reverse: tuple[str, ...] = ()
 
-    def __new__(cls, *_args: Any, **options: Any) -> ConvertOptions:
-        """Name the function to use in place of options that are gone."""
-        for name in options.keys() & GONE.keys():
-            raise UsageError(
-                f"{name} is no option of conversions any more; convert first, and give the store "
-                f"to gnnstore.converters.{GONE[name]}"
-            )
-        return super().__new__(cls)
-
     def __post_init__(self) -> None:
-        for name in ("time_attr", "weight_attr", "reverse"):
+        set_value = partial(object.__setattr__, self)
+        for name in _LISTS:
             given = getattr(self, name)
-            names = (given,) if isinstance(given, str) else tuple(given)
-            object.__setattr__(self, name, tuple(dict.fromkeys(names)))
+            names = (given,) if isinstance(given, str) else given
+            set_value(name, tuple(dict.fromkeys(names)))
         if self.page_bytes is not None:
-            object.__setattr__(self, "page_bytes", parse_size(self.page_bytes, name="page_bytes"))
+            set_value("page_bytes", parse_size(self.page_bytes, name="page_bytes"))
         if self.memory_bytes is not None:
-            budget = parse_memory(self.memory_bytes, name="memory_bytes")
-            object.__setattr__(self, "memory_bytes", budget)
-        check_choice("self_loops", self.self_loops, get_args(SelfLoops))
+            set_value("memory_bytes", parse_memory(self.memory_bytes, name="memory_bytes"))
         size = DEFAULT_PAGE_BYTES if self.page_bytes is None else self.page_bytes
         if not MIN_PAGE_BYTES <= size <= MAX_PAGE_BYTES or size & (size - 1):
             raise UsageError(
                 f"page_bytes={size} is not a power of two from {MIN_PAGE_BYTES} to "
                 f"{MAX_PAGE_BYTES}; by default the best for each array"
             )
-        if self.feature_dtype is not None:
-            check_choice("feature_dtype", self.feature_dtype, tuple(STORAGE_DTYPES))
-        if self.feature_scale is not None:
-            check_choice("feature_scale", self.feature_scale, get_args(FeatureScale))
-            if self.feature_dtype != "int8":
-                raise UsageError(
-                    f"feature_scale={self.feature_scale!r} goes with feature_dtype='int8', not "
-                    f"{self.feature_dtype!r}: floats need no scale"
-                )
-        if self.index_dtype is not None:
-            check_choice("index_dtype", self.index_dtype, get_args(IndexDtype))
+        for name, choices in _CHOICES.items():
+            if getattr(self, name) is not None:
+                check_choice(name, getattr(self, name), choices)
+        if self.feature_scale is not None and self.feature_dtype != "int8":
+            raise UsageError(
+                f"feature_scale={self.feature_scale!r} goes with feature_dtype='int8', not "
+                f"{self.feature_dtype!r}: floats need no scale"
+            )
 
     def to_json(self) -> dict[str, Any]:
         """Return the options that affect the store's contents, for its provenance."""
-        document = asdict(self)
-        # None of these changes a byte of the result.
-        for name in ("overwrite", "memory_bytes", "resume", "spill_dir"):
-            del document[name]
-        for name in ("time_attr", "weight_attr", "reverse"):
-            if not document[name]:
-                del document[name]
-        return document
+        return {
+            name: value
+            for name, value in asdict(self).items()
+            if name not in _WITHOUT_EFFECT and (value or name not in _LISTS)
+        }
 
 
 def check_features(options: ConvertOptions | None, *, has_features: bool, remedy: str) -> None:
@@ -160,12 +146,14 @@ def with_orders(options: ConvertOptions, edges: EdgeTypeSpec) -> ConvertOptions:
     return replace(options, time_attr=tuple(edges.orders), weight_attr=tuple(edges.weight_sums))
 
 
+def refuse_options(options: ConvertOptions, names: Iterable[str], why: str) -> None:
+    """Refuse options that are not as they are by default."""
+    for name in names:
+        if getattr(options, name) != getattr(ConvertOptions, name):
+            raise UsageError(f"{name} {why}")
+
+
 def refuse_rules(options: ConvertOptions, doing: str) -> None:
     """Refuse the rules for edges and features where a store is made from a store."""
-    defaults = ConvertOptions()
-    for name in (
-        *("undirected", "self_loops", "feature_dtype"),
-        *("time_attr", "weight_attr", "reverse"),
-    ):
-        if getattr(options, name) != getattr(defaults, name):
-            raise UsageError(f"{name} is not for {doing}; convert with it")
+    rules = ("undirected", "self_loops", "feature_dtype", *_LISTS)
+    refuse_options(options, rules, f"is not for {doing}; convert with it")

@@ -9,9 +9,10 @@ is left out or null.
 
 from __future__ import annotations
 
-import os
 import re
-from collections.abc import Container, Iterator, Mapping
+import reprlib
+from collections import defaultdict
+from collections.abc import Container, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -22,14 +23,10 @@ from gnnstore.formats.store.schema import EDGE_TYPE, NODE_TYPE, EdgeType
 
 FILE_NAME = "metadata.yaml"
 _MAX_BYTES = 2**16  # the largest public metadata have a few thousand
-_MAX_EVENTS = 10_000  # of the parser: one or two for each value
-_MAX_DEPTH = 32
-_MAX_MESSAGE = 300  # characters
-_MAX_NAME = 255  # characters of a file's name
-_BRACKETS = re.compile(rb"[\[\]{}]")
-_MANY_INDICATORS = re.compile(rb"(?:[-?:][ \t]+){%d}" % _MAX_DEPTH)
 _NULLS = ("", "~", "null", "Null", "NULL")
 _SETS = {"train_set": "train", "validation_set": "valid", "test_set": "test"}
+_SHOWN = reprlib.Repr()  # of bounded size
+_SHOWN.maxstring, _SHOWN.maxlevel = 80, 2
 
 
 @dataclass(frozen=True)
@@ -42,6 +39,10 @@ class DataFile:
     path: Path
 
 
+# Files of a task by split and node type.
+Task = Mapping[str, Mapping[str, list[DataFile]]]
+
+
 @dataclass(frozen=True)
 class Metadata:
     """The parts of a data set, by type; those of a homogeneous one have a store's names."""
@@ -50,38 +51,15 @@ class Metadata:
     has_types: bool
     num_nodes: Mapping[str, int]
     edges: Mapping[EdgeType, DataFile]
-    node_features: Mapping[str, tuple[DataFile, ...]]
-    edge_features: Mapping[EdgeType, tuple[DataFile, ...]]
-    # By task: files by split and node type.
-    tasks: tuple[tuple[str | None, Mapping[str, Mapping[str, tuple[DataFile, ...]]]], ...]
-
-    def files(self) -> Iterator[Path]:
-        """Yield every file, the metadata first, each once."""
-        described = list(self.edges.values())
-        for features in (*self.node_features.values(), *self.edge_features.values()):
-            described += features
-        described += [
-            file
-            for _, splits in self.tasks
-            for by_type in splits.values()
-            for part in by_type.values()
-            for file in part
-        ]
-        yield from dict.fromkeys([self.path, *(file.path for file in described)])
+    node_features: Mapping[str, list[DataFile]]
+    edge_features: Mapping[EdgeType, list[DataFile]]
+    tasks: list[tuple[str | None, Task]]  # with their names
+    files: list[Path]  # the metadata first, each once
 
 
 def read_metadata(directory: Path) -> Metadata:
     """Read and check the metadata of a data set."""
     path = existing_file(directory / FILE_NAME, "the data set's metadata")
-    with storage_errors("read the metadata", path), open_input(path) as file:
-        size = os.fstat(file.fileno()).st_size
-        text = file.read(_MAX_BYTES)
-    if size > _MAX_BYTES:
-        raise InputError(f"{path}: has {size} bytes, at most {_MAX_BYTES} are read", path=path)
-    return _Reader(path).metadata(_parse(text, path))
-
-
-def _parse(text: bytes, path: Path) -> Any:
     try:
         import yaml  # noqa: PLC0415  (only this converter needs it)
     except ImportError:
@@ -89,47 +67,24 @@ def _parse(text: bytes, path: Path) -> Any:
             f"{path}: PyYAML is needed to read it; install it with: "
             "pip install 'gnnstore[graphbolt]'"
         ) from None
-
-    _check_depth(text, path)
+    with storage_errors("read the metadata", path), open_input(path) as file:
+        text = file.read(_MAX_BYTES + 1)
+    if len(text) > _MAX_BYTES:
+        raise InputError(f"{path}: has more than {_MAX_BYTES} bytes", path=path)
     try:
-        # Values are built afterwards: a few aliases, merged level by level, make billions.
-        for number, event in enumerate(yaml.parse(text, Loader=yaml.BaseLoader)):
-            if isinstance(event, yaml.AliasEvent):
-                raise InputError(
-                    f"{path}: *{event.anchor[:40]}: aliases are not read; write out the value",
-                    path=path,
-                )
-            if getattr(event, "tag", None) is not None:
-                raise InputError(
-                    f"{path}: !{event.tag[-40:]}: tags are not read; write out the value", path=path
-                )
-            if number >= _MAX_EVENTS:
-                raise InputError(f"{path}: has more than {_MAX_EVENTS} values", path=path)
-        # All scalars are text: as YAML has them, 1:2:3 and on is a number in quadratic time.
-        return yaml.load(text, Loader=yaml.BaseLoader)  # noqa: S506 - makes text, lists and dicts
-    except InputError:
-        raise
-    except (yaml.YAMLError, RecursionError, UnicodeDecodeError, ValueError) as error:
-        found = " ".join(str(error).split())[:_MAX_MESSAGE]
+        # Only text, lists and dicts: tags are ignored, and all scalars are text.
+        document = yaml.load(text, Loader=yaml.BaseLoader)  # noqa: S506
+    except (yaml.YAMLError, RecursionError, ValueError) as error:
+        found = " ".join(str(error).split())[:300]
         raise InputError(f"{path}: is not valid YAML: {found}", path=path) from None
-
-
-def _check_depth(text: bytes, path: Path) -> None:
-    """Refuse nesting that takes PyYAML quadratic time."""
-    depth = 0
-    for mark in _BRACKETS.findall(text):
-        depth = max(0, depth + (1 if mark in b"[{" else -1))
-        if depth > _MAX_DEPTH:
-            raise InputError(f"{path}: nests more than {_MAX_DEPTH} brackets", path=path)
-    if _MANY_INDICATORS.search(text):
-        raise InputError(f"{path}: nests more than {_MAX_DEPTH} lists in a line", path=path)
+    return _Reader(path).metadata(document)
 
 
 class _Reader:
     """Reads the document into metadata; errors name the place."""
 
     def __init__(self, path: Path) -> None:
-        self.path = path
+        self._path = path
         self._has_types = False
 
     def metadata(self, document: Any) -> Metadata:
@@ -141,12 +96,49 @@ class _Reader:
                 "metadata.yaml has 'graph'",
             )
         graph = self._mapping(top.get("graph"), "graph")
-        lists = [list(self._entries(graph.get(key), f"graph.{key}")) for key in ("nodes", "edges")]
-        self._has_types = max(map(len, lists)) > 1
-        for key, found in zip(("nodes", "edges"), lists, strict=True):
-            if not self._has_types and not found:
-                self._fail(f"graph.{key}", "lists 0 types of nodes or edges; expected one or more")
-        return self._parts(top, graph, *lists)
+        nodes, edges = (self._entries(graph, key, "graph.") for key in ("nodes", "edges"))
+        self._has_types = max(len(nodes), len(edges)) > 1
+        if not self._has_types and not (nodes and edges):
+            self._fail("graph", "lists 0 types of nodes or edges; expected one or more")
+        counts = {self._node_type(own, at): self._count(own, at) for at, own in nodes}
+        files = {
+            self._edge_type(own, at): self._file({"name": "edges", **own}, at) for at, own in edges
+        }
+        if len(counts) < len(nodes) or len(files) < len(edges):
+            self._fail("graph", "has a type twice")
+        of_nodes: dict[str, list[DataFile]] = defaultdict(list)
+        of_edges: dict[EdgeType, list[DataFile]] = defaultdict(list)
+        # Features may also be listed below graph, for sampling.
+        features = self._entries(top, "feature_data")
+        for place, entry in [*features, *self._entries(graph, "feature_data", "graph.")]:
+            domain = entry.get("domain")
+            if domain == "node":
+                of_nodes[self._node_type(entry, place, counts)].append(self._file(entry, place))
+            elif domain == "edge":
+                of_edges[self._edge_type(entry, place, files)].append(self._file(entry, place))
+            else:
+                self._fail(f"{place}.domain", f"{_show(domain)} is not 'node' or 'edge'")
+        tasks = [
+            (self._text(own, "name", at), self._task(own, at, counts))
+            for at, own in self._entries(top, "tasks")
+        ]
+        described = [files.values(), *of_nodes.values(), *of_edges.values()]
+        described += [own for _, task in tasks for parts in task.values() for own in parts.values()]
+        paths = dict.fromkeys([self._path, *(file.path for own in described for file in own)])
+        return Metadata(
+            self._path, self._has_types, counts, files, of_nodes, of_edges, tasks, list(paths)
+        )
+
+    def _task(self, entry: Mapping[str, Any], place: str, counts: Mapping[str, int]) -> Task:
+        splits: dict[str, dict[str, list[DataFile]]] = {}
+        for key, split in _SETS.items():
+            parts = self._entries(entry, key, f"{place}.")
+            if len(parts) > 1 and not self._has_types:
+                self._fail(f"{place}.{key}", "has several types, and the graph has one")
+            for at, part in parts:
+                files = [self._file(own, of) for of, own in self._entries(part, "data", f"{at}.")]
+                splits.setdefault(split, {})[self._node_type(part, at, counts)] = files
+        return splits
 
     def _count(self, entry: Mapping[str, Any], place: str) -> int:
         found = entry.get("num")
@@ -154,66 +146,13 @@ class _Reader:
             self._fail(f"{place}.num", f"{_show(found)} is not a number of nodes")
         return int(found)
 
-    def _parts(
-        self,
-        top: Mapping[str, Any],
-        graph: Mapping[str, Any],
-        nodes: list[tuple[str, Mapping[str, Any]]],
-        edges: list[tuple[str, Mapping[str, Any]]],
-    ) -> Metadata:
-        counts = {self._node_type(own, at): self._count(own, at) for at, own in nodes}
-        if len(counts) < len(nodes):
-            self._fail("graph.nodes", "has a type twice")
-        files = {
-            self._edge_type(own, at): self._file({"name": "edges", **own}, at) for at, own in edges
-        }
-        if len(files) < len(edges):
-            self._fail("graph.edges", "has a type twice")
-        of_nodes: dict[str, tuple[DataFile, ...]] = {}
-        of_edges: dict[EdgeType, tuple[DataFile, ...]] = {}
-        # Features may also be listed below graph, for sampling.
-        for where, found in (("", top), ("graph.", graph)):
-            for place, entry in self._entries(found.get("feature_data"), f"{where}feature_data"):
-                domain = entry.get("domain")
-                file = self._file(entry, place)
-                if domain == "node":
-                    name = self._node_type(entry, place, counts)
-                    of_nodes[name] = (*of_nodes.get(name, ()), file)
-                elif domain == "edge":
-                    edge_type = self._edge_type(entry, place, files)
-                    of_edges[edge_type] = (*of_edges.get(edge_type, ()), file)
-                else:
-                    self._fail(f"{place}.domain", f"{_show(domain)} is not 'node' or 'edge'")
-        tasks = []
-        for place, entry in self._entries(top.get("tasks"), "tasks"):
-            splits: dict[str, dict[str, tuple[DataFile, ...]]] = {}
-            for key, split in _SETS.items():
-                parts = list(self._entries(entry.get(key), f"{place}.{key}"))
-                if len(parts) > 1 and not self._has_types:
-                    self._fail(f"{place}.{key}", "has several types, and the graph has one")
-                for at, part in parts:
-                    data = self._entries(part.get("data"), f"{at}.data")
-                    name = self._node_type(part, at, counts)
-                    splits.setdefault(split, {})[name] = tuple(
-                        self._file(found, where) for where, found in data
-                    )
-            name = self._text(entry, "name")
-            if name is not None and not isinstance(name, str):
-                self._fail(f"{place}.name", f"{_show(name)} is not a text")
-            tasks.append((name, splits))
-        return Metadata(self.path, self._has_types, counts, files, of_nodes, of_edges, tuple(tasks))
-
     def _node_type(
         self, entry: Mapping[str, Any], place: str, known: Container[str] | None = None
     ) -> str:
-        if not self._has_types:
-            return NODE_TYPE
-        found = self._text(entry, "type")
-        if not isinstance(found, str):
-            self._fail(f"{place}.type", f"{_show(found)} is no node type")
-        if known is not None and found not in known:
-            hint = ": seeds of edges cannot be a split" if ":" in found else ""
-            self._fail(f"{place}.type", f"there is no node type {_show(found)}{hint}")
+        found = self._text(entry, "type", place) if self._has_types else NODE_TYPE
+        if found is None or (known is not None and found not in known):
+            hint = ": seeds of edges cannot be a split" if ":" in (found or "") else ""
+            self._fail(f"{place}.type", f"there is no node type {_show(entry.get('type'))}{hint}")
         return found
 
     def _edge_type(
@@ -221,53 +160,42 @@ class _Reader:
     ) -> EdgeType:
         if not self._has_types:
             return EDGE_TYPE
-        found = self._text(entry, "type")
-        names = found.split(":") if isinstance(found, str) else []
+        names = (self._text(entry, "type", place) or "").split(":")
         if len(names) != 3:
-            self._fail(f"{place}.type", f"{_show(found)} is no source:relation:target")
+            self._fail(f"{place}.type", f"{_show(entry.get('type'))} is no source:relation:target")
         edge_type = (names[0], names[1], names[2])
         if known is not None and edge_type not in known:
-            self._fail(f"{place}.type", f"there are no edges of type {_show(found)}")
+            self._fail(f"{place}.type", f"there are no edges of type {_show(entry['type'])}")
         return edge_type
 
     def _file(self, entry: Mapping[str, Any], place: str) -> DataFile:
-        texts = {key: self._text(entry, key) for key in ("name", "format", "path")}
-        if texts["name"] is None:  # older files name no data of sets: seeds come first
-            texts["name"] = ""
-        for key, value in texts.items():
-            if not isinstance(value, str):
-                self._fail(f"{place}.{key}", f"{_show(value)} is not a text")
-        try:
-            os.fsencode(str(texts["path"])).decode()
-        except UnicodeError:
-            self._fail(f"{place}.path", f"{_show(texts['path'])} is no name of a file")
-        relative = Path(str(texts["path"]))
-        if "\0" in str(relative) or any(len(part) > _MAX_NAME for part in relative.parts):
-            self._fail(f"{place}.path", f"{_show(texts['path'])} is no name of a file")
-        if relative.is_absolute() or ".." in relative.parts:
-            self._fail(
-                f"{place}.path", f"{_show(str(relative))} leaves the directory of the data set"
-            )
-        return DataFile(
-            f"{self.path}: {place}",
-            str(texts["name"]),
-            str(texts["format"]),
-            self.path.parent / relative,
-        )
+        # Older files name no data of sets: seeds come first.
+        name = self._text(entry, "name", place) or ""
+        file_format, relative = (self._text(entry, key, place) for key in ("format", "path"))
+        if file_format is None or relative is None:
+            self._fail(place, "has no format, or no path")
+        if Path(relative).is_absolute() or ".." in Path(relative).parts:
+            self._fail(f"{place}.path", f"{_show(relative)} leaves the directory of the data set")
+        return DataFile(f"{self._path}: {place}", name, file_format, self._path.parent / relative)
 
-    def _text(self, entry: Mapping[str, Any], key: str) -> Any:
-        """Return a value, None for YAML's null, which is text here as all scalars are."""
+    def _text(self, entry: Mapping[str, Any], key: str, place: str) -> str | None:
+        """Return a text; None for YAML's null, which is text here as all scalars are."""
         value = entry.get(key)
+        if not isinstance(value, str | None):
+            self._fail(f"{place}.{key}", f"{_show(value)} is not a text")
         return None if value in _NULLS else value
 
-    def _entries(self, value: Any, place: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
-        if value is None or value in _NULLS:
-            return
-        if not isinstance(value, list):
-            self._fail(place, f"expected a list, found {type(value).__name__}")
-        for number, entry in enumerate(value):
-            where = f"{place}[{number}]"
-            yield where, self._mapping(entry, where)
+    def _entries(
+        self, parent: Mapping[str, Any], key: str, before: str = ""
+    ) -> list[tuple[str, Mapping[str, Any]]]:
+        """Return the mappings in a list, and the place of each."""
+        found, place = parent.get(key), f"{before}{key}"
+        if isinstance(found, str) and found in _NULLS:
+            found = None
+        if not isinstance(found, list | None):
+            self._fail(place, f"expected a list, found {type(found).__name__}")
+        places = [f"{place}[{number}]" for number in range(len(found or ()))]
+        return [(at, self._mapping(own, at)) for at, own in zip(places, found or (), strict=True)]
 
     def _mapping(self, value: Any, place: str) -> Mapping[str, Any]:
         if not isinstance(value, dict):
@@ -276,9 +204,8 @@ class _Reader:
         return found
 
     def _fail(self, place: str, problem: str) -> NoReturn:
-        raise InputError(f"{self.path}: {place}: {problem}", path=self.path)
+        raise InputError(f"{self._path}: {place}: {problem}", path=self._path)
 
 
 def _show(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else text[:77] + "..."
+    return _SHOWN.repr(value)

@@ -7,45 +7,31 @@ layouts are read here directly: gzipped CSV files (most sets), `.npz` archives
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy.typing as npt
-
 from gnnstore.converters.converter import converter
-from gnnstore.converters.datasets.ogb.binary import open_binary
-from gnnstore.converters.datasets.ogb.csv import open_text, part_file, read_ids
+from gnnstore.converters.datasets.ogb import binary, text
 from gnnstore.converters.datasets.ogb.links import (
     bytes_in_memory,
     open_link_splits,
     set_link_splits,
 )
-from gnnstore.converters.datasets.ogb.mag240m import convert_mag240m, find_mag240m
-from gnnstore.converters.datasets.ogb.splits import SPLITS, open_splits, split_file, warn_of_splits
-from gnnstore.converters.datasets.typed.ogb import from_ogb_types, is_heterogeneous
+from gnnstore.converters.datasets.ogb.mag240m import convert_papers, find_mag240m
+from gnnstore.converters.datasets.ogb.splits import add_splits, warn_of_missing
+from gnnstore.converters.datasets.ogb.text import part_file
 from gnnstore.converters.inputs.opening import (
     PathLike,
     choose_name,
     describe_files,
     existing_directory,
 )
-from gnnstore.converters.inputs.source import ArraySource, MemoryArray
-from gnnstore.converters.memory import memory_ledger
-from gnnstore.converters.typed.inputs import write_one_type
+from gnnstore.converters.typed.inputs import write_graph
 from gnnstore.converters.writer.options import ConvertOptions
 from gnnstore.errors import InputError, NotFoundError, UsageError
+from gnnstore.formats.store.schema import EDGE_TYPE, NODE_TYPE
 from gnnstore.progress import Progress
-
-
-@dataclass(frozen=True)
-class OgbFiles:
-    """The paths of a data set's parts."""
-
-    raw: Path
-    binary: bool
-    split: Path | None
 
 
 @converter
@@ -109,76 +95,67 @@ def from_ogb(
                 f"{papers} is MAG240M, which has one split and no inverse edges of its own; leave "
                 "out add_inverse_edge and split, and use undirected for reverse edges"
             )
-        return convert_mag240m(papers, output, options, progress)
+        return convert_papers(papers, output, options, progress)
     raw = directory / "raw" if (directory / "raw").is_dir() else directory
-    if is_heterogeneous(raw):
-        if add_inverse_edge:
-            raise UsageError(
-                f"{raw}: add_inverse_edge is for data sets of one type; use reverse= (--reverse "
-                "all), which makes the reverse edges types of their own"
+    is_binary = _is_binary(raw, directory)
+    place = _find_split(raw.absolute().parent / "split", split)
+    nodes, edges = binary.open_binary(raw) if is_binary else text.open_text(raw, options)
+    source: dict[str, Any] = {"split": None if place is None else place.name}
+    more: dict[str, Any] = {}
+    if list(nodes) == [NODE_TYPE]:
+        source = {"add_inverse_edge": add_inverse_edge, **source}
+        node, edge = nodes[NODE_TYPE], edges[EDGE_TYPE]
+        links = None if place is None else open_link_splits(place, options.memory_bytes)
+        if links is not None:
+            node.memory_bytes = bytes_in_memory(links)
+            as_given = options.self_loops == "keep" and not (options.undirected or add_inverse_edge)
+            more["finish"] = partial(
+                set_link_splits, splits=links, edges=edge, edges_are_as_given=as_given
             )
-        place = _find_split(raw.absolute().parent / "split", split)
-        return from_ogb_types(raw, place, output, options, progress)
-    files = _find(directory, split)
-    links = None if files.split is None else open_link_splits(files.split, options.memory_bytes)
-    split_files = [] if files.split is None else files.split.iterdir()
-    source = {
-        "inputs": describe_files(
-            sorted(path for path in (*files.raw.iterdir(), *split_files) if path.is_file())
-        ),
-        "add_inverse_edge": add_inverse_edge,
-        "split": None if files.split is None else files.split.name,
-    }
-    node, edge = open_binary(files.raw) if files.binary else open_text(files.raw, options)
-    wanted = {"x": "node-feat.csv.gz", "y": "node-label.csv.gz"}
-    if files.binary:
-        wanted = {"x": "node_feat in data.npz", "y": "node-label.npz"}
-    for name, file in wanted.items():
-        if name not in node.attributes and progress is not None:
-            progress.note(f"{files.raw}: there is no {file}: the store has no {name}")
-    if links is not None:
-        node.memory_bytes = bytes_in_memory(links)
-    elif files.split is not None:
-        node.splits.update(_open_splits(files.split, options))
-
-    if links is None:
-        warn_of_splits(directory, node)
-    as_given = options.self_loops == "keep" and not (options.undirected or add_inverse_edge)
-    write_links = partial(
-        set_link_splits, splits=links or {}, edges=edge, edges_are_as_given=as_given
-    )
-    return write_one_type(
+        elif place is not None:
+            add_splits(nodes, place, options)
+        if links is None:
+            warn_of_missing(directory, node, progress)
+    elif add_inverse_edge:
+        raise UsageError(
+            f"{raw}: add_inverse_edge is for data sets of one type; use reverse= (--reverse all), "
+            "which makes the reverse edges types of their own"
+        )
+    elif place is not None:
+        add_splits(nodes, place, options)
+    places = [raw] if place is None else [raw, place]
+    files = (path for where in places for path in sorted(where.rglob("*")) if path.is_file())
+    return write_graph(
         output,
-        node,
-        edge,
+        nodes,
+        edges,
         kind="ogb",
-        source=source,
+        source={"inputs": describe_files(files), **source},
         options=options,
         progress=progress,
         add_inverse_edge=add_inverse_edge,
-        finish=write_links,
+        **more,
     )
 
 
-def _find(directory: Path, split: str | None) -> OgbFiles:
-    """Return the parts of a data set, given its directory or its `raw/`."""
-    raw = directory / "raw"
-    if not raw.is_dir():
-        raw = directory
-    root = raw.absolute().parent
-    binary = (raw / "data.npz").exists()
-    if binary and part_file(raw, "edge") is not None:
+def _is_binary(raw: Path, directory: Path) -> bool:
+    """Whether the graph lies in `.npz` files; refuse a directory that has none, or both."""
+    names = (binary.ONE_TYPE, binary.COUNTS, binary.EDGES)
+    archives = [raw / name for name in names if (raw / name).exists()]
+    tables = [
+        path for name in ("edge", text.COUNTS, text.TRIPLETS) if (path := part_file(raw, name))
+    ]
+    if archives and tables:
         raise InputError(
-            f"{raw}: both data.npz and {part_file(raw, 'edge')} have the edges; remove one",
-            path=raw,
+            f"{raw}: both {archives[0].name} and {tables[0]} have the edges; remove one", path=raw
         )
-    if not binary and part_file(raw, "edge") is None:
+    if not archives and not tables:
         raise NotFoundError(
             f"{directory}: neither raw/edge.csv.gz nor raw/data.npz is there; give the directory "
             "of a downloaded OGB node- or link-property data set, or of MAG240M",
             path=directory,
         )
-    return OgbFiles(raw, binary, _find_split(root / "split", split))
+    return bool(archives)
 
 
 def _find_split(directory: Path, split: str | None) -> Path | None:
@@ -186,23 +163,3 @@ def _find_split(directory: Path, split: str | None) -> Path | None:
     found = [name for name in found if (directory / name).is_dir()]
     chosen = choose_name(found, split, "split", directory)
     return None if chosen is None else directory / chosen
-
-
-def _open_splits(
-    directory: Path, options: ConvertOptions
-) -> dict[str, ArraySource | npt.NDArray[Any]]:
-    files = {name: part_file(directory, name) for name in SPLITS}
-    if any(files.values()):
-        return {
-            name: MemoryArray(str(file), read_ids(file))
-            for name, file in files.items()
-            if file is not None
-        }
-    path = split_file(directory)
-    if path is None:
-        raise NotFoundError(
-            f"{directory}: none of {', '.join(f'{name}.csv.gz' for name in files)} is there",
-            path=directory,
-        )
-    memory = memory_ledger("reading the splits", options.memory_bytes)
-    return {**open_splits(path, memory)}

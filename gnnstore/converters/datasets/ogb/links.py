@@ -9,13 +9,11 @@ A directory of `split/` holds `train.pt`, `valid.pt` and `test.pt`, each a dict 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from gnnstore.budget.ledger import Reservation
 from gnnstore.converters.datasets.ogb.splits import SPLITS, open_split_file, split_file
@@ -27,27 +25,17 @@ from gnnstore.converters.typed.inputs import EdgeInput
 from gnnstore.converters.writer.graph_writer import GraphWriter
 from gnnstore.errors import InputError, NotFoundError
 
-_ENDINGS = (".pt", ".npz")
 _ENDS = (("source_node", "target_node"), ("head", "tail"))
-_SOURCE_NEGATIVES = ("source_node_neg", "head_neg")
-_TARGET_NEGATIVES = ("target_node_neg", "tail_neg")
+_NEGATIVES = {
+    "source_negatives": ("source_node_neg", "head_neg"),
+    "target_negatives": ("target_node_neg", "tail_neg"),
+}
 # Attributes with another name in splits than in the graph; without "edge_".
 _WORDS = {"relation": "reltype"}
 
-Pair = tuple[npt.NDArray[Any], npt.NDArray[Any]]
 
-
-@dataclass(frozen=True)
-class LinkSplit:
-    """A split of edges, as a file has it."""
-
-    path: Path
-    source: ArraySource
-    target: ArraySource
-    source_negatives: ArraySource | None
-    target_negatives: ArraySource | None
-    negative_edges: tuple[ArraySource, ArraySource] | None
-    attributes: Mapping[str, ArraySource]
+# A split of edges: the arguments of `GraphWriter.set_edge_split`, and its file as "where".
+LinkSplit = dict[str, Any]
 
 
 def open_link_splits(
@@ -55,18 +43,18 @@ def open_link_splits(
 ) -> dict[str, LinkSplit] | None:
     """Open the edges to predict of a directory of `split/`; None if it has splits of nodes."""
     memory = memory_ledger("reading the splits", memory_bytes)
-    paths = {name: [directory / f"{name}{ending}" for ending in _ENDINGS] for name in SPLITS}
-    there = {name: [path for path in found if path.exists()] for name, found in paths.items()}
-    files = {name: found[0] for name, found in there.items() if found}
+    files = {}
+    for name in SPLITS:
+        paths = [directory / f"{name}{ending}" for ending in (".pt", ".npz")]
+        if found := next(filter(Path.exists, paths), None):
+            files[name] = found
     if not files:
         path = split_file(directory)
-        dicts = {} if path is None else open_split_file(path, memory)
-        nested = {name: value for name, value in dicts.items() if isinstance(value, Mapping)}
-        if path is None or not nested or len(nested) < len(dicts):
+        dicts: Mapping[str, Any] = {} if path is None else open_split_file(path, memory)
+        if path is None or not all(isinstance(value, Mapping) for value in dicts.values()):
             return None
-        return {name: _link_split(path, name, arrays) for name, arrays in nested.items()}
-    missing = [name for name in SPLITS if name not in files]
-    if missing:
+        return {name: _link_split(path, name, arrays) for name, arrays in dicts.items()} or None
+    if missing := [name for name in SPLITS if name not in files]:
         raise NotFoundError(
             f"{directory}: {missing[0]}.pt is not there, only "
             f"{', '.join(path.name for path in files.values())}; copy split/ of the data set whole",
@@ -81,7 +69,7 @@ def open_link_splits(
 
 def bytes_in_memory(splits: Mapping[str, LinkSplit]) -> int:
     """Return the memory of the splits that are read whole."""
-    return sum(_bytes_in_memory(path) for path in {split.path for split in splits.values()})
+    return sum(_bytes_in_memory(Path(where)) for where in {own["where"] for own in splits.values()})
 
 
 def _bytes_in_memory(path: Path) -> int:
@@ -100,22 +88,13 @@ def set_link_splits(
         if name == "train" and edges_are_as_given and _is_graph(split, edges):
             continue
         attributes = {}
-        for key, values in split.attributes.items():
-            attribute = _of_graph(key)
-            own = edges.attributes.get(attribute)
-            attributes[key if own is None else attribute] = (
-                values if own is None else _like(values, own)
-            )
-        writer.set_edge_split(
-            name,
-            split.source,
-            split.target,
-            source_negatives=split.source_negatives,
-            target_negatives=split.target_negatives,
-            negative_edges=split.negative_edges,
-            attributes=attributes,
-            where=str(split.path),
-        )
+        for key, values in split["attributes"].items():
+            own = edges.attributes.get(_of_graph(key))
+            if own is None:
+                attributes[key] = values
+            else:
+                attributes[_of_graph(key)] = _like(values, own)
+        writer.set_edge_split(name, **{**split, "attributes": attributes})
 
 
 def _link_split(path: Path, name: str, arrays: Mapping[str, Any]) -> LinkSplit:
@@ -136,15 +115,12 @@ def _link_split(path: Path, name: str, arrays: Mapping[str, Any]) -> LinkSplit:
             f"found {', '.join(arrays) or 'none'}",
             path=path,
         )
-    return LinkSplit(
-        path,
-        source,
-        target,
-        next((rest.pop(key) for key in _SOURCE_NEGATIVES if key in rest), None),
-        next((rest.pop(key) for key in _TARGET_NEGATIVES if key in rest), None),
-        _columns(rest.pop("edge_neg"), path) if "edge_neg" in rest else None,
-        rest,
-    )
+    split: LinkSplit = {"source": source, "target": target, "where": str(path)}
+    for of, names in _NEGATIVES.items():
+        split[of] = next((rest.pop(key) for key in names if key in rest), None)
+    shared = rest.pop("edge_neg", None)
+    split["negative_edges"] = None if shared is None else _columns(shared, path)
+    return {**split, "attributes": rest}
 
 
 def _columns(pairs: ArraySource, path: Path) -> tuple[ArraySource, ArraySource]:
@@ -174,37 +150,34 @@ def _like(values: ArraySource, own: ArraySource) -> ArraySource:
 
 def _is_graph(split: LinkSplit, edges: EdgeInput) -> bool:
     """Whether a split has the edges of the graph, in any order, with the same attributes."""
-    has_negatives = split.source_negatives or split.target_negatives or split.negative_edges
-    lengths = (split.source.shape, split.target.shape)
-    if lengths != ((edges.num_edges,), (edges.num_edges,)) or has_negatives:
+    if any(split[key] for key in (*_NEGATIVES, "negative_edges")):
         return False
-    if any(_of_graph(key) not in edges.attributes for key in split.attributes):
+    ends, attributes = [split["source"], split["target"]], split["attributes"]
+    if any(end.shape != (edges.num_edges,) for end in ends):
         return False
-    own = {key: edges.attributes[_of_graph(key)] for key in split.attributes}
-    theirs = {key: _like(values, own[key]) for key, values in split.attributes.items()}
-    if any(values.shape != own[key].shape for key, values in theirs.items()):
+    if any(_of_graph(key) not in edges.attributes for key in attributes):
+        return False
+    own = [edges.attributes[_of_graph(key)] for key in attributes]
+    theirs = [_like(values, to) for values, to in zip(attributes.values(), own, strict=True)]
+    if any(values.shape != to.shape for values, to in zip(theirs, own, strict=True)):
         return False
     # Numbers of a split are rounded like the graph's, but never to integers.
     dtypes = [
         np.dtype(np.int64)
-        if own[key].dtype.kind in "biu" and values.dtype.kind in "biu"
-        else own[key].dtype
-        if own[key].dtype.kind == values.dtype.kind
+        if to.dtype.kind in "biu" and values.dtype.kind in "biu"
+        else to.dtype
+        if to.dtype.kind == values.dtype.kind
         else np.dtype(np.float64)
-        for key, values in theirs.items()
+        for values, to in zip(theirs, own, strict=True)
     ]
-    return _sum_of_hashes(_pairs(split), theirs.values(), dtypes) == _sum_of_hashes(
-        edges.pairs(), own.values(), dtypes
-    )
-
-
-def _pairs(split: LinkSplit) -> Iterator[Pair]:
-    step = 2**16
-    yield from zip(split.source.rows(step), split.target.rows(step), strict=True)
+    pairs = zip(*(end.rows(2**16) for end in ends), strict=True)
+    return _sum_of_hashes(pairs, theirs, dtypes) == _sum_of_hashes(edges.pairs(), own, dtypes)
 
 
 def _sum_of_hashes(
-    pairs: Iterable[Pair], attributes: Iterable[ArraySource], dtypes: Sequence[np.dtype[Any]]
+    pairs: Iterable[tuple[Any, ...]],
+    attributes: Iterable[ArraySource],
+    dtypes: Sequence[np.dtype[Any]],
 ) -> int:
     """Return a sum that is equal for equal edges with equal attributes, in any order."""
     takers = [RowTaker(source) for source in attributes]

@@ -28,7 +28,7 @@ from gnnstore.converters.inputs.source import ArraySource, read_one_number
 from gnnstore.converters.tables.columns import RowIds, TableColumns, edge_batches
 from gnnstore.converters.tables.inputs import ENDINGS as _TABLES
 from gnnstore.converters.tables.inputs import open_table
-from gnnstore.converters.typed.inputs import EdgeInput, NodeInput, Pair, largest_ids, write_typed
+from gnnstore.converters.typed.inputs import EdgeInput, NodeInput, Pair, largest_ids, write_graph
 from gnnstore.converters.typed.reverse import reverse_types
 from gnnstore.converters.writer.options import ConvertOptions
 from gnnstore.converters.writer.splits import SPLIT_KEYS
@@ -110,7 +110,7 @@ def from_typed(
             )
     counts = _count(nodes, edges)
     files = [path for name in ("nodes", "edges") for path in sorted((root / name).rglob("*"))]
-    return write_typed(
+    return write_graph(
         output,
         {
             name: NodeInput(

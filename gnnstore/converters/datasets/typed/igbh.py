@@ -23,7 +23,7 @@ from gnnstore.converters.datasets.igb import (
 from gnnstore.converters.inputs.derived import FloatLabels
 from gnnstore.converters.inputs.opening import PathLike, describe_files, existing_directory
 from gnnstore.converters.inputs.source import ArraySource
-from gnnstore.converters.typed.inputs import EdgeInput, NodeInput, largest_ids, write_typed
+from gnnstore.converters.typed.inputs import EdgeInput, NodeInput, largest_ids, write_graph
 from gnnstore.converters.writer.options import ConvertOptions
 from gnnstore.errors import NotFoundError, check_choice
 from gnnstore.formats.store.schema import EdgeType
@@ -96,7 +96,7 @@ def from_igbh(
         nodes[name] = NodeInput(count, arrays)
     if "paper" in nodes and "y" in nodes["paper"].attributes:
         split_papers(nodes["paper"], classes)
-    return write_typed(
+    return write_graph(
         output,
         nodes,
         edges,

@@ -1,0 +1,229 @@
+"""OGB's text layout: a CSV file, gzipped or not, without a header, for each part of the graph.
+
+Parts of graphs of several types lie in directories by type. Types and triplets are sorted, as in
+OGB's loader, so that ids of types agree with its.
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from gnnstore.converters.inputs.opening import existing_directory, existing_file, open_input
+from gnnstore.converters.inputs.source import ArraySource, MemoryArray, check_count
+from gnnstore.converters.inputs.text_arrays import (
+    TextArray,
+    TextEdges,
+    read_as_stored,
+    read_numbers,
+)
+from gnnstore.converters.inputs.text_tables import TableFormat, TextTable
+from gnnstore.converters.typed.inputs import EdgeInput, NodeInput
+from gnnstore.converters.writer.options import ConvertOptions
+from gnnstore.errors import InputError
+from gnnstore.formats.store.schema import EDGE_TYPE, NODE_TYPE, EdgeType
+
+COUNTS, TRIPLETS = "num-node-dict", "triplet-type-list"  # of several types
+_ENDINGS = (".csv.gz", ".csv")
+_UNREAD_ENDINGS = (".csv.bz2", ".csv.xz", ".csv.zst", ".csv.zip")
+_MAX_TABLE_BYTES = 2**20  # of tables that list types
+
+Graph = tuple[dict[str, NodeInput], dict[EdgeType, EdgeInput]]
+T = TypeVar("T")
+Key = TypeVar("Key")
+
+
+def part_file(directory: Path, stem: str) -> Path | None:
+    """Return the file of a part of a data set, gzipped or not; None if it is not there."""
+    found, others = (
+        [path for ending in endings if (path := directory / f"{stem}{ending}").exists()]
+        for endings in (_ENDINGS, _UNREAD_ENDINGS)
+    )
+    if len(found) > 1:
+        raise InputError(
+            f"{directory}: both {found[0].name} and {found[1].name} are there; remove one",
+            path=directory,
+        )
+    if others and not found:
+        raise InputError(
+            f"{others[0]}: only .csv.gz and .csv are read; decompress it", path=others[0]
+        )
+    return found[0] if found else None
+
+
+def _existing_part(directory: Path, stem: str, what: str) -> Path:
+    return part_file(directory, stem) or existing_file(directory / f"{stem}.csv.gz", what)
+
+
+def _parts(directory: Path, prefix: str) -> dict[str, Path]:
+    """Return the files of all parts whose names begin with a word, by their stems."""
+    files = directory.glob(f"{prefix}[-_]*.csv*")
+    stems = sorted({path.name.partition(".csv")[0] for path in files})
+    return {stem: path for stem in stems if (path := part_file(directory, stem)) is not None}
+
+
+def open_text(raw: Path, options: ConvertOptions) -> Graph:
+    """Open the nodes and edges of `raw/`."""
+    if part_file(raw, COUNTS) is None and part_file(raw, TRIPLETS) is None:
+        count, num_edges = (
+            _read_count(_existing_part(raw, f"num-{what}-list", f"the number of {what}s"))
+            for what in ("node", "edge")
+        )
+        node = NodeInput(count, _open_nodes(raw, count, options))
+        return {NODE_TYPE: node}, {EDGE_TYPE: _open_edges(raw, count, num_edges, options)}
+    counts = {}
+    path = _existing_part(raw, COUNTS, "the numbers of nodes of each type")
+    for name, number in sorted(_read_by_type(path).items()):
+        if not number.isdecimal():
+            raise InputError(f"{path}: {number!r} is no number of nodes of {name!r}", path=path)
+        counts[name] = int(number)
+    labels = part_file(raw, "nodetype-has-label")
+    has_label = {} if labels is None else _read_by_type(labels)
+    nodes = {}
+    for name, count in counts.items():
+        attributes = _open_nodes(raw / "node-feat" / name, count, options)
+        if is_true(has_label.get(name, "")):
+            directory = existing_directory(raw / "node-label" / name, "the labels")
+            attributes |= _open_nodes(directory, count, options)
+        nodes[name] = NodeInput(count, attributes)
+    edges = {}
+    path = _existing_part(raw, TRIPLETS, "the types of edges")
+    for edge_type in sorted(triplet("___".join(row), path) for row in _read_table(path)):
+        directory = raw / "relations" / "___".join(edge_type)
+        directory = existing_directory(directory, "the edges of a type")
+        file = part_file(directory, "num-edge-list")
+        most = max(counts.get(name, 0) for name in edge_type[::2])
+        stated = None if file is None else _read_count(file)
+        edges[edge_type] = _open_edges(directory, most, stated, options)
+    return nodes, edges
+
+
+def attribute_name(stem: str) -> str:
+    """Return the attribute that a file or an archive is, given its name without the ending."""
+    name = stem.replace("-", "_")
+    return {"node_feat": "x", "node_label": "y", "edge_feat": "edge_attr"}.get(name, name)
+
+
+def _open_nodes(directory: Path, count: int, options: ConvertOptions) -> dict[str, ArraySource]:
+    """Open the attributes of nodes in a directory."""
+    found: dict[str, ArraySource] = {}
+    for stem, path in _parts(directory, "node").items():
+        if stem != "node-feat":
+            values = read_numbers(path, stem.replace("-", " "))
+            found[attribute_name(stem)] = MemoryArray(str(path), values)
+            continue
+        features = read_as_stored(path, options.feature_dtype, num_rows=count)
+        if features.shape[1]:
+            found["x"] = features
+        else:  # the file is empty
+            check_count(str(path), 0, count)
+    return found
+
+
+def _open_edges(
+    directory: Path, num_nodes: int, num_edges: int | None, options: ConvertOptions
+) -> EdgeInput:
+    """Open the edges in a directory, between at most `num_nodes` nodes, with their attributes."""
+    path, budget = _existing_part(directory, "edge", "the edges"), options.memory_bytes
+    edges = TextEdges(path, num_nodes, num_edges=num_edges, memory_bytes=budget)
+    found = EdgeInput(edges.pairs, str(path), num_edges, memory_bytes=edges.memory_bytes)
+    for stem, file in _parts(directory, "edge").items():
+        table = TextArray(
+            file,
+            "float32" if stem == "edge-feat" else _number_type(file),
+            what="edge feature",
+            num_rows=num_edges,
+            unit="edges",
+            memory_bytes=budget,
+        )
+        found.memory_bytes += table.memory_bytes
+        found.attributes[attribute_name(stem)] = table
+    return found
+
+
+def read_ids(path: Path) -> npt.NDArray[np.int64]:
+    """Return the node ids of a split file, one a line."""
+    table = TextTable(path, TableFormat("int64", num_columns=1, what="node id"))
+    return table.read()[:, 0]
+
+
+def _read_count(path: Path) -> int:
+    table = TextTable(path, TableFormat("int64", num_columns=1, minimum=0, what="number"))
+    counts = table.read()[:, 0]
+    if len(counts) != 1:
+        raise InputError(
+            f"{path}: lists {len(counts)} graphs; a node-property or link-property data set has "
+            "exactly one",
+            path=path,
+        )
+    return int(counts[0])
+
+
+def _number_type(path: Path) -> str:
+    """Return "int64" if a table has integers only (relations, years), else "float32"."""
+    try:
+        for _ in TextTable(path, TableFormat("int64", delimiter=None)).blocks():
+            pass
+    except InputError:
+        return "float32"
+    return "int64"
+
+
+# ---- small tables of names
+
+
+def _read_table(path: Path) -> list[list[str]]:
+    """Return the fields of a small table of names."""
+    try:
+        with open_input(path) as file:
+            stream = gzip.GzipFile(fileobj=file) if path.suffix == ".gz" else file
+            text = stream.read(_MAX_TABLE_BYTES + 1).decode()
+    except (EOFError, zlib.error, gzip.BadGzipFile, UnicodeDecodeError) as error:
+        raise InputError(f"{path}: is damaged ({error}); copy it again", path=path) from None
+    rows = [[field.strip() for field in row] for row in csv.reader(text.splitlines()) if row]
+    if not rows or len(text) > _MAX_TABLE_BYTES:
+        raise InputError(f"{path}: is empty, or has more than 1 MiB of names", path=path)
+    return rows
+
+
+def _read_by_type(path: Path) -> dict[str, str]:
+    """Return the fields of a line of values by those of a line of types before it."""
+    header, *rows = _read_table(path)
+    if len(rows) != 1 or len(rows[0]) != len(header):
+        raise InputError(
+            f"{path}: expected a line of node types and a line with a value for each", path=path
+        )
+    return dict(zip(header, rows[0], strict=True))
+
+
+def is_true(flag: str) -> bool:
+    """Whether a field says True."""
+    return flag.lower() == "true"
+
+
+def types_with_split(path: Path) -> list[str]:
+    """Return the node types that `nodetype-has-split` marks."""
+    return [name for name, flag in _read_by_type(path).items() if is_true(flag)]
+
+
+def triplet(name: str, path: Path) -> EdgeType:
+    """Return the edge type of a name as head___relation___tail."""
+    names = name.split("___")
+    if len(names) != 3:
+        raise InputError(f"{path}: {name!r} is no head, relation and tail", path=path)
+    return (names[0], names[1], names[2])
+
+
+def of_type(parts: Mapping[Key, T], name: Key, path: Path) -> T:
+    """Return the part of a type; refuse a type that is not there."""
+    if name not in parts:
+        found = ", ".join(map(str, parts))
+        raise InputError(f"{path}: there is no type {name!r}; there are: {found}", path=path)
+    return parts[name]
