@@ -78,7 +78,7 @@ def describe(way: str, outcomes: list[Outcome], baseline: list[Outcome]) -> list
     if one.major_faults >= 1:
         more += f", {one.major_faults:,.0f} page faults waited for it"
     if one.cache_bytes:
-        more += f"; {one.hit_rate:.1%} of the in-neighbours from {format_size(one.cache_bytes)}"
+        more += f"; {format_size(one.cache_bytes)} of in-neighbours in memory"
         more += f", made in {one.seconds_to_prepare:.1f} s"
     if one.limit_bytes:
         used = f"{format_size(one.group_peak_bytes)} of {format_size(one.limit_bytes)}"

@@ -24,6 +24,7 @@ from gnnstore.budget.ledger import PLANNED, SLOTS, Ledger
 from gnnstore.caching.policies.belady import Belady, BeladyPlanner
 from gnnstore.caching.scores import most_needed
 from gnnstore.features.planned import PinnedRows
+from gnnstore.formats.store.schema import NODE_TYPE
 from gnnstore.graph.store import GraphStore
 from gnnstore.pipeline.batch import Batch, EpochRun, Recorder
 from gnnstore.pipeline.lookahead.producer import LookaheadJob, Producer, most_ids
@@ -33,7 +34,7 @@ from gnnstore.sampling import NeighborSampler, SamplingConfig
 from gnnstore.sampling.compact import Types
 from gnnstore.sampling.row_space import RowSpace
 from gnnstore.seeds.base import BatchKey
-from gnnstore.seeds.nodes import InputNodes
+from gnnstore.seeds.nodes import InputNodes, NodesOfType
 from gnnstore.tools.bench.harness import Task
 
 # In memory; in files with a table of all nodes; this with a full memory cgroup; and in passes of a
@@ -107,7 +108,9 @@ class Run:
         topology = store.topology("memory", task.num_threads)
         config = SamplingConfig(task.fanouts, seed=task.seed)
         sampler = topology.sampler(config, store.schema.index_dtype)
-        return cls(task, store, sampler, InputNodes(len(seeds), seeds, None))
+        return cls(
+            task, store, sampler, InputNodes({NODE_TYPE: NodesOfType(len(seeds), seeds, None)})
+        )
 
     def producer(self, directory: Path, epoch: int, *, table_bytes: int) -> Producer:
         """Return a producer of superbatches, in memory or in files of a directory."""

@@ -18,7 +18,6 @@ from typing import Any
 from unittest import mock
 
 from gnnstore.features import static
-from gnnstore.graph.neighbor_cache import cache
 from gnnstore.strategies import open as tables
 from gnnstore.strategies.auto import Chosen, StrategyOptimizer, choices_for, with_candidate
 from gnnstore.strategies.base import Auto
@@ -27,8 +26,6 @@ from gnnstore.tools.bench.harness import Task
 from gnnstore.tools.bench.worker import Run
 
 WARM_UP, SOME_BATCHES = 8, 24
-# Threads that fill caches in the background.
-FILLING = (static.FILLING_THREAD, cache.FILLING_THREAD)
 
 
 @contextmanager
@@ -115,7 +112,7 @@ def clock(run: Run) -> dict[str, Any]:
             for _ in islice(batches, warm_up):
                 pass
             for thread in threading.enumerate():
-                if thread.name in FILLING:
+                if thread.name == static.FILLING_THREAD:
                     thread.join()
             first = perf_counter() - start
             start = perf_counter()

@@ -24,7 +24,7 @@ import gnnstore
 from benchmarks.parts.workloads import BATCH_SIZE, FANOUTS, SEED
 from gnnstore.disk.engines import open_engine
 from gnnstore.graph.indices import IndexRows
-from gnnstore.graph.neighbor_cache.cache import bytes_for_all, open_neighbor_cache
+from gnnstore.graph.neighbor_cache import bytes_for_all, open_neighbor_cache
 from gnnstore.sampling import DiskNeighborSampler, NeighborSampler, Sample, SamplingConfig
 from gnnstore.sampling.neighbor import BatchRequest
 from gnnstore.tools.bench.harness import Task, drop_from_cache
@@ -49,7 +49,7 @@ class Outcome:
         The system counts what came from the disk, and waits for a page of a mapping.
     checksum : int
         Of the nodes and edge positions of the first batches: equal for all ways.
-    seconds_to_prepare, hit_rate, cache_bytes
+    seconds_to_prepare, cache_bytes
         Of the neighbour cache.
     limit_bytes, group_peak_bytes : int
         Of the whole process.
@@ -61,7 +61,6 @@ class Outcome:
     major_faults: float
     checksum: int
     seconds_to_prepare: float
-    hit_rate: float
     cache_bytes: int
     limit_bytes: int
     group_peak_bytes: int
@@ -115,7 +114,10 @@ class Run:
         cache_bytes = int(cache_share * left)
         cache = open_neighbor_cache(csc, rows, cache_bytes, self.store.reader.uuid)
         index_dtype = self.store.schema.index_dtype
-        sampler = DiskNeighborSampler(csc, self.config, index_dtype, rows.fetch, cache)
+        caches = {edge.type: cache} if cache else {}
+        sampler = DiskNeighborSampler(
+            csc, self.config, index_dtype, {(edge.type, "indices"): rows.fetch}, caches
+        )
         self.disk_sampler = sampler
         return sampler, left - cache_bytes
 
@@ -168,7 +170,6 @@ def perform(task: Task) -> Outcome:
         major_faults=(used["major_faults"] - before["major_faults"]) / num_batches,
         checksum=checksum,
         seconds_to_prepare=seconds_to_prepare,
-        hit_rate=run.disk_sampler.counts.hit_rate if run.disk_sampler else 0.0,
         cache_bytes=cache.num_bytes if cache else 0,
         limit_bytes=run.limit_bytes,
         group_peak_bytes=group.peak_bytes() if group else 0,

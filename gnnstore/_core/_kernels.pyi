@@ -1606,85 +1606,6 @@ def update_rows(
 # --- sampling ------------------------------------------------------------------------------
 # Symbols: B seeds, n nodes and m edges of a batch, L hops.
 
-# n_id, edge_index, edge_pos, batch, num_sampled_nodes, num_sampled_edges
-_Sampled: TypeAlias = tuple[
-    _Ids, _Ids, NDArray[np.int64], NDArray[np.int64] | None, list[int], list[int]
-]
-
-def sample_neighbors(
-    indptr: NDArray[np.int64],
-    indices: _Ids,
-    seeds: NDArray[np.int64],
-    fanouts: Sequence[int],
-    *,
-    seed: int,
-    epoch: int,
-    batch: int,
-    num_src_nodes: int | None = None,
-    replace: bool = False,
-    disjoint: bool = False,
-    induced: bool = False,
-    index_dtype: Literal["int64", "int32"] = "int64",
-    excluded: _Excluded | None = None,
-) -> _Sampled:
-    """Sample the in-neighbourhood of seed nodes, hop by hop.
-
-    `gnnstore.testing.twins.sampling.sample_neighbors` defines the result. A hop expands the nodes
-    that the hop before found first, each once. Draws depend on (seed, epoch, batch, hop,
-    node) only, and in a disjoint batch on the index of the seed. Memory is proportional to
-    the batch; any number of threads may sample from the same graph at once.
-
-    Parameters
-    ----------
-    indptr : ndarray of int64, shape [N + 1]
-    indices : ndarray of int32 or int64, shape [E]
-        Source nodes by target node: those of v are `indices[indptr[v]:indptr[v + 1]]`.
-    seeds : ndarray of int64, shape [B]
-        Nodes in [0, N); may be repeated.
-    fanouts : sequence of int, length L
-        In-neighbours to choose per node, one number a hop; -1 takes all.
-    seed, epoch, batch : int
-        Key of the draws, each in [0, 2^64).
-    num_src_nodes : int, optional
-        `indices` lie in [0, num_src_nodes); by default N.
-    replace : bool
-        Choose with replacement.
-    disjoint : bool
-        One tree per seed, which shares no node with the others.
-    induced : bool
-        Return all edges between the sampled nodes. Excludes `disjoint`.
-    index_dtype : "int64" or "int32"
-        dtype of `n_id` and `edge_index`.
-    excluded : tuple of ndarray, optional
-        Edges that are not sampled, as ranges of positions in `indices`: targets, first positions
-        and those after the last, int64 [k] each, ascending. Fan-outs are filled with others.
-
-    Returns
-    -------
-    n_id : ndarray of index_dtype, shape [n]
-        Node ids; the seeds first, then the others as they were found.
-    edge_index : ndarray of index_dtype, shape [2, m]
-        Local source ids, then local target ids; the targets ascend.
-    edge_pos : ndarray of int64, shape [m]
-        Positions in `indices`.
-    batch : ndarray of int64, shape [n], or None
-        Index of the seed in whose tree a node is; only if disjoint.
-    num_sampled_nodes : list of int, length L + 1
-        B, then the nodes found in each hop.
-    num_sampled_edges : list of int, length L
-        The edges chosen in each hop.
-
-    Raises
-    ------
-    IndexError
-        A seed is outside [0, N).
-    ValueError
-        `indptr` or `indices` is corrupt where the batch touches it, an option makes no
-        sense, or the ids do not fit in `index_dtype`.
-    OverflowError
-        The batch may have too many nodes: 2^32 - 1 or more, or 2^31 or more for "int32".
-    """
-
 # Ids, the numbers of their trees, and their times.
 _Seeds: TypeAlias = tuple[NDArray[np.int64], NDArray[np.int64] | None, NDArray[np.int64] | None]
 # n_id, batch, num_sampled_nodes of each node type; edge_index, edge_pos, num_sampled_edges of each
@@ -1708,7 +1629,7 @@ class EdgeColumns:
         Part of the key of its draws, below 2^24 - 1: its place among the edge types of the store.
     indptr : ndarray of int64, shape [N + 1]
     indices : ndarray of int32 or int64, shape [E], or None
-        As in `sample_neighbors`; None if they are on disk.
+        int32 or int64 [E]: source nodes by target; None if they are on disk.
     fanouts : sequence of int, length L
     num_src_nodes : int, optional
         `indices` lie in [0, num_src_nodes); by default N.
@@ -1781,27 +1702,44 @@ class SampledGraph:
     ) -> _SampledTypes:
         """Sample the in-neighbourhood of seed nodes, hop by hop.
 
-        `gnnstore.testing.twins.hetero.sample_types` defines the result; that of one node type and
-        one edge type is `sample_neighbors`'.
+        `gnnstore.testing.twins.sampling.sample_types` defines the result. A hop expands the nodes
+        that the hop before found first, each once. Draws depend on (seed, epoch, batch, hop, edge
+        type, node) only, and in a disjoint batch on the index of the seed. Memory is proportional
+        to the batch; any number of threads may sample from the same graph at once.
 
         Parameters
         ----------
         seeds : sequence of (ndarray, ndarray or None, ndarray or None), by node type
             Ids, int64 [B]; the numbers of their trees, int64 [B], distinct and below the number
             of seeds, None counts over the types; times, int64 [B], needed if an edge type has some.
-        seed, epoch, batch, replace, disjoint, induced, index_dtype
-            As in `sample_neighbors`.
+        seed, epoch, batch : int
+            Key of the draws, each in [0, 2^64).
+        replace : bool
+            Choose with replacement.
+        disjoint : bool
+            One tree per seed, which shares no node with the others.
+        induced : bool
+            Return all edges between the sampled nodes. Excludes `disjoint`.
+        index_dtype : "int64" or "int32"
+            dtype of ids and edge indices.
         latest : bool
             Choose the latest edges up to a seed's time; else any. All come in the order of times.
         window : int
             w: of a seed of time t, choose edges of (t - w, t]; 0: of any time up to t.
         excluded : sequence of tuple or None, by edge type, optional
-            As in `sample_neighbors`.
+            Edges that are not sampled, as ranges of positions in `indices`: targets, first
+            positions and those after the last, int64 [k] each, ascending. Fan-outs are filled with
+            others.
 
         Raises
         ------
-        IndexError, ValueError, OverflowError
-            As `sample_neighbors`.
+        IndexError
+            A seed is no node.
+        ValueError
+            Arrays are corrupt where the batch touches them, an option makes no sense, or the ids
+            do not fit in `index_dtype`.
+        OverflowError
+            The batch may have too many nodes: 2^32 - 1 or more, or 2^31 or more for "int32".
         """
 
 class StagedBatch:
@@ -1828,7 +1766,7 @@ class StagedBatch:
     Raises
     ------
     IndexError, ValueError, OverflowError
-        As `sample_neighbors`, at the first call that notices.
+        As `SampledGraph.sample`, at the first call that notices.
     """
 
     def __init__(

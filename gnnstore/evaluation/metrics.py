@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -32,7 +31,8 @@ def ranks_among(positive: Any, negative: Any) -> Tensor:
     UsageError, InputError
         If shapes do not fit, there is nothing to rank, or a score is not a number.
     """
-    positive, negative = _both(positive, negative, may_be_rows=True)
+    positive, negative = _both(positive, negative, (1, 2))
+    _not_empty(negative)
     if negative.dim() == 2 and len(negative) != len(positive):
         raise UsageError(
             f"negative has {len(negative)} rows for {len(positive)} positives; give [Q, A] scores, "
@@ -63,13 +63,8 @@ def ogb_hits_at(positive: Any, negative: Any, k: int) -> float:
 
     It is the share of positives [P] above the k-th best of one list of negatives [M], which all
     positives share; 1.0 if there are fewer than k.
-
-    Raises
-    ------
-    UsageError, InputError
-        As in `ranks_among`.
     """
-    positive, negative = _both(positive, negative, may_be_empty=True)
+    positive, negative = _both(positive, negative)
     if len(negative) < _count(k):
         return 1.0
     return float((positive > negative.topk(k).values[-1]).double().mean())
@@ -79,65 +74,55 @@ def auc(positive: Any, negative: Any) -> float:
     """Return the area under the ROC curve.
 
     It is the probability that a positive [P] scores above a negative [M], ties counting half.
-
-    Raises
-    ------
-    UsageError, InputError
-        As in `ranks_among`.
     """
     positive, negative = _both(positive, negative)
+    _not_empty(negative)
     ordered = negative.sort().values
     below = torch.searchsorted(ordered, positive).double()
     below_or_equal = torch.searchsorted(ordered, positive, right=True).double()
     return float((below + below_or_equal).mean() / (2 * len(ordered)))
 
 
-def _both(positive: Any, negative: Any, **allowed: bool) -> tuple[Tensor, Tensor]:
-    """Return both scores in one type that compares them without rounding either."""
-    scores = _scores(positive, "positive"), _scores(negative, "negative", **allowed)
+def _both(positive: Any, negative: Any, dims: tuple[int, ...] = (1,)) -> tuple[Tensor, Tensor]:
+    """Return positives [P], and negatives, in one type."""
+    scores = _scores(positive, "positive", (1,)), _scores(negative, "negative", dims)
+    if not scores[0].numel():
+        raise UsageError("positive has the shape [0]: it holds no score")
     if scores[0].dtype != scores[1].dtype:
-        is_exact = not any(found.is_floating_point() for found in scores)
-        dtype = torch.int64 if is_exact else torch.float64
-        return scores[0].to(dtype), scores[1].to(dtype)
+        return scores[0].double(), scores[1].double()
     return scores
 
 
-def _scores(
-    values: Any, name: str, *, may_be_rows: bool = False, may_be_empty: bool = False
-) -> Tensor:
-    """Return scores [Q], or [Q, A] where these may be, in a type that torch compares."""
-    if isinstance(values, np.ndarray):  # torch takes neither big-endian nor reversed ones
-        values = np.ascontiguousarray(values, values.dtype.newbyteorder("="))
+def _scores(values: Any, name: str, dims: tuple[int, ...]) -> Tensor:
     try:
         scores = torch.as_tensor(values).detach()
     except (RuntimeError, TypeError, ValueError) as error:
         raise InputError(f"{name}: expected scores, real numbers; {error}") from None
     if scores.is_complex():
         raise InputError(f"{name} is {scores.dtype}: complex numbers have no order")
-    if scores.dtype in (torch.bool, torch.uint16, torch.uint32):
-        scores = scores.long()
-    elif scores.dtype == torch.uint64 or (scores.is_floating_point() and scores.itemsize == 1):
+    if not scores.is_floating_point():
         scores = scores.double()
-    if scores.dim() != 1 and not (may_be_rows and scores.dim() == 2):
-        expected = "[Q] or [Q, A]" if may_be_rows else "[Q]"
+    if scores.dim() not in dims:
+        expected = " or ".join("[Q, A]" if dim == 2 else "[Q]" for dim in dims)
         raise UsageError(f"{name} has the shape {list(scores.shape)}; expected scores {expected}")
-    if scores.numel() == 0 and not may_be_empty:
-        raise UsageError(f"{name} has the shape {list(scores.shape)}: it holds no score")
     if scores.isnan().any():
-        place = tuple(scores.isnan().nonzero()[0].tolist())
+        place = scores.isnan().nonzero()[0].tolist()
         raise InputError(
-            f"{name}{list(place)} is not a number (NaN), which has no rank; look for a model that "
-            "has diverged"
+            f"{name}{place} is not a number (NaN), which has no rank; look for a model that has "
+            "diverged"
         )
     return scores
 
 
+def _not_empty(negative: Tensor) -> None:
+    if not negative.numel():
+        raise UsageError(f"negative has the shape {list(negative.shape)}: it holds no score")
+
+
 def _ranks(values: Any) -> Tensor:
     ranks = torch.as_tensor(values).detach().double()
-    if ranks.numel() == 0:
-        raise UsageError("there are no ranks to take the mean of; rank at least one query")
-    if not bool((ranks >= 1).all()):
-        raise UsageError("a rank is below 1 or not a number; give ranks, not scores")
+    if not ranks.numel() or not bool((ranks >= 1).all()):
+        raise UsageError("expected ranks, at least one, and none below 1; got none, or scores")
     return ranks
 
 

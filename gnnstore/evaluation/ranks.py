@@ -23,9 +23,9 @@ from gnnstore.evaluation.answers import (
     KnownEdges,
     Queries,
 )
-from gnnstore.formats.container.regular_files import check_regular
 from gnnstore.graph.edge_splits import EdgeSplit
 from gnnstore.graph.store import GraphStore
+from gnnstore.seeds.nodes import check_range
 from gnnstore.threads import ordered_map
 
 # The side whose end is replaced, by the option; the rows of a result in this order.
@@ -124,11 +124,6 @@ def link_ranks(
     BudgetError
         If memory does not suffice for a single query; says by how much.
 
-    Notes
-    -----
-    Scores that are equal in exact arithmetic may differ in their last bits by the shapes of matrix
-    products; they are compared as they come.
-
     Examples
     --------
     >>> embeddings = gnnstore.inference(model, store, "embeddings")         # doctest: +SKIP
@@ -138,11 +133,6 @@ def link_ranks(
     >>> gnnstore.evaluation.mrr(ranks)                                      # doctest: +SKIP
     """
     check_choice("side", side, _SIDES)
-    if not callable(score_block):
-        raise UsageError(
-            f"score_block is of the type {type(score_block).__name__}; expected a function, such "
-            "as lambda known, rows, queries: known @ rows.T"
-        )
     rows = _Table(table)
     asked = _edges(queries, relation, rows.num_rows, "queries")
     if not len(asked):
@@ -177,12 +167,11 @@ class _Table:
     def __init__(self, table: Any) -> None:
         if isinstance(table, (str, os.PathLike)):
             path = Path(table)
-            if not path.exists():
-                raise NotFoundError(f"table: {path} does not exist", path=path)
-            check_regular(path, InputError)
             try:
                 table = np.load(path, mmap_mode="r", allow_pickle=False)
-            except ValueError as error:
+            except FileNotFoundError:
+                raise NotFoundError(f"table: {path} does not exist", path=path) from None
+            except (OSError, ValueError) as error:
                 raise InputError(f"table: {path} is no .npy array ({error})", path=path) from None
         self._table = table
         shape = tuple(getattr(table, "shape", ()))
@@ -192,8 +181,7 @@ class _Table:
                 "each node, [N, ...]: an attribute of a store, an array, a tensor or a .npy file"
             )
         self.num_rows: int = shape[0]
-        # Bytes of a row in memory.
-        self.row_bytes: int = max(1, math.prod(shape[1:]) * table.dtype.itemsize)
+        self.row_bytes: int = max(1, math.prod(shape[1:]) * table.dtype.itemsize)  # in memory
 
     def __getitem__(self, rows: Any) -> Tensor:
         """Return the rows of a slice, or of an array of ids, in a few large reads each."""
@@ -327,10 +315,9 @@ class _Side:
         scores = scores.clone(memory_format=torch.contiguous_format)
         if scores.isnan().any():
             query, place = scores.isnan().nonzero()[0].tolist()
-            first = part.start or 0
             raise InputError(
-                f"score_block returned NaN, which has no rank, for query {first + query} of its "
-                f"block ({source[first + query]} -> {target[first + query]}), candidate {place} of "
+                f"score_block returned NaN, which has no rank, for the query "
+                f"{queries.source[query]} -> {queries.target[query]}, candidate {place} of "
                 f"{shape[1]}, side {side!r}; look for rows of the table that are not finite"
             )
         return scores
@@ -345,13 +332,9 @@ def _filters(values: Any) -> list[Any]:
         and not any(isinstance(each, whole) for each in values)
         and np.ndim(values[0]) == 1
     )
-    return [values] if is_one else _parts(values, "filter", "edges, or a sequence of them")
-
-
-def _parts(given: Any, name: str, expected: str) -> list[Any]:
-    if not isinstance(given, Iterable):
-        raise UsageError(f"{name} is of the type {type(given).__name__}; expected {expected}")
-    return list(given)
+    if not is_one and not isinstance(values, Iterable):
+        raise UsageError(f"filter is of the type {type(values).__name__}; expected edges")
+    return [values] if is_one else list(values)
 
 
 def _known(given: Any, relation: str | None, num_nodes: int) -> GraphStore | Queries:
@@ -364,8 +347,6 @@ def _known(given: Any, relation: str | None, num_nodes: int) -> GraphStore | Que
             f"filter: {given.path} has {given.num_nodes} nodes, and the table {num_nodes} rows; "
             "give stores of the same nodes"
         )
-    if relation is not None:
-        given.edge_attribute(relation)  # raises if it is not there
     return given
 
 
@@ -381,30 +362,23 @@ def _edges(given: Any, relation: str | None, num_nodes: int, name: str) -> Queri
                 )
             parts.insert(1, given.attributes[relation].read())
     else:
-        parts = _parts(given, name, "an edge split, or arrays of ends")
-        if len(parts) not in (2, 3):
-            raise UsageError(
-                f"{name} has {len(parts)} parts; expected an edge split, (sources, targets) or "
-                "(sources, relations, targets)"
-            )
-        if name == "filter" and relation is not None and len(parts) == 2:
-            raise UsageError(
-                f"filter has edges without relations, and relation={relation!r} asks for them; "
-                "give (sources, relations, targets)"
-            )
+        parts = list(given) if isinstance(given, Iterable) else []
     arrays = [np.asarray(part.cpu() if isinstance(part, Tensor) else part) for part in parts]
     arrays = [part.reshape(len(part)) if part.shape[1:] == (1,) else part for part in arrays]
     shapes = [list(part.shape) for part in arrays]
-    if any(shape != shapes[0] or len(shape) != 1 for shape in shapes):
-        raise UsageError(f"{name} has parts of the shapes {shapes}; expected vectors of one length")
+    if len(arrays) not in (2, 3) or any(len(s) != 1 or s != shapes[0] for s in shapes):
+        raise UsageError(
+            f"{name} is a {type(given).__name__} of parts of the shapes {shapes}; expected an edge "
+            "split, (sources, targets) or (sources, relations, targets), vectors of one length"
+        )
+    if name == "filter" and relation is not None and len(arrays) == 2:
+        raise UsageError(
+            f"filter has edges without relations, and relation={relation!r} asks for them; "
+            "give (sources, relations, targets)"
+        )
     for ends in (arrays[0], arrays[-1]):
         if ends.size and ends.dtype.kind not in "iu":
             raise InputError(f"{name} has ends of the element type {ends.dtype}; expected node ids")
-        wrong = np.flatnonzero((ends < 0) | (ends >= num_nodes))
-        if wrong.size:
-            raise InputError(
-                f"{name}: node {ends[wrong[0]]} at position {wrong[0]} is no row of the table, "
-                f"which has {num_nodes} (0 to {num_nodes - 1})"
-            )
+        check_range(ends, num_nodes, f"{name}: node", "the table", "rows")
     source, target = (ends.astype(np.int64) for ends in (arrays[0], arrays[-1]))
     return Queries(source, target, arrays[1] if len(arrays) == 3 else None)

@@ -1,7 +1,8 @@
-"""The arrays of an open store: rows by number, texts, splits by name."""
+"""The arrays of an open store: rows by number, texts, splits by name, nodes by original id."""
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -12,19 +13,28 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from gnnstore.errors import BadIndexError, CorruptStoreError, NoSplitError, UsageError
+from gnnstore.errors import (
+    BadIndexError,
+    CorruptStoreError,
+    InputError,
+    NoSplitError,
+)
 from gnnstore.formats import AttributeSpec, StoreReader
 from gnnstore.formats.store.schema import NodeTypeSpec, TextSpec
 from gnnstore.graph.lazy import LazySource, LazyTensor, Rows, require_memory
 from gnnstore.units import format_count
 
+Int64Array = npt.NDArray[np.int64]
+
+# A sorted copy of a map up to this size is kept; of a larger one, each look-up reads it once.
+_KEPT_BYTES = 2**25
+_PIECE_BYTES = 2**23
+_NAMED_IDS = 5
+
 T = TypeVar("T")
 S = TypeVar("S")
 
 SPLIT_ALIASES = {"val": "valid", "validation": "valid", "training": "train", "testing": "test"}
-
-# Tensors of one number a row, as labels and masks are, lie in memory up to this size.
-_NARROW_BYTES, _PLAIN_BYTES = 8, 64 << 20
 
 
 @dataclass(frozen=True)
@@ -65,21 +75,6 @@ class ArrayRows(LazySource):
         require_memory(self.name, self.spec.num_bytes)
         return self.reader.read(self.spec)
 
-    @cached_property
-    def _kept(self) -> Tensor:
-        return kept_tensor(self.values, self.spec.dtype)
-
-    @property
-    def whole(self) -> Tensor:
-        """All values, read once and kept. Do not write to it."""
-        refuse_written(self._kept, self.name)
-        return self._kept.movedim(0, self.axis)
-
-    def check(self) -> None:
-        """Refuse values that someone has written to."""
-        if "_kept" in vars(self):
-            refuse_written(self._kept, self.name)
-
     def take(self, rows: Rows) -> Tensor:
         """Return a copy of some rows; of a compressed array all are read, once."""
         if self.spec.layout != "paged":
@@ -97,33 +92,6 @@ class ArrayRows(LazySource):
 def stored(reader: StoreReader, spec: AttributeSpec) -> LazyTensor:
     """Return a stored array, rows first, as a tensor that is read when it is used."""
     return LazyTensor(ArrayRows(reader, spec))
-
-
-def is_small(num_bytes: int) -> bool:
-    """Whether labels or masks are handed out as tensors in memory."""
-    return num_bytes <= _PLAIN_BYTES
-
-
-def plain_if_small(source: ArrayRows) -> Tensor:
-    """Return labels and masks of a usual size as a tensor in memory, read once; do not write."""
-    is_narrow = source.spec.row_bytes <= _NARROW_BYTES
-    return source.whole if is_narrow and is_small(source.num_bytes) else LazyTensor(source)
-
-
-def kept_tensor(values: npt.NDArray[Any], dtype: str) -> Tensor:
-    """Return a tensor of which torch counts the writes."""
-    with torch.inference_mode(mode=False):
-        return as_tensor(values, dtype)
-
-
-def refuse_written(
-    tensor: Tensor,
-    name: str,
-    remedy: str = "open the store again, and change a copy, as in y = store.y.clone()",
-) -> None:
-    """Refuse a tensor that someone has written to in place, which no batch would show."""
-    if tensor._version:
-        raise UsageError(f"{name}: it cannot be written to, but was, in place; {remedy}")
 
 
 def as_tensor(values: npt.NDArray[Any], dtype: str) -> Tensor:
@@ -227,3 +195,69 @@ class Splits(ByName[Tensor, AttributeSpec]):
     def __repr__(self) -> str:
         sizes = ", ".join(f"{name}: {spec.num_rows}" for name, spec in self._specs.items())
         return f"Splits({sizes})"
+
+
+class NodeIds:
+    """Finds nodes by their ids in the original data."""
+
+    def __init__(self, reader: StoreReader, original: AttributeSpec | None, num_nodes: int) -> None:
+        self._reader = reader
+        self._original = original
+        self._num_nodes = num_nodes
+
+    def find(self, ids: Any) -> Any:
+        """Return nodes by their original ids, int64, as a tensor if these are one."""
+        try:
+            given = torch.as_tensor(ids).cpu().numpy()
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise InputError(
+                f"original ids are integers, got {reprlib.repr(ids)}; names are original_names"
+            ) from error
+        if given.dtype.kind not in "iu" and given.size:
+            raise InputError(f"original ids are integers, got {given.dtype}; cast them")
+        if given.dtype == np.uint64 and given.size and given.max() > np.iinfo(np.int64).max:
+            raise InputError(f"{self._reader.path}: no node has the original id {given.max()}")
+        asked, places = np.unique(given.astype(np.int64), return_inverse=True)
+        nodes = self.find_ascending(asked)
+        if (missing := asked[nodes < 0]).size:
+            named = ", ".join(map(str, missing[:_NAMED_IDS].tolist()))
+            more = f" and {len(missing) - _NAMED_IDS} more" if len(missing) > _NAMED_IDS else ""
+            raise InputError(
+                f"{self._reader.path}: no node has the original id {named}{more}; "
+                "store.original_ids are those there are"
+            )
+        found = nodes[places].reshape(given.shape)
+        return torch.from_numpy(found) if isinstance(ids, torch.Tensor) else found
+
+    def find_ascending(self, asked: Int64Array) -> Int64Array:
+        """Return the node of each id, -1 where there is none."""
+        if self._original is None:
+            return np.where((asked >= 0) & (asked < self._num_nodes), asked, -1)
+        if not len(asked):
+            return asked
+        if self._original.num_bytes <= _KEPT_BYTES:
+            ids, nodes = self._sorted
+            rank = np.minimum(np.searchsorted(ids, asked), len(ids) - 1)
+            return np.where(ids[rank] == asked, nodes[rank], -1) if len(ids) else asked * 0 - 1
+        found = np.full(len(asked), -1, np.int64)
+        for first, ids in self._reader.pieces(self._original, _PIECE_BYTES):
+            rank = np.minimum(np.searchsorted(asked, ids), len(asked) - 1)
+            here = np.flatnonzero(asked[rank] == ids)
+            found[rank[here]] = first + here
+        return found
+
+    @cached_property
+    def greatest(self) -> int:
+        """The greatest of the original ids; -1 if there is none."""
+        if self._original is None:
+            return self._num_nodes - 1
+        pieces = self._reader.pieces(self._original, _PIECE_BYTES)
+        return max((int(ids.max(initial=-1)) for _, ids in pieces), default=-1)
+
+    @cached_property
+    def _sorted(self) -> tuple[Int64Array, Int64Array]:
+        if self._original is None:
+            raise AssertionError("there is a map")
+        ids = self._reader.read(self._original)
+        nodes = np.argsort(ids, kind="stable")
+        return ids[nodes], nodes

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterator
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, Self
 
 import numpy as np
@@ -14,23 +13,23 @@ from torch import Tensor
 
 from gnnstore import _core
 from gnnstore.errors import UsageError
-from gnnstore.graph.arrays import kept_tensor, refuse_written
-from gnnstore.graph.lazy import LazyTensor
+from gnnstore.graph.arrays import as_tensor
+from gnnstore.graph.lazy import LazySource, LazyTensor, Rows
 
 # Of what a fingerprint says of them.
 FINGERPRINT = "crc32c of the assigned "
 
 
 @dataclass(frozen=True, eq=False)
-class Assigned:
+class Assigned(LazySource):
     """A copy of a tensor that was assigned."""
 
     # [N, ...], bfloat16 as its bits. NumPy's memory: when a tensor is sent to another process,
     # torch moves its memory, and frees that which an array would go on showing.
     array: npt.NDArray[Any]
-    dtype: str
+    dtype: torch.dtype
     crc: int  # of the values
-    where: str  # in messages
+    name: str
 
     @classmethod
     def of(cls, values: Tensor, where: str) -> Self:
@@ -47,21 +46,23 @@ class Assigned:
             array = np.array(bits.resolve_conj().resolve_neg().numpy(), order="C")
         except TypeError as error:
             raise UsageError(f"{where}: {error}; assign values of another type") from None
-        dtype = str(values.dtype).removeprefix("torch.")
-        return cls(array, dtype, _core.crc32c(array.reshape(-1).view(np.uint8)), where)
+        return cls(array, values.dtype, _core.crc32c(array.reshape(-1).view(np.uint8)), where)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.array, self.dtype, self.crc, self.where)
-
-    @cached_property
-    def _tensor(self) -> Tensor:
-        return kept_tensor(self.array, self.dtype)
+        return type(self), (self.array, self.dtype, self.crc, self.name)
 
     @property
-    def tensor(self) -> Tensor:
-        """The values. Do not write to it."""
-        refuse_written(self._tensor, self.where, "assign the changed tensor")
-        return self._tensor.detach()
+    def shape(self) -> tuple[int, ...]:  # type: ignore[override]
+        """Shape of the tensor."""
+        return self.array.shape
+
+    def read(self) -> Tensor:
+        """Return a copy of all values."""
+        return as_tensor(self.array.copy(), str(self.dtype).removeprefix("torch."))
+
+    def take(self, rows: Rows) -> Tensor:
+        """Return a copy of some rows."""
+        return as_tensor(self.array[np.asarray(rows)], str(self.dtype).removeprefix("torch."))
 
 
 def as_rows(value: Any) -> Tensor | None:
@@ -122,7 +123,7 @@ class AssignedAttributes:
         """Return a checksum, the type and shape of each."""
         return {
             f"{FINGERPRINT}{node_type}.{name}": (
-                f"{each.crc:08x} {each.dtype} {list(each.tensor.shape)}"
+                f"{each.crc:08x} {str(each.dtype).removeprefix('torch.')} {list(each.shape)}"
             )
             for node_type, name, each in self
         }

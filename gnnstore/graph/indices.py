@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
-from time import perf_counter
+from collections.abc import Iterator
 from typing import Any, Self
 
 import numpy as np
@@ -28,7 +27,7 @@ class IndexRows:
     `fetch` is what `gnnstore.sampling.DiskNeighborSampler` needs.
     """
 
-    def __init__(self, rows: RowSource, pause: Callable[[float], None] = lambda _: None) -> None:
+    def __init__(self, rows: RowSource) -> None:
         files = rows.file_rows
         assert files is not None  # noqa: S101 - an engine reads files
         array = files.array
@@ -40,8 +39,6 @@ class IndexRows:
             )
         self._files = files
         self._rows = rows
-        self._pause = pause
-        self._num_fetching = 0
         self._counts = ReadCounts()
         self._lock = threading.Lock()
 
@@ -49,15 +46,6 @@ class IndexRows:
     def open(cls, array: PagedArray, engine: Engine) -> Self:
         """Open the files of a stored array of node ids."""
         return cls(open_rows(array, engine))
-
-    def in_background(self, pause: Callable[[float], None]) -> IndexRows:
-        """Return the same ids for a thread that reads many, pausing for other threads."""
-        return type(self)(self._rows, pause)
-
-    @property
-    def is_fetching(self) -> bool:
-        """Whether a thread is in `fetch` now."""
-        return self._num_fetching > 0
 
     @property
     def num_edges(self) -> int:
@@ -75,24 +63,13 @@ class IndexRows:
         return self._files.array.dtype
 
     @property
-    def staging_bytes(self) -> int:
-        """Staging memory of each thread that fetches; its output not included."""
-        return self._files.engine.staging_bytes
-
-    @property
     def counts(self) -> ReadCounts:
         """Reads of all calls so far; a row is one id."""
         return self._counts
 
     def fetch(self, positions: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
         """Read the ids at some positions: [n], in the order of the positions."""
-        with self._lock:
-            self._num_fetching += 1
-        try:
-            gathered = self._rows.gather(positions)
-        finally:
-            with self._lock:
-                self._num_fetching -= 1
+        gathered = self._rows.gather(positions)
         self._count(gathered.counts)
         return gathered.values
 
@@ -101,9 +78,7 @@ class IndexRows:
         if not 0 <= start <= stop <= self.num_edges:
             raise IndexError(f"[{start}, {stop}) is not within [0, {self.num_edges})")
         out = empty((stop - start,), self.dtype)
-        began = perf_counter()
         self._count(self._rows.read_range(start, out))
-        self._pause(perf_counter() - began)
         return out
 
     def scan(self) -> Iterator[npt.NDArray[Any]]:

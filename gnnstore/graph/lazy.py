@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 import numpy as np
@@ -188,7 +188,7 @@ class LazyTensor(Tensor):
 
     def _refuse_writes(self) -> NoReturn:
         raise UsageError(
-            f"{self.source.name}: it lies on disk and cannot be written to; change a copy, "
+            f"{self.source.name}: it belongs to a store and cannot be written to; change a copy, "
             "as in x = store.x.tensor()"
         )
 
@@ -212,14 +212,6 @@ class LazyTensor(Tensor):
     def tolist(self) -> Any:
         """Return all values as Python's numbers."""
         return self.tensor().tolist()
-
-    def __iter__(self) -> Iterator[Tensor]:
-        """Yield the rows, reading a piece of them at a time."""
-        if not self.dim():
-            raise TypeError(f"{self.source.name}: a single value has no rows")
-        step = max(1, _UNCHECKED_BYTES * len(self) // max(1, self.source.num_bytes))
-        for first in range(0, len(self), step):
-            yield from self[first : first + step]
 
     def share_memory_(self) -> Self:
         """Return it: other processes read the values themselves."""
@@ -278,7 +270,7 @@ def require_memory(name: str, num_bytes: int) -> None:
         memory = Ledger(free, (), f"reading {name} at once", OF_FREE_MEMORY, "")
         memory.add(Reservation("rows", num_bytes)).check(
             None,
-            "read some rows at a time, as in [ids] or by iterating",
+            "read some rows at a time, as in [ids]",
             "load batches with gnnstore.NeighborLoader",
             "compute embeddings of all nodes with gnnstore.inference",
         )

@@ -14,21 +14,11 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 
-from gnnstore.budget.ledger import OF_FREE_MEMORY, Ledger, Reservation
-from gnnstore.budget.limits import available_bytes
 from gnnstore.errors import CorruptStoreError, NotFoundError, UsageError
-from gnnstore.formats import AttributeSpec, EdgeTypeSpec, NodeTypeSpec, Schema, StoreReader
-from gnnstore.graph.arrays import (
-    ArrayRows,
-    Splits,
-    is_small,
-    kept_tensor,
-    plain_if_small,
-    refuse_written,
-)
+from gnnstore.formats import AttributeSpec, EdgeTypeSpec, NodeTypeSpec, StoreReader
+from gnnstore.graph.arrays import ArrayRows, NodeIds, Splits
 from gnnstore.graph.assigned import AssignedAttributes
 from gnnstore.graph.lazy import LazySource, LazyTensor, Rows, require_memory
-from gnnstore.graph.original_ids import NodeIds
 
 if TYPE_CHECKING:
     from gnnstore.formats.store.csc import Csc
@@ -44,7 +34,9 @@ def read_graph(reader: StoreReader, csc: Mapping[EdgeType, Csc]) -> Data | Heter
     """Return the graph of a store, with its in-neighbours by edge type."""
     schema = reader.schema
     data: Any = Data() if schema.is_homogeneous else HeteroData()
-    _require_memory(reader, schema, f"a {type(data).__name__}")
+    specs = [*schema.node_attributes(), *schema.edge_attributes()]
+    num_edges = sum(edge.num_edges for edge in schema.edge_types)
+    require_memory(str(reader.path), sum(spec.num_bytes for spec in specs) + 3 * 8 * num_edges)
 
     def part_of(of: str | EdgeType) -> Any:
         return data if schema.is_homogeneous else data[of]
@@ -72,18 +64,6 @@ def read_graph(reader: StoreReader, csc: Mapping[EdgeType, Csc]) -> Data | Heter
     return data
 
 
-def _require_memory(reader: StoreReader, schema: Schema, what: str) -> None:
-    specs = [*schema.node_attributes(), *schema.edge_attributes()]
-    num_edges = sum(edge.num_edges for edge in schema.edge_types)
-    needed = sum(spec.num_bytes for spec in specs) + 3 * 8 * num_edges
-    memory = Ledger(available_bytes(), (), f"{reader.path}: {what}", OF_FREE_MEMORY, "")
-    memory.add(Reservation("attributes and edges", needed)).check(
-        None,
-        "train from the store, with gnnstore.NeighborLoader",
-        "give this process more memory",
-    )
-
-
 def split_masks(node: NodeTypeSpec) -> dict[str, str]:
     """Return the splits of nodes by the names that PyG's data sets give to their masks."""
     return {_MASKS.get(split, f"{split}_mask"): split for split in node.splits}
@@ -105,11 +85,8 @@ def read_mask(reader: StoreReader, node: NodeTypeSpec, split: str) -> Tensor:
 
 def read_edge_index(reader: StoreReader, edge: EdgeTypeSpec, csc: Csc) -> Tensor:
     """Return the ends of the edges of a type, [2, E], in the order of their ids."""
-    memory = Ledger(available_bytes(), (), f"{reader.path}: edge_index", OF_FREE_MEMORY, "")
     arrays = 3 if edge.edge_id is None else 5  # ends, and the order, by which ends are copied
-    memory.add(Reservation("edges and their order", arrays * 8 * edge.num_edges)).check(
-        None, "sample from the store instead"
-    )
+    require_memory(f"{reader.path}: edge_index", arrays * 8 * edge.num_edges)
     degrees = np.diff(csc.indptr)
     if degrees.min(initial=0) < 0:
         path = reader.path / edge.indptr.path
@@ -220,9 +197,10 @@ class StoreTensors:
         UsageError, NotFoundError
             If `attributes` is no list of names; if neither nodes nor edges have one of a name.
         """
-        self._refuse_written()
         found = object.__new__(type(self))
-        if isinstance(attributes, str) or not all(isinstance(a, str) for a in attributes or ()):
+        names = [] if attributes is None else attributes
+        is_list = isinstance(names, list | tuple) and all(isinstance(name, str) for name in names)
+        if not is_list:
             raise UsageError(f"attributes={attributes!r}: expected a list of names, as ['y']")
         found.__dict__.update(vars(self), assigned=self.assigned.only(attributes))
         if attributes is None:
@@ -257,25 +235,20 @@ class StoreTensors:
     def labels_of(self, node: NodeTypeSpec) -> Tensor:
         """Return the labels of a node type, whole."""
         spec = spec_of(self.reader.path, "node", "y", node.attributes)
-        source = self._rows(spec)
-        is_kept = spec.layout == "cold" or is_small(spec.num_bytes)
-        return source.whole if is_kept else LazyTensor(source).tensor()
+        return LazyTensor(self._rows(spec)).tensor()
 
     def attribute_of(self, spec: AttributeSpec) -> LazyTensor:
         """Return an attribute by its description, rows first; what is kept of it is shared."""
         return LazyTensor(self._rows(spec))
 
     def value_of(self, node: NodeTypeSpec, name: str) -> Tensor | None:
-        """Return what nodes have under a name, as in PyG; in memory if it is small.
-
-        It was assigned, is stored, or is a split as a mask or as ids.
-        """
+        """Return what nodes have under a name: assigned, stored, or a split as mask or ids."""
         if (found := self.assigned.of(node.name).get(name)) is not None:
-            return found.tensor
+            return LazyTensor(found)
         if (spec := node.attributes.get(name)) is not None:
-            return plain_if_small(self._rows(spec, spec.cat_dim % len(spec.shape)))
+            return LazyTensor(self._rows(spec, spec.cat_dim % len(spec.shape)))
         if (split := split_masks(node).get(name)) is not None:
-            return self._mask_of(node, split)
+            return read_mask(self.reader, node, split)
         split = split_ids(node).get(name)
         return None if split is None else Splits(self.reader, node)[split]
 
@@ -291,23 +264,6 @@ class StoreTensors:
 
     def _rows(self, spec: AttributeSpec, axis: int = 0) -> ArrayRows:
         return self._source((spec.path, axis), partial(ArrayRows, self.reader, spec, axis))
-
-    def _mask_of(self, node: NodeTypeSpec, split: str) -> Tensor:
-        if not is_small(node.num_nodes):
-            return read_mask(self.reader, node, split)
-        mask = self._source(
-            (node.name, "mask", split),
-            lambda: kept_tensor(read_mask(self.reader, node, split).numpy(), "bool"),
-        )
-        refuse_written(mask, f"the mask of {split!r}")
-        return mask.detach()
-
-    def _refuse_written(self) -> None:
-        for key, made in list(self._lazy.items()):
-            if isinstance(made, ArrayRows):
-                made.check()
-            else:
-                refuse_written(made, f"the mask of {key[2]!r}")  # type: ignore[index]
 
     def _source(self, key: Hashable, make: Callable[[], T]) -> T:
         """Return what is made once and shared by all tensors of an attribute."""

@@ -23,7 +23,7 @@ from gnnstore.features.planned import SlotCache
 from gnnstore.features.source import RowSource
 from gnnstore.features.tables import Mode, held_row_bytes, open_attribute, open_rows
 from gnnstore.formats.arrays.spec import AttributeSpec
-from gnnstore.graph.neighbor_cache.cache import NeighborCache, bytes_for_all, bytes_to_choose
+from gnnstore.graph.neighbor_cache import bytes_for_all, bytes_to_choose, open_neighbor_cache
 
 if TYPE_CHECKING:
     from gnnstore.formats.store.csc import TopologyMode
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from gnnstore.graph.store import GraphStore
     from gnnstore.graph.topology import Topology
     from gnnstore.progress import Progress
+    from gnnstore.sampling.disk import CachedNeighbors
     from gnnstore.sampling.stored import StoredColumns
 
 
@@ -95,7 +96,7 @@ class SharedTables:
         self._slots: SlotCache | None = None
         self._slots_of: weakref.ref[SlotOwner] | None = None
         self._held_row_bytes: dict[str, int] = {}
-        self._neighbors: dict[EdgeType, NeighborCache] = {}
+        self._neighbors: dict[EdgeType, CachedNeighbors] = {}
         self._topology_bytes = 0
         self._stored: WeakSet[StoredColumns] = WeakSet()  # of times and weights
 
@@ -267,7 +268,7 @@ class SharedTables:
 
     def neighbors(
         self, store: GraphStore, topology: Topology, num_bytes: int, spare_bytes: int
-    ) -> dict[EdgeType, NeighborCache]:
+    ) -> dict[EdgeType, CachedNeighbors]:
         """Return the neighbour caches of loaders that read in-neighbours from disk.
 
         Edge types share the memory in proportion to their in-neighbours.
@@ -276,8 +277,6 @@ class SharedTables:
         with self._lock:
             if self._neighbors and self._neighbor_bytes <= num_bytes:
                 return dict(self._neighbors)
-            for known in self._neighbors.values():
-                known.stop()
             self._neighbors = {}
             for of, csc in topology.csc.items():
                 share = (
@@ -288,7 +287,8 @@ class SharedTables:
                 if share >= bytes_for_all(csc) or bytes_to_choose(csc) <= spare_bytes:
                     uuid = store.reader.manifest.uuid
                     rows = topology.rows[of]
-                    self._neighbors[of] = NeighborCache(csc, rows, share, uuid)
+                    if (cache := open_neighbor_cache(csc, rows, share, uuid)) is not None:
+                        self._neighbors[of] = cache
             return dict(self._neighbors)
 
     @property

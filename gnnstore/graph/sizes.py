@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from gnnstore.formats.arrays.spec import AttributeSpec
@@ -70,64 +70,54 @@ class StoreSizes:
 
         `whole` has the times that sampling needs, if batches do not show them.
         """
-        of_nodes = schema.node_attributes()
         edges = schema.edge_types
-        of_edges = {edge.type: edge.own_attributes() for edge in edges}
-        all_of_edges = [spec for specs in of_edges.values() for spec in specs]
-        attributes = [*of_nodes, *all_of_edges, *schema.graph_arrays.values()]
+        tables = _tables(schema.node_attributes(), of_nodes=True)
+        for edge in edges:
+            tables += _tables(edge.own_attributes(), edge_type=edge.type)
+        ids = {edge.type: edge.edge_id for edge in edges if edge.edge_id and with_edge_ids}
+        shared = [edge.shared_row for edge in edges if edge.shared_row]
+        tables += _tables(spec for spec in shared if spec not in ids.values())
+        attributes = [*schema.node_attributes(), *schema.graph_arrays.values()]
+        attributes += [spec for edge in edges for spec in edge.own_attributes()]
         indptr_bytes = sum(edge.indptr.num_bytes for edge in edges)
         indices_bytes = sum(edge.indices.num_bytes for edge in edges)
-        ids = {edge.type: edge.edge_id for edge in edges if edge.edge_id and with_edge_ids}
-        rows = [edge.shared_row for edge in edges if edge.shared_row]
-        rows = [spec for spec in rows if spec not in ids.values()]
-        along, of_nodes_bytes = (0, 0) if config is None else _for_sampling(whole or schema, config)
+        along, times_bytes = (0, 0) if config is None else _for_sampling(whole or schema, config)
         return cls(
             topology_bytes=indptr_bytes + indices_bytes + along,
-            tables=(
-                *_tables(of_nodes),
-                *_tables_of_edges(of_edges),
-                *_tables(rows, of_nodes=False),
-            ),
+            tables=tuple(tables),
             compressed_bytes=sum(spec.num_bytes for spec in attributes if spec.layout == "cold"),
             indptr_bytes=indptr_bytes,
             indices_bytes=indices_bytes,
-            times_bytes=of_nodes_bytes,
-            edge_ids=(*_tables_of_edges({kind: [spec] for kind, spec in ids.items()}),),
+            times_bytes=times_bytes,
+            edge_ids=tuple(
+                table for kind, spec in ids.items() for table in _tables([spec], edge_type=kind)
+            ),
             has_types=len(schema.node_types) > 1,
         )
 
 
 def _for_sampling(schema: Schema, config: SamplingConfig) -> tuple[int, int]:
     """Return the bytes that times and weights take along edges, and of nodes."""
-    time, weight = config.time_attr, config.weight_attr
+    time, weight = config.time_attr or "", config.weight_attr or ""
     along = [
-        owners.get(name)
+        spec
         for edge in schema.edge_types
-        for owners, name in (
-            (edge.orders, time),
-            (edge.attributes, time),
-            (edge.weight_sums, weight),
+        for spec in (
+            edge.orders.get(time),
+            edge.attributes.get(time),
+            edge.weight_sums.get(weight),
         )
-        if name is not None
     ]
-    of_nodes = [node.attributes.get(time) for node in schema.node_types if time is not None]
+    of_nodes = [node.attributes.get(time) for node in schema.node_types]
     sizes = [sum(s.num_bytes for s in specs if s is not None) for specs in (along, of_nodes)]
     return sizes[0], sizes[1]
 
 
 def _tables(
-    specs: Iterable[AttributeSpec], *, of_nodes: bool = True, edge_type: EdgeType | None = None
+    specs: Iterable[AttributeSpec], *, of_nodes: bool = False, edge_type: EdgeType | None = None
 ) -> list[TableSize]:
     return [
         TableSize(spec.path, spec.num_rows, spec.row_bytes, of_nodes, edge_type)
         for spec in specs
         if spec.layout == "paged"
-    ]
-
-
-def _tables_of_edges(specs: Mapping[EdgeType, Iterable[AttributeSpec]]) -> list[TableSize]:
-    return [
-        table
-        for kind, own in specs.items()
-        for table in _tables(own, of_nodes=False, edge_type=kind)
     ]

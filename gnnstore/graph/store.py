@@ -9,12 +9,11 @@ from __future__ import annotations
 import copy
 import os
 import threading
-from collections.abc import Callable, Container, Hashable
+from collections.abc import Callable, Hashable
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, Self
 
-import numpy.typing as npt
 import torch
 from torch import Tensor
 from torch_geometric.data import Data, FeatureStore, HeteroData, TensorAttr
@@ -210,19 +209,6 @@ class GraphStore(StoreTensors, NodeData, EdgeData, FeatureStore, PygGraphStore):
         """Return the adjacency in RAM if it has been read, else mapped."""
         return self._topologies.get("memory") or self.topology("mmap")
 
-    def in_neighbors(self, node: int) -> npt.NDArray[Any]:
-        """Return the in-neighbours of a node, ascending: [degree], a view.
-
-        Raises
-        ------
-        UsageError
-            If there is no such node.
-        """
-        if not 0 <= node < self.num_nodes:
-            raise UsageError(f"node {node} is outside [0, {self.num_nodes})")
-        csc = self.topology("mmap").columns()
-        return csc.indices[csc.indptr[node] : csc.indptr[node + 1]]
-
     # PyG's Data, read when it is used.
 
     if not TYPE_CHECKING:  # so that misspelt names are still found
@@ -253,20 +239,14 @@ class GraphStore(StoreTensors, NodeData, EdgeData, FeatureStore, PygGraphStore):
 
         In a graph with types: whether there is such a type, or an attribute of the graph.
         """
-        if not self.schema.is_homogeneous:
-            schema = self.schema
-            graph = (*schema.graph_attributes, *schema.graph_arrays)
+        schema = self.schema
+        graph = (*schema.graph_attributes, *schema.graph_arrays)
+        if not schema.is_homogeneous:
             return name in (*self.node_types, *self.edge_types, *graph)
         if not isinstance(name, str) or name.startswith("_"):
             return False
-        schema = self.schema
-        places: tuple[Container[str], ...] = (
-            {"edge_index"},
-            schema.graph_attributes,
-            schema.graph_arrays,
-            *(names for node in schema.node_types for names in self.names_of(node)),
-            *(edge.attributes for edge in schema.edge_types),
-        )
+        of_edges = (edge.attributes for edge in schema.edge_types)
+        places = (graph, ("edge_index",), *of_edges, *self.names_of(schema.node))
         return any(name in place for place in places)
 
     def __iter__(self) -> NoReturn:
@@ -324,14 +304,6 @@ class GraphStore(StoreTensors, NodeData, EdgeData, FeatureStore, PygGraphStore):
             )
         return self
 
-    def cpu(self, *_: str) -> Self:
-        """Return the store, whose tensors are read to the CPU."""
-        return self
-
-    def cuda(self, device: int | str | None = None, *_: str, non_blocking: bool = False) -> Self:
-        """Refuse to move; see `to`."""
-        return self.to("cuda" if device is None else device, non_blocking=non_blocking)
-
     def __delattr__(self, name: str) -> None:
         """Refuse to forget what is on disk."""
         if self.schema.is_homogeneous and self.assigned.remove(self.schema.node.name, name):
@@ -384,7 +356,7 @@ class GraphStore(StoreTensors, NodeData, EdgeData, FeatureStore, PygGraphStore):
         for name, value in self.graph_attributes().items():
             data[name] = value
         for node_type, name, each in self.assigned:
-            (data if self.schema.is_homogeneous else data[node_type])[name] = each.tensor.clone()
+            (data if self.schema.is_homogeneous else data[node_type])[name] = each.read()
         return data
 
     # PyG's FeatureStore. A homogeneous store has no group and edge type names there (None).
@@ -401,7 +373,7 @@ class GraphStore(StoreTensors, NodeData, EdgeData, FeatureStore, PygGraphStore):
         by_name = {node.name: node for node in self.schema.node_types}
         node = self.schema.node if attr.group_name is None else by_name.get(attr.group_name)
         if node is not None and attr.attr_name in (own := self.assigned.of(node.name)):
-            return own[attr.attr_name].tensor
+            return LazyTensor(own[attr.attr_name])
         if node is None or attr.attr_name not in node.attributes:
             raise KeyError(f"no tensor {attr.attr_name!r} of {attr.group_name!r} in {self.path}")
         return self.attribute_of(node.attributes[attr.attr_name])
@@ -416,11 +388,10 @@ class GraphStore(StoreTensors, NodeData, EdgeData, FeatureStore, PygGraphStore):
     def _get_tensor_size(self, attr: TensorAttr) -> tuple[int, ...]:
         return tuple(self._node_attribute_of(attr).shape)
 
-    def _put_tensor(self, *_: Any) -> bool:
+    def _immutable(self, *_: Any) -> bool:
         raise immutable(self.path)
 
-    def _remove_tensor(self, *_: Any) -> bool:
-        raise immutable(self.path)
+    _put_tensor = _remove_tensor = _put_edge_index = _remove_edge_index = _immutable
 
     # PyG's GraphStore.
 
@@ -445,12 +416,6 @@ class GraphStore(StoreTensors, NodeData, EdgeData, FeatureStore, PygGraphStore):
         csc = self.topology("memory").columns(edge_attr.edge_type)
         # PyG expects int64 for both; a copy only where indices are narrower.
         return torch.from_numpy(csc.indices).to(torch.int64), torch.from_numpy(csc.indptr)
-
-    def _put_edge_index(self, *_: Any) -> bool:
-        raise immutable(self.path)
-
-    def _remove_edge_index(self, *_: Any) -> bool:
-        raise immutable(self.path)
 
 
 def _restored(

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Self
 from gnnstore._core import ReadCounts
 from gnnstore.formats.store.csc import Csc, load_csc
 from gnnstore.graph.indices import IndexRows
-from gnnstore.sampling.disk import TypedDiskSampler
-from gnnstore.sampling.hetero import SampledTypes, TypedNeighborSampler
-from gnnstore.sampling.neighbor import NeighborSampler
+from gnnstore.sampling.disk import DiskNeighborSampler
+from gnnstore.sampling.sampler import NeighborSampler, SampledTypes
 from gnnstore.sampling.stored import StoredColumns
 
 if TYPE_CHECKING:
@@ -20,10 +19,9 @@ if TYPE_CHECKING:
     from gnnstore.formats.store.csc import TopologyMode
     from gnnstore.formats.store.reader import StoreReader
     from gnnstore.formats.store.schema import EdgeType, Schema
-    from gnnstore.graph.neighbor_cache.cache import NeighborCache
-    from gnnstore.sampling.disk import Fetch
-    from gnnstore.sampling.hetero import Column
+    from gnnstore.sampling.disk import CachedNeighbors, Fetch
     from gnnstore.sampling.neighbor import IndexDtype, SamplingConfig
+    from gnnstore.sampling.sampler import Column
     from gnnstore.sampling.stored import ColumnSpecs
 
 
@@ -35,7 +33,7 @@ class Topology:
     csc: Mapping[EdgeType, Csc]  # if there are `rows`, only length and dtype of `indices` are used
     rows: Mapping[EdgeType, IndexRows] = field(default_factory=dict)
     # In-neighbour lists, which need not be read once they are in memory.
-    neighbors: Mapping[EdgeType, NeighborCache] = field(default_factory=dict)
+    neighbors: Mapping[EdgeType, CachedNeighbors] = field(default_factory=dict)
     stored: StoredColumns | None = None  # what sampling by time or weight needs
     # Opens arrays that an engine reads, and those that were opened, by path.
     open_rows: Callable[[AttributeSpec], IndexRows] | None = None
@@ -95,20 +93,15 @@ class Topology:
 
     def sampler(self, config: SamplingConfig, index_dtype: IndexDtype) -> NeighborSampler:
         """Return a sampler; its batches are the same wherever the topology lies."""
-        schema = self.schema
-        is_plain = config.time_attr is None and config.weight_attr is None
-        if len(schema.node_types) == len(schema.edge_types) == 1 and not self.rows and is_plain:
-            return NeighborSampler(self.columns(), config, index_dtype=index_dtype)
         types, specs = self._types(config)
         if not self.rows:
-            return TypedNeighborSampler(types, config, index_dtype)
+            return NeighborSampler(types, config, index_dtype)
         fetch: dict[tuple[EdgeType, Column], Fetch] = {
             (of, "indices"): rows.fetch for of, rows in self.rows.items()
         }
         for of, spec in specs.items():
             fetch[of] = self._rows_of(spec).fetch
-        caches = {of: cache.current for of, cache in self.neighbors.items()}
-        return TypedDiskSampler(types, config, index_dtype, fetch, caches)
+        return DiskNeighborSampler(types, config, index_dtype, fetch, self.neighbors)
 
     def _types(self, config: SamplingConfig) -> tuple[SampledTypes, ColumnSpecs]:
         time_attr, weight_attr = config.time_attr, config.weight_attr

@@ -12,9 +12,8 @@ from torch_geometric.data.feature_store import AttrView, TensorAttr
 
 from gnnstore.errors import UsageError, limits_named
 from gnnstore.formats import EdgeTypeSpec, NodeTypeSpec
-from gnnstore.graph.arrays import Splits, Texts
+from gnnstore.graph.arrays import NodeIds, Splits, Texts
 from gnnstore.graph.lazy import LazyTensor
-from gnnstore.graph.original_ids import NodeIds
 from gnnstore.graph.pyg_data import EdgeIndex, spec_of
 
 if TYPE_CHECKING:
@@ -90,6 +89,8 @@ class NodeData:
 
 class EdgeData:
     """What a store has of the edges of one type."""
+
+    __slots__ = ()
 
     _store: Any
     _edge: EdgeTypeSpec
@@ -167,6 +168,8 @@ class EdgeView(EdgeData):
     Attributes are read when they are used: `store["author", "writes", "paper"].edge_attr[ids]`.
     """
 
+    __slots__ = ("_edge", "_store")  # to assign to other names is an error
+
     def __init__(self, store: Any, edge: EdgeTypeSpec) -> None:
         self._store = store
         self._edge = edge
@@ -205,15 +208,6 @@ class EdgeView(EdgeData):
             raise AttributeError(
                 f"edges of type {None if name.startswith('_') else self.type} have no {name!r}"
             )
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        """Refuse new attributes, which no loader would see."""
-        if not name.startswith("_"):
-            raise UsageError(
-                f"{self._store.path}: {name!r} of {self.type}: attributes of edges cannot be "
-                "assigned; change batches with transform= of a loader"
-            )
-        super().__setattr__(name, value)
 
     def __contains__(self, name: object) -> bool:
         return name == "edge_index" or name in self._edge.attributes

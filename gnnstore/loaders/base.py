@@ -17,7 +17,6 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from queue import SimpleQueue
 from typing import Any, Self, SupportsIndex, cast
 
 import torch
@@ -27,7 +26,7 @@ from torch_geometric.sampler import SamplerOutput
 
 from gnnstore.errors import UsageError, whole_number
 from gnnstore.formats.store.schema import Schema
-from gnnstore.loaders.assemble.homogeneous import Assembler, OutputAssembler
+from gnnstore.loaders.assemble import Assembler, OutputAssembler
 from gnnstore.loaders.explain import (
     Explanation,
     describe_graph,
@@ -155,7 +154,7 @@ class BatchLoader(DataLoader[Any]):
             if prefetch_batches < 1:
                 raise UsageError(f"prefetch_batches={prefetch_batches}: at least 1 is needed")
         self._prefetch_given = prefetch_batches
-        self._loader_cores: list[Any] | None = None
+        self._loader_cores: set[int] | None = None
         self._warn_of_what_is_idle()
 
     def _most_threads(self, *, waits_for_disk: bool = True) -> int:
@@ -319,7 +318,7 @@ class BatchLoader(DataLoader[Any]):
             start.batches,
             num_threads=self.num_threads,
             joins_in_threads=bool(self.num_threads) and self.transform_sampler_output is None,
-            initializer=_any_core(self._loader_cores),
+            initializer=self._thread_initializer(),
             timeout_seconds=self.timeout or None,
             describe=partial(_describe, self._order, start),
             recorder=self._recorder,
@@ -521,64 +520,47 @@ class BatchLoader(DataLoader[Any]):
 
     @contextmanager
     def enable_cpu_affinity(self, loader_cores: list[Any] | None = None) -> Iterator[None]:
-        """Bind preparing threads that start within the context to cores.
+        """Bind preparing threads that start within the context to some cores.
 
         Parameters
         ----------
         loader_cores : list of int or list of list of int, optional
-            Cores of each thread; by default one of the usable cores each.
+            The cores; by default all that are usable.
         """
-        usable = sorted(os.sched_getaffinity(0))
-        one_each = [usable[i % len(usable)] for i in range(self.num_threads)]
-        cores = one_each if loader_cores is None else list(loader_cores)
-        if len(cores) != self.num_threads:
-            raise UsageError(
-                f"loader_cores names the cores of {len(cores)} threads, but the loader has "
-                f"{self.num_threads}"
-            )
-        self._loader_cores = cores
+        cores = os.sched_getaffinity(0) if loader_cores is None else loader_cores
+        self._loader_cores = {
+            core for each in cores for core in ([each] if isinstance(each, int) else each)
+        }
         try:
             yield
         finally:
             self._loader_cores = None
 
     @contextmanager
-    def enable_multithreading(self, worker_threads: int | None = None) -> Iterator[None]:
-        """Do nothing: threads prepare batches anyway, as many as `num_threads` says.
-
-        PyG's loaders give each of their processes more threads with this option.
-        """
-        if worker_threads is not None and worker_threads < 1:
-            raise UsageError(f"worker_threads={worker_threads}: at least 1 is needed")
+    def enable_multithreading(self, worker_threads: int | None = None) -> Iterator[None]:  # noqa: ARG002
+        """Do nothing: threads prepare batches anyway, as many as `num_threads` says."""
         yield
 
     def _thread_initializer(self) -> Callable[[], None] | None:
-        if self._loader_cores is None:
-            return None
-        cores: SimpleQueue[Any] = SimpleQueue()
-        for own in self._loader_cores:
-            cores.put([own] if isinstance(own, int) else own)
+        cores = self._loader_cores
         # 0 is the calling thread.
-        return lambda: os.sched_setaffinity(0, cores.get_nowait())
+        return None if cores is None else lambda: os.sched_setaffinity(0, cores)
 
     def check_worker_number_rationality(self) -> None:
         """Do nothing: torch's check counts processes, but none are started."""
 
     def _warn_of_what_is_idle(self) -> None:
         idle = [name for name in _IDLE_OPTIONS if getattr(self, name) is not None]
+        texts = []
         if idle:
-            warnings.warn(
+            texts.append(
                 f"{' and '.join(idle)} of {type(self).__name__} have nothing to apply to: batches "
-                "are prepared by threads, not by worker processes",
-                UserWarning,
-                stacklevel=6,  # behind the constructors
+                "are prepared by threads, not by worker processes"
             )
         if self.pin_memory and not _can_pin():
-            warnings.warn(
-                "pin_memory=True, but no accelerator is found: batches are not pinned",
-                UserWarning,
-                stacklevel=6,  # behind the constructors
-            )
+            texts.append("pin_memory=True, but no accelerator is found: batches are not pinned")
+        for text in texts:
+            warnings.warn(text, UserWarning, stacklevel=6)  # behind the constructors
 
 
 def _can_pin() -> bool:
@@ -608,10 +590,8 @@ def _no_step_of(name: str) -> UsageError:
 
 def _checked_epoch(epoch: SupportsIndex) -> int:
     number = whole_number("epoch", epoch)
-    if number < 0:
-        raise UsageError(f"epoch={epoch} is negative; epochs count from 0")
-    if number >= 2**63:
-        raise UsageError(f"epoch={epoch} is not less than 2^63")
+    if not 0 <= number < 2**63:
+        raise UsageError(f"epoch={epoch} is outside [0, 2^63); epochs count from 0")
     return number
 
 
@@ -682,11 +662,3 @@ def _threads_given(num_threads: int | None, num_workers: int) -> int | None:
             "preparing threads; give one of them"
         )
     return num_threads
-
-
-def _any_core(each: list[Any] | None) -> Callable[[], None] | None:
-    """Return a function that binds the calling thread to the cores of all bound threads, if any."""
-    if each is None:
-        return None
-    cores = set[int]().union(*([own] if isinstance(own, int) else own for own in each))
-    return lambda: os.sched_setaffinity(0, cores)

@@ -20,14 +20,12 @@ from torch_geometric.sampler import EdgeSamplerInput, NegativeSampling, NumNeigh
 from torch_geometric.sampler.base import SubgraphType
 
 from gnnstore.errors import (
-    InputError,
     NotFoundError,
     UsageError,
-    as_plain,
-    as_whole_number,
     check_choice,
     limits_named,
     truth,
+    whole_number,
 )
 from gnnstore.formats.store.schema import EdgeTypeSpec, NodeTypeSpec
 from gnnstore.graph.edge_splits import EdgeSplits
@@ -374,10 +372,7 @@ def _negatives(
     }
     if neg_sampling is None:
         if unused := [name for name, is_given in given.items() if is_given]:
-            raise UsageError(
-                f"{' and '.join(unused)}: no negatives are drawn without neg_sampling; give "
-                "neg_sampling='binary' or 'triplet', or leave the option out"
-            )
+            raise UsageError(f"{' and '.join(unused)}: no negatives are drawn without neg_sampling")
         return None
     try:
         cast = NegativeSampling.cast(neg_sampling)
@@ -389,32 +384,16 @@ def _negatives(
             "torch_geometric.sampler.NegativeSampling of a positive amount"
         ) from None
     check_choice("neg_side", side, SIDES)
-    if num_chunks is not None:
-        given_chunks, num_chunks = num_chunks, as_whole_number(num_chunks)
-        if num_chunks is None or num_chunks < 1:
-            raise UsageError(
-                f"negative_chunks={given_chunks!r}: expected a number of chunks, at least 1 chunk"
-            )
-    degree_fraction = as_plain(degree_fraction)
-    if not isinstance(degree_fraction, (int, float)) or not 0 <= degree_fraction <= 1:
-        raise UsageError(f"degree_fraction={degree_fraction!r}: expected a share, 0 to 1")
-    if degree_fraction and not cast.is_binary() and round(degree_fraction * cast.amount) == 0:
-        raise UsageError(
-            f"degree_fraction={degree_fraction} of {cast.amount} negatives is none; raise it, or "
-            "the amount"
-        )
-    if degree_fraction and num_chunks == 1:
-        raise UsageError(
-            "degree_fraction needs positives of other chunks, and negative_chunks=1 makes a "
-            "single one; give at least 2"
-        )
+    if num_chunks is not None and whole_number("negative_chunks", num_chunks) < 1:
+        raise UsageError(f"negative_chunks={num_chunks}: expected a number of chunks, at least 1")
+    degree_fraction = float(degree_fraction)
+    if not 0 <= degree_fraction <= 1:
+        raise UsageError(f"degree_fraction={degree_fraction}: expected a share, 0 to 1")
     is_binary = cast.is_binary()
-    if is_binary and (
-        unused := [name for name, is_given in given.items() if is_given and name != _FOR_ALL]
-    ):
+    if is_binary and any(given[name] for name in given if name != "strict_negatives"):
         raise UsageError(
-            f"{' and '.join(unused)}: only of use to neg_sampling='triplet'; binary negatives are "
-            "pairs whose ends are both drawn"
+            "neg_side, negative_chunks and degree_fraction are only of use to "
+            "neg_sampling='triplet'; binary negatives are pairs whose ends are both drawn"
         )
     source, target = (store.schema.node_of(name) for name in (edge.source, edge.target))
     src_times = _times_of(store, source, time_attr)
@@ -444,12 +423,10 @@ def _times_of(store: GraphStore, node: NodeTypeSpec, time_attr: str | None) -> N
 def _check_attributes(store: GraphStore, given: GivenEdges, names: Sequence[str]) -> None:
     """Raise a `NotFoundError` if edges, or those of a split, have no attribute of a name."""
     edge, split = given.edge, given.split
+    known = edge.attributes
+    if split is not None:
+        known = EdgeSplits(store.reader, edge)[split].attributes  # type: ignore[assignment]
     for name in names:
-        if split is None and store.schema.is_homogeneous:
-            store.edge_attribute(name)
-            continue
-        splits = EdgeSplits(store.reader, edge)
-        known = edge.attributes if split is None else splits[split].attributes
         if name not in known:
             what = f"edge type {edge.type}" if split is None else f"edge split {split!r}"
             raise NotFoundError(
@@ -481,40 +458,14 @@ def _exclusion(
     return exclude_edges
 
 
-_FOR_ALL = "strict_negatives"
-
-
 def _labels(edge_label: Any, num_edges: int, negatives: Negatives | None) -> torch.Tensor | None:
     """Check labels, and shift them if 0 is the label of negatives, as in PyG."""
     labels = resolve_labels(edge_label, num_edges)
-    if labels is None or negatives is None or not labels.numel():
+    if labels is None or negatives is None:
         return labels
     if negatives.mode == "triplet":
         raise UsageError(
             "edge_label: triplets have no labels; leave it out, and tell positives from negatives "
             "by `src_index`, `dst_pos_index` and `dst_neg_index` of the batch"
         )
-    try:
-        least = labels.min()
-    except RuntimeError:  # includes NotImplementedError
-        raise InputError(
-            f"edge_label: with negatives, labels are compared with theirs, 0, and torch compares "
-            f"no {labels.dtype} of shape {list(labels.shape)}; give them as int64 or float32"
-        ) from None
-    if least != 0:
-        return labels
-    is_whole = not labels.is_floating_point() and labels.dtype != torch.bool  # which becomes int64
-    if is_whole and labels.max() == torch.iinfo(labels.dtype).max:
-        raise InputError(
-            f"edge_label: with negatives, whose label is 0, labels are raised by one, and "
-            f"{int(labels.max())} is the largest of {labels.dtype}; give them as a wider type"
-        )
-    raised = labels + 1
-    if labels.is_floating_point():
-        merged = (labels == labels.round()) & (raised.double() != labels.double() + 1)
-        if merged.any():
-            raise InputError(
-                f"edge_label: with negatives, labels are raised by one, and {labels.dtype} has no "
-                f"number for {float(labels[merged][0]):g} + 1; give them as a wider type"
-            )
-    return raised
+    return labels + 1 if labels.numel() and labels.min() == 0 else labels

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 import torch
 from torch_geometric.data import Data
@@ -25,9 +26,7 @@ from gnnstore.loaders.pyg_sampler import StoreSampler
 from gnnstore.loaders.sampled import SampledLoader
 from gnnstore.partitions.followers import ResidentTable
 from gnnstore.partitions.policy import PartitionPolicy
-from gnnstore.sampling.neighbor import only
 from gnnstore.seeds.nodes import InputNodes, resolve_input_nodes
-from gnnstore.seeds.typed import TypedInputNodes, resolve_typed_nodes
 from gnnstore.strategies.loader_spec import EdgeIds
 
 
@@ -250,25 +249,17 @@ class NeighborLoader(SampledLoader, PygNeighborLoader):  # type: ignore[misc]
                 "NeighborLoader's start from nodes"
             )
         options = LoaderOptions.of(locals())
-        given = (options.store, input_nodes, input_id, input_time)
-        # Seeds are kept once: these tensors share the memory of the source of seeds.
-        if not options.store.schema.is_homogeneous:
-            typed = resolve_typed_nodes(*given)
-            options.check_times(typed.parts, input_time)
-            options.warn_of_types(typed.parts)
-            super().__init__(options, typed, **_kept_by_type(typed))
-            return
-        seeds = resolve_input_nodes(*given)
-        options.check_times([seeds.node_type], input_time)
-        super().__init__(options, seeds, **_kept(seeds, input_nodes))
+        # Seeds are kept once: the loader's tensors share the memory of the source of seeds.
+        seeds = resolve_input_nodes(options.store, input_nodes, input_id, input_time)
+        options.check_times(seeds.parts, input_time)
+        if seeds.is_typed:
+            options.warn_of_types(seeds.parts)
+        super().__init__(options, seeds, **_kept(seeds))
 
     @property
     def input_offsets(self) -> dict[str, tuple[int, int]]:
         """The first position and the end of the seeds of each node type."""
-        seeds = self._seeds
-        if isinstance(seeds, TypedInputNodes):
-            return dict(seeds.offsets)
-        return {seeds.node_type: (0, len(seeds))}
+        return dict(self._seeds.offsets)
 
     @property
     def input_data(self) -> NodeSamplerInput:
@@ -279,20 +270,19 @@ class NeighborLoader(SampledLoader, PygNeighborLoader):  # type: ignore[misc]
         UsageError
             If they are of several node types, which PyG's samplers do not take.
         """
-        own, node_type = self._seeds, None
-        if isinstance(own, TypedInputNodes):
-            if len(own.parts) > 1:
-                raise UsageError(
-                    f"input_data: the seeds are of the node types {list(own.parts)}, and PyG's "
-                    "samplers take one; make a loader for each type"
-                )
-            ((node_type, own),) = own.parts.items()
-        seeds = own.select(range(len(own)))
+        seeds = self._seeds
+        if len(seeds.parts) > 1:
+            raise UsageError(
+                f"input_data: the seeds are of the node types {list(seeds.parts)}, and PyG's "
+                "samplers take one; make a loader for each type"
+            )
+        ((node_type, own),) = seeds.parts.items()
+        nodes, labels, _ = own.at(np.arange(len(own)))
         return NodeSamplerInput(
-            input_id=None if own.ids is None else seeds.labels.input_id,
-            node=torch.from_numpy(only(seeds.nodes)),
-            time=seeds.labels.seed_time,
-            input_type=node_type,
+            input_id=None if own.ids is None else labels.input_id,
+            node=torch.from_numpy(nodes),
+            time=labels.seed_time,
+            input_type=node_type if seeds.is_typed else None,
         )
 
     @property
@@ -302,19 +292,8 @@ class NeighborLoader(SampledLoader, PygNeighborLoader):  # type: ignore[misc]
         return StoreSampler(self._source.sampler, self.data.schema, self._sources.edge_ids)
 
 
-def _kept(seeds: InputNodes, input_nodes: Any) -> dict[str, Any]:
+def _kept(seeds: InputNodes) -> dict[str, Any]:
     """Return the options in place of the user's arrays, which a loader does not keep."""
-    kept: dict[str, Any] = {}
-    if not isinstance(input_nodes, str) and seeds.nodes is not None:
-        kept["input_nodes"] = torch.from_numpy(seeds.nodes)
-        kept["input_id"] = None if seeds.ids is None else torch.from_numpy(seeds.ids)
-    if seeds.times is not None:
-        kept["input_time"] = torch.from_numpy(seeds.times)
-    return kept
-
-
-def _kept_by_type(seeds: TypedInputNodes) -> dict[str, Any]:
-    """Return the same of seeds by node type."""
     nodes: dict[str, Any] = {}
     ids, times = {}, {}
     for node_type, part in seeds.parts.items():
@@ -322,8 +301,11 @@ def _kept_by_type(seeds: TypedInputNodes) -> dict[str, Any]:
         nodes[node_type] = None if part.nodes is None else part.name
         if part.nodes is not None and not is_named:
             nodes[node_type] = torch.from_numpy(part.nodes)
-        if part.ids is not None and not is_named:
+        if part.ids is not None and not (is_named and part.ids is part.nodes):
             ids[node_type] = torch.from_numpy(part.ids)
         if part.times is not None:
             times[node_type] = torch.from_numpy(part.times)
-    return {"input_nodes": nodes, "input_id": ids or None, "input_time": times or None}
+    kept: dict[str, Any] = {"input_nodes": nodes, "input_id": ids, "input_time": times}
+    if seeds.is_typed:
+        return {name: values or None for name, values in kept.items()}
+    return {name: next(iter(values.values()), None) for name, values in kept.items()}

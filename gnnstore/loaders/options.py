@@ -10,11 +10,11 @@ import dataclasses
 import inspect
 import os
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, cast, get_args
 
 from torch_geometric.sampler.base import NumNeighbors
 from torch_geometric.typing import EdgeTypeStr
@@ -22,14 +22,13 @@ from torch_geometric.typing import EdgeTypeStr
 from gnnstore.caching.scores import SCORES
 from gnnstore.disk.engines import ENGINES
 from gnnstore.errors import UsageError, as_whole_number, check_choice
-from gnnstore.formats.store.schema import EdgeType, Schema
+from gnnstore.formats.store.schema import Schema
 from gnnstore.graph.store import GraphStore
 from gnnstore.graph.store import open as open_store
-from gnnstore.loaders.assemble.adjacency import CsrEdges
+from gnnstore.loaders.adjacency import CsrEdges
 from gnnstore.partitions.followers import ResidentTable
 from gnnstore.partitions.policy import PartitionPolicy
-from gnnstore.sampling.hetero import reverse_of
-from gnnstore.sampling.neighbor import SamplingConfig
+from gnnstore.sampling.neighbor import SamplingConfig, TemporalStrategy
 from gnnstore.sampling.stored import times_needed
 from gnnstore.strategies.base import Auto
 from gnnstore.strategies.builtin import STRATEGIES, find_strategy
@@ -37,69 +36,16 @@ from gnnstore.strategies.loader_spec import EdgeIds, ReadOptions
 from gnnstore.strategies.sizes.settings import CacheSettings, PlannedSettings
 from gnnstore.units import parse_size
 
-_TEMPORAL_STRATEGIES = ("uniform", "last")
 _NOT_PARAMETERS = {"self", "kwargs", "__class__"}
 
 _CACHE = ("cache", "cache_bytes")
 _PLANNED = ("superbatch", "spill_dir", "disk")
-# Options that go unused with a strategy, with packed epochs or with partitions; and why.
-_UNUSED: dict[str, tuple[tuple[str, ...], str]] = {
-    "not read": (
-        ("io_engine",),
-        "no engine reads its rows; choose strategy='direct' or 'static', or leave the option out",
-    ),
-    "in memory": (
-        _CACHE,
-        (
-            "its rows are in memory or in the system's page cache; choose strategy='static', or "
-            "leave the option out"
-        ),
-    ),
-    "no spool": (
-        ("disk",),
-        "it keeps nothing there; choose strategy='packed' or 'belady', or leave the option out",
-    ),
-    "no plans": (
-        ("superbatch", "spill_dir"),
-        "it plans no superbatches; choose strategy='belady', or leave the option out",
-    ),
-    "own cache": (
-        ("cache",),
-        (
-            "it decides by itself which rows to cache; choose strategy='static' or 'packed', or "
-            "leave the option out"
-        ),
-    ),
-    "own score": (
-        ("cache",),
-        "its name says which rows are cached; choose strategy='static', or leave the option out",
-    ),
-    "packed": (
-        ("strategy", "topology", *_CACHE, *_PLANNED, "attributes"),
-        (
-            "the cached rows, and where batches are read, were decided when the epochs were "
-            "packed; leave it out"
-        ),
-    ),
-    "partitions": (
-        ("strategy", "topology", *_CACHE, *_PLANNED, "packed"),
-        (
-            "rows and edges of the partitions in memory are in memory, and all others are read "
-            "when their turn comes; leave it out"
-        ),
-    ),
-    "no times": (
-        ("time_attr", "weight_attr"),
-        "what partitions hold of the graph has neither times nor weights; leave out one of them",
-    ),
-    "one process": (
-        ("rank",),
-        (
-            "partitions are not shared among processes yet; train with one process, or leave out "
-            "partitions="
-        ),
-    ),
-}
+# Options that go unused: with packed epochs, which have decided them, and with partitions, which
+# have neither times nor weights and are not shared among processes.
+_NOT_WITH_PACKED = ("strategy", "topology", *_CACHE, *_PLANNED, "attributes")
+_NOT_WITH_PARTITIONS = (
+    *("time_attr", "weight_attr", "strategy", "topology", *_CACHE, *_PLANNED, "packed", "rank"),
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -120,16 +66,14 @@ class LoaderOptions:
     def of(cls, parameters: Mapping[str, Any]) -> LoaderOptions:
         """Check the `locals()` of a loader's constructor; missing options have their defaults."""
         given = {name: v for name, v in parameters.items() if name not in _NOT_PARAMETERS}
-        if "attributes" in given:
-            given["attributes"] = _names_of(given["attributes"])
+        attributes = given.get("attributes")
+        if isinstance(attributes, Iterable) and not isinstance(attributes, str):
+            given["attributes"] = list(attributes)  # is read more than once
         if "plan" in parameters["kwargs"]:
             raise UsageError(
                 f"plan= is called packed=; write packed={parameters['kwargs']['plan']!r}"
             )
-        _call(_refuse_unsupported, given)
-        if given.get("partitions") is not None:
-            _check_partitions(given)
-        _call(_refuse_no_tables, given)
+        _refuse_unsupported(**given)
         edge_ids = checked_edge_ids(given.get("edge_ids", "input"))
         read = dataclasses.replace(_call(read_options, given), edge_ids=edge_ids)
         store = as_store(given["data"])
@@ -168,15 +112,6 @@ class LoaderOptions:
                 "these seeds; add edges in reverse ('gnnstore convert --reverse'), or choose seeds "
                 "of another type"
             )
-        if self.config.subgraph_type != "bidirectional":
-            return
-        own = [edge_type for edge_type in edges if not edge_type[1].startswith("rev_")]
-        known = dict.fromkeys(edges)
-        if lonely := [edge_type for edge_type in own if reverse_of(edge_type, known) is None]:
-            _warn(
-                "subgraph_type='bidirectional': no edge type is the reverse of "
-                f"{', '.join(map(str, lonely))}, so their edges stay as they are sampled"
-            )
 
 
 def checked_edge_ids(value: Any) -> EdgeIds | None:
@@ -186,19 +121,9 @@ def checked_edge_ids(value: Any) -> EdgeIds | None:
     return cast("EdgeIds | None", value)
 
 
-def _names_of(attributes: Any) -> Any:
-    """Return the option `attributes` such that it can be read more than once."""
-    if attributes is None or isinstance(attributes, str | list | tuple):
-        return attributes
-    try:
-        return list(attributes)
-    except TypeError:
-        raise UsageError(f"attributes={attributes!r}: expected a list of names, as ['y']") from None
-
-
 def _seen(store: GraphStore, attributes: Any, adj_value: str | None) -> GraphStore:
     """Return the store with the attributes that batches show, the values of `adj_t` included."""
-    if attributes is None or isinstance(attributes, str) or adj_value is None:
+    if adj_value is None or not isinstance(attributes, list):
         return store.select(attributes)
     return store.select([*attributes, adj_value])
 
@@ -236,6 +161,7 @@ def sampling_config(
             stacklevel=6,  # behind the loader's constructor
         )
         subgraph_type = "induced"
+    check_choice("temporal_strategy", temporal_strategy, get_args(TemporalStrategy))
     kind = subgraph_type.value if isinstance(subgraph_type, Enum) else subgraph_type
     return SamplingConfig(
         fanouts=fanouts_of(num_neighbors, schema),
@@ -251,14 +177,12 @@ def sampling_config(
     )
 
 
-def fanouts_of(
-    num_neighbors: Any, schema: Schema
-) -> tuple[int, ...] | dict[EdgeType, tuple[int, ...]]:
+def fanouts_of(num_neighbors: Any, schema: Schema) -> Any:
     """Return the fan-outs of each hop; of each edge type of the store if they differ by type."""
     is_pyg = isinstance(num_neighbors, NumNeighbors)
     values = num_neighbors.values if is_pyg else num_neighbors
     if not isinstance(values, Mapping):
-        return _hops(values, num_neighbors)
+        return values
     if schema.is_homogeneous:
         raise UsageError(
             "num_neighbors gives fan-outs by edge type, and the store's edges have no named types; "
@@ -282,26 +206,7 @@ def fanouts_of(
             f"Missing number of neighbors for edge type {names}; give fan-outs of all edge types, "
             "or one list for all; in Python, torch_geometric.sampler.NumNeighbors(..., default=...)"
         )
-    fanouts = {
-        edge_type: _hops(by_type.get(edge_type, default), num_neighbors) for edge_type in types
-    }
-    lengths = {len(hops) for hops in fanouts.values()}
-    if len(lengths) > 1:
-        raise UsageError(
-            "Number of hops must be the same across all edge types (got "
-            f"{len(lengths)} different number of hops): "
-            + ", ".join(f"{edge_type} has {len(hops)}" for edge_type, hops in fanouts.items())
-        )
-    return fanouts
-
-
-def _hops(values: Any, given: Any) -> tuple[int, ...]:
-    if not isinstance(values, Sequence) or isinstance(values, str):
-        raise UsageError(
-            f"num_neighbors={given!r} is not a list of fan-outs; give one integer per "
-            "hop, such as [10, 10], -1 for all neighbours"
-        )
-    return tuple(values)
+    return {edge_type: by_type.get(edge_type, default) for edge_type in types}
 
 
 def _edge_types(schema: Schema) -> str:
@@ -330,39 +235,30 @@ def read_options(
     if memory is not None and memory != "auto":
         parse_size(memory, name="memory")
     chosen = find_strategy(strategy)
-    who = f"strategy={strategy!r}"
-    if not chosen.reads_disk:
-        _refuse("not read", who, given)
-    if chosen.score is not None:
-        _refuse("own score", who, given)
-        cache = chosen.score
+    is_auto = isinstance(chosen, Auto)
     if packed is not None:
         if not isinstance(packed, str | os.PathLike):
             raise UsageError(f"packed={packed!r}: expected a name of packed epochs, or their path")
-        is_open = isinstance(chosen, Auto) or chosen.packs
-        _refuse("packed", "packed=", {**given, "strategy": None if is_open else strategy})
+        named = None if is_auto or chosen.packs else strategy
+        _refuse("packed=", _NOT_WITH_PACKED, {**given, "strategy": named})
         return ReadOptions(chosen, memory=memory, io_engine=io_engine, packed=os.fspath(packed))
-    if isinstance(chosen, Auto):
-        _refuse("no plans", who, {"superbatch": superbatch})
-        # For a strategy that samples ahead, if one is chosen.
-        planned = _planned_settings(spill_dir=spill_dir, disk=disk)
-        settings = _cache_settings(cache, cache_bytes)
-        return ReadOptions(chosen, topology, memory, io_engine, settings, planned)
-    if chosen.plans:
-        planned = _planned_settings(cache_bytes, superbatch, spill_dir, disk)
-        if not chosen.takes_cache:
-            _refuse("own cache", who, given)
-        return ReadOptions(chosen, topology, memory, io_engine, _cache_settings(cache), planned)
-    _refuse("no spool", who, given)
-    _refuse("no plans", who, given)
-    settings = _cache_settings(cache, cache_bytes)
-    if not chosen.reads_disk:
-        _refuse("in memory", who, given)
-    if settings is None:
+    unused = [] if chosen.reads_disk else ["io_engine", *_CACHE]
+    decides = not isinstance(chosen, Auto) and chosen.plans and not chosen.takes_cache
+    if decides or chosen.score is not None:
+        unused.append("cache")
+    if not chosen.plans:
+        unused += ["superbatch"] if is_auto else _PLANNED
+    _refuse(f"strategy={strategy!r}", unused, given)
+    settings = _cache_settings(chosen.score or cache, None if chosen.plans else cache_bytes)
+    planned = None
+    if chosen.plans or is_auto:  # "auto" may choose one that plans
+        own_bytes = None if is_auto else cache_bytes
+        planned = _planned_settings(own_bytes, superbatch, spill_dir, disk)
+    elif settings is None:
         settings = CacheSettings() if chosen.caches else None
-    elif not chosen.caches:  # an alias without a cache, with options that ask for one
+    elif not isinstance(chosen, Auto) and not chosen.caches:  # an alias without a cache
         chosen = STRATEGIES[chosen.alias_of]
-    return ReadOptions(chosen, topology, memory, io_engine, settings)
+    return ReadOptions(chosen, topology, memory, io_engine, settings, planned)
 
 
 def _cache_settings(
@@ -399,9 +295,8 @@ def _planned_settings(
     )
 
 
-def _refuse(rule: str, who: str, given: Mapping[str, Any]) -> None:
-    """Refuse the given options that go unused by a rule."""
-    names, why = _UNUSED[rule]
+def _refuse(who: str, names: Iterable[str], given: Mapping[str, Any]) -> None:
+    """Refuse the given options among some that go unused."""
     defaults = {"strategy": "auto", "topology": "auto"}
     unused = [
         f"{name}={given[name]!r}"
@@ -409,25 +304,7 @@ def _refuse(rule: str, who: str, given: Mapping[str, Any]) -> None:
         if given.get(name) is not None and given[name] != defaults.get(name)
     ]
     if unused:
-        raise UsageError(f"{who} has no use for {' and '.join(unused)}: {why}")
-
-
-def _refuse_no_tables(tables: Any = None) -> None:
-    """Refuse a value that is no sequence of tables; a table alone would count as its rows."""
-    is_sequence = isinstance(tables, list | tuple | None)
-    if not is_sequence or not all(isinstance(table, ResidentTable) for table in tables or ()):
-        raise UsageError(f"tables={tables!r}: expected a list of gnnstore.EmbeddingTable")
-
-
-def _check_partitions(given: Mapping[str, Any]) -> None:
-    for rule in ("no times", "partitions"):
-        _refuse(rule, "partitions=", given)
-    if not isinstance(given["partitions"], PartitionPolicy):
-        raise UsageError(
-            f"partitions={given['partitions']!r}: expected a gnnstore.PartitionPolicy, as "
-            "PartitionPolicy('dispersed', capacity=0.5, name='random-8')"
-        )
-    _refuse("one process", "partitions=", given)
+        raise UsageError(f"{who} has no use for {' and '.join(unused)}; leave it out")
 
 
 def _refuse_with_types(partitions: Any = None, tables: Any = ()) -> None:
@@ -443,25 +320,34 @@ def _refuse_with_types(partitions: Any = None, tables: Any = ()) -> None:
 def _refuse_unsupported(
     *,
     input_time: Any = None,
-    edge_label_time: Any = None,
     time_attr: str | None = None,
-    temporal_strategy: str = "uniform",
     neighbor_sampler: Any = None,
+    partitions: Any = None,
+    tables: Any = None,
+    **given: Any,
 ) -> None:
-    """Refuse options of PyG that contradict one another, or do not work here."""
-    for name, times in (("input_time", input_time), ("edge_label_time", edge_label_time)):
-        if times is not None and time_attr is None:
-            raise UsageError(
-                f"{name} is set while time_attr is not; leave {name} out, or name the attribute "
-                "that has the times of nodes or edges"
-            )
-    check_choice("temporal_strategy", temporal_strategy, _TEMPORAL_STRATEGIES)
+    """Refuse options that contradict one another, or do not work here."""
+    if input_time is not None and time_attr is None:
+        raise UsageError(
+            "input_time is set while time_attr is not; leave input_time out, or name the attribute "
+            "that has the times of nodes or edges"
+        )
     if neighbor_sampler is not None:
         raise UsageError(
             "neighbor_sampler: gnnstore samples with its own kernel, so that batches can be "
             "prepared ahead; leave the option out, or pass the store to "
             "torch_geometric.loader.NodeLoader together with the sampler"
         )
+    if partitions is not None:
+        _refuse("partitions=", _NOT_WITH_PARTITIONS, {**given, "time_attr": time_attr})
+        if not isinstance(partitions, PartitionPolicy):
+            raise UsageError(
+                f"partitions={partitions!r}: expected a gnnstore.PartitionPolicy, as "
+                "PartitionPolicy('dispersed', capacity=0.5, name='random-8')"
+            )
+    is_sequence = isinstance(tables, list | tuple | None)  # a table alone counts as its rows
+    if not is_sequence or not all(isinstance(table, ResidentTable) for table in tables or ()):
+        raise UsageError(f"tables={tables!r}: expected a list of gnnstore.EmbeddingTable")
 
 
 def as_store(data: Any) -> GraphStore:

@@ -21,9 +21,9 @@ from torch_geometric.sampler.neighbor_sampler import edge_sample
 
 from gnnstore.features.source import RowSource
 from gnnstore.formats.store.schema import EdgeType, Schema
-from gnnstore.loaders.assemble.hetero import hetero_output
-from gnnstore.loaders.assemble.homogeneous import sampler_output
-from gnnstore.sampling.neighbor import EdgeSample, NeighborSampler, Sample
+from gnnstore.loaders.assemble import Parts
+from gnnstore.sampling.neighbor import EdgeSample, Sample
+from gnnstore.sampling.sampler import NeighborSampler
 from gnnstore.seeds.base import ON_DEMAND_EPOCH
 
 
@@ -82,11 +82,12 @@ class StoreSampler(BaseSampler):  # type: ignore[misc]
             batch=next(self._numbers),
             times=_arrays(times),
         )
-        sample = self._with_ids(sample)
-        if not self._schema.is_homogeneous:
-            is_bidirectional = self.sampler.config.subgraph_type == "bidirectional"
-            return hetero_output(sample, metadata, is_bidirectional)
-        return sampler_output(sample, metadata)
+        is_homogeneous = self._schema.is_homogeneous
+        is_bidirectional = self.sampler.config.subgraph_type == "bidirectional"
+        parts = Parts.of(
+            self._with_ids(sample), joins_reverse=is_bidirectional and not is_homogeneous
+        )
+        return parts.output(metadata, is_homogeneous=is_homogeneous)
 
     def _with_ids(self, sample: Sample) -> Sample:
         """Return a sample with ids of edges in place of positions."""

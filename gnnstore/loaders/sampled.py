@@ -12,10 +12,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from gnnstore.errors import UsageError
 from gnnstore.formats.store.schema import Schema
 from gnnstore.graph.store import GraphStore
-from gnnstore.loaders.assemble.hetero import assembler_for
+from gnnstore.loaders.assemble import Assembler
 from gnnstore.loaders.base import BatchLoader
 from gnnstore.loaders.options import LoaderOptions
 from gnnstore.partitions.followers import ResidentTable, Slots
@@ -35,8 +34,6 @@ _log = logging.getLogger(__name__)
 
 # The base sets these to the values that were decided on.
 _OF_THE_BASE = {"seed", "num_threads", "prefetch_batches", "transform", "transform_sampler_output"}
-# Other options are read once, when a loader is made; this one is read each time.
-_READ_EACH_TIME = {"filter_per_worker"}
 
 
 class SampledLoader(BatchLoader):
@@ -99,14 +96,13 @@ class SampledLoader(BatchLoader):
         attributes["filter_per_worker"] = True if per_worker is None else per_worker
         for name in attributes.keys() - _OF_THE_BASE:
             setattr(self, name, attributes[name])
-        self._read_once = attributes.keys() - _OF_THE_BASE - _READ_EACH_TIME
 
         assembler = partial(
-            assembler_for,
+            Assembler,
             store,
             data_class=given.get("custom_cls"),
-            subgraph_type=config.subgraph_type,
             csr=options.csr,
+            subgraph_type=config.subgraph_type,
         )
         if parts is not None:
             _log.info("%s: %s", store.path, parts.placement.reason)
@@ -147,20 +143,6 @@ class SampledLoader(BatchLoader):
 
     def _origin(self) -> tuple[Path, Schema, str | None]:
         return self.data.path, self.data.schema, self._seeds.name
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        """Refuse new values of options that are read once: batches would not show them."""
-        own = self.__dict__
-        is_read_once = name in own and name in own.get("_read_once", ())
-        if is_read_once and value is not own[name] and not _is_equal(value, own[name]):
-            raise UsageError(
-                f"{name} of a {type(self).__name__} cannot be changed after it is made; make "
-                f"another one with {name}="
-            )
-        known = getattr(type(self), name, None)
-        if isinstance(known, property) and known.fset is None:
-            raise UsageError(f"{name} of a {type(self).__name__} follows from its options")
-        super().__setattr__(name, value)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """See `BatchLoader.load_state_dict`; tables must be at the commit of this state."""
@@ -211,15 +193,6 @@ class SampledLoader(BatchLoader):
             if (is_new or state != now) and (following := states.left(int(states.ends[state]))):
                 table.expect(states.schedule.partitions(following[0]))
         return state
-
-
-def _is_equal(value: Any, known: Any) -> bool:
-    """Whether two options are equal; arrays are compared by identity alone."""
-    is_plain = isinstance(value, str | int | float | list | tuple)
-    try:
-        return is_plain and type(value) is type(known) and bool(value == known)
-    except (TypeError, ValueError, RuntimeError):  # of arrays in a list
-        return False
 
 
 def _fingerprint(

@@ -17,8 +17,8 @@ from gnnstore.formats.packed.reader import PackedReader
 from gnnstore.formats.store.schema import Schema
 from gnnstore.graph.arrays import as_tensor
 from gnnstore.graph.assigned import AssignedAttributes
-from gnnstore.loaders.assemble.adjacency import CsrEdges
-from gnnstore.loaders.assemble.hetero import assembler_for
+from gnnstore.loaders.adjacency import CsrEdges
+from gnnstore.loaders.assemble import Assembler
 from gnnstore.loaders.base import BatchLoader
 from gnnstore.loaders.options import checked_edge_ids
 from gnnstore.pipeline.order.epoch import order_bytes
@@ -117,19 +117,8 @@ adj_value, edge_ids
         BudgetError, UsageError, StorageError
             As in `NeighborLoader` with `packed=`.
         """
-        return PackedLoader(
-            self,
-            num_threads=num_threads,
-            prefetch_batches=prefetch_batches,
-            memory=memory,
-            io_engine=io_engine,
-            transform=transform,
-            custom_cls=custom_cls,
-            edge_format=edge_format,
-            adj_value=adj_value,
-            edge_ids=edge_ids,
-            options=kwargs,
-        )
+        given = {name: value for name, value in locals().items() if name not in {"self", "kwargs"}}
+        return PackedLoader(self, given, kwargs)
 
 
 class PackedLoader(BatchLoader):
@@ -144,25 +133,13 @@ class PackedLoader(BatchLoader):
 
     @limits_named("prepare to load batches")
     def __init__(
-        self,
-        packed: PackedEpochs,
-        *,
-        num_threads: int | None,
-        prefetch_batches: int | None,
-        memory: int | str | None,
-        io_engine: str | None,
-        transform: Callable[[Data], Any] | None,
-        custom_cls: type[Data] | None,
-        edge_format: str,
-        adj_value: str | None,
-        edge_ids: EdgeIds | None,
-        options: dict[str, Any],
+        self, packed: PackedEpochs, given: Mapping[str, Any], options: dict[str, Any]
     ) -> None:
         self.packed = packed
         manifest = packed.reader.manifest
         found = manifest.fingerprint
         subgraph_type = checked(found, "subgraph_type", str)
-        csr = CsrEdges.of(packed.schema, edge_format, adj_value, subgraph_type)
+        csr = CsrEdges.of(packed.schema, given["edge_format"], given["adj_value"], subgraph_type)
         num_seeds = checked(found, NUM_POSITIONS, int)
         order = {
             "batch_size": checked(found, "batch_size", int),
@@ -174,22 +151,22 @@ class PackedLoader(BatchLoader):
             labels=labels_of(found),
             fingerprint=partial(_fingerprint, found),
             seed=manifest.seed,
-            transform=transform,
+            transform=given["transform"],
             transform_sampler_output=None,
-            num_threads=num_threads,
-            prefetch_batches=prefetch_batches,
+            num_threads=given["num_threads"],
+            prefetch_batches=given["prefetch_batches"],
             options={**options, **order},
         )
         opened = PackedSources(
             packed.reader,
-            memory,
-            io_engine,
+            given["memory"],
+            given["io_engine"],
             seeds_bytes=order_bytes(num_seeds, shuffles=order["shuffle"]),
             num_threads=max(1, self._most_threads()),
             may_use_fewer=self._num_threads_given is None,
-            edge_ids=checked_edge_ids(edge_ids),
+            edge_ids=checked_edge_ids(given["edge_ids"]),
         )
-        assembler = assembler_for(packed, opened, custom_cls, subgraph_type=subgraph_type, csr=csr)
+        assembler = Assembler(packed, opened, given["custom_cls"], csr, subgraph_type)
         self._read_from(opened, opened.batches(), assembler)
 
     def _origin(self) -> tuple[Path, Schema, str | None]:

@@ -175,8 +175,6 @@ class AdjT(Tensor):
             "num_sampled_nodes_per_hop; use gnnstore.nn.trim in a model of your own"
         )
 
-    # --- products ------------------------------------------------------------------------------
-
     def _weights_as(self, dtype: torch.dtype) -> Tensor:
         """Return the weights, made once for each element type."""
         num_edges, known = len(self._col), self._weights.get(dtype)
@@ -265,8 +263,6 @@ class AdjT(Tensor):
         args, kwargs = tree_map_only(AdjT, AdjT._plain, (args, kwargs or {}))
         return func(*args, **kwargs)
 
-    # --- where it is ---------------------------------------------------------------------------
-
     def _map(self, function: Callable[[Tensor], Tensor], dtype: torch.dtype | None = None) -> Self:
         """Return the matrix with a function applied to each array."""
 
@@ -302,36 +298,12 @@ class AdjT(Tensor):
 
         return self._map(moved, dtype)
 
-    def half(self, **_: Any) -> Self:
-        """See `torch.Tensor.half`."""
-        return self.to(torch.float16)
-
-    def bfloat16(self, **_: Any) -> Self:
-        """See `torch.Tensor.bfloat16`."""
-        return self.to(torch.bfloat16)
-
-    def float(self, **_: Any) -> Self:
-        """See `torch.Tensor.float`."""
-        return self.to(torch.float32)
-
-    def double(self, **_: Any) -> Self:
-        """See `torch.Tensor.double`."""
-        return self.to(torch.float64)
-
-    def contiguous(self, *_: Any, **__: Any) -> Self:
-        """Return the matrix: its arrays are contiguous."""
-        return self
-
     def share_memory_(self) -> Self:
         """See `torch.Tensor.share_memory_`."""
         for array in self.arrays():
             if array is not None:
                 array.share_memory_()
         return self
-
-    def is_shared(self) -> bool:
-        """See `torch.Tensor.is_shared`."""
-        return bool(self._col.is_shared())
 
     def cpu(self, *_: Any, **__: Any) -> Self:
         """See `torch.Tensor.cpu`."""

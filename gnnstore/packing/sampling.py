@@ -24,7 +24,7 @@ from gnnstore.pipeline.superbatch_size import SuperbatchSize
 from gnnstore.progress import NullProgress
 from gnnstore.sampling.neighbor import SamplingConfig
 from gnnstore.seeds.base import SeedSource
-from gnnstore.seeds.typed import seed_nodes
+from gnnstore.seeds.nodes import resolve_input_nodes
 from gnnstore.strategies.builtin import PACKED
 from gnnstore.strategies.loader_spec import LoaderSpec
 from gnnstore.strategies.lookahead import PROFILE_BATCHES, make_job, policy_of
@@ -93,7 +93,9 @@ class EpochSampler:
         self.store = store
         self.settings = settings
         self.seeds: SeedSource = (
-            seed_nodes(store, settings.input_nodes) if settings.seeds is None else settings.seeds
+            resolve_input_nodes(store, settings.input_nodes)
+            if settings.seeds is None
+            else settings.seeds
         )
         self._order = KeyedOrder(
             len(self.seeds), settings.batch_size, settings.shuffle, settings.drop_last

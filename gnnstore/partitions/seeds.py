@@ -18,7 +18,7 @@ from gnnstore.sampling.edges import EdgeFinder
 from gnnstore.seeds.base import BatchKey, SeedLabels, Seeds
 from gnnstore.seeds.link_labels import LinkLabels
 from gnnstore.seeds.links import LinkGraph, Links
-from gnnstore.seeds.nodes import InputNodes, NodeLabels
+from gnnstore.seeds.nodes import InputNodes
 
 if TYPE_CHECKING:
     from gnnstore.formats.partitions.reader import PartitionsReader
@@ -136,7 +136,7 @@ class NodesByState(SeedsByState):
 
     def select(
         self, index: npt.NDArray[Any], key: BatchKey, resident: ResidentState
-    ) -> Seeds[NodeLabels]:
+    ) -> Seeds[SeedLabels]:
         """Return the seed nodes at some positions in the input nodes."""
         labels = self._nodes.select(index, key).labels
         return Seeds({NODE_TYPE: resident.members.local(self._new_ids[index])}, labels)

@@ -29,7 +29,8 @@ from gnnstore.partitions.seeds import by_state
 from gnnstore.partitions.sizes import Contents, EdgesRead
 from gnnstore.pipeline.batch import Batch, BatchSource, EpochRun, sampled_from
 from gnnstore.pipeline.order.keyed import KeyedOrder
-from gnnstore.sampling.neighbor import NeighborSampler, SamplingConfig, only, seeds_alone
+from gnnstore.sampling.neighbor import SamplingConfig, only, seeds_alone
+from gnnstore.sampling.sampler import NeighborSampler
 from gnnstore.strategies.predict.traits import StrategyTraits
 from gnnstore.strategies.sizes.placement import Placement
 from gnnstore.strategies.sources import Sources

@@ -23,7 +23,8 @@ from gnnstore.features.source import Rows
 from gnnstore.pipeline.order.epoch import EpochOrder, Iteration
 from gnnstore.pipeline.order.state import Position
 from gnnstore.progress import WaitProgress
-from gnnstore.sampling.neighbor import BatchRequest, NeighborSampler, Sample, SamplingConfig, only
+from gnnstore.sampling.neighbor import BatchRequest, Sample, SamplingConfig
+from gnnstore.sampling.sampler import NeighborSampler
 from gnnstore.seeds.base import BatchKey, SeedLabels, Seeds, SeedSource
 from gnnstore.threads import Lookahead, MemoryGate, ordered_map
 from gnnstore.timeline import OFF, Timeline
@@ -68,19 +69,16 @@ class Batch:
     output: Any = None  # the sample alone, or joined with its attributes
 
 
-def request_of(sampler: NeighborSampler, seeds: Seeds[SeedLabels], key: BatchKey) -> BatchRequest:
+def request_of(seeds: Seeds[SeedLabels], key: BatchKey) -> BatchRequest:
     """Return the request that samples from a batch's seeds."""
-    nodes: Any = seeds.nodes
-    times: Any = seeds.times
-    if not sampler.takes_types:
-        nodes, times = only(nodes), None if times is None else only(times)
-    return BatchRequest(nodes, key.epoch, key.batch, seeds.excluded, times, seeds.places)
+    return BatchRequest(
+        seeds.nodes, key.epoch, key.batch, seeds.excluded, seeds.times, seeds.places
+    )
 
 
 def sampled_from(sampler: NeighborSampler, seeds: Seeds[SeedLabels], key: BatchKey) -> Sample:
     """Return the subgraph of a batch's seeds."""
-    request = request_of(sampler, seeds, key)._asdict()
-    return sampler.sample(request.pop("seeds"), **request)
+    return sampler.draw(request_of(seeds, key))
 
 
 class Recorder:

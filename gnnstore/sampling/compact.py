@@ -70,9 +70,10 @@ ONE_TYPE = Types()
 
 
 @dataclass(frozen=True, eq=False)
-class CompactSample(Subgraph[CompactEdges]):
+class CompactSample(Subgraph):
     """The compact form of a batch's subgraph; L hops."""
 
+    edges: Mapping[EdgeType, CompactEdges]
     trees: Mapping[NodeType, npt.NDArray[Any]] | None  # int32 or int64 [n]
     hop_nodes: Mapping[NodeType, tuple[int, ...]] | None  # of length L + 1 and L
     hop_edges: Mapping[EdgeType, tuple[int, ...]] | None

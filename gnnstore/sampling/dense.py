@@ -109,18 +109,15 @@ def batch_to_dense(batch: Any) -> DenseBatch:
         )
     nodes, edges = [int(n) for n in nodes], [int(m) for m in edges]
     ids, (source, target) = batch.n_id, batch.edge_index
-    if sum(nodes) != len(ids) or sum(edges) != len(target) or len(nodes) != len(edges) + 1:
-        raise UsageError(
-            f"batch_to_dense got a batch of {len(ids)} nodes and {len(target)} edges whose hops "
-            f"say {nodes} and {edges}; take it before transforms that change its nodes or edges"
-        )
     degree = torch.bincount(target, minlength=len(ids))
-    by_hop = [int(block.sum()) for block in degree.split(nodes)]
+    by_hop = []
+    if sum(nodes) == len(ids) == len(degree):
+        by_hop = [int(block.sum()) for block in degree.split(nodes)]
     if by_hop != [*edges, 0] or bool((target[1:] < target[:-1]).any()):
         raise UsageError(
             "batch_to_dense needs edges in the order of their targets, those of each hop into the "
-            f"nodes of the hop before: {edges}; found {by_hop[:-1]}. Take the batch before "
-            "transforms that change its edges"
+            f"nodes of the hop before: {nodes} nodes and {edges} edges. Take the batch before "
+            "transforms that change its nodes or edges"
         )
     offsets = [0, *accumulate(reversed(nodes))]
     # Block h of the batch is the (k - h)-th from the end: its nodes move together.

@@ -9,7 +9,6 @@ of sequential reads; and a hub that many batches need is read once.
 
 from __future__ import annotations
 
-import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -23,18 +22,16 @@ import numpy as np
 import numpy.typing as npt
 
 from gnnstore import _core
-from gnnstore.errors import UsageError
 from gnnstore.formats.store.csc import Csc
-from gnnstore.sampling.hetero import COLUMNS, Column, SampledTypes, TypedNeighborSampler
 from gnnstore.sampling.neighbor import (
     BatchRequest,
     EdgeType,
     IndexDtype,
     Sample,
     SamplingConfig,
-    check_word,
     sampling_errors,
 )
+from gnnstore.sampling.sampler import COLUMNS, Column, NeighborSampler, SampledTypes
 from gnnstore.threads import Workers
 
 # Positions of whole in-neighbour lists that are requested at once: 8 MB, and as many bytes for
@@ -64,23 +61,6 @@ class CachedNeighbors:
         return self.bits.nbytes + self.starts.nbytes + self.neighbors.nbytes
 
 
-@dataclass(frozen=True)
-class NeighborCounts:
-    """In-neighbours that batches needed, by their source."""
-
-    cached: int = 0  # from the cache
-    fetched: int = 0  # from `fetch`, repeated ones included
-
-    @property
-    def hit_rate(self) -> float:
-        """The share of cached in-neighbours; 0 if none were needed."""
-        total = self.cached + self.fetched
-        return self.cached / total if total else 0.0
-
-    def __add__(self, other: NeighborCounts) -> NeighborCounts:
-        return NeighborCounts(self.cached + other.cached, self.fetched + other.fetched)
-
-
 # A column of an edge type, by their numbers: those in the store, and in `COLUMNS`.
 Stream = tuple[int, int]
 
@@ -94,41 +74,23 @@ class StagedBatch:
 
     def __init__(
         self,
-        sampler: TypedNeighborSampler,
+        sampler: NeighborSampler,
         request: BatchRequest,
         caches: Sequence[CachedNeighbors | None] = (),
         max_column_positions: int = MAX_COLUMN_POSITIONS,
     ) -> None:
-        check_word("epoch", request.epoch)
-        check_word("batch", request.batch)
-        config = sampler.config
-        seeds = sampler.seed_arrays(request.seeds, request.times, request.places)
-        excluded = sampler.excluded_arrays(request.excluded)
+        seeds, options = sampler.kernel_arguments(request)
         self._sampler = sampler
         self._num_seeds = sum(len(ids) for ids, *_ in seeds)
-        self._num_fetched = 0
         self._largest_draw = self._largest_bytes = 0
+        arrays = [None if c is None else (c.bits, c.starts, c.neighbors) for c in caches]
         with self._errors():
             self._kernel = _core.StagedBatch(
                 sampler.graph,
                 seeds,
-                seed=config.seed,
-                epoch=request.epoch,
-                batch=request.batch,
-                replace=config.replace,
-                disjoint=config.disjoint,
-                induced=config.subgraph_type == "induced",
-                latest=config.temporal_strategy == "last",
-                window=config.time_window or 0,
-                index_dtype=sampler.index_dtype,
-                caches=[
-                    None if cache is None else (cache.bits, cache.starts, cache.neighbors)
-                    for cache in caches
-                ]
-                if caches
-                else None,
+                caches=arrays or None,
                 max_column_positions=max_column_positions,
-                excluded=excluded,
+                **options,
             )
 
     def draw(self) -> list[tuple[Stream, npt.NDArray[np.int64]]] | None:
@@ -143,7 +105,6 @@ class StagedBatch:
             # Positions, the keys that they are sorted by, twice, and what is there.
             num_bytes += len(positions) * (3 * 8 + self._sampler.stream_dtype(stream).itemsize)
             num += len(positions)
-            self._num_fetched += len(positions) * (stream[1] == 0)
         self._largest_draw = max(self._largest_draw, num)
         self._largest_bytes = max(self._largest_bytes, num_bytes)
         return asked
@@ -156,11 +117,6 @@ class StagedBatch:
     def result(self) -> Sample:
         """Return the subgraph."""
         return self._sampler.as_sample(self._kernel.result(), self._num_seeds)
-
-    @property
-    def counts(self) -> NeighborCounts:
-        """In-neighbours that have been needed so far."""
-        return NeighborCounts(self._kernel.num_cached, self._num_fetched)
 
     def waiting_bytes(self, subgraph: Sample) -> int:
         """Return the approximate bytes of the batch while its largest hop was fetched."""
@@ -179,58 +135,38 @@ class StagedBatch:
 # Positions, drawn and joined, the keys that they are sorted by, twice, and the ids.
 _BYTES_PER_COLUMN_POSITION = 48
 
-# A cache, or what returns the one that is there by now.
-Cache = CachedNeighbors | Callable[[], CachedNeighbors | None]
-
 _Run = Callable[[Iterable[Callable[[], Any]]], list[Any]]
 
 
-class TypedDiskSampler(TypedNeighborSampler):
+class DiskNeighborSampler(NeighborSampler):
     """Samples subgraphs of one graph with one configuration, fetching its in-neighbours.
 
     Any number of threads may call its methods at once.
     """
 
     samples_together = True
-    on_disk = True
 
     def __init__(
         self,
-        types: SampledTypes,
+        graph: SampledTypes | Csc,
         config: SamplingConfig,
         index_dtype: IndexDtype,
         fetch: Mapping[tuple[EdgeType, Column], Fetch],
-        caches: Mapping[EdgeType, Cache] = MappingProxyType({}),
+        caches: Mapping[EdgeType, CachedNeighbors] = MappingProxyType({}),
     ) -> None:
-        super().__init__(types, config, index_dtype)
-        for of, cache in caches.items():
-            if isinstance(cache, CachedNeighbors):
-                _check_cache(types.edges[of], cache)
-        self._caches = caches
-        numbers = {of: number for number, of in enumerate(types.edges)}
+        super().__init__(graph, config, index_dtype)
+        # In-neighbours that need not be fetched, by edge type.
+        self.caches = [caches.get(of) for of in self.types.edges]
+        numbers = {of: number for number, of in enumerate(self.types.edges)}
         self._fetch = {
             (numbers[of], COLUMNS.index(column)): read for (of, column), read in fetch.items()
         }
-        self._counts = NeighborCounts()
-        self._lock = threading.Lock()
-
-    @property
-    def caches(self) -> list[CachedNeighbors | None]:
-        """In-neighbours that need not be fetched now, by edge type."""
-        found = (self._caches.get(of) for of in self.types.edges)
-        return [cache() if callable(cache) else cache for cache in found]
-
-    @property
-    def counts(self) -> NeighborCounts:
-        """Number of in-neighbours that all batches so far have needed, by source."""
-        return self._counts
 
     def draw(self, request: BatchRequest) -> Sample:
         """Sample the subgraph of a request."""
         staged = self._begin(request, MAX_COLUMN_POSITIONS)
         while (drawn := staged.draw()) is not None:
             staged.take([self._fetched(stream, positions) for stream, positions in drawn])
-        self._count(staged.counts)
         return staged.result()
 
     def sample_many(
@@ -251,7 +187,6 @@ class TypedDiskSampler(TypedNeighborSampler):
             subgraphs = deque[Sample]()
             while batches:  # from the end: the buffers for sampling are freed batch by batch
                 staged = batches.pop()
-                self._count(staged.counts)
                 subgraphs.appendleft(staged.result())
                 each_bytes = max(each_bytes, staged.waiting_bytes(subgraphs[0]))
                 table_bytes = max(table_bytes, staged.table_bytes(subgraphs[0]))
@@ -266,42 +201,6 @@ class TypedDiskSampler(TypedNeighborSampler):
 
     def _fetched(self, stream: Stream, positions: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
         return self._fetch[stream](positions)
-
-    def _count(self, counts: NeighborCounts) -> None:
-        with self._lock:
-            self._counts += counts
-
-
-class DiskNeighborSampler(TypedDiskSampler):
-    """The same for a graph of one node type and one edge type."""
-
-    takes_types = False
-
-    def __init__(
-        self,
-        csc: Csc,
-        config: SamplingConfig,
-        index_dtype: IndexDtype,
-        fetch: Fetch,
-        cache: Cache | None = None,
-    ) -> None:
-        of = csc.edge_type
-        types = SampledTypes({of[2]: csc.num_nodes}, {of: csc}, csc.label)
-        caches = {} if cache is None else {of: cache}
-        super().__init__(types, config, index_dtype, {(of, "indices"): fetch}, caches)
-        self.csc = csc
-
-
-def _check_cache(csc: Csc, cache: CachedNeighbors) -> None:
-    num_words = -(-csc.num_nodes // 64)
-    if cache.neighbors.dtype != csc.indices.dtype or not (
-        len(cache.bits) == len(cache.starts) == num_words
-    ):
-        raise UsageError(
-            f"the neighbour cache does not fit {csc.label}: expected {num_words} words of "
-            f"bits and neighbours of {csc.indices.dtype}, found {len(cache.bits)} and "
-            f"{cache.neighbors.dtype}; build it from this graph"
-        )
 
 
 def _run_here(tasks: Iterable[Callable[[], Any]]) -> list[Any]:

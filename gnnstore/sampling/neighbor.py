@@ -9,16 +9,13 @@ this module checks its arguments and explains its errors.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import (
     Any,
-    ClassVar,
-    Generic,
     Literal,
     NamedTuple,
-    Protocol,
     Self,
     TypeAlias,
     TypeVar,
@@ -28,7 +25,6 @@ from typing import (
 import numpy as np
 import numpy.typing as npt
 
-from gnnstore import _core
 from gnnstore.errors import (
     CorruptStoreError,
     InputError,
@@ -37,7 +33,6 @@ from gnnstore.errors import (
     truth,
     whole_number,
 )
-from gnnstore.formats.store.csc import Csc
 from gnnstore.formats.store.schema import EDGE_TYPE
 
 SubgraphType = Literal["directional", "bidirectional", "induced"]
@@ -51,16 +46,6 @@ Int64Array: TypeAlias = npt.NDArray[np.int64]
 K = TypeVar("K")
 T = TypeVar("T")
 V = TypeVar("V")
-
-# The kernels' results: n_id, edge_index, edge_pos, batch, num_sampled_nodes, num_sampled_edges.
-SampledArrays = tuple[
-    npt.NDArray[Any],
-    npt.NDArray[Any],
-    npt.NDArray[np.int64],
-    npt.NDArray[np.int64] | None,
-    list[int],
-    list[int],
-]
 
 # Edges as ranges of positions in the graph's `indices`: target nodes, first positions, and those
 # after the last, int64 [n] each, ascending; `EdgeFinder.excluding` gives them.
@@ -161,23 +146,12 @@ class EdgeSample:
     positions: Int64Array  # int64 [m]: positions in the columns of the type
 
 
-class HasPositions(Protocol):
-    """The edges of one type."""
-
-    @property
-    def positions(self) -> npt.NDArray[Any]:
-        """Positions in the columns of the type: int32 or int64 [m]."""
-
-
-E = TypeVar("E", bound=HasPositions)
-
-
 @dataclass(frozen=True, eq=False)
-class Subgraph(Generic[E]):
+class Subgraph:
     """The n nodes and m edges of each type of a batch."""
 
     nodes: Mapping[NodeType, npt.NDArray[Any]]  # int32 or int64 [n]: ids
-    edges: Mapping[EdgeType, E]
+    edges: Mapping[EdgeType, Any]  # with positions, int32 or int64 [m]
 
     @property
     def n_id(self) -> npt.NDArray[Any]:
@@ -187,7 +161,8 @@ class Subgraph(Generic[E]):
     @property
     def edge_pos(self) -> npt.NDArray[Any]:
         """Positions of the edges of the only type."""
-        return only(self.edges).positions
+        positions: npt.NDArray[Any] = only(self.edges).positions
+        return positions
 
     @property
     def num_nodes(self) -> int:
@@ -201,9 +176,10 @@ class Subgraph(Generic[E]):
 
 
 @dataclass(frozen=True, eq=False)
-class Sample(Subgraph[EdgeSample]):
+class Sample(Subgraph):
     """One batch's subgraph, as it was sampled; L hops."""
 
+    edges: Mapping[EdgeType, EdgeSample]
     # int64 [n] by node type: the seed in whose tree a node is; None: the trees share nodes.
     trees: Mapping[NodeType, Int64Array] | None
     # Seeds and then the nodes found in each hop, L + 1; edges chosen in each hop, L; or None.
@@ -289,7 +265,7 @@ def only(by_type: Mapping[Any, T]) -> T:
 
 
 class BatchRequest(NamedTuple):
-    """The arguments of `NeighborSampler.sample`."""
+    """The arguments of `NeighborSampler.draw`."""
 
     seeds: SeedIds
     epoch: int
@@ -297,83 +273,6 @@ class BatchRequest(NamedTuple):
     excluded: ExcludedEdges | None = None
     times: SeedIds | None = None
     places: Mapping[NodeType, npt.ArrayLike] | None = None
-
-
-class NeighborSampler:
-    """Samples subgraphs of one graph with one configuration.
-
-    Holds no state between batches; any number of threads may call `sample` at once, each call
-    running in the thread that makes it.
-    """
-
-    # Whether batches that are known ahead are best sampled together, in one thread; else one by
-    # one, in many.
-    samples_together: ClassVar[bool] = False
-    # Whether seeds and what belongs to them may be given by type.
-    takes_types: ClassVar[bool] = False
-
-    def __init__(self, csc: Csc, config: SamplingConfig, index_dtype: IndexDtype = "int64") -> None:
-        check_choice("index_dtype", index_dtype, get_args(IndexDtype))
-        if index_dtype == "int32" and max(csc.num_nodes, csc.num_src) > 2**31:
-            raise UsageError(
-                f"the node ids of {csc.label} ({csc.num_nodes} nodes) do not fit in int32; "
-                "use index_dtype='int64'"
-            )
-        self.csc = csc
-        self.config = config
-        self.num_nodes = csc.num_nodes
-        self.index_dtype: IndexDtype = index_dtype
-
-    def sample(
-        self,
-        seeds: Any,
-        *,
-        epoch: int,
-        batch: int,
-        excluded: Any = None,
-        times: Any = None,
-        places: Any = None,
-    ) -> Sample:
-        """Sample the subgraph of some seed nodes."""
-        return self.draw(BatchRequest(seeds, epoch, batch, excluded, times, places))
-
-    def draw(self, request: BatchRequest) -> Sample:
-        """Sample the subgraph of a request; times and places are for those that know types."""
-        seeds, epoch, batch, *_ = request
-        excluded: Any = request.excluded
-        check_word("epoch", epoch)
-        check_word("batch", batch)
-        seed_ids = as_seeds(seeds)
-        csc, config = self.csc, self.config
-        with sampling_errors(csc.label, self.num_nodes):
-            arrays = _core.sample_neighbors(
-                csc.indptr,
-                csc.indices,
-                seed_ids,
-                config.fanouts_of(csc.edge_type),
-                seed=config.seed,
-                epoch=epoch,
-                batch=batch,
-                num_src_nodes=csc.num_src,
-                replace=config.replace,
-                disjoint=config.disjoint,
-                induced=config.subgraph_type == "induced",
-                index_dtype=self.index_dtype,
-                excluded=excluded,
-            )
-        return as_subgraph(arrays, config, len(seed_ids), csc.edge_type)
-
-    def sample_many(
-        self,
-        requests: Iterable[BatchRequest],
-        *,
-        memory_bytes: int,  # noqa: ARG002 - for those that sample together
-        num_threads: int = 1,  # noqa: ARG002
-    ) -> Iterator[Sample]:
-        """Sample batches that are known ahead; yield the result of `sample` for each, in order."""
-        for request in requests:
-            options = request._asdict()
-            yield self.sample(options.pop("seeds"), **options)
 
 
 @contextmanager
@@ -395,29 +294,6 @@ def sampling_errors(source: str, num_nodes: int) -> Iterator[None]:
             "Its topology is damaged; run 'gnnstore verify' on it, or convert the graph again",
             path=source,
         ) from error
-
-
-def as_subgraph(
-    arrays: SampledArrays,
-    config: SamplingConfig,
-    num_seeds: int,
-    edge_type: EdgeType = EDGE_TYPE,
-) -> Sample:
-    """Return the subgraph that a kernel has sampled, with reverse edges if they are asked for."""
-    n_id, edge_index, edge_pos, tree, num_nodes, num_edges = arrays
-    if config.subgraph_type == "bidirectional":
-        edge_index, edge_pos = _core.add_reverse_edges(edge_index, edge_pos, len(n_id))
-    is_directional = config.subgraph_type == "directional"
-    return Sample.of_one_type(
-        n_id,
-        edge_index,
-        edge_pos,
-        num_seeds=num_seeds,
-        batch=tree,
-        num_sampled_nodes=num_nodes if is_directional else None,
-        num_sampled_edges=num_edges if is_directional else None,
-        edge_type=edge_type,
-    )
 
 
 def seeds_alone(
@@ -454,7 +330,10 @@ def _checked_hops(fanouts: Sequence[int]) -> tuple[int, ...]:
     try:
         checked = tuple(operator.index(fanout) for fanout in fanouts)
     except TypeError:
-        raise UsageError(f"fanouts must be a sequence of integers; got {fanouts!r}") from None
+        raise UsageError(
+            f"num_neighbors={fanouts!r} is not a list of fan-outs; give one integer per hop, such "
+            "as [10, 10], -1 for all neighbours"
+        ) from None
     for hop, fanout in enumerate(checked):
         if not -1 <= fanout < 2**31:
             raise UsageError(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -14,9 +14,9 @@ from gnnstore.formats.arrays.paged_array import PagedArray
 from gnnstore.formats.arrays.spec import AttributeSpec
 from gnnstore.formats.store.csc import Csc, TopologyMode, load_column
 from gnnstore.formats.store.reader import StoreReader
-from gnnstore.formats.store.schema import EdgeType, EdgeTypeSpec, Schema
-from gnnstore.sampling.hetero import Column, SampledTypes
+from gnnstore.formats.store.schema import EdgeType, EdgeTypeSpec, NodeTypeSpec, Schema
 from gnnstore.sampling.neighbor import SamplingConfig
+from gnnstore.sampling.sampler import Column, SampledTypes
 from gnnstore.sampling.temporal import TimeColumns
 
 ColumnSpecs = dict[tuple["EdgeType", Column], "AttributeSpec"]
@@ -51,12 +51,12 @@ class StoredColumns:
         sums: dict[EdgeType, npt.NDArray[np.uint64]] = {}
         node_times: dict[str, npt.NDArray[np.int64]] = {}
         if weight_attr is not None:
-            for edge in _weighted(schema, weight_attr):
+            for edge in _with(schema, "weight", weight_attr)[1]:
                 spec = _made(self._reader.path, edge, "weight", weight_attr)
                 specs[edge.type, "weight_sums"] = spec
                 sums[edge.type] = self._get(spec)
         if time_attr is not None:
-            of_nodes, timed = _timed(schema, time_attr)
+            of_nodes, timed = _with(schema, "time", time_attr)
             node_times = {name: self._get(spec, of_nodes=True) for name, spec in of_nodes.items()}
             for edge in timed:
                 order = _made(self._reader.path, edge, "time", time_attr)
@@ -83,19 +83,17 @@ class StoredColumns:
 def times_needed(schema: Schema, path: object, config: SamplingConfig) -> frozenset[str] | None:
     """Check that a store has what is needed; return the node types that have times, or None."""
     if config.weight_attr is not None:
-        for edge in _weighted(schema, config.weight_attr):
+        for edge in _with(schema, "weight", config.weight_attr)[1]:
             _made(path, edge, "weight", config.weight_attr)
     if config.time_attr is None:
         return None
-    of_nodes, timed = _timed(schema, config.time_attr)
+    of_nodes, timed = _with(schema, "time", config.time_attr)
     for edge in timed:
         _made(path, edge, "time", config.time_attr)
     return frozenset(of_nodes)
 
 
-def _made(
-    path: object, edge: EdgeTypeSpec, kind: Literal["time", "weight"], name: str
-) -> AttributeSpec:
+def _made(path: object, edge: EdgeTypeSpec, kind: str, name: str) -> AttributeSpec:
     made = edge.orders if kind == "time" else edge.weight_sums
     if name not in made:
         what = "order of its edges by" if kind == "time" else "sums of"
@@ -106,23 +104,12 @@ def _made(
     return made[name]
 
 
-def _weighted(schema: Schema, name: str) -> list[EdgeTypeSpec]:
-    """Return the edge types that have a weight."""
-    found = [edge for edge in schema.edge_types if name in edge.attributes]
-    if not found:
-        there = sorted({own for edge in schema.edge_types for own in edge.attributes})
-        raise UsageError(
-            f"weight_attr={name!r}: there is no such edge attribute; there are: "
-            f"{', '.join(there) or 'none'}"
-        )
-    return found
-
-
-def _timed(schema: Schema, name: str) -> tuple[dict[str, AttributeSpec], list[EdgeTypeSpec]]:
-    """Return the times of the node types that have some, and the edge types that they restrict."""
-    of_nodes = {
-        node.name: node.attributes[name] for node in schema.node_types if name in node.attributes
-    }
+def _with(
+    schema: Schema, kind: str, name: str
+) -> tuple[dict[str, AttributeSpec], list[EdgeTypeSpec]]:
+    """Return the attributes of node types, for times, and the edge types that they are about."""
+    nodes = schema.node_types if kind == "time" else ()
+    of_nodes = {node.name: node.attributes[name] for node in nodes if name in node.attributes}
     of_edges = [edge for edge in schema.edge_types if name in edge.attributes]
     if of_nodes and of_edges:
         raise UsageError(
@@ -131,13 +118,11 @@ def _timed(schema: Schema, name: str) -> tuple[dict[str, AttributeSpec], list[Ed
             "of either: rename one"
         )
     if not of_nodes and not of_edges:
-        there = sorted(
-            {own for node in schema.node_types for own in node.attributes}
-            | {own for edge in schema.edge_types for own in edge.attributes}
-        )
+        owners: list[NodeTypeSpec | EdgeTypeSpec] = [*nodes, *schema.edge_types]
+        there = {name for of in owners for name in of.attributes}
         raise UsageError(
-            f"time_attr={name!r}: there is no such attribute of nodes or edges; there are: "
-            f"{', '.join(there) or 'none'}"
+            f"{kind}_attr={name!r}: there is no such "
+            f"{'attribute of nodes or edges' if nodes else 'edge attribute'}; there are: "
+            f"{', '.join(sorted(there)) or 'none'}"
         )
-    timed = of_edges or [edge for edge in schema.edge_types if edge.source in of_nodes]
-    return of_nodes, timed
+    return of_nodes, of_edges or [edge for edge in schema.edge_types if edge.source in of_nodes]

@@ -62,29 +62,18 @@ def times_of_seeds(
     """Return the times of seeds by type: those given, else those of the nodes."""
     found = {}
     for name, own in ids.items():
-        times: npt.NDArray[Any]
         if given is not None and name in given:
             times = np.asarray(given[name])
-            if times.size == 0:
-                times = times.astype(np.int64)
-            if times.shape != own.shape or times.dtype.kind not in "iu" or times.dtype == np.uint64:
-                raise UsageError(
-                    f"the times of {len(own)} seeds of type {name!r} are {times.dtype} "
-                    f"{list(times.shape)}; expected one integer for each"
-                )
         elif name in node_times:
+            known = node_times[name]
             # An id that is no node's is refused when it is sampled.
-            times = (
-                np.take(node_times[name], own, mode="clip")
-                if len(node_times[name])
-                else np.zeros(len(own), np.int64)
-            )
+            times = np.take(known, own, mode="clip") if len(known) else np.zeros(len(own))
         elif len(own):
             raise UsageError(
                 f"seeds of type {name!r} have no times, since these nodes have no {time_attr!r}; "
                 "give them (input_time, or edge_label_time of links)"
             )
         else:
-            times = np.empty(0, np.int64)
+            times = np.empty(0)
         found[name] = np.ascontiguousarray(times, np.int64)
     return found

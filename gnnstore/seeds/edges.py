@@ -16,7 +16,7 @@ from gnnstore.formats.arrays.dtypes import id_dtype
 from gnnstore.formats.store.schema import EdgeTypeSpec, Schema
 from gnnstore.graph.edge_splits import EdgeSplits
 from gnnstore.graph.store import GraphStore
-from gnnstore.seeds.nodes import to_numpy
+from gnnstore.seeds.nodes import check_range, to_numpy
 
 
 class GivenEdges(NamedTuple):
@@ -58,19 +58,11 @@ def resolve_edges(store: GraphStore, edge_label_index: Any) -> GivenEdges:
         raise InputError(
             f"edge_label_index has the element type {values.dtype}; expected node ids (integers)"
         )
-    for row, (what, count) in enumerate(zip(("source", "target"), counts, strict=True)):
-        own = values[row]
-        if own.min() < 0 or own.max() >= count:
-            place = np.flatnonzero((own < 0) | (own >= count))[0]
-            where = (
-                "the graph"
-                if store.schema.is_homogeneous
-                else f"{(edge.source, edge.target)[row]!r}"
-            )
-            raise InputError(
-                f"{what} {own[place]} at position {place} of edge_label_index is outside {where}, "
-                f"which has {count} nodes (0 to {count - 1})"
-            )
+    for own, count, what, of in zip(
+        values, counts, ("source", "target"), (edge.source, edge.target), strict=True
+    ):
+        where = "the graph" if store.schema.is_homogeneous else repr(of)
+        check_range(own, count, f"edge_label_index: {what}", where, "nodes")
     return GivenEdges(edge, values.astype(dtype, order="C"))
 
 

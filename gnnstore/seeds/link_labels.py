@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from gnnstore.formats.store.schema import EDGE_TYPE, EdgeType
+from gnnstore.formats.store.schema import EdgeType
 from gnnstore.seeds.base import SeedLabels
 
 
@@ -26,6 +26,8 @@ class LinkLabels(SeedLabels):
     # The strict negatives among them that are edges after all (`negatives_kept`); unknown where
     # they come from `arrays` or `metadata`.
     counts: Mapping[str, int] = field(default_factory=dict)
+    # Written on the parts of this type, and of triplets on those of its ends.
+    edge_type: EdgeType | None = None
 
     @property
     def is_triplet(self) -> bool:
@@ -34,11 +36,23 @@ class LinkLabels(SeedLabels):
 
     def label(self, batch: Any) -> None:
         """Write the values, and the number of the positive as the `batch` of disjoint subgraphs."""
-        forget_others(batch, self)
+        of_edges = batch if self.edge_type is None else batch[self.edge_type]
+        for name in _HIDDEN[self.is_triplet]:
+            if name in of_edges:  # an attribute of the user's, which PyG deletes as well
+                del of_edges[name]
         for name, value in self.values.items():
-            batch[name] = value
-        if "batch" in batch:
-            batch.batch = self.positive_of(batch.batch)
+            places = [of_edges]
+            if self.edge_type is not None and self.is_triplet and name in _OF_ENDS:
+                source, _, target = self.edge_type
+                ends = {"src": [source], "dst": [target]}.get(name[:3], [source, target])
+                places = [batch[end] for end in ends]
+            for place in places:
+                place[name] = value
+        for store in (
+            [batch] if self.edge_type is None else map(batch.__getitem__, batch.node_types)
+        ):
+            if "batch" in store:
+                store.batch = self.positive_of(store.batch)
 
     def positive_of(self, tree: torch.Tensor) -> torch.Tensor:
         """Return the number of the positive that each tree belongs to: negative j to j mod P."""
@@ -50,13 +64,15 @@ class LinkLabels(SeedLabels):
         return tree % max(1, num_positives)
 
     def arrays(self) -> list[npt.NDArray[Any]]:
-        """Return a table of contents in JSON, and the values behind one another."""
+        """Return the edge type if any, a table of contents, in JSON, and the values in a row."""
         contents = [
             [name, str(value.dtype).removeprefix("torch."), list(value.shape)]
             for name, value in self.values.items()
         ]
+        documents = [contents] if self.edge_type is None else [self.edge_type, contents]
         parts = [bytes_of(value) for value in self.values.values()]
-        return [np.frombuffer(json.dumps(contents).encode(), np.uint8), np.concatenate(parts)]
+        texts = [np.frombuffer(json.dumps(each).encode(), np.uint8) for each in documents]
+        return [*texts, np.concatenate(parts)]
 
     @property
     def num_bytes(self) -> int:
@@ -65,33 +81,44 @@ class LinkLabels(SeedLabels):
 
     def metadata(self) -> tuple[Any, ...]:
         """Return PyG's tuple; what PyG does not have follows in a dict."""
-        values = dict(self.values)
+        values: dict[str, Any] = dict(self.values)
+        if self.edge_type is not None:
+            values[_TYPE] = self.edge_type
         names = _TRIPLET if self.is_triplet else _BINARY
         shown = [values.pop(name, None) for name in names]
         return (*shown, values) if values else tuple(shown)
 
     @classmethod
-    def from_arrays(cls, arrays: Sequence[npt.NDArray[Any]]) -> LinkLabels:
-        """Return the labels of a table of contents and values."""
-        contents, data = arrays
+    def from_arrays(cls, arrays: Sequence[npt.NDArray[Any]]) -> Self:
+        """Return the labels of which `arrays` gave these."""
+        *documents, data = arrays
+        *edge_type, contents = (json.loads(each.tobytes()) for each in documents)
         values, begin = {}, 0
-        for name, dtype, shape in json.loads(contents.tobytes()):
+        for name, dtype, shape in contents:
             value = torch.empty(shape, dtype=getattr(torch, dtype))
             # Copied: they may lie anywhere, and tensors must be aligned.
             end = begin + value.nbytes
             bytes_of(value)[:] = data[begin:end]
             values[name], begin = value, end
-        return cls(values)
+        return cls(values, edge_type=tuple(edge_type[0]) if edge_type else None)
 
     @classmethod
-    def from_metadata(cls, metadata: Any) -> LinkLabels:
+    def from_metadata(cls, metadata: Any) -> Self:
         """Return the labels of the tuple that `metadata` gave."""
         shown, more = list(metadata), {}
         if isinstance(shown[-1], Mapping):
             more = dict(shown.pop())
         names = _TRIPLET if len(shown) > len(_BINARY) else _BINARY
         values = {n: v for n, v in zip(names, shown, strict=True) if v is not None}
-        return cls({**values, **more})
+        edge_type = more.pop(_TYPE, None)
+        return cls({**values, **more}, edge_type=edge_type)
+
+
+class TypedLinkLabels(LinkLabels):
+    """The same with an edge type."""
+
+    name: ClassVar[str] = "typed links"
+    num_arrays: ClassVar[int] = 3
 
 
 _BINARY = ("input_id", "edge_label_index", "edge_label", "edge_label_time")
@@ -102,63 +129,6 @@ _HIDDEN = {
     True: ("edge_label_index", "edge_label_time", "seed_time"),
     False: ("edge_label", "edge_label_time"),
 }
-
-
-def forget_others(store: Any, labels: LinkLabels) -> None:
-    """Delete attributes of the user's that PyG deletes from what shows the seed edges."""
-    for name in _HIDDEN[labels.is_triplet]:
-        if name in store:
-            del store[name]
-
-
-@dataclass(frozen=True, eq=False)
-class TypedLinkLabels(LinkLabels):
-    """The same on the parts of the edge type, and of triplets on those of its ends."""
-
-    name: ClassVar[str] = "typed links"
-    num_arrays: ClassVar[int] = 3
-
-    edge_type: EdgeType = EDGE_TYPE
-
-    def label(self, batch: Any) -> None:
-        """Write the values, and the number of the positive as the `batch` of disjoint subgraphs."""
-        source, _, target = self.edge_type
-        forget_others(batch[self.edge_type], self)
-        for name, value in self.values.items():
-            places: list[Any] = [self.edge_type]
-            if self.is_triplet and name in _OF_ENDS:
-                places = {"src": [source], "dst": [target]}.get(name[:3], [source, target])
-            for place in places:
-                batch[place][name] = value
-        for node_type in batch.node_types:
-            store = batch[node_type]
-            if "batch" in store:
-                store.batch = self.positive_of(store.batch)
-
-    def arrays(self) -> list[npt.NDArray[Any]]:
-        """Return the edge type in JSON, and the arrays of the values."""
-        edge_type = np.frombuffer(json.dumps(self.edge_type).encode(), np.uint8)
-        return [edge_type, *super().arrays()]
-
-    @classmethod
-    def from_arrays(cls, arrays: Sequence[npt.NDArray[Any]]) -> TypedLinkLabels:
-        """Return the labels of an edge type and of the arrays of values."""
-        source, relation, target = json.loads(arrays[0].tobytes())
-        values = LinkLabels.from_arrays(arrays[1:]).values
-        return cls(values, edge_type=(source, relation, target))
-
-    def metadata(self) -> tuple[Any, ...]:
-        """Return PyG's tuple; the edge type follows, with what PyG does not have."""
-        *shown, more = LinkLabels({**self.values, _TYPE: self.edge_type}).metadata()  # type: ignore[dict-item]
-        return (*shown, more)
-
-    @classmethod
-    def from_metadata(cls, metadata: Any) -> TypedLinkLabels:
-        """Return the labels of the tuple that `metadata` gave."""
-        values: dict[str, Any] = LinkLabels.from_metadata(metadata).values
-        return cls(values, edge_type=values.pop(_TYPE))
-
-
 # Attributes of triplets that the node types of the ends have.
 _OF_ENDS = ("src_index", "src_neg_index", "dst_pos_index", "dst_neg_index", "seed_time")
 _TYPE = "edge type"

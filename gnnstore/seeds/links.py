@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,7 +24,7 @@ from gnnstore.graph.edge_splits import EdgeSplits
 from gnnstore.graph.shared import shared_tables
 from gnnstore.graph.store import GraphStore
 from gnnstore.sampling.edges import EdgeFinder
-from gnnstore.sampling.hetero import reverse_of
+from gnnstore.sampling.sampler import reverse_of
 from gnnstore.seeds.base import BatchKey, Int64Array, Seeds
 from gnnstore.seeds.edges import GivenEdges
 from gnnstore.seeds.link_labels import LinkLabels, TypedLinkLabels, bytes_of
@@ -70,18 +70,6 @@ class Links:
         self.exclude_edges = exclude_edges
         nodes = [store.schema.node_of(name) for name in (given.edge.source, given.edge.target)]
         self._counts = nodes[0].num_nodes, nodes[1].num_nodes
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        arguments: dict[str, Any] = {
-            "ids": self.ids,
-            "edge_label": self.edge_label,
-            "times": self.times,
-            "negatives": self.negatives,
-            "disjoint": self.disjoint,
-            "attributes": self.attributes,
-            "exclude_edges": self.exclude_edges,
-        }
-        return (partial(type(self), **arguments), (self.store, self.given))
 
     def __len__(self) -> int:
         """Return the number of seed edges."""
@@ -167,9 +155,8 @@ class Links:
         else:
             found, kept = self._pairs(graph, key, ends, times, values, ids=ids)
         without = None if self.exclude_edges is None else self._excluded(graph, ends)
-        labels = LinkLabels({**values, **attributes}, {"negatives_kept": kept})
-        if not self.store.schema.is_homogeneous:
-            labels = TypedLinkLabels(labels.values, labels.counts, self.edge_type)
+        edge_type = None if self.store.schema.is_homogeneous else self.edge_type
+        labels = self.labels({**values, **attributes}, {"negatives_kept": kept}, edge_type)
         return Seeds(found.nodes, labels, without, found.times, found.places)
 
     def ends(self, positions: Int64Array) -> tuple[Int64Array, Int64Array]:

@@ -245,18 +245,14 @@ def cumulative_weights(weights: Any, num_nodes: int, name: str) -> npt.NDArray[n
         )
     if values.dtype.kind not in "fiub":
         raise InputError(f"{name} has the element type {values.dtype}; expected numbers")
-    wrong = np.flatnonzero(~np.isfinite(values) | (values < 0))
-    if wrong.size:
-        raise InputError(
-            f"{name}: the weight of node {wrong[0]} is {values[wrong[0]]}; expected finite "
-            "numbers, 0 or more"
-        )
     with np.errstate(over="ignore"):
         sums: npt.NDArray[np.float64] = np.cumsum(values, dtype=np.float64)
-    if not sums[-1:].any():
-        raise InputError(f"{name}: all weights are 0, so that no node can be drawn")
-    if not np.finfo(np.float64).tiny <= sums[-1] < np.inf:
-        raise InputError(f"{name}: the weights add up to {sums[-1]}; scale them to around 1")
+    is_good = np.isfinite(values).all() and (values >= 0).all()
+    if not is_good or not np.finfo(np.float64).tiny <= sums[-1] < np.inf:
+        raise InputError(
+            f"{name}: expected finite weights, 0 or more, not all 0; they are {values.min()} to "
+            f"{values.max()} and add up to {sums[-1]}"
+        )
     return sums
 
 

@@ -7,23 +7,25 @@ is made.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, ClassVar
+from itertools import accumulate, pairwise
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from gnnstore import _core
-from gnnstore.errors import InputError
-from gnnstore.formats.packed.manifest import KIND, SEED_ARRAYS
+from gnnstore.errors import InputError, UsageError
 from gnnstore.formats.store.schema import NODE_TYPE, NodeTypeSpec
 from gnnstore.graph.arrays import SPLIT_ALIASES, Splits
 from gnnstore.graph.pyg_data import read_mask, split_masks
 from gnnstore.graph.store import GraphStore
+from gnnstore.sampling.neighbor import only
 from gnnstore.seeds.base import BatchKey, SeedLabels, Seeds
+from gnnstore.seeds.node_labels import NodeLabels, TimedNodeLabels, TypedNodeLabels
 
 Int64Array = npt.NDArray[np.int64]
 
@@ -31,133 +33,31 @@ _CRC_CHUNK = 2**20  # 8 MB at a time of what is not there as an array
 
 
 @dataclass(frozen=True, eq=False)
-class NodeLabels(SeedLabels):
-    """Attributes of a batch that describe its seed nodes, as PyG's `NodeLoader` writes them."""
+class NodesOfType:
+    """The seed nodes of one type."""
 
-    name: ClassVar[str] = "nodes"
-    num_arrays: ClassVar[int] = 1
-
-    input_id: torch.Tensor
-    seed_time: torch.Tensor | None = None
-
-    @classmethod
-    def fingerprint(cls) -> dict[str, Any]:
-        """Return nothing: seeds are nodes where a fingerprint does not say otherwise."""
-        return {}
-
-    def label(self, batch: Any) -> None:
-        """Write `input_id` and `batch_size`, and `seed_time` if there is one."""
-        write_labels(batch, self.input_id, self.seed_time)
-
-    def arrays(self) -> list[npt.NDArray[Any]]:
-        """Return `input_id`."""
-        return [self.input_id.numpy()]
-
-    def metadata(self) -> tuple[Any, ...]:
-        """Return (input_id, seed_time)."""
-        return self.input_id, self.seed_time
-
-    @classmethod
-    def from_arrays(cls, arrays: Sequence[npt.NDArray[Any]]) -> NodeLabels:
-        """Return the labels of an array of input ids."""
-        return cls(torch.from_numpy(arrays[0]))
-
-    @classmethod
-    def from_metadata(cls, metadata: Any) -> NodeLabels:
-        """Return the labels of a pair of input ids and times."""
-        input_id, seed_time = metadata
-        return cls(input_id, seed_time)
-
-
-@dataclass(frozen=True, eq=False)
-class TimedNodeLabels(NodeLabels):
-    """The same with times of the seed nodes, `seed_time`."""
-
-    name: ClassVar[str] = "timed nodes"
-    num_arrays: ClassVar[int] = 2
-
-    @classmethod
-    def fingerprint(cls) -> dict[str, Any]:
-        """Return the kind, for the fingerprint of a loader."""
-        return {KIND: cls.name, SEED_ARRAYS: cls.num_arrays}
-
-    def arrays(self) -> list[npt.NDArray[Any]]:
-        """Return `input_id` and `seed_time`."""
-        assert self.seed_time is not None  # noqa: S101 - of this kind all have times
-        return [self.input_id.numpy(), self.seed_time.numpy()]
-
-    @classmethod
-    def from_arrays(cls, arrays: Sequence[npt.NDArray[Any]]) -> TimedNodeLabels:
-        """Return the labels of arrays of input ids and times."""
-        return cls(torch.from_numpy(arrays[0]), torch.from_numpy(arrays[1]))
-
-
-def write_labels(store: Any, input_id: torch.Tensor, seed_time: torch.Tensor | None = None) -> None:
-    """Write the labels of seed nodes on a batch, or on the part of their type."""
-    written = (("input_id", input_id), ("seed_time", seed_time), ("batch_size", len(input_id)))
-    for name, value in written:
-        if value is not None:
-            store[name] = value
-        elif name in store:  # an attribute of the user's, which PyG overwrites as well
-            del store[name]
-
-
-@dataclass(frozen=True, eq=False)
-class InputNodes:
-    """The seed nodes of a loader, by position."""
-
-    num_seeds: int  # positions 0 to num_seeds - 1 can be asked for
+    num_seeds: int
     # int64 [num_seeds] or None: node ids; None: every node, position and id being the same.
     nodes: Int64Array | None
     # int64 [num_seeds] or None: values of `input_id` in batches; None: the positions.
     ids: Int64Array | None
     name: str | None = None  # the split, or "all" nodes
-    node_type: str = NODE_TYPE
     times: Int64Array | None = None  # int64 [num_seeds]; None: none, or those of the nodes
 
-    @cached_property
-    def nodes_crc(self) -> int:
-        """Checksum of the node ids, those that are no array included."""
-        return _crc_of_all(self.nodes, self.num_seeds)
-
-    @cached_property
-    def ids_crc(self) -> int:
-        """Checksum of what `input_id` shows."""
-        if self.ids is self.nodes:
-            return self.nodes_crc
-        return _crc_of_all(self.ids, self.num_seeds)
-
-    @property
-    def labels(self) -> type[NodeLabels]:
-        """Kind of the labels of its seeds."""
-        return NodeLabels if self.times is None else TimedNodeLabels
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of the node ids, of what `input_id` shows, and of times."""
-        return (16 if self.times is None else 24) * self.num_seeds
-
     def __len__(self) -> int:
-        """Return the number of seed nodes."""
         return self.num_seeds
 
-    def fingerprint(self) -> dict[str, Any]:
-        """Return checksums of the node ids and of what `input_id` shows."""
-        times = {} if self.times is None else {"crc32c of input_time": _crc(self.times)}
-        return {
-            "crc32c of input_nodes": f"{self.nodes_crc:08x}",
-            "crc32c of input_id": f"{self.ids_crc:08x}",
-            **times,
-        }
+    @cached_property
+    def _checksums(self) -> dict[str, str]:
+        nodes = _crc_of_all(self.nodes, self.num_seeds)
+        ids = nodes if self.ids is self.nodes else _crc_of_all(self.ids, self.num_seeds)
+        times = {} if self.times is None else {"crc32c of input_time": crc_of_ids(self.times)}
+        crcs = {"crc32c of input_nodes": nodes, "crc32c of input_id": ids, **times}
+        return {name: f"{crc:08x}" for name, crc in crcs.items()}
 
-    def select(self, index: Any, key: BatchKey | None = None) -> Seeds[NodeLabels]:  # noqa: ARG002
-        """Return the seed nodes at some positions, whatever the key."""
-        nodes, labels, times = self.at(checked_positions(index, self.num_seeds, "input_nodes"))
-        return Seeds(
-            {self.node_type: nodes},
-            labels,
-            times=None if times is None else {self.node_type: times},
-        )
+    def fingerprint(self) -> dict[str, str]:
+        """Return checksums of the node ids, of what `input_id` shows, and of times."""
+        return dict(self._checksums)
 
     def at(self, positions: Int64Array) -> tuple[Int64Array, NodeLabels, Int64Array | None]:
         """Return the nodes at some positions, with their labels and times."""
@@ -169,16 +69,92 @@ class InputNodes:
         return nodes, TimedNodeLabels(ids, torch.from_numpy(times)), times
 
 
+@dataclass(frozen=True, eq=False)
+class InputNodes:
+    """The seed nodes of a loader, by position: type after type, in the order of the store."""
+
+    parts: Mapping[str, NodesOfType]  # by node type
+    is_typed: bool = False  # whether types have names
+    name: str | None = None  # such as "train", or "paper:train"
+    offsets: dict[str, tuple[int, int]] = field(init=False)  # first position and end of each type
+
+    def __post_init__(self) -> None:
+        ends = list(accumulate(map(len, self.parts.values()), initial=0))
+        object.__setattr__(self, "offsets", dict(zip(self.parts, pairwise(ends), strict=True)))
+
+    @property
+    def nodes(self) -> Int64Array | None:
+        """Node ids of the only type; None: every node."""
+        return only(self.parts).nodes
+
+    @property
+    def labels(self) -> type[SeedLabels]:
+        """Kind of the labels of its seeds."""
+        if self.is_typed:
+            return TypedNodeLabels
+        return NodeLabels if only(self.parts).times is None else TimedNodeLabels
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the node ids, of what `input_id` shows, and of times."""
+        return sum((16 if p.times is None else 24) * len(p) for p in self.parts.values())
+
+    def __len__(self) -> int:
+        """Return the number of seed nodes of all types."""
+        return sum(map(len, self.parts.values()))
+
+    def fingerprint(self) -> dict[str, Any]:
+        """Return checksums; of types with names, the number of seeds and checksums of each."""
+        if not self.is_typed:
+            return only(self.parts).fingerprint()
+        return {
+            f"{what} of {node_type!r}": value
+            for node_type, part in self.parts.items()
+            for what, value in (("number", len(part)), *part.fingerprint().items())
+        }
+
+    def select(self, index: Any, key: BatchKey | None = None) -> Seeds[SeedLabels]:  # noqa: ARG002
+        """Return the seed nodes at some positions, whatever the key."""
+        positions = checked_positions(index, len(self), "input_nodes")
+        nodes, labels, times, places = {}, {}, {}, {}
+        for node_type, (first, end) in self.offsets.items():
+            own = positions
+            if len(self.parts) > 1:
+                places[node_type] = np.flatnonzero((positions >= first) & (positions < end))
+                own = positions[places[node_type]] - first
+            nodes[node_type], labels[node_type], own_times = self.parts[node_type].at(own)
+            if own_times is not None:
+                times[node_type] = own_times
+        of_all = TypedNodeLabels(labels) if self.is_typed else only(labels)
+        return Seeds(nodes, of_all, times=times or None, places=places or None)
+
+
 def resolve_input_nodes(
     store: GraphStore, input_nodes: Any, input_id: Any = None, input_time: Any = None
 ) -> InputNodes:
-    """Turn whatever names nodes of a graph of one type into seed nodes."""
-    if is_of_type(input_nodes):
-        node_type, input_nodes = input_nodes
-        node = store.schema.node_of(node_type)
-    else:
-        node = store.schema.node
-    return nodes_of_type(store, node, input_nodes, input_id, input_time)
+    """Turn whatever names nodes into the seed nodes of a loader."""
+    schema = store.schema
+    if schema.is_homogeneous:
+        if is_of_type(input_nodes):
+            node_type, input_nodes = input_nodes
+            schema.node_of(node_type)  # raises if it is not there
+        part = nodes_of_type(store, schema.node, input_nodes, input_id, input_time)
+        return InputNodes({schema.node.name: part}, name=part.name)
+    given = _by_type(store, input_nodes)
+    of_ids = _options_by_type("input_id", input_id, given, input_nodes)
+    of_times = _options_by_type("input_time", input_time, given, input_nodes)
+    parts = {
+        node.name: nodes_of_type(
+            store, node, given[node.name], of_ids.get(node.name), of_times.get(node.name)
+        )
+        for node in schema.node_types
+        if node.name in given
+    }
+    if 0 < len(of_times) < len(parts):
+        missing = [name for name in parts if name not in of_times]
+        raise UsageError(f"input_time has no times of {missing}; give times of all input nodes")
+    names = [f"{name}:{part.name}" for name, part in parts.items() if part.name is not None]
+    return InputNodes(parts, True, ",".join(names) if len(names) == len(parts) else None)
 
 
 def is_of_type(input_nodes: Any) -> bool:
@@ -193,7 +169,7 @@ def nodes_of_type(
     input_nodes: Any,
     input_id: Any = None,
     input_time: Any = None,
-) -> InputNodes:
+) -> NodesOfType:
     """Turn whatever names nodes of a type into seed nodes."""
     nodes, ids = _nodes_and_ids(store, node, input_nodes)
     num_seeds = node.num_nodes if nodes is None else len(nodes)
@@ -203,9 +179,7 @@ def nodes_of_type(
     times = None
     if input_time is not None:
         times = resolve_times(input_time, num_seeds, "input_time", "input nodes")
-    return InputNodes(
-        num_seeds, nodes, ids, "all" if input_nodes is None else name, node.name, times
-    )
+    return NodesOfType(num_seeds, nodes, ids, "all" if input_nodes is None else name, times)
 
 
 def resolve_times(times: Any, num_seeds: int, name: str, what: str) -> Int64Array:
@@ -240,6 +214,68 @@ def resolve_input_ids(input_id: Any, num_seeds: int, what: str) -> Int64Array:
             "give one for each, or leave it out"
         )
     return ids
+
+
+def _by_type(store: GraphStore, input_nodes: Any) -> dict[str, Any]:
+    """Return the input nodes of each type, as they are given."""
+    schema = store.schema
+    if isinstance(input_nodes, Mapping):
+        if not input_nodes:
+            raise UsageError(f"input_nodes is empty; {_how_to_name(store)}")
+        for node_type in input_nodes:
+            schema.node_of(node_type)  # raises if it is not there
+        return dict(input_nodes)
+    if is_of_type(input_nodes):
+        node_type, chosen = input_nodes
+        schema.node_of(node_type)
+        return {node_type: chosen}
+    if isinstance(input_nodes, str):
+        if input_nodes in {node.name for node in schema.node_types}:
+            return {input_nodes: None}
+        named = [node.name for node in schema.node_types if has_nodes_named(node, input_nodes)]
+        if len(named) == 1:
+            return {named[0]: input_nodes}
+        if named:
+            raise UsageError(
+                f"input_nodes={input_nodes!r} names nodes of several types: "
+                f"{', '.join(map(repr, named))}; name one, as in "
+                f"input_nodes=({named[0]!r}, {input_nodes!r}), or give a dict of several"
+            )
+        raise UsageError(
+            f"input_nodes={input_nodes!r} is no node type of the store, and no split or mask of "
+            f"one; {_how_to_name(store)}"
+        )
+    raise UsageError(
+        "input_nodes does not name a node type, and the store's types have names; "
+        f"{_how_to_name(store)}"
+    )
+
+
+def _how_to_name(store: GraphStore) -> str:
+    types = store.schema.node_types
+    there = ", ".join(
+        f"{node.name!r} (splits: {', '.join(node.splits) or 'none'})" for node in types
+    )
+    example = next(((n.name, s) for n in types for s in n.splits), (types[0].name, None))
+    return f"give for example input_nodes={example!r}. There are the node types {there}"
+
+
+def _options_by_type(
+    name: str, values: Any, given: Mapping[str, Any], input_nodes: Any
+) -> Mapping[str, Any]:
+    """Return an option of the input nodes by node type."""
+    if values is None:
+        return {}
+    if isinstance(values, Mapping):
+        if unknown := [node_type for node_type in values if node_type not in given]:
+            raise UsageError(f"{name} has values of {unknown}, which input_nodes does not list")
+        return values
+    if len(given) > 1 or isinstance(input_nodes, Mapping):
+        raise UsageError(
+            f"{name}: input_nodes lists node types, so give a dict by node type, as in "
+            f"{name}={{{next(iter(given))!r}: ...}}"
+        )
+    return dict.fromkeys(given, values)
 
 
 def _nodes_and_ids(
@@ -289,10 +325,6 @@ def _named(store: GraphStore, node: NodeTypeSpec, name: str) -> npt.NDArray[Any]
         if (split := split_masks(node).get(name)) is not None:
             return read_mask(store.reader, node, split).numpy()
     return splits[name].numpy()
-
-
-def _crc(values: Int64Array) -> str:
-    return f"{crc_of_ids(values):08x}"
 
 
 def _crc_of_all(ids: Int64Array | None, num_seeds: int) -> int:

@@ -42,7 +42,8 @@ def test_by_frequency_rows_that_batches_need_come_first(
     assert (done.status, done.stderr) == (0, "")
     ordered = gnnstore.open(tmp_path / "b.gnn")
     train = ordered.splits["train"]
-    drawn = [ordered.in_neighbors(node) for node in train]
+    csc = ordered.topology().columns()
+    drawn = [csc.indices[csc.indptr[node] : csc.indptr[node + 1]] for node in train]
     reached = np.unique(np.concatenate([train, *drawn]))
     # Whatever a batch may need, and nothing else, lies in front; all seeds are needed.
     loader = gnnstore.NeighborLoader(ordered, [3], input_nodes="train", batch_size=5)

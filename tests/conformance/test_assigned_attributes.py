@@ -119,13 +119,10 @@ def test_they_are_copies(path: Path) -> None:
     assert torch.equal(store.rank, 2 * torch.arange(N))
     gnnstore.NeighborLoader(store, [3], batch_size=40, seed=0).load_state_dict(state)
     store.to_pyg().rank.zero_()
-    with torch.inference_mode():
-        store.rank += 0 * store.rank  # assigns the result
+    with pytest.raises(UsageError, match="'rank': it belongs to a store and cannot be written to"):
+        store.rank[:] = 7
     assert torch.equal(store.rank, 2 * torch.arange(N))
-    store.rank[:] = 7
-    with pytest.raises(UsageError, match="'rank': it cannot be written to, but was, in place"):
-        gnnstore.NeighborLoader(store, [3])
-    store.rank = torch.zeros(N)
+    store.rank = 0 * store.rank
     gnnstore.NeighborLoader(store, [3])
 
 
@@ -224,7 +221,7 @@ def test_stores_of_several_types(tmp_path: Path) -> None:
     store["paper"].x = store["paper"].x
     with pytest.raises(UsageError, match="'x' cannot be assigned to"):
         store["paper"].x = torch.zeros(60)
-    with pytest.raises(UsageError, match="attributes of edges cannot be assigned"):
+    with pytest.raises(AttributeError, match="no attribute 'w'"):
         store[WRITES].w = torch.zeros(store[WRITES].num_edges)
     del store["paper"].rank
     with pytest.raises(AttributeError, match="nothing was assigned to 'rank' of 'paper'"):
@@ -262,12 +259,6 @@ def test_what_cannot_be_shown(path: Path, data: Data) -> None:
         gnnstore.NeighborLoader(store, [2], attributes="y")
     with pytest.raises(NotFoundError, match=r"an attribute 'z'; there are: .*x, y.* rank"):
         gnnstore.NeighborLoader(store, [2], attributes=["z"])
-    loader = gnnstore.NeighborLoader(store, [2], attributes=["y"])
-    with pytest.raises(UsageError, match="attributes of a NeighborLoader cannot be changed"):
-        loader.attributes = ["x"]
-    loader.attributes = ["y"]  # an equal value
-    with pytest.raises(UsageError, match="input_data of a NeighborLoader follows from its options"):
-        loader.input_data = None  # type: ignore[misc]
     with pytest.raises(UsageError, match=r"'num_nodes' of 'node' cannot be assigned to"):
         store["node"].num_nodes = 3
 

@@ -290,22 +290,6 @@ def test_a_loader_is_built_anew_from_its_attributes(path: Path) -> None:
     assert "label_edge_attr" in next(iter(again))
 
 
-@pytest.mark.parametrize(
-    "name", ["data", "neg_sampling", "custom_cls", "num_neighbors", "replace", "memory", "tables"]
-)
-def test_options_that_are_read_once_cannot_be_changed(path: Path, name: str) -> None:
-    loader = loader_of(path, neg_sampling="binary")
-    setattr(loader, name, getattr(loader, name))
-    with pytest.raises(gnnstore.UsageError, match=f"another one with {name}="):
-        setattr(loader, name, NegativeSampling("triplet"))
-    del loader.custom_cls
-    loader.custom_cls = None  # there is nothing that it would be compared with
-    loader.transform = lambda data: data.update({"is_transformed": True})  # read each time
-    batch = next(iter(loader))
-    assert batch.is_transformed
-    assert "edge_label" in batch
-
-
 def test_arrays_of_the_user_are_not_kept_beside_their_copies(path: Path) -> None:
     """And what is kept in their place makes the same loader."""
     edges, label = torch.randint(N, (2, 90)), torch.arange(90)
@@ -780,9 +764,12 @@ def test_attributes_of_seed_edges(path: Path, edge_index: torch.Tensor) -> None:
         ({"neg_sampling": {"mode": "triplet", "amount": 0.5}}, "integer"),
         ({"neg_sampling": "other"}, "expected a mode"),
         ({"neg_sampling": ("binary", 1, torch.ones(3))}, f"each of the {N} nodes"),
-        ({"neg_sampling": ("binary", 1, torch.full((N,), math.nan))}, "node 0 is nan"),
-        ({"neg_sampling": ("binary", 1, None, -torch.ones(N))}, "dst_weight: the weight of node 0"),
-        ({"neg_sampling": ("binary", 1, torch.zeros(N))}, "all weights are 0"),
+        ({"neg_sampling": ("binary", 1, torch.full((N,), math.nan))}, "expected finite weights"),
+        (
+            {"neg_sampling": ("binary", 1, None, -torch.ones(N))},
+            "dst_weight: expected finite",
+        ),
+        ({"neg_sampling": ("binary", 1, torch.zeros(N))}, "not all 0"),
         (
             {"neg_sampling": ("binary", 1, torch.full((N,), 1e308, dtype=torch.double))},
             "add up to inf",
@@ -795,28 +782,15 @@ def test_attributes_of_seed_edges(path: Path, edge_index: torch.Tensor) -> None:
         ({"edge_label": ["a"] * E}, "edge_label is a list"),
         ({"edge_label_attrs": "edge_attr"}, "expected a list of names"),
         ({"exclude_edges": ["self"]}, "is unknown"),
-        ({"negative_chunks": 2.5, "neg_sampling": "triplet"}, "at least 1 chunk"),
-        ({"degree_fraction": 0.1, "neg_sampling": "triplet"}, "is none"),
+        ({"negative_chunks": 2.5, "neg_sampling": "triplet"}, "is not a whole number"),
         ({"strict_negatives": True}, "strict_negatives: no negatives are drawn"),
         ({"exclude_edges": "all"}, "exclude_edges='all' is unknown"),
         ({"neg_side": "src", "neg_sampling": "binary"}, "only of use to neg_sampling='triplet'"),
         ({"neg_side": "top", "neg_sampling": "triplet"}, "neg_side='top' is unknown"),
-        ({"negative_chunks": 0, "neg_sampling": "triplet"}, "at least 1 chunk"),
+        ({"negative_chunks": 0, "neg_sampling": "triplet"}, "at least 1"),
         ({"degree_fraction": 2.0, "neg_sampling": "triplet"}, "expected a share"),
-        (
-            {"degree_fraction": 1.0, "negative_chunks": 1, "neg_sampling": "triplet"},
-            "give at least 2",
-        ),
-        ({"edge_label_attrs": ["nope"]}, "no edge attribute 'nope'"),
+        ({"edge_label_attrs": ["nope"]}, "no attribute 'nope'"),
         ({"edge_label_time": torch.ones(E)}, "time"),
-        (
-            {"edge_label": torch.zeros(E, dtype=torch.uint16), "neg_sampling": "binary"},
-            "torch compares no torch.uint16",
-        ),
-        (
-            {"edge_label": torch.arange(E).half() % 2 * 2048, "neg_sampling": "binary"},
-            r"no number for 2048 \+ 1; give them as a wider type",
-        ),
         ({"input_id": torch.arange(3)}, f"3 entries for {E} edges"),
     ],
 )

@@ -366,11 +366,11 @@ loader = NeighborLoader(
 )
 for number, batch in enumerate(loader):
     if number == 0:
-        sample = loader._source.sampler.sample
-        def slowly(*args, **options):
+        draw = loader._source.sampler.draw
+        def slowly(request):
             time.sleep(0.5)
-            return sample(*args, **options)
-        loader._source.sampler.sample = slowly
+            return draw(request)
+        loader._source.sampler.draw = slowly
 print("done", flush=True)
 """
 
@@ -562,14 +562,14 @@ def test_an_error_belongs_to_its_epoch(
     """What cannot be sampled stops the epoch that it is of, not the one before."""
     loader = long_loader(path)
     sampler = loader._source.sampler
-    sample = sampler.sample
+    draw = sampler.draw
 
-    def failing(*args: Any, epoch: int, batch: int, **options: Any) -> Any:
-        if (epoch, batch) == (3, 2):
+    def failing(request: Any) -> Any:
+        if (request.epoch, request.batch) == (3, 2):
             raise ValueError("a batch that cannot be sampled")
-        return sample(*args, epoch=epoch, batch=batch, **options)
+        return draw(request)
 
-    monkeypatch.setattr(sampler, "sample", failing)
+    monkeypatch.setattr(sampler, "draw", failing)
     for epoch in expected[:3]:
         assert_same_batches(batches_of(loader), epoch)
     found: list[Any] = []

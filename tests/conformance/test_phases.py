@@ -17,7 +17,7 @@ from gnnstore import NeighborLoader
 from gnnstore.pipeline.lookahead import superbatch as rolling
 from gnnstore.pipeline.lookahead.producer import Session
 from gnnstore.pipeline.lookahead.superbatch import SuperbatchFiles
-from gnnstore.sampling.neighbor import NeighborSampler
+from gnnstore.sampling.sampler import NeighborSampler
 from gnnstore.strategies.builtin import STRATEGIES
 from tests.support.batches import Batches, assert_same_batches, batches_of
 
@@ -51,7 +51,7 @@ class Phases:
         self._now: Counter[str] = Counter()
         self._lock = threading.Lock()
         self._patch = monkeypatch
-        self.note(NeighborSampler, "sample", "sampling")
+        self.note(NeighborSampler, "draw", "sampling")
         self.note(Session, "fill", "filling")
         self.note(SuperbatchFiles, "plan", "planning")
         self.note(rolling, "pack", "packing")

@@ -334,14 +334,14 @@ def test_a_batch_that_cannot_be_sampled(
     path: Path, monkeypatch: pytest.MonkeyPatch, num_threads: int
 ) -> None:
     loader = loader_of(path, num_threads=num_threads)
-    sample = loader._source.sampler.sample
+    draw = loader._source.sampler.draw
 
-    def failing(seeds: Any, *, epoch: int, batch: int, **_: Any) -> Any:
-        if batch == 7:
+    def failing(request: Any) -> Any:
+        if request.batch == 7:
             raise StorageError("out of order", path="here")
-        return sample(seeds, epoch=epoch, batch=batch)
+        return draw(request)
 
-    monkeypatch.setattr(loader._source.sampler, "sample", failing)
+    monkeypatch.setattr(loader._source.sampler, "draw", failing)
     got: list[Any] = []
     with pytest.raises(StorageError, match="out of order") as caught:
         got.extend(loader)
@@ -377,8 +377,8 @@ def test_a_directory_that_is_not_there(path: Path, tmp_path: Path) -> None:
         ({"superbatch": 0}, "superbatch=0: expected a number of batches, at least 1, or 'auto'"),
         ({"superbatch": "many"}, "superbatch='many'"),
         ({"superbatch": 2.5}, "superbatch=2.5"),
-        ({"cache": "degree"}, "decides by itself which rows to cache"),
-        ({"strategy": "direct", "superbatch": 4}, "plans no superbatches"),
+        ({"cache": "degree"}, "has no use for cache="),
+        ({"strategy": "direct", "superbatch": 4}, "has no use for superbatch"),
         ({"strategy": "static", "superbatch": None, "spill_dir": "/x"}, "has no use for spill_dir"),
         ({"cache_bytes": -1}, "cache_bytes"),
         ({"strategy": "lru"}, "strategy='lru' is unknown; choose one of auto, memory, "),

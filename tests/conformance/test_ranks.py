@@ -192,7 +192,7 @@ def test_errors_name_the_batch_by_its_number_in_the_epoch(
     def fail(*_: Any, **__: Any) -> Any:
         raise KeyError("sample")
 
-    monkeypatch.setattr(loader._source.sampler, "sample", fail)
+    monkeypatch.setattr(loader._source.sampler, "draw", fail)
     with pytest.raises(KeyError) as caught:
         next(batches)
     assert caught.value.__notes__ == ["while preparing batch 3 of epoch 0"]

@@ -194,13 +194,13 @@ def test_the_order_of_all_nodes_may_be_spelled_out(store: GraphStore) -> None:
 def test_what_is_prepared_ahead_does_not_count(store: GraphStore) -> None:
     loader = make(store, num_threads=2, prefetch_batches=4)
     prepared: list[int] = []
-    sample: Any = loader._source.sampler.sample
+    draw: Any = loader._source.sampler.draw
 
-    def note(seeds: Any, *, epoch: int, batch: int, **_: Any) -> Any:
-        prepared.append(batch)
-        return sample(seeds, epoch=epoch, batch=batch)
+    def note(request: Any) -> Any:
+        prepared.append(request.batch)
+        return draw(request)
 
-    loader._source.sampler.sample = note  # type: ignore[method-assign]
+    loader._source.sampler.draw = note  # type: ignore[method-assign]
     batches = iter(loader)
     next(batches)
     deadline = time.monotonic() + 20
@@ -216,13 +216,13 @@ def test_batches_that_were_handed_out_are_not_sampled_again(
 ) -> None:
     state = {**make(store).state_dict(), "batches": 3}
     loader = resumed(make(store, num_threads=2), state)
-    sample, sampled = loader._source.sampler.sample, []
+    draw, sampled = loader._source.sampler.draw, []
 
-    def note(seeds: Any, *, epoch: int, batch: int, **_: Any) -> Any:
-        sampled.append((epoch, batch))
-        return sample(seeds, epoch=epoch, batch=batch)
+    def note(request: Any) -> Any:
+        sampled.append((request.epoch, request.batch))
+        return draw(request)
 
-    monkeypatch.setattr(loader._source.sampler, "sample", note)
+    monkeypatch.setattr(loader._source.sampler, "draw", note)
     assert len(list(loader)) == 2
     assert sorted(sampled) == [(0, 3), (0, 4)]
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 
-from gnnstore import _core
+from gnnstore.formats.store.csc import Csc
+from gnnstore.sampling import NeighborSampler, SamplingConfig
 
 pytest.importorskip("torch_sparse", reason="torch-sparse, which PyG samples with, is not installed")
 
@@ -25,9 +28,10 @@ def test_whole_neighbourhoods_are_torch_sparses(fanouts: list[int], induced: boo
         node, row, col, edge = torch.ops.torch_sparse.neighbor_sample(
             *map(torch.from_numpy, (indptr, indices, seeds)), fanouts, False, not induced
         )
-        n_id, edge_index, edge_pos, *_ = _core.sample_neighbors(
-            indptr, indices, seeds, fanouts, seed=0, epoch=0, batch=0, induced=induced
-        )
-        np.testing.assert_array_equal(n_id, node.numpy())
-        np.testing.assert_array_equal(edge_index, torch.stack([row, col]).numpy())
-        np.testing.assert_array_equal(edge_pos, edge.numpy())
+        subgraph_type: Any = "induced" if induced else "directional"
+        config = SamplingConfig(tuple(fanouts), subgraph_type=subgraph_type)
+        sampler = NeighborSampler(Csc(indptr, indices, num_nodes), config)
+        found = sampler.sample(seeds, epoch=0, batch=0)
+        np.testing.assert_array_equal(found.n_id, node.numpy())
+        np.testing.assert_array_equal(found.edge_index, torch.stack([row, col]).numpy())
+        np.testing.assert_array_equal(found.edge_pos, edge.numpy())

@@ -240,8 +240,14 @@ def test_attributes_of_seed_edges(path: Path) -> None:
         (("paper", "x", "paper"), r"no edge type \('paper', 'x', 'paper'\); there are:"),
         (("institution", "paper"), "0 edge types lead from 'institution' to 'paper'"),
         ((WRITES, "train"), "there is no edge split 'train'"),
-        ((WRITES, [[35], [0]]), "source 35 at position 0 of edge_label_index is outside 'author'"),
-        ((WRITES, [[0], [60]]), "target 60 at position 0 of edge_label_index is outside 'paper'"),
+        (
+            (WRITES, [[35], [0]]),
+            "source 35 at position 0 of 1 is outside 'author'",
+        ),
+        (
+            (WRITES, [[0], [60]]),
+            "target 60 at position 0 of 1 is outside 'paper'",
+        ),
     ],
 )
 def test_seed_edges_that_cannot_be(path: Path, given: Any, message: str) -> None:

@@ -161,7 +161,7 @@ def test_a_few_fanouts_per_edge_type(store: gnnstore.GraphStore) -> None:
     [
         ({CITES: [2]}, r"Missing number of neighbors for edge type '\('author', 'writes', 'paper'"),
         ({**TYPES, ("paper", "x", "paper"): [1, 1]}, r"Not all edge types specified in 'num_neigh"),
-        ({**TYPES, CITES: [2]}, r"Number of hops must be the same across all edge types \(got 2"),
+        ({**TYPES, CITES: [2]}, "Number of hops must be the same across all edge types"),
         (
             {"paper": [2]},
             r"num_neighbors: Cannot convert the edge type 'paper'.*there are",

@@ -31,7 +31,7 @@ from gnnstore.disk.engines import open_engine
 from gnnstore.disk.profile import load_profile
 from gnnstore.errors import GnnstoreError, UsageError
 from gnnstore.formats.container.files import crc32c_of
-from gnnstore.graph.neighbor_cache.cache import NeighborCache
+from gnnstore.graph.neighbor_cache import open_neighbor_cache
 from gnnstore.sampling.neighbor import SamplingConfig
 from gnnstore.strategies.builtin import STRATEGIES
 from gnnstore.testing.graphs import random_graph
@@ -297,8 +297,8 @@ def target_cache(folder: Path) -> Target:
 
     def batch() -> Any:
         # Room for a part of the lists, of which those are chosen that a file names.
-        lists = NeighborCache(csc, rows, 2**15, store.reader.uuid)
-        cached = replace(topology, neighbors={csc.edge_type: lists})
+        lists = open_neighbor_cache(csc, rows, 2**15, store.reader.uuid)
+        cached = replace(topology, neighbors={} if lists is None else {csc.edge_type: lists})
         sampler = cached.sampler(SamplingConfig((3, 2), seed=1), "int64")
         load_profile(folder)
         return sampler.sample(np.arange(64), epoch=0, batch=0)

@@ -20,13 +20,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gnnstore import _core
 from gnnstore.disk.engines import Engine, open_engine
 from gnnstore.errors import CorruptStoreError, StorageError
 from gnnstore.formats.store.csc import Csc
 from gnnstore.graph.indices import IndexRows
-from gnnstore.graph.neighbor_cache.cache import bytes_for_all, index_bytes, open_neighbor_cache
-from gnnstore.graph.neighbor_cache.importance import all_lists, choose_lists, unpack_bits
+from gnnstore.graph.neighbor_cache import (
+    all_lists,
+    bytes_for_all,
+    choose_lists,
+    index_bytes,
+    open_neighbor_cache,
+    unpack_bits,
+)
 from gnnstore.sampling import DiskNeighborSampler, NeighborSampler, Sample, SamplingConfig
 from gnnstore.sampling.disk import CachedNeighbors, StagedBatch
 from gnnstore.sampling.neighbor import BatchRequest
@@ -136,12 +141,10 @@ def test_equal_to_sampling_in_memory(
 
     # Only its length and dtype may be looked at.
     hidden = replace(csc, indices=np.full_like(csc.indices, -1))
-    disk = DiskNeighborSampler(hidden, config, index_dtype, fetch, cache)
+    disk = disk_sampler(hidden, config, index_dtype, fetch, cache)
     for (ids, epoch, batch), expected in zip(requests, want, strict=True):
         assert_same(disk.sample(ids, epoch=epoch, batch=batch), expected)
-    assert disk.counts.fetched == sum(asked)
-    assert disk.counts.fetched == 0 or share_cached != 1.0
-    assert disk.counts.cached == 0 or share_cached
+    assert sum(asked) == 0 or share_cached != 1.0
 
     num_threads = data.draw(st.integers(1, 3), label="threads")
     memory_bytes = data.draw(st.sampled_from([0, 20_000, 10**9]), label="memory")
@@ -157,6 +160,18 @@ def test_equal_to_sampling_in_memory(
         assert all(len(positions) > 0 for _, positions in drawn)
         staged.take([csc.indices[positions] for _, positions in drawn])
     assert_same(staged.result(), want[0])
+
+
+def disk_sampler(
+    csc: Csc,
+    config: SamplingConfig,
+    index_dtype: Any,
+    fetch: Any,
+    cache: CachedNeighbors | None = None,
+) -> DiskNeighborSampler:
+    caches = {} if cache is None else {csc.edge_type: cache}
+    fetches: dict[Any, Any] = {(csc.edge_type, "indices"): fetch}
+    return DiskNeighborSampler(csc, config, index_dtype, fetches, caches)
 
 
 @pytest.fixture(scope="module")
@@ -196,7 +211,7 @@ def test_from_disk(stored: tuple[Csc, IndexRows], config: SamplingConfig) -> Non
         cache = open_neighbor_cache(hidden, rows, num_bytes, UUID)
         assert (cache is None) == (num_bytes == 0)
         assert cache is None or cache.num_bytes <= num_bytes
-        disk = DiskNeighborSampler(hidden, config, "int64", rows.fetch, cache)
+        disk = disk_sampler(hidden, config, "int64", rows.fetch, cache)
         before = rows.counts.reads
         with ThreadPoolExecutor(3) as pool:
             alone = pool.map(lambda r, s=disk: s.sample(r[0], epoch=r[1], batch=r[2]), requests)
@@ -213,7 +228,7 @@ def test_from_disk(stored: tuple[Csc, IndexRows], config: SamplingConfig) -> Non
 
 def test_together_reads_less(stored: tuple[Csc, IndexRows]) -> None:
     csc, rows = stored
-    disk = DiskNeighborSampler(csc, CONFIGS[0], "int64", rows.fetch)
+    disk = disk_sampler(csc, CONFIGS[0], "int64", rows.fetch)
     requests = [(np.arange(10 * batch, 10 * batch + 10), 0, batch) for batch in range(128)]
     for ids, epoch, batch in requests:
         disk.sample(ids, epoch=epoch, batch=batch)
@@ -298,9 +313,7 @@ def test_the_choice_is_kept(
         b"",
         whole[:-1],
         whole + b"\0",
-        whole[:-3] + bytes([whole[-3] ^ 1]) + whole[-2:],
-        whole.replace(b'"num_nodes": 3000', b'"num_nodes": 3001'),
-        whole.replace(b'"format_version": 1', b'"format_version": 2'),
+        whole[:-1] + b"\xff",  # nodes that are not there
         b"garbage",
     ):
         caplog.clear()
@@ -311,13 +324,10 @@ def test_the_choice_is_kept(
         np.testing.assert_array_equal(remade.neighbors, first.neighbors)
         assert file.read_bytes() == whole
 
-    # A choice that fits nothing: more than there is room for, though its checksum is right.
+    # A choice that fits nothing: more than there is room for.
     body = np.full(len(first.bits), 2**64 - 1, np.uint64)
     body[-1] = np.uint64(2 ** (3000 % 64) - 1)
-    header = whole[: whole.index(b"\n") + 1]
-    crc = str(_core.crc32c(np.frombuffer(whole[len(header) :], np.uint8))).encode()
-    wrong = str(_core.crc32c(body.view(np.uint8))).encode()
-    file.write_bytes(header.replace(crc, wrong) + body.tobytes())
+    file.write_bytes(body.tobytes())
     np.testing.assert_array_equal(opened()[0].neighbors, first.neighbors)
     assert file.read_bytes() == whole
 
@@ -329,10 +339,6 @@ def test_the_choice_is_kept(
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     np.testing.assert_array_equal(opened()[0].neighbors, first.neighbors)
-    assert "is not kept" in caplog.text
-    # An identity out of a damaged file is no file name.
-    caplog.clear()
-    assert open_neighbor_cache(csc, rows, num_bytes, "../../elsewhere") is not None
     assert "is not kept" in caplog.text
 
 
@@ -351,7 +357,7 @@ def test_corrupt_indices(
     message += rf"({position}|{position + 1}) is outside \[0, 3000\). Its topology is damaged"
     cached = cached_lists(replace(csc, indices=damaged), np.arange(3000))
     for cache in (None, cached):
-        disk = DiskNeighborSampler(csc, config, "int64", rows.fetch, cache)
+        disk = disk_sampler(csc, config, "int64", rows.fetch, cache)
         with pytest.raises(CorruptStoreError, match=message) as caught:
             disk.sample([node], epoch=0, batch=0)
         assert caught.value.path == "the/store"
@@ -370,7 +376,7 @@ def test_a_truncated_file(tmp_path: Path, opened: Engine, config: SamplingConfig
     csc = random_csc(3000, 60, np.int32, 5)
     array = write_array(tmp_path / "indices", csc.indices)
     rows = IndexRows.open(array, opened)
-    disk = DiskNeighborSampler(csc, config, "int64", rows.fetch)
+    disk = disk_sampler(csc, config, "int64", rows.fetch)
     (file,) = array.file_paths
     with file.open("r+b") as cut_off:
         cut_off.truncate(4096)
@@ -391,7 +397,7 @@ def test_a_read_that_fails_once(tmp_path: Path) -> None:
     csc = random_csc(3000, 60, np.int32, 5)
     array = write_array(tmp_path / "indices", csc.indices)
     rows = IndexRows.open(array, open_engine(array.file_paths[0], "pread"))
-    disk = DiskNeighborSampler(csc, CONFIGS[0], "int64", rows.fetch)
+    disk = disk_sampler(csc, CONFIGS[0], "int64", rows.fetch)
     want = NeighborSampler(csc, CONFIGS[0]).sample(np.arange(50), epoch=0, batch=0)
     failed = pytest.raises(StorageError, match="cannot read rows of the array")
     with inject("pread", errno=errno.EIO, skip=2) as fault, failed:

@@ -10,17 +10,26 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from gnnstore import _core
 from gnnstore.errors import CorruptStoreError
 from gnnstore.formats.store.by_column import integer_weights, places_by_time, sums_by_column
 from gnnstore.formats.store.csc import Csc
-from gnnstore.sampling.disk import StagedBatch, TypedDiskSampler
-from gnnstore.sampling.hetero import COLUMNS, SampledTypes, TypedNeighborSampler
+from gnnstore.sampling.disk import DiskNeighborSampler, StagedBatch
 from gnnstore.sampling.neighbor import BatchRequest, Sample, SamplingConfig
+from gnnstore.sampling.sampler import COLUMNS, NeighborSampler, SampledTypes
 from gnnstore.sampling.temporal import TimeColumns
-from gnnstore.testing.twins.sampling import DrawKey, TypedBatch, TypedColumns, sample_types
+from gnnstore.testing.twins.sampling import (
+    DrawKey,
+    TypedBatch,
+    TypedColumns,
+    add_reverse_edges,
+    sample_types,
+)
 from tests.property.test_disk_sampling import cached_lists
-from tests.support.effort import choose
+from tests.support.effort import choose, examples
 
 NODES = ("a", "b", "c", "alone")
 EDGES = (
@@ -50,6 +59,8 @@ def random_types(rng: np.random.Generator) -> SampledTypes:
         for start, end in pairwise(indptr):
             indices[start:end].sort()
         edges[edge_type] = Csc(indptr, indices, num_src, "the/store", edge_type)
+    if EDGES[0] in edges and rng.random() < 0.2:  # a graph of one type
+        counts, edges = {NODES[0]: counts[NODES[0]]}, {EDGES[0]: edges[EDGES[0]]}
     return SampledTypes(counts, edges, "the/store")
 
 
@@ -146,6 +157,8 @@ def check_equal(seed: int, mode: str, by: str) -> None:
     """Compare the samplers with the twin on a random graph with random options."""
     rng = np.random.default_rng(seed)
     types, twins = with_extras(random_types(rng), by, rng)
+    if mode == "bidirectional" and len(types.num_nodes) == 1:
+        return  # has the reverse edges, too
     num_hops = int(rng.integers(0, 4))
     fanouts = {of: tuple(map(int, rng.choice(FANOUTS, num_hops))) for of in types.edges}
     key = tuple(map(int, rng.integers(0, 2**63, 3)))
@@ -179,7 +192,7 @@ def check_equal(seed: int, mode: str, by: str) -> None:
     if config.time_attr is not None:
         times = {name: rng.integers(-25, 25, len(ids)) for name, ids in seeds.items()}
     want = sample_types(
-        NODES,
+        tuple(types.num_nodes),
         {of: replaced(twin, excluded=excluded.get(of, frozenset())) for of, twin in twins.items()},
         seeds,
         fanouts,
@@ -199,7 +212,7 @@ def check_equal(seed: int, mode: str, by: str) -> None:
         "places": places,
         "times": times,
     }
-    got = TypedNeighborSampler(types, config, index_dtype).sample(seeds, **arguments)
+    got = NeighborSampler(types, config, index_dtype).sample(seeds, **arguments)
     assert all(nodes.dtype == index_dtype for nodes in got.nodes.values())
     assert_equal(got, want, config)
 
@@ -214,7 +227,7 @@ def check_equal(seed: int, mode: str, by: str) -> None:
         or (column == "times" and of in types.times and types.times[of].of_edges)
     }
     share = float(rng.choice([0.0, 0.3, 1.0]))
-    disk = TypedDiskSampler(
+    disk = DiskNeighborSampler(
         hidden,
         config,
         index_dtype,
@@ -249,14 +262,33 @@ def test_garbage_never_crashes(seed: int) -> None:
         sums[:] = rng.integers(0, 2**64, len(sums), dtype=np.uint64)
     for csc in types.edges.values():
         csc.indices[rng.random(csc.num_edges) < 0.02] = int(rng.integers(-9, 99))
+        if rng.random() < 0.3:
+            csc.indptr[rng.random(len(csc.indptr)) < 0.1] = int(rng.integers(-9, 2**40))
     time_attr = None if types.weight_sums else "t"
     config = SamplingConfig((3, -1), time_attr=time_attr, weight_attr=None if time_attr else "w")
     seeds = some_seeds(types, rng)
     times = {name: rng.integers(-99, 99, len(ids)) for name, ids in seeds.items()}
     try:
-        sample = TypedNeighborSampler(types, config).sample(seeds, epoch=0, batch=0, times=times)
+        sample = NeighborSampler(types, config).sample(seeds, epoch=0, batch=0, times=times)
     except CorruptStoreError:
         return
     for of, edges in sample.edges.items():
         found = types.edges[of].indices[edges.positions]
         np.testing.assert_array_equal(sample.nodes[of[0]][edges.index[0]], found)
+
+
+@settings(max_examples=examples(200), deadline=None)
+@given(
+    num_nodes=st.integers(1, 30),
+    num_edges=st.integers(0, 100),
+    dtype=st.sampled_from([np.int32, np.int64]),
+    seed=st.integers(0, 2**32),
+)
+def test_reverse_edges_equal_twin(num_nodes: int, num_edges: int, dtype: Any, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    edge_index = rng.integers(0, num_nodes, (2, num_edges)).astype(dtype)
+    edge_pos = rng.integers(0, 2**62, num_edges)
+    got_index, got_pos = _core.add_reverse_edges(edge_index, edge_pos, num_nodes)
+    want_index, want_pos = add_reverse_edges(edge_index, edge_pos)
+    np.testing.assert_array_equal(got_index, want_index)
+    np.testing.assert_array_equal(got_pos, want_pos)

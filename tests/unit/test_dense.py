@@ -124,14 +124,11 @@ def test_a_batch_that_a_transform_has_changed_is_refused(store: gnnstore.GraphSt
     batch = next(iter(loader))
     dense = gnnstore.batch_to_dense(batch)
 
-    fewer = batch.clone()
-    fewer.edge_index = fewer.edge_index[:, 1:]
-    with pytest.raises(gnnstore.UsageError, match="before transforms that change its nodes"):
-        gnnstore.batch_to_dense(fewer)
-    for axis in (0, 1):
+    changed = (batch.edge_index[:, 1:], batch.edge_index.flip(0), batch.edge_index.flip(1))
+    for edge_index in changed:
         other = batch.clone()
-        other.edge_index = batch.edge_index.flip(axis)
-        with pytest.raises(gnnstore.UsageError, match="in the order of their targets"):
+        other.edge_index = edge_index
+        with pytest.raises(gnnstore.UsageError, match="before transforms that change its nodes"):
             gnnstore.batch_to_dense(other)
     with pytest.raises(gnnstore.UsageError, match="a row for each of the"):
         dense.blocks(batch.x[1:])

@@ -12,6 +12,7 @@ from torch_geometric.data import Data
 
 import gnnstore
 from gnnstore import NeighborLoader
+from gnnstore.sampling.neighbor import BatchRequest
 from tests.support.forks import ForkServer
 from tests.support.loaders import threads_of_loaders
 from tests.support.stores import write_example_store
@@ -62,14 +63,14 @@ def test_an_error_in_a_transform(path: Path, stage: str) -> None:
 
 def test_an_error_in_the_sampling_kernel(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     loader = NeighborLoader(path, [5], batch_size=10, num_threads=2, seed=0)
-    sample: Any = loader._source.sampler.sample
+    draw: Any = loader._source.sampler.draw
 
-    def fail_at_3(seeds: object, *, epoch: int, batch: int, **_: object) -> object:
-        if batch == 3:
+    def fail_at_3(request: BatchRequest) -> object:
+        if request.batch == 3:
             raise gnnstore.CorruptStoreError("the topology is damaged")
-        return sample(seeds, epoch=epoch, batch=batch)
+        return draw(request)
 
-    monkeypatch.setattr(loader._source.sampler, "sample", fail_at_3)
+    monkeypatch.setattr(loader._source.sampler, "draw", fail_at_3)
     batches = iter(loader)
     assert [int(next(batches).input_id[0]) for _ in range(3)] == [0, 10, 20]
     with pytest.raises(gnnstore.CorruptStoreError, match="damaged") as caught:
@@ -107,14 +108,14 @@ def test_threads_start_with_the_first_batch_and_end_with_the_last(
 
 def test_a_thread_that_takes_too_long(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     loader = NeighborLoader(path, [5], batch_size=10, num_threads=1, timeout=0.05, seed=0)
-    sample: Any = loader._source.sampler.sample
+    draw: Any = loader._source.sampler.draw
     asleep = threading.Event()
 
-    def dawdle(seeds: object, *, epoch: int, batch: int, **_: object) -> object:
+    def dawdle(request: BatchRequest) -> object:
         asleep.wait(0.5)
-        return sample(seeds, epoch=epoch, batch=batch)
+        return draw(request)
 
-    monkeypatch.setattr(loader._source.sampler, "sample", dawdle)
+    monkeypatch.setattr(loader._source.sampler, "draw", dawdle)
     with pytest.raises(TimeoutError, match=r"0\.05 seconds while preparing batch 0 of epoch 0"):
         next(iter(loader))
     assert threads_of_loaders() == []

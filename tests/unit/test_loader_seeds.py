@@ -28,7 +28,8 @@ from gnnstore.pipeline.order.keyed import KeyedOrder, SeededShuffle
 from gnnstore.pipeline.order.state import Position
 from gnnstore.seeds.kinds import labels_of
 from gnnstore.seeds.link_labels import LinkLabels
-from gnnstore.seeds.nodes import NodeLabels, resolve_input_nodes
+from gnnstore.seeds.node_labels import NodeLabels
+from gnnstore.seeds.nodes import resolve_input_nodes
 from tests.support.effort import choose
 from tests.support.forks import ForkServer
 from tests.support.stores import write_example_store
@@ -74,8 +75,8 @@ def test_whatever_names_nodes(
     store: gnnstore.GraphStore, given: Any, nodes: Any, input_id: Any
 ) -> None:
     resolved = resolve_input_nodes(store, given)
-    assert resolved.num_seeds == len(nodes)
-    by_type, labels, excluded, *_ = resolved.select(range(resolved.num_seeds))
+    assert len(resolved) == len(nodes)
+    by_type, labels, excluded, *_ = resolved.select(range(len(resolved)))
     seeds = by_type["node"]
     assert excluded is None
     (ids,) = labels.arrays()
@@ -121,7 +122,7 @@ def test_an_unknown_node_type_names_the_known(store: gnnstore.GraphStore) -> Non
 def test_input_id_can_be_given(store: gnnstore.GraphStore) -> None:
     resolved = resolve_input_nodes(store, MASK, torch.tensor([30, 70, 990]))
     seeds = resolved.select([2, 0])
-    ids = seeds.labels.input_id
+    (ids,) = seeds.labels.arrays()
     assert (seeds.nodes["node"].tolist(), ids.tolist()) == ([99, 3], [990, 30])
     with pytest.raises(InputError, match="input_id has 2 entries for 3 input nodes"):
         resolve_input_nodes(store, MASK, [1, 2])
@@ -212,23 +213,6 @@ def test_options_of_another_kind_are_named(
 ) -> None:
     with pytest.raises(UsageError, match=message):
         gnnstore.NeighborLoader(store, [2], "train", **options)
-
-
-def test_labels_have_room_for_that_of_negatives(store: gnnstore.GraphStore) -> None:
-    edges = torch.tensor([[0, 1, 2], [3, 4, 5]])
-    labels = torch.tensor([0, 255, 7], dtype=torch.uint8)
-
-    def loader_of(edge_label: torch.Tensor) -> gnnstore.LinkNeighborLoader:
-        return gnnstore.LinkNeighborLoader(
-            store, [2], edges, edge_label, neg_sampling="binary", batch_size=8
-        )
-
-    with pytest.raises(InputError, match=r"255 is the largest of torch\.uint8"):
-        loader_of(labels)
-    (batch,) = loader_of(labels.to(torch.int16))
-    assert batch.edge_label[:3].tolist() == [1, 256, 8]
-    (batch,) = loader_of(torch.tensor([True, False, True]))  # as PyG has them
-    assert batch.edge_label[:3].tolist() == [2, 1, 2]
 
 
 def test_later_changes_of_the_users_array_do_not_matter(store: gnnstore.GraphStore) -> None:

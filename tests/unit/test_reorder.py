@@ -28,7 +28,7 @@ from gnnstore.converters.stores.places import find_communities, places_by
 from gnnstore.converters.writer.graph_writer import GraphWriter
 from gnnstore.errors import BudgetError, InputError, NoSpaceError, StoreExistsError, UsageError
 from gnnstore.features.check import verify
-from gnnstore.graph import original_ids
+from gnnstore.graph import arrays
 from gnnstore.progress import NullProgress
 from gnnstore.testing.graphs import random_graph, read_store, write_store
 from tests.support.effort import examples
@@ -273,7 +273,7 @@ def test_rows_in_files_are_those_in_memory(tmp_path: Path, monkeypatch: pytest.M
     np.testing.assert_array_equal(
         gnnstore.open(after).original_ids, gnnstore.open(expected).original_ids
     )
-    monkeypatch.setattr(original_ids, "_KEPT_BYTES", 0)
+    monkeypatch.setattr(arrays, "_KEPT_BYTES", 0)
     assert_renumbered(before, after)
 
 
@@ -309,7 +309,7 @@ def test_ids_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert known is not None
     wanted = np.random.default_rng(0).integers(0, 300, (4, 50))
     for kept in (2**30, 0):
-        monkeypatch.setattr(original_ids, "_KEPT_BYTES", kept)
+        monkeypatch.setattr(arrays, "_KEPT_BYTES", kept)
         np.testing.assert_array_equal(mapped.ids_of(known[wanted]), wanted)
         found = mapped.ids_of(torch.from_numpy(known[wanted]).int())
         assert found.equal(torch.from_numpy(wanted))

@@ -78,20 +78,6 @@ def test_uniform_at_great_degrees(degree: int, k: int, replace: bool) -> None:
     assert_uniform(np.bincount(positions % 64, minlength=64))
 
 
-def test_whole_lists_are_taken_in_order() -> None:
-    for degree in (0, 1, 5, 10):
-        assert choose(degree, 10).tolist() == list(range(degree))
-        assert choose(degree, -1).tolist() == list(range(degree))
-        assert choose(degree, -1, replace=True).tolist() == list(range(degree))
-    assert choose(11, 10).tolist() != list(range(10))
-
-
-def test_replacement_at_the_edges() -> None:
-    assert choose(0, 10, replace=True).tolist() == []
-    assert choose(1, 10, replace=True).tolist() == [0] * 10
-    assert choose(5, 0, replace=True).tolist() == []
-
-
 @pytest.mark.parametrize("replace", [False, True])
 @pytest.mark.parametrize("k", [1, 4, 5, 31, 32, 33, 64, 500])
 @pytest.mark.parametrize("extra", [1, 100, 2**33])
@@ -121,19 +107,6 @@ def test_batches_epochs_and_hops_are_uncorrelated() -> None:
         shared = [len(a & b) for a, b in pairwise(rows)]
         # 20 * 20 / 1000 = 0.4 on average; the mean of 2000 has a deviation of 0.014.
         assert abs(np.mean(shared) - 0.4) < 0.07
-
-
-def test_the_sampler_draws_by_this_function() -> None:
-    degrees = [500, 0, 37, 12, 3]
-    indptr = np.cumsum([0, *degrees])
-    indices = np.zeros(indptr[-1], dtype=np.int32)
-    seeds = np.arange(5)
-    (*_,) = outputs = _core.sample_neighbors(indptr, indices, seeds, [10], seed=1, epoch=2, batch=3)
-    want = [
-        indptr[node] + choose(degree, 10, seed=1, epoch=2, batch=3, hop=0, node=node)
-        for node, degree in enumerate(degrees)
-    ]
-    np.testing.assert_array_equal(outputs[2], np.concatenate(want))
 
 
 def test_bad_arguments() -> None:

@@ -83,8 +83,8 @@ def test_a_source_without_a_column_cannot_be_expanded() -> None:
     [
         ({"fanouts": (10, -2)}, "the fan-out of hop 1 is -2; it must be -1"),
         ({"fanouts": (2**31,)}, "the fan-out of hop 0 is 2147483648"),
-        ({"fanouts": (1.5,)}, r"fanouts must be a sequence of integers; got \(1.5,\)"),
-        ({"fanouts": 10}, "fanouts must be a sequence of integers; got 10"),
+        ({"fanouts": (1.5,)}, r"num_neighbors=\(1.5,\) is not a list of fan-outs"),
+        ({"fanouts": 10}, "num_neighbors=10 is not a list of fan-outs"),
         ({"subgraph_type": "all"}, "subgraph_type='all' is unknown; choose one of directional, bi"),
         ({"disjoint": True, "subgraph_type": "induced"}, "exclude each other"),
         ({"seed": -1}, r"seed must be in \[0, 2\^64\); got -1"),

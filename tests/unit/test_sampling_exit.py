@@ -9,7 +9,8 @@ SCRIPT = """
 import threading, time
 import numpy as np
 from gnnstore.formats import Csc
-from gnnstore.sampling.neighbor import NeighborSampler, SamplingConfig
+from gnnstore.sampling.neighbor import SamplingConfig
+from gnnstore.sampling.sampler import NeighborSampler
 
 rng = np.random.default_rng(0)
 indptr = np.arange(0, 200_001, 20, dtype=np.int64)

@@ -100,7 +100,7 @@ def test_settings(given: tuple[Any, Any, Any], strategy: str, settings: Any) -> 
         (("static", None, "much"), "cache_bytes='much' is not a size"),
         (("static", None, -1), "cache_bytes=-1 is negative"),
         (("memory", "degree", None), "strategy='memory' has no use for cache='degree'"),
-        (("mmap", None, 5), "strategy='mmap' has no use for cache_bytes=5: its rows are in"),
+        (("mmap", None, 5), "strategy='mmap' has no use for cache_bytes=5; leave it out"),
     ],
 )
 def test_settings_that_make_no_sense(given: tuple[Any, Any, Any], message: str) -> None:

@@ -189,11 +189,6 @@ def test_adjacency(example: ExampleStore, store: gnnstore.GraphStore, mode: str)
     np.testing.assert_array_equal(csc.indptr, example.arrays["edges/node__to__node/indptr"])
     np.testing.assert_array_equal(csc.indices, example.arrays["edges/node__to__node/indices"])
     assert store.topology(mode) is topology  # type: ignore[arg-type]
-    node = 7
-    expected = csc.indices[csc.indptr[node] : csc.indptr[node + 1]]
-    np.testing.assert_array_equal(store.in_neighbors(node), expected)
-    with pytest.raises(UsageError, match=r"node 300 is outside \[0, 300\)"):
-        store.in_neighbors(300)
 
 
 # PyG --------------------------------------------------------------------------------------
@@ -272,21 +267,12 @@ def test_names_of_its_own_cannot_be_assigned_to(store: Any, name: str) -> None:
     gnnstore.NeighborLoader(store, [2])
 
 
-def test_writes_in_place_are_refused(example: ExampleStore) -> None:
-    """Loaders and the other names of the same values would not see them."""
-    for name, known in (("y", "node/y"), ("labels", "node/y"), ("val_mask", "mask of 'valid'")):
-        for is_inference in (False, True):
-            store = gnnstore.open(example.path)
-            assert store.y.data_ptr() == store.labels.data_ptr()  # in memory once
-            with torch.inference_mode(is_inference):
-                getattr(store, name).clone().zero_()
-                gnnstore.NeighborLoader(store, [2])
-                getattr(store, name)[:5] = 0
-            message = f"{known}: it cannot be written to, but was, in place; open the store again"
-            with pytest.raises(UsageError, match=message):
-                gnnstore.NeighborLoader(store, [2])
-            with pytest.raises(UsageError, match=message):
-                getattr(store, name)
+def test_writes_in_place_are_refused(store: Any) -> None:
+    """Loaders would not see them."""
+    with pytest.raises(UsageError, match="node/y: it belongs to a store and cannot be written to"):
+        store.y[:5] = 0
+    store.labels[:5] = -1  # a copy
+    assert torch.equal(store.labels, store.y)
 
 
 def test_what_a_store_has_already_may_be_assigned(store: gnnstore.GraphStore) -> None:
@@ -303,13 +289,10 @@ def test_what_a_store_has_already_may_be_assigned(store: gnnstore.GraphStore) ->
 
 def test_a_store_stays_where_it_is(store: gnnstore.GraphStore) -> None:
     assert store.to("cpu") is store.to(torch.device("cpu"), non_blocking=True) is store
-    assert store.cpu() is store
     message = r"stays on disk .* move each batch \(batch\.to\(device\)\)"
     for device in ("cuda:1", "meta"):
         with pytest.raises(UsageError, match=message):
             store.to(device, "x")
-    with pytest.raises(UsageError, match=message):
-        store.cuda()
 
 
 # Processes --------------------------------------------------------------------------------

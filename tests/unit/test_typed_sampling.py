@@ -16,12 +16,12 @@ from gnnstore.errors import InputError, UsageError
 from gnnstore.formats.store.csc import Csc
 from gnnstore.graph.shared import SharedTables
 from gnnstore.graph.topology import Topology
-from gnnstore.sampling.hetero import (
+from gnnstore.sampling.neighbor import BatchRequest, Sample, SamplingConfig
+from gnnstore.sampling.sampler import (
+    NeighborSampler,
     SampledTypes,
-    TypedNeighborSampler,
     with_reverse_edges,
 )
-from gnnstore.sampling.neighbor import BatchRequest, NeighborSampler, Sample, SamplingConfig
 from tests.support.stores import CITES, WRITES, write_two_typed_store
 
 PP, PA, AP = ("paper", "to", "paper"), ("paper", "to", "author"), ("author", "to", "paper")
@@ -60,69 +60,10 @@ def assert_same(got: Sample, want: Sample) -> None:
 def test_the_counts_of_pygs_own_test() -> None:
     ends = [[2, 3, 4, 5, 7, 7, 10, 11, 12, 13], [0, 1, 2, 3, 2, 3, 7, 7, 7, 7]]
     types = types_of({"paper": 14, "author": 14}, {PP: ends, PA: ends, AP: ends})
-    sampler = TypedNeighborSampler(types, SamplingConfig((1, 2, 4)))
+    sampler = NeighborSampler(types, SamplingConfig((1, 2, 4)))
     sample = sampler.sample({"paper": [0, 1]}, epoch=0, batch=0)
     assert sample.hop_nodes == {"paper": [2, 2, 3, 4], "author": [0, 2, 3, 4]}
     assert sample.hop_edges == {PP: [2, 4, 4], PA: [0, 4, 4], AP: [2, 4, 4]}
-
-
-def test_types_that_nothing_reaches() -> None:
-    counts = {"paper": 5, "author": 3, "empty": 0, "venue": 2}
-    edges: dict[Any, Any] = {
-        PP: [[1], [0]],
-        ("empty", "in", "paper"): [[], []],
-        ("paper", "at", "venue"): [[0, 1], [0, 1]],
-        ("author", "knows", "author"): [[], []],
-    }
-    for subgraph_type in ("directional", "induced"):
-        for index_dtype in ("int32", "int64"):
-            config = SamplingConfig((3, 3), subgraph_type=subgraph_type)
-            sampler = TypedNeighborSampler(types_of(counts, edges), config, index_dtype)
-            sample = sampler.sample({"paper": [0, 4, 4]}, epoch=0, batch=0)
-            assert {name: of.tolist() for name, of in sample.nodes.items()} == {
-                "paper": [0, 4, 4, 1],
-                "author": [],
-                "empty": [],
-                "venue": [],
-            }
-            assert list(sample.edges) == list(edges)
-            for of, found in sample.edges.items():
-                assert found.index.dtype == index_dtype
-                assert found.index.shape == (2, int(of == PP))
-                assert found.positions.dtype == np.int64
-                assert len(found.positions) == int(of == PP)
-            if subgraph_type == "directional":
-                assert sample.hop_nodes == {
-                    "paper": [3, 1, 0],
-                    **{name: [0, 0, 0] for name in ("author", "empty", "venue")},
-                }
-    # Without seeds of any type.
-    nothing = sampler.sample({}, epoch=0, batch=0)
-    assert (nothing.num_nodes, nothing.num_edges, nothing.num_seeds) == (0, 0, 0)
-
-
-def test_draws_of_a_type_do_not_depend_on_others() -> None:
-    rng = np.random.default_rng(0)
-    counts = {"paper": 50, "author": 50}
-    edges = {of: rng.integers(0, 50, (2, 2000)) for of in (PA, AP, PP)}
-    key: dict[str, Any] = {"epoch": 3, "batch": 9}
-    seeds = {"paper": np.arange(20)}
-    every = TypedNeighborSampler(types_of(counts, edges), SamplingConfig((5,))).sample(seeds, **key)
-    fanouts = {PA: (0,), AP: (0,), PP: (5,)}
-    fewer = TypedNeighborSampler(types_of(counts, edges), SamplingConfig(fanouts))
-    found = fewer.sample(seeds, **key)
-    assert found.edges[PP].positions.tolist() == every.edges[PP].positions.tolist()
-    assert found.edges[AP].positions.tolist() == []
-    # The first type draws as the only type of a graph does, the others in another way.
-    alone = {of: csc_of(edges[of], 50, 50, of) for of in edges}
-    config = SamplingConfig((5,))
-    for of, is_first in ((PP, True), (AP, False)):
-        types = types_of(counts, {of: edges[of], PA: edges[PA], **edges})
-        first = TypedNeighborSampler(types, config).sample(seeds, **key)
-        single = NeighborSampler(alone[of], config).sample(seeds["paper"], **key)
-        np.testing.assert_array_equal(first.edges[of].positions, single.edge_pos)
-        same = np.array_equal(every.edges[of].positions, single.edge_pos)
-        assert not same, is_first
 
 
 def test_positions_lead_to_the_ends_of_each_type() -> None:
@@ -133,7 +74,7 @@ def test_positions_lead_to_the_ends_of_each_type() -> None:
     given: list[dict[str, Any]] = [{}, {"disjoint": True}, {"replace": True}]
     for options in (*given, {"subgraph_type": "induced"}):
         config = SamplingConfig((4, 3), **options)
-        sample = TypedNeighborSampler(types, config).sample(
+        sample = NeighborSampler(types, config).sample(
             {"author": np.arange(9), "paper": np.arange(3)}, epoch=0, batch=0
         )
         assert sample.num_edges > 20
@@ -180,6 +121,7 @@ def test_wherever_the_topology_lies(store: gnnstore.GraphStore, config: Sampling
     )
     for num_bytes in (0, 8_000, 10**8):
         caches = SharedTables().neighbors(store, on_disk, num_bytes, 10**9)
+        before = sum(rows.counts.rows_read for rows in on_disk.rows.values())
         cached: Topology = replace(on_disk, neighbors=caches)
         disk = cached.sampler(config, "int64")
         assert disk.samples_together
@@ -188,10 +130,9 @@ def test_wherever_the_topology_lies(store: gnnstore.GraphStore, config: Sampling
             together = sampler.sample_many(requests, memory_bytes=10**7, num_threads=2)
             for got, expected in zip((*alone, *together), (*want, *want), strict=True):
                 assert_same(got, expected)
-        assert set(caches) == {CITES, WRITES}
-        served = [cache.current() is not None for cache in caches.values()]
-        assert served == [num_bytes > 0] * 2
-        assert (disk.counts.fetched == 0) == (num_bytes == 10**8)  # type: ignore[attr-defined]
+        assert set(caches) == ({CITES, WRITES} if num_bytes else set())
+        num_read = sum(rows.counts.rows_read for rows in on_disk.rows.values()) - before
+        assert num_read > 0 or num_bytes == 10**8
 
 
 def test_numbers_that_would_wrap() -> None:
@@ -212,18 +153,18 @@ def test_numbers_that_would_wrap() -> None:
     sample(0, 257)
     types = types_of({"paper": 2, "author": 2}, {PA: [[0], [0]], AP: [[0], [0]]})
     with pytest.raises(UsageError, match="256 hops at most; got 257 fan-outs"):
-        TypedNeighborSampler(types, SamplingConfig((1,) * 257))
+        NeighborSampler(types, SamplingConfig((1,) * 257))
 
 
 def test_what_is_refused() -> None:
     types = types_of({"paper": 2, "author": 2}, {PA: [[0], [0]], AP: [[0], [0]]})
     with pytest.raises(UsageError, match=r"none for \('author', 'to', 'paper'\); they have: \('pa"):
-        TypedNeighborSampler(types, SamplingConfig({PA: (1,)}))
+        NeighborSampler(types, SamplingConfig({PA: (1,)}))
     with pytest.raises(UsageError, match=r"the edge type \('paper', 'to', 'paper'\), which the gr"):
-        TypedNeighborSampler(types, SamplingConfig({PA: (1,), AP: (1,), PP: (1,)}))
+        NeighborSampler(types, SamplingConfig({PA: (1,), AP: (1,), PP: (1,)}))
     with pytest.raises(UsageError, match="Number of hops must be the same across all edge types"):
         SamplingConfig({PA: (1,), AP: (1, 2)})
-    sampler = TypedNeighborSampler(types, SamplingConfig((1,), disjoint=True))
+    sampler = NeighborSampler(types, SamplingConfig((1,), disjoint=True))
     key: dict[str, Any] = {"epoch": 0, "batch": 0}
     with pytest.raises(InputError, match=r"seed 2 of author at position 1 is outside \[0, 2\)"):
         sampler.sample({"author": [0, 2]}, **key)
@@ -249,7 +190,7 @@ def test_reverses_are_found_by_name_then_ends() -> None:
     types = types_of({"a": 2, "b": 2, "c": 1}, edges)
     config = SamplingConfig((-1,), subgraph_type="bidirectional")
     seeds = {"a": [0, 1], "b": [0, 1], "c": [0]}
-    sample = TypedNeighborSampler(types, config).sample(seeds, epoch=0, batch=0)
+    sample = NeighborSampler(types, config).sample(seeds, epoch=0, batch=0)
     found = with_reverse_edges(sample)
     assert {of: each.index.tolist() for of, each in found.edges.items()} == {
         ("a", "to", "b"): [[0, 1, 1], [0, 0, 1]],

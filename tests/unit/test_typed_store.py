@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +23,9 @@ from gnnstore.formats.store.reader import StoreReader
 from gnnstore.graph.shared import shared_tables
 from gnnstore.graph.sizes import StoreSizes
 from gnnstore.sampling.compact import CompactSample, Types
-from gnnstore.sampling.neighbor import EdgeSample, NeighborSampler, Sample, SamplingConfig
+from gnnstore.sampling.neighbor import EdgeSample, Sample, SamplingConfig
 from gnnstore.sampling.row_space import RowSpace
+from gnnstore.sampling.sampler import NeighborSampler
 from tests.support.stores import (
     CITES,
     WRITES,
@@ -173,9 +175,9 @@ def test_rows_of_an_opened_store_by_type(store: gnnstore.GraphStore, tmp_path: P
     for _ in range(6):
         seeds = draws.permutation(300)[:20]
         edges = {
-            kind: NeighborSampler(topology.columns(kind), SamplingConfig((3,))).sample(
-                seeds, epoch=0, batch=len(samples)
-            )
+            kind: NeighborSampler(
+                replace(topology.columns(kind), edge_type=CITES), SamplingConfig((3,))
+            ).sample(seeds, epoch=0, batch=len(samples))
             for kind in (CITES, WRITES)
         }
         authors = np.unique(topology.columns(WRITES).indices[edges[WRITES].edge_pos])

@@ -18,9 +18,8 @@ from gnnstore.errors import CorruptStoreError
 from gnnstore.formats.store.by_column import integer_weights, sums_by_column
 from gnnstore.formats.store.csc import Csc
 from gnnstore.graph.store import GraphStore
-from gnnstore.sampling.hetero import SampledTypes, TypedNeighborSampler
 from gnnstore.sampling.neighbor import Sample, SamplingConfig
-from gnnstore.testing.twins.sampling import DrawKey, KeyWords, choose_weighted
+from gnnstore.sampling.sampler import NeighborSampler, SampledTypes
 from tests.support.effort import choose
 
 NODE, EDGE = "node", ("node", "to", "node")
@@ -46,7 +45,7 @@ def sampled(types: SampledTypes, k: int, seeds: Any = None, **options: Any) -> S
     config = SamplingConfig((k,), weight_attr="w", **options)
     if seeds is None:
         seeds = np.flatnonzero(np.diff(types.edges[EDGE].indptr))
-    return TypedNeighborSampler(types, config).sample(seeds, epoch=0, batch=0)
+    return NeighborSampler(types, config).sample(seeds, epoch=0, batch=0)
 
 
 def choices(types: SampledTypes, k: int, **options: Any) -> list[tuple[int, ...]]:
@@ -123,32 +122,6 @@ def test_types_without_weights_are_uniform() -> None:
     plain = SampledTypes(weighted.num_nodes, weighted.edges, "g")
     uniform = Counter(place for (place,) in choices(plain, 1))
     assert_likely(uniform, dict.fromkeys(range(3), 1 / 3), 500)
-
-
-@pytest.mark.parametrize("degree", [40, 3000])
-def test_every_key_gives_what_a_scan_gives(degree: int) -> None:
-    """Searches in the sums, on one thread or eight, without and with excluded edges."""
-    rng = np.random.default_rng(degree)
-    weights = 10.0 ** rng.uniform(-6, 6, degree) * (rng.random(degree) < 0.8)
-    num_targets = 25
-    types = star(weights, num_targets)
-    own = [int(each) for each in integer_weights(weights, np.array([degree]))]
-    seeds = np.arange(degree, degree + num_targets)
-    removed = np.sort(rng.choice(degree, degree // 3, replace=False))
-    at = (np.arange(num_targets)[:, None] * degree + removed).ravel()
-    excluded = np.repeat(seeds, len(removed)), at, at + 1
-    kept = np.setdiff1d(np.arange(degree), removed)
-    for k, replace in ((1, False), (20, False), (70, False), (30, True)):
-        config = SamplingConfig((k,), weight_attr="w", replace=replace, seed=9)
-        sampler = TypedNeighborSampler(types, config)
-        for without, places in ((None, np.arange(degree)), (excluded, kept)):
-            sample = sampler.sample(seeds, epoch=3, batch=5, excluded=without)
-            want = []
-            for row, node in enumerate(seeds):
-                key = KeyWords(DrawKey(9, 3, 5), 0, int(node), 0)
-                chosen = choose_weighted([own[place] for place in places], k, replace, key)
-                want += [row * degree + places[place] for place in chosen]
-            assert sample.edge_pos.tolist() == want
 
 
 def test_a_list_of_a_million_edges() -> None:

@@ -19,38 +19,6 @@ using namespace nb::literals;
 
 namespace {
 
-nb::tuple sample(const InputArray &indptr, const InputArray &indices, const InputArray &seeds,
-                 std::vector<int64_t> fanouts, uint64_t seed, uint64_t epoch, uint64_t batch,
-                 std::optional<int64_t> num_src_nodes, bool replace, bool disjoint, bool induced,
-                 const std::string &index_dtype, const std::optional<ExcludedArrays> &excluded) {
-    EdgeType edges;
-    with_integers(indices, "indices", [&]<class Index>(const Index *neighbors) {
-        edges.indices = neighbors;
-        edges.is_wide = sizeof(Index) == 8;
-    });
-    static_cast<ColumnStarts &>(edges) = columns_of(indptr, length(indices), num_src_nodes);
-    edges.fanouts = std::move(fanouts);
-    edges.excluded = excluded_in(excluded);
-    const int64_t num_nodes = edges.num_nodes;
-    const TypedGraph graph{{{"", num_nodes}}, {std::move(edges)}};
-    SamplingOptions options{};
-    options.replace = replace;
-    options.disjoint = disjoint;
-    options.induced = induced;
-    options.key = {seed, epoch, batch};
-    Seeds seed_nodes;
-    seed_nodes.ids = input_data<int64_t>(seeds, "seeds", "int64");
-    seed_nodes.count = length(seeds);
-    return with_integer_dtype("index_dtype", index_dtype, [&]<class Local>(Local) {
-        auto sampled = without_gil([&] {
-            return sample_neighbors<Local>(graph, {seed_nodes}, options);
-        });
-        const nb::tuple nodes = nodes_tuple<Local>(std::move(sampled.nodes[0]), disjoint);
-        const nb::tuple found = edges_tuple<Local>(std::move(sampled.edges[0]));
-        return nb::make_tuple(nodes[0], found[0], found[1], nodes[1], nodes[2], found[2]);
-    });
-}
-
 NumpyVector<int64_t> choose_positions(int64_t degree, int64_t k, bool replace, uint64_t seed,
                                       uint64_t epoch, uint64_t batch, uint32_t hop, uint64_t node,
                                       uint32_t tree) {
@@ -104,10 +72,6 @@ int64_t read_randomly(const InputArray &table, const InputArray &positions) {
 }  // namespace
 
 void bind_sampling(nb::module_ &m) {
-    m.def("sample_neighbors", sample, "indptr"_a.noconvert(), "indices"_a.noconvert(),
-          "seeds"_a.noconvert(), "fanouts"_a, nb::kw_only(), "seed"_a, "epoch"_a, "batch"_a,
-          "num_src_nodes"_a = nb::none(), "replace"_a = false, "disjoint"_a = false,
-          "induced"_a = false, "index_dtype"_a = "int64", "excluded"_a = nb::none());
     m.def("choose_positions", choose_positions, "degree"_a, "k"_a, "replace"_a, "seed"_a, "epoch"_a,
           "batch"_a, "hop"_a, "node"_a, "tree"_a = 0);
     m.def("add_reverse_edges", add_reverse, "edge_index"_a.noconvert(),

@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -95,7 +95,7 @@ class SuperbatchEdges:
             for number, (kind, of_type) in enumerate(tables.items())
         }
 
-    def put(self, i: int, sample: Subgraph[Any]) -> None:
+    def put(self, i: int, sample: Subgraph) -> None:
         """Note the edges of batch i, if there is room on disk."""
         if self.num_disk_bytes < self._most_bytes:
             for kind, own in self._types.items():
@@ -105,7 +105,7 @@ class SuperbatchEdges:
         """Read the rows of all edges; return the bytes that were read of the tables."""
         return sum(own.read(check) for own in self._types.values())
 
-    def rows(self, i: int, sample: Subgraph[Any]) -> dict[str, Rows]:
+    def rows(self, i: int, sample: Subgraph) -> dict[str, Rows]:
         """Return the rows of the edges of batch i by table, and forget them."""
         found: dict[str, Rows] = {}
         for kind, own in self._types.items():

@@ -42,8 +42,9 @@ from gnnstore.pipeline.lookahead.superbatch import (
 )
 from gnnstore.pipeline.superbatch_size import SuperbatchSize
 from gnnstore.sampling.compact import CompactSample, Types
-from gnnstore.sampling.neighbor import BatchRequest, IndexDtype, NeighborSampler
+from gnnstore.sampling.neighbor import BatchRequest, IndexDtype
 from gnnstore.sampling.row_space import RowSpace
+from gnnstore.sampling.sampler import NeighborSampler
 from gnnstore.seeds.base import SeedSource
 from gnnstore.threads import CancelledError, Flag, ordered_map
 
@@ -85,7 +86,7 @@ def sample_batches(
                 selected = seeds.select(batch.index, batch.key)
                 batch.labels = selected.labels
                 waiting.append(batch)
-                yield request_of(sampler, selected, batch.key)
+                yield request_of(selected, batch.key)
 
         together = sampler.sample_many(
             requests(), memory_bytes=bulk_bytes or BULK_BYTES, num_threads=max(1, num_threads)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, TypeVar, cast
+from typing import NamedTuple, Protocol, TypeVar, cast
 from weakref import WeakSet, ref
 
 from gnnstore._core import release_memory
@@ -136,7 +136,7 @@ class Superbatch:
             slots, positions = self.pinned.add(rows, slots, positions)
         return PlanStep(rows, slots, positions, entering)
 
-    def edge_rows_of(self, i: int, sample: Subgraph[Any]) -> dict[str, Rows]:
+    def edge_rows_of(self, i: int, sample: Subgraph) -> dict[str, Rows]:
         """Return the rows of the edges of batch i, by table, if they were read ahead."""
         return {} if self.edge_rows is None else self.edge_rows.rows(i, sample)
 

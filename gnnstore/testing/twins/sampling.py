@@ -234,45 +234,6 @@ def _connect(
         batch.positions[edge_type] = positions
 
 
-@dataclass
-class ReferenceBatch:
-    """A batch of a graph of one type; the attributes of `gnnstore.sampling.Sample`."""
-
-    n_id: list[int]
-    batch: list[int]
-    sources: list[int]
-    targets: list[int]
-    edge_pos: list[int]
-    num_sampled_nodes: list[int]
-    num_sampled_edges: list[int]
-
-
-def sample_neighbors(
-    indptr: npt.NDArray[np.int64],
-    indices: npt.NDArray[Any],
-    seeds: Sequence[int],
-    fanouts: Sequence[int],
-    *,
-    seed: int,
-    epoch: int,
-    batch: int,
-    **options: Any,
-) -> ReferenceBatch:
-    """Sample the in-neighbourhood of some seeds: the case of one type of `sample_types`."""
-    kind, key = ("n", "to", "n"), DrawKey(seed, epoch, batch)
-    columns = {kind: TypedColumns(indptr, indices)}
-    found = sample_types(["n"], columns, {"n": seeds}, {kind: fanouts}, key, **options)
-    return ReferenceBatch(
-        found.nodes["n"],
-        found.trees["n"],
-        found.sources[kind],
-        found.targets[kind],
-        found.positions[kind],
-        found.hop_nodes["n"],
-        found.hop_edges[kind],
-    )
-
-
 def add_reverse_edges(
     edge_index: npt.NDArray[Any], edge_pos: npt.NDArray[np.int64]
 ) -> tuple[npt.NDArray[Any], npt.NDArray[np.int64]]:

@@ -23,7 +23,6 @@ from gnnstore.progress import NullProgress, Progress
 from gnnstore.sampling.neighbor import only
 from gnnstore.seeds.links import Links
 from gnnstore.seeds.nodes import InputNodes
-from gnnstore.seeds.typed import TypedInputNodes
 from gnnstore.strategies.builtin import auto
 from gnnstore.tools.bench import harness
 from gnnstore.tools.bench.harness import Task, split_tables
@@ -116,7 +115,8 @@ def bench_load(
     version = 0 if no_limit else harness.require_group()
     _check_limit(store, feature_bytes, share, task["slack_bytes"], is_limited=version > 0)
     with tempfile.TemporaryDirectory(prefix="gnnstore-bench-") as scratch:
-        file = Path(scratch, "seeds.npz" if isinstance(seeds, TypedInputNodes) else "seeds.npy")
+        suffix = "npz" if isinstance(seeds, InputNodes) and seeds.is_typed else "npy"
+        file = Path(scratch, f"seeds.{suffix}")
         batches = _write_seeds(file, seeds, task["batch_size"], num_batches, task["seed"])
         edge_type = seeds.edge_type if isinstance(seeds, Links) else ()
         # Of some options 0 is a loader's own choice.
@@ -184,7 +184,7 @@ def _check_limit(
 
 def _write_seeds(
     file: Path,
-    seeds: InputNodes | TypedInputNodes | Links,
+    seeds: InputNodes | Links,
     batch_size: int,
     num_batches: int | None,
     seed: int,
@@ -198,7 +198,7 @@ def _write_seeds(
     positions = epoch_order(len(seeds), seed, 0)[: count * batch_size]
     if isinstance(seeds, Links):
         np.save(file, np.stack(seeds.ends(positions)))
-    elif isinstance(seeds, TypedInputNodes):
+    elif seeds.is_typed:
         by_type: dict[str, Any] = {**seeds.select(positions).nodes}
         np.savez(file, **by_type)
     else:

@@ -40,7 +40,7 @@ from gnnstore.pipeline.stats import LoaderStats
 from gnnstore.progress import peak_rss_bytes
 from gnnstore.sampling.neighbor import SamplingConfig
 from gnnstore.seeds.base import BatchKey
-from gnnstore.seeds.typed import seed_nodes
+from gnnstore.seeds.nodes import resolve_input_nodes
 from gnnstore.timeline import OFF, Recording, Timeline, recorded
 from gnnstore.tools.bench.harness import BATCH_MARK, Task, drop_from_cache, split_tables
 from gnnstore.tools.bench.ways import STAGES, Way, ways
@@ -72,7 +72,7 @@ class Run:
         self.seeds: Any = _seeds_of(task)
         # The seeds, with the values drawn for them.
         self.source = (
-            seed_nodes(self.store, self.seeds)
+            resolve_input_nodes(self.store, self.seeds)
             if task.links is None
             else resolve_links(self.store, self.config, self.seeds, **task.links)
         )
@@ -124,7 +124,7 @@ class Run:
         order = KeyedOrder(len(self.source), task.batch_size, True, drop_last=not task.seeds)
         owners = self.store.schema.owners()
         requests = (
-            request_of(sampler, self.source.select(positions, key), key)
+            request_of(self.source.select(positions, key), key)
             for epoch in itertools.count(task.round)
             for batch, positions, _ in order.batches(Position(epoch), task.seed)
             for key in [BatchKey(task.seed, epoch, batch)]
@@ -136,7 +136,7 @@ class Run:
             tables |= {path: rows.gather for path, rows in self.held.items()}
             while True:
                 with self.timeline.span("sampling"):
-                    sample = sampler.sample(**next(requests)._asdict())
+                    sample = sampler.draw(next(requests))
                 with self.timeline.span("gathering"):
                     ids: dict[Any, npt.NDArray[Any]] = {**sample.nodes}
                     ids |= {of: edges.positions for of, edges in sample.edges.items()}

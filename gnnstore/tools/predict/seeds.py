@@ -13,8 +13,7 @@ from gnnstore.loaders.link import resolve_links
 from gnnstore.loaders.options import fanouts_of
 from gnnstore.sampling.neighbor import SamplingConfig
 from gnnstore.sampling.stored import times_needed
-from gnnstore.seeds.nodes import InputNodes
-from gnnstore.seeds.typed import TypedInputNodes, seed_nodes
+from gnnstore.seeds.nodes import InputNodes, resolve_input_nodes
 
 if TYPE_CHECKING:
     from gnnstore.graph.store import GraphStore
@@ -34,7 +33,7 @@ def config_of(store: GraphStore, asked: SamplingOptions, **more: Any) -> Samplin
 
 def choose_seeds(
     store: GraphStore, config: SamplingConfig, asked: SeedOptions, **more: Any
-) -> tuple[dict[str, str | None], InputNodes | TypedInputNodes | Links]:
+) -> tuple[dict[str, str | None], InputNodes | Links]:
     """Return the seeds of batches: by name, as "input_nodes" or "links", and as a source."""
     more = {option: _read_if_file(value) for option, value in more.items() if value}
     if asked.links is not None:
@@ -54,11 +53,10 @@ def choose_seeds(
             "option out"
         )
     name, given = _nodes_of(store, asked.input_nodes)
-    nodes = seed_nodes(store, given, input_time=input_time)
+    nodes = resolve_input_nodes(store, given, input_time=input_time)
     if config.time_attr is not None and input_time is None:
         timed = times_needed(store.schema, store.path, config) or frozenset()
-        parts = nodes.parts if isinstance(nodes, TypedInputNodes) else (nodes.node_type,)
-        if missing := [node_type for node_type in parts if node_type not in timed]:
+        if missing := [node_type for node_type in nodes.parts if node_type not in timed]:
             raise UsageError(
                 f"--time-attr {config.time_attr}: seeds of {', '.join(missing)} have no times of "
                 "their own; only 'gnnstore pack' takes those of --input-time"

@@ -1,4 +1,4 @@
-"""Samples from graphs of several node types and edge types.
+"""Samples in-neighbourhoods from graphs of any number of node types and edge types.
 
 A hop expands what the hop before found over all edge types, along each edge type in the order of
 the store. Draws are keyed by the edge type's number in the store as well, so that those of a type
@@ -7,9 +7,9 @@ do not depend on the others.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, get_args
+from typing import Any, ClassVar, Literal, Self, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -23,12 +23,10 @@ from gnnstore.sampling.neighbor import (
     EdgeType,
     IndexDtype,
     Int64Array,
-    NeighborSampler,
     NodeType,
     Sample,
     SamplingConfig,
     as_seeds,
-    as_subgraph,
     check_word,
     sampling_errors,
 )
@@ -60,6 +58,11 @@ class SampledTypes:
     node_times: Mapping[NodeType, Int64Array] = field(default_factory=dict)  # int64 [N], for seeds
     # uint64 [E]: inclusive sums of integer weights in each column
     weight_sums: Mapping[EdgeType, npt.NDArray[np.uint64]] = field(default_factory=dict)
+
+    @classmethod
+    def of_one_type(cls, csc: Csc) -> Self:
+        """Return a graph of one node type and one edge type."""
+        return cls({csc.edge_type[2]: csc.num_nodes}, {csc.edge_type: csc}, csc.label)
 
     def column(self, edge_type: EdgeType, column: Column) -> npt.NDArray[Any]:
         """Return what a column of an edge type consists of."""
@@ -112,55 +115,72 @@ class SampledTypes:
         )
 
 
-class TypedNeighborSampler(NeighborSampler):
-    """Samples subgraphs of a graph of any number of types with one configuration.
+class NeighborSampler:
+    """Samples subgraphs of one graph with one configuration.
 
-    Seeds are an array [B] if there is one node type, else arrays by node type.
+    Seeds are an array [B] if there is one node type, else arrays by node type. Holds no state
+    between batches; any number of threads may sample at once, each in the thread that calls.
     """
 
-    takes_types = True
-    on_disk = False
+    # Whether batches that are known ahead are best sampled together, in one thread; else one by
+    # one, in many.
+    samples_together: ClassVar[bool] = False
 
     def __init__(
-        self, types: SampledTypes, config: SamplingConfig, index_dtype: IndexDtype = "int64"
+        self, graph: SampledTypes | Csc, config: SamplingConfig, index_dtype: IndexDtype = "int64"
     ) -> None:
+        types = SampledTypes.of_one_type(graph) if isinstance(graph, Csc) else graph
         check_choice("index_dtype", index_dtype, get_args(IndexDtype))
-        for name, count in types.num_nodes.items():
-            if index_dtype == "int32" and count > 2**31:
-                raise UsageError(
-                    f"the ids of the {count} nodes of type {name!r} in {types.label} do not fit in "
-                    "int32; use index_dtype='int64'"
-                )
+        most = max(0, *types.num_nodes.values(), *(csc.num_src for csc in types.edges.values()))
+        if index_dtype == "int32" and most > 2**31:
+            raise UsageError(
+                f"the node ids of {types.label} ({most} nodes of a type) do not fit in int32; use "
+                "index_dtype='int64'"
+            )
         check_fanouts(types.edges, config)
         self.types = types
         self.config = config
         self.num_nodes = sum(types.num_nodes.values())
-        self.index_dtype = index_dtype
-        self.graph = types.kernel(config, on_disk=self.on_disk)
+        self.index_dtype: IndexDtype = index_dtype
+        self.graph = types.kernel(config, on_disk=self.samples_together)
+
+    def sample(self, seeds: Any, *, epoch: int, batch: int, **options: Any) -> Sample:
+        """Sample the subgraph of some seed nodes; options are those of `BatchRequest`."""
+        return self.draw(BatchRequest(seeds, epoch, batch, **options))
 
     def draw(self, request: BatchRequest) -> Sample:
         """Sample the subgraph of a request."""
-        seeds, epoch, batch, excluded, times, places = request
-        check_word("epoch", epoch)
-        check_word("batch", batch)
-        config = self.config
-        seed_arrays = self.seed_arrays(seeds, times, places)
-        without = self.excluded_arrays(excluded)
+        seeds, options = self.kernel_arguments(request)
         with sampling_errors(self.types.label, self.num_nodes):
-            arrays = self.graph.sample(
-                seed_arrays,
-                seed=config.seed,
-                epoch=epoch,
-                batch=batch,
-                replace=config.replace,
-                disjoint=config.disjoint,
-                induced=config.subgraph_type == "induced",
-                latest=config.temporal_strategy == "last",
-                window=config.time_window or 0,
-                index_dtype=self.index_dtype,
-                excluded=without,
-            )
-        return self.as_sample(arrays, sum(len(ids) for ids, *_ in seed_arrays))
+            arrays = self.graph.sample(seeds, **options)
+        return self.as_sample(arrays, sum(len(ids) for ids, *_ in seeds))
+
+    def sample_many(
+        self,
+        requests: Iterable[BatchRequest],
+        *,
+        memory_bytes: int,  # noqa: ARG002 - for those that sample together
+        num_threads: int = 1,  # noqa: ARG002
+    ) -> Iterator[Sample]:
+        """Sample batches that are known ahead, in order."""
+        return map(self.draw, requests)
+
+    def kernel_arguments(self, request: BatchRequest) -> tuple[list[Any], dict[str, Any]]:
+        """Return the seeds of a request by node type, and the options of the kernels."""
+        seeds, epoch, batch, excluded, times, places = request
+        config = self.config
+        return self.seed_arrays(seeds, times, places), {
+            "seed": config.seed,
+            "epoch": check_word("epoch", epoch),
+            "batch": check_word("batch", batch),
+            "replace": config.replace,
+            "disjoint": config.disjoint,
+            "induced": config.subgraph_type == "induced",
+            "latest": config.temporal_strategy == "last",
+            "window": config.time_window or 0,
+            "index_dtype": self.index_dtype,
+            "excluded": self.excluded_arrays(excluded),
+        }
 
     def seed_arrays(
         self, seeds: Any, times: Any, places: Any
@@ -219,27 +239,22 @@ class TypedNeighborSampler(NeighborSampler):
         return self.types.column(edge_type, column).dtype
 
     def as_sample(self, arrays: TypedArrays, num_seeds: int) -> Sample:
-        """Return the subgraph that a kernel has sampled."""
-        nodes, edges = arrays
-        config, types = self.config, self.types
-        if len(nodes) == len(edges) == 1:
-            (n_id, tree, num_nodes), (edge_index, edge_pos, num_edges) = nodes[0], edges[0]
-            single = (n_id, edge_index, edge_pos, tree, num_nodes, num_edges)
-            return as_subgraph(single, config, num_seeds, *types.edges)
-        hops = config.subgraph_type == "directional"
-        by_type = dict(zip(types.num_nodes, nodes, strict=True))
-        edges_by_type = dict(zip(types.edges, edges, strict=True))
+        """Return the subgraph that a kernel has sampled; of one type with its reverse edges."""
+        config = self.config
+        nodes = dict(zip(self.types.num_nodes, arrays[0], strict=True))
+        edges = dict(zip(self.types.edges, arrays[1], strict=True))
+        if config.subgraph_type == "bidirectional" and len(nodes) == len(edges) == 1:
+            (((n_id, *_),), ((of, (index, positions, hops)),)) = nodes.values(), edges.items()
+            edges = {of: (*_core.add_reverse_edges(index, positions, len(n_id)), hops)}
+        has_hops = config.subgraph_type == "directional"
         return Sample(
-            {name: n_id for name, (n_id, _, _) in by_type.items()},
-            {
-                of: EdgeSample(index, positions)
-                for of, (index, positions, _) in edges_by_type.items()
-            },
-            {name: tree for name, (_, tree, _) in by_type.items() if tree is not None}
+            {name: n_id for name, (n_id, _, _) in nodes.items()},
+            {of: EdgeSample(index, positions) for of, (index, positions, _) in edges.items()},
+            {name: tree for name, (_, tree, _) in nodes.items() if tree is not None}
             if config.disjoint
             else None,
-            {name: num for name, (_, _, num) in by_type.items()} if hops else None,
-            {of: num for of, (_, _, num) in edges_by_type.items()} if hops else None,
+            {name: num for name, (_, _, num) in nodes.items()} if has_hops else None,
+            {of: num for of, (_, _, num) in edges.items()} if has_hops else None,
             num_seeds,
         )
 

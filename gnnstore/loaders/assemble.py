@@ -1,0 +1,492 @@
+"""The assembly of a sample and its rows into the `Data` or `HeteroData` that PyG's loader yields.
+
+Only this module and the labels of a batch's seeds decide on its contents: names, order and element
+types. All types of the graph are there, in its order, also those that no seed reaches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+from torch_geometric.data import Data, HeteroData
+from torch_geometric.sampler import HeteroSamplerOutput, SamplerOutput
+
+from gnnstore._core import ReadCounts, empty
+from gnnstore.errors import UsageError
+from gnnstore.features.source import MemoryRows, Rows, RowSource, RowSpec
+from gnnstore.formats.arrays.spec import AttributeSpec
+from gnnstore.formats.store.schema import EdgeType, EdgeTypeSpec, NodeTypeSpec, Schema
+from gnnstore.graph.assigned import AssignedAttributes
+from gnnstore.loaders.adjacency import CsrEdges, adjacency
+from gnnstore.nn.adjacency import AdjT
+from gnnstore.pipeline.batch import Batch, BatchCost
+from gnnstore.sampling.neighbor import NodeType, Sample, each_type, only
+from gnnstore.sampling.sampler import with_reverse_edges
+from gnnstore.seeds.base import SeedLabels
+from gnnstore.strategies.sources import Sources
+
+
+def hold_nothing(_: object) -> None:
+    """Do nothing: nobody counts the arrays of this batch."""
+
+
+@dataclass(frozen=True)
+class AttributeRows:
+    """One attribute of nodes or edges: the source of its rows, and their form as a tensor."""
+
+    path: str
+    rows: RowSource
+    spec: RowSpec
+    is_bfloat16: bool  # whether the values are the bits of bfloat16, which NumPy does not know
+    cat_dim: int  # the row axis in the source data
+
+    @classmethod
+    def all_of(
+        cls, specs: Mapping[str, AttributeSpec], tables: Mapping[str, RowSource]
+    ) -> dict[str, AttributeRows]:
+        """Return the attributes of nodes or edges by name; tables are by path."""
+        return {
+            name: cls(
+                spec.path,
+                tables[spec.path],
+                tables[spec.path].spec,
+                spec.dtype == "bfloat16",
+                spec.cat_dim,
+            )
+            for name, spec in specs.items()
+        }
+
+    @classmethod
+    def of_nodes(
+        cls, store: BatchSchema, node: NodeTypeSpec, tables: Mapping[str, RowSource]
+    ) -> dict[str, AttributeRows]:
+        """Return the attributes of a node type, those that were assigned to the store included."""
+        found = cls.all_of(node.attributes, tables)
+        for name, each in store.assigned.of(node.name).items():
+            rows, is_bfloat16 = MemoryRows(each.array), each.dtype == torch.bfloat16
+            found[name] = cls(f"assigned/{node.name}/{name}", rows, rows.spec, is_bfloat16, 0)
+        return found
+
+    def gather(self, ids: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], ReadCounts]:
+        """Return the rows of some ids, and the reads that they cost."""
+        out = empty((ids.size, *self.spec.shape), self.spec.dtype)
+        return out, self.rows.read_rows(ids, out)
+
+
+class Gathering:
+    """The attributes of one batch: rows that its source provided, and others read by ids."""
+
+    def __init__(
+        self, rows: Mapping[str, Rows], hold: Callable[[npt.NDArray[Any]], None] = hold_nothing
+    ) -> None:
+        self._rows = rows
+        self._hold = hold
+        self._num_bytes, self._counts = 0, ReadCounts()
+
+    def tensors(
+        self, attributes: Mapping[str, AttributeRows], ids: npt.NDArray[Any]
+    ) -> dict[str, Tensor]:
+        """Return attributes by name, their rows in the order of the ids."""
+        values: dict[str, Tensor] = {}
+        for name, attribute in attributes.items():
+            found, read = self._rows.get(attribute.path) or attribute.gather(ids)
+            self._hold(found)
+            tensor = torch.from_numpy(found)
+            if attribute.is_bfloat16:
+                tensor = tensor.view(torch.bfloat16)
+            if attribute.cat_dim not in (0, -tensor.dim()):
+                tensor = tensor.movedim(0, attribute.cat_dim).contiguous()
+            values[name] = tensor
+            self._num_bytes += tensor.nbytes
+            self._counts += read
+        return values
+
+    def edge_ids(self, path: str, source: RowSource | None, positions: Tensor) -> Tensor:
+        """Return the ids of edges at some positions, int64; without a source, the positions."""
+        known = self._rows.get(path)
+        if known is None and source is None:
+            found = positions.to(torch.int64)
+        else:
+            ids, read = known or source.gather(positions.numpy())  # type: ignore[union-attr]
+            self._counts += read
+            if ids.dtype != np.int64:
+                wide = empty(ids.shape, np.int64)
+                np.copyto(wide, ids)
+                ids = wide
+            found = torch.from_numpy(ids)
+        self._num_bytes += found.nbytes
+        return found
+
+    def note(self, cost: BatchCost) -> None:
+        """Note what gathering took."""
+        cost.bytes_gathered, cost.counts = self._num_bytes, self._counts
+
+
+def id_path(edge: EdgeTypeSpec, sources: Sources) -> str:
+    """Return the path of the ids that batches show; empty where these are positions."""
+    return edge.edge_id.path if edge.edge_id is not None and sources.e_id == "input" else ""
+
+
+class BatchSchema(Protocol):
+    """The parts of a graph that batches show, except rows: of a store, or of packed epochs."""
+
+    @property
+    def schema(self) -> Schema:
+        """Attributes, and the element type of ids."""
+
+    @property
+    def assigned(self) -> AssignedAttributes:
+        """Attributes of nodes that the user has assigned."""
+
+    def graph_attributes(self) -> dict[str, Any]:
+        """Return the graph-level attributes."""
+
+
+class Parts(NamedTuple):
+    """The parts of a batch other than attributes, by type; n nodes or m edges of each."""
+
+    node: Mapping[NodeType, Tensor]  # [n]
+    edge_index: Mapping[EdgeType, Tensor]  # [2, m]
+    edge: Mapping[EdgeType, Tensor | None]  # [m]: positions in the columns; None: no attributes
+    batch: Mapping[NodeType, Tensor] | None  # [n]
+    num_sampled_nodes: Mapping[NodeType, list[int]] | None
+    num_sampled_edges: Mapping[EdgeType, list[int]] | None
+    orig_edge_index: Mapping[EdgeType, Tensor] | None = None  # [2, m]
+
+    @classmethod
+    def of(cls, sample: Sample, *, joins_reverse: bool) -> Parts:
+        """Return the parts of a sample; they share its memory."""
+        sampled = sample.edges
+        if joins_reverse:
+            sample = with_reverse_edges(sample)
+        return cls(
+            {name: torch.from_numpy(ids) for name, ids in sample.nodes.items()},
+            {kind: torch.from_numpy(each.index) for kind, each in sample.edges.items()},
+            {  # edges that were joined with their reverses have no ids
+                kind: torch.from_numpy(each.positions) if each is sampled[kind] else None
+                for kind, each in sample.edges.items()
+            },
+            each_type(sample.trees, torch.from_numpy),
+            sample.hop_nodes,
+            sample.hop_edges,
+        )
+
+    def output(self, metadata: Any, *, is_homogeneous: bool) -> SamplerOutput | HeteroSamplerOutput:
+        """Return what PyG's samplers do, but that `edge` holds positions in the columns."""
+        values: dict[str, Any] = {
+            "node": self.node,
+            "row": {kind: index[0] for kind, index in self.edge_index.items()},
+            "col": {kind: index[1] for kind, index in self.edge_index.items()},
+            "edge": self.edge,
+            "batch": self.batch,
+            "num_sampled_nodes": each_type(self.num_sampled_nodes, list),
+            "num_sampled_edges": each_type(self.num_sampled_edges, list),
+        }
+        make = only if is_homogeneous else dict
+        values = {name: None if value is None else make(value) for name, value in values.items()}
+        return (SamplerOutput if is_homogeneous else HeteroSamplerOutput)(
+            **values, metadata=metadata
+        )
+
+
+class Selection(NamedTuple):
+    """The nodes or edges of one type in a sample, and in what `transform_sampler_output` left."""
+
+    what: str  # in messages
+    paths: set[str]  # of their attributes
+    ids: npt.NDArray[Any]
+    wanted: Tensor | None  # None: they have no attributes
+
+
+class Assembler:
+    """Assembles the batches of one loader. Safe to use from many threads at once."""
+
+    def __init__(
+        self,
+        store: BatchSchema,
+        sources: Sources,
+        data_class: Any = None,
+        csr: CsrEdges | None = None,
+        subgraph_type: str = "directional",
+    ) -> None:
+        self._arguments = (store, sources, data_class, csr, subgraph_type)
+        schema = store.schema
+        self._is_homogeneous = schema.is_homogeneous
+        base = Data if self._is_homogeneous else HeteroData
+        self._data_class = checked_class(data_class or base, base)
+        # The samples of graphs of one type have the reverse edges.
+        self._joins_reverse = subgraph_type == "bidirectional" and not self._is_homogeneous
+        self._shows_ids = sources.e_id is not None
+        self._csr = csr
+        self._nodes = {
+            node.name: AttributeRows.of_nodes(store, node, sources.tables)
+            for node in schema.node_types
+        }
+        self._edges = {
+            edge.type: AttributeRows.all_of(edge.attributes, sources.tables)
+            for edge in schema.edge_types
+        }
+        # Ids of edges, and the paths of these; without, positions are ids.
+        self._edge_ids = {
+            edge.type: (id_path(edge, sources), sources.edge_ids.get(edge.type))
+            for edge in schema.edge_types
+        }
+        self._graph_level = store.graph_attributes()
+        of_all = schema.explicit_num_nodes
+        self._explicit_num_nodes = {
+            node.name
+            for node in schema.node_types
+            if (of_all if self._is_homogeneous else node.explicit_num_nodes)
+        }
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # A copy in another process opens the store itself; nothing large is pickled.
+        return (type(self), self._arguments)
+
+    def assemble(
+        self, batch: Batch, hold: Callable[[npt.NDArray[Any]], None] = hold_nothing
+    ) -> None:
+        """Set a batch's output to its sample with the attributes."""
+        sample, labels = _prepared(batch)
+        parts = Parts.of(sample, joins_reverse=self._joins_reverse)
+        batch.output = self.join(parts, labels, batch.rows, batch.cost, hold)
+
+    def output_of(self, sample: Sample, metadata: Any) -> Any:
+        """Return a sample as PyG's samplers do, but that `edge` holds positions in the columns."""
+        parts = Parts.of(sample, joins_reverse=self._joins_reverse)
+        return parts.output(metadata, is_homogeneous=self._is_homogeneous)
+
+    def parts_from(self, output: Any) -> Parts:
+        """Return the parts of a sampler's output; types that are not in it have no edges."""
+        node_types, edge_types = tuple(self._nodes), tuple(self._edges)
+
+        def by_type(value: Any, types: tuple[Any, ...]) -> Any:
+            if not self._is_homogeneous:
+                return value
+            return None if value is None else dict.fromkeys(types, value)
+
+        none = torch.empty(0, dtype=torch.long)
+        nodes, edges = by_type(output.node, node_types), by_type(output.edge, edge_types) or {}
+        rows, cols = by_type(output.row, edge_types), by_type(output.col, edge_types)
+        original = None
+        if output.orig_row is not None and output.orig_col is not None:
+            columns = by_type(output.orig_col, edge_types)
+            original = {
+                kind: torch.stack([row, columns[kind]])
+                for kind, row in by_type(output.orig_row, edge_types).items()
+            }
+        ids = {kind: edges.get(kind, None if kind in rows else none) for kind in edge_types}
+        return Parts(
+            {name: nodes.get(name, none).contiguous() for name in node_types},
+            {
+                kind: edge_index_of(rows[kind], cols[kind])
+                if kind in rows
+                else torch.stack([none] * 2)
+                for kind in edge_types
+            },
+            {kind: None if found is None else found.contiguous() for kind, found in ids.items()},
+            by_type(output.batch, node_types),
+            by_type(output.num_sampled_nodes, node_types),
+            by_type(output.num_sampled_edges, edge_types),
+            original,
+        )
+
+    def selections(self, sample: Sample, parts: Parts) -> Iterator[Selection]:
+        """Yield for each type the ids of a sample, and those of parts made from it."""
+        for name, attributes in self._nodes.items():
+            what = "nodes" if self._is_homogeneous else f"nodes of {name!r}"
+            paths = {each.path for each in attributes.values()}
+            yield Selection(what, paths, sample.nodes[name], parts.node[name])
+        for kind, attributes in self._edges.items():
+            what = "edges" if self._is_homogeneous else f"edges of {kind}"
+            paths = {each.path for each in attributes.values()} | {self._edge_ids[kind][0]}
+            yield Selection(what, paths, sample.edges[kind].positions, parts.edge[kind])
+
+    def join(
+        self,
+        parts: Parts,
+        labels: SeedLabels,
+        rows: Mapping[str, Rows],
+        cost: BatchCost,
+        hold: Callable[[npt.NDArray[Any]], None] = hold_nothing,
+    ) -> Any:
+        """Return a subgraph with its attributes; those that are not in `rows` are read by ids."""
+        gathering = Gathering(rows, hold)
+        csr = self._csr
+        # Before rows are gathered, while edges are in the processor's cache.
+        matrices = {
+            kind: self._matrix(parts, kind)
+            for kind, attributes in self._edges.items()
+            if csr is not None and csr.value not in attributes
+        }
+        nodes: dict[NodeType, dict[str, Any]] = {
+            name: {**gathering.tensors(attributes, parts.node[name].numpy())}
+            for name, attributes in self._nodes.items()
+        }
+        edges, ids = {}, {}
+        for kind, attributes in self._edges.items():
+            values: dict[str, Any] = {}
+            if csr is None:
+                values["edge_index"] = parts.edge_index[kind]
+            if (positions := parts.edge[kind]) is not None:
+                values |= gathering.tensors(attributes, positions.numpy())
+                if self._shows_ids:
+                    ids[kind] = gathering.edge_ids(*self._edge_ids[kind], positions)
+            if csr is not None:
+                adj_t = matrices.get(kind)
+                values["adj_t"] = (
+                    self._matrix(parts, kind, csr.take_values(values)) if adj_t is None else adj_t
+                )
+            edges[kind] = values
+        data = self._data_class()
+        if self._is_homogeneous:
+            ((name, values),), ((kind, of_edges),) = nodes.items(), edges.items()
+            values |= {**of_edges, **self._graph_level}
+            self._write(data, values, parts, name, kind, ids.get(kind))
+        else:
+            for key, value in self._graph_level.items():
+                data._global_store[key] = value
+            for name, values in nodes.items():
+                self._write(data[name], values, parts, name)
+            for kind, values in edges.items():
+                self._write(data[kind], values, parts, None, kind, ids.get(kind))
+        labels.label(data)
+        gathering.note(cost)
+        return data
+
+    def _write(  # noqa: PLR0917
+        self,
+        store: Any,
+        values: dict[str, Any],
+        parts: Parts,
+        name: NodeType | None,
+        kind: EdgeType | None = None,
+        e_id: Tensor | None = None,
+    ) -> None:
+        """Write attributes on a `Data` or the part of a type; and then as PyG what overwrites them.
+
+        The user's `n_id` and `e_id` stay. Of a `Data`, others are dropped where there is no value.
+        """
+        if name is not None:
+            if name in self._explicit_num_nodes:
+                values["num_nodes"] = len(parts.node[name])
+            values.setdefault("n_id", parts.node[name])
+        if e_id is not None:
+            values.setdefault("e_id", e_id)
+        last: tuple[tuple[str, Any, Any], ...] = (
+            ("batch", parts.batch, name),
+            ("num_sampled_nodes", parts.num_sampled_nodes, name),
+            ("num_sampled_edges", parts.num_sampled_edges, kind),
+        )
+        for key, by_type, of in last:
+            if of is not None and (by_type is not None or self._is_homogeneous):
+                values[key] = None if by_type is None else by_type.get(of)
+        for key, value in values.items():
+            if value is not None:
+                store[key] = value
+        if kind is not None and parts.orig_edge_index is not None:
+            if self._is_homogeneous:
+                store._orig_edge_index = parts.orig_edge_index[kind]
+            elif kind in parts.orig_edge_index:
+                store["_orig_edge_index"] = parts.orig_edge_index[kind]
+
+    def _matrix(self, parts: Parts, kind: EdgeType, values: Tensor | None = None) -> AdjT:
+        """Return the edges of a type in CSR."""
+        source, _, target = kind
+        size = (len(parts.node[target]), len(parts.node[source]))
+        nodes, edges = parts.num_sampled_nodes or {}, parts.num_sampled_edges or {}
+        return adjacency(
+            parts.edge_index[kind].numpy(),
+            size,
+            nodes.get(source),
+            edges.get(kind),
+            values,
+            edge_type=None if self._is_homogeneous else kind,
+        )
+
+
+def _prepared(batch: Batch) -> tuple[Sample, SeedLabels]:
+    if batch.sample is None or batch.labels is None:
+        raise TypeError("a batch without a sample cannot be assembled")
+    return batch.sample, batch.labels
+
+
+@dataclass(frozen=True)
+class OutputAssembler:
+    """The round trip through PyG's `SamplerOutput`, which `transform_sampler_output` may change."""
+
+    assembler: Assembler
+    # Returns the error for rows that the batch does not have; None: they are read.
+    refusal: Callable[[str], Exception] | None = None
+
+    def output(self, batch: Batch) -> Any:
+        """Return a sample as PyG's samplers do, but that `edge` holds positions in the columns."""
+        sample, labels = _prepared(batch)
+        return self.assembler.output_of(sample, labels.metadata())
+
+    def assemble_output(self, batch: Batch, output: Any) -> None:
+        """Set a batch's output; rows that were provided for it are chosen anew."""
+        sample, labels = _prepared(batch)
+        parts = self.assembler.parts_from(output)
+        rows: dict[str, Rows] = {}
+        for selection in self.assembler.selections(sample, parts):
+            rows |= self._reselected(batch.rows, selection)
+        labels = labels.from_metadata(output.metadata)
+        batch.output = self.assembler.join(parts, labels, rows, batch.cost)
+
+    def join(self, output: Any, labels: SeedLabels) -> Any:
+        """Return the batch of an output."""
+        parts = self.assembler.parts_from(output)
+        return self.assembler.join(parts, labels, {}, BatchCost())
+
+    def _reselected(self, rows: Mapping[str, Rows], selection: Selection) -> dict[str, Rows]:
+        """Return the rows of the ids in a changed output."""
+        what, paths, ids, wanted = selection
+        own = {path: rows[path] for path in paths if path in rows}
+        if wanted is None:
+            return {}
+        chosen = wanted.numpy()
+        if not own or np.array_equal(chosen, ids):
+            return own
+        order = np.argsort(ids, kind="stable")
+        places = np.minimum(np.searchsorted(ids, chosen, sorter=order), max(0, len(ids) - 1))
+        places = order[places] if len(ids) else places
+        if len(ids) and np.array_equal(ids[places], chosen):
+            return {path: Rows(values[places], counts) for path, (values, counts) in own.items()}
+        if self.refusal is not None:
+            raise self.refusal(f"{what} for transform_sampler_output to add to a batch")
+        return {}
+
+
+def checked_class(data_class: Any, wanted: type) -> Any:
+    """Refuse a class that makes no `Data` or `HeteroData`, before the first batch."""
+    try:
+        if issubclass(data_class, wanted):
+            data_class()
+            return data_class
+        problem = "it is no subclass"
+    except TypeError as error:  # also if it is not a class
+        problem = str(error)
+    raise UsageError(
+        f"custom_cls={data_class!r}: expected torch_geometric.data.{wanted.__name__} or a subclass "
+        f"that is made without arguments ({problem})"
+    )
+
+
+def edge_index_of(row: Tensor, col: Tensor) -> Tensor:
+    """Return [2, E]: the array that holds both rows, or a new one."""
+    base = row._base
+    if (
+        base is not None
+        and base is col._base
+        and base.shape == (2, row.numel())
+        and (row.data_ptr(), col.data_ptr()) == (base[0].data_ptr(), base[1].data_ptr())
+    ):
+        return base
+    return torch.stack([row, col])
