@@ -112,7 +112,7 @@ class Run:
         rows = IndexRows.open(array, open_engine(array.file_paths[0]))
         left = min(max(0, self.share_bytes - indptr.nbytes), bytes_for_all(csc))
         cache_bytes = int(cache_share * left)
-        cache = open_neighbor_cache(csc, rows, cache_bytes, self.store.reader.uuid)
+        cache = open_neighbor_cache(csc, rows, cache_bytes)
         index_dtype = self.store.schema.index_dtype
         caches = {edge.type: cache} if cache else {}
         sampler = DiskNeighborSampler(

@@ -206,8 +206,7 @@ def _plan(
     listed = sum(len(edges) for edges in known if isinstance(edges, Queries))
     # The rows of both ends, and as much again for the score function.
     each = 3 * rows.row_bytes + _LEAST_CANDIDATES * _BYTES_PER_SCORE + _BYTES_PER_QUERY
-    part = memory.num_bytes // _SHARE
-    while True:
+    for part in (memory.num_bytes // _SHARE, 0):  # the smallest blocks say what is missing
         most_rows = min(rows.num_rows, _BLOCK_BYTES // rows.row_bytes, part // rows.row_bytes)
         block_rows, scores = max(1, most_rows), max(1, min(_SCORES, part // _BYTES_PER_SCORE))
         fixed = (
@@ -218,9 +217,8 @@ def _plan(
             Reservation("queries", per={_QUERIES: each}),
         )
         ledger = Ledger(memory.num_bytes, fixed, "ranking one query", memory.source)
-        if not part or ledger.left({_QUERIES: 1}) >= 0:
+        if ledger.left({_QUERIES: 1}) >= 0:
             break
-        part //= 2  # smaller blocks; the smallest say what is missing
     ledger.check({_QUERIES: 1}, "rank among given negatives (gnnstore.evaluation.ranks_among)")
     most = ledger.largest(_QUERIES, most=num_queries)
     blocks = -(-num_queries // most)

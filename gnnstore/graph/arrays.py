@@ -22,7 +22,6 @@ from gnnstore.errors import (
 from gnnstore.formats import AttributeSpec, StoreReader
 from gnnstore.formats.store.schema import NodeTypeSpec, TextSpec
 from gnnstore.graph.lazy import LazySource, LazyTensor, Rows, require_memory
-from gnnstore.units import format_count
 
 Int64Array = npt.NDArray[np.int64]
 
@@ -179,15 +178,11 @@ class Splits(ByName[Tensor, AttributeSpec]):
         """Return the ids of a split."""
         spec = self.find(name)
         if spec is None:
-            problem = f"there is no split {name!r}; the store's splits: "
-            problem += ", ".join(self._specs) or "none"
-            mask = self._attributes.get(f"{name}_mask")
-            if mask is not None and len(mask.shape) == 2:
-                problem += (
-                    f"; {mask.name} has {format_count(mask.shape[1], 'column')}: choose one, as in "
-                    f"input_nodes=store.{mask.name}[:, 0]"
-                )
-            raise NoSplitError(f"{self._reader.path}: {problem}", path=self._reader.path)
+            there = ", ".join(self._specs) or "none"
+            path = self._reader.path
+            raise NoSplitError(
+                f"{path}: there is no split {name!r}; the store's splits: {there}", path=path
+            )
         ids = self._reader.read(spec)
         check_nodes(self._reader, spec, ids, self._num_nodes)
         return torch.from_numpy(ids.astype(np.int64, copy=False))
@@ -209,14 +204,13 @@ class NodeIds:
         """Return nodes by their original ids, int64, as a tensor if these are one."""
         try:
             given = torch.as_tensor(ids).cpu().numpy()
+            if given.size and given.dtype.kind not in "iu":
+                raise TypeError(f"they are {given.dtype}")
         except (TypeError, ValueError, RuntimeError) as error:
             raise InputError(
-                f"original ids are integers, got {reprlib.repr(ids)}; names are original_names"
+                f"original ids are integers, got {reprlib.repr(ids)} ({error}); names are "
+                "original_names"
             ) from error
-        if given.dtype.kind not in "iu" and given.size:
-            raise InputError(f"original ids are integers, got {given.dtype}; cast them")
-        if given.dtype == np.uint64 and given.size and given.max() > np.iinfo(np.int64).max:
-            raise InputError(f"{self._reader.path}: no node has the original id {given.max()}")
         asked, places = np.unique(given.astype(np.int64), return_inverse=True)
         nodes = self.find_ascending(asked)
         if (missing := asked[nodes < 0]).size:

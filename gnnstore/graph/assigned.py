@@ -42,10 +42,7 @@ class Assigned(LazySource):
                 f"gradient; assign values.detach().cpu(), and what is learned is an EmbeddingTable"
             )
         bits = values.view(torch.int16) if values.dtype == torch.bfloat16 else values
-        try:
-            array = np.array(bits.resolve_conj().resolve_neg().numpy(), order="C")
-        except TypeError as error:
-            raise UsageError(f"{where}: {error}; assign values of another type") from None
+        array = np.array(bits.resolve_conj().resolve_neg().numpy(), order="C")
         return cls(array, values.dtype, _core.crc32c(array.reshape(-1).view(np.uint8)), where)
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -90,12 +90,10 @@ class EdgeSplits(ByName[EdgeSplit, EdgeSplitSpec]):
         spec = self.find(name)
         if spec is not None:
             return EdgeSplit(self._reader, spec, self._counts)
-        if not self._specs:
-            help_ = "it has no edge splits; make a store that has, with 'gnnstore split-edges'"
-        else:
+        help_ = "it has no edge splits; make a store that has, with 'gnnstore split-edges'"
+        if self._specs:
             help_ = f"its edge splits: {', '.join(self._specs)}"
-        if self.has_message_train:
-            help_ += "; the edges of the graph are those to train on"
+            help_ += "; its own edges are those to train on" * self.has_message_train
         raise NoSplitError(
             f"{self._reader.path}: there is no edge split {name!r}; {help_}",
             path=self._reader.path,

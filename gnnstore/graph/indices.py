@@ -53,11 +53,6 @@ class IndexRows:
         return self._files.num_rows
 
     @property
-    def path(self) -> str:
-        """The array's path in the store."""
-        return self._files.array.spec.path
-
-    @property
     def dtype(self) -> np.dtype[Any]:
         """Type of an id: int32 or int64."""
         return self._files.array.dtype
@@ -75,8 +70,6 @@ class IndexRows:
 
     def read(self, start: int, stop: int) -> npt.NDArray[Any]:
         """Read the ids at positions start ... stop - 1, in large reads: [stop - start]."""
-        if not 0 <= start <= stop <= self.num_edges:
-            raise IndexError(f"[{start}, {stop}) is not within [0, {self.num_edges})")
         out = empty((stop - start,), self.dtype)
         self._count(self._rows.read_range(start, out))
         return out

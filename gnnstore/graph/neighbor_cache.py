@@ -4,37 +4,27 @@ The importance of a node is its out-degree over its in-degree: the number of lis
 drawn from, and so how often its own is needed, over the length of its own. The most important lists
 are cached until the cache is full, of equally important ones those of the lowest ids.
 
-The cache is filled once, when it is opened, in the order in which the lists lie on disk. Choosing
-them takes a pass over the graph to count out-degrees, and 4 bytes of memory a node; the choice, a
-bit a node, is saved in the user's cache directory, by the store's uuid, which is derived from its
-content, and by the size of the cache.
+The cache is filled once, when it is opened: a pass over the graph counts out-degrees, with 4 bytes
+of memory a node, and another reads the lists, in the order in which they lie on disk.
 """
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator
-from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
-from gnnstore import _core
 from gnnstore._core import empty
 from gnnstore.caching.scores import count_out_degrees
 from gnnstore.caching.thresholds import highest_that_overflows
-from gnnstore.disk.user_cache import user_cache_directory, write_whole
-from gnnstore.errors import CorruptStoreError, StorageError
-from gnnstore.formats.container.regular_files import open_binary
+from gnnstore.errors import CorruptStoreError
 from gnnstore.formats.store.csc import Csc
 from gnnstore.graph.indices import SCAN_IDS, IndexRows
 from gnnstore.sampling.disk import CachedNeighbors
 
 # For 64 nodes, their bits and the start of their lists.
 _WORD_BYTES = 16
-# Budgets that follow the free memory differ from start to start: their capacities are rounded
-# down to this many significant bits, by 3 % at most, or no saved choice would ever fit.
-_CAPACITY_BITS = 6
 
 
 def index_bytes(num_nodes: int) -> int:
@@ -52,44 +42,31 @@ def bytes_to_choose(csc: Csc) -> int:
     return 4 * csc.num_src + 3 * SCAN_IDS * csc.indices.itemsize
 
 
-def open_neighbor_cache(
-    csc: Csc, rows: IndexRows, num_bytes: int, uuid: str
-) -> CachedNeighbors | None:
+def open_neighbor_cache(csc: Csc, rows: IndexRows, num_bytes: int) -> CachedNeighbors | None:
     """Return the most important in-neighbour lists that fit; None if none does."""
     capacity = (num_bytes - index_bytes(csc.num_nodes)) // csc.indices.itemsize
     if capacity <= 0:
         return None
     if capacity >= csc.num_edges:
         return _fill(csc, rows, all_lists(csc))
-    dropped = max(0, capacity.bit_length() - _CAPACITY_BITS)
-    capacity = capacity >> dropped << dropped
-    key = uuid, rows.path, capacity
-    bits = load_lists(key, csc.num_nodes)
-    if bits is not None and (cache := _fill(csc, rows, bits, capacity)) is not None:
-        return cache
     out_degrees = count_out_degrees(rows.scan(), csc.num_src, csc.label)
     bits = choose_lists(csc, out_degrees, capacity)
     del out_degrees
-    save_lists(key, bits)
     return _fill(csc, rows, bits)
 
 
-def _fill(
-    csc: Csc, rows: IndexRows, bits: npt.NDArray[np.uint64], capacity: int | None = None
-) -> CachedNeighbors | None:
-    """Return the lists of the chosen nodes; None if they are empty, or exceed the capacity."""
+def _fill(csc: Csc, rows: IndexRows, bits: npt.NDArray[np.uint64]) -> CachedNeighbors | None:
+    """Return the lists of the chosen nodes; None if they are empty."""
     starts = np.zeros(len(bits) + 1, np.int64)
-    num_nodes = 0
     for first, degrees in in_degrees(csc):
         cached = unpack_bits(bits, first, len(degrees))
-        num_nodes += int(np.count_nonzero(cached))
         words = np.zeros(num_words(len(degrees)) * 64, np.int64)
         words[: len(degrees)] = degrees * cached
         sums = words.reshape(-1, 64).sum(axis=1)
         starts[first // 64 + 1 : first // 64 + 1 + len(sums)] = sums
     np.cumsum(starts, out=starts)
     total = int(starts[-1])
-    if total == 0 or (capacity is not None and total > capacity):
+    if total == 0:
         return None
     neighbors = empty((total,), rows.dtype)
     filled = 0
@@ -100,7 +77,7 @@ def _fill(
             ids = rows.read(start, stop)[wanted]
             neighbors[filled : filled + len(ids)] = ids
             filled += len(ids)
-    return CachedNeighbors(bits, starts[:-1], neighbors, num_nodes)
+    return CachedNeighbors(bits, starts[:-1], neighbors)
 
 
 def _wanted(
@@ -206,47 +183,3 @@ def _damaged(csc: Csc) -> CorruptStoreError:
         "verify' on it, or convert the graph again",
         path=csc.label,
     )
-
-
-# Budgets that are tried and dropped leave files behind: the latest of a store are kept.
-_MAX_KEPT = 4
-
-_log = logging.getLogger(__name__)
-
-
-def lists_file(uuid: str, array: str, max_neighbors: int) -> Path:
-    """Return the file of the choice for an array `indices` and a capacity."""
-    of = f"{uuid}-{_core.crc32c(np.frombuffer(array.encode(), np.uint8)):08x}"
-    return user_cache_directory("neighbors") / f"{Path(of).name}-{max_neighbors}.bits"
-
-
-def load_lists(key: tuple[str, str, int], num_nodes: int) -> npt.NDArray[np.uint64] | None:
-    """Return the bitmap of the chosen nodes, uint64 [ceil(N / 64)]; None if none is saved."""
-    try:
-        file = lists_file(*key)
-        with open_binary(file, error=StorageError) as opened:
-            body = opened.read(8 * num_words(num_nodes) + 1)
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    except (OSError, StorageError) as error:
-        _log.warning("the choice of in-neighbour lists to cache is made again: %s", error)
-        return None
-    used = num_nodes % 64
-    if len(body) == 8 * num_words(num_nodes):
-        bits = np.frombuffer(body, "<u8").astype(np.uint64)
-        if not used or not int(bits[-1]) >> used:
-            return bits
-    _log.warning("%s: the choice of in-neighbour lists to cache is made again", file)
-    return None
-
-
-def save_lists(key: tuple[str, str, int], bits: npt.NDArray[np.uint64]) -> None:
-    """Save a choice; a failure is a log message."""
-    try:
-        file = lists_file(*key)
-        write_whole(file, [bits.astype("<u8", copy=False).view(np.uint8)])
-        of_store = file.parent.glob(f"{file.stem.rpartition('-')[0]}-*")
-        for path in sorted(of_store, key=lambda path: -path.stat().st_mtime_ns)[_MAX_KEPT:]:
-            path.unlink(missing_ok=True)
-    except (OSError, StorageError) as error:
-        _log.warning("the choice of in-neighbour lists to cache is not kept: %s", error)

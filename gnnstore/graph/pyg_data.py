@@ -198,9 +198,8 @@ class StoreTensors:
             If `attributes` is no list of names; if neither nodes nor edges have one of a name.
         """
         found = object.__new__(type(self))
-        names = [] if attributes is None else attributes
-        is_list = isinstance(names, list | tuple) and all(isinstance(name, str) for name in names)
-        if not is_list:
+        names = () if attributes is None else attributes
+        if not (isinstance(names, list | tuple) and all(isinstance(name, str) for name in names)):
             raise UsageError(f"attributes={attributes!r}: expected a list of names, as ['y']")
         found.__dict__.update(vars(self), assigned=self.assigned.only(attributes))
         if attributes is None:

@@ -76,10 +76,6 @@ class _Use:
     cache: SharedCache | None
     promised_bytes: int
 
-    def is_of(self, key: CacheKey[Any], cache: SharedCache) -> bool:
-        """Whether a cache is in use."""
-        return cache is self.cache or (self.cache is None and key.kind == self.kind)
-
 
 class SharedTables:
     """The open tables and caches of one store. Thread-safe."""
@@ -166,20 +162,12 @@ class SharedTables:
         with self._lock:
             return cast("C | None", self._caches.get(key))
 
-    def cache(
-        self, key: CacheKey[C], make: Callable[[], C], suits: Callable[[C], bool] = lambda _: True
-    ) -> C:
-        """Return a cache, making it the first time, or in place of one that does not suit."""
+    def cache(self, key: CacheKey[C], make: Callable[[], C]) -> C:
+        """Return a cache, making it the first time."""
         with self._lock:
-            known = self.find_cache(key)
-            if known is not None and suits(known):
-                return known
-            if known is not None:
-                del self._caches[key]
-                known.retire()
-                pool_trim(0)  # the freed buffer would not fit a cache of another size
-            made = self._caches[key] = make()
-            return made
+            if key not in self._caches:
+                self._caches[key] = make()
+            return cast("C", self._caches[key])
 
     def take_slots(
         self, owner: SlotOwner, iteration: object, make: Callable[[], SlotCache]
@@ -242,8 +230,10 @@ class SharedTables:
 
     def _give_up_unused(self, kind: Hashable) -> None:
         uses = list(self._uses.values())
+        kept = {id(use.cache) for use in uses}
+        promised = {kind, *(use.kind for use in uses if use.cache is None)}
         for key, cache in list(self._caches.items()):
-            if key.kind != kind and not any(use.is_of(key, cache) for use in uses):
+            if key.kind not in promised and id(cache) not in kept:
                 del self._caches[key]
                 cache.retire()
         if self._slots_of is not None and self._slots_of() is None:
@@ -267,7 +257,7 @@ class SharedTables:
             return topology
 
     def neighbors(
-        self, store: GraphStore, topology: Topology, num_bytes: int, spare_bytes: int
+        self, topology: Topology, num_bytes: int, spare_bytes: int
     ) -> dict[EdgeType, CachedNeighbors]:
         """Return the neighbour caches of loaders that read in-neighbours from disk.
 
@@ -279,15 +269,10 @@ class SharedTables:
                 return dict(self._neighbors)
             self._neighbors = {}
             for of, csc in topology.csc.items():
-                share = (
-                    num_bytes
-                    if len(topology.csc) == 1
-                    else (num_bytes * bytes_for_all(csc) // total)
-                )
+                share = num_bytes * bytes_for_all(csc) // total
                 if share >= bytes_for_all(csc) or bytes_to_choose(csc) <= spare_bytes:
-                    uuid = store.reader.manifest.uuid
                     rows = topology.rows[of]
-                    if (cache := open_neighbor_cache(csc, rows, share, uuid)) is not None:
+                    if (cache := open_neighbor_cache(csc, rows, share)) is not None:
                         self._neighbors[of] = cache
             return dict(self._neighbors)
 

@@ -19,7 +19,7 @@ from torch_geometric.sampler import HeteroSamplerOutput, SamplerOutput
 
 from gnnstore._core import ReadCounts, empty
 from gnnstore.errors import UsageError
-from gnnstore.features.source import MemoryRows, Rows, RowSource, RowSpec
+from gnnstore.features.source import MemoryRows, Rows, RowSource
 from gnnstore.formats.arrays.spec import AttributeSpec
 from gnnstore.formats.store.schema import EdgeType, EdgeTypeSpec, NodeTypeSpec, Schema
 from gnnstore.graph.assigned import AssignedAttributes
@@ -42,7 +42,6 @@ class AttributeRows:
 
     path: str
     rows: RowSource
-    spec: RowSpec
     is_bfloat16: bool  # whether the values are the bits of bfloat16, which NumPy does not know
     cat_dim: int  # the row axis in the source data
 
@@ -52,13 +51,7 @@ class AttributeRows:
     ) -> dict[str, AttributeRows]:
         """Return the attributes of nodes or edges by name; tables are by path."""
         return {
-            name: cls(
-                spec.path,
-                tables[spec.path],
-                tables[spec.path].spec,
-                spec.dtype == "bfloat16",
-                spec.cat_dim,
-            )
+            name: cls(spec.path, tables[spec.path], spec.dtype == "bfloat16", spec.cat_dim)
             for name, spec in specs.items()
         }
 
@@ -70,12 +63,12 @@ class AttributeRows:
         found = cls.all_of(node.attributes, tables)
         for name, each in store.assigned.of(node.name).items():
             rows, is_bfloat16 = MemoryRows(each.array), each.dtype == torch.bfloat16
-            found[name] = cls(f"assigned/{node.name}/{name}", rows, rows.spec, is_bfloat16, 0)
+            found[name] = cls(f"assigned/{node.name}/{name}", rows, is_bfloat16, 0)
         return found
 
     def gather(self, ids: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], ReadCounts]:
         """Return the rows of some ids, and the reads that they cost."""
-        out = empty((ids.size, *self.spec.shape), self.spec.dtype)
+        out = empty((ids.size, *self.rows.spec.shape), self.rows.spec.dtype)
         return out, self.rows.read_rows(ids, out)
 
 
@@ -397,7 +390,6 @@ class Assembler:
                 store["_orig_edge_index"] = parts.orig_edge_index[kind]
 
     def _matrix(self, parts: Parts, kind: EdgeType, values: Tensor | None = None) -> AdjT:
-        """Return the edges of a type in CSR."""
         source, _, target = kind
         size = (len(parts.node[target]), len(parts.node[source]))
         nodes, edges = parts.num_sampled_nodes or {}, parts.num_sampled_edges or {}

@@ -83,24 +83,14 @@ class BatchLoader(DataLoader[Any]):
         Kind of the labels of its seeds.
     fingerprint : callable
         Returns the values that batches depend on, except seed and order, by name.
-    seed : int or None
-        Key of shuffling and sampling; None: drawn at the first use.
-    transform, transform_sampler_output : callable or None
-        Called in the consumer's thread, in the order of the batches.
-    num_threads : int or None
-        Preparing threads; None: `num_workers` if given, else one per usable core, and one
-        more where they wait for a disk.
-    prefetch_batches : int or None
-        The most batches prepared ahead; None: two per thread, or `prefetch_factor` with
-        `num_workers`.
     options : dict
         Keyword arguments of torch's `DataLoader`.
     shard : RankShard
         Which of the batches are this process's.
     own_order : callable or None
         Turns the order that torch's options name into the loader's; None: it is used as it is.
-    progress : bool or None
-        Whether work that the caller waits for is displayed; None: on a terminal.
+    seed, transform, transform_sampler_output, num_threads, prefetch_batches, progress
+        As in `NeighborLoader`.
     """
 
     filter_per_worker = True
@@ -128,12 +118,6 @@ class BatchLoader(DataLoader[Any]):
         # By name: the next class in line may be PyG's loader.
         DataLoader.__init__(self, positions, collate_fn=self.collate_fn, **options)
         self.seed = None if seed is None else check_word("seed", seed)
-        for name, given in (
-            ("transform", transform),
-            ("transform_sampler_output", transform_sampler_output),
-        ):
-            if given is not None and not callable(given):
-                raise UsageError(f"{name}={given!r} cannot be called; give a function, or None")
         self.transform = transform
         self.transform_sampler_output = transform_sampler_output
         self._labels = labels
@@ -149,11 +133,9 @@ class BatchLoader(DataLoader[Any]):
         self._recorder = Recorder(_displayed(progress, shard))
         self._num_iterations = self._num_calls = 0
         self._num_threads_given = _threads_given(num_threads, self.num_workers)
-        if prefetch_batches is not None:
-            prefetch_batches = whole_number("prefetch_batches", prefetch_batches)
-            if prefetch_batches < 1:
-                raise UsageError(f"prefetch_batches={prefetch_batches}: at least 1 is needed")
-        self._prefetch_given = prefetch_batches
+        if prefetch_batches is not None and whole_number("prefetch_batches", prefetch_batches) < 1:
+            raise UsageError(f"prefetch_batches={prefetch_batches}: at least 1 is needed")
+        self._prefetch_given = None if prefetch_batches is None else int(prefetch_batches)
         self._loader_cores: set[int] | None = None
         self._warn_of_what_is_idle()
 
@@ -255,7 +237,6 @@ class BatchLoader(DataLoader[Any]):
         return self._order.num_left(Position(_checked_epoch(epoch)), self._known_seed())
 
     def _known_seed(self) -> int | None:
-        """Return the seed, if it is known or if the number of batches depends on it."""
         return self._draw_seed() if self._order.varies else self.seed
 
     # --- epochs ------------------------------------------------------------------------------
@@ -325,7 +306,6 @@ class BatchLoader(DataLoader[Any]):
         )
 
     def _pin(self, output: Any) -> Any:
-        """Copy a batch to memory that a GPU can read directly."""
         return pin_memory(output, self.pin_memory_device)
 
     # --- batches for an index ----------------------------------------------------------------
@@ -596,7 +576,6 @@ def _checked_epoch(epoch: SupportsIndex) -> int:
 
 
 def _describe(order: EpochOrder, start: Position, k: int) -> str:
-    """Return a description of the k-th batch of an iteration, to be noted on errors."""
     return f"while preparing batch {order.number(start.batches, k)} of epoch {start.epoch}"
 
 
@@ -654,11 +633,9 @@ def _threads_given(num_threads: int | None, num_workers: int) -> int | None:
     if num_threads is None:
         return num_workers or None
     num_threads = whole_number("num_threads", num_threads)
-    if num_threads < 0:
-        raise UsageError(f"num_threads={num_threads} is negative; 0 prepares without threads")
-    if num_workers and num_workers != num_threads:
+    if num_threads < 0 or (num_workers and num_workers != num_threads):
         raise UsageError(
-            f"num_workers={num_workers} and num_threads={num_threads} both name the number of "
-            "preparing threads; give one of them"
+            f"num_threads={num_threads}: expected 0, for no threads, or more, and the number of "
+            f"num_workers={num_workers} if both are given"
         )
     return num_threads

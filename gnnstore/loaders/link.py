@@ -36,11 +36,12 @@ from gnnstore.loaders.sampled import SampledLoader
 from gnnstore.partitions.followers import ResidentTable
 from gnnstore.partitions.policy import PartitionPolicy
 from gnnstore.sampling.neighbor import SamplingConfig
+from gnnstore.sampling.sampler import reverse_of
 from gnnstore.sampling.temporal import NodeTimes
 from gnnstore.seeds.edges import GivenEdges, check_ids_are_dense, resolve_edges, resolve_labels
-from gnnstore.seeds.links import Links, reverse_type
+from gnnstore.seeds.links import Links
 from gnnstore.seeds.negatives import MODES, SIDES, Negatives, cumulative_weights
-from gnnstore.seeds.nodes import resolve_input_ids, resolve_times
+from gnnstore.seeds.nodes import whole_numbers
 from gnnstore.strategies.loader_spec import EdgeIds
 
 
@@ -337,12 +338,12 @@ def resolve_links(
         check_ids_are_dense(store, given.edge)
     times = None
     if edge_label_time is not None:
-        times = resolve_times(edge_label_time, num_edges, "edge_label_time", "edges")
+        times = whole_numbers(edge_label_time, "edge_label_time", num_edges, "edges")
     return Links(
         store,
         given,
         times=times,
-        ids=None if input_id is None else resolve_input_ids(input_id, num_edges, "edges"),
+        ids=None if input_id is None else whole_numbers(input_id, "input_id", num_edges, "edges"),
         edge_label=_labels(edge_label, num_edges, negatives),
         negatives=negatives,
         disjoint=config.disjoint,
@@ -362,7 +363,6 @@ def _negatives(
     degree_fraction: float,
     time_attr: str | None,
 ) -> Negatives | None:
-    """Check the options of negatives."""
     strict = truth("strict_negatives", strict)
     given = {
         "strict_negatives": strict,
@@ -384,7 +384,7 @@ def _negatives(
             "torch_geometric.sampler.NegativeSampling of a positive amount"
         ) from None
     check_choice("neg_side", side, SIDES)
-    if num_chunks is not None and whole_number("negative_chunks", num_chunks) < 1:
+    if num_chunks is not None and (num_chunks := whole_number("negative_chunks", num_chunks)) < 1:
         raise UsageError(f"negative_chunks={num_chunks}: expected a number of chunks, at least 1")
     degree_fraction = float(degree_fraction)
     if not 0 <= degree_fraction <= 1:
@@ -421,7 +421,6 @@ def _times_of(store: GraphStore, node: NodeTypeSpec, time_attr: str | None) -> N
 
 
 def _check_attributes(store: GraphStore, given: GivenEdges, names: Sequence[str]) -> None:
-    """Raise a `NotFoundError` if edges, or those of a split, have no attribute of a name."""
     edge, split = given.edge, given.split
     known = edge.attributes
     if split is not None:
@@ -439,18 +438,15 @@ def _check_attributes(store: GraphStore, given: GivenEdges, names: Sequence[str]
 def _exclusion(
     store: GraphStore, given: GivenEdges, exclude_edges: str | None, subgraph_type: str
 ) -> str | None:
-    if exclude_edges not in (None, "self", "reverse"):
-        raise UsageError(
-            f"exclude_edges={exclude_edges!r} is unknown; choose 'self' or 'reverse', or leave it "
-            "out"
-        )
+    if exclude_edges is not None:
+        check_choice("exclude_edges", exclude_edges, ("self", "reverse"))
     if exclude_edges == "self" and subgraph_type == "bidirectional":
         raise UsageError(
             "exclude_edges='self': the reverse of a sampled edge may be a seed edge, and "
             "subgraph_type='bidirectional' adds it; choose exclude_edges='reverse'"
         )
     is_typed = exclude_edges == "reverse" and not store.schema.is_homogeneous
-    if is_typed and reverse_type(store.schema, given.edge.type) is None:
+    if is_typed and reverse_of(given.edge.type, store.edge_types) is None:
         raise UsageError(
             f"exclude_edges='reverse': no edge type is the reverse of {given.edge.type}; choose "
             "exclude_edges='self'"
@@ -459,7 +455,6 @@ def _exclusion(
 
 
 def _labels(edge_label: Any, num_edges: int, negatives: Negatives | None) -> torch.Tensor | None:
-    """Check labels, and shift them if 0 is the label of negatives, as in PyG."""
     labels = resolve_labels(edge_label, num_edges)
     if labels is None or negatives is None:
         return labels

@@ -134,7 +134,6 @@ def _warn(text: str) -> None:
 
 
 def _call(function: Callable[..., Any], given: Mapping[str, Any]) -> Any:
-    """Call a function with its parameters among the given options."""
     names = inspect.signature(function).parameters
     return function(**{name: given[name] for name in names if name in given})
 
@@ -264,7 +263,6 @@ def read_options(
 def _cache_settings(
     cache: str | None, cache_bytes: int | str | None = None
 ) -> CacheSettings | None:
-    """Parse the options `cache` and `cache_bytes`; None if neither is given."""
     if cache is not None and cache not in SCORES:
         raise UsageError(f"cache={cache!r} is unknown; choose one of {', '.join(SCORES)}")
     num_bytes = None if cache_bytes is None else parse_size(cache_bytes, name="cache_bytes")
@@ -279,7 +277,6 @@ def _planned_settings(
     spill_dir: Any = None,
     disk: int | str | None = None,
 ) -> PlannedSettings:
-    """Parse the options of a strategy that samples and plans ahead."""
     num_batches = None
     if superbatch is not None and superbatch != "auto":
         num_batches = as_whole_number(superbatch)

@@ -74,7 +74,6 @@ class StoreSampler(BaseSampler):  # type: ignore[misc]
     def _sample(
         self, seeds: Any, times: Any, metadata: Any = None
     ) -> SamplerOutput | HeteroSamplerOutput:
-        """Sample from seeds, by node type if types have names."""
         worker = get_worker_info()
         sample = self.sampler.sample(
             _arrays(seeds),
@@ -90,7 +89,6 @@ class StoreSampler(BaseSampler):  # type: ignore[misc]
         return parts.output(metadata, is_homogeneous=is_homogeneous)
 
     def _with_ids(self, sample: Sample) -> Sample:
-        """Return a sample with ids of edges in place of positions."""
         edges = dict(sample.edges)
         for edge_type, ids in self._edge_ids.items():
             index, positions = edges[edge_type].index, edges[edge_type].positions

@@ -200,7 +200,6 @@ class AdjT(Tensor):
         return _Matrix(ptr, index, weights, self.size(0))
 
     def _transposed(self) -> Transpose:
-        """Sort the edges by source."""
         order = torch.argsort(self._col, stable=True)
         ptr = self._crow.new_zeros(self.size(1) + 1)
         ptr[1:] = torch.bincount(self._col, minlength=self.size(1)).cumsum(0)
@@ -249,6 +248,8 @@ class AdjT(Tensor):
                 return func(*args, **kwargs)
         if func is torch.sparse.mm and _is_product(*args):
             return args[0]._product(*args[1:], **kwargs)
+        if func in _OF_EACH_ARRAY:
+            return args[0]._map(lambda array: func(array, *args[1:], **kwargs))
         return cls.__torch_dispatch__(func, types, args, kwargs)
 
     @classmethod
@@ -264,7 +265,6 @@ class AdjT(Tensor):
         return func(*args, **kwargs)
 
     def _map(self, function: Callable[[Tensor], Tensor], dtype: torch.dtype | None = None) -> Self:
-        """Return the matrix with a function applied to each array."""
 
         def mapped(array: Tensor | None) -> Tensor | None:
             return None if array is None else function(array)
@@ -298,27 +298,6 @@ class AdjT(Tensor):
 
         return self._map(moved, dtype)
 
-    def share_memory_(self) -> Self:
-        """See `torch.Tensor.share_memory_`."""
-        for array in self.arrays():
-            if array is not None:
-                array.share_memory_()
-        return self
-
-    def cpu(self, *_: Any, **__: Any) -> Self:
-        """See `torch.Tensor.cpu`."""
-        return self.to("cpu")
-
-    def cuda(  # type: ignore[override]  # memory has one format here
-        self, device: Any = None, non_blocking: bool = False
-    ) -> Self:
-        """See `torch.Tensor.cuda`."""
-        return self.to("cuda" if device is None else device, non_blocking=non_blocking)
-
-    def pin_memory(self, *args: Any) -> Self:
-        """See `torch.Tensor.pin_memory`."""
-        return self._map(lambda array: array.pin_memory(*args))
-
     def is_pinned(self, *args: Any) -> bool:
         """See `torch.Tensor.is_pinned`."""
         return self._col.is_pinned(*args)
@@ -332,16 +311,8 @@ class AdjT(Tensor):
 
         self._map(record)
 
-    def clone(self, **_: Any) -> Self:
-        """See `torch.Tensor.clone`."""
-        return self._map(torch.clone)
-
-    def detach(self) -> Self:
-        """Return the matrix itself: it takes no gradient."""
-        return self
-
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        memo[id(self)] = copied = self.clone()
+        memo[id(self)] = copied = self._map(torch.clone)
         return copied
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
@@ -410,6 +381,17 @@ _OF_THE_TENSOR = {
         getattr(Tensor, name).__get__
         for name in ("shape", "ndim", "dtype", "device", "is_cuda", "requires_grad")
     ),
+}
+
+
+# What a matrix does as its arrays do, keeping its class.
+_OF_EACH_ARRAY = {
+    Tensor.clone,
+    Tensor.cpu,
+    Tensor.cuda,
+    Tensor.detach,
+    Tensor.pin_memory,
+    Tensor.share_memory_,
 }
 
 

@@ -6,10 +6,9 @@ what a layer needs comes first, and its pointers, columns and values are views o
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from itertools import accumulate
 from typing import Any
-
-from torch import Tensor
 
 from gnnstore.errors import UsageError
 from gnnstore.nn.adjacency import AdjT
@@ -68,67 +67,52 @@ def trim(  # noqa: PLR0917 - PyG's parameters, in PyG's order
             "only batches that were sampled hop by hop can be trimmed: they have "
             'num_sampled_nodes and num_sampled_edges, with subgraph_type="directional"'
         )
-    if not isinstance(adj_t, Mapping):
-        hops = _Hops(layer, num_sampled_edges)
-        nodes = hops.nodes(num_sampled_nodes)
-        x, edge_attr = x.narrow(0, 0, nodes), hops.edge_rows(edge_attr)
-        if not pairs:
-            return x, hops.narrow(adj_t, nodes, nodes), edge_attr
-        targets = hops.targets(num_sampled_nodes)
-        return (x, x.narrow(0, 0, targets)), hops.narrow(adj_t, targets, nodes), edge_attr
-    if pairs:
+    is_typed = isinstance(adj_t, Mapping)
+    if not is_typed:  # the case of one type
+        num_sampled_nodes, num_sampled_edges = {_N: num_sampled_nodes}, {_E: num_sampled_edges}
+        x, adj_t = {_N: x}, {_E: adj_t}
+        edge_attr = None if edge_attr is None else {_E: edge_attr}
+    elif pairs:
         raise UsageError(
             "pairs=True is for graphs of one type: layers of several types make their own pairs"
         )
-    num_hops = {kind: _Hops(layer, num_sampled_edges[kind]) for kind in adj_t}
-    any_hops = next(iter(num_hops.values()))
-    nodes_of = {name: any_hops.nodes(counts) for name, counts in num_sampled_nodes.items()}
-    return (
-        {name: rows.narrow(0, 0, nodes_of[name]) for name, rows in x.items()},
-        {
-            kind: num_hops[kind].narrow(adj, nodes_of[kind[2]], nodes_of[kind[0]])
-            for kind, adj in adj_t.items()
-        },
-        None
-        if edge_attr is None
-        else {kind: num_hops[kind].edge_rows(rows) for kind, rows in edge_attr.items()},
-    )
+    num_hops = len(next(iter(num_sampled_edges.values())))
+    left = num_hops - layer
+    if not 0 <= layer <= num_hops:
+        raise UsageError(
+            f"layer {layer} of a batch of {num_hops} hops: layers count from 0, one for a hop"
+        )
+    nodes = {name: sum(counts[: left + 1]) for name, counts in num_sampled_nodes.items()}
+    targets = nodes
+    if pairs:  # those that may have edges; seeds are always among them
+        targets = {name: sum(counts[: max(1, left)]) for name, counts in num_sampled_nodes.items()}
+    edges = {kind: sum(num_sampled_edges[kind][:left]) for kind in adj_t}
+    for kind, adj in adj_t.items():
+        _check(adj, list(accumulate(num_sampled_edges[kind], initial=0)), left)
+    x = {name: rows.narrow(0, 0, nodes[name]) for name, rows in x.items()}
+    adj_t = {
+        kind: adj.narrowed(targets[kind[2]], nodes[kind[0]], edges[kind], left)
+        for kind, adj in adj_t.items()
+    }
+    if edge_attr is not None:
+        edge_attr = {kind: rows.narrow(0, 0, edges[kind]) for kind, rows in edge_attr.items()}
+    if is_typed:
+        return x, adj_t, edge_attr
+    rows, attr = x[_N], None if edge_attr is None else edge_attr[_E]
+    return (rows, rows.narrow(0, 0, targets[_N])) if pairs else rows, adj_t[_E], attr
 
 
-class _Hops:
-    """The hops that a layer keeps, of edges of one type."""
+_N, _E = "", ("", "", "")
 
-    def __init__(self, layer: int, num_edges: Sequence[int]) -> None:
-        self._left = len(num_edges) - layer
-        if not 0 <= layer <= len(num_edges):
-            raise UsageError(
-                f"layer {layer} of a batch of {len(num_edges)} hops: layers count from 0, and "
-                "each takes a hop"
-            )
-        self._sums = [sum(num_edges[:k]) for k in range(len(num_edges) + 1)]
 
-    def nodes(self, num_nodes: Sequence[int]) -> int:
-        """Return the number of nodes that are left."""
-        return sum(num_nodes[: self._left + 1])
-
-    def targets(self, num_nodes: Sequence[int]) -> int:
-        """Return the number of nodes that may have edges; seeds are always among them."""
-        return sum(num_nodes[: max(1, self._left)])
-
-    def edge_rows(self, edge_attr: Tensor | None) -> Tensor | None:
-        """Return the rows of the edges that are left."""
-        return None if edge_attr is None else edge_attr.narrow(0, 0, self._sums[self._left])
-
-    def narrow(self, adj_t: Any, num_targets: int, num_sources: int) -> AdjT:
-        """Return the matrix of the nodes and edges that are left."""
-        if not isinstance(adj_t, AdjT):
-            raise UsageError(
-                f"adj_t is a {type(adj_t).__name__}: trim takes a batch's adj_t, of a loader with "
-                'edge_format="csr"; for edge_index use torch_geometric.utils.trim_to_layer'
-            )
-        if len(adj_t.col_indices()) not in self._sums[self._left :]:
-            raise UsageError(
-                f"adj_t has {len(adj_t.col_indices())} edges, and the batch's hops have "
-                f"{self._sums[1:]} in all: trim before gcn_norm, layer by layer"
-            )
-        return adj_t.narrowed(num_targets, num_sources, self._sums[self._left], self._left)
+def _check(adj_t: Any, sums: list[int], left: int) -> None:
+    if not isinstance(adj_t, AdjT):
+        raise UsageError(
+            f"adj_t is a {type(adj_t).__name__}: trim takes a batch's adj_t, of a loader with "
+            'edge_format="csr"; for edge_index use torch_geometric.utils.trim_to_layer'
+        )
+    if len(adj_t.col_indices()) not in sums[left:]:
+        raise UsageError(
+            f"adj_t has {len(adj_t.col_indices())} edges, and the batch's hops have {sums[1:]} in "
+            "all: trim before gcn_norm, layer by layer"
+        )

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gnnstore import _core
-from gnnstore.errors import CorruptStoreError, UsageError
+from gnnstore.errors import CorruptStoreError
 from gnnstore.formats.store.schema import EDGE_TYPE, NODE_TYPE, Schema
 from gnnstore.sampling.neighbor import (
     EdgeSample,
@@ -118,12 +118,6 @@ class CompactSample(Subgraph):
             index[1] = np.repeat(targets, edges.num_incoming)
             return EdgeSample(index, widened(edges.positions, np.int64))
 
-        ids = (*self.nodes.values(), *(edges.sources for edges in self.edges.values()))
-        if max(array.itemsize for array in ids) > dtype.itemsize:
-            raise UsageError(
-                f"ids of a graph of more than 2^31 nodes do not fit in {dtype}; "
-                "use index_dtype='int64'"
-            )
         return Sample(
             nodes={name: widened(array, dtype) for name, array in self.nodes.items()},
             edges={name: expanded(edges) for name, edges in self.edges.items()},
@@ -201,8 +195,6 @@ class CompactSample(Subgraph):
 
 def _compact_edges(edges: EdgeSample, positions: np.dtype[Any]) -> CompactEdges:
     sources, targets = edges.index
-    if len(targets) and not np.all(targets[1:] >= targets[:-1]):
-        raise UsageError("the targets of a subgraph to keep must ascend; sort its edges")
     # Local ids and counts are int32: a batch of 2^31 edges would take 50 GB as it was sampled.
     return CompactEdges(
         sources.astype(np.int32),

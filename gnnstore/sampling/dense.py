@@ -42,11 +42,6 @@ class DenseBatch:
     nbr_offsets: Tensor
     repr_map: Tensor
 
-    @property
-    def nbrs(self) -> Tensor:
-        """Ids of the sampled neighbours, segment by segment: int64 [m], a copy."""
-        return self.node_ids[self.repr_map]
-
     def blocks(self, rows: Tensor) -> tuple[Tensor, ...]:
         """Return views of the rows of each block, of rows in the order of the *batch*.
 

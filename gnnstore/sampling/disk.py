@@ -53,7 +53,6 @@ class CachedNeighbors:
     starts: npt.NDArray[np.int64]
     # int32 or int64 [M]: the lists, one behind the other, in the order of the nodes.
     neighbors: npt.NDArray[Any]
-    num_nodes: int  # nodes whose lists are cached
 
     @property
     def num_bytes(self) -> int:

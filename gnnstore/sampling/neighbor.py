@@ -51,11 +51,6 @@ V = TypeVar("V")
 # after the last, int64 [n] each, ascending; `EdgeFinder.excluding` gives them.
 Excluded = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int64]]
 
-# Of a graph of several edge types, by type.
-ExcludedEdges: TypeAlias = Excluded | Mapping[EdgeType, Excluded | None]
-# Of one node type, or by type.
-SeedIds: TypeAlias = npt.ArrayLike | Mapping[NodeType, npt.ArrayLike]
-
 _WORD = 2**64  # the key of a draw consists of unsigned 64-bit words
 
 
@@ -267,12 +262,12 @@ def only(by_type: Mapping[Any, T]) -> T:
 class BatchRequest(NamedTuple):
     """The arguments of `NeighborSampler.draw`."""
 
-    seeds: SeedIds
+    seeds: Any  # ids of one node type, or by type
     epoch: int
     batch: int
-    excluded: ExcludedEdges | None = None
-    times: SeedIds | None = None
-    places: Mapping[NodeType, npt.ArrayLike] | None = None
+    excluded: Any = None  # `Excluded`, or by edge type
+    times: Any = None
+    places: Any = None
 
 
 @contextmanager

@@ -137,7 +137,11 @@ class NeighborSampler:
                 f"the node ids of {types.label} ({most} nodes of a type) do not fit in int32; use "
                 "index_dtype='int64'"
             )
-        check_fanouts(types.edges, config)
+        if len(types.edges) > 1 and config.num_hops > MAX_HOPS:
+            raise UsageError(
+                f"graphs of several edge types are sampled in {MAX_HOPS} hops at most; got "
+                f"{config.num_hops} fan-outs"
+            )
         self.types = types
         self.config = config
         self.num_nodes = sum(types.num_nodes.values())
@@ -187,51 +191,34 @@ class NeighborSampler:
     ) -> list[tuple[Int64Array, Int64Array, Int64Array | None]]:
         """Return ids, places and times for each node type; the order of mappings numbers trees."""
         names = self.types.num_nodes
-        ids = {name: as_seeds(of) for name, of in self._by_node_type("seeds", seeds).items()}
+        ids = {name: as_seeds(of) for name, of in self._by_node_type(seeds).items()}
         if places is None:
             first, trees = 0, {}
             for name, own in ids.items():
                 trees[name] = np.arange(first, first + len(own))
                 first += len(own)
         else:
-            by_type = self._by_node_type("places", places)
+            by_type = self._by_node_type(places)
             trees = {name: np.ascontiguousarray(own, np.int64) for name, own in by_type.items()}
         none = np.empty(0, np.int64)
         if (time_attr := self.config.time_attr) is None:
             return [(ids.get(name, none), trees.get(name, none), None) for name in names]
-        given = None if times is None else self._by_node_type("times", times)
+        given = None if times is None else self._by_node_type(times)
         own_times = times_of_seeds(ids, given, self.types.node_times, time_attr)
         return [tuple(of.get(name, none) for of in (ids, trees, own_times)) for name in names]  # type: ignore[misc]
 
-    def _by_node_type(self, what: str, values: Any) -> dict[NodeType, Any]:
-        names = self.types.num_nodes
-        if not isinstance(values, Mapping):
-            if len(names) > 1:
-                raise UsageError(
-                    f"{what} of a graph of several node types are given by type: "
-                    f"{{{next(iter(names))!r}: …}}"
-                )
-            return dict.fromkeys(names, values)
-        for name in values:
-            if name not in names:
-                raise UsageError(
-                    f"{what} are of node type {name!r}, which {self.types.label} lacks; it has: "
-                    f"{', '.join(map(repr, names))}"
-                )
-        return dict(values)
+    def _by_node_type(self, values: Any) -> dict[NodeType, Any]:
+        """Return seeds, or what belongs to them, by node type; else they are of the only type."""
+        if isinstance(values, Mapping):
+            return dict(values)
+        (name,) = self.types.num_nodes
+        return {name: values}
 
     def excluded_arrays(self, excluded: Any) -> list[Any] | None:
         """Return excluded edges for each edge type."""
-        edges = self.types.edges
-        if excluded is None:
-            return None
-        if not isinstance(excluded, Mapping):
-            if len(edges) > 1:
-                raise UsageError(
-                    "excluded edges of a graph of several edge types are given by type"
-                )
-            return [excluded]
-        return [excluded.get(edge_type) for edge_type in edges]
+        if excluded is None or not isinstance(excluded, Mapping):
+            return None if excluded is None else [excluded]
+        return [excluded.get(edge_type) for edge_type in self.types.edges]
 
     def stream_dtype(self, stream: tuple[int, int]) -> np.dtype[Any]:
         """Return the type of the elements of a stream of `StagedBatch`."""
@@ -259,39 +246,15 @@ class NeighborSampler:
         )
 
 
-def check_fanouts(edge_types: Mapping[EdgeType, Any], config: SamplingConfig) -> None:
-    """Raise unless there are fan-outs for each edge type, and for no other."""
-    fanouts = config.fanouts
-    if isinstance(fanouts, Mapping):
-        for edge_type in edge_types:
-            config.fanouts_of(edge_type)
-        if unknown := [edge_type for edge_type in fanouts if edge_type not in edge_types]:
-            raise UsageError(
-                f"fanouts name the edge type {unknown[0]}, which the graph lacks; it has: "
-                f"{', '.join(map(str, edge_types))}"
-            )
-    if len(edge_types) > 1 and config.num_hops > MAX_HOPS:
-        raise UsageError(
-            f"graphs of several edge types are sampled in {MAX_HOPS} hops at most; got "
-            f"{config.num_hops} fan-outs"
-        )
-
-
-Reverse = Literal["named", "own", "unique"]
-
-
-def reverse_of(
-    edge_type: EdgeType, edge_types: Mapping[EdgeType, Any]
-) -> tuple[Reverse, EdgeType] | None:
+def reverse_of(edge_type: EdgeType, edge_types: Iterable[EdgeType]) -> EdgeType | None:
     """Return the type of the reverses of a type's edges, as PyTorch Geometric finds it."""
     source, relation, target = edge_type
-    named = (target, f"rev_{relation}", source)
-    if named in edge_types:
-        return "named", named
+    if (named := (target, f"rev_{relation}", source)) in (edge_types := tuple(edge_types)):
+        return named
     if source == target:
-        return "own", edge_type
+        return edge_type
     candidates = [other for other in edge_types if (other[0], other[2]) == (target, source)]
-    return ("unique", candidates[0]) if len(candidates) == 1 else None
+    return candidates[0] if len(candidates) == 1 else None
 
 
 def with_reverse_edges(sample: Sample) -> Sample:
@@ -305,16 +268,13 @@ def with_reverse_edges(sample: Sample) -> Sample:
     joined: dict[EdgeType, EdgeSample] = dict(sampled)
     none = np.empty(0, np.int64)
     for edge_type in sampled:
-        if edge_type[1].startswith("rev_"):
-            continue
         reverse = reverse_of(edge_type, sampled)
-        if reverse is None:
+        if reverse is None or edge_type[1].startswith("rev_"):
             continue
-        kind, reverse_type = reverse
-        index = _joined(sampled[edge_type].index, sampled[reverse_type].index)
+        index = _joined(sampled[edge_type].index, sampled[reverse].index)
         joined[edge_type] = EdgeSample(index, none)
-        if kind == "named":
-            joined[reverse_type] = EdgeSample(np.ascontiguousarray(index[::-1]), none)
+        if reverse[1] == f"rev_{edge_type[1]}":
+            joined[reverse] = EdgeSample(np.ascontiguousarray(index[::-1]), none)
     return replace(sample, edges=joined, hop_nodes=None, hop_edges=None)
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-import numpy as np
 import numpy.typing as npt
 import torch
 
@@ -41,23 +40,14 @@ def resolve_edges(store: GraphStore, edge_label_index: Any) -> GivenEdges:
         return GivenEdges(edge, None)
     if isinstance(given, (tuple, list)):  # of two tensors, which NumPy would walk
         given = [to_numpy(ends) for ends in given]
-    try:
-        values = to_numpy(given)
-    except ValueError as error:
-        raise InputError(
-            f"edge_label_index: {error}; expected sources and targets, [2, L]"
-        ) from None
+    values = to_numpy(given)
     if values.ndim != 2 or values.shape[0] != 2:
         raise InputError(
             f"edge_label_index has the shape {list(values.shape)}; expected sources and targets, "
             "[2, L]"
         )
-    if values.size == 0:  # zero batches, as in PyG
-        return GivenEdges(edge, np.empty((2, 0), dtype))
-    if values.dtype.kind not in "iu":
-        raise InputError(
-            f"edge_label_index has the element type {values.dtype}; expected node ids (integers)"
-        )
+    if values.size and values.dtype.kind not in "iu":
+        raise InputError(f"edge_label_index has values of {values.dtype}; expected node ids")
     for own, count, what, of in zip(
         values, counts, ("source", "target"), (edge.source, edge.target), strict=True
     ):
@@ -127,14 +117,11 @@ def resolve_labels(edge_label: Any, num_edges: int) -> torch.Tensor | None:
         return None
     try:
         labels = torch.as_tensor(edge_label).detach().cpu().to_dense().clone()
+        if labels.dim() == 0 or len(labels) != num_edges:
+            raise ValueError(f"it has the shape {list(labels.shape)}")
     except (TypeError, ValueError, RuntimeError) as error:
         raise InputError(
             f"edge_label is a {type(edge_label).__name__} ({error}); expected numbers, one for "
-            "each edge"
+            f"each of {num_edges} edges"
         ) from None
-    if labels.dim() == 0 or len(labels) != num_edges:
-        raise InputError(
-            f"edge_label has the shape {list(labels.shape)} for {num_edges} edges; give one label "
-            "for each, or leave it out"
-        )
     return labels

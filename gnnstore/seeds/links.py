@@ -7,7 +7,7 @@ store, and are never copied.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -19,7 +19,6 @@ from gnnstore import _core
 from gnnstore.errors import CorruptStoreError, InputError
 from gnnstore.formats.packed.manifest import ALL_EDGES
 from gnnstore.formats.store.csc import Csc
-from gnnstore.formats.store.schema import EdgeType, Schema
 from gnnstore.graph.edge_splits import EdgeSplits
 from gnnstore.graph.shared import shared_tables
 from gnnstore.graph.store import GraphStore
@@ -41,34 +40,26 @@ class LinkGraph(NamedTuple):
     positions: npt.NDArray[Any] | None = None
 
 
+@dataclass(eq=False)
 class Links:
     """The seed edges of a loader, by position."""
 
-    def __init__(
-        self,
-        store: GraphStore,
-        given: GivenEdges,
-        *,
-        ids: Int64Array | None = None,
-        edge_label: torch.Tensor | None = None,
-        times: Int64Array | None = None,
-        negatives: Negatives | None = None,
-        disjoint: bool = False,
-        attributes: Sequence[str] = (),
-        exclude_edges: str | None = None,
-    ) -> None:
-        self.store = store
-        self.given = given
-        self.edge_type = given.edge.type
-        self.edges, self.split = given.ends, given.split
-        self.ids = ids
-        self.edge_label = edge_label
-        self.times = times  # of the edges; by position, or by id if these are all of the graph
-        self.negatives = negatives
-        self.disjoint = disjoint
-        self.attributes = tuple(attributes)
-        self.exclude_edges = exclude_edges
-        nodes = [store.schema.node_of(name) for name in (given.edge.source, given.edge.target)]
+    store: GraphStore
+    given: GivenEdges
+    ids: Int64Array | None = None
+    edge_label: torch.Tensor | None = None
+    # Of the edges; by position, or by id if these are all of the graph.
+    times: Int64Array | None = None
+    negatives: Negatives | None = None
+    disjoint: bool = False
+    attributes: Sequence[str] = ()
+    exclude_edges: str | None = None
+
+    def __post_init__(self) -> None:
+        edge = self.given.edge
+        self.edge_type = edge.type
+        self.edges, self.split = self.given.ends, self.given.split
+        nodes = [self.store.schema.node_of(name) for name in (edge.source, edge.target)]
         self._counts = nodes[0].num_nodes, nodes[1].num_nodes
 
     def __len__(self) -> int:
@@ -192,7 +183,7 @@ class Links:
             return finder.excluding(*np.concatenate(pairs, axis=1))
         reverse = None
         if self.exclude_edges == "reverse":
-            reverse = reverse_type(self.store.schema, self.edge_type)
+            reverse = reverse_of(self.edge_type, self.store.edge_types)
         if reverse == self.edge_type:
             return {reverse: finder.excluding(*np.concatenate([ends, backward], axis=1))}
         found = {self.edge_type: finder.excluding(*ends)}
@@ -351,12 +342,6 @@ class _Numbered(NamedTuple):
     local: list[Int64Array]  # of each part: places of its nodes among those of their type
     times: dict[str, Int64Array] | None = None
     places: dict[str, Int64Array] | None = None
-
-
-def reverse_type(schema: Schema, edge_type: EdgeType) -> EdgeType | None:
-    """Return the type of the reverses of a type's edges; None if there is none."""
-    found = reverse_of(edge_type, dict.fromkeys(edge.type for edge in schema.edge_types))
-    return None if found is None else found[1]
 
 
 def _crc(values: Any) -> str:

@@ -174,46 +174,26 @@ def nodes_of_type(
     nodes, ids = _nodes_and_ids(store, node, input_nodes)
     num_seeds = node.num_nodes if nodes is None else len(nodes)
     if input_id is not None:
-        ids = resolve_input_ids(input_id, num_seeds, "input nodes")
+        ids = whole_numbers(input_id, "input_id", num_seeds, "input nodes")
     name = input_nodes if isinstance(input_nodes, str) else None
     times = None
     if input_time is not None:
-        times = resolve_times(input_time, num_seeds, "input_time", "input nodes")
+        times = whole_numbers(input_time, "input_time", num_seeds, "input nodes")
     return NodesOfType(num_seeds, nodes, ids, "all" if input_nodes is None else name, times)
 
 
-def resolve_times(times: Any, num_seeds: int, name: str, what: str) -> Int64Array:
-    """Return the times of seeds: int64 [num_seeds], a copy."""
-    given = to_numpy(times)
-    is_whole = given.dtype.kind in "iu" and (
-        given.dtype != np.uint64 or not given.size or given.max() <= np.iinfo(np.int64).max
-    )
-    if not is_whole and given.size:
-        nat = int(np.isnat(given).sum()) if given.dtype.kind in "mM" else 0
-        more = f", {nat} of them NaT" if nat else ""
+def whole_numbers(values: Any, name: str, count: int, what: str) -> Int64Array:
+    """Return an option with a number for each seed: int64 [count], a copy."""
+    given = to_numpy(values)
+    is_whole = given.dtype.kind in "iu" and given.max(initial=0) <= np.iinfo(np.int64).max
+    if given.size and not is_whole:
         raise InputError(
-            f"{name} has times of {given.dtype}{more}; give whole numbers in the unit of the "
-            "store's times, int64"
+            f"{name} has values of {given.dtype}; give whole numbers of 64 bits, times in the unit "
+            "of the store's"
         )
-    if given.size != num_seeds:
-        raise InputError(
-            f"{name} has {given.size} entries for {num_seeds} {what}; give a time for each"
-        )
+    if given.size != count:
+        raise InputError(f"{name} has {given.size} entries for {count} {what}; give one for each")
     return np.array(given, dtype=np.int64).reshape(-1)
-
-
-def resolve_input_ids(input_id: Any, num_seeds: int, what: str) -> Int64Array:
-    """Return the `input_id` that batches show for each seed: int64 [num_seeds], a copy."""
-    given = to_numpy(input_id)
-    if given.size and (given.dtype.kind not in "iu" or given.max() > np.iinfo(np.int64).max):
-        raise InputError(f"input_id has values of {given.dtype}; give whole numbers of 64 bits")
-    ids = np.array(given, dtype=np.int64).reshape(-1)
-    if len(ids) != num_seeds:
-        raise InputError(
-            f"input_id has {len(ids)} entries for {num_seeds} {what}; "
-            "give one for each, or leave it out"
-        )
-    return ids
 
 
 def _by_type(store: GraphStore, input_nodes: Any) -> dict[str, Any]:

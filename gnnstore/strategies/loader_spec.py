@@ -123,7 +123,7 @@ class LoaderSpec:
         if placement.is_trial:
             return topology
         spare = placement.left_bytes + placement.neighbors_bytes
-        neighbors = shared.neighbors(store, topology, placement.neighbors_bytes, spare)
+        neighbors = shared.neighbors(topology, placement.neighbors_bytes, spare)
         return replace(topology, neighbors=neighbors)
 
     def check_two_batches(self, placement: Placement) -> None:

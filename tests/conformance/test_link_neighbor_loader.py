@@ -778,7 +778,7 @@ def test_attributes_of_seed_edges(path: Path, edge_index: torch.Tensor) -> None:
         ({"neg_sampling_ratio": -1.0}, "needs to be positive"),
         ({"neg_sampling_ratio": 1.0, "neg_sampling": "triplet"}, "give one of them"),
         ({"edge_label_index": ()}, r"\[0\]; expected sources"),
-        ({"edge_label_index": ([0, 1], [2])}, "edge_label_index"),
+        ({"edge_label_index": ([0, 1], [2])}, "an array of numbers was expected"),
         ({"edge_label": ["a"] * E}, "edge_label is a list"),
         ({"edge_label_attrs": "edge_attr"}, "expected a list of names"),
         ({"exclude_edges": ["self"]}, "is unknown"),

@@ -409,9 +409,9 @@ def test_options_that_cannot_be(path: Path, options: dict[str, Any], message: st
 @pytest.mark.parametrize(
     ("times", "message"),
     [
-        (torch.rand(len(INPUT_TIME)), "input_time has times of float32; give whole numbers"),
-        (np.array(["NaT"] * len(INPUT_TIME), "M8[s]"), r"times of datetime64\[s\], 31 of them NaT"),
-        ([1, 2], "input_time has 2 entries for 31 input nodes; give a time for each"),
+        (torch.rand(len(INPUT_TIME)), "input_time has values of float32; give whole numbers"),
+        (np.array(["NaT"] * len(INPUT_TIME), "M8[s]"), r"input_time has values of datetime64\[s\]"),
+        ([1, 2], "input_time has 2 entries for 31 input nodes; give one for each"),
     ],
 )
 def test_input_times_that_cannot_be(path: Path, times: Any, message: str) -> None:

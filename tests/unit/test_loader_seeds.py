@@ -200,7 +200,6 @@ def test_what_is_no_number_is_named(store: gnnstore.GraphStore, options: dict[st
         ({"prefetch_batches": 1.5}, "prefetch_batches=1.5 is not a whole number"),
         ({"prefetch_batches": True}, "prefetch_batches=True is not a whole number"),
         ({"prefetch_batches": 0}, "at least 1"),
-        ({"transform": 3}, "transform=3 cannot be called; give a function, or None"),
         ({"strategy": ["a"]}, r"strategy=\['a'\]"),
         ({"packed": 5}, "packed=5"),
         ({"plan": "base"}, "^plan= is called packed=; write packed='base'$"),

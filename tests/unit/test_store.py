@@ -76,10 +76,7 @@ def test_a_mask_for_each_of_several_splits(tmp_path: Path) -> None:
     edges, masks = torch.tensor([[0], [1]]), torch.eye(4).bool()
     data = Data(edge_index=edges, train_mask=masks, num_nodes=4)
     store: Any = gnnstore.open(from_pyg(data, tmp_path / "a.gnn"))
-    with pytest.raises(
-        NotFoundError,
-        match=r"train_mask has 4 columns: choose one, as in .*store\.train_mask\[:, 0\]",
-    ):
+    with pytest.raises(NotFoundError, match="there is no split 'train'"):
         store.splits["train"]
     loader = gnnstore.NeighborLoader(store, [1], store.train_mask[:, 2])
     assert [batch.n_id.tolist() for batch in loader] == [[2]]
