@@ -2,8 +2,7 @@
 
 The in-neighbours of a block lie anywhere in the table. If they are few, reading them one by one is
 limited by a disk's reads per second. So the table is read once in order for a group of blocks, the
-rows of each are written to a file, and each block then reads its own. Those of the first block
-stay in memory.
+rows of each are written to a file, and each block then reads its own.
 """
 
 from __future__ import annotations
@@ -60,7 +59,7 @@ class BlockPacker:
         self._directory = directory
         self._unfilled = kept
         self._limits = limits
-        self._is_first = True  # of the groups; its first block stays in memory
+        self._is_first = True  # of the groups
         self._disk_bytes = disk_bytes
         self._is_wanted = needs_rows
         self._group: dict[int, tuple[int, int]] = {}  # first node -> last node, place
@@ -112,15 +111,13 @@ class BlockPacker:
             wanted.append(ids.astype(dtype))
             direct += _direct_bytes(files, ids)
             first = last
-        num_bytes = sum(map(len, wanted[int(self._is_first) :])) * row_bytes
+        num_bytes = sum(map(len, wanted)) * row_bytes
         table = 0 if self._unfilled is not None else min(direct, files.array.disk_bytes)
         self._is_wanted = False  # later blocks are similar: making their lists would be in vain
         if len(bounds) < 2 or table + 2 * num_bytes > _WORTHWHILE * direct or num_bytes > room:
             return
         pending = max(limits.making // _PENDING_SHARE // row_bytes, self._reader.part_rows)
-        self._packed = PackedRows(
-            self._directory, self._reader, wanted, pending, keeps_first=self._is_first
-        )
+        self._packed = PackedRows(self._directory, self._reader, wanted, pending)
         try:
             self._pass(self._packed)
         except NoSpaceError as error:
@@ -174,8 +171,6 @@ class PackedRows:
         reader: RowReader,
         wanted: list[npt.NDArray[Any]],
         max_pending: int,
-        *,
-        keeps_first: bool,
     ) -> None:
         self._reader = reader
         self._wanted = wanted  # the ids of the rows of each block, ascending
@@ -183,9 +178,8 @@ class PackedRows:
         self._max_pending = max_pending  # rows gathered before they are written, a run each block
         self._pending: dict[int, list[npt.NDArray[Any]]] = defaultdict(list)
         self._num_pending = 0
-        self._keeps_first = keeps_first  # the runs of the first block stay in memory
-        # The runs of each block: its rows, or their record in the file; and their number.
-        self._runs: list[list[tuple[npt.NDArray[Any] | int, int]]] = [[] for _ in wanted]
+        # The runs of each block: their record in the file, and number of rows.
+        self._runs: list[list[tuple[int, int]]] = [[] for _ in wanted]
         try:
             self._directory = Path(tempfile.mkdtemp(prefix="packed-", dir=directory))
         except OSError as error:
@@ -216,8 +210,7 @@ class PackedRows:
         """Write the rows that were gathered."""
         for block, pieces in self._pending.items():
             rows = np.concatenate(pieces)
-            stays = block == 0 and self._keeps_first
-            self._runs[block].append((rows if stays else self.file.append(rows), len(rows)))
+            self._runs[block].append((self.file.append(rows), len(rows)))
         self._pending.clear()
         self._num_pending = 0
 
@@ -230,14 +223,13 @@ class PackedRows:
         self._runs[block] = []
         return sum(self._reader.workers.run(tasks))
 
-    def _read(self, run: npt.NDArray[Any] | int, out: Tensor) -> int:
-        plan = self._reader.plan
-        rows = self.file.read(run) if isinstance(run, int) else run
+    def _read(self, run: int, out: Tensor) -> int:
+        plan, rows = self._reader.plan, self.file.read(run)
         if plan.call.projection is not None:
             as_bits(out)[:] = rows.view(as_bits(out).dtype).reshape(out.shape)
         else:
             out.copy_(self._reader.converted(rows.view(plan.kind.stored_dtype)))
-        return rows.nbytes if isinstance(run, int) else 0
+        return rows.nbytes
 
     def close(self) -> None:
         """Remove the rows. Idempotent."""

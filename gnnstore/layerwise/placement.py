@@ -7,7 +7,7 @@ once more, alone: then the table is read for the targets only.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import ceil
 
@@ -25,9 +25,6 @@ _BYTES_PER_BLOCK = 1 << 20
 _NODES_PER_BYTE = 2
 # A layer takes this factor longer if a block is read, computed and written before the next.
 _ONE_AFTER_THE_OTHER = 1.5
-
-# Seconds for bytes that are read and written.
-Seconds = Callable[[float, float], float]
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,11 +78,10 @@ class Placement:
 
 @dataclass(frozen=True, eq=False)
 class Placer:
-    """Places the rows of layers by the time that moving bytes takes."""
+    """Places the rows of layers by the bytes that move."""
 
     graph: GraphSize
     degrees: OutDegrees | None  # None: no rows are kept
-    seconds: Seconds
     gap_bytes: int  # bytes that a disk moves in the time of one read
 
     def place(self, plans: Sequence[LayerPlan], rooms: Sequence[int]) -> list[Placement]:
@@ -97,11 +93,11 @@ class Placer:
         """Return the placement with rows that the layer before writes, if that moves less."""
         rows = own.num_kept * plan.source_bytes
         table = self.graph.num_nodes * plan.kind.stored_bytes
-        is_less = self.seconds(rows, rows) < self.seconds(table, 0)
+        is_less = 2 * rows < table  # they are written and read
         return replace(own, is_spilled=own.num_kept > 0 and own.keeps_all and is_less)
 
     def _best(self, plan: LayerPlan, room: int) -> Placement:
-        """Return the placement that takes the least time."""
+        """Return the placement that moves the fewest bytes."""
         degrees = self.degrees
         if degrees is None or not plan.call.needs_edges:
             return Placement(plan.limits(room, self.graph))
@@ -114,7 +110,7 @@ class Placer:
     def _placed(
         self, plan: LayerPlan, degrees: OutDegrees, room: int, num_kept: int
     ) -> tuple[float, Placement] | None:
-        """Return the seconds and the placement with some kept rows; None if they have no room."""
+        """Return the cost and the placement with some kept rows; None if they have no room."""
         graph, left = self.graph, room - num_kept * plan.kept_bytes
         if left <= 0:
             return None
@@ -133,12 +129,9 @@ class Placer:
         # Blocks are outlined before their rows are packed: another pass over the edges.
         overhead = num_blocks * (_BYTES_PER_BLOCK + graph.num_nodes // _NODES_PER_BYTE)
         overhead += table + (graph.num_edges * id_bytes if accesses else 0)
-        seconds = min(
-            self.seconds(overhead + max(once, passes) + packed, packed),
-            self.seconds(overhead + once + alone, 0.0),
-        )
-        seconds *= 1.0 if limits.is_ahead else _ONE_AFTER_THE_OTHER
-        return seconds, Placement(limits, num_kept, keeps_all)
+        cost = overhead + min(max(once, passes) + 2 * packed, once + alone)
+        cost *= 1.0 if limits.is_ahead else _ONE_AFTER_THE_OTHER
+        return cost, Placement(limits, num_kept, keeps_all)
 
     def _blocks(
         self, plan: LayerPlan, degrees: OutDegrees, num_kept: int, room: int

@@ -18,7 +18,6 @@ from gnnstore import _core
 from gnnstore.budget.ledger import Ledger, Reservation
 from gnnstore.budget.limits import affordable_threads
 from gnnstore.disk.engines import open_engine
-from gnnstore.disk.profile import load_profile
 from gnnstore.errors import UsageError
 from gnnstore.features.source import RowSource
 from gnnstore.features.tables import open_attribute, open_rows
@@ -52,8 +51,6 @@ _STAGING_SHARE = 16
 _WRITER_BYTES = 8 << 20
 # Memory for each node while out-degrees are counted and compared.
 _COUNT_BYTES = 4 + 8 + 1
-# Bytes in a second, where no disk was measured: only their sum matters.
-_ASSUMED_RATE = 1e9
 
 
 @dataclass(eq=False)
@@ -223,9 +220,7 @@ class InferenceRun:
             with self.progress.phase("out-degrees", self._num_nodes, "nodes") as phase:
                 counts = graph.count_sources(phase.advance)
             degrees = OutDegrees.of(counts)
-        profile = load_profile(self.store.path)
-        seconds = _seconds_of_bytes if profile is None else profile.sequential_seconds
-        placer = Placer(size, degrees, seconds, self._engine.tuning.gap_bytes)
+        placer = Placer(size, degrees, self._engine.tuning.gap_bytes)
         self._places = placer.place(self.plans, rooms)
         for number, place in enumerate(self._places):
             if degrees is not None and place.num_kept:
@@ -352,10 +347,6 @@ class InferenceRun:
         # Their file system may differ from the store's.
         engine = open_engine(array.file_paths[0], self.io_engine)
         return open_rows(array, engine.within(self._engine.staging_bytes))
-
-
-def _seconds_of_bytes(read: float, written: float) -> float:
-    return (read + written) / _ASSUMED_RATE
 
 
 def check_input(store: GraphStore, name: str) -> AttributeSpec:
