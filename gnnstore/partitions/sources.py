@@ -108,7 +108,8 @@ class PartitionSources(Sources):
         for shape in shapes:
             ledger = self._ledger(shape, limit, source)
             try:
-                ledger.check(None, *self._remedies(shape))
+                lower = "lower capacity=, or " * (shape.capacity > 2)
+                ledger.check(None, f"{lower}partition the store into more partitions")
             except BudgetError as error:
                 refusals.append(error)
                 continue
@@ -121,11 +122,6 @@ class PartitionSources(Sources):
                 reason=f"{shape.describe()}; {unit.name!r} is read by {self.engine.reason}",
             )
         raise min(refusals, key=lambda error: error.missing_bytes or 0)
-
-    def _remedies(self, shape: BufferShape) -> list[str]:
-        if shape.capacity <= 2:
-            return ["partition the store into more partitions"]
-        return ["lower capacity=, or partition the store into more partitions"]
 
     def _contents(self) -> Contents:
         unit = self.unit
@@ -170,14 +166,12 @@ class PartitionSources(Sources):
             is_held = spec.layout == "cold" or spec.num_bytes <= left
             if is_held and spec.layout != "cold":
                 left -= spec.num_bytes
-                self._hold("ids of edges" if spec is ids else "edge attributes", spec.num_bytes)
+                what = "ids of edges" if spec is ids else "edge attributes"
+                ledger = self.placement.ledger.add(Reservation(what, spec.num_bytes))
+                self.placement = replace(self.placement, ledger=ledger)
             tables[spec.path] = shared.rows(store, spec, "memory" if is_held else "mmap", 1)
         self.edge_ids = {} if ids is None else {schema.edge.type: tables.pop(ids.path)}
         self.tables = tables
-
-    def _hold(self, what: str, num_bytes: int) -> None:
-        ledger = self.placement.ledger.add(Reservation(what, num_bytes))
-        self.placement = replace(self.placement, ledger=ledger)
 
     @property
     def paths(self) -> Mapping[str, str]:
@@ -360,7 +354,10 @@ class _BatchesOfStates(Iterator[Batch]):
                     with run.recorder.stage("partitions", epoch=run.epoch, state=place.state):
                         state = self._ahead.next()
                     positions, order = state.prepared
-                    sampler = _sampler(state, of.config, of.of.index_dtype)
+                    sampler = None
+                    if state.graph is not None:
+                        columns, dtype = state.graph.columns, of.of.index_dtype
+                        sampler = NeighborSampler(columns, of.config, dtype)
                     self._left = int(epoch.ends[place.state]) - batch.key.batch
                 state.begin_batch()
                 self._left -= 1
@@ -372,14 +369,6 @@ class _BatchesOfStates(Iterator[Batch]):
         finally:
             if state is not None:
                 state.end()
-
-
-def _sampler(
-    state: ResidentState, config: SamplingConfig, index_dtype: IndexDtype
-) -> NeighborSampler | None:
-    return (
-        None if state.graph is None else NeighborSampler(state.graph.columns, config, index_dtype)
-    )
 
 
 def only_epochs(what: str) -> UsageError:
