@@ -95,12 +95,10 @@ def mapped(forks: ForkServer, store: Path) -> Callable[..., list[int]]:
 @pytest.mark.parametrize(
     ("kinds", "late"),
     [
-        (("belady", "belady"), False),
         (("belady", "belady"), True),  # made when the cache of training is full
         (("static", "static"), True),
         (("packed", "belady"), False),
         (("belady", "static"), False),  # which cannot share a cache
-        (("belady", "direct"), True),
     ],
     ids=lambda value: "-".join(value) if isinstance(value, tuple) else None,
 )

@@ -394,7 +394,6 @@ def test_every_example_is_run_by_a_test() -> None:
     ("name", "options"),
     [
         ("train_hetero", ["--strategy", "belady", "--memory", "100MB"]),
-        ("train_temporal", []),
         ("train_temporal", ["--weighted"]),
     ],
 )
@@ -408,8 +407,7 @@ def test_examples_of_types_and_times_learn(
     assert accuracy > 0.6  # of 8 classes
 
 
-@pytest.mark.parametrize("strategy", ["memory", "belady"])
-@pytest.mark.parametrize("edges", [[], ["--csr"]])
+@pytest.mark.parametrize(("strategy", "edges"), [("memory", ["--csr"]), ("belady", [])])
 def test_the_example_script_trains(
     work_dir: Path, forks: ForkServer, strategy: str, edges: list[str]
 ) -> None:

@@ -30,11 +30,13 @@ SHAPES: list[tuple[tuple[int, ...], str, int | None]] = [
 ]
 
 
-@pytest.fixture(params=SHAPES, ids=lambda p: f"{p[0]}-{p[1]}-{p[2]}")
-def example(request: pytest.FixtureRequest, tmp_path: Path) -> ExampleStore:
+@pytest.fixture(scope="module", params=SHAPES, ids=lambda p: f"{p[0]}-{p[1]}-{p[2]}")
+def example(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> ExampleStore:
     feature_shape, dtype, shard_bytes = request.param
     return write_example_store(
-        tmp_path / "a.gnn",
+        tmp_path_factory.mktemp("zarr") / "a.gnn",
         num_nodes=1000,
         feature_shape=feature_shape,
         feature_dtype=dtype,

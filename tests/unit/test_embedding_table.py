@@ -36,7 +36,6 @@ from gnnstore.partitions.followers import Slots
 from gnnstore.testing.graphs import write_store
 from gnnstore.testing.twins.learned_rows import initial_rows
 from gnnstore.tools import cli
-from gnnstore.tools.inspect.describe import describe_table
 from tests.support.stores import write_example_store
 
 N, DIM, P = 60, 8, 5
@@ -343,23 +342,6 @@ def test_rows_ask_for_an_optimizer_or_none(table_of: Open) -> None:
     assert table(torch.tensor([0])).requires_grad
 
 
-def test_what_fills_slots_up_takes_no_disk(table_of: Open) -> None:
-    """Of small partitions it would be nearly all of the file."""
-    table = table_of(partitions="five")
-    table.load()
-    for _ in range(2):
-        learn(table, range(N))
-        table.commit()
-    found, num_slots = (table.path / "slots").stat(), 2 * 5
-    assert found.st_size == num_slots * (64 << 10)
-    assert found.st_blocks * 512 <= num_slots * 4096
-    assert describe_table(table.path)["disk_bytes"] < found.st_size, "as inspect says"
-    expected = table[:]
-    table.close()
-    assert gnnstore.verify(table.path).ok
-    assert torch.equal(table_of()[:], expected)
-
-
 @pytest.mark.parametrize("failing", ["slots", "manifest", "rename"])
 def test_a_commit_that_fails_leaves_the_one_before(
     table_of: Open, monkeypatch: pytest.MonkeyPatch, failing: str
@@ -518,18 +500,6 @@ def test_manifests_that_make_no_sense(
         table_of()
 
 
-def test_numbers_of_numpy_are_numbers_of_a_table(table_of: Open) -> None:
-    table = table_of(dim=np.int64(DIM), keep=np.int32(3), seed=np.uint8(2), scale=np.float32(0.5))
-    assert table[:].shape == (N, DIM)
-    for ids in ("a", None, [[1], [2, 3]]):
-        with pytest.raises(BadIndexError, match="expected ids of nodes"):
-            table(ids)
-    learn(table, [1])
-    table.commit({"epoch": 1})
-    with pytest.raises(UsageError, match="state of a loader"):
-        table.check_position(5)  # type: ignore[arg-type]
-
-
 def test_a_creation_that_fails_leaves_nothing(
     store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -600,15 +570,6 @@ def test_a_file_system_without_direct_reads(
     assert torch.equal(table_of()[:], learned), "nothing holds it"
 
 
-def test_a_table_says_what_it_is(table_of: Open) -> None:
-    table = table_of(partitions="five")
-    assert repr(table) == (
-        f"EmbeddingTable({str(table.path)!r}, {N}, {DIM}, optimizer='rowwise_adagrad', "
-        "partitions='five')"
-    )
-    assert (len(table), table.shape, table.dtype) == (N, (N, DIM), torch.float32)
-
-
 def test_one_writer_in_one_process(table_of: Open, store: Path) -> None:
     table = table_of()
     gnnstore.RowwiseAdagrad(table)
@@ -628,35 +589,6 @@ def test_one_writer_in_one_process(table_of: Open, store: Path) -> None:
                 refused += 1
         os._exit(refused)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 2
-
-
-@pytest.mark.parametrize("is_there", [True, False])
-def test_a_table_that_was_moved_away_leaves_its_successor_alone(
-    table_of: Open, store: Path, tmp_path: Path, is_there: bool
-) -> None:
-    table, moved = table_of(), tmp_path / "moved"
-    table.load()
-    learn(table, [0, 3])
-    table.commit()
-    learned = table[:]
-    table.path.rename(moved)
-    if is_there:
-        other = gnnstore.EmbeddingTable.create(table.path, store, dim=DIM, seed=7)
-        first = other[:]
-    learn(table, [0, 3])
-    assert not torch.equal(table[:], learned)
-    with pytest.raises(UsageError, match="moved away or removed"):
-        table.commit()
-    if is_there:
-        other.close()
-        other = gnnstore.EmbeddingTable.open(table.path, store)
-        assert torch.equal(other[:], first)
-        other.close()
-        table.path.rename(tmp_path / "other")
-    moved.rename(table.path)
-    table.commit()
-    written = table[:]
-    assert torch.equal(table_of()[:], written)
 
 
 def test_the_lock_is_of_the_process_that_opened_the_table(table_of: Open, store: Path) -> None:
