@@ -14,13 +14,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gnnstore.converters.edges import buffer as edge_buffer
 from gnnstore.converters.edges import columns as edges
 from gnnstore.converters.edges import columns as in_buckets
 from gnnstore.converters.edges import rules as edge_rules
 from gnnstore.converters.edges.builder import EdgeBuilder
 from gnnstore.converters.edges.columns import BuiltEdges, InMemoryEdges, estimate_peak_bytes
-from gnnstore.converters.edges.node_ids import check_ids, edge_pairs, glimpses, some_targets
+from gnnstore.converters.edges.node_ids import check_ids, edge_pairs, some_targets
 from gnnstore.converters.edges.rules import EdgeRules
 from gnnstore.converters.inputs.npy import open_npy
 from gnnstore.errors import BudgetError, InputError
@@ -174,19 +173,6 @@ def test_edges_fill_buckets_as_read(
 
 
 @pytest.mark.usefixtures("few_go_to_buckets")
-def test_uneven_buckets_are_sorted_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What was looked at was not like the rest: memory must not hold many large pieces."""
-    monkeypatch.setattr(in_buckets, "_LARGEST_SHARE", 1 / 64)
-    num_nodes = 2**14
-    even, hubs = np.arange(num_nodes).repeat(64), np.full(2**20, 5)
-    for targets, is_even in ((even, True), (hubs, False)):
-        ends = np.stack((np.zeros_like(targets), targets)).astype(np.int32)
-        built = edges_in_buckets(ends, num_nodes, [even], 2**19)
-        assert (pieces_ahead(built) > 0) == is_even
-        assert sum(len(c.indices) for c in built.chunks()) == len(targets)
-
-
-@pytest.mark.usefixtures("few_go_to_buckets")
 def test_ids_are_checked_as_buckets_fill() -> None:
     builder = EdgeBuilder(EdgeRules(), num_nodes=9)
     builder.expect(4, [np.arange(4)])
@@ -211,34 +197,6 @@ def test_a_file_of_edges_fills_buckets(tmp_path: Path, dtype: str) -> None:
     assert pieces_ahead(built) >= 0
     found = np.concatenate([c.indices for c in built.chunks()])
     assert np.array_equal(found, graph.edge_index[0, np.lexsort(graph.edge_index)])
-
-
-def test_targets_are_looked_at_all_over() -> None:
-    places = list(glimpses(10**8))
-    assert len(places) <= 2**12 + 1
-    assert places[0].start == 0
-    assert places[-1].stop > 0.999 * 10**8
-    assert sum(place.stop - place.start for place in places) > 10**6
-    assert list(glimpses(0)) == []
-
-
-@pytest.mark.usefixtures("few_go_to_buckets")
-@pytest.mark.parametrize("place", [None, 0, 1, 4, 5, 9, 19])
-def test_order_is_looked_for_in_every_piece(
-    monkeypatch: pytest.MonkeyPatch, place: int | None
-) -> None:
-    monkeypatch.setattr(edge_buffer, "_BLOCK_BYTES", 40)
-    monkeypatch.setattr(in_buckets, "_PIECE_EDGES", 4)
-    targets = np.arange(20) // 3
-    sources = np.arange(20) % 3
-    if place is not None:
-        targets[place] += 7 if place < 19 else -1
-        sources[place] = 0
-    builder = EdgeBuilder(EdgeRules())
-    builder.add(sources, targets, {}, "test")
-    built = builder.finish(20)
-    assert pieces_ahead(built) >= 0
-    assert (built.edge_id_dtype is None) == (place is None)
 
 
 @pytest.mark.parametrize("undirected", [False, True])

@@ -437,49 +437,7 @@ def test_a_damaged_seed_is_refused(tmp_path: Path, name: str, value: int) -> Non
     assert not (tmp_path / "a.gnn").exists()
 
 
-def test_a_seed_that_is_truncated_meanwhile_is_refused(tmp_path: Path) -> None:
-    seed = random_graph(NUM_NODES, 4000).write(tmp_path / "seed.gnn")
-    graph = StoreInput(seed)
-    shard = shard_of(graph.reader, graph.edges.indices)
-    with shard.open("r+b") as file:
-        file.truncate(400)
-    with pytest.raises(CorruptStoreError, match=r"ends at byte 400: it was truncated; restore"):
-        list(graph.edge_pieces(1000))
-
-
 # ---- the seed, read in pieces
-
-
-@pytest.mark.parametrize("width", [1, 3, 25, 1000, 1024, 1500])
-def test_rows_are_read_as_they_lie_in_pages(tmp_path: Path, width: int) -> None:
-    """Rows that fill their pages, that do not, and that are longer than one."""
-    x = np.arange(70 * width, dtype=np.float32).reshape(70, width)
-    graph = StoreInput(noisy_store(tmp_path, x))
-    spec = graph.nodes.attributes["x"]
-    for first, last in ((0, 70), (0, 1), (69, 70), (5, 5), (7, 44), (41, 42)):
-        assert np.array_equal(graph.rows(spec, first, last), x[first:last])
-
-
-def test_columns_are_sampled_evenly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store_input, "_BLOCK_COLUMNS", 64)
-    monkeypatch.setattr(store_input, "_READ_EDGES", 100)
-    seed = random_graph(200, 5000, skew=3.0).write(tmp_path / "seed.gnn")
-    graph, stored = StoreInput(seed), read_store(seed)
-    degrees = np.bincount(stored.edge_index[1], minlength=200)
-    assert degrees.max() > 100
-    blocks = list(graph.column_blocks(10, 8))
-    assert np.array_equal(np.concatenate([block.degrees for block in blocks]), degrees)
-    targets = np.concatenate([block.targets for block in blocks])
-    assert np.array_equal(np.bincount(targets, minlength=200), np.minimum(degrees, 8))
-    weights = np.concatenate([block.weights for block in blocks])
-    np.testing.assert_allclose(np.bincount(targets, weights, 200), degrees)
-    neighbours = [stored.edge_index[0, stored.edge_index[1] == node] for node in range(200)]
-    sources = np.concatenate([block.sources for block in blocks])
-    for node in range(200):
-        column = neighbours[node]
-        taken = np.minimum(len(column), 8)
-        expected = column[np.arange(taken) * len(column) // max(1, taken)]
-        assert np.array_equal(sources[targets == node], expected)
 
 
 # ---- with little memory, and interrupted

@@ -162,23 +162,6 @@ def test_unknown_splits_are_named(tmp_path: Path) -> None:
             convert(tmp_path, "0 1\n", splits=tmp_path / "s.npz")
 
 
-def test_collected_ids_equal_unique(monkeypatch: pytest.MonkeyPatch) -> None:
-    rng = np.random.default_rng(0)
-    pieces = [rng.integers(0, 2 ** rng.integers(1, 40), 50) for _ in range(100)]
-    expected = np.unique(np.concatenate(pieces))
-    for dense_limit in (0, 100, 2**22):
-        collector = IdCollector(dense_limit)
-        for piece in pieces:
-            collector.add(piece)
-        collector.add(np.empty(0, np.int64))
-        ids = collector.finish()
-        np.testing.assert_array_equal(ids.original_ids(), expected)
-        assert ids.num_nodes == len(expected)
-        assert not ids.is_identity
-        for piece in pieces:
-            np.testing.assert_array_equal(expected[ids.to_nodes(piece)], piece)
-
-
 def test_twitch(tmp_path: Path, twitch_edges: Path) -> None:
     options = ConvertOptions(undirected=True)
     stored = read_store(from_snap(twitch_edges, tmp_path / "t.gnn", options=options))

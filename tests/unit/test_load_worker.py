@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -16,11 +15,8 @@ import pytest
 import gnnstore
 from gnnstore.errors import BudgetError, UsageError
 from gnnstore.timeline import Recording
-from gnnstore.tools.bench import harness
 from gnnstore.tools.bench.harness import (
-    MemoryGroup,
     Task,
-    _remove,
     measure_disk_of,
     memory_group,
     run_task,
@@ -28,7 +24,7 @@ from gnnstore.tools.bench.harness import (
 )
 from gnnstore.tools.bench.load import WORKER
 from gnnstore.tools.bench.ways import STAGES, ways
-from gnnstore.tools.bench.worker import MAP_THREADS, Run, mapped, perform, stages_of, work
+from gnnstore.tools.bench.worker import Run, perform, stages_of, work
 from tests.support.stores import write_example_store
 
 # As docs/cli.md lists them.
@@ -105,24 +101,6 @@ def test_warm_up_comes_before_what_is_counted(
     assert last["nodes"] != every["nodes"]
     assert last["seconds_warming_up"] > 0
     assert capsys.readouterr().out.split() == ["."] * (5 + 3 + 2)  # whoever waits sees them all
-
-
-@pytest.mark.parametrize("feature_shape", [(25,), (128,), (1200,), (3, 7)])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
-def test_rows_of_the_mapping_are_those_of_the_array(
-    tmp_path: Path, feature_shape: tuple[int, ...], dtype: str
-) -> None:
-    path = write_example_store(
-        tmp_path / "a.gnn", feature_shape=feature_shape, feature_dtype=dtype
-    ).path
-    store = gnnstore.open(path)
-    array = store.reader.paged(store.schema.node.attributes["x"])
-    ids = np.random.default_rng(0).integers(0, array.num_rows, 1000)
-    with ThreadPoolExecutor(MAP_THREADS) as pool:
-        rows = mapped(array, pool)(ids)
-    expected = array.gather(ids)
-    assert rows.dtype == expected.dtype
-    assert np.array_equal(rows.view(np.uint8), expected.view(np.uint8))
 
 
 def test_the_limit_is_a_share_of_wide_rows_and_slack(task: Task) -> None:
@@ -233,18 +211,6 @@ def test_the_task_is_plain_json(task: Task, worker: Any) -> None:
 # --- the group, and the disk --------------------------------------------------------------------
 
 
-def test_no_group_where_there_are_none(tmp_path: Path) -> None:
-    with memory_group(tmp_path / "none", tmp_path / "nobody") as group:
-        assert group is None
-
-
-def test_a_directory_that_is_no_cgroup_is_left_as_it_was(tmp_path: Path) -> None:
-    (tmp_path / "memory").mkdir()
-    with memory_group(tmp_path, tmp_path / "nobody") as group:
-        assert group is None
-    assert list((tmp_path / "memory").iterdir()) == []
-
-
 def test_a_group_keeps_its_limit_and_is_removed() -> None:
     with memory_group() as group:
         if group is None:
@@ -254,36 +220,6 @@ def test_a_group_keeps_its_limit_and_is_removed() -> None:
         assert group.held_bytes() < 50 * 10**6
         assert group.peak_bytes() >= 0
     assert not path.exists()
-
-
-def test_a_group_of_the_second_version(tmp_path: Path) -> None:
-    """A directory with the files that such a group has."""
-    group = MemoryGroup(tmp_path)
-    (tmp_path / "memory.stat").write_text("anon 4096\nfile 5000\nkernel 300\nkernel_stack 7\n")
-    assert group.held_bytes() == 4396
-    assert group.peak_bytes() == 0
-    (tmp_path / "memory.peak").write_text("9000\n")
-    assert group.peak_bytes() == 9000
-    group.limit(10**6)
-    assert not (tmp_path / "memory.swap.max").exists(), "where the kernel does not swap"
-    (tmp_path / "memory.swap.max").write_text("max")
-    group.limit(10**7)
-    assert (tmp_path / "memory.max").read_text() == "10000000"
-    assert (tmp_path / "memory.swap.max").read_text() == "0"
-
-
-def test_a_group_is_removed_once_the_last_process_has_left(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    group = tmp_path / "group"
-    (group / "process").mkdir(parents=True)
-    monkeypatch.setattr("time.sleep", lambda _: (group / "process").rmdir())
-    _remove(group)
-    assert not group.exists()
-    (group / "process").mkdir(parents=True)
-    monkeypatch.setattr(harness, "_LEAVING_SECONDS", -1)
-    with pytest.raises(OSError, match="not empty"):
-        _remove(group)
 
 
 def test_the_disk_is_measured_on_the_store(task: Task) -> None:
