@@ -19,7 +19,6 @@ import numpy.typing as npt
 import pytest
 
 from gnnstore.caching.plan import CachePlan, PlanPlace, Trace, TraceBuilder
-from gnnstore.caching.policies import belady
 from gnnstore.caching.policies.belady import BeladyPlanner
 from gnnstore.disk.spool import FileSpool
 from gnnstore.errors import CorruptStoreError, NoSpaceError, StorageError, UsageError
@@ -116,13 +115,6 @@ def test_a_trace_ends_where_a_batch_is_missing(tmp_path: Path) -> None:
     file.close()
 
 
-def test_a_strided_array_is_put(tmp_path: Path) -> None:
-    file = TraceBuilder(1, NUM_NODES, tmp_path / "trace")
-    file.put(0, np.arange(20, dtype=np.int32)[::3])
-    assert file.build().batch(0).tolist() == list(range(0, 20, 3))
-    file.close()
-
-
 def test_files_are_removed_once(plan: CachePlan, trace: Trace, tmp_path: Path) -> None:
     assert names(tmp_path) == ["plan.changes", "plan.slots", "trace"]
     assert plan.num_disk_bytes == sum(
@@ -136,13 +128,6 @@ def test_files_are_removed_once(plan: CachePlan, trace: Trace, tmp_path: Path) -
     for read in (trace.batch, plan.batch_slots, plan.batch_changes):
         with pytest.raises(UsageError, match="is closed"):
             read(0)
-
-
-def test_what_nobody_holds_is_removed(tmp_path: Path) -> None:
-    file = TraceBuilder(1, NUM_NODES, tmp_path / "trace")
-    assert names(tmp_path) == ["trace"]
-    del file
-    assert names(tmp_path) == []
 
 
 def test_a_forked_process_removes_nothing(trace: Trace, tmp_path: Path) -> None:
@@ -181,46 +166,6 @@ def test_a_process_forked_while_a_thread_reads(trace: Trace, tmp_path: Path) -> 
     assert names(tmp_path) == ["trace"]
 
 
-def test_closing_waits_for_those_that_read(trace: Trace) -> None:
-    """Else they would read what another file has put at their descriptor."""
-    errors: list[BaseException] = []
-    started = threading.Event()
-
-    def read() -> None:
-        while True:
-            started.set()
-            try:
-                for i in range(NUM_BATCHES):
-                    assert trace.batch(i).tolist() == batch(i).tolist()
-            except BaseException as error:
-                errors.append(error)
-                return
-
-    threads = [threading.Thread(target=read) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    started.wait(10)
-    trace.close()
-    for thread in threads:
-        thread.join(10)
-    assert [type(error) for error in errors] == [UsageError] * 4
-
-
-def test_a_file_that_is_there(tmp_path: Path) -> None:
-    (tmp_path / "trace").write_text("mine")
-    with pytest.raises(StorageError, match=r"cannot create a file: .*trace: .*File exists"):
-        TraceBuilder(1, NUM_NODES, tmp_path / "trace")
-    assert (tmp_path / "trace").read_text() == "mine"
-
-
-@pytest.mark.parametrize("name", ["plan.slots", "plan.changes"])
-def test_a_plan_file_that_is_there(trace: Trace, tmp_path: Path, name: str) -> None:
-    (tmp_path / name).write_text("mine")
-    with pytest.raises(StorageError, match=f"cannot create a file: .*{name}"):
-        BeladyPlanner(3).plan(trace, PlanPlace(tmp_path / "plan", TABLE_BYTES))
-    assert names(tmp_path) == sorted([name, "trace"])
-
-
 # --- a disk that is full, or fails ---------------------------------------------------------------
 
 
@@ -250,16 +195,6 @@ def test_short_writes_and_reads_go_on(trace: Trace, tmp_path: Path) -> None:
     assert found == [expected.batch_slots(i).tolist() for i in range(NUM_BATCHES)]
     plan.close()
     expected.close()
-
-
-def test_a_write_that_never_writes_ends(tmp_path: Path) -> None:
-    file = TraceBuilder(1, NUM_NODES, tmp_path / "trace")
-    with (
-        inject("pwrite", short_bytes=0, times=-1),
-        pytest.raises(StorageError, match="the system writes nothing of them"),
-    ):
-        file.put(0, batch(0))
-    file.close()
 
 
 @SHAPES
@@ -307,32 +242,6 @@ def test_planning_on_a_disk_that_fails(
         assert again.misses[0] == len(np.setdiff1d(batch(0, len(trace.batch(0))), held))
         again.close()
     assert skip > 0
-
-
-@pytest.mark.parametrize("shape", [LARGE, ROOMY, NO_TABLE])
-def test_a_plan_without_more_threads(
-    trace: Trace, shape: Shape, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(belady, "planning_threads", lambda: 2)
-    beside, place = (PlanPlace(tmp_path / name, shape.table_bytes) for name in ("beside", "plan"))
-    expected = BeladyPlanner(NUM_SLOTS).plan(trace, beside)
-    with inject("thread", errno=errno.EAGAIN) as fault:
-        found = BeladyPlanner(NUM_SLOTS).plan(trace, place)
-    assert fault.count > 0
-    for i in range(NUM_BATCHES):
-        assert found.batch_slots(i).tolist() == expected.batch_slots(i).tolist()
-        for these, others in zip(found.batch_changes(i), expected.batch_changes(i), strict=True):
-            assert these.tolist() == others.tolist()
-    for plan in (expected, found):
-        plan.close()
-
-
-def test_where_room_cannot_be_set_aside(trace: Trace, tmp_path: Path) -> None:
-    with inject("fallocate", errno=errno.EOPNOTSUPP) as fault:
-        plan = BeladyPlanner(NUM_SLOTS).plan(trace, PlanPlace(tmp_path / "plan", TABLE_BYTES))
-    assert fault.count == 1
-    assert len(plan.batch_slots(NUM_BATCHES - 1)) == len(batch(NUM_BATCHES - 1))
-    plan.close()
 
 
 # --- files that change ---------------------------------------------------------------------------
@@ -401,9 +310,3 @@ def test_nodes_that_the_graph_does_not_have(tmp_path: Path) -> None:
     assert sorted(planner.nodes.tolist()) == [0, NUM_NODES]
     assert names(tmp_path) == ["trace"]
     file.close()
-
-
-def test_no_table(trace: Trace, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="has at least 4 bytes, got 3"):
-        BeladyPlanner(2).plan(trace, PlanPlace(tmp_path / "plan", 3))
-    assert names(tmp_path) == ["trace"]

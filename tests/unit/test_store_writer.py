@@ -28,7 +28,6 @@ from gnnstore.formats.container.names import (
     edge_split_directory,
     node_array,
 )
-from gnnstore.formats.container.workdir import alone_in, locked
 from gnnstore.formats.store.writer import RESERVED_NAMES
 from tests.support.stores import write_example_store
 
@@ -90,17 +89,6 @@ def test_overwrite_keeps_the_old_store_until_the_commit(tmp_path: Path) -> None:
     assert entries(tmp_path) == ["a.gnn"]
 
 
-def test_overwrite_follows_a_link(tmp_path: Path) -> None:
-    (tmp_path / "disk").mkdir()
-    store = write_example_store(tmp_path / "disk" / "a.gnn").path
-    old = identity(store)
-    (tmp_path / "link.gnn").symlink_to(store)
-    write_example_store(tmp_path / "link.gnn", overwrite=True)
-    assert (tmp_path / "link.gnn").is_symlink()
-    assert identity(store) != old
-    assert (entries(tmp_path), entries(tmp_path / "disk")) == (["disk", "link.gnn"], ["a.gnn"])
-
-
 def test_overwrite_without_an_atomic_exchange(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -114,20 +102,6 @@ def test_overwrite_without_an_atomic_exchange(
     write_example_store(store, overwrite=True)
     assert identity(store) != old
     assert entries(tmp_path) == ["a.gnn"]
-
-
-def test_what_was_replaced_and_cannot_be_removed_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    store = write_example_store(tmp_path / "a.gnn").path
-    events: list[str] = []
-    with monkeypatch.context() as patch:
-        patch.setattr("gnnstore._core.remove_tree", lambda *_, **__: None)
-        with StoreWriter(store, overwrite=True, on_event=events.append) as writer:
-            writer.commit(EMPTY, {})
-    (left,) = (path for path in tmp_path.iterdir() if path != store)
-    (event,) = events
-    assert f"could not be removed from {left}; 'gnnstore gc {tmp_path}' removes it" in event
 
 
 def test_store_set_aside_by_an_interrupted_overwrite_comes_back(tmp_path: Path) -> None:
@@ -158,20 +132,6 @@ def test_name_that_is_taken_meanwhile_is_not_replaced(tmp_path: Path) -> None:
     assert entries(tmp_path / "a.gnn") == []
 
 
-def test_name_that_is_taken_meanwhile_where_renaming_would_replace(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(*_: str) -> None:
-        raise OSError(errno.EINVAL, "Invalid argument")
-
-    monkeypatch.setattr(_core, "rename_noreplace", refuse)
-    with StoreWriter(tmp_path / "a.gnn") as writer:
-        (tmp_path / "a.gnn").mkdir()
-        with pytest.raises(StoreExistsError, match="was created by another process"):
-            writer.commit(EMPTY, {})
-    assert entries(tmp_path) == ["a.gnn"]
-
-
 def test_a_store_that_is_there_is_no_end_of_what_can_be_resumed(tmp_path: Path) -> None:
     """It is kept, and nobody holds it: with another output out of the way it goes on."""
     leave_half(tmp_path)
@@ -183,42 +143,6 @@ def test_a_store_that_is_there_is_no_end_of_what_can_be_resumed(tmp_path: Path) 
     (tmp_path / "a.gnn").rename(tmp_path / "b.gnn")
     with StoreWriter(tmp_path / "a.gnn", fingerprint=FINGERPRINT, resume=True) as writer:
         assert f"{writer.temporary_path.name}" in before
-
-
-def test_what_is_taken_over_is_let_go_where_another_writes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("gnnstore.formats.container.workdir._LOCK_SECONDS", 0)
-    half = leave_half(tmp_path)
-    at_work = tmp_path / ".a.gnn.tmp-zzzzzzzz"
-    at_work.mkdir()
-    held = os.open(at_work, os.O_RDONLY)
-    fcntl.flock(held, fcntl.LOCK_EX)
-    monkeypatch.setattr(
-        "gnnstore.formats.container.transaction.leftovers", lambda _: [half, at_work]
-    )
-    with pytest.raises(UsageError, match="another process is writing this store right now"):
-        StoreWriter(tmp_path / "a.gnn", fingerprint=FINGERPRINT, resume=True)
-    os.close(held)
-    with locked(half) as free:
-        assert free
-    with locked(tmp_path / "none") as free:
-        assert not free
-
-
-def test_without_locks_nobody_is_at_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    half = leave_half(tmp_path)
-
-    def refuse(*_: object) -> None:
-        raise OSError(errno.ENOSYS, "no locks")
-
-    monkeypatch.setattr(fcntl, "flock", refuse)
-    with StoreWriter(tmp_path / "a.gnn") as writer:
-        writer.commit(EMPTY, {})
-    assert half.exists()  # for nobody knows
-    with alone_in(half):
-        pass
-    assert (tmp_path / "a.gnn").exists()
 
 
 @pytest.mark.parametrize("at", ["mkdir", "flock"])
@@ -237,30 +161,6 @@ def test_an_interrupt_while_the_directory_is_made_leaves_nothing(
         with pytest.raises(KeyboardInterrupt):
             StoreWriter(tmp_path / "a.gnn")
     assert entries(tmp_path) == []
-
-
-@pytest.mark.parametrize("at", ["before it is opened", "before it is locked"])
-def test_a_sweeper_that_takes_the_new_directory_away(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: str
-) -> None:
-    home: Any = os if at == "before it is opened" else fcntl
-    name = "open" if home is os else "flock"
-    real = getattr(home, name)
-    swept: list[str] = []
-
-    def after_a_sweep(*given: Any, **options: Any) -> Any:
-        new = [entry for entry in tmp_path.iterdir() if entry.name.startswith(".a.gnn.tmp-")]
-        if new and not swept:
-            swept.append(new[0].name)
-            new[0].rmdir()
-        return real(*given, **options)
-
-    monkeypatch.setattr(home, name, after_a_sweep)
-    with StoreWriter(tmp_path / "a.gnn") as writer:
-        assert [writer.temporary_path.name] == entries(tmp_path)
-        assert [writer.temporary_path.name] != swept != []
-        writer.commit(EMPTY, {})
-    assert entries(tmp_path) == ["a.gnn"]
 
 
 def test_missing_parent_directory(tmp_path: Path) -> None:
@@ -313,16 +213,6 @@ def test_modes_follow_the_umask(tmp_path: Path, mask: int) -> None:
         assert stat.S_IMODE(path.stat().st_mode) == wanted, path
 
 
-def test_relative_output_survives_a_change_of_directory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    with StoreWriter("a.gnn") as writer:
-        (tmp_path / "sub").mkdir()
-        monkeypatch.chdir(tmp_path / "sub")
-        assert writer.commit(EMPTY, {}) == tmp_path / "a.gnn"
-
-
 # Arrays -----------------------------------------------------------------------------------
 
 
@@ -370,17 +260,6 @@ def test_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(NoSpaceError, match=r"no space left for .* Free some space"):
         write_example_store(tmp_path / "a.gnn")
-    assert entries(tmp_path) == []
-
-
-def test_more_axes_than_readers_take(tmp_path: Path) -> None:
-    with StoreWriter(tmp_path / "a.gnn") as writer:
-        array: dict[str, Any] = {"name": "x", "dtype": "int8", "num_rows": 1}
-        writer.paged("nodes/node/x", row_shape=(1,) * 31, **array)
-        with pytest.raises(InputError, match="'y' has 33 axes, an array may have 32"):
-            writer.compressed("nodes/node/y", np.zeros((1,) * 33), name="y")
-        with pytest.raises(InputError, match="'x' has 33 axes"):
-            writer.paged("nodes/node/z", row_shape=(1,) * 32, **array)
     assert entries(tmp_path) == []
 
 
