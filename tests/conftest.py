@@ -1,8 +1,4 @@
-"""What tests get: a check that they leave no thread behind, no waits, the real graphs.
-
-Tests of loaders that ask for `way_of_reading` run once for each way in which a store can be
-read, without a word about it in the tests themselves: batches do not depend on it.
-"""
+"""What tests get: a check that they leave no thread behind, no waits, the real graphs."""
 
 from __future__ import annotations
 
@@ -85,20 +81,14 @@ def no_thread_is_left_behind() -> Iterator[None]:
 
 @pytest.fixture(scope="module", autouse=True)
 def _only_new_objects_are_collected() -> None:
-    """Keep collections short: to look at all that torch and tests are takes a second each time.
-
-    Once a file, as imports and fixtures add up: what its tests leave, a later collection finds.
-    """
+    """Keep collections short: to look at all that torch and tests are takes a second each time."""
     gc.collect()
     gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)
 def _no_wait_for_the_disk() -> Iterator[None]:
-    """Leave what is written in the page cache, which outlives a process that is killed.
-
-    Even a tiny store has seventy files and directories to wait for: most of the time of a test.
-    """
+    """Leave what is written in the page cache, which outlives a process that is killed."""
 
     def check(file: int) -> None:
         os.fstat(file)  # one that is closed is an error still
@@ -110,14 +100,7 @@ def _no_wait_for_the_disk() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class WayOfReading:
-    """How loaders read that do not say how.
-
-    Attributes
-    ----------
-    strategy : str
-    engine : str
-        Empty where none is forced.
-    """
+    """How loaders read that do not say how."""
 
     strategy: str
     engine: str = ""
@@ -255,10 +238,7 @@ def forks() -> Iterator[ForkServer]:
 
 @pytest.fixture
 def timed_in_forks(forks: ForkServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let each process of `gnnstore bench load` have imported torch when it begins.
-
-    Not for tests of those processes, of their memory and of how they end.
-    """
+    """Let each process of `gnnstore bench load` have imported torch when it begins."""
     from gnnstore.tools.bench import harness  # noqa: PLC0415
 
     def ask(words: Sequence[str], _: object, *, on_mark: Callable[[], None]) -> dict[str, Any]:

@@ -1,8 +1,4 @@
-"""Training and evaluation over one store stay within one `memory=`, under a real limit.
-
-As in `test_memory_under_a_real_limit`: the script moves itself into a memory cgroup, and what
-its two loaders take in turn is measured there.
-"""
+"""Training and evaluation over one store stay within one `memory=`, under a real limit."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""With full fan-outs nothing is random, so every batch can be written down from PyG's contract.
-
-The reference below is slow and shares nothing with the package: it works on the edge list
-of the original `Data`, with dictionaries.
-"""
+"""With full fan-outs nothing is random, so every batch can be written down from PyG's contract."""
 
 from __future__ import annotations
 

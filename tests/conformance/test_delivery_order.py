@@ -1,9 +1,4 @@
-"""Batches may be delivered in another order than that of the epoch.
-
-Here a source permutes them within windows, as reordering for overlap would. Positions travel with
-the batches, so that states are those of what was delivered, and the memory gate admits batches as
-they are submitted, so that none waits for one behind it.
-"""
+"""Batches may be delivered in another order than that of the epoch."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""A store that is damaged, and a disk that fails, while a loader trains on it.
-
-The error reaches the consumer soon, names the file, and leaves nothing behind; what can be
-mended (a short read, an interrupted call) is, and batches stay the same.
-"""
+"""A store that is damaged, and a disk that fails, while a loader trains on it."""
 
 from __future__ import annotations
 

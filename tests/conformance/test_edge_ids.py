@@ -1,7 +1,4 @@
-"""What `e_id` of batches is: the edges' places in the input, their positions, or nothing.
-
-Whatever it is, batches have the same edges with the same attributes.
-"""
+"""What `e_id` of batches is: the edges' places in the input, their positions, or nothing."""
 
 from __future__ import annotations
 

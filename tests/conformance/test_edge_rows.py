@@ -125,10 +125,7 @@ def test_edges_of_each_type(
 
 
 def test_links_and_changed_outputs(path: Path, passes: list[set[str]]) -> None:
-    """`transform_sampler_output` drops edges: rows are chosen from those that were read.
-
-    What it returns may have strides.
-    """
+    """`transform_sampler_output` drops edges: rows are chosen from those that were read."""
 
     def every_other(output: Any) -> Any:
         for name in ("row", "col", "edge"):

@@ -1,9 +1,4 @@
-"""What an expanded graph must keep: the shape of its degrees, and structure to learn from.
-
-Cora and Facebook page-page are expanded, 16 times and more in the long form, and a built-in graph
-where these are absent. A model trained on the expansion must beat the same model on a control whose
-edges lead to random sources: the same features, labels and in-degrees, but no structure.
-"""
+"""What an expanded graph must keep: the shape of its degrees, and structure to learn from."""
 
 from __future__ import annotations
 

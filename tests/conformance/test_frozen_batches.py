@@ -1,11 +1,4 @@
-"""Batches stay what they were, to the bit: digests recorded once, compared on every way to them.
-
-A batch depends on the graph, the sampling options, the epoch and its number; not on the strategy,
-threads, engine, where the topology lies, or whether subgraphs and plans wait on disk. So there is
-one list of digests for each graph and sampling, and each way to the batches has to give it, from
-the start or from the recorded state of a loader. `record_frozen.py` records what is in
-`tests/data/frozen/batches.json`: only where batches are meant to change.
-"""
+"""Batches stay what they were, to the bit: digests recorded once, compared on every way to them."""
 
 from __future__ import annotations
 
@@ -261,10 +254,7 @@ def pack_epochs(store: Path, sampling: Sampling, output: Path) -> Path:
 
 
 def state_of(loader: NeighborLoader) -> dict[str, Any]:
-    """Return the state after some batches, without the identity of the store.
-
-    A store is another one where a later version of gnnstore has written it.
-    """
+    """Return the state after some batches, without the identity of the store."""
     for _ in islice(loader, TAKEN):
         pass
     state = loader.state_dict()

@@ -1,8 +1,4 @@
-"""A user's sampler is started once an epoch and driven by `next`, as torch's `DataLoader` does.
-
-A sampler that is its own iterator, as the one that Lightning puts around a batch sampler when it
-predicts, begins anew whenever it is started: one start too many repeats batches and loses others.
-"""
+"""A user's sampler is started once an epoch and driven by `next`, as torch's `DataLoader` does."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Random changes by somebody hostile, sealed again, in processes that may crash or hang.
-
-`fuzz_targets.py` says what is changed and what has to hold. `make long` tries for longer, and
-other changes each time.
-"""
+"""Random changes by somebody hostile, sealed again, in processes that may crash or hang."""
 
 from __future__ import annotations
 

@@ -29,13 +29,7 @@ Convert = Callable[..., Path]
 
 
 class Watcher(NullProgress):
-    """Remembers how far each phase came, and interrupts one of them.
-
-    Parameters
-    ----------
-    phase, done
-        Ctrl-C comes when so many units of this phase are done.
-    """
+    """Remembers how far each phase came, and interrupts one of them."""
 
     def __init__(self, phase: str = "", done: int = 0) -> None:
         self.done: Counter[str] = Counter()

@@ -1,9 +1,4 @@
-"""OGB's own readers on the files that our tests of converters generate: the same graph.
-
-The `ogb` package is no dependency of the project, and does not read its files with recent
-versions of torch without being told that it may unpickle; where it is missing, this is
-skipped.
-"""
+"""OGB's own readers on the files that our tests of converters generate: the same graph."""
 
 from __future__ import annotations
 

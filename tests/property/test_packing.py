@@ -1,8 +1,4 @@
-"""Packed rows are NumPy's rows, bit for bit, and a table is read once, where it is needed.
-
-For every width that published systems get wrong, every engine, page and element type; caches of
-any size; however little memory there is; batches that are empty, miss nothing, or repeat rows.
-"""
+"""Packed rows are NumPy's rows, bit for bit, and a table is read once, where it is needed."""
 
 from __future__ import annotations
 

@@ -166,10 +166,7 @@ def test_copies_equal_numpy(
     *,
     place: tuple[int, int],
 ) -> None:
-    """Rows of whole lines go around the processor's caches where there are 4 MiB of them.
-
-    And where there are more than 2 MiB, threads share them. Rows of a wider slot lie apart.
-    """
+    """Rows of whole lines go around the processor's caches where there are 4 MiB of them."""
     rng = np.random.default_rng(seed)
     # More rows than are copied make the outputs large enough.
     num_slots += (5 << 20) // row_bytes if row_bytes >= 256 and seed % 2 else 0

@@ -1,8 +1,4 @@
-"""Rows read around the page cache are NumPy's rows, bit for bit, and no read is wasted.
-
-On every engine, for every width that published systems get wrong, whatever the page, the
-cut into shards, the depth of the queue, and the part that comes from a cache.
-"""
+"""Rows read around the page cache are NumPy's rows, bit for bit, and no read is wasted."""
 
 from __future__ import annotations
 

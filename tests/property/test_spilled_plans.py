@@ -61,13 +61,7 @@ def check(
     seed: int = 0,
     dtype: type | None = None,
 ) -> None:
-    """Plan superbatches one after the other in both ways.
-
-    Parameters
-    ----------
-    num_rounds : int
-        Of looking for next uses with a table of nodes; 0: there is room for them in memory.
-    """
+    """Plan superbatches one after the other in both ways."""
     in_memory, in_files = BeladyPlanner(num_slots), BeladyPlanner(num_slots)
     table_bytes = 4 * -(-num_nodes // num_rounds) if num_rounds else ROOM_BYTES
     with tempfile.TemporaryDirectory() as name:

@@ -31,23 +31,7 @@ def make_hetero(
     widths: Mapping[str, int] | None = None,
     sort: bool = False,
 ) -> HeteroData:
-    """Return a random graph: features, labels, splits, times, weights, repeated edges, loops.
-
-    Papers have features of 8 float32, authors of 3 float32, institutions are only counted. Nodes
-    and edges have int64 times called `time` (nodes: papers and authors) and `edge_time` (edges of
-    all types); edges have weights `w` (float32, a tenth of them 0).
-
-    Parameters
-    ----------
-    counts : Mapping of str to int
-        Nodes of each type; 0 is allowed.
-    degrees : Mapping of edge type to int
-        Mean in-degree of each edge type.
-    widths : Mapping of str to int, optional
-        Features of each type that has any. None: 8 of papers, 3 of authors.
-    sort : bool
-        Have edges in the order of columns, so that their ids are their positions.
-    """
+    """Return a random graph: features, labels, splits, times, weights, repeated edges, loops."""
     rng = torch.Generator().manual_seed(seed)
     data = HeteroData()
     widths = {"paper": 8, "author": 3} if widths is None else widths

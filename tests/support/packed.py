@@ -32,10 +32,7 @@ def pack(
     num_threads: int = 2,
     **settings: Any,
 ) -> Path:
-    """Pack epochs and return their path: `output`, or "base" in the store.
-
-    Other settings are fields of `PackSettings`.
-    """
+    """Pack epochs and return their path: `output`, or "base" in the store."""
     if output is None:
         make_units_directory(PACKED, store)
     packer = EpochPacker(

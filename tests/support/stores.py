@@ -1,7 +1,4 @@
-"""A small store with every kind of array, and the plain arrays that it was written from.
-
-For tests of readers: layouts, interoperability, corruption, later versions.
-"""
+"""A small store with every kind of array, and the plain arrays that it was written from."""
 
 from __future__ import annotations
 
@@ -142,11 +139,7 @@ def write_two_typed_store(
     widths: tuple[int, int] = (25, 9),
     seed: int = 0,
 ) -> ExampleStore:
-    """Write a store of papers and authors, whose rows are of unequal width, and institutions.
-
-    Papers have features, labels and splits, authors features, institutions are counted only. Edges
-    ("paper", "cites", "paper") have ids and an attribute, ("author", "writes", "paper") neither.
-    """
+    """Write a store of papers and authors, whose rows are of unequal width, and institutions."""
     rng = np.random.default_rng(seed)
     counts = {"paper": num_papers, "author": num_authors, "institution": num_institutions}
     arrays: dict[str, npt.NDArray[Any]] = {

@@ -1,8 +1,4 @@
-"""System calls of the core that fail: the right error or a right result, and nothing left over.
-
-Reads through the engines have tests of their own; here are the calls that open, map, read in
-order and rename, and the threads of a kernel.
-"""
+"""System calls of the core that fail: the right error or a right result, and nothing left over."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Which engine is chosen, what is said where one does not work, and what an engine holds.
-
-How engines read, and what they do when a disk fails, is in test_reader_*.py.
-"""
+"""Which engine is chosen, what is said where one does not work, and what an engine holds."""
 
 from __future__ import annotations
 
@@ -345,10 +342,7 @@ def test_memory_that_may_not_be_locked(file: Path, values: NDArray[np.uint8], ur
 
 
 def test_a_ring_that_somebody_closes(file: Path, values: NDArray[np.uint8], uring: None) -> None:
-    """As programs do that turn into daemons; here something else takes its number at once.
-
-    Nothing hangs, and the next call works.
-    """
+    """As programs do that turn into daemons; here something else takes its number at once."""
 
     def rings() -> set[int]:
         found = set()

@@ -1,7 +1,4 @@
-"""Packing on a bad day: budgets that are too small, disks that are full or fail, wrong input.
-
-Whatever happens, there is an error that says what to do, and nothing is left behind.
-"""
+"""Packing on a bad day: budgets that are too small, disks that are full or fail, wrong input."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""What the batches of a planned cache do when one of them fails, is overtaken, or is given up.
-
-Sources of missed rows that wait until they are told decide who is where.
-"""
+"""What the batches of a planned cache do when one of them fails, is overtaken, or is given up."""
 
 from __future__ import annotations
 
@@ -526,11 +523,7 @@ def test_an_interrupted_wait_leaves_nothing_locked(
 
 
 class InterruptAt:
-    """Ctrl-C at the k-th line that this thread runs in the modules of the cache.
-
-    But never at a `with`: its line comes again when a lock is about to be released, where
-    Python lets no interrupt in.
-    """
+    """Ctrl-C at the k-th line that this thread runs in the modules of the cache."""
 
     def __init__(self, k: int) -> None:
         self._left = k
@@ -561,10 +554,7 @@ class InterruptAt:
 def test_an_interrupt_at_any_line(
     cache: SlotCache, rows: NDArray[np.uint8], pool: ThreadPoolExecutor, must_wait: bool
 ) -> None:
-    """Nobody hangs, and the slots hold what the cache says.
-
-    From the second line on: at the first, the batch has not begun.
-    """
+    """Nobody hangs, and the slots hold what the cache says."""
     planner = BeladyPlanner(NUM_SLOTS)
     for k in range(1, 1000):
         turns = cache.begin()

@@ -1,8 +1,4 @@
-"""A disk that fails: the right error or a right result, soon, and nothing is left behind.
-
-Faults are injected below the engines, where the system's answer arrives. After each, the
-same reader reads on, and descriptors, threads and buffers are as many as before.
-"""
+"""A disk that fails: the right error or a right result, soon, and nothing is left behind."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Rows far into large tables: no offset or id passes through 32 bits or a float.
-
-The files are sparse: they end terabytes from their beginning and take a few pages on disk.
-"""
+"""Rows far into large tables: no offset or id passes through 32 bits or a float."""
 
 from __future__ import annotations
 

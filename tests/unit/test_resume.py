@@ -148,10 +148,7 @@ def write(
     step: int = 7,
     fingerprint: Mapping[str, Any] = FINGERPRINT,
 ) -> list[int]:
-    """Write two paged arrays and a compressed one in pieces, failing where `stop` says.
-
-    Returns how many rows of each paged array were there already.
-    """
+    """Write two paged arrays and a compressed one in pieces, failing where `stop` says."""
     committed = []
     with StoreWriter(
         path, page_bytes=512, shard_bytes=2**16, fingerprint=fingerprint, resume=resume
