@@ -199,6 +199,7 @@ def test_predictions(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert document["num_input_nodes"] == DATA[WRITES].num_edges
 
 
+@pytest.mark.usefixtures("timed_in_forks")
 def test_strategies_are_timed(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ("--num-neighbors", "3,2", "--batch-size", "7", "--no-limit", "--loader-memory", "50MB")
     document = run(capsys, "bench", "load", str(path), *words, "--strategies", "numpy-mmap,belady")
