@@ -5,8 +5,6 @@ from __future__ import annotations
 import copy
 import io
 import pickle
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +16,7 @@ from torch_geometric.utils import is_torch_sparse_tensor, spmm, to_edge_index
 from gnnstore.errors import UsageError
 from gnnstore.nn import AdjT
 from tests.support.csr import assert_sound, batch_pair, looped_graph
+from tests.support.forks import ForkServer
 
 
 @pytest.fixture(scope="module")
@@ -152,17 +151,15 @@ def test_a_gradient_that_is_not_contiguous(pair: Any) -> None:
     torch.testing.assert_close(x.grad, expected, rtol=1e-4, atol=1e-4)
 
 
-def test_nobody_is_told_that_csr_is_in_beta_state(path: Path) -> None:
+def test_nobody_is_told_that_csr_is_in_beta_state(path: Path, forks: ForkServer) -> None:
     code = (
-        "import torch, torch_geometric, warnings; warnings.simplefilter('error')\n"
+        "import torch, warnings; warnings.simplefilter('error')\n"
         "import gnnstore\n"
         f"loader = gnnstore.NeighborLoader({str(path)!r}, [2], edge_format='csr')\n"
         "batch = next(iter(loader)); torch.sparse.mm(batch.adj_t, batch.x)"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code], check=True, capture_output=True, text=True, timeout=120
-    )
-    assert done.stderr == ""
+    done = forks.run(code)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

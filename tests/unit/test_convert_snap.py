@@ -25,6 +25,7 @@ from gnnstore.errors import (
 from gnnstore.features.check import verify
 from gnnstore.formats.store import checks
 from gnnstore.testing.graphs import read_store
+from tests.support.effort import paired
 
 HEADER = "# Directed graph\n# FromNodeId\tToNodeId\n"
 
@@ -312,8 +313,7 @@ def named_edges(path: Path, separator: str, num_edges: int = 1500) -> list[str]:
     return list(dict.fromkeys(name for pair in zip(*ends, strict=True) for name in pair))
 
 
-@pytest.mark.parametrize("separator", [",", "\t", " "])
-@pytest.mark.parametrize("where", ["memory", "disk"])
+@pytest.mark.parametrize(("separator", "where"), paired([",", "\t", " "], ["memory", "disk"], 1))
 def test_names_are_numbered_in_order_of_appearance(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, separator: str, where: str
 ) -> None:

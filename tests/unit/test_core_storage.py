@@ -17,6 +17,7 @@ import pytest
 from numpy.typing import NDArray
 
 from gnnstore import _core
+from tests.support.effort import choose, paired
 from tests.support.files import raised
 
 U8 = np.uint8
@@ -117,7 +118,10 @@ def test_csc_of_sources_beyond_32_bits() -> None:
 
 
 # The pointers of the last take a gigabyte.
-@pytest.mark.parametrize(("num_nodes", "num_threads"), [(2**20, 1), (2**20, 3), (2**27 + 8, 3)])
+CROWDS = [(2**20, 1), (2**20, 3), (2**27 + 8, 3)]
+
+
+@pytest.mark.parametrize(("num_nodes", "num_threads"), choose(CROWDS[:2], CROWDS))
 def test_csc_of_targets_that_crowd_together(num_nodes: int, num_threads: int) -> None:
     """More edges than are sorted at once, of targets that no bin of 2^14 tells apart.
 
@@ -142,8 +146,7 @@ def test_csc_of_targets_that_crowd_together(num_nodes: int, num_threads: int) ->
     assert np.array_equal(without_ids[1], indices)
 
 
-@pytest.mark.parametrize("sources", [300, 5000, 2**24])
-@pytest.mark.parametrize("num_threads", [1, 3])
+@pytest.mark.parametrize(("sources", "num_threads"), paired([300, 5000, 2**24], [1, 3], 1))
 def test_buckets_of_targets_that_crowd_together(sources: int, num_threads: int) -> None:
     """Long columns, a bucket that is too large to be sorted at once, and targets far apart.
 

@@ -17,6 +17,7 @@ from torch_geometric.utils import trim_to_layer
 from gnnstore.errors import UsageError
 from gnnstore.nn import AdjT, gcn_norm, trim
 from tests.support.csr import WIDTH, batch_pair, edges_of, looped_graph
+from tests.support.effort import paired
 
 LAYERS: dict[str, Callable[[], Any]] = {
     "SAGE, mean": lambda: SAGEConv(WIDTH, WIDTH),
@@ -74,8 +75,7 @@ def assert_close(ours: list[Tensor], theirs: list[Tensor]) -> None:
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("kind", BATCHES)
-@pytest.mark.parametrize("layer", LAYERS)
+@pytest.mark.parametrize(("kind", "layer"), paired(BATCHES, LAYERS, 3))
 def test_layers_equal_those_of_edge_index(path: Path, layer: str, kind: str) -> None:
     fanouts, options = BATCHES[kind]
     coo, csr = batch_pair(path, fanouts, **options)
@@ -94,8 +94,10 @@ def test_layers_equal_those_of_edge_index(path: Path, layer: str, kind: str) -> 
 
 
 @pytest.mark.parametrize("pairs", [False, True])
-@pytest.mark.parametrize("kind", ["trees", "repeated edges", "disjoint", "hops without edges"])
-@pytest.mark.parametrize("layer", LAYERS)
+@pytest.mark.parametrize(
+    ("layer", "kind"),
+    paired(LAYERS, ["trees", "repeated edges", "disjoint", "hops without edges"]),
+)
 def test_trimmed_layers_equal_those_of_edge_index(
     path: Path, layer: str, kind: str, pairs: bool
 ) -> None:
@@ -194,8 +196,10 @@ def test_plain_norm_of_gcn_differs_on_loops(path: Path) -> None:
     assert not torch.allclose(conv(csr.x, csr.adj_t), expected, atol=1e-2)
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
-@pytest.mark.parametrize("reduce", ["sum", "mean", "max"])
+@pytest.mark.parametrize(
+    ("dtype", "reduce"),
+    paired([torch.float16, torch.bfloat16, torch.float64], ["sum", "mean", "max"]),
+)
 @pytest.mark.parametrize("adj_value", [None, "edge_weight"])
 def test_values_are_of_the_type_of_x(
     path: Path, reduce: str, dtype: torch.dtype, adj_value: str | None
