@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import gc
-import logging
 import os
 import re
 import subprocess
@@ -28,7 +27,7 @@ from gnnstore.disk.engines import (
     open_engine,
     probe_engines,
 )
-from gnnstore.disk.profile import filesystem_id, save_profile
+from gnnstore.disk.profile import save_profile
 from gnnstore.errors import StorageError, UsageError
 from gnnstore.testing.faults import Fault, SystemCall, inject, inject_all
 from tests.support.disks import usual_profile
@@ -276,25 +275,6 @@ def resources() -> dict[str, int]:
     }
 
 
-def test_reads_through_the_page_cache_are_said_once(
-    file: Path, engine: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    with (
-        caplog.at_level(logging.WARNING, "gnnstore"),
-        # Of each pair of calls, the first asks for direct reads.
-        inject_all(*(Fault("open", errno.EINVAL, skip=2 * i) for i in range(6))),
-    ):
-        for _ in range(3):
-            open_engine(file, engine)
-    said = [record.message for record in caplog.records]
-    if engine == "mmap":  # which never does anything else
-        assert not said
-        return
-    assert len(said) == 1
-    assert "go through the page cache: the file system refuses to open with O_DIRECT" in said[0]
-    assert filesystem_id(file) in said[0]
-
-
 def test_measurements_of_the_disk_are_heeded(file: Path) -> None:
     save_profile(
         usual_profile(
@@ -310,82 +290,6 @@ def test_measurements_of_the_disk_are_heeded(file: Path) -> None:
     tuned = open_engine(file, "pread")
     assert tuned.tuning.queue_depth == 32
     assert "32 reads in flight (profile of 2026-01-02" in tuned.reason
-
-
-# --- how they work ---------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("depth", [1, 2, 3, 100, 4096])
-@pytest.mark.parametrize("num_threads", [1, 7])
-def test_any_depth(
-    file: Path, values: NDArray[np.uint8], engine: str, *, depth: int, num_threads: int
-) -> None:
-    reader = _core.Reader(engine, queue_depth=depth, num_threads=num_threads, max_read_bytes=4096)
-    offsets = np.random.default_rng(depth).integers(0, FILE_BYTES - 100, 500)
-    found = read_pieces(reader, file, offsets, 100)
-    expected = values[offsets[:, None] + np.arange(100)]
-    np.testing.assert_array_equal(found, expected)
-
-
-def test_memory_that_may_not_be_locked(file: Path, values: NDArray[np.uint8], uring: None) -> None:
-    reader = _core.Reader("io_uring", queue_depth=8)
-    with inject("io_uring_register", errno=errno.ENOMEM) as fault:
-        text = reader.describe()
-    assert fault.count == 1
-    assert text.startswith("io_uring, 8 deep, plain buffers (")
-    assert os.strerror(errno.ENOMEM) in text
-    found = read_pieces(reader, file, np.array([4096 + 1]), 5000)  # through staging memory
-    np.testing.assert_array_equal(found[0], values[4097:9097])
-    assert _core.Reader("io_uring", queue_depth=8).describe() == (
-        "io_uring, 8 deep, registered buffers"
-    )
-
-
-def test_a_ring_that_somebody_closes(file: Path, values: NDArray[np.uint8], uring: None) -> None:
-    """As programs do that turn into daemons; here something else takes its number at once."""
-
-    def rings() -> set[int]:
-        found = set()
-        for link in Path("/proc/self/fd").iterdir():
-            try:
-                if "io_uring" in str(link.readlink()):
-                    found.add(int(link.name))
-            except FileNotFoundError:
-                continue  # the directory itself
-        return found
-
-    before = rings()
-    reader = _core.Reader("io_uring", queue_depth=8)
-    reader.describe()
-    (ring,) = rings() - before
-    with Path(os.devnull).open("rb") as other:
-        os.dup2(other.fileno(), ring)
-    with pytest.raises(OSError, match="io_uring_enter") as caught:
-        read_pieces(reader, file, np.array([0]), 512)
-    assert caught.value.errno == errno.EOPNOTSUPP
-    np.testing.assert_array_equal(read_pieces(reader, file, np.array([0]), 512)[0], values[:512])
-
-
-@pytest.mark.parametrize("engine", ["pread", "mmap"])
-def test_threads_come_with_the_reads_that_need_them(file: Path, engine: str) -> None:
-    before = settled(threads)
-    reader = _core.Reader(engine, queue_depth=8, num_threads=6)
-    reader.describe()
-    assert threads() == before
-    read_pieces(reader, file, np.arange(2, dtype=np.int64) * 4096, 512)
-    assert len(threads() - before) == 2
-    read_pieces(reader, file, np.arange(200, dtype=np.int64) * 4096, 512)
-    own = threads() - before
-    assert len(own) == 6
-    # A handler must run in a thread that can be interrupted, and a read must not be.
-    for name in own:
-        status = Path(f"/proc/self/task/{name}/status").read_text()
-        blocked = re.search(r"^SigBlk:\s*([0-9a-f]+)", status, re.MULTILINE)
-        assert blocked
-        assert int(blocked[1], 16) & (1 << 1)  # SIGINT
-        assert int(blocked[1], 16) & (1 << 13)  # SIGALRM
-    del reader
-    assert settled(threads) == before
 
 
 # --- mapped files ----------------------------------------------------------------------------

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import json
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,6 @@ from gnnstore.errors import (
     resource_error,
     storage_error,
 )
-from gnnstore.testing.graphs import read_store
 from gnnstore.tools.ui import exits
 from gnnstore.tools.ui.session import Session
 from tests.support.forks import ForkServer
@@ -128,21 +126,6 @@ def test_a_limit_of_the_process_is_named(
     assert {"load", "read", "follow"} <= {case[0] for case in found if case[3]}
     named = [case for case in found if case[3] == "ResourceError" and met in case[4]]
     assert len(named) >= 3
-
-
-def test_a_conversion_goes_on_without_threads(
-    source: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(_: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
-
-    whole = read_store(from_numpy(source, source.with_name("b.gnn")))
-    with monkeypatch.context() as patch:
-        patch.setattr(threading.Thread, "start", refuse)
-        output = from_numpy(source, source.with_name("c.gnn"))
-    found = read_store(output)
-    np.testing.assert_array_equal(found.attributes["x"], whole.attributes["x"])
-    assert found.pairs() == whole.pairs()
 
 
 @pytest.mark.parametrize(
