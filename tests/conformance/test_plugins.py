@@ -11,6 +11,7 @@ from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
 
+import click
 import numpy as np
 import pytest
 
@@ -22,7 +23,7 @@ from gnnstore.strategies import auto as optimizer
 from gnnstore.testing import assert_resumes
 from gnnstore.testing.graphs import random_graph
 from gnnstore.tools.bench.ways import ways
-from gnnstore.tools.cli import main
+from gnnstore.tools.cli import main, root
 from tests.support.batches import Batches, assert_same_batches, batches_of
 from tests.support.disks import usual_profile
 from tests.support.packed import pack
@@ -41,6 +42,9 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
     """Run the page's seeds, policy and strategy; return its names, and the path of its store."""
     blocks = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
     before = Path.cwd()
+    context = click.Context(root)
+    for command in root.list_commands(context):  # whose help has the names there are at first use
+        root.get_command(context, command)
     with SEED_KINDS.having(), POLICIES.having(), STRATEGIES.having():
         names: dict[str, Any] = {"__name__": "extending"}
         os.chdir(tmp_path_factory.mktemp("plugins"))
