@@ -26,7 +26,7 @@ from gnnstore.sampling.row_space import RowRange
 from gnnstore.testing.faults import inject
 from gnnstore.testing.twins.packing import packed_file, piece_crcs
 from gnnstore.testing.twins.reads import write_array
-from gnnstore.threads import CancelledError, Flag
+from gnnstore.threads import CancelledError, Flag, for_each
 from tests.support.files import flip
 from tests.support.packing import MEMORY_BYTES, PackingCase, watched_memory
 from tests.support.traces import Spilled, spill
@@ -178,3 +178,13 @@ def test_sorting_can_be_stopped(case: Case) -> None:
     assert len(read) == 2
     assert case.left() == before
     spilled.close()
+
+
+def test_threads_that_cannot_be_started_are_done_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refused)
+    done: list[int] = []
+    for_each(5, 8, done.append, "gnnstore-sort")
+    assert done == list(range(5))

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import gnnstore
-from gnnstore.disk.spool import FileSpool
+from gnnstore.disk.spool import SPOOLED_BYTES, FileSpool
 from gnnstore.formats.store.schema import EDGE_TYPE
 from gnnstore.pipeline.lookahead import edge_rows
 from gnnstore.pipeline.lookahead.edge_rows import PassSize, SuperbatchEdges
@@ -100,6 +100,14 @@ def test_only_pieces_that_are_needed_are_read(
     edges.close()
 
 
+def test_few_edges_are_read_by_themselves(store: gnnstore.GraphStore, tmp_path: Path) -> None:
+    edges, positions = edges_in(store, tmp_path), np.arange(NUM_EDGES // 65)
+    edges.put(0, sample_of(positions))
+    assert edges.read(lambda: None) == 0
+    assert edges.rows(0, sample_of(positions)) == {}
+    assert not list(tmp_path.iterdir())
+
+
 def test_batches_beyond_the_disk_are_read_by_themselves(
     store: gnnstore.GraphStore, tmp_path: Path
 ) -> None:
@@ -110,6 +118,19 @@ def test_batches_beyond_the_disk_are_read_by_themselves(
     assert edges.rows(0, sample_of(positions))
     assert edges.rows(1, sample_of(positions)) == {}
     edges.close()
+
+
+def test_memory_of_a_pass_is_a_piece_and_places() -> None:
+    ids = PassSize(1000, (4,))
+    assert (ids.piece_bytes, ids.index_bytes) == (4000, 4 * SPOOLED_BYTES)
+    assert PassSize(1 << 28, (4,)).piece_bytes == 16 << 20
+    # An id, a time and a byte, in 16; and the times of a piece before they are put there.
+    more = PassSize(1 << 28, (4, 8, 1))
+    assert (more.record_bytes, more.piece_bytes) == (16, (1 << 22) * (16 + 8))
+    for num_rows in (1 << 28, (1 << 28) + 1, (25 << 20) - 1):
+        for widths in ((4,), (4, 8, 1)):
+            places = PassSize(num_rows, widths).index_bytes
+            assert 50 * 4 * SPOOLED_BYTES < places <= 64 * 4 * SPOOLED_BYTES
 
 
 def held(edges: SuperbatchEdges) -> int:
