@@ -156,10 +156,10 @@ def test_edges_of_links_are_excluded_by_position(
 )
 def test_ids_of_each_type(typed: Path, strategy: str, edge_ids: Any, place: str) -> None:
     options: dict[str, Any] = {"input_nodes": ("paper", "train"), "batch_size": 5, "seed": 1}
-    wanted = batches_of(NeighborLoader(typed, [3, 2], strategy="memory", **options))
+    wanted: Any = batches_of(NeighborLoader(typed, [3, 2], strategy="memory", **options))
     store = gnnstore.open(typed)
     loader = NeighborLoader(store, [3, 2], strategy=strategy, edge_ids=edge_ids, **options)
-    found = batches_of(loader)
+    found: Any = batches_of(loader)
     assert_same_batches(without_ids(found), without_ids(wanted))
     for batch, expected in zip(found, wanted, strict=True):
         for kind in store.edge_types:

@@ -10,7 +10,7 @@ import math
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, SupportsIndex, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -45,7 +45,7 @@ def check_numbers(**given: Any) -> None:
         if not isinstance(value, int | float | np.number):
             raise UsageError(f"{name}={value!r} is not a number")
         if name not in _FRACTIONS:
-            whole_number(name, value)
+            whole_number(name, cast(SupportsIndex, value))
         low, high, problem = _LIMITS.get(name, (0, math.inf, "is negative"))
         if not low <= value <= high:  # also refuses NaN
             raise UsageError(f"{name}={value} {problem}")
