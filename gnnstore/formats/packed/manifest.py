@@ -141,12 +141,8 @@ class PackedManifest(Manifest):
     @property
     def cached_specs(self) -> tuple[AttributeSpec, ...]:
         """Descriptions of the cached attributes, in their order."""
-        return self._specs(self.cached)
-
-    @property
-    def plain_specs(self) -> tuple[AttributeSpec, ...]:
-        """Descriptions of the attributes in the records, in their order."""
-        return self._specs(self.plain)
+        found = {spec.path: spec for spec in self.schema.node_attributes()}
+        return tuple(found[path] for path in self.cached)
 
     @property
     def edge_id_paths(self) -> dict[EdgeType, str]:
@@ -155,11 +151,6 @@ class PackedManifest(Manifest):
             return {}
         edges = self.schema.edge_types
         return {edge.type: edge.edge_id.path for edge in edges if edge.edge_id is not None}
-
-    def _specs(self, paths: tuple[str, ...]) -> tuple[AttributeSpec, ...]:
-        attributes = (*self.schema.node_attributes(), *self.schema.edge_attributes())
-        found = {spec.path: spec for spec in attributes}
-        return tuple(found[path] for path in paths)
 
     def arrays(self) -> tuple[AttributeSpec, ...]:
         """Return the arrays, graph-level ones included."""
@@ -178,9 +169,6 @@ class PackedManifest(Manifest):
             raise own.fail("cached", "paths of node attributes of the schema")
         if sorted([*cached, *plain]) != sorted([*nodes, *edges]):
             raise own.fail("plain", "with 'cached', each attribute of the schema once")
-        paths = {spec.path for spec in found["paged_arrays"]}
-        if len(paths) != len(found["paged_arrays"]):
-            raise own.fail("arrays", "each path once")
         asked = own.fields("fingerprint")
         if asked.document.get("sampler", "") is not None:
             raise asked.fail("sampler", "null, since the order of a sampler is never packed")
