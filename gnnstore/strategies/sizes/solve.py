@@ -169,6 +169,8 @@ class _Split:
         sizes = list(self._candidates(memory))
         costs, size = min(sizes, key=lambda each: self._price(*each), default=least)
         disk = self._disk(costs, size)
+        if disk.left() < 0:  # so none fits
+            disk = min((self._disk(*each) for each in sizes), key=Ledger.peak, default=disk)
         if facts.packs and disk.left() < 0:
             remedies = ["name a roomier spill_dir=", "choose strategy='belady'"]
             if size.num_batches > facts.epoch_batches:  # as the user has set
