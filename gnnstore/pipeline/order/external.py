@@ -12,6 +12,7 @@ from __future__ import annotations
 import base64
 import copy
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
@@ -84,7 +85,7 @@ class ExternalSampler:
             return
         if state is not None:
             self._stateful.load_state_dict(copy.deepcopy(state["state"]))
-        batches = iter(self.sampler)
+        batches = _each(iter(self.sampler))
         if start.batches == 0 and state is not None:
             batches = self._anew_if_empty(batches)
         size = self.sampler.batch_size if _is_plain(self.sampler) else None
@@ -97,14 +98,14 @@ class ExternalSampler:
         """Start again if a state of the end of an epoch gave the nothing that was left of it."""
         for first in batches:
             return chain([first], batches)
-        return iter(self.sampler)
+        return _each(iter(self.sampler))
 
     def _run_again(self, start: Position) -> Iterator[tuple[Any, dict[str, Any]]]:
         found = start.sampler or self.start()
         generator = self._generator
         if start.sampler is not None and generator is not None and found["generator"] is not None:
             generator.set_state(_from_text(found["generator"]))
-        batches, given, crc = iter(self.sampler), 0, 0
+        batches, given, crc = _each(iter(self.sampler)), 0, 0
         for index in batches:
             if given == start.batches:
                 batches = chain([index], batches)
@@ -140,6 +141,16 @@ class ExternalSampler:
             if isinstance(generator, torch.Generator):
                 return generator
         return None
+
+
+def _each(batches: Iterator[Any]) -> Iterator[Any]:
+    """Yield what `next` gives: `iter` would begin a sampler anew that is its own iterator.
+
+    Lightning wraps the batches of a prediction in one.
+    """
+    with suppress(StopIteration):
+        while True:
+            yield next(batches)
 
 
 def _is_plain(sampler: Any) -> bool:
