@@ -457,8 +457,6 @@ def resealed(document: dict[str, Any]) -> str:
             UnsupportedVersionError,
             "table has format version 99",
         ),
-        (lambda t: t.update(version=0), CorruptStoreError, "version"),
-        (lambda t: t.update(init="foo"), CorruptStoreError, "init"),
         (lambda t: t.update(rows_per_partition=2**60), CorruptStoreError, "rows_per_partition"),
         (lambda t: t.update(rows_per_partition=13), UsageError, "cut by partitions 'five'"),
         (
@@ -466,22 +464,10 @@ def resealed(document: dict[str, Any]) -> str:
             CorruptStoreError,
             "slots",
         ),
-        (lambda t: t.update(scale=1), CorruptStoreError, "scale: expected a number"),
-        (lambda t: t.update(commits=[]), CorruptStoreError, "commits: expected at least one comm"),
-        (
-            lambda t: t.update(num_nodes=2**40, rows_per_partition=1),
-            CorruptStoreError,
-            r"rows_per_partition: expected at most \d+ partitions",
-        ),
         (
             lambda t: t["commits"][-1].update(slots=[0, 0, -1, -1, -1]),
             CorruptStoreError,
             "slots: expected 5 slots, none of them twice",
-        ),
-        (
-            lambda t: t["commits"][-1]["crcs"].pop(),
-            CorruptStoreError,
-            "crcs: expected 5 checksums",
         ),
     ],
 )

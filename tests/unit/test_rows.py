@@ -13,7 +13,6 @@ import pytest
 
 import gnnstore
 from gnnstore import _core
-from gnnstore._core import empty
 from gnnstore.features.source import MemoryRows, RowSource, RowSpec
 from gnnstore.features.tables import (
     MIN_ROWS_PER_FAULT_THREAD,
@@ -143,18 +142,6 @@ MIN_POOLED_BYTES = 128 * 1024
 
 
 # --- buffers -------------------------------------------------------------------------------
-
-
-def test_large_buffers_return_to_the_pool_with_their_last_view() -> None:
-    gc.collect()  # what other tests left in cycles
-    before = _core.pool_stats()["buffers_in_use"]
-    row = empty((MIN_POOLED_BYTES, 8), "int64")[5]
-    row[...] = 7
-    gc.collect()
-    assert _core.pool_stats()["buffers_in_use"] == before + 1
-    assert row.tolist() == [7] * 8
-    del row
-    assert _core.pool_stats()["buffers_in_use"] == before
 
 
 # --- sharing between loaders ---------------------------------------------------------------
