@@ -6,14 +6,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import click
 import pytest
 
 from gnnstore.converters import ConvertOptions
 from gnnstore.formats import StoreReader
 from gnnstore.testing.graphs import random_graph, read_store
-from gnnstore.tools.commands import convert as cmd_convert
-from gnnstore.tools.convert import COMMON
 
 
 @pytest.fixture
@@ -21,17 +18,6 @@ def seed(tmp_path: Path) -> Path:
     options = ConvertOptions(self_loops="drop", undirected=True)
     graph = random_graph(200, 1500, feature_dim=4, num_classes=3, skew=2.0)
     return graph.write(tmp_path / "seed.gnn", options=options)
-
-
-def test_help_has_examples_and_the_common_options(run: Any) -> None:
-    done = run("convert", "kronecker", "--help")
-    assert done.status == 0
-    assert "  gnnstore convert kronecker papers100M.gnn" in done.stdout
-    words = ["in.gnn", "out.gnn", "--factor", "2"]
-    made = cmd_convert.command.get_command(click.Context(cmd_convert.command), "kronecker")
-    assert made is not None
-    given = made.make_context("kronecker", words).params
-    assert ConvertOptions(**{name: given[name] for name in COMMON}) == ConvertOptions()
 
 
 def test_the_text_compares_degrees(run: Any, seed: Path, tmp_path: Path) -> None:

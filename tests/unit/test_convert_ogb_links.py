@@ -154,16 +154,6 @@ def test_other_ways_to_save_the_splits(tmp_path: Path, saved_as: str) -> None:
     check(store, data, names=("valid", "test"))
 
 
-def test_attributes_of_splits_in_a_column(tmp_path: Path) -> None:
-    """As the graph has them, [L, 1]: what a file of our own making may have."""
-    data = DataSet("collab")
-    root = data.write(tmp_path / "data")
-    arrays = {**data.splits["valid"], "year": data.splits["valid"]["year"][:, None]}
-    torch.save(arrays, root / "split" / "time" / "valid.pt")
-    store = gnnstore.open(from_ogb(root, tmp_path / "a.gnn"))
-    check(store, data, names=("valid", "test"))
-
-
 @pytest.mark.parametrize("why", ["inverse", "undirected", "subset", "other", "weight"])
 def test_edges_to_train_on_that_are_not_the_graph(tmp_path: Path, why: str) -> None:
     data = DataSet("collab")
@@ -197,17 +187,6 @@ def test_weights_to_train_on_that_are_no_whole_numbers(tmp_path: Path) -> None:
     store = gnnstore.open(from_ogb(data.write(tmp_path / "data"), tmp_path / "a.gnn"))
     split = store.edge_splits["train"]
     np.testing.assert_array_equal(split.attributes["edge_weight"].read()[:, 0], weights)
-
-
-def test_edges_to_train_on_with_an_attribute_of_their_own(tmp_path: Path) -> None:
-    data = DataSet("collab")
-    del data.attributes["edge_weight"]  # the graph has none
-    store = gnnstore.open(from_ogb(data.write(tmp_path / "data"), tmp_path / "a.gnn"))
-    assert tuple(store.edge_splits) == ("train", "valid", "test")
-    for name, split in store.edge_splits.items():
-        np.testing.assert_array_equal(
-            split.attributes["weight"].read(), data.splits[name]["weight"]
-        )
 
 
 def test_an_interrupted_conversion_is_resumed(

@@ -61,16 +61,6 @@ def test_mag240m_is_its_papers_and_citations(
     np.testing.assert_array_equal(stored.attributes["node_year"], graph.attributes["year"])
 
 
-def test_mag240m_takes_splits_that_were_saved_again(tmp_path: Path, graph: GraphArrays) -> None:
-    folder = published.write_mag240m(tmp_path, graph)
-    (folder / "split_dict.pt").unlink()
-    parts: Any = {"test-dev": graph.splits["test"][:3], "test-whole": graph.splits["test"]}
-    np.savez(folder / "split_dict.npz", train=graph.splits["train"], **parts)
-    splits = read_store(from_ogb(folder, tmp_path / "out.gnn")).splits
-    assert splits.keys() == {"train", "test", "test_dev"}
-    np.testing.assert_array_equal(splits["test"], graph.splits["test"])
-
-
 @pytest.mark.parametrize(
     ("spoil", "kind", "message"),
     [
@@ -342,22 +332,6 @@ def test_graphbolt_of_older_versions(tmp_path: Path, graph: GraphArrays) -> None
     known = np.concatenate(list(graph.splits.values()))
     np.testing.assert_array_equal(stored.attributes["y"][known], graph.attributes["y"][known])
     assert list(stored.edge_attributes) == ["edge_weight"]
-
-
-def test_an_interrupted_conversion_of_graphbolt_is_resumed(
-    tmp_path: Path, graph: GraphArrays, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    root = published.write_graphbolt(tmp_path / "set", graph)
-
-    def interrupt(*_: object, **__: object) -> None:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr("gnnstore.formats.store.writer.StoreWriter.commit", interrupt)
-        with pytest.raises(KeyboardInterrupt):
-            from_graphbolt(root, tmp_path / "out.gnn")
-    options = ConvertOptions(resume=True)
-    check_edges(read_store(from_graphbolt(root, tmp_path / "out.gnn", options=options)), graph)
 
 
 def test_metadata_that_are_too_large_or_cannot_be_read(

@@ -11,7 +11,6 @@ import pytest
 
 from gnnstore.converters import ConvertOptions, from_rmat
 from gnnstore.converters.synthetic import rmat, synthetic_nodes
-from gnnstore.converters.synthetic.rmat import GRAPH500, level_probabilities
 from gnnstore.converters.synthetic.synthetic_nodes import SyntheticNodes
 from gnnstore.errors import BudgetError, NoSpaceError, UsageError
 from gnnstore.testing.graphs import StoredGraph, read_store
@@ -52,20 +51,6 @@ def test_sizes_and_types(tmp_path: Path) -> None:
     assert np.bincount(stored.attributes["y"]).tolist() == [256] * 4
 
 
-def test_features_can_be_scaled(tmp_path: Path) -> None:
-    scaled = ConvertOptions(feature_dtype="int8", feature_scale="column", overwrite=True)
-    x = make(tmp_path).attributes["x"]
-    stored = make(tmp_path, options=scaled)
-    scales = stored.graph_arrays["x_scale"]
-    assert (np.abs(stored.attributes["x"] * scales - x) <= 0.5001 * scales).all()
-
-
-def test_edge_ids_are_kept_on_demand(tmp_path: Path) -> None:
-    stored = make(tmp_path, options=ConvertOptions(edge_ids=True))
-    assert sorted(stored.edge_id.tolist()) == list(range(16 * 1024))
-    assert stored.edge_id.tolist() != list(range(16 * 1024))
-
-
 @pytest.mark.parametrize("homophily", [0.125, 0.5, 0.8, 1.0])
 def test_homophily_is_the_share_of_edges_within_communities(
     tmp_path: Path, homophily: float
@@ -83,15 +68,6 @@ def test_degrees_are_skewed_as_in_graph500(tmp_path: Path) -> None:
     assert np.count_nonzero(degrees == 0) > 100
 
 
-def test_plain_levels_are_graph500s() -> None:
-    assert level_probabilities(5, 3, None, GRAPH500).tolist() == [list(GRAPH500)] * 5
-    levels = level_probabilities(5, 3, 0.8, GRAPH500)
-    np.testing.assert_allclose(levels.sum(axis=1), 1)
-    agree = levels[:3, 0] + levels[:3, 3]
-    np.testing.assert_allclose(np.prod(agree), 0.8)
-    assert levels[3:].tolist() == [list(GRAPH500)] * 2
-
-
 def test_splits_are_disjoint_and_have_in_neighbours(tmp_path: Path) -> None:
     stored = make(tmp_path, scale=12, split_fractions=(0.2, 0.3, 0.4))
     degrees = np.bincount(stored.edge_index[1], minlength=4096)
@@ -101,11 +77,6 @@ def test_splits_are_disjoint_and_have_in_neighbours(tmp_path: Path) -> None:
     assert np.all(degrees[joined] > 0)
     for name, share in (("train", 0.2), ("valid", 0.3), ("test", 0.4)):
         assert abs(len(stored.splits[name]) / connected - share) < 0.05
-
-
-def test_class_means_are_orthonormal() -> None:
-    means = SyntheticNodes(10, 8, 64, 0.7, 0).class_means().astype(np.float64)
-    np.testing.assert_allclose(means @ means.T, np.eye(8), atol=1e-6)
 
 
 def test_noise_is_normal_and_independent() -> None:
@@ -167,21 +138,6 @@ def test_what_fits_nowhere_fails_before_anything_is_drawn(
     monkeypatch.setattr("gnnstore.formats.container.files.free_bytes", lambda _: 10**11)
     with pytest.raises(NoSpaceError, match=r"a store of at least \d+ GB: .* 100 GB are free"):
         from_rmat(tmp_path / "r.gnn", scale=30, options=ConvertOptions(memory_bytes=8 * 10**9))
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_disk_without_room_for_padding_is_refused_before_anything_is_drawn(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Rows of 2,560 bytes are 671 MB, in pages of their own 1.07 GB."""
-    monkeypatch.setattr("gnnstore.formats.container.files.free_bytes", lambda _: 900_000_000)
-    with pytest.raises(NoSpaceError, match=r"a store of at least 1\.09 GB: .* 900 MB are free"):
-        from_rmat(
-            tmp_path / "r.gnn",
-            scale=18,
-            feature_dim=640,
-            options=ConvertOptions(page_bytes=4096, memory_bytes=8 * 10**9),
-        )
     assert list(tmp_path.iterdir()) == []
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import re
-import time
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +13,7 @@ import numpy as np
 import pytest
 
 import gnnstore
-from gnnstore.converters import ConvertOptions, from_numpy, from_rmat, from_snap
+from gnnstore.converters import ConvertOptions, from_numpy, from_snap
 from gnnstore.converters.edges.rules import EdgeRules
 from gnnstore.converters.writer.estimates import NodeTable, Workload, estimate, inspect_inputs
 from gnnstore.errors import NoSpaceError
@@ -69,12 +68,6 @@ def test_headers_say_it_exactly(tmp_path: Path) -> None:
     assert inspect_inputs([tmp_path / "d"]) == expected
 
 
-def test_compressed_columns(tmp_path: Path) -> None:
-    np.savez(tmp_path / "g.npz", indptr=np.arange(6), indices=np.zeros(5, np.int32))
-    found = inspect_inputs([tmp_path / "g.npz"])
-    assert (found.num_nodes, found.num_edges, found.is_exact) == (5, 5, True)
-
-
 def test_attributes_of_two_columns_are_no_edges(tmp_path: Path) -> None:
     given = arrays()
     given["edge_time"] = np.zeros((20_000, 2), np.int64)
@@ -99,16 +92,6 @@ def test_text_is_guessed_from_its_beginning(tmp_path: Path, ending: str) -> None
     assert found.num_edges == pytest.approx(200_000, rel=0.05)
     assert found.text_bytes == pytest.approx(len(data), rel=0.05)
     assert not found.is_exact
-
-
-def test_tables_of_features(tmp_path: Path) -> None:
-    row = ",".join(["0.123"] * 50) + "\n"
-    (tmp_path / "node-feat.csv").write_text(row * 1000)
-    (tmp_path / "edge-feat.csv").write_text("1.5,2.5,3.5\n" * 10)
-    (tmp_path / "node-label.csv").write_text("3\n" * 1000)
-    found = inspect_inputs(sorted(tmp_path.iterdir()))
-    assert (found.num_nodes, found.node_tables) == (1000, (NodeTable(1000, 50, 4),))
-    assert (found.num_edges, found.edge_row_bytes) == (0, 12)
 
 
 @pytest.mark.parametrize("name", ["a.npy", "a.npz", "a.csv.gz", "a.bin", "a.txt"])
@@ -137,13 +120,6 @@ def test_the_store_takes_what_was_said(tmp_path: Path, options: ConvertOptions) 
     notes = Notes()
     path = from_numpy(tmp_path / "g.npz", tmp_path / "g.gnn", options=options, progress=notes)
     assert notes.final_bytes() == pytest.approx(directory_bytes(path), rel=0.03)
-
-
-def test_a_random_graph_takes_what_was_said(tmp_path: Path) -> None:
-    notes = Notes()
-    path = from_rmat(tmp_path / "r.gnn", scale=14, progress=notes)
-    assert notes.final_bytes() == pytest.approx(directory_bytes(path), rel=0.03)
-    assert "sizes as the input states them" in notes.texts[0]
 
 
 def test_text_says_that_it_is_a_guess(tmp_path: Path) -> None:
@@ -178,27 +154,6 @@ def test_sorting_on_disk_takes_somewhat_longer(rules: EdgeRules, low: float, hig
     said = [estimate(work, rules, memory_bytes=num_bytes) for num_bytes in (2**40, 2**26)]
     assert [found.spill_bytes > 0 for found in said] == [False, True]
     assert low < said[1].seconds / said[0].seconds < high
-
-
-def test_what_is_said_of_time_is_no_fantasy(tmp_path: Path) -> None:
-    """Within a factor of twenty of an ordinary laptop, on whatever runs the tests."""
-    rng = np.random.default_rng(0)
-    np.savez(tmp_path / "g.npz", edge_index=rng.integers(0, 2**18, (2, 3_000_000), np.int32))
-    notes = Notes()
-    began = time.perf_counter()
-    from_numpy(tmp_path / "g.npz", tmp_path / "g.gnn", progress=notes)
-    took = time.perf_counter() - began
-    assert 0.05 < notes.facts[0]["seconds"] / took < 20
-
-
-@pytest.mark.parametrize("page_bytes", [4096, None])
-@pytest.mark.parametrize("width", [100, 640])
-def test_the_padding_of_pages_counts(tmp_path: Path, width: int, page_bytes: int | None) -> None:
-    given = {**arrays(), "x": np.ones((3000, width), np.float32)}
-    np.savez(tmp_path / "g.npz", **given)
-    notes, options = Notes(), ConvertOptions(page_bytes=page_bytes)
-    path = from_numpy(tmp_path / "g.npz", tmp_path / "g.gnn", options=options, progress=notes)
-    assert notes.final_bytes() == pytest.approx(directory_bytes(path), rel=0.02)
 
 
 def test_what_the_disk_cannot_hold_is_refused_at_once(

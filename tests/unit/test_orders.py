@@ -14,9 +14,9 @@ from torch_geometric.data import Data, HeteroData
 
 import gnnstore
 from gnnstore.converters import ConvertOptions, GraphWriter, from_pyg
-from gnnstore.errors import BudgetError, InputError, UsageError
-from gnnstore.formats import StoreReader, StoreWriter
-from gnnstore.formats.store.by_column import column_blocks, integer_weights, sums_by_column
+from gnnstore.errors import InputError, UsageError
+from gnnstore.formats import StoreReader
+from gnnstore.formats.store.by_column import integer_weights, sums_by_column
 from tests.support.hetero import AT, CITES, TEACHES, WRITES, hetero_store, make_hetero
 
 
@@ -211,28 +211,6 @@ def test_names_of_nothing(tmp_path: Path) -> None:
     data[CITES].time = data[CITES].edge_time
     with pytest.raises(InputError, match=r"time_attr='time': nodes \(paper, author\) and edges \("):
         hetero_store(tmp_path / "a.gnn", data, time_attr=["time"])
-
-
-def test_columns_in_blocks(tmp_path: Path) -> None:
-    """Blocks hold whole columns and at most some edges, and all columns come, empty ones too."""
-    indptr = np.array([0, 0, 3, 3, 4, 10, 10, 12, 12])
-    with StoreWriter(tmp_path / "a.gnn") as writer:
-        array = writer.paged("a", name="indptr", row_shape=(), dtype="int64", num_rows=9)
-        array.append(indptr)
-        array.close()
-        from gnnstore.converters.writer.adjacency import finished_array  # noqa: PLC0415
-
-        paged = finished_array(writer, array.spec)
-        for most in (6, 7, 12, 100):
-            blocks = list(column_blocks(paged, most))
-            assert np.concatenate([counts for _, counts in blocks]).tolist() == (
-                np.diff(indptr).tolist()
-            )
-            sizes = [int(counts.sum()) for _, counts in blocks]
-            assert max(sizes) <= most
-            assert [first for first, _ in blocks] == [0, *np.cumsum(sizes)[:-1].tolist()]
-        with pytest.raises(BudgetError, match=r"(?s)of column 4 does not fit.* 576 B of 6 edges"):
-            list(column_blocks(paged, 5))
 
 
 def damage(path: Path, array: str, place: int, value: int) -> None:

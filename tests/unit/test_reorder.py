@@ -10,8 +10,6 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 import gnnstore
 from gnnstore.converters import (
@@ -23,15 +21,11 @@ from gnnstore.converters import (
 from gnnstore.converters.inputs import scattered
 from gnnstore.converters.stores import copy, places
 from gnnstore.converters.stores import reorder as reordering
-from gnnstore.converters.stores.graph import StoreInput
-from gnnstore.converters.stores.places import find_communities, places_by
 from gnnstore.converters.writer.graph_writer import GraphWriter
-from gnnstore.errors import BudgetError, InputError, NoSpaceError, StoreExistsError, UsageError
+from gnnstore.errors import BudgetError, InputError, StoreExistsError, UsageError
 from gnnstore.features.check import verify
 from gnnstore.graph import arrays
-from gnnstore.progress import NullProgress
 from gnnstore.testing.graphs import random_graph, read_store, write_store
-from tests.support.effort import examples
 from tests.support.stores import assert_same_files
 
 
@@ -142,16 +136,6 @@ def test_communities_lie_together(tmp_path: Path) -> None:
     assert_renumbered(before, other)
 
 
-def test_a_community_does_not_grow_beyond_its_limit(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    graph = random_graph(3000, 60_000, skew=3).write(tmp_path / "a.gnn")
-    monkeypatch.setattr(places, "_MAX_NODES", 50)
-    labels = find_communities(StoreInput(graph), 0, NullProgress())
-    # A step decides on N / 64 nodes at once, each with the sizes as they were before.
-    assert np.bincount(labels).max() <= 50 + 3000 // 64
-
-
 def test_frequency_goes_before_degree(tmp_path: Path) -> None:
     before = graph(tmp_path / "a.gnn")
     scores = np.random.default_rng(0).integers(0, 3, 300).astype(np.uint8)
@@ -161,24 +145,6 @@ def test_frequency_goes_before_degree(tmp_path: Path) -> None:
     degrees = np.bincount(read_store(before).edge_index[0], minlength=300)
     for score in range(3):
         assert (np.diff(degrees[order[scores[order] == score]]) <= 0).all()
-
-
-@given(
-    st.lists(st.tuples(st.integers(0, 4), st.integers(0, 2**32 - 1), st.booleans()), max_size=60),
-    st.integers(1, 20),
-)
-@settings(max_examples=examples(60), deadline=None)
-def test_places_are_those_of_a_sort(rows: list[tuple[int, int, bool]], piece: int) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(places, "_PIECE_NODES", piece)
-        columns = list(zip(*rows, strict=True)) or [(), (), ()]
-        scores: list[npt.NDArray[Any]] = [
-            np.array(column, dtype)
-            for column, dtype in zip(columns, (np.uint8, np.uint32, np.bool_), strict=True)
-        ]
-        found = places_by(scores)
-    expected = sorted(range(len(rows)), key=lambda i: tuple(-int(own) for own in rows[i]))
-    assert np.argsort(found).tolist() == expected
 
 
 def test_edge_splits_names_and_scaled_features_follow(
@@ -241,18 +207,6 @@ def test_bfloat16_and_axes_stay(tmp_path: Path) -> None:
     assert order[new.edge_index].equal(data.edge_index[:, ids.read()])
     assert new.edge_attr.equal(data.edge_attr[ids.read()])
     assert new.name == "a graph"
-
-
-@pytest.mark.parametrize("edges", [0, 20])
-def test_empty_graphs(tmp_path: Path, edges: int) -> None:
-    before = write_store(
-        tmp_path / "a.gnn",
-        np.zeros((2, edges), np.int64),
-        num_nodes=min(3, edges + 1),
-        edge_attr=np.zeros((edges, 2), np.float32),
-        y=np.arange(min(3, edges + 1)),
-    )
-    assert_renumbered(before, reorder(before, tmp_path / "b.gnn"))
 
 
 def test_reordering_twice_leads_back_to_the_original_data(tmp_path: Path) -> None:
@@ -367,24 +321,7 @@ def test_bad_input(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         patch.setattr(reordering, "_NODE_BYTES", 2**20)
         with pytest.raises(BudgetError, match="numbering the nodes"):
             reorder(before, output, options=ConvertOptions(memory_bytes=2**26))
-    with monkeypatch.context() as patch:
-        patch.setattr(reordering, "_MAX_MEMORY_BYTES", 0)
-        patch.setattr("gnnstore.converters.writer.opening.require_space", lambda *_: None)
-        patch.setattr("gnnstore.formats.container.files.free_bytes", lambda _: 100)
-        with pytest.raises(NoSpaceError, match="cannot put the widest array in order"):
-            reorder(before, output)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.gnn", "c.gnn"]
-
-
-def save(path: Path) -> Path:
-    rng = np.random.default_rng(2)
-    np.savez(
-        path,
-        edge_index=(rng.random((2, 900)) ** 2 * 100).astype(np.int64),
-        x=rng.random((120, 6), np.float32),
-        train=rng.permutation(120)[:30],
-    )
-    return path
 
 
 @pytest.mark.parametrize("memory_bytes", [10**6, 5 * 10**6, 10**7])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +18,11 @@ from gnnstore.converters.writer.graph_writer import GraphWriter
 from gnnstore.errors import (
     InputError,
     NoSpaceError,
-    NotFoundError,
     StoreExistsError,
     UsageError,
 )
 from gnnstore.features.check import verify
-from gnnstore.formats import AttributeSpec, StoreReader
+from gnnstore.formats import StoreReader
 from gnnstore.testing.graphs import random_graph, read_store, write_store
 from tests.support.stores import arrays_of, assert_same_files
 
@@ -72,23 +70,6 @@ def test_pieces_do_not_matter(
         ids = np.concatenate([found[name] for name in names])
         assert len(np.unique(ids)) == len(ids)
         assert 0 <= ids.min() <= ids.max() < StoreReader.open(whole).schema.edge.num_edges
-
-
-def test_ids_and_attributes_are_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Edges are counted, then written; counting takes their ends alone."""
-    whole = graph(tmp_path / "whole.gnn")
-    read, rows = Counter[str](), StoreInput.rows
-
-    def counted(self: StoreInput, spec: AttributeSpec, first: int, last: int) -> Any:
-        read[spec.path] += last - first
-        return rows(self, spec, first, last)
-
-    monkeypatch.setattr(StoreInput, "rows", counted)
-    split_edges(whole, tmp_path / "a.gnn", FRACTIONS)
-    edges = StoreInput(whole).edges
-    assert edges.edge_id is not None
-    for spec in (edges.edge_id, *edges.attributes.values()):
-        assert read[spec.path] == edges.num_edges
 
 
 def test_test_messages_are_train_and_valid(tmp_path: Path) -> None:
@@ -206,15 +187,3 @@ def test_an_attempt_that_ends_between_the_names_of_its_stores_is_resumed(
     for one, other in (("a.gnn", "c.gnn"), ("b.gnn", "d.gnn")):
         assert_same_files(tmp_path / one, tmp_path / other)
     assert len(list(tmp_path.iterdir())) == 5
-
-
-def test_both_outputs_are_looked_at_before_any_work(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    whole = graph(tmp_path / "whole.gnn")
-    (tmp_path / "b.gnn").mkdir()
-    monkeypatch.setattr(split_store, "_write", None)  # would fail in another way
-    for messages, error in (("b.gnn", StoreExistsError), ("no/b.gnn", NotFoundError)):
-        with pytest.raises(error):
-            split_edges(whole, tmp_path / "a.gnn", test_messages=tmp_path / messages)
-        assert sorted(path.name for path in tmp_path.iterdir()) == ["b.gnn", "whole.gnn"]

@@ -109,11 +109,6 @@ class Partitioning:
         """The order by which nodes are assigned."""
         return self.order if self.train_first is None else "train-first"
 
-    @property
-    def default_name(self) -> str:
-        """Name of the partitioning if none is given."""
-        return f"{self.order_kind}-{self.num_partitions}"
-
     @cached_property
     def attributes(self) -> Mapping[str, AttributeSpec]:
         """Node attributes, by name; all are in pages here, compressed ones of the store too."""
@@ -159,39 +154,26 @@ class Partitioning:
         edges = (4 + 4 + id_dtype(num_edges).itemsize) * num_edges
         return ids + edges + sum(g.body_bytes(num_nodes) for g in self.geometries)
 
+    def _spilled(self) -> list[int]:
+        """Return the bytes of what is sorted on disk: the edges, then each attribute."""
+        left, edges = self.memory.left(), self.graph.num_edges
+        spilled = [0 if edges <= edges_at_once(self.memory) else WIDE_BYTES * edges]
+        return spilled + [s.num_bytes for s in self.attributes.values() if s.num_bytes > left]
+
     @property
     def temporary_bytes(self) -> int:
         """The most bytes of temporary files at a time."""
-        left = self.memory.left()
-        edges, num_nodes = self.graph.num_edges, self.graph.num_nodes
-        files = [0 if edges <= edges_at_once(self.memory) else WIDE_BYTES * edges]
-        files += [
-            s.num_bytes + 8 * num_nodes for s in self.attributes.values() if s.num_bytes > left
-        ]
-        return max(files)
+        edges, *rows = self._spilled()
+        return max(edges, *(own + 8 * self.graph.num_nodes for own in rows), 0)
 
     @property
     def moved_bytes(self) -> tuple[int, int]:
         """Approximate bytes read and bytes written in all."""
-        edges, memory = self.graph.edges, self.memory
-        is_whole = edges.num_edges <= edges_at_once(memory)
-        spilled = 0 if is_whole else WIDE_BYTES * edges.num_edges
-        for spec in self.attributes.values():
-            spilled += spec.num_bytes if spec.num_bytes > memory.left() else 0
-        passes = 1 if is_whole else 2
+        edges, spilled = self.graph.edges, self._spilled()
+        passes = 2 if spilled[0] else 1
         read = passes * (edges.indptr.num_bytes + edges.indices.num_bytes)
         read += sum(spec.num_bytes for spec in self.attributes.values())
-        return read + spilled, self.final_bytes + spilled
-
-    def check_space(self, final: Path) -> None:
-        """Refuse, before any work, if the disk has no room."""
-        temporary = self.temporary_bytes
-        require_space(
-            final,
-            self.final_bytes + temporary,
-            f"write the partitions, with {format_size(temporary)} of temporary files",
-            "choose an --output on another file system; nothing has been written",
-        )
+        return read + sum(spilled), self.final_bytes + sum(spilled)
 
 
 @limits_named("partition the store")
@@ -238,7 +220,13 @@ def partition(
     plan = Partitioning(graph, num_partitions, train_first, seed, memory_bytes, order)
     final = partitions_path(plan, name, output)
     if not resume:
-        plan.check_space(final)
+        temporary = plan.temporary_bytes
+        require_space(
+            final,
+            plan.final_bytes + temporary,
+            f"write the partitions, with {format_size(temporary)} of temporary files",
+            "choose an --output on another file system; nothing has been written",
+        )
     with (
         units_directory(PARTITIONS, plan.graph.reader.path, is_needed=output is None),
         PartitionsWriter(
@@ -260,13 +248,12 @@ def partition(
 
 def partitions_path(plan: Partitioning, name: str | None, output: PathLike | None) -> Path:
     """Return the path of the partitions to write."""
-    if output is not None:
-        if name is not None:
-            raise UsageError("give the partitions a --name in the store, or an --output elsewhere")
-        return Path(output)
-    return unit_path(
-        PARTITIONS, plan.graph.reader.path, plan.default_name if name is None else name
-    )
+    if output is None:
+        default = f"{plan.order_kind}-{plan.num_partitions}"
+        return unit_path(PARTITIONS, plan.graph.reader.path, default if name is None else name)
+    if name is not None:
+        raise UsageError("give the partitions a --name in the store, or an --output elsewhere")
+    return Path(output)
 
 
 class _Work:
@@ -311,15 +298,13 @@ class _Work:
         plan, num_nodes = self._plan, self._graph.num_nodes
         is_first = None if plan.train_first is None else _nodes_of(self._graph, plan.train_first)
         order = self._writer.values(ORDER_ARRAY, self._ids.name, num_nodes)
-        at_once = min(num_nodes, plan.memory.left() // _BYTES_TO_DRAW)
+        drawn = as_they_are(num_nodes)
+        if plan.order != "none":
+            at_once = min(num_nodes, plan.memory.left() // _BYTES_TO_DRAW)
+            drawn = node_order(num_nodes, plan.seed, is_first, at_once)
         done, crcs = 0, RangeCrcs(self._bounds)
         with self._progress.phase("draw the order", num_nodes, "nodes") as phase:
-            pieces = (
-                as_they_are(num_nodes, _PIECE_NODES)
-                if plan.order == "none"
-                else node_order(num_nodes, plan.seed, is_first, at_once)
-            )
-            for nodes in pieces:
+            for nodes in drawn:
                 for begin in range(0, len(nodes), _PIECE_NODES):
                     piece = nodes[begin : begin + _PIECE_NODES]
                     self._place[piece] = np.arange(done, done + len(piece))
@@ -441,33 +426,31 @@ def node_order(
                 yield np.concatenate(nodes)[order]
 
 
-def as_they_are(num_nodes: int, nodes_at_once: int) -> Iterator[npt.NDArray[np.int64]]:
+def as_they_are(num_nodes: int) -> Iterator[npt.NDArray[np.int64]]:
     """Yield the nodes by their ids, piece by piece."""
-    for first in range(0, num_nodes, nodes_at_once):
-        yield np.arange(first, min(first + nodes_at_once, num_nodes))
+    for first in range(0, num_nodes, _PIECE_NODES):
+        yield np.arange(first, min(first + _PIECE_NODES, num_nodes))
 
 
 def rows_per_partition(num_nodes: int, num_partitions: int, rows_per_page: list[int]) -> int:
     """Return the rows of each partition but the last, which may have fewer."""
-    if num_partitions < 2 or num_partitions > min(num_nodes, MOST_PARTITIONS):
+    most = min(num_nodes, MOST_PARTITIONS)
+    if not 2 <= num_partitions <= most:
         raise UsageError(
-            f"{num_partitions} partitions: expected 2 to {min(num_nodes, MOST_PARTITIONS)} for "
-            f"{num_nodes} nodes"
+            f"{num_partitions} partitions: expected 2 to {most} for {num_nodes} nodes"
             + ("; a graph of fewer than two nodes has no partitions" if num_nodes < 2 else "")
         )
     rows = -(-num_nodes // num_partitions)
     if rows > MOST_ROWS:
-        least = -(-num_nodes // MOST_ROWS)
         raise UsageError(
             f"{num_partitions} partitions of {num_nodes} nodes have {rows} rows each, more than "
-            f"{MOST_ROWS}; take {least} or more"
+            f"{MOST_ROWS}; take {-(-num_nodes // MOST_ROWS)} or more"
         )
     if rows * (num_partitions - 1) >= num_nodes:
-        nearest = [-(-num_nodes // rows), -(-num_nodes // (rows - 1))]
-        working = " or ".join(str(count) for count in nearest if count <= MOST_PARTITIONS)
+        nearest = -(-num_nodes // rows)
         raise UsageError(
-            f"{num_partitions} partitions: {num_nodes} nodes fill only {nearest[0]} partitions of "
-            f"{rows}; take {working}"
+            f"{num_partitions} partitions: {num_nodes} nodes fill only {nearest} partitions of "
+            f"{rows}; take {nearest}"
         )
     pages = lcm(*rows_per_page)
     whole = -(-rows // pages) * pages

@@ -41,27 +41,10 @@ def describe_edges(writer: GraphWriter, attributes: Mapping[str, AttributeSpec])
         writer.describe_edge_attribute(name, dtype=spec.dtype, cat_dim=spec.cat_dim)
 
 
-def copy_names(writer: GraphWriter, graph: StoreInput) -> None:
-    """Write the names of nodes and of values of edge attributes from a store's input."""
-    nodes = graph.nodes
-    if nodes.original_id is not None:
-        writer.set_original_ids(graph.read(nodes.original_id))
-    if nodes.original_name is not None:
-        text = nodes.original_name
-        writer.set_original_names(texts_of(graph, text), graph.num_nodes, text.bytes.num_rows)
-    copy_value_names(writer, graph)
-
-
-def copy_value_names(writer: GraphWriter, graph: StoreInput) -> None:
-    """Write the names of values of edge attributes."""
-    for name, text in graph.edges.value_names.items():
-        writer.set_value_names(name, [one for some in texts_of(graph, text) for one in some])
-
-
-def copy_graph_attributes(
+def copy_graph(
     writer: GraphWriter, graph: StoreInput, *, without: frozenset[str] = frozenset()
 ) -> None:
-    """Write the graph-level attributes, except for arrays of some names."""
+    """Write the graph-level attributes, except for some arrays, and names of edges' values."""
     schema = graph.reader.schema
     writer.explicit_num_nodes = schema.explicit_num_nodes
     for name, value in schema.graph_attributes.items():
@@ -69,6 +52,8 @@ def copy_graph_attributes(
     for name, spec in schema.graph_arrays.items():
         if name not in without:
             writer.set_graph_array(name, graph.read(spec), dtype=spec.dtype)
+    for name, text in graph.edges.value_names.items():
+        writer.set_value_names(name, [one for some in texts_of(graph, text) for one in some])
 
 
 class CopiedRows(ArraySource):

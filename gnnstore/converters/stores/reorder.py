@@ -27,9 +27,8 @@ from gnnstore.converters.memory import memory_ledger
 from gnnstore.converters.spill_files import RangeSort
 from gnnstore.converters.stores.copy import (
     CopiedRows,
-    copy_graph_attributes,
+    copy_graph,
     copy_nodes,
-    copy_value_names,
     describe_edges,
     texts_of,
 )
@@ -48,7 +47,6 @@ from gnnstore.converters.writer.options import ConvertOptions, refuse_rules, wit
 from gnnstore.errors import UsageError, check_choice, limits_named
 from gnnstore.formats.arrays.dtypes import id_dtype
 from gnnstore.formats.arrays.spec import AttributeSpec
-from gnnstore.formats.container.files import require_space
 from gnnstore.formats.store.schema import TextSpec
 from gnnstore.progress import Progress
 
@@ -148,24 +146,9 @@ def reorder(
         if dtype is not None:
             writer.carry_edge_ids(dtype)
         describe_edges(writer, graph.edges.attributes)
-        _check_space(writer, graph)
         places = _find_places(graph, writer, order, scores, seed)
         _write_in_order(graph, writer, places)
         return writer.commit()
-
-
-def _check_space(writer: GraphWriter, graph: StoreInput) -> None:
-    """Refuse at once if the disk has no room for the result and temporary files."""
-    paged = [spec for spec in graph.nodes.attributes.values() if spec.layout == "paged"]
-    widest = max((spec.num_bytes for spec in paged), default=0)
-    if widest <= _in_memory_bytes(writer.options):
-        return
-    require_space(
-        writer.spill_directory,
-        widest + 8 * graph.num_nodes,
-        "put the widest array in order, in addition to the result",
-        "choose another place with spill_dir=",
-    )
 
 
 def _in_memory_bytes(options: ConvertOptions) -> int:
@@ -216,7 +199,6 @@ def _write_in_order(graph: StoreInput, writer: GraphWriter, places: npt.NDArray[
     )
     copy_nodes(writer, graph, ordered, places)
     _write_edge_splits(graph, writer, places)
-    copy_graph_attributes(writer, graph)
     original: ArraySource = GeneratedRows("the ids", (graph.num_nodes,), np.int64, np.arange)
     if nodes.original_id is not None:
         original = CopiedRows(graph, nodes.original_id)
@@ -227,7 +209,7 @@ def _write_in_order(graph: StoreInput, writer: GraphWriter, places: npt.NDArray[
         text = nodes.original_name
         names = _names_in_order(graph, text, writer, places)
         writer.set_original_names(names, graph.num_nodes, text.bytes.num_rows)
-    copy_value_names(writer, graph)
+    copy_graph(writer, graph)
 
 
 def _add_edges(graph: StoreInput, writer: GraphWriter, places: npt.NDArray[Any]) -> None:

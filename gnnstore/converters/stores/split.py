@@ -14,10 +14,10 @@ from gnnstore.converters.edges.columns import SortedEdges
 from gnnstore.converters.edges.split import PIECE_EDGES, SplitRule
 from gnnstore.converters.inputs.opening import PathLike
 from gnnstore.converters.stores.copy import (
-    copy_graph_attributes,
-    copy_names,
+    copy_graph,
     copy_nodes,
     describe_edges,
+    texts_of,
 )
 from gnnstore.converters.stores.graph import StoreInput
 from gnnstore.converters.writer.graph_writer import GraphWriter
@@ -162,8 +162,12 @@ def _write(writer: GraphWriter, graph: StoreInput, rule: SplitRule) -> None:
     describe_edges(writer, graph.edges.attributes)
     writer.split_edges(partial(_sorted_edges, graph), rule, graph.edge_id_dtype)
     copy_nodes(writer, graph)
-    copy_graph_attributes(writer, graph)
-    copy_names(writer, graph)
+    copy_graph(writer, graph)
+    nodes = graph.nodes
+    if nodes.original_id is not None:
+        writer.set_original_ids(graph.read(nodes.original_id))
+    if (text := nodes.original_name) is not None:
+        writer.set_original_names(texts_of(graph, text), graph.num_nodes, text.bytes.num_rows)
 
 
 def _sorted_edges(graph: StoreInput, *, ends_only: bool = False) -> Iterator[SortedEdges]:

@@ -22,8 +22,7 @@ from gnnstore.converters.inputs.opening import PathLike
 from gnnstore.converters.keyed_random import draw_noise, hash_pairs
 from gnnstore.converters.stores.copy import (
     CopiedRows,
-    copy_graph_attributes,
-    copy_value_names,
+    copy_graph,
     describe_edges,
 )
 from gnnstore.converters.stores.graph import EdgePiece, StoreInput
@@ -142,8 +141,7 @@ def from_kronecker(
             _write_edges(writer, graph, _EdgeExpander(graph.num_nodes, block, seed))
         _write_nodes(writer, graph, factor, feature_noise if features else None, seed)
         left_out = frozenset() if features else frozenset({SCALES})
-        copy_graph_attributes(writer, graph, without=left_out)
-        copy_value_names(writer, graph)
+        copy_graph(writer, graph, without=left_out)
         return writer.commit()
 
 

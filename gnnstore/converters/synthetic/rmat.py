@@ -119,9 +119,8 @@ def from_rmat(
             yield sources, targets
 
     def add_splits(writer: GraphWriter) -> None:
-        connected: list[npt.NDArray[np.bool_]] = []
-        writer.finish_edges(lambda degrees: connected.append(degrees > 0))
-        candidates = np.flatnonzero(np.concatenate(connected))
+        connected = np.concatenate([degrees > 0 for degrees in writer.degrees()])
+        candidates = np.flatnonzero(connected)
         for name, ids in nodes.splits(candidates, split_fractions).items():
             writer.set_split(name, ids)
 

@@ -10,7 +10,7 @@ import math
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, SupportsIndex, cast
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -42,10 +42,10 @@ def check_numbers(**given: Any) -> None:
     for name, value in given.items():
         if isinstance(value, list):
             continue
-        if not isinstance(value, int | float | np.number):
-            raise UsageError(f"{name}={value!r} is not a number")
         if name not in _FRACTIONS:
-            whole_number(name, cast(SupportsIndex, value))
+            whole_number(name, value)
+        elif not isinstance(value, int | float | np.number):
+            raise UsageError(f"{name}={value!r} is not a number")
         low, high, problem = _LIMITS.get(name, (0, math.inf, "is negative"))
         if not low <= value <= high:  # also refuses NaN
             raise UsageError(f"{name}={value} {problem}")

@@ -8,7 +8,7 @@ attempt neither reads the edges nor sorts them.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -16,7 +16,6 @@ import numpy as np
 import numpy.typing as npt
 
 from gnnstore.converters.edges.columns import CARRIED_IDS, BuiltEdges, EdgeChunk, SortedEdges
-from gnnstore.converters.typed.reading import ReadArray
 from gnnstore.formats.arrays.dtypes import STORAGE_DTYPES, dtype_name, to_bfloat16_bits
 from gnnstore.formats.arrays.paged_array import PagedArray
 from gnnstore.formats.arrays.paged_writer import PagedArrayWriter
@@ -30,8 +29,6 @@ from gnnstore.formats.store.schema import EDGE_TYPE, EdgeType, EdgeTypeSpec
 from gnnstore.formats.store.writer import StoreWriter
 from gnnstore.progress import Progress
 
-_STEP_BYTES = 2**23  # of pointers that are read at a time
-
 
 def write_adjacency(
     store: StoreWriter,
@@ -39,7 +36,6 @@ def write_adjacency(
     attribute_types: Mapping[str, tuple[str, int]],
     progress: Progress,
     *,
-    on_degrees: Callable[[npt.NDArray[np.int64]], None] | None = None,
     split_sizes: Mapping[str, int] | None = None,
     edge_type: EdgeType = EDGE_TYPE,
     num_targets: int | None = None,
@@ -77,7 +73,6 @@ def write_adjacency(
         )
         for name, num_edges in (split_sizes or {}).items()
     }
-    latest = np.empty(0, np.int64)
     with progress.phase("write edges", built.num_edges, "edges") as phase:
         for chunk in built.chunks():
             if carried_ids is not None:
@@ -86,9 +81,6 @@ def write_adjacency(
                 chunk = replace(chunk, edge_id=own_ids, attributes=attributes)  # noqa: PLW2901
             indptr.append(chunk.indptr[:num_pointers])
             num_pointers -= len(chunk.indptr[:num_pointers])
-            if on_degrees is not None:
-                latest = np.concatenate([latest[-1:], chunk.indptr])
-                on_degrees(np.diff(latest))
             edges.append((chunk.indices,), chunk)
             for name, own in chunk.to_predict.items():
                 splits[name].append((own.sources, own.targets), own)
@@ -180,14 +172,6 @@ def _attribute_rows(name: str, edges: EdgeChunk | SortedEdges, dtype: str) -> np
         one = np.ones((), np.float32)
         rows[edges.added] = to_bfloat16_bits(one) if dtype == "bfloat16" else one
     return rows
-
-
-def stored_degrees(store: StoreWriter, indptr: AttributeSpec) -> Iterator[npt.NDArray[np.int64]]:
-    """Yield the number of in-neighbours of the next nodes, int64 [k], until N are done."""
-    latest = np.empty(0, np.int64)
-    for _, pointers in ReadArray(finished_array(store, indptr)).pieces(_STEP_BYTES):
-        latest = np.concatenate([latest[-1:], pointers])
-        yield np.diff(latest)
 
 
 def record_edges(store: StoreWriter, spec: EdgeTypeSpec, num_nodes: int) -> None:

@@ -21,8 +21,9 @@ from gnnstore.converters.edges.columns import BuiltEdges, SortedEdges
 from gnnstore.converters.edges.split import SplitEdges, SplitRule
 from gnnstore.converters.inputs.opening import PathLike
 from gnnstore.converters.inputs.source import ArraySource, as_array, as_source
+from gnnstore.converters.typed.reading import ReadArray
 from gnnstore.converters.typed.times import checked_edges
-from gnnstore.converters.writer.adjacency import record_edges, stored_degrees, write_adjacency
+from gnnstore.converters.writer.adjacency import finished_array, record_edges, write_adjacency
 from gnnstore.converters.writer.base import BaseWriter, Pairs
 from gnnstore.converters.writer.casting import SCALES
 from gnnstore.converters.writer.edge_splits import Rows, write_edge_split
@@ -37,6 +38,8 @@ from gnnstore.formats.container import names as store_names
 from gnnstore.formats.store.edge_splits import EdgeSplitSpec
 from gnnstore.formats.store.schema import EDGE_TYPE, NODE_TYPE, TextSpec
 from gnnstore.progress import Progress
+
+_STEP_BYTES = 2**23  # of pointers that are read at a time
 
 
 class GraphWriter(BaseWriter):
@@ -244,32 +247,29 @@ class GraphWriter(BaseWriter):
 
         self._read_pairs(pairs, num_edges, attributes, add)
 
-    def finish_edges(
-        self, on_degrees: Callable[[npt.NDArray[np.int64]], None] | None = None
-    ) -> None:
-        """Sort and write the edges; needs no call before `commit`.
-
-        Parameters
-        ----------
-        on_degrees : callable, optional
-            Called with the number of in-neighbours of the next nodes, int64 [k], until N are done.
-        """
+    def finish_edges(self) -> None:
+        """Sort and write the edges; needs no call before `commit`."""
         if self._edges:
             return
         if self.has_edges:
-            edges, num_nodes = self._finished[EDGE_TYPE]
-            self._edges[EDGE_TYPE] = edges
+            self._edges[EDGE_TYPE], num_nodes = self._finished[EDGE_TYPE]
             self._node.set_num_nodes(num_nodes)
-            if on_degrees is not None:
-                for degrees in stored_degrees(self._store, edges.indptr):
-                    on_degrees(degrees)
             return
         if self.num_nodes is None:  # the largest id decides, which may be a wrong one
             check_pointers(self._store, self._builder.buffer.max_id + 1)
         with self.progress.phase("sort edges", unit="edges"):
             built = self._builder.finish(self.num_nodes)
-        self._write_edges(built, on_degrees=on_degrees)
+        self._write_edges(built)
         built.close()
+
+    def degrees(self) -> Iterator[npt.NDArray[np.int64]]:
+        """Finish the edges, and yield the number of in-neighbours of the next nodes, int64 [k]."""
+        self.finish_edges()
+        latest = np.empty(0, np.int64)
+        pointers = ReadArray(finished_array(self._store, self._edges[EDGE_TYPE].indptr))
+        for _, piece in pointers.pieces(_STEP_BYTES):
+            latest = np.concatenate([latest[-1:], piece])
+            yield np.diff(latest)
 
     def split_edges(
         self,
@@ -290,7 +290,6 @@ class GraphWriter(BaseWriter):
         built: BuiltEdges,
         split: SplitEdges | None = None,
         rule: SplitRule | None = None,
-        on_degrees: Callable[[npt.NDArray[np.int64]], None] | None = None,
     ) -> None:
         num_nodes = built.num_nodes
         self._node.set_num_nodes(num_nodes)
@@ -299,7 +298,6 @@ class GraphWriter(BaseWriter):
             built,
             self._edge_attribute_types,
             self.progress,
-            on_degrees=on_degrees,
             split_sizes=None if split is None else split.sizes,
             are_renumbered=split is not None or self._carried is not None,
             carried_ids=self._carried,

@@ -8,13 +8,10 @@ KONECT's `out.*`, whose ids count from 1 in each column.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
-
-import numpy as np
-import numpy.typing as npt
 
 from gnnstore.converters.converter import converter
 from gnnstore.converters.datasets.numpy import CompressedEdges
@@ -42,6 +39,7 @@ _LOG = logging.getLogger(__name__)
 _ARRAYS = (".npy", ".npz")
 _ENDS = ("source", "target")
 _PIECE_EDGES = 2**18
+_ABOUT = ("README", "meta.", "ent.")  # files about the graph in KONECT's archives
 
 
 @converter
@@ -84,45 +82,50 @@ def from_typed(
     options = options or ConvertOptions()
     root = existing_directory(input, "the data set")
     budget = options.memory_bytes
-    nodes = {
-        decode(name): _open_nodes(paths, root / "nodes", budget)
-        for name, paths in _parts(root / "nodes", (*_ARRAYS, *_TABLES, *ENDINGS)).items()
-    }
-    found = _parts(root / "edges", (*_ARRAYS, *_TABLES, *ENDINGS))
+    endings = (*_ARRAYS, *_TABLES, *ENDINGS)
+    nodes: dict[str, NodeInput] = {}
+    ids: dict[str, RowIds] = {}  # by which edges name nodes
+    for name, paths in _parts(root / "nodes", endings).items():
+        nodes[decode(name)], own_ids = _open_nodes(paths, root / "nodes", budget)
+        if own_ids is not None:
+            ids[decode(name)] = own_ids
+    found = _parts(root / "edges", endings)
     if not found:
         raise NotFoundError(
             f"{root}: there is nothing in edges/; expected SOURCE__RELATION__TARGET.parquet, .npz, "
             ".csv or .tsv, or directories of these names",
             path=root / "edges",
         )
-    edges = {
-        _edge_type(name, paths[0]): _open_edges(paths, root / "edges", budget)
-        for name, paths in found.items()
-    }
-    backward = reverse_types(options.reverse, tuple(edges))
-    for edge_type, own in edges.items():
-        if own.is_undirected and edge_type not in backward:
+    edges: dict[EdgeType, EdgeInput] = {}
+    stated: dict[tuple[EdgeType, int], int] = {}  # numbers of nodes at the ends, by headers
+    backward = set(reverse_types(options.reverse, [_edge_type(n, p[0]) for n, p in found.items()]))
+    for name, paths in found.items():
+        edge_type = _edge_type(name, paths[0])
+        text = _open_text(paths, budget)
+        if text is None:
+            edges[edge_type] = _open_edges(paths, root / "edges", budget)
+            continue
+        edges[edge_type] = text.edges()
+        stated |= {(edge_type, end): own for end, own in enumerate(text.num_nodes or ())}
+        if text.is_undirected and edge_type not in backward:
             _LOG.warning(
                 "%s: its header says that the graph is undirected; if each edge is listed once, "
                 "add the other direction as a type of its own with reverse=%r",
-                own.own.label,
+                edges[edge_type].label,
                 edge_type[1],
             )
-    counts = _count(nodes, edges)
+    names = sorted({*nodes, *(end for edge_type in edges for end in edge_type[::2])})
+    for name in names:
+        node = nodes.setdefault(name, NodeInput(-1))
+        if node.count < 0:
+            own = [count for (of, end), count in stated.items() if of[::2][end] == name]
+            node.count = max([largest_ids(edges, name) + 1, *own])
+            _LOG.warning("%s: only edges name its nodes, up to number %d", name, node.count - 1)
     files = [path for name in ("nodes", "edges") for path in sorted((root / name).rglob("*"))]
     return write_graph(
         output,
-        {
-            name: NodeInput(
-                count,
-                nodes[name].attributes if name in nodes else {},
-                nodes[name].splits if name in nodes else {},
-                nodes[name].original_ids if name in nodes else None,
-                nodes[name].id_bytes if name in nodes else 0,
-            )
-            for name, count in counts.items()
-        },
-        {edge_type: own.numbered(edge_type, nodes) for edge_type, own in edges.items()},
+        {name: nodes[name] for name in names},
+        {edge_type: _numbered(own, edge_type, ids) for edge_type, own in edges.items()},
         kind="typed",
         source={"inputs": describe_files(path for path in files if path.is_file())},
         options=options,
@@ -185,28 +188,11 @@ def _arrays(
             yield name, TableColumns(table, [name])
 
 
-@dataclass
-class _Nodes:
-    """The nodes of a type, as far as their files tell."""
-
-    count: int | None = None
-    attributes: dict[str, ArraySource] = field(default_factory=dict)
-    splits: dict[str, ArraySource | npt.NDArray[Any]] = field(default_factory=dict)
-    ids: RowIds | None = None
-
-    @property
-    def original_ids(self) -> npt.NDArray[np.int64] | None:
-        """The ids that edges name nodes by, unless these are the numbers of rows."""
-        return None if self.ids is None or self.ids.is_identity else self.ids.ids
-
-    @property
-    def id_bytes(self) -> int:
-        """Bytes of the ids in memory."""
-        return 0 if self.ids is None else self.ids.num_bytes
-
-
-def _open_nodes(paths: list[Path], directory: Path, budget: int | None) -> _Nodes:
-    found = _Nodes()
+def _open_nodes(
+    paths: list[Path], directory: Path, budget: int | None
+) -> tuple[NodeInput, RowIds | None]:
+    """Open the nodes of a type, and their ids if they have some; -1 nodes if nothing tells."""
+    found, ids = NodeInput(-1), None
     texts = [path for path in paths if path.name.endswith(ENDINGS)]
     others = [path for path in paths if path not in texts]
     arrays = list(_arrays(others, directory, "x", budget))
@@ -215,82 +201,71 @@ def _open_nodes(paths: list[Path], directory: Path, budget: int | None) -> _Node
     for name, source in arrays:
         if name == "num_nodes":
             found.count = read_one_number(source, "one non-negative integer")
-        elif name in SPLIT_KEYS:
-            split = SPLIT_KEYS[name]
-            if split in found.splits:
-                raise InputError(f"{source.label}: the split {split!r} was given already")
-            found.splits[split] = source
-        elif name == "id":
-            found.ids = RowIds(source, budget)
-            found.count = found.count or found.ids.num_nodes
-        elif name in found.attributes:
+            continue
+        if name == "id":
+            ids = RowIds(source, budget)
+            found.original_ids = None if ids.is_identity else ids.ids
+            found.memory_bytes = ids.num_bytes
+            continue
+        place: dict[str, Any] = found.splits if name in SPLIT_KEYS else found.attributes
+        if SPLIT_KEYS.get(name, name) in place:
             raise InputError(f"{source.label}: {name!r} was given already")
-        else:
-            found.attributes[name] = source
-    for source in found.attributes.values():
-        if found.count is None and source.shape:
-            found.count = source.shape[0]
-    return found
+        place[SPLIT_KEYS.get(name, name)] = source
+    counts = [] if ids is None else [ids.num_nodes]
+    counts += [source.shape[0] for source in found.attributes.values() if source.shape]
+    if found.count < 0 and counts:
+        found.count = counts[0]
+    return found, ids
 
 
-@dataclass
-class _Edges:
-    """The edges of a type, whose ends may be ids of nodes."""
+def _numbered(own: EdgeInput, edge_type: EdgeType, ids: Mapping[str, RowIds]) -> EdgeInput:
+    """Return edges with numbers of nodes at their ends, which may be ids of nodes."""
+    of_ends = [ids.get(name) for name in edge_type[::2]]
+    if not any(of_ends):
+        return own
 
-    own: EdgeInput
-    largest: tuple[int, int] | None = None  # numbers of nodes that a header states
-    is_undirected: bool = False  # whether a header says so
+    def pairs() -> Iterator[Pair]:
+        for ends in own.pairs():
+            sources, targets = (
+                end if known is None else known.to_nodes(end, own.label)
+                for known, end in zip(of_ends, ends, strict=True)
+            )
+            yield sources, targets
 
-    def numbered(self, edge_type: EdgeType, nodes: Mapping[str, _Nodes]) -> EdgeInput:
-        """Return the edges with numbers of nodes at their ends."""
-        ids = [nodes[name].ids if name in nodes else None for name in edge_type[::2]]
-        if not any(ids):
-            return self.own
-        read, label = self.own.pairs, self.own.label
-
-        def pairs() -> Iterator[Pair]:
-            for ends in read():
-                sources, targets = (
-                    end if own is None else own.to_nodes(end, label)
-                    for own, end in zip(ids, ends, strict=True)
-                )
-                yield sources, targets
-
-        return replace(self.own, pairs=pairs)
+    return replace(own, pairs=pairs)
 
 
-def _open_edges(paths: list[Path], directory: Path, budget: int | None) -> _Edges:
+def _open_text(paths: list[Path], budget: int | None) -> TextEdgeFile | None:
     texts = [path for path in paths if path.name.endswith(ENDINGS) or _is_konect(path)]
-    # KONECT's archives hold files about the graph, too.
-    others = [
-        path
-        for path in paths
-        if path not in texts and not path.name.startswith(("README", "meta.", "ent."))
-    ]
-    if texts and (others or len(texts) > 1):
-        other = (others or texts[1:])[0]
+    if not texts:
+        return None
+    others = [path for path in paths if path != texts[0] and not path.name.startswith(_ABOUT)]
+    if others:
         raise InputError(
-            f"{texts[0]}: edges in text are in one file, and there is {other.name} too; remove one",
+            f"{texts[0]}: edges in text are in one file, and there is {others[0].name} too; remove "
+            "one",
             path=texts[0],
         )
-    if texts:
-        text = TextEdgeFile(texts[0], budget, is_konect=_is_konect(texts[0]))
-        return _Edges(text.edges(), text.num_nodes, text.is_undirected)
+    return TextEdgeFile(texts[0], budget, is_konect=_is_konect(texts[0]))
+
+
+def _open_edges(paths: list[Path], directory: Path, budget: int | None) -> EdgeInput:
+    others = [path for path in paths if not path.name.startswith(_ABOUT)]
     tables = [path for path in others if path.suffix in _TABLES]
     pointers = [path for path in tables if path.stem.startswith("indptr")]
     if pointers:
-        return _Edges(_of_pointers(pointers, tables, budget))
+        return _of_pointers(pointers, tables, budget)
     if tables and len(tables) == len(others):
-        return _Edges(_of_table(tables, budget))
+        return _of_table(tables, budget)
     arrays: dict[str, ArraySource] = {}
     for name, source in _arrays(others, directory, "edge_index", budget):
         if name in arrays:
             raise InputError(f"{source.label}: {name!r} was given already, by {arrays[name].label}")
         arrays[name] = source
     if {"indptr", "indices"} <= arrays.keys():
-        return _Edges(_compressed(arrays, "csc"))
+        return _compressed(arrays, "csc")
     if "edge_index" in arrays:
-        return _Edges(EdgeInput.of_array(arrays.pop("edge_index"), arrays))
+        return EdgeInput.of_array(arrays.pop("edge_index"), arrays)
     if not set(_ENDS) <= arrays.keys():
         where = others[0].parent if others else paths[0]
         raise InputError(
@@ -303,19 +278,14 @@ def _open_edges(paths: list[Path], directory: Path, budget: int | None) -> _Edge
         check_integers(end)
         if end.shape != (ends[0].shape[0],):
             raise InputError(f"{end.label}: has shape {list(end.shape)}, expected [E] as source")
-    return _Edges(
-        EdgeInput(_pairs_of(ends), ends[0].label, ends[0].shape[0], arrays),
-    )
 
-
-def _pairs_of(ends: list[ArraySource]) -> Callable[[], Iterator[Pair]]:
     def pairs() -> Iterator[Pair]:
         taker = RowTaker(ends[1])
         for sources in ends[0].rows(_PIECE_EDGES):
             yield sources, taker.take(len(sources))
         taker.finish(ends[0].shape[0])
 
-    return pairs
+    return EdgeInput(pairs, ends[0].label, ends[0].shape[0], arrays)
 
 
 def _of_table(paths: list[Path], budget: int | None) -> EdgeInput:
@@ -361,24 +331,3 @@ def _compressed(arrays: dict[str, ArraySource], layout: str) -> EdgeInput:
 
 def _is_konect(path: Path) -> bool:
     return path.name.startswith("out.")
-
-
-def _count(nodes: Mapping[str, _Nodes], edges: Mapping[EdgeType, _Edges]) -> dict[str, int]:
-    """Return the number of nodes of each type, in the order of names."""
-    counts: dict[str, int] = {}
-    names = {*nodes, *(name for edge_type in edges for name in edge_type[::2])}
-    for name in sorted(names):
-        known = nodes[name].count if name in nodes else None
-        if known is None:
-            stated = [
-                own.largest[place]
-                for edge_type, own in edges.items()
-                if own.largest is not None
-                for place in (0, 1)
-                if edge_type[::2][place] == name
-            ]
-            largest = largest_ids({of: own.own for of, own in edges.items()}, name) + 1
-            known = max([largest, *stated])
-            _LOG.warning("%s: only edges name its nodes, up to number %d", name, known - 1)
-        counts[name] = known
-    return counts

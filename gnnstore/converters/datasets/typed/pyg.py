@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -62,17 +61,8 @@ def from_hetero(
     progress: Progress | None,
 ) -> Path:
     """Convert a `HeteroData`, or a pair of PyG's stores with types; see `from_pyg`."""
-    from torch_geometric.data import HeteroData  # noqa: PLC0415  (seconds to import)
-
-    if isinstance(data, HeteroData):
-        return _from_hetero_data(data, output, options, progress)
-    features, graph = data
-    return _from_stores(features, graph, output, options, progress)
-
-
-def _from_hetero_data(
-    data: HeteroData, output: PathLike, options: ConvertOptions | None, progress: Progress | None
-) -> Path:
+    if isinstance(data, tuple | list):
+        data = _of_stores(*data)
     counts = {name: count_nodes(data[name], f"data[{name!r}]") for name in data.node_types}
     edges = {
         edge_type: edge_array(data[edge_type], f"data[{edge_type}]")
@@ -146,54 +136,21 @@ def _rows(
         yield name, np.moveaxis(array, cat_dim, 0), dtype, cat_dim
 
 
-def _from_stores(
-    features: FeatureStore,
-    graph: GraphStore,
-    output: PathLike,
-    options: ConvertOptions | None,
-    progress: Progress | None,
-) -> Path:
-    tensors = features.get_all_tensor_attrs()
-    # A store may have the same edges in several layouts.
-    edges = {attr.edge_type: attr for attr in reversed(graph.get_all_edge_attrs())}
-    edges = dict(reversed(edges.items()))
-    counts = _counts(features, tensors, edges)
-    with HeteroGraphWriter(
-        output,
-        counts,
-        kind="pyg",
-        source={"node_types": list(counts), "edge_types": list(map(list, edges))},
-        options=options,
-        progress=progress,
-        edge_types=edges,
-    ) as writer:
-        for attr in tensors:
-            whole = copy.copy(attr)
-            whole.index = None
-            array, dtype = to_numpy(
-                features.get_tensor(whole), attr.attr_name, repr(attr.group_name)
-            )
-            writer.set_node_attribute(attr.group_name, attr.attr_name, array, dtype=dtype)
-        for edge_type, attr in edges.items():
-            edge_index, _ = to_numpy(edge_index_of(graph, attr), "edge_index", str(edge_type))
-            source = MemoryArray(f"the edges {edge_type}", edge_index)
-            writer.read_edges(
-                edge_type, edge_pairs(source), edge_index.shape[1], where=source.label
-            )
-        return writer.commit()
+def _of_stores(features: FeatureStore, graph: GraphStore) -> HeteroData:
+    """Return what is in a pair of PyG's stores."""
+    from torch_geometric.data import HeteroData  # noqa: PLC0415  (seconds to import)
 
-
-def _counts(
-    features: FeatureStore, tensors: list[Any], edges: dict[EdgeType, Any]
-) -> dict[str, int]:
-    counts: dict[str, int] = {}
-    for attr in tensors:
-        if attr.group_name not in counts:
-            whole = copy.copy(attr)
-            whole.index = None
-            counts[attr.group_name] = int(features.get_tensor_size(whole)[0])
+    data = HeteroData()
+    for attr in features.get_all_tensor_attrs():
+        whole = copy.copy(attr)
+        whole.index = None
+        data[attr.group_name][attr.attr_name] = features.get_tensor(whole)
+    edges: dict[EdgeType, Any] = {}
+    for attr in graph.get_all_edge_attrs():  # may have the same edges in several layouts
+        edges.setdefault(attr.edge_type, attr)
     for edge_type, attr in edges.items():
+        data[edge_type].edge_index = edge_index_of(graph, attr)
         for name, size in zip(edge_type[::2], attr.size or (None, None), strict=True):
-            with suppress(TypeError):
-                counts.setdefault(name, int(size))
-    return counts
+            if size is not None and name not in data.node_types:
+                data[name].num_nodes = int(size)
+    return data
