@@ -19,7 +19,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO, TypeAlias
 
-from gnnstore.errors import NotFoundError, StorageError, UsageError, storage_error, storage_errors
+from gnnstore.errors import (
+    NotFoundError,
+    StorageError,
+    UsageError,
+    as_plain,
+    storage_error,
+    storage_errors,
+)
 
 # Some 460 bytes each in memory, 170 in the file, and 4 to 7 a batch: 30 MB for 10 000 batches.
 MAX_EVENTS = 2**16
@@ -167,8 +174,6 @@ def recorded(
 
 def _plain(value: Any) -> Any:
     """Return a JSON value for an argument, such as one of NumPy's numbers."""
-    if hasattr(value, "item") and getattr(value, "ndim", None) == 0:
-        value = value.item()
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    return value if value is None or isinstance(value, (bool, int, float, str)) else str(value)
+    value = as_plain(value)
+    is_plain = value is None or isinstance(value, bool | int | str)
+    return value if is_plain or (isinstance(value, float) and math.isfinite(value)) else str(value)

@@ -18,55 +18,38 @@ from gnnstore.tools.ui.help import GENERAL, Group, section
 from gnnstore.tools.ui.interrupts import interrupts_wait, no_interrupt_lost
 from gnnstore.tools.ui.session import Session, open_streams, start_logging
 
-# Command -> (module that defines `command`, one line for --help), by section.
-_STORES = "gnnstore.tools.commands.stores"
+# By section: a command, and one line for --help.
 _SECTIONS = {
     "Make": {
-        "convert": ("gnnstore.tools.commands.convert", "Convert a graph into a store."),
-        "split-edges": (f"{_STORES}.split_edges", "Split a store's edges for link prediction."),
-        "add-order": (
-            f"{_STORES}.add_order",
-            "Prepare a store for temporal or weighted sampling.",
-        ),
-        "reorder": (
-            f"{_STORES}.reorder",
-            "Renumber a store's nodes so that rows needed often lie together.",
-        ),
+        "convert": "Convert a graph into a store.",
+        "split-edges": "Split a store's edges for link prediction.",
+        "add-order": "Prepare a store for temporal or weighted sampling.",
+        "reorder": "Renumber a store's nodes so that rows needed often lie together.",
     },
     "Look": {
-        "inspect": (
-            "gnnstore.tools.commands.inspect",
-            "Show the contents of a store and how they will be read.",
-        ),
-        "verify": (
-            "gnnstore.tools.commands.verify",
-            "Check a store's files, checksums and contents.",
-        ),
-        "info": (
-            "gnnstore.tools.commands.info",
-            "Show versions, build and machine, for bug reports.",
-        ),
+        "inspect": "Show the contents of a store and how they will be read.",
+        "verify": "Check a store's files, checksums and contents.",
+        "info": "Show versions, build and machine, for bug reports.",
     },
     "Predict": {
-        "predict": ("gnnstore.tools.commands.predict", "Predict epoch times and cache misses."),
-        "bench": ("gnnstore.tools.commands.bench", "Measure a disk, or strategies on a store."),
+        "predict": "Predict epoch times and cache misses.",
+        "bench": "Measure a disk, or strategies on a store.",
     },
     "Train ahead": {
-        "pack": ("gnnstore.tools.commands.pack", "Sample and pack epochs ahead of training."),
-        "partition": (
-            f"{_STORES}.partition",
-            "Write a partitioned copy of a store's nodes and edges.",
-        ),
+        "pack": "Sample and pack epochs ahead of training.",
+        "partition": "Write a partitioned copy of a store's nodes and edges.",
     },
     "Clean up": {
-        "rm": ("gnnstore.tools.commands.rm", "Remove packed epochs or partitions of a store."),
-        "gc": (
-            "gnnstore.tools.commands.gc",
-            "List and remove the leftovers of interrupted runs.",
-        ),
+        "rm": "Remove packed epochs or partitions of a store.",
+        "gc": "List and remove the leftovers of interrupted runs.",
     },
 }
-_COMMANDS = {name: found for commands in _SECTIONS.values() for name, found in commands.items()}
+_OF_STORES = {"split-edges", "add-order", "reorder", "partition"}
+_MODULES = {
+    name: "stores." * (name in _OF_STORES) + name.replace("-", "_")
+    for commands in _SECTIONS.values()
+    for name in commands
+}
 
 # Commands that have what plug-ins register.
 _WITH_PLUGINS = {"convert", "predict", "pack", "bench"}
@@ -98,18 +81,19 @@ class _LazyGroup(Group):
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the commands in the order a newcomer needs them."""
         del ctx
-        return list(_COMMANDS)
+        return list(_MODULES)
 
     names = list_commands  # without importing any
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Import the command's module and return its click command."""
-        if cmd_name not in _COMMANDS:
+        if cmd_name not in _MODULES:
             return None
         if isinstance(ctx.obj, Session):
             ctx.obj.command = cmd_name
         with interrupts_wait():
-            command: click.Command = importlib.import_module(_COMMANDS[cmd_name][0]).command
+            module = f"gnnstore.tools.commands.{_MODULES[cmd_name]}"
+            command: click.Command = importlib.import_module(module).command
             if cmd_name in _WITH_PLUGINS:
                 start_logging()  # the group's callback comes later
                 importlib.import_module("gnnstore.tools.plugin_loading").load_plugins()
@@ -118,12 +102,10 @@ class _LazyGroup(Group):
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """List the commands by section, without importing any."""
         del ctx
-        width = max(map(len, _COMMANDS))  # that all sections have the same columns
+        width = max(map(len, _MODULES))  # that all sections have the same columns
         for title, commands in _SECTIONS.items():
             with formatter.section(title):
-                formatter.write_dl(
-                    [(name.ljust(width), text) for name, (_, text) in commands.items()]
-                )
+                formatter.write_dl([(n.ljust(width), text) for n, text in commands.items()])
 
     def invoke(self, ctx: click.Context) -> object:
         """Run the command; it is no error if the reader of its output left (`| head`)."""

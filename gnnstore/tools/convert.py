@@ -60,36 +60,22 @@ def convert(
     with interrupts_wait():
         importlib.import_module("zarr.codecs")  # else imported in the middle of the work
     started = time.perf_counter()
-    name, saving = run.__name__, None
     with session.progress(style=style) as progress:
         path = run(options=options, progress=progress, **arguments)
-        seconds = time.perf_counter() - started
-        with interrupts_wait():
-            # On demand: they import the strategies, which takes longer than --help may.
-            from gnnstore.tools.inspect import describe, layouts  # noqa: PLC0415
-            from gnnstore.tools.inspect.node_order import (  # noqa: PLC0415
-                reorder_command,
-                saving_by_degree,
-            )
-            from gnnstore.tools.inspect.programs import next_commands, program_of  # noqa: PLC0415
-        reader = StoreReader.open(path)
-        if name != "reorder":
-            saving = saving_by_degree(reader, progress)
-    store = describe.describe_store(reader)
-    document: dict[str, Any] = {"store": store, "seconds": seconds}
-    commands = next_commands(store["path"])
+    seconds = time.perf_counter() - started
+    with interrupts_wait():
+        # On demand: they import the strategies, which takes longer than --help may.
+        from gnnstore.tools.inspect import describe, layouts  # noqa: PLC0415
+        from gnnstore.tools.inspect.programs import next_commands, program_of  # noqa: PLC0415
+    store = describe.describe_store(StoreReader.open(path))
+    speed = store["state"]["disk_bytes"] / max(seconds, 1e-9)
+    document = {"store": store, "seconds": seconds, "written_bytes_per_second": speed}
     layout: list[Any] = [("store", layouts.summary(store))]
-    if saving is not None:
-        document["node_order"] = saving.to_json()
-        if saving.is_worth_it:
-            commands.append(reorder_command(store["path"]))
-    if name == "from_kronecker":
+    if run.__name__ == "from_kronecker":
         document |= _compare_degrees(arguments["seed_store"], path, plot_file)
         layout += DEGREES
-    document["written_bytes_per_second"] = store["state"]["disk_bytes"] / max(seconds, 1e-9)
     layout.append("Converted in {seconds} ({written_bytes_per_second} written).")
-    layout.append("In another order, {node_order.advice}.")
-    session.emit(document, layout, commands, program_of(store))
+    session.emit(document, layout, next_commands(store["path"]), program_of(store))
 
 
 def _return_large_blocks() -> None:
@@ -107,6 +93,5 @@ def _compare_degrees(before: str, after: Path, plot_file: Path | None) -> dict[s
     if plot_file is not None:
         from gnnstore.tools.plots import draw_comparison  # noqa: PLC0415 - optional
 
-        kind = StoreReader.open(before).manifest.provenance.get("kind", "")
-        document["drawn_to"] = str(draw_comparison(comparison, plot_file, kind))
+        document["drawn_to"] = str(draw_comparison(comparison, plot_file))
     return document

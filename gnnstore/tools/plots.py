@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from statistics import median
-from textwrap import fill
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -29,16 +28,9 @@ if TYPE_CHECKING:
     from gnnstore.tools.inspect.scan import Degrees, PackedRowCounts
 
 _FEW = 12  # degrees, of which a line alone would not show all
-# Levels choose bits of a node's number, and the probability of 0 differs from that of 1.
-# By the converter that made the graph: a title of the legend.
-_STEPS = (
-    "Steps are R-MAT's: the expected degree of a node depends on how many bits of its number are "
-    "1, so that degrees come in groups. Real graphs have no such steps."
-)
-_EXPLAINED = {"rmat": {"title": fill(_STEPS, 110), "title_fontsize": 9}}
 
 
-def draw_degrees(name: str, degrees: Degrees, file: Path, kind: str = "") -> Path:
+def draw_degrees(name: str, degrees: Degrees, file: Path) -> Path:
     """Plot the share of nodes with at least each in-degree and out-degree."""
     figure, (axes,) = new_axes(1, 8)
     for line, (direction, found) in enumerate((("in", degrees.inward), ("out", degrees.outward))):
@@ -47,12 +39,12 @@ def draw_degrees(name: str, degrees: Degrees, file: Path, kind: str = "") -> Pat
     inward = degrees.inward
     axes.set_xlabel("degree")
     axes.set_ylabel("share of nodes with at least this degree")
-    legend_below(figure, axes, ncols=1, **_EXPLAINED.get(kind, {}))
+    legend_below(figure, axes, ncols=1)
     title = f"{name}: {inward.num_nodes:,} nodes, {inward.num_edges:,} edges, "
     return save_picture(figure, file, f"{title}{inward.mean:.3g} per node")
 
 
-def draw_comparison(comparison: DegreeComparison, file: Path, kind: str = "") -> Path:
+def draw_comparison(comparison: DegreeComparison, file: Path) -> Path:
     """Plot the share of nodes with at least each in-degree, before and after."""
     before, after = comparison.before, comparison.after
     figure, (plain, scaled) = new_axes(2, 10)
@@ -64,7 +56,7 @@ def draw_comparison(comparison: DegreeComparison, file: Path, kind: str = "") ->
     plain.set_ylabel("share of nodes with at least this degree")
     text = f"distance (Kolmogorov-Smirnov): {comparison.distance:.4f}"
     scaled.annotate(text, (0.03, 0.05), xycoords="axes fraction", fontsize=9)
-    legend_below(figure, plain, **_EXPLAINED.get(kind, {}))
+    legend_below(figure, plain)
     first, last = (
         f"{one.num_nodes:,} nodes and {one.num_edges:,} edges" for one in (before, after)
     )

@@ -11,7 +11,6 @@ import struct
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +43,7 @@ def test_the_document(run: Any, place: Path, cache: Path) -> None:
     assert (done.status, done.stderr) == (0, "")
     document = done.document
     assert list(document)[:2] == ["schema_version", "command"]
-    assert (document["schema_version"], document["command"]) == (2, "bench")
+    assert (document["schema_version"], document["command"]) == (3, "bench")
     assert (document["what"], document["path"]) == ("disk", str(place))
     assert document["file_bytes"] == 4 << 20
     assert document["problems"] == []
@@ -65,14 +64,11 @@ def test_the_table(run: Any, place: Path, cache: Path) -> None:
     profile = load_profile(place)
     assert profile is not None
     lines = [line.split() for line in done.stdout.splitlines()]
-    depths = {depth for rates in profile.random_reads_per_second.values() for depth in rates}
-    for depth in sorted(depths):
-        cells = [
-            f"{rates[depth]:,.0f}" if depth in rates else "-"
-            for _, rates in sorted(profile.random_reads_per_second.items())
-        ]
-        assert [str(depth), *cells] in lines
-    for text in (f"Disk below {place}", "sequential read", "4 KiB", "queue depth", str(saved)):
+    for block, rates in profile.random_reads_per_second.items():
+        cells = [f"{rates[depth]:,.0f}" for depth in sorted(rates)]
+        (shown,) = [line[2:] for line in lines if line[:2] == [str(block), "bytes"]]
+        assert shown[: len(cells)] == cells
+    for text in (f"Disk below {place}", "sequential read", "queue depth", str(saved)):
         assert text in done.stdout
     assert "\x1b" not in done.stdout
 
@@ -80,7 +76,6 @@ def test_the_table(run: Any, place: Path, cache: Path) -> None:
 def test_nothing_is_kept_where_nothing_should_be(run: Any, place: Path, cache: Path) -> None:
     done = run("bench", "disk", place, *QUICK, "--no-save")
     assert done.status == 0
-    assert "nothing was kept" in done.stdout
     assert not cache.exists()
     assert load_profile(place) is None
 
@@ -133,27 +128,6 @@ def test_the_picture(run: Any, place: Path, tmp_path: Path) -> None:
     assert list(place.iterdir()) == []
 
 
-def test_without_matplotlib_nothing_is_measured(
-    run: Any, place: Path, monkeypatch: pytest.MonkeyPatch, cache: Path
-) -> None:
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    done = run("bench", "disk", place, *QUICK, "--plot", place / "a.png")
-    assert done.status == 2
-    assert "pip install 'gnnstore[plot]'" in done.stderr
-    assert not cache.exists()
-    # And it is missed by nobody else.
-    assert run("bench", "disk", place, *QUICK, "--no-save").status == 0
-
-
-def test_a_picture_in_a_directory_that_is_not_there(run: Any, place: Path, cache: Path) -> None:
-    pytest.importorskip("matplotlib")
-    done = run("bench", "disk", place, *QUICK, "--plot", place / "missing" / "a.png")
-    assert done.status == 3
-    assert "create it first" in done.stderr
-    assert not cache.exists()
-
-
 # --- what goes wrong ----------------------------------------------------------------------------
 
 
@@ -161,28 +135,6 @@ def test_a_path_that_is_not_there(run: Any, tmp_path: Path) -> None:
     done = run("bench", "disk", tmp_path / "none", *QUICK)
     assert done.status == 3
     assert "no such file or directory" in done.stderr
-
-
-@pytest.mark.parametrize(
-    "arguments", [("--size", "1023KiB"), ("--size", "much"), ("--seconds", "0")]
-)
-def test_numbers_that_mean_nothing(run: Any, place: Path, arguments: tuple[str, str]) -> None:
-    assert run("bench", "disk", place, *arguments, "-q").status == 2
-
-
-@pytest.fixture
-def read_only(place: Path) -> Iterator[Path]:
-    place.chmod(0o555)
-    yield place
-    place.chmod(0o755)
-
-
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
-def test_a_read_only_directory(run: Any, read_only: Path) -> None:
-    done = run("bench", "disk", read_only, *QUICK)
-    assert done.status == 5
-    assert str(read_only) in done.stderr
-    assert "any directory on the same file system" in done.stderr
 
 
 def test_a_read_only_file_system(run: Any, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -246,15 +198,3 @@ def _holds_a_file_in(place: Path, pid: int) -> bool:
         except OSError:  # closed meanwhile
             continue
     return False
-
-
-def test_help_is_there_without_torch(run: Any) -> None:
-    assert "disk" in run("bench", "--help").stdout
-    code = (
-        "import sys; from gnnstore.tools.cli import main; main(['bench', 'disk', '--help']); "
-        "sys.exit(any(name in sys.modules for name in ('matplotlib', 'torch')))"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code], check=True, capture_output=True, text=True, timeout=60
-    )
-    assert "--plot FILE.png" in done.stdout

@@ -19,7 +19,6 @@ import pytest
 from gnnstore.converters import ConvertOptions
 from gnnstore.formats import StoreReader
 from gnnstore.testing.graphs import GraphArrays, random_graph
-from gnnstore.tools import cli
 from gnnstore.tools.commands import convert as cmd_convert
 from gnnstore.tools.convert import COMMON
 from tests.support import published
@@ -62,14 +61,6 @@ def csc(path: Path) -> tuple[list[int], list[int]]:
     reader = StoreReader.open(path)
     edge = reader.schema.edge
     return reader.read(edge.indptr).tolist(), reader.read(edge.indices).tolist()
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_help_of_a_kind_has_examples(run: Any, kind: str) -> None:
-    done = run("convert", kind, "--help")
-    assert done.status == 0
-    assert "Examples:" in done.stdout
-    assert f"  gnnstore convert {kind}" in done.stdout
 
 
 def test_common_options_are_those_of_the_library() -> None:
@@ -151,13 +142,6 @@ def test_rmat_is_reproducible(run: Any, tmp_path: Path) -> None:
     assert parameters["split_fractions"] == [0.2, 0.3, 0.4]
     assert parameters["probabilities"] == [0.4, 0.3, 0.2, 0.1]
     assert csc(tmp_path / "a.gnn") != csc(tmp_path / "c.gnn")
-
-
-def test_an_empty_graph(run: Any, tmp_path: Path) -> None:
-    np.savez(tmp_path / "empty.npz", edge_index=np.empty((2, 0), np.int64), num_nodes=3)
-    output = tmp_path / "empty.gnn"
-    assert run("convert", "numpy", tmp_path / "empty.npz", output).status == 0
-    assert "edges     0 (0 per node)" in run("inspect", output, "--stats").stdout
 
 
 def test_an_existing_output_is_kept_unless_told(run: Any, arrays: Path, tmp_path: Path) -> None:
@@ -476,9 +460,3 @@ def test_real_graphs(  # noqa: PLR0917 - fixtures and parameters
     assert graph["node_types"][0]["splits"] == splits
     assert run("inspect", output, "--stats").status == 0
     assert run("verify", output, "--level", "full").status == 0
-
-
-def test_the_entry_point_is_the_one_declared() -> None:
-    text = (Path(__file__).parents[2] / "pyproject.toml").read_text()
-    assert 'gnnstore = "gnnstore.tools.cli:main"' in text
-    assert callable(cli.main)

@@ -17,7 +17,6 @@ from gnnstore.formats.container import workdir
 from gnnstore.formats.container.files import directory_bytes
 from gnnstore.formats.tables.manifest import MANIFEST_FILE, SLOTS_FILE
 from gnnstore.tools.commands import gc
-from gnnstore.units import format_duration
 
 
 def leave(directory: Path, name: str = "a.gnn") -> Path:
@@ -158,14 +157,6 @@ def test_a_store_that_was_set_aside_comes_back(run: Any, tmp_path: Path) -> None
     assert found["action"] == "restored"
     assert output.exists()
     assert not aside.exists()
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [(0.4, "0 s"), (119, "119 s"), (120, "2 min"), (7200, "2 h 0 min"), (400_000, "5 days")],
-)
-def test_durations(seconds: float, text: str) -> None:
-    assert format_duration(seconds) == text
 
 
 def test_what_a_killed_run_left_is_found(run: Any, tmp_path: Path) -> None:

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gnnstore.converters import from_rmat
 from gnnstore.features.packed.saved import PackedFiles
 from gnnstore.formats.packed.reader import PackedReader
 from gnnstore.loaders.saved import open_packed
@@ -52,25 +51,6 @@ def test_degrees_equal_numpy(run: Any, tmp_path: Path, figures: list[Any]) -> No
         assert list(line.get_xdata()) == degrees.tolist()
         shares = [(expected >= degree).mean() for degree in degrees]
         assert line.get_ydata() == pytest.approx(shares)
-
-
-def test_steps_of_a_generator_are_explained(run: Any, tmp_path: Path, figures: list[Any]) -> None:
-    written = write_example_store(tmp_path / "a.gnn", num_nodes=50, num_edges=70)
-    from_rmat(tmp_path / "rmat.gnn", scale=6, edge_factor=4, feature_dim=0)
-    for path in (written.path, tmp_path / "rmat.gnn"):
-        assert run("inspect", path, "--plot", tmp_path / "a.png").status == 0
-    plain, generated = (figure.legends[0].get_title().get_text() for figure in figures)
-    assert plain == ""
-    assert generated.startswith("Steps are R-MAT's")
-
-
-def test_degrees_in_several_chunks(
-    run: Any, example: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    whole = run("inspect", example, "--plot", tmp_path / "a.png", "--json").document["degrees"]
-    monkeypatch.setattr("gnnstore.tools.inspect.scan._CHUNK_NODES", 7)
-    parts = run("inspect", example, "--plot", tmp_path / "a.png", "--json").document["degrees"]
-    assert parts == whole
 
 
 def test_a_graph_without_edges(run: Any, tmp_path: Path) -> None:

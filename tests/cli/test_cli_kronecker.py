@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -88,21 +87,6 @@ def test_a_picture_shows_both_distributions(seed: Path, tmp_path: Path, figures:
         assert before.get_ydata().tolist() == pytest.approx(after.get_ydata().tolist())
     colours = [[line.get_color() for line in axes.get_lines()] for axes in figures[0].axes]
     assert colours[0] == colours[1]
-
-
-def test_what_cannot_be_drawn_is_said_before_the_work(
-    run: Any, seed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    words = ["convert", "kronecker", seed, tmp_path / "a.gnn", "--factor", 3, "--plot"]
-    done = run(*words, tmp_path / "none" / "a.png")
-    assert done.status == 3
-    assert "the directory to write into does not exist" in done.stderr
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    done = run(*words, tmp_path / "a.png")
-    assert done.status == 2
-    assert "pip install 'gnnstore[plot]'" in done.stderr
-    assert not (tmp_path / "a.gnn").exists()
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -173,13 +171,6 @@ def test_times_come_from_the_measurements(run: Any, store: Path) -> None:
     assert "raise --batches" not in text
 
 
-def test_measurements_of_the_page_cache_say_nothing(run: Any, store: Path) -> None:
-    save_profile(profile_of(store, is_direct=False))
-    document = run("predict", store, *QUICK, "--cache-bytes", "10%", "--json").document
-    assert document["measured_at"] is None
-    assert document["caches"][0]["policies"][0]["seconds_per_epoch"] is None
-
-
 def test_other_seeds_and_all_nodes(run: Any, store: Path) -> None:
     words = (*QUICK, "--batches", "3", "--cache-bytes", "10%", "--json")
     everything = run("predict", store, *words, "--input-nodes", "all").document
@@ -343,16 +334,6 @@ def test_the_picture_shows_the_numbers(
         assert (np.array(by_name["belady"]) <= np.array(rates) + 1e-9).all(), name
 
 
-def test_without_matplotlib_nothing_is_sampled(
-    run: Any, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    done = run("predict", store, *QUICK, "--plot", tmp_path / "a.png")
-    assert done.status == 2
-    assert "pip install 'gnnstore[plot]'" in done.stderr
-
-
 def test_pictures_that_cannot_be_written(run: Any, store: Path, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     done = run("predict", store, *QUICK, "--plot", tmp_path / "missing" / "a.png")
@@ -497,14 +478,3 @@ def test_a_store_with_nothing_to_cache(run: Any, tmp_path: Path) -> None:
     done = run("predict", empty, *QUICK)
     assert done.status == 2
     assert "nothing to cache" in done.stderr
-
-
-def test_help_is_there_without_torch() -> None:
-    code = (
-        "import sys; from gnnstore.tools.cli import main; main(['predict', '--help']); "
-        "sys.exit(any(name in sys.modules for name in ('matplotlib', 'torch')))"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code], check=True, capture_output=True, text=True, timeout=60
-    )
-    assert "--plot FILE.png" in done.stdout

@@ -60,12 +60,6 @@ def test_a_line_now_and_then(lines: Lines) -> None:
     ]
 
 
-def test_a_short_phase_prints_nothing(lines: Lines) -> None:
-    with LineProgress().phase("sort", total=3) as phase:
-        phase.advance(3)
-    assert lines.found == []
-
-
 def test_quiet_shows_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     with open_progress(quiet=True) as progress, progress.phase("work", 1) as phase:
         phase.advance()

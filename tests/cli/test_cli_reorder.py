@@ -11,7 +11,7 @@ import pytest
 import gnnstore
 from gnnstore.budget.limits import MemoryBudget
 from gnnstore.strategies.sizes.placement import place
-from gnnstore.testing.graphs import random_graph, read_store, write_store
+from gnnstore.testing.graphs import random_graph, write_store
 from gnnstore.tools.inspect import node_order
 
 
@@ -128,16 +128,3 @@ def test_what_it_would_save_is_said_before(
     assert command not in run("reorder", store, ordered, "-q").stdout
     assert command not in run("inspect", ordered, "--stats", "-q").stdout
     assert run("reorder", store).status == 2
-
-
-def test_a_conversion_names_the_order(
-    run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(node_order, "_WORTH_BYTES", 2**16)
-    words = ("--scale", "10", "--feature-dim", "128", "--overwrite")
-    done = run("convert", "rmat", tmp_path / "a.gnn", *words, "--json")
-    order = done.document["node_order"]
-    degrees = np.bincount(read_store(tmp_path / "a.gnn").edge_index[0], minlength=1024)
-    assert order["needed_share"] == (degrees > 0).mean()
-    assert order["is_worth_it"]
-    assert "gnnstore reorder" in run("convert", "rmat", tmp_path / "a.gnn", *words, "-q").stdout

@@ -31,7 +31,6 @@ from gnnstore.tools.inspect.programs import (
 )
 from gnnstore.tools.predict import layouts as predictions
 from gnnstore.tools.ui.layout import fill, print_document, rows_at
-from gnnstore.tools.ui.session import Session
 
 EXPECTED = Path(__file__).parent / "expected"
 WIDTHS = (80, 120)
@@ -72,12 +71,6 @@ def test_help(run: Any, width: int, monkeypatch: pytest.MonkeyPatch) -> None:
         assert max(map(len, text.splitlines())) <= width
         assert "INTEGER" not in text
         assert "FLOAT" not in text
-
-
-def test_commands_stand_in_sections(run: Any) -> None:
-    text = run("--help").stdout
-    titles = ("Make", "Look", "Predict", "Train ahead", "Clean up", "General")
-    assert [line[:-1] for line in text.splitlines() if line[:1].isalpha()][1:] == list(titles)
 
 
 def test_options_stand_in_sections(run: Any) -> None:
@@ -350,11 +343,3 @@ def test_programs_of_descriptions() -> None:
     text = program_of_partitions(store, inside)
     assert 'PartitionPolicy("two-level", capacity=0.5, name="x")' in text
     assert "LinkNeighborLoader" in text
-
-
-def test_nothing_heavy_is_imported_for_a_mistyped_command() -> None:
-    session = Session()
-    context = click.Context(cli.root, obj=session)
-    with pytest.raises(click.UsageError, match="Did you mean convert"):
-        cli.root.resolve_command(context, ["convrt"])
-    assert session.command == ""

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import errno
-import gc
 import json
 import os
 import stat
 import threading
 import time
-import weakref
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -259,62 +256,6 @@ def test_transforms_and_pinning_are_stages(
     assert [event["name"] for event in events] == expected * 2
 
 
-def test_epochs_and_a_resumed_one(store: Path, tmp_path: Path) -> None:
-    options: dict[str, Any] = {"batch_size": 100, "num_threads": 1, "seed": 0}
-    loader = NeighborLoader(store, [5], **options)
-    iterator = iter(loader)
-    next(iterator), next(iterator)
-    state = loader.state_dict()
-    iterator.close()  # type: ignore[attr-defined]
-    other = NeighborLoader(store, [5], **options)
-    other.load_state_dict(state)
-    with other.trace(tmp_path / "t.json"):
-        for _ in range(2):
-            list(other)
-    trained = [
-        (event["args"]["epoch"], event["args"]["batch"])
-        for event in events_of(read(tmp_path / "t.json"))
-        if event["name"] == "training"
-    ]
-    assert trained == [(0, 2), (0, 3), (0, 4), *((1, k) for k in range(5))]
-
-
-def test_own_stages_stand_beside_those_of_the_loader(store: Path, tmp_path: Path) -> None:
-    loader = NeighborLoader(store, [5], batch_size=250, num_threads=0)
-    with loader.trace(tmp_path / "t.json") as timeline:
-        for batch in loader:
-            with timeline.span("forward", nodes=batch.num_nodes):
-                pass
-    events = events_of(read(tmp_path / "t.json"))
-    training = [event for event in events if event["name"] == "training"]
-    forward = [event for event in events if event["name"] == "forward"]
-    assert len(forward) == len(training) == 2
-    for inner, outer in zip(forward, training, strict=True):
-        assert outer["ts"] <= inner["ts"]
-        assert inner["ts"] + inner["dur"] <= outer["ts"] + outer["dur"]
-
-
-def test_a_trace_may_begin_and_end_anywhere(store: Path, tmp_path: Path) -> None:
-    loader = NeighborLoader(store, [5], batch_size=50, num_threads=0)
-    batches = iter(loader)
-    next(batches)
-    with loader.trace(tmp_path / "t.json"):
-        next(batches)
-        with pytest.raises(UsageError, match="traced already"), loader.trace(tmp_path / "u.json"):
-            pass
-        next(batches)
-    next(batches)
-    events = events_of(read(tmp_path / "t.json"))
-    assert [event["args"]["batch"] for event in events if event["name"] == "wait"] == [1, 2]
-    assert not (tmp_path / "u.json").exists()
-    # Another trace of the same loader begins anew.
-    with loader.trace(tmp_path / "t.json", max_events=1):
-        next(batches), next(batches)
-    document = read(tmp_path / "t.json")
-    assert len(events_of(document)) == 1
-    assert document["otherData"]["dropped_events"] >= 7
-
-
 def test_an_error_while_preparing_is_in_the_trace(
     store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -334,26 +275,3 @@ def test_an_error_while_preparing_is_in_the_trace(
     assert failed["name"] == "gathering"
     assert failed["args"] == {"epoch": 0, "batch": 2, "error": "StorageError"}
     list(NeighborLoader(store, [5], batch_size=50))
-
-
-def test_a_batch_is_let_go_before_the_next_is_waited_for(
-    store: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Counting batches for the timeline must not keep one: its buffers are to be recycled."""
-    known: list[weakref.ref[Any]] = []
-
-    def prepare(data: Any) -> Any:
-        known.append(weakref.ref(data))
-        return data
-
-    def in_order(function: Any, items: Any, **_: Any) -> Iterator[Any]:
-        for item in items:
-            yield function(item)
-            gc.collect()
-            assert known[-1]() is None
-
-    monkeypatch.setattr("gnnstore.pipeline.batch.ordered_map", in_order)
-    loader = NeighborLoader(store, [5], batch_size=100, transform=prepare)
-    for batch in loader:
-        del batch
-    assert len(known) == 5

@@ -14,7 +14,6 @@ import numpy as np
 
 from gnnstore.disk.scratch import default_parent, sweep_stale
 from gnnstore.errors import UsageError
-from gnnstore.graph.sizes import StoreSizes
 from gnnstore.graph.store import GraphStore
 from gnnstore.graph.store import open as open_store
 from gnnstore.pictures import draw_into
@@ -27,7 +26,6 @@ from gnnstore.strategies.builtin import auto
 from gnnstore.tools.bench import harness
 from gnnstore.tools.bench.harness import Task, split_tables
 from gnnstore.tools.bench.ways import BASELINE, STAGES, Way, ways
-from gnnstore.tools.bench.worker import ALLOWANCE_BYTES
 from gnnstore.tools.inspect.programs import program
 from gnnstore.tools.plots import draw_load
 from gnnstore.tools.predict.seeds import choose_seeds, config_of
@@ -35,7 +33,7 @@ from gnnstore.tools.ui import exits
 from gnnstore.tools.ui.layout import Block, Layout
 from gnnstore.tools.ui.options import SamplingOptions, SeedOptions
 from gnnstore.tools.ui.session import Session
-from gnnstore.units import format_at_least, format_size
+from gnnstore.units import format_size
 
 WORKER = "gnnstore.tools.bench.worker"
 NO_LIMIT = "without a limit: the page cache serves every strategy that reads through it"
@@ -113,7 +111,13 @@ def bench_load(
     feature_bytes = sum(spec.num_bytes for spec in split_tables(store.schema)[0])
     share = memory if isinstance(memory, float) else memory / max(1, feature_bytes)
     version = 0 if no_limit else harness.require_group()
-    _check_limit(store, feature_bytes, share, task["slack_bytes"], is_limited=version > 0)
+    room_bytes = round(share * feature_bytes) + task["slack_bytes"]
+    if version and room_bytes >= feature_bytes:
+        raise UsageError(
+            f"--loader-memory and --slack leave {format_size(room_bytes)} to features of "
+            f"{format_size(feature_bytes)}, so the limit would limit nothing; lower them (--slack "
+            f"is now {format_size(task['slack_bytes'])}), take a larger store, or give --no-limit"
+        )
     with tempfile.TemporaryDirectory(prefix="gnnstore-bench-") as scratch:
         suffix = "npz" if isinstance(seeds, InputNodes) and seeds.is_typed else "npy"
         file = Path(scratch, f"seeds.{suffix}")
@@ -158,28 +162,6 @@ def bench_load(
     if document["problems"]:
         return exits.STORAGE
     return exits.OK if timed else exits.USAGE
-
-
-def _check_limit(
-    store: GraphStore, feature_bytes: int, share: float, slack_bytes: int, *, is_limited: bool
-) -> None:
-    """Refuse a limit that holds all features, and one that leaves a loader no memory at all."""
-    room_bytes = round(share * feature_bytes) + slack_bytes
-    if is_limited and room_bytes >= feature_bytes:
-        raise UsageError(
-            f"--loader-memory and --slack leave {format_size(room_bytes)} to features of "
-            f"{format_size(feature_bytes)}, so the limit would limit nothing; lower --slack (now "
-            f"{format_size(slack_bytes)}) or --loader-memory, take a larger store, or give "
-            "--no-limit"
-        )
-    held = StoreSizes.of(store.schema).topology_bytes
-    held += sum(spec.num_bytes for spec in split_tables(store.schema)[1])
-    if (missing := ALLOWANCE_BYTES - room_bytes - held) >= 0:
-        raise UsageError(
-            "--loader-memory and --slack leave a loader no memory: "
-            f"{format_size(ALLOWANCE_BYTES)} of them are for Python and the kernel; raise "
-            f"--slack by {format_at_least(missing + 1)}"
-        )
 
 
 def _write_seeds(

@@ -101,6 +101,14 @@ Features
   --features-skip-header
       Skip the first line of each .csv of features: it names the columns.
 """
+_CLASSES = "  --classes 19|2K  Labels of 19 or of 2983 classes."
+_IGB = """
+INPUT is the directory with paper/ and paper__cites__paper/ in it, or one with processed/. Splits
+are those of IGB's loader: 60, 20 and 20 % of the labelled papers, by position.
+
+\b
+Examples:
+"""
 # Kind -> its help, the options that are its converter's parameters, and the converter's name.
 _KINDS: dict[str, tuple[str, str, str]] = {
     "ogb": (
@@ -116,7 +124,6 @@ their fixed negatives.
 \b
 Examples:
   gnnstore convert ogb dataset/ogbn_arxiv arxiv.gnn --undirected
-  gnnstore convert ogb dataset/ogbn_products products.gnn --add-inverse-edge
   gnnstore convert ogb dataset/ogbn_papers100M papers100M.gnn \\
     --feature-dtype float16
   gnnstore convert ogb dataset/mag240m_kddcup2021 mag240m.gnn --undirected
@@ -186,7 +193,6 @@ The relation of an edge is its attribute edge_type; other splits are kept as edg
 \b
 Examples:
   gnnstore convert triples FB15k-237/ fb15k-237.gnn
-  gnnstore convert triples train.txt kg.gnn --valid valid.txt --test test.txt
   gnnstore convert triples kg.tsv.gz kg.gnn --columns htr --integer-ids
 """,
         """
@@ -209,8 +215,6 @@ optionally x, y, other node attributes, and train, valid and test.
 \b
 Examples:
   gnnstore convert numpy graph.npz graph.gnn
-  gnnstore convert numpy arrays/ graph.gnn --undirected \\
-    --feature-dtype bfloat16
   gnnstore convert numpy csr.npz graph.gnn --layout csr
 """,
         """
@@ -290,37 +294,19 @@ Examples:
         "from_graphbolt",
     ),
     "igb": (
-        """Convert a homogeneous graph of the Illinois Graph Benchmark (IGB).
-
-INPUT is the directory with paper/ and paper__cites__paper/ in it, or one with processed/. Splits
-are those of IGB's loader: 60, 20 and 20 % of the labelled papers, by position.
-
-\b
-Examples:
-  gnnstore convert igb igb/small small.gnn --self-loops add
+        f"""Convert a homogeneous graph of the Illinois Graph Benchmark (IGB).
+{_IGB}  gnnstore convert igb igb/small small.gnn --self-loops add
   gnnstore convert igb igb/full igb260m.gnn --classes 2K \\
     --feature-dtype float16
 """,
-        """
-  --classes 19|2K  Labels of 19 or of 2983 classes.
-""",
+        _CLASSES,
         "from_igb",
     ),
     "igbh": (
-        """Convert a heterogeneous graph of the Illinois Graph Benchmark (IGBH).
-
-INPUT is the directory with paper/ and paper__cites__paper/ in it, or one with processed/. Splits
-are those of IGB's loader: 60, 20 and 20 % of the labelled papers, by position.
-
-\b
-Examples:
-  gnnstore convert igbh igb-heterogeneous/small small.gnn --reverse all
-  gnnstore convert igbh igb-heterogeneous/full full.gnn --classes 2K \\
-    --feature-dtype float16
+        f"""Convert a heterogeneous graph of the Illinois Graph Benchmark (IGBH).
+{_IGB}  gnnstore convert igbh igb-heterogeneous/small small.gnn --reverse all
 """,
-        """
-  --classes 19|2K  Labels of 19 or of 2983 classes.
-""",
+        _CLASSES,
         "from_igbh",
     ),
     "mag240m": (
@@ -402,7 +388,6 @@ Edges have edge_time and weight. The same options give the same graph on every m
 \b
 Examples:
   gnnstore convert planted-types mag.gnn --reverse all
-  gnnstore convert planted-types mag.gnn --time-attr time --weight-attr weight
   gnnstore convert planted-types large.gnn --papers 6500000 --feature-dim 768
 """,
         """
@@ -454,17 +439,10 @@ class _Kinds(Group):
         del ctx
         if cmd_name in _KINDS:
             text, options, name = _KINDS[cmd_name]
-            function = getattr(converters, name)
-            words = [
-                each.name
-                for each in inspect.signature(function).parameters.values()
-                if each.kind is each.POSITIONAL_OR_KEYWORD and f"--{each.name}" not in options
-            ]
-            return _command_of(cmd_name, text, options, function, words)
+            return _command_of(cmd_name, text, options, getattr(converters, name))
         if cmd_name not in CONVERTERS:
             return None
-        found = CONVERTERS[cmd_name]
-        return _command_of(cmd_name, found.summary, "", found.convert, ["input", "output"])
+        return _command_of(cmd_name, CONVERTERS[cmd_name].summary, "", CONVERTERS[cmd_name].convert)
 
 
 @click.group(name="convert", cls=_Kinds, help=_HELP, subcommand_metavar="KIND ...")
@@ -485,23 +463,28 @@ def _numbered_column(text: str, _: str) -> tuple[str, str]:
     return name, column
 
 
-# Types of options' values, by kind ("": all kinds).
+# Types of options' values, by kind.
+_RAW = {"features_raw": Parsed(lambda text, _: RawLayout.parse(text))}
 _TYPES: dict[str, dict[str, Any]] = {
-    "": {"features_raw": Parsed(lambda text, _: RawLayout.parse(text))},
-    "snap": {"edge_columns": Pairs(_numbered_column)},
+    "numpy": _RAW,
+    "snap": {**_RAW, "edge_columns": Pairs(_numbered_column)},
     "table": {"edge_columns": Pairs(_column), "node_columns": Pairs(_column)},
 }
 
 
-def _command_of(
-    kind: str, text: str, options: str, function: Callable[..., Path], words: list[str]
-) -> click.Command:
-    """Return the command of a kind, whose options are the parameters of a converter."""
+def _command_of(kind: str, text: str, options: str, function: Callable[..., Path]) -> click.Command:
+    """Return the command of a kind, whose words and options are the parameters of a converter."""
+    words = [
+        each.name
+        for each in inspect.signature(function).parameters.values()
+        if each.default is each.empty and each.kind is each.POSITIONAL_OR_KEYWORD
+    ]
+    words = [word for word in words if f"--{word} " not in options]
     plot = [plot_option("Plot the degree distributions before and after.")]
 
     @click.command(name=kind, cls=Command, help=text)
     @together(*(click.argument(word, type=click.Path()) for word in words))
-    @declared(options, function, **_TYPES[""], **_TYPES.get(kind, {}))
+    @declared(options, function, **_TYPES.get(kind, {}))
     @together(*(plot if kind == "kronecker" else ()))
     @_common_options
     @session_options

@@ -36,9 +36,6 @@ Examples:
   gnnstore info --json > report.json
 """
 _PACKAGES = ("numpy", "torch", "torch_geometric", "zarr", "numcodecs", "pyarrow", "click", "rich")
-# Instruction sets that decide the speed of checksums, gathers and copies.
-_CPU_FEATURES = ("sse4_2", "avx", "avx2", "avx512f", "avx512bw", "bmi2", "crc32", "asimd", "sve")
-_HUGE_PAGES = "/sys/kernel/mm/transparent_hugepage"
 
 
 _LAYOUT = (
@@ -48,11 +45,7 @@ _LAYOUT = (
     Block("Packages", "packages"),
     Block("Machine", "machine"),
     Block("File system", "filesystem"),
-    Block(
-        "Engines that read rows there",
-        {"engine": "{name}", "works": "{is_available}", "why": "{detail}[. {remedy}]"},
-        "engines.probes",
-    ),
+    Block("Engines that read rows there", "  {name}: {detail}[. {remedy}]", "engines.probes"),
     "The engine is set to {engines.forced}.",
 )
 
@@ -92,21 +85,14 @@ def _read(path: str) -> str:
 def _machine() -> dict[str, Any]:
     lines = (line.partition(":") for line in _read("/proc/cpuinfo").splitlines())
     cpu = {name.strip(): value.strip() for name, _, value in lines}
-    flags = cpu.get("flags", cpu.get("Features", "")).split()
     return {
         "system": f"{platform.system()} {platform.release()}",
         "architecture": platform.machine(),
         "libc": " ".join(platform.libc_ver()).strip() or None,
         "cpu": cpu.get("model name") or platform.processor() or None,
-        "cpu_features": [feature for feature in _CPU_FEATURES if feature in flags],
         "cpus_usable": len(os.sched_getaffinity(0)),
         "cpus_online": os.cpu_count(),
         "page_bytes": os.sysconf("SC_PAGE_SIZE"),
-        # The word in brackets of a text such as "always [madvise] never".
-        "huge_pages": {
-            name: _read(f"{_HUGE_PAGES}/{name}").partition("[")[2].partition("]")[0] or None
-            for name in ("enabled", "defrag")
-        },
         "memory": {
             "total_bytes": os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
             "available_bytes": available_bytes(),  # also within every cgroup, as loaders count it
@@ -116,10 +102,7 @@ def _machine() -> dict[str, Any]:
 
 def _disk(place: Path) -> dict[str, Any]:
     """Describe the file system, and try direct I/O and engines on a file there."""
-    space, mount, device = os.statvfs(place), find_mount(place), place.stat().st_dev
-    block = f"/sys/dev/block/{os.major(device)}:{os.minor(device)}"
-    # A partition's disk is one up; a network, memory or layered file system has none.
-    spins = _read(f"{block}/queue/rotational") or _read(f"{block}/../queue/rotational")
+    space, mount = os.statvfs(place), find_mount(place)
     direct_io = probes = None
     file = place.resolve() if place.is_file() else place / "zarr.json"  # a store has one
     with suppress(OSError), ExitStack() as stack:  # no file can be made in a read-only directory
@@ -141,7 +124,6 @@ def _disk(place: Path) -> dict[str, Any]:
             "block_bytes": space.f_bsize,
             "free_bytes": space.f_bavail * space.f_frsize,
             "total_bytes": space.f_blocks * space.f_frsize,
-            "rotational": spins == "1" if spins else None,
             "direct_io": direct_io,
         },
         "engines": {"forced": os.environ.get(ENVIRONMENT_VARIABLE) or None, "probes": probes},

@@ -132,8 +132,7 @@ def _inspect_store(
         with session.progress() as progress:
             degrees = count_degrees(reader, progress)
         document["degrees"] = {"in": degrees.inward.to_json(), "out": degrees.outward.to_json()}
-        kind = document["provenance"].get("kind", "")
-        document["drawn_to"] = str(draw_degrees(reader.path.name, degrees, plot_file, kind))
+        document["drawn_to"] = str(draw_degrees(reader.path.name, degrees, plot_file))
     session.emit(document, layouts.whole(document), commands, program_of(document))
 
 

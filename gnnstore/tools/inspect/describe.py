@@ -219,53 +219,38 @@ def _engine(reader: StoreReader, sizes: StoreSizes) -> EngineChoice | None:
 
 def describe_packed(reader: PackedReader) -> dict[str, Any]:
     """Return the settings and sizes of packed epochs, as JSON values."""
-    manifest = reader.manifest
-    found = manifest.fingerprint
+    manifest, segments = reader.manifest, reader.segments
+    given = manifest.fingerprint
+    own = ["epochs", "batches_per_epoch", "superbatch", "segment"]
+    own += ["num_slots", "cached_by", "largest_batch_bytes", "seed", "created_by", "store_uuid"]
+    names = ("neg_sampling", "num_neighbors", "batch_size", "shuffle")
     return {
         "name": reader.path.name,
         "path": str(reader.path),
         "problem": None,
-        "store_uuid": reader.manifest.store_uuid,
-        "seeds": found.get(KIND, "nodes"),
-        "num_seeds": found.get(NUM_POSITIONS),
-        "neg_sampling": found.get("neg_sampling"),
-        "num_neighbors": found.get("num_neighbors"),
-        "batch_size": found.get("batch_size"),
-        "shuffle": found.get("shuffle"),
-        "seed": manifest.seed,
-        "epochs": manifest.epochs,
-        "batches_per_epoch": manifest.batches_per_epoch,
-        "superbatch": manifest.superbatch,
-        "segment": manifest.segment,
-        "num_segments": 0 if reader.segments is None else len(reader.segments),
-        "shared_rows": 0 if reader.segments is None else int(reader.segments[:, 2].sum()),
-        "num_slots": manifest.num_slots,
-        "cached_by": manifest.cached_by,
-        "largest_batch_bytes": manifest.largest_batch_bytes,
+        "seeds": given.get(KIND, "nodes"),
+        "num_seeds": given.get(NUM_POSITIONS),
+        **{name: given.get(name) for name in names},
+        **{name: getattr(manifest, name) for name in own},
+        "num_segments": 0 if segments is None else len(segments),
+        "shared_rows": 0 if segments is None else int(segments[:, 2].sum()),
         "cached": list(manifest.cached),
         "disk_bytes": reader.total_bytes,
         "num_files": len(reader.files) + 1,
-        "created_by": manifest.created_by,
     }
 
 
 def describe_partitions(reader: PartitionsReader) -> dict[str, Any]:
     """Return the numbers and sizes of partitions, as JSON values."""
     manifest, sizes = reader.manifest, np.diff(reader.bucket_ptr)
+    own = ["name", "store_uuid", "uuid", "num_partitions", "rows_per_partition", "num_nodes"]
+    own += ["num_edges", "seed", "num_train_partitions"]
     return {
-        "name": reader.name,
+        **{name: getattr(reader, name) for name in own},
         "path": str(reader.path),
         "problem": None,
-        "store_uuid": reader.store_uuid,
-        "uuid": reader.uuid,
-        "num_partitions": reader.num_partitions,
-        "rows_per_partition": reader.rows_per_partition,
-        "num_nodes": reader.num_nodes,
-        "num_edges": reader.num_edges,
         "order": reader.order_kind,
-        "seed": reader.seed,
         "train_split": manifest.train_split,
-        "num_train_partitions": reader.num_train_partitions,
         "nodes": list(reader.nodes),
         "largest_bucket": int(sizes.max()),
         "mean_bucket": float(sizes.mean()),
@@ -279,26 +264,14 @@ def describe_partitions(reader: PartitionsReader) -> dict[str, Any]:
 def describe_table(path: Path) -> dict[str, Any]:
     """Return the facts of a table and its commits, the newest last, as JSON values."""
     manifest = TableManifest.read(path)
+    own = ["uuid", "store_uuid", "num_nodes", "dim", "optimizer", "init", "scale", "seed"]
+    own += ["partitions", "num_partitions", "rows_per_partition", "slot_bytes", "keep"]
     return {
         "path": str(path),
-        "uuid": manifest.uuid,
-        "store_uuid": manifest.store_uuid,
-        "num_nodes": manifest.num_nodes,
-        "dim": manifest.dim,
-        "optimizer": manifest.optimizer,
-        "init": manifest.init,
-        "scale": manifest.scale,
-        "seed": manifest.seed,
-        "partitions": manifest.partitions,
-        "num_partitions": manifest.num_partitions,
-        "rows_per_partition": manifest.rows_per_partition,
-        "slot_bytes": manifest.slot_bytes,
-        "keep": manifest.keep,
+        **{name: getattr(manifest, name) for name in own},
         "commits": [
             {
-                "id": commit.id,
-                "parent": commit.parent,
-                "steps": commit.steps,
+                **{name: getattr(commit, name) for name in ("id", "parent", "steps")},
                 **{name: (commit.position or {}).get(name) for name in ("epoch", "batches")},
                 "learned_partitions": int((commit.slots >= 0).sum()),
             }

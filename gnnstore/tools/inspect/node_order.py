@@ -9,16 +9,13 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
-from gnnstore.caching.scores import count_out_degrees
 from gnnstore.disk.profile import load_profile, tune_reads
 from gnnstore.formats.arrays.spec import AttributeSpec
 from gnnstore.formats.store.reader import StoreReader
-from gnnstore.progress import Progress
 from gnnstore.units import format_size
 
 # Smaller tables stay in memory, and a smaller share is not worth new ids.
 _WORTH_BYTES, _WORTH_SHARE = 2**30, 0.1
-_PIECE_BYTES = 2**23
 _PIECE_RUNS = 2**18
 
 
@@ -84,26 +81,6 @@ class OrderSaving:
             f"needed, side by side, it would read {format_size(self.ordered_bytes)}: "
             f"{self.share:.0%} less"
         )
-
-
-def saving_by_degree(reader: StoreReader, progress: Progress) -> OrderSaving | None:
-    """Estimate the savings of the order of degrees; None if they cannot be worth it.
-
-    Takes a pass over the edges and 4 bytes a node.
-    """
-    schema, spec = reader.schema, _widest(reader)
-    if len(schema.edge_types) != 1 or spec is None or spec.num_bytes < _WORTH_BYTES:
-        return None
-    indices = schema.edge.indices
-    with progress.phase("count degrees", indices.num_bytes, "bytes") as phase:
-
-        def pieces() -> Any:
-            for _, rows in reader.paged(indices).pieces(_PIECE_BYTES):
-                yield rows
-                phase.advance(rows.nbytes)
-
-        degrees = count_out_degrees(pieces(), schema.node.num_nodes, str(reader.path))
-    return OrderSaving.of(reader, degrees > 0)
 
 
 def reorder_command(path: str) -> tuple[str, ...]:

@@ -14,6 +14,7 @@ from gnnstore.errors import UsageError
 from gnnstore.features.tables import CachedTables
 from gnnstore.graph.store import open as open_store
 from gnnstore.pictures import draw_into
+from gnnstore.pipeline.lookahead.presample import Presampler
 from gnnstore.strategies.builtin import auto
 from gnnstore.strategies.predict.reads import ReadTotals
 from gnnstore.strategies.predict.workload import TableReads
@@ -22,7 +23,7 @@ from gnnstore.tools.inspect.programs import program
 from gnnstore.tools.plots import draw_predictions
 from gnnstore.tools.predict import layouts
 from gnnstore.tools.predict.seeds import choose_seeds, config_of
-from gnnstore.tools.predict.strategies import PredictionRequest, predict_strategies
+from gnnstore.tools.predict.strategies import predict_strategies
 from gnnstore.tools.predict.trace import TracedEpoch, sample_epoch
 from gnnstore.tools.ui import exits
 from gnnstore.tools.ui.session import Session
@@ -88,18 +89,18 @@ def predict_caches(
     config, num_cores = config_of(store, sampling, seed=seed), len(os.sched_getaffinity(0))
     names, seeds = choose_seeds(store, config, seeds_asked)
     with session.progress() as progress:
-        asked = PredictionRequest(
+        chosen = [c for c in auto().candidates if strategies is None or c.choice in strategies]
+        predicted = predict_strategies(
             store,
-            config,
+            Presampler.of(store, config, seeds, batch_size, False),
             seeds,
-            batch_size,
-            threads or num_cores + 1,  # as a loader that waits for a disk
-            memory_bytes,
-            disk_bytes,
-            tuple(c for c in auto().candidates if strategies is None or c.choice in strategies),
+            num_threads=threads or num_cores + 1,  # as a loader that waits for a disk
+            memory_bytes=memory_bytes,
+            disk_bytes=disk_bytes,
+            candidates=tuple(chosen),
             draws_curve=plot_file is not None,
+            progress=progress,
         )
-        predicted = predict_strategies(asked, progress)
         disk = _Disk.of(store)  # with the measurement just made
         epoch = sample_epoch(
             store,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
 from gnnstore.errors import BudgetError
@@ -11,7 +11,6 @@ from gnnstore.graph.store import GraphStore
 from gnnstore.pipeline.lookahead.presample import Presampler
 from gnnstore.pipeline.order.epoch import order_bytes
 from gnnstore.progress import Progress
-from gnnstore.sampling.neighbor import SamplingConfig
 from gnnstore.seeds.base import SeedSource
 from gnnstore.strategies.auto import StrategyOptimizer
 from gnnstore.strategies.base import Strategy
@@ -27,50 +26,42 @@ _LEAST_SHARE = 0.01
 _MOST_SHARE = 1.1
 
 
-@dataclass(frozen=True, eq=False)
-class PredictionRequest:
-    """Options of a prediction."""
-
-    store: GraphStore
-    config: SamplingConfig
-    seeds: SeedSource
-    batch_size: int
-    num_threads: int  # threads that would prepare batches
-    memory_bytes: int | None  # memory budget; None: a loader's default
-    disk_bytes: int | None  # disk budget; None: a loader's default
-    candidates: tuple[Strategy, ...]  # strategies to predict
-    draws_curve: bool  # whether to predict for other budgets too
-
-    def spec(self, memory_bytes: int | None) -> LoaderSpec:
-        """Return the specification of a loader with `strategy="auto"`."""
-        planned = PlannedSettings(disk_bytes=self.disk_bytes)
-        return LoaderSpec(
-            self.store,
-            ReadOptions(auto(), memory=memory_bytes, planned=planned),
-            Presampler.of(self.store, self.config, self.seeds, self.batch_size, False),
-            seeds_bytes=self.seeds.num_bytes + order_bytes(len(self.seeds), shuffles=True),
-            num_threads=self.num_threads,
-            may_use_fewer=True,
-            knows_epochs=True,
-        )
-
-
-def predict_strategies(asked: PredictionRequest, progress: Progress) -> dict[str, Any]:
+def predict_strategies(
+    store: GraphStore,
+    presampler: Presampler,
+    seeds: SeedSource,
+    *,
+    num_threads: int,
+    memory_bytes: int | None,
+    disk_bytes: int | None,
+    candidates: tuple[Strategy, ...],
+    draws_curve: bool,
+    progress: Progress,
+) -> dict[str, Any]:
     """Measure the disk if it has not been, sample, and predict."""
-    spec, memory_bytes = asked.spec(asked.memory_bytes), asked.memory_bytes
+    spec = LoaderSpec(
+        store,
+        ReadOptions(auto(), memory=memory_bytes, planned=PlannedSettings(disk_bytes=disk_bytes)),
+        presampler,
+        seeds_bytes=seeds.num_bytes + order_bytes(len(seeds), shuffles=True),
+        num_threads=num_threads,
+        may_use_fewer=True,
+        knows_epochs=True,
+    )
     memory = {"memory_bytes": memory_bytes, "is_memory_asked": memory_bytes is not None}
     try:
         placement = place_for(spec, STATIC)
     except BudgetError:
         # An epoch may be sampled with more memory than its prediction has.
-        placement = place_for(asked.spec(None), STATIC)
+        options = replace(spec.options, memory=None)
+        placement = place_for(replace(spec, options=options), STATIC)
     optimizer = StrategyOptimizer.of(spec, placement, progress)
     if optimizer is None:
         return {**memory, "disk_bytes": 0, "strategies": [], "curve": []}
-    if any(candidate.score == "degree" for candidate in asked.candidates):
+    if any(candidate.score == "degree" for candidate in candidates):
         with progress.phase("count degrees"):
             optimizer = optimizer.with_degrees()
-    predictions = optimizer.predictions(asked.candidates)
+    predictions = optimizer.predictions(candidates)
     chosen = optimizer.choice(auto(), predictions)
     return {
         **memory,
@@ -79,7 +70,7 @@ def predict_strategies(asked: PredictionRequest, progress: Progress) -> dict[str
         "sampled_batches": optimizer.epoch.workload.sampled_batches,
         "disk_is_assumed": optimizer.epoch.machine.disk.engine == "assumed",
         "strategies": [_describe(p, is_chosen=p.strategy == chosen) for p in predictions],
-        "curve": _curve(asked, optimizer, progress) if asked.draws_curve else [],
+        "curve": _curve(candidates, optimizer, progress) if draws_curve else [],
     }
 
 
@@ -110,7 +101,7 @@ def _number(seconds: float) -> float | None:
 
 
 def _curve(
-    asked: PredictionRequest, optimizer: StrategyOptimizer, progress: Progress
+    candidates: tuple[Strategy, ...], optimizer: StrategyOptimizer, progress: Progress
 ) -> list[dict[str, Any]]:
     """Return the seconds of an epoch with several budgets of memory."""
     total = optimizer.total_bytes
@@ -119,7 +110,7 @@ def _curve(
         for i in range(_CURVE_POINTS):
             step = i / (_CURVE_POINTS - 1)
             memory = round(total * _LEAST_SHARE * (_MOST_SHARE / _LEAST_SHARE) ** step)
-            predictions = optimizer.predictions(asked.candidates, memory=memory)
+            predictions = optimizer.predictions(candidates, memory=memory)
             seconds = {p.choice: _number(p.seconds) for p in predictions}
             points.append({"memory_bytes": memory, "seconds_per_epoch": seconds})
             phase.advance()

@@ -194,7 +194,10 @@ def _print_block(console: Console, document: Document, block: Block) -> None:
     if block.rows:
         rows = rows_at(document, block.rows)
         if isinstance(block.cells, str):
-            for line in filter(None, (fill(block.cells, row) for row in rows)):
+            lines = [line for row in rows if (line := fill(block.cells, row)) is not None]
+            if lines:
+                _print_title(console, block.title)
+            for line in lines:
                 console.print(line, soft_wrap=True)
             return
         cells = [[fill(cell, row) or "-" for cell in block.cells.values()] for row in rows]
