@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import errno
 import json
-import os
 import re
 import signal
 import struct
@@ -86,18 +84,6 @@ def test_the_engine_that_was_asked_for(run: Any, place: Path) -> None:
     assert run("bench", "disk", place, *QUICK, "--engine", "mmap").status == 2
 
 
-def test_the_engine_of_the_environment(
-    run: Any, place: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("GNNSTORE_IO_ENGINE", "pread")
-    done = run("bench", "disk", place, *QUICK, "--no-save", "--json")
-    assert done.document["profile"]["engine"] == "pread"
-    monkeypatch.setenv("GNNSTORE_IO_ENGINE", "mmap")
-    done = run("bench", "disk", place, *QUICK, "--no-save")
-    assert done.status == 2
-    assert "no queue to measure" in done.stderr
-
-
 def test_progress_goes_to_stderr(run: Any, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gnnstore.progress._LINE_SECONDS", 0)
     done = run("bench", "disk", place, *QUICK[:-1], "--no-save", "--json")
@@ -135,20 +121,6 @@ def test_a_path_that_is_not_there(run: Any, tmp_path: Path) -> None:
     done = run("bench", "disk", tmp_path / "none", *QUICK)
     assert done.status == 3
     assert "no such file or directory" in done.stderr
-
-
-def test_a_read_only_file_system(run: Any, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = os.open
-
-    def refuse(path: Any, flags: int, *arguments: Any, **keywords: Any) -> int:
-        if flags & os.O_RDWR and str(path).startswith(str(place)):
-            raise OSError(errno.EROFS, "Read-only file system", str(path))
-        return real(path, flags, *arguments, **keywords)
-
-    monkeypatch.setattr(os, "open", refuse)
-    done = run("bench", "disk", place, *QUICK)
-    assert done.status == 5
-    assert f"{place}: Read-only file system" in done.stderr
 
 
 def test_a_result_that_cannot_be_kept_is_shown(run: Any, place: Path, cache: Path) -> None:

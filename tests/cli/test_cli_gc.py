@@ -133,21 +133,6 @@ def test_a_running_conversion_is_left_alone(run: Any, tmp_path: Path) -> None:
         assert writer.temporary_path.exists()
 
 
-def test_what_another_program_made_is_no_leftover(run: Any, tmp_path: Path) -> None:
-    foreign = tmp_path / ".thesis.tmp-0123abcd"
-    foreign.mkdir()
-    (foreign / "thesis.tex").write_text("years")
-    for name in (".a.gnn.tmp-xyz", ".tmp-0123abcd", "a.gnn.tmp-0123abcd"):
-        (tmp_path / name).mkdir()
-    (tmp_path / ".cache.rows").mkdir()  # rows of inference are those of a .npy file
-    (tmp_path / ".cache.rows" / "copy").write_text("years")
-    (tmp_path / ".file.tmp-0123abcd").write_text("")
-    (tmp_path / ".link.tmp-0123abcd").symlink_to(tmp_path / "a.gnn.tmp-0123abcd")
-    before = sorted(tmp_path.rglob("*"))
-    assert run("gc", tmp_path, "--yes", "--json").document["leftovers"] == []
-    assert sorted(tmp_path.rglob("*")) == before
-
-
 def test_a_store_that_was_set_aside_comes_back(run: Any, tmp_path: Path) -> None:
     output = from_rmat(tmp_path / "a.gnn", scale=4)
     aside = output.rename(tmp_path / ".a.gnn.old-0123abcd")

@@ -19,7 +19,7 @@ from gnnstore.errors import StorageError
 from gnnstore.strategies import auto as optimizer
 from gnnstore.strategies.builtin import auto
 from gnnstore.testing.graphs import random_graph, write_store
-from gnnstore.testing.twins.caches import minimum_misses, run_lru
+from gnnstore.testing.twins.caches import run_lru
 from gnnstore.testing.twins.reads import plan_reads
 from gnnstore.tools.predict.caches import _Disk
 from tests.support.disks import usual_profile
@@ -91,18 +91,6 @@ def test_misses_are_those_of_a_loaders_batches(run: Any, store: Path) -> None:
     misses = {policy["policy"]: policy["misses"] for policy in cache["policies"]}
     assert misses["lru"] == sum(run_lru(batches, 80)[1])
     assert misses["belady"] < misses["lru"]
-
-
-def test_belady_is_the_least_there_can_be(run: Any, store: Path) -> None:
-    words = ("--num-neighbors", "1", "--batch-size", "2", "--batches", "4", "--cache-bytes", "300")
-    document = run("predict", store, *words, "-q", "--json").document
-    loader = gnnstore.NeighborLoader(
-        str(store), [1], input_nodes="train", batch_size=2, shuffle=True, seed=0
-    )
-    batches = [batch.n_id.tolist() for batch, _ in zip(loader, range(4), strict=False)]
-    (cache,) = document["caches"]
-    assert cache["num_rows"] == 3
-    assert cache["policies"][-1]["misses"] == minimum_misses(batches, 3)
 
 
 def test_reads_are_those_that_the_readers_make(run: Any, store: Path) -> None:

@@ -12,8 +12,6 @@ Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 # Title of options that are in no section; and of those that all commands have.
 _MAIN, GENERAL = "Options", "General"
-# Names of values, by the name of their click type.
-_METAVARS = {"integer": "N", "integer range": "N", "float": "X", "float range": "X", "text": "NAME"}
 
 
 def together(*options: Decorator) -> Decorator:
@@ -43,10 +41,6 @@ def section(title: str, *options: Decorator) -> Decorator:
 
 class Command(click.Command):
     """A command whose help has its options in sections."""
-
-    def __init__(self, *arguments: Any, **options: Any) -> None:
-        super().__init__(*arguments, **options)
-        _name_values(self.params)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the options, section by section."""
@@ -95,14 +89,6 @@ class Group(click.Group):
 
 def _any_of(names: Sequence[str]) -> str:
     return f"{', '.join(names[:-1])} or {names[-1]}"
-
-
-def _name_values(params: Sequence[click.Parameter]) -> None:
-    """Name the values of options that have no name: N, not INTEGER RANGE."""
-    for param in params:
-        if isinstance(param, click.Option) and param.metavar is None and not param.is_flag:
-            name = _METAVARS.get(param.type.name)
-            param.metavar = name and " ".join([name] * param.nargs)
 
 
 def _write_options(
