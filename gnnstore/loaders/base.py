@@ -500,13 +500,7 @@ class BatchLoader(DataLoader[Any]):
 
     @contextmanager
     def enable_cpu_affinity(self, loader_cores: list[Any] | None = None) -> Iterator[None]:
-        """Bind preparing threads that start within the context to some cores.
-
-        Parameters
-        ----------
-        loader_cores : list of int or list of list of int, optional
-            The cores; by default all that are usable.
-        """
+        """Bind preparing threads that start within the context to cores, or lists of cores."""
         cores = os.sched_getaffinity(0) if loader_cores is None else loader_cores
         self._loader_cores = {
             core for each in cores for core in ([each] if isinstance(each, int) else each)
