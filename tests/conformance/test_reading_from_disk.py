@@ -458,7 +458,8 @@ def test_auto_reads_with_a_cache_what_does_not_fit(
     chosen = loader._sources.placement
     assert chosen.resident_bytes + chosen.staging_bytes + stats.cache_rows * 400 < 22_000_000
     # A budget that staging alone would exceed is left to the page cache, unless told otherwise.
-    loader = NeighborLoader(path, [4], memory="8MB", num_threads=1, batch_size=100, seed=0)
+    with pytest.warns(UserWarning, match="leaves strategy 'mmap' only"):
+        loader = NeighborLoader(path, [4], memory="8MB", num_threads=1, batch_size=100, seed=0)
     assert loader.stats().strategy == "mmap"
     assert "and strategy 'static' would need more" in loader.stats().reason
     asked: list[dict[str, Any]] = [{"cache": "degree"}, {"topology": "disk"}]

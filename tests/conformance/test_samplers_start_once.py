@@ -204,7 +204,7 @@ def test_an_iterator_gives_one_epoch(store: GraphStore) -> None:
 
 
 @pytest.mark.parametrize("strategy", ["memory", "belady"])
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind is not Generated])
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in (Generated, Stateful)])
 def test_going_on_after_any_batch(
     store: GraphStore, kind: Callable[[], Any], strategy: str
 ) -> None:
