@@ -7,16 +7,16 @@ from statistics import fmean, stdev
 
 # A few batches are sampled to learn their size, and an eighth is added: on an R-MAT graph the
 # largest of an epoch has 2 % more nodes than the mean with 1,024 seeds, and 27 % with 64.
-_MARGIN = 1 / 8
+MARGIN = 1 / 8
 # Where there is no room for that and half a batch more, how much to add is told from how much a
-# larger sample varies. One of three million normal draws is 5 deviations above the mean, and of 64
-# draws the deviation is known to 9 %. Sizes of batches have a longer tail than normal ones where
+# larger sample varies. One of three million normal draws is 5 deviations above the mean, and of 16
+# draws the deviation is known to 18 %. Sizes of batches have a longer tail than normal ones where
 # few seeds are in them; but then they vary so much that it comes to more than there is room for.
 _LEAST_MARGIN, _DEVIATIONS = 1 / 64, 5.0
-MANY_BATCHES = 64
+MANY_BATCHES = 16
 
 
-def with_margin(largest: int, margin: float = _MARGIN) -> int:
+def with_margin(largest: int, margin: float = MARGIN) -> int:
     """Return the most to expect of a batch, given the most that one of a sample has."""
     return largest + int(largest * margin)
 

@@ -73,12 +73,8 @@ def test_packed_epochs(
     assert len(document["slot_shares"]) == 2
     assert 8 <= document["num_slots"] <= 14
     assert main(["verify", output]) == 0
-    with pytest.raises(ValueError, match="were not packed for a loader") as caught:
+    with pytest.raises(ValueError, match="were not packed for a loader"):
         NeighborLoader(path, packed=output, **(arguments | {"num_neighbors": [4, 4]}))
-    for word in words[::2]:
-        if word.startswith("--") and word not in {"--disjoint", "--num-neighbors", "--input-nodes"}:
-            # It is the command for the loader, which has the other options of this one.
-            assert word in str(caught.value)
 
 
 @pytest.mark.parametrize("mode", ["binary", "triplet"])

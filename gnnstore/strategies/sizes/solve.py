@@ -24,7 +24,7 @@ from gnnstore.features.packed.chunks import CHUNK_STAGING_BYTES
 from gnnstore.features.packed.pack import PackedBatch
 from gnnstore.formats.arrays.dtypes import id_dtype
 from gnnstore.pipeline.lookahead.producer import warms_up
-from gnnstore.pipeline.margins import with_margin
+from gnnstore.pipeline.margins import MARGIN, with_margin
 from gnnstore.pipeline.superbatch_size import SuperbatchSize
 from gnnstore.strategies.sizes.costs import KEPT_SHARE, SuperbatchCosts
 from gnnstore.strategies.sizes.prefetch import check_two_batches, prefetch_wish, with_batches
@@ -53,7 +53,7 @@ _MOST_PLANNED = 0.9
 _BY_TURNS = 1.5
 _NO_LIMIT = 2**62
 # Where memory is short, two batches, which may be larger by what a sample varies, or by this.
-_MOST_MARGIN = 0.4
+_THRIFTY_MARGIN = 0.4
 # From this many superbatches in an epoch on, waiting for each batch is worth it if superbatches get
 # this many times longer.
 _MANY, _WORTH_WAITING = 8, 4
@@ -190,9 +190,8 @@ class _Split:
 
     def _expected(self, largest: int) -> int:
         """Return the size to expect of a batch, from that of the largest one seen."""
-        if self.is_thrifty:
-            return with_margin(largest, min(_MOST_MARGIN, self.facts.seen.margin))
-        return with_margin(largest)
+        most = _THRIFTY_MARGIN if self.is_thrifty else MARGIN
+        return with_margin(largest, min(most, self.facts.seen.margin))
 
     @cached_property
     def costs(self) -> SuperbatchCosts:
