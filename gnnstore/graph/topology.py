@@ -10,7 +10,8 @@ from gnnstore._core import ReadCounts
 from gnnstore.formats.store.csc import Csc, load_csc
 from gnnstore.graph.indices import IndexRows
 from gnnstore.sampling.disk import DiskNeighborSampler
-from gnnstore.sampling.sampler import NeighborSampler, SampledTypes
+from gnnstore.sampling.neighbor import NeighborSampler
+from gnnstore.sampling.sampled_graph import SampledTypes
 from gnnstore.sampling.stored import StoredColumns
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from gnnstore.formats.store.schema import EdgeType, Schema
     from gnnstore.sampling.disk import CachedNeighbors, Fetch
     from gnnstore.sampling.neighbor import IndexDtype, SamplingConfig
-    from gnnstore.sampling.sampler import Column
+    from gnnstore.sampling.sampled_graph import Column
     from gnnstore.sampling.stored import ColumnSpecs
 
 

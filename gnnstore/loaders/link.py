@@ -35,8 +35,8 @@ from gnnstore.loaders.pyg_sampler import StoreSampler
 from gnnstore.loaders.sampled import SampledLoader
 from gnnstore.partitions.followers import ResidentTable
 from gnnstore.partitions.policy import PartitionPolicy
+from gnnstore.sampling.edges import reverse_of
 from gnnstore.sampling.neighbor import SamplingConfig
-from gnnstore.sampling.sampler import reverse_of
 from gnnstore.sampling.temporal import NodeTimes
 from gnnstore.seeds.edges import GivenEdges, check_ids_are_dense, resolve_edges, resolve_labels
 from gnnstore.seeds.links import Links

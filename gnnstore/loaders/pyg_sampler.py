@@ -22,8 +22,7 @@ from torch_geometric.sampler.neighbor_sampler import edge_sample
 from gnnstore.features.source import RowSource
 from gnnstore.formats.store.schema import EdgeType, Schema
 from gnnstore.loaders.assemble import Parts
-from gnnstore.sampling.neighbor import EdgeSample, Sample
-from gnnstore.sampling.sampler import NeighborSampler
+from gnnstore.sampling.neighbor import EdgeSample, NeighborSampler, Sample
 from gnnstore.seeds.base import ON_DEMAND_EPOCH
 
 

@@ -29,8 +29,7 @@ from gnnstore.partitions.seeds import by_state
 from gnnstore.partitions.sizes import Contents, EdgesRead
 from gnnstore.pipeline.batch import Batch, BatchSource, EpochRun, sampled_from
 from gnnstore.pipeline.order.keyed import KeyedOrder
-from gnnstore.sampling.neighbor import SamplingConfig, only, seeds_alone
-from gnnstore.sampling.sampler import NeighborSampler
+from gnnstore.sampling.neighbor import NeighborSampler, Sample, SamplingConfig, only
 from gnnstore.strategies.predict.traits import StrategyTraits
 from gnnstore.strategies.sizes.placement import Placement
 from gnnstore.strategies.sources import Sources
@@ -287,7 +286,7 @@ class PartitionSource(BatchSource):
         seeds = self.of.seeds.select(place.seeds, batch.key, state)
         if sampler is None or state.graph is None:
             nodes = only(seeds.nodes)
-            sample = seeds_alone(nodes, self.config, self.of.index_dtype)
+            sample = _seeds_alone(nodes, self.config, self.of.index_dtype)
         else:
             sample = sampled_from(sampler, seeds, batch.key)
             positions = MemoryRows.from_array(state.graph.positions).gather(sample.edge_pos).values
@@ -376,4 +375,20 @@ def only_epochs(what: str) -> UsageError:
     return UsageError(
         f"partitions= does not go with {what}: nodes are in memory in the course of an epoch "
         "only, a few partitions at a time; iterate over the loader, or make one without partitions="
+    )
+
+
+def _seeds_alone(
+    seeds: npt.NDArray[np.int64], config: SamplingConfig, index_dtype: IndexDtype
+) -> Sample:
+    """Return the sample of no hops, which needs no graph."""
+    is_directional = config.subgraph_type == "directional"
+    return Sample.of_one_type(
+        seeds.astype(index_dtype),
+        np.empty((2, 0), index_dtype),
+        np.empty(0, np.int64),
+        num_seeds=len(seeds),
+        batch=np.arange(len(seeds)) if config.disjoint else None,
+        num_sampled_nodes=[len(seeds)] if is_directional else None,
+        num_sampled_edges=[] if is_directional else None,
     )

@@ -23,8 +23,7 @@ from gnnstore.features.source import Rows
 from gnnstore.pipeline.order.epoch import EpochOrder, Iteration
 from gnnstore.pipeline.order.state import Position
 from gnnstore.progress import WaitProgress
-from gnnstore.sampling.neighbor import BatchRequest, Sample, SamplingConfig
-from gnnstore.sampling.sampler import NeighborSampler
+from gnnstore.sampling.neighbor import BatchRequest, NeighborSampler, Sample, SamplingConfig
 from gnnstore.seeds.base import BatchKey, SeedLabels, Seeds, SeedSource
 from gnnstore.threads import Lookahead, MemoryGate, ordered_map
 from gnnstore.timeline import OFF, Timeline

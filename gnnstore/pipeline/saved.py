@@ -22,7 +22,7 @@ from gnnstore.features.source import AbsentRows, Rows, RowSource, TypedRows
 from gnnstore.graph.assigned import FINGERPRINT
 from gnnstore.pipeline.batch import Batch, BatchSource, EpochRun
 from gnnstore.pipeline.order.state import LoaderState, Position
-from gnnstore.sampling.sampler import NeighborSampler
+from gnnstore.sampling.neighbor import NeighborSampler
 from gnnstore.seeds.kinds import labels_of
 from gnnstore.threads import ordered_map
 

@@ -27,11 +27,12 @@ from gnnstore.sampling.neighbor import (
     BatchRequest,
     EdgeType,
     IndexDtype,
+    NeighborSampler,
     Sample,
     SamplingConfig,
     sampling_errors,
 )
-from gnnstore.sampling.sampler import COLUMNS, Column, NeighborSampler, SampledTypes
+from gnnstore.sampling.sampled_graph import COLUMNS, Column, SampledTypes
 from gnnstore.threads import Workers
 
 # Positions of whole in-neighbour lists that are requested at once: 8 MB, and as many bytes for

@@ -2,18 +2,20 @@
 
 The batch is a pure function of (graph, seeds, options, seed, epoch, batch number): draws are keyed
 by these, by the hop and by the node, and are never taken from a stream. So threads, workers and
-resumed runs agree, and a batch can be sampled long before it is needed. The kernel does the work;
-this module checks its arguments and explains its errors.
+resumed runs agree, and a batch can be sampled long before it is needed. A hop expands what the hop
+before found along each edge type, in the order of the store; the type's number there keys draws as
+well. The kernel does the work; this module checks its arguments and explains its errors.
 """
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import (
     Any,
+    ClassVar,
     Literal,
     NamedTuple,
     Self,
@@ -25,6 +27,7 @@ from typing import (
 import numpy as np
 import numpy.typing as npt
 
+from gnnstore import _core
 from gnnstore.errors import (
     CorruptStoreError,
     InputError,
@@ -33,7 +36,10 @@ from gnnstore.errors import (
     truth,
     whole_number,
 )
+from gnnstore.formats.store.csc import Csc
 from gnnstore.formats.store.schema import EDGE_TYPE
+from gnnstore.sampling.sampled_graph import COLUMNS, SampledTypes
+from gnnstore.sampling.temporal import times_of_seeds
 
 SubgraphType = Literal["directional", "bidirectional", "induced"]
 IndexDtype = Literal["int64", "int32"]
@@ -51,6 +57,14 @@ V = TypeVar("V")
 # after the last, int64 [n] each, ascending; `EdgeFinder.excluding` gives them.
 Excluded = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int64]]
 
+# The kernels' results: ids, trees and nodes by hop of each node type; local ids, positions and
+# edges by hop of each edge type.
+TypedArrays = tuple[
+    list[tuple[npt.NDArray[Any], Int64Array | None, list[int]]],
+    list[tuple[npt.NDArray[Any], Int64Array, list[int]]],
+]
+
+MAX_HOPS = 256  # with several edge types, since the hop has 8 bits in the key of draws
 _WORD = 2**64  # the key of a draw consists of unsigned 64-bit words
 
 
@@ -291,22 +305,6 @@ def sampling_errors(source: str, num_nodes: int) -> Iterator[None]:
         ) from error
 
 
-def seeds_alone(
-    seeds: npt.NDArray[np.int64], config: SamplingConfig, index_dtype: IndexDtype
-) -> Sample:
-    """Return the sample of no hops, which needs no graph."""
-    is_directional = config.subgraph_type == "directional"
-    return Sample.of_one_type(
-        seeds.astype(index_dtype),
-        np.empty((2, 0), index_dtype),
-        np.empty(0, np.int64),
-        num_seeds=len(seeds),
-        batch=np.arange(len(seeds)) if config.disjoint else None,
-        num_sampled_nodes=[len(seeds)] if is_directional else None,
-        num_sampled_edges=[] if is_directional else None,
-    )
-
-
 def _checked_fanouts(
     fanouts: Sequence[int] | Mapping[EdgeType, Sequence[int]],
 ) -> tuple[int, ...] | dict[EdgeType, tuple[int, ...]]:
@@ -358,3 +356,134 @@ def as_seeds(seeds: Any) -> npt.NDArray[np.int64]:
             f"got an array of {array.dtype} of shape {array.shape}"
         )
     return np.ascontiguousarray(array, dtype=np.int64)
+
+
+class NeighborSampler:
+    """Samples subgraphs of one graph with one configuration.
+
+    Seeds are an array [B] if there is one node type, else arrays by node type. Holds no state
+    between batches; any number of threads may sample at once, each in the thread that calls.
+    """
+
+    # Whether batches that are known ahead are best sampled together, in one thread; else one by
+    # one, in many.
+    samples_together: ClassVar[bool] = False
+
+    def __init__(
+        self, graph: SampledTypes | Csc, config: SamplingConfig, index_dtype: IndexDtype = "int64"
+    ) -> None:
+        types = SampledTypes.of_one_type(graph) if isinstance(graph, Csc) else graph
+        check_choice("index_dtype", index_dtype, get_args(IndexDtype))
+        most = max(0, *types.num_nodes.values(), *(csc.num_src for csc in types.edges.values()))
+        if index_dtype == "int32" and most > 2**31:
+            raise UsageError(
+                f"the node ids of {types.label} ({most} nodes of a type) do not fit in int32; use "
+                "index_dtype='int64'"
+            )
+        if len(types.edges) > 1 and config.num_hops > MAX_HOPS:
+            raise UsageError(
+                f"graphs of several edge types are sampled in {MAX_HOPS} hops at most; got "
+                f"{config.num_hops} fan-outs"
+            )
+        self.types = types
+        self.config = config
+        self.num_nodes = sum(types.num_nodes.values())
+        self.index_dtype: IndexDtype = index_dtype
+        self.graph = types.kernel(config.fanouts_of, on_disk=self.samples_together)
+
+    def sample(self, seeds: Any, *, epoch: int, batch: int, **options: Any) -> Sample:
+        """Sample the subgraph of some seed nodes; options are those of `BatchRequest`."""
+        return self.draw(BatchRequest(seeds, epoch, batch, **options))
+
+    def draw(self, request: BatchRequest) -> Sample:
+        """Sample the subgraph of a request."""
+        seeds, options = self.kernel_arguments(request)
+        with sampling_errors(self.types.label, self.num_nodes):
+            arrays = self.graph.sample(seeds, **options)
+        return self.as_sample(arrays, sum(len(ids) for ids, *_ in seeds))
+
+    def sample_many(
+        self,
+        requests: Iterable[BatchRequest],
+        *,
+        memory_bytes: int,  # noqa: ARG002 - for those that sample together
+        num_threads: int = 1,  # noqa: ARG002
+    ) -> Iterator[Sample]:
+        """Sample batches that are known ahead, in order."""
+        return map(self.draw, requests)
+
+    def kernel_arguments(self, request: BatchRequest) -> tuple[list[Any], dict[str, Any]]:
+        """Return the seeds of a request by node type, and the options of the kernels."""
+        seeds, epoch, batch, excluded, times, places = request
+        config = self.config
+        return self.seed_arrays(seeds, times, places), {
+            "seed": config.seed,
+            "epoch": check_word("epoch", epoch),
+            "batch": check_word("batch", batch),
+            "replace": config.replace,
+            "disjoint": config.disjoint,
+            "induced": config.subgraph_type == "induced",
+            "latest": config.temporal_strategy == "last",
+            "window": config.time_window or 0,
+            "index_dtype": self.index_dtype,
+            "excluded": self.excluded_arrays(excluded),
+        }
+
+    def seed_arrays(
+        self, seeds: Any, times: Any, places: Any
+    ) -> list[tuple[Int64Array, Int64Array, Int64Array | None]]:
+        """Return ids, places and times for each node type; the order of mappings numbers trees."""
+        names = self.types.num_nodes
+        ids = {name: as_seeds(of) for name, of in self._by_node_type(seeds).items()}
+        if places is None:
+            first, trees = 0, {}
+            for name, own in ids.items():
+                trees[name] = np.arange(first, first + len(own))
+                first += len(own)
+        else:
+            by_type = self._by_node_type(places)
+            trees = {name: np.ascontiguousarray(own, np.int64) for name, own in by_type.items()}
+        none = np.empty(0, np.int64)
+        if (time_attr := self.config.time_attr) is None:
+            return [(ids.get(name, none), trees.get(name, none), None) for name in names]
+        given = None if times is None else self._by_node_type(times)
+        own_times = times_of_seeds(ids, given, self.types.node_times, time_attr)
+        return [tuple(of.get(name, none) for of in (ids, trees, own_times)) for name in names]  # type: ignore[misc]
+
+    def _by_node_type(self, values: Any) -> dict[NodeType, Any]:
+        """Return seeds, or what belongs to them, by node type; else they are of the only type."""
+        if isinstance(values, Mapping):
+            return dict(values)
+        (name,) = self.types.num_nodes
+        return {name: values}
+
+    def excluded_arrays(self, excluded: Any) -> list[Any] | None:
+        """Return excluded edges for each edge type."""
+        if excluded is None or not isinstance(excluded, Mapping):
+            return None if excluded is None else [excluded]
+        return [excluded.get(edge_type) for edge_type in self.types.edges]
+
+    def stream_dtype(self, stream: tuple[int, int]) -> np.dtype[Any]:
+        """Return the type of the elements of a stream of `StagedBatch`."""
+        edge_type, column = list(self.types.edges)[stream[0]], COLUMNS[stream[1]]
+        return self.types.column(edge_type, column).dtype
+
+    def as_sample(self, arrays: TypedArrays, num_seeds: int) -> Sample:
+        """Return the subgraph that a kernel has sampled; of one type with its reverse edges."""
+        config = self.config
+        nodes = dict(zip(self.types.num_nodes, arrays[0], strict=True))
+        edges = dict(zip(self.types.edges, arrays[1], strict=True))
+        if config.subgraph_type == "bidirectional" and len(nodes) == len(edges) == 1:
+            (((n_id, *_),), ((of, (index, positions, hops)),)) = nodes.values(), edges.items()
+            edges = {of: (*_core.add_reverse_edges(index, positions, len(n_id)), hops)}
+        has_hops = config.subgraph_type == "directional"
+        return Sample(
+            {name: n_id for name, (n_id, _, _) in nodes.items()},
+            {of: EdgeSample(index, positions) for of, (index, positions, _) in edges.items()},
+            {name: tree for name, (_, tree, _) in nodes.items() if tree is not None}
+            if config.disjoint
+            else None,
+            {name: num for name, (_, _, num) in nodes.items()} if has_hops else None,
+            {of: num for of, (_, _, num) in edges.items()} if has_hops else None,
+            num_seeds,
+        )

@@ -16,7 +16,7 @@ from gnnstore.formats.store.csc import Csc, TopologyMode, load_column
 from gnnstore.formats.store.reader import StoreReader
 from gnnstore.formats.store.schema import EdgeType, EdgeTypeSpec, NodeTypeSpec, Schema
 from gnnstore.sampling.neighbor import SamplingConfig
-from gnnstore.sampling.sampler import Column, SampledTypes
+from gnnstore.sampling.sampled_graph import Column, SampledTypes
 from gnnstore.sampling.temporal import TimeColumns
 
 ColumnSpecs = dict[tuple["EdgeType", Column], "AttributeSpec"]

@@ -11,7 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from gnnstore.errors import UsageError
-from gnnstore.sampling.neighbor import Int64Array, NodeType
+
+Int64Array = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,11 +55,11 @@ class NodeTimes:
 
 
 def times_of_seeds(
-    ids: Mapping[NodeType, Int64Array],
-    given: Mapping[NodeType, Any] | None,
-    node_times: Mapping[NodeType, Int64Array],
+    ids: Mapping[str, Int64Array],
+    given: Mapping[str, Any] | None,
+    node_times: Mapping[str, Int64Array],
     time_attr: str,
-) -> dict[NodeType, Int64Array]:
+) -> dict[str, Int64Array]:
     """Return the times of seeds by type: those given, else those of the nodes."""
     found = {}
     for name, own in ids.items():

@@ -10,7 +10,7 @@ from gnnstore.formats.packed.manifest import KIND
 from gnnstore.registry import Registry
 from gnnstore.seeds.base import SeedLabels
 from gnnstore.seeds.link_labels import LinkLabels, TypedLinkLabels
-from gnnstore.seeds.node_labels import NodeLabels, TimedNodeLabels, TypedNodeLabels
+from gnnstore.seeds.nodes import NodeLabels, TimedNodeLabels, TypedNodeLabels
 
 SEED_KINDS: Registry[type[SeedLabels]] = Registry(
     (NodeLabels, TimedNodeLabels, TypedNodeLabels, LinkLabels, TypedLinkLabels)

@@ -22,8 +22,7 @@ from gnnstore.formats.store.csc import Csc
 from gnnstore.graph.edge_splits import EdgeSplits
 from gnnstore.graph.shared import shared_tables
 from gnnstore.graph.store import GraphStore
-from gnnstore.sampling.edges import EdgeFinder
-from gnnstore.sampling.sampler import reverse_of
+from gnnstore.sampling.edges import EdgeFinder, reverse_of
 from gnnstore.seeds.base import BatchKey, Int64Array, Seeds
 from gnnstore.seeds.edges import GivenEdges
 from gnnstore.seeds.link_labels import LinkLabels, TypedLinkLabels, bytes_of

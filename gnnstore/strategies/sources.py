@@ -17,8 +17,7 @@ if TYPE_CHECKING:
     from gnnstore.formats.arrays.spec import AttributeSpec
     from gnnstore.formats.store.schema import EdgeType
     from gnnstore.pipeline.stats import LoaderStats
-    from gnnstore.sampling.neighbor import SamplingConfig
-    from gnnstore.sampling.sampler import NeighborSampler
+    from gnnstore.sampling.neighbor import NeighborSampler, SamplingConfig
     from gnnstore.seeds.base import SeedSource
     from gnnstore.strategies.loader_spec import EdgeIds, LoaderSpec
     from gnnstore.strategies.sizes.placement import Placement

@@ -20,8 +20,7 @@ from gnnstore.errors import CorruptStoreError
 from gnnstore.formats.arrays.dtypes import id_dtype
 from gnnstore.formats.store.csc import Csc
 from gnnstore.sampling.compact import ONE_TYPE, CompactSample, Types
-from gnnstore.sampling.neighbor import EdgeSample, Sample, SamplingConfig
-from gnnstore.sampling.sampler import NeighborSampler
+from gnnstore.sampling.neighbor import EdgeSample, NeighborSampler, Sample, SamplingConfig
 from tests.support.effort import examples
 
 # Sizes of the whole graph: its own, and those from which on ids no longer fit in int32.

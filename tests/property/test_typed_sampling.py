@@ -18,8 +18,8 @@ from gnnstore.errors import CorruptStoreError
 from gnnstore.formats.store.by_column import integer_weights, places_by_time, sums_by_column
 from gnnstore.formats.store.csc import Csc
 from gnnstore.sampling.disk import DiskNeighborSampler, StagedBatch
-from gnnstore.sampling.neighbor import BatchRequest, Sample, SamplingConfig
-from gnnstore.sampling.sampler import COLUMNS, NeighborSampler, SampledTypes
+from gnnstore.sampling.neighbor import BatchRequest, NeighborSampler, Sample, SamplingConfig
+from gnnstore.sampling.sampled_graph import COLUMNS, SampledTypes
 from gnnstore.sampling.temporal import TimeColumns
 from gnnstore.testing.twins.sampling import (
     DrawKey,

@@ -28,8 +28,7 @@ from gnnstore.pipeline.order.keyed import KeyedOrder, SeededShuffle
 from gnnstore.pipeline.order.state import Position
 from gnnstore.seeds.kinds import labels_of
 from gnnstore.seeds.link_labels import LinkLabels
-from gnnstore.seeds.node_labels import NodeLabels
-from gnnstore.seeds.nodes import resolve_input_nodes
+from gnnstore.seeds.nodes import NodeLabels, resolve_input_nodes
 from tests.support.effort import choose
 from tests.support.forks import ForkServer
 from tests.support.stores import write_example_store

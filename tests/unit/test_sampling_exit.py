@@ -10,7 +10,7 @@ import threading, time
 import numpy as np
 from gnnstore.formats import Csc
 from gnnstore.sampling.neighbor import SamplingConfig
-from gnnstore.sampling.sampler import NeighborSampler
+from gnnstore.sampling.neighbor import NeighborSampler
 
 rng = np.random.default_rng(0)
 indptr = np.arange(0, 200_001, 20, dtype=np.int64)

@@ -19,8 +19,8 @@ from gnnstore.formats.store.by_column import places_by_time
 from gnnstore.formats.store.csc import Csc
 from gnnstore.graph.store import GraphStore
 from gnnstore.sampling.disk import DiskNeighborSampler
-from gnnstore.sampling.neighbor import BatchRequest, Sample, SamplingConfig
-from gnnstore.sampling.sampler import NeighborSampler, SampledTypes
+from gnnstore.sampling.neighbor import BatchRequest, NeighborSampler, Sample, SamplingConfig
+from gnnstore.sampling.sampled_graph import SampledTypes
 from gnnstore.sampling.temporal import NodeTimes, TimeColumns
 from gnnstore.seeds.negatives import Negatives
 

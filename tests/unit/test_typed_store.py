@@ -23,9 +23,8 @@ from gnnstore.formats.store.reader import StoreReader
 from gnnstore.graph.shared import shared_tables
 from gnnstore.graph.sizes import StoreSizes
 from gnnstore.sampling.compact import CompactSample, Types
-from gnnstore.sampling.neighbor import EdgeSample, Sample, SamplingConfig
+from gnnstore.sampling.neighbor import EdgeSample, NeighborSampler, Sample, SamplingConfig
 from gnnstore.sampling.row_space import RowSpace
-from gnnstore.sampling.sampler import NeighborSampler
 from tests.support.stores import (
     CITES,
     WRITES,

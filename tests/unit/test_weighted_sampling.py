@@ -18,8 +18,8 @@ from gnnstore.errors import CorruptStoreError
 from gnnstore.formats.store.by_column import integer_weights, sums_by_column
 from gnnstore.formats.store.csc import Csc
 from gnnstore.graph.store import GraphStore
-from gnnstore.sampling.neighbor import Sample, SamplingConfig
-from gnnstore.sampling.sampler import NeighborSampler, SampledTypes
+from gnnstore.sampling.neighbor import NeighborSampler, Sample, SamplingConfig
+from gnnstore.sampling.sampled_graph import SampledTypes
 from tests.support.effort import choose
 
 NODE, EDGE = "node", ("node", "to", "node")

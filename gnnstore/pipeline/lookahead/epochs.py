@@ -22,8 +22,7 @@ from gnnstore.pipeline.batch import Batch, EpochRun, Samplers, SamplingSource
 from gnnstore.pipeline.lookahead.next_superbatch import MadeAhead, NextSuperbatch
 from gnnstore.pipeline.lookahead.producer import LookaheadJob, Producer, Session
 from gnnstore.pipeline.lookahead.superbatch import EpochSlice, PlannedPlace
-from gnnstore.sampling.neighbor import SamplingConfig
-from gnnstore.sampling.sampler import NeighborSampler
+from gnnstore.sampling.neighbor import NeighborSampler, SamplingConfig
 from gnnstore.seeds.base import SeedSource
 from gnnstore.threads import ordered_map
 

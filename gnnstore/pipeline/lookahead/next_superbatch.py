@@ -13,7 +13,7 @@ from functools import partial
 from gnnstore.pipeline.batch import Batch, EpochRun
 from gnnstore.pipeline.lookahead.producer import Producer
 from gnnstore.pipeline.lookahead.superbatch import EpochSlice, Superbatch
-from gnnstore.sampling.sampler import NeighborSampler
+from gnnstore.sampling.neighbor import NeighborSampler
 from gnnstore.threads import THREAD_NAME, Background, Finalizer
 
 _log = logging.getLogger(__name__)

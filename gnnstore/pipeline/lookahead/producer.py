@@ -42,9 +42,8 @@ from gnnstore.pipeline.lookahead.superbatch import (
 )
 from gnnstore.pipeline.superbatch_size import SuperbatchSize
 from gnnstore.sampling.compact import CompactSample, Types
-from gnnstore.sampling.neighbor import BatchRequest, IndexDtype
+from gnnstore.sampling.neighbor import BatchRequest, IndexDtype, NeighborSampler
 from gnnstore.sampling.row_space import RowSpace
-from gnnstore.sampling.sampler import NeighborSampler
 from gnnstore.seeds.base import SeedSource
 from gnnstore.threads import CancelledError, Flag, ordered_map
 
