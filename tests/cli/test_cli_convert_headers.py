@@ -319,7 +319,7 @@ def test_ogb_takes_parts_that_were_unpacked(run: Any, tmp_path: Path, ending: st
         write(stem, text)
     words = ("convert", "ogb", tmp_path / "ogbn", tmp_path / "o.gnn", "--overwrite")
     done = run(*words)
-    assert "there is no node-feat.csv.gz: the store has no x" in done.stderr
+    assert "there are no features: the store has no x" in done.stderr
     write("node-feat", "1,2\n3,4\n", ".csv")
     write("edge-feat", "5\n", ".csv.gz")
     assert run(*words).status == 0

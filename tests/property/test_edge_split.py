@@ -216,10 +216,10 @@ def test_seeds_give_other_splits_and_undirectedness_is_found(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("fractions", "message"),
     [
-        ((0.8, 0.2, 0.1), "sum to 1.1"),
-        ((0.8, -0.1, 0.1), "each from 0 to 1"),
+        ((0.8, 0.2, 0.1), "a sum of at most 1"),
+        ((0.8, -0.1, 0.1), "fractions=0.8,-0.1,0.1"),
         ((0.8, 0.2), "train, valid and test"),
-        ((0.8, float("nan"), 0.1), "each from 0 to 1"),
+        ((0.8, float("nan"), 0.1), "fractions=0.8,nan,0.1"),
         ((0.0, 0.5, 0.5), "above 0 for train"),
         ((1.0, 0.0, 0.0), "above 0 for train, and for valid or test"),
     ],

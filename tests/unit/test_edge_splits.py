@@ -223,7 +223,7 @@ class TestLoading:
 
     def test_errors_list_what_there_is(self, tmp_path: Path) -> None:
         store = gnnstore.open(write(tmp_path / "a.gnn", valid=VALID))
-        with pytest.raises(NoSplitError, match="its edge splits: valid; the edges of the graph"):
+        with pytest.raises(NoSplitError, match="its edge splits: valid; its own edges are"):
             gnnstore.LinkNeighborLoader(store, [], "tset")
         with pytest.raises(NotFoundError, match="there are: year, edge_attr"):
             gnnstore.LinkNeighborLoader(store, [], "valid", edge_label_attrs=["month"])

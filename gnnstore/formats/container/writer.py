@@ -425,7 +425,9 @@ def _can_continue(kind: type[Manifest], fingerprint: Mapping[str, Any], director
 
 
 def _flat(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the values in JSON objects, by the names on their way."""
+    """Yield the values in JSON objects and lists of them, by the names on their way."""
+    if isinstance(value, list) and any(isinstance(item, dict | list) for item in value):
+        value = {str(place): item for place, item in enumerate(value)}
     if isinstance(value, Mapping):
         for key, item in value.items():
             yield from _flat(item, f"{name}.{key}" if name else key)
