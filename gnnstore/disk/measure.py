@@ -113,7 +113,10 @@ def _measured(path: Path, identity: str, progress: Progress | None) -> DevicePro
         if before.is_direct and not profile.is_direct:
             raise StorageError("it can be read only through the page cache")
     except (GnnstoreError, OSError) as error:
-        _log.info("the disk below %s cannot be measured (%s); %s", path, error, _described(before))
+        used = f"rates are those of a profile of {before.measured_at}"
+        if before.measured_at == "never":
+            used = "rates of flash are assumed"
+        _log.info("the disk below %s cannot be measured (%s); %s", path, error, used)
         _kept[identity] = before
         return before
     try:
@@ -127,15 +130,6 @@ def _measured(path: Path, identity: str, progress: Progress | None) -> DevicePro
 def _assumed(identity: str) -> DeviceProfile:
     where, rate = ("unknown", "unknown", "unknown", "assumed"), _ASSUMED_BYTES_PER_SECOND
     return DeviceProfile(identity, *where, False, "never", rate, rate, _ASSUMED_READS)
-
-
-def _described(profile: DeviceProfile) -> str:
-    """Return how a profile is used, for a message."""
-    in_order = format_size(int(profile.sequential_read_bytes_per_second))
-    rates = f"{in_order} a second in order and {profile.best_rate(4 << 10):,.0f} reads a second"
-    if profile.measured_at == "never":
-        return f"{rates} are assumed"
-    return f"the measurements of {profile.measured_at} are used: {rates}"
 
 
 @contextmanager
@@ -179,7 +173,12 @@ def measure_disk(
         raise UsageError(f"seconds={seconds} is no time to measure in; give a positive number")
     if num_bytes < _MIB:
         raise UsageError(f"a file of {num_bytes} bytes is too small to measure with; give 1 MiB")
-    directory = _directory_of(Path(path))
+    directory = Path(path)
+    if directory.is_file():
+        directory = directory.absolute().parent
+    if not directory.is_dir():
+        advice = "give a directory on the mounted file system, not the device below it"
+        raise NotFoundError(f"{directory}: no such file or directory; {advice}", path=directory)
     size = min(num_bytes, free_bytes(directory) // _FREE_SHARE) // _MIB * _MIB
     if size < _MIB:
         raise NoSpaceError(
@@ -242,19 +241,6 @@ def measure_disk(
     )
     seconds = perf_counter() - started
     return DiskMeasurement(profile, str(directory), choice.reason, written, seconds, tuple(remarks))
-
-
-def _directory_of(path: Path) -> Path:
-    if path.is_dir():
-        return path
-    if path.is_file():
-        return path.absolute().parent
-    if not path.exists():
-        raise NotFoundError(f"{path}: no such file or directory", path=path)
-    raise UsageError(
-        f"{path} is neither a directory nor a file; give a directory on the mounted file system, "
-        "not the device below it"
-    )
 
 
 @contextmanager

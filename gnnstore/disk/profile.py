@@ -12,21 +12,21 @@ import json
 import logging
 import os
 import re
+import secrets
 import zlib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from gnnstore.disk.user_cache import user_cache_directory, write_whole
-from gnnstore.errors import CorruptStoreError, storage_errors
+from gnnstore.errors import CorruptStoreError, StorageError, storage_errors
 from gnnstore.formats.container.files import read_small
 from gnnstore.formats.container.strict_json import parse_object
 
 _FORMAT_VERSION = 1
 # A profile takes 2 kB; a file that is far larger is something else.
 _MAX_FILE_BYTES = 1 << 20
-_MIN_RATE, _MAX_RATE = 1e-4, 1e15
+_MIN_RATE = 1e-4
 
 # The two block sizes that fix the line through a disk's times. Smaller blocks are
 # padded to 4 KiB inside most drives; at 64 KiB most reach their full bandwidth.
@@ -159,7 +159,7 @@ class DeviceProfile:
 
     @classmethod
     def from_document(cls, document: Mapping[str, Any]) -> DeviceProfile:
-        """Return the profile of JSON values; raise an error of Python's if they are no such."""
+        """Return the profile of JSON values."""
         random = {
             int(block): {int(depth): float(rate) for depth, rate in rates.items()}
             for block, rates in document["random_reads_per_second"].items()
@@ -167,17 +167,22 @@ class DeviceProfile:
         found = cls(**{**document, "random_reads_per_second": random})
         rates = [rate for of in random.values() for rate in of.values()]
         rates += [found.sequential_read_bytes_per_second, found.sequential_write_bytes_per_second]
-        # Between one an hour and far beyond any disk: nothing computed from a rate may overflow.
         if not (random[_SMALL_BYTES] and random[_LARGE_BYTES] and min(rates) >= _MIN_RATE):
             raise ValueError(f"rates for {_SMALL_BYTES} and {_LARGE_BYTES} bytes were expected")
-        if max(rates) > _MAX_RATE:
-            raise ValueError(f"a rate of {max(rates)} is that of no disk")
         return found
 
 
 def profile_path(filesystem: str) -> Path:
-    """Return the path of a file system's profile: `devices/ID.json` in the user's cache."""
-    return user_cache_directory("devices") / f"{filesystem}.json"
+    """Return the path of a file system's profile: `$XDG_CACHE_HOME/gnnstore/devices/ID.json`."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    if not cache.is_absolute():
+        try:
+            cache = Path.home() / ".cache"
+        except RuntimeError:
+            raise StorageError(
+                "there is no home directory to keep measurements of disks in; set XDG_CACHE_HOME"
+            ) from None
+    return cache / "gnnstore" / "devices" / f"{filesystem}.json"
 
 
 def load_profile(path: str | os.PathLike[str]) -> DeviceProfile | None:
@@ -213,8 +218,15 @@ def save_profile(profile: DeviceProfile) -> Path:
     file = profile_path(profile.filesystem_id)
     document = {"format_version": _FORMAT_VERSION, "profile": profile.to_document()}
     text = json.dumps(document, indent=2, allow_nan=False) + "\n"
+    whole = file.with_name(f".{file.name}.{secrets.token_hex(4)}")
     with storage_errors("keep the measurements", file):
-        write_whole(file, [text.encode()])
+        file.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            whole.write_text(text)
+            whole.replace(file)  # readers see the new file or the old one, never a part
+        except BaseException:
+            whole.unlink(missing_ok=True)
+            raise
     return file
 
 

@@ -8,7 +8,6 @@ a directory in the same place removes those whose lock it can take
 
 from __future__ import annotations
 
-import errno
 import logging
 import os
 import secrets
@@ -19,7 +18,7 @@ from pathlib import Path
 from typing import Self
 
 from gnnstore import _core
-from gnnstore.errors import NoSpaceError, NotFoundError, StorageError
+from gnnstore.errors import storage_errors
 from gnnstore.formats.container.files import directory_bytes
 from gnnstore.formats.container.workdir import RUN_PREFIX, locked, make_locked, run_directories
 
@@ -42,10 +41,9 @@ class RunDirectory:
         """Make a directory, and sweep those that killed runs left in `parent`."""
         parent = parent.absolute()
         sweep_stale(parent)
-        try:
+        doing = f"make a directory for {purpose} (any that you may write to will do)"
+        with storage_errors(doing, parent):
             return cls(*make_locked(parent, RUN_PREFIX, 0o700))
-        except OSError as error:
-            raise _create_error(error, parent, purpose) from error
 
     def __enter__(self) -> Self:
         return self
@@ -111,13 +109,3 @@ def _remove(path: Path) -> bool:
     """Delete a directory, and return whether it is gone."""
     _core.remove_tree(path)
     return not path.exists()
-
-
-def _create_error(error: OSError, parent: Path, purpose: str) -> OSError:
-    reason = error.strerror or str(error)
-    what = f"cannot make a directory for {purpose} in {parent}: {reason}"
-    if error.errno == errno.ENOENT:
-        return NotFoundError(f"{what}. Make it, or choose one that exists", path=parent)
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return NoSpaceError(f"{what}. Free some space, or choose another disk", path=parent)
-    return StorageError(f"{what}. Choose a directory that you may write to", path=parent)

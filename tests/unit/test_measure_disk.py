@@ -399,7 +399,7 @@ def test_space_that_runs_out_is_given_back(
 def test_wrong_arguments(place: Path) -> None:
     with pytest.raises(NotFoundError, match="no such file or directory"):
         quick(place / "missing")
-    with pytest.raises(UsageError, match="not the device"):
+    with pytest.raises(NotFoundError, match="not the device"):
         quick(Path("/dev/null"))
     for seconds in (0, -1, math.nan):
         with pytest.raises(UsageError, match="positive"):
