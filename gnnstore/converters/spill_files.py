@@ -12,8 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gnnstore.errors import CorruptStoreError, storage_errors
-from gnnstore.formats.container.files import fill_at
-from gnnstore.formats.container.regular_files import open_regular
+from gnnstore.formats.container.files import fill_at, open_regular
 
 
 def read_exactly(
@@ -21,7 +20,7 @@ def read_exactly(
 ) -> None:
     """Fill an array with bytes of a file; `what` names the file in an error."""
     with storage_errors(f"read {what}", path):
-        file = open_regular(path, error=CorruptStoreError)
+        file = open_regular(path)
         try:
             done = fill_at(file, out.data, offset)
         finally:
@@ -56,7 +55,7 @@ class SpillDirectory:
         """Append an array, or bytes, to a file."""
         path, flags = self.path / name, os.O_WRONLY | os.O_APPEND | os.O_CREAT
         with storage_errors(f"write {self._what}", path):
-            file = open_regular(path, flags, error=CorruptStoreError)
+            file = open_regular(path, flags)
             with open(file, "ab") as stream:  # noqa: PTH123 - a descriptor
                 stream.write(data if isinstance(data, bytes) else np.ascontiguousarray(data).data)
 

@@ -11,15 +11,14 @@ from __future__ import annotations
 import errno
 import logging
 import os
-import threading
 from dataclasses import dataclass
 from pathlib import Path
 from weakref import WeakValueDictionary
 
 from gnnstore import _core
 from gnnstore.disk.profile import ReadTuning, filesystem_id, load_profile, tune_reads
-from gnnstore.errors import CorruptStoreError, UsageError, check_choice, storage_errors
-from gnnstore.formats.container.regular_files import open_binary
+from gnnstore.errors import UsageError, check_choice, storage_errors
+from gnnstore.formats.container.files import open_binary
 
 ENGINES = ("io_uring", "pread", "mmap")  # the fastest first
 ENVIRONMENT_VARIABLE = "GNNSTORE_IO_ENGINE"
@@ -134,7 +133,7 @@ def _check_readable(path: Path) -> None:
     """Raise if the file cannot be read by any engine."""
     with (
         storage_errors("read", path),
-        open_binary(path, error=CorruptStoreError) as file,
+        open_binary(path) as file,
     ):
         if not file.read(1):
             raise OSError(errno.EIO, "the file is empty, so no engine can be tried on it")
@@ -175,15 +174,6 @@ def remedy_for(name: str, error: OSError) -> str:
 # it has threads that read, however many loaders it has.
 _readers: WeakValueDictionary[tuple[str, ReadTuning], _core.Reader] = WeakValueDictionary()
 _said: set[str] = set()
-_lock = threading.Lock()
-
-
-def _renew_lock() -> None:
-    global _lock  # noqa: PLW0603 - another thread may have held it when the process forked
-    _lock = threading.Lock()
-
-
-os.register_at_fork(after_in_child=_renew_lock)
 
 
 def open_engine(path: Path, forced: str | None = None) -> Engine:
@@ -205,19 +195,15 @@ def open_engine(path: Path, forced: str | None = None) -> Engine:
 
 def _reader(name: str, tuning: ReadTuning) -> _core.Reader:
     """Return the reader with these settings."""
-    with _lock:
-        reader = _readers.get((name, tuning))
-        if reader is None:
-            reader = _core.Reader(
-                name, queue_depth=tuning.queue_depth, max_read_bytes=tuning.max_read_bytes
-            )
-            _readers[name, tuning] = reader
-        return reader
+    reader = _readers.get((name, tuning))
+    if reader is None:
+        reader = _readers[name, tuning] = _core.Reader(
+            name, queue_depth=tuning.queue_depth, max_read_bytes=tuning.max_read_bytes
+        )
+    return reader
 
 
 def _say_once(level: int, message: str) -> None:
-    with _lock:
-        if message in _said:
-            return
+    if message not in _said:
         _said.add(message)
-    _log.log(level, "%s", message)
+        _log.log(level, "%s", message)

@@ -14,7 +14,6 @@ import logging
 import mmap
 import os
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -79,7 +78,6 @@ Draw = Callable[[int], npt.NDArray[np.int64]]  # offsets in bytes, of a number o
 
 _log = logging.getLogger(__name__)
 _kept: dict[str, DeviceProfile] = {}  # profiles that could not be saved, for the process
-_lock = threading.Lock()
 
 
 def disk_profile(path: Path, progress: Progress | None = None) -> DeviceProfile:
@@ -88,12 +86,11 @@ def disk_profile(path: Path, progress: Progress | None = None) -> DeviceProfile:
     Measuring takes some seconds, once in 30 days for each file system.
     """
     identity = filesystem_id(path)
-    with _lock:
-        found = _kept.get(identity) or _recent(path, identity)
-        if found is None:
-            with _alone(identity):
-                found = _recent(path, identity) or _measured(path, identity, progress)
-        return found
+    found = _kept.get(identity) or _recent(path, identity)
+    if found is None:
+        with _alone(identity):  # a thread or process
+            found = _recent(path, identity) or _measured(path, identity, progress)
+    return found
 
 
 def _recent(path: Path, identity: str) -> DeviceProfile | None:

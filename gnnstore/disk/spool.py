@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import errno
 import math
-import os
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -50,9 +49,7 @@ class MemorySpool:
 
     def append(self, i: int, arrays: Sequence[npt.NDArray[Any]]) -> None:
         """Keep the arrays of batch i."""
-        given = list(arrays)
-        if self._records.setdefault(i, given) is not given:
-            raise UsageError(f"the arrays of batch {i} are there already")
+        self._records[i] = list(arrays)
 
     def read(self, i: int) -> list[npt.NDArray[Any]]:
         """Return the arrays of batch i themselves."""
@@ -74,7 +71,7 @@ class FileSpool:
     """Keeps vectors of int32 and int64 in one file, in the order in which threads append them.
 
     Positions and checksums are in memory: `SPOOLED_BYTES` for each vector. A process that was
-    forked off may read, but not write. Kernels read and write the file, too.
+    forked off may read. Kernels read and write the file, too.
     """
 
     def __init__(
@@ -90,7 +87,6 @@ class FileSpool:
         self.crcs = np.zeros((num_batches, num_arrays), np.uint32)
         self._are_wide = np.zeros((num_batches, num_arrays), np.bool_)
         self._what = what
-        self._pid = os.getpid()
         with storage_errors("create a file", path):
             self.file = _core.SpillFile(path)
 
@@ -107,16 +103,6 @@ class FileSpool:
 
     def append(self, i: int, arrays: Sequence[npt.NDArray[Any]]) -> None:
         """Write the vectors of batch i at the end of the file."""
-        if os.getpid() != self._pid:
-            raise UsageError(f"{self.path} was made before a fork; write where it was made")
-        if not 0 <= i < self.num_batches or self.counts[i, 0] >= 0:
-            raise UsageError(f"{self.path}: batch {i} is there already, or outside of the spool")
-        for array in arrays:
-            if array.ndim != 1 or array.dtype not in (np.int32, np.int64):
-                raise UsageError(
-                    f"{self.path}: an array of {array.dtype} {list(array.shape)} cannot be kept; "
-                    "only vectors of int32 and int64 can"
-                )
 
         def write() -> None:
             for k, array in enumerate(arrays):

@@ -28,8 +28,7 @@ from gnnstore.converters.inputs.source import (
 )
 from gnnstore.errors import InputError, UsageError, storage_errors
 from gnnstore.formats.arrays.dtypes import STORAGE_DTYPES
-from gnnstore.formats.container.files import fill_at
-from gnnstore.formats.container.regular_files import open_regular
+from gnnstore.formats.container.files import fill_at, open_regular
 
 # Direct reads are of whole blocks of this size, and from here on pay for a second descriptor.
 _ALIGNMENT, _MIN_DIRECT_BYTES = 4096, 2**20

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from gnnstore.errors import InputError, NotFoundError, UsageError, storage_errors
-from gnnstore.formats.container.regular_files import check_regular, open_binary
+from gnnstore.formats.container.files import check_regular, open_binary
 
 PathLike = str | os.PathLike[str]
 

@@ -36,8 +36,7 @@ from gnnstore.features.tables import CachedTables
 from gnnstore.formats.arrays.paged_array import PagedArray
 from gnnstore.formats.arrays.pages import DEFAULT_PAGE_BYTES, PageGeometry, plan_shards
 from gnnstore.formats.arrays.spec import AttributeSpec
-from gnnstore.formats.container.files import fill_at
-from gnnstore.formats.container.regular_files import open_regular
+from gnnstore.formats.container.files import fill_at, open_regular
 from gnnstore.formats.packed.manifest import name_of_batch
 from gnnstore.formats.packed.reader import PackedReader
 from gnnstore.sampling.compact import ONE_TYPE, CompactSample, Types
@@ -243,7 +242,7 @@ class PackedFiles:
         if reader.batches.file_paths:
             path = reader.batches.file_paths[0]
             with storage_errors("open packed epochs", path):
-                self._descriptor = open_regular(path, error=CorruptStoreError)
+                self._descriptor = open_regular(path)
             reader.batches.check_place()
             os.posix_fadvise(self._descriptor, 0, 0, os.POSIX_FADV_SEQUENTIAL)
             weakref.finalize(self, os.close, self._descriptor)

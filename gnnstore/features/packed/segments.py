@@ -34,8 +34,7 @@ from gnnstore.features.packed.chunks import (
 from gnnstore.features.packed.misses import MissTable
 from gnnstore.features.packed.pack import append_missed
 from gnnstore.features.source import FileRows, TypedRows
-from gnnstore.formats.container.files import read_part, write_part
-from gnnstore.formats.container.regular_files import open_regular
+from gnnstore.formats.container.files import open_regular, read_part, write_part
 from gnnstore.formats.packed.manifest import CHECKED_ROWS
 from gnnstore.formats.packed.reader import PackedReader, segment_layout
 
@@ -290,7 +289,7 @@ def _reorder(
     parts = [part for place in divided.segments for part in _parts(place)]
     crcs = np.empty(sum(size for t, size in parts if t == of_type), np.uint32)
     with storage_errors("order the rows of a segment", path):
-        descriptor = open_regular(path, os.O_RDWR, error=CorruptStoreError)
+        descriptor = open_regular(path, os.O_RDWR)
         try:
             begin = end = 0
             for part, (t, size) in enumerate(parts, divided.num_batches):

@@ -23,8 +23,7 @@ from gnnstore.formats.arrays.zarr_metadata import (
     METADATA_FILE,
     parse_compressed,
 )
-from gnnstore.formats.container.files import BLOCK_BYTES, StoredFile, read_small
-from gnnstore.formats.container.regular_files import open_binary
+from gnnstore.formats.container.files import BLOCK_BYTES, StoredFile, open_binary, read_small
 from gnnstore.formats.container.strict_json import parse_object
 
 # Level 3 is zstd's own default: the sizes of label arrays hardly change above it.
@@ -59,7 +58,7 @@ def write_compressed_files(
     target[...] = stored
     files = []
     for file in sorted(directory.iterdir()):
-        with open_binary(file, error=CorruptStoreError) as handle:
+        with open_binary(file) as handle:
             os.fsync(handle.fileno())
         files.append((file.name, file.stat().st_size, _core.crc32c_file(str(file), BLOCK_BYTES)))
     return files

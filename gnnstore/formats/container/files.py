@@ -5,20 +5,26 @@ from __future__ import annotations
 import errno
 import json
 import os
+import stat
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from io import FileIO
 from pathlib import Path
-from typing import Any, NoReturn, TypeAlias
+from typing import Any, BinaryIO, NoReturn, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from gnnstore import _core
-from gnnstore.errors import CorruptStoreError, NoSpaceError, storage_error, storage_errors
-from gnnstore.formats.container.regular_files import open_binary, open_regular
+from gnnstore.errors import (
+    CorruptStoreError,
+    GnnstoreError,
+    NoSpaceError,
+    storage_error,
+    storage_errors,
+)
 from gnnstore.threads import Background
 from gnnstore.units import format_at_least, format_size
 
@@ -118,13 +124,6 @@ class BlockChecksums:
             self._crcs.append(_core.crc32c_blocks(data[:whole], BLOCK_BYTES))
         self._partial_crc = _core.crc32c(data[whole:])
 
-    def copy(self) -> BlockChecksums:
-        """Return a copy with the same state."""
-        copied = BlockChecksums()
-        copied.num_bytes, copied._partial_crc = self.num_bytes, self._partial_crc
-        copied._crcs = list(self._crcs)
-        return copied
-
     @property
     def crcs(self) -> npt.NDArray[np.uint32]:
         """The checksums so far, the last one that of a block that may be short."""
@@ -218,7 +217,7 @@ class ChecksummedFile:
             self._may_be_direct = False
             with suppress(OSError):  # the file system has no direct writes
                 flags = os.O_WRONLY | os.O_DIRECT
-                self._direct = open_regular(self.path, flags, error=CorruptStoreError)
+                self._direct = open_regular(self.path, flags)
             return self._direct is not None and self._put_direct(data, offset)
         done = 0
         while done < len(data):
@@ -311,10 +310,35 @@ def fsync_directory(path: Path) -> None:
         os.close(descriptor)
 
 
+def open_regular(
+    path: str | os.PathLike[str],
+    flags: int = os.O_RDONLY,
+    *,
+    error: type[GnnstoreError] = CorruptStoreError,
+) -> int:
+    """Open a regular file, and return its descriptor; opening a FIFO would wait."""
+    with suppress(FileNotFoundError):
+        check_regular(Path(path), error)
+    return os.open(path, flags | os.O_CLOEXEC, 0o666)
+
+
+def open_binary(
+    path: str | os.PathLike[str], *, error: type[GnnstoreError] = CorruptStoreError
+) -> BinaryIO:
+    """Open a regular file for reading."""
+    return open(open_regular(path, error=error), "rb")
+
+
+def check_regular(path: Path, error: type[GnnstoreError]) -> None:
+    """Refuse an existing path that is no regular file; links are followed."""
+    if not stat.S_ISREG(path.stat().st_mode):
+        raise error(f"{path}: not a regular file; put a file there", path=path)
+
+
 def read_small(path: Path, max_bytes: int) -> bytes:
     """Return the contents of a small file of a sealed directory."""
     try:
-        with open_binary(path, error=CorruptStoreError) as file:
+        with open_binary(path) as file:
             data = file.read(max_bytes + 1)
     except FileNotFoundError:
         raise CorruptStoreError(f"{path}: the file is missing", path=path) from None
@@ -348,18 +372,8 @@ def _files_under(path: Path) -> Iterator[os.stat_result]:
 
 def free_bytes(path: Path) -> int:
     """Return the free bytes of the file system where a path is, or will be."""
-    space = _file_system(path)
+    space = os.statvfs(next(place for place in (path, *path.parents) if place.exists()))
     return space.f_bavail * space.f_frsize
-
-
-def capacity_bytes(path: Path) -> int:
-    """Return the bytes that the file system of a path, or its parent, could hold if empty."""
-    space = _file_system(path)
-    return space.f_blocks * space.f_frsize
-
-
-def _file_system(path: Path) -> os.statvfs_result:
-    return os.statvfs(next(place for place in (path, *path.parents) if place.exists()))
 
 
 def require_space(place: Path, num_bytes: int, doing: str, *remedies: str) -> None:

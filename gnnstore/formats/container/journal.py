@@ -32,9 +32,10 @@ from gnnstore.formats.container.files import (
     BlockCrcs,
     StoredFile,
     crc32c_of,
+    open_binary,
+    open_regular,
     write_all,
 )
-from gnnstore.formats.container.regular_files import open_binary, open_regular
 
 SPILL_DIRECTORY = "spill"
 JOURNAL_FILE = "journal"
@@ -114,7 +115,7 @@ class Journal:
         elif kind == "step":
             self.steps.append(record)
         elif kind == "forget_steps":
-            del self.steps[record["first"] :]
+            self.steps.clear()
             self._shards.clear()
             self._compressed.clear()
         elif kind == "edges":
@@ -226,11 +227,11 @@ class Journal:
         """Record that another step is durable: the end and the crc32c of its part of each array."""
         self._record("step", ends=ends, **values)
 
-    def forget_steps(self, first: int) -> None:
-        """Record that step `first` and later ones are gone, and what was written after them."""
+    def forget_steps(self) -> None:
+        """Record that all steps are gone, and what was written after them."""
         for record in self._shards.values():
             (self.directory / record["array"] / record["file"]).unlink(missing_ok=True)
-        self._record("forget_steps", first=first)
+        self._record("forget_steps")
 
     # ---- the directory
 
@@ -292,7 +293,7 @@ def append_record(path: Path, record: Mapping[str, Any]) -> Record:
     line = encode_record(record)
     with storage_errors("write the journal", path):
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
-        with io.FileIO(open_regular(path, flags, error=CorruptStoreError), "a") as file:
+        with io.FileIO(open_regular(path, flags), "a") as file:
             write_all(file, memoryview(line))
             os.fsync(file.fileno())
     return _decode(line) or {}
@@ -317,7 +318,7 @@ def read_records(path: Path) -> tuple[list[Record], int]:
     """Return the records of a journal up to the first damaged line, and their bytes."""
     records: list[Record] = []
     good_bytes = 0
-    with suppress(OSError, CorruptStoreError), open_binary(path, error=CorruptStoreError) as file:
+    with suppress(OSError, CorruptStoreError), open_binary(path) as file:
         for line in file:
             if (record := _decode(line)) is None:
                 break

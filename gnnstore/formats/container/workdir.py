@@ -9,7 +9,6 @@ that an overwrite had set aside when it stopped, on a file system that cannot ex
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import os
 import re
@@ -22,7 +21,7 @@ from pathlib import Path
 from typing import Literal
 
 from gnnstore import _core
-from gnnstore.errors import UsageError, storage_error
+from gnnstore.errors import UsageError
 from gnnstore.formats.arrays.zarr_metadata import METADATA_FILE
 from gnnstore.formats.container.files import directory_bytes
 from gnnstore.formats.container.journal import JOURNAL_FILE, SPILL_DIRECTORY, Journal
@@ -31,7 +30,6 @@ from gnnstore.formats.container.manifest import CHECKSUMS_ARRAY, KINDS
 # 'gnnstore gc' holds a lock while it measures a directory; a writer holds it for good.
 LOCK_ATTEMPTS = 5
 _LOCK_SECONDS = 0.1
-_WITHOUT_LOCKS = {errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP}  # file systems
 
 State = Literal["running", "resumable", "unfinished", "set aside", "stale"]
 
@@ -160,12 +158,7 @@ def alone_in(path: Path) -> Iterator[None]:
     """Hold the lock of a directory, if it exists; wait for processes that only measure it."""
     try:
         lock = take_lock(path, LOCK_ATTEMPTS)
-    except FileNotFoundError:
-        yield
-        return
-    except OSError as error:
-        if error.errno not in _WITHOUT_LOCKS:  # a link, perhaps
-            raise storage_error(error, "lock", path) from error
+    except OSError:  # there is none, or the file system has no locks
         yield
         return
     if lock is None:

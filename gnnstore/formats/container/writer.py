@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import shutil
@@ -56,8 +55,6 @@ from gnnstore.formats.container.transaction import DirectoryTransaction
 from gnnstore.units import format_size
 
 _MAX_DIFFERENCES = 3  # named in a message
-# Errors of a file system without links, or of a file with as many as it may have.
-_NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK, errno.EXDEV)
 
 
 class SealedWriter:
@@ -232,9 +229,7 @@ class SealedWriter:
                 target.parent.mkdir(parents=True, exist_ok=True)
                 try:
                     os.link(source, target)
-                except OSError as error:
-                    if error.errno not in _NO_LINKS:
-                        raise
+                except OSError:  # a file system without links, or a file with many
                     shutil.copyfile(source, target)
             self._paths.add(directory)
             self._files[entry.path] = (entry.size_bytes, crcs[first:last])

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gnnstore import _core
-from gnnstore.errors import CorruptStoreError, storage_errors
+from gnnstore.errors import storage_errors
 from gnnstore.formats.arrays.pages import DEFAULT_PAGE_BYTES, PageGeometry, plan_shards
 from gnnstore.formats.arrays.spec import AttributeSpec
 from gnnstore.formats.arrays.zarr_metadata import (
@@ -30,12 +30,11 @@ from gnnstore.formats.arrays.zarr_metadata import (
 from gnnstore.formats.container.files import (
     BlockChecksums,
     fill_at,
+    open_regular,
     write_json,
     write_part,
 )
-from gnnstore.formats.container.journal import Record
 from gnnstore.formats.container.manifest import CHECKSUMS_ARRAY
-from gnnstore.formats.container.regular_files import open_regular
 from gnnstore.formats.container.writer import SealedWriter
 from gnnstore.formats.packed.manifest import (
     BATCHES_ARRAY,
@@ -67,9 +66,7 @@ class GrowingFile:
         self._sums = BlockChecksums()
         with storage_errors("create a file", self.file_path):
             self._directory.mkdir(parents=True, exist_ok=True)
-            self._descriptor = open_regular(
-                self.file_path, os.O_RDWR | os.O_CREAT, error=CorruptStoreError
-            )
+            self._descriptor = open_regular(self.file_path, os.O_RDWR | os.O_CREAT)
 
     def append(self, parts: Iterable[memoryview]) -> int:
         """Write bytes from the next multiple of 4096 on, and return the offset of the first."""
@@ -96,19 +93,14 @@ class GrowingFile:
         self._region_begin = self.size_bytes
         return self.size_bytes, crc
 
-    def compare_region(self, end: int, crc: int) -> BlockChecksums | None:
-        """Return the checksums with the next region of an earlier attempt; None if it changed."""
-        sums = self._sums.copy()
+    def take_over(self, end: int, crc: int) -> bool:
+        """Take over the next region of an earlier attempt, and return whether it is unchanged."""
         try:
-            if os.fstat(self._descriptor).st_size < end or end < self._region_begin:
-                return None
-            return sums if self._read(self._region_begin, end, sums) == crc else None
+            is_unchanged = self._read(self._region_begin, end, self._sums) == crc
         except OSError:
-            return None
-
-    def keep_region(self, sums: BlockChecksums) -> None:
-        """Take over the region that was compared."""
-        self._sums, self._region_begin, self.size_bytes = sums, sums.num_bytes, sums.num_bytes
+            return False
+        self._region_begin = self.size_bytes = end
+        return is_unchanged
 
     def cut(self) -> None:
         """Cut the file off behind the regions that were taken over."""
@@ -252,27 +244,26 @@ class PackedWriter(SealedWriter):
     # ---- beginning, and going on
 
     def take_over(self) -> None:
-        """Open the growing files, and keep the superbatches that earlier attempts finished."""
-        names = [BATCHES_ARRAY, *self.journal.decided["rows"]]
-        self._growing = {name: GrowingFile(self.temporary_path, name) for name in names}
-        for number, step in enumerate(self.journal.steps):
-            if not self._is_as_it_was(step):
-                self.journal.forget_steps(number)
-                break
-            self._count(step)
+        """Open the growing files, and keep the superbatches that earlier attempts finished.
+
+        If the bytes of one have changed, all are packed again.
+        """
+        steps = self.journal.steps
+        self._open_files()
+        files = self._growing.items()
+        if all(file.take_over(*step["ends"][name]) for step in steps for name, file in files):
+            for step in steps:
+                self._count(step)
+        else:
+            self.journal.forget_steps()
+            self.release()
+            self._open_files()
         for file in self._growing.values():
             file.cut()
 
-    def _is_as_it_was(self, step: Record) -> bool:
-        """Whether a superbatch's regions are unchanged; else it is packed again."""
-        compared = []
-        for name, file in self._growing.items():
-            if (sums := file.compare_region(*step["ends"][name])) is None:
-                return False
-            compared.append((file, sums))
-        for file, sums in compared:
-            file.keep_region(sums)
-        return True
+    def _open_files(self) -> None:
+        names = [BATCHES_ARRAY, *self.journal.decided["rows"]]
+        self._growing = {name: GrowingFile(self.temporary_path, name) for name in names}
 
     def _count(self, step: Mapping[str, Any]) -> None:
         self.num_superbatches += 1

@@ -14,7 +14,6 @@ import os
 import threading
 import uuid
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
@@ -23,9 +22,8 @@ import numpy as np
 import numpy.typing as npt
 
 from gnnstore import _core
-from gnnstore.errors import CorruptStoreError, UsageError, storage_error, storage_errors
-from gnnstore.formats.container.files import Problem, fill_at, write_part
-from gnnstore.formats.container.regular_files import open_regular
+from gnnstore.errors import CorruptStoreError, UsageError, storage_errors
+from gnnstore.formats.container.files import Problem, fill_at, open_regular, write_part
 from gnnstore.formats.container.transaction import DirectoryTransaction
 from gnnstore.formats.container.verify import Level, Report
 from gnnstore.formats.container.workdir import take_lock
@@ -74,19 +72,15 @@ class SlotFile:
 
     def _open(self, more: int) -> int:
         flags = self._flags | more
-        return open_regular(self.path, flags, error=CorruptStoreError)
+        return open_regular(self.path, flags)
 
     def read(self, slot: int, out: npt.NDArray[np.uint8], crc: int) -> None:
         """Read a slot, and compare its checksum."""
         offset, found = slot * self.slot_bytes, 0
         for begin in range(0, self.slot_bytes, _PIECE_BYTES):
             piece = out[begin : begin + _PIECE_BYTES]
-            try:
+            with storage_errors(f"read bytes from {offset + begin} on", self.path):
                 count = fill_at(self._descriptor, piece.data, offset + begin)
-            except OSError as error:
-                failure = storage_error(error, f"read bytes from {offset + begin} on", self.path)
-                failure.offset = offset + begin
-                raise failure from error
             if count < len(piece):
                 raise self._damaged(offset + begin + count, "the file ends here")
             found = _core.crc32c(piece, found)
@@ -226,7 +220,6 @@ class TableDirectory:
 
     def commit(self, steps: int, position: Mapping[str, Any] | None) -> str:
         """Commit the partitions written since the last commit, and return the new commit's id."""
-        self._refuse_moved()
         for partition in self.doubtful():
             data = np.empty(self.manifest.slot_bytes, np.uint8)
             self.read(partition, data)
@@ -253,16 +246,6 @@ class TableDirectory:
             self.manifest, self.base = manifest, new
             self._loose, self._doubtful = set(), set()
             return new.id
-
-    def _refuse_moved(self) -> None:
-        """Raise if the path is no longer that of the directory that is open."""
-        with suppress(FileNotFoundError):
-            if os.path.samestat(self.path.stat(), os.fstat(self._lock_file)):
-                return
-        raise UsageError(
-            f"{self.path}: the table that is open was moved away or removed, and nothing was "
-            "committed; move it back and commit again, or open the table that is there"
-        )
 
     def close(self) -> None:
         """Close the files, and release the lock. Idempotent."""

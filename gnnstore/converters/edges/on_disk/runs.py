@@ -30,9 +30,8 @@ from gnnstore import _core
 from gnnstore.converters.edges.buffer import EdgeBuffer, RowBlocks
 from gnnstore.converters.edges.rules import EdgeRules
 from gnnstore.converters.spill_files import read_exactly
-from gnnstore.errors import CorruptStoreError, storage_errors
-from gnnstore.formats.container.files import write_all
-from gnnstore.formats.container.regular_files import open_regular
+from gnnstore.errors import storage_errors
+from gnnstore.formats.container.files import open_regular, write_all
 
 NARROW_BYTES, WIDE_BYTES = 12, 24
 # 3 KiB or 6 KiB of records between two entries: one read.
@@ -220,7 +219,7 @@ def _write(path: str, pieces: Sequence[npt.NDArray[Any]] | Iterator[npt.NDArray[
     crc = 0
     with storage_errors("write a sorted run of edges", path):
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
-        descriptor = open_regular(path, flags, error=CorruptStoreError)
+        descriptor = open_regular(path, flags)
         with open(descriptor, "wb", buffering=0) as file:  # noqa: PTH123 - a descriptor
             for piece in pieces:
                 data = piece.reshape(-1).view(np.uint8)
