@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import gnnstore
-from gnnstore.converters import from_numpy, from_snap, reorder, split_edges
+from gnnstore.converters import from_snap
 from gnnstore.converters.partitions.partition import partition
 from gnnstore.errors import (
     CorruptStoreError,
@@ -25,7 +25,6 @@ from gnnstore.errors import (
 from gnnstore.features.check import verify
 from gnnstore.formats import (
     EDGE_TYPE,
-    AttributeSpec,
     EdgeTypeSpec,
     NodeTypeSpec,
     Schema,
@@ -523,45 +522,6 @@ def test_unfinished_conversion_is_mentioned(tmp_path: Path) -> None:
     unfinished.mkdir()
     (unfinished / "part").write_bytes(b"x" * 5000)
     refuse(tmp_path / "a.gnn", r"an unfinished conversion \(5 kB\) lies next to it", NotFoundError)
-
-
-@pytest.mark.parametrize("by", ["degree", "community"])
-def test_reordering_a_store_with_ids_out_of_range(
-    tmp_path: Path, by: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Those of splits of nodes, and of edges."""
-    rng = np.random.default_rng(0)
-    np.savez(
-        tmp_path / "a.npz",
-        edge_index=rng.integers(0, 60, (2, 400)),
-        x=rng.random((60, 3), np.float32),
-        train=np.arange(20),
-    )
-    whole = from_numpy(tmp_path / "a.npz", tmp_path / "whole.gnn")
-    path = split_edges(whole, tmp_path / "a.gnn", (0.8, 0.1, 0.1), num_negatives=2)
-    reader = StoreReader.open(path)
-    (split,) = (spec for spec in reader.schema.node.splits.values())
-    target, read = reader.schema.edge.splits["test"].target, StoreReader.compressed
-    for value in (-1, 2**20):
-        copy = tmp_path / f"copy{value}.gnn"
-        shutil.copytree(path, copy)
-        with (copy / target.path / "c.0").open("r+b") as file:
-            file.write(np.array([value], target.dtype).tobytes())
-        reseal(copy)
-        with pytest.raises(CorruptStoreError, match=rf"node id {value} is outside \[0, 60\)"):
-            reorder(copy, tmp_path / "b.gnn", by)
-
-        def damaged(reader: StoreReader, spec: AttributeSpec, value: int = value) -> Any:
-            values = read(reader, spec)
-            if spec.path == split.path:
-                values[-1] = value
-            return values
-
-        with monkeypatch.context() as patch:
-            patch.setattr(StoreReader, "compressed", damaged)
-            with pytest.raises(CorruptStoreError, match=rf"node id {value} is outside \[0, 60\)"):
-                reorder(path, tmp_path / "b.gnn", by)
-        assert not (tmp_path / "b.gnn").exists()
 
 
 def test_all_damage_is_listed_where_files_are_missing_or_short(tmp_path: Path) -> None:

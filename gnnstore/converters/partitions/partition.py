@@ -18,7 +18,6 @@ import numpy.typing as npt
 
 from gnnstore.budget.ledger import Ledger, Reservation
 from gnnstore.budget.limits import parse_memory
-from gnnstore.converters.edges.node_ids import check_ids
 from gnnstore.converters.edges.on_disk.runs import WIDE_BYTES
 from gnnstore.converters.inputs.opening import PathLike
 from gnnstore.converters.inputs.scattered import in_order
@@ -60,7 +59,7 @@ _LOG = logging.getLogger(__name__)
 ORDERS: tuple[OrderKind, ...] = ("random", "none")
 
 _COPY_BYTES = 2**22  # pieces in which rows are copied
-_PIECE_NODES = 2**18
+_PIECE_NODES = 2**18  # a multiple of four: a block of random words
 # Memory of the writers of edges and buckets; and of the pieces in flight.
 _BUFFER_BYTES, _WORK_BYTES = 4 * 2**22, 2**24
 _LEAST_TO_SORT = 2**24
@@ -391,16 +390,13 @@ class _Work:
 def _nodes_of(graph: StoreInput, split: str) -> npt.NDArray[np.bool_]:
     """Return a mask of the nodes of a split; a node that is listed twice counts once."""
     found = np.zeros(graph.num_nodes, bool)
-    nodes = graph.read(graph.nodes.splits[split])
-    check_ids(nodes, graph.num_nodes, f"split {split!r}: node id")
-    found[nodes] = True
+    found[graph.read(graph.nodes.splits[split])] = True
     if not found.any():
         raise InputError(f"{graph.reader.path}: the split {split!r} has no nodes")
     return found
 
 
 _PURPOSE = int.from_bytes(b"node-row", "big")
-_PIECE = 2**18  # a multiple of four: a block of random words
 
 
 def node_order(
@@ -412,8 +408,8 @@ def node_order(
         for piece in range(num_pieces):
             low, last = piece * 2**64 // num_pieces, (piece + 1) * 2**64 // num_pieces - 1
             keys, nodes = [], []
-            for first in range(0, num_nodes, _PIECE):
-                end = min(first + _PIECE, num_nodes)
+            for first in range(0, num_nodes, _PIECE_NODES):
+                end = min(first + _PIECE_NODES, num_nodes)
                 words = draw_words(seed, _PURPOSE, first // 4, end - first)
                 chosen = (words >= np.uint64(low)) & (words <= np.uint64(last))
                 if is_first is not None:

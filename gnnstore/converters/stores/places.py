@@ -7,7 +7,7 @@ counting how many nodes have each score, in pieces, so that nothing is sorted as
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,6 @@ import numpy.typing as npt
 from gnnstore import _core
 from gnnstore.converters.keyed_random import hash_pairs
 from gnnstore.converters.stores.graph import ColumnBlock, StoreInput
-from gnnstore.errors import CorruptStoreError
 from gnnstore.formats.arrays.dtypes import id_dtype
 from gnnstore.progress import Progress
 
@@ -41,7 +40,7 @@ def places_by(scores: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
                 key += np.uint64(base - 1) - own[first : first + len(key)].astype(np.uint64)
             yield first, key
 
-    values, counts = _distinct(key for _, key in keys())
+    values, counts = distinct((key for _, key in keys()), np.uint64)
     next_place = np.cumsum(counts) - counts
     places = np.empty(num_nodes, id_dtype(num_nodes))
     for first, key in keys():
@@ -54,38 +53,24 @@ def places_by(scores: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
     return places
 
 
-def _distinct(
-    pieces: Iterator[npt.NDArray[np.uint64]],
-) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.int64]]:
+_Counted = tuple[npt.NDArray[Any], npt.NDArray[np.int64]]
+
+
+def distinct(pieces: Iterable[npt.NDArray[Any]], dtype: npt.DTypeLike) -> _Counted:
     """Return the distinct values of all pieces, ascending, and how often each occurs."""
-    values, counts = np.empty(0, np.uint64), np.empty(0, np.int64)
-    waiting: list[tuple[npt.NDArray[np.uint64], npt.NDArray[np.int64]]] = []
-
-    def merge() -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.int64]]:
-        parts = [(values, counts), *waiting]
-        found, where = np.unique(np.concatenate([v for v, _ in parts]), return_inverse=True)
-        weights = np.concatenate([c for _, c in parts])
-        return found, np.bincount(where, weights, len(found)).astype(np.int64)
-
+    parts: list[_Counted] = [(np.empty(0, dtype), np.empty(0, np.int64))]
     for piece in pieces:
-        waiting.append(np.unique(piece, return_counts=True))
-        # Merged when the number of values has doubled, so that each is merged a logarithmic
-        # number of times.
-        if sum(len(own) for own, _ in waiting) > len(values):
-            values, counts = merge()
-            waiting = []
-    return merge()
+        parts.append(np.unique(piece, return_counts=True))
+        # Parts halve in size at least, so that a value is merged a logarithmic number of times.
+        while len(parts) > 1 and len(parts[-2][0]) < 2 * len(parts[-1][0]):
+            parts[-2:] = [_merged(parts[-2:])]
+    return _merged(parts)
 
 
-def checked_ids(ids: npt.NDArray[Any], num_nodes: int, where: str) -> npt.NDArray[Any]:
-    """Return ids of a store; raise unless all are nodes."""
-    if ids.size and (int(ids.min()) < 0 or int(ids.max()) >= num_nodes):
-        wrong = ids[(ids < 0) | (ids >= num_nodes)]
-        raise CorruptStoreError(
-            f"{where}: node id {wrong.flat[0]} is outside [0, {num_nodes}); run 'gnnstore verify'",
-            path=where,
-        )
-    return ids
+def _merged(parts: list[_Counted]) -> _Counted:
+    values, places = np.unique(np.concatenate([v for v, _ in parts]), return_inverse=True)
+    counts = np.bincount(places, np.concatenate([c for _, c in parts]), len(values))
+    return values, counts.astype(np.int64)
 
 
 def out_degrees(graph: StoreInput, progress: Progress) -> npt.NDArray[np.uint32]:
@@ -102,8 +87,7 @@ def ranks_at_rest(graph: StoreInput) -> npt.NDArray[np.uint8]:
     """Return the rank of nodes that are never drawn: training nodes first, isolated ones last."""
     ranks = np.zeros(graph.num_nodes, np.uint8)
     for name, spec in graph.nodes.splits.items():
-        where = str(graph.reader.path / spec.path)
-        ids = checked_ids(graph.read(spec), graph.num_nodes, where)
+        ids = graph.read(spec)
         ranks[ids] = np.maximum(ranks[ids], _TRAINING if name == "train" else _OTHER)
     ranks *= 2
     first = 0

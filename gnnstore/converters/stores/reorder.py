@@ -34,7 +34,6 @@ from gnnstore.converters.stores.copy import (
 )
 from gnnstore.converters.stores.graph import StoreInput
 from gnnstore.converters.stores.places import (
-    checked_ids,
     find_communities,
     out_degrees,
     places_by,
@@ -253,12 +252,8 @@ def _names_in_order(
 
 def _write_edge_splits(graph: StoreInput, writer: GraphWriter, places: npt.NDArray[Any]) -> None:
     def renumbered(spec: AttributeSpec) -> ArraySource:
-        where = str(graph.reader.path / spec.path)
-
-        def numbers_of(ids: npt.NDArray[Any], _: int) -> npt.NDArray[Any]:
-            return np.asarray(places[checked_ids(ids, graph.num_nodes, where)])
-
-        return MappedRows(CopiedRows(graph, spec), numbers_of, dtype=places.dtype)
+        rows = CopiedRows(graph, spec)
+        return MappedRows(rows, lambda ids, _: np.asarray(places[ids]), dtype=places.dtype)
 
     for name, split in graph.edges.splits.items():
         parts = {

@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from gnnstore.converters.inputs.opening import PathLike
 from gnnstore.converters.stores.graph import StoreInput
+from gnnstore.converters.stores.places import distinct
 
 # The tail of a distribution: the nodes with the highest degrees.
 TAIL_SHARE = 0.1
@@ -31,13 +32,7 @@ class DegreeDistribution:
     @classmethod
     def of_blocks(cls, blocks: Iterable[npt.NDArray[np.int64]]) -> DegreeDistribution:
         """Count the degrees of all nodes, given in blocks."""
-        degrees = counts = np.empty(0, np.int64)
-        for block in blocks:
-            found, times = np.unique(block, return_counts=True)
-            degrees, places = np.unique(np.concatenate((degrees, found)), return_inverse=True)
-            weights = np.concatenate((counts, times))
-            counts = np.bincount(places, weights, len(degrees)).astype(np.int64)
-        return cls(degrees, counts)
+        return cls(*distinct(blocks, np.int64))
 
     @property
     def num_nodes(self) -> int:
