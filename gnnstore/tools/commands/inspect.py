@@ -15,7 +15,6 @@ from gnnstore.formats.store.reader import StoreReader
 from gnnstore.formats.store.units import find_unit
 from gnnstore.formats.tables.manifest import TableManifest
 from gnnstore.tools.inspect import describe, layouts
-from gnnstore.tools.inspect.node_order import reorder_command
 from gnnstore.tools.inspect.programs import next_commands, program_of
 from gnnstore.tools.ui.help import Command
 from gnnstore.tools.ui.options import declared, plot_option, session_options
@@ -119,8 +118,6 @@ def _inspect_store(
 
         with session.progress() as progress:
             document["stats"] = scan_store(reader, progress)
-        if (document["stats"].get("node_order") or {}).get("is_worth_it"):
-            commands.append(reorder_command(document["path"]))
     if plot_file is not None and not reader.schema.is_homogeneous:
         from gnnstore.tools.plots import draw_types
 

@@ -104,7 +104,6 @@ STATS = (
             "mean": "{stats.degrees.mean:.2f}",
             "without in-edge": "{stats.degrees.no_in_edge} of {stats.degrees.num_nodes}",
             "isolated": "{stats.degrees.isolated} of {stats.degrees.num_nodes}",
-            "node order": "{stats.node_order.advice}",
         },
     ),
     Block(

@@ -22,7 +22,6 @@ from gnnstore.formats.arrays.spec import AttributeSpec
 from gnnstore.formats.packed.reader import PackedReader
 from gnnstore.formats.store.reader import StoreReader
 from gnnstore.progress import Progress
-from gnnstore.tools.inspect.node_order import OrderSaving
 
 _CHUNK_BYTES = 2**23
 _CHUNK_NODES = 2**20
@@ -36,10 +35,7 @@ def scan_store(reader: StoreReader, progress: Progress) -> dict[str, Any]:
     schema = reader.schema
     stats: dict[str, Any] = {"degrees": None, "values": {}, "labels": {}}
     if len(schema.edge_types) == 1 and len(schema.node_types) == 1:
-        degrees = count_degrees(reader, progress)
-        stats["degrees"] = degrees.stats()
-        if degrees.saving is not None:
-            stats["node_order"] = degrees.saving.to_json()
+        stats["degrees"] = count_degrees(reader, progress).stats()
     for spec in (*schema.node_attributes(), *schema.edge_attributes()):
         scan_array(reader, spec, progress, stats)
     return stats
@@ -71,7 +67,6 @@ class Degrees:
     inward: DegreeDistribution
     outward: DegreeDistribution
     num_isolated: int  # nodes without edges
-    saving: OrderSaving | None  # bytes that the order by degree would save
 
     def stats(self) -> dict[str, Any]:
         """Return the statistics that `gnnstore inspect --stats` shows, as JSON values."""
@@ -97,8 +92,7 @@ def count_degrees(reader: StoreReader, progress: Progress) -> Degrees:
         counts[first : first + _CHUNK_NODES].astype(np.int64)
         for first in range(0, num_nodes, _CHUNK_NODES)
     )
-    saving = OrderSaving.of(reader, counts > 0)
-    return Degrees(inward, outward, int(np.count_nonzero(is_isolated)), saving)
+    return Degrees(inward, outward, int(np.count_nonzero(is_isolated)))
 
 
 def _in_degrees(
