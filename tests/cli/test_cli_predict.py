@@ -21,7 +21,6 @@ from gnnstore.strategies.builtin import auto
 from gnnstore.testing.graphs import random_graph, write_store
 from gnnstore.testing.twins.caches import run_lru
 from gnnstore.testing.twins.reads import plan_reads
-from gnnstore.tools.predict.caches import _Disk
 from tests.support.disks import usual_profile
 from tests.support.stores import write_example_store
 
@@ -99,7 +98,6 @@ def test_reads_are_those_that_the_readers_make(run: Any, store: Path) -> None:
     assert document["num_batches"] == document["epoch_batches"]
     opened = gnnstore.open(store)
     array = opened.reader.paged(opened.schema.node.attributes["x"])
-    disk = _Disk.of(opened)
     batches = batches_of_a_loader(store, document["num_batches"], seed=0)
     reads = [
         read
@@ -115,7 +113,6 @@ def test_reads_are_those_that_the_readers_make(run: Any, store: Path) -> None:
     for policy in document["caches"][0]["policies"]:
         assert policy["reads_per_epoch"] == len(reads)
         assert policy["bytes_per_epoch"] == sum(size for _, size in reads)
-    assert disk.reads.row_bytes == 100
 
 
 def test_the_table(run: Any, store: Path) -> None:

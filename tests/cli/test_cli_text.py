@@ -29,7 +29,7 @@ from gnnstore.tools.inspect.programs import (
     program_of_packed,
     program_of_partitions,
 )
-from gnnstore.tools.predict import layouts as predictions
+from gnnstore.tools.predict import caches, partitions
 from gnnstore.tools.ui.layout import fill, print_document, rows_at
 
 EXPECTED = Path(__file__).parent / "expected"
@@ -171,8 +171,8 @@ TABLES: dict[str, tuple[Any, Any]] = {
     "inspect": (document("inspect"), layouts.whole(document("inspect"))),
     "inspect-types": (document("inspect-types"), layouts.whole(document("inspect-types"))),
     "inspect-array": (document("inspect-array"), layouts.ARRAY),
-    "predict": (document("predict"), predictions.PREDICTIONS),
-    "predict-partitions": (document("predict-partitions"), predictions.PARTITIONS),
+    "predict": (document("predict"), caches.PREDICTIONS),
+    "predict-partitions": (document("predict-partitions"), partitions.PARTITIONS),
     "bench-load": (document("bench-load"), LOAD),
     "bench-disk": (DISK, disk._layout([1, 32, 256])),
     "gc": ({"leftovers": LEFTOVERS}, [gc._LEFTOVERS]),

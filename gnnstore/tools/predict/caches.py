@@ -1,69 +1,103 @@
-"""Compares caches for `gnnstore predict` on sampled batches, and counts their reads."""
+"""Predicts epochs and compares caches on sampled batches, for `gnnstore predict`."""
 
 from __future__ import annotations
 
+import math
 import os
 import time
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
-from gnnstore.caching.policies.simulate import PolicyRun, distinct_rows, policies, run_policy
+import numpy as np
+
+from gnnstore.caching.policies.simulate import distinct_rows, policies, run_policy
 from gnnstore.disk.profile import DeviceProfile, load_profile, tune_reads
-from gnnstore.errors import UsageError
+from gnnstore.errors import BudgetError, UsageError
 from gnnstore.features.tables import CachedTables
 from gnnstore.graph.store import open as open_store
 from gnnstore.pictures import draw_into
 from gnnstore.pipeline.lookahead.presample import Presampler
-from gnnstore.strategies.builtin import auto
+from gnnstore.pipeline.order.epoch import order_bytes
+from gnnstore.strategies.auto import StrategyOptimizer
+from gnnstore.strategies.builtin import STATIC, auto
+from gnnstore.strategies.loader_spec import LoaderSpec, ReadOptions
 from gnnstore.strategies.predict.reads import ReadTotals
 from gnnstore.strategies.predict.workload import TableReads
 from gnnstore.strategies.sizes.placement import read_tables
+from gnnstore.strategies.sizes.placing import place_for
+from gnnstore.strategies.sizes.settings import PlannedSettings
 from gnnstore.tools.inspect.programs import program
 from gnnstore.tools.plots import draw_predictions
-from gnnstore.tools.predict import layouts
 from gnnstore.tools.predict.seeds import choose_seeds, config_of
-from gnnstore.tools.predict.strategies import predict_strategies
 from gnnstore.tools.predict.trace import TracedEpoch, sample_epoch
 from gnnstore.tools.ui import exits
+from gnnstore.tools.ui.layout import Block, Document, Layout
 from gnnstore.tools.ui.session import Session
 
 if TYPE_CHECKING:
-    from gnnstore.caching.plan import Trace
-    from gnnstore.formats.arrays.paged_array import PagedArray
-    from gnnstore.graph.store import GraphStore
     from gnnstore.progress import Progress
+    from gnnstore.strategies.base import Strategy
+    from gnnstore.strategies.predict.cost import Prediction
     from gnnstore.tools.ui.options import SamplingOptions, SeedOptions
 
 _SHARES = (0.05, 0.1, 0.2)
 # A curve needs more points, most of them at small sizes.
 _DRAWN_SHARES = (0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5)
+# Where curves are drawn: from a hundredth of the store's bytes in memory to all of them.
+_CURVE_POINTS = 13
+_LEAST_SHARE = 0.01
+_MOST_SHARE = 1.1
 
-
-@dataclass(frozen=True, eq=False)
-class _Disk:
-    """The tables whose rows are read from disk, and the rules of their reads."""
-
-    tables: CachedTables
-    arrays: tuple[PagedArray, ...]
-    reads: TableReads
-    profile: DeviceProfile | None  # measurements, unless they were made through the page cache
-
-    @classmethod
-    def of(cls, store: GraphStore) -> Self:
-        """Find the node attributes that a loader reads from disk if memory is short."""
-        specs = read_tables(store.schema.node_attributes())
-        arrays = [store.reader.paged(spec) for spec in specs]
-        if not arrays:
-            raise UsageError(
-                f"{store.path}: no node attribute is stored in pages, so no rows are read from "
-                "disk and there is nothing to cache"
-            )
-        profile = load_profile(store.path)
-        usable = profile if profile is not None and profile.is_direct else None
-        tables = CachedTables.of(store.schema, {spec.path for spec in specs})
-        reads = TableReads.of(arrays, tune_reads(profile), tables.ranges)
-        return cls(tables, tuple(arrays), reads, usable)
+PREDICTIONS: Layout = (
+    "Strategies and caches for {store}",
+    Block(
+        "",
+        {
+            "batches": "{num_batches} of the {epoch_batches} of an epoch, {rows_per_batch:,.0f} "
+            "rows of {row_bytes:,} bytes each",
+            "seeds": "{batch_size} a batch, of {num_input_nodes} ([input nodes {input_nodes}]"
+            "[links {links}]); fan-out {num_neighbors}",
+            "took": "{sampling_seconds} to sample",
+            "rows of": "{arrays}",
+            "reads": "in units of {alignment_bytes:d} bytes, rows up to {gap_bytes:d} bytes apart "
+            "together",
+            "disk": "as measured at {measured_at}",
+        },
+    ),
+    Block(
+        "An epoch, predicted, with {predictions.memory_bytes} of memory and "
+        "{predictions.disk_bytes} of disk",
+        {
+            "strategy": "{strategy}[ {is_chosen:*}]",
+            "epoch": "{seconds_per_epoch}",
+            "setup": "{seconds_once:-}",
+            "bottleneck": "{bottleneck}",
+            "memory": "{memory_bytes}",
+            "disk": "{disk_bytes:-}",
+            "random": "{random_reads:-}",
+            "sequential": "{sequential_bytes:-}",
+            "written": "{written_bytes:-}",
+            "cached": "{cached_bytes:-}",
+        },
+        "predictions.strategies",
+    ),
+    Block("", "\n{strategy}: {problem}", "predictions.strategies"),
+    Block(
+        "What caches read from disk",
+        {
+            "cache": "{share} ({num_bytes})",
+            "policy": "{policy}",
+            "misses": "{miss_share}",
+            "time an epoch": "{seconds_per_epoch}",
+            "reads an epoch": "{reads_per_epoch}",
+            "bytes an epoch": "{bytes_per_epoch}",
+            "fill": "{fill_reads:-}",
+        },
+        "caches.policies",
+    ),
+)
 
 
 def predict_caches(
@@ -84,36 +118,63 @@ def predict_caches(
 ) -> int:
     """Sample, compare, draw, print, and return the exit status."""
     store = open_store(path)
-    _Disk.of(store)  # before the disk is measured, if there is nothing to read from it
-    sizes = caches or (_SHARES if plot_file is None else _DRAWN_SHARES)
+    specs = read_tables(store.schema.node_attributes())
+    if not specs:
+        raise UsageError(
+            f"{store.path}: no node attribute is stored in pages, so no rows are read from "
+            "disk and there is nothing to cache"
+        )
     config, num_cores = config_of(store, sampling, seed=seed), len(os.sched_getaffinity(0))
     names, seeds = choose_seeds(store, config, seeds_asked)
+    tables = CachedTables.of(store.schema, {spec.path for spec in specs})
     with session.progress() as progress:
-        chosen = [c for c in auto().candidates if strategies is None or c.choice in strategies]
-        predicted = predict_strategies(
+        spec = LoaderSpec(
             store,
+            ReadOptions(
+                auto(), memory=memory_bytes, planned=PlannedSettings(disk_bytes=disk_bytes)
+            ),
             Presampler.of(store, config, seeds, batch_size, False),
-            seeds,
+            seeds_bytes=seeds.num_bytes + order_bytes(len(seeds), shuffles=True),
             num_threads=threads or num_cores + 1,  # as a loader that waits for a disk
-            memory_bytes=memory_bytes,
-            disk_bytes=disk_bytes,
-            candidates=tuple(chosen),
-            draws_curve=plot_file is not None,
-            progress=progress,
+            may_use_fewer=True,
+            knows_epochs=True,
         )
-        disk = _Disk.of(store)  # with the measurement just made
+        chosen = [c for c in auto().candidates if strategies is None or c.choice in strategies]
+        predicted = _predict(spec, chosen, draws_curve=plot_file is not None, progress=progress)
         epoch = sample_epoch(
             store,
             config,
             seeds,
-            disk.tables.space,
+            tables.space,
             batch_size=batch_size,
             num_batches=num_batches,
             num_threads=threads or num_cores,
             progress=progress,
         )
-        compared = _compare(disk, epoch, sizes, progress)
-    needed, trace, profile = distinct_rows(epoch.trace), epoch.trace, disk.profile
+        measured = load_profile(store.path)  # perhaps a moment ago, for the predictions
+        arrays = [store.reader.paged(spec) for spec in specs]
+        reads = TableReads.of(arrays, tune_reads(measured), tables.ranges)
+        # Times are not those of a disk if they were measured through the page cache.
+        profile = measured if measured is not None and measured.is_direct else None
+        sizes = caches or (_SHARES if plot_file is None else _DRAWN_SHARES)
+        compared, num_nodes, row_bytes = [], tables.space.num_rows, tables.slot_bytes
+        with progress.phase("compare", len(sizes) * len(policies()), "caches") as phase:
+            for size in sizes:
+                rows = round(size * num_nodes) if isinstance(size, float) else size // row_bytes
+                num_rows = min(rows, num_nodes)
+                outcomes = []
+                for policy in policies():
+                    outcomes.append(_simulate(policy, num_rows, reads, epoch, profile))
+                    phase.advance()
+                compared.append(
+                    {
+                        "num_rows": num_rows,
+                        "num_bytes": num_rows * row_bytes,
+                        "share": num_rows / num_nodes,
+                        "policies": outcomes,
+                    }
+                )
+    needed, num_sampled = distinct_rows(epoch.trace), epoch.trace.num_batches
     document: dict[str, Any] = {
         "store": str(store.path),
         "num_neighbors": sampling.shown_fanouts,
@@ -122,23 +183,23 @@ def predict_caches(
         "seed": seed,
         **names,
         "num_input_nodes": len(seeds),
-        "num_batches": trace.num_batches,
+        "num_batches": num_sampled,
         "epoch_batches": epoch.epoch_batches,
         "rows_needed": needed,
-        "rows_per_batch": needed / max(1, trace.num_batches),
+        "rows_per_batch": needed / max(1, num_sampled),
         "sampling_seconds": epoch.seconds,
-        "arrays": [array.spec.path for array in disk.arrays],
-        "row_bytes": disk.tables.slot_bytes,
-        "alignment_bytes": max(disk.reads.alignments),
-        "gap_bytes": disk.reads.tuning.gap_bytes,
-        "max_read_bytes": disk.reads.tuning.max_read_bytes,
+        "arrays": [spec.path for spec in specs],
+        "row_bytes": row_bytes,
+        "alignment_bytes": max(reads.alignments),
+        "gap_bytes": reads.tuning.gap_bytes,
+        "max_read_bytes": reads.tuning.max_read_bytes,
         "measured_at": None if profile is None else profile.measured_at,
         "caches": compared,
         "predictions": predicted,
     }
-    document["remarks"] = [*layouts.remarks(document)]
+    document["remarks"] = [*_remarks(document)]
     draw_into(document, plot_file, draw_predictions)
-    session.emit(document, layouts.PREDICTIONS, *_next(document))
+    session.emit(document, PREDICTIONS, *_next(document))
     return exits.STORAGE if document["problems"] else exits.OK
 
 
@@ -157,41 +218,16 @@ def _next(document: dict[str, Any]) -> tuple[list[tuple[str, ...]], str]:
     return commands, program(store, document["input_nodes"], *words, **of_batches)
 
 
-def _compare(
-    disk: _Disk,
-    epoch: TracedEpoch,
-    sizes: tuple[float | int, ...],
-    progress: Progress,
-) -> list[dict[str, Any]]:
-    """Return the rows that each policy reads for each size, as JSON values."""
-    compared = []
-    row_bytes, num_nodes = disk.tables.slot_bytes, disk.tables.space.num_rows
-    with progress.phase("compare", len(sizes) * len(policies()), "caches") as phase:
-        for size in sizes:
-            rows = round(size * num_nodes) if isinstance(size, float) else size // row_bytes
-            num_rows = min(rows, num_nodes)
-            outcomes = []
-            for policy in policies():
-                outcomes.append(_run(policy, num_rows, disk, epoch))
-                phase.advance()
-            compared.append(
-                {
-                    "num_rows": num_rows,
-                    "num_bytes": num_rows * row_bytes,
-                    "share": num_rows / num_nodes,
-                    "policies": outcomes,
-                }
-            )
-    return compared
-
-
-def _run(policy: str, num_rows: int, disk: _Disk, epoch: TracedEpoch) -> dict[str, Any]:
-    trace = epoch.trace
-    began = time.perf_counter()
+def _simulate(
+    policy: str, num_rows: int, reads: TableReads, epoch: TracedEpoch, profile: DeviceProfile | None
+) -> dict[str, Any]:
+    """Return what a cache of some policy and size reads, as JSON values."""
+    trace, began = epoch.trace, time.perf_counter()
     run = run_policy(policy, trace, num_rows, epoch.scores)
     seconds = time.perf_counter() - began
-    totals = _reads(run, trace, disk)
-    fill = disk.reads.count(run.filled)
+    totals, fill = ReadTotals(), reads.count(run.filled)
+    for i in range(trace.num_batches):
+        totals += reads.count(run.missed_rows(trace, i))
     # Whole epochs are compared; reads before the first one are counted separately.
     scale = epoch.epoch_batches / trace.num_batches
     scaled = ReadTotals(round(totals.reads * scale), round(totals.num_bytes * scale))
@@ -204,13 +240,113 @@ def _run(policy: str, num_rows: int, disk: _Disk, epoch: TracedEpoch) -> dict[st
         "fill_bytes": fill.num_bytes,
         "reads_per_epoch": scaled.reads,
         "bytes_per_epoch": scaled.num_bytes,
-        "seconds_per_epoch": None if disk.profile is None else scaled.seconds_on(disk.profile),
+        "seconds_per_epoch": None if profile is None else scaled.seconds_on(profile),
         "planning_seconds": seconds,
     }
 
 
-def _reads(run: PolicyRun, trace: Trace, disk: _Disk) -> ReadTotals:
-    totals = ReadTotals()
-    for i in range(trace.num_batches):
-        totals += disk.reads.count(run.missed_rows(trace, i))
-    return totals
+def _predict(
+    spec: LoaderSpec, candidates: Sequence[Strategy], *, draws_curve: bool, progress: Progress
+) -> dict[str, Any]:
+    """Measure the disk if it has not been, sample, and predict the epoch of each strategy."""
+    asked = spec.options.memory
+    memory = {"memory_bytes": asked, "is_memory_asked": asked is not None}
+    try:
+        placement = place_for(spec, STATIC)
+    except BudgetError:
+        # An epoch may be sampled with more memory than its prediction has.
+        placement = place_for(replace(spec, options=replace(spec.options, memory=None)), STATIC)
+    optimizer = StrategyOptimizer.of(spec, placement, progress)
+    if optimizer is None:
+        return {**memory, "disk_bytes": 0, "strategies": [], "curve": []}
+    if any(candidate.score == "degree" for candidate in candidates):
+        with progress.phase("count degrees"):
+            optimizer = optimizer.with_degrees()
+    predictions = optimizer.predictions(candidates)
+    chosen = optimizer.choice(auto(), predictions)
+    return {
+        **memory,
+        "memory_bytes": asked or placement.budget_bytes,
+        "disk_bytes": spec.disk_bytes(),
+        "sampled_batches": optimizer.epoch.workload.sampled_batches,
+        "disk_is_assumed": optimizer.epoch.machine.disk.engine == "assumed",
+        "strategies": [_describe(p, is_chosen=p.strategy == chosen) for p in predictions],
+        "curve": _curve(candidates, optimizer, progress) if draws_curve else [],
+    }
+
+
+def _describe(prediction: Prediction, *, is_chosen: bool) -> dict[str, Any]:
+    resources = prediction.resources
+    return {
+        "strategy": prediction.choice,
+        "is_chosen": is_chosen,
+        "problem": prediction.problem or None,
+        "edge_ids": prediction.ids_note or None,
+        "seconds_per_epoch": _number(prediction.seconds),
+        "seconds_once": _number(prediction.seconds_once),
+        "stages": dict(prediction.stages),
+        "bottleneck": prediction.bottleneck or None,
+        "random_reads": prediction.reads.reads,
+        "random_bytes": prediction.reads.num_bytes,
+        "sequential_bytes": prediction.sequential_bytes,
+        "written_bytes": prediction.written_bytes,
+        "memory_bytes": resources.memory_bytes,
+        "disk_bytes": resources.disk_bytes,
+        "cached_bytes": resources.cached_bytes,
+        "superbatch": resources.superbatch,
+    }
+
+
+def _number(seconds: float) -> float | None:
+    return None if math.isnan(seconds) else seconds
+
+
+def _curve(
+    candidates: Sequence[Strategy], optimizer: StrategyOptimizer, progress: Progress
+) -> list[dict[str, Any]]:
+    """Return the seconds of an epoch with several budgets of memory."""
+    shares = np.geomspace(_LEAST_SHARE, _MOST_SHARE, _CURVE_POINTS)
+    points = []
+    with progress.phase("predict", _CURVE_POINTS, "budgets") as phase:
+        for memory in (optimizer.total_bytes * shares).round().astype(int).tolist():
+            predictions = optimizer.predictions(candidates, memory=memory)
+            seconds = {p.choice: _number(p.seconds) for p in predictions}
+            points.append({"memory_bytes": memory, "seconds_per_epoch": seconds})
+            phase.advance()
+    return points
+
+
+def _remarks(document: Document) -> Iterator[str]:
+    """Yield what is to be known of predictions."""
+    found = document["predictions"]["strategies"]
+    if not found:
+        yield "No strategy is predicted: rows are so narrow that loaders hold them in memory."
+    elif all(one["problem"] is not None for one in found):
+        yield "No strategy has enough memory; raise --memory."
+    else:
+        yield (
+            "*: the choice of strategy='auto'. Setup: work before or during the first epoch. "
+            "Random: reads of rows or pages. Memory: what a loader reserves; batches in flight "
+            "have the rest. Packed-epochs: what 'gnnstore pack' makes."
+        )
+    by_note: dict[str, list[str]] = {}
+    for one in found:
+        by_note.setdefault(one["edge_ids"] or "", []).append(one["strategy"])
+    for note in filter(None, by_note):
+        yield f"{', '.join(by_note[note])}: {note}"
+    if document["predictions"].get("disk_is_assumed"):
+        yield (
+            "The disk could not be measured, so these times are those of a usual one: 80,000 reads "
+            "and 500 MB a second."
+        )
+    yield (
+        "Misses are fractions of the rows that batches need. Static caches are filled once, with "
+        "the reads under 'fill'; the other caches start empty, and their first misses fill them."
+    )
+    if document["num_batches"] < document["epoch_batches"]:
+        yield (
+            "Not all of the epoch was sampled, so misses of caches that start empty are "
+            "overestimated; raise --batches for better estimates."
+        )
+    if document["measured_at"] is None:
+        yield "The time of the reads is unknown: the disk has not been measured."

@@ -15,7 +15,7 @@ from gnnstore.graph.store import GraphStore
 from gnnstore.graph.store import open as open_store
 from gnnstore.partitions.buffer import building_threads
 from gnnstore.partitions.sizes import BufferSizes, Contents, best_sizes, buffer_sizes
-from gnnstore.tools.predict.layouts import PARTITIONS
+from gnnstore.tools.ui.layout import Block, Layout
 from gnnstore.tools.ui.session import Session
 from gnnstore.units import format_size
 
@@ -24,6 +24,42 @@ _SHARE_OF_RATE = 0.9
 _LEAST_BLOCK_BYTES = 1 << 16
 # Row-wise Adagrad keeps one float32 for each row.
 _STATE_BYTES = 4
+
+PARTITIONS: Layout = (
+    "A buffer of partitions for {store}",
+    Block(
+        "",
+        {
+            "train on": "{train_on}",
+            "memory": "{memory_bytes}",
+            "rows": "{node_bytes}[, embeddings of {embedding_dim} columns and their state among "
+            "them]",
+            "edges": "{edge_bytes}",
+            "reads of": "{block_bytes} or more, at the disk's full rate",
+        },
+    ),
+    Block(
+        "Orders",
+        {
+            "order": "{order}[ {is_best:*}]",
+            "partitions": "{num_partitions}",
+            "in the buffer": "{capacity}",
+            "disk time": "{seconds_per_epoch}",
+            "bias": "{bias:.2f}",
+            "read": "{bytes_read}",
+            "memory": "{memory_bytes}",
+            "reads": "{table_reads:.2f}",
+            "logical": "{logical}",
+            "written": "{bytes_written:-}",
+        },
+        "sizes",
+    ),
+    (
+        "*: the shortest epoch. Reads: how often an epoch reads the rows of all nodes. Bias: the "
+        "Edge Permutation Bias, 0 for a shuffle of all edges, at most 1. Memory is the buffer's, "
+        "with rows read ahead and written back, and staging; seeds and batches need more."
+    ),
+)
 
 
 def predict_partitions(
