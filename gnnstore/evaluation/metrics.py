@@ -32,7 +32,6 @@ def ranks_among(positive: Any, negative: Any) -> Tensor:
         If shapes do not fit, there is nothing to rank, or a score is not a number.
     """
     positive, negative = _both(positive, negative, (1, 2))
-    _not_empty(negative)
     if negative.dim() == 2 and len(negative) != len(positive):
         raise UsageError(
             f"negative has {len(negative)} rows for {len(positive)} positives; give [Q, A] scores, "
@@ -76,7 +75,6 @@ def auc(positive: Any, negative: Any) -> float:
     It is the probability that a positive [P] scores above a negative [M], ties counting half.
     """
     positive, negative = _both(positive, negative)
-    _not_empty(negative)
     ordered = negative.sort().values
     below = torch.searchsorted(ordered, positive).double()
     below_or_equal = torch.searchsorted(ordered, positive, right=True).double()
@@ -86,8 +84,6 @@ def auc(positive: Any, negative: Any) -> float:
 def _both(positive: Any, negative: Any, dims: tuple[int, ...] = (1,)) -> tuple[Tensor, Tensor]:
     """Return positives [P], and negatives, in one type."""
     scores = _scores(positive, "positive", (1,)), _scores(negative, "negative", dims)
-    if not scores[0].numel():
-        raise UsageError("positive has the shape [0]: it holds no score")
     if scores[0].dtype != scores[1].dtype:
         return scores[0].double(), scores[1].double()
     return scores
@@ -98,25 +94,16 @@ def _scores(values: Any, name: str, dims: tuple[int, ...]) -> Tensor:
         scores = torch.as_tensor(values).detach()
     except (RuntimeError, TypeError, ValueError) as error:
         raise InputError(f"{name}: expected scores, real numbers; {error}") from None
-    if scores.is_complex():
-        raise InputError(f"{name} is {scores.dtype}: complex numbers have no order")
-    if not scores.is_floating_point():
-        scores = scores.double()
-    if scores.dim() not in dims:
+    if scores.dim() not in dims or not scores.numel() or scores.is_complex():
         expected = " or ".join("[Q, A]" if dim == 2 else "[Q]" for dim in dims)
-        raise UsageError(f"{name} has the shape {list(scores.shape)}; expected scores {expected}")
+        raise InputError(
+            f"{name} is {scores.dtype} of the shape {list(scores.shape)}; expected scores, real "
+            f"numbers {expected}, at least one"
+        )
     if scores.isnan().any():
         place = scores.isnan().nonzero()[0].tolist()
-        raise InputError(
-            f"{name}{place} is not a number (NaN), which has no rank; look for a model that has "
-            "diverged"
-        )
-    return scores
-
-
-def _not_empty(negative: Tensor) -> None:
-    if not negative.numel():
-        raise UsageError(f"negative has the shape {list(negative.shape)}: it holds no score")
+        raise InputError(f"{name}{place} is not a number (NaN), which has no rank")
+    return scores if scores.is_floating_point() else scores.double()
 
 
 def _ranks(values: Any) -> Tensor:

@@ -117,10 +117,8 @@ def link_ranks(
 
     Raises
     ------
-    UsageError
-        If options or shapes do not fit, or there are no queries.
-    InputError
-        If an id is no row of the table, or a score is not a number.
+    UsageError, InputError
+        If options or shapes do not fit, an id is no row of the table, or a score is not a number.
     BudgetError
         If memory does not suffice for a single query; says by how much.
 
@@ -138,12 +136,14 @@ def link_ranks(
     if not len(asked):
         raise UsageError("queries has no edges; give at least one to rank")
     edges = [_known(each, relation, rows.num_rows) for each in _filters(filter)]
-    if edges and relation is None and asked.relations is not None:
+    if asked.relations is not None and any(
+        (each.relations if isinstance(each, Queries) else relation) is None for each in edges
+    ):
         raise UsageError(
             "queries have relations, and those of the edges in filter are not known; name the "
-            "attribute that holds them (relation=), or leave the relations out"
+            "attribute that holds them (relation=), or give (sources, relations, targets)"
         )
-    plan = _plan(rows, len(asked), edges, MemoryBudget.of(memory))
+    num_together, *sizes = _plan(rows, len(asked), edges, MemoryBudget.of(memory))
     known = [
         KnownEdges.of_list(each)
         if isinstance(each, Queries)
@@ -151,12 +151,12 @@ def link_ranks(
         for each in edges
     ]
     found = []
-    for first in range(0, len(asked), plan.queries):
-        block = asked[first : first + plan.queries]
+    for first in range(0, len(asked), num_together):
+        block = asked[first : first + num_together]
         ends = {"src": rows[block.sources], "dst": rows[block.targets]}
         answers = [Answers(each, block) for each in known]
         sides = [_Side(score_block, block, ends, replaced, answers) for replaced in _SIDES[side]]
-        found.append(_pass(sides, rows, plan))
+        found.append(_pass(sides, rows, *sizes))
     ranks = torch.cat(found, dim=1)
     return ranks if side == "both" else ranks[0]
 
@@ -169,8 +169,6 @@ class _Table:
             path = Path(table)
             try:
                 table = np.load(path, mmap_mode="r", allow_pickle=False)
-            except FileNotFoundError:
-                raise NotFoundError(f"table: {path} does not exist", path=path) from None
             except (OSError, ValueError) as error:
                 raise InputError(f"table: {path} is no .npy array ({error})", path=path) from None
         self._table = table
@@ -191,18 +189,10 @@ class _Table:
         return found if isinstance(found, Tensor) else torch.from_numpy(np.array(found))
 
 
-class _Plan(NamedTuple):
-    """The numbers of queries, rows and candidates that are handled at once."""
-
-    queries: int
-    rows: int
-    scores: int
-
-
 def _plan(
     rows: _Table, num_queries: int, known: Sequence[GraphStore | Queries], memory: MemoryBudget
-) -> _Plan:
-    """Return the largest block of queries that fits."""
+) -> tuple[int, int, int]:
+    """Return the most queries, rows, and candidates of each query that fit at once."""
     listed = sum(len(edges) for edges in known if isinstance(edges, Queries))
     # The rows of both ends, and as much again for the score function.
     each = 3 * rows.row_bytes + _LEAST_CANDIDATES * _BYTES_PER_SCORE + _BYTES_PER_QUERY
@@ -222,15 +212,15 @@ def _plan(
     ledger.check({_QUERIES: 1}, "rank among given negatives (gnnstore.evaluation.ranks_among)")
     most = ledger.largest(_QUERIES, most=num_queries)
     blocks = -(-num_queries // most)
-    return _Plan(-(-num_queries // blocks), block_rows, scores)
+    together = -(-num_queries // blocks)
+    return together, block_rows, max(_LEAST_CANDIDATES, scores // together)
 
 
-def _pass(sides: Sequence[_Side], rows: _Table, plan: _Plan) -> Tensor:
+def _pass(sides: Sequence[_Side], rows: _Table, block_rows: int, step: int) -> Tensor:
     """Return the ranks of one block of queries, [sides, q], in one pass over the table."""
-    step = max(_LEAST_CANDIDATES, plan.scores // plan.queries)
     read_ahead = ordered_map(
-        lambda first: (first, rows[first : min(first + plan.rows, rows.num_rows)]),
-        range(0, rows.num_rows, plan.rows),
+        lambda first: (first, rows[first : min(first + block_rows, rows.num_rows)]),
+        range(0, rows.num_rows, block_rows),
         num_threads=1,
         lookahead=lambda: 2,  # one block is compared while another is read
         describe="while reading block {} of the table".format,
@@ -304,8 +294,7 @@ class _Side:
         if not isinstance(scores, Tensor) or list(scores.shape) != shape:
             found = list(getattr(scores, "shape", ())) or type(scores).__name__
             raise UsageError(
-                f"score_block returned {found}; expected scores {shape}: of {shape[0]} queries "
-                f"for {shape[1]} candidates, such as known @ rows.T"
+                f"score_block returned {found}; expected scores {shape}, such as known @ rows.T"
             )
         # A copy, in which known answers are hidden: this may be memory of the user's, or a view in
         # which several scores share one place.
@@ -314,9 +303,8 @@ class _Side:
         if scores.isnan().any():
             query, place = scores.isnan().nonzero()[0].tolist()
             raise InputError(
-                f"score_block returned NaN, which has no rank, for the query "
-                f"{queries.source[query]} -> {queries.target[query]}, candidate {place} of "
-                f"{shape[1]}, side {side!r}; look for rows of the table that are not finite"
+                f"score_block returned NaN, which has no rank, for {queries.source[query]} -> "
+                f"{queries.target[query]}, candidate {place} of {shape[1]}, side {side!r}"
             )
         return scores
 
@@ -324,15 +312,15 @@ class _Side:
 def _filters(values: Any) -> list[Any]:
     """Return the edges to filter by, one or several."""
     whole = (GraphStore, EdgeSplit)
-    is_one = isinstance(values, (*whole, Tensor, np.ndarray)) or (
-        isinstance(values, (tuple, list))
-        and len(values) in (2, 3)  # sources, (relations) and targets
+    if isinstance(values, (*whole, Tensor, np.ndarray)) or not isinstance(values, Iterable):
+        return [values]
+    values = list(values)
+    is_one = (
+        len(values) in (2, 3)  # sources, (relations) and targets
         and not any(isinstance(each, whole) for each in values)
         and np.ndim(values[0]) == 1
     )
-    if not is_one and not isinstance(values, Iterable):
-        raise UsageError(f"filter is of the type {type(values).__name__}; expected edges")
-    return [values] if is_one else list(values)
+    return [values] if is_one else values
 
 
 def _known(given: Any, relation: str | None, num_nodes: int) -> GraphStore | Queries:
@@ -368,11 +356,6 @@ def _edges(given: Any, relation: str | None, num_nodes: int, name: str) -> Queri
         raise UsageError(
             f"{name} is a {type(given).__name__} of parts of the shapes {shapes}; expected an edge "
             "split, (sources, targets) or (sources, relations, targets), vectors of one length"
-        )
-    if name == "filter" and relation is not None and len(arrays) == 2:
-        raise UsageError(
-            f"filter has edges without relations, and relation={relation!r} asks for them; "
-            "give (sources, relations, targets)"
         )
     for ends in (arrays[0], arrays[-1]):
         if ends.size and ends.dtype.kind not in "iu":

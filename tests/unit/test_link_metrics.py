@@ -42,7 +42,6 @@ def test_a_constant_model_ranks_in_the_middle() -> None:
     assert auc(torch.zeros(5), torch.zeros(9)) == 0.5
     assert ogb_hits_at(torch.zeros(5), torch.zeros(9), 9) == 0
     assert ogb_hits_at(torch.zeros(5), torch.zeros(9), 10) == 1, "fewer negatives than 10"
-    assert ogb_hits_at(torch.zeros(5), torch.zeros(0), 1) == 1
 
 
 def test_scores_may_be_of_different_types() -> None:
@@ -55,17 +54,17 @@ def test_scores_may_be_of_different_types() -> None:
     ("function", "error", "text"),
     [
         (lambda: ranks_among([1.0, 2], [[1.0]]), UsageError, "1 rows for 2 positives"),
-        (lambda: ranks_among([[1.0]], [[1.0]]), UsageError, r"positive has the shape \[1, 1\]"),
-        (lambda: ranks_among([1.0], 1.0), UsageError, r"negative has the shape \[\]; .* or \[Q, A"),
-        (lambda: ranks_among([], [[]]), UsageError, "positive has .* no score"),
-        (lambda: ranks_among([1.0], [[]]), UsageError, "negative has .* no score"),
+        (lambda: ranks_among([[1.0]], [[1.0]]), InputError, r"positive is .* shape \[1, 1\]"),
+        (lambda: ranks_among([1.0], 1.0), InputError, r"negative is .* shape \[\]; .* or \[Q, A"),
+        (lambda: ranks_among([], [[]]), InputError, r"positive is .* shape \[0\]; .* at least one"),
+        (lambda: ranks_among([1.0], [[]]), InputError, r"negative is .* shape \[1, 0\]"),
         (
             lambda: ranks_among([1.0], [[0, np.nan]]),
             InputError,
             r"negative\[0, 1\] is not a number",
         ),
         (lambda: auc([np.nan], [1.0]), InputError, r"positive\[0\] is not a number"),
-        (lambda: auc([1.0], []), UsageError, "negative has .* no score"),
+        (lambda: auc([1.0], []), InputError, r"negative is .* shape \[0\]"),
         (lambda: mrr([]), UsageError, "expected ranks"),
         (lambda: mrr([0.5, 1]), UsageError, "none below 1"),
         (lambda: mean_rank([np.nan]), UsageError, "expected ranks"),
@@ -100,5 +99,5 @@ def test_scores_of_any_type_of_real_numbers(scores: Any) -> None:
 @pytest.mark.parametrize("scores", [["a"], None, [[1], [1, 2]], torch.tensor([1j]), object()])
 def test_what_are_no_scores(scores: Any) -> None:
     for metric in (auc, ranks_among):
-        with pytest.raises(InputError, match=r"real numbers|complex numbers have no order"):
+        with pytest.raises(InputError, match="real numbers"):
             metric(scores, [0.5])
