@@ -21,7 +21,7 @@ from gnnstore.errors import UsageError
 from gnnstore.formats.partitions.reader import PartitionsReader
 from gnnstore.formats.tables.directory import TableDirectory
 from gnnstore.graph.store import GraphStore
-from gnnstore.partitions.followers import Slots
+from gnnstore.partitions.policy import Slots
 
 Int64Array = npt.NDArray[np.int64]
 

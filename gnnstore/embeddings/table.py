@@ -13,9 +13,14 @@ import torch
 from torch import Tensor
 
 from gnnstore.budget.limits import MemoryBudget
-from gnnstore.embeddings.export import export_rows
 from gnnstore.embeddings.following import FollowingTable, as_json
-from gnnstore.embeddings.opening import StorePath, create_files, open_store, partitions_of
+from gnnstore.embeddings.opening import (
+    StorePath,
+    create_files,
+    export_rows,
+    open_store,
+    partitions_of,
+)
 from gnnstore.embeddings.rows import FLOAT_BYTES, TableRows
 from gnnstore.errors import BadIndexError, UsageError, limits_named
 from gnnstore.formats.partitions.reader import PartitionsReader

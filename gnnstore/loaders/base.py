@@ -11,7 +11,6 @@ import copy
 import inspect
 import os
 import sys
-import warnings
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -19,7 +18,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Self, SupportsIndex, cast
 
-import torch
 from torch.utils.data import DataLoader, get_worker_info
 from torch.utils.data._utils.pin_memory import pin_memory
 from torch_geometric.sampler import SamplerOutput
@@ -33,8 +31,9 @@ from gnnstore.loaders.explain import (
     describe_seeds,
     describe_strategy,
     draw_memory,
+    writer_of,
 )
-from gnnstore.loaders.trace_picture import writer_of
+from gnnstore.loaders.options import can_pin, threads_given, warn_of_idle
 from gnnstore.pipeline.batch import (
     Batch,
     BatchSource,
@@ -67,31 +66,10 @@ from gnnstore.timeline import MAX_EVENTS, OFF, Timeline, recorded
 
 # Every batch changes these; two loaders of the same data have their own.
 _OF_ITS_OWN = ("_cursor", "_recorder", "_totals")
-_IDLE_OPTIONS = ("worker_init_fn", "multiprocessing_context")
 
 
 class BatchLoader(DataLoader[Any]):
-    """Base of the loaders.
-
-    A subclass calls `_read_from` with the source of its batches.
-
-    Parameters
-    ----------
-    num_seeds : int
-        Samplers give positions from 0 to num_seeds - 1.
-    labels : type of SeedLabels
-        Kind of the labels of its seeds.
-    fingerprint : callable
-        Returns the values that batches depend on, except seed and order, by name.
-    options : dict
-        Keyword arguments of torch's `DataLoader`.
-    shard : RankShard
-        Which of the batches are this process's.
-    own_order : callable or None
-        Turns the order that torch's options name into the loader's; None: it is used as it is.
-    seed, transform, transform_sampler_output, num_threads, prefetch_batches, progress
-        As in `NeighborLoader`.
-    """
+    """Base of the loaders: each calls `_read_from` with the source of its batches."""
 
     filter_per_worker = True
 
@@ -100,13 +78,13 @@ class BatchLoader(DataLoader[Any]):
         num_seeds: int,
         *,
         labels: type[SeedLabels],
-        fingerprint: Callable[[], Mapping[str, Any]],
+        fingerprint: Callable[[], Mapping[str, Any]],  # what batches depend on but seed and order
         seed: int | None,
         transform: Callable[[Any], Any] | None,
         transform_sampler_output: Callable[[Any], Any] | None,
         num_threads: int | None,
         prefetch_batches: int | None,
-        options: dict[str, Any],
+        options: dict[str, Any],  # torch's
         shard: RankShard = ALONE,
         own_order: Callable[[EpochOrder], EpochOrder] | None = None,
         progress: bool | None = None,
@@ -132,12 +110,12 @@ class BatchLoader(DataLoader[Any]):
         self._totals = Totals()
         self._recorder = Recorder(_displayed(progress, shard))
         self._num_iterations = self._num_calls = 0
-        self._num_threads_given = _threads_given(num_threads, self.num_workers)
+        self._num_threads_given = threads_given(num_threads, self.num_workers)
         if prefetch_batches is not None and whole_number("prefetch_batches", prefetch_batches) < 1:
             raise UsageError(f"prefetch_batches={prefetch_batches}: at least 1 is needed")
         self._prefetch_given = None if prefetch_batches is None else int(prefetch_batches)
         self._loader_cores: set[int] | None = None
-        self._warn_of_what_is_idle()
+        warn_of_idle(self)
 
     def _most_threads(self, *, waits_for_disk: bool = True) -> int:
         """Return the number of preparing threads, if memory does not limit it."""
@@ -199,11 +177,10 @@ class BatchLoader(DataLoader[Any]):
             num_batches = None
         positions: Any = self.dataset
         seeds = f"{len(positions):,} {self._labels.name}{'' if name is None else f' ({name})'}"
-        opened = vars(self).get("_sources")
         lines = (
             f"{type(self).__name__} of {describe_graph(path, schema)}",
             describe_seeds(seeds, self.batch_size, self._order, self._shard, num_batches),
-            describe_strategy(None if opened is None else opened.placement),
+            describe_strategy(self._sources.placement),
         )
         return "\n".join(lines)
 
@@ -260,7 +237,7 @@ class BatchLoader(DataLoader[Any]):
         iteration = self._cursor.begin(_checked_epoch(self.epoch))
         self.epoch += 1
         self._num_iterations += 1
-        pin = self._pin if self.pin_memory and _can_pin() else None
+        pin = self._pin if self.pin_memory and can_pin() else None
         # Copies of a batch, and batches joined in the consumer's thread, are freed unnoticed.
         waits = pin is None and self.transform_sampler_output is None
         lookahead = Lookahead(
@@ -279,30 +256,28 @@ class BatchLoader(DataLoader[Any]):
             self._recorder,
             lookahead.gate,
         )
-        run, order = self._run(iteration.start, seed), self._order
+        order, cores = self._order, self._loader_cores
+        # 0 is the calling thread.
+        initializer = None if cores is None else lambda: os.sched_setaffinity(0, cores)
+        # Without the loader, which may be forgotten before its batches.
+        run_from = partial(
+            EpochRun,
+            seed,
+            num_threads=self.num_threads,
+            joins_in_threads=bool(self.num_threads) and self.transform_sampler_output is None,
+            initializer=initializer,
+            timeout_seconds=self.timeout or None,
+            recorder=self._recorder,
+        )
         # A loader that does not shuffle evaluates, often once.
         is_followed = order.is_keyed and (order.shuffles or self._num_iterations > 1)
         return load_batches(
-            partial(_run_from, run, order, is_followed),
+            partial(_run_from, run_from, order, is_followed),
             iteration,
             order,
             finisher,
             lookahead=lookahead,
-            initializer=self._thread_initializer(),
-        )
-
-    def _run(self, start: Position, seed: int) -> EpochRun:
-        """Return the settings of an iteration for a source of batches, without the loader."""
-        return EpochRun(
-            seed,
-            start.epoch,
-            start.batches,
-            num_threads=self.num_threads,
-            joins_in_threads=bool(self.num_threads) and self.transform_sampler_output is None,
-            initializer=self._thread_initializer(),
-            timeout_seconds=self.timeout or None,
-            describe=partial(_describe, self._order, start),
-            recorder=self._recorder,
+            initializer=initializer,
         )
 
     def _pin(self, output: Any) -> Any:
@@ -373,17 +348,16 @@ class BatchLoader(DataLoader[Any]):
     def state_dict(self) -> dict[str, Any]:
         """Return the loader's position: after the batch that was last handed out.
 
-        The convention is that of torchdata's `StatefulDataLoader`. The state is that of the
-        newest iterator; before the first one and after the end of an epoch, that of the start
-        of the next epoch. A state that is taken after the last batch and before the loop ends
-        has no batches left: a loop that resumes there ends at once, and the code after it
-        runs. Batches that are prepared but not handed out do not count.
+        As in torchdata's `StatefulDataLoader`, it is that of the newest iterator; before the
+        first one and after the end of an epoch, that of the start of the next epoch. A state that
+        is taken after the last batch and before the loop ends has no batches left: a loop that
+        resumes there ends at once, and the code after it runs.
 
         Returns
         -------
         dict
-            A small one, of values that JSON and `torch.load(weights_only=True)` know. If the
-            loader has a user's sampler with `state_dict`, what that returned is in it.
+            Of values that JSON and `torch.load(weights_only=True)` know, with the state of a
+            user's sampler if that has a `state_dict`.
         """
         seed = self._draw_seed()
         position = self._cursor.position(self.epoch)
@@ -392,17 +366,15 @@ class BatchLoader(DataLoader[Any]):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Let the next iteration begin where a loader stood when its state was taken.
 
-        It may have stood in another process, and read, cached or prepared its batches in
-        another way: those that remain are the same. To be called before the iteration starts;
-        nothing is sampled for the batches before it. `epoch` becomes that of the state, and
-        iterations after the next are whole epochs. If Lightning calls it with a state that was
-        taken after the last batch of an epoch, the next iteration is the next epoch.
+        The batches that remain are the same on any machine and under any strategy; nothing is
+        sampled for those before. If Lightning calls it with a state that was taken after the last
+        batch of an epoch, the next iteration is the next epoch.
 
         Raises
         ------
         UsageError
-            If the state is malformed or of another version, or of a loader that gives other
-            batches: every difference is named. The loader is left as it was.
+            If the state is malformed, or of a loader that gives other batches: every difference
+            is named. The loader is left as it was.
         """
         found = LoaderState.from_dict(state)
         given = self.seed if self._seed_is_given else None
@@ -451,11 +423,9 @@ class BatchLoader(DataLoader[Any]):
 
         Raises
         ------
-        UsageError
-            If the name ends in neither ``.svg`` nor ``.png``, or matplotlib cannot be imported; the
-            message says how to install it.
-        NotFoundError, StorageError
-            If the file cannot be written.
+        UsageError, NotFoundError, StorageError
+            If the name ends in neither ``.svg`` nor ``.png``, matplotlib is missing, or the file
+            cannot be written.
         """
         found = Explanation.of(type(self).__name__, self._sources.placement)
         if plot is not None:
@@ -483,11 +453,9 @@ class BatchLoader(DataLoader[Any]):
 
         Raises
         ------
-        UsageError
-            If the loader is being traced already, the name ends in something else, or matplotlib
-            is missing for a picture.
-        NotFoundError, StorageError
-            If the file cannot be written; checked before anything else if possible.
+        UsageError, NotFoundError, StorageError
+            If the loader is being traced already, the name ends in something else, matplotlib is
+            missing for a picture, or the file cannot be written.
         """
         if self._recorder.timeline is not OFF:
             raise UsageError("the loader is being traced already; traces do not nest")
@@ -515,34 +483,8 @@ class BatchLoader(DataLoader[Any]):
         """Do nothing: threads prepare batches anyway, as many as `num_threads` says."""
         yield
 
-    def _thread_initializer(self) -> Callable[[], None] | None:
-        cores = self._loader_cores
-        # 0 is the calling thread.
-        return None if cores is None else lambda: os.sched_setaffinity(0, cores)
-
     def check_worker_number_rationality(self) -> None:
         """Do nothing: torch's check counts processes, but none are started."""
-
-    def _warn_of_what_is_idle(self) -> None:
-        idle = [name for name in _IDLE_OPTIONS if getattr(self, name) is not None]
-        texts = []
-        if idle:
-            texts.append(
-                f"{' and '.join(idle)} of {type(self).__name__} have nothing to apply to: batches "
-                "are prepared by threads, not by worker processes"
-            )
-        if self.pin_memory and not _can_pin():
-            texts.append("pin_memory=True, but no accelerator is found: batches are not pinned")
-        for text in texts:
-            warnings.warn(text, UserWarning, stacklevel=6)  # behind the constructors
-
-
-def _can_pin() -> bool:
-    """Return whether there is an accelerator that reads pinned memory, as torch's loader asks."""
-    if torch.cuda.is_available() or not hasattr(torch, "accelerator"):  # torch 2.6 and later
-        return torch.cuda.is_available()
-    found = torch.accelerator.current_accelerator(check_available=True)
-    return found is not None and found.type != "mps"
 
 
 def _displayed(wanted: bool | None, shard: RankShard) -> WaitProgress:
@@ -554,11 +496,9 @@ def _displayed(wanted: bool | None, shard: RankShard) -> WaitProgress:
 
 
 def _no_step_of(name: str) -> UsageError:
-    """Return the error for a replaced method that iterations do not call."""
     return UsageError(
-        f"{name} was replaced, but iterations prepare batches ahead without it, and only "
-        "loader(index) calls it; change batches with transform=, and samples with "
-        "transform_sampler_output="
+        f"{name} was replaced, but iterations prepare batches ahead without it; change batches "
+        "with transform=, and samples with transform_sampler_output="
     )
 
 
@@ -569,37 +509,26 @@ def _checked_epoch(epoch: SupportsIndex) -> int:
     return number
 
 
-def _describe(order: EpochOrder, start: Position, k: int) -> str:
-    return f"while preparing batch {order.number(start.batches, k)} of epoch {start.epoch}"
-
-
 def _run_from(
-    run: EpochRun,
-    order: EpochOrder,
-    is_followed: bool,
-    start: Position,
+    make: Callable[..., EpochRun], order: EpochOrder, is_followed: bool, start: Position
 ) -> EpochRun:
-    """Return the run that begins at a position, with the settings of another."""
-    describe = partial(_describe, order, start)
-    coming = replace(run, epoch=start.epoch, first=start.batches, describe=describe)
-    if is_followed:
-        coming = replace(coming, following=partial(_epoch_after, coming, order))
-    return coming
+    """Return the run that begins at a position."""
 
+    def describe(k: int) -> str:
+        return f"while preparing batch {order.number(start.batches, k)} of epoch {start.epoch}"
 
-def _epoch_after(run: EpochRun, order: EpochOrder) -> tuple[EpochRun, Iterator[Batch]]:
-    """Return the whole epoch after that of a run, and its batches."""
-    start = Position(run.epoch + 1)
-    coming = _run_from(run, order, True, start)
-    return coming, coming.batches(order, start)
+    def following() -> tuple[EpochRun, Iterator[Batch]] | None:
+        if not is_followed:
+            return None
+        first = Position(start.epoch + 1)
+        coming = _run_from(make, order, True, first)
+        return coming, coming.batches(order, first)
+
+    return make(start.epoch, start.batches, describe=describe, following=following)
 
 
 def _forget_records_of_bases(loader: DataLoader[Any]) -> None:
-    """Make Lightning rebuild a loader from its attributes if it has recorded the making of a base.
-
-    If that is within the hook, the arguments are those of a base such as torch's, and the
-    assignments this class's: the new loader would get the old one's order.
-    """
+    """Forget the arguments of a base, such as torch's, that Lightning would make a loader with."""
     record = vars(loader)
     record.pop("__pl_attrs_record", None)
     arguments, keywords = record.get("__pl_saved_args", ()), record.get("__pl_saved_kwargs", {})
@@ -611,25 +540,9 @@ def _forget_records_of_bases(loader: DataLoader[Any]) -> None:
 
 
 def _is_called_by_lightning() -> bool:
-    """Return whether Lightning called this package.
-
-    It counts the batches of an epoch and never asks for one more: a checkpoint after the last
-    belongs to the next epoch.
-    """
+    """Return whether Lightning called, whose states after an epoch's last batch are the next's."""
     frame = sys._getframe(1)
     while frame.f_back is not None and frame.f_globals["__name__"].startswith("gnnstore."):
         frame = frame.f_back
     package = str(frame.f_globals.get("__name__")).partition(".")[0]
     return package in ("lightning", "pytorch_lightning")
-
-
-def _threads_given(num_threads: int | None, num_workers: int) -> int | None:
-    if num_threads is None:
-        return num_workers or None
-    num_threads = whole_number("num_threads", num_threads)
-    if num_threads < 0 or (num_workers and num_workers != num_threads):
-        raise UsageError(
-            f"num_threads={num_threads}: expected 0, for no threads, or more, and the number of "
-            f"num_workers={num_workers} if both are given"
-        )
-    return num_threads

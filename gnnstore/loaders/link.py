@@ -30,11 +30,10 @@ from gnnstore.errors import (
 from gnnstore.formats.store.schema import EdgeTypeSpec, NodeTypeSpec
 from gnnstore.graph.edge_splits import EdgeSplits
 from gnnstore.graph.store import GraphStore
-from gnnstore.loaders.options import LoaderOptions
+from gnnstore.loaders.options import LoaderOptions, call
 from gnnstore.loaders.pyg_sampler import StoreSampler
 from gnnstore.loaders.sampled import SampledLoader
-from gnnstore.partitions.followers import ResidentTable
-from gnnstore.partitions.policy import PartitionPolicy
+from gnnstore.partitions.policy import PartitionPolicy, ResidentTable
 from gnnstore.sampling.edges import reverse_of
 from gnnstore.sampling.neighbor import SamplingConfig
 from gnnstore.sampling.temporal import NodeTimes
@@ -231,20 +230,8 @@ edge_format, adj_value, edge_ids, tables, progress
                 "attribute with the times, and the time of each seed edge; give both, or none"
             )
         options = LoaderOptions.of(locals())
-        seeds = resolve_links(
-            options.store,
-            options.config,
-            edge_label_index,
-            edge_label=edge_label,
-            edge_label_time=edge_label_time,
-            input_id=input_id,
-            neg_sampling=neg_sampling,
-            exclude_edges=exclude_edges,
-            strict_negatives=strict_negatives,
-            neg_side=neg_side,
-            negative_chunks=negative_chunks,
-            degree_fraction=degree_fraction,
-            edge_label_attrs=edge_label_attrs,
+        seeds: Links = call(
+            resolve_links, {**options.given, "store": options.store, "config": options.config}
         )
         kept: dict[str, Any] = {
             "neg_sampling": NegativeSampling.cast(neg_sampling),
@@ -258,8 +245,6 @@ edge_format, adj_value, edge_ids, tables, progress
             ends = torch.from_numpy(seeds.edges)
             is_typed = not options.store.schema.is_homogeneous
             kept["edge_label_index"] = (seeds.edge_type, ends) if is_typed else ends
-        if not options.store.schema.is_homogeneous:
-            options.warn_of_types()
         super().__init__(options, seeds, **kept)
 
     @property

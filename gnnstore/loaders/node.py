@@ -24,8 +24,7 @@ from gnnstore.graph.store import GraphStore
 from gnnstore.loaders.options import LoaderOptions
 from gnnstore.loaders.pyg_sampler import StoreSampler
 from gnnstore.loaders.sampled import SampledLoader
-from gnnstore.partitions.followers import ResidentTable
-from gnnstore.partitions.policy import PartitionPolicy
+from gnnstore.partitions.policy import PartitionPolicy, ResidentTable
 from gnnstore.seeds.nodes import InputNodes, resolve_input_nodes
 from gnnstore.strategies.loader_spec import EdgeIds
 
@@ -253,7 +252,7 @@ class NeighborLoader(SampledLoader, PygNeighborLoader):  # type: ignore[misc]
         seeds = resolve_input_nodes(options.store, input_nodes, input_id, input_time)
         options.check_times(seeds.parts, input_time)
         if seeds.is_typed:
-            options.warn_of_types(seeds.parts)
+            options.warn_of_seeds_alone(seeds.parts)
         super().__init__(options, seeds, **_kept(seeds))
 
     @property

@@ -16,18 +16,19 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, cast, get_args
 
+import torch
+from torch.utils.data import DataLoader
 from torch_geometric.sampler.base import NumNeighbors
 from torch_geometric.typing import EdgeTypeStr
 
 from gnnstore.caching.scores import SCORES
 from gnnstore.disk.engines import ENGINES
-from gnnstore.errors import UsageError, as_whole_number, check_choice
+from gnnstore.errors import UsageError, as_whole_number, check_choice, whole_number
 from gnnstore.formats.store.schema import Schema
 from gnnstore.graph.store import GraphStore
 from gnnstore.graph.store import open as open_store
 from gnnstore.loaders.adjacency import CsrEdges
-from gnnstore.partitions.followers import ResidentTable
-from gnnstore.partitions.policy import PartitionPolicy
+from gnnstore.partitions.policy import PartitionPolicy, ResidentTable
 from gnnstore.sampling.neighbor import SamplingConfig, TemporalStrategy
 from gnnstore.sampling.stored import times_needed
 from gnnstore.strategies.base import Auto
@@ -75,11 +76,11 @@ class LoaderOptions:
             )
         _refuse_unsupported(**given)
         edge_ids = checked_edge_ids(given.get("edge_ids", "input"))
-        read = dataclasses.replace(_call(read_options, given), edge_ids=edge_ids)
+        read = dataclasses.replace(call(read_options, given), edge_ids=edge_ids)
         store = as_store(given["data"])
-        config = _call(sampling_config, {**given, "schema": store.schema})
+        config = call(sampling_config, {**given, "schema": store.schema})
         if not store.schema.is_homogeneous:
-            _call(_refuse_with_types, given)
+            call(_refuse_with_types, given)
         times = times_needed(store.schema, store.path, config)
         csr = CsrEdges.of(
             store.schema,
@@ -102,15 +103,16 @@ class LoaderOptions:
                 f"{attribute!r} of their own ({whose}); give times of the seeds: input_time="
             )
 
-    def warn_of_types(self, seed_types: Iterable[str] = ()) -> None:
-        """Warn of seed types that no edge leads to, and of edges without a reverse type."""
-        edges = [edge.type for edge in self.store.schema.edge_types]
-        targets = {target for _, _, target in edges}
+    def warn_of_seeds_alone(self, seed_types: Iterable[str]) -> None:
+        """Warn of seed types that no edge leads to."""
+        targets = {edge.target for edge in self.store.schema.edge_types}
         if alone := [node_type for node_type in seed_types if node_type not in targets]:
-            _warn(
+            warnings.warn(
                 f"no edge type leads to {', '.join(map(repr, alone))}, so batches have nothing but "
                 "these seeds; add edges in reverse ('gnnstore convert --reverse'), or choose seeds "
-                "of another type"
+                "of another type",
+                UserWarning,
+                stacklevel=4,  # behind the loader's constructor
             )
 
 
@@ -128,12 +130,8 @@ def _seen(store: GraphStore, attributes: Any, adj_value: str | None) -> GraphSto
     return store.select([*attributes, adj_value])
 
 
-def _warn(text: str) -> None:
-    # Behind the loader's constructor.
-    warnings.warn(text, UserWarning, stacklevel=5)
-
-
-def _call(function: Callable[..., Any], given: Mapping[str, Any]) -> Any:
+def call(function: Callable[..., Any], given: Mapping[str, Any]) -> Any:
+    """Call a function with those of the given options that it takes."""
     names = inspect.signature(function).parameters
     return function(**{name: given[name] for name in names if name in given})
 
@@ -360,3 +358,39 @@ def as_store(data: Any) -> GraphStore:
             "gnnstore.converters.from_pyg(data, path)"
         )
     return data
+
+
+def threads_given(num_threads: int | None, num_workers: int) -> int | None:
+    """Return the number of preparing threads that was asked for, if any."""
+    if num_threads is None:
+        return num_workers or None
+    num_threads = whole_number("num_threads", num_threads)
+    if num_threads < 0 or (num_workers and num_workers != num_threads):
+        raise UsageError(
+            f"num_threads={num_threads}: expected 0, for no threads, or more, and the number of "
+            f"num_workers={num_workers} if both are given"
+        )
+    return num_threads
+
+
+def can_pin() -> bool:
+    """Return whether there is an accelerator that reads pinned memory, as torch's loader asks."""
+    if torch.cuda.is_available() or not hasattr(torch, "accelerator"):  # torch 2.6 and later
+        return torch.cuda.is_available()
+    found = torch.accelerator.current_accelerator(check_available=True)
+    return found is not None and found.type != "mps"
+
+
+def warn_of_idle(loader: DataLoader[Any]) -> None:
+    """Warn of options that change nothing."""
+    names = ("worker_init_fn", "multiprocessing_context")
+    idle = [name for name in names if getattr(loader, name) is not None]
+    if loader.pin_memory and not can_pin():
+        idle.append("pin_memory=True")
+    if idle:
+        warnings.warn(
+            f"{' and '.join(idle)} of {type(loader).__name__} have nothing to apply to: batches "
+            "are prepared by threads, and pinned where there is an accelerator",
+            UserWarning,
+            stacklevel=6,  # behind the constructors
+        )

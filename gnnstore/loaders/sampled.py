@@ -17,8 +17,8 @@ from gnnstore.graph.store import GraphStore
 from gnnstore.loaders.assemble import Assembler
 from gnnstore.loaders.base import BatchLoader
 from gnnstore.loaders.options import LoaderOptions
-from gnnstore.partitions.followers import ResidentTable, Slots
 from gnnstore.partitions.order import PartitionOrder
+from gnnstore.partitions.policy import ResidentTable, Slots
 from gnnstore.partitions.sources import PartitionSources
 from gnnstore.pipeline.lookahead.presample import Presampler, batch_shape
 from gnnstore.pipeline.order.epoch import order_bytes

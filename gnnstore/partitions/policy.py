@@ -1,14 +1,19 @@
-"""The policy that chooses the partitions in memory, and the buffer that follows from it."""
+"""The policy that chooses the partitions in memory, and what tables are told of these."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
+import numpy as np
+import numpy.typing as npt
+
+from gnnstore.budget.ledger import Reservation
 from gnnstore.errors import UsageError, as_plain, check_choice
-from gnnstore.partitions.assignment import ASSIGNMENTS
 from gnnstore.partitions.orders import (
+    ASSIGNMENTS,
     ORDERS,
     Schedule,
     dispersed,
@@ -102,8 +107,6 @@ class PartitionPolicy:
     memory : int, str or None
         Budget that decides `capacity`; by default the loader's. The capacity that it leads to is
         part of the loader's state.
-    max_bias : float or None
-        Largest Edge Permutation Bias to allow when `memory` decides.
     name : str, path-like or None
         Name of the partitions, if a store has several; or the path of their directory.
 
@@ -114,8 +117,7 @@ class PartitionPolicy:
 
     Examples
     --------
-    >>> PartitionPolicy("two-level", capacity=4)
-    PartitionPolicy(kind='two-level', capacity=4)
+    >>> policy = PartitionPolicy("two-level", capacity=4)
     """
 
     kind: str = "two-level"
@@ -124,7 +126,6 @@ class PartitionPolicy:
     order: str = "beta"
     assignment: str = "random"
     memory: int | str | None = None
-    max_bias: float | None = None
     name: str | os.PathLike[str] | None = None
 
     def __post_init__(self) -> None:
@@ -133,16 +134,15 @@ class PartitionPolicy:
         check_choice("assignment", self.assignment, ASSIGNMENTS)
         if not isinstance(self.name, str | os.PathLike | None) or self.name == "":
             raise UsageError(f"name={self.name!r}: expected a name of partitions, or their path")
-        for option in ("capacity", "logical", "max_bias"):
+        for option in ("capacity", "logical"):
             object.__setattr__(self, option, as_plain(getattr(self, option)))
-        bias = self.max_bias
-        if bias is not None and (not isinstance(bias, int | float) or not 0 <= bias <= 1):
-            raise UsageError(f"max_bias={bias!r}: expected a number from 0 to 1")
         capacity, logical = self.capacity, self.logical
-        if isinstance(capacity, float) and not 0 < capacity <= 1:
-            raise UsageError(f"capacity={capacity}: a share of all partitions is above 0, up to 1")
-        if isinstance(capacity, bool) or not isinstance(capacity, int | float | None):
-            raise UsageError(f"capacity={capacity!r}: expected a number of partitions, or a share")
+        is_number = isinstance(capacity, int | None) and not isinstance(capacity, bool)
+        if not is_number and not (isinstance(capacity, float) and 0 < capacity <= 1):
+            raise UsageError(
+                f"capacity={capacity!r}: expected a number of partitions, or a share of all, above "
+                "0 and up to 1"
+            )
         is_number = isinstance(logical, int) and not isinstance(logical, bool) and logical > 0
         if logical != "auto" and not is_number:
             raise UsageError(f"logical={logical!r}: expected a number of groups, or 'auto'")
@@ -150,18 +150,10 @@ class PartitionPolicy:
             raise UsageError(f"logical={logical}: kind='sequential' has no groups; leave it out")
         if capacity is None and logical != "auto":
             raise UsageError(f"logical={logical} without capacity=: give both, or neither")
-        if capacity is not None and (self.memory is not None or self.max_bias is not None):
+        if capacity is not None and self.memory is not None:
             raise UsageError(
-                f"capacity={capacity} and memory= or max_bias=, which decide it: leave out one"
+                f"capacity={capacity} and memory={self.memory!r}, which decides it: leave out one"
             )
-
-    def __repr__(self) -> str:
-        given = {
-            name: getattr(self, name)
-            for name, known in type(self).__dataclass_fields__.items()
-            if name == "kind" or getattr(self, name) != known.default
-        }
-        return f"PartitionPolicy({', '.join(f'{n}={v!r}' for n, v in given.items())})"
 
     def shapes(
         self,
@@ -197,9 +189,7 @@ class PartitionPolicy:
             found = [(c, num_partitions) for c in range(num_partitions, num_train - 1, -1)]
         else:
             order = self.order if self.kind == "two-level" else self.kind
-            sizes = sizes_of_partitions(
-                contents, memory_bytes, num_partitions, order=order, max_bias=self.max_bias
-            )
+            sizes = sizes_of_partitions(contents, memory_bytes, num_partitions, order=order)
             found = [(each.capacity, each.num_groups) for each in sizes]
         shapes = [
             BufferShape(self.kind, self.order, self.assignment, num_partitions, *numbers, num_train)
@@ -239,3 +229,42 @@ class PartitionPolicy:
 
 def _count(num_partitions: int, share: float) -> int:
     return max(1, int(num_partitions * share + 1e-9))
+
+
+class Slots(NamedTuple):
+    """Memory for partitions."""
+
+    num_resident: int  # partitions of a state
+    num_spare: int  # further partitions, which are being read ahead or written behind
+
+
+@runtime_checkable
+class ResidentTable(Protocol):
+    """A table of rows by node with the partitions of a state in memory.
+
+    All calls come from the thread that takes batches, between two batches.
+    """
+
+    def attach(self, unit_uuid: str) -> None:
+        """Check that the table fits a loader by partitions; nothing changes."""
+
+    def reserve(self, slots: Slots | None) -> Reservation:
+        """Return the bytes of memory that the table takes with this many partitions at once."""
+
+    def enter(self, state: npt.NDArray[np.int64] | None, slots: Slots | None) -> bool:
+        """Load exactly the partitions of a state, in ascending order."""
+
+    def expect(self, state: npt.NDArray[np.int64]) -> None:
+        """Begin to read partitions of the next state into free slots; do not wait."""
+
+    def leave(self, loader: object) -> None:
+        """End an iteration, also by `break` or an exception: no thread is left, nothing is lost."""
+
+    def position(self) -> dict[str, Any] | None:
+        """Return the loader's state at the last commit, or None."""
+
+    def check_position(self, state_dict: Mapping[str, Any]) -> None:
+        """Compare the state that a loader resumes from with the commit's, if it has one."""
+
+    def note_position(self, loader: object, state_dict: dict[str, Any]) -> None:
+        """Take a loader's state with the batch that was handed out last, for the next commit."""

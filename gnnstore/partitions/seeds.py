@@ -11,7 +11,7 @@ import numpy.typing as npt
 from gnnstore.errors import UsageError
 from gnnstore.formats.arrays.dtypes import id_dtype
 from gnnstore.formats.store.schema import NODE_TYPE
-from gnnstore.partitions.assignment import states_of_buckets, states_of_nodes
+from gnnstore.partitions.orders import states_of_buckets, states_of_nodes
 from gnnstore.partitions.sizes import EdgesRead
 from gnnstore.pipeline.order.epoch import MAX_SORTED
 from gnnstore.sampling.edges import EdgeFinder

@@ -14,8 +14,12 @@ from typing import Literal
 
 from gnnstore.budget.ledger import Ledger, Reservation
 from gnnstore.formats.partitions.manifest import MOST_PARTITIONS
-from gnnstore.partitions.assignment import edge_permutation_bias, states_of_buckets
-from gnnstore.partitions.orders import beta_swaps, two_level
+from gnnstore.partitions.orders import (
+    beta_swaps,
+    edge_permutation_bias,
+    states_of_buckets,
+    two_level,
+)
 
 # Edges between the partitions in memory that a loader needs: to sample from, to train, or none.
 EdgesRead = Literal["graph", "trained", "none"]
@@ -161,12 +165,7 @@ def buffer_sizes(
 
 
 def sizes_of_partitions(
-    contents: Contents,
-    memory_bytes: int,
-    num_partitions: int,
-    *,
-    order: str,
-    max_bias: float | None = None,
+    contents: Contents, memory_bytes: int, num_partitions: int, *, order: str
 ) -> list[BufferSizes]:
     """Return the sizes for existing partitions, in one order: the best first."""
     residents = {"dispersed": (1,), "even": (2,)}.get(order, RESIDENT_GROUPS)
@@ -176,25 +175,20 @@ def sizes_of_partitions(
         for num_groups in range(resident, num_partitions + 1)
         if num_partitions % num_groups == 0
     }
-    biases = {sizes: sizes.bias() for sizes in found}
-
-    def is_allowed(sizes: BufferSizes) -> bool:
-        return max_bias is None or biases[sizes] <= max_bias
-
-    fitting = [sizes for sizes in found if sizes.memory_bytes <= memory_bytes]
-    least = min((sizes.bytes_read for sizes in fitting if is_allowed(sizes)), default=0)
+    fitting = [sizes.bytes_read for sizes in found if sizes.memory_bytes <= memory_bytes]
+    least = min(fitting, default=0)
 
     def rank(sizes: BufferSizes) -> tuple[float, ...]:
+        # Of those alike the fewest groups, not those that a set happens to yield first.
+        last = sizes.bias(), sizes.num_groups
         if sizes.memory_bytes > memory_bytes:
-            return 1, not is_allowed(sizes), sizes.memory_bytes, biases[sizes]
+            return 1, sizes.memory_bytes, *last
         if order == "dispersed":
-            return 0, not is_allowed(sizes), -sizes.capacity, biases[sizes]
+            return 0, -sizes.capacity, *last
         is_near = sizes.bytes_read <= _NEARLY_AS_LITTLE * least
-        groups = sizes.num_groups if is_near else 0
-        return 0, not is_allowed(sizes), not is_near, groups, sizes.bytes_read, biases[sizes]
+        return 0, not is_near, sizes.num_groups * is_near, sizes.bytes_read, *last
 
-    # Of those alike the fewest groups, not those that a set happens to yield first.
-    return sorted(found, key=lambda sizes: (rank(sizes), sizes.num_groups))
+    return sorted(found, key=rank)
 
 
 def best_sizes(found: list[BufferSizes], *, read_rate: float, write_rate: float) -> BufferSizes:

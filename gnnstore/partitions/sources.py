@@ -21,9 +21,8 @@ from gnnstore.formats.partitions.reader import PartitionsReader, open_partitions
 from gnnstore.graph.shared import shared_tables
 from gnnstore.graph.sizes import StoreSizes
 from gnnstore.partitions.buffer import StateBuffer, StateToRead, building_threads
-from gnnstore.partitions.followers import Slots
 from gnnstore.partitions.order import PartitionOrder
-from gnnstore.partitions.policy import BufferShape, PartitionPolicy
+from gnnstore.partitions.policy import BufferShape, PartitionPolicy, Slots
 from gnnstore.partitions.rows import PartitionFiles, PartitionSlots
 from gnnstore.partitions.seeds import by_state
 from gnnstore.partitions.sizes import Contents, EdgesRead
@@ -38,7 +37,7 @@ if TYPE_CHECKING:
     from gnnstore.disk.engines import Engine
     from gnnstore.graph.store import GraphStore
     from gnnstore.partitions.buffer import ResidentState, StatesAhead
-    from gnnstore.partitions.followers import ResidentTable
+    from gnnstore.partitions.policy import ResidentTable
     from gnnstore.pipeline.order.epoch import EpochOrder
     from gnnstore.pipeline.stats import LoaderStats
     from gnnstore.sampling.neighbor import IndexDtype

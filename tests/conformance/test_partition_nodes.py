@@ -493,7 +493,6 @@ POLICIES_REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "no policy": (lambda: "spread", "expected a gnnstore.PartitionPolicy"),
     "name of a number": (lambda: PartitionPolicy(name=cast("Any", 3)), "name=3: expected a name"),
     "empty name": (lambda: PartitionPolicy(name=""), "name='': expected a name"),
-    "bias": (lambda: PartitionPolicy(max_bias=2), "max_bias=2: expected a number from 0 to 1"),
     "groups alone": (lambda: PartitionPolicy(logical=4), "give both"),
     "no groups": (lambda: PartitionPolicy(capacity=0.5, logical=0), "expected a number of groups"),
 }

@@ -16,7 +16,7 @@ from gnnstore import Adagrad, EmbeddingTable, LinkNeighborLoader, PartitionPolic
 from gnnstore.budget.ledger import Reservation
 from gnnstore.converters.partitions.partition import partition
 from gnnstore.errors import BudgetError, StorageError, UsageError
-from gnnstore.partitions.followers import Slots
+from gnnstore.partitions.policy import Slots
 from gnnstore.partitions.rows import PartitionFiles, PartitionSlots
 from gnnstore.testing.graphs import random_graph
 

@@ -10,18 +10,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gnnstore.errors import UsageError
-from gnnstore.partitions.assignment import (
-    edge_permutation_bias,
-    states_of_buckets,
-    states_of_nodes,
-)
 from gnnstore.partitions.orders import (
     ORDERS,
     Schedule,
     beta_swaps,
     dispersed,
+    edge_permutation_bias,
     even_pairs,
     sequential,
+    states_of_buckets,
+    states_of_nodes,
     two_level,
 )
 from gnnstore.testing.twins.partitions import partitions_loaded

@@ -32,7 +32,7 @@ from gnnstore.errors import (
 from gnnstore.formats.container.files import crc32c_of
 from gnnstore.formats.partitions.reader import PartitionsReader
 from gnnstore.formats.tables.manifest import canonical
-from gnnstore.partitions.followers import Slots
+from gnnstore.partitions.policy import Slots
 from gnnstore.testing.graphs import write_store
 from gnnstore.testing.twins.learned_rows import initial_rows
 from gnnstore.tools import cli
