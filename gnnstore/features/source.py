@@ -356,8 +356,8 @@ class PackedRows(RowSource):
     def __init__(
         self,
         spec: RowSpec,
-        # Given the part of the batch that the table's type is, the slots there, and the output.
-        read_missed: Callable[[RowRange, npt.NDArray[np.int32], npt.NDArray[Any]], ReadCounts],
+        # Given the part of the batch that the table's type is, and the output.
+        read_missed: Callable[[RowRange, npt.NDArray[Any]], ReadCounts],
     ) -> None:
         self._spec = spec
         self._read_missed = read_missed
@@ -369,15 +369,14 @@ class PackedRows(RowSource):
 
     def read_rows(self, ids: npt.NDArray[Any], out: npt.NDArray[Any]) -> ReadCounts:
         """Fill `out` with the rows of a batch that misses all of them."""
-        return self._read_missed(RowRange(0, ids.size), np.full(ids.size, -1, np.int32), out)
+        return self._read_missed(RowRange(0, ids.size), out)
 
     def read_into(self, request: RowRequest, out: npt.NDArray[Any]) -> ReadCounts:
         """Fill `out` with the rows of the batch; cached ones are copied when others are read."""
         if request.slots is None:
             return self.read_rows(request.ids, out)
         part = RowRange(request.place, len(request.slots))
-        counts = self._read_missed(part, request.slots, out)
-        return counts + request.copy_cached(out)
+        return self._read_missed(part, out) + request.copy_cached(out)
 
 
 def places_within(

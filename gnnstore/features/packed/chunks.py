@@ -2,8 +2,7 @@
 
 On disk there is one file for each table. In it, each batch has a chunk: the distinct rows that it
 misses, one behind the other in the order of the table, from a multiple of 4096 bytes on. The place
-of each row in the batch is kept in memory, 4 bytes a row, or in another file. Chunks of the first
-batches may stay in memory, as they would lie in the file; it begins with the next one.
+of each row in the batch is kept in memory, 4 bytes a row, or in another file.
 
 A chunk has a crc32c for each block of some kilobytes, compared as it is read. They are computed of
 what is in memory while it is packed, not of what can be read back, so that a disk that alters bytes
@@ -14,7 +13,7 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Self
@@ -44,7 +43,6 @@ _QUEUE_DEPTH = 16
 _READING_THREADS = 8  # of an engine that has threads
 # For each thread that reads chunks.
 CHUNK_STAGING_BYTES = _READ_BYTES * _QUEUE_DEPTH
-PACK_ELSEWHERE = ". Test the disk, or pack to another one"
 _HELP = (
     "The disk or another program has changed them: start the run again, which packs rows anew, and "
     "with another directory for packed rows (spill_dir=) if this happens again"
@@ -75,9 +73,7 @@ class ChunkChecksums:
         """Return the checksums of a chunk: a view."""
         return self.crcs[self.begins[i] : self.begins[i + 1]]
 
-    def compare(
-        self, i: int, content: npt.NDArray[np.uint8], offset: int, advice: str = ""
-    ) -> None:
+    def compare(self, i: int, content: npt.NDArray[np.uint8], offset: int) -> None:
         """Compare a chunk that was read whole."""
         found, expected = _core.crc32c_blocks(content, BLOCK_BYTES), self.of_chunk(i)
         bad = np.flatnonzero(found != expected)
@@ -87,7 +83,7 @@ class ChunkChecksums:
                 errno.EBADMSG,
                 f"bytes {at} to {min(at + BLOCK_BYTES, offset + len(content))} are not what was "
                 f"written: the crc32c is {int(found[bad[0]]):08x}, not "
-                f"{int(expected[bad[0]]):08x}{advice}",
+                f"{int(expected[bad[0]]):08x}. Test the disk, or pack to another one",
             )
 
 
@@ -150,14 +146,11 @@ class MissIndex:
 
 @dataclass(frozen=True, eq=False)
 class PackedChunks:
-    """Positions of the chunks of a table, in memory and in its file, and their checksums."""
+    """Positions of the chunks of a table in its file, and their checksums."""
 
-    # int64 [S + 1]: where the chunk of each batch begins, counted through `kept` and the file; the
-    # end of the last one.
+    # int64 [S + 1]: where the chunk of each batch begins; the end of the last one.
     offsets: npt.NDArray[np.int64]
     checksums: ChunkChecksums
-    # The chunks in memory, those of the first batches; the file holds the others.
-    kept: npt.NDArray[np.uint8] = field(default_factory=lambda: np.empty(0, np.uint8), repr=False)
 
 
 @dataclass(frozen=True, eq=False)
@@ -168,34 +161,6 @@ class PackedTable:
     chunks: PackedChunks
     spec: RowSpec
     files: _core.FileSet  # the file, open: it is read to the end even if it has been removed
-
-    @property
-    def num_disk_bytes(self) -> int:
-        """Bytes of the file."""
-        return int(self.chunks.offsets[-1]) - len(self.chunks.kept)
-
-    def file_offset(self, i: int) -> int:
-        """Return where the chunk of batch i begins in the file; negative if it is in memory."""
-        return int(self.chunks.offsets[i]) - len(self.chunks.kept)
-
-    def copy_kept(
-        self,
-        i: int,
-        positions: npt.NDArray[np.int32],
-        targets: npt.NDArray[np.int32],
-        sources: npt.NDArray[np.int32],
-        out: npt.NDArray[np.uint8],
-    ) -> ReadCounts:
-        """Copy the rows of a chunk in memory to their places; those named as in `MissIndex`."""
-        row_bytes, num_rows = self.spec.row_bytes, len(positions)
-        begin = int(self.chunks.offsets[i])
-        chunk = self.chunks.kept[begin : begin + num_rows * row_bytes]
-        order = np.arange(num_rows, dtype=np.int32)
-        rows = out.reshape(-1, row_bytes)
-        _core.copy_to_slots(chunk, order, rows, positions)
-        if len(targets):
-            rows[targets] = rows[sources]
-        return ReadCounts(rows_read=num_rows)
 
 
 @dataclass(frozen=True)
@@ -260,7 +225,7 @@ class PackedSuperbatch:
     @property
     def num_bytes(self) -> int:
         """Bytes on disk."""
-        chunks = sum(table.num_disk_bytes for table in self.tables.values())
+        chunks = sum(int(table.chunks.offsets[-1]) for table in self.tables.values())
         return chunks + self.index.num_disk_bytes
 
     def rows(self, i: int) -> dict[str, RowSource]:
@@ -270,15 +235,7 @@ class PackedSuperbatch:
             for path, table in self.tables.items()
         }
 
-    def _read_missed(
-        self,
-        i: int,
-        path: str,
-        part: RowRange,
-        _slots: npt.NDArray[np.int32],
-        out: npt.NDArray[Any],
-    ) -> ReadCounts:
-        """Write the rows of a batch whose slot is negative to their places; the others stay."""
+    def _read_missed(self, i: int, path: str, part: RowRange, out: npt.NDArray[Any]) -> ReadCounts:
         places = places_within(part, self.index.batch(i))
         return self.read(i, path, out.reshape(-1).view(np.uint8), places)
 
@@ -297,8 +254,7 @@ class PackedSuperbatch:
         positions, targets, sources = self.index.batch(i) if places is None else places
         if len(positions) == 0:
             return ReadCounts()
-        if (offset := table.file_offset(i)) < 0:
-            return table.copy_kept(i, positions, targets, sources, out)
+        offset = int(table.chunks.offsets[i])
         try:
             counts = _core.read_packed_rows(
                 self._reader,

@@ -3,15 +3,12 @@
 Reading single rows is limited by a disk's reads per second. Reading a whole table in order,
 writing the rows that each batch of a superbatch needs to a chunk of its own, and reading each chunk
 in order moves more bytes, all of them at the disk's bandwidth (DiskGNN, section 5.2). It pays
-from about 3 % of the table missed in a superbatch, on a disk of 100,000 reads a second. Chunks that
-memory has room for are not written: then each block that is read serves all batches that need it
-(AGNES, KDD 2026), and nothing else is moved.
+from about 3 % of the table missed in a superbatch, on a disk of 100,000 reads a second.
 """
 
 from __future__ import annotations
 
 import errno
-import mmap
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
@@ -52,8 +49,6 @@ from gnnstore.features.source import FileRows, RowSpec, TypedRows, ranges_of
 from gnnstore.sampling.row_space import RowRange
 from gnnstore.threads import CancelledError, Flag, interruptible
 from gnnstore.units import format_size
-
-_IN_MEMORY = -1  # in place of a file's number
 
 
 @dataclass(frozen=True)
@@ -203,8 +198,6 @@ class TableJob:
     file_path: Path  # the file to make; or, if it `grows`, to make longer
     begin: int = 0  # where the first chunk is to begin in the file, a multiple of 4096
     grows: bool = False  # only of rows in memory
-    # Number of first batches whose chunks stay in memory; the file has the others.
-    num_kept: int = 0
 
     def run(
         self,
@@ -222,17 +215,15 @@ class TableJob:
         offsets = np.zeros(num_batches + 1, np.int64)
         np.cumsum(chunk_bytes(own.num_rows, table.row_bytes), out=offsets[1:])
         offsets += self.begin
-        stays = np.arange(num_batches) < self.num_kept
-        kept = _anonymous(int(offsets[self.num_kept]) if self.num_kept else 0)
-        file_bytes = int(offsets[-1]) - len(kept)
+        file_bytes = int(offsets[-1])
         checksums = ChunkChecksums.unknown(own.num_rows * table.row_bytes)
         progress = np.zeros(2, np.int64)  # bytes written so far; whether to stop
 
         outputs: tuple[Any, ...] = (
             [self.file_path],
             [file_bytes],
-            np.where(stays, _IN_MEMORY, 0),
-            np.where(stays, offsets[:-1], offsets[:-1] - len(kept)),
+            np.zeros(num_batches, np.int64),
+            offsets[:-1],
             checksums.crcs,
             progress,
         )
@@ -245,7 +236,6 @@ class TableJob:
             "num_spare_buffers": buffers.num_spare_buffers,
             "piece_bytes": BLOCK_BYTES,
             "num_threads": num_threads,
-            "kept": kept if len(kept) else None,
         }
 
         def work() -> dict[str, int]:
@@ -260,11 +250,11 @@ class TableJob:
             counts = interruptible(work, "gnnstore-pack", progress, stop, advance)
         except OSError as error:
             raise self._error(error, file_bytes - self.begin) from error
-        return PackedChunks(offsets, checksums, kept), PackCounts(**counts)
+        return PackedChunks(offsets, checksums), PackCounts(**counts)
 
     def opened(self, chunks: PackedChunks) -> PackedTable:
         """Return the file, open to be read."""
-        file_bytes = int(chunks.offsets[-1]) - len(chunks.kept)
+        file_bytes = int(chunks.offsets[-1])
         try:
             files = _core.FileSet([self.file_path], [file_bytes], direct=self.table.files.is_direct)
         except OSError as error:
@@ -284,44 +274,21 @@ def packed_bytes(
     tables: Mapping[str, TypedRows[FileRows]],
     misses: npt.NDArray[np.int64],
     spilled_id_bytes: int = 0,
-    chunk_memory_bytes: int = 0,
 ) -> int:
     """Return the bytes on disk that packing takes.
 
     With several types this is a bound, unless misses are given for each type: [S, T].
     """
     sorted_bytes = (spilled_id_bytes + 4) * int(misses.sum()) if spilled_id_bytes else 0
-    sizes = _batch_bytes(tables, misses)
-    return int(sizes[_count_kept(sizes, chunk_memory_bytes) :].sum()) + sorted_bytes
-
-
-def _batch_bytes(
-    tables: Mapping[str, TypedRows[FileRows]], misses: npt.NDArray[np.int64]
-) -> npt.NDArray[np.int64]:
-    """Return the bytes of the chunks of each batch, by its misses [S] or [S, T]."""
     ranges = ranges_of(tables)
     sizes = np.zeros((len(ranges), len(misses)), np.int64)
     for table, own in tables.values():
         t = ranges.index(own)
         sizes[t] += chunk_bytes(misses if misses.ndim == 1 else misses[:, t], table.row_bytes)
-    batch_bytes: npt.NDArray[np.int64] = sizes.sum(axis=0)
     if misses.ndim == 1 and len(ranges) > 1:
         # As if all were of the widest type; each chunk is filled up to whole units.
-        batch_bytes = sizes.max(axis=0) + CHUNK_ALIGNMENT_BYTES * len(tables)
-    return batch_bytes
-
-
-def _count_kept(batch_bytes: npt.NDArray[np.int64], chunk_memory_bytes: int) -> int:
-    """Return how many batches, from the first on, have chunks that stay in memory."""
-    return int(np.searchsorted(np.cumsum(batch_bytes), chunk_memory_bytes, side="right"))
-
-
-def _anonymous(num_bytes: int) -> npt.NDArray[np.uint8]:
-    """Return memory that begins at a page and is unmapped with its last view."""
-    if num_bytes == 0:
-        return np.empty(0, np.uint8)
-    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-    return np.frombuffer(mmap.mmap(-1, num_bytes, flags=flags), np.uint8)
+        sizes = sizes.max(axis=0) + CHUNK_ALIGNMENT_BYTES * len(tables)
+    return int(sizes.sum()) + sorted_bytes
 
 
 def pack(
@@ -332,7 +299,6 @@ def pack(
     *,
     memory_bytes: int,
     num_threads: int = 1,
-    chunk_memory_bytes: int = 0,
     disk_bytes: int | None = None,
     stop: Flag | None = None,
     advance: Callable[[int], None] | None = None,
@@ -358,15 +324,14 @@ def pack(
         )
         _core.release_memory()  # of sorting, before windows are taken
         id_bytes = collector.id_bytes if spills else 0
-        num_bytes = packed_bytes(tables, missed.counts, id_bytes, chunk_memory_bytes)
+        num_bytes = packed_bytes(tables, missed.counts, id_bytes)
         if disk_bytes is not None and num_bytes > disk_bytes:
             disk = Ledger(disk_bytes, (), "packing a superbatch", "of disk space", "disk=")
             disk.add(Reservation("packed rows", num_bytes)).check(None, "make superbatches smaller")
-        num_kept = _count_kept(_batch_bytes(tables, missed.counts), chunk_memory_bytes)
         packed: dict[str, PackedTable] = {}
         counts = PackCounts()
         for number, (path, rows) in enumerate(tables.items()):
-            job = TableJob(path, *rows, missed, own / f"{number}.rows", num_kept=num_kept)
+            job = TableJob(path, *rows, missed, own / f"{number}.rows")
             chunks, more = job.run(memory_bytes, num_threads, stop, advance)
             packed[path] = job.opened(chunks)
             counts = _sum(counts, more)

@@ -287,14 +287,8 @@ class PackedFiles:
 
     def rows(self, number: int, record: SavedRecord) -> dict[str, RowSource]:
         """Return the sources of the rows that a batch misses, by the attribute's path."""
-
-        def read(
-            path: str, part: RowRange, _slots: npt.NDArray[np.int32], out: npt.NDArray[Any]
-        ) -> ReadCounts:
-            return self.read_missed(number, record, path, part, out)
-
         return {
-            path: PackedRows(table.spec, partial(read, path))
+            path: PackedRows(table.spec, partial(self.read_missed, number, record, path))
             for path, table in self._packed.items()
         }
 

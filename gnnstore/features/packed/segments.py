@@ -25,7 +25,6 @@ from gnnstore.disk.engines import Engine
 from gnnstore.disk.spool import MemorySpool
 from gnnstore.errors import CorruptStoreError, storage_error, storage_errors
 from gnnstore.features.packed.chunks import (
-    PACK_ELSEWHERE,
     ChunkChecksums,
     MissIndex,
     PackedChunks,
@@ -299,7 +298,7 @@ def _reorder(
                 offset = int(chunks.offsets[part])
                 order = np.argsort(divided.ordered[end - size : end])
                 content = read_part(descriptor, size * row_bytes, offset)
-                chunks.checksums.compare(part, content, offset, advice=PACK_ELSEWHERE)
+                chunks.checksums.compare(part, content, offset)
                 found = content.reshape(size, row_bytes)
                 written = np.empty_like(found)
                 written[order] = found
