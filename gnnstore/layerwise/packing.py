@@ -7,7 +7,6 @@ rows of each are written to a file, and each block then reads its own.
 
 from __future__ import annotations
 
-import logging
 import tempfile
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator
@@ -20,15 +19,14 @@ import numpy.typing as npt
 from torch import Tensor
 
 from gnnstore import _core
-from gnnstore.errors import NoSpaceError, storage_error
+from gnnstore.disk.spool import guarded
+from gnnstore.errors import storage_error
 from gnnstore.features.source import FileRows
 from gnnstore.formats.arrays.dtypes import id_dtype
 from gnnstore.layerwise.memory import BlockLimits
-from gnnstore.layerwise.rows import NUM_PARTS, KeptRows, RowFile, RowReader, as_bits
+from gnnstore.layerwise.rows import NUM_PARTS, KeptRows, RowReader, as_bits
 from gnnstore.strategies.predict.reads import count_reads
 from gnnstore.threads import CancelledError, Flag
-
-_log = logging.getLogger(__name__)
 
 _MAX_BLOCKS = 1024
 _PAGE_BYTES = 4096
@@ -118,14 +116,9 @@ class BlockPacker:
             return
         pending = max(limits.making // _PENDING_SHARE // row_bytes, self._reader.part_rows)
         self._packed = PackedRows(self._directory, self._reader, wanted, pending)
-        try:
-            self._pass(self._packed)
-        except NoSpaceError as error:
-            self.close()
-            _log.info("rows are read block by block: %s", error)
-            return
+        self._pass(self._packed)
         self._is_wanted = True
-        self.bytes_written += self._packed.file.num_bytes
+        self.bytes_written += self._packed.num_bytes
         self._is_first = False
         self._group = {begin: (end, place) for place, (begin, end) in enumerate(bounds)}
 
@@ -178,13 +171,15 @@ class PackedRows:
         self._max_pending = max_pending  # rows gathered before they are written, a run each block
         self._pending: dict[int, list[npt.NDArray[Any]]] = defaultdict(list)
         self._num_pending = 0
-        # The runs of each block: their record in the file, and number of rows.
-        self._runs: list[list[tuple[int, int]]] = [[] for _ in wanted]
+        # The runs of each block: begin, words, checksum and number of rows.
+        self._runs: list[list[tuple[int, int, int, int]]] = [[] for _ in wanted]
+        self.num_bytes = 0  # in the file
         try:
             self._directory = Path(tempfile.mkdtemp(prefix="packed-", dir=directory))
+            self.path = self._directory / "rows"
+            self._file = _core.SpillFile(self.path)
         except OSError as error:
-            raise storage_error(error, "make a directory for packed rows", directory) from error
-        self.file = RowFile(self._directory / "rows", "the packed rows")
+            raise storage_error(error, "make a file for packed rows", directory) from error
 
     def append(self, first: int, rows: npt.NDArray[Any]) -> None:
         """Add the rows of a part of the table to the blocks that need them."""
@@ -210,31 +205,41 @@ class PackedRows:
         """Write the rows that were gathered."""
         for block, pieces in self._pending.items():
             rows = np.concatenate(pieces)
-            self._runs[block].append((self.file.append(rows), len(rows)))
+            flat = rows.reshape(-1).view(np.uint8)
+            if missing := -len(flat) % 4:
+                flat = np.concatenate([flat, np.zeros(missing, np.uint8)])
+            words = flat.view(np.int32)
+            write = partial(self._file.append, words, block)
+            begin, crc = guarded(write, "write the packed rows", self.path)
+            self._runs[block].append((begin, len(words), crc, len(rows)))
+            self.num_bytes += words.nbytes
         self._pending.clear()
         self._num_pending = 0
 
     def read(self, block: int, sources: Tensor) -> int:
         """Read the rows of a block, as its layer sums them; return the bytes read from the file."""
         tasks, at = [], 0
-        for run, size in self._runs[block]:
-            tasks.append(partial(self._read, run, sources[at : at + size]))
+        for *run, size in self._runs[block]:
+            read = partial(self._file.read_int32, *run, block)
+            tasks.append(partial(self._read, read, sources[at : at + size]))
             at += size
         self._runs[block] = []
         return sum(self._reader.workers.run(tasks))
 
-    def _read(self, run: int, out: Tensor) -> int:
-        plan, rows = self._reader.plan, self.file.read(run)
+    def _read(self, read: Callable[[], npt.NDArray[np.int32]], out: Tensor) -> int:
+        plan = self._reader.plan
+        words = guarded(read, "read the packed rows", self.path)
+        rows = words.view(np.uint8)[: len(out) * plan.packed_bytes]
         if plan.call.projection is not None:
             as_bits(out)[:] = rows.view(as_bits(out).dtype).reshape(out.shape)
         else:
             out.copy_(self._reader.converted(rows.view(plan.kind.stored_dtype)))
-        return rows.nbytes
+        return words.nbytes
 
     def close(self) -> None:
         """Remove the rows. Idempotent."""
         self._runs.clear()
-        self.file.close()
+        self._file.close()
         _core.remove_tree(self._directory)
 
 

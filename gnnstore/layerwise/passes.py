@@ -43,14 +43,9 @@ def run_pass(
     plan: LayerPlan,
     maker: BlockMaker,
     writer: PagedArrayWriter,
-    *,
-    offer: Callable[[int, Tensor], None] | None,
     phase: Phase,
 ) -> tuple[int, dict[str, Any]]:
-    """Run a layer on the rows that are not written yet, and write its results.
-
-    `offer` takes results that the next layer keeps. Returns bytes written, and counts and times.
-    """
+    """Run a layer on the rows that are not written; return bytes written, counts and times."""
     start = perf_counter()
     waited = ran = 0.0
     num_blocks = 0
@@ -72,8 +67,6 @@ def run_pass(
         waited += perf_counter() - began
         began = perf_counter()
         rows = _run(plan, maker.complete(block), first)
-        if offer is not None:
-            offer(first, rows)
         ran += perf_counter() - began
         done = first + block.num_targets
         num_blocks += 1

@@ -1,14 +1,12 @@
 """Decides which rows of each layer's input stay in memory: those that move the fewest bytes.
 
 A layer's memory is divided between rows that are kept, those that most edges come from, and blocks.
-Rows that are not kept move with each block that needs them. The layer before may write kept rows
-once more, alone: then the table is read for the targets only.
+Rows that are not kept move with each block that needs them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import ceil
 
 import numpy as np
@@ -73,7 +71,6 @@ class Placement:
     limits: BlockLimits
     num_kept: int = 0
     keeps_all: bool = False  # no block needs other rows
-    is_spilled: bool = False  # the layer before writes the kept rows once more, alone
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,20 +81,8 @@ class Placer:
     degrees: OutDegrees | None  # None: no rows are kept
     gap_bytes: int  # bytes that a disk moves in the time of one read
 
-    def place(self, plans: Sequence[LayerPlan], rooms: Sequence[int]) -> list[Placement]:
-        """Place all layers."""
-        best = [self._best(plan, room) for plan, room in zip(plans, rooms, strict=True)]
-        return [self._spilled(plans[k], own) if k else own for k, own in enumerate(best)]
-
-    def _spilled(self, plan: LayerPlan, own: Placement) -> Placement:
-        """Return the placement with rows that the layer before writes, if that moves less."""
-        rows = own.num_kept * plan.source_bytes
-        table = self.graph.num_nodes * plan.kind.stored_bytes
-        is_less = 2 * rows < table  # they are written and read
-        return replace(own, is_spilled=own.num_kept > 0 and own.keeps_all and is_less)
-
-    def _best(self, plan: LayerPlan, room: int) -> Placement:
-        """Return the placement that moves the fewest bytes."""
+    def place(self, plan: LayerPlan, room: int) -> Placement:
+        """Return the placement of a layer that moves the fewest bytes."""
         degrees = self.degrees
         if degrees is None or not plan.call.needs_edges:
             return Placement(plan.limits(room, self.graph))

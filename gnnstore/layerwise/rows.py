@@ -10,7 +10,6 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,9 +18,7 @@ import torch
 from torch import Tensor
 
 from gnnstore import _core
-from gnnstore._core import ReadCounts, SpillFile, empty, pool_trim
-from gnnstore.disk.spool import guarded
-from gnnstore.errors import storage_errors
+from gnnstore._core import ReadCounts, empty, pool_trim
 from gnnstore.features.source import RowSource
 from gnnstore.graph.arrays import as_tensor
 from gnnstore.layerwise.models.block import Block
@@ -101,68 +98,6 @@ class KeptRows:
         return replace(block, x=x, own=own if self._plan.call.projection else None, others=None)
 
 
-class RowFile:
-    """Rows that are written in records, and read back once; checked."""
-
-    def __init__(self, path: Path, what: str) -> None:
-        self.path = path
-        self.num_bytes = 0
-        self._what = what
-        self._records: list[tuple[int, int, int, int]] = []  # begin, words, checksum, bytes
-        with storage_errors("create a file", path):
-            self._file = SpillFile(path)
-
-    def append(self, rows: npt.NDArray[Any]) -> int:
-        """Write rows; return the number of their record."""
-        flat, number = rows.reshape(-1).view(np.uint8), len(self._records)
-        if missing := -len(flat) % 4:
-            flat = np.concatenate([flat, np.zeros(missing, np.uint8)])
-        words = flat.view(np.int32)
-        place = guarded(lambda: self._file.append(words, number), f"write {self._what}", self.path)
-        self._records.append((place[0], len(words), place[1], rows.nbytes))
-        self.num_bytes += words.nbytes
-        return number
-
-    def read(self, number: int) -> npt.NDArray[np.uint8]:
-        """Read the bytes of a record. Thread-safe."""
-        begin, words, checksum, num_bytes = self._records[number]
-        read = partial(self._file.read_int32, begin, words, checksum, number)
-        return guarded(read, f"read {self._what}", self.path).view(np.uint8)[:num_bytes]
-
-    def close(self) -> None:
-        """Remove the file. Idempotent."""
-        self._file.close()
-
-
-class SpilledRows:
-    """Rows that the next layer keeps, in a file: this one has no memory for them."""
-
-    def __init__(self, path: Path, chosen: npt.NDArray[np.uint8], plan: LayerPlan) -> None:
-        self._plan = plan
-        self._chosen = chosen  # bits of the nodes
-        self._num_records = 0
-        self.file = RowFile(path, "the next layer's rows")
-
-    def offer(self, first: int, rows: Tensor) -> None:
-        """Write those of the results of a layer that belong here."""
-        last = first + len(rows)
-        bits = np.unpackbits(self._chosen[first // 8 : -(-last // 8)])
-        chosen = np.flatnonzero(bits[first % 8 : first % 8 + len(rows)])
-        for begin in range(0, len(chosen), _MAX_PART_ROWS):
-            some = rows[torch.from_numpy(chosen[begin : begin + _MAX_PART_ROWS])]
-            sources = self._plan.call.as_sources(some.to(self._plan.kind.dtype))
-            self._num_records = 1 + self.file.append(as_bits(sources.contiguous()))
-
-    def fill(self, kept: KeptRows) -> None:
-        """Move all rows to memory."""
-        flat, at = as_bits(kept.rows).reshape(-1).view(np.uint8), 0
-        for number in range(self._num_records):
-            values = self.file.read(number)
-            flat[at : at + len(values)] = values
-            at += len(values)
-        self.file.close()
-
-
 class RowReader:
     """Reads rows of a layer's input, converted for the layer. Not thread-safe."""
 
@@ -172,8 +107,7 @@ class RowReader:
         plan: LayerPlan,
         part_bytes: int,
         workers: Workers,
-        *,
-        factors: Tensor | None = None,
+        factors: Tensor | None,  # of the columns
     ) -> None:
         self.source = source
         self.plan = plan

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import ExitStack, closing
+from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
@@ -39,7 +39,7 @@ from gnnstore.layerwise.passes import degree_scale, run_pass, summary
 from gnnstore.layerwise.placement import OutDegrees, Placement, Placer
 from gnnstore.layerwise.plan import GraphSize, plan_layers, rooms_of
 from gnnstore.layerwise.result import ARRAY_NAME
-from gnnstore.layerwise.rows import KeptRows, RowReader, SpilledRows, part_memory
+from gnnstore.layerwise.rows import KeptRows, RowReader, part_memory
 from gnnstore.progress import Progress
 from gnnstore.threads import Workers
 
@@ -118,28 +118,25 @@ class InferenceRun:
         last = len(self.plans) - 1
         spills = writer.journal.spill_directory
         spills.mkdir(exist_ok=True)
-        with Workers(self._readers_in(self.memory_bytes)) as workers, ExitStack() as stack:
+        with Workers(self._readers_in(self.memory_bytes)) as workers:
             graph = self._open_graph(workers)
             first, source, factors = self._find_start(writer)
             self._place(graph, first)
             scale: Tensor | None = None
             norm: DegreeNorm | None = None
-            spilled: SpilledRows | None = None  # rows from the layer before
             graph_bytes = 0
             for number, plan in enumerate(self.plans[first:], first):
                 if plan.call.norm != norm:
                     norm = plan.call.norm
                     scale = None if norm is None else self._degree_scale(graph, norm, number)
-                reader = RowReader(source, plan, self._pieces.part_bytes, workers, factors=factors)
+                reader = RowReader(source, plan, self._pieces.part_bytes, workers, factors)
                 name = plan.call.layer.name
                 kept = self._kept(number)
-                if spilled is not None and kept is not None:
-                    spilled.fill(kept)
                 place = self._places[number]
                 packer = BlockPacker(
                     reader,
                     spills,
-                    kept=kept if place.num_kept and spilled is None else None,
+                    kept=kept if place.num_kept else None,
                     needs_rows=not place.keeps_all and source.file_rows is not None,
                     limits=place.limits,
                     disk_bytes=partial(self._free_bytes, number, spills),
@@ -149,15 +146,10 @@ class InferenceRun:
                     closing(packer),
                     self.progress.phase(f"{name} of {last + 1}", self._num_nodes, "nodes") as phase,
                 ):
-                    filled = 0 if spilled is None else spilled.file.num_bytes
-                    spilled = self._next_rows(number + 1, rows, spills)
-                    if spilled is not None:
-                        stack.callback(spilled.file.close)
                     maker = BlockMaker(graph, reader, place.limits, packer, kept=kept, scale=scale)
-                    offer = None if spilled is None else spilled.offer
-                    written, times = run_pass(plan, maker, rows, offer=offer, phase=phase)
-                packed = packer.bytes_written + (0 if spilled is None else spilled.file.num_bytes)
-                read = reader.counts.bytes_read + packer.bytes_read + filled
+                    written, times = run_pass(plan, maker, rows, phase)
+                packed = packer.bytes_written
+                read = reader.counts.bytes_read + packer.bytes_read
                 facts = {
                     "name": name,
                     "form": plan.call.form,
@@ -221,7 +213,7 @@ class InferenceRun:
                 counts = graph.count_sources(phase.advance)
             degrees = OutDegrees.of(counts)
         placer = Placer(size, degrees, self._engine.tuning.gap_bytes)
-        self._places = placer.place(self.plans, rooms)
+        self._places = list(map(placer.place, self.plans, rooms))
         for number, place in enumerate(self._places):
             if degrees is not None and place.num_kept:
                 self._chosen[number] = np.packbits(degrees.largest(place.num_kept))
@@ -273,18 +265,6 @@ class InferenceRun:
         nodes = np.flatnonzero(np.unpackbits(chosen, count=self._num_nodes if len(chosen) else 0))
         most = min(place.limits.most(NODES, stages=2), self._num_nodes) if plan.call.sums else 0
         return KeptRows(nodes, self._num_nodes, plan, most)
-
-    def _next_rows(
-        self, number: int, rows: PagedArrayWriter, directory: Path
-    ) -> SpilledRows | None:
-        """Return what takes the rows that the next layer keeps, if all come from this run."""
-        if number == len(self.plans) or rows.num_committed_rows:
-            return None
-        place, plan = self._places[number], self.plans[number]
-        room = self._free_bytes(number - 1, directory)
-        if not place.is_spilled or room < place.num_kept * plan.source_bytes:
-            return None
-        return SpilledRows(directory / f"rows-{number}", self._chosen[number], plan)
 
     def _free_bytes(self, number: int, directory: Path) -> int:
         """Return the space that a layer may use besides its results and those of the next."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,6 @@ from gnnstore.layerwise.run import InferenceRun
 from gnnstore.testing.graphs import GraphArrays, random_graph
 from tests.conformance.test_inference import Notes, on_whole_graph
 from tests.support.effort import paired
-from tests.unit.test_inference_stages import Interrupting, slowed
 
 NUM_NODES, WIDTH = 6000, 64
 MEMORY = "3MB"
@@ -55,18 +53,15 @@ def _memory_for_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
 
 
-def keeping(monkeypatch: pytest.MonkeyPatch, share: float, *, spilled: bool = False) -> None:
-    """Let each layer keep a share of the rows with edges; the one before may write them."""
+def keeping(monkeypatch: pytest.MonkeyPatch, share: float) -> None:
+    """Let each layer keep a share of the rows with edges."""
 
-    def place(self: Placer, plans: Any, rooms: Any) -> list[Placement]:
+    def place(self: Placer, plan: Any, room: int) -> Placement:
         degrees = self.degrees
         assert degrees is not None
-        number = int(share * degrees.num_sources)
-        found = [
-            self._placed(plan, degrees, room, number)
-            for plan, room in zip(plans, rooms, strict=True)
-        ]
-        return [replace(one[1], is_spilled=spilled and k > 0) for k, one in enumerate(found) if one]
+        found = self._placed(plan, degrees, room, int(share * degrees.num_sources))
+        assert found is not None
+        return found[1]
 
     monkeypatch.setattr(Placer, "place", place)
 
@@ -143,47 +138,6 @@ def test_rows_of_a_compressed_attribute_are_kept(
     x, edges = torch.from_numpy(narrow["h"]), torch.from_numpy(graph.edge_index)
     expected = on_whole_graph(model, x, edges)
     torch.testing.assert_close(found.tensor(), expected, atol=1e-5, rtol=1e-5)
-
-
-@pytest.mark.parametrize("name", ["SAGE", "GCN", "GAT"])
-def test_rows_that_the_layer_before_has_written(
-    graph: GraphArrays, path: Path, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Nothing is read but the targets, once, the graph, and kept rows."""
-    keeping(monkeypatch, 1.0, spilled=True)
-    monkeypatch.setattr("gnnstore.layerwise.rows._MAX_PART_ROWS", 500)
-    model, notes = layers()[name](), Notes()
-    found = gnnstore.inference(model, path, tmp_path / "out", memory=MEMORY, progress=notes)
-    assert isinstance(found, Embeddings)
-    torch.testing.assert_close(found.tensor(), expected_of(model, graph), atol=1e-5, rtol=1e-5)
-    first, second = notes.stats
-    assert first["rows_read"] == 2 * NUM_NODES
-    assert second["rows_read"] == NUM_NODES
-    assert second["bytes_packed"] == 0
-    row_bytes = 4 * {"SAGE": 16, "GCN": 24, "GAT": 16}[name]
-    assert first["bytes_packed"] == row_bytes * len(np.unique(graph.edge_index[0]))
-    assert [item.name for item in tmp_path.iterdir()] == ["out"]
-
-
-def test_kept_rows_that_an_interrupted_run_has_lost(
-    graph: GraphArrays, path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A layer that was begun by an earlier run gives the next one only some rows."""
-    keeping(monkeypatch, 1.0, spilled=True)
-    model = layers()["SAGE"]()
-    options: dict[str, Any] = {"memory": MEMORY, "shard_bytes": 1 << 16, "resume": True}
-    with monkeypatch.context() as patch:
-        slowed(patch, 0.01)
-        patch.setattr("gnnstore.formats.arrays.paged_writer._BUFFER_BYTES", 1)
-        progress = Interrupting(4000)
-        with pytest.raises(KeyboardInterrupt):
-            gnnstore.inference(model, path, tmp_path / "out", progress=progress, **options)
-    notes = Notes()
-    found = gnnstore.inference(model, path, tmp_path / "out", progress=notes, **options)
-    assert isinstance(found, Embeddings)
-    assert notes.stats[0]["rows_read"] < 2 * NUM_NODES
-    assert notes.stats[1]["rows_read"] == 2 * NUM_NODES
-    torch.testing.assert_close(found.tensor(), expected_of(model, graph), atol=1e-5, rtol=1e-5)
 
 
 def test_weighted_edges(graph: GraphArrays, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -265,18 +219,3 @@ def test_estimated_accesses() -> None:
             other &= ~degrees.largest(kept)[sources]
             exact = len(np.unique(NUM_NODES * (targets // size)[other] + sources[other]))
             assert degrees.accesses(kept, blocks) == pytest.approx(exact, rel=0.05, abs=5)
-
-
-def test_rows_for_the_next_layer_are_written_where_that_moves_less(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Narrow rows of all sources fit in the second layer, and its table is wide."""
-    model, moved = [SAGEConv(WIDTH, 128), torch.relu, SAGEConv(128, 8)], []
-    for is_as_chosen in (True, False):
-        if not is_as_chosen:
-            monkeypatch.setattr(Placer, "_spilled", lambda _, __, own: own)
-        notes = Notes()
-        gnnstore.inference(model, path, memory="2MB", progress=notes)
-        assert (notes.stats[1]["rows_read"] == NUM_NODES) == is_as_chosen
-        moved.append(sum(one["bytes_read"] + one["bytes_written"] for one in notes.stats))
-    assert moved[0] < 0.95 * moved[1]

@@ -172,8 +172,7 @@ def test_packed_rows_that_were_damaged(tmp_path: Path, monkeypatch: pytest.Monke
 
     def damaging(self: PackedRows) -> None:
         flush(self)
-        path = self.file.path
-        with path.open("r+b") as file:
+        with self.path.open("r+b") as file:
             file.seek(300_000)
             byte = file.read(1)
             file.seek(-1, 1)
@@ -183,25 +182,6 @@ def test_packed_rows_that_were_damaged(tmp_path: Path, monkeypatch: pytest.Monke
     store = random_graph(20_000, 60_000, feature_dim=256, seed=3).write(tmp_path / "p.gnn")
     with pytest.raises(CorruptStoreError, match=r"packed.*rows.*The disk or another program"):
         gnnstore.inference([summed], store, tmp_path / "out", memory="12MB")
-
-
-@pytest.mark.usefixtures("packing")
-def test_rows_that_nothing_has_room_for_are_read_block_by_block(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tries: list[int] = []
-
-    def full(*_: Any, **__: Any) -> None:
-        tries.append(1)
-        raise NoSpaceError("no space left")
-
-    monkeypatch.setattr(PackedRows, "flush", full)
-    store = random_graph(20_000, 60_000, feature_dim=256, seed=3).write(tmp_path / "p.gnn")
-    found = gnnstore.inference([summed], store, tmp_path / "out", memory="12MB")
-    assert tries == [1]
-    assert isinstance(found, Embeddings)
-    expected = gnnstore.inference([summed], store, memory="1GB")
-    torch.testing.assert_close(found.tensor(), expected, atol=1e-5, rtol=1e-5)
 
 
 class Interrupting(NullProgress):
