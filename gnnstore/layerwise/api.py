@@ -31,8 +31,9 @@ from gnnstore.errors import (
     storage_errors,
     whole_number,
 )
-from gnnstore.formats import NODE_TYPE, NodeTypeSpec, Schema, StoreWriter
+from gnnstore.formats import NODE_TYPE, NodeTypeSpec, Schema, StoreManifest, StoreWriter
 from gnnstore.formats.container.files import fsync_directory
+from gnnstore.formats.container.transaction import check_final
 from gnnstore.formats.container.workdir import (
     COPY_FILE,
     alone_in,
@@ -244,12 +245,8 @@ def _to_npy(
 ) -> npt.NDArray[Any]:
     if run.plans[-1].dtype == "bfloat16":
         raise UsageError(f"{path}: NumPy has no bfloat16; choose another dtype=, or a directory")
-    if os.path.lexists(path) and not overwrite:
-        raise StoreExistsError(
-            f"{path} exists; choose another output, or pass overwrite=True to replace it once the "
-            "new one is complete",
-            path=path,
-        )
+    if not overwrite:
+        check_final(path, StoreManifest, overwrite=False)
     # A directory first, which can be resumed and is checked when it is read; then the file from it.
     whole = rows_path(path)
     with alone_in(whole):

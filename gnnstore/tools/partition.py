@@ -16,8 +16,9 @@ from gnnstore.converters.stores.graph import StoreInput
 from gnnstore.disk.measure import disk_profile
 from gnnstore.disk.profile import DeviceProfile, load_profile
 from gnnstore.errors import UsageError
+from gnnstore.formats.container.transaction import check_final
+from gnnstore.formats.partitions.manifest import PartitionsManifest
 from gnnstore.formats.partitions.reader import PartitionsReader
-from gnnstore.formats.store.units import refuse_existing
 from gnnstore.partitions.sizes import Contents, most_partitions
 from gnnstore.tools.inspect.describe import describe_partitions, describe_store
 from gnnstore.tools.inspect.layouts import PARTITIONS
@@ -73,7 +74,7 @@ def partition_store(
         plan = Partitioning(graph, num_partitions or 0, train_first, seed, memory_bytes, order)
         final = partitions_path(plan, name, output)
         if not (overwrite or estimate):
-            refuse_existing(final)
+            check_final(final, PartitionsManifest, overwrite=False)
         facts = _facts(plan, profile, final, reason)
         facts["text"] = _describe(facts)
         if not estimate:

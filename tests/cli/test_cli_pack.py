@@ -162,7 +162,7 @@ def test_a_name_that_is_taken(run: Any, store: Path) -> None:
     assert run("pack", store, "--name", "base", *PACK).status == 0
     done = run("pack", store, "--name", "base", *PACK)
     assert done.status == 2
-    assert "'gnnstore rm'" in done.stderr
+    assert "or pass --overwrite" in done.stderr
     assert run("pack", store, "--name", "base", *PACK, "--overwrite", "--seed", "5").status == 0
     (packed,) = run("inspect", store, "--json").document["packed"]
     assert packed["seed"] == 5

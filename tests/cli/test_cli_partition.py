@@ -56,7 +56,7 @@ def test_partitions_from_end_to_end(run: Any, store: Path, original: Path) -> No
 
     again = run("partition", store, "-p", "8", "--train-first")
     assert again.status == 2
-    assert "remove it with 'gnnstore rm', or pass --overwrite" in again.stderr
+    assert "choose another output, or pass --overwrite" in again.stderr
 
     removed = run("rm", store, "--partitions", "train-first-8", "--json")
     assert removed.status == 0

@@ -18,7 +18,6 @@ from gnnstore.errors import (
     CorruptStoreError,
     NotFoundError,
     StorageError,
-    storage_error,
     storage_errors,
 )
 from gnnstore.formats.arrays.compressed import (
@@ -102,20 +101,13 @@ class SealedFiles(Generic[M]):
         word, verb = self.manifest.WORD, self.manifest.VERB
         for entry in self.files:
             path, size = self.path / entry.path, entry.size_bytes
-            try:
-                found = path.stat().st_size
-            except FileNotFoundError:
-                found, problem = 0, f"the file is missing ({format_size(size)} according to"
-                problem += " the manifest)"
-            except OSError as error:
-                raise storage_error(error, f"open the {word}", path) from error
-            else:
-                problem = f"the file has {found} bytes, but the manifest says {size}; it was"
-                problem += " truncated or altered"
-                if found == size:
-                    continue
-            message = f"{path}: {problem}; restore it from a copy or {verb} again"
-            yield entry, CorruptStoreError(message, path=path, offset=min(found, size))
+            with storage_errors(f"open the {word}", path):
+                found = path.stat().st_size if path.exists() else None
+            if found != size:
+                state = "is missing" if found is None else f"has {found} bytes"
+                message = f"{path}: the file {state}, but the manifest says {size} bytes; restore "
+                message += f"it from a copy or {verb} again"
+                yield entry, CorruptStoreError(message, path=path, offset=min(found or 0, size))
 
     def altered_checksums(self) -> Iterator[tuple[FileEntry, CorruptStoreError]]:
         """Yield the files of the checksums that were altered."""

@@ -25,11 +25,8 @@ from gnnstore.formats.packed.manifest import (
     rows_array,
 )
 
-_MAX_BATCHES = 8  # named for a damaged range
 # A row for each segment; for its columns see `SEGMENT_COLUMNS`.
 SegmentTable = npt.NDArray[np.int64]
-
-_MAX_ROWS = 2**31
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any, ClassVar, Literal, get_args
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -41,7 +41,6 @@ MOST_PARTITIONS = 4096
 MOST_ROWS = 2**31 - 1
 
 OrderKind = Literal["random", "train-first", "none"]
-ORDER_KINDS: tuple[OrderKind, ...] = get_args(OrderKind)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -207,15 +207,7 @@ class Schema:
         return nodes <= {NODE_TYPE} and edges <= {EDGE_TYPE}
 
     def refuse_types(self, label: object, what: str = "this") -> None:
-        """Raise a `UsageError` that names the types, where they cannot be used.
-
-        Parameters
-        ----------
-        label : object
-            The store's path, for the message.
-        what : str
-            The function or command, as the subject of a sentence.
-        """
+        """Raise a `UsageError` that names the types, where `what` cannot use them."""
         if not self.is_homogeneous:
             nodes = ", ".join(node.name for node in self.node_types)
             edges = ", ".join("__".join(edge.type) for edge in self.edge_types)

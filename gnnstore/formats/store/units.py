@@ -15,7 +15,6 @@ from pathlib import Path
 from gnnstore.errors import (
     NotFoundError,
     StorageError,
-    StoreExistsError,
     UsageError,
     storage_error,
     storage_errors,
@@ -70,16 +69,6 @@ def find_unit(kind: Kind, store: Path, unit: str | os.PathLike[str]) -> Path:
         f"{manifest.MAKE[0].upper()}{manifest.MAKE[1:]}",
         path=named,
     )
-
-
-def refuse_existing(path: Path) -> None:
-    """Raise StoreExistsError, with advice for the command line, if a path exists."""
-    if path.exists():
-        raise StoreExistsError(
-            f"{path} exists; choose another name, remove it with 'gnnstore rm', or pass "
-            "--overwrite to replace it once the new one is complete",
-            path=path,
-        )
 
 
 def make_units_directory(kind: Kind, store: Path) -> None:

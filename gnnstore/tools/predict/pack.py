@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any
 from gnnstore.disk.profile import load_profile
 from gnnstore.errors import UsageError
 from gnnstore.formats.container.files import require_space
+from gnnstore.formats.container.transaction import check_final
 from gnnstore.formats.packed.reader import PACKED as KIND
 from gnnstore.formats.packed.reader import PackedReader
-from gnnstore.formats.store.units import refuse_existing, unit_path, units_directory
+from gnnstore.formats.store.units import unit_path, units_directory
 from gnnstore.graph.store import open as open_store
 from gnnstore.packing.estimate import estimate_packing
 from gnnstore.packing.job import EpochPacker
@@ -56,7 +57,7 @@ def pack_epochs(
     store = open_store(path)
     final = Path(output) if output is not None else unit_path(KIND, store.path, name or "")
     if not (overwrite or estimate):
-        refuse_existing(final)
+        check_final(final, KIND.manifest, overwrite=False)
     config = config_of(
         store,
         sampling,
