@@ -16,8 +16,8 @@ Examples
 >>> path = from_numpy("graph.npz", "graph.gnn")  # doctest: +SKIP
 """
 
-from gnnstore.converters.datasets.graphbolt.convert import from_graphbolt
-from gnnstore.converters.datasets.igb import from_igb
+from gnnstore.converters.datasets.graphbolt import from_graphbolt
+from gnnstore.converters.datasets.igb import from_igb, from_igbh
 from gnnstore.converters.datasets.numpy import from_arrays, from_numpy
 from gnnstore.converters.datasets.ogb.convert import from_ogb
 from gnnstore.converters.datasets.ogb.mag240m import from_mag240m
@@ -25,7 +25,6 @@ from gnnstore.converters.datasets.pyg import from_pyg
 from gnnstore.converters.datasets.snap import from_snap
 from gnnstore.converters.datasets.triples import from_triples
 from gnnstore.converters.datasets.typed.files import from_typed
-from gnnstore.converters.datasets.typed.igbh import from_igbh
 from gnnstore.converters.partitions.partition import partition
 from gnnstore.converters.stores.add_order import add_order
 from gnnstore.converters.stores.reorder import reorder

@@ -239,7 +239,12 @@ def _text(path: Path, content: str) -> Path:
             "line 2: found 2 fie",
         ),
         ("graphbolt", lambda d: d, 3, "metadata.yaml"),
-        ("graphbolt", lambda d: _text(d / "metadata.yaml", "[").parent, 1, "is not valid YAML"),
+        (
+            "graphbolt",
+            lambda d: _text(d / "metadata.yaml", "[").parent,
+            1,
+            "is no metadata of GraphBolt",
+        ),
         ("igb", lambda d: d, 3, "paper__cites__paper/edge_index.npy is not there"),
     ],
 )

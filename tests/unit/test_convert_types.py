@@ -249,10 +249,10 @@ def test_graphbolt(tmp_path: Path, data: HeteroData, edge_format: str) -> None:
     [
         ("author:writes:paper", "author:writes", "'author:writes' is no source:relation:target"),
         ("type: paper, num", "type: author, num", "graph: has a type twice"),
-        ("num: 35", "num: many", "graph.nodes[1].num: 'many' is not a number of nodes"),
+        ("num: 35", "num: many", "num: 'many' is not a number of nodes"),
         ("- type: paper", "- type: 'author:writes:paper'", "seeds of edges cannot be a split"),
-        ("- type: paper", "- type: venue", "there is no node type 'venue'"),
-        ("domain: node, type: author", "domain: node, type: x", "there is no node type 'x'"),
+        ("- type: paper", "- type: venue", "there is no type 'venue'"),
+        ("domain: node, type: author", "domain: node, type: x", "there is no type 'x'"),
     ],
 )
 def test_damaged_graphbolt(

@@ -1,15 +1,17 @@
-"""The homogeneous graphs of the Illinois Graph Benchmark, as their downloader leaves them.
+"""The graphs of the Illinois Graph Benchmark, as their downloader leaves them: IGB and IGBH.
 
-`paper/node_feat.npy` (float32 [N, 1024]), `paper/node_label_19.npy` and `node_label_2K.npy`
-([N]) and `paper__cites__paper/edge_index.npy` (int64 [E, 2], an edge a row), below
-SIZE/processed/ or without that. In the two largest sizes features and labels are raw float32
-without a header, in spite of their names. There are no files of splits: IGB's own loader
-takes the first 60 % of the nodes for training, 20 % for validation and the rest for testing.
+Below SIZE/processed/, or without that, lies a directory `S__R__T` with `edge_index.npy` (int64
+[E, 2], an edge a row) for each edge type, and for each node type one with `node_feat.npy` (float32
+[N, 1024]); that of papers also has `node_label_19.npy` and `node_label_2K.npy` ([N]). In the two
+largest sizes features and labels are raw float32 without a header, in spite of their names. There
+are no files of splits: IGB's own loader takes the first 60 % of the nodes for training, 20 % for
+validation and the rest for testing.
 """
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -24,10 +26,17 @@ from gnnstore.converters.inputs.opening import (
     open_input,
 )
 from gnnstore.converters.inputs.source import ArraySource
-from gnnstore.converters.typed.inputs import EdgeInput, NodeInput, write_one_type
+from gnnstore.converters.typed.inputs import (
+    EdgeInput,
+    NodeInput,
+    largest_ids,
+    write_graph,
+    write_one_type,
+)
 from gnnstore.converters.writer.options import ConvertOptions
 from gnnstore.converters.writer.splits import split_ranges
 from gnnstore.errors import InputError, NotFoundError, check_choice
+from gnnstore.formats.store.schema import EdgeType
 from gnnstore.progress import Progress
 
 _LOG = logging.getLogger(__name__)
@@ -35,12 +44,15 @@ _LOG = logging.getLogger(__name__)
 Classes = Literal["19", "2K"]
 
 _NPY_MAGIC = b"\x93NUMPY"
-_FEATURES = Path("paper", "node_feat.npy")
-_EDGES = Path("paper__cites__paper", "edge_index.npy")
-FEATURE_DIM = 1024  # in every size of the benchmark
+_EDGES, _FEATURES = "edge_index.npy", "node_feat.npy"
+_CITES: EdgeType = ("paper", "cites", "paper")
+_FEATURE_DIM = 1024  # in every size of the benchmark
 # Papers of the full graph, and the number of first papers that have a label.
 _FULL_NODES = 269_346_174
 _FULL_LABELLED = {"19": 227_130_858, "2K": 157_675_969}
+# The types in the order of IGB's own loader; others follow in the order of their names.
+_ORDER = ("paper", "author", "institute", "fos", "journal", "conference")
+_RELATIONS = ("cites", "written_by", "affiliated_to", "topic", "published", "venue")
 
 
 @converter
@@ -75,81 +87,150 @@ def from_igb(
         If an array is damaged or disagrees with another.
     """
     check_choice("classes", classes, get_args(Classes))
-    root = _find(existing_directory(input, "the IGB data set"))
-    labels = root / "paper" / f"node_label_{classes}.npy"
-    check_labels(labels, classes)
-    files = [path for path in (root / _EDGES, root / _FEATURES, labels) if path.exists()]
-    edges = open_edges(root / _EDGES)
-    node = _open_papers(root, labels, classes)
+    directory = existing_directory(input, "the IGB data set")
+    path = Path("__".join(_CITES), _EDGES)
+    roots = (directory, directory / "processed")
+    root = next((own for own in roots if (own / path).exists()), None)
+    if root is None:
+        raise NotFoundError(
+            f"{directory}: {path} is not there; give the directory of one size",
+            path=directory / path,
+        )
+    edges = _open_edges(root / path)
+    papers = root / "paper"
+    files = (root / path, papers / _FEATURES, papers / f"node_label_{classes}.npy")
     return write_one_type(
         output,
-        node,
+        _open_nodes(root, "paper", {_CITES: edges}, classes),
         edges,
         kind="igb",
-        source={"inputs": describe_files(files), "classes": classes},
+        source={
+            "inputs": describe_files(path for path in files if path.exists()),
+            "classes": classes,
+        },
         options=options,
         progress=progress,
     )
 
 
-def check_labels(labels: Path, classes: str) -> None:
-    """Raise if there are labels of the other number of classes only; warn if there are none."""
-    if labels.exists():
-        return
-    other = "2K" if classes == "19" else "19"
-    if labels.with_name(f"node_label_{other}.npy").exists():
+@converter
+def from_igbh(
+    input: PathLike,  # noqa: A002 - the word the command line uses
+    output: PathLike,
+    *,
+    classes: Classes = "19",
+    options: ConvertOptions | None = None,
+    progress: Progress | None = None,
+) -> Path:
+    """Convert a heterogeneous graph of the Illinois Graph Benchmark (IGBH).
+
+    Features of each node type become `x`, labels of papers `y` (int64 [N]). Splits are IGB's: by
+    position, 60, 20 and 20 % of the labelled papers. Nodes of a type without features are counted
+    by the largest id of an edge, which takes a pass over these edges.
+
+    Parameters
+    ----------
+    input : path-like
+        The directory with `paper/` and `paper__cites__paper/` in it, or one with `processed/`.
+    classes : "19" or "2K"
+        Which labels to take.
+    output, options, progress
+        See `gnnstore.converters`.
+
+    Raises
+    ------
+    NotFoundError
+        If the directory or a file that must be there is not.
+    InputError
+        If an array is damaged or disagrees with another.
+    """
+    check_choice("classes", classes, get_args(Classes))
+    directory = existing_directory(input, "the IGBH data set")
+    roots = (directory, directory / "processed")
+    root = next((own for own in roots if len(_edge_types(own)) > 1), None)
+    if root is None:
+        below = sorted(path.parent for path in directory.glob("*/processed") if _edge_types(path))
+        hint = f"; give {' or '.join(map(str, below))}" if below else ""
         raise NotFoundError(
-            f"{labels} is not there, but those of {other} classes are: take them with "
-            f"classes={other}, or download the others",
-            path=labels,
+            f"{directory}: there are not several directories as paper__written_by__author with "
+            f"edge_index.npy{hint} (gnnstore convert igb is for the homogeneous graphs)",
+            path=directory,
         )
-    _LOG.warning("%s is not there: the store has neither labels nor splits", labels)
-
-
-def _find(directory: Path) -> Path:
-    for root in (directory, directory / "processed"):
-        if (root / _EDGES).exists():
-            return root
-    raise NotFoundError(
-        f"{directory}: {_EDGES} is not there; give the directory of one size",
-        path=directory / _EDGES,
+    places = {own: root / "__".join(own) / _EDGES for own in _edge_types(root)}
+    edges = {own: _open_edges(path) for own, path in places.items()}
+    names = sorted({name for own in edges for name in own[::2]}, key=_place)
+    nodes = {name: _open_nodes(root, name, edges, classes) for name in names}
+    features = (root / name / _FEATURES for name in names)
+    files = (root / "paper" / f"node_label_{classes}.npy", *places.values(), *features)
+    return write_graph(
+        output,
+        nodes,
+        edges,
+        kind="igbh",
+        source={
+            "inputs": describe_files(path for path in files if path.exists()),
+            "classes": classes,
+        },
+        options=options,
+        progress=progress,
     )
 
 
-def split_papers(papers: NodeInput, classes: str) -> None:
-    """Set the splits of the papers that have a label: the first ones."""
-    labelled = _FULL_LABELLED[classes] if papers.count == _FULL_NODES else papers.count
-    papers.splits = dict(split_ranges(labelled, (0.6, 0.2)))
-
-
-def open_edges(path: Path) -> EdgeInput:
+def _open_edges(path: Path) -> EdgeInput:
     """Open edges, of which each may be a row."""
     edges = open_npy(path)
     return EdgeInput.of_array(edges, by_row=edges.shape[1:] == (2,))
 
 
-def _open_papers(root: Path, labels: Path, classes: str) -> NodeInput:
+def _open_nodes(
+    root: Path, name: str, edges: Mapping[EdgeType, EdgeInput], classes: str
+) -> NodeInput:
+    """Open what is there of a node type; without arrays, nodes are counted by the largest id."""
+    features, labels = root / name / _FEATURES, root / name / f"node_label_{classes}.npy"
     arrays: dict[str, ArraySource] = {}
-    if (root / _FEATURES).exists():
-        arrays["x"] = open_array(root / _FEATURES, (FEATURE_DIM,))
-    if labels.exists():
-        arrays["y"] = open_array(labels, ())
-    if arrays and "x" not in arrays:
-        _LOG.warning("%s is not there: the store has no features", root / _FEATURES)
-    if not arrays:
-        raise NotFoundError(
-            f"{root}: neither {_FEATURES} nor {labels.name} is there, so that nothing says how "
-            "many papers there are",
-            path=root / _FEATURES,
-        )
-    papers = NodeInput(next(iter(arrays.values())).shape[0], arrays)
-    if "y" in arrays:
-        arrays["y"] = FloatLabels(arrays["y"])
-        split_papers(papers, classes)
-    return papers
+    if features.exists():
+        arrays["x"] = _open_array(features, (_FEATURE_DIM,))
+    if name == "paper" and _has_labels(labels, classes):
+        arrays["y"] = FloatLabels(_open_array(labels, ()))
+    count = next((own.shape[0] for own in arrays.values()), None)
+    if count is None:
+        count = largest_ids(edges, name) + 1
+    if "x" not in arrays:
+        _LOG.warning("%s: nodes of type %s have no features; there are %d", root, name, count)
+    node = NodeInput(count, arrays)
+    if "y" in arrays:  # the first papers have a label
+        labelled = _FULL_LABELLED[classes] if count == _FULL_NODES else count
+        node.splits = dict(split_ranges(labelled, (0.6, 0.2)))
+    return node
 
 
-def open_array(path: Path, row_shape: tuple[int, ...]) -> ArraySource:
+def _has_labels(labels: Path, classes: str) -> bool:
+    if not labels.exists():
+        other = "2K" if classes == "19" else "19"
+        if labels.with_name(f"node_label_{other}.npy").exists():
+            raise NotFoundError(
+                f"{labels} is not there, but those of {other} classes are: take them with "
+                f"classes={other}, or download the others",
+                path=labels,
+            )
+        _LOG.warning("%s is not there: the store has neither labels nor splits", labels)
+    return labels.exists()
+
+
+def _edge_types(root: Path) -> list[EdgeType]:
+    found: list[EdgeType] = []
+    for path in root.glob(f"*__*__*/{_EDGES}"):
+        source, relation, target = path.parent.name.split("__", 2)
+        found.append((source, relation, target))
+    known = {name: place for place, name in enumerate(_RELATIONS)}
+    return sorted(found, key=lambda own: (known.get(own[1], len(known)), own))
+
+
+def _place(name: str) -> tuple[int, str]:
+    return (_ORDER.index(name) if name in _ORDER else len(_ORDER), name)
+
+
+def _open_array(path: Path, row_shape: tuple[int, ...]) -> ArraySource:
     """Open a file called `.npy`, which may be raw float32."""
     with open_input(path) as file:
         has_header = file.read(len(_NPY_MAGIC)) == _NPY_MAGIC

@@ -1,0 +1,368 @@
+"""DGL GraphBolt's OnDiskDataset: `metadata.yaml`, and the `.npy` and CSV files that it names.
+
+Facts from the published specification: `graph.nodes` lists {type, num}, `graph.edges`
+{type, format, path} with format csv or numpy; `feature_data` {domain, type, name, format,
+path}; `tasks` each have train_set, validation_set and test_set, lists of {type, data}, whose
+data are {name, format, path}. Paths are relative to the file. In a homogeneous graph `type`
+is left out or null.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gnnstore.budget.ledger import Reservation
+from gnnstore.converters.converter import converter
+from gnnstore.converters.inputs.npy import open_npy
+from gnnstore.converters.inputs.opening import (
+    PathLike,
+    choose_name,
+    describe_files,
+    existing_directory,
+    existing_file,
+    open_input,
+)
+from gnnstore.converters.inputs.source import ArraySource, MemoryArray
+from gnnstore.converters.inputs.text_arrays import TextEdges
+from gnnstore.converters.memory import memory_ledger
+from gnnstore.converters.typed.inputs import EdgeInput, NodeInput, write_graph
+from gnnstore.converters.writer.casting import Caster
+from gnnstore.converters.writer.options import ConvertOptions
+from gnnstore.converters.writer.splits import split_ids
+from gnnstore.errors import InputError, UsageError, storage_errors
+from gnnstore.formats.store.schema import EDGE_TYPE, NODE_TYPE, EdgeType
+from gnnstore.progress import Progress
+
+_FILE_NAME = "metadata.yaml"
+_MAX_BYTES = 2**16  # the largest public metadata have a few thousand
+_NULLS = (None, "", "~", "null", "Null", "NULL")
+_SETS = {"train_set": "train", "validation_set": "valid", "test_set": "test"}
+_SEEDS = ("seeds", "seed_nodes", "")  # GraphBolt's name, its earlier one, and none
+
+
+@converter
+def from_graphbolt(
+    input: PathLike,  # noqa: A002 - the word the command line uses
+    output: PathLike,
+    *,
+    task: str | None = None,
+    options: ConvertOptions | None = None,
+    progress: Progress | None = None,
+) -> Path:
+    """Convert an OnDiskDataset of DGL GraphBolt, homogeneous or with types.
+
+    The node feature `feat` becomes `x`, the edge feature `feat` becomes `edge_attr`; others
+    keep their names, those of edges behind "edge_". The seeds of a task's sets become splits,
+    and their labels `y`: -1 (NaN, if they are no integers) for nodes without one.
+
+    Parameters
+    ----------
+    input : path-like
+        The directory with `metadata.yaml` in it (not GraphBolt's `preprocessed/` below).
+    task : str, optional
+        Name of the task to take; may be left out where there is only one.
+    output, options, progress
+        See `gnnstore.converters`.
+
+    Raises
+    ------
+    NotFoundError
+        If a file is not there.
+    InputError
+        If metadata or data are wrong, in torch's pickled form, or the seeds of a task are edges.
+    """
+    options = options or ConvertOptions()
+    metadata = _read_metadata(existing_directory(input, "the GraphBolt data set"))
+    names = [str(name) for name, _ in metadata.tasks]
+    wanted = choose_name(names, task, "task", metadata.path)
+    name, sets = metadata.tasks[names.index(wanted)] if wanted is not None else (None, {})
+    for path in metadata.files:
+        existing_file(path, "a file of the data set")
+    nodes = {
+        node_type: NodeInput(count, _by_name(metadata.features.get(node_type, ()), _node_name))
+        for node_type, count in metadata.num_nodes.items()
+    }
+    _read_task(nodes, metadata, sets, options)
+    return write_graph(
+        output,
+        nodes,
+        {own: _edges(metadata, own, file, options) for own, file in metadata.edges.items()},
+        kind="graphbolt",
+        source={"inputs": describe_files(metadata.files), "task": name},
+        options=options,
+        progress=progress,
+    )
+
+
+@dataclass(frozen=True)
+class _DataFile:
+    """One file that the metadata name."""
+
+    name: str  # name of its contents: "feat", "seeds", "labels"
+    format: str  # "numpy", "csv" or "torch"
+    path: Path
+
+
+# Files of a task by split and node type.
+_Task = Mapping[str, Mapping[str, list[_DataFile]]]
+
+
+@dataclass(frozen=True)
+class _Metadata:
+    """The parts of a data set, by type; those of a homogeneous one have a store's names."""
+
+    path: Path
+    has_types: bool
+    num_nodes: Mapping[str, int]
+    edges: Mapping[EdgeType, _DataFile]
+    features: Mapping[str | EdgeType, list[_DataFile]]
+    tasks: list[tuple[str | None, _Task]]  # with their names
+    files: list[Path]  # the metadata first, each once
+
+
+def _read_metadata(directory: Path) -> _Metadata:
+    path = existing_file(directory / _FILE_NAME, "the data set's metadata")
+    try:
+        import yaml  # noqa: PLC0415  (only this converter needs it)
+    except ImportError:
+        raise UsageError(
+            f"{path}: PyYAML is needed to read it; install it with: "
+            "pip install 'gnnstore[graphbolt]'"
+        ) from None
+    with storage_errors("read the metadata", path), open_input(path) as file:
+        text = file.read(_MAX_BYTES + 1)
+    if len(text) > _MAX_BYTES:
+        raise InputError(f"{path}: has more than {_MAX_BYTES} bytes", path=path)
+    try:
+        # Only text, lists and dicts: tags are ignored, and all scalars are text.
+        return _metadata(path, yaml.load(text, Loader=yaml.BaseLoader))  # noqa: S506
+    except (yaml.YAMLError, RecursionError, ValueError) as error:
+        found = " ".join(str(error).split())[:300]
+        raise InputError(f"{path}: is no metadata of GraphBolt: {found}", path=path) from None
+
+
+def _metadata(path: Path, document: Any) -> _Metadata:
+    """Check the document; a ValueError says what is wrong with it."""
+    graph = document.get("graph") if isinstance(document, dict) else None
+    if not isinstance(graph, dict):
+        raise ValueError("has no graph; of what GraphBolt made of a data set, give the one above")
+    nodes, edges = _entries(graph, "nodes"), _entries(graph, "edges")
+    has_types = max(len(nodes), len(edges)) > 1
+    if not has_types and not (nodes and edges):
+        raise ValueError("graph: lists 0 types of nodes or edges; expected one or more")
+
+    def node_type(entry: Mapping[str, Any]) -> str:
+        name = _text(entry, "type") if has_types else NODE_TYPE
+        if name is None:
+            raise ValueError("type: expected the name of a node type")
+        return name
+
+    def edge_type(entry: Mapping[str, Any]) -> EdgeType:
+        names = (_text(entry, "type") or "").split(":") if has_types else EDGE_TYPE
+        if len(names) != 3:
+            raise ValueError(f"{':'.join(names)!r} is no source:relation:target")
+        return (names[0], names[1], names[2])
+
+    def file(entry: Mapping[str, Any]) -> _DataFile:
+        # Older files name no data of sets: seeds come first.
+        name, kind, relative = (_text(entry, key) for key in ("name", "format", "path"))
+        if kind is None or relative is None:
+            raise ValueError(f"data {name or ''!r} has no format, or no path")
+        if Path(relative).is_absolute() or ".." in Path(relative).parts:
+            raise ValueError(f"path: {relative!r} leaves the directory of the data set")
+        return _DataFile(name or "", kind, path.parent / relative)
+
+    counts = {node_type(own): _count(own) for own in nodes}
+    ends = {edge_type(own): file(own) for own in edges}
+    if len(counts) < len(nodes) or len(ends) < len(edges):
+        raise ValueError("graph: has a type twice")
+    features: dict[str | EdgeType, list[_DataFile]] = defaultdict(list)
+    # Features may also be listed below graph, for sampling.
+    entries = [*_entries(document, "feature_data"), *_entries(graph, "feature_data")]
+    for entry in sorted(entries, key=lambda own: own.get("domain") == "edge"):
+        domain = _text(entry, "domain")
+        if domain not in ("node", "edge"):
+            raise ValueError(f"feature_data: domain {domain!r} is not 'node' or 'edge'")
+        of = node_type(entry) if domain == "node" else edge_type(entry)
+        features[of].append(file(entry))
+    tasks: list[tuple[str | None, _Task]] = []
+    for entry in _entries(document, "tasks"):
+        task: dict[str, dict[str, list[_DataFile]]] = {}
+        for key, split in _SETS.items():
+            parts = _entries(entry, key)
+            found = {node_type(own): list(map(file, _entries(own, "data"))) for own in parts}
+            if len(found) < len(parts):
+                raise ValueError(f"{key}: has a type twice")
+            if found:
+                task[split] = found
+        tasks.append((_text(entry, "name"), task))
+    known = {*counts, *ends}
+    sets = [files for _, task in tasks for files in task.values()]
+    for name in (*features, *(name for files in sets for name in files)):
+        if name not in known:
+            raise ValueError(
+                f"there is no type {name!r}, of which there are features or a set of seeds (seeds "
+                "of edges cannot be a split)"
+            )
+    data = (ends.values(), *features.values(), *(own for files in sets for own in files.values()))
+    paths = dict.fromkeys([path, *(own.path for files in data for own in files)])
+    return _Metadata(path, has_types, counts, ends, features, tasks, list(paths))
+
+
+def _count(entry: Mapping[str, Any]) -> int:
+    found = _text(entry, "num") or ""
+    if not found.isdecimal() or len(found) > 18:
+        raise ValueError(f"num: {found!r} is not a number of nodes")
+    return int(found)
+
+
+def _text(entry: Mapping[str, Any], key: str) -> str | None:
+    """Return a text; None for YAML's null, which is text here as all scalars are."""
+    value = entry.get(key)
+    if not isinstance(value, str | None):
+        raise ValueError(f"{key}: a {type(value).__name__} is not a text")
+    return None if value in _NULLS else value
+
+
+def _entries(parent: Mapping[str, Any], key: str) -> list[dict[str, Any]]:
+    found = parent.get(key)
+    if isinstance(found, str | None) and found in _NULLS:
+        return []
+    if not isinstance(found, list) or not all(isinstance(own, dict) for own in found):
+        raise ValueError(f"{key}: expected a list of mappings")
+    return found
+
+
+def _node_name(name: str) -> str:
+    return "x" if name == "feat" else name
+
+
+def _edge_name(name: str) -> str:
+    if name == "feat":
+        return "edge_attr"
+    return name if name.startswith("edge_") else f"edge_{name}"
+
+
+def _by_name(files: Iterable[_DataFile], rename: Callable[[str], str]) -> dict[str, ArraySource]:
+    """Open features, by their names in a store."""
+    arrays: dict[str, ArraySource] = {}
+    for file in files:
+        name = rename(file.name)
+        if name in arrays:
+            raise InputError(
+                f"{file.path}: the feature {file.name!r} becomes {name!r}, which is there already"
+            )
+        arrays[name] = _open(file)
+    return arrays
+
+
+def _open(file: _DataFile) -> ArraySource:
+    if file.format != "numpy":
+        hint = "a pickle, which is never loaded; " if file.format == "torch" else ""
+        raise InputError(
+            f"{file.path}: has the format {file.format!r}, {hint}save it with numpy.save and the "
+            "format numpy",
+            path=file.path,
+        )
+    return open_npy(file.path)
+
+
+def _edges(
+    metadata: _Metadata, edge_type: EdgeType, file: _DataFile, options: ConvertOptions
+) -> EdgeInput:
+    attributes = _by_name(metadata.features.get(edge_type, ()), _edge_name)
+    if file.format != "csv":
+        return EdgeInput.of_array(_open(file), attributes)
+    most = max((metadata.num_nodes.get(name, 0) for name in edge_type[::2]), default=0)
+    text = TextEdges(file.path, most, memory_bytes=options.memory_bytes)
+    return EdgeInput(text.pairs, str(file.path), None, attributes, text.memory_bytes)
+
+
+# ---- seeds and their labels
+
+
+def _read_task(
+    nodes: Mapping[str, NodeInput], metadata: _Metadata, sets: _Task, options: ConvertOptions
+) -> None:
+    """Read the seeds of the sets of a task, and their labels, which become `y`."""
+    labels: dict[str, npt.NDArray[Any]] = {}
+    for split, by_type in sets.items():
+        for node_type, files in by_type.items():
+            node = nodes[node_type]
+            seeds = next((own for name in _SEEDS for own in files if own.name == name), None)
+            if seeds is None:
+                raise InputError(
+                    f"{metadata.path}: the {split} set has no 'seeds', which name its nodes: "
+                    f"{', '.join(repr(file.name) for file in files) or 'no data'}"
+                )
+            ids = split_ids(_open(seeds).read(), node.count, str(seeds.path))
+            node.splits[split] = MemoryArray(str(seeds.path), ids)
+            node.memory_bytes += ids.nbytes
+            named = next((file for file in files if file.name == "labels"), None)
+            if named is None and seeds.name == "" and len(files) > 1:
+                named = files[1]  # without names, labels follow the seeds
+            if named is not None:
+                labels[node_type] = _with_labels(
+                    labels.get(node_type), node.count, ids, named, options
+                )
+    for node_type, values in labels.items():
+        own_attributes = nodes[node_type].attributes
+        if "y" in own_attributes:
+            raise InputError(
+                f"{metadata.path}: a feature becomes 'y', as the labels do; rename it",
+                path=metadata.path,
+            )
+        y: dict[str, ArraySource] = {
+            "y": MemoryArray(f"{metadata.path}: labels of {node_type!r}", values)
+        }
+        first, last = (own_attributes, y) if metadata.has_types else (y, own_attributes)
+        nodes[node_type].attributes = {**first, **last}
+        nodes[node_type].memory_bytes += values.nbytes
+
+
+def _with_labels(
+    labels: npt.NDArray[Any] | None,
+    num_nodes: int,
+    nodes: npt.NDArray[np.int64],
+    file: _DataFile,
+    options: ConvertOptions,
+) -> npt.NDArray[Any]:
+    """Return labels with those of the seeds of a set; refuse others than those of a set before."""
+    values = _open(file).read()
+    is_float = values.dtype.kind == "f"
+    if values.shape[:1] != nodes.shape or values.dtype.kind not in "biuf":
+        raise InputError(
+            f"{file.path}: has labels of shape {list(values.shape)} {values.dtype} for "
+            f"{len(nodes)} seeds"
+        )
+    if labels is None:  # of which no node has one yet
+        shape = (num_nodes, *values.shape[1:])
+        whole = Reservation(f"labels of {num_nodes} nodes", 8 * math.prod(shape))
+        ledger = memory_ledger("reading the labels", options.memory_bytes)
+        ledger.add(whole).check(None, "check the number of nodes")
+        dtype = np.dtype(np.float32 if is_float else np.int64)
+        labels = np.full(shape, np.nan if is_float else -1, dtype)
+    elif labels.shape[1:] != values.shape[1:] or is_float != (labels.dtype.kind == "f"):
+        raise InputError(
+            f"{file.path}: has labels of shape {list(values.shape[1:])} {values.dtype}, unlike "
+            "those of the sets before"
+        )
+    own = Caster("y", values.dtype.name, labels.dtype.name)(values)
+    before = labels[nodes]
+    is_known = ~np.isnan(before) if is_float else before != -1
+    differ = (is_known & (before != own)).reshape(len(nodes), -1).any(axis=1)
+    if differ.any():
+        raise InputError(
+            f"{file.path}: node {int(nodes[np.argmax(differ)])} has another label here than in a "
+            "set before"
+        )
+    labels[nodes] = own
+    return labels

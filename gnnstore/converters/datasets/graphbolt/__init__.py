@@ -1,1 +1,0 @@
-"""OnDiskDatasets of DGL GraphBolt: their metadata, arrays and tasks."""
