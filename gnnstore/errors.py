@@ -13,7 +13,8 @@ import operator
 import os
 import resource
 from collections.abc import Collection, Iterator
-from contextlib import ContextDecorator, contextmanager
+from contextlib import contextmanager
+from functools import partial
 from typing import Any, SupportsIndex
 
 
@@ -49,13 +50,7 @@ class GnnstoreError(Exception):
         return self.message
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (_rebuild, (type(self), self.message, self.path, self.offset))
-
-
-def _rebuild(
-    kind: type[GnnstoreError], message: str, path: str | None, offset: int | None
-) -> GnnstoreError:
-    return kind(message, path=path, offset=offset)
+        return (partial(type(self), path=self.path, offset=self.offset), (self.message,))
 
 
 class UsageError(GnnstoreError, ValueError):
@@ -167,15 +162,6 @@ def resource_error(
     return found
 
 
-# Errors that report a limit by their text only: of Python, of torch, of mapping a library.
-_TEXTS = (
-    (RuntimeError, "can't start new thread", errno.EAGAIN),
-    (RuntimeError, "can't allocate memory", errno.ENOMEM),
-    (ImportError, "failed to map segment", errno.ENOMEM),
-    (ImportError, "Cannot allocate memory", errno.ENOMEM),
-)
-
-
 def described(error: BaseException) -> str:
     """Return the kind of an error of any library, and its message if it has one."""
     return f"{type(error).__name__}: {error}".removesuffix(": ")
@@ -183,38 +169,27 @@ def described(error: BaseException) -> str:
 
 def _code_of(error: BaseException) -> int | None:
     """Return the errno of an error that is about a resource; else None."""
+    text = str(error)
     if isinstance(error, GnnstoreError):
         return None
-    if isinstance(error, MemoryError):
-        return errno.ENOMEM
     if isinstance(error, OSError):
-        is_thread = error.errno == errno.EAGAIN and "thread" in str(error)
-        return error.errno if error.errno != errno.EAGAIN or is_thread else None
-    if isinstance(error, ImportError) and _is_unlimited(resource.RLIMIT_AS):
-        return None  # for example a library on a file system that is mounted noexec
-    return next(
-        (code for kind, text, code in _TEXTS if isinstance(error, kind) and text in str(error)),
-        None,
-    )
+        return error.errno if error.errno != errno.EAGAIN or "thread" in text else None
+    # Python and torch report these by their text only.
+    if isinstance(error, RuntimeError) and "can't start new thread" in text:
+        return errno.EAGAIN
+    of_torch = isinstance(error, RuntimeError) and "can't allocate memory" in text
+    return errno.ENOMEM if of_torch or isinstance(error, MemoryError) else None
 
 
-def _is_unlimited(kind: int) -> bool:
-    return resource.getrlimit(kind)[0] == resource.RLIM_INFINITY
-
-
-class limits_named(ContextDecorator):  # noqa: N801 - used like a function
-    """Turns an error about a limit of the process into a `ResourceError`."""
-
-    def __init__(self, doing: str) -> None:
-        self._doing = doing
-
-    def __enter__(self) -> limits_named:
-        return self
-
-    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        found = None if error is None else resource_error(error, self._doing)
-        if found is not None:
-            raise found from error
+@contextmanager
+def limits_named(doing: str) -> Iterator[None]:
+    """Raise an error about a limit of the process as a `ResourceError`; also a decorator."""
+    try:
+        yield
+    except BaseException as error:
+        if (found := resource_error(error, doing)) is None:
+            raise
+        raise found from error
 
 
 def as_whole_number(value: object) -> int | None:

@@ -7,16 +7,24 @@ runs and not before; this module has only the names and one line about each.
 from __future__ import annotations
 
 import importlib
+import logging
 import sys
 from collections.abc import Sequence
+from functools import cache
 
 import click
 
 import gnnstore
+from gnnstore.errors import described
 from gnnstore.tools.ui import exits
 from gnnstore.tools.ui.help import GENERAL, Group, section
-from gnnstore.tools.ui.interrupts import interrupts_wait, no_interrupt_lost
-from gnnstore.tools.ui.session import Session, open_streams, start_logging
+from gnnstore.tools.ui.session import (
+    Session,
+    interrupts_wait,
+    no_interrupt_lost,
+    open_streams,
+    start_logging,
+)
 
 # By section: a command, and one line for --help.
 _SECTIONS = {
@@ -75,6 +83,19 @@ Exit status:
 """
 
 
+@cache
+def load_plugins() -> None:
+    """Import the modules that entry points name; one that fails is named and skipped."""
+    from importlib.metadata import entry_points  # noqa: PLC0415 - of some commands only
+
+    for plugin in entry_points(group="gnnstore.plugins"):
+        try:
+            plugin.load()
+        except Exception as error:  # whatever its author has done
+            text = "the plug-in %s (%s) cannot be imported and is left out: %s"
+            logging.getLogger(__name__).warning(text, plugin.name, plugin.value, described(error))
+
+
 class _LazyGroup(Group):
     """A group whose commands are imported when they are first used."""
 
@@ -96,7 +117,7 @@ class _LazyGroup(Group):
             command: click.Command = importlib.import_module(module).command
             if cmd_name in _WITH_PLUGINS:
                 start_logging()  # the group's callback comes later
-                importlib.import_module("gnnstore.tools.plugin_loading").load_plugins()
+                load_plugins()
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

@@ -13,9 +13,8 @@ from typing import Any
 from gnnstore.converters.writer.options import ConvertOptions
 from gnnstore.formats.store.reader import StoreReader
 from gnnstore.progress import Style
-from gnnstore.tools.ui.interrupts import interrupts_wait
 from gnnstore.tools.ui.layout import Block
-from gnnstore.tools.ui.session import Session
+from gnnstore.tools.ui.session import Session, interrupts_wait
 
 # Arguments of a command that make up `ConvertOptions`; the others belong to its converter.
 COMMON = tuple(field.name for field in fields(ConvertOptions))

@@ -15,7 +15,7 @@ from gnnstore.converters import GraphWriter
 from gnnstore.errors import GnnstoreError, InputError, UsageError
 from gnnstore.plugins import CONVERTERS
 from gnnstore.testing.graphs import read_store
-from gnnstore.tools import plugin_loading
+from gnnstore.tools import cli
 
 PLUGIN = '''
 from pathlib import Path
@@ -45,13 +45,13 @@ def plugins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Return a function that installs modules as plug-ins, by their texts."""
     (tmp_path / "site").mkdir()
     monkeypatch.syspath_prepend(tmp_path / "site")
-    monkeypatch.setattr(plugin_loading, "_loaded", set())
+    cli.load_plugins.cache_clear()
 
     def install(**modules: str) -> None:
         for name, text in modules.items():
             (tmp_path / "site" / f"{name}.py").write_text(text)
-        found = [EntryPoint(name, name, plugin_loading.GROUP) for name in modules]
-        monkeypatch.setattr(plugin_loading, "entry_points", lambda **_: found)
+        found = [EntryPoint(name, name, "gnnstore.plugins") for name in modules]
+        monkeypatch.setattr("importlib.metadata.entry_points", lambda **_: found)
 
     with CONVERTERS.having():
         yield install

@@ -138,16 +138,9 @@ def test_a_limit_of_the_process_is_named(
         (MemoryError("Unable to allocate 9 TiB"), "not enough memory .Unable to allocate 9 TiB"),
         (RuntimeError("can't start new thread"), "not enough threads"),
         (RuntimeError("DefaultCPUAllocator: can't allocate memory"), "not enough memory"),
-        (ImportError("a.so: failed to map segment from shared object"), "not enough memory"),
     ],
 )
-def test_what_an_error_says_of_a_limit(
-    error: Exception, said: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if isinstance(error, ImportError):  # without a limit it is about a file system mounted noexec
-        with pytest.raises(ImportError), limits_named("do it"):
-            raise error
-        monkeypatch.setattr("gnnstore.errors._is_unlimited", lambda _: False)
+def test_what_an_error_says_of_a_limit(error: Exception, said: str) -> None:
     error.add_note("while preparing batch 3")
     expected = pytest.raises(ResourceError, match=f"cannot do it: .*{said}")
     with expected as caught, limits_named("do it"):

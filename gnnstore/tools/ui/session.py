@@ -7,23 +7,28 @@ work for every command alike.
 
 from __future__ import annotations
 
+import _thread
 import importlib
 import io
 import json
 import logging
 import os
 import re
+import signal
 import sys
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from gnnstore.progress import LOGGER, Progress, Style, open_progress
-from gnnstore.tools.ui.interrupts import interrupts_wait
 from gnnstore.tools.ui.layout import Layout, print_document
+
+if TYPE_CHECKING:
+    from sys import UnraisableHookArgs
 
 # Raised by one whenever a field of a --json document changes its name or meaning;
 # new fields may appear without that.
@@ -147,3 +152,38 @@ def print_text(document: Mapping[str, Any], layout: Layout, *more: Any) -> None:
     print_document(Console(file=text, width=_PIPE_WIDTH, **plain), document, layout, *more)
     text.seek(0)
     click.echo("\n".join(line.rstrip() for line in text))
+
+
+@contextmanager
+def no_interrupt_lost() -> Iterator[None]:
+    """Raise a `KeyboardInterrupt` again if it came where Python cannot raise it.
+
+    That is in a destructor, the callback of a weak reference, or the start of an extension module
+    that ignores errors. A conversion of hours would run to its end in spite of Ctrl-C.
+    """
+    before = sys.unraisablehook
+
+    def again(unraisable: UnraisableHookArgs) -> None:
+        if issubclass(unraisable.exc_type, KeyboardInterrupt):
+            # At once, it would end in this hook, which must not raise either.
+            timer = threading.Timer(0.02, _thread.interrupt_main)
+            timer.daemon = True  # a process that ends anyway need not wait for it
+            timer.start()
+        else:
+            before(unraisable)
+
+    sys.unraisablehook = again
+    try:
+        yield
+    finally:
+        sys.unraisablehook = before
+
+
+@contextmanager
+def interrupts_wait() -> Iterator[None]:
+    """Delay Ctrl-C until the end of the block: for imports, which are short."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
