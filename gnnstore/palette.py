@@ -78,18 +78,8 @@ SERIES = (
 GREY = "#555555"
 
 
-def strategy_looks(names: Iterable[str]) -> dict[str, Look]:
-    """Return the look of each strategy; those of plug-ins take colours of their own in turn."""
-    return _looks(names, STRATEGIES)
-
-
-def part_looks(names: Iterable[str]) -> dict[str, Look]:
-    """Return the look of each part, a stage or a reservation; others take colours in turn."""
-    names = list(names)
-    known = {name: PARTS[part] for name in names if (part := _PART_OF.get(name, name)) in PARTS}
-    return _looks(names, known)
-
-
-def _looks(names: Iterable[str], known: Mapping[str, Look]) -> dict[str, Look]:
+def looks_of(names: Iterable[str]) -> dict[str, Look]:
+    """Return the look of each strategy, stage or reservation; unknown ones take colours in turn."""
     spare = cycle(SERIES)
+    known = {**STRATEGIES, **PARTS, **{name: PARTS[part] for name, part in _PART_OF.items()}}
     return {name: known.get(name) or next(spare) for name in dict.fromkeys(names)}

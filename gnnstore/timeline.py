@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import errno
 import json
-import math
 import os
 import secrets
 import threading
@@ -120,7 +119,7 @@ class Timeline:
         pid = os.getpid()
 
         def write(end: str = ",\n", /, **event: Any) -> None:
-            file.write(json.dumps({**event, "pid": pid}, allow_nan=False) + end)
+            file.write(json.dumps({**event, "pid": pid}, default=as_plain) + end)
 
         head = f'"displayTimeUnit": "ms", "otherData": {{"dropped_events": {num_dropped}}}'
         file.write(f'{{{head}, "traceEvents": [\n')
@@ -129,12 +128,7 @@ class Timeline:
             write(name="thread_sort_index", ph="M", tid=tid, args={"sort_index": place})
         for start_ns, end_ns, tid, stage, args in events:
             ts, dur = (start_ns - self._begin_ns) / 1000, max(0, end_ns - start_ns) / 1000
-            plain = {key: _plain(value) for key, value in args.items()}
-            write(name=stage, ph="X", ts=ts, dur=dur, tid=tid, args=plain)
-        if num_dropped:
-            ts = (max(end_ns for _, end_ns, *_ in events) - self._begin_ns) / 1000
-            text = f"{num_dropped} events after this one are left out"
-            write(name=text, ph="i", s="g", ts=ts, tid=next(iter(threads)))  # across all threads
+            write(name=stage, ph="X", ts=ts, dur=dur, tid=tid, args=args)
         write("\n]}\n", name="process_name", ph="M", args={"name": "gnnstore"})
 
 
@@ -170,10 +164,3 @@ def recorded(
             error.add_note(f"and no timeline has been written: {second}")
         raise
     write(timeline, file)
-
-
-def _plain(value: Any) -> Any:
-    """Return a JSON value for an argument, such as one of NumPy's numbers."""
-    value = as_plain(value)
-    is_plain = value is None or isinstance(value, bool | int | str)
-    return value if is_plain or (isinstance(value, float) and math.isfinite(value)) else str(value)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -28,7 +29,7 @@ from gnnstore.graph.neighbor_cache import bytes_for_all, open_neighbor_cache
 from gnnstore.sampling import DiskNeighborSampler, NeighborSampler, Sample, SamplingConfig
 from gnnstore.sampling.neighbor import BatchRequest
 from gnnstore.tools.bench.harness import Task, drop_from_cache
-from gnnstore.tools.bench.worker import disk_use
+from gnnstore.tools.bench.worker import disk_bytes
 
 WAYS = ("map", "map-8", "disk", "bulk", "memory")
 # More would need more memory for their batches than the slack.
@@ -144,6 +145,11 @@ def prepare(run: Run) -> Batches:
     return together
 
 
+def major_faults() -> int:
+    """Return the page faults of this process that waited for a disk."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_majflt
+
+
 def perform(task: Task) -> Outcome:
     """Do what the task says."""
     run = Run(task)
@@ -153,7 +159,7 @@ def perform(task: Task) -> Outcome:
     last = len(run.seeds)
     for _ in batches(range(max(0, last - task.warm_up), last)):
         pass
-    before, start = disk_use(), perf_counter()
+    before, faults, start = disk_bytes(), major_faults(), perf_counter()
     edges, checksum = 0, 0
     num_batches = min(task.batches, last)
     for number, subgraph in enumerate(batches(range(num_batches))):
@@ -161,13 +167,13 @@ def perform(task: Task) -> Outcome:
         if number < COMPARED:
             checksum += int(subgraph.edge_pos.sum()) + int(subgraph.n_id.sum())
     seconds = perf_counter() - start
-    used, group = disk_use(), task.memory_group
+    group = task.memory_group
     (cache,) = run.disk_sampler.caches if run.disk_sampler else (None,)
     return Outcome(
         seconds=seconds / num_batches,
         edges=edges / num_batches,
-        disk_bytes=(used["disk_bytes"] - before["disk_bytes"]) / num_batches,
-        major_faults=(used["major_faults"] - before["major_faults"]) / num_batches,
+        disk_bytes=(disk_bytes() - before) / num_batches,
+        major_faults=(major_faults() - faults) / num_batches,
         checksum=checksum,
         seconds_to_prepare=seconds_to_prepare,
         cache_bytes=cache.num_bytes if cache else 0,

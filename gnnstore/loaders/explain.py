@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from gnnstore.budget.ledger import ALWAYS, Part, largest_phase
 from gnnstore.errors import UsageError
-from gnnstore.palette import GREY, part_looks
+from gnnstore.palette import GREY, looks_of
 from gnnstore.pictures import check_picture, draw_level, legend_below, new_axes, save_picture
 from gnnstore.timeline import Event, Timeline
 from gnnstore.units import format_count, format_duration, format_size
@@ -157,7 +157,7 @@ def draw_memory(found: Explanation, file: Path) -> None:
         heights[part.what] = [one + other for one, other in zip(own, others, strict=True)]
     least = _LEAST_SHOWN * max(map(sum, zip(*heights.values(), strict=True)), default=0)
     shown = {what: own for what, own in heights.items() if max(own) >= least}
-    tops, looks = [0] * len(phases), part_looks(shown)
+    tops, looks = [0] * len(phases), looks_of(shown)
     for what, own in shown.items():
         look, name = looks[what], f"{what}: {format_size(max(own))}"
         style: dict[str, Any] = {"color": look.colour, "hatch": look.hatch, "edgecolor": "white"}
@@ -224,7 +224,7 @@ def draw_timeline(timeline: Timeline, file: Path) -> Path:
     figure, (axes,) = new_axes(1, 12, 2.2 + 0.45 * len(rows))
     axes.grid(visible=False, axis="y")
     gap = 0.2 if len(events) < _FEW else 0.0  # between bars, unless it would hide most of them
-    looks = part_looks(name for name in (*_NAMES, *sorted(bars.keys() - _NAMES)) if name in bars)
+    looks = looks_of(name for name in (*_NAMES, *sorted(bars.keys() - _NAMES)) if name in bars)
     for name, look in looks.items():
         label: str | None = _NAMES.get(name, name)
         for (row, depth), spans in bars[name].items():

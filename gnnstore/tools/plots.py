@@ -15,7 +15,7 @@ import numpy as np
 from gnnstore.caching.policies.simulate import policies
 from gnnstore.converters.synthetic.degrees import DegreeComparison, DegreeDistribution
 from gnnstore.disk.profile import DeviceProfile
-from gnnstore.palette import GREY, PARTS, SERIES, part_looks, strategy_looks
+from gnnstore.palette import GREY, PARTS, SERIES, looks_of
 from gnnstore.pictures import draw_level, legend_below, new_axes, save_picture
 from gnnstore.strategies.builtin import auto
 from gnnstore.tools.bench.ways import BASELINE, STAGES
@@ -125,7 +125,7 @@ def draw_load(document: Mapping[str, Any], file: Path) -> Path:
     axes.grid(visible=False, axis="y")
     shown = [stage for stage in STAGES if any(item["stages"][stage] > 0 for item in found)]
     left = np.zeros(len(found))
-    for stage, look in part_looks(shown).items():
+    for stage, look in looks_of(shown).items():
         widths = [item["stages"][stage] for item in found]
         bars: dict[str, Any] = {"left": left.tolist(), "color": look.colour, "hatch": look.hatch}
         bars |= {"edgecolor": "white", "linewidth": 0.3, "label": stage}
@@ -243,7 +243,7 @@ def _styles(names: Iterable[str]) -> dict[str, dict[str, Any]]:
             "markersize": 5,
             "label": f"{name}: {_MEANINGS[name]}" if name in _MEANINGS else name,
         }
-        for name, look in strategy_looks(names).items()
+        for name, look in looks_of(names).items()
     }
 
 

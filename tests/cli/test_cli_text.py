@@ -84,7 +84,7 @@ def test_options_stand_in_sections(run: Any) -> None:
         )
     ]
     assert places == sorted(places)
-    assert "[default: 1024; N>=1]" in text
+    assert "[default: 1024; x>=1]" in text
 
 
 # --- suggestions --------------------------------------------------------------------------------

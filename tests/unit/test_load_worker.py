@@ -125,8 +125,8 @@ def test_a_store_without_paged_attributes_has_nothing_to_compare(task: Task) -> 
 
 
 def test_features_that_the_machine_cannot_hold(task: Task, monkeypatch: Any) -> None:
-    monkeypatch.setattr("gnnstore.tools.bench.worker.available_bytes", lambda: 1000)
-    with pytest.raises(BudgetError, match=r"(?s)has 1000 bytes .*of memory.*of features"):
+    monkeypatch.setattr("gnnstore.budget.limits.available_bytes", lambda: 1000)
+    with pytest.raises(BudgetError, match=r"(?s)strategy .memory. does not fit.*attributes"):
         perform(replace(task, strategy="memory"))
 
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 import itertools
 import json
 import os
-import resource
 import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -26,8 +25,6 @@ import numpy as np
 import numpy.typing as npt
 
 import gnnstore
-from gnnstore.budget.ledger import OF_FREE_MEMORY, Ledger, Reservation
-from gnnstore.budget.limits import available_bytes
 from gnnstore.errors import GnnstoreError
 from gnnstore.formats.arrays.paged_array import PagedArray
 from gnnstore.graph.shared import shared_tables
@@ -190,13 +187,8 @@ def loader_batches(loader: Any) -> Iterator[int]:
 def prepare(run: Run) -> Prepared:
     """Return the batches of a strategy, under the limit."""
     way = ways()[run.task.strategy]
-    if not way.is_limited:
-        needed = Reservation("features", sum(array.spec.num_bytes for array in run.features))
-        name = f"strategy {run.task.strategy!r}"
-        memory = Ledger(available_bytes(), (), name, OF_FREE_MEMORY, "")
-        memory.add(needed).check(None, "leave it out of the comparison")
-        options: dict[str, Any] = {}
-    else:
+    options: dict[str, Any] = {}
+    if way.is_limited:
         run.limit()
         if not way.strategy:
             return run.map_batches(), None
@@ -219,8 +211,8 @@ def perform(task: Task, prepare: Callable[[Run], Prepared] = prepare) -> dict[st
             print(BATCH_MARK, flush=True)
         return perf_counter() - start, nodes
 
-    def read() -> tuple[LoaderStats, dict[str, int]]:
-        return LoaderStats("", "", "", 0, 0) if loader is None else loader.stats(), disk_use()
+    def read() -> tuple[LoaderStats, int]:
+        return LoaderStats("", "", "", 0, 0) if loader is None else loader.stats(), disk_bytes()
 
     with closing(batches), TemporaryDirectory(prefix="gnnstore-bench-") as scratch:  # type: ignore[type-var]
         seconds_warming_up, _ = load(task.warm_up)
@@ -234,7 +226,7 @@ def perform(task: Task, prepare: Callable[[Run], Prepared] = prepare) -> dict[st
     way = ways().get(later.strategy or task.strategy, Way())
     # Batches that are prepared ahead have been read already: divide by the gathered ones.
     amounts = {"seconds": seconds, "nodes": nodes, "reads": done.reads}
-    amounts["disk_bytes"] = after["disk_bytes"] - before["disk_bytes"]
+    amounts["disk_bytes"] = after - before
     stages = stages_of(recording, seconds, faults_are_reads=way.reads_by_faults)
     return {
         **{name: amount / task.batches for name, amount in amounts.items()},
@@ -276,14 +268,10 @@ def stages_of(recording: Recording, seconds: float, *, faults_are_reads: bool) -
     return found
 
 
-def disk_use() -> dict[str, int]:
-    """Return the bytes that this process has moved, and its faults that waited for a disk."""
+def disk_bytes() -> int:
+    """Return the bytes that this process has read from disks."""
     lines = Path("/proc/self/io").read_text().splitlines()
-    counts = dict(line.split(": ") for line in lines)
-    return {
-        "disk_bytes": int(counts.get("read_bytes", 0)),
-        "major_faults": resource.getrusage(resource.RUSAGE_SELF).ru_majflt,
-    }
+    return int(dict(line.split(": ") for line in lines).get("read_bytes", 0))
 
 
 def work(prepare: Callable[[Run], Prepared] = prepare) -> int:

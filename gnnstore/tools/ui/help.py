@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -101,16 +100,8 @@ def _write_options(
             continue
         title = GENERAL if "--help" in param.opts else getattr(param, "section", _MAIN)
         records = general if title == GENERAL else sections.setdefault(title, [])
-        records.append((record[0], _with_name(param, record[1])))
+        records.append(record)
     for title, records in [*sections.items(), (GENERAL, general)]:
         if records:
             with formatter.section(title):
                 formatter.write_dl(records)
-
-
-def _with_name(param: click.Parameter, text: str) -> str:
-    """Return the help with the range of a value as N>=1, not x>=1."""
-    if not isinstance(param.type, click.IntRange | click.FloatRange):
-        return text
-    name = param.metavar or "N"
-    return re.sub(r"\[[^][]*\]$", lambda found: re.sub(r"\bx\b", name, found[0]), text)
