@@ -7,8 +7,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from gnnstore.palette import GREY, PARTS
-from gnnstore.pictures import new_axes, save_picture
+from gnnstore.pictures import GREY, PARTS, new_axes, save_picture
 from gnnstore.units import format_size
 
 _TRAINING, _WAITING, _ALONE = PARTS["training"].colour, PARTS["wait"].colour, "#000000"

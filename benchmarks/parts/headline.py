@@ -12,7 +12,7 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
-from gnnstore.palette import STRATEGIES
+from gnnstore.pictures import STRATEGIES
 
 ROOT = Path(__file__).parents[2]
 PICTURE = ROOT / "docs" / "images" / "headline.svg"

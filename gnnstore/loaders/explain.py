@@ -11,8 +11,15 @@ from typing import TYPE_CHECKING, Any
 
 from gnnstore.budget.ledger import ALWAYS, Part, largest_phase
 from gnnstore.errors import UsageError
-from gnnstore.palette import GREY, looks_of
-from gnnstore.pictures import check_picture, draw_level, legend_below, new_axes, save_picture
+from gnnstore.pictures import (
+    GREY,
+    check_picture,
+    draw_level,
+    legend_below,
+    looks_of,
+    new_axes,
+    save_picture,
+)
 from gnnstore.timeline import Event, Timeline
 from gnnstore.units import format_count, format_duration, format_size
 

@@ -15,8 +15,16 @@ import numpy as np
 from gnnstore.caching.policies.simulate import policies
 from gnnstore.converters.synthetic.degrees import DegreeComparison, DegreeDistribution
 from gnnstore.disk.profile import DeviceProfile
-from gnnstore.palette import GREY, PARTS, SERIES, looks_of
-from gnnstore.pictures import draw_level, legend_below, new_axes, save_picture
+from gnnstore.pictures import (
+    GREY,
+    PARTS,
+    SERIES,
+    draw_level,
+    legend_below,
+    looks_of,
+    new_axes,
+    save_picture,
+)
 from gnnstore.strategies.builtin import auto
 from gnnstore.tools.bench.ways import BASELINE, STAGES
 from gnnstore.tools.ui.layout import block_name

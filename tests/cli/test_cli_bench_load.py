@@ -17,7 +17,7 @@ import pytest
 from gnnstore.converters import from_rmat
 from gnnstore.errors import NoSpaceError
 from gnnstore.formats.container.workdir import find_leftovers
-from gnnstore.palette import PARTS
+from gnnstore.pictures import PARTS
 from gnnstore.tools.bench import harness
 from gnnstore.tools.bench import load as bench_load
 from gnnstore.tools.bench.harness import DeviceLimits, MemoryGroup, Task, memory_group

@@ -25,8 +25,7 @@ LAYERS = (
     ("threads",),
     ("progress", "timeline", "registry"),
     ("formats",),
-    ("disk", "palette"),
-    ("pictures",),
+    ("disk", "pictures"),
     ("sampling",),
     ("caching",),
     ("features",),
@@ -62,7 +61,6 @@ TORCH_FREE = (
     "_core",
     "formats",
     "disk",
-    "palette",
     "pictures",
     "converters",
 )

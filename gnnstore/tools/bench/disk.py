@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -10,6 +10,7 @@ from typing import Any
 from gnnstore.disk.measure import measure_disk
 from gnnstore.disk.profile import save_profile, tune_reads
 from gnnstore.errors import StorageError
+from gnnstore.pictures import draw_into
 from gnnstore.tools.plots import draw_profile
 from gnnstore.tools.ui import exits
 from gnnstore.tools.ui.layout import Block, Layout
@@ -39,20 +40,14 @@ def bench_disk(
         "file_bytes": measured.file_bytes,
         "seconds": measured.seconds,
         "remarks": list(measured.remarks),
-        "problems": [],
         "profile": profile.to_document(),
         "tuning": asdict(tuning),
         "saved_to": None,
-        "drawn_to": None,
     }
-    steps: dict[str, Callable[[], Path]] = {}
+    draw_into(document, plot_file, lambda _, file: draw_profile(profile, file))
     if is_saved:
-        steps["saved_to"] = lambda: save_profile(profile)
-    if plot_file is not None:
-        steps["drawn_to"] = lambda: draw_profile(profile, plot_file)
-    for name, step in steps.items():
         try:
-            document[name] = str(step())
+            document["saved_to"] = str(save_profile(profile))
         except StorageError as error:
             document["problems"].append(str(error))
     depths = sorted({d for rates in profile.random_reads_per_second.values() for d in rates})

@@ -116,7 +116,7 @@ def _describe_units(
 
 def describe_array(reader: StoreReader, spec: AttributeSpec) -> dict[str, Any]:
     """Return type, shape, sizes and, for a paged array, the page geometry."""
-    disk_bytes = sum(size for _, size in _files_of(reader, spec.path))
+    disk_bytes = sum(entry["size_bytes"] for entry in describe_files(reader, spec))
     described: dict[str, Any] = {
         "path": spec.path,
         "name": spec.name,
@@ -152,7 +152,8 @@ def describe_array(reader: StoreReader, spec: AttributeSpec) -> dict[str, Any]:
 
 def describe_files(reader: StoreReader, spec: AttributeSpec) -> list[dict[str, Any]]:
     """Return the files of one array with their sizes."""
-    return [{"path": path, "size_bytes": size} for path, size in _files_of(reader, spec.path)]
+    found = (entry for entry in reader.files if entry.path.startswith(f"{spec.path}/"))
+    return [{"path": entry.path, "size_bytes": entry.size_bytes} for entry in found]
 
 
 def find_array(reader: StoreReader, wanted: str) -> AttributeSpec:
@@ -167,14 +168,6 @@ def find_array(reader: StoreReader, wanted: str) -> AttributeSpec:
     raise NotFoundError(
         f"{reader.path}: {what} {wanted!r}; give one of these paths: {paths}", path=reader.path
     )
-
-
-def _files_of(reader: StoreReader, array_path: str) -> list[tuple[str, int]]:
-    return [
-        (entry.path, entry.size_bytes)
-        for entry in reader.files
-        if entry.path.startswith(f"{array_path}/")
-    ]
 
 
 def _state(reader: StoreReader) -> dict[str, Any]:

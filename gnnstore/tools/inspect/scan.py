@@ -35,7 +35,15 @@ def scan_store(reader: StoreReader, progress: Progress) -> dict[str, Any]:
     schema = reader.schema
     stats: dict[str, Any] = {"degrees": None, "values": {}, "labels": {}}
     if len(schema.edge_types) == 1 and len(schema.node_types) == 1:
-        stats["degrees"] = count_degrees(reader, progress).stats()
+        degrees = count_degrees(reader, progress)
+        inward = degrees.inward
+        stats["degrees"] = {
+            "num_nodes": inward.num_nodes,
+            "mean": inward.mean,
+            "in": _percentiles(inward),
+            "no_in_edge": round(inward.zero_share * inward.num_nodes),
+            "isolated": degrees.num_isolated,
+        }
     for spec in (*schema.node_attributes(), *schema.edge_attributes()):
         scan_array(reader, spec, progress, stats)
     return stats
@@ -67,17 +75,6 @@ class Degrees:
     inward: DegreeDistribution
     outward: DegreeDistribution
     num_isolated: int  # nodes without edges
-
-    def stats(self) -> dict[str, Any]:
-        """Return the statistics that `gnnstore inspect --stats` shows, as JSON values."""
-        inward = self.inward
-        return {
-            "num_nodes": inward.num_nodes,
-            "mean": inward.mean,
-            "in": _percentiles(inward),
-            "no_in_edge": round(inward.zero_share * inward.num_nodes),
-            "isolated": self.num_isolated,
-        }
 
 
 def count_degrees(reader: StoreReader, progress: Progress) -> Degrees:
