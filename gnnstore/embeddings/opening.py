@@ -20,7 +20,6 @@ from gnnstore.embeddings.rows import FLOAT_BYTES
 from gnnstore.errors import (
     UsageError,
     as_plain,
-    as_whole_number,
     check_choice,
     truth,
     whole_number,
@@ -40,6 +39,7 @@ from gnnstore.formats.tables.manifest import (
 )
 from gnnstore.graph.store import GraphStore
 from gnnstore.partitions.policy import PartitionPolicy
+from gnnstore.sampling.neighbor import check_word
 from gnnstore.units import parse_size
 
 StorePath = GraphStore | str | os.PathLike[str]
@@ -65,9 +65,9 @@ def create_files(
     graph = open_store(store)
     if memory is not None:
         parse_size(memory, name="memory")
-    dim, keep = _positive("dim", dim), _positive("keep", keep, "; the last commit stays")
-    if dim > MAX_DIM:
-        raise UsageError(f"dim={dim}: a row has at most {MAX_DIM} columns")
+    dim, keep = whole_number("dim", dim), whole_number("keep", keep)
+    if not 1 <= dim <= MAX_DIM:
+        raise UsageError(f"dim={dim}: expected 1 to {MAX_DIM} columns")
     check_choice("optimizer", optimizer, STATE_FLOATS)
     if not graph.num_nodes:
         raise UsageError(f"{graph.path} has no nodes, so that there is nothing to learn")
@@ -76,9 +76,7 @@ def create_files(
     if not is_number or not 0 <= found < math.inf:
         raise UsageError(f"scale={scale!r}: expected a number of at least 0")
     check_choice("init", init, INITIAL)
-    seed, overwrite = whole_number("seed", seed), truth("overwrite", overwrite)
-    if not 0 <= seed < 2**64:
-        raise UsageError(f"seed={seed!r}: expected an integer in [0, 2**64)")
+    seed, overwrite = check_word("seed", seed), truth("overwrite", overwrite)
     unit = None
     if partitions is not None:
         if not isinstance(partitions, PartitionPolicy):
@@ -102,11 +100,10 @@ def create_files(
         seed=seed,
         keep=keep,
     )
-    if manifest.num_partitions * (keep + 1) > MAX_KEPT:
-        most = MAX_KEPT // manifest.num_partitions - 1
+    most = MAX_KEPT // manifest.num_partitions - 1
+    if not 1 <= keep <= most:
         raise UsageError(
-            f"keep={keep}: the manifest has room for {most} commits of "
-            f"{manifest.num_partitions} partitions; expected at most that"
+            f"keep={keep}: expected 1 to {most} commits of {manifest.num_partitions} partitions"
         )
     if unit is None and memory is not None:
         check_memory(Path(path), manifest, memory)
@@ -159,12 +156,6 @@ def open_store(store: StorePath) -> GraphStore:
                 "embeddings in one process"
             )
     return graph
-
-
-def _positive(name: str, value: object, note: str = "") -> int:
-    if (number := as_whole_number(value)) is None or number < 1:
-        raise UsageError(f"{name}={value!r}: expected an integer of at least 1{note}")
-    return number
 
 
 def export_rows(

@@ -9,6 +9,7 @@ from functools import partial
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import Tensor
 
 from gnnstore import _core
 from gnnstore.embeddings.buffer import PartitionBuffer, Slot
@@ -16,23 +17,26 @@ from gnnstore.errors import BadIndexError, UsageError
 from gnnstore.formats.partitions.reader import PartitionsReader
 from gnnstore.formats.tables.directory import TableDirectory
 from gnnstore.formats.tables.manifest import INITIAL, TableManifest
+from gnnstore.graph.lazy import LazySource, Rows
 
 FLOAT_BYTES = 4
 _MAX_THREADS = 8
 # A partition is read whole if at least one row in this many is needed.
 _READ_WHOLE = 16
-# If a table has more partitions than this, messages name the first ones.
-_NAMED = 8
 
 Ids = npt.NDArray[np.int32] | npt.NDArray[np.int64]
 Int64Array = npt.NDArray[np.int64]
 
 
-class TableRows:
+class TableRows(LazySource):
     """The rows of an open table, by node."""
+
+    dtype = torch.float32
 
     def __init__(self, directory: TableDirectory, unit: PartitionsReader | None) -> None:
         self._directory, self._manifest = directory, directory.manifest
+        self.name = str(directory.path)
+        self.shape = self._manifest.num_nodes, self._manifest.dim
         # int32 or int64 [N], or None: row of each node; None: node i is in row i.
         self._place: Ids | None = None if unit is None else unit.new_ids()
         load, store = partial(_load, directory, unit), partial(_store, directory)
@@ -65,13 +69,11 @@ class TableRows:
             raise BadIndexError(f"{path}: {error}; ids are those of the store") from None
         if found < len(nodes):
             partition = int(self._rows_of(nodes[found : found + 1])[0]) // per_partition
-            resident = self.buffer.resident().tolist()
-            state = ", ".join(map(str, resident[:_NAMED])) + ", …" * (len(resident) > _NAMED)
             raise UsageError(
                 f"{path}: node {int(nodes[found])} is of partition {partition}, which is not in "
-                f"memory: {f'resident are {state}' if resident else 'none is'}. Ask for the nodes "
-                "of the batch that the loader with tables=[table] handed out last; read any rows "
-                "with table[ids]; or have all rows in memory with table.load()"
+                f"memory: resident are {self.buffer.resident()}. Ask for the nodes of the batch "
+                "that the loader with tables=[table] handed out last; read any rows with "
+                "table[ids]; or have all rows in memory with table.load()"
             )
         return places
 
@@ -120,13 +122,18 @@ class TableRows:
             self.buffer.resize(num_slots)
         self.buffer.enter(state)
 
-    def read(self, nodes: Int64Array) -> npt.NDArray[np.float32]:
-        """Return the rows of nodes [len(nodes), dim] as they are now."""
+    def read(self) -> Tensor:
+        """Return all rows."""
+        return self.take(range(self.shape[0]))
+
+    def take(self, rows: Rows) -> Tensor:
+        """Return the rows of nodes [len(rows), dim] as they are now."""
+        nodes = np.asarray(rows, np.int64)
         directory, manifest = self._directory, self._manifest
         dim, per_partition = manifest.dim, manifest.rows_per_partition
         out = np.empty((len(nodes), dim), np.float32)
-        rows = self._rows_of(nodes)
-        partitions = rows // per_partition
+        places = self._rows_of(nodes)
+        partitions = places // per_partition
         order = np.argsort(partitions, kind="stable")
         cuts = np.flatnonzero(np.diff(partitions[order])) + 1
         alone = []
@@ -145,13 +152,13 @@ class TableRows:
                 slot = np.empty(manifest.slot_floats, np.float32)
                 directory.read(partition, slot.view(np.uint8))
             values = slot[: per_partition * dim].reshape(-1, dim)
-            out[part] = values[rows[part] - partition * per_partition]
+            out[part] = values[places[part] - partition * per_partition]
         if alone:
             few = np.concatenate(alone)
             found = np.empty((len(few), dim), np.float32)
-            directory.read_rows(rows[few], found)
+            directory.read_rows(places[few], found)
             out[few] = found
-        return out
+        return torch.from_numpy(out)
 
     def commit(self, steps: int, position: dict[str, object] | None) -> str:
         """Write the partitions that have changed, and name what is written as a commit."""

@@ -21,11 +21,11 @@ from gnnstore.embeddings.opening import (
     open_store,
     partitions_of,
 )
-from gnnstore.embeddings.rows import FLOAT_BYTES, TableRows
+from gnnstore.embeddings.rows import FLOAT_BYTES
 from gnnstore.errors import BadIndexError, UsageError, limits_named
 from gnnstore.formats.partitions.reader import PartitionsReader
 from gnnstore.formats.tables.directory import TableDirectory
-from gnnstore.graph.lazy import LazySource, LazyTensor, Rows
+from gnnstore.graph.lazy import LazyTensor
 from gnnstore.graph.store import GraphStore
 from gnnstore.partitions.policy import PartitionPolicy
 from gnnstore.threads import in_one_step
@@ -129,20 +129,8 @@ class EmbeddingTable(FollowingTable):
         StoreExistsError
             If there is a table, and `overwrite` is false.
         """
-        files = create_files(
-            path,
-            store,
-            dim=dim,
-            partitions=partitions,
-            optimizer=optimizer,
-            init=init,
-            scale=scale,
-            seed=seed,
-            keep=keep,
-            overwrite=overwrite,
-            memory=memory,
-        )
-        return cls(*files, memory)
+        given = {name: value for name, value in locals().items() if name != "cls"}
+        return cls(*create_files(**given), memory)
 
     @classmethod
     @limits_named("open a table of embeddings")
@@ -200,10 +188,7 @@ class EmbeddingTable(FollowingTable):
             If an id is no node.
         """
         self._check_usable()
-        try:
-            ids = torch.as_tensor(ids)
-        except (RuntimeError, TypeError, ValueError) as error:
-            raise BadIndexError(f"{self.path}: expected ids of nodes, integers; {error}") from None
+        ids = torch.as_tensor(ids)
         if ids.dtype.is_floating_point or ids.dtype.is_complex or ids.dtype == torch.bool:
             raise BadIndexError(
                 f"{self.path}: expected ids of nodes, integers; found a tensor of {ids.dtype}"
@@ -366,16 +351,12 @@ class EmbeddingTable(FollowingTable):
         UsageError
             If it is another table, or at another commit.
         """
-        if not isinstance(state, Mapping) or state.get("table") != self._manifest.uuid:
+        found = {"table": self._manifest.uuid, "commit": self.commit_id}
+        if state != found or not self.is_committed:
             raise UsageError(
-                f"{self.path}: the checkpoint is of another table; open the one that was trained "
-                "with it"
-            )
-        if state.get("commit") != self.commit_id or not self.is_committed:
-            raise UsageError(
-                f"{self.path}: the checkpoint goes with the commit {state.get('commit')}, and the "
-                f"table is {'at' if self.is_committed else 'beyond'} {self.commit_id}; open it "
-                "with EmbeddingTable.open(path, store, commit=the checkpoint's)"
+                f"{self.path}: the checkpoint goes with {state}, and the table is "
+                f"{'at' if self.is_committed else 'beyond'} {found}; open the table that was "
+                "trained with it by EmbeddingTable.open(path, store, commit=the checkpoint's)"
             )
 
     def close(self) -> None:
@@ -403,7 +384,7 @@ class EmbeddingTable(FollowingTable):
     def __getitem__(self, ids: Any) -> Tensor:
         """Return the rows of nodes as they are now, from memory or from disk."""
         self._check_usable()
-        return LazyTensor(_LazyRows(str(self.path), self.shape, self._rows))[ids]
+        return LazyTensor(self._rows)[ids]
 
     def export(
         self,
@@ -479,20 +460,3 @@ class EmbeddingTable(FollowingTable):
             f"{str(self.path)!r}, {self.num_embeddings}, {self.embedding_dim}, "
             f"optimizer={self.optimizer!r}" + (f", partitions={cut!r}" if cut else "")
         )
-
-
-class _LazyRows(LazySource):
-    """The rows of a table as they are now, from memory or from disk."""
-
-    dtype = torch.float32
-
-    def __init__(self, name: str, shape: tuple[int, int], rows: TableRows) -> None:
-        self.name, self.shape, self._rows = name, shape, rows
-
-    def read(self) -> Tensor:
-        """Return all rows."""
-        return self.take(range(self.shape[0]))
-
-    def take(self, rows: Rows) -> Tensor:
-        """Return some rows."""
-        return torch.from_numpy(self._rows.read(np.asarray(rows, np.int64)))

@@ -171,10 +171,10 @@ def test_a_checkpoint_holds_the_commit_and_no_rows(table_of: Open, tmp_path: Pat
     with pytest.raises(UsageError, match="the table is beyond"):
         model.load_state_dict(saved)
     newest = table.commit()
-    with pytest.raises(UsageError, match=f"the table is at {newest}"):
+    with pytest.raises(UsageError, match=f"the table is at .*{newest}"):
         model.load_state_dict(saved)
     table = table_of(dim=DIM, overwrite=True)
-    with pytest.raises(UsageError, match="of another table"):
+    with pytest.raises(UsageError, match="the checkpoint goes with"):
         table.load_state_dict({"_extra_state": saved["emb._extra_state"]})
 
 
@@ -257,10 +257,10 @@ def test_a_node_whose_partition_is_away_is_named(table_of: Open, store: Path) ->
     table = table_of(partitions="five")
     gnnstore.RowwiseAdagrad(table)
     node = nodes_in(store, 3)[:1]
-    with pytest.raises(UsageError, match=f"node {int(node)} is of partition 3.*none is"):
+    with pytest.raises(UsageError, match=f"node {int(node)} is of partition 3.* are \\[\\]"):
         table(node)
     enter(table, 0, 4)
-    with pytest.raises(UsageError, match="partition 3, which is not in memory: resident are 0, 4"):
+    with pytest.raises(UsageError, match=r"partition 3, which is not in memory: .* are \[0 4\]"):
         table(node)
     for bad in (-1, N):
         with pytest.raises(BadIndexError, match=r"outside \[0, 60\)"):
@@ -630,7 +630,7 @@ def test_other_stores_and_partitions_are_refused(
         create(store, store, dim=4, overwrite=True)
     wrong: dict[str, dict[str, Any]] = {
         "dim=0": {"dim": 0},
-        "at most 1048576 columns": {"dim": 2**21},
+        "1 to 1048576 columns": {"dim": 2**21},
         "seed=True is not a whole": {"seed": True},
         "scale='a'": {"scale": "a"},
         "overwrite='no'": {"overwrite": "no"},
@@ -638,11 +638,11 @@ def test_other_stores_and_partitions_are_refused(
         "name=3": {"partitions": 3},
         "name=''": {"partitions": ""},
         "keep=0": {"keep": 0},
-        "keep=300000.*at most": {"keep": 300_000, "partitions": "two"},
+        "keep=300000: expected 1 to": {"keep": 300_000, "partitions": "two"},
         "optimizer='lion'": {"optimizer": "lion"},
         "init='he'": {"init": "he"},
         "scale=nan": {"scale": float("nan")},
-        "seed=-1": {"seed": -1},
+        "seed must be in": {"seed": -1},
     }
     for message, options in wrong.items():
         with pytest.raises(UsageError, match=message):
