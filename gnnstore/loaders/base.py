@@ -8,9 +8,7 @@ batch is in `pipeline.batch`.
 from __future__ import annotations
 
 import copy
-import inspect
 import os
-import sys
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -27,13 +25,19 @@ from gnnstore.formats.store.schema import Schema
 from gnnstore.loaders.assemble import Assembler, OutputAssembler
 from gnnstore.loaders.explain import (
     Explanation,
-    describe_graph,
+    describe,
     describe_seeds,
-    describe_strategy,
     draw_memory,
     writer_of,
 )
-from gnnstore.loaders.options import can_pin, threads_given, warn_of_idle
+from gnnstore.loaders.options import (
+    can_pin,
+    displayed,
+    forget_records_of_bases,
+    is_called_by_lightning,
+    threads_given,
+    warn_of_idle,
+)
 from gnnstore.pipeline.batch import (
     Batch,
     BatchSource,
@@ -57,15 +61,12 @@ from gnnstore.pipeline.order.keyed import (
 )
 from gnnstore.pipeline.order.state import LoaderState, OrderFields, Position
 from gnnstore.pipeline.stats import LoaderStats
-from gnnstore.progress import WaitProgress, open_progress, peak_rss_bytes
+from gnnstore.progress import peak_rss_bytes
 from gnnstore.sampling.neighbor import check_word
 from gnnstore.seeds.base import ON_DEMAND_EPOCH, BatchKey, SeedLabels
 from gnnstore.strategies.sources import Sources
 from gnnstore.threads import Lookahead, MemoryGate
 from gnnstore.timeline import MAX_EVENTS, OFF, Timeline, recorded
-
-# Every batch changes these; two loaders of the same data have their own.
-_OF_ITS_OWN = ("_cursor", "_recorder", "_totals")
 
 
 class BatchLoader(DataLoader[Any]):
@@ -108,7 +109,7 @@ class BatchLoader(DataLoader[Any]):
         if isinstance(self.sampler, (SeededShuffle, RankSampler)):
             self.sampler.cursor = self._cursor
         self._totals = Totals()
-        self._recorder = Recorder(_displayed(progress, shard))
+        self._recorder = Recorder(displayed(progress, shard))
         self._num_iterations = self._num_calls = 0
         self._num_threads_given = threads_given(num_threads, self.num_workers)
         if prefetch_batches is not None and whole_number("prefetch_batches", prefetch_batches) < 1:
@@ -163,7 +164,7 @@ class BatchLoader(DataLoader[Any]):
             predicted_epoch_bytes=None if predicted is None else predicted.moved_bytes,
             epoch_batches=epoch_batches,
         )
-        _forget_records_of_bases(self)
+        forget_records_of_bases(self)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}()"
@@ -177,22 +178,22 @@ class BatchLoader(DataLoader[Any]):
             num_batches = None
         positions: Any = self.dataset
         seeds = f"{len(positions):,} {self._labels.name}{'' if name is None else f' ({name})'}"
-        lines = (
-            f"{type(self).__name__} of {describe_graph(path, schema)}",
-            describe_seeds(seeds, self.batch_size, self._order, self._shard, num_batches),
-            describe_strategy(self._sources.placement),
-        )
-        return "\n".join(lines)
+        graph = f"{type(self).__name__} of {path}"
+        of_batches = describe_seeds(seeds, self.batch_size, self._order, self._shard, num_batches)
+        return describe(graph, schema, of_batches, self._sources.placement)
 
     def _origin(self) -> tuple[Path, Schema, str | None]:
         """Return path and schema of what is read, and the name of all seeds, if any."""
         raise NotImplementedError
 
     def __copy__(self) -> Self:
-        """Return a loader at the same position, which advances on its own; they share the data."""
+        """Return a loader at the same position, which advances on its own, on the same data."""
         copied = object.__new__(type(self))
         shared = {id(self._order): self._order}  # with the user's sampler, as torch's loaders do
-        own = {name: copy.deepcopy(vars(self)[name], shared) for name in _OF_ITS_OWN}
+        own = {
+            name: copy.deepcopy(vars(self)[name], shared)
+            for name in ("_cursor", "_recorder", "_totals")
+        }
         vars(copied).update(vars(self) | own)
         copied._recorder.progress = self._recorder.progress.another()
         return copied
@@ -337,11 +338,7 @@ class BatchLoader(DataLoader[Any]):
     # --- state -------------------------------------------------------------------------------
 
     def set_epoch(self, epoch: SupportsIndex) -> None:
-        """Set the number of the epoch that the next iteration will be.
-
-        It is a whole one, unless a state within this epoch was loaded and no iteration has begun
-        since. An iteration that is under way goes on in its own epoch.
-        """
+        """Set the epoch that the next iteration will be: whole, or the rest of a loaded state's."""
         self.epoch = _checked_epoch(epoch)
         self._cursor.leave()
 
@@ -366,9 +363,8 @@ class BatchLoader(DataLoader[Any]):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Let the next iteration begin where a loader stood when its state was taken.
 
-        The batches that remain are the same on any machine and under any strategy; nothing is
-        sampled for those before. If Lightning calls it with a state that was taken after the last
-        batch of an epoch, the next iteration is the next epoch.
+        The batches that remain are the same on any machine and under any strategy. If Lightning
+        calls it with a state after the last batch of an epoch, the next epoch follows.
 
         Raises
         ------
@@ -384,7 +380,7 @@ class BatchLoader(DataLoader[Any]):
             self._use_seed(found.seed)
         self.epoch = found.position.epoch
         self._cursor.load(found.position)
-        if self.batches_left == 0 and _is_called_by_lightning():
+        if self.batches_left == 0 and is_called_by_lightning():
             self.set_epoch(self.epoch + 1)
 
     def _all_fingerprints(self) -> dict[str, Any]:
@@ -487,14 +483,6 @@ class BatchLoader(DataLoader[Any]):
         """Do nothing: torch's check counts processes, but none are started."""
 
 
-def _displayed(wanted: bool | None, shard: RankShard) -> WaitProgress:
-    """Return the display of a loader's progress, if there is one."""
-    if wanted is None:
-        is_first = get_worker_info() is None and shard.rank == 0
-        wanted = is_first and os.environ.get("RANK", "0") == "0" and sys.stderr.isatty()
-    return WaitProgress(open_progress if wanted else None)
-
-
 def _no_step_of(name: str) -> UsageError:
     return UsageError(
         f"{name} was replaced, but iterations prepare batches ahead without it; change batches "
@@ -525,24 +513,3 @@ def _run_from(
         return coming, coming.batches(order, first)
 
     return make(start.epoch, start.batches, describe=describe, following=following)
-
-
-def _forget_records_of_bases(loader: DataLoader[Any]) -> None:
-    """Forget the arguments of a base, such as torch's, that Lightning would make a loader with."""
-    record = vars(loader)
-    record.pop("__pl_attrs_record", None)
-    arguments, keywords = record.get("__pl_saved_args", ()), record.get("__pl_saved_kwargs", {})
-    try:
-        inspect.signature(type(loader)).bind(*arguments, **keywords)
-    except TypeError:
-        for name in [name for name in record if name.startswith("__pl_saved_")]:
-            del record[name]
-
-
-def _is_called_by_lightning() -> bool:
-    """Return whether Lightning called, whose states after an epoch's last batch are the next's."""
-    frame = sys._getframe(1)
-    while frame.f_back is not None and frame.f_globals["__name__"].startswith("gnnstore."):
-        frame = frame.f_back
-    package = str(frame.f_globals.get("__name__")).partition(".")[0]
-    return package in ("lightning", "pytorch_lightning")

@@ -32,16 +32,19 @@ if TYPE_CHECKING:
 _LEAST_SHOWN = 1 / 500  # the share of all for which a bar has a part
 
 
-def describe_graph(path: Path, schema: Schema) -> str:
-    """Return the path of a graph, and its size."""
+def describe(what: str, schema: Schema, seeds: str, placement: Placement) -> str:
+    """Return a line each for the graph, the seeds, and the strategy with its first reason."""
     nodes, edges = schema.node_types, schema.edge_types
-    num_nodes, num_edges = sum(n.num_nodes for n in nodes), sum(e.num_edges for e in edges)
-    if schema.is_homogeneous:
-        return f"{path}: {num_nodes:,} nodes, {num_edges:,} edges"
-    return (
-        f"{path}: {num_nodes:,} nodes of {format_count(len(nodes), 'type')}, "
-        f"{num_edges:,} edges of {format_count(len(edges), 'type')}"
-    )
+    is_typed = not schema.is_homogeneous
+    counts = [
+        f"{sum(node.num_nodes for node in nodes):,} nodes",
+        f" of {format_count(len(nodes), 'type')}" * is_typed,
+        f", {sum(edge.num_edges for edge in edges):,} edges",
+        f" of {format_count(len(edges), 'type')}" * is_typed,
+    ]
+    why, begin = placement.reason.partition("; ")[0], f"strategy {placement.strategy.choice!r}"
+    strategy = why if why.startswith(begin) else f"{begin}: {why}"
+    return f"{what}: {''.join(counts)}\n{seeds}\n{strategy}"
 
 
 def describe_seeds(
@@ -67,12 +70,6 @@ def describe_seeds(
     return (
         found if num_batches is None else f"{found}: {format_count(num_batches, 'batch')} an epoch"
     )
-
-
-def describe_strategy(placement: Placement) -> str:
-    """Return a loader's strategy, and the first part of its reason."""
-    why, begin = placement.reason.partition("; ")[0], f"strategy {placement.strategy.choice!r}"
-    return why if why.startswith(begin) else f"{begin}: {why}"
 
 
 @dataclass(frozen=True, repr=False)

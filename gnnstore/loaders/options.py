@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import os
+import sys
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from pathlib import Path
 from typing import Any, cast, get_args
 
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, get_worker_info
 from torch_geometric.sampler.base import NumNeighbors
 from torch_geometric.typing import EdgeTypeStr
 
@@ -29,6 +30,8 @@ from gnnstore.graph.store import GraphStore
 from gnnstore.graph.store import open as open_store
 from gnnstore.loaders.adjacency import CsrEdges
 from gnnstore.partitions.policy import PartitionPolicy, ResidentTable
+from gnnstore.pipeline.order.keyed import RankShard
+from gnnstore.progress import WaitProgress, open_progress
 from gnnstore.sampling.neighbor import SamplingConfig, TemporalStrategy
 from gnnstore.sampling.stored import times_needed
 from gnnstore.strategies.base import Auto
@@ -70,10 +73,6 @@ class LoaderOptions:
         attributes = given.get("attributes")
         if isinstance(attributes, Iterable) and not isinstance(attributes, str):
             given["attributes"] = list(attributes)  # is read more than once
-        if "plan" in parameters["kwargs"]:
-            raise UsageError(
-                f"plan= is called packed=; write packed={parameters['kwargs']['plan']!r}"
-            )
         _refuse_unsupported(**given)
         edge_ids = checked_edge_ids(given.get("edge_ids", "input"))
         read = dataclasses.replace(call(read_options, given), edge_ids=edge_ids)
@@ -394,3 +393,32 @@ def warn_of_idle(loader: DataLoader[Any]) -> None:
             UserWarning,
             stacklevel=6,  # behind the constructors
         )
+
+
+def displayed(wanted: bool | None, shard: RankShard) -> WaitProgress:
+    """Return the display of a loader's progress, if there is one."""
+    if wanted is None:
+        is_first = get_worker_info() is None and shard.rank == 0
+        wanted = is_first and os.environ.get("RANK", "0") == "0" and sys.stderr.isatty()
+    return WaitProgress(open_progress if wanted else None)
+
+
+def forget_records_of_bases(loader: DataLoader[Any]) -> None:
+    """Forget the arguments of a base, such as torch's, that Lightning would make a loader with."""
+    record = vars(loader)
+    record.pop("__pl_attrs_record", None)
+    arguments, keywords = record.get("__pl_saved_args", ()), record.get("__pl_saved_kwargs", {})
+    try:
+        inspect.signature(type(loader)).bind(*arguments, **keywords)
+    except TypeError:
+        for name in [name for name in record if name.startswith("__pl_saved_")]:
+            del record[name]
+
+
+def is_called_by_lightning() -> bool:
+    """Return whether Lightning called, whose states after an epoch's last batch are the next's."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals["__name__"].startswith("gnnstore."):
+        frame = frame.f_back
+    package = str(frame.f_globals.get("__name__")).partition(".")[0]
+    return package in ("lightning", "pytorch_lightning")

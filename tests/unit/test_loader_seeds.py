@@ -201,7 +201,6 @@ def test_what_is_no_number_is_named(store: gnnstore.GraphStore, options: dict[st
         ({"prefetch_batches": 0}, "at least 1"),
         ({"strategy": ["a"]}, r"strategy=\['a'\]"),
         ({"packed": 5}, "packed=5"),
-        ({"plan": "base"}, "^plan= is called packed=; write packed='base'$"),
         ({"memory": 10**30}, "more bytes than any machine has"),
         ({"memory": "9" * 400 + ".5GB"}, "more bytes than any machine has"),
     ],
