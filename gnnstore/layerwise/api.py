@@ -71,7 +71,6 @@ def inference(
     overwrite: bool = False,
     resume: bool = False,
     shard_bytes: int | str | None = None,
-    spill_dir: str | os.PathLike[str] | None = None,
     progress: Progress | None = None,
 ) -> Embeddings | npt.NDArray[Any] | Tensor:
     """Run a model over all nodes of a store, layer by layer, with all in-neighbours.
@@ -84,13 +83,11 @@ def inference(
     Parameters
     ----------
     layers : sequence of callable, or torch.nn.Module
-        Layers in order. A graph layer is a convolution of PyTorch Geometric, or takes
-        ((x, x_dst), edge_index): rows [n, F] of the in-neighbours, the first D of which are those
-        of the targets, `x_dst` [D, F], and edges [2, m] from rows of `x` to rows of `x_dst`; it
-        returns [D, F']. A layer that takes x alone works on each row by itself: an activation, a
-        `torch.nn.Linear`, a norm. Or one of PyTorch Geometric's `BasicGNN` models (GraphSAGE, GCN,
-        GAT, ...). Modules are in evaluation mode meanwhile. Each layer is tried on a small graph
-        first, and refused if it is not layer-wise.
+        Layers in order, or one of PyTorch Geometric's `BasicGNN` models (GraphSAGE, GCN, GAT, ...).
+        A graph layer is a convolution of PyTorch Geometric, or takes ((x, x_dst), edge_index): rows
+        [n, F] of the in-neighbours, the first D of which are those of the targets, `x_dst` [D, F],
+        and edges [2, m] from rows of `x` to rows of `x_dst`; it returns [D, F']. A layer that takes
+        x alone works on each row by itself.
     store : GraphStore or path-like
     output : path-like, optional
         A directory for the result, or a file if the name ends in ".npy". By default it is
@@ -121,8 +118,6 @@ def inference(
     shard_bytes : int or str, optional
         Size of the files that rows are written to: a resumed run repeats no more than that. By
         default 64 MiB, and more if there would be over 64 files.
-    spill_dir : path-like, optional
-        A directory for rows during the run, without `output`; by default next to the store.
     progress : Progress, optional
         Receives each layer as a phase that counts nodes whose rows are written.
 
@@ -180,9 +175,7 @@ def inference(
         if output is None:
             if resume or overwrite:
                 raise UsageError("resume= and overwrite= need an output= that lasts")
-            return _to_memory(run, asked, spill_dir)
-        if spill_dir is not None:
-            raise UsageError("spill_dir= has no use with output=: rows lie next to the output")
+            return _to_memory(run, asked)
         path = Path(output)
         if not path.name:
             raise UsageError(
@@ -283,16 +276,12 @@ def _finished(path: Path, asked: Mapping[str, Any]) -> Embeddings | None:
     return rows if rows.provenance == json.loads(json.dumps(asked)) else None
 
 
-def _to_memory(
-    run: InferenceRun,
-    asked: Mapping[str, Any],
-    spill_dir: str | os.PathLike[str] | None,
-) -> Tensor:
+def _to_memory(run: InferenceRun, asked: Mapping[str, Any]) -> Tensor:
     result = Reservation("rows", run.result_bytes)
     Ledger(run.memory_bytes, (result,), "the result in memory").check(
         None, "give an output= to write it to"
     )
-    parent = default_parent(run.store.path) if spill_dir is None else Path(spill_dir)
+    parent = default_parent(run.store.path)
     with RunDirectory.create(parent, purpose="the rows of layers") as directory:
         return _to_directory(run, asked, directory.path / "rows").tensor()
 

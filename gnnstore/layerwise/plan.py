@@ -199,8 +199,7 @@ def check_dtype(dtype: Any) -> str | None:
     """Return the name of the floating type in which rows are written."""
     if dtype is None:
         return None
-    name = str(dtype).removeprefix("torch.") if isinstance(dtype, (str, torch.dtype)) else ""
-    name = name or np.dtype(dtype).name
+    name = str(dtype).removeprefix("torch.")
     if name not in DTYPES:
         raise UsageError(f"dtype={dtype!r}: rows are written as one of {', '.join(DTYPES)}")
     return name

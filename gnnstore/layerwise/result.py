@@ -38,15 +38,13 @@ class Embeddings(LazyTensor):
     @staticmethod
     def __new__(cls: type[Self], reader: StoreReader) -> Self:
         """Return the rows in a directory."""
-        node = reader.schema.node
-        spec = node.attributes.get(ARRAY_NAME)
-        if spec is None or reader.manifest.provenance.get("kind") != "inference":
+        if reader.manifest.provenance.get("kind") != "inference":
             raise NotFoundError(
                 f"{reader.path}: a store, but not one that inference has written; "
                 "open it with gnnstore.open",
                 path=reader.path,
             )
-        made = LazyTensor.__new__(cls, ArrayRows(reader, spec))
+        made = LazyTensor.__new__(cls, ArrayRows(reader, reader.schema.node.attributes[ARRAY_NAME]))
         made.path = reader.path
         return made
 
@@ -115,11 +113,4 @@ def open_embeddings(path: str | os.PathLike[str]) -> Embeddings:
     UnsupportedVersionError, CorruptStoreError, StorageError
         As `gnnstore.open`.
     """
-    reader = StoreReader.open(path)
-    if len(reader.schema.node_types) != 1:
-        raise NotFoundError(
-            f"{path}: a heterogeneous store, and no result of inference; open it with "
-            "gnnstore.open",
-            path=path,
-        )
-    return Embeddings(reader)
+    return Embeddings(StoreReader.open(path))
