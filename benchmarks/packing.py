@@ -39,6 +39,7 @@ from gnnstore.features.packed.chunks import PackedSuperbatch
 from gnnstore.features.packed.pack import pack
 from gnnstore.features.source import FileRows, files_of, of_one_type
 from gnnstore.formats import PagedArray
+from gnnstore.sampling.row_space import RowRange
 from gnnstore.tools.bench.harness import drop_from_cache
 from gnnstore.units import format_size, parse_size, spread
 
@@ -99,8 +100,8 @@ class Workload:
         assert packed is not None
 
         def one(i: int) -> object:
-            out = empty((len(self.trace.batch(i)) * self.row_bytes,), np.uint8)
-            return packed.read(i, "x", out)
+            part = RowRange(0, len(self.trace.batch(i)))
+            return packed.read(i, "x", part, empty((part.num_rows, self.row_bytes), np.uint8))
 
         counts = ReadCounts()
 
@@ -153,7 +154,7 @@ class Workload:
         assert self.packed is not None
         ids = self.trace.batch(0)
         found, expected = (np.zeros(len(ids) * self.row_bytes, np.uint8) for _ in range(2))
-        self.packed.read(0, "x", found)
+        self.packed.read(0, "x", RowRange(0, len(ids)), found)
         self.rows.read_rows(ids, expected.reshape(-1, self.row_bytes))
         assert np.array_equal(found, expected), "a packed batch differs"
 
@@ -210,13 +211,14 @@ def run(arguments: argparse.Namespace, directory: Path) -> None:
         turns["one by one"].append(work.pack_one_by_one())
         turns["copy"].append(work.copy())
         reading, writing, packing, back, single, _ = (found[-1].rate for found in turns.values())
-        in_order = counts.bytes_read / reading + counts.bytes_written / writing
+        in_order = counts["bytes_read"] / reading + counts["bytes_written"] / writing
         ratios["packing"].append(in_order / turns["pack"][-1].seconds)
         ratios["reading"].append(back / reading)
         ratios["one by one"].append(packing / single)
-        shares.append(counts.bytes_per_second / 1e9)
+        moved = counts["bytes_read"] + counts["bytes_written"]
+        shares.append(moved / turns["pack"][-1].seconds / 1e9)
         cpu_read, cpu_write, _, cpu_back, _, cpu_copy = (t[-1].cpu_each for t in turns.values())
-        cpu_in_order = counts.bytes_read * cpu_read + counts.bytes_written * cpu_write
+        cpu_in_order = counts["bytes_read"] * cpu_read + counts["bytes_written"] * cpu_write
         copies["packing"].append(
             (turns["pack"][-1].cpu_seconds - cpu_in_order) / (missed * cpu_copy)
         )
@@ -234,7 +236,10 @@ def run(arguments: argparse.Namespace, directory: Path) -> None:
         f"pack what {arguments.batches} batches miss of a table of {format_size(array.disk_bytes)}",
         [
             ("missed rows", f"{work.trace.num_accesses} of 512 bytes, {format_size(missed)}"),
-            ("read of the table", f"{format_size(counts.bytes_read)} in {counts.reads} reads"),
+            (
+                "read of the table",
+                f"{format_size(counts['bytes_read'])} in {counts['reads']} reads",
+            ),
             ("memory", format_size(arguments.memory)),
             (f"in order: read, {readers} threads", rate("read")),
             (f"in order: write, {writers} threads", rate("write")),

@@ -783,7 +783,7 @@ def pack_rows(
     Returns
     -------
     dict
-        The fields of `gnnstore.features.packed.chunks.PackCounts`, less the seconds.
+        ``reads`` and ``bytes_read`` of the table, ``writes``, ``bytes_written``, ``rows_packed``.
 
     Raises
     ------

@@ -219,8 +219,8 @@ class PackedRows:
     def read(self, block: int, sources: Tensor) -> int:
         """Read the rows of a block, as its layer sums them; return the bytes read from the file."""
         tasks, at = [], 0
-        for *run, size in self._runs[block]:
-            read = partial(self._file.read_int32, *run, block)
+        for begin, num_words, crc, size in self._runs[block]:
+            read = partial(self._file.read_int32, begin, num_words, crc, block)
             tasks.append(partial(self._read, read, sources[at : at + size]))
             at += size
         self._runs[block] = []

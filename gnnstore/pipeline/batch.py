@@ -186,13 +186,7 @@ class BatchSource(ABC):
         seed: int | None,
         world_size: int,  # noqa: ARG002
     ) -> int | None:
-        """Check that it has the batches of a loader; return their seed, None if any will do.
-
-        Raises
-        ------
-        UsageError
-            If the loader has other batches.
-        """
+        """Refuse a loader of other batches; return their seed, None if any will do."""
         return seed
 
     @abstractmethod
@@ -203,13 +197,9 @@ class BatchSource(ABC):
     def epoch(
         self, batches: Iterator[Batch], run: EpochRun
     ) -> AbstractContextManager[Iterator[Batch]]:
-        """Give the batches of a run, with their places here if they have any.
+        """Give the batches of a run, with their places here if they have any, in any order.
 
-        Parameters
-        ----------
-        batches : iterator
-            Those of the epoch in its order; consumed in the consumer's thread. They may be given in
-            another order: positions travel with them.
+        They are consumed in the consumer's thread.
         """
 
     def stage_of(self, batch: Batch) -> str:  # noqa: ARG002 - most sample

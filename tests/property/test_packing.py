@@ -129,7 +129,7 @@ def test_any_superbatch(engine: str, data: st.DataObject) -> None:
             num_threads=data.draw(st.sampled_from([1, 2, 5])),
         ) as packed:
             check(packed, "x", rows, trace, slots)
-            read_bytes = packed.counts.bytes_read
+            read_bytes = packed.counts["bytes_read"]
     # With nothing read along, what is read are the blocks with rows that are missed, once.
     blocks = needed_pages(
         trace.ids,
@@ -183,7 +183,7 @@ def test_little_memory_changes_nothing(tmp_path: Path, engine: str) -> None:
             assert packed.tables["x"].file_path.read_bytes() == packed_file(
                 rows, trace.ids, trace.offsets, slots
             )
-            writes.append(packed.counts.writes)
+            writes.append(packed.counts["writes"])
     # A batch's 4,804,000 bytes go out in pieces of 4, 32 and 256 KiB.
     assert writes == [10 * -(-4_804_000 // (kib << 10)) for kib in (4, 32, 256)]
 
@@ -197,11 +197,11 @@ def test_a_gap_that_nobody_needs_is_not_read(tmp_path: Path) -> None:
     slots = np.full(5, -1, np.int32)
     with pack(tables, trace, plan_of(trace, slots), tmp_path, memory_bytes=1 << 26) as packed:
         check(packed, "x", rows, trace, slots)
-        assert (packed.counts.reads, packed.counts.bytes_read) == (5, 5 * 4096)
+        assert (packed.counts["reads"], packed.counts["bytes_read"]) == (5, 5 * 4096)
     table = open_rows(tmp_path / "y", rows, gap_bytes=3 * 4096)
     tables = of_one_type({"x": table})
     with pack(tables, trace, plan_of(trace, slots), tmp_path, memory_bytes=1 << 26) as packed:
-        assert (packed.counts.reads, packed.counts.bytes_read) == (4, 8 * 4096)
+        assert (packed.counts["reads"], packed.counts["bytes_read"]) == (4, 8 * 4096)
 
 
 def test_far_rows_of_a_sparse_table(tmp_path: Path, engine: str) -> None:

@@ -24,6 +24,7 @@ from gnnstore.errors import (
 )
 from gnnstore.features.packed.chunks import BLOCK_BYTES, PackedSuperbatch
 from gnnstore.features.packed.pack import least_memory, packed_bytes
+from gnnstore.sampling.row_space import RowRange
 from gnnstore.testing.faults import Fault, SystemCall, inject, inject_all
 from gnnstore.testing.twins.packing import packed_file
 from gnnstore.threads import CancelledError
@@ -71,7 +72,7 @@ class Case(PackingCase):
 
     def read(self, packed: PackedSuperbatch, i: int) -> NDArray[np.uint8]:
         out = np.full((len(self.trace.batch(i)), ROW_BYTES), 7, np.uint8)
-        packed.read(i, "x", out.reshape(-1))
+        packed.read(i, "x", RowRange(0, len(out)), out)
         return out
 
 
@@ -357,7 +358,7 @@ def test_an_interrupted_wait_ends_the_work(case: Case) -> None:
 def test_a_superbatch_without_misses_or_batches(case: Case) -> None:
     case.slots[:] = 0
     with case.pack() as packed:
-        assert (packed.num_bytes, packed.counts.bytes_read, packed.counts.rows_packed) == (0, 0, 0)
+        assert packed.num_bytes == packed.counts["bytes_read"] == packed.counts["rows_packed"] == 0
         assert np.all(case.read(packed, 0) == 7)
     case.trace, case.slots = Trace.of([]), np.empty(0, np.int32)
     with case.pack() as packed:

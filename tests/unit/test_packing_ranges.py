@@ -25,6 +25,7 @@ from gnnstore.features.packed.chunks import PackedSuperbatch
 from gnnstore.features.packed.misses import MissCollector, MissTable
 from gnnstore.features.packed.pack import least_memory, packed_bytes
 from gnnstore.features.source import FileRows
+from gnnstore.sampling.row_space import RowRange
 from gnnstore.testing.faults import inject
 from gnnstore.testing.twins.packing import packed_file, piece_crcs
 from gnnstore.testing.twins.reads import write_array
@@ -188,7 +189,7 @@ def test_positions_that_were_damaged_are_not_used(case: Case, batch: int) -> Non
         with pytest.raises(CorruptStoreError, match=rf"positions: batch {batch} is not what"):
             case.check_one(packed, batch)
         with pytest.raises(CorruptStoreError, match=rf"batch {batch} is not what was written"):
-            packed.read(batch, "x", np.zeros(SIZES[batch] * ROW_BYTES, np.uint8))
+            packed.read(batch, "x", RowRange(0, SIZES[batch]), np.zeros(0, np.uint8))
     assert case.left() == []
 
 

@@ -268,7 +268,7 @@ def test_room_for_packed_rows(case: Case) -> None:
     with pack(
         files, case.trace, plan_of(case.trace, slots), case.directory, memory_bytes=MEMORY_BYTES
     ) as packed:
-        assert packed.num_bytes == packed.counts.bytes_written == exact
+        assert packed.num_bytes == packed.counts["bytes_written"] == exact
     assert packed_bytes(files, missed.index.num_rows) > exact
 
 

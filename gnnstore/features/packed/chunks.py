@@ -12,6 +12,7 @@ on their way to it is noticed as well.
 from __future__ import annotations
 
 import errno
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -163,24 +164,6 @@ class PackedTable:
     files: _core.FileSet  # the file, open: it is read to the end even if it has been removed
 
 
-@dataclass(frozen=True)
-class PackCounts:
-    """Counts of the bytes and rows that packing has read and written."""
-
-    reads: int = 0  # reads of the tables
-    bytes_read: int = 0  # bytes read of the tables, with the gaps between needed rows
-    writes: int = 0
-    bytes_written: int = 0
-    rows_packed: int = 0  # distinct rows of each batch, over all batches and tables
-    seconds: float = 0.0
-
-    @property
-    def bytes_per_second(self) -> float:
-        """Bytes read and written in a second; 0 if there were none."""
-        done = self.bytes_read + self.bytes_written
-        return done / self.seconds if self.seconds else 0.0
-
-
 # A reader for each engine: all superbatches share its staging memory, once for each thread.
 _readers: WeakValueDictionary[str, _core.Reader] = WeakValueDictionary()
 
@@ -208,7 +191,7 @@ class PackedSuperbatch:
         index: MissIndex,
         tables: Mapping[str, PackedTable],
         reader: _core.Reader,
-        counts: PackCounts,
+        counts: Counter[str],  # of reads, writes, their bytes, and rows: see `_core.pack_rows`
     ) -> None:
         self.directory = directory
         self.index = index
@@ -231,27 +214,14 @@ class PackedSuperbatch:
     def rows(self, i: int) -> dict[str, RowSource]:
         """Return the sources of the rows that batch `i` misses, by the table's path."""
         return {
-            path: PackedRows(table.spec, partial(self._read_missed, i, path))
+            path: PackedRows(table.spec, partial(self.read, i, path))
             for path, table in self.tables.items()
         }
 
-    def _read_missed(self, i: int, path: str, part: RowRange, out: npt.NDArray[Any]) -> ReadCounts:
-        places = places_within(part, self.index.batch(i))
-        return self.read(i, path, out.reshape(-1).view(np.uint8), places)
-
-    def read(
-        self,
-        i: int,
-        path: str,
-        out: npt.NDArray[np.uint8],
-        places: tuple[npt.NDArray[np.int32], ...] | None = None,
-    ) -> ReadCounts:
-        """Write the missed rows of batch `i` of a table to their places; the others stay.
-
-        `places` are those of the table's type; without, there is only one type.
-        """
+    def read(self, i: int, path: str, part: RowRange, out: npt.NDArray[Any]) -> ReadCounts:
+        """Write the missed rows of a part of batch `i` to their places; the others stay."""
         table = self.tables[path]
-        positions, targets, sources = self.index.batch(i) if places is None else places
+        positions, targets, sources = places_within(part, self.index.batch(i))
         if len(positions) == 0:
             return ReadCounts()
         offset = int(table.chunks.offsets[i])
@@ -264,7 +234,7 @@ class PackedSuperbatch:
                 positions,
                 targets,
                 sources,
-                out,
+                out.reshape(-1).view(np.uint8),
                 row_bytes=table.spec.row_bytes,
                 crcs=table.chunks.checksums.of_chunk(i),
                 piece_bytes=BLOCK_BYTES,

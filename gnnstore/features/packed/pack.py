@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import errno
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass
 from pathlib import Path
-from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -29,7 +29,6 @@ from gnnstore.features.packed.chunks import (
     BLOCK_BYTES,
     CHUNK_ALIGNMENT_BYTES,
     ChunkChecksums,
-    PackCounts,
     PackedChunks,
     PackedSuperbatch,
     PackedTable,
@@ -205,7 +204,7 @@ class TableJob:
         num_threads: int,
         stop: Flag | None,
         advance: Callable[[int], None] | None,
-    ) -> tuple[PackedChunks, PackCounts]:
+    ) -> tuple[PackedChunks, dict[str, int]]:
         """Write the table's file; return the places of the batches' chunks in it."""
         table, missed = self.table, self.missed
         own, left_bytes = missed.of_type(self.range), memory_bytes - missed.num_bytes
@@ -250,7 +249,7 @@ class TableJob:
             counts = interruptible(work, "gnnstore-pack", progress, stop, advance)
         except OSError as error:
             raise self._error(error, file_bytes - self.begin) from error
-        return PackedChunks(offsets, checksums), PackCounts(**counts)
+        return PackedChunks(offsets, checksums), counts
 
     def opened(self, chunks: PackedChunks) -> PackedTable:
         """Return the file, open to be read."""
@@ -307,7 +306,6 @@ def pack(
 
     A trace has the numbers of a row space; each table has a range of them.
     """
-    start = perf_counter()
     if stop is not None and stop.is_set():
         raise CancelledError("packing was stopped before it began")
     ranges = ranges_of(tables)
@@ -329,14 +327,13 @@ def pack(
             disk = Ledger(disk_bytes, (), "packing a superbatch", "of disk space", "disk=")
             disk.add(Reservation("packed rows", num_bytes)).check(None, "make superbatches smaller")
         packed: dict[str, PackedTable] = {}
-        counts = PackCounts()
+        counts = Counter[str]()
         for number, (path, rows) in enumerate(tables.items()):
             job = TableJob(path, *rows, missed, own / f"{number}.rows")
             chunks, more = job.run(memory_bytes, num_threads, stop, advance)
             packed[path] = job.opened(chunks)
-            counts = _sum(counts, more)
+            counts.update(more)
         missed.close_rows()
-        counts = replace(counts, seconds=perf_counter() - start)
         engine = next(iter(tables.values())).table.engine_name
         return PackedSuperbatch(own, missed.index, packed, chunk_reader(engine), counts)
     except BaseException:
@@ -373,7 +370,3 @@ def append_missed(
         job = TableJob(path, *rows, missed, *files[path], grows=True)
         chunks[path], _ = job.run(memory_bytes, num_threads, None, None)
     return chunks
-
-
-def _sum(a: PackCounts, b: PackCounts) -> PackCounts:
-    return PackCounts(**{f.name: getattr(a, f.name) + getattr(b, f.name) for f in fields(a)})

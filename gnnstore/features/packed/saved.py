@@ -13,11 +13,11 @@ from __future__ import annotations
 
 import math
 import os
-import re
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -27,11 +27,11 @@ from gnnstore import _core
 from gnnstore._core import ReadCounts, empty
 from gnnstore.caching.pools import SlotPools
 from gnnstore.disk.engines import Engine, open_engine
-from gnnstore.errors import CorruptStoreError, UsageError, storage_error, storage_errors
+from gnnstore.errors import CorruptStoreError, storage_error, storage_errors
 from gnnstore.features.packed.chunks import chunk_reader, packed_read_error
 from gnnstore.features.packed.segments import SharedReader
 from gnnstore.features.planned import PlanStep
-from gnnstore.features.source import FileRows, PackedRows, RowSource, RowSpec, places_within
+from gnnstore.features.source import FileRows, PackedRows, RowSource, places_within
 from gnnstore.features.tables import CachedTables
 from gnnstore.formats.arrays.paged_array import PagedArray
 from gnnstore.formats.arrays.pages import DEFAULT_PAGE_BYTES, PageGeometry, plan_shards
@@ -44,8 +44,6 @@ from gnnstore.sampling.row_space import RowRange, RowSpace
 
 _HELP = "Restore the epochs from a copy, or pack again; 'gnnstore verify' shows all that is damaged"
 _ALIGNMENT_BYTES = 8
-_KINDS = "biuf"  # flags and numbers
-_CODE = re.compile(rb"[<>|][biuf][0-9]{1,2}")
 # Arrays of a record after those of its seeds: slots, changes (positions and slots), and places of
 # missed rows (positions; targets and sources of repeated rows). With segments there follow
 # positions and ranks of rows that batches share; then checksums of chunks and of shared rows, one
@@ -109,30 +107,18 @@ class SavedRecord:
         types: Types = ONE_TYPE,
     ) -> SavedRecord:
         """Return the record that was encoded as these arrays; it keeps them."""
-        step = num_seeds + _STEP_ARRAYS
-        of_chunk = step + (_SHARED_ARRAYS if has_segments else 0)
-        of_shared = of_chunk + num_cached
-        plain = of_shared + (num_cached if has_segments else 0)
-        first = plain + num_plain
-        last = first + num_edge_ids
-        if len(arrays) < last:
-            raise CorruptStoreError(f"{len(arrays)} arrays are no record of a batch")
-        slots, change_positions, change_slots, *places = arrays[num_seeds:step]
-        return cls(
-            seeds=tuple(arrays[:num_seeds]),
-            slots=slots,
-            change_positions=change_positions,
-            change_slots=change_slots,
-            positions=places[0],
-            repeat_targets=places[1],
-            repeat_sources=places[2],
-            chunk_crcs=tuple(arrays[of_chunk:of_shared]),
-            shared_crcs=tuple(arrays[of_shared:plain]),
-            plain=tuple(arrays[plain:first]),
-            edge_ids=tuple(arrays[first:last]),
-            subgraph=CompactSample.from_arrays(arrays[last:], types),
-            shared=(arrays[step], arrays[step + 1]) if has_segments else None,
-        )
+        left = iter(arrays)
+
+        def take(number: int) -> Any:
+            return tuple(islice(left, number))
+
+        seeds, step = take(num_seeds), take(_STEP_ARRAYS)
+        shared = (next(left), next(left)) if has_segments else None
+        chunk_crcs, shared_crcs = take(num_cached), take(num_cached if has_segments else 0)
+        plain, edge_ids = take(num_plain), take(num_edge_ids)
+        subgraph = CompactSample.from_arrays(list(left), types)
+        fields = (seeds, *step, plain, edge_ids, subgraph, shared, chunk_crcs, shared_crcs)
+        return cls(*fields)
 
 
 def crc_seed(i: int) -> int:
@@ -149,8 +135,6 @@ def encode_record(arrays: Sequence[npt.NDArray[Any]]) -> list[memoryview]:
     header = [len(arrays)]
     parts: list[memoryview] = []
     for array in arrays:
-        if array.dtype.kind not in _KINDS:
-            raise UsageError(f"an array of {array.dtype} cannot be written; only numbers can")
         code = array.dtype.str.encode().ljust(_ALIGNMENT_BYTES, b"\0")
         header += [int.from_bytes(code, "little"), array.ndim, *array.shape]
         flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
@@ -164,15 +148,9 @@ def decode_record(record: npt.NDArray[np.uint8]) -> list[npt.NDArray[Any]]:
     shapes: list[tuple[np.dtype[Any], tuple[int, ...]]] = []
     at = 1
     for _ in range(int(words[0])):
-        code = words[at].tobytes().rstrip(b"\0")
-        if not _CODE.fullmatch(code):
-            raise ValueError(f"an array of the type {code!r}")
         end = at + 2 + int(words[at + 1])
-        shape = tuple(words[at + 2 : end].tolist())
-        # A negative number of axes would read the same ones for ever.
-        if len(shape) != end - at - 2 or min(shape, default=0) < 0:
-            raise ValueError(f"an array of {end - at - 2} axes, {list(shape)}")
-        shapes.append((np.dtype(code.decode()), shape))
+        dtype = np.dtype(words[at].tobytes().rstrip(b"\0").decode())
+        shapes.append((dtype, tuple(words[at + 2 : end].tolist())))
         at = end
     begin = at * _ALIGNMENT_BYTES
     arrays = []
@@ -187,9 +165,7 @@ def decode_record(record: npt.NDArray[np.uint8]) -> list[npt.NDArray[Any]]:
 class _PackedTable:
     """One cached attribute of the store, as its rows are packed."""
 
-    spec: RowSpec
     rows: FileRows
-    row_bytes: int
     column: int  # its number among the cached attributes
     begins: npt.NDArray[np.int64]  # int64 [batches]: where chunks begin in the file
 
@@ -201,16 +177,11 @@ class PackedFiles:
         self.reader = reader
         self.engine = engine
         self._chunks = chunk_reader(engine.name)
-        # The files of packed rows, by the attribute's path in the store.
-        self.tables = {
-            spec.path: _packed_rows(spec, reader.rows[spec.path], engine)
-            for spec in reader.manifest.cached_specs
-        }
         self._shared = None if reader.segments is None else SharedReader(reader, engine)
         manifest = reader.manifest
         self._packed = {
             spec.path: _PackedTable(
-                RowSpec.of(spec), self.tables[spec.path], spec.row_bytes, k, reader.chunk_begins(k)
+                _packed_rows(spec, reader.rows[spec.path], engine), k, reader.chunk_begins(k)
             )
             for k, spec in enumerate(manifest.cached_specs)
         }
@@ -288,7 +259,7 @@ class PackedFiles:
     def rows(self, number: int, record: SavedRecord) -> dict[str, RowSource]:
         """Return the sources of the rows that a batch misses, by the attribute's path."""
         return {
-            path: PackedRows(table.spec, partial(self.read_missed, number, record, path))
+            path: PackedRows(table.rows.spec, partial(self.read_missed, number, record, path))
             for path, table in self._packed.items()
         }
 
@@ -330,7 +301,7 @@ class PackedFiles:
                 targets,
                 sources,
                 out.reshape(-1).view(np.uint8),
-                row_bytes=packed.row_bytes,
+                row_bytes=table.row_bytes,
                 crcs=record.chunk_crcs[column],
                 piece_bytes=self._piece_bytes,
             )

@@ -461,7 +461,7 @@ class Producer:
             self._packed = [each for each in self._packed if each.packed is not None]
             self._packed.append(superbatch)
             superbatch.bytes_spilled += packed.num_bytes
-            superbatch.bytes_packing += packed.counts.bytes_read
+            superbatch.bytes_packing += packed.counts["bytes_read"]
 
     def _leave_disk(self) -> None:
         """Wait until a batch without a plan has been read, if there is one."""

@@ -50,25 +50,13 @@ class EpochOrder(Protocol):
         """Return the state that a sampler needs to begin an epoch; None without one."""
 
     def check(self, position: Position, seed: int) -> None:
-        """Check that an epoch can be taken up at a position.
-
-        Raises
-        ------
-        UsageError
-            If there is no such place in an epoch of this order.
-        """
+        """Refuse a position that is no place in an epoch of this order."""
 
     def number(self, first: int, k: int) -> int:
         """Return the number in its epoch of the k-th batch after the first `first` ones."""
 
     def num_left(self, position: Position, seed: int | None) -> int:
-        """Return the number of batches of an epoch that follow a position.
-
-        Parameters
-        ----------
-        seed : int or None
-            None: not drawn yet, where the number does not depend on it.
-        """
+        """Return the number of batches after a position; without a seed if none is drawn yet."""
 
     def batches(self, start: Position, seed: int) -> Iterator[tuple[int, Any, Position]]:
         """Yield the number, the positions [B] and the place after each batch from `start` on."""

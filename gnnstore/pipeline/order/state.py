@@ -69,11 +69,6 @@ class LoaderState:
     @classmethod
     def from_dict(cls, state: Any) -> Self:
         """Check and take over what `as_dict` returned."""
-        if not isinstance(state, Mapping):
-            raise UsageError(
-                f"the state is a {type(state).__name__}; expected the dict that state_dict() of a "
-                "loader returned"
-            )
         version = checked(state, "version", int)
         if version != VERSION:
             raise UsageError(
@@ -81,10 +76,9 @@ class LoaderState:
                 "with the gnnstore that wrote it, or begin a new run"
             )
         sampler = checked(state, "sampler", dict, type(None))
-        position = Position(_count(state, "epoch", 63), _count(state, "batches", 63), sampler)
-        seed = _count(state, "seed", 64)
-        found = cls(position, seed, checked(state, "fingerprint", dict))
-        return copy.deepcopy(found)
+        epoch, batches, seed = (checked(state, name, int) for name in ("epoch", "batches", "seed"))
+        fingerprint = checked(state, "fingerprint", dict)
+        return copy.deepcopy(cls(Position(epoch, batches, sampler), seed, fingerprint))
 
     def refuse_unless_of(self, fingerprint: Mapping[str, Any], seed: int | None) -> None:
         """Check that a loader would go on with the same batches."""
@@ -146,24 +140,17 @@ def _of_times_and_weights(config: SamplingConfig) -> dict[str, Any]:
     return found
 
 
-def checked(state: Mapping[str, Any], name: str, *kinds: type) -> Any:
-    """Return a value of a state, of one of some types."""
-    value = state.get(name, _ABSENT)
+def checked(state: Any, name: str, *kinds: type) -> Any:
+    """Return a value of a state, of one of some types; of numbers those that keys are made of."""
+    values = state if isinstance(state, Mapping) else {}
+    value = values.get(name, _ABSENT)
     # True is an int to Python, and no number of batches to anybody.
-    if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
+    is_kind = isinstance(value, kinds) and not (isinstance(value, bool) and bool not in kinds)
+    if not is_kind or (isinstance(value, int) and not 0 <= value < 2**64):
         wanted = " or ".join(kind.__name__ for kind in kinds)
         raise UsageError(
-            f"the state has {name!r}: {_shown(state, name)}; expected {wanted}, as in the dict "
+            f"the state has {name!r}: {_shown(values, name)}; expected {wanted}, as in the dict "
             "that state_dict() of a loader returned"
-        )
-    return value
-
-
-def _count(state: Mapping[str, Any], name: str, num_bits: int) -> int:
-    value: int = checked(state, name, int)
-    if not 0 <= value < 2**num_bits:
-        raise UsageError(
-            f"the state's {name!r} is {value}; expected 0 or more, and less than 2^{num_bits}"
         )
     return value
 
