@@ -26,7 +26,6 @@ from gnnstore.converters.datasets.snap import from_snap
 from gnnstore.converters.datasets.triples import from_triples
 from gnnstore.converters.datasets.typed.files import from_typed
 from gnnstore.converters.partitions.partition import partition
-from gnnstore.converters.stores.add_order import add_order
 from gnnstore.converters.stores.reorder import reorder
 from gnnstore.converters.stores.split import split_edges
 from gnnstore.converters.synthetic.kronecker import from_kronecker
@@ -34,6 +33,7 @@ from gnnstore.converters.synthetic.planted_types import from_planted_types
 from gnnstore.converters.synthetic.rmat import from_rmat
 from gnnstore.converters.tables.convert import from_tables
 from gnnstore.converters.typed.graph_writer import HeteroGraphWriter
+from gnnstore.converters.typed.orders import add_order
 from gnnstore.converters.writer.graph_writer import GraphWriter
 from gnnstore.converters.writer.node_arrays import RowSink
 from gnnstore.converters.writer.options import ConvertOptions

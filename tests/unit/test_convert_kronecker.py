@@ -31,7 +31,7 @@ from gnnstore.errors import (
     StoreExistsError,
     UsageError,
 )
-from gnnstore.formats import AttributeSpec, StoreReader
+from gnnstore.formats import StoreReader
 from gnnstore.formats.arrays.dtypes import from_bfloat16_bits, to_bfloat16_bits
 from gnnstore.progress import NullProgress
 from gnnstore.testing.graphs import StoredGraph, random_graph, read_store, write_store
@@ -67,10 +67,6 @@ def blocks_of(expanded: StoredGraph, num_nodes: int) -> Counter[tuple[int, int, 
     """Count edges as (source, target) of the seed and (row, column) of copies."""
     (rows, columns), (sources, targets) = np.divmod(expanded.edge_index, num_nodes)
     return Counter(zip(*(a.tolist() for a in (sources, targets, rows, columns)), strict=True))
-
-
-def shard_of(reader: StoreReader, spec: AttributeSpec) -> Path:
-    return reader.paged(spec).file_paths[0]
 
 
 def same(a: StoredGraph, b: StoredGraph) -> bool:
@@ -397,7 +393,7 @@ def test_stores_that_are_not_there_or_in_the_way(seed: Path, tmp_path: Path) -> 
     output = from_kronecker(seed, tmp_path / "a.gnn", factor=2)
     with pytest.raises(StoreExistsError, match=r"a\.gnn exists"):
         from_kronecker(seed, output, factor=2)
-    with pytest.raises(UsageError, match="is the store to be expanded"):
+    with pytest.raises(UsageError, match="choose another place"):
         from_kronecker(output, output, factor=2, options=OVERWRITE)
 
 

@@ -25,6 +25,7 @@ from gnnstore.converters.inputs.opening import PathLike
 from gnnstore.converters.inputs.pickled import open_saved_data
 from gnnstore.converters.inputs.source import ArraySource, MemoryArray
 from gnnstore.converters.typed.graph_writer import HeteroGraphWriter
+from gnnstore.converters.typed.reverse import reverse_types
 from gnnstore.converters.writer.graph_writer import GraphWriter
 from gnnstore.converters.writer.options import ConvertOptions
 from gnnstore.converters.writer.splits import SPLIT_KEYS
@@ -131,7 +132,9 @@ def _typed_writer(
     names, edges = data.node_types, data.edge_types
     source = {"node_types": names, "edge_types": list(map(list, edges))}
     by_type = dict(zip(names, counts, strict=True))
-    writer = HeteroGraphWriter(output, by_type, edge_types=edges, source=source, **how)
+    options = how["options"] or ConvertOptions()
+    reverse_types(options.reverse, edges)  # refuses unknown ones
+    writer = HeteroGraphWriter(output, by_type, source=source, **how)
     for name in names:
         if "num_nodes" in data[name]:
             writer.show_num_nodes(name)

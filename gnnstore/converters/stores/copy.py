@@ -5,19 +5,39 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from gnnstore.converters.inputs.opening import PathLike
 from gnnstore.converters.inputs.source import ArraySource
 from gnnstore.converters.stores.graph import StoreInput
 from gnnstore.converters.writer.graph_writer import GraphWriter
+from gnnstore.errors import UsageError
 from gnnstore.formats.arrays.dtypes import STORAGE_DTYPES
 from gnnstore.formats.arrays.spec import AttributeSpec
 from gnnstore.formats.store.schema import TextSpec
 
 _TEXTS_AT_ONCE = 2**14
+
+
+def open_copy(
+    graph: StoreInput, output: PathLike, parameters: dict[str, Any], **how: Any
+) -> GraphWriter:
+    """Return the writer of a store that is made from another, as `how` says."""
+    if Path(output).resolve() == graph.reader.path.resolve():
+        raise UsageError(f"{output} is the store that is read; choose another place for the result")
+    return GraphWriter(
+        output,
+        **{
+            "source": graph.source(**parameters),
+            "num_nodes": graph.num_nodes,
+            "index_dtype": graph.reader.schema.index_dtype,
+            **how,
+        },
+    )
 
 
 def copy_nodes(

@@ -30,6 +30,7 @@ from gnnstore.converters.stores.copy import (
     copy_graph,
     copy_nodes,
     describe_edges,
+    open_copy,
     texts_of,
 )
 from gnnstore.converters.stores.graph import StoreInput
@@ -127,17 +128,14 @@ def reorder(
                 f"[{graph.num_nodes}]: one for each node"
             )
         parameters["scores_crc"] = _core.crc32c(np.ascontiguousarray(scores).view(np.uint8))
-    if Path(output).resolve() == graph.reader.path.resolve():
-        raise UsageError(f"{output} is the store to be reordered; choose another place")
     options = with_orders(options, graph.edges)
     dtype = None if options.edge_ids is False else graph.edge_id_dtype
-    with GraphWriter(
+    with open_copy(
+        graph,
         output,
+        parameters,
         kind="reorder",
-        source=graph.source(**parameters),
         options=options,
-        num_nodes=graph.num_nodes,
-        index_dtype=graph.reader.schema.index_dtype,
         edge_ids=False,
         progress=progress,
         workload=graph.workload(id_bytes=0 if dtype is None else dtype.itemsize),
@@ -148,12 +146,6 @@ def reorder(
         places = _find_places(graph, writer, order, scores, seed)
         _write_in_order(graph, writer, places)
         return writer.commit()
-
-
-def _in_memory_bytes(options: ConvertOptions) -> int:
-    """Return the size up to which an array is sorted in memory."""
-    limit = memory_ledger("reordering", options.memory_bytes).limit
-    return min(limit // (2 * _MEMORY_SHARE), _MAX_MEMORY_BYTES)
 
 
 def _find_places(
@@ -189,12 +181,13 @@ def _write_in_order(graph: StoreInput, writer: GraphWriter, places: npt.NDArray[
         _add_edges(graph, writer, places)
     writer.finish_edges()
     nodes = graph.nodes
+    limit = memory_ledger("reordering", writer.options.memory_bytes).limit
     ordered = partial(
         in_order,
         places=places,
         directory=writer.spill_directory / "rows",
         memory_bytes=writer.options.memory_bytes,
-        at_once=_in_memory_bytes(writer.options),
+        at_once=min(limit // (2 * _MEMORY_SHARE), _MAX_MEMORY_BYTES),
     )
     copy_nodes(writer, graph, ordered, places)
     _write_edge_splits(graph, writer, places)
@@ -235,8 +228,8 @@ def _names_in_order(
     graph: StoreInput, text: TextSpec, writer: GraphWriter, places: npt.NDArray[Any]
 ) -> Iterator[list[bytes]]:
     """Yield the names of nodes in the order of their new numbers, in lists."""
-    budget = writer.options.memory_bytes
-    limit = _MAX_TEXT_BYTES if budget is None else min(budget // _TEXT_SHARE, _MAX_TEXT_BYTES)
+    limit = memory_ledger("reordering", writer.options.memory_bytes).limit
+    limit = min(limit // _TEXT_SHARE, _MAX_TEXT_BYTES)
     num_bytes = text.bytes.num_rows + 16 * len(places)
     range_nodes = max(1, int(len(places) * limit / max(1, num_bytes)))
     with closing(RangeSort(writer.spill_directory / "names", "names to put in order")) as files:

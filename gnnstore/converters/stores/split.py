@@ -17,6 +17,7 @@ from gnnstore.converters.stores.copy import (
     copy_graph,
     copy_nodes,
     describe_edges,
+    open_copy,
     texts_of,
 )
 from gnnstore.converters.stores.graph import StoreInput
@@ -98,7 +99,17 @@ def split_edges(
     with ExitStack() as stack:
         writers = []  # opened before any work: each refuses an output that it cannot write
         for path, own in rules:
-            writers.append(stack.enter_context(_writer(graph, path, own, options, progress)))
+            writer = open_copy(
+                graph,
+                path,
+                _parameters(own),
+                kind=KIND,
+                options=options,
+                progress=progress,
+                # At least, if the graph is undirected.
+                workload=graph.workload(edge_factor=sum(rule.fractions) / 2),
+            )
+            writers.append(stack.enter_context(writer))
         for writer, (_, own) in zip(writers, rules, strict=True):
             _write(writer, graph, own)
         # Reversed, so that the requested store appears last.
@@ -109,19 +120,19 @@ def _is_made(graph: StoreInput, output: PathLike, rule: SplitRule, options: Conv
     """Whether the resumed attempt was killed between renaming the two stores."""
     if not options.resume or options.overwrite or not StoreManifest.is_at(Path(output)):
         return False
-    made = provenance(KIND, _source(graph, rule), options)
+    made = provenance(KIND, graph.source(**_parameters(rule)), options)
     found = dict(StoreReader.open(output).manifest.provenance)
     return bool(found == json.loads(json.dumps(made)))
 
 
-def _source(graph: StoreInput, rule: SplitRule) -> dict[str, Any]:
-    return graph.source(
-        messages=list(rule.messages),
-        fractions=list(rule.fractions),
-        seed=rule.seed,
-        num_negatives=rule.num_negatives,
-        strict=rule.strict_negatives,
-    )
+def _parameters(rule: SplitRule) -> dict[str, Any]:
+    return {
+        "messages": list(rule.messages),
+        "fractions": list(rule.fractions),
+        "seed": rule.seed,
+        "num_negatives": rule.num_negatives,
+        "strict": rule.strict_negatives,
+    }
 
 
 def _check(graph: StoreInput, outputs: Iterable[PathLike]) -> None:
@@ -132,30 +143,8 @@ def _check(graph: StoreInput, outputs: Iterable[PathLike]) -> None:
             "that it was made from"
         )
     places = [Path(output).resolve() for output in outputs]
-    if path.resolve() in places:
-        raise UsageError(f"{path} is the store to be split; choose another place for the result")
     if len(set(places)) < len(places):
         raise UsageError(f"{places[0]} cannot hold both results; choose two places")
-
-
-def _writer(
-    graph: StoreInput,
-    output: PathLike,
-    rule: SplitRule,
-    options: ConvertOptions,
-    progress: Progress | None,
-) -> GraphWriter:
-    return GraphWriter(
-        output,
-        kind=KIND,
-        source=_source(graph, rule),
-        options=options,
-        num_nodes=graph.num_nodes,
-        index_dtype=graph.reader.schema.index_dtype,
-        progress=progress,
-        # At least, if the graph is undirected.
-        workload=graph.workload(edge_factor=sum(rule.fractions) / 2),
-    )
 
 
 def _write(writer: GraphWriter, graph: StoreInput, rule: SplitRule) -> None:

@@ -24,6 +24,7 @@ from gnnstore.converters.stores.copy import (
     CopiedRows,
     copy_graph,
     describe_edges,
+    open_copy,
 )
 from gnnstore.converters.stores.graph import EdgePiece, StoreInput
 from gnnstore.converters.synthetic.factor_graph import FactorGraph, check_factor, derive_factor
@@ -110,8 +111,8 @@ def from_kronecker(
     """
     graph = StoreInput(seed_store, "gnnstore convert kronecker")
     wanted = float(factor) if edge_factor is None else float(edge_factor)
-    num_nodes = _check(graph, output, factor, wanted, seed)
-    check_numbers(feature_noise=feature_noise)
+    num_nodes = _check(graph, factor, wanted)
+    check_numbers(seed=seed, feature_noise=feature_noise)
     options = options or ConvertOptions()
     if options.feature_scale and SCALES in graph.reader.schema.graph_arrays:
         raise UsageError(
@@ -125,10 +126,11 @@ def from_kronecker(
         "features": features,
         "seed": seed,
     }
-    with GraphWriter(
+    with open_copy(
+        graph,
         output,
+        parameters,
         kind="kronecker",
-        source=graph.source(**parameters),
         options=options,
         num_nodes=num_nodes,
         index_dtype=graph.reader.schema.index_dtype if num_nodes < 2**31 else "int64",
@@ -145,7 +147,7 @@ def from_kronecker(
         return writer.commit()
 
 
-def _check(graph: StoreInput, output: PathLike, factor: int, edge_factor: float, seed: int) -> int:
+def _check(graph: StoreInput, factor: int, edge_factor: float) -> int:
     """Check the sizes and return the number of nodes."""
     num_nodes = graph.num_nodes * factor
     if num_nodes > MAX_NODES:
@@ -158,11 +160,6 @@ def _check(graph: StoreInput, output: PathLike, factor: int, edge_factor: float,
         raise UsageError(
             f"{graph.reader.path} has edge splits, {', '.join(graph.edges.splits)}, whose copies "
             "could be edges of the graph; expand the store that was split, and split the result"
-        )
-    check_numbers(seed=seed)
-    if Path(output).resolve() == graph.reader.path.resolve():
-        raise UsageError(
-            f"{output} is the store to be expanded; choose another place for the result"
         )
     return num_nodes
 

@@ -6,7 +6,7 @@ type are.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -18,19 +18,25 @@ from gnnstore import _core
 from gnnstore.converters.edges.builder import EdgeBuilder
 from gnnstore.converters.edges.node_ids import check_ids
 from gnnstore.converters.edges.rules import EdgeRules
-from gnnstore.converters.inputs.opening import PathLike
 from gnnstore.converters.inputs.source import ArraySource
 from gnnstore.converters.typed.reading import ReadArray
 from gnnstore.converters.typed.reverse import ReversedEdges, reverse_of, reverse_types
 from gnnstore.converters.typed.times import checked_edges
 from gnnstore.converters.writer.adjacency import finished_array, record_edges, write_adjacency
 from gnnstore.converters.writer.base import BaseWriter, Pairs
-from gnnstore.converters.writer.estimates import Workload
 from gnnstore.converters.writer.node_arrays import NodeArrays, RowSink
-from gnnstore.converters.writer.options import ConvertOptions, IndexDtype, refuse_options
-from gnnstore.errors import InputError, UsageError
+from gnnstore.converters.writer.options import refuse_options
+from gnnstore.errors import InputError
 from gnnstore.formats.store.schema import EdgeType, EdgeTypeSpec
-from gnnstore.progress import Progress
+
+
+def check_node_type(name: str, known: Collection[str], where: str = "") -> None:
+    """Refuse a node type that is not there."""
+    if name not in known:
+        raise InputError(
+            f"{where}there is no node type {name!r}; there are: "
+            f"{', '.join(map(repr, known)) or 'none'}"
+        )
 
 
 class HeteroGraphWriter(BaseWriter):
@@ -46,21 +52,11 @@ class HeteroGraphWriter(BaseWriter):
         The store to be.
     num_nodes : Mapping of str to int
         Number of nodes of each type, in the order that the store's node types get.
-    kind : str
-        The converter's name, for provenance.
-    source : Mapping, optional
-        Inputs and parameters, as JSON values, for provenance.
     options : ConvertOptions, optional
         The common options. `feature_dtype` applies to `x` of each node type. Those that are for
         graphs of one type are refused: `undirected`, `self_loops`, `feature_scale`.
-    index_dtype : "int64" or "int32"
-        Type of node ids in batches, unless the options say.
-    edge_ids : bool
-        Whether edges keep their positions in the input, unless the options say.
-    progress : Progress, optional
-        Reports how far the work is.
-    edge_types : iterable of (str, str, str), optional
-        The edge types that will come, so that `options.reverse` is checked before any work.
+    kind, source, index_dtype, edge_ids, progress
+        See `GraphWriter`.
 
     Raises
     ------
@@ -79,42 +75,12 @@ class HeteroGraphWriter(BaseWriter):
     ...     writer.commit()
     """
 
-    def __init__(
-        self,
-        output: PathLike,
-        num_nodes: Mapping[str, int],
-        *,
-        kind: str,
-        source: Mapping[str, Any] | None = None,
-        options: ConvertOptions | None = None,
-        index_dtype: IndexDtype = "int64",
-        edge_ids: bool = True,
-        progress: Progress | None = None,
-        edge_types: Iterable[EdgeType] = (),
-        workload: Workload | None = None,
-    ) -> None:
-        options = options or ConvertOptions()
+    def _check_options(self) -> None:
         refuse_options(
-            options,
+            self.options,
             ("undirected", "self_loops", "feature_scale"),
             "is for graphs of one node type and one edge type, and this one has several; leave it "
             "out; reverse= adds reverse edges as types of their own",
-        )
-        if types := tuple(edge_types):
-            reverse_types(options.reverse, types)  # refuses unknown ones
-        if not num_nodes:
-            raise UsageError("a graph without a node type cannot be stored")
-        self.num_nodes = dict(num_nodes)
-        super().__init__(
-            output,
-            num_nodes,
-            kind=kind,
-            source=source,
-            options=options,
-            index_dtype=index_dtype,
-            edge_ids=edge_ids,
-            progress=progress,
-            workload=workload,
         )
 
     # ---- edges
@@ -149,14 +115,8 @@ class HeteroGraphWriter(BaseWriter):
         ----------
         edge_type : (str, str, str)
             Source type, relation, target type.
-        pairs : iterable of (ndarray of integers [k], ndarray of integers [k])
-            Sources and targets, chunk by chunk.
-        num_edges : int, optional
-            Number of edges, if known.
-        attributes : Mapping of str to ArraySource [E, ...], optional
-            A row for each edge.
-        where : str
-            The input's name, for messages.
+        pairs, num_edges, attributes, where
+            See `GraphWriter.read_edges`.
 
         Raises
         ------
@@ -175,9 +135,8 @@ class HeteroGraphWriter(BaseWriter):
         def add(sources: Any, targets: Any, rows: dict[str, npt.NDArray[Any]], first: int) -> None:
             for end, name, ids in (("source", source, sources), ("target", target, targets)):
                 of = f"{where}: {what}: id of the {end} ({name!r})"
-                check_ids(ids, self.num_nodes[name], of, first)
-            types = self._attribute_types.get(edge_type, {})
-            rows = checked_edges(rows, types, self.options, first, what)
+                check_ids(ids, self._count(name), of, first)
+            rows = checked_edges(rows, self._attribute_types[edge_type], self.options, first, what)
             builder.add(sources, targets, rows, where)
 
         self._read_pairs(pairs, num_edges, attributes, add, edge_type)
@@ -189,13 +148,8 @@ class HeteroGraphWriter(BaseWriter):
         """Return what collects the edges of a type; None if they were finished before."""
         if edge_type in self._edges:
             raise InputError(f"{where}: the edges of type {edge_type} were given already")
-        unknown = {edge_type[0], edge_type[2]} - self.num_nodes.keys()
-        if unknown:
-            raise InputError(
-                f"{where}: edges of type {edge_type}: there is no node type "
-                f"{' and no '.join(map(repr, sorted(unknown)))}; there are: "
-                f"{', '.join(map(repr, self.num_nodes)) or 'none'}"
-            )
+        for end in edge_type[::2]:
+            check_node_type(end, self._nodes, f"{where}: edges of type {edge_type}: ")
         if edge_type in self._finished:
             self._edges[edge_type], _ = self._finished[edge_type]
             return None
@@ -206,7 +160,10 @@ class HeteroGraphWriter(BaseWriter):
 
     def _num_ends(self, edge_type: EdgeType) -> int:
         # Of both ends; columns behind the last target stay empty.
-        return max(self.num_nodes[edge_type[0]], self.num_nodes[edge_type[2]])
+        return max(self._count(end) for end in edge_type[::2])
+
+    def _count(self, node_type: str) -> int:
+        return self._nodes[node_type].num_nodes or 0
 
     def _add_reverse(self, forward: EdgeTypeSpec) -> None:
         """Write the reverse of the edges of a type, which are in the store already."""
@@ -230,11 +187,11 @@ class HeteroGraphWriter(BaseWriter):
     ) -> None:
         with self.progress.phase("sort edges", unit="edges"):
             built = builder.finish(self._num_ends(edge_type))
-        num_targets = self.num_nodes[edge_type[2]]
+        num_targets = self._count(edge_type[2])
         spec = write_adjacency(
             self._store,
             built,
-            self._attribute_types.get(edge_type, {}),
+            self._attribute_types[edge_type],
             self.progress,
             edge_type=edge_type,
             num_targets=num_targets,
@@ -250,11 +207,7 @@ class HeteroGraphWriter(BaseWriter):
     # ---- nodes
 
     def _arrays(self, node_type: str) -> NodeArrays:
-        if node_type not in self._nodes:
-            raise InputError(
-                f"there is no node type {node_type!r}; there are: "
-                f"{', '.join(map(repr, self._nodes)) or 'none'}"
-            )
+        check_node_type(node_type, self._nodes)
         return self._nodes[node_type]
 
     def node_rows(

@@ -18,12 +18,12 @@ from gnnstore.converters.edges.node_ids import (
 )
 from gnnstore.converters.inputs.opening import PathLike
 from gnnstore.converters.inputs.source import ArraySource, check_rows, row_bytes
-from gnnstore.converters.typed.graph_writer import HeteroGraphWriter
+from gnnstore.converters.typed.graph_writer import HeteroGraphWriter, check_node_type
 from gnnstore.converters.typed.orders import check_names
+from gnnstore.converters.typed.reverse import reverse_types
 from gnnstore.converters.writer.estimates import Workload, inspect_inputs
 from gnnstore.converters.writer.graph_writer import GraphWriter
 from gnnstore.converters.writer.options import ConvertOptions, check_features
-from gnnstore.errors import InputError
 from gnnstore.formats.store.schema import EDGE_TYPE, NODE_TYPE, EdgeType
 from gnnstore.progress import Progress
 
@@ -110,11 +110,7 @@ def write_graph(
     options = options or ConvertOptions()
     for edge_type, own in edges.items():
         for name in edge_type[::2]:
-            if name not in nodes:
-                raise InputError(
-                    f"{own.label}: edges of type {edge_type}: there is no node type {name!r}; "
-                    f"there are: {', '.join(map(repr, nodes)) or 'none'}"
-                )
+            check_node_type(name, nodes, f"{own.label}: edges of type {edge_type}: ")
     is_typed = list(nodes) != [NODE_TYPE] or list(edges) != [EDGE_TYPE]
     for name, node in nodes.items():
         for attribute in node.attributes.values():
@@ -136,7 +132,8 @@ def write_graph(
     }
     if is_typed:
         counts = {name: own.count for name, own in nodes.items()}
-        with HeteroGraphWriter(output, counts, edge_types=edges, **how) as writer:
+        reverse_types(options.reverse, tuple(edges))  # refuses unknown ones
+        with HeteroGraphWriter(output, counts, **how) as writer:
             for name, node in nodes.items():
                 writer.reserve_memory(node.memory_bytes)
                 _write_nodes(writer, node, name)

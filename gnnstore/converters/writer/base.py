@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Self
@@ -46,14 +47,17 @@ class BaseWriter:
         num_nodes: Mapping[str, int | None],
         *,
         kind: str,
-        source: Mapping[str, Any] | None,
-        options: ConvertOptions,
-        index_dtype: IndexDtype,
-        edge_ids: bool,
-        progress: Progress | None,
-        workload: Workload | None,
+        source: Mapping[str, Any] | None = None,
+        options: ConvertOptions | None = None,
+        index_dtype: IndexDtype = "int64",
+        edge_ids: bool = True,
+        progress: Progress | None = None,
+        workload: Workload | None = None,
     ) -> None:
-        self.options = options
+        self.options = options = options or ConvertOptions()
+        self._check_options()
+        if not num_nodes:
+            raise UsageError("a graph without a node type cannot be stored")
         self.progress = progress or NullProgress()
         self._provenance = provenance(kind, source or {}, options)
         self._index_dtype: IndexDtype = options.index_dtype or index_dtype
@@ -68,7 +72,7 @@ class BaseWriter:
         self._graph_values: dict[str, Any] = {}
         self._graph_arrays: dict[str, AttributeSpec] = {}
         # By edge type: the types of attributes that NumPy does not have, and axes of their rows.
-        self._attribute_types: dict[EdgeType, dict[str, tuple[str, int]]] = {}
+        self._attribute_types: defaultdict[EdgeType, dict[str, tuple[str, int]]] = defaultdict(dict)
         self._edges: dict[EdgeType, EdgeTypeSpec] = {}
         self._reserved = 0
         try:
@@ -93,6 +97,9 @@ class BaseWriter:
             for name, count in num_nodes.items()
         }
 
+    def _check_options(self) -> None:
+        """Refuse options that such a graph cannot have."""
+
     def _new_builder(self, rules: EdgeRules, num_nodes: int | None) -> EdgeBuilder:
         builder = EdgeBuilder(
             rules,
@@ -106,8 +113,7 @@ class BaseWriter:
 
     def _describe(self, edge_type: EdgeType, name: str, dtype: str, cat_dim: int) -> None:
         is_time = name in self.options.time_attr
-        types = self._attribute_types.setdefault(edge_type, {})
-        types[name] = ("int64" if is_time else dtype, cat_dim)
+        self._attribute_types[edge_type][name] = ("int64" if is_time else dtype, cat_dim)
 
     def _read_pairs(
         self,

@@ -31,7 +31,7 @@ from gnnstore.converters.writer.estimates import Workload
 from gnnstore.converters.writer.negatives import write_negatives
 from gnnstore.converters.writer.node_arrays import RowSink
 from gnnstore.converters.writer.opening import check_pointers
-from gnnstore.converters.writer.options import ConvertOptions, IndexDtype
+from gnnstore.converters.writer.options import ConvertOptions, IndexDtype, refuse_options
 from gnnstore.converters.writer.splits import split_name
 from gnnstore.errors import InputError, UsageError
 from gnnstore.formats.container import names as store_names
@@ -87,13 +87,6 @@ class GraphWriter(BaseWriter):
         progress: Progress | None = None,
         workload: Workload | None = None,
     ) -> None:
-        options = options or ConvertOptions()
-        if options.reverse:
-            raise UsageError(
-                f"reverse={', '.join(options.reverse)}: adds types of edges, and this "
-                "conversion makes a graph without types; leave it out, or let undirected=True add "
-                "the reverse of each edge. Files by type are for 'gnnstore convert typed'"
-            )
         super().__init__(
             output,
             {NODE_TYPE: num_nodes},
@@ -110,6 +103,15 @@ class GraphWriter(BaseWriter):
         self._carried: np.dtype[Any] | None = None
         self._edge_splits: dict[str, EdgeSplitSpec] = {}
         self._value_names: dict[str, TextSpec] = {}
+
+    def _check_options(self) -> None:
+        refuse_options(
+            self.options,
+            ("reverse",),
+            "adds types of edges, and this conversion makes a graph without types; leave it out, "
+            "or let undirected=True add the reverse of each edge. Files by type are for 'gnnstore "
+            "convert typed'",
+        )
 
     @cached_property
     def _builder(self) -> EdgeBuilder:
@@ -155,10 +157,6 @@ class GraphWriter(BaseWriter):
         """Give an edge attribute's element type, where NumPy has none, and its row axis."""
         self._describe(EDGE_TYPE, name, dtype, cat_dim)
 
-    @property
-    def _edge_attribute_types(self) -> dict[str, tuple[str, int]]:
-        return self._attribute_types.get(EDGE_TYPE, {})
-
     def carry_edge_ids(self, dtype: np.dtype[Any]) -> None:
         """Take original ids of edges from `CARRIED_IDS`; their ids here are their positions."""
         self._carried = dtype
@@ -195,7 +193,9 @@ class GraphWriter(BaseWriter):
                 name: as_array(v, f"{where}: {name}") for name, v in (attributes or {}).items()
             }
             first = self._builder.buffer.num_seen
-            rows = checked_edges(given, self._edge_attribute_types, self.options, first, where)
+            rows = checked_edges(
+                given, self._attribute_types[EDGE_TYPE], self.options, first, where
+            )
             self._builder.add(*ends, rows, where)
 
     def read_edges(
@@ -296,7 +296,7 @@ class GraphWriter(BaseWriter):
         edges = write_adjacency(
             self._store,
             built,
-            self._edge_attribute_types,
+            self._attribute_types[EDGE_TYPE],
             self.progress,
             split_sizes=None if split is None else split.sizes,
             are_renumbered=split is not None or self._carried is not None,
@@ -448,7 +448,7 @@ class GraphWriter(BaseWriter):
                 name,
                 parts,
                 attributes or {},
-                self._edge_attribute_types,
+                self._attribute_types[EDGE_TYPE],
                 num_nodes=self.num_nodes,
                 where=where,
             )

@@ -8,7 +8,7 @@ splits, both sorted by target and source.
 from __future__ import annotations
 
 import logging
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -44,12 +44,12 @@ def write_negatives(
 ) -> EdgeTypeSpec:
     """Write the negatives of each split; returns the schema with them."""
     finder = _Finder(store, edges, is_undirected) if rule.strict_negatives else None
-    splits = {}
+    splits, num_nodes = {}, edges.indptr.num_rows - 1
     for name, split in edges.splits.items():
         ends = [finished_array(store, spec) for spec in (split.source, split.target)]
         seed = (rule.seed ^ _SALT) + NAMES.index(name) & 2**64 - 1
-        drawer = _Drawer(ends, seed, rule.num_negatives, edges.indptr.num_rows - 1, finder)
-        shape, dtype = (split.num_edges, rule.num_negatives), drawer.dtype
+        drawer = _Drawer(ends, seed, rule.num_negatives, num_nodes, finder)
+        shape, dtype = (split.num_edges, rule.num_negatives), id_dtype(num_nodes)
         source = GeneratedRows(f"negatives of {name}", shape, dtype, drawer.draw)
         directory = names.edge_split_directory(EDGE_TYPE, name)
         with progress.phase(f"draw negatives of {name}"):
@@ -64,48 +64,40 @@ def write_negatives(
     return replace(edges, splits=splits)
 
 
+@dataclass
 class _Drawer:
     """Draws the negatives of a split."""
 
-    def __init__(
-        self,
-        ends: list[PagedArray],
-        seed: int,
-        width: int,
-        num_nodes: int,
-        finder: _Finder | None,
-    ) -> None:
-        self.num_kept = 0  # negatives that are edges, loops or the edge itself
-        self.dtype = id_dtype(num_nodes)
-        self._ends = ends
-        self._seed = seed
-        self._width = width
-        self._num_nodes = np.uint64(num_nodes)
-        self._finder = finder
+    ends: list[PagedArray]
+    seed: int
+    width: int
+    num_nodes: int
+    finder: _Finder | None
+    num_kept: int = 0  # negatives that are edges, loops or the edge itself
 
     def draw(self, first: int, last: int) -> npt.NDArray[Any]:
         """Return the negatives of edges first, ..., last - 1."""
-        step = max(1, _PIECE_VALUES // self._width)
+        step = max(1, _PIECE_VALUES // self.width)
         pieces = [self._draw(begin, min(begin + step, last)) for begin in range(first, last, step)]
-        return np.concatenate(pieces).reshape(-1, self._width)
+        return np.concatenate(pieces).reshape(-1, self.width)
 
     def _draw(self, first: int, last: int) -> npt.NDArray[Any]:
         sources, targets = (
-            np.repeat(ends.read_slice(first, last).astype(np.int64), self._width)
-            for ends in self._ends
+            np.repeat(ends.read_slice(first, last).astype(np.int64), self.width)
+            for ends in self.ends
         )
-        places = np.arange(first * self._width, last * self._width)
+        places = np.arange(first * self.width, last * self.width)
         found = np.empty(len(places), np.int64)
         left = np.arange(len(places))
-        for attempt in range(_MAX_DRAWS if self._finder else 1):
-            words = hash_pairs(self._seed, places[left], np.full(len(left), attempt), None)
-            found[left] = (words % self._num_nodes).astype(np.int64)
-            if self._finder is not None:
+        for attempt in range(_MAX_DRAWS if self.finder else 1):
+            words = hash_pairs(self.seed, places[left], np.full(len(left), attempt), None)
+            found[left] = (words % np.uint64(self.num_nodes)).astype(np.int64)
+            if self.finder is not None:
                 there, wrong = found[left], sources[left]
                 is_bad = (there == wrong) | (there == targets[left])
-                left = left[is_bad | self._finder.are_edges(wrong, there)]
-        self.num_kept += len(left) if self._finder else 0
-        return found.astype(self.dtype)
+                left = left[is_bad | self.finder.are_edges(wrong, there)]
+        self.num_kept += len(left) if self.finder else 0
+        return found.astype(id_dtype(self.num_nodes))
 
 
 class _Finder:
