@@ -121,7 +121,7 @@ def test_what_is_refused(run: Any, store: Path, tmp_path: Path) -> None:
     for arguments, status, message in (
         (["-p", "1"], 2, "1 partitions: expected 2 to 1000"),
         (["-p", "1001"], 2, "1001 partitions: expected 2 to 1000"),
-        (["-p", "300"], 2, "fill only 250 partitions of 4; take 250"),
+        (["-p", "300"], 2, "fill 250 partitions of 4; take 250"),
         (["-p", "many"], 2, "'many' is no number of partitions"),
         (["-p", "4", "--train-first", "labelled"], 2, "its splits: 'train', 'valid', 'test'"),
         (["-p", "4", "--name", "../a"], 2, "'../a' is no name of a partitioning"),

@@ -437,16 +437,12 @@ def rows_per_partition(num_nodes: int, num_partitions: int, rows_per_page: list[
             + ("; a graph of fewer than two nodes has no partitions" if num_nodes < 2 else "")
         )
     rows = -(-num_nodes // num_partitions)
-    if rows > MOST_ROWS:
-        raise UsageError(
-            f"{num_partitions} partitions of {num_nodes} nodes have {rows} rows each, more than "
-            f"{MOST_ROWS}; take {-(-num_nodes // MOST_ROWS)} or more"
-        )
-    if rows * (num_partitions - 1) >= num_nodes:
+    if rows > MOST_ROWS or rows * (num_partitions - 1) >= num_nodes:
+        rows = min(rows, MOST_ROWS)
         nearest = -(-num_nodes // rows)
         raise UsageError(
-            f"{num_partitions} partitions: {num_nodes} nodes fill only {nearest} partitions of "
-            f"{rows}; take {nearest}"
+            f"{num_partitions} partitions: {num_nodes} nodes fill {nearest} partitions of {rows}; "
+            f"take {nearest}"
         )
     pages = lcm(*rows_per_page)
     whole = -(-rows // pages) * pages

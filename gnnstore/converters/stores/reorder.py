@@ -53,11 +53,6 @@ from gnnstore.progress import Progress
 Order = Literal["degree", "frequency", "community"]
 ORDERS: tuple[Order, ...] = get_args(Order)
 
-# Arrays of nodes in a split of edges.
-_NODE_PARTS = (
-    *("source", "target", "source_negatives", "target_negatives"),
-    *("negative_source", "negative_target"),
-)
 _PIECE_EDGES = 2**20
 _PIECE_BYTES = 2**23  # of edge attributes; some copies exist at a time
 # Bytes of a node: a new number, a degree, and a rank among nodes that are never drawn; of a node
@@ -249,24 +244,20 @@ def _write_edge_splits(graph: StoreInput, writer: GraphWriter, places: npt.NDArr
         return MappedRows(rows, lambda ids, _: np.asarray(places[ids]), dtype=places.dtype)
 
     for name, split in graph.edges.splits.items():
-        parts = {
+        parts: dict[str, Any] = {
             part: renumbered(spec)
-            for part in _NODE_PARTS
+            for part in ("source", "target", "source_negatives", "target_negatives")
             if (spec := getattr(split, part)) is not None
         }
+        negative_edges = None
+        if split.negative_source is not None and split.negative_target is not None:
+            negative_edges = renumbered(split.negative_source), renumbered(split.negative_target)
         describe_edges(writer, split.attributes)
         writer.set_edge_split(
             name,
-            parts["source"],
-            parts["target"],
+            **parts,
             edge_id=None if split.edge_id is None else CopiedRows(graph, split.edge_id),
-            source_negatives=parts.get("source_negatives"),
-            target_negatives=parts.get("target_negatives"),
-            negative_edges=(
-                (parts["negative_source"], parts["negative_target"])
-                if "negative_source" in parts
-                else None
-            ),
+            negative_edges=negative_edges,
             attributes={own: CopiedRows(graph, spec) for own, spec in split.attributes.items()},
             where=f"{graph.reader.path}: the edge split {name!r}",
         )

@@ -97,7 +97,15 @@ def from_rmat(
         "seed": seed,
     }
     check_numbers(**{**parameters, "homophily": homophily or 0})
-    _check_shares(split_fractions, probabilities)
+    if len(split_fractions) != 3 or min(split_fractions) < 0 or sum(split_fractions) > 1 + 1e-9:
+        raise UsageError(
+            f"split_fractions={split_fractions} are not three shares that add up to at most 1"
+        )
+    right_sum = len(probabilities) == 4 and abs(sum(probabilities) - 1) <= 1e-6
+    if not right_sum or min(probabilities) < 0:
+        raise UsageError(
+            f"probabilities={probabilities} are not four probabilities that add up to 1"
+        )
     num_nodes = 1 << scale
     if not 0 < num_communities <= num_nodes or num_communities & (num_communities - 1):
         raise UsageError(
@@ -153,15 +161,3 @@ def level_probabilities(
         agree = homophily ** (1 / community_bits)
         levels[:community_bits] = (agree / 2, (1 - agree) / 2, (1 - agree) / 2, agree / 2)
     return levels
-
-
-def _check_shares(split_fractions: tuple[float, ...], probabilities: tuple[float, ...]) -> None:
-    if len(split_fractions) != 3 or min(split_fractions) < 0 or sum(split_fractions) > 1 + 1e-9:
-        raise UsageError(
-            f"split_fractions={split_fractions} are not three shares that add up to at most 1"
-        )
-    right_sum = len(probabilities) == 4 and abs(sum(probabilities) - 1) <= 1e-6
-    if not right_sum or min(probabilities) < 0:
-        raise UsageError(
-            f"probabilities={probabilities} are not four probabilities that add up to 1"
-        )

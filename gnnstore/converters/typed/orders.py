@@ -223,20 +223,14 @@ def check_names(
     of_edges: Mapping[Any, Mapping[str, Any]],
 ) -> None:
     """Refuse times and weights that no type has, given the attributes of each."""
-    for name in times:
-        if not _owners(of_nodes, name) and not _owners(of_edges, name):
-            raise _nothing_called("time_attr", name, {**of_nodes, **of_edges})
-    for name in weights:
-        if not _owners(of_edges, name):
-            raise _nothing_called("weight_attr", name, of_edges)
-
-
-def _nothing_called(
-    option: str, name: str, attributes: Mapping[Any, Mapping[str, Any]]
-) -> UsageError:
-    found = "; ".join(f"{owner}: {_list(own) or 'none'}" for owner, own in attributes.items())
-    what = "node or edge attribute" if option == "time_attr" else "edge attribute"
-    return UsageError(f"{option}={name!r}: there is no such {what}; there are {found}")
+    for option, names, what, known in (
+        ("time_attr", times, "node or edge attribute", {**of_nodes, **of_edges}),
+        ("weight_attr", weights, "edge attribute", of_edges),
+    ):
+        for name in names:
+            if not _owners(known, name):
+                found = "; ".join(f"{own}: {_list(has) or 'none'}" for own, has in known.items())
+                raise UsageError(f"{option}={name!r}: there is no such {what}; there are {found}")
 
 
 @limits_named("add an order")

@@ -66,18 +66,7 @@ class RowSink:
         return self._array.num_committed_rows
 
     def skip(self, num_rows: int) -> int:
-        """Pass over rows that are written already, so that they need not be read.
-
-        Parameters
-        ----------
-        num_rows : int
-            The most rows to pass over, from the next one on.
-
-        Returns
-        -------
-        int
-            The number of rows that were passed over.
-        """
+        """Pass over at most that many rows that are written already; return their number."""
         known = self._array.skip(num_rows)
         self._caster.num_rows_done += known
         self._phase.advance(known)
