@@ -135,12 +135,10 @@ def test_rmat_is_reproducible(run: Any, tmp_path: Path) -> None:
         assert run("convert", "rmat", tmp_path / name, *arguments).status == 0
     assert csc(tmp_path / "a.gnn") == csc(tmp_path / "b.gnn")
     arguments += ["--plain", "--split-fractions", "0.2,0.3,0.4"]
-    arguments += ["--probabilities", "0.4,0.3,0.2,0.1"]
     plain = run("convert", "rmat", tmp_path / "c.gnn", *arguments, "--json")
     parameters = plain.document["store"]["provenance"]["parameters"]
     assert parameters["homophily"] is None
     assert parameters["split_fractions"] == [0.2, 0.3, 0.4]
-    assert parameters["probabilities"] == [0.4, 0.3, 0.2, 0.1]
     assert csc(tmp_path / "a.gnn") != csc(tmp_path / "c.gnn")
 
 

@@ -356,7 +356,8 @@ Examples:
 
 The graph has 2^SCALE nodes and EDGE_FACTOR edges per node. Labels are communities, and features
 are the mean of the community plus noise, so that a model that uses the graph beats one that
-does not. The same options give the same graph on every machine.
+does not. The same options give the same graph on every machine. In Python,
+gnnstore.converters.from_rmat has more of them.
 
 \b
 Examples:
@@ -368,13 +369,9 @@ Examples:
   --scale N  2^SCALE nodes.
   --edge-factor N  Mean number of edges per node.
   --feature-dim N  Width of x.
-  --communities N -> num_communities  Number of classes; a power of two.
-  --homophily X  Share of edges within a community.
   --plain  Plain R-MAT, without communities.
-  --feature-noise X  Standard deviation around means of length 1.
   --split-fractions F,F,F
       Train, valid and test, as shares of the nodes with an in-neighbour.
-  --probabilities P,P,P,P  a, b, c and d of R-MAT, by default those of Graph500.
   --seed N>=0  Seed of the graph.
 """,
         "from_rmat",
@@ -383,7 +380,8 @@ Examples:
         """Generate a graph with types: papers, authors and institutions, with planted classes.
 
 Papers have features, labels, times and splits, authors have features, institutions are counted.
-Edges have edge_time and weight. The same options give the same graph on every machine.
+Edges have edge_time and weight. The same options give the same graph on every machine. In Python,
+gnnstore.converters.from_planted_types has more of them.
 
 \b
 Examples:
@@ -392,16 +390,8 @@ Examples:
 """,
         """
   --papers N -> num_papers  Number of papers.
-  --authors N -> num_authors  Default: half as many as papers.
-  --institutions N -> num_institutions  Default: a hundredth of the papers.
   --feature-dim N  Width of the papers' x.
-  --author-dim N  Width of the authors' x.
   --classes N -> num_classes  Number of classes.
-  --degree N  Mean number of citations of a paper.
-  --homophily X  Share of edges drawn within a class.
-  --feature-noise X  Standard deviation around means of length 1.
-  --skew X
-      How unevenly edges fall on papers and institutions: 2, as citations; 0: evenly.
   --seed N>=0  Seed of the graph.
 """,
         "from_planted_types",

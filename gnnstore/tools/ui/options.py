@@ -108,7 +108,7 @@ _VALUES: dict[str, tuple[Any, str | None]] = {
     "N>=1": (click.IntRange(min=1), "N"),
     "SIZE": (SIZE, "SIZE"),
     "MEMORY": (MEMORY, "SIZE"),
-    **{word: (Parsed(_parse_shares), word) for word in ("F,F,F", "P,P,P,P")},
+    "F,F,F": (Parsed(_parse_shares), "F,F,F"),
     "PATH": (_PATH, "PATH"),
     "DIR": (_PATH, "DIR"),
     "FILE": (_PATH, "FILE"),
