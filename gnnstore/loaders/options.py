@@ -22,7 +22,7 @@ from torch.utils.data import DataLoader, get_worker_info
 from torch_geometric.sampler.base import NumNeighbors
 from torch_geometric.typing import EdgeTypeStr
 
-from gnnstore.caching.scores import SCORES
+from gnnstore.caching.scores import SCORES, Score
 from gnnstore.disk.engines import ENGINES
 from gnnstore.errors import UsageError, as_whole_number, check_choice, whole_number
 from gnnstore.formats.store.schema import Schema
@@ -245,48 +245,31 @@ def read_options(
     if not chosen.plans:
         unused += ["superbatch"] if is_auto else _PLANNED
     _refuse(f"strategy={strategy!r}", unused, given)
-    settings = _cache_settings(chosen.score or cache, None if chosen.plans else cache_bytes)
-    planned = None
+    num_bytes = None if cache_bytes is None else parse_size(cache_bytes, name="cache_bytes")
+    settings, planned = None, None
+    if (score := chosen.score or cache) is not None:
+        check_choice("cache", score, SCORES)
+    if score is not None or (num_bytes is not None and not chosen.plans):
+        settings = CacheSettings(
+            cast("Score", score or "frequency"), None if chosen.plans else num_bytes
+        )
     if chosen.plans or is_auto:  # "auto" may choose one that plans
-        own_bytes = None if is_auto else cache_bytes
-        planned = _planned_settings(own_bytes, superbatch, spill_dir, disk)
+        num_batches = None if superbatch == "auto" else as_whole_number(superbatch)
+        if superbatch not in (None, "auto") and (num_batches is None or num_batches < 1):
+            raise UsageError(
+                f"superbatch={superbatch!r}: expected a number of batches, at least 1, or 'auto'"
+            )
+        planned = PlannedSettings(
+            None if is_auto else num_bytes,
+            num_batches,
+            None if spill_dir is None else str(spill_dir),
+            None if disk is None else parse_size(disk, name="disk"),
+        )
     elif settings is None:
         settings = CacheSettings() if chosen.caches else None
     elif not isinstance(chosen, Auto) and not chosen.caches:  # an alias without a cache
         chosen = STRATEGIES[chosen.alias_of]
     return ReadOptions(chosen, topology, memory, io_engine, settings, planned)
-
-
-def _cache_settings(
-    cache: str | None, cache_bytes: int | str | None = None
-) -> CacheSettings | None:
-    if cache is not None and cache not in SCORES:
-        raise UsageError(f"cache={cache!r} is unknown; choose one of {', '.join(SCORES)}")
-    num_bytes = None if cache_bytes is None else parse_size(cache_bytes, name="cache_bytes")
-    if cache is None and num_bytes is None:
-        return None
-    return CacheSettings(cache or "frequency", num_bytes)
-
-
-def _planned_settings(
-    cache_bytes: int | str | None = None,
-    superbatch: int | str | None = None,
-    spill_dir: Any = None,
-    disk: int | str | None = None,
-) -> PlannedSettings:
-    num_batches = None
-    if superbatch is not None and superbatch != "auto":
-        num_batches = as_whole_number(superbatch)
-        if num_batches is None or num_batches < 1:
-            raise UsageError(
-                f"superbatch={superbatch!r}: expected a number of batches, at least 1, or 'auto'"
-            )
-    return PlannedSettings(
-        None if cache_bytes is None else parse_size(cache_bytes, name="cache_bytes"),
-        num_batches,
-        None if spill_dir is None else str(spill_dir),
-        None if disk is None else parse_size(disk, name="disk"),
-    )
 
 
 def _refuse(who: str, names: Iterable[str], given: Mapping[str, Any]) -> None:
