@@ -260,9 +260,6 @@ class ResidentTable(Protocol):
     def leave(self, loader: object) -> None:
         """End an iteration, also by `break` or an exception: no thread is left, nothing is lost."""
 
-    def position(self) -> dict[str, Any] | None:
-        """Return the loader's state at the last commit, or None."""
-
     def check_position(self, state_dict: Mapping[str, Any]) -> None:
         """Compare the state that a loader resumes from with the commit's, if it has one."""
 

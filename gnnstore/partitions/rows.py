@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -20,23 +20,6 @@ Int64Array = npt.NDArray[np.int64]
 
 # Reading may be stopped between two pieces.
 _PIECE_BYTES = 2**26
-
-
-class Ranges(NamedTuple):
-    """Ranges of rows of a file, and their places in the output."""
-
-    firsts: Int64Array  # int64 [k]: first row of each range
-    ends: Int64Array  # int64 [k]: the row after each range
-    places: Int64Array  # int64 [k]: row of the output at which each begins
-
-    def joined(self) -> Ranges:
-        """Return the ranges that are not empty, adjacent ones joined."""
-        kept = self.ends > self.firsts
-        firsts, ends, places = self.firsts[kept], self.ends[kept], self.places[kept]
-        follows = (firsts[1:] == ends[:-1]) & (np.diff(places) == np.diff(firsts))
-        begins = np.flatnonzero(np.concatenate([[True], ~follows])[: len(firsts)])
-        lasts = np.append(begins[1:], len(firsts))[: len(begins)] - 1
-        return Ranges(firsts[begins], ends[lasts], places[begins])
 
 
 class PartitionFiles:
@@ -77,15 +60,13 @@ class PartitionFiles:
     ) -> None:
         """Read buckets of edges to their places in `out`, about a piece at a time."""
         bucket_ptr = self.unit.bucket_ptr
-        ranges = Ranges(bucket_ptr[buckets], bucket_ptr[buckets + 1], places).joined()
-        rows = self._rows(spec)
-        sizes = ranges.ends - ranges.firsts
-        piece = np.cumsum(sizes) * rows.row_bytes // _PIECE_BYTES
-        cuts = [0, *(np.flatnonzero(np.diff(piece)) + 1).tolist(), len(sizes)]
+        ranges = _joined(bucket_ptr[buckets], bucket_ptr[buckets + 1], places)
+        rows, (firsts, ends, _) = self._rows(spec), ranges
+        piece = np.cumsum(ends - firsts) * rows.row_bytes // _PIECE_BYTES
+        cuts = [0, *(np.flatnonzero(np.diff(piece)) + 1).tolist(), len(firsts)]
         for begin, end in pairwise(cuts):
             proceed()
-            firsts, ends, into = (part[begin:end] for part in ranges)
-            self.counts += rows.read_ranges(firsts, ends, into, out)
+            self.counts += rows.read_ranges(*(part[begin:end] for part in ranges), out)
         self.unit.check_edges(buckets, spec, places, out)
 
     def _rows(self, spec: AttributeSpec) -> FileRows:
@@ -149,3 +130,15 @@ class PartitionSlots:
         """Return the attributes of the nodes in some rows, by name."""
         nodes = self.files.unit.nodes
         return {name: self._tables[spec.path].gather(rows) for name, spec in nodes.items()}
+
+
+def _joined(
+    firsts: Int64Array, ends: Int64Array, places: Int64Array
+) -> tuple[Int64Array, Int64Array, Int64Array]:
+    """Return ranges of rows and their places, without empty ones, and adjacent ones joined."""
+    kept = ends > firsts
+    firsts, ends, places = firsts[kept], ends[kept], places[kept]
+    follows = (firsts[1:] == ends[:-1]) & (np.diff(places) == np.diff(firsts))
+    begins = np.flatnonzero(np.concatenate([[True], ~follows])[: len(firsts)])
+    lasts = np.append(begins[1:], len(firsts))[: len(begins)] - 1
+    return firsts[begins], ends[lasts], places[begins]

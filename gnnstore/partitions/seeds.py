@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -29,58 +28,11 @@ if TYPE_CHECKING:
 Int64Array = npt.NDArray[np.int64]
 
 
-class Assigned:
-    """The seeds that each state of an epoch trains."""
-
-    counts: Int64Array  # int64 [n]: seeds of each state
-
-
-class SeedsByState(ABC):
-    """Seeds, grouped by the partitions that must be in memory for them."""
-
-    # Whether every pair of partitions must be in memory together in an epoch.
-    are_edges: ClassVar[bool] = False
-
-    def edges_read(self) -> EdgesRead:
-        """Return the kind of edges that these seeds need, without those that batches sample."""
-        return "none"
-
-    def check_in_first(self, num_partitions: int) -> None:  # noqa: B027 - edges are in all
-        """Refuse seeds outside the first partitions, since others are not in every epoch."""
-
-    @abstractmethod
-    def assign(self, schedule: Schedule, seed: int, epoch: int) -> Assigned:
-        """Divide the seeds among the states of an epoch; a pure function of (seed, epoch)."""
-
-    @abstractmethod
-    def positions(self, assigned: Any, state: int, resident: ResidentState) -> npt.NDArray[Any]:
-        """Return the positions of the seeds of a state, which is in memory, in their own order."""
-
-    @abstractmethod
-    def select(
-        self, index: npt.NDArray[Any], key: BatchKey, resident: ResidentState
-    ) -> Seeds[SeedLabels]:
-        """Return the seeds at some of these positions; nodes by their ids in the state."""
-
-    def trained(
-        self,
-        assigned: Any,  # noqa: ARG002
-        state: int,  # noqa: ARG002
-        partitions: Int64Array,  # noqa: ARG002
-    ) -> npt.NDArray[np.bool_] | None:
-        """Return whether the edges of each pair of partitions are seeds of a state [c * c]."""
-        return None
-
-    @abstractmethod
-    def bytes_with(self, most_edges: int) -> int:
-        """Return the memory for dividing the seeds, and for the result."""
-
-
 # Two epochs are kept; one is sorted; a state's seeds are shuffled.
 _ORDER_BYTES = 2 * 8 + 16 + 16
 
 
-class GroupedByState(Assigned):
+class GroupedByState:
     """Seeds that are known before their state is in memory."""
 
     def __init__(self, states: npt.NDArray[np.int32], num_states: int) -> None:
@@ -94,8 +46,10 @@ class GroupedByState(Assigned):
         return self._order[end - int(self.counts[state]) : end]
 
 
-class NodesByState(SeedsByState):
+class NodesByState:
     """Seed nodes: each is trained in some state that holds its partition."""
+
+    are_edges = False  # whether every pair of partitions must be in memory together in an epoch
 
     def __init__(self, nodes: InputNodes, unit: PartitionsReader) -> None:
         self._nodes, self._unit = nodes, unit
@@ -104,8 +58,12 @@ class NodesByState(SeedsByState):
     def __reduce__(self) -> tuple[Any, ...]:
         return (type(self), (self._nodes, self._unit))
 
+    def edges_read(self) -> EdgesRead:
+        """Return the kind of edges that these seeds need, without those that batches sample."""
+        return "none"
+
     def check_in_first(self, num_partitions: int) -> None:
-        """Refuse seed nodes that are in other partitions; see `SeedsByState`."""
+        """Refuse seeds outside the first partitions, since others are not in every epoch."""
         of = self._new_ids // self._unit.rows_per_partition
         beyond = np.flatnonzero(of >= num_partitions)
         if beyond.size:
@@ -122,6 +80,9 @@ class NodesByState(SeedsByState):
         """Return the bytes of the seeds, their ids by partition, and the order of two epochs."""
         count = len(self._nodes)
         return self._nodes.num_bytes + self._new_ids.nbytes + _ORDER_BYTES * count
+
+    def trained(self, *_: Any) -> None:
+        """Return None: no edges are seeds."""
 
     def assign(self, schedule: Schedule, seed: int, epoch: int) -> GroupedByState:
         """Draw a state for each node among those that hold its partition."""
@@ -142,7 +103,7 @@ class NodesByState(SeedsByState):
         return Seeds({NODE_TYPE: resident.members.local(self._new_ids[index])}, labels)
 
 
-class EdgesOfStates(Assigned):
+class EdgesOfStates:
     """Seed edges that are all edges of the graph: known by the pairs of partitions."""
 
     def __init__(self, states: npt.NDArray[np.int32], sizes: Int64Array, num_states: int) -> None:
@@ -151,7 +112,10 @@ class EdgesOfStates(Assigned):
         self.counts = counts.astype(np.int64)
 
 
-class LinksByState(SeedsByState):
+Assigned = GroupedByState | EdgesOfStates
+
+
+class LinksByState:
     """Seed edges: each is trained in the state that its pair of partitions is assigned to."""
 
     are_edges = True
@@ -180,6 +144,9 @@ class LinksByState(SeedsByState):
         if is_strict or looks_up or links.exclude_edges is not None:
             return "graph"
         return "trained" if is_all else "none"
+
+    def check_in_first(self, num_partitions: int) -> None:
+        """Do nothing: edges are in all partitions."""
 
     def bytes_with(self, most_edges: int) -> int:
         """Return the bytes of the edges, their ids by partition, and the orders of two states."""
@@ -238,6 +205,9 @@ class LinksByState(SeedsByState):
             source, target = buckets.ends(members, index)
             index = buckets.position[index].astype(np.int64)
         return self._links.seeds_in(within, index, (source, target), key)
+
+
+SeedsByState = NodesByState | LinksByState
 
 
 def by_state(seeds: Any, unit: PartitionsReader, assignment: str) -> SeedsByState:
