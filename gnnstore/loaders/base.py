@@ -1,8 +1,6 @@
 """A torch `DataLoader` with an order of epochs, a source of batches and a finisher.
 
-It is the loader that torch, PyG and frameworks see: its options, its state, its epochs, and
-batches for an index. The source knows the seeds and how a strategy prepares batches; the way of a
-batch is in `pipeline.batch`.
+It is the loader that torch, PyG and frameworks see; the way of a batch is in `pipeline.batch`.
 """
 
 from __future__ import annotations
@@ -217,8 +215,6 @@ class BatchLoader(DataLoader[Any]):
     def _known_seed(self) -> int | None:
         return self._draw_seed() if self._order.varies else self.seed
 
-    # --- epochs ------------------------------------------------------------------------------
-
     @property
     def epoch(self) -> int:
         """Number of the epoch that the next iteration will be."""
@@ -284,8 +280,6 @@ class BatchLoader(DataLoader[Any]):
     def _pin(self, output: Any) -> Any:
         return pin_memory(output, self.pin_memory_device)
 
-    # --- batches for an index ----------------------------------------------------------------
-
     def __call__(self, index: Any) -> Any:
         """Return the batch of some positions among the seeds, prepared in this thread."""
         output = self.collate_fn(index)
@@ -335,8 +329,6 @@ class BatchLoader(DataLoader[Any]):
         data = self._outputs.join(out, labels)
         return data if self.transform is None else self.transform(data)
 
-    # --- state -------------------------------------------------------------------------------
-
     def set_epoch(self, epoch: SupportsIndex) -> None:
         """Set the epoch that the next iteration will be: whole, or the rest of a loaded state's."""
         self.epoch = _checked_epoch(epoch)
@@ -353,8 +345,7 @@ class BatchLoader(DataLoader[Any]):
         Returns
         -------
         dict
-            Of values that JSON and `torch.load(weights_only=True)` know, with the state of a
-            user's sampler if that has a `state_dict`.
+            Of values that JSON knows, with the state of a user's sampler if it has one.
         """
         seed = self._draw_seed()
         position = self._cursor.position(self.epoch)
@@ -369,8 +360,7 @@ class BatchLoader(DataLoader[Any]):
         Raises
         ------
         UsageError
-            If the state is malformed, or of a loader that gives other batches: every difference
-            is named. The loader is left as it was.
+            If it is malformed, or of other batches, with every difference; nothing changes then.
         """
         found = LoaderState.from_dict(state)
         given = self.seed if self._seed_is_given else None
@@ -401,8 +391,6 @@ class BatchLoader(DataLoader[Any]):
             self.sampler.seed = seed
         self._source = self._source.with_seed(seed)
 
-    # --- what it does, and where ---------------------------------------------------------------
-
     def stats(self) -> LoaderStats:
         """Return statistics of the loader since it was made; `since` subtracts a reading."""
         stats = self._stats.plus(**self._totals.amounts).plus_reads(self._totals.counts)
@@ -432,7 +420,9 @@ class BatchLoader(DataLoader[Any]):
     def trace(
         self, path: str | os.PathLike[str], *, max_events: int = MAX_EVENTS
     ) -> Iterator[Timeline]:
-        """Record the stages of the loader within the context, and write them to a file.
+        """Record stages within the context, which yields a `Timeline`, and write them to a file.
+
+        The timeline takes stages of the caller's own, too.
 
         Parameters
         ----------
@@ -441,11 +431,6 @@ class BatchLoader(DataLoader[Any]):
             by thread, ``.png`` or ``.svg``; replaced if it is there.
         max_events : int
             The most events to record; those after them are left out, and counted in the file.
-
-        Yields
-        ------
-        Timeline
-            Takes stages of the caller's own, too.
 
         Raises
         ------
