@@ -19,7 +19,7 @@ from typing import Protocol
 from gnnstore._core import empty
 from gnnstore.features.planned import SlotCache
 from gnnstore.pipeline.batch import Batch, EpochRun, Samplers, SamplingSource
-from gnnstore.pipeline.lookahead.next_superbatch import MadeAhead, NextSuperbatch
+from gnnstore.pipeline.lookahead.next_superbatch import NextSuperbatch
 from gnnstore.pipeline.lookahead.producer import LookaheadJob, Producer, Session
 from gnnstore.pipeline.lookahead.superbatch import EpochSlice, PlannedPlace
 from gnnstore.sampling.neighbor import NeighborSampler, SamplingConfig
@@ -68,7 +68,7 @@ class LookaheadEpochs:
         self._open: weakref.ref[_Iteration] | None = None
         self._session: Session | None = None  # of the last iteration, if it came to its end
         self._next: NextSuperbatch | None = None
-        self._carried: MadeAhead | None = None  # whose next batches are the coming iteration's
+        self._carried: NextSuperbatch | None = None  # whose next batches are the coming iteration's
         # Iterations that came to their end since the slots were taken.
         self._num_ended = 0
         # Whether a plan for the next iteration is worth making: not if another loader takes the
@@ -170,7 +170,7 @@ class LookaheadEpochs:
 
         def leave() -> None:
             nonlocal is_carried
-            is_carried = ahead is not None and ahead.has_more
+            is_carried = ahead is not None and bool(ahead.shares) and ahead.num_left > 0
             self._keep(ahead if is_carried else None, coming, session)
 
         iteration = _Iteration(is_done, leave)
@@ -203,13 +203,11 @@ class LookaheadEpochs:
                 yield planned
 
     def _keep(
-        self, carried: MadeAhead | None, coming: list[NextSuperbatch], session: Session
+        self, carried: NextSuperbatch | None, coming: list[NextSuperbatch], session: Session
     ) -> None:
         """Keep for the next iteration what is for it."""
         self._num_ended += 1
-        if carried is not None:
-            carried.keep()
-            self._carried = carried
+        self._carried = carried
         for superbatch in coming:
             self._next = superbatch
         # Last: after Ctrl-C it would wait for the turns of what was lost.
@@ -217,7 +215,7 @@ class LookaheadEpochs:
 
     def _begin(
         self, run: EpochRun, sampler: NeighborSampler, slots: SlotCache
-    ) -> tuple[MadeAhead | None, list[NextSuperbatch], Session]:
+    ) -> tuple[NextSuperbatch | None, list[NextSuperbatch], Session]:
         """Return an iteration's superbatch made ahead, those being made, and its session."""
         session, self._session = self._session, None
         coming, self._next = self._next, None
@@ -227,21 +225,19 @@ class LookaheadEpochs:
             self._plans_next = True
         if carried is not None:
             if session is not None and carried.is_for(key, sampler):
-                carried.go_on(run)
+                carried.producer.go_on(run)
                 return carried, [] if coming is None else [coming], session
             carried.abandon()
             session = None  # what was planned will not be followed
         if coming is not None:
-            made = coming.take() if coming.is_for(key, sampler) else None
-            if made is None:
-                coming.abandon()
-            elif made.is_planned and session is None:  # for slots that are not followed on
-                made.abandon()
-            else:
-                producer = made.producer
+            is_made = coming.is_for(key, sampler) and coming.is_made()
+            # Planned for slots that are not followed on, it is of no use.
+            if is_made and not (coming.is_planned and session is None):
+                producer = coming.producer
                 producer.run = run
                 producer.session = session or self._new_session(slots)
-                return made, [], producer.session
+                return coming, [], producer.session
+            coming.abandon()
             session = None if coming.plans else session
         return None, [], session or self._new_session(slots)
 
