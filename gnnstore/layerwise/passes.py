@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from gnnstore._core import release_heap
-from gnnstore.errors import UsageError, described
 from gnnstore.formats import PagedArrayWriter
 from gnnstore.layerwise.blocks import BlockMaker
 from gnnstore.layerwise.graph import GraphReader
@@ -66,11 +65,13 @@ def run_pass(
         first, block = next(blocks)
         waited += perf_counter() - began
         began = perf_counter()
-        rows = _run(plan, maker.complete(block), first)
+        where = f"nodes {first} to {first + block.num_targets - 1}"
+        whole = maker.complete(block).to(plan.kind.device)
+        rows = plan.call.run(whole, DTYPES[plan.dtype], where)
         ran += perf_counter() - began
         done = first + block.num_targets
         num_blocks += 1
-        del block  # frees it before another block is begun
+        del block, whole  # frees it before another block is begun
         release_heap()
         return rows
 
@@ -104,16 +105,6 @@ def run_pass(
         # Waiting for rows of the block before that were not written yet.
         "seconds_writing": end - begun - waited - ran,
     }
-
-
-def _run(plan: LayerPlan, block: Block, first: int) -> Tensor:
-    try:
-        return plan.call(block.to(plan.kind.device), DTYPES[plan.dtype])
-    except (RuntimeError, ValueError, TypeError, IndexError) as error:
-        raise UsageError(
-            f"{plan.call.layer.name} fails on nodes {first} to {first + block.num_targets - 1}: "
-            f"{described(error)}"
-        ) from error
 
 
 def degree_scale(

@@ -161,6 +161,13 @@ class LayerCall:
         # Written while the layer runs on the next block, so not in shared memory.
         return rows.to("cpu", dtype or rows.dtype, copy=True).contiguous()
 
+    def run(self, block: Block, dtype: torch.dtype | None, where: str) -> Tensor:
+        """Call the layer; an error names it and the block."""
+        try:
+            return self(block, dtype)
+        except (RuntimeError, ValueError, TypeError, IndexError) as error:
+            raise UsageError(f"{self.layer.name} fails on {where}: {described(error)}") from error
+
     def _convolve(self, block: Block) -> Any:
         conv: Any = self.layer.conv
         if conv is None:

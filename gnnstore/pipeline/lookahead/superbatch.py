@@ -297,8 +297,8 @@ class SuperbatchPacker:
         num_threads: int,
         may_wait: bool,
         stop: Flag,
-        waits_for_others: Callable[[], bool] = lambda: False,
-        recorder: Recorder | None = None,
+        waits_for_others: Callable[[], bool],
+        recorder: Recorder,
     ) -> None:
         self._tables = tables
         self._directory = directory
@@ -308,7 +308,7 @@ class SuperbatchPacker:
         self._quota = quota
         self._stop = stop
         self._waits_for_others = waits_for_others
-        self._recorder = recorder or Recorder()
+        self._recorder = recorder
 
     def pack(self, trace: Trace, plan: CachePlan) -> PackedSuperbatch | None:
         """Pack the missed rows of a superbatch's batches, unless it has no use or no room."""
