@@ -29,8 +29,6 @@ Style = Literal["auto", "bar", "lines", "none"]
 
 # A line every 10 s: an hour leaves 360 lines, not a gigabyte.
 _LINE_SECONDS = 10.0
-# Unit of `ru_maxrss`: kilobytes, but bytes on macOS.
-_MAXRSS_UNIT_BYTES = 1 if sys.platform == "darwin" else 1024
 
 
 class Phase(Protocol):
@@ -349,7 +347,7 @@ class _Rate:
 
 def peak_rss_bytes() -> int:
     """Return the most memory that this process has had resident."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _MAXRSS_UNIT_BYTES
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def describe_amount(done: int, total: int | None, unit: str) -> str:

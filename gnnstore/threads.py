@@ -67,12 +67,7 @@ class Condition:
             except IndexError:  # that notified too, in between
                 pass
 
-    def wait_until(
-        self,
-        look: Callable[[], R | None],
-        check: Callable[[], None] = lambda: None,
-        timeout: float | None = None,
-    ) -> R | None:
+    def wait_until(self, look: Callable[[], R | None], timeout: float | None = None) -> R | None:
         """Call a function with the lock held, until it returns something, and return that."""
         ends = monotonic() + (inf if timeout is None else timeout)
         waiter = threading.Lock()
@@ -88,7 +83,6 @@ class Condition:
                 if left <= 0:
                     return None
                 waiter.acquire(timeout=left)
-                check()
         finally:
             with self.lock, suppress(ValueError):
                 self._waiting.remove(waiter)

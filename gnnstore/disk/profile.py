@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from gnnstore.errors import CorruptStoreError, StorageError, storage_errors
+from gnnstore.errors import StorageError, storage_errors
 from gnnstore.formats.container.files import read_small
 from gnnstore.formats.container.strict_json import parse_object
 
@@ -58,12 +58,6 @@ _MAX_STAGING_BYTES = 16 << 20
 # A measured rate that is flat from the start says little about a disk under another load.
 _QUEUE_DEPTHS = 16, 256
 _ROW_BLOCK_BYTES = (512, 4 << 10)  # the reads that rows of features need
-
-# Errors of a file in the cache that cannot be read, or that somebody else has written.
-_NO_PROFILE = (
-    *(CorruptStoreError, OSError, ArithmeticError, AttributeError),
-    *(LookupError, TypeError, ValueError),
-)
 
 _log = logging.getLogger(__name__)
 
@@ -153,10 +147,6 @@ class DeviceProfile:
         seconds = 1 / self.best_rate(_SMALL_BYTES)
         return max(0.0, seconds - _SMALL_BYTES * self.seconds_per_byte)
 
-    def to_document(self) -> dict[str, Any]:
-        """Return the profile as values that JSON can have."""
-        return asdict(self)
-
     @classmethod
     def from_document(cls, document: Mapping[str, Any]) -> DeviceProfile:
         """Return the profile of JSON values."""
@@ -201,7 +191,7 @@ def load_profile(path: str | os.PathLike[str]) -> DeviceProfile | None:
             raise ValueError(f"these are not the measurements of {identity}")
     except (FileNotFoundError, NotADirectoryError):
         return None
-    except _NO_PROFILE as error:
+    except Exception as error:  # whatever somebody else has written
         _log.warning(
             "%s: %s; the measurements of the disk are not used. Make new ones: gnnstore bench "
             "disk %s",
@@ -216,7 +206,7 @@ def load_profile(path: str | os.PathLike[str]) -> DeviceProfile | None:
 def save_profile(profile: DeviceProfile) -> Path:
     """Save a profile for all later loaders on its file system, and return the file."""
     file = profile_path(profile.filesystem_id)
-    document = {"format_version": _FORMAT_VERSION, "profile": profile.to_document()}
+    document = {"format_version": _FORMAT_VERSION, "profile": asdict(profile)}
     text = json.dumps(document, indent=2, allow_nan=False) + "\n"
     whole = file.with_name(f".{file.name}.{secrets.token_hex(4)}")
     with storage_errors("keep the measurements", file):

@@ -8,9 +8,7 @@ once and soon.
 from __future__ import annotations
 
 import errno
-import math
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
@@ -167,12 +165,9 @@ def translated(error: OSError, doing: str, path: Path) -> Exception:
             path=path,
         )
     if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-        free = math.nan
-        with suppress(OSError):
-            free = free_bytes(path.parent)
         return NoSpaceError(
             f"cannot {doing}: no space left for {path} ({error.strerror}); {path.parent} has "
-            f"{'an unknown number of bytes' if math.isnan(free) else format_size(int(free))} free. "
+            f"{format_size(free_bytes(path.parent))} free. "
             "Free some space, let the run spill to another disk, or let it keep fewer batches "
             "(a smaller superbatch)",
             path=path,

@@ -193,31 +193,6 @@ def test_a_manifest_that_makes_no_sense(packed: Path, field: str, value: Any) ->
         gnnstore.open_packed(packed)
 
 
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [
-        ("drop_last", 110),
-        ("batch_size", 0),
-        ("batch_size", 49),
-        ("shuffle", None),
-        ("number of input_nodes", "600"),
-        ("sampler", "a user's"),
-    ],
-)
-def test_a_fingerprint_that_makes_other_batches(packed: Path, field: str, value: Any) -> None:
-    rewrite(packed, lambda own: own["fingerprint"].update({field: value}))
-    with pytest.raises(CorruptStoreError, match="fingerprint"):
-        gnnstore.open_packed(packed)
-    assert not gnnstore.verify(packed).ok
-
-
-def test_a_fingerprint_without_a_field_that_loaders_compare(packed: Path) -> None:
-    rewrite(packed, lambda own: own["fingerprint"].pop("sampler"))
-    with pytest.raises(CorruptStoreError, match=r"fingerprint.sampler: expected null.* nothing"):
-        gnnstore.open_packed(packed)
-    assert not gnnstore.verify(packed).ok
-
-
 def test_newer_packed_epochs(packed: Path) -> None:
     newer = PACKED_FORMAT_VERSION + 1
     rewrite(packed, lambda own: own.update(format_version=newer))

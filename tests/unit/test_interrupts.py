@@ -361,7 +361,7 @@ def test_a_condition_is_looked_at_after_each_change() -> None:
         raise CancelledError("over")
 
     with pytest.raises(CancelledError):
-        condition.wait_until(lambda: None, over)
+        condition.wait_until(over)
     assert condition.wait_until(lambda: None, timeout=0.01) is None
     assert not condition._waiting  # none is kept of those that no longer wait
 

@@ -114,7 +114,6 @@ def parse_paged(document: dict[str, Any], path: str) -> tuple[str, tuple[int, ..
     dtype = own.choice("dtype", tuple(STORAGE_DTYPES))
     if not 1 <= len(shape) <= MAX_DIMENSIONS or 0 in shape[1:]:
         raise top.fail("shape", f"1 to {MAX_DIMENSIONS} dimensions, rows not empty")
-    _check_dimension_names(top, len(shape))
     row_bytes = STORAGE_DTYPES[dtype].itemsize
     for extent in shape[1:]:
         row_bytes *= extent  # Python integers: no overflow
@@ -136,14 +135,6 @@ def parse_paged(document: dict[str, Any], path: str) -> tuple[str, tuple[int, ..
         if document.get(key) != value:
             raise top.fail(key, json.dumps(value)[:300])
     return dtype, shape[1:], layout
-
-
-def _check_dimension_names(array: Fields, num_axes: int) -> None:
-    """Check the names of the axes; arrays of earlier writers have none."""
-    if array.has("dimension_names"):
-        names = array.array("dimension_names")
-        if len(names) != num_axes or not all(isinstance(name, str | None) for name in names):
-            raise array.fail("dimension_names", f"{num_axes} strings or nulls")
 
 
 def parse_compressed(
@@ -174,7 +165,6 @@ def parse_compressed(
     # As NumPy counts: a length of 0 does not make the others any smaller.
     if len(shape) > MAX_DIMENSIONS or math.prod(n or 1 for n in shape) * item_bytes >= 2**62:
         raise top.fail("shape", f"at most {MAX_DIMENSIONS} dimensions and 2^62 bytes")
-    _check_dimension_names(top, len(shape))
     chunk_bytes = math.prod(chunk_shape) * item_bytes
     if len(chunk_shape) != len(shape) or chunk_bytes > MAX_COMPRESSED_CHUNK_BYTES:
         raise CorruptStoreError(

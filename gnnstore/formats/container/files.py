@@ -353,15 +353,16 @@ def read_small(path: Path, max_bytes: int) -> bytes:
 
 def directory_bytes(path: Path) -> int:
     """Return the bytes of all files under a directory; files that vanish meanwhile count 0."""
-    return sum(found.st_size for found in _files_under(path))
+    return sum(found.st_size for found in files_under(path))
 
 
 def allocated_bytes(path: Path) -> int:
     """Return the bytes that all files under a directory take on disk, without holes."""
-    return sum(512 * found.st_blocks for found in _files_under(path))
+    return sum(512 * found.st_blocks for found in files_under(path))
 
 
-def _files_under(path: Path) -> Iterator[os.stat_result]:
+def files_under(path: Path) -> Iterator[os.stat_result]:
+    """Yield the status of all files under a directory, links themselves."""
     for root, _, names in os.walk(path):
         for name in names:
             try:

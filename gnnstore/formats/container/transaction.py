@@ -62,17 +62,16 @@ class DirectoryTransaction:
         _check_outside(self.final, manifest)
         found = _sweep(self.final, on_event, adopt, manifest.ATTEMPT)
         self.adopted = found is not None  # whether a dead writer left the directory
-        if found is None:
+        try:
             check_final(self.final, manifest, overwrite)
+        except BaseException:
+            if found is not None:
+                os.close(found[1])
+            raise
+        if found is None:
             with storage_errors("create the output", self.final):
                 found = make_locked(self.final.parent, f".{self.final.name}.tmp-")
         self.path, self._lock = found
-        if self.adopted:
-            try:
-                check_final(self.final, manifest, overwrite)
-            except BaseException:
-                self.keep()
-                raise
 
     def commit(self, before_rename: Callable[[], None] = lambda: None) -> None:
         """Make every directory durable and give the directory its name."""

@@ -23,7 +23,7 @@ from typing import Literal
 from gnnstore import _core
 from gnnstore.errors import UsageError
 from gnnstore.formats.arrays.zarr_metadata import METADATA_FILE
-from gnnstore.formats.container.files import directory_bytes
+from gnnstore.formats.container.files import directory_bytes, files_under
 from gnnstore.formats.container.journal import JOURNAL_FILE, SPILL_DIRECTORY, Journal
 from gnnstore.formats.container.manifest import CHECKSUMS_ARRAY, KINDS
 
@@ -225,9 +225,5 @@ def _foreign_spill(path: Path) -> list[Path]:
 
 def _age_seconds(path: Path) -> float:
     """Return the seconds since something in a directory last changed."""
-    latest = path.stat().st_mtime
-    for root, _, names in os.walk(path):
-        for name in names:
-            with suppress(OSError):
-                latest = max(latest, (Path(root) / name).lstat().st_mtime)
+    latest = max(found.st_mtime for found in (path.stat(), *files_under(path)))
     return max(0.0, time.time() - latest)

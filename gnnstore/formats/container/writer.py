@@ -45,7 +45,6 @@ from gnnstore.formats.container.files import (
 from gnnstore.formats.container.journal import Journal
 from gnnstore.formats.container.manifest import (
     CHECKSUMS_ARRAY,
-    MAX_MANIFEST_BYTES,
     FileEntry,
     Manifest,
     content_uuid,
@@ -303,11 +302,6 @@ class SealedWriter:
             self.READER.open(self.temporary_path)
         except (CorruptStoreError, UnsupportedVersionError, NotFoundError) as error:
             reason = str(error).replace(str(self.temporary_path), str(self.path))
-            if error.path == str(self.temporary_path / METADATA_FILE):
-                reason += (
-                    f"; graph-level values may take {MAX_MANIFEST_BYTES >> 20} MiB in all: store "
-                    "large ones as tensors"
-                )
             raise InputError(
                 f"{self.path}: the {self.READER.MANIFEST.WORD} would be refused by readers, so "
                 f"that it was not committed: {reason}",

@@ -169,12 +169,6 @@ class PackedManifest(Manifest):
             raise own.fail("cached", "paths of node attributes of the schema")
         if sorted([*cached, *plain]) != sorted([*nodes, *edges]):
             raise own.fail("plain", "with 'cached', each attribute of the schema once")
-        asked = own.fields("fingerprint")
-        if asked.document.get("sampler", "") is not None:
-            raise asked.fail("sampler", "null, since the order of a sampler is never packed")
-        num_batches = _batches_per_epoch(asked)
-        if found["batches_per_epoch"] != num_batches:
-            raise own.fail("batches_per_epoch", f"{num_batches}, as the fingerprint has it")
         if MAX_PIECE_BYTES % found["piece_bytes"]:  # reads are multiples of it
             raise own.fail("piece_bytes", f"a part of {MAX_PIECE_BYTES}")
         return found
@@ -182,13 +176,6 @@ class PackedManifest(Manifest):
 
 def _version_of(schema: Schema) -> int:
     return _VERSION_WITHOUT_TYPES if schema.is_homogeneous else PACKED_FORMAT_VERSION
-
-
-def _batches_per_epoch(asked: Fields) -> int:
-    """Return the batches of an epoch of a loader with a fingerprint."""
-    num_seeds, batch_size = asked.integer(NUM_POSITIONS), asked.integer("batch_size", 1)
-    asked.boolean("shuffle")
-    return num_seeds // batch_size if asked.boolean("drop_last") else -(-num_seeds // batch_size)
 
 
 def rows_array(schema: Schema, path: str) -> str:

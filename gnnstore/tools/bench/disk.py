@@ -40,7 +40,7 @@ def bench_disk(
         "file_bytes": measured.file_bytes,
         "seconds": measured.seconds,
         "remarks": list(measured.remarks),
-        "profile": profile.to_document(),
+        "profile": asdict(profile),
         "tuning": asdict(tuning),
         "saved_to": None,
     }
