@@ -120,6 +120,11 @@ class WaitProgress:
         """Return the display of another loader, of the same kind."""
         return WaitProgress(self._show, self._after_seconds)
 
+    @property
+    def is_shown(self) -> bool:
+        """Whether anything will be displayed."""
+        return self._show is not None
+
     @contextmanager
     def phase(self, name: str, total: int | None = None, unit: str = "items") -> Iterator[Phase]:
         """Begin a phase, displayed while somebody waits."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -86,6 +86,7 @@ class Recorder:
     def __init__(self, progress: WaitProgress | None = None) -> None:
         self.timeline: Timeline = OFF
         self.progress = progress or WaitProgress()
+        self._shows = self.progress.is_shown
 
     def stage(self, name: str, **args: Any) -> Stage:
         """Return a context that measures a stage, and records it if somebody asked for that."""
@@ -93,13 +94,16 @@ class Recorder:
 
     def waiting(self, k: int) -> AbstractContextManager[object]:
         """Return a context in which the consumer waits for the k-th batch."""
-        return self.progress.waiting(k)
+        return self.progress.waiting(k) if self._shows else nullcontext()
 
     @contextmanager
     def phase(
         self, name: str, total: int | None = None, unit: str = "items"
     ) -> Iterator[Callable[[int], None]]:
         """Begin a phase that is displayed while somebody waits; yield what advances it."""
+        if not self._shows:
+            yield lambda _: None
+            return
         with self.progress.phase(name, total, unit) as phase:
             yield phase.advance
 
