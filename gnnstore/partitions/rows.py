@@ -60,13 +60,14 @@ class PartitionFiles:
     ) -> None:
         """Read buckets of edges to their places in `out`, about a piece at a time."""
         bucket_ptr = self.unit.bucket_ptr
-        ranges = _joined(bucket_ptr[buckets], bucket_ptr[buckets + 1], places)
-        rows, (firsts, ends, _) = self._rows(spec), ranges
+        firsts, ends, to = _joined(bucket_ptr[buckets], bucket_ptr[buckets + 1], places)
+        rows = self._rows(spec)
         piece = np.cumsum(ends - firsts) * rows.row_bytes // _PIECE_BYTES
         cuts = [0, *(np.flatnonzero(np.diff(piece)) + 1).tolist(), len(firsts)]
         for begin, end in pairwise(cuts):
             proceed()
-            self.counts += rows.read_ranges(*(part[begin:end] for part in ranges), out)
+            cut = slice(begin, end)
+            self.counts += rows.read_ranges(firsts[cut], ends[cut], to[cut], out)
         self.unit.check_edges(buckets, spec, places, out)
 
     def _rows(self, spec: AttributeSpec) -> FileRows:

@@ -249,9 +249,9 @@ def test_what_cannot_be_ranked_is_refused(store: gnnstore.GraphStore, tmp_path: 
         ranked(relation="kind")
     with pytest.raises(NotFoundError, match="no edge attribute 'kind'"):
         ranked(np.zeros((2, 1), int), filter=store, relation="kind")
-    for known in (split.edge_index, store):
+    for own in (split.edge_index, store):
         with pytest.raises(UsageError, match="name the attribute that holds them"):
-            ranked((np.zeros(1, int),) * 3, filter=known)
+            ranked((np.zeros(1, int),) * 3, filter=own)
     with pytest.raises(UsageError, match="table is a list of shape"):
         ranked(table=[1, 2])
     with pytest.raises(InputError, match=r"none\.npy is no \.npy array .*No such file"):

@@ -122,7 +122,7 @@ def test_memory_is_not_for_what_is_missed(tmp_path: Path) -> None:
         ):
             ids = trace.batch(3)
             out = np.full(len(ids), -1)
-            done.read(3, "x", out.view(np.uint8))
+            done.read(3, "x", RowRange(0, len(ids)), out.view(np.uint8))
         missed = plan.batch_slots(3) < 0
         np.testing.assert_array_equal(out, np.where(missed, ids, -1))
         return most[0]
