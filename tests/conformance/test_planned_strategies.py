@@ -15,7 +15,7 @@ import pytest
 import gnnstore
 from gnnstore import NeighborLoader
 from gnnstore.caching.policies.fixed import Fixed
-from gnnstore.errors import BudgetError, NotFoundError, StorageError, UsageError
+from gnnstore.errors import BudgetError, StorageError, UsageError
 from gnnstore.graph.shared import shared_tables
 from gnnstore.strategies.builtin import STRATEGIES
 from gnnstore.testing.faults import inject
@@ -367,7 +367,7 @@ def test_a_read_that_fails(path: Path, expected: Batches, num_threads: int) -> N
 def test_a_directory_that_is_not_there(path: Path, tmp_path: Path) -> None:
     loader = loader_of(path, spill_dir=tmp_path / "absent" / "deeper")
     override_sizes(loader, in_memory=False)
-    with pytest.raises(NotFoundError, match="absent"):
+    with pytest.raises(StorageError, match="deeper: No such file or directory"):
         next(iter(loader))
 
 

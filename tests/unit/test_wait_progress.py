@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from gnnstore import LinkNeighborLoader, NeighborLoader
-from gnnstore.loaders import base
+from gnnstore.loaders import options as loader_options
 from gnnstore.progress import NullProgress, Phase, WaitProgress
 from gnnstore.strategies.builtin import STRATEGIES
 from gnnstore.testing.graphs import random_graph
@@ -158,7 +158,7 @@ def no_patience(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_loaders(
     path: Path, shown: Display, monkeypatch: pytest.MonkeyPatch, strategy: str
 ) -> None:
-    monkeypatch.setattr(base, "open_progress", shown.opened)
+    monkeypatch.setattr(loader_options, "open_progress", shown.opened)
     memory = None if strategy == "memory" else "100MB"
     loader = NeighborLoader(
         path, [4], range(100), batch_size=10, strategy=strategy, memory=memory, progress=True
@@ -184,7 +184,7 @@ def test_logs_are_quiet(
     progress: bool | None,
 ) -> None:
     monkeypatch.setattr(sys, "stderr", Terminal() if is_terminal else io.StringIO())
-    monkeypatch.setattr(base, "open_progress", shown.opened)
+    monkeypatch.setattr(loader_options, "open_progress", shown.opened)
     options: dict[str, Any] = {} if progress is None else {"progress": progress}
     loader = NeighborLoader(path, [4], range(9), strategy="memory", **options)
     assert len(list(loader)) == 9

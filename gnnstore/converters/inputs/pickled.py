@@ -85,7 +85,7 @@ def read_pickled(
     except OSError as error:
         raise storage_error(error, f"read {what}", path) from error
     except MemoryError:
-        raise
+        found = "more than there is memory for, or a malformed pickle"
     except NotArraysError as error:
         found = str(error)
     except (zipfile.BadZipFile, zlib.error, EOFError) as error:

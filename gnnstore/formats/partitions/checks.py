@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from gnnstore.errors import GnnstoreError
 from gnnstore.formats.container.files import Problem
 from gnnstore.formats.container.reader import SealedReader
 from gnnstore.formats.partitions.manifest import (
@@ -33,7 +34,10 @@ _SCAN_EDGES = 2**20
 
 def check_meaning(reader: Reader) -> Iterator[Problem]:
     """Yield values that are no partitions of a graph, or not of the store around them."""
-    problem = _order_problem(reader) or _edge_problem(reader)
+    try:
+        problem = _order_problem(reader) or _edge_problem(reader)
+    except GnnstoreError as error:  # of the store around them
+        problem = Problem(error.path or str(reader.path), str(error))
     if problem is not None:
         yield problem
 
