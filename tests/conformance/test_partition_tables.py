@@ -492,6 +492,7 @@ def test_a_read_ahead_that_fails_reaches_the_loop(
     with pytest.raises(StorageError, match=r"slots: Input/output error") as caught:
         until_it_fails()
     assert caught.value.path == str(slots)
+    assert caught.value.offset is not None
     monkeypatch.undo()
     now = table[:]
     assert not torch.equal(now, learned)

@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gnnstore import _core
-from gnnstore.errors import CorruptStoreError, UsageError, storage_errors
+from gnnstore.errors import CorruptStoreError, UsageError, storage_error, storage_errors
 from gnnstore.formats.container.files import Problem, fill_at, open_regular, write_part
 from gnnstore.formats.container.transaction import DirectoryTransaction
 from gnnstore.formats.container.verify import Level, Report
@@ -79,8 +79,12 @@ class SlotFile:
         offset, found = slot * self.slot_bytes, 0
         for begin in range(0, self.slot_bytes, _PIECE_BYTES):
             piece = out[begin : begin + _PIECE_BYTES]
-            with storage_errors(f"read bytes from {offset + begin} on", self.path):
+            try:
                 count = fill_at(self._descriptor, piece.data, offset + begin)
+            except OSError as error:
+                failure = storage_error(error, f"read bytes from {offset + begin} on", self.path)
+                failure.offset = offset + begin
+                raise failure from error
             if count < len(piece):
                 raise self._damaged(offset + begin + count, "the file ends here")
             found = _core.crc32c(piece, found)
