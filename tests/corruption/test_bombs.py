@@ -248,6 +248,17 @@ def read_pickled(path: Path) -> None:
     open_pickled(path, "the splits", memory_ledger("reading the splits", None))
 
 
+def test_a_pickle_takes_no_more_memory_than_its_file(tmp_path: Path) -> None:
+    """A text of 1 MB and its bytes, four thousand times."""
+    data = b"X\0\0\x10\0" + bytes(2**20) + b"q\0X\6\0\0\0latin1q\1c_codecs\nencode\nq\2"
+    data += b"h\2h\0h\1\x86R" * 4000 + b"."
+    path = tmp_path / "split_dict.pt"
+    with zipfile.ZipFile(path, "w") as file:
+        file.writestr("split/data.pkl", b"\x80\2" + data)
+    with little_memory(), pytest.raises(InputError, match="a bytes of something else"):
+        read_pickled(path)
+
+
 def test_members_of_what_torch_saves_do_not_overlap(tmp_path: Path) -> None:
     """A thousand storages in one place, of a megabyte each."""
     path = tmp_path / "split_dict.pt"

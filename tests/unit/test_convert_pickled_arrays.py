@@ -180,10 +180,10 @@ def test_only_allowed_names_are_called(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "found"),
     [
-        ([1, 2], "a list of something else"),
+        ([1, 2], "the opcode EMPTY_LIST"),
         ({"train": 3}, "a dict of something else (train is a int)"),
         ({"train": np.array([0.5j])}, "an array of c16"),
-        ({"train": np.array([{}])}, "an array of O8"),
+        ({"train": np.array([{}])}, "the opcode EMPTY_LIST"),
         ({"train": torch.arange(3)}, "the name torch.storage._load_from_bytes"),
         ({"train": {"edge": {"a": np.arange(3)}}}, "train: edge is a dict"),
         (Counter("ab"), "the name collections.Counter"),
@@ -196,6 +196,22 @@ def test_what_is_no_dict_of_arrays_is_named(tmp_path: Path, content: Any, found:
         read(path)
     assert found in str(caught.value)
     assert "save its arrays with numpy.savez as split_dict.npz" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("data", "found"),
+    [
+        (b"\x80\x02" + b"}" + b"q\0" * 2**16 + b".", "more than 65536 opcodes"),
+        (b"\x80\x02}K\x01)\x85q\0h\0s.", "a tuple that occurs twice"),
+        (b"\x80\x02}K\x01)\x85(uq\0h\0s.", "a tuple that occurs twice"),  # after SETITEMS
+        (b"\x80\x02}r\0\0\0\x7f.", "the entry 2130706432 of the memo"),
+        (b"\x80\x02c_codecs\nencode\nX\1\0\0\0aX\3\0\0\0hex\x86R.", "a text that is no byt"),
+    ],
+)
+def test_a_pickle_that_nothing_writes_is_refused(tmp_path: Path, data: bytes, found: str) -> None:
+    with pytest.raises(InputError) as caught:
+        read(archive(tmp_path / "split_dict.pt", data))
+    assert f"found {found}" in str(caught.value)
 
 
 @pytest.mark.parametrize(

@@ -56,6 +56,30 @@ def test_records_come_back_in_order(tmp_path: Path) -> None:
     assert again.has_work
 
 
+@pytest.mark.parametrize("array", ["../other", "{}/other"])
+def test_a_journal_names_no_files_of_others(tmp_path: Path, array: str) -> None:
+    """What it names is deleted when it is merged or written again."""
+    directory, other = tmp_path / "own", tmp_path / "other"
+    for place in (directory, other, other / "spill"):
+        place.mkdir()
+        (place / "file").write_bytes(b"12345")
+    Journal.create(directory, FINGERPRINT, {})
+    named = {"array": array.format(tmp_path), "number": 0, "file": "file", "layout": [], "crc": 0}
+    for record in (
+        {"kind": "shard", **named},
+        {"kind": "run", "run": {"files": [str(other / "file")]}, "sizes": [5]},
+        {"kind": "spill_directory", "path": str(other / "spill")},
+    ):
+        append_record(directory / JOURNAL_FILE, record)
+    journal = Journal.read(directory, to_continue=True)
+    assert journal is not None
+    assert journal.runs() == []
+    journal.forget_steps()
+    journal.remove_unfinished()
+    assert (other / "file").exists()
+    assert (other / "spill/file").exists()
+
+
 @given(st.data())
 @settings(max_examples=examples(60), deadline=None)
 def test_any_damage_costs_only_what_comes_after(

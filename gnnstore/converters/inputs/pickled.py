@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import io
 import pickle
+import pickletools
 import zipfile
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import cache
 from operator import index
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, TypeVar
+from typing import IO, TYPE_CHECKING, Any, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -37,6 +38,22 @@ _TIMES_FILE = 4
 # The first of the four pickles that torch wrote before it wrote archives.
 _OLD_TORCH = pickle.dumps(0x1950A86A20F9469CFC6C, 2)
 _NUM_PICKLES_BEFORE = 3
+_MAX_OPCODES = 2**16  # OGB's pickles have a few hundred
+# Opcodes whose results may be fetched from the memo, and so may tuples of up to three atoms. Others
+# may not: the hash of n tuples, each of which holds the one before twice, takes 2^n steps.
+_ATOMS = {
+    *("SHORT_BINUNICODE", "BINUNICODE", "BINUNICODE8", "SHORT_BINBYTES", "BINBYTES", "BINBYTES8"),
+    *("NONE", "NEWTRUE", "NEWFALSE", "BININT", "BININT1", "BININT2", "LONG1", "BINFLOAT"),
+}
+_SHARED = {"BYTEARRAY8", "EMPTY_DICT", "EMPTY_LIST", "GLOBAL", "STACK_GLOBAL", "REDUCE", "NEWOBJ"}
+_TUPLES = {"EMPTY_TUPLE": 0, "TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
+_GETS, _PUTS = {"BINGET", "LONG_BINGET"}, {"BINPUT", "LONG_BINPUT", "MEMOIZE"}
+_OPCODES = {
+    *(*_ATOMS, *_SHARED, *_GETS, *_PUTS, *_TUPLES, "TUPLE", "PROTO", "FRAME", "MARK"),
+    *("BINPERSID", "BUILD", "STOP", "SETITEM", "SETITEMS"),
+} - {"NEWOBJ", "BINFLOAT", "EMPTY_LIST"}
+# Of objects with values that are no arrays.
+_OBJECT_OPCODES = {"NEWOBJ", "BINFLOAT", "EMPTY_LIST", "APPEND", "APPENDS"}
 _CODES = {"b1", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8"}
 
 T = TypeVar("T")
@@ -90,7 +107,7 @@ def read_pickled(
         found = str(error)
     except (zipfile.BadZipFile, zlib.error, EOFError) as error:
         found = f"a damaged archive ({error})"
-    except Exception as error:  # on odd bytes unpacking and NumPy raise anything
+    except Exception as error:  # on odd bytes pickletools, unpacking and NumPy raise anything
         found = f"a malformed pickle ({error})"
     raise InputError(
         f"{path}: expected {expected} as torch.save writes it, found {found[:_MAX_MESSAGE]}. "
@@ -102,10 +119,10 @@ def read_pickled(
 def _load(path: Path, names: Mapping[str, Any]) -> Any:
     with open_input(path) as file:
         if file.read(len(_OLD_TORCH)) == _OLD_TORCH:
-            file.seek(0)
+            stream = io.BytesIO(_OLD_TORCH + file.read())
             for _ in range(_NUM_PICKLES_BEFORE):
-                _Unpickler(file, _no_storage, {}).load()
-            return _Unpickler(file, _no_storage, names).load()
+                _check_opcodes(stream, _OPCODES)
+            return _unpickle(stream, _no_storage, names)
     with open_zip(path) as archive:
         members, read = archive.infolist(), cache(archive.read)
         # Stored members that do not overlap are no larger than the file, whose bytes are counted.
@@ -122,11 +139,47 @@ def _load(path: Path, names: Mapping[str, Any]) -> Any:
         def read_storage(key: str, code: str) -> npt.NDArray[Any]:
             return np.frombuffer(read(storages[key]), f"{'<>'[is_big]}{code}")
 
-        return _Unpickler(io.BytesIO(archive.read(pickles[0])), read_storage, names).load()
+        return _unpickle(io.BytesIO(archive.read(pickles[0])), read_storage, names)
 
 
 def _no_storage(_key: str, _code: str) -> npt.NDArray[Any]:
     raise NotArraysError("a tensor as torch wrote it before 1.6; load and save it again")
+
+
+def _check_opcodes(stream: IO[bytes], allowed: Collection[str]) -> None:
+    """Read a pickle to its end, and refuse opcodes that what is read does not need."""
+    memo: dict[int, str] = {}
+    kind, num_atoms = "", 0  # of the last result, and how many atoms in a row there are
+    for count, (opcode, argument, _) in enumerate(pickletools.genops(stream)):
+        if count >= _MAX_OPCODES:
+            raise NotArraysError(f"more than {_MAX_OPCODES} opcodes")
+        if opcode.name == "GLOBAL" and str(argument).endswith(" HeteroData"):
+            raise NotArraysError("a HeteroData, which is converted in Python, with from_pyg")
+        if opcode.name not in allowed:
+            raise NotArraysError(f"the opcode {opcode.name}")
+        if opcode.name in _PUTS:
+            entry = len(memo) if argument is None else argument
+            if entry >= _MAX_OPCODES:  # the memo is an array
+                raise NotArraysError(f"the entry {entry} of the memo")
+            memo[entry] = kind
+            continue
+        if opcode.name in _GETS:
+            kind = memo.get(cast(int, argument), "")
+            if not kind:
+                raise NotArraysError("a tuple that occurs twice")
+        elif opcode.name in _TUPLES:
+            kind = "shared" if num_atoms >= _TUPLES[opcode.name] else ""
+        else:
+            is_atom = opcode.name in _ATOMS
+            kind = "atom" if is_atom else "shared" if opcode.name in _SHARED else ""
+        num_atoms = num_atoms + 1 if kind == "atom" else 0
+
+
+def _unpickle(stream: IO[bytes], read_storage: _StorageReader, names: Mapping[str, Any]) -> Any:
+    begin = stream.tell()
+    _check_opcodes(stream, _OPCODES | _OBJECT_OPCODES if names else _OPCODES)
+    stream.seek(begin)
+    return _Unpickler(stream, read_storage, names).load()
 
 
 class PickledArray:
@@ -161,13 +214,14 @@ class _Unpickler(pickle.Unpickler):
         super().__init__(stream)
         self._read_storage = read_storage
         self._names = {**_NAMES, **names}
+        self._encode = cache(_encode)  # a pickle may ask for the bytes of a text thousands of times
 
     def find_class(self, module: str, name: str) -> Any:
         """Return this module's replacement for a name."""
         # NumPy 2 calls its module numpy._core, earlier versions numpy.core.
         full = f"{module}.{name}".replace("numpy._core.", "numpy.core.")
-        if name == "HeteroData":
-            raise NotArraysError("a HeteroData, which is converted in Python, with from_pyg")
+        if full == "_codecs.encode":
+            return self._encode
         if full not in self._names:
             raise NotArraysError(f"the name {full}")
         return self._names[full]
@@ -193,6 +247,11 @@ def _frombuffer(data: Any, dtype: _Dtype, shape: Any, order: Any, *axes: Any) ->
     return PickledArray(array.reshape(shape, order=order))
 
 
+def _hooks() -> dict[str, Any]:
+    """Return the hooks of a tensor; `dict` would make copies."""
+    return {}
+
+
 def _tensor(storage: PickledArray, first: Any, shape: Any, strides: Any, *_: Any) -> PickledArray:
     items = storage.values
     steps = [items.itemsize * index(stride) for stride in strides]
@@ -204,7 +263,6 @@ def _tensor(storage: PickledArray, first: Any, shape: Any, strides: Any, *_: Any
 
 # Replacements for names: functions, since a pickle could set the attributes of a class.
 _NAMES: dict[str, Any] = {
-    "_codecs.encode": _encode,
     "numpy.ndarray": None,
     "numpy.dtype": lambda code, *_: _Dtype(code),
     "numpy.core.multiarray._reconstruct": lambda *_: PickledArray(),
@@ -212,7 +270,7 @@ _NAMES: dict[str, Any] = {
     "__builtin__.bytes": lambda: b"",  # of an empty array, which has no text
     "builtins.bytes": lambda: b"",
     "torch._utils._rebuild_tensor_v2": _tensor,
-    "collections.OrderedDict": dict,  # the hooks of a tensor; `dict` would make copies
+    "collections.OrderedDict": _hooks,
     "torch.BoolStorage": "b1",
     "torch.ByteStorage": "u1",
     "torch.CharStorage": "i1",

@@ -104,7 +104,7 @@ class Journal:
         return self.spill_directories[-1]
 
     def _take(self, kind: str, **record: Any) -> None:
-        if kind == "shard":
+        if kind == "shard" and self._is_own(self.directory / record["array"] / record["file"]):
             self._shards[record["array"], record["number"]] = record
         elif kind == "cold":
             self._compressed[record["array"]] = record
@@ -122,11 +122,15 @@ class Journal:
             self.edges.append(record["edges"])
             self._runs.clear()  # those of other edges follow
         # Cleaning up deletes this directory, so a journal must not name any other.
-        elif kind == "spill_directory" and Path(record["path"]).name in (
-            SPILL_DIRECTORY,
-            foreign_spill_name(self.directory),
-        ):
-            self.spill_directories.append(Path(record["path"]))
+        elif kind == "spill_directory":
+            path = Path(record["path"])
+            if path == self.spill_directories[0] or path.name == foreign_spill_name(self.directory):
+                self.spill_directories.append(path)
+
+    def _is_own(self, path: Path) -> bool:
+        # Files are deleted by what a journal says, so it must not name those of others.
+        places = (self.directory, *self.spill_directories)
+        return ".." not in path.parts and any(map(path.is_relative_to, places))
 
     def _record(self, kind: str, **record: Any) -> None:
         self._take(**append_record(self.directory / JOURNAL_FILE, {"kind": kind, **record}))
@@ -202,7 +206,7 @@ class Journal:
         found = []
         for record in self._runs:
             files = zip(map(Path, record["run"]["files"]), record["sizes"], strict=True)
-            if not all(_has_size(path, size) for path, size in files):
+            if not all(self._is_own(path) and _has_size(path, size) for path, size in files):
                 break
             found.append(dict(record["run"]))
         return found
