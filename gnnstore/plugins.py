@@ -28,7 +28,7 @@ from gnnstore.budget.ledger import Reservation
 from gnnstore.caching.plan import CachePlan, PlannedStep, Trace
 from gnnstore.caching.policies.base import CachePolicy, Planner, PlanningBytes
 from gnnstore.caching.policies.registry import POLICIES
-from gnnstore.converters.converter import CONVERTERS, Converter
+from gnnstore.converters.writer.options import CONVERTERS, Converter
 from gnnstore.features.source import RowRequest, Rows, RowSource, RowSpec, Tier
 from gnnstore.formats.store.schema import NODE_TYPE
 from gnnstore.graph.shared import CacheKey, SharedCache, shared_tables
@@ -48,10 +48,9 @@ from gnnstore.strategies.sizes.prefetch import check_two_batches
 from gnnstore.strategies.sources import OpenStore, RowCache
 
 if TYPE_CHECKING:
-    from gnnstore.converters.converter import converter
     from gnnstore.converters.writer.graph_writer import GraphWriter
     from gnnstore.converters.writer.node_arrays import RowSink
-    from gnnstore.converters.writer.options import ConvertOptions
+    from gnnstore.converters.writer.options import ConvertOptions, converter
     from gnnstore.loaders.base import BatchLoader
     from gnnstore.loaders.options import LoaderOptions
     from gnnstore.loaders.sampled import SampledLoader
@@ -62,7 +61,7 @@ _HOMES = {
     "ConvertOptions": "gnnstore.converters.writer.options",
     "GraphWriter": "gnnstore.converters.writer.graph_writer",
     "RowSink": "gnnstore.converters.writer.node_arrays",
-    "converter": "gnnstore.converters.converter",
+    "converter": "gnnstore.converters.writer.options",
     "SEED_KINDS": "gnnstore.seeds.kinds",
     "BatchLoader": "gnnstore.loaders.base",
     "LoaderOptions": "gnnstore.loaders.options",

@@ -1,9 +1,11 @@
-"""Parses sizes as people write them ("8GB", "512MiB"), and formats sizes and times for them."""
+"""Values as people write them: sizes ("8GB", "512MiB"), times, and names of registered values."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Generic, Protocol, TypeVar
 
 from gnnstore.errors import UsageError, as_whole_number
 
@@ -24,6 +26,7 @@ _SUFFIXES = {
     "tib": 2**40,
 }
 _MAX_BYTES = 2**62  # sums of a few still fit 64 bits
+T = TypeVar("T", bound="Named")
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*")
 
 
@@ -97,3 +100,55 @@ def spread(values: Iterable[float], form: str = ".2f") -> str:
         return "-"
     text = format(median(found), form)
     return text if len(found) == 1 else f"{text} [{min(found):{form}}, {max(found):{form}}]"
+
+
+class Named(Protocol):
+    """A value that can be registered."""
+
+    @property
+    def name(self) -> str:
+        """The name that the value is found by."""
+
+
+class Registry(Generic[T]):
+    """Values of one kind; iterates over them."""
+
+    def __init__(self, values: Iterable[T] = ()) -> None:
+        self._values: dict[str, T] = {}
+        for value in values:
+            self.register(value)
+
+    def register(self, value: T) -> T:
+        """Add a value, and return it."""
+        if value.name in self._values:
+            raise ValueError(f"{value.name!r} is registered already: {self._values[value.name]}")
+        self._values[value.name] = value
+        return value
+
+    @contextmanager
+    def having(self, *values: T) -> Iterator[None]:
+        """Register values until a context ends, which forgets all that was registered in it."""
+        before = dict(self._values)
+        try:
+            for value in values:
+                self.register(value)
+            yield
+        finally:
+            self._values = before
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of all values."""
+        return tuple(self._values)
+
+    def __iter__(self) -> Iterator[T]:
+        """Return an iterator over the values."""
+        return iter(self._values.values())
+
+    def __contains__(self, name: str) -> bool:
+        """Whether there is a value of that name."""
+        return isinstance(name, str) and name in self._values
+
+    def __getitem__(self, name: str) -> T:
+        """Return the value of that name."""
+        return self._values[name]

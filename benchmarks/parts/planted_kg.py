@@ -20,16 +20,15 @@ import numpy as np
 import numpy.typing as npt
 
 from gnnstore.budget.ledger import Reservation
+from gnnstore.budget.limits import memory_ledger
 from gnnstore.converters.datasets.triples import EDGE_ATTRIBUTE
 from gnnstore.converters.inputs.opening import PathLike
-from gnnstore.converters.keyed_random import draw_words
-from gnnstore.converters.memory import memory_ledger
 from gnnstore.converters.writer.estimates import Workload
 from gnnstore.converters.writer.graph_writer import GraphWriter
 from gnnstore.converters.writer.options import ConvertOptions, check_features
 from gnnstore.errors import UsageError, limits_named
 from gnnstore.progress import Phase, Progress
-from gnnstore.random_words import uniform
+from gnnstore.random_words import draw_words, uniform
 
 # All pairs of a community's heads and tails are scored for each of its relations.
 _COMMUNITY_SIZE = 1024

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from gnnstore.budget.ledger import Ledger
+from gnnstore.budget.ledger import OF_FREE_MEMORY, Ledger
 from gnnstore.errors import BudgetError, UsageError
 from gnnstore.units import format_count, format_size, parse_size
 
@@ -150,3 +150,10 @@ def _read(path: Path) -> str:
         return path.read_text()
     except OSError:
         return ""
+
+
+def memory_ledger(who: str, memory_bytes: int | None) -> Ledger:
+    """Return a ledger of the memory that a conversion may use."""
+    if memory_bytes is None:
+        return Ledger(available_bytes(), (), who, OF_FREE_MEMORY, "")
+    return Ledger(memory_bytes, (), who, "of the memory_bytes= budget", "memory_bytes=")

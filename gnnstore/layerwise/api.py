@@ -20,7 +20,7 @@ from torch import Tensor
 from gnnstore import _core
 from gnnstore.budget.ledger import Ledger, Reservation
 from gnnstore.budget.limits import MemoryBudget
-from gnnstore.disk.scratch import RunDirectory, default_parent
+from gnnstore.disk.spool import RunDirectory, default_parent
 from gnnstore.errors import (
     CorruptStoreError,
     NotFoundError,

@@ -7,10 +7,10 @@ from typing import Any
 
 from gnnstore.errors import UnsupportedVersionError
 from gnnstore.formats.packed.manifest import KIND
-from gnnstore.registry import Registry
 from gnnstore.seeds.base import SeedLabels
 from gnnstore.seeds.link_labels import LinkLabels, TypedLinkLabels
 from gnnstore.seeds.nodes import NodeLabels, TimedNodeLabels, TypedNodeLabels
+from gnnstore.units import Registry
 
 SEED_KINDS: Registry[type[SeedLabels]] = Registry(
     (NodeLabels, TimedNodeLabels, TypedNodeLabels, LinkLabels, TypedLinkLabels)

@@ -9,11 +9,11 @@ from dataclasses import replace
 from difflib import get_close_matches
 
 from gnnstore.errors import UsageError
-from gnnstore.registry import Registry
 from gnnstore.strategies.base import Auto, Strategy
 from gnnstore.strategies.in_memory import InMemoryStrategy
 from gnnstore.strategies.lookahead import LookaheadStrategy
 from gnnstore.strategies.static import StaticStrategy
+from gnnstore.units import Registry
 
 MEMORY = InMemoryStrategy(
     "memory",

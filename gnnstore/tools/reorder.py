@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gnnstore.converters.stores.graph import StoreInput
-from gnnstore.converters.stores.places import out_degrees
+from gnnstore.converters.stores.reorder import out_degrees
 from gnnstore.disk.profile import load_profile, tune_reads
 from gnnstore.formats.store.reader import StoreReader
 from gnnstore.graph.store import open as open_store

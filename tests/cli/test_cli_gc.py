@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from gnnstore.converters import from_rmat
-from gnnstore.disk.scratch import RunDirectory
+from gnnstore.disk.spool import RunDirectory
 from gnnstore.formats import StoreWriter
 from gnnstore.formats.container import workdir
 from gnnstore.formats.container.files import directory_bytes

@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gnnstore.converters.inputs.npz import open_npz
+from gnnstore.budget.limits import memory_ledger
+from gnnstore.converters.inputs.files import open_npz
 from gnnstore.converters.inputs.pickled import open_pickled
-from gnnstore.converters.memory import memory_ledger
 from gnnstore.errors import CorruptStoreError, InputError
 from gnnstore.features.check import verify
 from gnnstore.formats import StoreReader

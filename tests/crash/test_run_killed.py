@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from gnnstore.disk.scratch import RunDirectory, sweep_stale
+from gnnstore.disk.spool import RunDirectory, sweep_stale
 from gnnstore.formats.container.workdir import find_leftovers
 from tests.support.effort import choose
 
@@ -25,7 +25,7 @@ SPILLING = """
 import sys
 from pathlib import Path
 import numpy as np
-from gnnstore.disk.scratch import RunDirectory
+from gnnstore.disk.spool import RunDirectory
 from gnnstore.disk.spool import FileSpool
 
 parent, num_batches = Path(sys.argv[1]), int(sys.argv[2])
@@ -49,7 +49,7 @@ while True:
 FORKING = """
 import os, signal, sys
 from pathlib import Path
-from gnnstore.disk.scratch import RunDirectory
+from gnnstore.disk.spool import RunDirectory
 
 run = RunDirectory.create(Path(sys.argv[1]), purpose="tests")
 child = os.fork()

@@ -17,7 +17,7 @@ from gnnstore.converters import ConvertOptions, split_edges
 from gnnstore.converters.edges import builder as spill
 from gnnstore.converters.edges import split
 from gnnstore.converters.edges.split import SplitRule
-from gnnstore.converters.writer import negatives
+from gnnstore.converters.writer import edge_splits
 from gnnstore.errors import InputError, UsageError
 from gnnstore.features.check import verify
 from gnnstore.graph.store import GraphStore
@@ -261,7 +261,7 @@ def test_strict_negatives_are_no_edges(
     store = write(tmp_path / "a.gnn", edges, num_nodes, **rules, strict=True)
     plain = write(tmp_path / "b.gnn", edges, num_nodes, **rules)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(negatives, "_PIECE_VALUES", 23)
+        patch.setattr(edge_splits, "_PIECE_VALUES", 23)
         how: dict[str, Any] = {"seed": seed, "num_negatives": 5, "strict": True}
         again = split_edges(tmp_path / "whole-a.gnn", tmp_path / "c.gnn", rules["fractions"], **how)
     assert_same_files(again, store.path)

@@ -12,8 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from gnnstore.converters.inputs.npy import open_npy
-from gnnstore.converters.inputs.npz import open_npz
+from gnnstore.converters.inputs.files import open_npy, open_npz
 from gnnstore.converters.inputs.source import ArraySource, MemoryArray
 from gnnstore.errors import BudgetError, InputError, NotFoundError
 
@@ -42,7 +41,7 @@ def in_compressed_npz(folder: Path, array: npt.NDArray[Any]) -> ArraySource:
 @pytest.fixture
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gnnstore.converters.inputs.source.StoredArray._block_bytes", 40)
-    monkeypatch.setattr("gnnstore.converters.inputs.npz.NpzMember._block_bytes", 40)
+    monkeypatch.setattr("gnnstore.converters.inputs.files.NpzMember._block_bytes", 40)
 
 
 @pytest.mark.usefixtures("small_blocks")
@@ -175,7 +174,7 @@ def test_what_is_too_large_to_be_read_whole_is_refused_before_it_is(
         np.save(tmp_path / "a.npy", values)
         source = open_npy(tmp_path / "a.npy")
     monkeypatch.setattr("gnnstore.converters.inputs.source._SMALL_BYTES", 0)
-    monkeypatch.setattr("gnnstore.converters.memory.available_bytes", lambda: 2**22)
+    monkeypatch.setattr("gnnstore.budget.limits.available_bytes", lambda: 2**22)
     with pytest.raises(
         BudgetError,
         match=r"(?s)needs 8388608 bytes.* has 4194304 .* 8\.39 MB of \[1048576\] of float64",

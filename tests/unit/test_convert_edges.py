@@ -21,7 +21,7 @@ from gnnstore.converters.edges.builder import EdgeBuilder
 from gnnstore.converters.edges.columns import BuiltEdges, InMemoryEdges, estimate_peak_bytes
 from gnnstore.converters.edges.node_ids import check_ids, edge_pairs, some_targets
 from gnnstore.converters.edges.rules import EdgeRules
-from gnnstore.converters.inputs.npy import open_npy
+from gnnstore.converters.inputs.files import open_npy
 from gnnstore.errors import BudgetError, InputError
 from gnnstore.testing.graphs import GraphArrays, random_graph
 from gnnstore.testing.strategies import graphs
@@ -362,7 +362,7 @@ def test_the_estimate_is_the_peak(tmp_path: Path, direction: str) -> None:
 
 
 def test_without_a_budget_what_is_available_is_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gnnstore.converters.memory.available_bytes", lambda: 10**6)
+    monkeypatch.setattr("gnnstore.budget.limits.available_bytes", lambda: 10**6)
     builder = EdgeBuilder(EdgeRules())
     with pytest.raises(
         BudgetError,

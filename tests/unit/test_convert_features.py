@@ -25,12 +25,16 @@ from gnnstore.converters import (
     partition,
 )
 from gnnstore.converters.datasets.external import open_features, open_labels
-from gnnstore.converters.inputs.derived import FloatLabels, JoinedArrays, RowTaker
-from gnnstore.converters.inputs.files import RawLayout
-from gnnstore.converters.inputs.npy import open_npy
-from gnnstore.converters.inputs.scattered import ScatteredRows
-from gnnstore.converters.inputs.source import ArraySource, MemoryArray
+from gnnstore.converters.inputs.files import RawLayout, open_npy
+from gnnstore.converters.inputs.source import (
+    ArraySource,
+    FloatLabels,
+    JoinedArrays,
+    MemoryArray,
+    RowTaker,
+)
 from gnnstore.converters.inputs.text_arrays import TextArray
+from gnnstore.converters.spill_files import ScatteredRows
 from gnnstore.converters.writer.casting import column_scales
 from gnnstore.errors import InputError, NotFoundError, UsageError
 from gnnstore.features.check import verify
@@ -335,8 +339,8 @@ def test_rows_in_any_order_are_put_into_that_of_nodes(  # noqa: PLR0917 - drawn 
         MemoryArray("b", rows[order][num_rows // 3 :]),
     ]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("gnnstore.converters.inputs.scattered._MIN_RANGE_BYTES", 400)
-        patch.setattr("gnnstore.converters.inputs.scattered._STEP_BYTES", 300)
+        patch.setattr("gnnstore.converters.spill_files._MIN_RANGE_BYTES", 400)
+        patch.setattr("gnnstore.converters.spill_files._STEP_BYTES", 300)
         found = ScatteredRows(JoinedArrays(parts), MemoryArray("ids", order), folder / "s", 0)
         for _ in range(2):  # scales take two passes
             pieces = [np.empty((0, width), np.float32), *found.rows(step, min(start, num_rows))]

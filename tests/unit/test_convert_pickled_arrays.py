@@ -19,9 +19,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gnnstore.budget.limits import memory_ledger
 from gnnstore.converters.inputs.pickled import open_pickled
 from gnnstore.converters.inputs.source import ArraySource
-from gnnstore.converters.memory import memory_ledger
 from gnnstore.errors import BudgetError, InputError, NotFoundError
 from tests.support.effort import examples
 
@@ -143,7 +143,7 @@ def test_nothing_is_read_by_torch(tmp_path: Path) -> None:
     code = (
         "import sys; from pathlib import Path; sys.modules['torch'] = None\n"
         "from gnnstore.converters.inputs.pickled import open_pickled\n"
-        "from gnnstore.converters.memory import memory_ledger\n"
+        "from gnnstore.budget.limits import memory_ledger\n"
         f"found = open_pickled(Path({str(path)!r}), 'the splits', memory_ledger('it', None))\n"
         "print(found['train'].read())"
     )

@@ -16,7 +16,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from gnnstore import _core
-from gnnstore.converters.inputs.text_blocks import read_blocks
+from gnnstore.converters.inputs.opening import read_blocks
 from gnnstore.converters.inputs.text_tables import TableFormat, TextColumn, TextTable
 from gnnstore.errors import InputError
 from gnnstore.progress import NullPhase
@@ -387,7 +387,7 @@ def test_blocks_that_are_parsed_at_once_find_the_types_of_two_columns(tmp_path: 
 def test_a_bomb_without_line_ends_is_refused_before_it_fills_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gnnstore.converters.inputs.text_blocks.MAX_LINE_BYTES", 2**20)
+    monkeypatch.setattr("gnnstore.converters.inputs.opening.MAX_LINE_BYTES", 2**20)
     path = tmp_path / "bomb.gz"
     for text in (b"0" * 2**24, b"\n" * 2**24 + b"0" * 2**24):
         path.write_bytes(gzip.compress(text))

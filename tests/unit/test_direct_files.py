@@ -14,8 +14,8 @@ import numpy.typing as npt
 import pytest
 
 from gnnstore import _core
-from gnnstore.converters.inputs.npy import open_npy
-from gnnstore.converters.read_ahead import read_ahead
+from gnnstore.converters.inputs.files import open_npy
+from gnnstore.converters.inputs.source import read_ahead
 from gnnstore.errors import InputError, NoSpaceError
 from gnnstore.formats.arrays.paged_writer import PagedArrayWriter
 from gnnstore.formats.arrays.spec import AttributeSpec

@@ -16,10 +16,10 @@ from gnnstore.converters import (
     ConvertOptions,
     from_snap,
     reorder,
+    spill_files,
     split_edges,
 )
-from gnnstore.converters.inputs import scattered
-from gnnstore.converters.stores import copy, places
+from gnnstore.converters.stores import graph as store_graph
 from gnnstore.converters.stores import reorder as reordering
 from gnnstore.converters.writer.graph_writer import GraphWriter
 from gnnstore.errors import BudgetError, InputError, StoreExistsError, UsageError
@@ -84,9 +84,9 @@ def test_it_is_the_same_graph(
     tmp_path: Path, original: bool, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = graph(tmp_path / "a.gnn", original=original, **options)
-    monkeypatch.setattr(places, "_PIECE_NODES", 70)
+    monkeypatch.setattr(reordering, "_PIECE_NODES", 70)
     monkeypatch.setattr(reordering, "_PIECE_EDGES", 90)
-    monkeypatch.setattr(scattered, "_COPY_BYTES", 1000)
+    monkeypatch.setattr(spill_files, "_COPY_BYTES", 1000)
     after = reorder(before, tmp_path / "b.gnn")
     order = assert_renumbered(before, after)
     degrees = np.bincount(read_store(before).edge_index[0], minlength=300)
@@ -151,7 +151,7 @@ def test_edge_splits_names_and_scaled_features_follow(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("gnnstore.converters.stores.reorder._MAX_TEXT_BYTES", 100)
-    monkeypatch.setattr(copy, "_TEXTS_AT_ONCE", 7)
+    monkeypatch.setattr(store_graph, "_TEXTS_AT_ONCE", 7)
     rng = np.random.default_rng(0)
     lines = [f"n{a} ü{'x' * int(b)}" for a, b in rng.integers(0, 40, (500, 2))]
     (tmp_path / "edges.txt").write_text("\n".join(lines) + "\n")

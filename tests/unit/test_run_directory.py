@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 from gnnstore import _core
-from gnnstore.disk.scratch import RunDirectory, default_parent, sweep_stale
+from gnnstore.disk.spool import RunDirectory, default_parent, sweep_stale
 from gnnstore.errors import NoSpaceError, StorageError
 from gnnstore.formats.container.workdir import find_leftovers
 
@@ -69,7 +69,7 @@ def test_a_forgotten_one_is_removed(tmp_path: Path) -> None:
 
 def in_another_process(code: str, *arguments: object) -> subprocess.CompletedProcess[str]:
     program = "import os, sys\nfrom pathlib import Path\n"
-    program += "from gnnstore.disk.scratch import RunDirectory, sweep_stale\n" + code
+    program += "from gnnstore.disk.spool import RunDirectory, sweep_stale\n" + code
     command = [sys.executable, "-c", program, *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
 

@@ -11,7 +11,7 @@ import pytest
 import gnnstore
 from gnnstore.converters import ConvertOptions, from_snap, split_edges
 from gnnstore.converters.edges import split
-from gnnstore.converters.stores import copy as store_copy
+from gnnstore.converters.stores import graph as store_graph
 from gnnstore.converters.stores import split as split_store
 from gnnstore.converters.stores.graph import StoreInput
 from gnnstore.converters.writer.graph_writer import GraphWriter
@@ -95,7 +95,7 @@ def test_names_and_scaled_features_follow(tmp_path: Path, monkeypatch: pytest.Mo
     lines = [f"n{a} ü{b}" for a, b in rng.integers(0, 40, (500, 2))]
     (tmp_path / "edges.txt").write_text("\n".join(lines) + "\n")
     whole = from_snap(tmp_path / "edges.txt", tmp_path / "whole.gnn", string_ids=True)
-    monkeypatch.setattr(store_copy, "_TEXTS_AT_ONCE", 7)
+    monkeypatch.setattr(store_graph, "_TEXTS_AT_ONCE", 7)
     split_edges(whole, tmp_path / "a.gnn")
     names = gnnstore.open(whole).original_names
     found = gnnstore.open(tmp_path / "a.gnn").original_names
@@ -127,7 +127,7 @@ def test_it_goes_on_where_it_was_interrupted(
             raise KeyboardInterrupt
         original(*arguments, **options)
 
-    original = store_copy.copy_nodes
+    original = store_graph.copy_nodes
     with monkeypatch.context() as patch:
         patch.setattr(split_store, "copy_nodes", interrupted)
         with pytest.raises(KeyboardInterrupt):

@@ -13,14 +13,11 @@ import numpy as np
 import numpy.typing as npt
 
 from gnnstore.converters.datasets.headers import column_names, first_lines, id_column
-from gnnstore.converters.inputs.derived import JoinedArrays, MappedRows
-from gnnstore.converters.inputs.files import RawLayout, open_raw
-from gnnstore.converters.inputs.npy import open_npy
-from gnnstore.converters.inputs.npz import open_npz
+from gnnstore.converters.inputs.files import RawLayout, open_npy, open_npz, open_raw
 from gnnstore.converters.inputs.opening import PathLike, existing_file
-from gnnstore.converters.inputs.scattered import ScatteredRows
-from gnnstore.converters.inputs.source import ArraySource, MemoryArray
+from gnnstore.converters.inputs.source import ArraySource, JoinedArrays, MappedRows, MemoryArray
 from gnnstore.converters.inputs.text_arrays import TextArray, read_as_stored, read_numbers
+from gnnstore.converters.spill_files import ScatteredRows
 from gnnstore.converters.writer.graph_writer import GraphWriter
 from gnnstore.converters.writer.options import ConvertOptions
 from gnnstore.errors import InputError, NotFoundError, UsageError

@@ -20,8 +20,8 @@ import numpy as np
 import numpy.typing as npt
 
 from gnnstore.budget.ledger import Reservation
-from gnnstore.converters.converter import converter
-from gnnstore.converters.inputs.npy import open_npy
+from gnnstore.budget.limits import memory_ledger
+from gnnstore.converters.inputs.files import open_npy
 from gnnstore.converters.inputs.opening import (
     PathLike,
     choose_name,
@@ -32,11 +32,10 @@ from gnnstore.converters.inputs.opening import (
 )
 from gnnstore.converters.inputs.source import ArraySource, MemoryArray
 from gnnstore.converters.inputs.text_arrays import TextEdges
-from gnnstore.converters.memory import memory_ledger
 from gnnstore.converters.typed.inputs import EdgeInput, NodeInput, write_graph
 from gnnstore.converters.writer.casting import Caster
-from gnnstore.converters.writer.options import ConvertOptions
-from gnnstore.converters.writer.splits import split_ids
+from gnnstore.converters.writer.node_arrays import split_ids
+from gnnstore.converters.writer.options import ConvertOptions, converter
 from gnnstore.errors import InputError, UsageError, storage_errors
 from gnnstore.formats.store.schema import EDGE_TYPE, NODE_TYPE, EdgeType
 from gnnstore.progress import Progress

@@ -11,7 +11,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from gnnstore.converters.inputs.text_blocks import read_blocks
+from gnnstore.converters.inputs.opening import read_blocks
 from gnnstore.converters.inputs.text_tables import fields_of, is_number
 from gnnstore.errors import InputError
 

@@ -15,17 +15,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal, get_args
 
-from gnnstore.converters.converter import converter
-from gnnstore.converters.inputs.derived import FloatLabels
-from gnnstore.converters.inputs.files import RawLayout, open_raw
-from gnnstore.converters.inputs.npy import open_npy
+from gnnstore.converters.inputs.files import RawLayout, open_npy, open_raw
 from gnnstore.converters.inputs.opening import (
     PathLike,
     describe_files,
     existing_directory,
     open_input,
 )
-from gnnstore.converters.inputs.source import ArraySource
+from gnnstore.converters.inputs.source import ArraySource, FloatLabels
 from gnnstore.converters.typed.inputs import (
     EdgeInput,
     NodeInput,
@@ -33,8 +30,8 @@ from gnnstore.converters.typed.inputs import (
     write_graph,
     write_one_type,
 )
-from gnnstore.converters.writer.options import ConvertOptions
-from gnnstore.converters.writer.splits import split_ranges
+from gnnstore.converters.writer.node_arrays import split_ranges
+from gnnstore.converters.writer.options import ConvertOptions, converter
 from gnnstore.errors import InputError, NotFoundError, check_choice
 from gnnstore.formats.store.schema import EdgeType
 from gnnstore.progress import Progress

@@ -11,17 +11,13 @@ import numpy as np
 import numpy.typing as npt
 from numpy.lib.format import read_array
 
-from gnnstore.converters.converter import converter
 from gnnstore.converters.datasets.external import ArrayFiles, Paths, open_external
 from gnnstore.converters.edges.node_ids import (
     check_integers,
     columns_of_edges,
     some_targets,
 )
-from gnnstore.converters.inputs.derived import RowTaker
-from gnnstore.converters.inputs.files import RawLayout
-from gnnstore.converters.inputs.npy import open_npy_directory
-from gnnstore.converters.inputs.npz import open_npz
+from gnnstore.converters.inputs.files import RawLayout, open_npy_directory, open_npz
 from gnnstore.converters.inputs.opening import (
     PathLike,
     describe_files,
@@ -31,14 +27,15 @@ from gnnstore.converters.inputs.opening import (
 from gnnstore.converters.inputs.source import (
     ArraySource,
     MemoryArray,
+    RowTaker,
     as_array,
     check_rows,
     read_one_number,
 )
 from gnnstore.converters.typed.inputs import EdgeInput
 from gnnstore.converters.writer.graph_writer import GraphWriter
-from gnnstore.converters.writer.options import ConvertOptions
-from gnnstore.converters.writer.splits import SPLIT_KEYS
+from gnnstore.converters.writer.node_arrays import SPLIT_KEYS
+from gnnstore.converters.writer.options import ConvertOptions, converter
 from gnnstore.errors import InputError, NotFoundError, check_choice
 from gnnstore.progress import Progress
 

@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from gnnstore.converters.converter import converter
 from gnnstore.converters.edges.node_ids import edge_pairs
 from gnnstore.converters.inputs.opening import PathLike
 from gnnstore.converters.inputs.pickled import open_saved_data
@@ -27,8 +26,8 @@ from gnnstore.converters.inputs.source import ArraySource, MemoryArray
 from gnnstore.converters.typed.graph_writer import HeteroGraphWriter
 from gnnstore.converters.typed.reverse import reverse_types
 from gnnstore.converters.writer.graph_writer import GraphWriter
-from gnnstore.converters.writer.options import ConvertOptions
-from gnnstore.converters.writer.splits import SPLIT_KEYS
+from gnnstore.converters.writer.node_arrays import SPLIT_KEYS
+from gnnstore.converters.writer.options import ConvertOptions, converter
 from gnnstore.errors import InputError, UsageError
 from gnnstore.progress import Progress
 

@@ -11,7 +11,6 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from gnnstore.converters.converter import converter
 from gnnstore.converters.datasets.external import Paths, open_external, open_labels
 from gnnstore.converters.datasets.headers import (
     Header,
@@ -23,21 +22,18 @@ from gnnstore.converters.datasets.headers import (
 from gnnstore.converters.datasets.numbering import number_from_one, number_ids, number_names
 from gnnstore.converters.edges.id_remap import IdMap, find_ids
 from gnnstore.converters.edges.name_ids import NameNumbering
-from gnnstore.converters.inputs.derived import MappedRows
-from gnnstore.converters.inputs.files import RawLayout
-from gnnstore.converters.inputs.npy import open_npy, open_npy_directory
-from gnnstore.converters.inputs.npz import open_npz
+from gnnstore.converters.inputs.files import RawLayout, open_npy, open_npy_directory, open_npz
 from gnnstore.converters.inputs.opening import (
     PathLike,
     describe_files,
     existing_file,
     existing_path,
 )
-from gnnstore.converters.inputs.source import ArraySource, check_rows
+from gnnstore.converters.inputs.source import ArraySource, MappedRows, check_rows
 from gnnstore.converters.inputs.text_tables import TableFormat, TextColumn, TextTable
 from gnnstore.converters.writer.graph_writer import GraphWriter
-from gnnstore.converters.writer.options import ConvertOptions, check_features
-from gnnstore.converters.writer.splits import SPLIT_KEYS
+from gnnstore.converters.writer.node_arrays import SPLIT_KEYS
+from gnnstore.converters.writer.options import ConvertOptions, check_features, converter
 from gnnstore.errors import InputError, UsageError
 from gnnstore.progress import Progress
 

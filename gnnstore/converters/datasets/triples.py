@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gnnstore.budget.ledger import Reservation
-from gnnstore.converters.converter import converter
+from gnnstore.budget.limits import memory_ledger
 from gnnstore.converters.datasets.numbering import number_ids, number_names
 from gnnstore.converters.edges.name_ids import NameBlock
 from gnnstore.converters.inputs.files import FileArray
@@ -23,11 +23,10 @@ from gnnstore.converters.inputs.opening import (
     existing_path,
 )
 from gnnstore.converters.inputs.text_tables import TableFormat, TextTable
-from gnnstore.converters.memory import memory_ledger
 from gnnstore.converters.spill_files import SpillDirectory
 from gnnstore.converters.writer.estimates import Workload, inspect_inputs
 from gnnstore.converters.writer.graph_writer import GraphWriter
-from gnnstore.converters.writer.options import ConvertOptions, check_features
+from gnnstore.converters.writer.options import ConvertOptions, check_features, converter
 from gnnstore.errors import InputError, NotFoundError, UsageError
 from gnnstore.progress import Progress
 

@@ -20,6 +20,7 @@ import numpy.typing as npt
 
 from gnnstore import _core
 from gnnstore.budget.ledger import Ledger, Reservation
+from gnnstore.budget.limits import memory_ledger
 from gnnstore.converters.edges.buffer import EdgeBuffer
 from gnnstore.converters.edges.columns import (
     BucketFiller,
@@ -39,8 +40,7 @@ from gnnstore.converters.edges.on_disk.runs import (
     write_part,
 )
 from gnnstore.converters.edges.rules import EdgeRules
-from gnnstore.converters.memory import memory_ledger
-from gnnstore.converters.read_ahead import num_threads
+from gnnstore.converters.inputs.source import num_threads
 from gnnstore.errors import InputError, storage_errors
 from gnnstore.formats.container.files import require_space
 from gnnstore.formats.container.journal import Journal

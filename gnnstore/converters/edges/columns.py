@@ -30,7 +30,7 @@ from gnnstore.converters.edges.rules import (
     is_identity,
     missing_self_loops,
 )
-from gnnstore.converters.read_ahead import map_in_order, num_threads
+from gnnstore.converters.inputs.source import map_in_order, num_threads
 from gnnstore.formats.arrays.dtypes import id_dtype
 from gnnstore.threads import Background
 

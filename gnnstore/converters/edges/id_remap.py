@@ -14,9 +14,8 @@ import numpy.typing as npt
 
 from gnnstore import _core
 from gnnstore.budget.ledger import Reservation
-from gnnstore.converters.inputs.derived import GeneratedRows
-from gnnstore.converters.inputs.source import ArraySource
-from gnnstore.converters.memory import memory_ledger
+from gnnstore.budget.limits import memory_ledger
+from gnnstore.converters.inputs.source import ArraySource, GeneratedRows
 from gnnstore.errors import InputError
 from gnnstore.formats.arrays.dtypes import id_dtype
 

@@ -20,8 +20,8 @@ import numpy as np
 import numpy.typing as npt
 
 from gnnstore.budget.ledger import Ledger, Reservation
+from gnnstore.budget.limits import memory_ledger
 from gnnstore.converters.edges.id_remap import IdCollector, IdMap
-from gnnstore.converters.memory import memory_ledger
 from gnnstore.converters.spill_files import RangeSort, by_key
 from gnnstore.formats.arrays.dtypes import id_dtype
 

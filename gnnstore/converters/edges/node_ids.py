@@ -9,8 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gnnstore.converters.inputs.files import FileArray
-from gnnstore.converters.inputs.source import ArraySource
-from gnnstore.converters.read_ahead import read_ahead
+from gnnstore.converters.inputs.source import ArraySource, read_ahead
 from gnnstore.errors import InputError
 
 _CHUNK_BYTES = 2**22

@@ -15,9 +15,9 @@ import numpy as np
 import numpy.typing as npt
 
 from gnnstore.converters.edges.columns import EdgeChunk, SortedEdges
-from gnnstore.converters.keyed_random import hash_pairs
 from gnnstore.errors import InputError, UsageError
 from gnnstore.formats.arrays.dtypes import id_dtype
+from gnnstore.random_words import hash_pairs
 
 NAMES = ("train", "valid", "test")
 PIECE_EDGES = 2**17  # an edge takes a hundred bytes while its split is computed

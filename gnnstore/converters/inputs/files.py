@@ -1,28 +1,35 @@
-"""Arrays that lie in a file as they are: `.npy` behind its header, raw binary from the start.
+"""Arrays in binary files: `.npy`, members of `.npz`, and raw binary; nothing is unpickled.
 
 Read with `pread` into fresh memory rather than mapped: pages of a map count as memory of the
 process as long as there is room, so that a conversion with a stated budget would seem to need
-the size of its input; and a file that shrinks under a map kills the process.
+the size of its input; and a file that shrinks under a map kills the process. The largest public
+graphs come as one `.npz` of 80 GB: any range of a member's elements is read in order, at the cost
+of decompressing those before it.
 """
 
 from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterable, Iterator
+import zipfile
+import zlib
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
+import numpy.lib.format as npy
 import numpy.typing as npt
 
 from gnnstore import _core
-from gnnstore.converters.inputs.opening import existing_file
+from gnnstore.converters.inputs.opening import describe_binary, existing_file, open_input, open_zip
 from gnnstore.converters.inputs.source import (
     MAX_POOLED_BYTES,
+    ArraySource,
     Items,
+    MemoryArray,
     StoredArray,
     empty_piece,
 )
@@ -32,6 +39,13 @@ from gnnstore.formats.container.files import fill_at, open_regular
 
 # Direct reads are of whole blocks of this size, and from here on pay for a second descriptor.
 _ALIGNMENT, _MIN_DIRECT_BYTES = 4096, 2**20
+
+_KINDS = "biuf"  # booleans, integers, floats: what a store can hold
+# zipfile decodes others without a limit: 1 kB of bzip2 took 2 GB. NumPy writes these.
+_METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
+# Read from a stream at a time: zipfile takes twice as much, from a heap that keeps it.
+_READ_BYTES = 2**18
+_IS_ENCRYPTED = 1  # of a member's flag bits
 
 
 class FileArray(StoredArray):
@@ -195,3 +209,154 @@ def open_raw(path: Path, layout: RawLayout) -> FileArray:
             path=path,
         )
     return FileArray(path, (rows, *layout.shape[1:]), STORAGE_DTYPES[layout.dtype])
+
+
+@dataclass(frozen=True)
+class NpyHeader:
+    """Shape, element type and order of an array in `.npy` form."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]  # with the byte order of the file
+    fortran_order: bool  # whether the first axis varies fastest
+    header_bytes: int  # where the elements begin
+
+
+def read_npy_header(stream: IO[bytes], label: str, path: Path, num_bytes: int) -> NpyHeader:
+    """Read the header at the beginning of a stream that has a number of bytes."""
+    try:
+        version = npy.read_magic(stream)
+        read = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}[version]
+        shape, fortran_order, dtype = read(stream)
+        if any(extent < 0 for extent in shape):
+            raise ValueError(f"shape {shape}")
+    except (OSError, zipfile.BadZipFile, zlib.error, EOFError, MemoryError):
+        raise
+    except Exception as error:  # on odd bytes NumPy's parser raises anything, TokenError too
+        raise InputError(f"{label}: not a valid .npy array ({error})", path=path) from None
+    if dtype.kind not in _KINDS or dtype.itemsize > 8:
+        what = "pickled Python objects" if dtype.hasobject else f"elements of type {dtype}"
+        raise InputError(
+            f"{label}: holds {what}, which a store cannot hold; save integers or floats of at most "
+            "64 bits",
+            path=path,
+        )
+    header = NpyHeader(shape, dtype, fortran_order, stream.tell())
+    expected = header.header_bytes + math.prod(shape) * dtype.itemsize
+    if num_bytes != expected:
+        raise InputError(
+            f"{label}: shape {list(shape)} of {dtype} needs {expected} bytes, but there are "
+            f"{num_bytes}; it is truncated or damaged",
+            path=path,
+        )
+    return header
+
+
+def open_npy(path: Path) -> ArraySource:
+    """Open a `.npy` file; only its header is read."""
+    existing_file(path, "the array")
+    with storage_errors("read the array", path), open_input(path) as stream:
+        header = read_npy_header(stream, str(path), path, path.stat().st_size)
+    if 0 in header.shape:  # nothing to read
+        return MemoryArray(str(path), np.empty(header.shape, header.dtype))
+    return FileArray(
+        path,
+        header.shape,
+        header.dtype,
+        first_byte=header.header_bytes,
+        fortran_order=header.fortran_order,
+    )
+
+
+def open_npy_directory(path: Path) -> Mapping[str, ArraySource]:
+    """Open every `.npy` file of a directory; other files are ignored."""
+    return {file.stem: open_npy(file) for file in sorted(path.glob("*.npy"))}
+
+
+class NpzMember(StoredArray):
+    """One array of a `.npz` archive."""
+
+    _block_bytes = 2**26  # each block is another pass
+
+    def __init__(self, label: str, path: Path, member: zipfile.ZipInfo, header: NpyHeader) -> None:
+        super().__init__(label, header.shape, header.dtype, fortran_order=header.fortran_order)
+        self.path = path
+        self._member = member
+        self._begin = header.header_bytes
+
+    @contextmanager
+    def _open(self) -> Iterator[Items]:
+        with _member_stream(self.label, self.path, self._member) as stream:
+
+            def items(first: int, count: int) -> npt.NDArray[Any]:
+                # Read, not seek: zipfile gives up comparing checksums after a seek.
+                place = self._begin + first * self.dtype.itemsize
+                while (left := place - stream.tell()) > 0:
+                    _exactly(stream, min(_READ_BYTES, left))
+                piece = _core.empty((count,), self._stored_dtype)
+                out = piece.view(np.uint8)
+                for start in range(0, len(out), _READ_BYTES):
+                    part = out[start : start + _READ_BYTES]
+                    part[:] = np.frombuffer(_exactly(stream, len(part)), np.uint8)
+                if first + count == math.prod(self.shape):
+                    stream.read(1)  # reaching the end makes zipfile compare the checksum
+                return piece.astype(self.dtype, copy=False)
+
+            yield items
+
+
+def _exactly(stream: IO[bytes], num_bytes: int) -> bytes:
+    data = stream.read(num_bytes)
+    if len(data) != num_bytes:
+        raise EOFError(f"{num_bytes - len(data)} bytes are missing")
+    return data
+
+
+def open_npz(path: Path, leave_out: Collection[str] = ()) -> dict[str, ArraySource]:
+    """Open every array of a `.npz` archive but some; only headers are read."""
+    existing_file(path, "the archive")
+    try:
+        with storage_errors("read the archive", path), open_zip(path) as archive:
+            members = archive.infolist()
+    except zipfile.BadZipFile as error:
+        found = describe_binary(path) or "zip"
+        if "zip" in found:
+            found = f"not a complete .npz archive ({error}); it is truncated or something else"
+        raise InputError(f"{path}: {found}", path=path) from None
+    sources: dict[str, ArraySource] = {}
+    for member in members:
+        name = member.filename.removesuffix(".npy")
+        label = f"{path}: {name}"
+        is_odd = member.flag_bits & _IS_ENCRYPTED or member.compress_type not in _METHODS
+        if is_odd or name == member.filename or name in sources:
+            raise InputError(
+                f"{label}: is not an array (.npy) as NumPy writes it, or is there twice; save the "
+                "archive again with numpy.savez",
+                path=path,
+            )
+        if name in leave_out:
+            continue
+        with _member_stream(label, path, member) as stream:
+            header = read_npy_header(stream, label, path, member.file_size)
+        sources[name] = (
+            MemoryArray(label, np.empty(header.shape, header.dtype))
+            if 0 in header.shape
+            else NpzMember(label, path, member, header)
+        )
+    return sources
+
+
+@contextmanager
+def _member_stream(label: str, path: Path, member: zipfile.ZipInfo) -> Iterator[IO[bytes]]:
+    """Open a member of an archive; errors in it are named."""
+    try:
+        with (
+            storage_errors("read the archive", path),
+            open_zip(path) as archive,
+            archive.open(member) as stream,
+        ):
+            yield stream
+    except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError) as error:
+        reason = str(error) or "it ends early"  # where a member does, zipfile says nothing
+        raise InputError(
+            f"{label}: the archive is damaged ({reason}); download or copy it again", path=path
+        ) from None

@@ -24,9 +24,9 @@ import numpy as np
 import numpy.typing as npt
 
 from gnnstore.budget.ledger import Ledger, Reservation
+from gnnstore.budget.limits import memory_ledger
 from gnnstore.converters.inputs.opening import PathLike, existing_file, open_input, open_zip
 from gnnstore.converters.inputs.source import ArraySource, MemoryArray
-from gnnstore.converters.memory import memory_ledger
 from gnnstore.errors import InputError, storage_error, storage_errors
 
 if TYPE_CHECKING:

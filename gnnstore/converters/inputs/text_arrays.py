@@ -10,9 +10,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gnnstore.converters.inputs.derived import cut_rows
-from gnnstore.converters.inputs.source import ArraySource, check_count
-from gnnstore.converters.inputs.text_blocks import read_blocks
+from gnnstore.converters.inputs.opening import read_blocks
+from gnnstore.converters.inputs.source import ArraySource, check_count, cut_rows
 from gnnstore.converters.inputs.text_tables import TableFormat, TextTable
 from gnnstore.errors import InputError
 

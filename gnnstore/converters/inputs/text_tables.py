@@ -18,8 +18,8 @@ import numpy.typing as npt
 from gnnstore import _core
 from gnnstore.budget.limits import available_bytes
 from gnnstore.converters.edges.name_ids import NameBlock
-from gnnstore.converters.inputs.text_blocks import BLOCK_BYTES, TextBlock, read_blocks
-from gnnstore.converters.read_ahead import map_in_order, num_threads, read_ahead
+from gnnstore.converters.inputs.opening import BLOCK_BYTES, TextBlock, read_blocks
+from gnnstore.converters.inputs.source import map_in_order, num_threads, read_ahead
 from gnnstore.errors import InputError
 from gnnstore.progress import NullPhase, Phase
 from gnnstore.units import format_size

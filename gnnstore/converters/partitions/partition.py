@@ -17,16 +17,13 @@ import numpy as np
 import numpy.typing as npt
 
 from gnnstore.budget.ledger import Ledger, Reservation
-from gnnstore.budget.limits import parse_memory
+from gnnstore.budget.limits import memory_ledger, parse_memory
 from gnnstore.converters.edges.on_disk.runs import WIDE_BYTES
 from gnnstore.converters.inputs.opening import PathLike
-from gnnstore.converters.inputs.scattered import in_order
-from gnnstore.converters.keyed_random import draw_words
-from gnnstore.converters.memory import memory_ledger
+from gnnstore.converters.inputs.source import read_ahead
 from gnnstore.converters.partitions.buckets import BucketedEdges, Grid, edges_at_once
-from gnnstore.converters.read_ahead import read_ahead
-from gnnstore.converters.stores.copy import CopiedRows
-from gnnstore.converters.stores.graph import StoreInput
+from gnnstore.converters.spill_files import in_order
+from gnnstore.converters.stores.graph import CopiedRows, StoreInput
 from gnnstore.errors import InputError, UsageError, check_choice, limits_named
 from gnnstore.formats.arrays.dtypes import id_dtype
 from gnnstore.formats.arrays.pages import PageGeometry
@@ -52,6 +49,7 @@ from gnnstore.formats.partitions.reader import PARTITIONS
 from gnnstore.formats.partitions.writer import PartitionsWriter
 from gnnstore.formats.store.units import unit_path, units_directory
 from gnnstore.progress import NullProgress, Progress
+from gnnstore.random_words import draw_words
 from gnnstore.units import format_size
 
 _LOG = logging.getLogger(__name__)

@@ -1,4 +1,4 @@
-"""A store as the input of a conversion: its edges and rows in order, in pieces of any size.
+"""A store as the input of a conversion, read in order in pieces of any size, or copied.
 
 A mapping would be simpler, but every page that was touched would count as memory of the
 process, and a conversion with a budget of 1 GB would seem to take the size of its input. So
@@ -8,9 +8,11 @@ pieces are read from the files into temporary arrays.
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -19,18 +21,24 @@ import numpy.typing as npt
 
 from gnnstore import _core
 from gnnstore.converters.edges.node_ids import columns_of_edges
+from gnnstore.converters.inputs.opening import PathLike
+from gnnstore.converters.inputs.source import ArraySource
 from gnnstore.converters.spill_files import read_exactly
 from gnnstore.converters.typed.reading import read_rows
 from gnnstore.converters.writer.estimates import NodeTable, Workload
-from gnnstore.formats.arrays.dtypes import id_dtype
+from gnnstore.converters.writer.graph_writer import GraphWriter
+from gnnstore.errors import UsageError
+from gnnstore.formats.arrays.dtypes import STORAGE_DTYPES, id_dtype
 from gnnstore.formats.arrays.spec import AttributeSpec
 from gnnstore.formats.container.files import BLOCK_BYTES
 from gnnstore.formats.container.reader import SealedReader
 from gnnstore.formats.store.reader import StoreReader
-from gnnstore.formats.store.schema import EdgeTypeSpec, NodeTypeSpec
+from gnnstore.formats.store.schema import EdgeTypeSpec, NodeTypeSpec, TextSpec
 
 _BLOCK_COLUMNS = 2**17  # columns whose pointers are read together: 1 MiB
 _READ_EDGES = 2**20
+
+_TEXTS_AT_ONCE = 2**14
 
 
 @dataclass(frozen=True)
@@ -229,3 +237,98 @@ class CheckedFiles:
         first, found = begin // BLOCK_BYTES, _core.crc32c_blocks(out, BLOCK_BYTES)
         expected = self._files[path][1][first : first + len(found)]
         self._reader.check_blocks(path, first, found, expected)
+
+
+def open_copy(
+    graph: StoreInput, output: PathLike, parameters: dict[str, Any], **how: Any
+) -> GraphWriter:
+    """Return the writer of a store that is made from another, as `how` says."""
+    if Path(output).resolve() == graph.reader.path.resolve():
+        raise UsageError(f"{output} is the store that is read; choose another place for the result")
+    return GraphWriter(
+        output,
+        **{
+            "source": graph.source(**parameters),
+            "num_nodes": graph.num_nodes,
+            "index_dtype": graph.reader.schema.index_dtype,
+            **how,
+        },
+    )
+
+
+def copy_nodes(
+    writer: GraphWriter,
+    graph: StoreInput,
+    ordered: Callable[[ArraySource], AbstractContextManager[ArraySource]] = nullcontext,
+    places: npt.NDArray[Any] | None = None,
+) -> None:
+    """Write the attributes and the splits of a store's nodes, perhaps in another order."""
+    for name, spec in graph.nodes.attributes.items():
+        with ordered(CopiedRows(graph, spec)) as source:
+            writer.set_node_attribute(name, source, dtype=spec.dtype, cat_dim=spec.cat_dim)
+    for name, spec in graph.nodes.splits.items():
+        ids = graph.read(spec)
+        writer.set_split(name, ids if places is None else places[ids].astype(np.int64))
+
+
+def describe_edges(writer: GraphWriter, attributes: Mapping[str, AttributeSpec]) -> None:
+    """Tell a writer the types of a store's edge attributes."""
+    for name, spec in attributes.items():
+        writer.describe_edge_attribute(name, dtype=spec.dtype, cat_dim=spec.cat_dim)
+
+
+def copy_graph(
+    writer: GraphWriter, graph: StoreInput, *, without: frozenset[str] = frozenset()
+) -> None:
+    """Write the graph-level attributes, except for some arrays, and names of edges' values."""
+    schema = graph.reader.schema
+    writer.explicit_num_nodes = schema.explicit_num_nodes
+    for name, value in schema.graph_attributes.items():
+        writer.set_graph_attribute(name, value)
+    for name, spec in schema.graph_arrays.items():
+        if name not in without:
+            writer.set_graph_array(name, graph.read(spec), dtype=spec.dtype)
+    for name, text in graph.edges.value_names.items():
+        writer.set_value_names(name, [one for some in texts_of(graph, text) for one in some])
+
+
+class CopiedRows(ArraySource):
+    """The rows of a node attribute, K times over."""
+
+    def __init__(
+        self,
+        graph: StoreInput,
+        spec: AttributeSpec,
+        num_copies: int = 1,
+        change: Callable[[npt.NDArray[Any], int], npt.NDArray[Any]] | None = None,
+    ) -> None:
+        self.label = f"{graph.reader.path}: {spec.name}"
+        self.shape: tuple[int, ...] = (num_copies * spec.num_rows, *spec.shape[1:])
+        self.dtype = STORAGE_DTYPES[spec.dtype]
+        self._graph = graph
+        self._spec = spec
+        self._change = change
+
+    def rows(self, step: int, start: int = 0) -> Iterator[npt.NDArray[Any]]:
+        """Yield the rows from row `start` on, `step` at a time, fewer at the end of a copy."""
+        num_rows = self._spec.num_rows
+        # Compressed arrays are read whole: they fitted in memory when they were made.
+        whole = self._graph.read(self._spec) if self._spec.layout == "cold" else None
+        while start < self.shape[0]:
+            row = start % num_rows
+            last = min(row + step, num_rows)
+            rows = whole[row:last] if whole is not None else self._graph.rows(self._spec, row, last)
+            yield rows if self._change is None else self._change(rows, start)
+            start += last - row
+
+
+def texts_of(graph: StoreInput, text: TextSpec) -> Iterator[list[bytes]]:
+    """Yield the texts of a store in order, in lists."""
+    num_texts = text.offsets.num_rows - 1
+    for first in range(0, num_texts, _TEXTS_AT_ONCE):
+        last = min(first + _TEXTS_AT_ONCE, num_texts)
+        offsets = graph.rows(text.offsets, first, last + 1)
+        begin = int(offsets[0])
+        letters = graph.rows(text.bytes, begin, int(offsets[-1])).tobytes()
+        bounds = (offsets - begin).tolist()
+        yield [letters[i:j] for i, j in pairwise(bounds)]

@@ -3,11 +3,15 @@
 Rows of features lie in pages, and a page is read for any of its rows: where nodes that batches need
 are spread evenly over all pages, as most inputs number them, every page is read. Numbered by how
 often they are needed, hot rows share pages with hot ones, and cold pages are passed over.
+
+The numbers of N nodes are a permutation in memory, 4 bytes each below 2^31 nodes. They are found by
+counting how many nodes have each score, in pieces, so that nothing is sorted as a whole.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -18,28 +22,20 @@ import numpy.typing as npt
 
 from gnnstore import _core
 from gnnstore.budget.ledger import Reservation
+from gnnstore.budget.limits import memory_ledger
 from gnnstore.converters.edges.columns import CARRIED_IDS
-from gnnstore.converters.inputs.derived import GeneratedRows, MappedRows
 from gnnstore.converters.inputs.opening import PathLike
-from gnnstore.converters.inputs.scattered import in_order
-from gnnstore.converters.inputs.source import ArraySource
-from gnnstore.converters.memory import memory_ledger
-from gnnstore.converters.spill_files import RangeSort
-from gnnstore.converters.stores.copy import (
+from gnnstore.converters.inputs.source import ArraySource, GeneratedRows, MappedRows
+from gnnstore.converters.spill_files import RangeSort, in_order
+from gnnstore.converters.stores.graph import (
+    ColumnBlock,
     CopiedRows,
+    StoreInput,
     copy_graph,
     copy_nodes,
     describe_edges,
     open_copy,
     texts_of,
-)
-from gnnstore.converters.stores.graph import StoreInput
-from gnnstore.converters.stores.places import (
-    find_communities,
-    out_degrees,
-    places_by,
-    rank_communities,
-    ranks_at_rest,
 )
 from gnnstore.converters.writer.graph_writer import GraphWriter
 from gnnstore.converters.writer.node_arrays import MAX_COMPRESSED_BYTES
@@ -49,11 +45,24 @@ from gnnstore.formats.arrays.dtypes import id_dtype
 from gnnstore.formats.arrays.spec import AttributeSpec
 from gnnstore.formats.store.schema import TextSpec
 from gnnstore.progress import Progress
+from gnnstore.random_words import hash_pairs
 
+_PIECE_NODES = 2**20
+_PIECE_EDGES = 2**20
+_TRAINING, _OTHER = 2, 1  # ranks of the nodes of splits
+_Counted = tuple[npt.NDArray[Any], npt.NDArray[np.int64]]
+# Label propagation (Raghavan, Albert and Kumara, Physical Review E 76, 2007), as a stream: a node
+# takes the community of most of its in-neighbours, block of nodes by block, in the store's order.
+# Communities are limited in size (Ugander and Backstrom, WSDM 2013): else most nodes of a graph
+# with hubs end up in one.
+_ROUNDS = 4
+_SAMPLE_DEGREE = 32  # in-neighbours of a node whose communities are counted
+_STEP_NODES = 2**14
+# The most nodes of a community: a disk reads pages, so that larger ones would gain nothing.
+_MAX_SHARE, _MAX_NODES = 1 / 64, 2**10  # the larger of the two
+_MIN_NODES = 64  # smaller ones do not fill pages
 Order = Literal["degree", "frequency", "community"]
 ORDERS: tuple[Order, ...] = get_args(Order)
-
-_PIECE_EDGES = 2**20
 _PIECE_BYTES = 2**23  # of edge attributes; some copies exist at a time
 # Bytes of a node: a new number, a degree, and a rank among nodes that are never drawn; of a node
 # for counting and ranking communities; and of some pieces.
@@ -63,6 +72,138 @@ _MEMORY_SHARE = 8
 _MAX_MEMORY_BYTES = 2**28
 # Of names that are put in order at a time: as Python's objects they take several times their size.
 _TEXT_SHARE, _MAX_TEXT_BYTES = 32, 2**26
+
+
+def places_by(scores: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
+    """Return the number of each node among all, by descending scores."""
+    num_nodes = len(scores[0])
+    # One number for all scores, with the first score in the highest digits.
+    bases = [int(own.max(initial=0)) + 1 for own in scores]
+    if math.prod(bases) > 2**63:
+        raise AssertionError("scores this large cannot be told apart by one number")
+
+    def keys() -> Iterator[tuple[int, npt.NDArray[np.uint64]]]:
+        for first in range(0, num_nodes, _PIECE_NODES):
+            key = np.zeros(min(_PIECE_NODES, num_nodes - first), np.uint64)
+            for own, base in zip(scores, bases, strict=True):
+                key *= np.uint64(base)
+                key += np.uint64(base - 1) - own[first : first + len(key)].astype(np.uint64)
+            yield first, key
+
+    values, counts = distinct((key for _, key in keys()), np.uint64)
+    next_place = np.cumsum(counts) - counts
+    places = np.empty(num_nodes, id_dtype(num_nodes))
+    for first, key in keys():
+        kind = np.searchsorted(values, key)
+        order = np.argsort(kind, kind="stable")
+        found, begins, sizes = np.unique(kind[order], return_index=True, return_counts=True)
+        ranks = np.arange(len(key)) - np.repeat(begins, sizes)
+        places[first + order] = np.repeat(next_place[found], sizes) + ranks
+        next_place[found] += sizes
+    return places
+
+
+def distinct(pieces: Iterable[npt.NDArray[Any]], dtype: npt.DTypeLike) -> _Counted:
+    """Return the distinct values of all pieces, ascending, and how often each occurs."""
+    parts: list[_Counted] = [(np.empty(0, dtype), np.empty(0, np.int64))]
+    for piece in pieces:
+        parts.append(np.unique(piece, return_counts=True))
+        # Parts halve in size at least, so that a value is merged a logarithmic number of times.
+        while len(parts) > 1 and len(parts[-2][0]) < 2 * len(parts[-1][0]):
+            parts[-2:] = [_merged(parts[-2:])]
+    return _merged(parts)
+
+
+def _merged(parts: list[_Counted]) -> _Counted:
+    values, places = np.unique(np.concatenate([v for v, _ in parts]), return_inverse=True)
+    counts = np.bincount(places, np.concatenate([c for _, c in parts]), len(values))
+    return values, counts.astype(np.int64)
+
+
+def out_degrees(graph: StoreInput, progress: Progress) -> npt.NDArray[np.uint32]:
+    """Return the number of in-neighbour lists that contain each node."""
+    degrees = np.zeros(graph.num_nodes, np.uint32)
+    with progress.phase("count degrees", graph.num_edges, "edges") as phase:
+        for piece in graph.edge_pieces(_PIECE_EDGES):
+            _core.count_ids(piece.sources, degrees)
+            phase.advance(len(piece.sources))
+    return degrees
+
+
+def ranks_at_rest(graph: StoreInput) -> npt.NDArray[np.uint8]:
+    """Return the rank of nodes that are never drawn: training nodes first, isolated ones last."""
+    ranks = np.zeros(graph.num_nodes, np.uint8)
+    for name, spec in graph.nodes.splits.items():
+        ids = graph.read(spec)
+        ranks[ids] = np.maximum(ranks[ids], _TRAINING if name == "train" else _OTHER)
+    ranks *= 2
+    first = 0
+    for degrees in graph.degree_blocks():
+        ranks[first : first + len(degrees)] += degrees > 0
+        first += len(degrees)
+    return ranks
+
+
+def find_communities(graph: StoreInput, seed: int, progress: Progress) -> npt.NDArray[Any]:
+    """Return the community of each node, [N] of the type of node ids: the id of some node."""
+    num_nodes = graph.num_nodes
+    labels = np.arange(num_nodes, dtype=id_dtype(num_nodes))
+    sizes = np.ones(num_nodes, np.int32)
+    limit = max(_MAX_NODES, int(_MAX_SHARE * num_nodes))
+    # A step decides on some nodes at once, which must not all rush to one community.
+    step = max(1, min(_STEP_NODES, num_nodes // 64))
+    with progress.phase("find communities", _ROUNDS * num_nodes, "nodes") as phase:
+        for _ in range(_ROUNDS):
+            for block in graph.column_blocks(step, _SAMPLE_DEGREE):
+                _choose(block, labels, sizes, limit, seed)
+                phase.advance(len(block.degrees))
+    return labels
+
+
+def _choose(
+    block: ColumnBlock,
+    labels: npt.NDArray[Any],
+    sizes: npt.NDArray[np.int32],
+    limit: int,
+    seed: int,
+) -> None:
+    """Let the nodes of a block choose their communities; `labels` and `sizes` change."""
+    if not len(block.sources):
+        return
+    pairs = np.stack((block.targets - block.first, labels[block.sources]), axis=1)
+    keys = pairs[:, 0] * np.int64(len(labels)) + pairs[:, 1]
+    keys, votes = np.unique(keys, return_counts=True)
+    nodes, wanted = np.divmod(keys, np.int64(len(labels)))
+    own = wanted == labels[block.first + nodes]
+    has_room = own | (sizes[wanted] < limit)
+    nodes, wanted, votes, own = (a[has_room] for a in (nodes, wanted, votes, own))
+    if not len(nodes):
+        return
+    # The community with most votes; of equals the node's own, then one by lot.
+    lots = (hash_pairs(seed, wanted, wanted, None) >> np.uint64(40)).astype(np.int64)
+    order = np.lexsort((lots, own, votes, nodes))
+    best = order[np.append(np.flatnonzero(np.diff(nodes[order])), len(order) - 1)]
+    nodes, wanted = block.first + nodes[best], wanted[best]
+    np.subtract.at(sizes, labels[nodes], 1)
+    np.add.at(sizes, wanted, 1)
+    labels[nodes] = wanted
+
+
+def rank_communities(
+    labels: npt.NDArray[Any], degrees: npt.NDArray[np.uint32]
+) -> npt.NDArray[np.uint32]:
+    """Return a rank for each node: higher where the nodes of its community are drawn more often."""
+    sizes = np.bincount(labels, minlength=len(labels))
+    small = sizes[labels] < _MIN_NODES
+    joined = np.where(small, labels[0] if len(labels) else 0, labels)
+    drawn = np.bincount(joined, degrees, len(labels))
+    counts = np.bincount(joined, minlength=len(labels))
+    present = np.flatnonzero(counts)
+    ranks = np.zeros(len(labels), np.uint32)
+    ranks[present[np.argsort(drawn[present] / counts[present], kind="stable")]] = np.arange(
+        len(present), dtype=np.uint32
+    )
+    return ranks[joined]
 
 
 @limits_named("reorder")

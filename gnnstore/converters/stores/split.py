@@ -13,16 +13,16 @@ from typing import Any
 from gnnstore.converters.edges.columns import SortedEdges
 from gnnstore.converters.edges.split import PIECE_EDGES, SplitRule
 from gnnstore.converters.inputs.opening import PathLike
-from gnnstore.converters.stores.copy import (
+from gnnstore.converters.stores.graph import (
+    StoreInput,
     copy_graph,
     copy_nodes,
     describe_edges,
     open_copy,
     texts_of,
 )
-from gnnstore.converters.stores.graph import StoreInput
+from gnnstore.converters.writer.base import provenance
 from gnnstore.converters.writer.graph_writer import GraphWriter
-from gnnstore.converters.writer.opening import provenance
 from gnnstore.converters.writer.options import ConvertOptions, refuse_rules, with_orders
 from gnnstore.errors import UsageError, limits_named
 from gnnstore.formats.store.reader import StoreReader

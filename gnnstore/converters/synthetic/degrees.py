@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from gnnstore.converters.inputs.opening import PathLike
 from gnnstore.converters.stores.graph import StoreInput
-from gnnstore.converters.stores.places import distinct
+from gnnstore.converters.stores.reorder import distinct
 
 # The tail of a distribution: the nodes with the highest degrees.
 TAIL_SHARE = 0.1

@@ -19,10 +19,10 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from gnnstore.converters.keyed_random import draw_words
 from gnnstore.converters.stores.graph import StoreInput
 from gnnstore.errors import UsageError
 from gnnstore.progress import Phase, Progress
+from gnnstore.random_words import draw_words
 
 MAX_FACTOR = 256
 # Fewer edges for each edge of the seed would need more patterns than are made here.

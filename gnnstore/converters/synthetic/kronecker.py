@@ -16,22 +16,21 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gnnstore.converters.converter import converter
 from gnnstore.converters.edges.node_ids import MAX_NODES
 from gnnstore.converters.inputs.opening import PathLike
-from gnnstore.converters.keyed_random import draw_noise, hash_pairs
-from gnnstore.converters.stores.copy import (
+from gnnstore.converters.stores.graph import (
     CopiedRows,
+    EdgePiece,
+    StoreInput,
     copy_graph,
     describe_edges,
     open_copy,
 )
-from gnnstore.converters.stores.graph import EdgePiece, StoreInput
 from gnnstore.converters.synthetic.factor_graph import FactorGraph, check_factor, derive_factor
 from gnnstore.converters.synthetic.synthetic_nodes import check_numbers
 from gnnstore.converters.writer.casting import SCALES
 from gnnstore.converters.writer.graph_writer import GraphWriter
-from gnnstore.converters.writer.options import ConvertOptions
+from gnnstore.converters.writer.options import ConvertOptions, converter
 from gnnstore.errors import UsageError
 from gnnstore.formats.arrays.dtypes import (
     STORAGE_DTYPES,
@@ -41,6 +40,7 @@ from gnnstore.formats.arrays.dtypes import (
 )
 from gnnstore.formats.arrays.spec import AttributeSpec
 from gnnstore.progress import Progress
+from gnnstore.random_words import draw_noise, hash_pairs
 
 # Edges that are made at a time; 2^16 or 2^20 is a fifth slower.
 _CHUNK_EDGES = 2**18

@@ -16,18 +16,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gnnstore.converters.converter import converter
-from gnnstore.converters.inputs.derived import GeneratedRows
 from gnnstore.converters.inputs.opening import PathLike
-from gnnstore.converters.inputs.source import ArraySource, MemoryArray
-from gnnstore.converters.keyed_random import draw_words
+from gnnstore.converters.inputs.source import ArraySource, GeneratedRows, MemoryArray
 from gnnstore.converters.synthetic.synthetic_nodes import SyntheticNodes, check_numbers
 from gnnstore.converters.typed.inputs import EdgeInput, NodeInput, write_graph
-from gnnstore.converters.writer.options import ConvertOptions
+from gnnstore.converters.writer.options import ConvertOptions, converter
 from gnnstore.errors import UsageError
 from gnnstore.formats.store.schema import EdgeType
 from gnnstore.progress import Progress
-from gnnstore.random_words import uniform
+from gnnstore.random_words import draw_words, uniform
 
 CITES = ("paper", "cites", "paper")
 WRITES = ("author", "writes", "paper")

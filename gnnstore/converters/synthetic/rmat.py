@@ -15,14 +15,12 @@ import numpy as np
 import numpy.typing as npt
 
 from gnnstore import _core
-from gnnstore.converters.converter import converter
-from gnnstore.converters.inputs.derived import GeneratedRows
 from gnnstore.converters.inputs.opening import PathLike
-from gnnstore.converters.read_ahead import num_threads
+from gnnstore.converters.inputs.source import GeneratedRows, num_threads
 from gnnstore.converters.synthetic.synthetic_nodes import SyntheticNodes, check_numbers
 from gnnstore.converters.typed.inputs import EdgeInput, NodeInput, write_one_type
 from gnnstore.converters.writer.graph_writer import GraphWriter
-from gnnstore.converters.writer.options import ConvertOptions
+from gnnstore.converters.writer.options import ConvertOptions, converter
 from gnnstore.errors import UsageError
 from gnnstore.progress import Progress
 

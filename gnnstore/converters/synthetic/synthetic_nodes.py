@@ -16,9 +16,9 @@ import numpy as np
 import numpy.typing as npt
 
 from gnnstore import _core
-from gnnstore.converters.inputs.derived import GeneratedRows
-from gnnstore.converters.keyed_random import draw_noise, draw_words
+from gnnstore.converters.inputs.source import GeneratedRows
 from gnnstore.errors import UsageError, whole_number
+from gnnstore.random_words import draw_noise, draw_words
 
 # The second word of the generator's key is the purpose, so that streams never meet.
 _NOISE = 0x6E6F697365  # "noise"

@@ -10,12 +10,10 @@ import numpy as np
 import numpy.typing as npt
 
 from gnnstore.budget.ledger import Reservation
+from gnnstore.budget.limits import memory_ledger
 from gnnstore.converters.edges.id_remap import find_ids
 from gnnstore.converters.edges.name_ids import NameBlock, encode_arrow
-from gnnstore.converters.inputs.derived import cut_rows
-from gnnstore.converters.inputs.source import ArraySource
-from gnnstore.converters.memory import memory_ledger
-from gnnstore.converters.read_ahead import read_ahead
+from gnnstore.converters.inputs.source import ArraySource, cut_rows, read_ahead
 from gnnstore.converters.tables.inputs import Table
 from gnnstore.errors import InputError
 

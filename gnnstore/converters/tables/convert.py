@@ -11,12 +11,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gnnstore.converters.converter import converter
 from gnnstore.converters.datasets.numbering import collect_names, number_ids, record_names
 from gnnstore.converters.edges.name_ids import NameBlock
-from gnnstore.converters.inputs.derived import FloatLabels
 from gnnstore.converters.inputs.opening import PathLike
-from gnnstore.converters.inputs.source import ArraySource
+from gnnstore.converters.inputs.source import ArraySource, FloatLabels
 from gnnstore.converters.tables.columns import (
     RowIds,
     TableColumns,
@@ -27,8 +25,8 @@ from gnnstore.converters.tables.columns import (
 from gnnstore.converters.tables.inputs import Table, describe_tables, open_table
 from gnnstore.converters.writer.estimates import Workload
 from gnnstore.converters.writer.graph_writer import GraphWriter
-from gnnstore.converters.writer.options import ConvertOptions, check_features
-from gnnstore.converters.writer.splits import SPLIT_KEYS
+from gnnstore.converters.writer.node_arrays import SPLIT_KEYS
+from gnnstore.converters.writer.options import ConvertOptions, check_features, converter
 from gnnstore.errors import InputError, UsageError
 from gnnstore.progress import Progress
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 from gnnstore.budget.ledger import Reservation
+from gnnstore.budget.limits import memory_ledger
 from gnnstore.converters.datasets.external import Paths, paths_of
 from gnnstore.converters.inputs.opening import (
     describe_binary,
@@ -19,7 +20,6 @@ from gnnstore.converters.inputs.opening import (
     existing_path,
     open_input,
 )
-from gnnstore.converters.memory import memory_ledger
 from gnnstore.errors import InputError, NotFoundError, UsageError, storage_error
 
 if TYPE_CHECKING:

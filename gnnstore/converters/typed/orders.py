@@ -11,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from gnnstore.budget.ledger import Reservation
+from gnnstore.budget.limits import memory_ledger
 from gnnstore.converters.inputs.opening import PathLike
-from gnnstore.converters.memory import memory_ledger
 from gnnstore.converters.typed.reading import ReadArray
 from gnnstore.converters.typed.times import check_weights, checked_times
 from gnnstore.converters.writer.adjacency import finished_array

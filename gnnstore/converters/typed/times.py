@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gnnstore.converters.inputs.derived import MappedRows
-from gnnstore.converters.inputs.source import ArraySource, MemoryArray
+from gnnstore.converters.inputs.source import ArraySource, MappedRows, MemoryArray
 from gnnstore.converters.writer.options import ConvertOptions
 from gnnstore.errors import InputError
 from gnnstore.formats.arrays.dtypes import dtype_name

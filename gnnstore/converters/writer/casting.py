@@ -15,8 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gnnstore.converters.inputs.source import ArraySource
-from gnnstore.converters.read_ahead import read_ahead
+from gnnstore.converters.inputs.source import ArraySource, read_ahead
 from gnnstore.errors import InputError
 from gnnstore.formats.arrays.dtypes import (
     STORAGE_DTYPES,

@@ -9,23 +9,26 @@ from __future__ import annotations
 import math
 import zlib
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 from gnnstore.budget.limits import available_bytes
 from gnnstore.converters.edges.columns import estimate_peak_bytes
 from gnnstore.converters.edges.on_disk.runs import record_bytes_for, spill_bytes_per_edge
 from gnnstore.converters.edges.rules import EdgeRules
-from gnnstore.converters.inputs.npy import open_npy
-from gnnstore.converters.inputs.npz import open_npz
+from gnnstore.converters.inputs.files import open_npy, open_npz
 from gnnstore.converters.inputs.opening import open_input
 from gnnstore.converters.inputs.source import ArraySource, row_bytes
 from gnnstore.converters.writer.node_arrays import MAX_COMPRESSED_ROW_BYTES
+from gnnstore.converters.writer.options import ConvertOptions
 from gnnstore.errors import GnnstoreError
 from gnnstore.formats.arrays.dtypes import STORAGE_DTYPES, id_dtype
 from gnnstore.formats.arrays.pages import PageGeometry
 from gnnstore.formats.arrays.spec import AttributeSpec
+from gnnstore.formats.container.files import directory_bytes, require_space
+from gnnstore.formats.store.writer import StoreWriter
+from gnnstore.progress import Progress
 from gnnstore.units import format_duration, format_size
 
 # Rates of an ordinary laptop, for each second: edges sorted into columns, bytes written and
@@ -201,3 +204,34 @@ def _inspect_text(path: Path, work: Workload) -> None:
     elif num_fields > 1:
         work.num_nodes = max(work.num_nodes, num_rows)
         work.node_tables += (NodeTable(num_rows, num_fields, _TEXT_ITEM_BYTES),)
+
+
+def announce(
+    store: StoreWriter,
+    options: ConvertOptions,
+    rules: EdgeRules,
+    *,
+    inputs: list[dict[str, Any]] | None,
+    workload: Workload | None,
+    progress: Progress,
+) -> None:
+    """Report the expected cost of a conversion; refuse it if the disk has no room."""
+    if workload is None:
+        if inputs is None:
+            return
+        workload = inspect_inputs(Path(entry["path"]) for entry in inputs)
+    cast = options.feature_dtype
+    expected = estimate(
+        workload,
+        rules,
+        memory_bytes=options.memory_bytes,
+        page_bytes=options.page_bytes,
+        feature_item_bytes=None if cast is None else STORAGE_DTYPES[cast].itemsize,
+    )
+    progress.note(str(expected), asdict(expected))
+    require_space(
+        store.path,
+        expected.least_bytes - directory_bytes(store.temporary_path),
+        f"write a store of at least {format_size(expected.least_bytes)}",
+        "choose an output on another file system; nothing was left under the final name.",
+    )

@@ -24,15 +24,12 @@ from gnnstore.converters.inputs.source import ArraySource, as_array, as_source
 from gnnstore.converters.typed.reading import ReadArray
 from gnnstore.converters.typed.times import checked_edges
 from gnnstore.converters.writer.adjacency import finished_array, record_edges, write_adjacency
-from gnnstore.converters.writer.base import BaseWriter, Pairs
+from gnnstore.converters.writer.base import BaseWriter, Pairs, check_pointers
 from gnnstore.converters.writer.casting import SCALES
-from gnnstore.converters.writer.edge_splits import Rows, write_edge_split
+from gnnstore.converters.writer.edge_splits import Rows, write_edge_split, write_negatives
 from gnnstore.converters.writer.estimates import Workload
-from gnnstore.converters.writer.negatives import write_negatives
-from gnnstore.converters.writer.node_arrays import RowSink
-from gnnstore.converters.writer.opening import check_pointers
+from gnnstore.converters.writer.node_arrays import RowSink, split_name
 from gnnstore.converters.writer.options import ConvertOptions, IndexDtype, refuse_options
-from gnnstore.converters.writer.splits import split_name
 from gnnstore.errors import InputError, UsageError
 from gnnstore.formats.container import names as store_names
 from gnnstore.formats.store.edge_splits import EdgeSplitSpec

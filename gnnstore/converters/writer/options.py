@@ -1,18 +1,23 @@
-"""Options that all converters have in common, as one value."""
+"""Options that all converters have in common, and their decorator; converters of plug-ins."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass, replace
-from functools import partial
-from typing import Any, Literal, get_args
+import inspect
+import os
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass, fields, replace
+from functools import partial, wraps
+from pathlib import Path
+from typing import Any, Literal, ParamSpec, get_args
 
 from gnnstore.budget.limits import parse_memory
-from gnnstore.errors import UsageError, check_choice
+from gnnstore.errors import UsageError, check_choice, limits_named
+from gnnstore.formats import StoreManifest
 from gnnstore.formats.arrays.dtypes import STORAGE_DTYPES
 from gnnstore.formats.arrays.pages import DEFAULT_PAGE_BYTES, MAX_PAGE_BYTES, MIN_PAGE_BYTES
+from gnnstore.formats.container.transaction import check_final
 from gnnstore.formats.store.schema import EdgeTypeSpec
-from gnnstore.units import parse_size
+from gnnstore.units import Registry, parse_size
 
 SelfLoops = Literal["keep", "drop", "add"]
 IndexDtype = Literal["int64", "int32"]
@@ -27,6 +32,8 @@ _CHOICES = {
 _LISTS = ("time_attr", "weight_attr", "reverse")
 # Options that change no byte of the result.
 _WITHOUT_EFFECT = ("overwrite", "memory_bytes", "resume", "spill_dir")
+
+P = ParamSpec("P")
 
 
 @dataclass(frozen=True)
@@ -157,3 +164,47 @@ def refuse_rules(options: ConvertOptions, doing: str) -> None:
     """Refuse the rules for edges and features where a store is made from a store."""
     rules = ("undirected", "self_loops", "feature_dtype", *_LISTS)
     refuse_options(options, rules, f"is not for {doing}; convert with it")
+
+
+def converter(convert: Callable[P, Path]) -> Callable[P, Path]:
+    """Take single options, refuse an output that exists, and let errors name a system's limit."""
+    signature = inspect.signature(convert)
+    single = {field.name for field in fields(ConvertOptions)} - signature.parameters.keys()
+
+    @wraps(convert)
+    def checked(*args: P.args, **kwargs: P.kwargs) -> Path:
+        if "options" in signature.parameters and kwargs.keys() & single:
+            more: dict[str, Any] = {name: kwargs.pop(name) for name in kwargs.keys() & single}
+            options: Any = kwargs.get("options") or ConvertOptions()
+            kwargs["options"] = replace(options, **more)
+        given = signature.bind(*args, **kwargs).arguments
+        options = given.get("options") or ConvertOptions()
+        if "output" in given and not (options.overwrite or options.resume):
+            final = Path(os.path.abspath(given["output"]))  # noqa: PTH100 - links stay
+            check_final(final, StoreManifest, overwrite=False)
+        return convert(*args, **kwargs)
+
+    return limits_named("convert")(checked)
+
+
+@dataclass(frozen=True)
+class Converter:
+    """A converter of a plug-in, for `gnnstore convert NAME INPUT OUTPUT`.
+
+    Attributes
+    ----------
+    name : str
+        The command's word.
+    convert : callable
+        Called as `convert(input, output, options=ConvertOptions, progress=Progress)`, as
+        functions decorated with `gnnstore.plugins.converter` can be; returns the store's path.
+    summary : str
+        One sentence for `--help`.
+    """
+
+    name: str
+    convert: Callable[..., Path]
+    summary: str
+
+
+CONVERTERS: Registry[Converter] = Registry()

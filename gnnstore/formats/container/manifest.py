@@ -30,7 +30,7 @@ from gnnstore.formats.arrays.zarr_metadata import METADATA_FILE, group_metadata
 from gnnstore.formats.container.files import BLOCK_BYTES, crc32c_of, open_binary
 from gnnstore.formats.container.names import check_relative_path
 from gnnstore.formats.container.strict_json import Fields, parse_object, to_json
-from gnnstore.registry import Registry
+from gnnstore.units import Registry
 
 CHECKSUMS_ARRAY = "checksums"
 MAX_MANIFEST_BYTES = 2**26

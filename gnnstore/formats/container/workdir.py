@@ -1,7 +1,7 @@
 """Directories of work in progress: made with a lock, found when their makers are dead, removed.
 
 A store is built as `.NAME.tmp-XXXXXXXX`, next to its later NAME, and a run spills to a directory of
-its own (`gnnstore.disk.scratch`). The maker holds a lock on the directory, which the kernel drops
+its own (`gnnstore.disk.spool`). The maker holds a lock on the directory, which the kernel drops
 with the process; so a directory that can be locked was left. `.NAME.old-XXXXXXXX` is a whole store
 that an overwrite had set aside when it stopped, on a file system that cannot exchange two names.
 `.NAME.rows` is a finished store, whose rows are copied to the file NAME.
@@ -34,7 +34,7 @@ _LOCK_SECONDS = 0.1
 State = Literal["running", "resumable", "unfinished", "set aside", "stale"]
 
 _NAME = re.compile(r"\.(?P<final>.+)\.(?:(?P<kind>tmp|old)-[0-9a-f]{8}|(?<=\.npy\.)rows)")
-RUN_PREFIX = ".gnnstore-run-"  # of directories of runs; see `gnnstore.disk.scratch`
+RUN_PREFIX = ".gnnstore-run-"  # of directories of runs; see `gnnstore.disk.spool`
 _RUN_NAME = re.compile(re.escape(RUN_PREFIX) + "[0-9a-f]{8}")
 # A file that is being written, in the store from which it is copied.
 COPY_FILE = "copy"
@@ -91,7 +91,7 @@ def find_leftovers(directory: Path) -> Iterator[Leftover]:
 
 
 def run_directories(parent: Path) -> list[Path]:
-    """Return the directories of runs, which `gnnstore.disk.scratch` makes."""
+    """Return the directories of runs, which `gnnstore.disk.spool` makes."""
     try:
         names = sorted(os.listdir(parent))  # noqa: PTH208
     except OSError:

@@ -17,8 +17,7 @@ from weakref import WeakSet, ref
 from gnnstore._core import release_memory
 from gnnstore.caching.plan import CachePlan, PlanPlace, Trace, TraceBuilder
 from gnnstore.caching.policies.base import Planner, SpillingPlanner
-from gnnstore.disk.scratch import RunDirectory
-from gnnstore.disk.spool import FileSpool, MemorySpool, Spool
+from gnnstore.disk.spool import FileSpool, MemorySpool, RunDirectory, Spool
 from gnnstore.features.packed.chunks import PackedSuperbatch
 from gnnstore.features.packed.pack import pack, packed_bytes
 from gnnstore.features.planned import PinnedRows, PlanStep, SlotCache, TurnLock

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from gnnstore.disk.scratch import default_parent, sweep_stale
+from gnnstore.disk.spool import default_parent, sweep_stale
 from gnnstore.errors import UsageError
 from gnnstore.graph.store import GraphStore
 from gnnstore.graph.store import open as open_store

@@ -10,9 +10,8 @@ from typing import Any
 import click
 
 from gnnstore import converters
-from gnnstore.converters.converter import CONVERTERS
 from gnnstore.converters.inputs.files import RawLayout
-from gnnstore.converters.writer.options import ConvertOptions
+from gnnstore.converters.writer.options import CONVERTERS, ConvertOptions
 from gnnstore.errors import UsageError
 from gnnstore.formats.arrays.dtypes import STORAGE_DTYPES
 from gnnstore.tools.convert import convert

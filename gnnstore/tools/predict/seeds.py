@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from gnnstore.converters.inputs.npy import open_npy
+from gnnstore.converters.inputs.files import open_npy
 from gnnstore.errors import UsageError
 from gnnstore.loaders.link import resolve_links
 from gnnstore.loaders.options import fanouts_of

@@ -5,9 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from gnnstore.converters.datasets.ogb.text import Graph, attribute_name, of_type, triplet
-from gnnstore.converters.inputs.derived import FloatLabels
-from gnnstore.converters.inputs.npz import open_npz
-from gnnstore.converters.inputs.source import ArraySource, check_rows, read_one_number
+from gnnstore.converters.inputs.files import open_npz
+from gnnstore.converters.inputs.source import ArraySource, FloatLabels, check_rows, read_one_number
 from gnnstore.converters.typed.inputs import EdgeInput, NodeInput
 from gnnstore.errors import InputError, NotFoundError
 from gnnstore.formats.store.schema import EDGE_TYPE, NODE_TYPE

@@ -11,7 +11,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from gnnstore.converters.converter import converter
 from gnnstore.converters.datasets.ogb import binary, text
 from gnnstore.converters.datasets.ogb.links import (
     bytes_in_memory,
@@ -28,7 +27,7 @@ from gnnstore.converters.inputs.opening import (
     existing_directory,
 )
 from gnnstore.converters.typed.inputs import write_graph
-from gnnstore.converters.writer.options import ConvertOptions
+from gnnstore.converters.writer.options import ConvertOptions, converter
 from gnnstore.errors import InputError, NotFoundError, UsageError
 from gnnstore.formats.store.schema import EDGE_TYPE, NODE_TYPE
 from gnnstore.progress import Progress

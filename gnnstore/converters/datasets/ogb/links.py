@@ -16,14 +16,13 @@ from typing import Any
 import numpy as np
 
 from gnnstore.budget.ledger import Reservation
+from gnnstore.budget.limits import memory_ledger
 from gnnstore.converters.datasets.ogb.splits import SPLITS, open_split_file, split_file
-from gnnstore.converters.inputs.derived import MappedRows, RowTaker
-from gnnstore.converters.inputs.source import ArraySource
-from gnnstore.converters.keyed_random import hash_pairs
-from gnnstore.converters.memory import memory_ledger
+from gnnstore.converters.inputs.source import ArraySource, MappedRows, RowTaker
 from gnnstore.converters.typed.inputs import EdgeInput
 from gnnstore.converters.writer.graph_writer import GraphWriter
 from gnnstore.errors import InputError, NotFoundError
+from gnnstore.random_words import hash_pairs
 
 _ENDS = (("source_node", "target_node"), ("head", "tail"))
 _NEGATIVES = {

@@ -10,16 +10,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from gnnstore.converters.converter import converter
+from gnnstore.budget.limits import memory_ledger
 from gnnstore.converters.datasets.ogb.splits import open_splits, split_file, warn_of_missing
-from gnnstore.converters.inputs.derived import FloatLabels
-from gnnstore.converters.inputs.npy import open_npy
+from gnnstore.converters.inputs.files import open_npy
 from gnnstore.converters.inputs.opening import PathLike, describe_files, existing_directory
 from gnnstore.converters.inputs.pickled import open_counts
-from gnnstore.converters.inputs.source import ArraySource
-from gnnstore.converters.memory import memory_ledger
+from gnnstore.converters.inputs.source import ArraySource, FloatLabels
 from gnnstore.converters.typed.inputs import EdgeInput, NodeInput, write_graph, write_one_type
-from gnnstore.converters.writer.options import ConvertOptions
+from gnnstore.converters.writer.options import ConvertOptions, converter
 from gnnstore.errors import InputError, NotFoundError
 from gnnstore.formats.store.schema import EdgeType
 from gnnstore.progress import Progress

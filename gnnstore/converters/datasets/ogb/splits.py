@@ -8,15 +8,15 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from gnnstore.budget.ledger import Ledger
+from gnnstore.budget.limits import memory_ledger
 from gnnstore.converters.datasets.ogb.text import of_type, part_file, read_ids, types_with_split
-from gnnstore.converters.inputs.npz import open_npz
+from gnnstore.converters.inputs.files import open_npz
 from gnnstore.converters.inputs.opening import existing_directory
 from gnnstore.converters.inputs.pickled import Arrays, open_pickled
 from gnnstore.converters.inputs.source import ArraySource, MemoryArray
-from gnnstore.converters.memory import memory_ledger
 from gnnstore.converters.typed.inputs import NodeInput
+from gnnstore.converters.writer.node_arrays import SPLIT_KEYS
 from gnnstore.converters.writer.options import ConvertOptions
-from gnnstore.converters.writer.splits import SPLIT_KEYS
 from gnnstore.errors import InputError, NotFoundError
 from gnnstore.formats.store.schema import NODE_TYPE
 from gnnstore.progress import Progress

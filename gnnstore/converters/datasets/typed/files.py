@@ -13,22 +13,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from gnnstore.converters.converter import converter
 from gnnstore.converters.datasets.numpy import CompressedEdges
 from gnnstore.converters.datasets.typed.text_files import ENDINGS, TextEdgeFile, open_text_nodes
 from gnnstore.converters.edges.node_ids import check_integers
-from gnnstore.converters.inputs.derived import RowTaker
-from gnnstore.converters.inputs.npy import open_npy
-from gnnstore.converters.inputs.npz import open_npz
+from gnnstore.converters.inputs.files import open_npy, open_npz
 from gnnstore.converters.inputs.opening import PathLike, describe_files, existing_directory
-from gnnstore.converters.inputs.source import ArraySource, read_one_number
+from gnnstore.converters.inputs.source import ArraySource, RowTaker, read_one_number
 from gnnstore.converters.tables.columns import RowIds, TableColumns, edge_batches
 from gnnstore.converters.tables.inputs import ENDINGS as _TABLES
 from gnnstore.converters.tables.inputs import open_table
 from gnnstore.converters.typed.inputs import EdgeInput, NodeInput, Pair, largest_ids, write_graph
 from gnnstore.converters.typed.reverse import reverse_types
-from gnnstore.converters.writer.options import ConvertOptions
-from gnnstore.converters.writer.splits import SPLIT_KEYS
+from gnnstore.converters.writer.node_arrays import SPLIT_KEYS
+from gnnstore.converters.writer.options import ConvertOptions, converter
 from gnnstore.errors import InputError, NotFoundError
 from gnnstore.formats.container.names import decode
 from gnnstore.formats.store.schema import EdgeType

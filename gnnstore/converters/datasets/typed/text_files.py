@@ -12,8 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gnnstore.converters.datasets.headers import first_lines
-from gnnstore.converters.inputs.derived import MappedRows, cut_rows
-from gnnstore.converters.inputs.source import ArraySource
+from gnnstore.converters.inputs.source import ArraySource, MappedRows, cut_rows
 from gnnstore.converters.inputs.text_arrays import TextArray
 from gnnstore.converters.inputs.text_tables import (
     TableFormat,
@@ -23,7 +22,7 @@ from gnnstore.converters.inputs.text_tables import (
     is_number,
 )
 from gnnstore.converters.typed.inputs import EdgeInput, Pair
-from gnnstore.converters.writer.splits import SPLIT_KEYS
+from gnnstore.converters.writer.node_arrays import SPLIT_KEYS
 from gnnstore.errors import InputError
 
 _LOG = logging.getLogger(__name__)
