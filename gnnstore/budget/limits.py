@@ -23,8 +23,7 @@ _UNLIMITED = 2**60
 _FREE_SHARE = 4
 # A text that means less has lost its unit.
 _LEAST_BYTES = 10**6
-# Of a budget: for reads in flight of all threads, and for more than the default ones of a thread.
-_STAGING_SHARE, _DEEP_SHARE = 4, 16
+_STAGING_SHARE = 4  # of a budget, for reads in flight of all threads
 
 
 @dataclass(frozen=True)
@@ -50,13 +49,6 @@ class MemoryBudget:
             num_bytes = free - free // _FREE_SHARE + shared_bytes
             return cls(num_bytes, True, source, is_measured=True)
         return cls(parse_memory(memory), True, "of the memory= budget")
-
-
-def affordable_staging(memory: int | str | None) -> int | None:
-    """Return the bytes that a thread may stage beyond the defaults; None: as many as it likes."""
-    if memory is None or memory == "auto":
-        return None  # what is free changes from call to call, and is plenty
-    return parse_memory(memory) // _DEEP_SHARE
 
 
 def affordable_threads(

@@ -73,13 +73,6 @@ class Engine:
         """Bytes of staging memory per reading thread."""
         return self.reader.staging_bytes
 
-    def within(self, staging_bytes: int | None) -> Engine:
-        """Return the engine with the reads in flight of the defaults, if its own are more bytes."""
-        if staging_bytes is None or self.staging_bytes <= staging_bytes:
-            return self
-        tuning = self.tuning.modest()
-        return Engine(self.choice, tuning, _reader(self.choice.name, tuning))
-
 
 def probe_engines(path: Path) -> list[EngineProbe]:
     """Try each engine on a file."""

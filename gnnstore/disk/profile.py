@@ -15,7 +15,7 @@ import re
 import secrets
 import zlib
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +42,8 @@ _OCTAL = re.compile(r"\\([0-7]{3})")
 _DEFAULT_GAP_BYTES = 4 << 10
 _DEFAULT_QUEUE_DEPTH = 128
 _DEFAULT_MAX_READ_BYTES = 64 << 10
+# Memory for reads in flight of each thread that prepares batches: no more with a profile.
+_MAX_STAGING_BYTES = _DEFAULT_QUEUE_DEPTH * _DEFAULT_MAX_READ_BYTES
 
 _GAP_UNIT_BYTES = 512
 # Two measurements of one busy disk gave gaps of 10,752 and 51,200 bytes. Only where reads are slow
@@ -53,10 +55,8 @@ _MAX_SLOW_BYTES = 1 << 20
 # Cutting a merged extent costs a read that merging had saved; with pieces of four gaps, at most a
 # quarter of the saved reads.
 _GAPS_PER_READ = 4
-# Memory for reads in flight of each thread that prepares batches: twice the 8 MiB of the defaults.
-_MAX_STAGING_BYTES = 16 << 20
 # A measured rate that is flat from the start says little about a disk under another load.
-_QUEUE_DEPTHS = 16, 256
+_MIN_QUEUE_DEPTH = 16
 _ROW_BLOCK_BYTES = (512, 4 << 10)  # the reads that rows of features need
 
 _log = logging.getLogger(__name__)
@@ -229,14 +229,6 @@ class ReadTuning:
     max_read_bytes: int  # a longer read is cut into pieces of this size; a multiple of 4096
     source: str  # "defaults", or "profile of" and the time of the measurement
 
-    def modest(self) -> ReadTuning:
-        """Return the tuning with no more, and no longer, reads in flight than without a profile."""
-        return replace(
-            self,
-            queue_depth=min(self.queue_depth, _DEFAULT_QUEUE_DEPTH),
-            max_read_bytes=min(self.max_read_bytes, _DEFAULT_MAX_READ_BYTES),
-        )
-
 
 def tune_reads(profile: DeviceProfile | None) -> ReadTuning:
     """Return the tuning for a disk: that of flash, changed within bounds by its measurements."""
@@ -251,7 +243,7 @@ def tune_reads(profile: DeviceProfile | None) -> ReadTuning:
     gap_bytes = int(min(gap, _MAX_SLOW_BYTES)) // _GAP_UNIT_BYTES * _GAP_UNIT_BYTES
     measured = profile.random_reads_per_second.keys()
     deepest = max(profile.best_depth(block) for block in _ROW_BLOCK_BYTES if block in measured)
-    queue_depth = min(max(deepest, _QUEUE_DEPTHS[0]), _QUEUE_DEPTHS[1])
+    queue_depth = min(max(deepest, _MIN_QUEUE_DEPTH), _DEFAULT_QUEUE_DEPTH)
     max_read_bytes = _DEFAULT_MAX_READ_BYTES
     while (
         max_read_bytes < min(_GAPS_PER_READ * gap_bytes, _MAX_SLOW_BYTES)

@@ -81,8 +81,7 @@ class InferenceRun:
             device=self.device,
         )
         path = reader.paged(edge.indptr).file_paths[0]
-        engine = shared_tables(self.store).engine(path, self.io_engine)
-        self._engine = engine.within(self.memory_bytes // _STAGING_SHARE)
+        self._engine = shared_tables(self.store).engine(path, self.io_engine)
         self._pieces = Pieces.of(self.memory_bytes)
         self._num_nodes, self._num_edges = self.store.num_nodes, self.store.num_edges
         self._tables = [plan.disk_bytes(self._num_nodes) for plan in self.plans]
@@ -325,8 +324,7 @@ class InferenceRun:
         if not names:
             return open_rows(array, "memory")
         # Their file system may differ from the store's.
-        engine = open_engine(array.file_paths[0], self.io_engine)
-        return open_rows(array, engine.within(self._engine.staging_bytes))
+        return open_rows(array, open_engine(array.file_paths[0], self.io_engine))
 
 
 def check_input(store: GraphStore, name: str) -> AttributeSpec:

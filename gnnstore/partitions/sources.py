@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gnnstore.budget.ledger import STAGING, Ledger, Reservation
-from gnnstore.budget.limits import MemoryBudget, affordable_staging
+from gnnstore.budget.limits import MemoryBudget
 from gnnstore.errors import BudgetError, UsageError
 from gnnstore.features.source import AbsentRows, MemoryRows, RowSource
 from gnnstore.formats.partitions.manifest import BUCKET_PTR_ARRAY
@@ -76,8 +76,7 @@ class PartitionSources(Sources):
         samples = bool(config.fanouts) or config.subgraph_type == "induced"
         self._edges: EdgesRead = "graph" if samples else self.seeds.edges_read()
         path = unit.paged(unit.order_spec).file_paths[0]
-        engine = shared_tables(store).engine(path, io_engine)
-        self.engine: Engine = engine.within(affordable_staging(memory))
+        self.engine: Engine = shared_tables(store).engine(path, io_engine)
         self.shape, self.placement = self._sized(policy)
         if policy.kind == "sequential":
             in_all = self.shape.capacity == unit.num_partitions

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Self
 
 from gnnstore._core import release_memory
-from gnnstore.budget.limits import affordable_staging, affordable_threads
-from gnnstore.disk.scratch import default_parent
+from gnnstore.budget.limits import affordable_threads
+from gnnstore.disk.spool import default_parent
 from gnnstore.features.tables import CachedTables
 from gnnstore.formats.container.files import free_bytes
 from gnnstore.graph.shared import shared_tables
@@ -106,8 +106,7 @@ class LoaderSpec:
             return None
         largest = max(specs, key=lambda spec: spec.num_bytes)
         path = self.store.reader.paged(largest).file_paths[0]
-        engine = shared_tables(self.store).engine(path, self.options.io_engine)
-        return engine.within(affordable_staging(self.options.memory))
+        return shared_tables(self.store).engine(path, self.options.io_engine)
 
     def open_topology(self, placement: Placement, engine: Engine | None) -> Topology:
         """Return the graph's topology in its place."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from gnnstore.budget.ledger import CACHED, SLOTS, STAGING, Ledger, Reservation
-from gnnstore.budget.limits import MemoryBudget, affordable_staging, affordable_threads
+from gnnstore.budget.limits import MemoryBudget, affordable_threads
 from gnnstore.disk.engines import Engine
 from gnnstore.features.packed.saved import PackedFiles
 from gnnstore.features.planned import SlotCache
@@ -44,7 +44,7 @@ class PackedSources(Sources):
     ) -> None:
         self.e_id = edge_ids
         manifest = reader.manifest
-        self.packed = PackedFiles.open(reader, io_engine, affordable_staging(memory))
+        self.packed = PackedFiles.open(reader, io_engine)
         self.engine: Engine = self.packed.engine
         staging_bytes = self.packed.staging_bytes
         budget = MemoryBudget.of(memory)

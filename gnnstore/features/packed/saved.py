@@ -219,16 +219,13 @@ class PackedFiles:
             weakref.finalize(self, os.close, self._descriptor)
 
     @classmethod
-    def open(
-        cls, reader: PackedReader, forced: str | None = None, staging_bytes: int | None = None
-    ) -> PackedFiles:
+    def open(cls, reader: PackedReader, forced: str | None = None) -> PackedFiles:
         """Open packed epochs with the engine that is asked for, or the fastest that works."""
         largest = max(reader.files, key=lambda entry: entry.size_bytes)
-        engine = open_engine(reader.path / largest.path, forced)
-        return cls(reader, engine.within(staging_bytes))
+        return cls(reader, open_engine(reader.path / largest.path, forced))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (PackedFiles.open, (self.reader, self.engine.name, self.engine.staging_bytes))
+        return (PackedFiles.open, (self.reader, self.engine.name))
 
     @property
     def staging_bytes(self) -> int:

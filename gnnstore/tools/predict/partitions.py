@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from gnnstore.budget.limits import MemoryBudget, affordable_staging
+from gnnstore.budget.limits import MemoryBudget
 from gnnstore.disk.measure import disk_profile
 from gnnstore.disk.profile import DeviceProfile
 from gnnstore.errors import UsageError
@@ -72,7 +72,7 @@ def predict_partitions(
 ) -> None:
     """Find the sizes that fit, and print them."""
     store = open_store(path)
-    contents = _contents(store, embedding_dim, memory_bytes)
+    contents = _contents(store, embedding_dim)
     budget = MemoryBudget.of(memory_bytes)
     memory_bytes = budget.num_bytes
     with session.progress() as progress:
@@ -99,7 +99,7 @@ def predict_partitions(
     session.emit(document, PARTITIONS)
 
 
-def _contents(store: GraphStore, embedding_dim: int | None, memory_bytes: int | None) -> Contents:
+def _contents(store: GraphStore, embedding_dim: int | None) -> Contents:
     specs = [own for own in store.schema.node.attributes.values() if own.layout == "paged"]
     row_bytes = sum(spec.row_bytes for spec in specs)
     row_bytes += 0 if embedding_dim is None else 4 * embedding_dim + _STATE_BYTES
@@ -117,14 +117,14 @@ def _contents(store: GraphStore, embedding_dim: int | None, memory_bytes: int | 
         id_dtype(store.num_edges).itemsize,
         writes=embedding_dim is not None,
         num_building=building_threads(),
-        fixed_bytes=_fixed_bytes(store, memory_bytes),
+        fixed_bytes=_fixed_bytes(store),
     )
 
 
-def _fixed_bytes(store: GraphStore, memory_bytes: int | None) -> int:
+def _fixed_bytes(store: GraphStore) -> int:
     """Return the memory of a loader that does not depend on partitions, without batches."""
     path = store.reader.paged(store.schema.edge.indices).file_paths[0]
-    engine = shared_tables(store).engine(path, None).within(affordable_staging(memory_bytes))
+    engine = shared_tables(store).engine(path, None)
     return engine.staging_bytes + StoreSizes.of(store.schema).compressed_bytes
 
 
