@@ -54,7 +54,7 @@ def store_and_minutes(graph: Graph) -> tuple[str, str]:
         node_tables=(table,) if graph.width else (),
     )
     rules = EdgeRules(undirected=graph.is_doubled)
-    expected = estimate(work, rules, memory_bytes=MEMORY_BYTES)
+    expected = estimate(work, rules, MEMORY_BYTES)
     rate = EDGES_ON_DISK if expected.spill_bytes else EDGES_IN_MEMORY
     seconds = graph.num_edges * rules.copies / rate + feature_bytes / FEATURE_BYTES
     minutes = "under 1" if seconds < 60 else f"{math.ceil(seconds / 60)}"

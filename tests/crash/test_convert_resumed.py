@@ -223,7 +223,7 @@ def test_a_disk_that_is_too_small_is_refused_with_a_number(
     expected = r"a store of at least .* are needed, and .* are free\. Free .*, or choose"
     with monkeypatch.context() as patch:
         if not is_known_before:  # as with text: found out when the first array begins
-            patch.setattr("gnnstore.converters.writer.base.require_space", lambda *_: None)
+            patch.setattr("gnnstore.converters.writer.estimates.require_space", lambda *_: None)
             expected = r"'x': no space left .* more are needed and .* are free: .* are missing\."
         with pytest.raises(NoSpaceError, match=expected):
             from_numpy(source, tiny_disk / "g.gnn", options=options)

@@ -29,11 +29,9 @@ class Notes(NullProgress):
 
     def __init__(self) -> None:
         self.texts: list[str] = []
-        self.facts: list[Mapping[str, Any]] = []
 
-    def note(self, text: str, facts: Mapping[str, Any] | None = None) -> None:
+    def note(self, text: str, facts: Mapping[str, Any] | None = None) -> None:  # noqa: ARG002
         self.texts.append(text)
-        self.facts.append(facts or {})
 
     def final_bytes(self) -> int:
         (text,) = self.texts
@@ -131,8 +129,8 @@ def test_text_says_that_it_is_a_guess(tmp_path: Path) -> None:
 
 def test_memory_that_does_not_suffice_means_temporary_space() -> None:
     work = Workload(num_nodes=1000, num_edges=10_000_000)
-    ample = estimate(work, KEEP, memory_bytes=2**40)
-    scarce = estimate(work, KEEP, memory_bytes=10**7)
+    ample = estimate(work, KEEP, 2**40)
+    scarce = estimate(work, KEEP, 10**7)
     assert (ample.spill_bytes, "no temporary space" in str(ample)) == (0, True)
     assert scarce.spill_bytes >= 10_000_000 * 12
     assert "of temporary space" in str(scarce)
@@ -151,7 +149,7 @@ def test_memory_that_does_not_suffice_means_temporary_space() -> None:
 )
 def test_sorting_on_disk_takes_somewhat_longer(rules: EdgeRules, low: float, high: float) -> None:
     work = Workload(num_nodes=2**21, num_edges=25_000_000)
-    said = [estimate(work, rules, memory_bytes=num_bytes) for num_bytes in (2**40, 2**26)]
+    said = [estimate(work, rules, n) for n in (2**40, 2**26)]
     assert [found.spill_bytes > 0 for found in said] == [False, True]
     assert low < said[1].seconds / said[0].seconds < high
 

@@ -145,26 +145,22 @@ class BaseWriter:
         self._edges: dict[EdgeType, EdgeTypeSpec] = {}
         self._reserved = 0
         try:
+            self._nodes = {
+                name: NodeArrays(self._store, options, self.progress, name, num_nodes=count)
+                for name, count in num_nodes.items()
+            }
             self.spill_directory = place_spill(self._store, options)
-            inputs = self._provenance.get("inputs")
-            announce(
-                *(self._store, options, self._rules),
-                inputs=inputs,
-                workload=workload,
-                progress=self.progress,
-            )
+            # What an interrupted conversion had finished, and N.
+            self._finished = finished_edges(self._store)
             for count in num_nodes.values():
                 if count is not None:
                     check_pointers(self._store, count)
-            # What an interrupted conversion had finished, and N.
-            self._finished = finished_edges(self._store)
+            said = announce(self._store, options, self._rules, workload, self._provenance)
+            if said:
+                self.progress.note(said)
         except BaseException:
             self._store.abort(keep=options.resume)  # hours of work may be in it
             raise
-        self._nodes = {
-            name: NodeArrays(self._store, options, self.progress, name, num_nodes=count)
-            for name, count in num_nodes.items()
-        }
 
     def _check_options(self) -> None:
         """Refuse options that such a graph cannot have."""

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -28,7 +28,6 @@ from gnnstore.formats.arrays.pages import PageGeometry
 from gnnstore.formats.arrays.spec import AttributeSpec
 from gnnstore.formats.container.files import directory_bytes, require_space
 from gnnstore.formats.store.writer import StoreWriter
-from gnnstore.progress import Progress
 from gnnstore.units import format_duration, format_size
 
 # Rates of an ordinary laptop, for each second: edges sorted into columns, bytes written and
@@ -102,12 +101,11 @@ class Estimate:
 def estimate(
     workload: Workload,
     rules: EdgeRules,
-    *,
-    memory_bytes: int | None = None,
-    page_bytes: int | None = None,
-    feature_item_bytes: int | None = None,
+    memory_bytes: int,
+    options: ConvertOptions = ConvertOptions(),  # noqa: B008 - frozen
 ) -> Estimate:
-    """Estimate the cost of a conversion."""
+    """Estimate the cost of a conversion with some memory for edges."""
+    cast = options.feature_dtype
     num_nodes, num_edges = workload.num_nodes, workload.num_edges
     total = num_edges * rules.copies + (num_nodes if rules.self_loops == "add" else 0)
     id_bytes = id_dtype(num_nodes).itemsize
@@ -116,8 +114,8 @@ def estimate(
         if not row_items:
             continue
         sizes = [
-            PageGeometry.of(row_items * size, num_rows, page_bytes).body_bytes(num_rows)
-            for size in (feature_item_bytes or item_bytes, item_bytes)
+            PageGeometry.of(row_items * size, num_rows, options.page_bytes).body_bytes(num_rows)
+            for size in (STORAGE_DTYPES[cast].itemsize if cast else item_bytes, item_bytes)
         ]
         fixed, least = fixed + sizes[0], least + min(sizes)
     id_of_edge = id_dtype(total).itemsize if rules.keep_ids else 0
@@ -126,9 +124,8 @@ def estimate(
     if not rules.undirected and rules.self_loops != "drop":
         least += num_edges * (id_bytes + workload.edge_row_bytes)
     peak = estimate_peak_bytes(rules, num_edges, num_nodes, workload.edge_row_bytes)
-    budget = available_bytes() if memory_bytes is None else memory_bytes
     spill, work = 0, _EDGE_WORK
-    if peak > budget:
+    if peak > memory_bytes:
         spill = num_edges * spill_bytes_per_edge(
             rules, record_bytes_for(num_nodes - 1), workload.edge_row_bytes
         )
@@ -139,7 +136,7 @@ def estimate(
         final_bytes=final,
         least_bytes=least if workload.is_exact else 0,
         spill_bytes=spill,
-        memory_bytes=min(peak, budget) + _BASE_MEMORY_BYTES,
+        memory_bytes=min(peak, memory_bytes) + _BASE_MEMORY_BYTES,
         seconds=total / _EDGES * work
         + (final + 2 * spill) / _WRITTEN
         + workload.text_bytes / _TEXT,
@@ -210,28 +207,19 @@ def announce(
     store: StoreWriter,
     options: ConvertOptions,
     rules: EdgeRules,
-    *,
-    inputs: list[dict[str, Any]] | None,
     workload: Workload | None,
-    progress: Progress,
-) -> None:
-    """Report the expected cost of a conversion; refuse it if the disk has no room."""
+    provenance: Mapping[str, Any],
+) -> str:
+    """Return the expected cost of a conversion, if it is known; refuse what has no room on disk."""
     if workload is None:
-        if inputs is None:
-            return
-        workload = inspect_inputs(Path(entry["path"]) for entry in inputs)
-    cast = options.feature_dtype
-    expected = estimate(
-        workload,
-        rules,
-        memory_bytes=options.memory_bytes,
-        page_bytes=options.page_bytes,
-        feature_item_bytes=None if cast is None else STORAGE_DTYPES[cast].itemsize,
-    )
-    progress.note(str(expected), asdict(expected))
+        if "inputs" not in provenance:
+            return ""
+        workload = inspect_inputs(Path(entry["path"]) for entry in provenance["inputs"])
+    expected = estimate(workload, rules, options.memory_bytes or available_bytes(), options)
     require_space(
         store.path,
         expected.least_bytes - directory_bytes(store.temporary_path),
         f"write a store of at least {format_size(expected.least_bytes)}",
         "choose an output on another file system; nothing was left under the final name.",
     )
+    return str(expected)

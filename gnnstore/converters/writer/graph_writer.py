@@ -28,7 +28,7 @@ from gnnstore.converters.writer.base import BaseWriter, Pairs, check_pointers
 from gnnstore.converters.writer.casting import SCALES
 from gnnstore.converters.writer.edge_splits import Rows, write_edge_split, write_negatives
 from gnnstore.converters.writer.estimates import Workload
-from gnnstore.converters.writer.node_arrays import RowSink, split_name
+from gnnstore.converters.writer.node_arrays import NodeArrays, RowSink, split_name
 from gnnstore.converters.writer.options import ConvertOptions, IndexDtype, refuse_options
 from gnnstore.errors import InputError, UsageError
 from gnnstore.formats.container import names as store_names
@@ -84,6 +84,10 @@ class GraphWriter(BaseWriter):
         progress: Progress | None = None,
         workload: Workload | None = None,
     ) -> None:
+        self.explicit_num_nodes = False
+        self._carried: np.dtype[Any] | None = None
+        self._edge_splits: dict[str, EdgeSplitSpec] = {}
+        self._value_names: dict[str, TextSpec] = {}
         super().__init__(
             output,
             {NODE_TYPE: num_nodes},
@@ -95,11 +99,6 @@ class GraphWriter(BaseWriter):
             progress=progress,
             workload=workload,
         )
-        self.explicit_num_nodes = False
-        self._node = self._nodes[NODE_TYPE]
-        self._carried: np.dtype[Any] | None = None
-        self._edge_splits: dict[str, EdgeSplitSpec] = {}
-        self._value_names: dict[str, TextSpec] = {}
 
     def _check_options(self) -> None:
         refuse_options(
@@ -113,6 +112,10 @@ class GraphWriter(BaseWriter):
     @cached_property
     def _builder(self) -> EdgeBuilder:
         return self._new_builder(self._rules, self.num_nodes)
+
+    @property
+    def _node(self) -> NodeArrays:
+        return self._nodes[NODE_TYPE]
 
     @property
     def num_nodes(self) -> int | None:
