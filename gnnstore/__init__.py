@@ -1,7 +1,7 @@
 """Train graph neural networks on graphs many times larger than RAM.
 
 This module is the public API and nothing else, so that what users may rely on stands in
-one place. Every name is loaded when it is first used: `import gnnstore` costs no import of
+one place. Names are loaded when they are first used: `import gnnstore` costs no import of
 torch, zarr or torch_geometric, which keeps the command line quick.
 
 >>> import gnnstore
@@ -15,6 +15,19 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from gnnstore._version import __version__
+from gnnstore.errors import (
+    BudgetError,
+    CorruptStoreError,
+    GnnstoreError,
+    InputError,
+    NoSpaceError,
+    NotFoundError,
+    ResourceError,
+    StorageError,
+    StoreExistsError,
+    UnsupportedVersionError,
+    UsageError,
+)
 
 if TYPE_CHECKING:
     from gnnstore import converters, evaluation, nn
@@ -22,19 +35,6 @@ if TYPE_CHECKING:
     from gnnstore.converters.tables.convert import from_tables
     from gnnstore.embeddings.optimizers import SGD, Adagrad, RowwiseAdagrad, SparseAdam
     from gnnstore.embeddings.table import EmbeddingTable
-    from gnnstore.errors import (
-        BudgetError,
-        CorruptStoreError,
-        GnnstoreError,
-        InputError,
-        NoSpaceError,
-        NotFoundError,
-        ResourceError,
-        StorageError,
-        StoreExistsError,
-        UnsupportedVersionError,
-        UsageError,
-    )
     from gnnstore.evaluation.ranks import link_ranks
     from gnnstore.features.check import verify
     from gnnstore.graph.store import GraphStore, open  # noqa: A004 - gnnstore.open is the point
@@ -49,25 +49,14 @@ if TYPE_CHECKING:
 # Public name -> the module that defines it; None: the name is a module itself.
 _HOMES: dict[str, str | None] = {
     "Adagrad": "gnnstore.embeddings.optimizers",
-    "BudgetError": "gnnstore.errors",
-    "CorruptStoreError": "gnnstore.errors",
     "EmbeddingTable": "gnnstore.embeddings.table",
-    "GnnstoreError": "gnnstore.errors",
     "GraphStore": "gnnstore.graph.store",
-    "InputError": "gnnstore.errors",
     "LinkNeighborLoader": "gnnstore.loaders.link",
     "NeighborLoader": "gnnstore.loaders.node",
-    "NoSpaceError": "gnnstore.errors",
-    "NotFoundError": "gnnstore.errors",
     "PartitionPolicy": "gnnstore.partitions.policy",
-    "ResourceError": "gnnstore.errors",
     "RowwiseAdagrad": "gnnstore.embeddings.optimizers",
     "SGD": "gnnstore.embeddings.optimizers",
     "SparseAdam": "gnnstore.embeddings.optimizers",
-    "StorageError": "gnnstore.errors",
-    "StoreExistsError": "gnnstore.errors",
-    "UnsupportedVersionError": "gnnstore.errors",
-    "UsageError": "gnnstore.errors",
     "batch_to_dense": "gnnstore.sampling.dense",
     "converters": None,
     "evaluation": None,
@@ -127,10 +116,6 @@ def __getattr__(name: str) -> Any:
             value: Any = importlib.import_module(f"{__name__}.{name}")
         else:
             value = getattr(importlib.import_module(home), name)
-    elif name == "open_plan":
-        raise AttributeError(
-            "gnnstore.open_plan is called gnnstore.open_packed; write that instead"
-        )
     elif name == "HGTLoader":
         raise AttributeError(
             "gnnstore has no HGTLoader: its budget for each hop and node type is no draw for each "

@@ -28,7 +28,9 @@ from gnnstore.budget.ledger import Reservation
 from gnnstore.caching.plan import CachePlan, PlannedStep, Trace
 from gnnstore.caching.policies.base import CachePolicy, Planner, PlanningBytes
 from gnnstore.caching.policies.registry import POLICIES
-from gnnstore.converters.writer.options import CONVERTERS, Converter
+from gnnstore.converters.writer.graph_writer import GraphWriter
+from gnnstore.converters.writer.node_arrays import RowSink
+from gnnstore.converters.writer.options import CONVERTERS, Converter, ConvertOptions, converter
 from gnnstore.features.source import RowRequest, Rows, RowSource, RowSpec, Tier
 from gnnstore.formats.store.schema import NODE_TYPE
 from gnnstore.graph.shared import CacheKey, SharedCache, shared_tables
@@ -48,20 +50,13 @@ from gnnstore.strategies.sizes.prefetch import check_two_batches
 from gnnstore.strategies.sources import OpenStore, RowCache
 
 if TYPE_CHECKING:
-    from gnnstore.converters.writer.graph_writer import GraphWriter
-    from gnnstore.converters.writer.node_arrays import RowSink
-    from gnnstore.converters.writer.options import ConvertOptions, converter
     from gnnstore.loaders.base import BatchLoader
     from gnnstore.loaders.options import LoaderOptions
     from gnnstore.loaders.sampled import SampledLoader
     from gnnstore.seeds.kinds import SEED_KINDS
 
-# What needs torch, and what only converters need, is imported when it is first used.
+# What needs torch is imported when it is first used.
 _HOMES = {
-    "ConvertOptions": "gnnstore.converters.writer.options",
-    "GraphWriter": "gnnstore.converters.writer.graph_writer",
-    "RowSink": "gnnstore.converters.writer.node_arrays",
-    "converter": "gnnstore.converters.writer.options",
     "SEED_KINDS": "gnnstore.seeds.kinds",
     "BatchLoader": "gnnstore.loaders.base",
     "LoaderOptions": "gnnstore.loaders.options",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from typing import Generic, Protocol, TypeVar
 
 from gnnstore.errors import UsageError, as_whole_number
@@ -124,17 +123,6 @@ class Registry(Generic[T]):
             raise ValueError(f"{value.name!r} is registered already: {self._values[value.name]}")
         self._values[value.name] = value
         return value
-
-    @contextmanager
-    def having(self, *values: T) -> Iterator[None]:
-        """Register values until a context ends, which forgets all that was registered in it."""
-        before = dict(self._values)
-        try:
-            for value in values:
-                self.register(value)
-            yield
-        finally:
-            self._values = before
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -53,8 +53,8 @@ def plugins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         found = [EntryPoint(name, name, "gnnstore.plugins") for name in modules]
         monkeypatch.setattr("importlib.metadata.entry_points", lambda **_: found)
 
-    with CONVERTERS.having():
-        yield install
+    monkeypatch.setattr(CONVERTERS, "_values", {})
+    yield install
     for name in ("gnnstore_lines", "gnnstore_broken"):
         sys.modules.pop(name, None)
 

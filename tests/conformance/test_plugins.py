@@ -45,7 +45,9 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
     context = click.Context(root)
     for command in root.list_commands(context):  # whose help has the names there are at first use
         root.get_command(context, command)
-    with SEED_KINDS.having(), POLICIES.having(), STRATEGIES.having():
+    with pytest.MonkeyPatch.context() as patch:
+        for registry in (SEED_KINDS, POLICIES, STRATEGIES):
+            patch.setattr(registry, "_values", {each.name: each for each in registry})
         names: dict[str, Any] = {"__name__": "extending"}
         os.chdir(tmp_path_factory.mktemp("plugins"))
         for block in blocks[:4]:

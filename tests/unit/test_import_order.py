@@ -209,13 +209,6 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
         gnnstore.nothing  # noqa: B018
 
 
-def test_a_name_of_before_names_the_one_of_now() -> None:
-    import gnnstore  # noqa: PLC0415
-
-    with pytest.raises(AttributeError, match=r"open_plan is called gnnstore\.open_packed"):
-        gnnstore.open_plan  # noqa: B018
-
-
 def test_a_loader_imports_no_package_beyond_those_of_pyg() -> None:
     """Seconds of the import are torch's and torch_geometric's; nothing may be added to them."""
     code = (
