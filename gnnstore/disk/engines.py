@@ -81,11 +81,16 @@ def probe_engines(path: Path) -> list[EngineProbe]:
 
 def choose_engine(path: Path, forced: str | None = None) -> EngineChoice:
     """Return the given engine, else the first of `ENGINES` that works."""
+    option, because = "io_engine", "it was asked for"
+    if forced is None and (forced := os.environ.get(ENVIRONMENT_VARIABLE) or None):
+        option, because = ENVIRONMENT_VARIABLE, f"{ENVIRONMENT_VARIABLE} asks for it"
     if forced is not None:
-        return _choose_forced(path, "io_engine", forced, "it was asked for")
-    if name := os.environ.get(ENVIRONMENT_VARIABLE):
-        because = f"{ENVIRONMENT_VARIABLE} asks for it"
-        return _choose_forced(path, ENVIRONMENT_VARIABLE, name, because)
+        check_choice(option, forced, ENGINES)
+        probe = _probe(forced, path)
+        if not probe.is_available:
+            problem = f"is not available here: {probe.detail}. {probe.remedy}"
+            raise UsageError(f"{option}={forced!r} {problem}")
+        return EngineChoice(forced, f"{forced} because {because}", probe.is_direct)
     refused: list[EngineProbe] = []
     for name in ENGINES:
         probe = _probe(name, path)
@@ -96,14 +101,6 @@ def choose_engine(path: Path, forced: str | None = None) -> EngineChoice:
         refused.append(probe)
     reasons = "; ".join(f"{one.name}: {one.detail}. {one.remedy}" for one in refused)
     raise UsageError(f"no engine can read {path}: {reasons}")
-
-
-def _choose_forced(path: Path, option: str, name: str, because: str) -> EngineChoice:
-    check_choice(option, name, ENGINES)
-    probe = _probe(name, path)
-    if not probe.is_available:
-        raise UsageError(f"{option}={name!r} is not available here: {probe.detail}. {probe.remedy}")
-    return EngineChoice(name, f"{name} because {because}", probe.is_direct)
 
 
 def _probe(name: str, path: Path) -> EngineProbe:

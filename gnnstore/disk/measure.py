@@ -8,7 +8,6 @@ share of the time, so that a spinning disk and an NVMe drive both take the reque
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import logging
 import mmap
@@ -263,7 +262,10 @@ def write_file(
     """Fill a file with incompressible bytes; return how many, and the seconds that it took."""
     chunk = mmap.mmap(-1, min(_WRITE_BYTES, num_bytes))  # aligned, for direct writes
     rng = np.random.default_rng()
-    is_direct = _set_direct(descriptor, wanted=True)
+    is_direct = False
+    with suppress(OSError):  # else writes are copied into the page cache
+        fcntl.fcntl(descriptor, fcntl.F_SETFL, fcntl.fcntl(descriptor, fcntl.F_GETFL) | os.O_DIRECT)
+        is_direct = True
     written, elapsed = 0, 0.0
     with storage_errors("write a file to measure with", directory):
         while written < num_bytes and (written == 0 or elapsed < seconds):
@@ -271,14 +273,7 @@ def write_file(
             data = memoryview(chunk)[: num_bytes - written]
             size, started = len(data), perf_counter()
             while data:
-                try:
-                    done = os.pwrite(descriptor, data, written)
-                except OSError as error:
-                    # Some file systems take the flag and refuse the write.
-                    if error.errno != errno.EINVAL or not is_direct:
-                        raise
-                    is_direct = _set_direct(descriptor, wanted=False)
-                    continue
+                done = os.pwrite(descriptor, data, written)
                 data, written = data[done:], written + done
             if not is_direct or written == num_bytes:  # else a write is a copy into memory
                 os.fdatasync(descriptor)
@@ -287,15 +282,6 @@ def write_file(
     # Pages that buffered writes left in the page cache must not serve the reads.
     os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
     return written, elapsed
-
-
-def _set_direct(descriptor: int, *, wanted: bool) -> bool:
-    """Turn O_DIRECT on or off, and return whether it is on."""
-    flags = fcntl.fcntl(descriptor, fcntl.F_GETFL) & ~os.O_DIRECT
-    with suppress(OSError):
-        fcntl.fcntl(descriptor, fcntl.F_SETFL, flags | (os.O_DIRECT if wanted else 0))
-        return wanted
-    return False
 
 
 def _measure_reads(

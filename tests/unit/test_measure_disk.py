@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import math
 import os
 import zlib
@@ -279,27 +278,6 @@ def test_writing_stops_when_the_time_is_up(place: Path) -> None:
     with open_scratch_file(place) as file:
         written, _ = write_file(file, place, 1 << 40, 0.0, ignore)
         assert written == os.fstat(file).st_size == 8 * MIB
-
-
-def test_a_refusal_of_direct_writes_is_met_with_buffered_ones(
-    place: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    real = os.pwrite
-    refused: list[int] = []
-
-    def refuse_direct(descriptor: int, data: Any, offset: int) -> int:
-        if not refused:
-            refused.append(offset)
-            raise OSError(errno.EINVAL, "Invalid argument")
-        return real(descriptor, data[: len(data) // 2 + 1], offset)  # short ones besides
-
-    monkeypatch.setattr(os, "pwrite", refuse_direct)
-    with open_scratch_file(place) as file:
-        if not module._set_direct(file, wanted=True):
-            pytest.skip("this file system knows no direct writes")
-        assert write_file(file, place, 2 * MIB, 60.0, ignore)[0] == 2 * MIB
-        assert not fcntl.fcntl(file, fcntl.F_GETFL) & os.O_DIRECT
-        assert os.fstat(file).st_size == 2 * MIB
 
 
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])

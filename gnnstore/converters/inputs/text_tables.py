@@ -21,7 +21,7 @@ from gnnstore.converters.edges.name_ids import NameBlock
 from gnnstore.converters.inputs.opening import BLOCK_BYTES, TextBlock, read_blocks
 from gnnstore.converters.inputs.source import map_in_order, num_threads, read_ahead
 from gnnstore.errors import InputError
-from gnnstore.progress import NullPhase, Phase
+from gnnstore.progress import Phase
 from gnnstore.units import format_size
 
 _EXACT_IN_FLOAT32 = 2**24
@@ -158,17 +158,6 @@ def show(field: bytes) -> str:
     return repr(text if len(text) <= 40 else text[:37] + "...")
 
 
-class _Count(NullPhase):
-    """Progress in a file that one thread reads and another reports."""
-
-    def __init__(self) -> None:
-        self.total = 0
-
-    def advance(self, n: int = 1) -> None:
-        """Count n bytes."""
-        self.total += n
-
-
 def _num_in_flight() -> int:
     """Return the number of blocks at a time: read ahead, being parsed or done, in use."""
     return num_threads() + 3
@@ -229,19 +218,15 @@ class TextTable:
 
     def blocks(self, phase: Phase | None = None) -> Iterator[Any]:
         """Yield the rows in order."""
-        phase, read, told = phase or NullPhase(), _Count(), 0
         self.num_comments = 0
         # Decompressing and looking for lines is one thread's work, parsing that of all others.
-        blocks = read_ahead(self._prepared(read))
+        blocks = read_ahead(self._prepared(phase))
         for rows, num_comments in map_in_order(self._parse, blocks, num_threads()):
-            phase.advance(read.total - told)  # here, since phases belong to the caller's thread
-            told = read.total
             self.num_comments += num_comments
             if len(rows):
                 if not self.has_all_types:
                     self._look_at_columns(rows)
                 yield rows
-        phase.advance(read.total - told)
 
     def columns_of(self, block: TextBlock) -> int:
         """Return the number of fields in the first row of a block, which is checked."""
@@ -296,11 +281,11 @@ class TextTable:
 
     # ---- lines
 
-    def _prepared(self, read: Phase) -> Iterator[TextBlock]:
+    def _prepared(self, phase: Phase | None) -> Iterator[TextBlock]:
         """Yield the blocks behind comments and headers, after detecting the form of fields."""
         self._has_header = self.format.skip_header
         in_head = self._has_header or self.format.comments_lead
-        for found in read_blocks(self.path, read, block_bytes=self._block_bytes):
+        for found in read_blocks(self.path, phase, block_bytes=self._block_bytes):
             block = found
             self._check_returns(block)
             if in_head:

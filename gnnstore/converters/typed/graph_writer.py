@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from contextlib import AbstractContextManager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from gnnstore.converters.inputs.source import ArraySource
 from gnnstore.converters.typed.reading import ReadArray
 from gnnstore.converters.typed.reverse import ReversedEdges, reverse_of, reverse_types
 from gnnstore.converters.typed.times import checked_edges
-from gnnstore.converters.writer.adjacency import finished_array, record_edges, write_adjacency
+from gnnstore.converters.writer.adjacency import finished_array, write_adjacency
 from gnnstore.converters.writer.base import BaseWriter, Pairs
 from gnnstore.converters.writer.node_arrays import NodeArrays, RowSink
 from gnnstore.converters.writer.options import refuse_options
@@ -199,7 +200,7 @@ class HeteroGraphWriter(BaseWriter):
         )
         if reverse is not None:
             spec = reverse.sharing(spec)
-        record_edges(self._store, spec, num_targets)
+        self._store.journal.record_edges({"num_nodes": num_targets, "spec": asdict(spec)})
         built.close()
         self._edges[edge_type] = spec
         _core.pool_trim()

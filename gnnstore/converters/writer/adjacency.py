@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -172,11 +172,6 @@ def _attribute_rows(name: str, edges: EdgeChunk | SortedEdges, dtype: str) -> np
         one = np.ones((), np.float32)
         rows[edges.added] = to_bfloat16_bits(one) if dtype == "bfloat16" else one
     return rows
-
-
-def record_edges(store: StoreWriter, spec: EdgeTypeSpec, num_nodes: int) -> None:
-    """Record that an adjacency is whole and durable."""
-    store.journal.record_edges({"num_nodes": num_nodes, "spec": asdict(spec)})
 
 
 def finished_edges(store: StoreWriter) -> dict[EdgeType, tuple[EdgeTypeSpec, int]]:

@@ -215,13 +215,7 @@ class BaseWriter:
         self._graph_values[name] = value
 
     def set_graph_array(self, name: str, array: npt.ArrayLike, *, dtype: str | None = None) -> None:
-        """Record an array of the whole graph.
-
-        Raises
-        ------
-        InputError
-            If it has the name of the features' scales.
-        """
+        """Record an array of the whole graph."""
         self._check_name(name)
         self._add_graph_array(name, as_array(array, f"the array {name!r}"), dtype=dtype)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from gnnstore.converters.inputs.opening import PathLike
 from gnnstore.converters.inputs.source import ArraySource, as_array, as_source
 from gnnstore.converters.typed.reading import ReadArray
 from gnnstore.converters.typed.times import checked_edges
-from gnnstore.converters.writer.adjacency import finished_array, record_edges, write_adjacency
+from gnnstore.converters.writer.adjacency import finished_array, write_adjacency
 from gnnstore.converters.writer.base import BaseWriter, Pairs, check_pointers
 from gnnstore.converters.writer.casting import SCALES
 from gnnstore.converters.writer.edge_splits import Rows, write_edge_split, write_negatives
@@ -44,7 +44,8 @@ class GraphWriter(BaseWriter):
 
     A context manager: without a `commit` there is no store. A conversion that a full disk, an I/O
     error or Ctrl-C interrupts can be resumed; after any other error nothing is left. Not
-    thread-safe.
+    thread-safe. Data that a store cannot hold, or that disagree with what came before, are an
+    `InputError` that names the input and the place.
 
     Parameters
     ----------
@@ -179,13 +180,6 @@ class GraphWriter(BaseWriter):
             Attribute rows; the same names, types and row shapes in every chunk.
         where : str
             The input's name, for messages.
-
-        Raises
-        ------
-        UsageError
-            If something is no array of numbers.
-        InputError, NoSpaceError, StorageError, BudgetError
-            See `EdgeBuilder.add`.
         """
         if not self.has_edges:
             ends = (as_array(sources, f"{where}: sources"), as_array(targets, f"{where}: targets"))
@@ -224,11 +218,6 @@ class GraphWriter(BaseWriter):
             Targets from all over the edges, which may then be sorted while they are read.
         add_inverse_edge : bool
             Follow every edge by its reverse, with the same attributes.
-
-        Raises
-        ------
-        InputError, NoSpaceError, StorageError, BudgetError
-            See `add_edges`; also if attributes have not as many rows as there are edges.
         """
         if self.has_edges:
             return
@@ -308,7 +297,7 @@ class GraphWriter(BaseWriter):
                 self._store, edges, rule, is_undirected=is_undirected, progress=self.progress
             )
         self._edges[EDGE_TYPE] = edges
-        record_edges(self._store, edges, num_nodes)
+        self._store.journal.record_edges({"num_nodes": num_nodes, "spec": asdict(edges)})
 
     # ---- nodes
 
@@ -348,11 +337,6 @@ class GraphWriter(BaseWriter):
             Rows first, also if `cat_dim` was not 0.
         dtype : str, optional
             Element type, where NumPy has none (bfloat16 as its bits).
-
-        Raises
-        ------
-        InputError
-            If there are not N rows, or a store cannot hold the values.
         """
         self._check_name(name)
         values = as_source(values, f"the node attribute {name!r}")
@@ -373,14 +357,6 @@ class GraphWriter(BaseWriter):
             Node ids (integers, [k]), in the order to keep, or a mask (bool, [N]).
         where : str, optional
             The input's name, for messages.
-
-        Raises
-        ------
-        InputError
-            If the split is there already, or names nodes that are not: at once if N is known,
-            else as soon as it is.
-        BudgetError
-            If an `ArraySource` is too large for `options.memory_bytes`.
         """
         self.reserve_memory(self._node.set_split(name, values, where))
 
@@ -419,12 +395,6 @@ class GraphWriter(BaseWriter):
             Attributes of the edges.
         where : str, optional
             The input's name, for messages.
-
-        Raises
-        ------
-        InputError
-            If the split is there already or empty, its lengths differ, or it names nodes that are
-            not there.
         """
         name = split_name(name)
         where = where or f"the edge split {name!r}"
@@ -471,15 +441,7 @@ class GraphWriter(BaseWriter):
         self._value_names[attribute] = written
 
     def commit(self) -> Path:
-        """Finish the store and return its path.
-
-        Raises
-        ------
-        InputError
-            If counts disagree or a split names nodes that are not there.
-        StorageError
-            If the operating system refuses.
-        """
+        """Finish the store and return its path."""
         self.finish_edges()
         edges = self._edges[EDGE_TYPE]
         self._edges[EDGE_TYPE] = replace(

@@ -88,13 +88,6 @@ class RowSink:
         rows : array, tensor or list, shape [k, *row_shape]
             Of the type that was announced to `node_rows`. Rows that an interrupted conversion has
             written already are passed over.
-
-        Raises
-        ------
-        InputError
-            If a value overflows the type that is stored, or rows have another shape.
-        UsageError
-            If they are no array of numbers.
         """
         rows = as_array(rows, "the rows")
         rows = rows[self.skip(len(rows)) :]

@@ -14,7 +14,6 @@ from gnnstore.budget.limits import parse_memory
 from gnnstore.errors import UsageError, check_choice, limits_named
 from gnnstore.formats import StoreManifest
 from gnnstore.formats.arrays.dtypes import STORAGE_DTYPES
-from gnnstore.formats.arrays.pages import DEFAULT_PAGE_BYTES, MAX_PAGE_BYTES, MIN_PAGE_BYTES
 from gnnstore.formats.container.transaction import check_final
 from gnnstore.formats.store.schema import EdgeTypeSpec
 from gnnstore.units import Registry, parse_size
@@ -116,12 +115,6 @@ class ConvertOptions:
             set_value("page_bytes", parse_size(self.page_bytes, name="page_bytes"))
         if self.memory_bytes is not None:
             set_value("memory_bytes", parse_memory(self.memory_bytes, name="memory_bytes"))
-        size = DEFAULT_PAGE_BYTES if self.page_bytes is None else self.page_bytes
-        if not MIN_PAGE_BYTES <= size <= MAX_PAGE_BYTES or size & (size - 1):
-            raise UsageError(
-                f"page_bytes={size} is not a power of two from {MIN_PAGE_BYTES} to "
-                f"{MAX_PAGE_BYTES}; by default the best for each array"
-            )
         for name, choices in _CHOICES.items():
             if getattr(self, name) is not None:
                 check_choice(name, getattr(self, name), choices)
