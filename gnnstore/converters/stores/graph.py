@@ -22,7 +22,7 @@ import numpy.typing as npt
 from gnnstore import _core
 from gnnstore.converters.edges.node_ids import columns_of_edges
 from gnnstore.converters.inputs.opening import PathLike
-from gnnstore.converters.inputs.source import ArraySource
+from gnnstore.converters.inputs.source import ArraySource, empty_piece
 from gnnstore.converters.spill_files import read_exactly
 from gnnstore.converters.typed.reading import read_rows
 from gnnstore.converters.writer.estimates import NodeTable, Workload
@@ -37,8 +37,9 @@ from gnnstore.formats.store.schema import EdgeTypeSpec, NodeTypeSpec, TextSpec
 
 _BLOCK_COLUMNS = 2**17  # columns whose pointers are read together: 1 MiB
 _READ_EDGES = 2**20
+_READ_BLOCKS = 8  # of which each is compared with its checksum
 
-_TEXTS_AT_ONCE = 2**14
+_TEXTS_AT_ONCE = 2**16
 
 
 @dataclass(frozen=True)
@@ -191,13 +192,11 @@ class CheckedFiles:
     """The files of a sealed directory, read in pieces of any size; every block is compared.
 
     Else a store made from another would vouch, by checksums of its own, for bytes that were damaged
-    before. Where a piece needs a part of a block, the whole block is read. The last such block of
-    each array is kept, since the next piece begins in it.
+    before. Where a piece needs a part of a block, the whole block is read.
     """
 
     def __init__(self, reader: SealedReader[Any]) -> None:
         self._reader = reader
-        self._last_blocks: dict[Path, tuple[Path, int, npt.NDArray[np.uint8]]] = {}
 
     @cached_property
     def _files(self) -> dict[Path, tuple[int, npt.NDArray[np.uint32]]]:
@@ -210,33 +209,15 @@ class CheckedFiles:
 
     def fill(self, path: Path, offset: int, out: npt.NDArray[np.uint8]) -> None:
         """Fill an array with bytes of a file, from an offset on."""
-        end, size = offset + len(out), self._files[path][0]
-        low = -(-offset // BLOCK_BYTES) * BLOCK_BYTES
-        high = max(low, end if end == size else end // BLOCK_BYTES * BLOCK_BYTES)
-        if low < end and low < high:
-            self._read(path, low, out[low - offset : high - offset])
-        for begin, stop in ((offset, min(low, end)), (high, end)):
-            if begin < stop:
-                number, skipped = divmod(begin, BLOCK_BYTES)
-                block = self._block(path, number)
-                out[begin - offset : stop - offset] = block[skipped:][: stop - begin]
-
-    def _block(self, path: Path, number: int) -> npt.NDArray[np.uint8]:
-        last = self._last_blocks.get(path.parent)
-        if last is not None and last[:2] == (path, number):
-            return last[2]
-        begin = number * BLOCK_BYTES
-        block = np.empty(min(BLOCK_BYTES, self._files[path][0] - begin), np.uint8)
-        self._read(path, begin, block)
-        self._last_blocks[path.parent] = path, number, block
-        return block
-
-    def _read(self, path: Path, begin: int, out: npt.NDArray[np.uint8]) -> None:
-        """Read blocks, the last of a file perhaps a short one, and compare them."""
-        read_exactly(path, begin, out, "the store")
-        first, found = begin // BLOCK_BYTES, _core.crc32c_blocks(out, BLOCK_BYTES)
-        expected = self._files[path][1][first : first + len(found)]
-        self._reader.check_blocks(path, first, found, expected)
+        end, (size, crcs) = offset + len(out), self._files[path]
+        for low in range(offset // BLOCK_BYTES * BLOCK_BYTES, end, _READ_BLOCKS * BLOCK_BYTES):
+            last = min(low + _READ_BLOCKS * BLOCK_BYTES, -(-end // BLOCK_BYTES) * BLOCK_BYTES, size)
+            blocks = empty_piece(last - low, np.uint8)
+            read_exactly(path, low, blocks, "the store")
+            first, found = low // BLOCK_BYTES, _core.crc32c_blocks(blocks, BLOCK_BYTES)
+            self._reader.check_blocks(path, first, found, crcs[first : first + len(found)])
+            begin, stop = max(low, offset), min(last, end)
+            out[begin - offset : stop - offset] = blocks[begin - low : stop - low]
 
 
 def open_copy(

@@ -19,11 +19,10 @@ from gnnstore.converters.inputs.opening import PathLike, existing_directory
 from gnnstore.converters.inputs.source import ArraySource, RowTaker, as_array, check_rows
 from gnnstore.converters.typed.orders import add_orders
 from gnnstore.converters.writer.adjacency import finished_edges
-from gnnstore.converters.writer.casting import SCALES
 from gnnstore.converters.writer.estimates import Workload, announce
 from gnnstore.converters.writer.node_arrays import NodeArrays
 from gnnstore.converters.writer.options import ConvertOptions, IndexDtype
-from gnnstore.errors import InputError, UsageError
+from gnnstore.errors import UsageError
 from gnnstore.formats.arrays.spec import AttributeSpec
 from gnnstore.formats.container import names as store_names
 from gnnstore.formats.container.files import directory_bytes, require_space
@@ -216,21 +215,8 @@ class BaseWriter:
 
     def set_graph_array(self, name: str, array: npt.ArrayLike, *, dtype: str | None = None) -> None:
         """Record an array of the whole graph."""
-        self._check_name(name)
-        self._add_graph_array(name, as_array(array, f"the array {name!r}"), dtype=dtype)
-
-    def _check_name(self, name: str) -> None:
-        if self.options.feature_scale is not None and name == SCALES:
-            raise InputError(
-                f"{name!r} is the name of the scales that feature_scale= adds to "
-                "the graph, so that no batch would show it; rename it, or leave it out"
-            )
-
-    def _add_graph_array(
-        self, name: str, array: npt.NDArray[Any], *, dtype: str | None = None
-    ) -> None:
-        path = store_names.graph_array(name)
-        self._graph_arrays[name] = self._store.compressed(path, array, name=name, dtype=dtype)
+        values, path = as_array(array, f"the array {name!r}"), store_names.graph_array(name)
+        self._graph_arrays[name] = self._store.compressed(path, values, name=name, dtype=dtype)
 
     def _commit(self, *, explicit_num_nodes: bool = False) -> Path:
         node_types = tuple(own.spec() for own in self._nodes.values())

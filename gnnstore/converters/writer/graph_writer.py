@@ -318,7 +318,6 @@ class GraphWriter(BaseWriter):
         dtype : str
             Element type of the rows that will come.
         """
-        self._check_name(name)
         return self._node.rows(name, num_rows=num_rows, row_shape=row_shape, dtype=dtype)
 
     def set_node_attribute(
@@ -338,11 +337,10 @@ class GraphWriter(BaseWriter):
         dtype : str, optional
             Element type, where NumPy has none (bfloat16 as its bits).
         """
-        self._check_name(name)
         values = as_source(values, f"the node attribute {name!r}")
         self._node.write(name, values, dtype=dtype, cat_dim=cat_dim)
         if name in self._node.scales:
-            self._add_graph_array(SCALES, self._node.scales[name])
+            self.set_graph_array(SCALES, self._node.scales[name])
 
     def set_split(
         self, name: str, values: npt.ArrayLike | ArraySource, *, where: str | None = None
@@ -443,6 +441,11 @@ class GraphWriter(BaseWriter):
     def commit(self) -> Path:
         """Finish the store and return its path."""
         self.finish_edges()
+        if self._node.scales and SCALES in self._node.attributes:
+            raise InputError(
+                f"{SCALES!r} is the name of the scales that feature_scale= adds to the graph; "
+                "rename the attribute, or leave it out"
+            )
         edges = self._edges[EDGE_TYPE]
         self._edges[EDGE_TYPE] = replace(
             edges, splits={**edges.splits, **self._edge_splits}, value_names=self._value_names
