@@ -53,11 +53,11 @@ if TYPE_CHECKING:
     from gnnstore.loaders.base import BatchLoader
     from gnnstore.loaders.options import LoaderOptions
     from gnnstore.loaders.sampled import SampledLoader
-    from gnnstore.seeds.kinds import SEED_KINDS
+    from gnnstore.seeds.labels import SEED_KINDS
 
 # What needs torch is imported when it is first used.
 _HOMES = {
-    "SEED_KINDS": "gnnstore.seeds.kinds",
+    "SEED_KINDS": "gnnstore.seeds.labels",
     "BatchLoader": "gnnstore.loaders.base",
     "LoaderOptions": "gnnstore.loaders.options",
     "SampledLoader": "gnnstore.loaders.sampled",

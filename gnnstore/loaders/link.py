@@ -1,6 +1,6 @@
 """`LinkNeighborLoader`: PyG's loader of the same name, over a store on disk.
 
-Batches start from edges and the negatives drawn for them (`pipeline.seeds.links`). The rest is as
+Batches start from edges and the negatives drawn for them (`seeds/links.py`). The rest is as
 in any loader that samples (`sampled`).
 """
 
@@ -37,8 +37,13 @@ from gnnstore.partitions.policy import PartitionPolicy, ResidentTable
 from gnnstore.sampling.edges import reverse_of
 from gnnstore.sampling.neighbor import SamplingConfig
 from gnnstore.sampling.temporal import NodeTimes
-from gnnstore.seeds.edges import GivenEdges, check_ids_are_dense, resolve_edges, resolve_labels
-from gnnstore.seeds.links import Links
+from gnnstore.seeds.links import (
+    GivenEdges,
+    Links,
+    check_ids_are_dense,
+    resolve_edges,
+    resolve_labels,
+)
 from gnnstore.seeds.negatives import MODES, SIDES, Negatives, cumulative_weights
 from gnnstore.seeds.nodes import whole_numbers
 from gnnstore.strategies.loader_spec import EdgeIds

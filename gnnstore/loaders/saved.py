@@ -23,7 +23,7 @@ from gnnstore.loaders.base import BatchLoader
 from gnnstore.loaders.options import checked_edge_ids
 from gnnstore.pipeline.order.epoch import order_bytes
 from gnnstore.pipeline.order.state import OrderFields, checked
-from gnnstore.seeds.kinds import labels_of
+from gnnstore.seeds.labels import labels_of
 from gnnstore.strategies.loader_spec import EdgeIds
 from gnnstore.strategies.saved import PackedSources
 

@@ -15,7 +15,7 @@ from gnnstore.partitions.sizes import EdgesRead
 from gnnstore.pipeline.order.epoch import MAX_SORTED
 from gnnstore.sampling.edges import EdgeFinder
 from gnnstore.seeds.base import BatchKey, SeedLabels, Seeds
-from gnnstore.seeds.link_labels import LinkLabels
+from gnnstore.seeds.labels import LinkLabels
 from gnnstore.seeds.links import LinkGraph, Links
 from gnnstore.seeds.nodes import InputNodes
 

@@ -23,7 +23,7 @@ from gnnstore.graph.assigned import FINGERPRINT
 from gnnstore.pipeline.batch import Batch, BatchSource, EpochRun
 from gnnstore.pipeline.order.state import LoaderState, Position
 from gnnstore.sampling.neighbor import NeighborSampler
-from gnnstore.seeds.kinds import labels_of
+from gnnstore.seeds.labels import labels_of
 from gnnstore.threads import ordered_map
 
 

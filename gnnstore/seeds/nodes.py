@@ -20,7 +20,6 @@ import torch
 
 from gnnstore import _core
 from gnnstore.errors import InputError, UsageError
-from gnnstore.formats.packed.manifest import KIND, SEED_ARRAYS
 from gnnstore.formats.store.schema import NODE_TYPE, NodeTypeSpec
 from gnnstore.graph.arrays import SPLIT_ALIASES, Splits
 from gnnstore.graph.pyg_data import read_mask, split_masks
@@ -49,16 +48,13 @@ class NodesOfType:
         return self.num_seeds
 
     @cached_property
-    def _checksums(self) -> dict[str, str]:
+    def checksums(self) -> dict[str, str]:
+        """Checksums of the node ids, of what `input_id` shows, and of times."""
         nodes = _crc_of_all(self.nodes, self.num_seeds)
         ids = nodes if self.ids is self.nodes else _crc_of_all(self.ids, self.num_seeds)
         times = {} if self.times is None else {"crc32c of input_time": crc_of_ids(self.times)}
         crcs = {"crc32c of input_nodes": nodes, "crc32c of input_id": ids, **times}
         return {name: f"{crc:08x}" for name, crc in crcs.items()}
-
-    def fingerprint(self) -> dict[str, str]:
-        """Return checksums of the node ids, of what `input_id` shows, and of times."""
-        return dict(self._checksums)
 
     def at(self, positions: Int64Array) -> tuple[Int64Array, NodeLabels, Int64Array | None]:
         """Return the nodes at some positions, with their labels and times."""
@@ -107,11 +103,11 @@ class InputNodes:
     def fingerprint(self) -> dict[str, Any]:
         """Return checksums; of types with names, the number of seeds and checksums of each."""
         if not self.is_typed:
-            return only(self.parts).fingerprint()
+            return dict(only(self.parts).checksums)
         return {
             f"{what} of {node_type!r}": value
             for node_type, part in self.parts.items()
-            for what, value in (("number", len(part)), *part.fingerprint().items())
+            for what, value in (("number", len(part)), *part.checksums.items())
         }
 
     def select(self, index: Any, key: BatchKey | None = None) -> Seeds[SeedLabels]:  # noqa: ARG002
@@ -200,31 +196,21 @@ def whole_numbers(values: Any, name: str, count: int, what: str) -> Int64Array:
 def _by_type(store: GraphStore, input_nodes: Any) -> dict[str, Any]:
     """Return the input nodes of each type, as they are given."""
     schema = store.schema
-    if isinstance(input_nodes, Mapping):
-        if not input_nodes:
-            raise UsageError(f"input_nodes is empty; {_how_to_name(store)}")
+    if is_of_type(input_nodes):
+        input_nodes = dict([input_nodes])
+    if isinstance(input_nodes, Mapping) and input_nodes:
         for node_type in input_nodes:
             schema.node_of(node_type)  # raises if it is not there
         return dict(input_nodes)
-    if is_of_type(input_nodes):
-        node_type, chosen = input_nodes
-        schema.node_of(node_type)
-        return {node_type: chosen}
     if isinstance(input_nodes, str):
         if input_nodes in {node.name for node in schema.node_types}:
             return {input_nodes: None}
         named = [node.name for node in schema.node_types if has_nodes_named(node, input_nodes)]
         if len(named) == 1:
             return {named[0]: input_nodes}
-        if named:
-            raise UsageError(
-                f"input_nodes={input_nodes!r} names nodes of several types: "
-                f"{', '.join(map(repr, named))}; name one, as in "
-                f"input_nodes=({named[0]!r}, {input_nodes!r}), or give a dict of several"
-            )
         raise UsageError(
-            f"input_nodes={input_nodes!r} is no node type of the store, and no split or mask of "
-            f"one; {_how_to_name(store)}"
+            f"input_nodes={input_nodes!r} is no node type of the store, and the name of a split or "
+            f"mask in {', '.join(map(repr, named)) or 'no type'}; {_how_to_name(store)}"
         )
     raise UsageError(
         "input_nodes does not name a node type, and the store's types have names; "
@@ -366,7 +352,7 @@ class TimedNodeLabels(NodeLabels):
     @classmethod
     def fingerprint(cls) -> dict[str, Any]:
         """Return the kind, for the fingerprint of a loader."""
-        return {KIND: cls.name, SEED_ARRAYS: cls.num_arrays}
+        return super(NodeLabels, cls).fingerprint()
 
     def arrays(self) -> list[npt.NDArray[Any]]:
         """Return `input_id` and `seed_time`."""
@@ -408,9 +394,7 @@ class TypedNodeLabels(SeedLabels):
         contents, parts = [], [np.empty(0, np.int64)]
         for node_type, labels in self.of.items():
             contents.append([node_type, len(labels.input_id), labels.seed_time is not None])
-            parts.append(labels.input_id.numpy())
-            if labels.seed_time is not None:
-                parts.append(labels.seed_time.numpy())
+            parts += [of.numpy() for of in labels.metadata() if of is not None]
         return [np.frombuffer(json.dumps(contents).encode(), np.uint8), np.concatenate(parts)]
 
     @classmethod
@@ -419,22 +403,16 @@ class TypedNodeLabels(SeedLabels):
         contents, values = arrays
         rest, found = torch.from_numpy(values), {}
         for node_type, count, has_times in json.loads(contents.tobytes()):
-            ids, rest = rest[:count], rest[count:]
-            times = None
-            if has_times:
-                times, rest = rest[:count], rest[count:]
-            found[node_type] = NodeLabels(ids, times)
+            ids, times, rest = rest.tensor_split([count, count * (1 + has_times)])
+            found[node_type] = NodeLabels(ids, times if has_times else None)
         return cls(found)
 
     def metadata(self) -> tuple[Any, ...]:
         """Return PyG's (input_id, seed_time), by type if there are several; and the types."""
-        ids = {name: labels.input_id for name, labels in self.of.items()}
-        times = {
-            name: labels.seed_time
-            for name, labels in self.of.items()
-            if labels.seed_time is not None
-        }
         types = tuple(self.of)
+        ids = {name: labels.input_id for name, labels in self.of.items()}
+        of_times = {name: labels.seed_time for name, labels in self.of.items()}
+        times = {name: time for name, time in of_times.items() if time is not None}
         if len(types) == 1:
             return ids[types[0]], times.get(types[0]), types
         return ids, times or None, types

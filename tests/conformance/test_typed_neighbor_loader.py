@@ -210,10 +210,14 @@ def test_seeds_by_type(path: Path, nodes: Any, expected: tuple[str, Any, Any]) -
     [
         (None, r"input_nodes=\('paper', 'train'\).*'paper' \(splits: train, valid\)", UsageError),
         ([3, 4], "input_nodes does not name a node type", UsageError),
-        ("venue", "input_nodes='venue' is no node type of the store, and no split", UsageError),
+        (
+            "venue",
+            "input_nodes='venue' is no .*mask in no type; give",
+            UsageError,
+        ),
         (("venue", None), "no node type 'venue'; there are: 'paper', 'author'", UsageError),
         ({"venue": None}, "no node type 'venue'; there are: 'paper', 'author'", UsageError),
-        ({}, "input_nodes is empty; give for example input_nodes=", UsageError),
+        ({}, r"input_nodes does not name a node type.*example input_nodes=", UsageError),
         (("author", "train"), "there is no split 'train'; the store's splits: none", NotFoundError),
         (
             ("author", [35]),
@@ -233,7 +237,7 @@ def test_a_split_of_several_types(tmp_path: Path) -> None:
     data = make_hetero()
     data["author"].train_mask = torch.arange(35) % 2 == 0
     store = hetero_store(tmp_path / "s.gnn", data)
-    with pytest.raises(UsageError, match="'train' names nodes of several types: 'paper', 'aut"):
+    with pytest.raises(UsageError, match=r"'train' is no node type.* mask in 'paper', 'aut"):
         NeighborLoader(store, [1], "train")
     loader = NeighborLoader(store, [1], {"author": "train", "paper": "train"}, batch_size=16)
     assert list(loader.input_offsets) == ["paper", "author"]

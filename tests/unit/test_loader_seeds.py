@@ -26,8 +26,7 @@ from gnnstore.pipeline.order.epoch import (
 )
 from gnnstore.pipeline.order.keyed import KeyedOrder, SeededShuffle
 from gnnstore.pipeline.order.state import Position
-from gnnstore.seeds.kinds import labels_of
-from gnnstore.seeds.link_labels import LinkLabels
+from gnnstore.seeds.labels import LinkLabels, labels_of
 from gnnstore.seeds.nodes import NodeLabels, resolve_input_nodes
 from tests.support.effort import choose
 from tests.support.forks import ForkServer

@@ -1,4 +1,4 @@
-"""What batches that start from edges show of these: labels, local ids and times."""
+"""What batches that start from edges show of these, and the kinds of labels there are."""
 
 from __future__ import annotations
 
@@ -11,8 +11,12 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from gnnstore.errors import UnsupportedVersionError
+from gnnstore.formats.packed.manifest import KIND
 from gnnstore.formats.store.schema import EdgeType
+from gnnstore.units import Registry
 from gnnstore.seeds.base import SeedLabels
+from gnnstore.seeds.nodes import NodeLabels, TimedNodeLabels, TypedNodeLabels
 
 
 @dataclass(frozen=True, eq=False)
@@ -139,3 +143,20 @@ def bytes_of(values: torch.Tensor) -> npt.NDArray[np.uint8]:
     if not values.numel():  # its strides may be 0, for which torch views no bytes
         return np.empty(0, np.uint8)
     return values.contiguous().view(-1).view(torch.uint8).numpy()
+
+
+# The kinds of seeds whose labels packed epochs may hold. A new one is registered here.
+SEED_KINDS: Registry[type[SeedLabels]] = Registry(
+    (NodeLabels, TimedNodeLabels, TypedNodeLabels, LinkLabels, TypedLinkLabels)
+)
+
+
+def labels_of(fingerprint: Mapping[str, Any]) -> type[SeedLabels]:
+    """Return the kind of labels of the loader that has a fingerprint."""
+    name = fingerprint.get(KIND, NodeLabels.name)
+    if not isinstance(name, str) or name not in SEED_KINDS:
+        raise UnsupportedVersionError(
+            f"batches start from seeds of the kind {name!r}, and this gnnstore knows "
+            f"{', '.join(SEED_KINDS.names)}; use the gnnstore that packed them"
+        )
+    return SEED_KINDS[name]
