@@ -29,7 +29,7 @@ from benchmarks.parts.peers import LOADERS, PeerLoader, arrays_of, missing, peer
 from benchmarks.parts.workloads import make_store
 from gnnstore.features.source import RowSource
 from gnnstore.graph.shared import shared_tables
-from gnnstore.sampling import SamplingConfig
+from gnnstore.sampling.neighbor import SamplingConfig
 from gnnstore.units import format_size
 
 FANOUTS, BATCH_SIZE, SEED = (10, 10, 10), 1024, 0

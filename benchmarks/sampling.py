@@ -27,7 +27,7 @@ from benchmarks.harness import Timing, parser, report, time_in_turns
 from benchmarks.parts.peers import Peer, missing, peers_of
 from gnnstore import _core
 from gnnstore.formats.store.csc import Csc
-from gnnstore.sampling import NeighborSampler, Sample, SamplingConfig
+from gnnstore.sampling.neighbor import NeighborSampler, Sample, SamplingConfig
 
 GRAPH500 = (0.57, 0.19, 0.19, 0.05)
 FANOUTS, SEEDS_PER_BATCH = (10, 10, 10), 1024

@@ -30,9 +30,8 @@ from gnnstore.pipeline.batch import Batch, EpochRun, Recorder
 from gnnstore.pipeline.lookahead.producer import LookaheadJob, Producer, most_ids
 from gnnstore.pipeline.lookahead.superbatch import DiskQuota, Superbatch
 from gnnstore.pipeline.superbatch_size import SuperbatchSize
-from gnnstore.sampling import NeighborSampler, SamplingConfig
-from gnnstore.sampling.compact import Types
-from gnnstore.sampling.row_space import RowSpace
+from gnnstore.sampling.compact import RowSpace, Types
+from gnnstore.sampling.neighbor import NeighborSampler, SamplingConfig
 from gnnstore.seeds.base import BatchKey
 from gnnstore.seeds.nodes import InputNodes, NodesOfType
 from gnnstore.tools.bench.harness import Task

@@ -26,8 +26,8 @@ from benchmarks.parts.workloads import BATCH_SIZE, FANOUTS, SEED
 from gnnstore.disk.engines import open_engine
 from gnnstore.graph.indices import IndexRows
 from gnnstore.graph.neighbor_cache import bytes_for_all, open_neighbor_cache
-from gnnstore.sampling import DiskNeighborSampler, NeighborSampler, Sample, SamplingConfig
-from gnnstore.sampling.neighbor import BatchRequest
+from gnnstore.sampling.disk import DiskNeighborSampler
+from gnnstore.sampling.neighbor import BatchRequest, NeighborSampler, Sample, SamplingConfig
 from gnnstore.tools.bench.harness import Task, drop_from_cache
 from gnnstore.tools.bench.worker import disk_bytes
 

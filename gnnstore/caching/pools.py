@@ -20,7 +20,7 @@ from gnnstore.caching.plan import CachePlan, PlannedStep, Trace
 from gnnstore.caching.policies.base import PLANNING, CachePolicy, Planner, slot_layout
 from gnnstore.caching.reuse import InitialCache, ReuseCurve
 from gnnstore.errors import UsageError
-from gnnstore.sampling.row_space import RowRange
+from gnnstore.sampling.compact import RowRange
 
 # Rows share slots if the widest is at most this many times as wide.
 _SPREAD = 2

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gnnstore.formats.store.csc import Csc
-from gnnstore.sampling.edges import EdgeFinder
+from gnnstore.sampling.sampled_graph import EdgeFinder
 
 if TYPE_CHECKING:
     from gnnstore.graph.store import GraphStore
@@ -120,7 +120,7 @@ class Answers:
         begins = self._next
         ends = begins.copy()
         more = np.flatnonzero(begins < columns.indptr[self._columns + 1])
-        ends[more] = self._finder.first_from(np.full(len(more), high), self._columns[more])
+        ends[more] = self._finder.ranges(np.full(len(more), high), self._columns[more])[0]
         self._next = ends
         for numbers, positions in _expanded(begins, ends - begins):
             found = columns.indices[positions].astype(np.int64)

@@ -25,7 +25,7 @@ from gnnstore.errors import StorageError, UsageError, storage_error
 from gnnstore.formats.arrays.dtypes import STORAGE_DTYPES
 from gnnstore.formats.arrays.paged_array import PagedArray
 from gnnstore.formats.arrays.spec import AttributeSpec
-from gnnstore.sampling.row_space import RowRange
+from gnnstore.sampling.compact import RowRange
 
 # Two threads copy twice as fast as one; a few more are as fast as memory.
 _MAX_COPYING = 4

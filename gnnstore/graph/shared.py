@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from gnnstore.graph.topology import Topology
     from gnnstore.progress import Progress
     from gnnstore.sampling.disk import CachedNeighbors
-    from gnnstore.sampling.stored import StoredColumns
+    from gnnstore.sampling.sampled_graph import StoredColumns
 
 
 class SharedCache(Protocol):

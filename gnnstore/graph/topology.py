@@ -11,8 +11,7 @@ from gnnstore.formats.store.csc import Csc, load_csc
 from gnnstore.graph.indices import IndexRows
 from gnnstore.sampling.disk import DiskNeighborSampler
 from gnnstore.sampling.neighbor import NeighborSampler
-from gnnstore.sampling.sampled_graph import SampledTypes
-from gnnstore.sampling.stored import StoredColumns
+from gnnstore.sampling.sampled_graph import SampledTypes, StoredColumns
 
 if TYPE_CHECKING:
     from gnnstore.disk.engines import Engine
@@ -22,8 +21,7 @@ if TYPE_CHECKING:
     from gnnstore.formats.store.schema import EdgeType, Schema
     from gnnstore.sampling.disk import CachedNeighbors, Fetch
     from gnnstore.sampling.neighbor import IndexDtype, SamplingConfig
-    from gnnstore.sampling.sampled_graph import Column
-    from gnnstore.sampling.stored import ColumnSpecs
+    from gnnstore.sampling.sampled_graph import Column, ColumnSpecs
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,9 +103,8 @@ class Topology:
         return DiskNeighborSampler(types, config, index_dtype, fetch, self.neighbors)
 
     def _types(self, config: SamplingConfig) -> tuple[SampledTypes, ColumnSpecs]:
-        time_attr, weight_attr = config.time_attr, config.weight_attr
         if self.stored is not None:
-            return self.stored.types(self.csc, time_attr=time_attr, weight_attr=weight_attr)
+            return self.stored.types(self.csc, config.time_attr, config.weight_attr)
         counts = {node.name: node.num_nodes for node in self.schema.node_types}
         return SampledTypes(counts, self.csc, self.label), {}
 

@@ -26,8 +26,7 @@ from gnnstore.graph.assigned import AssignedAttributes
 from gnnstore.loaders.adjacency import CsrEdges, adjacency
 from gnnstore.nn.adjacency import AdjT
 from gnnstore.pipeline.batch import Batch, BatchCost
-from gnnstore.sampling.edges import with_reverse_edges
-from gnnstore.sampling.neighbor import NodeType, Sample, each_type, only
+from gnnstore.sampling.neighbor import NodeType, Sample, each_type, only, with_reverse_edges
 from gnnstore.seeds.base import SeedLabels
 from gnnstore.strategies.sources import Sources
 

@@ -34,9 +34,8 @@ from gnnstore.loaders.options import LoaderOptions, call
 from gnnstore.loaders.pyg_sampler import StoreSampler
 from gnnstore.loaders.sampled import SampledLoader
 from gnnstore.partitions.policy import PartitionPolicy, ResidentTable
-from gnnstore.sampling.edges import reverse_of
 from gnnstore.sampling.neighbor import SamplingConfig
-from gnnstore.sampling.temporal import NodeTimes
+from gnnstore.sampling.sampled_graph import reverse_of
 from gnnstore.seeds.links import (
     GivenEdges,
     Links,
@@ -44,7 +43,7 @@ from gnnstore.seeds.links import (
     resolve_edges,
     resolve_labels,
 )
-from gnnstore.seeds.negatives import MODES, SIDES, Negatives, cumulative_weights
+from gnnstore.seeds.negatives import MODES, SIDES, Negatives, NodeTimes, cumulative_weights
 from gnnstore.seeds.nodes import whole_numbers
 from gnnstore.strategies.loader_spec import EdgeIds
 

@@ -33,7 +33,7 @@ from gnnstore.partitions.policy import PartitionPolicy, ResidentTable
 from gnnstore.pipeline.order.keyed import RankShard
 from gnnstore.progress import WaitProgress, open_progress
 from gnnstore.sampling.neighbor import SamplingConfig, TemporalStrategy
-from gnnstore.sampling.stored import times_needed
+from gnnstore.sampling.sampled_graph import columns_needed
 from gnnstore.strategies.base import Auto
 from gnnstore.strategies.builtin import STRATEGIES, find_strategy
 from gnnstore.strategies.loader_spec import EdgeIds, ReadOptions
@@ -80,7 +80,9 @@ class LoaderOptions:
         config = call(sampling_config, {**given, "schema": store.schema})
         if not store.schema.is_homogeneous:
             call(_refuse_with_types, given)
-        times = times_needed(store.schema, store.path, config)
+        by = config.time_attr, config.weight_attr
+        of_nodes, _ = columns_needed(store.schema, store.path, *by)
+        times = None if config.time_attr is None else frozenset(of_nodes)
         csr = CsrEdges.of(
             store.schema,
             given.get("edge_format", "coo"),

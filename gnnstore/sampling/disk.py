@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -23,14 +22,13 @@ import numpy.typing as npt
 
 from gnnstore import _core
 from gnnstore.formats.store.csc import Csc
+from gnnstore.formats.store.schema import EdgeType
 from gnnstore.sampling.neighbor import (
     BatchRequest,
-    EdgeType,
     IndexDtype,
     NeighborSampler,
     Sample,
     SamplingConfig,
-    sampling_errors,
 )
 from gnnstore.sampling.sampled_graph import COLUMNS, Column, SampledTypes
 from gnnstore.threads import Workers
@@ -84,7 +82,7 @@ class StagedBatch:
         self._num_seeds = sum(len(ids) for ids, *_ in seeds)
         self._largest_draw = self._largest_bytes = 0
         arrays = [None if c is None else (c.bits, c.starts, c.neighbors) for c in caches]
-        with self._errors():
+        with self._sampler.errors():
             self._kernel = _core.StagedBatch(
                 sampler.graph,
                 seeds,
@@ -95,23 +93,25 @@ class StagedBatch:
 
     def draw(self) -> list[tuple[Stream, npt.NDArray[np.int64]]] | None:
         """Return the positions that are needed next by stream, maybe none; None at the end."""
-        with self._errors():
+        with self._sampler.errors():
             drawn = self._kernel.draw()
         if drawn is None:
             return None
-        asked = [((edges, column), positions) for edges, column, positions in drawn]
-        num, num_bytes = 0, 0
-        for stream, positions in asked:
+        asked, num, num_bytes = [], 0, 0
+        for edges, column, positions in drawn:
+            types = self._sampler.types
+            dtype = types.column(list(types.edges)[edges], COLUMNS[column]).dtype
             # Positions, the keys that they are sorted by, twice, and what is there.
-            num_bytes += len(positions) * (3 * 8 + self._sampler.stream_dtype(stream).itemsize)
+            num_bytes += len(positions) * (3 * 8 + dtype.itemsize)
             num += len(positions)
+            asked.append(((edges, column), positions))
         self._largest_draw = max(self._largest_draw, num)
         self._largest_bytes = max(self._largest_bytes, num_bytes)
         return asked
 
     def take(self, fetched: list[npt.NDArray[Any]]) -> None:
         """Take the elements that were asked for, in that order."""
-        with self._errors():
+        with self._sampler.errors():
             self._kernel.take(fetched)
 
     def result(self) -> Sample:
@@ -127,9 +127,6 @@ class StagedBatch:
         """Return a bound of the bytes that relabelling the batch's largest hop takes."""
         slot_bytes = 16 if self._sampler.config.disjoint else 8
         return 4 * slot_bytes * (subgraph.num_nodes + self._largest_draw)
-
-    def _errors(self) -> AbstractContextManager[None]:
-        return sampling_errors(self._sampler.types.label, self._sampler.num_nodes)
 
 
 # Positions, drawn and joined, the keys that they are sorted by, twice, and the ids.

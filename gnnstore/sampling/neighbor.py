@@ -13,16 +13,7 @@ import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import (
-    Any,
-    ClassVar,
-    Literal,
-    NamedTuple,
-    Self,
-    TypeAlias,
-    TypeVar,
-    get_args,
-)
+from typing import Any, ClassVar, Literal, NamedTuple, Self, TypeAlias, TypeVar, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -37,25 +28,23 @@ from gnnstore.errors import (
     whole_number,
 )
 from gnnstore.formats.store.csc import Csc
-from gnnstore.formats.store.schema import EDGE_TYPE
-from gnnstore.sampling.sampled_graph import COLUMNS, SampledTypes
-from gnnstore.sampling.temporal import times_of_seeds
+from gnnstore.formats.store.schema import EDGE_TYPE, EdgeType
+from gnnstore.sampling.sampled_graph import (
+    Int64Array,
+    SampledTypes,
+    reverse_of,
+    times_of_seeds,
+)
 
 SubgraphType = Literal["directional", "bidirectional", "induced"]
 IndexDtype = Literal["int64", "int32"]
 TemporalStrategy = Literal["uniform", "last"]
 
 NodeType: TypeAlias = str
-EdgeType: TypeAlias = tuple[str, str, str]
-Int64Array: TypeAlias = npt.NDArray[np.int64]
 
 K = TypeVar("K")
 T = TypeVar("T")
 V = TypeVar("V")
-
-# Edges as ranges of positions in the graph's `indices`: target nodes, first positions, and those
-# after the last, int64 [n] each, ascending; `EdgeFinder.excluding` gives them.
-Excluded = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int64]]
 
 # The kernels' results: ids, trees and nodes by hop of each node type; local ids, positions and
 # edges by hop of each edge type.
@@ -273,6 +262,34 @@ def only(by_type: Mapping[Any, T]) -> T:
     return value
 
 
+def with_reverse_edges(sample: Sample) -> Sample:
+    """Return the bidirectional subgraph of a sample of several edge types, as PyG makes it.
+
+    Each type is joined with the flipped edges of its reverse type, each edge once, sorted by
+    target; a reverse type "rev_…" becomes the flipped result. Joined edges have no positions.
+    """
+    joined, none = dict(sample.edges), np.empty(0, np.int64)
+    for edge_type, edges in sample.edges.items():
+        reverse = reverse_of(edge_type, sample.edges)
+        if reverse is None or edge_type[1].startswith("rev_"):
+            continue
+        index = _joined(edges.index, sample.edges[reverse].index)
+        joined[edge_type] = EdgeSample(index, none)
+        if reverse[1] == f"rev_{edge_type[1]}":
+            joined[reverse] = EdgeSample(np.ascontiguousarray(index[::-1]), none)
+    return replace(sample, edges=joined, hop_nodes=None, hop_edges=None)
+
+
+def _joined(index: npt.NDArray[Any], reverse: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Return the union of edges and flipped reverses, sorted by target, then source."""
+    both = np.concatenate([index, reverse[::-1]], axis=1)
+    order = np.lexsort(both)
+    both = both[:, order]
+    is_new = np.ones(both.shape[1], np.bool_)
+    is_new[1:] = (both[:, 1:] != both[:, :-1]).any(axis=0)
+    return np.ascontiguousarray(both[:, is_new])
+
+
 class BatchRequest(NamedTuple):
     """The arguments of `NeighborSampler.draw`."""
 
@@ -282,27 +299,6 @@ class BatchRequest(NamedTuple):
     excluded: Any = None  # `Excluded`, or by edge type
     times: Any = None
     places: Any = None
-
-
-@contextmanager
-def sampling_errors(source: str, num_nodes: int) -> Iterator[None]:
-    """Turn the exceptions of a sampling kernel into errors that explain them."""
-    try:
-        yield
-    except IndexError as error:
-        raise InputError(
-            f"cannot sample from {source}: {error}; seeds must be ids of its {num_nodes} nodes"
-        ) from error
-    except OverflowError as error:
-        raise UsageError(
-            f"cannot sample from {source}: {error}; use fewer seeds or smaller fan-outs"
-        ) from error
-    except ValueError as error:
-        raise CorruptStoreError(
-            f"cannot sample from {source}: {error}. "
-            "Its topology is damaged; run 'gnnstore verify' on it, or convert the graph again",
-            path=source,
-        ) from error
 
 
 def _checked_fanouts(
@@ -398,9 +394,31 @@ class NeighborSampler:
     def draw(self, request: BatchRequest) -> Sample:
         """Sample the subgraph of a request."""
         seeds, options = self.kernel_arguments(request)
-        with sampling_errors(self.types.label, self.num_nodes):
+        with self.errors():
             arrays = self.graph.sample(seeds, **options)
         return self.as_sample(arrays, sum(len(ids) for ids, *_ in seeds))
+
+    @contextmanager
+    def errors(self) -> Iterator[None]:
+        """Turn the exceptions of a kernel into errors that explain them."""
+        source = self.types.label
+        try:
+            yield
+        except IndexError as error:
+            raise InputError(
+                f"cannot sample from {source}: {error}; seeds must be ids of its {self.num_nodes} "
+                "nodes"
+            ) from error
+        except OverflowError as error:
+            raise UsageError(
+                f"cannot sample from {source}: {error}; use fewer seeds or smaller fan-outs"
+            ) from error
+        except ValueError as error:
+            raise CorruptStoreError(
+                f"cannot sample from {source}: {error}. "
+                "Its topology is damaged; run 'gnnstore verify' on it, or convert the graph again",
+                path=source,
+            ) from error
 
     def sample_many(
         self,
@@ -414,59 +432,45 @@ class NeighborSampler:
 
     def kernel_arguments(self, request: BatchRequest) -> tuple[list[Any], dict[str, Any]]:
         """Return the seeds of a request by node type, and the options of the kernels."""
-        seeds, epoch, batch, excluded, times, places = request
-        config = self.config
-        return self.seed_arrays(seeds, times, places), {
+        config, excluded = self.config, request.excluded
+        if isinstance(excluded, Mapping):
+            excluded = [excluded.get(edge_type) for edge_type in self.types.edges]
+        elif excluded is not None:
+            excluded = [excluded]
+        return self._seed_arrays(request), {
             "seed": config.seed,
-            "epoch": check_word("epoch", epoch),
-            "batch": check_word("batch", batch),
+            "epoch": check_word("epoch", request.epoch),
+            "batch": check_word("batch", request.batch),
             "replace": config.replace,
             "disjoint": config.disjoint,
             "induced": config.subgraph_type == "induced",
             "latest": config.temporal_strategy == "last",
             "window": config.time_window or 0,
             "index_dtype": self.index_dtype,
-            "excluded": self.excluded_arrays(excluded),
+            "excluded": excluded,
         }
 
-    def seed_arrays(
-        self, seeds: Any, times: Any, places: Any
-    ) -> list[tuple[Int64Array, Int64Array, Int64Array | None]]:
+    def _seed_arrays(self, request: BatchRequest) -> list[Any]:
         """Return ids, places and times for each node type; the order of mappings numbers trees."""
-        names = self.types.num_nodes
-        ids = {name: as_seeds(of) for name, of in self._by_node_type(seeds).items()}
-        if places is None:
-            first, trees = 0, {}
-            for name, own in ids.items():
-                trees[name] = np.arange(first, first + len(own))
-                first += len(own)
-        else:
-            by_type = self._by_node_type(places)
+        ids = {name: as_seeds(of) for name, of in self._by_node_type(request.seeds).items()}
+        trees, first = {}, 0
+        for name, own in ids.items():
+            trees[name] = np.arange(first, first + len(own))
+            first += len(own)
+        if request.places is not None:
+            by_type = self._by_node_type(request.places)
             trees = {name: np.ascontiguousarray(own, np.int64) for name, own in by_type.items()}
         none = np.empty(0, np.int64)
-        if (time_attr := self.config.time_attr) is None:
-            return [(ids.get(name, none), trees.get(name, none), None) for name in names]
-        given = None if times is None else self._by_node_type(times)
-        own_times = times_of_seeds(ids, given, self.types.node_times, time_attr)
-        return [tuple(of.get(name, none) for of in (ids, trees, own_times)) for name in names]  # type: ignore[misc]
+        arrays: list[Mapping[NodeType, Any]] = [ids, trees, dict.fromkeys(self.types.num_nodes)]
+        if (time_attr := self.config.time_attr) is not None:
+            given = {} if request.times is None else self._by_node_type(request.times)
+            arrays[2] = times_of_seeds(ids, given, self.types.node_times, time_attr)
+        return [tuple(of.get(name, none) for of in arrays) for name in self.types.num_nodes]
 
     def _by_node_type(self, values: Any) -> dict[NodeType, Any]:
         """Return seeds, or what belongs to them, by node type; else they are of the only type."""
-        if isinstance(values, Mapping):
-            return dict(values)
-        (name,) = self.types.num_nodes
-        return {name: values}
-
-    def excluded_arrays(self, excluded: Any) -> list[Any] | None:
-        """Return excluded edges for each edge type."""
-        if excluded is None or not isinstance(excluded, Mapping):
-            return None if excluded is None else [excluded]
-        return [excluded.get(edge_type) for edge_type in self.types.edges]
-
-    def stream_dtype(self, stream: tuple[int, int]) -> np.dtype[Any]:
-        """Return the type of the elements of a stream of `StagedBatch`."""
-        edge_type, column = list(self.types.edges)[stream[0]], COLUMNS[stream[1]]
-        return self.types.column(edge_type, column).dtype
+        is_typed = isinstance(values, Mapping)
+        return dict(values if is_typed else dict.fromkeys(self.types.num_nodes, values))
 
     def as_sample(self, arrays: TypedArrays, num_seeds: int) -> Sample:
         """Return the subgraph that a kernel has sampled; of one type with its reverse edges."""

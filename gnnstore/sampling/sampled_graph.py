@@ -1,8 +1,12 @@
-"""The arrays of an open graph that samplers read, by node type and edge type."""
+"""What samplers read of an open graph, by node type and edge type: in-neighbours, times, weights.
+
+Orders by time and sums of weights lie along in-neighbour lists; `StoredColumns` opens them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import threading
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, Self, get_args
 
@@ -10,15 +14,35 @@ import numpy as np
 import numpy.typing as npt
 
 from gnnstore import _core
-from gnnstore.formats.store.csc import Csc
-from gnnstore.formats.store.schema import EdgeType
-from gnnstore.sampling.temporal import TimeColumns
+from gnnstore.errors import CorruptStoreError, UsageError
+from gnnstore.formats.arrays.paged_array import PagedArray
+from gnnstore.formats.arrays.spec import AttributeSpec
+from gnnstore.formats.store.csc import Csc, TopologyMode, load_column
+from gnnstore.formats.store.reader import StoreReader
+from gnnstore.formats.store.schema import EdgeType, EdgeTypeSpec, NodeTypeSpec, Schema
+
+Int64Array = npt.NDArray[np.int64]
 
 # What lies along in-neighbour lists, in the kernels' order; of the times only those of edges.
 Column = Literal["indices", "order", "times", "weight_sums"]
 COLUMNS: tuple[Column, ...] = get_args(Column)
 
 FanoutsOf = Callable[[EdgeType], tuple[int, ...]]
+ColumnSpecs = dict[tuple[EdgeType, Column], AttributeSpec]
+
+# Edges as ranges of positions in `indices`: target nodes, first positions, and those after the
+# last, int64 [n] each, ascending; `EdgeFinder.excluding` gives them.
+Excluded = tuple[Int64Array, Int64Array, Int64Array]
+
+
+@dataclass(frozen=True, eq=False)
+class TimeColumns:
+    """The times of an edge type's in-neighbours, and the order of each list by time."""
+
+    # uint16 or uint32 [E]: entry start + j is the place in its list of the j-th edge by time.
+    order: npt.NDArray[Any]
+    times: Int64Array  # int64: of the edges [E], or of all source nodes [N]
+    of_edges: bool
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,3 +113,182 @@ class SampledTypes:
             indices_dtype=csc.indices.dtype.name,
             **options,
         )
+
+
+def times_of_seeds(
+    ids: Mapping[str, Int64Array],
+    given: Mapping[str, Any],
+    node_times: Mapping[str, Int64Array],
+    time_attr: str,
+) -> dict[str, Int64Array]:
+    """Return the times of seeds by type: those given, else those of the nodes."""
+    found = {}
+    for name, own in ids.items():
+        if name in given:
+            times = np.asarray(given[name])
+        elif name in node_times:
+            known = node_times[name]
+            # An id that is no node's is refused when it is sampled.
+            times = np.take(known, own, mode="clip") if len(known) else np.zeros(len(own))
+        elif len(own):
+            raise UsageError(
+                f"seeds of type {name!r} have no times, since these nodes have no {time_attr!r}; "
+                "give them (input_time, or edge_label_time of links)"
+            )
+        else:
+            times = np.empty(0)
+        found[name] = np.ascontiguousarray(times, np.int64)
+    return found
+
+
+class StoredColumns:
+    """Arrays of a store, each opened when a sampler first needs it. Thread-safe.
+
+    Those of nodes are in memory, like `indptr`.
+    """
+
+    def __init__(self, reader: StoreReader, mode: TopologyMode, num_threads: int) -> None:
+        self._reader = reader
+        self._threads = num_threads if mode == "memory" else None
+        self._arrays: dict[str, npt.NDArray[Any]] = {}
+        self._mapped: list[PagedArray] = []
+        self._lock = threading.Lock()
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the arrays in memory."""
+        mapped = {array.spec.path for array in self._mapped}
+        return sum(array.nbytes for path, array in self._arrays.items() if path not in mapped)
+
+    def types(
+        self, csc: Mapping[EdgeType, Csc], time_attr: str | None, weight_attr: str | None
+    ) -> tuple[SampledTypes, ColumnSpecs]:
+        """Return the graph with what sampling by an attribute needs, and where that is stored."""
+        schema, path = self._reader.schema, self._reader.path
+        of_nodes, specs = columns_needed(schema, path, time_attr, weight_attr)
+        node_times = {name: self._get(spec, of_nodes=True) for name, spec in of_nodes.items()}
+        columns = {of: self._get(spec) for of, spec in specs.items()}
+        times: dict[EdgeType, TimeColumns] = {}
+        sums: dict[EdgeType, npt.NDArray[np.uint64]] = {}
+        for (of, column), values in columns.items():
+            if column == "weight_sums":
+                sums[of] = values
+            elif column == "order":
+                own = node_times[of[0]] if of_nodes else columns[of, "times"]
+                times[of] = TimeColumns(values, own, of_edges=not of_nodes)
+        counts = {node.name: node.num_nodes for node in schema.node_types}
+        return SampledTypes(counts, csc, str(path), times, node_times, sums), specs
+
+    def _get(self, spec: AttributeSpec, *, of_nodes: bool = False) -> npt.NDArray[Any]:
+        with self._lock:
+            if spec.path not in self._arrays:
+                self._arrays[spec.path] = (
+                    self._reader.read(spec)
+                    if of_nodes
+                    else load_column(self._reader, spec, self._mapped, self._threads)
+                )
+            return self._arrays[spec.path]
+
+
+def columns_needed(
+    schema: Schema, path: object, time_attr: str | None, weight_attr: str | None
+) -> tuple[dict[str, AttributeSpec], ColumnSpecs]:
+    """Return the times of node types and the columns that sampling needs; raise if some lack."""
+    of_nodes: dict[str, AttributeSpec] = {}
+    specs: ColumnSpecs = {}
+    if weight_attr is not None:
+        for edge in _with(schema, "weight", weight_attr)[1]:
+            specs[edge.type, "weight_sums"] = _made(path, edge, "weight", weight_attr)
+    if time_attr is not None:
+        of_nodes, timed = _with(schema, "time", time_attr)
+        for edge in timed:
+            specs[edge.type, "order"] = _made(path, edge, "time", time_attr)
+            if not of_nodes:
+                specs[edge.type, "times"] = edge.attributes[time_attr]
+    return of_nodes, specs
+
+
+def _made(path: object, edge: EdgeTypeSpec, kind: str, name: str) -> AttributeSpec:
+    made = edge.orders if kind == "time" else edge.weight_sums
+    if name not in made:
+        what = "order of its edges by" if kind == "time" else "sums of"
+        raise UsageError(
+            f"{kind}_attr={name!r}: {path} has no {what} {name!r} for the edge "
+            f"type {edge.type}; make it: gnnstore add-order {path} --{kind}-attr {name}"
+        )
+    return made[name]
+
+
+def _with(
+    schema: Schema, kind: str, name: str
+) -> tuple[dict[str, AttributeSpec], list[EdgeTypeSpec]]:
+    """Return the attributes of node types, for times, and the edge types that they are about."""
+    nodes = schema.node_types if kind == "time" else ()
+    of_nodes = {node.name: node.attributes[name] for node in nodes if name in node.attributes}
+    of_edges = [edge for edge in schema.edge_types if name in edge.attributes]
+    if of_nodes and of_edges:
+        raise UsageError(
+            f"time_attr={name!r}: nodes ({', '.join(of_nodes)}) and edges "
+            f"({', '.join(str(edge.type) for edge in of_edges)}) have it; sampling obeys the times "
+            "of either: rename one"
+        )
+    if not of_nodes and not of_edges:
+        owners: list[NodeTypeSpec | EdgeTypeSpec] = [*nodes, *schema.edge_types]
+        there = {name for of in owners for name in of.attributes}
+        raise UsageError(
+            f"{kind}_attr={name!r}: there is no such "
+            f"{'attribute of nodes or edges' if nodes else 'edge attribute'}; there are: "
+            f"{', '.join(sorted(there)) or 'none'}"
+        )
+    return of_nodes, of_edges or [edge for edge in schema.edge_types if edge.source in of_nodes]
+
+
+# ---- edges between nodes
+
+
+class EdgeFinder:
+    """Finds the edges between pairs of nodes. Safe to use from many threads at once."""
+
+    def __init__(self, csc: Csc) -> None:
+        self._csc = csc
+
+    def are_edges(self, sources: Int64Array, targets: Int64Array) -> npt.NDArray[np.bool_]:
+        """Return for each pair [B] of nodes whether an edge leads from one to the other."""
+        firsts, ends = self.ranges(sources, targets)
+        return firsts < ends
+
+    def ranges(self, sources: Int64Array, targets: Int64Array) -> tuple[Int64Array, Int64Array]:
+        """Return the first position of the edges between each pair [B], and the end."""
+        indptr, indices = self._csc.indptr, self._csc.indices
+        try:
+            return _core.equal_ranges(
+                indices, indptr[targets], indptr[targets + 1], np.ascontiguousarray(sources)
+            )
+        except IndexError as error:
+            raise CorruptStoreError(
+                f"cannot look edges up in {self._csc.label}: {error}. Its topology is damaged; "
+                "run 'gnnstore verify' on it, or convert the graph again",
+                path=self._csc.label,
+            ) from error
+
+    def excluding(self, sources: Int64Array, targets: Int64Array) -> Excluded:
+        """Return the edges between some pairs [B] in the form that samplers leave them out."""
+        begins, ends = self.ranges(sources, targets)
+        there = np.flatnonzero(begins < ends)
+        begins, first = np.unique(begins[there], return_index=True)
+        return targets[there[first]], begins, ends[there[first]]
+
+    def targets_of(self, positions: Int64Array) -> Int64Array:
+        """Return the nodes that the edges at some positions [B] lead to."""
+        return np.searchsorted(self._csc.indptr, positions, side="right") - 1
+
+
+def reverse_of(edge_type: EdgeType, edge_types: Iterable[EdgeType]) -> EdgeType | None:
+    """Return the type of the reverses of a type's edges, as PyTorch Geometric finds it."""
+    source, relation, target = edge_type
+    if (named := (target, f"rev_{relation}", source)) in (edge_types := tuple(edge_types)):
+        return named
+    if source == target:
+        return edge_type
+    candidates = [other for other in edge_types if (other[0], other[2]) == (target, source)]
+    return candidates[0] if len(candidates) == 1 else None

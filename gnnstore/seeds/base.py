@@ -15,7 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from gnnstore.formats.packed.manifest import KIND, SEED_ARRAYS
-from gnnstore.sampling.neighbor import EdgeType, Excluded
+from gnnstore.formats.store.schema import EdgeType
+from gnnstore.sampling.sampled_graph import Excluded
 
 Int64Array = npt.NDArray[np.int64]
 

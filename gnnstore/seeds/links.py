@@ -24,7 +24,7 @@ from gnnstore.formats.store.schema import EdgeTypeSpec, Schema
 from gnnstore.graph.edge_splits import EdgeSplits
 from gnnstore.graph.shared import shared_tables
 from gnnstore.graph.store import GraphStore
-from gnnstore.sampling.edges import EdgeFinder, reverse_of
+from gnnstore.sampling.sampled_graph import EdgeFinder, reverse_of
 from gnnstore.seeds.base import BatchKey, Int64Array, Seeds
 from gnnstore.seeds.labels import LinkLabels, TypedLinkLabels, bytes_of
 from gnnstore.seeds.negatives import Negatives

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -18,8 +19,7 @@ import torch
 from gnnstore import _core
 from gnnstore.errors import InputError
 from gnnstore.random_words import keyed, uniform
-from gnnstore.sampling.edges import EdgeFinder
-from gnnstore.sampling.temporal import NodeTimes
+from gnnstore.sampling.sampled_graph import EdgeFinder
 from gnnstore.seeds.base import BatchKey, Int64Array
 
 MODES = ("binary", "triplet")
@@ -30,6 +30,35 @@ MAX_REDRAWS = 16
 # The sampling kernel's counter is (block, node, hop and tree, batch). No hop has these numbers, so
 # negatives never share a draw with a sample.
 _STREAMS = {name: 2**64 - 1 - k for k, name in enumerate(("src", "dst", "src ends", "dst ends"))}
+
+
+@dataclass(frozen=True, eq=False)
+class NodeTimes:
+    """The times of the nodes of one type, for draws of nodes that exist at a time."""
+
+    times: Int64Array  # int64 [N]
+
+    @cached_property
+    def oldest(self) -> int:
+        """The node of the least time; of several the one of the lowest id."""
+        return int(np.argmin(self.times))
+
+    def are_later(self, nodes: Int64Array, times: Int64Array) -> npt.NDArray[np.bool_]:
+        """Return whether nodes are later than times [n]."""
+        found: npt.NDArray[np.bool_] = self.times[nodes] > times
+        return found
+
+    def existing(
+        self, draw: Callable[[int], Int64Array], times: Int64Array, max_redraws: int
+    ) -> Int64Array:
+        """Return nodes not later than times [n]: drawn by attempt, at last the oldest one."""
+        nodes = draw(0)
+        for attempt in range(1, max_redraws + 1):
+            later = self.are_later(nodes, times)
+            if not later.any():
+                return nodes
+            nodes = np.where(later, draw(attempt), nodes)
+        return np.where(self.are_later(nodes, times), self.oldest, nodes)
 
 
 @dataclass(frozen=True, eq=False)

@@ -21,7 +21,7 @@ from torch_geometric.sampler.neighbor_sampler import edge_sample
 
 import gnnstore
 from gnnstore import LinkNeighborLoader
-from gnnstore.sampling import NeighborSampler, SamplingConfig
+from gnnstore.sampling.neighbor import NeighborSampler, SamplingConfig
 from gnnstore.seeds.base import BatchKey
 from gnnstore.seeds.links import Links
 from gnnstore.seeds.negatives import Negatives, cumulative_weights

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from gnnstore.formats.store.csc import Csc
-from gnnstore.sampling import NeighborSampler, SamplingConfig
+from gnnstore.sampling.neighbor import NeighborSampler, SamplingConfig
 
 pytest.importorskip("torch_sparse", reason="torch-sparse, which PyG samples with, is not installed")
 

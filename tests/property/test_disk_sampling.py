@@ -31,9 +31,8 @@ from gnnstore.graph.neighbor_cache import (
     open_neighbor_cache,
     unpack_bits,
 )
-from gnnstore.sampling import DiskNeighborSampler, NeighborSampler, Sample, SamplingConfig
-from gnnstore.sampling.disk import CachedNeighbors, StagedBatch
-from gnnstore.sampling.neighbor import BatchRequest
+from gnnstore.sampling.disk import CachedNeighbors, DiskNeighborSampler, StagedBatch
+from gnnstore.sampling.neighbor import BatchRequest, NeighborSampler, Sample, SamplingConfig
 from gnnstore.testing.faults import inject
 from gnnstore.testing.twins.reads import write_array
 from tests.support.effort import examples

@@ -19,8 +19,7 @@ from gnnstore.formats.store.by_column import integer_weights, places_by_time, su
 from gnnstore.formats.store.csc import Csc
 from gnnstore.sampling.disk import DiskNeighborSampler, StagedBatch
 from gnnstore.sampling.neighbor import BatchRequest, NeighborSampler, Sample, SamplingConfig
-from gnnstore.sampling.sampled_graph import COLUMNS, SampledTypes
-from gnnstore.sampling.temporal import TimeColumns
+from gnnstore.sampling.sampled_graph import COLUMNS, SampledTypes, TimeColumns
 from gnnstore.testing.twins.sampling import (
     DrawKey,
     TypedBatch,

@@ -12,7 +12,7 @@ from gnnstore.caching.plan import Trace
 from gnnstore.errors import NoSpaceError
 from gnnstore.features.packed.misses import collect_misses
 from gnnstore.features.packed.pack import append_missed
-from gnnstore.sampling.row_space import RowRange
+from gnnstore.sampling.compact import RowRange
 from gnnstore.testing.faults import inject
 from gnnstore.testing.twins.packing import packed_file
 from tests.support.packing import MEMORY_BYTES, PackingCase, plan_of

@@ -24,7 +24,7 @@ from gnnstore.errors import (
 )
 from gnnstore.features.packed.chunks import BLOCK_BYTES, PackedSuperbatch
 from gnnstore.features.packed.pack import least_memory, packed_bytes
-from gnnstore.sampling.row_space import RowRange
+from gnnstore.sampling.compact import RowRange
 from gnnstore.testing.faults import Fault, SystemCall, inject, inject_all
 from gnnstore.testing.twins.packing import packed_file
 from gnnstore.threads import CancelledError

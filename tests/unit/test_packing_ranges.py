@@ -25,7 +25,7 @@ from gnnstore.features.packed.chunks import PackedSuperbatch
 from gnnstore.features.packed.misses import MissCollector, MissTable
 from gnnstore.features.packed.pack import least_memory, packed_bytes
 from gnnstore.features.source import FileRows
-from gnnstore.sampling.row_space import RowRange
+from gnnstore.sampling.compact import RowRange
 from gnnstore.testing.faults import inject
 from gnnstore.testing.twins.packing import packed_file, piece_crcs
 from gnnstore.testing.twins.reads import write_array

@@ -22,7 +22,7 @@ from gnnstore.features.packed.chunks import BLOCK_BYTES
 from gnnstore.features.packed.misses import collect_misses
 from gnnstore.features.packed.pack import append_missed, least_memory, pack
 from gnnstore.features.source import FileRows, of_one_type
-from gnnstore.sampling.row_space import RowRange
+from gnnstore.sampling.compact import RowRange
 from gnnstore.testing.faults import inject
 from gnnstore.testing.twins.packing import packed_file, piece_crcs
 from gnnstore.testing.twins.reads import write_array

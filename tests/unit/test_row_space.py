@@ -30,7 +30,7 @@ from gnnstore.features.source import (
     ranges_of,
 )
 from gnnstore.features.static import StaticCache
-from gnnstore.sampling.row_space import RowRange, RowSpace
+from gnnstore.sampling.compact import RowRange, RowSpace
 from gnnstore.testing.twins.caches import belady_plan
 from gnnstore.testing.twins.reads import write_array
 from tests.support.packing import plan_of

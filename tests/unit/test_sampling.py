@@ -14,7 +14,7 @@ from torch_geometric.sampler.utils import to_bidirectional
 
 from gnnstore import _core
 from gnnstore.formats.store.csc import Csc
-from gnnstore.sampling import NeighborSampler, Sample, SamplingConfig
+from gnnstore.sampling.neighbor import NeighborSampler, Sample, SamplingConfig
 from gnnstore.testing.twins import sampling as reference
 
 

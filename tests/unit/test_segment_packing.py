@@ -17,7 +17,7 @@ from gnnstore.features.packed.chunks import BLOCK_BYTES, chunk_bytes
 from gnnstore.features.packed.misses import collect_misses
 from gnnstore.features.packed.segments import append_divided, divide_misses
 from gnnstore.features.source import FileRows, of_one_type
-from gnnstore.sampling.row_space import RowRange
+from gnnstore.sampling.compact import RowRange
 from gnnstore.testing.twins.packing import piece_crcs
 from gnnstore.testing.twins.reads import write_array
 from tests.support.packing import plan_of

@@ -20,9 +20,8 @@ from gnnstore.formats.store.csc import Csc
 from gnnstore.graph.store import GraphStore
 from gnnstore.sampling.disk import DiskNeighborSampler
 from gnnstore.sampling.neighbor import BatchRequest, NeighborSampler, Sample, SamplingConfig
-from gnnstore.sampling.sampled_graph import SampledTypes
-from gnnstore.sampling.temporal import NodeTimes, TimeColumns
-from gnnstore.seeds.negatives import Negatives
+from gnnstore.sampling.sampled_graph import SampledTypes, TimeColumns
+from gnnstore.seeds.negatives import Negatives, NodeTimes
 
 LEAST = -(2**63)
 NODE, EDGE = "node", ("node", "to", "node")

@@ -16,8 +16,13 @@ from gnnstore.errors import InputError, UsageError
 from gnnstore.formats.store.csc import Csc
 from gnnstore.graph.shared import SharedTables
 from gnnstore.graph.topology import Topology
-from gnnstore.sampling.edges import with_reverse_edges
-from gnnstore.sampling.neighbor import BatchRequest, NeighborSampler, Sample, SamplingConfig
+from gnnstore.sampling.neighbor import (
+    BatchRequest,
+    NeighborSampler,
+    Sample,
+    SamplingConfig,
+    with_reverse_edges,
+)
 from gnnstore.sampling.sampled_graph import SampledTypes
 from tests.support.stores import CITES, WRITES, write_two_typed_store
 

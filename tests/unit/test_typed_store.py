@@ -22,9 +22,8 @@ from gnnstore.formats.container.names import edge_directory, node_array
 from gnnstore.formats.store.reader import StoreReader
 from gnnstore.graph.shared import shared_tables
 from gnnstore.graph.sizes import StoreSizes
-from gnnstore.sampling.compact import CompactSample, Types
+from gnnstore.sampling.compact import CompactSample, RowSpace, Types
 from gnnstore.sampling.neighbor import EdgeSample, NeighborSampler, Sample, SamplingConfig
-from gnnstore.sampling.row_space import RowSpace
 from tests.support.stores import (
     CITES,
     WRITES,

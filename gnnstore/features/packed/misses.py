@@ -23,7 +23,7 @@ from gnnstore.caching.plan import CachePlan, Trace
 from gnnstore.disk.spool import FileSpool, MemorySpool
 from gnnstore.errors import BudgetError
 from gnnstore.features.packed.chunks import MissIndex
-from gnnstore.sampling.row_space import RowRange
+from gnnstore.sampling.compact import RowRange
 from gnnstore.threads import CancelledError, Flag, for_each, interruptible
 
 # Of each batch, in the index of missed rows: begin, number of rows, and number of repeated ones.

@@ -45,7 +45,7 @@ from gnnstore.features.packed.misses import (
     too_little_memory,
 )
 from gnnstore.features.source import FileRows, RowSpec, TypedRows, ranges_of
-from gnnstore.sampling.row_space import RowRange
+from gnnstore.sampling.compact import RowRange
 from gnnstore.threads import CancelledError, Flag, interruptible
 from gnnstore.units import format_size
 

@@ -39,8 +39,7 @@ from gnnstore.formats.arrays.spec import AttributeSpec
 from gnnstore.formats.container.files import fill_at, open_regular
 from gnnstore.formats.packed.manifest import name_of_batch
 from gnnstore.formats.packed.reader import PackedReader
-from gnnstore.sampling.compact import ONE_TYPE, CompactSample, Types
-from gnnstore.sampling.row_space import RowRange, RowSpace
+from gnnstore.sampling.compact import ONE_TYPE, CompactSample, RowRange, RowSpace, Types
 
 _HELP = "Restore the epochs from a copy, or pack again; 'gnnstore verify' shows all that is damaged"
 _ALIGNMENT_BYTES = 8

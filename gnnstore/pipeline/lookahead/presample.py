@@ -27,9 +27,8 @@ from gnnstore.pipeline.lookahead.producer import most_ids, sample_batches
 from gnnstore.pipeline.margins import MANY_BATCHES, margin_of
 from gnnstore.pipeline.order.epoch import epoch_order
 from gnnstore.progress import NullProgress, Progress
-from gnnstore.sampling.compact import CompactSample
+from gnnstore.sampling.compact import CompactSample, RowRange, RowSpace
 from gnnstore.sampling.neighbor import SamplingConfig
-from gnnstore.sampling.row_space import RowRange, RowSpace
 from gnnstore.seeds.base import FIRST_EPOCH_OF_NO_RUN, BatchKey, SeedSource
 from gnnstore.threads import Lookahead
 

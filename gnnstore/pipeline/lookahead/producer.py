@@ -41,9 +41,8 @@ from gnnstore.pipeline.lookahead.superbatch import (
     SuperbatchPacker,
 )
 from gnnstore.pipeline.superbatch_size import SuperbatchSize
-from gnnstore.sampling.compact import CompactSample, Types
+from gnnstore.sampling.compact import CompactSample, RowSpace, Types
 from gnnstore.sampling.neighbor import BatchRequest, IndexDtype, NeighborSampler
-from gnnstore.sampling.row_space import RowSpace
 from gnnstore.seeds.base import SeedSource
 from gnnstore.threads import CancelledError, Flag, ordered_map
 

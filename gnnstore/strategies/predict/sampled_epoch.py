@@ -25,7 +25,7 @@ from gnnstore.strategies.predict.workload import SampledTrace, SpatialSampling, 
 
 if TYPE_CHECKING:
     from gnnstore.disk.engines import Engine
-    from gnnstore.sampling.row_space import RowSpace
+    from gnnstore.sampling.compact import RowSpace
     from gnnstore.strategies.sizes.placement import Placement
 
 # 255 batches of 136,000 nodes take two; an epoch that is worth predicting takes longer.

@@ -25,7 +25,7 @@ from gnnstore.strategies.predict.reads import ReadTotals, count_reads
 
 if TYPE_CHECKING:
     from gnnstore.formats.arrays.paged_array import PagedArray
-    from gnnstore.sampling.row_space import RowRange
+    from gnnstore.sampling.compact import RowRange
 
 PAGE_BYTES = 4096
 # Uses of rows that are kept: analysing them takes a second, and up to 77 bytes for each use;

@@ -12,7 +12,7 @@ from gnnstore.errors import UsageError
 from gnnstore.loaders.link import resolve_links
 from gnnstore.loaders.options import fanouts_of
 from gnnstore.sampling.neighbor import SamplingConfig
-from gnnstore.sampling.stored import times_needed
+from gnnstore.sampling.sampled_graph import columns_needed
 from gnnstore.seeds.nodes import InputNodes, resolve_input_nodes
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ def config_of(store: GraphStore, asked: SamplingOptions, **more: Any) -> Samplin
     """Return the configuration of sampling, checked against a store."""
     schema = store.schema
     config = SamplingConfig(fanouts_of(asked.fanouts, schema), **more, **asked.of_loader)
-    times_needed(schema, store.path, config)
+    columns_needed(schema, store.path, config.time_attr, config.weight_attr)
     return config
 
 
@@ -55,7 +55,7 @@ def choose_seeds(
     name, given = _nodes_of(store, asked.input_nodes)
     nodes = resolve_input_nodes(store, given, input_time=input_time)
     if config.time_attr is not None and input_time is None:
-        timed = times_needed(store.schema, store.path, config) or frozenset()
+        timed, _ = columns_needed(store.schema, store.path, config.time_attr, None)
         if missing := [node_type for node_type in nodes.parts if node_type not in timed]:
             raise UsageError(
                 f"--time-attr {config.time_attr}: seeds of {', '.join(missing)} have no times of "

@@ -21,8 +21,8 @@ from gnnstore.pipeline.lookahead.presample import Presampler
 from gnnstore.pipeline.lookahead.producer import sample_batches
 from gnnstore.pipeline.order.keyed import KeyedOrder
 from gnnstore.pipeline.order.state import Position
+from gnnstore.sampling.compact import RowSpace
 from gnnstore.sampling.neighbor import SamplingConfig
-from gnnstore.sampling.row_space import RowSpace
 from gnnstore.seeds.base import BatchKey, SeedSource
 from gnnstore.strategies.builtin import MMAP
 from gnnstore.strategies.predict.sampled_epoch import row_degrees
