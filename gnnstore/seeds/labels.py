@@ -14,9 +14,9 @@ import torch
 from gnnstore.errors import UnsupportedVersionError
 from gnnstore.formats.packed.manifest import KIND
 from gnnstore.formats.store.schema import EdgeType
-from gnnstore.units import Registry
 from gnnstore.seeds.base import SeedLabels
 from gnnstore.seeds.nodes import NodeLabels, TimedNodeLabels, TypedNodeLabels
+from gnnstore.units import Registry
 
 
 @dataclass(frozen=True, eq=False)

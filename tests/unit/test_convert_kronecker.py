@@ -34,7 +34,7 @@ from gnnstore.errors import (
 from gnnstore.formats import StoreReader
 from gnnstore.formats.arrays.dtypes import from_bfloat16_bits, to_bfloat16_bits
 from gnnstore.progress import NullProgress
-from gnnstore.testing.graphs import StoredGraph, random_graph, read_store, write_store
+from gnnstore.testing.graphs import StoredGraph, random_graph, read_store
 
 NUM_NODES = 300
 OVERWRITE = ConvertOptions(overwrite=True)
@@ -184,19 +184,6 @@ def test_an_undirected_graph_stays_undirected(undirected_seed: Path, tmp_path: P
     assert max(pairs.values()) == 1
 
 
-def test_parallel_edges_are_copied_each_for_itself(tmp_path: Path) -> None:
-    """And with them their reverses, in whatever columns they lie."""
-    times = 500
-    edges = np.repeat([[0, 1], [1, 0]], times, axis=1)
-    seed = write_store(tmp_path / "seed.gnn", edges, num_nodes=2)
-    expanded = expand(seed, tmp_path, factor=2, edge_factor=2)
-    found = blocks_of(expanded, 2)
-    assert {(t, s, j, i): n for (s, t, i, j), n in found.items()} == found
-    # One pattern for all of them would leave half of the blocks empty.
-    assert len(found) == 8
-    assert set(found.values()) != {times}
-
-
 def test_edge_attributes_follow_their_edges(seed: Path, tmp_path: Path) -> None:
     original, expanded = read_store(seed), expand(seed, tmp_path, factor=3, edge_factor=3.5)
     by_edge: dict[tuple[int, int], set[bytes]] = {}
@@ -269,22 +256,6 @@ def test_what_is_no_measurement_gets_no_noise(tmp_path: Path, dtype: str) -> Non
     x = np.random.default_rng(0).integers(0, 2, (50, 4)).astype(dtype)
     expanded = expand(noisy_store(tmp_path, x), tmp_path, factor=2, feature_noise=1)
     assert np.array_equal(expanded.attributes["x"], np.concatenate([x, x]))
-
-
-@pytest.mark.parametrize("dtype", ["float16", "float32", "bfloat16"])
-def test_noise_makes_nothing_infinite(tmp_path: Path, dtype: str) -> None:
-    """Finite values stay finite, and what was infinite or no number stays that."""
-    bits = dtype == "bfloat16"
-    top = 3.3895313892515355e38 if bits else float(np.finfo(dtype).max)
-    values = np.tile(np.array([[top], [-top], [np.inf], [np.nan]]), (100, 1))
-    values = values.astype(np.float32 if bits else dtype)
-    x: npt.NDArray[Any] = to_bfloat16_bits(values) if bits else values
-    seed = noisy_store(tmp_path, x, dtype if bits else None)
-    found = expand(seed, tmp_path, factor=2, feature_noise=1).attributes["x"][:, 0]
-    found = (from_bfloat16_bits(found) if bits else found).reshape(-1, 4)
-    assert np.all(np.isfinite(found[:, :2]))
-    assert np.all(np.isposinf(found[:, 2]))
-    assert np.all(np.isnan(found[:, 3]))
 
 
 def test_noise_is_cut_off_at_the_ends_of_an_integer_type(tmp_path: Path) -> None:

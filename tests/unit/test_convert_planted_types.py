@@ -11,7 +11,7 @@ import torch
 
 import gnnstore
 from gnnstore.converters import ConvertOptions, from_planted_types
-from gnnstore.converters.synthetic import planted_types, synthetic_nodes
+from gnnstore.converters.synthetic import planted_types, rmat
 from gnnstore.converters.synthetic.planted_types import AFFILIATED, CITES, WRITES
 from gnnstore.errors import UsageError
 from gnnstore.tools.cli import main
@@ -60,7 +60,7 @@ def test_chunks_do_not_matter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     sizes: dict[str, Any] = {"num_papers": 500, "num_authors": 90, "num_institutions": 8}
     from_planted_types(tmp_path / "a.gnn", **sizes)
     monkeypatch.setattr(planted_types, "_CHUNK_EDGES", 37)
-    monkeypatch.setattr(synthetic_nodes, "_CHUNK_BYTES", 1000)
+    monkeypatch.setattr(rmat, "_CHUNK_BYTES", 1000)
     from_planted_types(tmp_path / "b.gnn", **sizes)
     assert_same_files(tmp_path / "a.gnn", tmp_path / "b.gnn")
 

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from gnnstore.converters import ConvertOptions, from_rmat
-from gnnstore.converters.synthetic import rmat, synthetic_nodes
-from gnnstore.converters.synthetic.synthetic_nodes import SyntheticNodes
+from gnnstore.converters.synthetic import rmat
+from gnnstore.converters.synthetic.rmat import SyntheticNodes
 from gnnstore.errors import BudgetError, NoSpaceError, UsageError
 from gnnstore.testing.graphs import StoredGraph, read_store
 
@@ -36,7 +36,7 @@ def test_the_graph_is_a_function_of_its_parameters(
 ) -> None:
     first = make(tmp_path, seed=3)
     monkeypatch.setattr(rmat, "_CHUNK_EDGES", 1000)
-    monkeypatch.setattr(synthetic_nodes, "_CHUNK_BYTES", 7000)
+    monkeypatch.setattr(rmat, "_CHUNK_BYTES", 7000)
     assert same(first, make(tmp_path, seed=3))
     assert not same(first, make(tmp_path, seed=4))
 

@@ -27,7 +27,7 @@ from gnnstore.converters.stores.graph import (
     open_copy,
 )
 from gnnstore.converters.synthetic.factor_graph import FactorGraph, check_factor, derive_factor
-from gnnstore.converters.synthetic.synthetic_nodes import check_numbers
+from gnnstore.converters.synthetic.rmat import check_numbers
 from gnnstore.converters.writer.casting import SCALES
 from gnnstore.converters.writer.graph_writer import GraphWriter
 from gnnstore.converters.writer.options import ConvertOptions, converter
@@ -203,11 +203,11 @@ class _EdgeExpander:
     ) -> Iterator[tuple[EdgePiece, npt.NDArray[np.int64], npt.NDArray[Any], npt.NDArray[Any]]]:
         """Yield pieces of the seed's edges, and by copy its edge in the piece and its ends."""
         step = max(1, int(_CHUNK_EDGES / max(1.0, self.factor.edge_factor)))
-        ranks, dtype = _RankCounter(), self._rows.dtype
+        dtype = self._rows.dtype
         for piece in graph.edge_pieces(step):
             low = np.minimum(piece.sources, piece.targets)
             high = np.maximum(piece.sources, piece.targets)
-            hashes = hash_pairs(self._seed, low, high, ranks.of(piece)) >> self._shift
+            hashes = hash_pairs(self._seed, low, high, None) >> self._shift
             patterns = hashes.astype(np.int64)
             patterns += (piece.sources > piece.targets) * np.int64(self.factor.num_patterns)
             patterns[low == high] = 2 * self.factor.num_patterns
@@ -220,30 +220,6 @@ class _EdgeExpander:
             sources += piece.sources.astype(dtype)[parents]
             targets += piece.targets.astype(dtype)[parents]
             yield piece, parents, sources, targets
-
-
-class _RankCounter:
-    """Numbers parallel edges, which are consecutive, also across pieces."""
-
-    def __init__(self) -> None:
-        self._last = (-1, -1)
-        self._rank = 0
-
-    def of(self, piece: EdgePiece) -> npt.NDArray[np.int64] | None:
-        """Return each edge's rank among its parallel edges; None if all ranks are 0."""
-        sources, targets = piece.sources, piece.targets
-        goes_on = (int(sources[0]), int(targets[0])) == self._last
-        equal = (sources[1:] == sources[:-1]) & (targets[1:] == targets[:-1])
-        ranks = None
-        if goes_on or equal.any():
-            begins = np.flatnonzero(np.concatenate(([True], ~equal)))
-            lengths = np.diff(np.append(begins, len(sources)))
-            ranks = np.arange(len(sources)) - np.repeat(begins, lengths)
-            if goes_on:
-                ranks[: lengths[0]] += self._rank + 1
-        self._last = (int(sources[-1]), int(targets[-1]))
-        self._rank = 0 if ranks is None else int(ranks[-1])
-        return ranks
 
 
 def _write_nodes(
@@ -279,12 +255,9 @@ class _Noise:
         if not self._is_exact:
             wide = np.float64 if kind == "f" and size == 8 else np.float32
             with np.errstate(over="ignore", invalid="ignore"):
-                deviations = share * self._column_deviations(graph, spec)
-            # Noise has at most five deviations, and must not be infinite itself. (Columns that
-            # spread too far to be squared get none.)
-            largest = float(np.finfo(wide).max) / 8
-            deviations = np.minimum(np.nan_to_num(deviations, posinf=0.0), largest)
-            self._deviations: npt.NDArray[Any] = deviations.astype(wide)
+                deviations = (share * self._column_deviations(graph, spec)).astype(wide)
+            # Columns that spread too far to be squared get no noise.
+            self._deviations: npt.NDArray[Any] = np.nan_to_num(deviations, posinf=0.0)
 
     def _column_deviations(self, graph: StoreInput, spec: AttributeSpec) -> npt.NDArray[np.float64]:
         """Return those of each column's finite values, float64 [F]."""
@@ -320,9 +293,7 @@ class _Noise:
     def _added(self, rows: npt.NDArray[Any], first: int) -> npt.NDArray[Any]:
         flat = self._decoded(rows).reshape(len(rows), -1)
         noise = draw_noise(self._seed, _NOISE, first, (flat.shape[0], flat.shape[1]), 1.0)
-        with np.errstate(over="ignore"):
-            noisy = flat + noise * self._deviations
-        return self._encoded(noisy, flat).reshape(rows.shape)
+        return self._encoded(flat + noise * self._deviations).reshape(rows.shape)
 
     def _decoded(self, rows: npt.NDArray[Any]) -> npt.NDArray[Any]:
         if self._dtype == "bfloat16":
@@ -331,17 +302,12 @@ class _Noise:
             return rows.astype(np.float64)
         return rows.astype(np.float32) if rows.dtype == np.float16 else rows
 
-    def _encoded(self, noisy: npt.NDArray[Any], values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    def _encoded(self, noisy: npt.NDArray[Any]) -> npt.NDArray[Any]:
         dtype = STORAGE_DTYPES[self._dtype]
-        if self._dtype != "bfloat16" and dtype.kind in "iu":
-            limits = np.iinfo(dtype)
-            lowest = -limits.max if self._is_scaled else limits.min
-            return np.asarray(np.clip(np.rint(noisy), lowest, limits.max)).astype(dtype)
-        # bfloat16's largest value is float32's with the lower half of the bits cut off.
-        largest = 3.3895313892515355e38 if self._dtype == "bfloat16" else np.finfo(dtype).max
-        over = (np.abs(noisy) > largest) & np.isfinite(values)
-        if over.any():
-            noisy[over] = np.copysign(largest, noisy[over])
         if self._dtype == "bfloat16":
             return to_bfloat16_bits(noisy)
+        if dtype.kind in "iu":
+            limits = np.iinfo(dtype)
+            lowest = -limits.max if self._is_scaled else limits.min
+            noisy = np.clip(np.rint(noisy), lowest, limits.max)
         return noisy.astype(dtype, copy=False)

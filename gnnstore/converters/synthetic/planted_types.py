@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from gnnstore.converters.inputs.opening import PathLike
 from gnnstore.converters.inputs.source import ArraySource, GeneratedRows, MemoryArray
-from gnnstore.converters.synthetic.synthetic_nodes import SyntheticNodes, check_numbers
+from gnnstore.converters.synthetic.rmat import SyntheticNodes, check_numbers
 from gnnstore.converters.typed.inputs import EdgeInput, NodeInput, write_graph
 from gnnstore.converters.writer.options import ConvertOptions, converter
 from gnnstore.errors import UsageError
