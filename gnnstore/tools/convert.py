@@ -85,7 +85,7 @@ def _return_large_blocks() -> None:
 
 
 def _compare_degrees(before: str, after: Path, plot_file: Path | None) -> dict[str, Any]:
-    from gnnstore.converters.synthetic.degrees import compare_degrees  # noqa: PLC0415 - on demand
+    from gnnstore.tools.inspect.scan import compare_degrees  # noqa: PLC0415 - on demand
 
     comparison = compare_degrees(before, after)
     document: dict[str, Any] = {"degrees": comparison.to_json()}

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from gnnstore.caching.policies.simulate import policies
-from gnnstore.converters.synthetic.degrees import DegreeComparison, DegreeDistribution
 from gnnstore.disk.profile import DeviceProfile
 from gnnstore.pictures import (
     GREY,
@@ -33,7 +32,12 @@ from gnnstore.units import format_size
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from gnnstore.tools.inspect.scan import Degrees, PackedRowCounts
+    from gnnstore.tools.inspect.scan import (
+        DegreeComparison,
+        DegreeDistribution,
+        Degrees,
+        PackedRowCounts,
+    )
 
 _FEW = 12  # degrees, of which a line alone would not show all
 

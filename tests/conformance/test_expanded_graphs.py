@@ -11,8 +11,8 @@ import torch
 
 import gnnstore
 from gnnstore.converters import ConvertOptions, from_kronecker, from_numpy, from_ogb, from_rmat
-from gnnstore.converters.synthetic.degrees import compare_degrees
 from gnnstore.testing.graphs import read_store, write_store
+from gnnstore.tools.inspect.scan import compare_degrees
 from tests.support.effort import choose, is_long
 from tests.support.modules import import_file
 

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from gnnstore.converters import ConvertOptions, from_kronecker, from_rmat
-from gnnstore.converters.synthetic.degrees import (
+from gnnstore.testing.graphs import random_graph
+from gnnstore.tools.inspect.scan import (
     DegreeComparison,
     DegreeDistribution,
     compare_degrees,
 )
-from gnnstore.testing.graphs import random_graph
 
 
 def distribution(degrees: object) -> DegreeDistribution:

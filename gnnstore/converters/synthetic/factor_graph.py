@@ -62,12 +62,6 @@ class FactorGraph:
         """Expected number of edges for each edge of the seed."""
         return len(self.rows) / self.num_patterns
 
-    def probabilities(self) -> npt.NDArray[np.float64]:
-        """Return P, float64 [K, K]: the probability that an edge is copied into each block."""
-        blocks = self.rows.astype(np.int64) * self.num_copies + self.columns
-        counts = np.bincount(blocks, minlength=self.num_copies**2)
-        return (counts / self.num_patterns).reshape(self.num_copies, self.num_copies)
-
 
 def derive_factor(
     graph: StoreInput, num_copies: int, edge_factor: float, seed: int, progress: Progress
