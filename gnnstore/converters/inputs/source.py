@@ -63,7 +63,7 @@ class ArraySource(ABC):
         check_fits(self)
         whole = np.empty(self.shape, self.dtype)
         filled = 0
-        for piece in self.rows(2**20):
+        for piece in self.rows(max(1, _STEP_BYTES // max(1, row_bytes(self)))):
             whole[filled : filled + len(piece)] = piece
             filled += len(piece)
         return whole
@@ -82,11 +82,6 @@ class MemoryArray(ArraySource):
         """Yield the array along its first axis from row `start` on, `step` rows at a time."""
         for first in range(start, self.shape[0], step):
             yield self._array[first : first + step].astype(self.dtype, copy=False)
-
-    def columns(self, step: int) -> Iterator[npt.NDArray[Any]]:
-        """Yield a two-dimensional array along its second axis, `step` columns at a time."""
-        for first in range(0, self.shape[1], step):
-            yield self._array[:, first : first + step].astype(self.dtype, copy=False)
 
     def read(self) -> npt.NDArray[Any]:
         """Return the whole array (a view where the byte order is native)."""
@@ -376,8 +371,7 @@ class RowTaker:
         check_rows(source, None, "edges")
         self.source = source
         self._pieces = source.rows(max(1, _STEP_BYTES // max(1, row_bytes(source))))
-        self._pending: list[npt.NDArray[Any]] = []
-        self._num_pending = 0
+        self._pending = np.empty((0, *source.shape[1:]), source.dtype)
         self._num_taken = 0
 
     def take(self, num_rows: int) -> npt.NDArray[Any]:
@@ -385,15 +379,10 @@ class RowTaker:
         self._num_taken += num_rows
         if self._num_taken > self.source.shape[0]:
             check_rows(self.source, self._num_taken, "edges or more")
-        while self._num_pending < num_rows:
-            self._pending.append(next(self._pieces))
-            self._num_pending += len(self._pending[-1])
-        empty = np.empty((0, *self.source.shape[1:]), self.source.dtype)
-        rows = (
-            self._pending[0] if len(self._pending) == 1 else np.concatenate([empty, *self._pending])
-        )
-        self._pending = [rows[num_rows:]]
-        self._num_pending -= num_rows
+        while (rows := self._pending).shape[0] < num_rows:
+            piece = next(self._pieces)
+            self._pending = np.concatenate([rows, piece]) if len(rows) else piece
+        self._pending = rows[num_rows:]
         return rows[:num_rows]
 
     def finish(self, num_edges: int) -> None:
