@@ -28,8 +28,6 @@ from gnnstore.formats.container.files import fill_at, open_regular, require_spac
 # next is read ahead. Much smaller ranges would make the pieces of a read tiny.
 _MEMORY_SHARE = 8
 _MIN_RANGE_BYTES, _MAX_RANGE_BYTES = 2**20, 2**28
-_STEP_BYTES = 2**23
-_COPY_BYTES = 2**22  # bytes read at a time where the whole array fits in memory
 
 
 def read_exactly(
@@ -144,7 +142,7 @@ def in_order(
         return closing(ScatteredRows(source, nodes, directory, memory_bytes))
     whole = _core.pool_empty(num_bytes).view(source.dtype).reshape(source.shape)
     done = 0
-    for rows in source.rows(max(1, _COPY_BYTES // max(1, row_bytes(source)))):
+    for rows in source.pieces():
         whole[places[done : done + len(rows)]] = rows
         done += len(rows)
     return nullcontext(MemoryArray(source.label, whole))
@@ -207,7 +205,7 @@ class ScatteredRows(ArraySource):
             "choose another place with spill_dir=",
         )
         taker, position = RowTaker(self._nodes), 0
-        for rows in read_ahead(self._source.rows(max(1, _STEP_BYTES // self._row_bytes))):
+        for rows in read_ahead(self._source.pieces()):
             nodes = taker.take(len(rows)).astype(np.int64)
             check_ids(nodes, self.shape[0], f"{self._nodes.label}: node id", position)
             position += len(rows)

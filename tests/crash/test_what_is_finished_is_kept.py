@@ -57,7 +57,7 @@ def small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
     """Cut arrays of test size into several shards, so that some of an array may be finished."""
     monkeypatch.setattr(pages, "MIN_DEFAULT_SHARD_BYTES", SHARD_BYTES)
     monkeypatch.setattr("gnnstore.formats.arrays.paged_writer._BUFFER_BYTES", 2**13)
-    monkeypatch.setattr("gnnstore.converters.writer.node_arrays._COPY_BYTES", 2**14)
+    monkeypatch.setattr("gnnstore.converters.inputs.source._PIECE_BYTES", 2**14)
     monkeypatch.setattr("gnnstore.converters.edges.builder.MIN_SPILL_BYTES", 2**12)
 
 

@@ -340,7 +340,7 @@ def test_rows_in_any_order_are_put_into_that_of_nodes(  # noqa: PLR0917 - drawn 
     ]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("gnnstore.converters.spill_files._MIN_RANGE_BYTES", 400)
-        patch.setattr("gnnstore.converters.spill_files._STEP_BYTES", 300)
+        patch.setattr("gnnstore.converters.inputs.source._PIECE_BYTES", 300)
         found = ScatteredRows(JoinedArrays(parts), MemoryArray("ids", order), folder / "s", 0)
         for _ in range(2):  # scales take two passes
             pieces = [np.empty((0, width), np.float32), *found.rows(step, min(start, num_rows))]
@@ -433,7 +433,7 @@ def test_scaled_features_are_within_half_a_step(tmp_path: Path, dtype: str) -> N
 @given(st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False), min_size=1))
 def test_scales_hold_for_any_finite_column(values: list[float]) -> None:
     x = np.array(values, np.float32)[:, None]
-    scale = column_scales(MemoryArray("x", x), "float32", 3, NullPhase())
+    scale = column_scales(MemoryArray("x", x), "float32", NullPhase())
     assert scale[0] > 0
     assert np.abs(np.rint(x.astype(np.float64) / scale)).max() <= 127.0001
 

@@ -21,11 +21,11 @@ from gnnstore.converters import (
 )
 from gnnstore.converters.edges.columns import estimate_peak_bytes
 from gnnstore.converters.edges.rules import EdgeRules
+from gnnstore.converters.inputs import source as array_source
 from gnnstore.converters.stores import graph as store_input
 from gnnstore.converters.stores.graph import StoreInput
 from gnnstore.converters.synthetic import kronecker
 from gnnstore.converters.synthetic.factor_graph import derive_factor
-from gnnstore.converters.writer import node_arrays
 from gnnstore.errors import (
     NotFoundError,
     StoreExistsError,
@@ -93,7 +93,7 @@ def test_the_store_is_a_function_of_its_parameters(
         (store_input, "_BLOCK_COLUMNS", 11),
         (store_input, "_READ_EDGES", 13),
         (kronecker, "_CHUNK_VALUES", 17),
-        (node_arrays, "_COPY_BYTES", 100),
+        (array_source, "_PIECE_BYTES", 100),
     ):
         monkeypatch.setattr(module, name, value)
     assert same(first, expand(seed, tmp_path, factor=2, edge_factor=1.7))

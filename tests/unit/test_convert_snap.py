@@ -13,8 +13,8 @@ import pytest
 import gnnstore
 from gnnstore.converters import ConvertOptions, from_rmat, from_snap
 from gnnstore.converters.edges.id_remap import IdCollector, OneBasedIds
+from gnnstore.converters.inputs import source
 from gnnstore.converters.inputs.text_tables import TextTable
-from gnnstore.converters.writer import edge_splits
 from gnnstore.errors import (
     CorruptStoreError,
     GnnstoreError,
@@ -269,7 +269,7 @@ def test_rows_of_a_matrix_are_numbered_a_piece_at_a_time(
 ) -> None:
     """However many there are, as the file's first line says: memory is not for all of them."""
     monkeypatch.delattr(OneBasedIds, "original_ids")
-    monkeypatch.setattr(edge_splits, "_COPY_BYTES", 8 * 100)
+    monkeypatch.setattr(source, "_PIECE_BYTES", 8 * 100)
     (tmp_path / "g.mtx").write_text(
         "%%MatrixMarket matrix coordinate pattern general\n1234 1234 1\n7 1000\n"
     )

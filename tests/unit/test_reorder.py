@@ -16,9 +16,9 @@ from gnnstore.converters import (
     ConvertOptions,
     from_snap,
     reorder,
-    spill_files,
     split_edges,
 )
+from gnnstore.converters.inputs import source
 from gnnstore.converters.stores import graph as store_graph
 from gnnstore.converters.stores import reorder as reordering
 from gnnstore.converters.writer.graph_writer import GraphWriter
@@ -86,7 +86,7 @@ def test_it_is_the_same_graph(
     before = graph(tmp_path / "a.gnn", original=original, **options)
     monkeypatch.setattr(reordering, "_PIECE_NODES", 70)
     monkeypatch.setattr(reordering, "_PIECE_EDGES", 90)
-    monkeypatch.setattr(spill_files, "_COPY_BYTES", 1000)
+    monkeypatch.setattr(source, "_PIECE_BYTES", 1000)
     after = reorder(before, tmp_path / "b.gnn")
     order = assert_renumbered(before, after)
     degrees = np.bincount(read_store(before).edge_index[0], minlength=300)

@@ -35,7 +35,7 @@ _SMALL_BYTES = 2**26  # smaller arrays are read without asking for free memory
 _PIECE_ITEMS = 2**18  # read at a time where elements go to an array that is there
 Items = Callable[[int, int], npt.NDArray[Any]]  # returns elements: the first, and their number
 _STEP_ROWS = 2**20
-_STEP_BYTES = 2**23
+_PIECE_BYTES = 2**23
 T = TypeVar("T")
 R = TypeVar("R")
 _THREAD_NAME = "gnnstore-convert"
@@ -52,6 +52,10 @@ class ArraySource(ABC):
     def rows(self, step: int, start: int = 0) -> Iterator[npt.NDArray[Any]]:
         """Yield the array along its first axis from row `start` on, at most `step` at a time."""
 
+    def pieces(self, start: int = 0) -> Iterator[npt.NDArray[Any]]:
+        """Yield the rows from `start` on, 8 MiB at a time."""
+        return self.rows(max(1, _PIECE_BYTES // max(1, row_bytes(self))), start)
+
     def columns(self, step: int) -> Iterator[npt.NDArray[Any]]:
         """Yield a two-dimensional array along its second axis, `step` columns at a time."""
         whole = self.read()
@@ -63,7 +67,7 @@ class ArraySource(ABC):
         check_fits(self)
         whole = np.empty(self.shape, self.dtype)
         filled = 0
-        for piece in self.rows(max(1, _STEP_BYTES // max(1, row_bytes(self)))):
+        for piece in self.pieces():
             whole[filled : filled + len(piece)] = piece
             filled += len(piece)
         return whole
@@ -370,7 +374,7 @@ class RowTaker:
     def __init__(self, source: ArraySource) -> None:
         check_rows(source, None, "edges")
         self.source = source
-        self._pieces = source.rows(max(1, _STEP_BYTES // max(1, row_bytes(source))))
+        self._pieces = source.pieces()
         self._pending = np.empty((0, *source.shape[1:]), source.dtype)
         self._num_taken = 0
 

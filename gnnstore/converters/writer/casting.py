@@ -86,13 +86,11 @@ class Caster:
             )
 
 
-def column_scales(
-    source: ArraySource, dtype: str, step: int, phase: Phase
-) -> npt.NDArray[np.float32]:
+def column_scales(source: ArraySource, dtype: str, phase: Phase) -> npt.NDArray[np.float32]:
     """Return the scale of every column."""
     largest = np.zeros(source.shape[1:], np.float32)
     num_rows_done = 0
-    for rows in read_ahead(source.rows(step)):
+    for rows in read_ahead(source.pieces()):
         magnitudes = np.abs(_to_float32(rows, dtype))
         # NaN spreads through maxima, so checking these covers every value.
         np.maximum(largest, magnitudes.max(axis=0), out=largest)

@@ -26,7 +26,6 @@ from gnnstore.converters.inputs.source import (
     check_count,
     check_rows,
     read_ahead,
-    row_bytes,
 )
 from gnnstore.converters.writer.adjacency import finished_array
 from gnnstore.errors import InputError
@@ -41,7 +40,6 @@ from gnnstore.progress import Progress
 from gnnstore.random_words import hash_pairs
 
 Rows = npt.NDArray[Any] | ArraySource
-_COPY_BYTES = 2**23
 
 _LOG = logging.getLogger(__name__)
 _SALT = 0x6E656761_74697665  # "negative"
@@ -121,8 +119,7 @@ def copy_array(
         cat_dim=cat_dim,
     )
     done = array.skip(array.num_committed_rows)
-    step = max(1, _COPY_BYTES // max(1, row_bytes(source)))
-    for rows in read_ahead(source.rows(step, done)):
+    for rows in read_ahead(source.pieces(done)):
         width = rows.size // len(rows)
         if id_dtype is not None:
             check_ids(rows.reshape(-1), limit, f"{source.label}: id", done * width)

@@ -47,7 +47,6 @@ _LOG = logging.getLogger(__name__)
 MAX_COMPRESSED_ROW_BYTES = 8
 # Compression needs the whole array in memory, so arrays of many rows are laid out in pages too.
 MAX_COMPRESSED_BYTES = 2**26
-_COPY_BYTES = 2**23  # pieces in which attributes are copied
 # Every name that public data sets use -> the name in a store.
 _SUFFIXES = ("", "_mask", "_idx")
 _NAMES = {"train": "train", "valid": "valid", "val": "valid", "test": "test"}
@@ -205,7 +204,7 @@ class NodeArrays:
         if width and (
             name == "x" or width > MAX_COMPRESSED_ROW_BYTES or num_bytes > MAX_COMPRESSED_BYTES
         ):
-            self._copy(name, source, max(1, _COPY_BYTES // width), dtype, cat_dim)
+            self._copy(name, source, dtype, cat_dim)
             return
         path, rows = names.node_array(self._type, name), source.read()
         if is_time:
@@ -214,12 +213,12 @@ class NodeArrays:
             path, rows, name=name, dtype=dtype, cat_dim=cat_dim
         )
 
-    def _copy(self, name: str, source: ArraySource, step: int, dtype: str, cat_dim: int) -> None:
-        """Copy an array into pages, `step` rows at a time."""
+    def _copy(self, name: str, source: ArraySource, dtype: str, cat_dim: int) -> None:
+        """Copy an array into pages."""
         scales, num_rows = None, source.shape[0]
         if name == "x" and self._options.feature_scale is not None:
             with self._progress.phase(f"find scales of {name}", num_rows, "rows") as phase:
-                scales = column_scales(source, dtype, step, phase)
+                scales = column_scales(source, dtype, phase)
         with self.rows(
             name,
             num_rows=num_rows,
@@ -229,8 +228,7 @@ class NodeArrays:
             where=source.label,
             scales=scales,
         ) as sink:
-            start = sink.skip(sink.num_committed_rows)
-            for rows in read_ahead(source.rows(step, start)):
+            for rows in read_ahead(source.pieces(sink.skip(sink.num_committed_rows))):
                 sink.append(rows)
 
     # ---- splits, ids and names
