@@ -731,7 +731,6 @@ def pack_rows(
     piece_bytes: int,
     num_threads: int = 1,
     grows: bool = False,
-    kept: NDArray[np.uint8] | None = None,
 ) -> dict[str, int]:
     """Write the rows that batches miss to files, batch by batch, reading a table once in order.
 
@@ -753,10 +752,9 @@ def pack_rows(
         The files exist, and are made longer; chunks must lie behind what they hold.
     chunk_files, chunk_offsets : ndarray of int64, shape [S]
         Where the rows of each batch go, one behind the other: a file, and a multiple of 4096
-        in it. The last block of 4096 bytes is filled up with zeros. File -1 is `kept`.
+        in it. The last block of 4096 bytes is filled up with zeros.
     chunk_crcs : ndarray of uint32, writable
-        Becomes the crc32c of each piece of each batch's rows, computed before they are written;
-        0 of what is kept.
+        Becomes the crc32c of each piece of each batch's rows, computed before they are written.
     progress : ndarray of int64, shape [2], writable
         The first counts bytes read and written meanwhile; once another thread makes the second
         anything but 0, the call ends with ECANCELED.
@@ -777,8 +775,6 @@ def pack_rows(
         Of a piece; the last one of each batch has what is left.
     num_threads : int
         Threads that copy rows, each for batches of its own. Others read and write.
-    kept : ndarray of uint8, writable, optional
-        Memory for rows that go to no file, from a multiple of 4096 on.
 
     Returns
     -------
@@ -822,7 +818,6 @@ def pack_spilled_rows(
     num_spare_buffers: int,
     piece_bytes: int,
     num_threads: int = 1,
-    kept: NDArray[np.uint8] | None = None,
 ) -> dict[str, int]:
     """Do what `pack_rows` does with rows in a file, range by range of the table.
 

@@ -119,7 +119,6 @@ def test_any_ranges_write_the_same_file(data: st.DataObject) -> None:
             num_spare_buffers=2,
             piece_bytes=piece_bytes,
             num_threads=data.draw(st.integers(1, 4)),
-            kept=None,
         )
         ids, missed = np.concatenate(batches), np.full(int(sizes.sum()), -1, np.int32)
         begins = np.append(0, np.cumsum(sizes))

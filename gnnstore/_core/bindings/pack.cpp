@@ -77,7 +77,6 @@ struct Packing {
     std::vector<std::string> names;
     const std::vector<int64_t> &file_bytes;
     const int64_t *chunk_files, *chunk_offsets;
-    KeptChunks kept;
     uint32_t *crcs;
     int64_t num_crcs;
     PackProgress *progress;
@@ -87,8 +86,8 @@ struct Packing {
     Packing(const FileSet &table, const RowLayout &rows, nb::handle paths,
             const std::vector<int64_t> &sizes, const InputArray &files_of_chunks,
             const InputArray &offsets_of_chunks, const OutputArray &crcs_of_pieces,
-            const OutputArray &state, const std::optional<OutputArray> &stays,
-            int64_t num_batches, const PackOptions &given, bool are_there)
+            const OutputArray &state, int64_t num_batches, const PackOptions &given,
+            bool are_there)
         : files(table),
           layout(rows),
           names(fs_paths(paths)),
@@ -107,10 +106,6 @@ struct Packing {
         expect_length(offsets_of_chunks, "chunk_offsets", num_batches);
         static_assert(sizeof(PackProgress) == 2 * sizeof(int64_t));
         if (length(state) != 2) throw invalid("progress must have 2 entries");
-        if (!stays) return;
-        kept = {output_data<uint8_t>(*stays, "kept", "uint8"), length(*stays)};
-        if (reinterpret_cast<uintptr_t>(kept.bytes) % PackFile::alignment != 0)
-            throw invalid("kept must begin at a multiple of 4096");
     }
 
     // Without the interpreter's lock.
@@ -119,8 +114,8 @@ struct Packing {
         std::vector<std::unique_ptr<PackFile>> outputs;
         for (size_t i = 0; i < names.size(); ++i)
             outputs.push_back(std::make_unique<PackFile>(names[i], file_bytes[i], grows));
-        return pack_rows(files, layout, missed, outputs, chunk_files, chunk_offsets, kept, crcs,
-                         num_crcs, options, progress);
+        return pack_rows(files, layout, missed, outputs, chunk_files, chunk_offsets, crcs, num_crcs,
+                         options, progress);
     }
 };
 
@@ -154,11 +149,11 @@ nb::dict pack(const FileSet &files, const InputArray &rows, const InputArray &be
               const std::string &engine, int64_t num_rows, int64_t row_bytes,
               int64_t rows_per_page, int64_t page_stride_bytes, int64_t gap_bytes,
               int64_t num_windows, int64_t window_bytes, int64_t buffer_bytes,
-              int64_t num_spare_buffers, int64_t piece_bytes, int num_threads, bool grows,
-              const std::optional<OutputArray> &kept) {
+              int64_t num_spare_buffers, int64_t piece_bytes, int num_threads,
+              bool grows) {
     check_vector(begins, "begins");
     const Packing packing(files, {num_rows, row_bytes, rows_per_page, page_stride_bytes}, paths,
-                          file_bytes, chunk_files, chunk_offsets, chunk_crcs, progress, kept,
+                          file_bytes, chunk_files, chunk_offsets, chunk_crcs, progress,
                           length(begins),
                           options_of(engine, num_threads, gap_bytes, num_windows, window_bytes,
                                      buffer_bytes, num_spare_buffers, piece_bytes),
@@ -182,7 +177,7 @@ nb::dict pack_spilled(const FileSet &files, const SpillFile &ids, const InputArr
                       int64_t row_bytes, int64_t rows_per_page, int64_t page_stride_bytes,
                       int64_t gap_bytes, int64_t num_windows, int64_t window_bytes,
                       int64_t buffer_bytes, int64_t num_spare_buffers, int64_t piece_bytes,
-                      int num_threads, const std::optional<OutputArray> &kept) {
+                      int num_threads) {
     const int64_t *first = input_data<int64_t>(begins, "begins", "int64");
     const int64_t *sizes = input_data<int64_t>(counts, "num_rows_of", "int64");
     const uint32_t *checksums = input_data<uint32_t>(crcs, "crcs", "uint32");
@@ -192,7 +187,8 @@ nb::dict pack_spilled(const FileSet &files, const SpillFile &ids, const InputArr
     if (std::any_of(sizes, sizes + num_batches, [](int64_t size) { return size < 0; }))
         throw invalid("num_rows_of must not be negative");
     const Packing packing(files, {num_rows, row_bytes, rows_per_page, page_stride_bytes}, paths,
-                          file_bytes, chunk_files, chunk_offsets, chunk_crcs, progress, kept, num_batches,
+                          file_bytes, chunk_files, chunk_offsets, chunk_crcs, progress,
+                          num_batches,
                           options_of(engine, num_threads, gap_bytes, num_windows, window_bytes,
                                      buffer_bytes, num_spare_buffers, piece_bytes),
                           false);
@@ -248,15 +244,14 @@ void bind_pack(nb::module_ &m) {
           nb::kw_only(), "engine"_a, "num_rows"_a, "row_bytes"_a, "rows_per_page"_a,
           "page_stride_bytes"_a, "gap_bytes"_a, "num_windows"_a, "window_bytes"_a,
           "buffer_bytes"_a, "num_spare_buffers"_a, "piece_bytes"_a, "num_threads"_a = 1,
-          "grows"_a = false, "kept"_a.noconvert() = nb::none());
+          "grows"_a = false);
     m.def("pack_spilled_rows", pack_spilled, "files"_a, "ids"_a, "begins"_a.noconvert(),
           "num_rows_of"_a.noconvert(), "crcs"_a.noconvert(), "samples"_a.noconvert(), "paths"_a,
           "file_bytes"_a, "chunk_files"_a.noconvert(), "chunk_offsets"_a.noconvert(),
           "chunk_crcs"_a.noconvert(), "progress"_a.noconvert(), nb::kw_only(), "stride"_a,
           "max_rows"_a, "engine"_a, "num_rows"_a, "row_bytes"_a, "rows_per_page"_a,
           "page_stride_bytes"_a, "gap_bytes"_a, "num_windows"_a, "window_bytes"_a,
-          "buffer_bytes"_a, "num_spare_buffers"_a, "piece_bytes"_a, "num_threads"_a = 1,
-          "kept"_a.noconvert() = nb::none());
+          "buffer_bytes"_a, "num_spare_buffers"_a, "piece_bytes"_a, "num_threads"_a = 1);
     m.def("read_packed_rows", read_packed, "reader"_a, "files"_a, "file"_a, "offset"_a,
           "positions"_a.noconvert(), "repeat_targets"_a.noconvert(),
           "repeat_sources"_a.noconvert(), "out"_a.noconvert(), nb::kw_only(), "row_bytes"_a,

@@ -36,21 +36,20 @@ class Packer {
 public:
     Packer(const FileSet &files, const RowLayout &layout, MissedRanges<Id> &missed,
            const std::vector<std::unique_ptr<PackFile>> &outputs, const int64_t *chunk_files,
-           const int64_t *chunk_offsets, uint8_t *kept, uint32_t *crcs,
-           const PackOptions &options, PackProgress *progress);
+           const int64_t *chunk_offsets, uint32_t *crcs, const PackOptions &options,
+           PackProgress *progress);
 
     PackCounts run();
 
 private:
     // Where the rows of a batch go: packed so far, and the buffer that is being filled.
     struct Chunk {
-        const PackFile *file;  // null: they stay in memory
-        int64_t offset;        // of the buffer in the file
+        const PackFile *file;
+        int64_t offset;  // of the buffer in the file
         uint32_t *crcs;  // of its pieces
         int64_t num_summed = 0;  // bytes of rows that these know
         uint8_t *buffer = nullptr;
-        int64_t num_bytes = 0;    // in the buffer
-        uint8_t *next = nullptr;  // place of the next row that stays in memory
+        int64_t num_bytes = 0;  // in the buffer
     };
     struct Slot {
         PackWindow window;
@@ -108,8 +107,8 @@ private:
 template <class Id>
 Packer<Id>::Packer(const FileSet &files, const RowLayout &layout, MissedRanges<Id> &missed,
                    const std::vector<std::unique_ptr<PackFile>> &outputs,
-                   const int64_t *chunk_files, const int64_t *chunk_offsets, uint8_t *kept,
-                   uint32_t *crcs, const PackOptions &options, PackProgress *progress)
+                   const int64_t *chunk_files, const int64_t *chunk_offsets, uint32_t *crcs,
+                   const PackOptions &options, PackProgress *progress)
     : files_(files),
       layout_(layout),
       missed_(missed),
@@ -125,10 +124,8 @@ Packer<Id>::Packer(const FileSet &files, const RowLayout &layout, MissedRanges<I
                static_cast<int>(std::min(options.num_spare_buffers, max_writers)), failure_),
       slots_(static_cast<size_t>(options.num_windows)) {
     for (int64_t i = 0; i < num_batches(); ++i) {
-        const bool stays = chunk_files[i] == in_memory;
-        PackFile *file = stays ? nullptr : outputs[static_cast<size_t>(chunk_files[i])].get();
+        const PackFile *file = outputs[static_cast<size_t>(chunk_files[i])].get();
         chunks_.push_back({file, chunk_offsets[i], crcs});
-        if (stays) chunks_.back().next = kept + chunk_offsets[i];
         crcs += count_pieces(missed.size(i) * layout.row_bytes, options.piece_bytes);
     }
     engine_ = make_engine({.kind = options.kind,
@@ -343,22 +340,13 @@ void Packer<Id>::copy_window(const Slot &slot, int64_t first_batch, int64_t end_
         copied_[i] = k;
     }
     while (num_copied < num_found) copy_next();
-    // Chunks that stay in memory are handed over to no writer: other threads read them once all
-    // copying threads have ended.
+    // Another thread hands over the last buffers, once all copying threads have ended.
     if (stream_ != nullptr) stream_fence();
 }
 
 template <class Id>
 void Packer<Id>::append(Chunk &chunk, const uint8_t *row) {
     int64_t left = layout_.row_bytes;
-    if (chunk.file == nullptr) {
-        if (stream_ != nullptr)
-            stream_(chunk.next, row, left);
-        else
-            std::memcpy(chunk.next, row, static_cast<size_t>(left));
-        chunk.next += left;
-        return;
-    }
     while (left > 0) {
         if (chunk.buffer == nullptr) chunk.buffer = buffers_.take();
         const int64_t part = std::min(left, buffers_.buffer_bytes() - chunk.num_bytes);
@@ -407,25 +395,23 @@ void Packer<Id>::flush() {
 template <class Id>
 PackCounts pack_rows(const FileSet &files, const RowLayout &layout, MissedRanges<Id> &missed,
                      const std::vector<std::unique_ptr<PackFile>> &outputs,
-                     const int64_t *chunk_files, const int64_t *chunk_offsets,
-                     const KeptChunks &kept, uint32_t *crcs, int64_t num_crcs,
-                     const PackOptions &options, PackProgress *progress) {
-    check_packing(files, layout, missed, outputs, chunk_files, chunk_offsets, kept, num_crcs,
-                  options);
+                     const int64_t *chunk_files, const int64_t *chunk_offsets, uint32_t *crcs,
+                     int64_t num_crcs, const PackOptions &options, PackProgress *progress) {
+    check_packing(files, layout, missed, outputs, chunk_files, chunk_offsets, num_crcs, options);
     std::fill(crcs, crcs + num_crcs, 0);
     if (missed.num_rows() == 0) return {};
-    return Packer<Id>(files, layout, missed, outputs, chunk_files, chunk_offsets, kept.bytes, crcs, options,
+    return Packer<Id>(files, layout, missed, outputs, chunk_files, chunk_offsets, crcs, options,
                       progress)
         .run();
 }
 
 template PackCounts pack_rows(const FileSet &, const RowLayout &, MissedRanges<int32_t> &,
                               const std::vector<std::unique_ptr<PackFile>> &, const int64_t *,
-                              const int64_t *, const KeptChunks &, uint32_t *, int64_t,
+                              const int64_t *, uint32_t *, int64_t,
                               const PackOptions &, PackProgress *);
 template PackCounts pack_rows(const FileSet &, const RowLayout &, MissedRanges<int64_t> &,
                               const std::vector<std::unique_ptr<PackFile>> &, const int64_t *,
-                              const int64_t *, const KeptChunks &, uint32_t *, int64_t,
+                              const int64_t *, uint32_t *, int64_t,
                               const PackOptions &, PackProgress *);
 
 }  // namespace gnnstore

@@ -43,27 +43,16 @@ struct PackCounts {
     int64_t rows_packed = 0;
 };
 
-// In place of a file: the rows of a batch stay in memory.
-inline constexpr int64_t in_memory = -1;
-
-// Where chunks go that stay there. Begins on a page.
-struct KeptChunks {
-    uint8_t *bytes = nullptr;
-    int64_t num_bytes = 0;
-};
-
 // Packs the rows of a table, range by range, with buffers that are filled on from range to range:
 // those of batch i go to file `chunk_files[i]`, from byte `chunk_offsets[i]` on, a multiple of
-// PackFile::alignment; the last block is filled up with zeros; or, where the file is `in_memory`, to
-// `kept`, from that byte on. `crcs` become the checksums of the pieces of each batch's rows (see
-// pack_pieces.h), one batch behind the other: of what was to be written, so that a read shows
-// whether it was; zeros of what stays in memory. Throws what `missed` throws, and IoError (ECANCELED
+// PackFile::alignment; the last block is filled up with zeros. `crcs` become the checksums of the
+// pieces of each batch's rows (see pack_pieces.h), one batch behind the other: of what was to be
+// written, so that a read shows whether it was. Throws what `missed` throws, and IoError (ECANCELED
 // if progress->stop was set). Nothing is in flight afterwards.
 template <class Id>
 PackCounts pack_rows(const FileSet &files, const RowLayout &layout, MissedRanges<Id> &missed,
                      const std::vector<std::unique_ptr<PackFile>> &outputs,
-                     const int64_t *chunk_files, const int64_t *chunk_offsets,
-                     const KeptChunks &kept, uint32_t *crcs, int64_t num_crcs,
-                     const PackOptions &options, PackProgress *progress);
+                     const int64_t *chunk_files, const int64_t *chunk_offsets, uint32_t *crcs,
+                     int64_t num_crcs, const PackOptions &options, PackProgress *progress);
 
 }  // namespace gnnstore

@@ -19,8 +19,8 @@ namespace gnnstore {
 template <class Id>
 void check_packing(const FileSet &files, const RowLayout &layout, const MissedRanges<Id> &missed,
                    const std::vector<std::unique_ptr<PackFile>> &outputs,
-                   const int64_t *chunk_files, const int64_t *chunk_offsets,
-                   const KeptChunks &kept, int64_t num_crcs, const PackOptions &options) {
+                   const int64_t *chunk_files, const int64_t *chunk_offsets, int64_t num_crcs,
+                   const PackOptions &options) {
     layout.check();
     check_num_threads(options.num_threads);
     require(files.begin(files.size()) >= layout.end_offset(), "the bodies add up to ",
@@ -47,19 +47,15 @@ void check_packing(const FileSet &files, const RowLayout &layout, const MissedRa
     for (int64_t i = 0; i < missed.num_batches(); ++i) {
         const std::string name = "batch " + std::to_string(i);
         const int64_t num_rows = missed.size(i);
-        const bool stays = chunk_files[i] == in_memory;
-        if (!stays &&
-            (chunk_files[i] < 0 || chunk_files[i] >= static_cast<int64_t>(outputs.size())))
+        if (chunk_files[i] < 0 || chunk_files[i] >= static_cast<int64_t>(outputs.size()))
             throw out_of_range(name, ": file ", chunk_files[i], " is outside [0, ", outputs.size(),
                                ")");
         const int64_t num_bytes = checked_multiply(num_rows, layout.row_bytes, name.c_str());
         const int64_t end = checked_add(chunk_offsets[i], num_bytes, name.c_str());
         require(chunk_offsets[i] >= 0 && chunk_offsets[i] % PackFile::alignment == 0, name, " "
                 "begins at byte ", chunk_offsets[i], ", not at a multiple of 4096");
-        const int64_t room = stays ? kept.num_bytes
-                                   : outputs[static_cast<size_t>(chunk_files[i])]->num_bytes();
-        require(end <= room,
-                name + " ends behind the end of its " + (stays ? "memory" : "file"));
+        const int64_t room = outputs[static_cast<size_t>(chunk_files[i])]->num_bytes();
+        require(end <= room, name + " ends behind the end of its file");
         num_pieces += count_pieces(num_bytes, options.piece_bytes);
     }
     require(num_crcs == num_pieces, "chunk_crcs must have ", num_pieces, " entries, one for each "
