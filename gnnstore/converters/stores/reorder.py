@@ -313,15 +313,8 @@ def _find_places(
 
 
 def _write_in_order(graph: StoreInput, writer: GraphWriter, places: npt.NDArray[Any]) -> None:
-    step = max(1, min(_PIECE_EDGES, _PIECE_BYTES // max(1, graph.edge_row_bytes)))
-    pairs = ((places[own.sources], places[own.targets]) for own in graph.edge_pieces(step))
-    rows: dict[str, ArraySource] = {
-        n: CopiedRows(graph, s) for n, s in graph.edges.attributes.items()
-    }
-    if writer.options.edge_ids is not False:
-        shape, dtype = (graph.num_edges,), graph.edge_id_dtype
-        rows[CARRIED_IDS] = GeneratedRows("the ids of edges", shape, dtype, graph.edge_ids)
-    writer.read_edges(pairs, graph.num_edges, rows, where=str(graph.reader.path))
+    if not writer.has_edges:
+        _add_edges(graph, writer, places)
     writer.finish_edges()
     nodes = graph.nodes
     limit = memory_ledger("reordering", writer.options.memory_bytes).limit
@@ -345,6 +338,26 @@ def _write_in_order(graph: StoreInput, writer: GraphWriter, places: npt.NDArray[
         names = _names_in_order(graph, text, writer, places)
         writer.set_original_names(names, graph.num_nodes, text.bytes.num_rows)
     copy_graph(writer, graph)
+
+
+def _add_edges(graph: StoreInput, writer: GraphWriter, places: npt.NDArray[Any]) -> None:
+    step = max(1, min(_PIECE_EDGES, _PIECE_BYTES // max(1, graph.edge_row_bytes)))
+
+    def attributes(first: int, last: int) -> dict[str, npt.NDArray[Any]]:
+        found = graph.edge_rows(first, last)
+        if writer.options.edge_ids is not False:
+            found[CARRIED_IDS] = graph.edge_ids(first, last)
+        return found
+
+    with writer.progress.phase("renumber edges", graph.num_edges, "edges") as phase:
+        for piece in graph.edge_pieces(step):
+            count = len(piece.sources)
+            more = attributes(piece.first, piece.first + count)
+            writer.add_edges(places[piece.sources], places[piece.targets], more)
+            phase.advance(count)
+    if not graph.num_edges:  # the attributes' types still have to be known
+        none = np.empty(0, np.int64)
+        writer.add_edges(none, none, attributes(0, 0))
 
 
 def _names_in_order(
