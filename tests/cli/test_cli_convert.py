@@ -279,7 +279,7 @@ def test_one_file_of_features_that_is_unlike_the_others(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--page-bytes", "1000"], "--page-bytes 1000 is not a power of two"),
+        (["--page-bytes", "1000"], "--page-bytes 1000: a page has a power of two"),
         (["--page-bytes", "big"], "--page-bytes='big' is not a size"),
         (["--self-loops", "maybe"], "'maybe' is not one of"),
         (
