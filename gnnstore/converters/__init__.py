@@ -19,8 +19,7 @@ Examples
 from gnnstore.converters.datasets.graphbolt import from_graphbolt
 from gnnstore.converters.datasets.igb import from_igb, from_igbh
 from gnnstore.converters.datasets.numpy import from_arrays, from_numpy
-from gnnstore.converters.datasets.ogb.convert import from_ogb
-from gnnstore.converters.datasets.ogb.mag240m import from_mag240m
+from gnnstore.converters.datasets.ogb.convert import from_mag240m, from_ogb
 from gnnstore.converters.datasets.pyg import from_pyg
 from gnnstore.converters.datasets.snap import from_snap
 from gnnstore.converters.datasets.triples import from_triples

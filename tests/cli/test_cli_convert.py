@@ -227,7 +227,7 @@ def _text(path: Path, content: str) -> Path:
         ("snap", lambda d: d / "none.txt", 3, "does not exist"),
         ("ogb", lambda d: d / "none", 3, "does not exist"),
         ("numpy", lambda d: d / "none.npz", 3, "does not exist"),
-        ("ogb", lambda d: d, 3, "neither raw/edge.csv.gz nor raw/data.npz"),
+        ("ogb", lambda d: d, 3, "neither edge.csv.gz nor data.npz"),
         ("snap", lambda d: _text(d / "e.txt", "0 1\n1 two\n"), 1, "line 2"),
         ("triples", lambda d: d, 3, "none of train.txt, train.tsv, train.txt.gz"),
         (

@@ -158,7 +158,7 @@ def test_truncated_and_damaged_gzip_streams_are_named(ogb: Path, output: Path, f
 @pytest.mark.parametrize(
     ("file", "message"),
     [
-        ("raw/edge.csv.gz", "neither raw/edge.csv.gz nor raw/data.npz is there"),
+        ("raw/edge.csv.gz", "neither edge.csv.gz nor data.npz is there"),
         ("raw/num-node-list.csv.gz", "the number of nodes: "),
         ("raw/num-edge-list.csv.gz", "the number of edges: "),
     ],
@@ -181,10 +181,10 @@ def test_a_pickled_split_is_not_loaded(ogb: Path, output: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"edge_index": None}, "data.npz: has no member 'edge_index'; found n"),
-        ({"num_nodes_list": np.array([20, 20])}, "num_nodes_list: expected one count, of"),
+        ({"edge_index": None}, "data.npz: there is no edge_index, only num_"),
+        ({"num_nodes_list": np.array([20, 20])}, "num_nodes_list: expected one count, found"),
         ({"num_nodes_list": np.array([20.5])}, "found float64 of shape [1]"),
-        ({"num_edges_list": np.array([99])}, "has shape [2, 100], but num_edges_list says [2, 99]"),
+        ({"num_edges_list": np.array([99])}, "edge_index: has 100 edges, but "),
         (
             {"edge_index": np.zeros((2, 100))},
             "edge_index: has the element type float64, expected integers",
@@ -193,7 +193,7 @@ def test_a_pickled_split_is_not_loaded(ogb: Path, output: Path) -> None:
         ({"node_feat": np.zeros((19, 2))}, "node_feat: has 19 rows, but the graph has 20 nodes"),
         ({"edge_feat": np.zeros((99, 2))}, "edge_feat: has 99 rows, but the graph has 100 edges"),
         ({"node_feat": np.array([{}] * 20)}, "node_feat: holds pickled Python objects"),
-        ({"notes": np.zeros(3)}, "notes: expected members called edge_index"),
+        ({"notes": np.zeros(3)}, "notes: expected edge_index, num_nodes"),
     ],
 )
 def test_a_spoiled_archive_is_named(
@@ -233,7 +233,7 @@ def test_an_input_of_the_wrong_kind_is_named(tmp_path: Path, output: Path) -> No
     assert f"{file}: not a complete .npz archive" in said
     (tmp_path / "empty").mkdir()
     said = refused(NotFoundError, output, lambda: from_ogb(tmp_path / "empty", output))
-    assert "neither raw/edge.csv.gz nor raw/data.npz is there" in said
+    assert "neither edge.csv.gz nor data.npz is there" in said
 
 
 @pytest.mark.parametrize(

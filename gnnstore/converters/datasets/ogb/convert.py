@@ -3,34 +3,60 @@
 OGB's own package unpickles files, prompts, and builds the whole graph in memory, so its
 layouts are read here directly: gzipped CSV files (most sets), `.npz` archives
 (ogbn-papers100M), and `.npy` files (MAG240M). None needs the `ogb` package.
+
+MAG240M's directory `mag240m_kddcup2021` holds `processed/paper/node_feat.npy` (float16 [N, 768]),
+`node_label.npy` (float32 [N], NaN where a paper has no label), `node_year.npy`, one
+`edge_index.npy` per relation, and the pickles `meta.pt` and `split_dict.pt`. Authors and
+institutions have no features; how many there are is in `meta.pt`, a dict of numbers.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from gnnstore.converters.datasets.ogb import binary, text
-from gnnstore.converters.datasets.ogb.links import (
-    bytes_in_memory,
+from gnnstore.budget.limits import memory_ledger
+from gnnstore.converters.datasets.ogb.layouts import open_graph
+from gnnstore.converters.datasets.ogb.splits import (
+    LinkSplit,
+    add_split_file,
+    add_splits,
     open_link_splits,
     set_link_splits,
+    split_file,
+    warn_of_missing,
 )
-from gnnstore.converters.datasets.ogb.mag240m import convert_papers, find_mag240m
-from gnnstore.converters.datasets.ogb.splits import add_splits, warn_of_missing
-from gnnstore.converters.datasets.ogb.text import part_file
+from gnnstore.converters.inputs.files import open_npy
 from gnnstore.converters.inputs.opening import (
     PathLike,
     choose_name,
     describe_files,
     existing_directory,
 )
-from gnnstore.converters.typed.inputs import write_graph
+from gnnstore.converters.inputs.pickled import open_counts
+from gnnstore.converters.inputs.source import ArraySource, FloatLabels
+from gnnstore.converters.typed.inputs import EdgeInput, NodeInput, write_graph
 from gnnstore.converters.writer.options import ConvertOptions, converter
 from gnnstore.errors import InputError, NotFoundError, UsageError
-from gnnstore.formats.store.schema import EDGE_TYPE, NODE_TYPE
+from gnnstore.formats.store.schema import EDGE_TYPE, NODE_TYPE, EdgeType
 from gnnstore.progress import Progress
+
+_ROOT = "mag240m_kddcup2021"
+_NODES = ("paper", "author", "institution")
+_CITES: EdgeType = ("paper", "cites", "paper")
+_EDGES: tuple[EdgeType, ...] = (
+    _CITES,
+    ("author", "writes", "paper"),
+    ("author", "affiliated_with", "institution"),
+)
+# MAG240M's files of nodes -> the attributes they become, and the axes they have.
+_ATTRIBUTES = {
+    "node_feat.npy": ("x", 2),
+    "node_label.npy": ("y", 1),
+    "node_year.npy": ("node_year", 1),
+}
 
 
 @converter
@@ -87,41 +113,36 @@ def from_ogb(
             "for OGB's numbering, or undirected to remove duplicates as well"
         )
     directory = existing_directory(input, "the OGB data set")
-    papers = find_mag240m(directory)
+    papers = _find_mag240m(directory)
     if papers is not None:
         if add_inverse_edge or split is not None:
             raise UsageError(
                 f"{papers} is MAG240M, which has one split and no inverse edges of its own; leave "
                 "out add_inverse_edge and split, and use undirected for reverse edges"
             )
-        return convert_papers(papers, output, options, progress)
+        return _convert_papers(papers, output, options, progress)
     raw = directory / "raw" if (directory / "raw").is_dir() else directory
-    is_binary = _is_binary(raw, directory)
     place = _find_split(raw.absolute().parent / "split", split)
-    nodes, edges = binary.open_binary(raw) if is_binary else text.open_text(raw, options)
-    source: dict[str, Any] = {"split": None if place is None else place.name}
-    more: dict[str, Any] = {}
-    if list(nodes) == [NODE_TYPE]:
-        source = {"add_inverse_edge": add_inverse_edge, **source}
-        node, edge = nodes[NODE_TYPE], edges[EDGE_TYPE]
-        links = None if place is None else open_link_splits(place, options.memory_bytes)
-        if links is not None:
-            node.memory_bytes = bytes_in_memory(links)
-            as_given = options.self_loops == "keep" and not (options.undirected or add_inverse_edge)
-            more["finish"] = partial(
-                set_link_splits, splits=links, edges=edge, edges_are_as_given=as_given
-            )
-        elif place is not None:
-            add_splits(nodes, place, options)
-        if links is None:
-            warn_of_missing(directory, node, progress)
-    elif add_inverse_edge:
+    nodes, edges = open_graph(raw, options)
+    is_typed = list(nodes) != [NODE_TYPE]
+    if is_typed and add_inverse_edge:
         raise UsageError(
             f"{raw}: add_inverse_edge is for data sets of one type; use reverse= (--reverse all), "
             "which makes the reverse edges types of their own"
         )
-    elif place is not None:
-        add_splits(nodes, place, options)
+    links: dict[str, LinkSplit] = {}
+    if place is not None and not is_typed:
+        links, nodes[NODE_TYPE].memory_bytes = open_link_splits(place, options.memory_bytes)
+    if place is not None and not links:
+        add_splits(nodes, place, options.memory_bytes)
+    finish = None
+    if links:
+        is_as_given = options.self_loops == "keep" and not (options.undirected or add_inverse_edge)
+        finish = partial(
+            set_link_splits, splits=links, edges=edges[EDGE_TYPE], is_as_given=is_as_given
+        )
+    elif not is_typed:
+        warn_of_missing(directory, nodes[NODE_TYPE], progress)
     places = [raw] if place is None else [raw, place]
     files = (path for where in places for path in sorted(where.rglob("*")) if path.is_file())
     return write_graph(
@@ -129,32 +150,16 @@ def from_ogb(
         nodes,
         edges,
         kind="ogb",
-        source={"inputs": describe_files(files), **source},
+        source={
+            "inputs": describe_files(files),
+            "add_inverse_edge": add_inverse_edge,
+            "split": None if place is None else place.name,
+        },
         options=options,
         progress=progress,
         add_inverse_edge=add_inverse_edge,
-        **more,
+        finish=finish,
     )
-
-
-def _is_binary(raw: Path, directory: Path) -> bool:
-    """Whether the graph lies in `.npz` files; refuse a directory that has none, or both."""
-    names = (binary.ONE_TYPE, binary.COUNTS, binary.EDGES)
-    archives = [raw / name for name in names if (raw / name).exists()]
-    tables = [
-        path for name in ("edge", text.COUNTS, text.TRIPLETS) if (path := part_file(raw, name))
-    ]
-    if archives and tables:
-        raise InputError(
-            f"{raw}: both {archives[0].name} and {tables[0]} have the edges; remove one", path=raw
-        )
-    if not archives and not tables:
-        raise NotFoundError(
-            f"{directory}: neither raw/edge.csv.gz nor raw/data.npz is there; give the directory "
-            "of a downloaded OGB node- or link-property data set, or of MAG240M",
-            path=directory,
-        )
-    return bool(archives)
 
 
 def _find_split(directory: Path, split: str | None) -> Path | None:
@@ -162,3 +167,131 @@ def _find_split(directory: Path, split: str | None) -> Path | None:
     found = [name for name in found if (directory / name).is_dir()]
     chosen = choose_name(found, split, "split", directory)
     return None if chosen is None else directory / chosen
+
+
+# ---- MAG240M
+
+
+def _find_mag240m(directory: Path) -> Path | None:
+    """Return the data set's directory, given that or its parent; None if it is neither."""
+    for root in (directory, directory / _ROOT):
+        features = root / "processed" / "paper" / "node_feat.npy"
+        if _edge_file(root, _CITES).exists() or features.exists():
+            return root
+    return None
+
+
+def _edge_file(root: Path, edge_type: EdgeType) -> Path:
+    return root / "processed" / "___".join(edge_type) / "edge_index.npy"
+
+
+def _open_attributes(directory: Path) -> dict[str, ArraySource]:
+    """Open the attributes of a node type that are there."""
+    found: dict[str, ArraySource] = {}
+    for file, (name, num_axes) in _ATTRIBUTES.items():
+        path = directory / file
+        if path.exists():
+            array = open_npy(path)
+            if len(array.shape) != num_axes:
+                expected = "[N, F]" if num_axes == 2 else "[N]"
+                raise InputError(
+                    f"{path}: has shape {list(array.shape)}, expected {expected}", path=path
+                )
+            found[name] = FloatLabels(array) if name == "y" else array
+    return found
+
+
+def _convert_papers(
+    root: Path, output: PathLike, options: ConvertOptions, progress: Progress | None
+) -> Path:
+    """Convert the papers and their citations."""
+    citations, directory = _edge_file(root, _CITES), root / "processed" / "paper"
+    if not citations.exists():
+        raise NotFoundError(f"{root}: {citations.relative_to(root)} is not there", path=citations)
+    arrays = _open_attributes(directory)
+    if not arrays:
+        raise NotFoundError(
+            f"{directory}: none of {', '.join(_ATTRIBUTES)} is there, so that nothing says "
+            "how many papers there are",
+            path=directory,
+        )
+    papers = NodeInput(next(iter(arrays.values())).shape[0], arrays)
+    how = _open_parts(root, {NODE_TYPE: papers}, {EDGE_TYPE: _CITES}, options)
+    warn_of_missing(root, papers, progress)
+    return write_graph(output, kind="ogb", options=options, progress=progress, **how)
+
+
+@converter
+def from_mag240m(
+    input: PathLike,  # noqa: A002 - the word the command line uses
+    output: PathLike,
+    *,
+    options: ConvertOptions | None = None,
+    progress: Progress | None = None,
+) -> Path:
+    """Convert MAG240M whole: papers, authors, institutions, and three types of edges.
+
+    Papers have `x`, `y` (float32, NaN without a label; int64 where all have one), `node_year` and
+    the splits; other types only what is there, which is nothing in the published data.
+    `reverse=("all",)` adds the reverse types that baselines use, `reverse=("writes",
+    "affiliated_with")` those without citations.
+
+    Parameters
+    ----------
+    input : path-like
+        The directory `mag240m_kddcup2021`, or the one above.
+    output, options, progress
+        See `gnnstore.converters`.
+
+    Raises
+    ------
+    NotFoundError
+        If a file that must be there is not.
+    InputError
+        If an array is damaged or disagrees with another, or meta.pt has something else than counts.
+    """
+    options = options or ConvertOptions()
+    directory = existing_directory(input, "MAG240M")
+    root = _find_mag240m(directory)
+    if root is None:
+        raise NotFoundError(
+            f"{directory}: processed/paper/node_feat.npy is not there; give the directory "
+            "mag240m_kddcup2021",
+            path=directory,
+        )
+    meta = root / "meta.pt"
+    memory = memory_ledger("reading meta.pt", options.memory_bytes)
+    counts = open_counts(meta, "the numbers of nodes", memory)
+    nodes = {}
+    for name in _NODES:
+        if name not in counts:
+            raise InputError(
+                f"{meta}: has no number of {name}s, only {', '.join(counts) or 'nothing'}",
+                path=meta,
+            )
+        nodes[name] = NodeInput(counts[name], _open_attributes(root / "processed" / name))
+    how = _open_parts(root, nodes, {own: own for own in _EDGES}, options)
+    return write_graph(output, kind="mag240m", options=options, progress=progress, **how)
+
+
+def _open_parts(
+    root: Path,
+    nodes: dict[str, NodeInput],
+    edges: Mapping[EdgeType, EdgeType],
+    options: ConvertOptions,
+) -> dict[str, Any]:
+    """Open edges by their types in a store, and give papers, the first type, their splits."""
+    splits, of_papers = split_file(root), next(iter(nodes))
+    if splits is not None:
+        memory = memory_ledger("reading the splits", options.memory_bytes)
+        add_split_file(nodes, splits, memory, of_papers)
+    files = [_edge_file(root, own) for own in edges.values()]
+    labels = [source.label for node in nodes.values() for source in node.attributes.values()]
+    more = [path for path in (root / "meta.pt", splits) if path is not None and path.exists()]
+    return {
+        "nodes": nodes,
+        "edges": {
+            own: EdgeInput.of_array(open_npy(file)) for own, file in zip(edges, files, strict=True)
+        },
+        "source": {"inputs": describe_files([*files, *labels, *more])},
+    }

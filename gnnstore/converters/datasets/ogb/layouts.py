@@ -1,7 +1,7 @@
-"""OGB's text layout: a CSV file, gzipped or not, without a header, for each part of the graph.
+"""OGB's layouts of graphs: a CSV file without a header for each part, or `.npz` archives.
 
-Parts of graphs of several types lie in directories by type. Types and triplets are sorted, as in
-OGB's loader, so that ids of types agree with its.
+Parts of graphs of several types lie in directories by type, or are members of an archive for each
+part. Types and triplets are sorted, as in OGB's loader, so that ids of types agree with its.
 """
 
 from __future__ import annotations
@@ -16,8 +16,15 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from gnnstore.converters.inputs.files import open_npz
 from gnnstore.converters.inputs.opening import existing_directory, existing_file, open_input
-from gnnstore.converters.inputs.source import ArraySource, MemoryArray, check_count
+from gnnstore.converters.inputs.source import (
+    ArraySource,
+    FloatLabels,
+    MemoryArray,
+    check_count,
+    read_one_number,
+)
 from gnnstore.converters.inputs.text_arrays import (
     TextArray,
     TextEdges,
@@ -27,10 +34,11 @@ from gnnstore.converters.inputs.text_arrays import (
 from gnnstore.converters.inputs.text_tables import TableFormat, TextTable
 from gnnstore.converters.typed.inputs import EdgeInput, NodeInput
 from gnnstore.converters.writer.options import ConvertOptions
-from gnnstore.errors import InputError
+from gnnstore.errors import InputError, NotFoundError
 from gnnstore.formats.store.schema import EDGE_TYPE, NODE_TYPE, EdgeType
 
-COUNTS, TRIPLETS = "num-node-dict", "triplet-type-list"  # of several types
+_COUNTS, _TRIPLETS = "num-node-dict", "triplet-type-list"  # of several types
+_ONE_TYPE, _LABELS, _SEVERAL = "data.npz", "node-label.npz", "edge_index_dict.npz"
 _ENDINGS = (".csv.gz", ".csv")
 _UNREAD_ENDINGS = (".csv.bz2", ".csv.xz", ".csv.zst", ".csv.zip")
 _MAX_TABLE_BYTES = 2**20  # of tables that list types
@@ -69,37 +77,105 @@ def _parts(directory: Path, prefix: str) -> dict[str, Path]:
     return {stem: path for stem in stems if (path := part_file(directory, stem)) is not None}
 
 
-def open_text(raw: Path, options: ConvertOptions) -> Graph:
+def open_graph(raw: Path, options: ConvertOptions) -> Graph:
     """Open the nodes and edges of `raw/`."""
-    if part_file(raw, COUNTS) is None and part_file(raw, TRIPLETS) is None:
-        count, num_edges = (
-            _read_count(_existing_part(raw, f"num-{what}-list", f"the number of {what}s"))
-            for what in ("node", "edge")
+    archive = next((raw / name for name in (_ONE_TYPE, _SEVERAL) if (raw / name).exists()), None)
+    tables = [path for name in ("edge", _COUNTS, _TRIPLETS) if (path := part_file(raw, name))]
+    if archive and tables:
+        raise InputError(
+            f"{raw}: both {archive.name} and {tables[0]} have the edges; remove one", path=raw
         )
-        node = NodeInput(count, _open_nodes(raw, count, options))
-        return {NODE_TYPE: node}, {EDGE_TYPE: _open_edges(raw, count, num_edges, options)}
-    counts = {}
-    path = _existing_part(raw, COUNTS, "the numbers of nodes of each type")
+    if archive:
+        return _open_archives(archive)
+    if not tables:
+        raise NotFoundError(
+            f"{raw}: neither edge.csv.gz nor data.npz is there; give the directory of a downloaded "
+            "OGB node- or link-property data set, or of MAG240M",
+            path=raw,
+        )
+    has_types = not tables[-1].name.startswith("edge.")
+    return (_open_types if has_types else _open_one_type)(raw, options)
+
+
+def _open_archives(path: Path) -> Graph:
+    """Open the archives in the directory of the one with the edges, or of one type with all."""
+    labels, is_one = path.with_name(_LABELS), path.name == _ONE_TYPE
+    parts: dict[str, Mapping[str, ArraySource]]
+    if is_one:
+        members = {**open_npz(path), **(open_npz(labels) if labels.exists() else {})}
+        parts = {name.removesuffix("_list"): {NODE_TYPE: own} for name, own in members.items()}
+    else:
+        files = sorted(path.parent.glob("*.npz"))
+        parts = {file.stem.removesuffix("_dict"): open_npz(file) for file in files}
+    for name in ("num_nodes", "edge_index"):
+        if name not in parts:
+            raise InputError(f"{path}: there is no {name}, only {', '.join(parts)}", path=path)
+    counts = parts.pop("num_nodes")
+    nodes = {name: NodeInput(_count(counts[name])) for name in sorted(counts)}
+
+    def edge_type(key: str) -> EdgeType:
+        return EDGE_TYPE if is_one else triplet(key, path)
+
+    ends = {edge_type(key): own for key, own in parts.pop("edge_index").items()}
+    edges = {own: EdgeInput.of_array(ends[own]) for own in sorted(ends)}
+    for part, sources in parts.items():
+        name = attribute_name(part)
+        for key, source in sources.items():
+            if part.startswith("node"):
+                own = of_type(nodes, key, path)
+                own.attributes[name] = FloatLabels(source) if name == "y" else source
+                continue
+            edge = of_type(edges, edge_type(key), path)
+            if part.startswith("edge"):
+                edge.attributes[name] = source
+            elif part != "num_edges":
+                raise InputError(
+                    f"{source.label}: expected edge_index, num_nodes, num_edges, node_... and "
+                    "edge_...; remove or rename this one",
+                    path=path,
+                )
+            elif edge.num_edges != _count(source):
+                raise InputError(
+                    f"{edge.label}: has {edge.num_edges} edges, but {source.label} says "
+                    f"{_count(source)}",
+                    path=path,
+                )
+    return nodes, edges
+
+
+def _count(source: ArraySource) -> int:
+    return read_one_number(source, "one count")
+
+
+def _open_one_type(raw: Path, options: ConvertOptions) -> Graph:
+    count, num_edges = (
+        _read_count(_existing_part(raw, f"num-{what}-list", f"the number of {what}s"))
+        for what in ("node", "edge")
+    )
+    node = NodeInput(count, _open_nodes(raw, count, options))
+    return {NODE_TYPE: node}, {EDGE_TYPE: _open_edges(raw, count, num_edges, options)}
+
+
+def _open_types(raw: Path, options: ConvertOptions) -> Graph:
+    path = _existing_part(raw, _COUNTS, "the numbers of nodes of each type")
+    labels = part_file(raw, "nodetype-has-label")
+    has_label = [] if labels is None else true_types(labels)
+    nodes = {}
     for name, number in sorted(_read_by_type(path).items()):
         if not number.isdecimal():
             raise InputError(f"{path}: {number!r} is no number of nodes of {name!r}", path=path)
-        counts[name] = int(number)
-    labels = part_file(raw, "nodetype-has-label")
-    has_label = {} if labels is None else _read_by_type(labels)
-    nodes = {}
-    for name, count in counts.items():
-        attributes = _open_nodes(raw / "node-feat" / name, count, options)
-        if is_true(has_label.get(name, "")):
+        attributes = _open_nodes(raw / "node-feat" / name, int(number), options)
+        if name in has_label:
             directory = existing_directory(raw / "node-label" / name, "the labels")
-            attributes |= _open_nodes(directory, count, options)
-        nodes[name] = NodeInput(count, attributes)
+            attributes |= _open_nodes(directory, int(number), options)
+        nodes[name] = NodeInput(int(number), attributes)
     edges = {}
-    path = _existing_part(raw, TRIPLETS, "the types of edges")
+    path = _existing_part(raw, _TRIPLETS, "the types of edges")
     for edge_type in sorted(triplet("___".join(row), path) for row in _read_table(path)):
         directory = raw / "relations" / "___".join(edge_type)
         directory = existing_directory(directory, "the edges of a type")
         file = part_file(directory, "num-edge-list")
-        most = max(counts.get(name, 0) for name in edge_type[::2])
+        most = max(nodes[name].count if name in nodes else 0 for name in edge_type[::2])
         stated = None if file is None else _read_count(file)
         edges[edge_type] = _open_edges(directory, most, stated, options)
     return nodes, edges
@@ -203,14 +279,9 @@ def _read_by_type(path: Path) -> dict[str, str]:
     return dict(zip(header, rows[0], strict=True))
 
 
-def is_true(flag: str) -> bool:
-    """Whether a field says True."""
-    return flag.lower() == "true"
-
-
-def types_with_split(path: Path) -> list[str]:
-    """Return the node types that `nodetype-has-split` marks."""
-    return [name for name, flag in _read_by_type(path).items() if is_true(flag)]
+def true_types(path: Path) -> list[str]:
+    """Return the node types that a table marks, such as `nodetype-has-split`."""
+    return [name for name, flag in _read_by_type(path).items() if flag.lower() == "true"]
 
 
 def triplet(name: str, path: Path) -> EdgeType:
