@@ -11,9 +11,9 @@ import numpy.typing as npt
 import pytest
 
 from gnnstore.converters import ConvertOptions, from_numpy
-from gnnstore.converters.datasets import numpy as numpy_arrays
 from gnnstore.converters.edges import columns as in_buckets
 from gnnstore.converters.edges.buffer import EdgeBuffer
+from gnnstore.converters.typed import inputs
 from gnnstore.errors import BudgetError, InputError, NotFoundError, UsageError
 from gnnstore.testing.graphs import GraphArrays, StoredGraph, random_graph, read_store
 
@@ -61,8 +61,8 @@ def test_a_store_is_the_same_if_edges_go_into_buckets_as_they_are_read(
 def test_every_form_gives_the_same_graph(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, graph: GraphArrays, form: str, structure: str
 ) -> None:
-    monkeypatch.setattr(numpy_arrays, "_CHUNK_EDGES", 37)
-    monkeypatch.setattr(numpy_arrays, "_CHUNK_NODES", 5)
+    monkeypatch.setattr(inputs, "_PIECE_EDGES", 37)
+    monkeypatch.setattr(inputs, "_PIECE_NODES", 5)
     arrays: dict[str, npt.ArrayLike] = {**graph.attributes, **graph.splits}
     order = np.arange(graph.num_edges)
     if structure == "edge_index":
@@ -161,7 +161,10 @@ EDGES = {"edge_index": [[0, 1], [1, 2]]}
         ({"indptr": [[0]], "indices": [0]}, "indptr: has shape [1, 1], expected [N + 1]"),
         ({"indptr": [0, 1], "indices": [[0]]}, "indices: has shape [1, 1], expected [E]"),
         ({"indptr": [0, 1], "indices": [1]}, "source node id 1 at position 0 is outside [0, 1)"),
-        ({"indptr": [0, 1], "indices": [0], "num_nodes": 5}, "has 2 entries, but num_nodes is 5"),
+        (
+            {"indptr": [0, 1], "indices": [0], "num_nodes": 5},
+            "indptr: has 1 rows, but the graph has 5",
+        ),
     ],
 )
 def test_bad_arrays_are_named(tmp_path: Path, arrays: dict[str, Any], message: str) -> None:

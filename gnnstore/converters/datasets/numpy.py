@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-import numpy.typing as npt
 from numpy.lib.format import read_array
 
 from gnnstore.converters.datasets.external import ArrayFiles, Paths, open_external
-from gnnstore.converters.edges.node_ids import (
-    check_integers,
-    columns_of_edges,
-    some_targets,
-)
+from gnnstore.converters.edges.node_ids import some_targets
 from gnnstore.converters.inputs.files import RawLayout, open_npy_directory, open_npz
 from gnnstore.converters.inputs.opening import (
     PathLike,
@@ -27,8 +22,8 @@ from gnnstore.converters.inputs.opening import (
 from gnnstore.converters.inputs.source import (
     ArraySource,
     MemoryArray,
-    RowTaker,
     as_array,
+    check_count,
     check_rows,
     read_one_number,
 )
@@ -39,7 +34,6 @@ from gnnstore.converters.writer.options import ConvertOptions, converter
 from gnnstore.errors import InputError, NotFoundError, check_choice
 from gnnstore.progress import Progress
 
-_CHUNK_EDGES, _CHUNK_NODES = 2**18, 2**18
 _STRUCTURE = ("edge_index", "indptr", "indices", "num_nodes")
 
 Sources = Mapping[str, ArraySource]
@@ -109,13 +103,10 @@ def from_numpy(
     source: dict[str, Any] = {
         "inputs": describe_files([*files, *(() if x is None else x.files)]),
         "layout": layout,
+        "features_raw": None if features_raw is None else str(features_raw),
+        "features_ids": None if features_ids is None else str(features_ids),
+        "features_skip_header": features_skip_header,
     }
-    if features_raw is not None:
-        source["features_raw"] = str(features_raw)
-    if features_skip_header:
-        source["features_skip_header"] = True
-    if features_ids is not None:
-        source["features_ids"] = str(features_ids)
     with GraphWriter(
         output, kind="numpy", source=source, options=options, progress=progress
     ) as writer:
@@ -211,8 +202,7 @@ def _copy_arrays(
     writer: GraphWriter, arrays: Sources, path: str, layout: str, x: ArrayFiles | None = None
 ) -> None:
     """Read named arrays into a writer."""
-    edges, num_nodes = _structure(arrays, path, layout)
-    num_edges = edges.num_edges
+    edges = _open_edges(arrays, path, layout)
     node_attributes, edge_attributes, splits = {}, {}, []
     for name, source in arrays.items():
         if name in _STRUCTURE or (layout == "coo" and name in ("row", "col")):
@@ -220,17 +210,24 @@ def _copy_arrays(
         if name in SPLIT_KEYS:
             splits.append((SPLIT_KEYS[name], source))
         elif name.startswith("edge_"):
-            check_rows(source, num_edges, "edges")
+            check_rows(source, edges.num_edges, "edges")
             edge_attributes[name] = source
         else:
             check_rows(source, None)
             node_attributes[name] = source
-    if num_nodes is None:
+    if "num_nodes" in arrays:
+        count = read_one_number(arrays["num_nodes"], "one non-negative integer")
+        writer.set_num_nodes(count)
+    if "indptr" in arrays:
+        label, count = arrays["indptr"].label, arrays["indptr"].shape[0] - 1
+        check_count(label, count, writer.num_nodes, hint="indptr has one more than num_nodes")
+        writer.set_num_nodes(count)
+    if writer.num_nodes is None:
         rows = {name: source.shape[0] for name, source in node_attributes.items()}
         rows |= {} if x is None else {"x": x.source.shape[0]}
-        num_nodes = rows.get("x", rows.get("y", next(iter(rows.values()), None)))
-    if num_nodes is not None:
-        writer.set_num_nodes(num_nodes)
+        of_rows = rows.get("x", rows.get("y", next(iter(rows.values()), None)))
+        if of_rows is not None:
+            writer.set_num_nodes(of_rows)
     for name, source in splits:
         writer.set_split(name, source, where=source.label)
     for name, source in node_attributes.items():
@@ -246,65 +243,9 @@ def _copy_arrays(
     )
 
 
-class CompressedEdges:
-    """Edges by node: `indptr` [N + 1] and `indices` [E], neither of which need fit in memory."""
-
-    def __init__(self, indptr: ArraySource, indices: ArraySource, layout: str) -> None:
-        self.label = indices.label
-        self.num_edges = indices.shape[0]
-        self._indptr = indptr
-        self._indices = indices
-        self._layout = layout
-
-    def pairs(self) -> Iterator[tuple[npt.NDArray[Any], npt.NDArray[Any]]]:
-        """Yield sources and targets."""
-        taker = RowTaker(self._indices)
-        for node, pointers in self._pointers():
-            for _, nodes in columns_of_edges(node, pointers, _CHUNK_EDGES):
-                indices = taker.take(len(nodes))
-                yield (indices, nodes) if self._layout == "csc" else (nodes, indices)
-        taker.finish(self.num_edges)
-
-    def _pointers(self) -> Iterator[tuple[int, npt.NDArray[np.int64]]]:
-        """Yield (v, pointers of nodes v, v + 1, ... and the one behind), checked."""
-        position = latest = 0
-        for piece in self._indptr.rows(_CHUNK_NODES):
-            pointers = np.concatenate(([latest], piece.astype(np.int64)))
-            is_wrong = (np.diff(pointers) < 0) | (pointers[1:] > self.num_edges)
-            is_wrong[0] |= not position and pointers[1] != 0
-            if is_wrong.any():
-                place = int(np.argmax(is_wrong))
-                raise self._is_odd(position + place, int(pointers[place + 1]))
-            latest = int(pointers[-1])
-            # The first pointer of all is where node 0 begins.
-            yield (position - 1, pointers) if position else (0, pointers[1:])
-            position += len(piece)
-        if latest != self.num_edges:
-            raise self._is_odd(position - 1, latest)
-
-    def _is_odd(self, position: int, pointer: int) -> InputError:
-        return InputError(
-            f"{self._indptr.label}: is {pointer} at position {position}; pointers begin with 0, "
-            f"never fall, and end with the {self.num_edges} entries of indices"
-        )
-
-
-def _structure(arrays: Sources, path: str, layout: str) -> tuple[EdgeInput, int | None]:
-    """Return the edges, and N if the structure has it."""
-    num_nodes = (
-        read_one_number(arrays["num_nodes"], "one non-negative integer")
-        if "num_nodes" in arrays
-        else None
-    )
+def _open_edges(arrays: Sources, path: str, layout: str) -> EdgeInput:
     if layout == "coo":
-        row, column = arrays["row"], arrays["col"]
-        for end in (row, column):
-            check_integers(end)
-        return EdgeInput(
-            lambda: zip(row.rows(_CHUNK_EDGES), column.rows(_CHUNK_EDGES), strict=True),
-            row.label,
-            row.shape[0],
-        ), num_nodes
+        return EdgeInput.of_ends(arrays["row"], arrays["col"])
     has_pairs, has_columns = "edge_index" in arrays, "indptr" in arrays and "indices" in arrays
     if has_pairs == has_columns or ("indptr" in arrays) != ("indices" in arrays):
         raise InputError(
@@ -312,16 +253,5 @@ def _structure(arrays: Sources, path: str, layout: str) -> tuple[EdgeInput, int 
             f"{', '.join(sorted(arrays)) or 'no array'}"
         )
     if has_pairs:
-        return EdgeInput.of_array(arrays["edge_index"]), num_nodes
-    indptr, indices = arrays["indptr"], arrays["indices"]
-    for source, expected in ((indptr, "[N + 1]"), (indices, "[E]")):
-        check_integers(source)
-        if len(source.shape) != 1 or (source is indptr and not source.shape[0]):
-            raise InputError(f"{source.label}: has shape {list(source.shape)}, expected {expected}")
-    if num_nodes is not None and indptr.shape[0] != num_nodes + 1:
-        raise InputError(
-            f"{indptr.label}: has {indptr.shape[0]} entries, but num_nodes is {num_nodes}, "
-            f"which needs {num_nodes + 1}"
-        )
-    edges = CompressedEdges(indptr, indices, layout)
-    return EdgeInput(edges.pairs, edges.label, edges.num_edges), indptr.shape[0] - 1
+        return EdgeInput.of_array(arrays["edge_index"])
+    return EdgeInput.of_columns(arrays["indptr"], arrays["indices"], layout)

@@ -47,6 +47,7 @@ class ArraySource(ABC):
     label: str  # name for messages: "graph.npz: x"
     shape: tuple[int, ...]
     dtype: np.dtype[Any]  # element type, in native byte order
+    memory_bytes: int = 0  # the peak memory of reading, where that is not little
 
     @abstractmethod
     def rows(self, step: int, start: int = 0) -> Iterator[npt.NDArray[Any]]:

@@ -79,6 +79,7 @@ class TableColumns(ArraySource):
     def __init__(self, table: Table, columns: Sequence[str]) -> None:
         table.check_columns(columns)
         self.label = f"{table.label}: {', '.join(columns)}"
+        self.memory_bytes = table.memory_bytes
         self._table = table
         self._columns = list(dict.fromkeys(columns))
         first = next(self._arrays(), None)

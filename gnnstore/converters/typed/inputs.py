@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,20 +13,23 @@ import numpy.typing as npt
 from gnnstore.converters.edges.node_ids import (
     check_edge_index,
     check_integers,
+    columns_of_edges,
     edge_pairs,
     some_targets,
 )
 from gnnstore.converters.inputs.opening import PathLike
-from gnnstore.converters.inputs.source import ArraySource, check_rows, row_bytes
+from gnnstore.converters.inputs.source import ArraySource, RowTaker, check_rows, row_bytes
 from gnnstore.converters.typed.graph_writer import HeteroGraphWriter, check_node_type
 from gnnstore.converters.typed.orders import check_names
 from gnnstore.converters.typed.reverse import reverse_types
 from gnnstore.converters.writer.estimates import Workload, inspect_inputs
 from gnnstore.converters.writer.graph_writer import GraphWriter
 from gnnstore.converters.writer.options import ConvertOptions, check_features
+from gnnstore.errors import InputError
 from gnnstore.formats.store.schema import EDGE_TYPE, NODE_TYPE, EdgeType
 from gnnstore.progress import Progress
 
+_PIECE_EDGES = _PIECE_NODES = 2**18
 _TEXT_ENDINGS = (".csv", ".csv.gz", ".tsv", ".txt", ".txt.gz")
 
 Pair = tuple[npt.NDArray[Any], npt.NDArray[Any]]
@@ -51,8 +54,13 @@ class EdgeInput:
     label: str  # the input's name, for messages
     num_edges: int | None = None  # None: unknown
     attributes: dict[str, ArraySource] = field(default_factory=dict)  # [num_edges, ...]
-    memory_bytes: int = 0  # what reading takes
+    memory_bytes: int = 0  # what reading the pairs takes
     array: ArraySource | None = None  # [2, E], if the edges lie like this
+
+    @property
+    def reading_bytes(self) -> int:
+        """The memory that reading the pairs and the attributes takes."""
+        return self.memory_bytes + sum(own.memory_bytes for own in self.attributes.values())
 
     @classmethod
     def of_array(
@@ -74,6 +82,82 @@ class EdgeInput:
             attributes or {},
             array=None if by_row else source,
         )
+
+    @classmethod
+    def of_ends(
+        cls,
+        sources: ArraySource,
+        targets: ArraySource,
+        attributes: dict[str, ArraySource] | None = None,
+    ) -> EdgeInput:
+        """Return the edges of two arrays [E]."""
+        for end in (sources, targets):
+            check_integers(end)
+            if end.shape != sources.shape[:1]:
+                raise InputError(
+                    f"{end.label}: has shape {list(end.shape)}, expected [E] as source"
+                )
+
+        def pairs() -> Iterator[Pair]:
+            taker = RowTaker(targets)
+            for ids in sources.rows(_PIECE_EDGES):
+                yield ids, taker.take(len(ids))
+            taker.finish(sources.shape[0])
+
+        memory = sources.memory_bytes + targets.memory_bytes
+        return cls(pairs, sources.label, sources.shape[0], attributes or {}, memory)
+
+    @classmethod
+    def of_columns(
+        cls,
+        indptr: ArraySource,
+        indices: ArraySource,
+        layout: str,
+        attributes: dict[str, ArraySource] | None = None,
+    ) -> EdgeInput:
+        """Return edges by node, of `indptr` [N + 1] and `indices` [E]; "csc" is by target."""
+        for source, expected in ((indptr, "[N + 1]"), (indices, "[E]")):
+            check_integers(source)
+            if len(source.shape) != 1 or (source is indptr and not source.shape[0]):
+                raise InputError(
+                    f"{source.label}: has shape {list(source.shape)}, expected {expected}"
+                )
+
+        def pairs() -> Iterator[Pair]:
+            taker = RowTaker(indices)
+            for node, pointers in _pointers(indptr, indices.shape[0]):
+                for _, nodes in columns_of_edges(node, pointers, _PIECE_EDGES):
+                    ends = taker.take(len(nodes))
+                    yield (ends, nodes) if layout == "csc" else (nodes, ends)
+            taker.finish(indices.shape[0])
+
+        memory = indptr.memory_bytes + indices.memory_bytes
+        return cls(pairs, indices.label, indices.shape[0], attributes or {}, memory)
+
+
+def _pointers(indptr: ArraySource, num_edges: int) -> Iterator[tuple[int, npt.NDArray[np.int64]]]:
+    """Yield (v, pointers of nodes v, v + 1, ... and the one behind), checked."""
+
+    def refusal(position: int, pointer: int) -> InputError:
+        return InputError(
+            f"{indptr.label}: is {pointer} at position {position}; pointers begin with 0, never "
+            f"fall, and end with the {num_edges} entries of indices"
+        )
+
+    position = latest = 0
+    for piece in indptr.rows(_PIECE_NODES):
+        pointers = np.concatenate(([latest], piece.astype(np.int64)))
+        is_wrong = (np.diff(pointers) < 0) | (pointers[1:] > num_edges)
+        is_wrong[0] |= not position and pointers[1] != 0
+        if is_wrong.any():
+            place = int(np.argmax(is_wrong))
+            raise refusal(position + place, int(pointers[place + 1]))
+        latest = int(pointers[-1])
+        # The first pointer of all is where node 0 begins.
+        yield (position - 1, pointers) if position else (0, pointers[1:])
+        position += len(piece)
+    if latest != num_edges:
+        raise refusal(position - 1, latest)
 
 
 def largest_ids(edges: Mapping[EdgeType, EdgeInput], node_type: str) -> int:
@@ -138,15 +222,15 @@ def write_graph(
                 writer.reserve_memory(node.memory_bytes)
                 _write_nodes(writer, node, name)
             for edge_type, own in edges.items():
-                writer.reserve_memory(own.memory_bytes)
+                writer.reserve_memory(own.reading_bytes)
                 writer.read_edges(
                     edge_type, own.pairs(), own.num_edges, own.attributes, where=own.label
                 )
-                writer.reserve_memory(-own.memory_bytes)
+                writer.reserve_memory(-own.reading_bytes)
             return writer.commit()
     edge = edges[EDGE_TYPE]
     with GraphWriter(output, num_nodes=nodes[NODE_TYPE].count, **how) as one:
-        one.reserve_memory(nodes[NODE_TYPE].memory_bytes + edge.memory_bytes)
+        one.reserve_memory(nodes[NODE_TYPE].memory_bytes + edge.reading_bytes)
         one.read_edges(
             edge.pairs(),
             edge.num_edges,

@@ -211,7 +211,7 @@ def _open_edges(
     edges = TextEdges(path, num_nodes, num_edges=num_edges, memory_bytes=budget)
     found = EdgeInput(edges.pairs, str(path), num_edges, memory_bytes=edges.memory_bytes)
     for stem, file in _parts(directory, "edge").items():
-        table = TextArray(
+        found.attributes[attribute_name(stem)] = TextArray(
             file,
             "float32" if stem == "edge-feat" else _number_type(file),
             what="edge feature",
@@ -219,8 +219,6 @@ def _open_edges(
             unit="edges",
             memory_bytes=budget,
         )
-        found.memory_bytes += table.memory_bytes
-        found.attributes[attribute_name(stem)] = table
     return found
 
 

@@ -1,27 +1,37 @@
 """A directory with a table or arrays for each type: `nodes/TYPE...` and `edges/S__R__T...`.
 
 What a type has is a file with an ending, or a directory of such files: `.npy` (the name is the
-attribute), `.npz`, Parquet, Arrow and Feather, `.csv` and `.tsv`, gzipped or not; of edges also
-KONECT's `out.*`, whose ids count from 1 in each column.
+attribute), `.npz`, Parquet, Arrow and Feather, `.csv` and `.tsv` with names of columns, gzipped or
+not; of edges also KONECT's `out.*`, whose ids count from 1 in each column.
 """
 
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from gnnstore.converters.datasets.numpy import CompressedEdges
-from gnnstore.converters.datasets.typed.text_files import ENDINGS, TextEdgeFile, open_text_nodes
-from gnnstore.converters.edges.node_ids import check_integers
+import numpy as np
+import numpy.typing as npt
+
+from gnnstore.converters.datasets.headers import first_lines
 from gnnstore.converters.inputs.files import open_npy, open_npz
 from gnnstore.converters.inputs.opening import PathLike, describe_files, existing_directory
-from gnnstore.converters.inputs.source import ArraySource, RowTaker, read_one_number
+from gnnstore.converters.inputs.source import ArraySource, MappedRows, cut_rows, read_one_number
+from gnnstore.converters.inputs.text_arrays import TextArray
+from gnnstore.converters.inputs.text_tables import (
+    TableFormat,
+    TextColumn,
+    TextTable,
+    fields_of,
+    is_number,
+)
 from gnnstore.converters.tables.columns import RowIds, TableColumns, edge_batches
 from gnnstore.converters.tables.inputs import ENDINGS as _TABLES
-from gnnstore.converters.tables.inputs import open_table
+from gnnstore.converters.tables.inputs import Table, open_table
 from gnnstore.converters.typed.inputs import EdgeInput, NodeInput, Pair, largest_ids, write_graph
 from gnnstore.converters.typed.reverse import reverse_types
 from gnnstore.converters.writer.node_arrays import SPLIT_KEYS
@@ -33,10 +43,15 @@ from gnnstore.progress import Progress
 
 _LOG = logging.getLogger(__name__)
 
-_ARRAYS = (".npy", ".npz")
-_ENDS = ("source", "target")
-_PIECE_EDGES = 2**18
+_TEXTS = (".csv", ".tsv", ".csv.gz", ".tsv.gz")
+_ENDINGS = (".npy", ".npz", *_TABLES, *_TEXTS)
+_ENDS, _SHORT_ENDS = ("source", "target"), ("src", "dst")
+_KONECT = "out."  # begins the names of files of edges
 _ABOUT = ("README", "meta.", "ent.")  # files about the graph in KONECT's archives
+_KONECT_UNDIRECTED = re.compile(rb"%\s*sym\b", re.IGNORECASE)
+_KONECT_SIZES = re.compile(rb"%\s*(\d{1,18})\s+(\d{1,18})\s+(\d{1,18})\s*")
+_FEATURE = re.compile(r"x_\d+")
+_STEP_ROWS = 2**16
 
 
 @converter
@@ -79,14 +94,13 @@ def from_typed(
     options = options or ConvertOptions()
     root = existing_directory(input, "the data set")
     budget = options.memory_bytes
-    endings = (*_ARRAYS, *_TABLES, *ENDINGS)
     nodes: dict[str, NodeInput] = {}
     ids: dict[str, RowIds] = {}  # by which edges name nodes
-    for name, paths in _parts(root / "nodes", endings).items():
+    for name, paths in _parts(root / "nodes").items():
         nodes[decode(name)], own_ids = _open_nodes(paths, root / "nodes", budget)
         if own_ids is not None:
             ids[decode(name)] = own_ids
-    found = _parts(root / "edges", endings)
+    found = _parts(root / "edges")
     if not found:
         raise NotFoundError(
             f"{root}: there is nothing in edges/; expected SOURCE__RELATION__TARGET.parquet, .npz, "
@@ -97,14 +111,19 @@ def from_typed(
     stated: dict[tuple[EdgeType, int], int] = {}  # numbers of nodes at the ends, by headers
     backward = set(reverse_types(options.reverse, [_edge_type(n, p[0]) for n, p in found.items()]))
     for name, paths in found.items():
-        edge_type = _edge_type(name, paths[0])
-        text = _open_text(paths, budget)
-        if text is None:
-            edges[edge_type] = _open_edges(paths, root / "edges", budget)
-            continue
-        edges[edge_type] = text.edges()
-        stated |= {(edge_type, end): own for end, own in enumerate(text.num_nodes or ())}
-        if text.is_undirected and edge_type not in backward:
+        edge_type, comments = _edge_type(name, paths[0]), list[bytes]()
+        edges[edge_type] = _open_edges(paths, root / "edges", budget, comments)
+        if sizes := next(filter(None, map(_KONECT_SIZES.fullmatch, comments)), None):
+            stated |= {(edge_type, 0): int(sizes[2]), (edge_type, 1): int(sizes[3])}
+            if edges[edge_type].num_edges != int(sizes[1]):
+                _LOG.warning(
+                    "%s: its header states %s edges, and it has %d; if the file was cut off, get "
+                    "it again",
+                    edges[edge_type].label,
+                    sizes[1].decode(),
+                    edges[edge_type].num_edges,
+                )
+        if any(map(_KONECT_UNDIRECTED.match, comments)) and edge_type not in backward:
             _LOG.warning(
                 "%s: its header says that the graph is undirected; if each edge is listed once, "
                 "add the other direction as a type of its own with reverse=%r",
@@ -130,7 +149,7 @@ def from_typed(
     )
 
 
-def _parts(directory: Path, endings: tuple[str, ...]) -> dict[str, list[Path]]:
+def _parts(directory: Path) -> dict[str, list[Path]]:
     """Return the files of each type, by names as they are on disk, in the order of names."""
     found: dict[str, list[Path]] = {}
     for path in sorted(directory.iterdir()) if directory.is_dir() else ():
@@ -140,7 +159,7 @@ def _parts(directory: Path, endings: tuple[str, ...]) -> dict[str, list[Path]]:
             files = sorted(file for file in path.iterdir() if not file.name.startswith("."))
             found.setdefault(path.name, []).extend(files)
             continue
-        ending = next((ending for ending in endings if path.name.endswith(ending)), None)
+        ending = next((ending for ending in _ENDINGS if path.name.endswith(ending)), None)
         if ending is None:
             raise _unknown(path)
         found.setdefault(path.name.removesuffix(ending), []).append(path)
@@ -164,7 +183,7 @@ def _edge_type(name: str, path: Path) -> EdgeType:
     return (decode(names[0]), decode(names[1]), decode(names[2]))
 
 
-# ---- arrays of one type
+# ---- what one type has
 
 
 def _arrays(
@@ -190,11 +209,11 @@ def _open_nodes(
 ) -> tuple[NodeInput, RowIds | None]:
     """Open the nodes of a type, and their ids if they have some; -1 nodes if nothing tells."""
     found, ids = NodeInput(-1), None
-    texts = [path for path in paths if path.name.endswith(ENDINGS)]
+    texts = [path for path in paths if path.name.endswith(_TEXTS)]
     others = [path for path in paths if path not in texts]
     arrays = list(_arrays(others, directory, "x", budget))
     for path in texts:
-        arrays += open_text_nodes(path, budget).items()
+        arrays += _open_text_nodes(path, budget).items()
     for name, source in arrays:
         if name == "num_nodes":
             found.count = read_one_number(source, "one non-negative integer")
@@ -232,35 +251,42 @@ def _numbered(own: EdgeInput, edge_type: EdgeType, ids: Mapping[str, RowIds]) ->
     return replace(own, pairs=pairs)
 
 
-def _open_text(paths: list[Path], budget: int | None) -> TextEdgeFile | None:
-    texts = [path for path in paths if path.name.endswith(ENDINGS) or _is_konect(path)]
-    if not texts:
-        return None
-    others = [path for path in paths if path != texts[0] and not path.name.startswith(_ABOUT)]
-    if others:
+def _open_edges(
+    paths: list[Path], directory: Path, budget: int | None, comments: list[bytes]
+) -> EdgeInput:
+    """Open the edges of a type; `comments` becomes the header of a file of KONECT."""
+    others = [path for path in paths if not path.name.startswith(_ABOUT)]
+    texts = [p for p in others if p.name.endswith(_TEXTS) or p.name.startswith(_KONECT)]
+    if texts and len(others) > 1:
+        more = next(path for path in others if path != texts[0])
         raise InputError(
-            f"{texts[0]}: edges in text are in one file, and there is {others[0].name} too; remove "
-            "one",
+            f"{texts[0]}: edges in text are in one file, and there is {more.name} too; remove one",
             path=texts[0],
         )
-    return TextEdgeFile(texts[0], budget, is_konect=_is_konect(texts[0]))
-
-
-def _open_edges(paths: list[Path], directory: Path, budget: int | None) -> EdgeInput:
-    others = [path for path in paths if not path.name.startswith(_ABOUT)]
+    if texts:
+        return _open_text_edges(texts[0], budget, comments)
     tables = [path for path in others if path.suffix in _TABLES]
     pointers = [path for path in tables if path.stem.startswith("indptr")]
-    if pointers:
-        return _of_pointers(pointers, tables, budget)
-    if tables and len(tables) == len(others):
-        return _of_table(tables, budget)
-    arrays: dict[str, ArraySource] = {}
+    if pointers:  # by source, next to tables of the targets with attributes
+        columns = dict(_arrays(pointers, directory, "", budget))
+        rest = [path for path in tables if path not in pointers]
+        arrays = dict(_arrays(rest, directory, "", budget))
+        if len(columns) != 1 or not arrays:
+            raise InputError(
+                f"{pointers[0]}: expected one column of pointers, and files indices... next to it",
+                path=pointers[0],
+            )
+        indices = arrays.pop("indices" if "indices" in arrays else next(iter(arrays)))
+        return EdgeInput.of_columns(columns.popitem()[1], indices, "csr", arrays)
+    if tables and tables == others:
+        return _of_table(open_table(tables, "the edges", budget))
+    arrays = {}
     for name, source in _arrays(others, directory, "edge_index", budget):
         if name in arrays:
             raise InputError(f"{source.label}: {name!r} was given already, by {arrays[name].label}")
         arrays[name] = source
     if {"indptr", "indices"} <= arrays.keys():
-        return _compressed(arrays, "csc")
+        return EdgeInput.of_columns(arrays.pop("indptr"), arrays.pop("indices"), "csc", arrays)
     if "edge_index" in arrays:
         return EdgeInput.of_array(arrays.pop("edge_index"), arrays)
     if not set(_ENDS) <= arrays.keys():
@@ -270,61 +296,131 @@ def _open_edges(paths: list[Path], directory: Path, budget: int | None) -> EdgeI
             f"{', '.join(sorted(arrays)) or 'no array'}",
             path=where,
         )
-    ends = [arrays.pop(name) for name in _ENDS]
-    for end in ends:
-        check_integers(end)
-        if end.shape != (ends[0].shape[0],):
-            raise InputError(f"{end.label}: has shape {list(end.shape)}, expected [E] as source")
-
-    def pairs() -> Iterator[Pair]:
-        taker = RowTaker(ends[1])
-        for sources in ends[0].rows(_PIECE_EDGES):
-            yield sources, taker.take(len(sources))
-        taker.finish(ends[0].shape[0])
-
-    return EdgeInput(pairs, ends[0].label, ends[0].shape[0], arrays)
+    return EdgeInput.of_ends(arrays.pop("source"), arrays.pop("target"), arrays)
 
 
-def _of_table(paths: list[Path], budget: int | None) -> EdgeInput:
-    table = open_table(paths, "the edges", budget)
-    table.check_columns(_ENDS)
-    names = [name for name in table.schema.names if name not in _ENDS]
-
+def _of_table(table: Table) -> EdgeInput:
     def pairs() -> Iterator[Pair]:
         for sources, targets, _ in edge_batches(table, _ENDS, []):
             yield sources, targets
 
-    attributes: dict[str, ArraySource] = {name: TableColumns(table, [name]) for name in names}
-    memory = table.memory_bytes * (1 + len(names))
-    return EdgeInput(pairs, table.label, table.num_rows, attributes, memory)
+    table.check_columns(_ENDS)
+    attributes: dict[str, ArraySource] = {
+        name: TableColumns(table, [name]) for name in table.schema.names if name not in _ENDS
+    }
+    return EdgeInput(pairs, table.label, table.num_rows, attributes, table.memory_bytes)
 
 
-def _of_pointers(pointers: list[Path], tables: list[Path], budget: int | None) -> EdgeInput:
-    """Return edges by source: tables `indptr...` and `indices...`, the latter with attributes."""
-    columns = open_table(pointers, "the pointers", budget)
-    others = [path for path in tables if path not in pointers]
-    if not others or len(columns.schema.names) != 1:
+# ---- text
+
+
+def _names(path: Path, names: list[str]) -> list[str] | None:
+    """Return the names of columns in the first line; None if it has numbers."""
+    if all(is_number(name.encode()) for name in names):
+        return None
+    if len(set(names)) < len(names) or not all(names) or "\ufffd" in "".join(names):
         raise InputError(
-            f"{columns.label}: expected one column of pointers, and files indices... next to it",
-            path=pointers[0],
+            f"{path}: the first line has neither numbers nor different names of columns", path=path
         )
-    table = open_table(others, "the edges", budget)
-    names = table.schema.names
-    arrays: dict[str, ArraySource] = {name: TableColumns(table, [name]) for name in names}
-    arrays["indices"] = arrays.pop("indices" if "indices" in names else names[0])
-    arrays["indptr"] = TableColumns(columns, columns.schema.names)
-    return _compressed(arrays, "csr")
+    return names
 
 
-def _compressed(arrays: dict[str, ArraySource], layout: str) -> EdgeInput:
-    indptr, indices = arrays.pop("indptr"), arrays.pop("indices")
-    for source in (indptr, indices):
-        check_integers(source)
-        if len(source.shape) != 1:
-            raise InputError(f"{source.label}: has shape {list(source.shape)}, expected one axis")
-    edges = CompressedEdges(indptr, indices, layout)
-    return EdgeInput(edges.pairs, edges.label, edges.num_edges, arrays)
+def _open_text_nodes(path: Path, budget: int | None) -> dict[str, ArraySource]:
+    """Open a table of nodes: an array for each column, or the features if columns have no names."""
+    _, line = first_lines(path)
+    names = _names(path, fields_of(line)) if line else []
+    if not names:
+        return {"x": TextArray(path, memory_bytes=budget)} if line else {}
+    table = TextArray(path, "float64", is_exact=True, skip_header=True, memory_bytes=budget)
+    is_whole, is_mask = np.ones(len(names), bool), np.ones(len(names), bool)
+    for rows in table.rows(_STEP_ROWS):
+        is_whole &= (np.isfinite(rows) & (rows == np.rint(rows))).all(axis=0)
+        is_mask &= ((rows == 0) | (rows == 1)).all(axis=0)
+    features = [place for place, name in enumerate(names) if _FEATURE.fullmatch(name)]
+    found: dict[str, ArraySource] = {}
+    if features:
+        found["x"] = _columns(table, features, np.dtype(np.float32))
+    for place, name in enumerate(names):
+        if place not in features:
+            kind: type = np.int64 if is_whole[place] else np.float32
+            kind = np.bool_ if name in SPLIT_KEYS and is_mask[place] else kind
+            found[name] = _columns(table, place, np.dtype(kind))
+    return found
 
 
-def _is_konect(path: Path) -> bool:
-    return path.name.startswith("out.")
+def _columns(table: ArraySource, places: int | list[int], dtype: np.dtype[Any]) -> ArraySource:
+    """Return a column of a table [N], or several [N, k], as another type."""
+    row_shape = () if isinstance(places, int) else (len(places),)
+    return MappedRows(
+        table, lambda rows, _: rows[:, places].astype(dtype), row_shape=row_shape, dtype=dtype
+    )
+
+
+def _open_text_edges(path: Path, budget: int | None, comments: list[bytes]) -> EdgeInput:
+    """Open the edges in one file: ends in the first two columns, numbers in the others.
+
+    The file is read once for the ends and once for each attribute.
+    """
+    is_konect = path.name.startswith(_KONECT)
+    header, line = first_lines(path)
+    fields = fields_of(line) if line else list(_ENDS)
+    names: list[str] | None = [*_ENDS, "weight", "time"][: len(fields)]
+    if is_konect:
+        comments += header
+    elif line:
+        names = _names(path, fields)
+    if names is not None and tuple(names[:2]) not in (_ENDS, _SHORT_ENDS):
+        raise InputError(
+            f"{path}: the first columns are {', '.join(names[:2])}; expected source and target",
+            path=path,
+        )
+    if names is None and len(fields) != 2:
+        raise InputError(
+            f"{path}: has {len(fields)} columns; say what those behind source and target are "
+            "called, in a first line as 'source,target,weight,time'",
+            path=path,
+        )
+    attributes = (names or [])[2:]
+    columns = tuple(TextColumn(place, None, name) for place, name in enumerate(attributes, 2))
+    table_format = TableFormat(
+        "int64",
+        num_columns=2 + len(columns),
+        columns=columns,
+        delimiter=None,
+        comments=b"#%",
+        skip_blank=True,
+        minimum=1 if is_konect else None,
+        what="node id",
+        skip_header=names is not None and not is_konect and bool(line),
+    )
+    table = TextTable(path, table_format, memory_bytes=budget)
+    num_edges = sum(map(len, table.blocks()))  # which also finds the types of columns
+    table.settle_types()
+
+    def pairs() -> Iterator[Pair]:
+        for block in table.blocks():
+            ends = table.ends(block)
+            sources, targets = (ends - 1 if is_konect else ends).T
+            yield sources, targets
+
+    found: dict[str, ArraySource] = {
+        name: _TextColumn(table, num_edges, place, name) for place, name in enumerate(attributes)
+    }
+    return EdgeInput(pairs, str(path), num_edges, found, table.memory_bytes)
+
+
+class _TextColumn(ArraySource):
+    """A column of numbers of a text table of edges."""
+
+    def __init__(self, table: TextTable, num_rows: int, place: int, name: str) -> None:
+        self.label = f"{table.path}: {name}"
+        self.shape = (num_rows,)
+        self.dtype = np.dtype(table.types[place])
+        self.memory_bytes = table.memory_bytes
+        self._table = table
+        self._place = place
+
+    def rows(self, step: int, start: int = 0) -> Iterator[npt.NDArray[Any]]:
+        """Yield the rows from `start` on, at most `step` at a time."""
+        blocks = (self._table.values(block, self._place) for block in self._table.blocks())
+        return cut_rows(blocks, step, start)

@@ -1,1 +1,0 @@
-"""Inputs of several node and edge types, one module for each layout."""
