@@ -32,7 +32,7 @@ from gnnstore.packing.estimate import estimate_packing
 from gnnstore.packing.job import EpochPacker
 from gnnstore.packing.sampling import PackSettings
 from gnnstore.sampling.neighbor import SamplingConfig
-from gnnstore.strategies.predict.reads import ReadTotals, count_extents
+from gnnstore.strategies.workload import ReadTotals, count_extents
 from gnnstore.tools.bench.harness import drop_from_cache
 from gnnstore.units import format_size, spread
 

@@ -38,16 +38,14 @@ from gnnstore.pipeline.batch import Batch, BatchSource, EpochRun, SamplingSource
 from gnnstore.pipeline.order.epoch import EpochOrder
 from gnnstore.pipeline.order.state import Position
 from gnnstore.seeds.base import BatchKey, SeedLabels, Seeds, SeedSource
-from gnnstore.strategies.base import Strategy
+from gnnstore.strategies.base import OpenStore, RowCache, Strategy
 from gnnstore.strategies.builtin import STRATEGIES
 from gnnstore.strategies.loader_spec import LoaderSpec
 from gnnstore.strategies.lookahead import LookaheadStrategy
-from gnnstore.strategies.predict.cost import EpochCosts, Prediction, Resources
-from gnnstore.strategies.predict.reads import ReadTotals
-from gnnstore.strategies.predict.sampled_epoch import SampledEpoch
-from gnnstore.strategies.sizes.placement import Placement
-from gnnstore.strategies.sizes.prefetch import check_two_batches
-from gnnstore.strategies.sources import OpenStore, RowCache
+from gnnstore.strategies.placement import Placement, check_two_batches
+from gnnstore.strategies.prediction import EpochCosts, Prediction, Resources
+from gnnstore.strategies.sampled_epoch import SampledEpoch
+from gnnstore.strategies.workload import ReadTotals
 
 if TYPE_CHECKING:
     from gnnstore.loaders.base import BatchLoader

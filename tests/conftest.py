@@ -21,8 +21,8 @@ import pytest
 from hypothesis import settings
 
 from gnnstore.disk.engines import ENGINES, ENVIRONMENT_VARIABLE, probe_engines
+from gnnstore.strategies import placement
 from gnnstore.strategies.builtin import STRATEGIES
-from gnnstore.strategies.sizes import placement
 
 if TYPE_CHECKING:
     from tests.support.forks import ForkServer

@@ -18,10 +18,10 @@ from typing import Any
 from unittest import mock
 
 from gnnstore.features import static
-from gnnstore.strategies import open as tables
-from gnnstore.strategies.auto import Chosen, StrategyOptimizer, choices_for, with_candidate
+from gnnstore.strategies import builtin as tables
 from gnnstore.strategies.base import Auto
-from gnnstore.strategies.sizes.placing import place_for
+from gnnstore.strategies.builtin import Chosen, StrategyOptimizer, choices_for, with_candidate
+from gnnstore.strategies.loader_spec import place_for
 from gnnstore.tools.bench.harness import Task
 from gnnstore.tools.bench.worker import Run
 

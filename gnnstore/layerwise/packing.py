@@ -25,7 +25,7 @@ from gnnstore.features.source import FileRows
 from gnnstore.formats.arrays.dtypes import id_dtype
 from gnnstore.layerwise.memory import BlockLimits
 from gnnstore.layerwise.rows import NUM_PARTS, KeptRows, RowReader, as_bits
-from gnnstore.strategies.predict.reads import count_reads
+from gnnstore.strategies.workload import count_reads
 from gnnstore.threads import CancelledError, Flag
 
 _MAX_BLOCKS = 1024

@@ -28,7 +28,7 @@ from gnnstore.nn.adjacency import AdjT
 from gnnstore.pipeline.batch import Batch, BatchCost
 from gnnstore.sampling.neighbor import NodeType, Sample, each_type, only, with_reverse_edges
 from gnnstore.seeds.base import SeedLabels
-from gnnstore.strategies.sources import Sources
+from gnnstore.strategies.base import Sources
 
 
 def hold_nothing(_: object) -> None:

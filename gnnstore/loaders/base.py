@@ -62,7 +62,7 @@ from gnnstore.pipeline.stats import LoaderStats
 from gnnstore.progress import peak_rss_bytes
 from gnnstore.sampling.neighbor import check_word
 from gnnstore.seeds.base import ON_DEMAND_EPOCH, BatchKey, SeedLabels
-from gnnstore.strategies.sources import Sources
+from gnnstore.strategies.base import Sources
 from gnnstore.threads import Lookahead, MemoryGate
 from gnnstore.timeline import MAX_EVENTS, OFF, Timeline, recorded
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from gnnstore.formats.store.schema import Schema
     from gnnstore.pipeline.order.epoch import EpochOrder
     from gnnstore.pipeline.order.keyed import RankShard
-    from gnnstore.strategies.sizes.placement import Placement
+    from gnnstore.strategies.placement import Placement
 
 _LEAST_SHOWN = 1 / 500  # the share of all for which a bar has a part
 

@@ -37,7 +37,7 @@ from gnnstore.sampling.sampled_graph import columns_needed
 from gnnstore.strategies.base import Auto
 from gnnstore.strategies.builtin import STRATEGIES, find_strategy
 from gnnstore.strategies.loader_spec import EdgeIds, ReadOptions
-from gnnstore.strategies.sizes.settings import CacheSettings, PlannedSettings
+from gnnstore.strategies.options import CacheSettings, PlannedSettings
 from gnnstore.units import parse_size
 
 _NOT_PARAMETERS = {"self", "kwargs", "__class__"}

@@ -17,6 +17,7 @@ from gnnstore.graph.store import GraphStore
 from gnnstore.loaders.assemble import Assembler
 from gnnstore.loaders.base import BatchLoader
 from gnnstore.loaders.options import LoaderOptions
+from gnnstore.loaders.saved import open_packed_sources
 from gnnstore.partitions.order import PartitionOrder
 from gnnstore.partitions.policy import ResidentTable, Slots
 from gnnstore.partitions.sources import PartitionSources
@@ -26,9 +27,8 @@ from gnnstore.pipeline.order.keyed import RankShard
 from gnnstore.pipeline.order.state import Position, sampling_fingerprint
 from gnnstore.sampling.neighbor import SamplingConfig
 from gnnstore.seeds.base import SeedSource
+from gnnstore.strategies.builtin import open_sources
 from gnnstore.strategies.loader_spec import LoaderSpec
-from gnnstore.strategies.open import open_sources
-from gnnstore.strategies.saved import open_packed_sources
 
 _log = logging.getLogger(__name__)
 

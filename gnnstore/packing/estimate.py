@@ -10,7 +10,7 @@ import numpy as np
 
 from gnnstore.budget.ledger import Ledger, Reservation
 from gnnstore.caching.segments import Recurrences, search_segment
-from gnnstore.strategies.sizes.packing import epoch_bytes
+from gnnstore.strategies.superbatch_costs import epoch_bytes
 from gnnstore.units import format_duration, format_size
 
 if TYPE_CHECKING:

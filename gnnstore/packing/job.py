@@ -35,7 +35,7 @@ from gnnstore.packing.records import RecordMaker
 from gnnstore.packing.sampling import EpochSampler, PackSettings
 from gnnstore.pipeline.lookahead.superbatch import Superbatch
 from gnnstore.progress import NullProgress, Progress
-from gnnstore.strategies.sizes.packing import mean_row_bytes
+from gnnstore.strategies.superbatch_costs import mean_row_bytes
 from gnnstore.threads import ordered_map
 from gnnstore.units import format_at_least, format_size
 
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from gnnstore.formats.arrays.spec import AttributeSpec
     from gnnstore.graph.store import GraphStore
     from gnnstore.pipeline.lookahead.presample import Presampled
-    from gnnstore.strategies.sizes.misses import MissModel
+    from gnnstore.strategies.superbatch_costs import MissModel
 
 
 class EpochPacker:

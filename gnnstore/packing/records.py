@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from gnnstore.formats.store.schema import Schema
     from gnnstore.sampling.compact import CompactSample
     from gnnstore.seeds.base import SeedLabels
-    from gnnstore.strategies.sources import OpenStore
+    from gnnstore.strategies.base import OpenStore
 
 _NOWHERE = np.empty(0, np.int32)
 _NONE_MISSED = BatchMisses(_NOWHERE, _NOWHERE, _NOWHERE, _NOWHERE, _NOWHERE)

@@ -25,14 +25,12 @@ from gnnstore.progress import NullProgress
 from gnnstore.sampling.neighbor import SamplingConfig
 from gnnstore.seeds.base import SeedSource
 from gnnstore.seeds.nodes import resolve_input_nodes
-from gnnstore.strategies.builtin import PACKED
+from gnnstore.strategies.builtin import PACKED, open_sources
 from gnnstore.strategies.loader_spec import LoaderSpec
 from gnnstore.strategies.lookahead import PROFILE_BATCHES, make_job, policy_of
-from gnnstore.strategies.open import open_sources
-from gnnstore.strategies.predict.sampled_epoch import row_degrees, sample_workload
-from gnnstore.strategies.predict.workload import TableReads
-from gnnstore.strategies.sizes.misses import MissModel
-from gnnstore.strategies.sizes.packing import size_packing
+from gnnstore.strategies.sampled_epoch import row_degrees, sample_workload
+from gnnstore.strategies.superbatch_costs import MissModel, size_packing
+from gnnstore.strategies.workload import TableReads
 
 if TYPE_CHECKING:
     from gnnstore.caching.policies.base import Planner

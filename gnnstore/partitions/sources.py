@@ -29,9 +29,9 @@ from gnnstore.partitions.sizes import Contents, EdgesRead
 from gnnstore.pipeline.batch import Batch, BatchSource, EpochRun, sampled_from
 from gnnstore.pipeline.order.keyed import KeyedOrder
 from gnnstore.sampling.neighbor import NeighborSampler, Sample, SamplingConfig, only
-from gnnstore.strategies.predict.traits import StrategyTraits
-from gnnstore.strategies.sizes.placement import Placement
-from gnnstore.strategies.sources import Sources
+from gnnstore.strategies.base import Sources
+from gnnstore.strategies.options import StrategyTraits
+from gnnstore.strategies.placement import Placement
 
 if TYPE_CHECKING:
     from gnnstore.disk.engines import Engine

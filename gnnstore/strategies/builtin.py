@@ -1,19 +1,82 @@
-"""The built-in strategies. A new one is made and registered here, or in a module of its own.
+"""The strategies by name, and the one that `strategy="auto"` stands for.
 
-The command line lists them in its --help, so none of their modules imports torch.
+A new strategy is made and registered here, or in a module of its own. The command line lists them
+in its --help, so none of their modules imports torch.
+
+A store that fits in memory is loaded, and nothing is measured. Otherwise the disk is measured once;
+some batches are sampled; and each strategy gets the memory that the budgets would leave it, by the
+same rules that divide them later: the prediction is of the epoch that would run.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
+from typing import TYPE_CHECKING, cast
 
-from gnnstore.errors import UsageError
-from gnnstore.strategies.base import Auto, Strategy
-from gnnstore.strategies.in_memory import InMemoryStrategy
+from gnnstore.disk.measure import disk_profile
+from gnnstore.errors import BudgetError, UsageError
+from gnnstore.graph.sizes import StoreSizes
+from gnnstore.progress import Progress
+from gnnstore.strategies.base import Auto, OpenStore, Strategy
+from gnnstore.strategies.loader_spec import LoaderSpec, first_that_fits, place_for
 from gnnstore.strategies.lookahead import LookaheadStrategy
+from gnnstore.strategies.options import CacheSettings, PlannedSettings, StrategyTraits
+from gnnstore.strategies.placement import ASKED_FOR, Placement, check_two_batches, has_two_batches
+from gnnstore.strategies.prediction import EpochCosts, Machine, Prediction, Resources
+from gnnstore.strategies.sampled_epoch import SampledEpoch
 from gnnstore.strategies.static import StaticStrategy
-from gnnstore.units import Registry
+from gnnstore.strategies.workload import PAGE_BYTES, ReadTotals, Workload
+from gnnstore.units import Registry, format_at_least, format_size
+
+if TYPE_CHECKING:
+    from gnnstore.strategies.loader_spec import ReadOptions
+
+
+class InMemoryStrategy(Strategy):
+    """All rows are loaded into memory, or mapped."""
+
+    def reserve(self, loader: LoaderSpec, placement: Placement) -> Placement:
+        """Check that two batches fit, before everything else is loaded."""
+        loader.check_two_batches(placement)
+        return placement
+
+    def predict(self, epoch: SampledEpoch, loader: LoaderSpec, placement: Placement) -> Prediction:
+        """Predict an epoch; a mapping has the memory left by batches for its pages."""
+        if placement.budget_is_promise:
+            check_two_batches(placement.ledger, epoch.seen.largest_bytes)
+        pages_bytes = 0
+        if self.mode == "mmap":  # although pages are not counted
+            left_bytes = placement.left_bytes - 2 * epoch.seen.largest_bytes
+            if placement.topology == "mmap":
+                left_bytes -= loader.sizes.topology_bytes
+            pages_bytes = max(0, left_bytes)
+        resources = Resources(placement.resident_bytes, cached_bytes=pages_bytes)
+        return self.predict_with(epoch.workload, epoch.machine, resources)
+
+    def predict_with(
+        self, workload: Workload, machine: Machine, resources: Resources
+    ) -> Prediction:
+        """Predict an epoch with some resources."""
+        reads, reading = ReadTotals(), 0.0
+        if self.mode == "mmap":
+            num_pages, num_batches = resources.cached_bytes // PAGE_BYTES, workload.epoch_batches
+            faults = round(workload.pages.lru_misses(num_pages, num_batches) * num_batches)
+            reads = ReadTotals(faults, faults * PAGE_BYTES)
+            reading = faults / machine.faults_per_second()
+            first = workload.pages.lru_first_misses(num_pages, num_batches)
+            once = first / machine.faults_per_second()
+        else:
+            once = machine.disk.sequential_seconds(workload.table_bytes)
+        costs = EpochCosts(workload, machine)
+        return costs.one_by_one(self, resources, reads, reading, once=once)
+
+    def open(self, loader: LoaderSpec, placement: Placement) -> OpenStore:
+        """Load or map the graph's topology and the rows."""
+        return OpenStore(loader, placement)
+
 
 MEMORY = InMemoryStrategy(
     "memory",
@@ -88,3 +151,235 @@ def find_strategy(name: str) -> Strategy | Auto:
     meant = f"did you mean {likely[0]!r}? All: " if likely else "choose one of "
     names = ", ".join((choice.name, *known))
     raise UsageError(f"strategy={name!r} is unknown; {meant}{names}")
+
+
+# Rows of this many bytes are read in less time than measuring and sampling take.
+SMALLEST_BYTES = 32 << 20
+_RUNNERS_UP = 2
+
+
+@dataclass(frozen=True, eq=False)
+class StrategyOptimizer:
+    """Predicts an epoch of one loader by each strategy, and ranks them."""
+
+    loader: LoaderSpec
+    epoch: SampledEpoch
+
+    @classmethod
+    def of(
+        cls, loader: LoaderSpec, placement: Placement, progress: Progress | None = None
+    ) -> StrategyOptimizer | None:
+        """Measure, and sample; None if there is nothing to sample or to read."""
+        epoch = SampledEpoch.of(loader, placement, progress or loader.progress)
+        return None if epoch is None else cls(loader, epoch)
+
+    @property
+    def total_bytes(self) -> int:
+        """Memory of the store's tables and topology."""
+        return StoreSizes.of(self.loader.store.schema).total_bytes
+
+    def choice(self, auto: Auto, predictions: list[Prediction]) -> StrategyTraits:
+        """Return the strategy that "auto" chooses among all predictions."""
+        try:
+            placement = place_for(self.loader, auto)
+            if placement.strategy.mode == "memory" and placement.budget_is_promise:
+                in_memory = placement.ledger, self.epoch.seen.largest_bytes
+                if not has_two_batches(*in_memory):
+                    auto = auto.on_disk
+                    placement = place_for(self.loader, auto)
+        except BudgetError:
+            return auto.fallback("mmap")
+        if not placement.reads_disk or not is_worth_it(self.loader, placement):
+            return auto.fallback(placement.strategy.mode)
+        own = [p for p in predictions if p.strategy in auto.loadable]
+        return next((p.strategy for p in fastest_first(own)), auto.fallback("mmap"))
+
+    def with_degrees(self) -> StrategyOptimizer:
+        """Return the optimizer with a cache by out-degree among the predictions."""
+        return replace(self, epoch=self.epoch.with_degrees())
+
+    def predictions(
+        self, candidates: Sequence[Strategy], *, memory: int | None = None
+    ) -> list[Prediction]:
+        """Predict an epoch by each of some strategies."""
+        found = []
+        for strategy in candidates:
+            if strategy.score == "degree" and self.epoch.workload.degree is None:
+                problem = "out-degrees were not counted: the graph is large, or not in memory"
+                found.append(Prediction.impossible(strategy, problem))
+                continue
+            try:
+                found.append(self._predict(strategy, memory))
+            except UsageError as error:
+                missing = getattr(error, "missing_bytes", None)
+                found.append(Prediction.impossible(strategy, str(error), missing))
+        return found
+
+    def _predict(self, strategy: Strategy, memory: int | None) -> Prediction:
+        """Predict an epoch by one strategy."""
+        options = with_candidate(self.loader.options, strategy)
+        if memory is not None:
+            options = replace(options, memory=memory)
+        # Caches that other loaders have of another kind would take a part of the budget.
+        loader = replace(self.loader, options=options).without_second_cache()
+
+        def predict(placement: Placement) -> Prediction:
+            epoch = self.epoch.sampled_for(loader, placement)
+            found = strategy.predict(epoch, loader, placement)
+            return replace(found, ids_note=placement.ids_note)
+
+        return first_that_fits(loader, strategy, predict)
+
+
+def is_worth_it(loader: LoaderSpec, placement: Placement) -> bool:
+    """Whether reading from disk takes longer than measuring and sampling."""
+    if not placement.reads_disk or loader.options.cache is not None:
+        return False
+    tables = StoreSizes.of(loader.store.schema).tables
+    read = [t for t in tables if t.of_nodes and placement.modes[t.path] == "disk"]
+    return sum(table.num_bytes for table in read) >= SMALLEST_BYTES
+
+
+def fastest_first(predictions: list[Prediction]) -> list[Prediction]:
+    """Return the feasible predictions, in the order in which they are tried."""
+    return sorted((p for p in predictions if p.is_feasible), key=lambda p: p.cost)
+
+
+def with_candidate(options: ReadOptions, strategy: StrategyTraits) -> ReadOptions:
+    """Return the options of a user who asks for exactly this strategy."""
+    if strategy.plans:
+        return replace(options, strategy=strategy, planned=options.planned or PlannedSettings())
+    cache = None if strategy.score is None else CacheSettings(strategy.score)
+    engine = options.io_engine if strategy.reads_disk else None
+    return replace(options, strategy=strategy, cache=cache, planned=None, io_engine=engine)
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """A strategy that "auto" may take."""
+
+    options: ReadOptions  # with the strategy in place of "auto"
+    why: str = ASKED_FOR  # the reason; see `gnnstore.strategies.placement.place`
+    instead_of_static: str = ""  # why "static" is not used; see `place`
+    predicted: Prediction | None = None  # the predicted epoch; None without a prediction
+    missing_bytes: int | None = None  # by which memory= is too small for all but a mapping
+
+
+def choices_for(loader: LoaderSpec, auto: Auto) -> Iterator[Chosen]:
+    """Yield the choices of "auto", best first: the next one is for when one does not fit."""
+    options = loader.options
+    simple = Chosen(replace(options, strategy=auto, planned=None))
+    mapped = replace(simple, instead_of_static="strategy 'static' would need more")
+    # A mapping has no cache, and maps the topology.
+    may_map = options.cache is None and options.topology != "disk"
+    try:
+        # Before an engine is opened, which uses the measurements of the disk.
+        if is_worth_it(loader, place_for(loader, auto, staging=False)):
+            disk_profile(loader.store.path, loader.progress)
+        placement = place_for(loader, auto)
+    except BudgetError as error:
+        if not may_map:
+            raise
+        # A mapping works in the least memory: its pages can be taken back at any time.
+        yield replace(mapped, missing_bytes=error.missing_bytes)
+        return
+    optimizer = None
+    if is_worth_it(loader, placement):
+        optimizer = StrategyOptimizer.of(loader, placement)
+    if optimizer is None:
+        yield simple
+        if placement.strategy.mode == "memory":
+            # The whole store fits, but not with two batches: strategies on disk may fit.
+            yield from choices_for(loader, auto.on_disk)
+        elif may_map:
+            yield mapped
+        return
+    optimizer = optimizer.with_degrees()
+    predicted = fastest_first(optimizer.predictions(auto.loadable))
+    missing = None
+    if all(prediction.strategy.mode == "mmap" for prediction in predicted):
+        # Those that plan are refused by the first of several checks.
+        refused = optimizer.predictions([s for s in auto.loadable if not s.plans])
+        missing = min((p.missing_bytes for p in refused if p.missing_bytes), default=None)
+    del optimizer  # frees a sample of 100 MB before a cache is filled
+    for i, prediction in enumerate(predicted):
+        others = _others(prediction, predicted[i + 1 :])
+        first = describe_seconds(prediction.first_seconds)
+        each = describe_seconds(prediction.seconds)
+        more = "" if first == each else f", the first {first}"
+        why = f"it is predicted to take {each} an epoch{more}{others}"
+        chosen = with_candidate(options, prediction.strategy)
+        yield Chosen(chosen, why, predicted=prediction, missing_bytes=missing)
+    yield replace(mapped, missing_bytes=missing) if may_map else simple
+
+
+def _others(chosen: Prediction, slower: list[Prediction]) -> str:
+    """Return a phrase with the times of the next best other strategies."""
+    named: dict[str, float] = {}
+    for prediction in slower:
+        name = prediction.strategy.name
+        if name != chosen.strategy.name:
+            named.setdefault(name, prediction.seconds)
+    words = [f"{name} {describe_seconds(s)}" for name, s in list(named.items())[:_RUNNERS_UP]]
+    return f" ({', '.join(words)})" if words else ""
+
+
+def describe_seconds(seconds: float) -> str:
+    """Return seconds as a phrase, to two digits."""
+    return f"{seconds:.2g} s" if seconds < 10 else f"{seconds:,.0f} s"
+
+
+def open_sources(loader: LoaderSpec) -> OpenStore:
+    """Decide on the places of a store's parts, and open them."""
+    given = _strategy_of(loader)
+    choices = choices_for(loader, given) if isinstance(given, Auto) else [Chosen(loader.options)]
+    refusals: list[BudgetError] = []
+    for chosen in choices:
+        own = replace(loader, options=chosen.options)
+        reasons = {"why": chosen.why, "instead_of_static": chosen.instead_of_static}
+        try:
+            strategy, placement = _reserved(own, **reasons)
+        except BudgetError as error:
+            refusals.append(error)
+        else:
+            if strategy.mode == "mmap" and chosen.missing_bytes:
+                least = f"others need at least {format_at_least(chosen.missing_bytes)} more"
+                placement = placement.because(least)
+                warnings.warn(
+                    f"memory={loader.options.memory!r} leaves strategy {strategy.name!r} only, "
+                    f"the slowest; {least}",
+                    UserWarning,
+                    stacklevel=5,  # behind the loader's constructor
+                )
+            return strategy.open(own, replace(placement, predicted=chosen.predicted))
+    raise refusals[-1]
+
+
+def _strategy_of(loader: LoaderSpec) -> Strategy | Auto:
+    # Options know strategies only by their traits, since strategies take options.
+    return cast("Strategy | Auto", loader.options.strategy)
+
+
+def _reserved(loader: LoaderSpec, **reasons: str) -> tuple[Strategy, Placement]:
+    """Return the strategy, and the places of a store's parts with the strategy's reservations."""
+    given, own = _strategy_of(loader), loader.without_second_cache()
+
+    def reserve(placement: Placement) -> tuple[Strategy, Placement]:
+        strategy = given
+        if isinstance(strategy, Auto):
+            strategy = strategy.by_mode[placement.strategy.mode]
+        return strategy, strategy.reserve(own, placement)
+
+    if own is loader:
+        return first_that_fits(loader, given, reserve, **reasons)
+    taken = format_size(loader.taken_bytes(given))
+    try:
+        strategy, placement = first_that_fits(loader, given, reserve, **reasons)
+    except BudgetError as error:
+        error.message += (
+            f". Of memory=, {taken} are the cache of a loader on the same store, with another "
+            "strategy; give both the same, and they share it"
+        )
+        raise
+    note = f"no cache, for {taken} of memory= are that of another strategy"
+    return strategy, placement.because(note)

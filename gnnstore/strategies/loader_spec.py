@@ -1,25 +1,26 @@
-"""The options of one loader, and its store."""
+"""The options of one loader and its store, and the places that these leave the store's parts."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+import math
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 
 from gnnstore._core import release_memory
-from gnnstore.budget.limits import affordable_threads
+from gnnstore.budget.limits import MemoryBudget, affordable_threads
 from gnnstore.disk.spool import default_parent
+from gnnstore.errors import BudgetError, DiskBudgetError
 from gnnstore.features.tables import CachedTables
 from gnnstore.formats.container.files import free_bytes
 from gnnstore.graph.shared import shared_tables
 from gnnstore.graph.sizes import StoreSizes
 from gnnstore.pipeline.lookahead.edge_rows import MAX_ROW_BYTES, PassSize
 from gnnstore.progress import NullProgress, Progress
-from gnnstore.strategies.predict.traits import StrategyTraits
-from gnnstore.strategies.sizes.placement import Placement
-from gnnstore.strategies.sizes.prefetch import check_two_batches
-from gnnstore.strategies.sizes.settings import CacheSettings, PlannedSettings
+from gnnstore.strategies.options import CacheSettings, PlannedSettings, StrategyTraits
+from gnnstore.strategies.placement import Placement, check_two_batches, place
 
 if TYPE_CHECKING:
     from gnnstore.disk.engines import Engine
@@ -48,11 +49,6 @@ class ReadOptions:
     planned: PlannedSettings | None = None
     packed: str | None = None
     edge_ids: EdgeIds | None = "input"
-
-
-def static_kind(store: GraphStore, settings: CacheSettings | None) -> Hashable:
-    """Return what loaders share that have the same fixed cache, of the same tables."""
-    return settings if settings is None or store.selected is None else (settings, store.selected)
 
 
 def pass_size(specs: Sequence[AttributeSpec]) -> PassSize:
@@ -153,16 +149,25 @@ class LoaderSpec:
         """Return the part of the budget in other loaders' caches, under some strategy."""
         if self.options.memory in {None, "auto"}:
             return 0
-        settings = (self.options.cache or CacheSettings()) if strategy.caches else None
-        kind = strategy.cache_kind or static_kind(self.store, settings)
-        return shared_tables(self.store).taken_bytes(kind)
+        return shared_tables(self.store).taken_bytes(self.cache_kind(strategy))
+
+    def cache_kind(self, strategy: StrategyTraits) -> Hashable:
+        """Return what loaders share that have the same cache, of the same tables."""
+        if strategy.plans:
+            return "planned"
+        return self.static_kind(self.options.cache or CacheSettings()) if strategy.caches else None
+
+    def static_kind(self, settings: CacheSettings) -> Hashable:
+        """Return what loaders share that have the same static cache, of the same tables."""
+        selected = self.store.selected
+        return settings if selected is None else (settings, selected)
 
     def shared_cache_bytes(self) -> int:
         """Return the bytes of caches, part of a placement's rest, that "auto" may share."""
         shared = shared_tables(self.store)
         if self.options.memory in {None, "auto"}:
             return shared.cached_bytes
-        return shared.own_bytes(static_kind(self.store, self.options.cache or CacheSettings()))
+        return shared.own_bytes(self.static_kind(self.options.cache or CacheSettings()))
 
     def without_second_cache(self) -> Self:
         """Return the loader without a cache of its own if another kind has the memory."""
@@ -197,3 +202,80 @@ class LoaderSpec:
     def cached_tables(self, placement: Placement) -> CachedTables:
         """Return the node attributes that are read from disk."""
         return CachedTables.of(self.store.schema, placement.read_paths)
+
+
+T = TypeVar("T")
+
+# A refusal names what its check misses; the checks after it may miss more.
+_MOST_RAISES = 6
+
+
+def place_for(loader: LoaderSpec, strategy: StrategyTraits, *, staging: bool = True) -> Placement:
+    """Return the places of a store's parts under a strategy, if the budget fits the rest."""
+    return next(_placers(loader, strategy, staging=staging))()
+
+
+def first_that_fits(
+    loader: LoaderSpec,
+    strategy: StrategyTraits,
+    divide: Callable[[Placement], T],
+    **reasons: Any,
+) -> T:
+    """Return the first placement of a store's parts that leaves enough memory for the rest."""
+    refusals: list[tuple[BudgetError, Callable[..., Placement]]] = []
+    for placed in _placers(loader, strategy, **reasons):
+        mode = None
+        try:
+            placement = placed()
+            mode = placement.strategy.mode
+            return divide(placement)
+        except DiskBudgetError:
+            raise
+        except BudgetError as error:
+            refusals.append((error, placed))
+            if mode == "memory":
+                break
+    # Of several that miss the same the last one, which holds least.
+    refusal, placed = min(reversed(refusals), key=lambda each: each[0].missing_bytes or math.inf)
+    for _ in range(_MOST_RAISES):
+        if not refusal.missing_bytes:
+            break
+        try:
+            divide(placed(lent_bytes=refusal.missing_bytes))
+            break
+        except DiskBudgetError:
+            break
+        except BudgetError as error:
+            refusal = error
+    raise refusal from None
+
+
+def _placers(
+    loader: LoaderSpec, strategy: StrategyTraits, *, staging: bool = True, **reasons: Any
+) -> Iterator[Callable[..., Placement]]:
+    """Yield functions that place a store's parts, perhaps with bytes lent, the roomiest first."""
+    options, shared = loader.options, shared_tables(loader.store)
+    placed = partial(
+        place,
+        loader.sizes,
+        # Free memory is measured once.
+        MemoryBudget.of(options.memory, shared.resident_bytes - shared.cached_bytes),
+        strategy=strategy.by_mode or strategy,
+        seeds_bytes=loader.seeds_bytes,
+        cached_bytes=shared.cached_bytes,
+        taken_bytes=loader.taken_bytes(strategy),
+        shared_tables=shared.tables_in_memory,
+        held_row_bytes=partial(shared.held_row_bytes, loader.store, progress=loader.progress),
+        staging_bytes=loader.staging_bytes if staging else lambda _: 0,
+        reads_edges_ahead=bool(strategy.plans and loader.disk_bytes()),
+        **reasons,
+    )
+    topology = options.topology
+    yield partial(placed, topology=topology)
+    if strategy.mode == "memory":
+        return
+    if strategy.reads_disk and loader.sizes.edge_ids:  # before the topology gives way
+        yield partial(placed, topology=topology, holds_ids=False)
+    for where in (topology,) if topology != "auto" else ("disk", "mmap"):
+        if where != "disk" or strategy.reads_disk or topology == "disk":
+            yield partial(placed, topology=where, is_frugal=True)

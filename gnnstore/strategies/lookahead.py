@@ -25,25 +25,27 @@ from gnnstore.pipeline.lookahead.epochs import LookaheadEpochs, LookaheadSource
 from gnnstore.pipeline.lookahead.producer import LookaheadJob, most_ids
 from gnnstore.pipeline.lookahead.superbatch import DiskQuota
 from gnnstore.sampling.compact import Types
-from gnnstore.strategies.base import Strategy
+from gnnstore.strategies.base import OpenStore, Strategy
 from gnnstore.strategies.loader_spec import LoaderSpec, pass_size
-from gnnstore.strategies.predict.cost import (
+from gnnstore.strategies.options import StrategyTraits
+from gnnstore.strategies.placement import Placement
+from gnnstore.strategies.prediction import (
     EPOCHS,
     EpochCosts,
     Machine,
     Prediction,
     Resources,
 )
-from gnnstore.strategies.predict.reads import ReadTotals
-from gnnstore.strategies.predict.sampled_epoch import SampledEpoch, out_degrees, sample_workload
-from gnnstore.strategies.predict.traits import StrategyTraits
-from gnnstore.strategies.predict.workload import TableReads, Workload
-from gnnstore.strategies.sizes.misses import MissModel
-from gnnstore.strategies.sizes.packing import epoch_bytes, mean_row_bytes, size_packing
-from gnnstore.strategies.sizes.placement import Placement
-from gnnstore.strategies.sizes.solve import LookaheadFacts, solve
-from gnnstore.strategies.sources import OpenStore
+from gnnstore.strategies.sampled_epoch import SampledEpoch, out_degrees, sample_workload
+from gnnstore.strategies.solve import LookaheadFacts, solve
 from gnnstore.strategies.static import CacheMaker
+from gnnstore.strategies.superbatch_costs import (
+    MissModel,
+    epoch_bytes,
+    mean_row_bytes,
+    size_packing,
+)
+from gnnstore.strategies.workload import ReadTotals, TableReads, Workload
 
 if TYPE_CHECKING:
     from gnnstore.disk.engines import Engine
@@ -322,9 +324,8 @@ class LookaheadSources(OpenStore):
         take_slots = partial(shared_tables(loader.store).take_slots, make=make)
         self.superbatches = LookaheadEpochs(job, take_slots)
         # Planners stay as well, and the memory of plans is not freed at once.
-        shared_tables(loader.store).use(
-            self.superbatches, placement.strategy.cache_kind, promised_bytes=size.num_bytes
-        )
+        kind = loader.cache_kind(placement.strategy)
+        shared_tables(loader.store).use(self.superbatches, kind, promised_bytes=size.num_bytes)
 
     @property
     def cached_by(self) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -24,22 +23,20 @@ from gnnstore.features.static import (
 )
 from gnnstore.features.tables import CachedTables
 from gnnstore.graph.shared import CacheKey, shared_tables
+from gnnstore.pipeline.lookahead.presample import Presampled
 from gnnstore.pipeline.margins import with_margin
-from gnnstore.strategies.base import Strategy
-from gnnstore.strategies.loader_spec import LoaderSpec, static_kind
-from gnnstore.strategies.predict.cost import EpochCosts, Machine, Prediction, Resources
-from gnnstore.strategies.predict.sampled_epoch import SampledEpoch, row_degrees
-from gnnstore.strategies.predict.workload import Workload
-from gnnstore.strategies.sizes.placement import Placement
-from gnnstore.strategies.sizes.prefetch import check_two_batches, prefetch_wish, with_batches
-from gnnstore.strategies.sizes.settings import CacheSettings
-from gnnstore.strategies.sources import OpenStore
+from gnnstore.strategies.base import OpenStore, Strategy
+from gnnstore.strategies.loader_spec import LoaderSpec
+from gnnstore.strategies.options import CacheSettings
+from gnnstore.strategies.placement import Placement, check_two_batches, prefetch_wish, with_batches
+from gnnstore.strategies.prediction import EpochCosts, Machine, Prediction, Resources
+from gnnstore.strategies.sampled_epoch import SampledEpoch, row_degrees
+from gnnstore.strategies.workload import Workload
 from gnnstore.threads import LONG_READ_BYTES
 from gnnstore.units import format_size
 
 if TYPE_CHECKING:
     from gnnstore.disk.engines import Engine
-    from gnnstore.graph.store import GraphStore
     from gnnstore.graph.topology import Topology
     from gnnstore.pipeline.lookahead.presample import Presampler
 
@@ -53,21 +50,15 @@ _HALVINGS = 8
 class CacheMaker:
     """The inputs for the cache of a loader."""
 
-    store: GraphStore
+    loader: LoaderSpec
     topology: Topology
     engine: Engine
     settings: CacheSettings
     tables: CachedTables
-    presampler: Presampler
-    num_threads: int
 
     @classmethod
     def of(
-        cls,
-        loader: LoaderSpec,
-        placement: Placement,
-        topology: Topology,
-        engine: Engine | None,
+        cls, loader: LoaderSpec, placement: Placement, topology: Topology, engine: Engine | None
     ) -> CacheMaker | None:
         """Return the maker of a loader's cache; None if the loader has none."""
         settings = loader.options.cache
@@ -75,9 +66,12 @@ class CacheMaker:
             settings = CacheSettings()
         if settings is None or engine is None:
             return None
-        tables = loader.cached_tables(placement)
-        presampler = loader.presampler.over(tables.space)
-        return cls(loader.store, topology, engine, settings, tables, presampler, loader.num_threads)
+        return cls(loader, topology, engine, settings, loader.cached_tables(placement))
+
+    @property
+    def presampler(self) -> Presampler:
+        """The loader's, which counts the rows of its tables."""
+        return self.loader.presampler.over(self.tables.space)
 
     @property
     def cost(self) -> CacheCost:
@@ -90,13 +84,10 @@ class CacheMaker:
         return self.tables.space.num_rows
 
     @property
-    def scores_bytes(self) -> int:
-        """Memory for the scores of all nodes, until the cache is filled."""
-        return self.num_rows * np.dtype(SCORE_DTYPES[self.settings.score]).itemsize
-
-    def find(self) -> StaticCache | None:
-        """Return the cache of another loader on the store with the same settings, if any."""
-        return shared_tables(self.store).find_cache(self._key)
+    def key(self) -> CacheKey[StaticCache]:
+        """What loaders have in common that share the cache."""
+        tables = self.engine.name, tuple(spec.path for spec in self.tables.specs)
+        return CacheKey(self.loader.static_kind(self.settings), tables)
 
     def open(
         self,
@@ -109,10 +100,11 @@ class CacheMaker:
 
         With `fills`, with as many as fit where these would if all were of the widest type.
         """
+        store = self.loader.store
+        shared = shared_tables(store)
 
         def make() -> StaticCache:
-            shared = shared_tables(self.store)
-            tables = self.tables.open(lambda of: shared.rows_on_disk(self.store, of, self.engine))
+            tables = self.tables.open(lambda of: shared.rows_on_disk(store, of, self.engine))
             cache = StaticCache(tables, self.num_rows)
             scores = counted.pop() if counted else self.scores()
             nodes = self._best(scores, num_rows) if fills else select_nodes(scores, num_rows)
@@ -120,7 +112,7 @@ class CacheMaker:
             cache.warm_up(nodes, scores)
             return cache
 
-        return shared_tables(self.store).cache(self._key, make)
+        return shared.cache(self.key, make)
 
     def _best(self, scores: npt.NDArray[Any], num_rows: int) -> npt.NDArray[np.int64]:
         """Return the best nodes that take the memory of about `num_rows` of the widest type."""
@@ -144,22 +136,24 @@ class CacheMaker:
         if self.settings.score == "degree":
             return row_degrees(self.topology, self.tables.space)
         counts = np.zeros(self.num_rows, np.uint8)
-        self.presampler.run(self.topology, self.num_threads, counts)
+        self.presampler.run(self.topology, self.loader.num_threads, counts)
         return counts
 
     def choose(self, num_rows: int) -> npt.NDArray[np.int64]:
         """Return the best `num_rows` nodes, or fewer: int64, ascending."""
         return select_nodes(self.scores(), num_rows)
 
-    @property
-    def kind(self) -> Hashable:
-        """The kind of the cache among those of the store."""
-        return static_kind(self.store, self.settings)
-
-    @property
-    def _key(self) -> CacheKey[StaticCache]:
-        tables = self.engine.name, tuple(spec.path for spec in self.tables.specs)
-        return CacheKey(self.kind, tables)
+    def why_none(self, left_bytes: int) -> str:
+        """Return the reason for having no cache; empty if there can be one."""
+        scores_bytes = self.num_rows * np.dtype(SCORE_DTYPES[self.settings.score]).itemsize
+        num_bytes = self.settings.num_bytes
+        if self.cost.node_bytes == 0:
+            return "no attribute of nodes is read"
+        if self.cost.rows_in(left_bytes if num_bytes is None else num_bytes) == 0:
+            return "a single row does not fit"
+        if scores_bytes > left_bytes:
+            return f"the scores of all nodes would take {format_size(scores_bytes)}"
+        return ""
 
 
 class StaticStrategy(Strategy):
@@ -167,73 +161,65 @@ class StaticStrategy(Strategy):
 
     def reserve(self, loader: LoaderSpec, placement: Placement) -> Placement:
         """Divide the rest between batches in flight and a cache; fill the cache."""
-        engine, num_threads = loader.open_engine(placement.topology), loader.num_threads
+        engine, shared = loader.open_engine(placement.topology), shared_tables(loader.store)
         placement = placement.read_by(engine)
         topology = loader.open_topology(placement, engine)
         maker = CacheMaker.of(loader, placement, topology, engine)
-        existing = None if maker is None else maker.find()
-        if maker is not None and existing is None and not placement.budget_is_promise:
-            # Memory of other caches, which stay.
-            held = shared_tables(maker.store).cached_bytes
-            placement = placement.with_limit(placement.budget_bytes - held)
+        cache = None if maker is None else shared.find_cache(maker.key)
         counted: list[npt.NDArray[Any]] = []
         note = ""
-        if maker is not None and existing is None:
-            note = _why_none(maker, placement.left_bytes)
+        if maker is not None and cache is None:
+            if not placement.budget_is_promise:  # memory of other caches, which stay
+                placement = placement.with_limit(placement.budget_bytes - shared.cached_bytes)
+            note = maker.why_none(placement.left_bytes)
             if not note and maker.settings.score == "frequency":
                 counted = [np.zeros(maker.num_rows, np.uint8)]
 
-        batch_bytes = sample_bytes = 0
+        seen = Presampled(0, 0)
         if placement.budget_is_promise or counted:
             spare = placement.spare_bytes
             if spare is not None:
                 spare = max(0, spare - sum(scores.nbytes for scores in counted))
             presampler = loader.presampler if maker is None else maker.presampler
-            presampled = presampler.run(
-                topology, num_threads, counted[0] if counted else None, spare_bytes=spare
+            found = presampler.run(
+                topology, loader.num_threads, counted[0] if counted else None, spare_bytes=spare
             )
             if placement.budget_is_promise:
                 release_memory()  # the samples' buffers, which would stay until the first batch
-                batch_bytes = with_margin(presampled.largest_bytes)
-                sample_bytes = with_margin(presampled.largest_ids_bytes)
-                check_two_batches(placement.ledger, batch_bytes)
+                seen = found
+                check_two_batches(placement.ledger, with_margin(seen.largest_bytes))
         if maker is None:
             return placement
 
         num_rows = cache_rows(
-            *(placement, maker.settings, maker.cost, batch_bytes, sample_bytes),
-            num_threads=num_threads,
+            *(placement, maker.settings, maker.cost, seen),
+            num_threads=loader.num_threads,
             staging_bytes=maker.engine.staging_bytes,
         )
-        if existing is not None:
-            cache: StaticCache | None = existing
-            most = placement.left_bytes - 2 * batch_bytes
-            if placement.budget_is_promise and existing.num_bytes > most:
-                existing.shrink(num_rows)
+        if cache is not None:
+            most = placement.left_bytes - 2 * with_margin(seen.largest_bytes)
+            if placement.budget_is_promise and cache.num_bytes > most:
+                cache.shrink(num_rows)
         elif note or num_rows == 0 or placement.is_trial:
-            cache, note = None, note or "batches leave no room for more"
+            note = note or "batches leave no room for more"
         else:
             cache = maker.open(num_rows, counted, fills=True)
-        score = maker.settings.score
-        if cache is None:
-            return placement.with_cache(StaticCacheInfo(score, 0, 0, note))
-        return placement.with_cache(StaticCacheInfo(score, cache.num_rows, cache.num_bytes))
+        sizes = (0, 0, note) if cache is None else (cache.num_rows, cache.num_bytes)
+        return placement.with_cache(StaticCacheInfo(maker.settings.score, *sizes))
 
     def predict(self, epoch: SampledEpoch, loader: LoaderSpec, placement: Placement) -> Prediction:
         """Predict an epoch, with a cache in the memory left by batches."""
         work = epoch.workload
-        batch_bytes = sample_bytes = 0
+        seen = epoch.seen if placement.budget_is_promise else Presampled(0, 0)
         if placement.budget_is_promise:
-            batch_bytes = with_margin(epoch.seen.largest_bytes)
-            sample_bytes = with_margin(epoch.seen.largest_ids_bytes)
-            check_two_batches(placement.ledger, batch_bytes)
+            check_two_batches(placement.ledger, with_margin(seen.largest_bytes))
         num_rows, taken = 0, placement.resident_bytes + placement.staging_bytes
         if self.score is not None:
             settings = loader.options.cache or CacheSettings()
             cost = cache_cost(work.num_rows, epoch.tables.slot_bytes, settings.score)
             if work.num_rows * SCORE_DTYPES[settings.score]().itemsize <= placement.left_bytes:
                 num_rows = cache_rows(
-                    *(placement, settings, cost, batch_bytes, sample_bytes),
+                    *(placement, settings, cost, seen),
                     num_threads=epoch.machine.num_threads,
                     staging_bytes=epoch.engine.staging_bytes,
                 )
@@ -270,7 +256,7 @@ class _CachedSources(OpenStore):
         if maker is None or cached is None or not cached.num_rows:
             return None
         cache = maker.open(cached.num_rows)
-        shared_tables(loader.store).use(self, maker.kind, cache)
+        shared_tables(loader.store).use(self, maker.key.kind, cache)
         return cache
 
 
@@ -278,14 +264,13 @@ def cache_rows(
     placement: Placement,
     settings: CacheSettings,
     cost: CacheCost,
-    batch_bytes: int,
-    sample_bytes: int,
+    seen: Presampled,
     *,
     num_threads: int,
     staging_bytes: int = 0,
 ) -> int:
     """Return the number of nodes whose rows can be cached."""
-    memory = placement.ledger
+    memory, batch_bytes = placement.ledger, with_margin(seen.largest_bytes)
     most = cost.rows_in(memory.left())
     if bytes_to_read(cost.num_nodes, cost.node_bytes, most) >= LONG_READ_BYTES:
         memory = memory.add(Reservation("filling the cache in the background", staging_bytes))
@@ -297,17 +282,6 @@ def cache_rows(
         return num_rows
     if not placement.budget_is_promise:
         return cost.rows_in(memory.left() // _CACHE_SHARE)
+    sample_bytes = with_margin(seen.largest_ids_bytes)
     wish = prefetch_wish(memory.left(), batch_bytes, sample_bytes, num_threads)
     return cost.rows_in(memory.left() - with_batches(memory).solve(wish)[IN_FLIGHT])
-
-
-def _why_none(maker: CacheMaker, left_bytes: int) -> str:
-    """Return the reason for having no cache; empty if there can be one."""
-    num_bytes = maker.settings.num_bytes
-    if maker.cost.node_bytes == 0:
-        return "no attribute of nodes is read"
-    if maker.cost.rows_in(left_bytes if num_bytes is None else num_bytes) == 0:
-        return "a single row does not fit"
-    if maker.scores_bytes > left_bytes:
-        return f"the scores of all nodes would take {format_size(maker.scores_bytes)}"
-    return ""

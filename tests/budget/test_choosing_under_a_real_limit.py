@@ -25,8 +25,8 @@ from gnnstore.converters import ConvertOptions, from_numpy
 from gnnstore.disk.profile import tune_reads
 from gnnstore.formats.arrays.pages import PageGeometry, ShardLayout
 from gnnstore.graph.shared import shared_tables
-from gnnstore.strategies.predict.sampled_epoch import sample_workload
-from gnnstore.strategies.predict.workload import SampledTrace, SpatialSampling, TableReads, Workload
+from gnnstore.strategies.sampled_epoch import sample_workload
+from gnnstore.strategies.workload import SampledTrace, SpatialSampling, TableReads, Workload
 from gnnstore.tools.bench.harness import Task, memory_group
 from gnnstore.tools.bench.worker import ALLOWANCE_BYTES
 from tests.support.disks import keep_usual_profile
@@ -146,7 +146,7 @@ def test_choosing_beside_the_cache_of_another_loader(
         given.append((spare_bytes, shared_tables(opened).resident_bytes))
         return sample_workload(*arguments, spare_bytes=spare_bytes, **options)
 
-    monkeypatch.setattr("gnnstore.strategies.predict.sampled_epoch.sample_workload", sampling)
+    monkeypatch.setattr("gnnstore.strategies.sampled_epoch.sample_workload", sampling)
     seeds = np.load(store.parent / "seeds.npy")
     loaders = [
         gnnstore.NeighborLoader(

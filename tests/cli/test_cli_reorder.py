@@ -10,7 +10,7 @@ import pytest
 
 import gnnstore
 from gnnstore.budget.limits import MemoryBudget
-from gnnstore.strategies.sizes.placement import place
+from gnnstore.strategies.placement import place
 from gnnstore.testing.graphs import random_graph, write_store
 
 

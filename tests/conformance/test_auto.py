@@ -26,14 +26,13 @@ from gnnstore.disk.profile import (
     save_profile,
 )
 from gnnstore.errors import BudgetError, StorageError, UsageError
-from gnnstore.strategies import auto as optimizer
-from gnnstore.strategies import open as tables
+from gnnstore.strategies import builtin as optimizer
+from gnnstore.strategies import builtin as tables
 from gnnstore.strategies.base import Auto
 from gnnstore.strategies.builtin import STATIC, STRATEGIES, auto
-from gnnstore.strategies.loader_spec import LoaderSpec
+from gnnstore.strategies.loader_spec import LoaderSpec, place_for
 from gnnstore.strategies.lookahead import LookaheadStrategy
-from gnnstore.strategies.predict.cost import Prediction
-from gnnstore.strategies.sizes.placing import place_for
+from gnnstore.strategies.prediction import Prediction
 from tests.support.disks import usual_profile
 from tests.support.stores import write_example_store
 

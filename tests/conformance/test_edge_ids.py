@@ -17,7 +17,7 @@ from gnnstore.errors import UsageError
 from gnnstore.formats.packed.reader import PACKED
 from gnnstore.formats.store.units import make_units_directory, unit_path
 from gnnstore.pipeline.lookahead.edge_rows import PassSize
-from gnnstore.strategies.sizes import placement
+from gnnstore.strategies import placement
 from gnnstore.testing.graphs import GraphArrays, random_graph
 from tests.support.batches import Batches, assert_same_batches, batches_of
 from tests.support.effort import paired

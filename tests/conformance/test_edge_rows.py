@@ -13,7 +13,7 @@ from gnnstore import LinkNeighborLoader, NeighborLoader
 from gnnstore.formats.packed.reader import PACKED
 from gnnstore.formats.store.units import make_units_directory, unit_path
 from gnnstore.pipeline.lookahead.superbatch import Superbatch
-from gnnstore.strategies.sizes import placement
+from gnnstore.strategies import placement
 from gnnstore.testing import assert_resumes
 from gnnstore.testing.graphs import random_graph
 from tests.support.batches import Batches, assert_same_batches, batches_of

@@ -19,9 +19,9 @@ from gnnstore import GraphStore, NeighborLoader
 from gnnstore.errors import InputError
 from gnnstore.features import static as static_tier
 from gnnstore.pipeline.lookahead.producer import Producer
+from gnnstore.strategies import solve as sizes
 from gnnstore.strategies import static as static_strategy
 from gnnstore.strategies.builtin import STRATEGIES
-from gnnstore.strategies.sizes import solve as sizes
 from gnnstore.testing import assert_resumes
 from tests.support.batches import Batches, assert_same_batches, batches_of
 from tests.support.graphs import N

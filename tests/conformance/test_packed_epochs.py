@@ -19,7 +19,7 @@ from gnnstore.converters import ConvertOptions
 from gnnstore.errors import BudgetError, NotFoundError, UsageError
 from gnnstore.features.check import verify
 from gnnstore.formats.container.verify import LEVELS
-from gnnstore.strategies.sizes import placement
+from gnnstore.strategies import placement
 from gnnstore.testing.graphs import GraphArrays, random_graph
 from tests.support.batches import Batches, assert_same_batches, batches_of
 from tests.support.effort import paired

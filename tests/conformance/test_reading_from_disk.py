@@ -20,7 +20,7 @@ from gnnstore.disk.engines import ENGINES, ENVIRONMENT_VARIABLE, probe_engines
 from gnnstore.errors import BudgetError, UsageError
 from gnnstore.features.static import cache_cost
 from gnnstore.graph.shared import shared_tables
-from gnnstore.strategies.sizes.placement import Placement
+from gnnstore.strategies.placement import Placement
 from gnnstore.testing.graphs import GraphArrays, random_graph
 from gnnstore.testing.twins.reads import plan_reads
 from tests.support.batches import Batches, assert_same_batches, batches_of

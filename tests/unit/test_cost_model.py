@@ -20,10 +20,15 @@ from gnnstore.caching.scores import most_needed, select_nodes
 from gnnstore.disk.profile import tune_reads
 from gnnstore.formats.arrays.pages import PageGeometry, ShardLayout
 from gnnstore.strategies.builtin import auto
-from gnnstore.strategies.predict.cost import EdgePass, EpochCosts, Machine, Prediction, Resources
-from gnnstore.strategies.predict.reads import ReadTotals
-from gnnstore.strategies.predict.workload import SampledTrace, SpatialSampling, TableReads, Workload
-from gnnstore.strategies.sizes.misses import MissModel
+from gnnstore.strategies.prediction import EdgePass, EpochCosts, Machine, Prediction, Resources
+from gnnstore.strategies.superbatch_costs import MissModel
+from gnnstore.strategies.workload import (
+    ReadTotals,
+    SampledTrace,
+    SpatialSampling,
+    TableReads,
+    Workload,
+)
 from gnnstore.testing.twins.caches import run_lru
 from tests.support.disks import usual_profile
 from tests.support.effort import examples

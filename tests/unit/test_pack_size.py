@@ -9,9 +9,8 @@ from gnnstore.caching.policies.registry import BELADY
 from gnnstore.features.planned import SlotCache
 from gnnstore.pipeline.superbatch_size import SuperbatchSize
 from gnnstore.strategies.builtin import PACKED
-from gnnstore.strategies.sizes.costs import SuperbatchCosts
-from gnnstore.strategies.sizes.packing import PackSize, size_packing
-from gnnstore.strategies.sizes.placement import Placement
+from gnnstore.strategies.placement import Placement
+from gnnstore.strategies.superbatch_costs import PackSize, SuperbatchCosts, size_packing
 
 MIB = 1 << 20
 COSTS = SuperbatchCosts(10**6, 400, 10_000, id_bytes=4, kept_bytes=100_000, policy=BELADY)

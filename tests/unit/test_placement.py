@@ -12,11 +12,10 @@ from gnnstore.errors import BudgetError
 from gnnstore.formats.arrays.spec import AttributeSpec
 from gnnstore.graph.sizes import StoreSizes, TableSize
 from gnnstore.pipeline.margins import with_margin
+from gnnstore.strategies import placement
 from gnnstore.strategies.base import Auto
 from gnnstore.strategies.builtin import STRATEGIES, find_strategy
-from gnnstore.strategies.sizes import placement
-from gnnstore.strategies.sizes.placement import Placement
-from gnnstore.strategies.sizes.prefetch import check_two_batches
+from gnnstore.strategies.placement import Placement, check_two_batches
 
 GB = 10**9
 X = TableSize("x", num_rows=10**7, row_bytes=800)

@@ -17,7 +17,7 @@ from gnnstore.caching.segments import (
     segments_of,
 )
 from gnnstore.disk.profile import tune_reads
-from gnnstore.strategies.predict.reads import ReadTotals, count_extents
+from gnnstore.strategies.workload import ReadTotals, count_extents
 
 NUM_ROWS, ROW_BYTES = 4000, 512
 TUNING = tune_reads(None)

@@ -23,7 +23,7 @@ from gnnstore.features.static import StaticCache, cache_cost
 from gnnstore.graph.shared import SharedTables, shared_tables
 from gnnstore.loaders.options import read_options
 from gnnstore.strategies.loader_spec import ReadOptions
-from gnnstore.strategies.sizes.settings import CacheSettings
+from gnnstore.strategies.options import CacheSettings
 from gnnstore.testing.graphs import random_graph
 from tests.support.stores import write_example_store
 

@@ -25,11 +25,10 @@ from gnnstore.pipeline.superbatch_size import SuperbatchSize
 from gnnstore.strategies.base import Strategy
 from gnnstore.strategies.builtin import BELADY as BELADY_STRATEGY
 from gnnstore.strategies.builtin import PACKED
-from gnnstore.strategies.sizes.costs import SuperbatchCosts
-from gnnstore.strategies.sizes.misses import Pins
-from gnnstore.strategies.sizes.placement import Placement
-from gnnstore.strategies.sizes.settings import PlannedSettings
-from gnnstore.strategies.sizes.solve import LookaheadFacts, solve
+from gnnstore.strategies.options import PlannedSettings
+from gnnstore.strategies.placement import Placement
+from gnnstore.strategies.solve import LookaheadFacts, solve
+from gnnstore.strategies.superbatch_costs import Pins, SuperbatchCosts
 
 MB = 10**6
 NUM_ROWS, EPOCH_ACCESSES = 10**6, 100 * 10_000

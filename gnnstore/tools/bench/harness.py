@@ -30,7 +30,7 @@ from gnnstore.errors import UsageError, storage_errors
 from gnnstore.formats.arrays.spec import AttributeSpec
 from gnnstore.formats.store.schema import Schema
 from gnnstore.graph.store import GraphStore
-from gnnstore.strategies.sizes.placement import read_tables
+from gnnstore.strategies.placement import read_tables
 
 BATCH_MARK = "."  # a worker prints it for each batch
 # Entered before anything is loaded, so that the whole process is counted.

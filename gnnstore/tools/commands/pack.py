@@ -8,7 +8,7 @@ import click
 
 from gnnstore.caching.scores import SCORES
 from gnnstore.strategies.builtin import PACKED
-from gnnstore.strategies.predict.traits import TOPOLOGIES
+from gnnstore.strategies.options import TOPOLOGIES
 from gnnstore.tools.ui.help import Command
 from gnnstore.tools.ui.options import NAMES, batch_options, declared, session_options
 from gnnstore.tools.ui.session import Session

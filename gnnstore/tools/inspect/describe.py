@@ -28,7 +28,7 @@ from gnnstore.formats.store.units import find_units
 from gnnstore.formats.tables.manifest import TableManifest
 from gnnstore.graph.sizes import StoreSizes
 from gnnstore.strategies.builtin import auto
-from gnnstore.strategies.sizes.placement import place
+from gnnstore.strategies.placement import place
 from gnnstore.tools.ui.layout import block_name
 
 

@@ -20,14 +20,11 @@ from gnnstore.graph.store import open as open_store
 from gnnstore.pictures import draw_into
 from gnnstore.pipeline.lookahead.presample import Presampler
 from gnnstore.pipeline.order.epoch import order_bytes
-from gnnstore.strategies.auto import StrategyOptimizer
-from gnnstore.strategies.builtin import STATIC, auto
-from gnnstore.strategies.loader_spec import LoaderSpec, ReadOptions
-from gnnstore.strategies.predict.reads import ReadTotals
-from gnnstore.strategies.predict.workload import TableReads
-from gnnstore.strategies.sizes.placement import read_tables
-from gnnstore.strategies.sizes.placing import place_for
-from gnnstore.strategies.sizes.settings import PlannedSettings
+from gnnstore.strategies.builtin import STATIC, StrategyOptimizer, auto
+from gnnstore.strategies.loader_spec import LoaderSpec, ReadOptions, place_for
+from gnnstore.strategies.options import PlannedSettings
+from gnnstore.strategies.placement import read_tables
+from gnnstore.strategies.workload import ReadTotals, TableReads
 from gnnstore.tools.inspect.programs import program
 from gnnstore.tools.plots import draw_predictions
 from gnnstore.tools.predict.seeds import choose_seeds, config_of
@@ -39,7 +36,7 @@ from gnnstore.tools.ui.session import Session
 if TYPE_CHECKING:
     from gnnstore.progress import Progress
     from gnnstore.strategies.base import Strategy
-    from gnnstore.strategies.predict.cost import Prediction
+    from gnnstore.strategies.prediction import Prediction
     from gnnstore.tools.ui.options import SamplingOptions, SeedOptions
 
 _SHARES = (0.05, 0.1, 0.2)

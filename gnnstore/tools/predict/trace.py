@@ -25,8 +25,8 @@ from gnnstore.sampling.compact import RowSpace
 from gnnstore.sampling.neighbor import SamplingConfig
 from gnnstore.seeds.base import BatchKey, SeedSource
 from gnnstore.strategies.builtin import MMAP
-from gnnstore.strategies.predict.sampled_epoch import row_degrees
-from gnnstore.strategies.sizes.placement import place
+from gnnstore.strategies.placement import place
+from gnnstore.strategies.sampled_epoch import row_degrees
 
 if TYPE_CHECKING:
     from gnnstore.graph.store import GraphStore

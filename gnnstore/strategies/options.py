@@ -1,7 +1,8 @@
-"""The facts about a strategy that sizes, predictions and pipelines use."""
+"""The facts about a strategy that sizes and predictions use, and the sizes that users set."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -10,10 +11,6 @@ from gnnstore.caching.scores import Score
 # The place of rows, or of the topology.
 Mode = Literal["memory", "mmap", "disk"]
 TOPOLOGIES = ("auto", *get_args(Mode))
-
-
-# The kind of the caches that planning strategies share, unless they have one of their own.
-PLANNED_CACHE = "planned"
 
 
 @dataclass(frozen=True)
@@ -25,17 +22,15 @@ class StrategyTraits:
     caches: bool = False  # whether some rows are cached that are chosen once, by a score
     policy: str = ""  # cache policy whose plans are followed; empty without plans
     packs: bool = False  # whether rows that the planned cache misses are packed ahead
-    # Kind of the cache that its loaders share; empty without one, and for static caches, which only
-    # loaders with the same settings share.
-    cache_kind: str = ""
     score: Score | None = None  # the score of a predicted static cache
     # Name of the epochs that `gnnstore pack` makes for the strategy; empty if it cannot.
     packed_before: str = ""
     is_offline: bool = False  # whether the prediction is of these epochs
 
-    def __post_init__(self) -> None:
-        if self.plans and not self.cache_kind:
-            object.__setattr__(self, "cache_kind", PLANNED_CACHE)
+    @property
+    def by_mode(self) -> Mapping[Mode, StrategyTraits] | None:
+        """The strategies among which the place of rows decides; None if it is one of them."""
+        return None
 
     @property
     def reads_disk(self) -> bool:
@@ -53,3 +48,23 @@ class StrategyTraits:
         if self.is_offline:
             return self.packed_before
         return f"{self.name}-{self.score}" if self.score else self.name
+
+
+@dataclass(frozen=True)
+class CacheSettings:
+    """The loader's options `cache` and `cache_bytes`."""
+
+    score: Score = "frequency"  # the score by which nodes are chosen
+    # Memory for the cache, its index included; None: the rest of the budget.
+    num_bytes: int | None = None
+
+
+@dataclass(frozen=True)
+class PlannedSettings:
+    """The loader's options for a strategy that samples and plans ahead."""
+
+    cache_bytes: int | None = None  # memory for the cached rows; None: what the budget leaves
+    # Batches of a superbatch; None: as many as fit, or a few epochs if rows are packed.
+    num_batches: int | None = None
+    spill_dir: str | None = None  # directory for temporary files; None: next to the store
+    disk_bytes: int | None = None  # for temporary files; None: half of the free space there

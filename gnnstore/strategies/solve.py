@@ -26,16 +26,15 @@ from gnnstore.formats.arrays.dtypes import id_dtype
 from gnnstore.pipeline.lookahead.producer import warms_up
 from gnnstore.pipeline.margins import MARGIN, with_margin
 from gnnstore.pipeline.superbatch_size import SuperbatchSize
-from gnnstore.strategies.sizes.costs import KEPT_SHARE, SuperbatchCosts
-from gnnstore.strategies.sizes.prefetch import check_two_batches, prefetch_wish, with_batches
+from gnnstore.strategies.placement import check_two_batches, prefetch_wish, with_batches
+from gnnstore.strategies.superbatch_costs import KEPT_SHARE, SuperbatchCosts
 from gnnstore.threads import LONG_READ_BYTES
 
 if TYPE_CHECKING:
     from gnnstore.pipeline.lookahead.presample import Presampled
-    from gnnstore.strategies.predict.traits import StrategyTraits
-    from gnnstore.strategies.sizes.misses import MissModel
-    from gnnstore.strategies.sizes.placement import Placement
-    from gnnstore.strategies.sizes.settings import PlannedSettings
+    from gnnstore.strategies.options import PlannedSettings, StrategyTraits
+    from gnnstore.strategies.placement import Placement
+    from gnnstore.strategies.superbatch_costs import MissModel
 
 # Epochs that a superbatch may have, if their batches are known. With twice as many the tables are
 # read half as often; but training may stop before it uses all packed rows, so they must cost less

@@ -14,9 +14,8 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from gnnstore.disk.profile import DeviceProfile
-from gnnstore.strategies.predict.reads import ReadTotals
-from gnnstore.strategies.predict.traits import StrategyTraits
-from gnnstore.strategies.predict.workload import PAGE_BYTES, Workload
+from gnnstore.strategies.options import StrategyTraits
+from gnnstore.strategies.workload import PAGE_BYTES, ReadTotals, Workload
 
 # Epochs of a run, over which one-time costs are spread.
 EPOCHS = 10

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Self, cast
 
-from gnnstore.budget.ledger import CACHED, STAGING, Ledger, Part, Reservation
+from gnnstore.budget.ledger import CACHED, IN_FLIGHT, STAGING, Ledger, Part, Reservation, Wish
 from gnnstore.budget.limits import MemoryBudget
 from gnnstore.caching.scores import StaticCacheInfo
 from gnnstore.errors import UsageError, check_choice
@@ -19,14 +19,47 @@ from gnnstore.graph.sizes import StoreSizes, TableSize
 from gnnstore.pipeline.lookahead.edge_rows import MAX_ROW_BYTES as MAX_PASS_ROW_BYTES
 from gnnstore.pipeline.lookahead.edge_rows import PassSize
 from gnnstore.pipeline.superbatch_size import SuperbatchSize
-from gnnstore.strategies.predict.traits import TOPOLOGIES, Mode, StrategyTraits
+from gnnstore.strategies.options import TOPOLOGIES, Mode, StrategyTraits
+from gnnstore.threads import SMALLER_BATCHES
 from gnnstore.units import format_size
 
 if TYPE_CHECKING:
     from gnnstore.disk.engines import Engine
     from gnnstore.formats.arrays.spec import AttributeSpec
     from gnnstore.formats.store.schema import EdgeType
-    from gnnstore.strategies.predict.cost import Prediction
+    from gnnstore.strategies.prediction import Prediction
+
+# While the consumer has a batch, the next one is read: next to these two, threads have samples, and
+# wait for the memory of the batch that the consumer frees. With a batch for each thread, one that
+# waits and one at the consumer, they never wait. That is not worth more than a quarter of the
+# cache's memory. With only two batches, half a batch more, since later ones may be larger than any
+# of the sample: on R-MAT, by 27 % with 64 seeds.
+_IN_FLIGHT_SHARE = 4
+_LEAST, _LEAST_HALF_BATCHES = 2, 5
+
+
+def with_batches(memory: Ledger) -> Ledger:
+    """Return the ledger with batches in flight, by their bytes."""
+    return memory.add(Reservation("batches in flight", 0, {IN_FLIGHT: 1}))
+
+
+def check_two_batches(memory: Ledger, batch_bytes: int, *remedies: str) -> None:
+    """Check that there is room for a batch and the one before it."""
+    with_batches(memory).check({IN_FLIGHT: 2 * batch_bytes}, *(remedies or (SMALLER_BATCHES,)))
+
+
+def has_two_batches(memory: Ledger, batch_bytes: int) -> bool:
+    """Whether there is room for a batch and the one before it."""
+    return with_batches(memory).left({IN_FLIGHT: 2 * batch_bytes}) >= 0
+
+
+def prefetch_wish(left_bytes: int, batch_bytes: int, sample_bytes: int, num_threads: int) -> Wish:
+    """Return the preferred bytes for batches in flight."""
+    least = _LEAST * batch_bytes
+    enough = max(_LEAST_HALF_BATCHES * batch_bytes // 2, least + num_threads * sample_bytes)
+    most = (num_threads + 2) * batch_bytes
+    return Wish(IN_FLIGHT, least, max(enough, min(left_bytes // _IN_FLIGHT_SHARE, most)))
+
 
 ASKED_FOR = "it was asked for"
 # "auto" leaves an eighth of the budget to batches in flight.

@@ -1,4 +1,4 @@
-"""What superbatches take, of memory and of disk, by the sizes of a batch.
+"""What superbatches miss, and take of memory and of disk, by the sizes of a batch.
 
 The further a plan looks ahead, the fewer rows are missed. In memory it would take more and more of
 the memory for rows, so if the traces and plans of a whole epoch are not small next to the cache,
@@ -10,17 +10,87 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import cast
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 import numpy as np
 
-from gnnstore.budget.ledger import PLANNED, Reservation
-from gnnstore.caching.policies.base import CachePolicy, SpillingPolicy
+from gnnstore.budget.ledger import PLANNED, SLOTS, Ledger, Reservation
+from gnnstore.caching.policies.base import MAX_PLANNED, CachePolicy, SpillingPolicy
 from gnnstore.caching.pools import SlotPools
 from gnnstore.features.packed.pack import PackedBatch
 from gnnstore.features.planned import SlotCache
-from gnnstore.strategies.sizes.misses import Pins
+from gnnstore.strategies.workload import Workload
+
+if TYPE_CHECKING:
+    from gnnstore.caching.reuse import InitialCache
+    from gnnstore.features.tables import CachedTables
+    from gnnstore.pipeline.lookahead.presample import Presampled
+    from gnnstore.strategies.placement import Placement
+
+# Fewer batches do not show which rows are needed often.
+_LEAST_TOLD = 16
+# Rows that fewer than one in this many batches needs are not pinned.
+_RARELY = 32
+
+
+@dataclass(frozen=True)
+class Pins:
+    """Rows that a cache may hold under any plan."""
+
+    num_rows: int  # number of these rows
+    planned_share: float  # share of a batch's rows that are not pinned
+
+
+@dataclass(frozen=True)
+class MissModel:
+    """The rows of an epoch that a cache misses."""
+
+    workload: Workload
+    policy: CachePolicy
+    by_degree: bool = False  # whether a fixed policy goes by out-degree; else by frequency
+    _without: dict[int, Workload] = field(default_factory=dict, repr=False)  # by pinned rows
+
+    @property
+    def accesses(self) -> float:
+        """Rows of an epoch."""
+        return self.workload.batch_rows * self.workload.epoch_batches
+
+    @property
+    def least_uses(self) -> int:
+        """Batches of the sample that need a row which is worth pinning."""
+        return max(2, self.workload.sampled_batches // _RARELY)
+
+    def misses(
+        self,
+        num_slots: int,
+        num_batches: int,
+        *,
+        num_pinned: int = 0,
+        initial: InitialCache = "last",
+    ) -> float:
+        """Return the rows that an epoch misses, planned by `num_batches` batches."""
+        work = self.workload
+        if self.policy.is_fixed:
+            curve = work.degree if self.by_degree and work.degree is not None else work.frequency
+            return work.epoch_batches * curve.misses(num_slots)
+        if not num_pinned:
+            return work.misses(self.policy, num_slots, num_batches, initial=initial)
+        if num_pinned not in self._without:
+            self._without[num_pinned] = work.without_highest(num_pinned, self.least_uses)
+        others = self._without[num_pinned]
+        return others.misses(self.policy, num_slots - num_pinned, num_batches, initial=initial)
+
+    def pins(self, num_rows: int) -> Pins | None:
+        """Return at most `num_rows` rows that most batches need; None if there are none."""
+        work = self.workload
+        if self.policy.is_fixed or work.sampled_batches < _LEAST_TOLD:
+            return None
+        num_pinned, uses = work.frequency.highest(num_rows, self.least_uses)
+        if num_pinned == 0:
+            return None
+        return Pins(num_pinned, max(0.0, 1 - uses / work.batch_rows))
+
 
 # The slot of each row, in the plan that is followed and in the one that is being made.
 _ACCESS_BYTES = 2 * np.dtype(np.int32).itemsize
@@ -202,3 +272,81 @@ class SuperbatchCosts:
             for missed in (first, later)
         )
         return replace(found, packed=replace(self.packed, mean_missed=at_first), later_missed=each)
+
+
+# Without rows on disk, packing takes next to nothing.
+_PACKING_BYTES = 24 << 20
+# For records of batches while they are read: they were not part of a loader's staging.
+_RECORDS_SHARE = 16
+# Of a number in the plan of a batch; and what packed rows of a batch are a multiple of.
+_PLAN_BYTES, _CHUNK_BYTES = 4, 4096
+
+
+class PackSize(NamedTuple):
+    """Numbers of cached rows and of batches in a superbatch, with the memory for packing one."""
+
+    num_slots: int
+    superbatch: int
+    memory_bytes: int  # for its trace, plan, subgraphs and packing
+
+
+def size_packing(
+    placement: Placement,
+    *,
+    row_bytes: int,
+    num_rows: int,
+    seeds_bytes: int,
+    num_batches: int,
+    cache_is_given: bool,
+    superbatch_is_given: bool,
+) -> PackSize:
+    """Enlarge the sizes that a loader would have."""
+    size = placement.superbatch
+    if size is None:
+        return PackSize(0, min(num_batches, MAX_PLANNED), _PACKING_BYTES)
+    if row_bytes == 0 or num_rows == 0:
+        return PackSize(0, size.num_batches, size.num_bytes)
+    # While packing no row is cached; in training there is neither graph, nor trace, nor packing.
+    rows = SlotCache.reserve(row_bytes)
+    others = [part for part in size.reservations if part != rows]
+    packing = Ledger(size.num_bytes, (*others, SlotCache.reserve(0)))
+    room = placement.resident_bytes - seeds_bytes + size.num_bytes
+    training = Ledger(room - room // _RECORDS_SHARE, (rows,))
+    num_slots, superbatch = size.num_slots, size.num_batches
+    if not cache_is_given:
+        planned = packing.largest(SLOTS, {PLANNED: superbatch})
+        num_slots = max(num_slots, min(planned, training.largest(SLOTS, most=num_rows)))
+    if not superbatch_is_given:
+        most = min(num_batches, MAX_PLANNED)
+        superbatch = max(superbatch, packing.largest(PLANNED, {SLOTS: num_slots}, most))
+    memory_bytes = size.num_bytes - num_slots * packing.bytes_each(SLOTS)
+    return PackSize(num_slots, superbatch, memory_bytes)
+
+
+def epoch_bytes(
+    misses: MissModel | None,
+    seen: Presampled,
+    *,
+    row_bytes: int,
+    num_slots: int,
+    superbatch: int,
+    num_batches: int,
+) -> tuple[int, int]:
+    """Return the bytes of an epoch's packed rows, and of its records; without misses no rows."""
+    mean = sum(seen.num_nodes) / max(1, seen.num_batches)
+    plain = seen.largest_record_bytes - seen.largest_nodes * row_bytes
+    plain = int(max(0, plain) * num_batches * mean / max(1, seen.largest_nodes))
+    if misses is None:
+        return 0, plain
+    # Each packed epoch begins with an empty cache, since training may begin with any epoch.
+    missed = misses.misses(num_slots, superbatch, initial="nothing")
+    chunk = -(-math.ceil(missed / num_batches * row_bytes) // _CHUNK_BYTES) * _CHUNK_BYTES
+    # The slot of each row; the place and slot of each that enters; the place of each missed row.
+    return num_batches * chunk, plain + int(_PLAN_BYTES * (misses.accesses + 3 * missed))
+
+
+def mean_row_bytes(tables: CachedTables, seen: Presampled) -> int:
+    """Return the bytes of a node's rows, on average over those that batches need."""
+    needed = {own: seen.needed.get(own, 0) for own in tables.widths}
+    total = sum(width * needed[own] for own, width in tables.widths.items())
+    return -(-total // max(1, sum(needed.values())))

@@ -1,4 +1,4 @@
-"""Samples batches for predictions of an epoch, within a limit of time."""
+"""Samples batches and measures this machine for predictions, within a limit of time."""
 
 from __future__ import annotations
 
@@ -13,20 +13,21 @@ import numpy.typing as npt
 from gnnstore._core import release_memory
 from gnnstore.caching.scores import MAX_COUNTED_BATCHES, count_out_degrees
 from gnnstore.disk.measure import disk_profile
+from gnnstore.features.source import MemoryRows
 from gnnstore.features.tables import MAX_FAULT_THREADS, MIN_ROWS_PER_FAULT_THREAD, CachedTables
 from gnnstore.graph.shared import shared_tables
 from gnnstore.graph.topology import Topology
 from gnnstore.pipeline.lookahead.presample import ENOUGH_VISITS, Presampled, Presampler
 from gnnstore.progress import Progress
 from gnnstore.strategies.loader_spec import LoaderSpec, pass_size
-from gnnstore.strategies.predict.calibrate import gather_bandwidth
-from gnnstore.strategies.predict.cost import EdgePass, Machine
-from gnnstore.strategies.predict.workload import SampledTrace, SpatialSampling, TableReads, Workload
+from gnnstore.strategies.prediction import EdgePass, Machine
+from gnnstore.strategies.workload import SampledTrace, SpatialSampling, TableReads, Workload
+from gnnstore.threads import for_each
 
 if TYPE_CHECKING:
     from gnnstore.disk.engines import Engine
     from gnnstore.sampling.compact import RowSpace
-    from gnnstore.strategies.sizes.placement import Placement
+    from gnnstore.strategies.placement import Placement
 
 # 255 batches of 136,000 nodes take two; an epoch that is worth predicting takes longer.
 _SECONDS = 3.0
@@ -221,3 +222,42 @@ def row_degrees(topology: Topology, space: RowSpace) -> npt.NDArray[np.uint32]:
             first, num_rows = space.ranges[source]
             count_out_degrees(csc.column_pieces(), counts[first : first + num_rows], csc.label)
     return counts
+
+
+# Bytes of the table, and of the gathered rows: far more than caches of processors hold.
+_MOST_BYTES, _LEAST_BYTES = 128 << 20, 1 << 20
+_ID_BYTES = 8
+# Bytes that each thread gathers between two looks at the clock, so that its start does not count.
+_TIMED_BYTES = 32 << 20
+_ROUNDS = 3
+
+
+def gather_bandwidth(
+    row_bytes: int, num_rows: int, batch_rows: float, *, num_threads: int, spare_bytes: int
+) -> float:
+    """Return the bytes a second that a thread gathers from random places, among several threads.
+
+    A batch that does not fit the processor's cache takes two or three times as long as one that
+    fits, and threads share the bandwidth of memory.
+    """
+    row_bytes = max(1, row_bytes)
+    each_bytes = max(_LEAST_BYTES, min(_MOST_BYTES, spare_bytes // 8))
+    wanted = max(1, int(min(batch_rows, each_bytes / num_threads / (row_bytes + _ID_BYTES))))
+    # Ones: all zeros would lie on one page, which the kernel shares.
+    table = np.ones((max(1, min(num_rows, each_bytes // row_bytes)), row_bytes), np.uint8)
+    rows = MemoryRows.from_array(table)
+    ids = np.random.default_rng(0).integers(0, len(table), (num_threads, wanted))
+    found = np.ones((num_threads, wanted, row_bytes), np.uint8)  # faults in its pages
+    repeats = -(-_TIMED_BYTES // (wanted * row_bytes))
+    repeats = min(repeats, -(-(1 << 16) // wanted))
+
+    def gather(thread: int) -> None:
+        for _ in range(repeats):
+            rows.read_rows(ids[thread], found[thread])
+
+    best = float("inf")
+    for _ in range(_ROUNDS):
+        start = perf_counter()
+        for_each(num_threads, num_threads, gather, "gnnstore-gather-rate")
+        best = min(best, perf_counter() - start)
+    return repeats * wanted * row_bytes / best

@@ -1,1 +1,0 @@
-"""Predicts the rows, reads and seconds of an epoch."""

@@ -1,1 +1,0 @@
-"""Divides budgets of memory and disk between the parts of a loader."""
