@@ -38,8 +38,7 @@ from benchmarks.out_of_core import SHARE, WORKER
 from benchmarks.parts.workloads import BATCH_SIZE, FANOUTS, SEED, WORKLOADS
 from gnnstore.packing.job import EpochPacker
 from gnnstore.packing.sampling import PackSettings
-from gnnstore.pipeline.lookahead.presample import Presampler
-from gnnstore.pipeline.margins import with_margin
+from gnnstore.pipeline.lookahead.presample import Presampler, with_margin
 from gnnstore.sampling.neighbor import SamplingConfig
 from gnnstore.seeds.nodes import resolve_input_nodes
 from gnnstore.tools.bench.harness import Task, measure_disk_of, run_task

@@ -35,8 +35,7 @@ from gnnstore.features.source import RowRequest, Rows, RowSource, RowSpec, Tier
 from gnnstore.formats.store.schema import NODE_TYPE
 from gnnstore.graph.shared import CacheKey, SharedCache, shared_tables
 from gnnstore.pipeline.batch import Batch, BatchSource, EpochRun, SamplingSource
-from gnnstore.pipeline.order.epoch import EpochOrder
-from gnnstore.pipeline.order.state import Position
+from gnnstore.pipeline.order import EpochOrder, Position
 from gnnstore.seeds.base import BatchKey, SeedLabels, Seeds, SeedSource
 from gnnstore.strategies.base import OpenStore, RowCache, Strategy
 from gnnstore.strategies.builtin import STRATEGIES

@@ -45,8 +45,8 @@ from gnnstore.pipeline.batch import (
     Totals,
     load_batches,
 )
-from gnnstore.pipeline.order.epoch import EpochCursor, EpochOrder
-from gnnstore.pipeline.order.keyed import (
+from gnnstore.pipeline.order import EpochCursor, EpochOrder, LoaderState, OrderFields, Position
+from gnnstore.pipeline.samplers import (
     ALONE,
     RankSampler,
     RankShard,
@@ -57,7 +57,6 @@ from gnnstore.pipeline.order.keyed import (
     own_sampler,
     shuffles,
 )
-from gnnstore.pipeline.order.state import LoaderState, OrderFields, Position
 from gnnstore.pipeline.stats import LoaderStats
 from gnnstore.progress import peak_rss_bytes
 from gnnstore.sampling.neighbor import check_word

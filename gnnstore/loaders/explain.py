@@ -25,8 +25,8 @@ from gnnstore.units import format_count, format_duration, format_size
 
 if TYPE_CHECKING:
     from gnnstore.formats.store.schema import Schema
-    from gnnstore.pipeline.order.epoch import EpochOrder
-    from gnnstore.pipeline.order.keyed import RankShard
+    from gnnstore.pipeline.order import EpochOrder
+    from gnnstore.pipeline.samplers import RankShard
     from gnnstore.strategies.placement import Placement
 
 _LEAST_SHOWN = 1 / 500  # the share of all for which a bar has a part

@@ -30,7 +30,7 @@ from gnnstore.graph.store import GraphStore
 from gnnstore.graph.store import open as open_store
 from gnnstore.loaders.adjacency import CsrEdges
 from gnnstore.partitions.policy import PartitionPolicy, ResidentTable
-from gnnstore.pipeline.order.keyed import RankShard
+from gnnstore.pipeline.samplers import RankShard
 from gnnstore.progress import WaitProgress, open_progress
 from gnnstore.sampling.neighbor import SamplingConfig, TemporalStrategy
 from gnnstore.sampling.sampled_graph import columns_needed

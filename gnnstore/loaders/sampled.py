@@ -22,9 +22,8 @@ from gnnstore.partitions.order import PartitionOrder
 from gnnstore.partitions.policy import ResidentTable, Slots
 from gnnstore.partitions.sources import PartitionSources
 from gnnstore.pipeline.lookahead.presample import Presampler, batch_shape
-from gnnstore.pipeline.order.epoch import order_bytes
-from gnnstore.pipeline.order.keyed import RankShard
-from gnnstore.pipeline.order.state import Position, sampling_fingerprint
+from gnnstore.pipeline.order import Position, order_bytes, sampling_fingerprint
+from gnnstore.pipeline.samplers import RankShard
 from gnnstore.sampling.neighbor import SamplingConfig
 from gnnstore.seeds.base import SeedSource
 from gnnstore.strategies.builtin import open_sources

@@ -29,8 +29,7 @@ from gnnstore.loaders.adjacency import CsrEdges
 from gnnstore.loaders.assemble import Assembler
 from gnnstore.loaders.base import BatchLoader
 from gnnstore.loaders.options import checked_edge_ids
-from gnnstore.pipeline.order.epoch import order_bytes
-from gnnstore.pipeline.order.state import OrderFields, checked
+from gnnstore.pipeline.order import OrderFields, checked, order_bytes
 from gnnstore.pipeline.saved import SavedSource, not_packed
 from gnnstore.seeds.labels import labels_of
 from gnnstore.strategies.base import Sources

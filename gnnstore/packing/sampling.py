@@ -16,11 +16,9 @@ from gnnstore.loaders.options import read_options
 from gnnstore.pipeline.batch import EpochRun, Recorder
 from gnnstore.pipeline.lookahead.presample import Presampled, Presampler
 from gnnstore.pipeline.lookahead.producer import Producer
-from gnnstore.pipeline.lookahead.superbatch import Superbatch
-from gnnstore.pipeline.order.epoch import order_bytes
-from gnnstore.pipeline.order.keyed import KeyedOrder
-from gnnstore.pipeline.order.state import OrderFields, Position, sampling_fingerprint
-from gnnstore.pipeline.superbatch_size import SuperbatchSize
+from gnnstore.pipeline.lookahead.superbatch import Superbatch, SuperbatchSize
+from gnnstore.pipeline.order import OrderFields, Position, order_bytes, sampling_fingerprint
+from gnnstore.pipeline.samplers import KeyedOrder
 from gnnstore.progress import NullProgress
 from gnnstore.sampling.neighbor import SamplingConfig
 from gnnstore.seeds.base import SeedSource

@@ -13,8 +13,7 @@ import numpy.typing as npt
 
 from gnnstore.errors import UsageError
 from gnnstore.partitions.orders import Purpose, Schedule, draws
-from gnnstore.pipeline.order.epoch import drawn_order
-from gnnstore.pipeline.order.state import Position
+from gnnstore.pipeline.order import Position, drawn_order
 
 if TYPE_CHECKING:
     from gnnstore.partitions.policy import BufferShape

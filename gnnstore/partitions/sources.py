@@ -27,7 +27,7 @@ from gnnstore.partitions.rows import PartitionFiles, PartitionSlots
 from gnnstore.partitions.seeds import by_state
 from gnnstore.partitions.sizes import Contents, EdgesRead
 from gnnstore.pipeline.batch import Batch, BatchSource, EpochRun, sampled_from
-from gnnstore.pipeline.order.keyed import KeyedOrder
+from gnnstore.pipeline.samplers import KeyedOrder
 from gnnstore.sampling.neighbor import NeighborSampler, Sample, SamplingConfig, only
 from gnnstore.strategies.base import Sources
 from gnnstore.strategies.options import StrategyTraits
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from gnnstore.graph.store import GraphStore
     from gnnstore.partitions.buffer import ResidentState, StatesAhead
     from gnnstore.partitions.policy import ResidentTable
-    from gnnstore.pipeline.order.epoch import EpochOrder
+    from gnnstore.pipeline.order import EpochOrder
     from gnnstore.pipeline.stats import LoaderStats
     from gnnstore.sampling.neighbor import IndexDtype
     from gnnstore.strategies.loader_spec import EdgeIds

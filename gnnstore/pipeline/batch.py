@@ -20,8 +20,7 @@ from numpy.typing import NDArray
 from gnnstore._core import ReadCounts, pool_exchange, pool_trim, release_heap
 from gnnstore.errors import limits_named
 from gnnstore.features.source import Rows
-from gnnstore.pipeline.order.epoch import EpochOrder, Iteration
-from gnnstore.pipeline.order.state import Position
+from gnnstore.pipeline.order import EpochOrder, Iteration, Position
 from gnnstore.progress import WaitProgress
 from gnnstore.sampling.neighbor import BatchRequest, NeighborSampler, Sample, SamplingConfig
 from gnnstore.seeds.base import BatchKey, SeedLabels, Seeds, SeedSource

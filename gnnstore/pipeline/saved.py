@@ -21,7 +21,7 @@ from gnnstore.features.planned import SlotCache, TurnLock
 from gnnstore.features.source import AbsentRows, Rows, RowSource, TypedRows
 from gnnstore.graph.assigned import FINGERPRINT
 from gnnstore.pipeline.batch import Batch, BatchSource, EpochRun
-from gnnstore.pipeline.order.state import LoaderState, Position
+from gnnstore.pipeline.order import LoaderState, Position
 from gnnstore.sampling.neighbor import NeighborSampler
 from gnnstore.seeds.labels import labels_of
 from gnnstore.threads import ordered_map

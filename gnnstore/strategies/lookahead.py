@@ -52,8 +52,8 @@ if TYPE_CHECKING:
     from gnnstore.graph.store import GraphStore
     from gnnstore.graph.topology import Topology
     from gnnstore.pipeline.lookahead.presample import Presampled, Presampler
+    from gnnstore.pipeline.lookahead.superbatch import SuperbatchSize
     from gnnstore.pipeline.stats import LoaderStats
-    from gnnstore.pipeline.superbatch_size import SuperbatchSize
     from gnnstore.sampling.neighbor import SamplingConfig
     from gnnstore.seeds.base import SeedSource
 

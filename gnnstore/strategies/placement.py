@@ -18,7 +18,7 @@ from gnnstore.features.tables import MAX_ROW_BYTES
 from gnnstore.graph.sizes import StoreSizes, TableSize
 from gnnstore.pipeline.lookahead.edge_rows import MAX_ROW_BYTES as MAX_PASS_ROW_BYTES
 from gnnstore.pipeline.lookahead.edge_rows import PassSize
-from gnnstore.pipeline.superbatch_size import SuperbatchSize
+from gnnstore.pipeline.lookahead.superbatch import SuperbatchSize
 from gnnstore.strategies.options import TOPOLOGIES, Mode, StrategyTraits
 from gnnstore.threads import SMALLER_BATCHES
 from gnnstore.units import format_size

@@ -23,9 +23,9 @@ from gnnstore.errors import BudgetError, DiskBudgetError
 from gnnstore.features.packed.chunks import CHUNK_STAGING_BYTES
 from gnnstore.features.packed.pack import PackedBatch
 from gnnstore.formats.arrays.dtypes import id_dtype
+from gnnstore.pipeline.lookahead.presample import MARGIN, with_margin
 from gnnstore.pipeline.lookahead.producer import warms_up
-from gnnstore.pipeline.margins import MARGIN, with_margin
-from gnnstore.pipeline.superbatch_size import SuperbatchSize
+from gnnstore.pipeline.lookahead.superbatch import SuperbatchSize
 from gnnstore.strategies.placement import check_two_batches, prefetch_wish, with_batches
 from gnnstore.strategies.superbatch_costs import KEPT_SHARE, SuperbatchCosts
 from gnnstore.threads import LONG_READ_BYTES

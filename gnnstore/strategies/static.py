@@ -23,8 +23,7 @@ from gnnstore.features.static import (
 )
 from gnnstore.features.tables import CachedTables
 from gnnstore.graph.shared import CacheKey, shared_tables
-from gnnstore.pipeline.lookahead.presample import Presampled
-from gnnstore.pipeline.margins import with_margin
+from gnnstore.pipeline.lookahead.presample import Presampled, with_margin
 from gnnstore.strategies.base import OpenStore, Strategy
 from gnnstore.strategies.loader_spec import LoaderSpec
 from gnnstore.strategies.options import CacheSettings

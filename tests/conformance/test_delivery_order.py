@@ -14,8 +14,7 @@ import pytest
 
 from gnnstore import NeighborLoader
 from gnnstore.pipeline.batch import Batch, BatchSource, EpochRun
-from gnnstore.pipeline.order.epoch import EpochOrder
-from gnnstore.pipeline.order.state import Position
+from gnnstore.pipeline.order import EpochOrder, Position
 from tests.support.batches import assert_same_batches, batches_of
 
 WINDOW = 4

@@ -25,8 +25,7 @@ from gnnstore.errors import NoSpaceError
 from gnnstore.features.packed import pack as packing
 from gnnstore.pipeline.batch import Batch, Finisher
 from gnnstore.pipeline.lookahead import superbatch as rolling
-from gnnstore.pipeline.lookahead.epochs import LookaheadEpochs
-from gnnstore.pipeline.lookahead.next_superbatch import NextSuperbatch
+from gnnstore.pipeline.lookahead.epochs import LookaheadEpochs, NextSuperbatch
 from gnnstore.pipeline.lookahead.producer import Producer
 from gnnstore.sampling.compact import CompactSample
 from gnnstore.strategies.builtin import STRATEGIES

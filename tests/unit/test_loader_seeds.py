@@ -12,20 +12,21 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from gnnstore.seeds.link_labels import LinkLabels
 from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler
 
 import gnnstore
 from gnnstore.errors import InputError, NotFoundError, UnsupportedVersionError, UsageError
 from gnnstore.formats.packed.manifest import KIND
-from gnnstore.pipeline.order.epoch import (
+from gnnstore.pipeline.order import (
     MAX_SORTED,
     KeyedBijection,
+    Position,
     epoch_order,
     order_bytes,
     shuffle_draws,
 )
-from gnnstore.pipeline.order.keyed import KeyedOrder, SeededShuffle
-from gnnstore.pipeline.order.state import Position
+from gnnstore.pipeline.samplers import KeyedOrder, SeededShuffle
 from gnnstore.seeds.labels import LinkLabels, labels_of
 from gnnstore.seeds.nodes import NodeLabels, resolve_input_nodes
 from tests.support.effort import choose
@@ -299,8 +300,8 @@ import sys
 from collections import deque
 from itertools import chain, islice
 from pathlib import Path
-from gnnstore.pipeline.order.keyed import KeyedOrder
-from gnnstore.pipeline.order.state import Position
+from gnnstore.pipeline.samplers import KeyedOrder
+from gnnstore.pipeline.order import Position
 
 def resident(name):
     (line,) = (x for x in open("/proc/self/status") if x.startswith(name + ":"))

@@ -7,7 +7,7 @@ import pytest
 from gnnstore.budget.ledger import PLANNED, SLOTS, STAGING, Ledger, Reservation
 from gnnstore.caching.policies.registry import BELADY
 from gnnstore.features.planned import SlotCache
-from gnnstore.pipeline.superbatch_size import SuperbatchSize
+from gnnstore.pipeline.lookahead.superbatch import SuperbatchSize
 from gnnstore.strategies.builtin import PACKED
 from gnnstore.strategies.placement import Placement
 from gnnstore.strategies.superbatch_costs import PackSize, SuperbatchCosts, size_packing

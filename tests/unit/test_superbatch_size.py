@@ -21,7 +21,7 @@ from gnnstore.features.packed.pack import PackedBatch, PackingBuffers, choose_bu
 from gnnstore.features.source import FileRows
 from gnnstore.formats.arrays.dtypes import id_dtype
 from gnnstore.pipeline.lookahead.presample import Presampled
-from gnnstore.pipeline.superbatch_size import SuperbatchSize
+from gnnstore.pipeline.lookahead.superbatch import SuperbatchSize
 from gnnstore.strategies.base import Strategy
 from gnnstore.strategies.builtin import BELADY as BELADY_STRATEGY
 from gnnstore.strategies.builtin import PACKED

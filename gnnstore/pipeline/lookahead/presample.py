@@ -1,4 +1,4 @@
-"""Batches sampled before a run, to learn how large they are and which nodes they need.
+"""Batches sampled before a run, to learn how large others may be and which nodes they need.
 
 They are drawn with a key of their own, so that nothing of the run is used up, and seeds are
 taken from the input nodes, so that no sampler or generator of the user's is touched.
@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
@@ -24,8 +25,7 @@ from gnnstore.formats.arrays.dtypes import id_dtype
 from gnnstore.formats.store.schema import EdgeType
 from gnnstore.pipeline.batch import Batch
 from gnnstore.pipeline.lookahead.producer import most_ids, sample_batches
-from gnnstore.pipeline.margins import MANY_BATCHES, margin_of
-from gnnstore.pipeline.order.epoch import epoch_order
+from gnnstore.pipeline.order import epoch_order
 from gnnstore.progress import NullProgress, Progress
 from gnnstore.sampling.compact import CompactSample, RowRange, RowSpace
 from gnnstore.sampling.neighbor import SamplingConfig
@@ -37,6 +37,30 @@ if TYPE_CHECKING:
     from gnnstore.graph.store import GraphStore
     from gnnstore.graph.topology import Topology
     from gnnstore.sampling.neighbor import IndexDtype, Sample
+
+# A few batches are sampled to learn their size, and an eighth is added: on an R-MAT graph the
+# largest of an epoch has 2 % more nodes than the mean with 1,024 seeds, and 27 % with 64.
+MARGIN = 1 / 8
+# Where there is no room for that and half a batch more, how much to add is told from how much a
+# larger sample varies. One of three million normal draws is 5 deviations above the mean, and of 16
+# draws the deviation is known to 18 %. Sizes of batches have a longer tail than normal ones where
+# few seeds are in them; but then they vary so much that it comes to more than there is room for.
+_LEAST_MARGIN, _DEVIATIONS = 1 / 64, 5.0
+MANY_BATCHES = 16
+
+
+def with_margin(largest: int, margin: float = MARGIN) -> int:
+    """Return the most to expect of a batch, given the most that one of a sample has."""
+    return largest + int(largest * margin)
+
+
+def margin_of(sizes: Sequence[int]) -> float:
+    """Return by which part batches may exceed the largest of a sample, from how it varies."""
+    # The deviation of n draws is itself known to one in the root of 2 (n - 1).
+    deviation: float = stdev(sizes) * (1 + (2 * (len(sizes) - 1)) ** -0.5)
+    most = fmean(sizes) + _DEVIATIONS * deviation
+    return max(_LEAST_MARGIN, most / max(1, *sizes) - 1)
+
 
 _EPOCH = FIRST_EPOCH_OF_NO_RUN
 _SEED = 0

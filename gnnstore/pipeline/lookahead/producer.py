@@ -39,8 +39,8 @@ from gnnstore.pipeline.lookahead.superbatch import (
     Superbatch,
     SuperbatchFiles,
     SuperbatchPacker,
+    SuperbatchSize,
 )
-from gnnstore.pipeline.superbatch_size import SuperbatchSize
 from gnnstore.sampling.compact import CompactSample, RowSpace, Types
 from gnnstore.sampling.neighbor import BatchRequest, IndexDtype, NeighborSampler
 from gnnstore.seeds.base import SeedSource

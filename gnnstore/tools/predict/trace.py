@@ -19,8 +19,8 @@ from gnnstore.graph.topology import Topology
 from gnnstore.pipeline.batch import Batch
 from gnnstore.pipeline.lookahead.presample import Presampler
 from gnnstore.pipeline.lookahead.producer import sample_batches
-from gnnstore.pipeline.order.keyed import KeyedOrder
-from gnnstore.pipeline.order.state import Position
+from gnnstore.pipeline.order import Position
+from gnnstore.pipeline.samplers import KeyedOrder
 from gnnstore.sampling.compact import RowSpace
 from gnnstore.sampling.neighbor import SamplingConfig
 from gnnstore.seeds.base import BatchKey, SeedSource

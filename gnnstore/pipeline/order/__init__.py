@@ -1,1 +1,0 @@
-"""The order of an epoch, and how an iteration resumes in it."""
