@@ -205,7 +205,7 @@ def rename_exchange(a: _Path, b: _Path) -> None:
 def set_faults(faults: Sequence[tuple[str, int, int, int, int]]) -> None:
     """Make system calls of this module fail, in the whole process, until the next call.
 
-    `gnnstore.testing.faults` wraps this in a context manager. Every fault counts all calls
+    `tests.support.faults` wraps this in a context manager. Every fault counts all calls
     of its kind; where several are due, the first does its work and the others wait for the
     next call.
 
@@ -451,7 +451,7 @@ class Reader:
     ) -> ReadCounts:
         """Read rows of a table in pages to consecutive places; a cache spares reads.
 
-        `gnnstore.testing.twins.reads.plan_reads` defines which reads are made. Cached rows are
+        `tests.support.twins.reads.plan_reads` defines which reads are made. Cached rows are
         copied while reads are in flight.
 
         Parameters
@@ -539,7 +539,7 @@ def check_cached(nodes: NDArray[np.int64], slots: NDArray[np.int32], ids: _Ids) 
 def drop_pinned(bits: NDArray[np.uint64], ids: _Ids) -> _Ids:
     """Return the ids that are not pinned, in their order.
 
-    `gnnstore.testing.twins.caches.drop_pinned` is the definition.
+    `tests.support.twins.caches.drop_pinned` is the definition.
 
     Parameters
     ----------
@@ -569,7 +569,7 @@ def add_pinned(
 ) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
     """Add the slots of pinned rows to the plan of a batch's other rows.
 
-    `gnnstore.testing.twins.caches.add_pinned` is the definition.
+    `tests.support.twins.caches.add_pinned` is the definition.
 
     Parameters
     ----------
@@ -665,7 +665,7 @@ def sort_misses(
 ) -> tuple[int, NDArray[np.int32], NDArray[np.int32]]:
     """Sort the missed accesses of one batch by row.
 
-    `gnnstore.testing.twins.packing.sort_misses` is the definition. Takes 16 bytes for each miss.
+    `tests.support.twins.packing.sort_misses` is the definition. Takes 16 bytes for each miss.
 
     Parameters
     ----------
@@ -952,7 +952,7 @@ def plan_fixed(
 ) -> tuple[int, NDArray[np.int32], NDArray[np.int32]]:
     """Plan one batch of a cache whose rows are those of some nodes.
 
-    `gnnstore.testing.twins.caches.plan_fixed` is the definition.
+    `tests.support.twins.caches.plan_fixed` is the definition.
 
     Parameters
     ----------
@@ -1697,7 +1697,7 @@ class SampledGraph:
     ) -> _SampledTypes:
         """Sample the in-neighbourhood of seed nodes, hop by hop.
 
-        `gnnstore.testing.twins.sampling.sample_types` defines the result. A hop expands the nodes
+        `tests.support.twins.sampling.sample_types` defines the result. A hop expands the nodes
         that the hop before found first, each once. Draws depend on (seed, epoch, batch, hop, edge
         type, node) only, and in a disjoint batch on the index of the seed. Memory is proportional
         to the batch; any number of threads may sample from the same graph at once.
@@ -2022,7 +2022,7 @@ def plan_belady(
 
     Belady's rule at the granularity of batches, with bypass: no plan has fewer misses. Rows
     enter after the batch that brings them, and only to stay until they are needed again, or
-    to the end. `gnnstore.testing.twins.caches.belady_plan` defines the result. Work is linear in
+    to the end. `tests.support.twins.caches.belady_plan` defines the result. Work is linear in
     the accesses. `gnnstore.caching.policies.belady.Belady` tells the memory that it takes beside
     the results, whatever the ids are.
 

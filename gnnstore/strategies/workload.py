@@ -4,7 +4,7 @@ Only some blocks of neighbouring rows of the sampled batches are kept, chosen by
 cache that is smaller in proportion (spatial sampling, as in SHARDS: Waldspurger et al., FAST 2015,
 section 3): 1/8 of the blocks of W predicts misses within 2 %. Blocks, because rows that lie
 near each other share reads. Reads are counted by the rules of the readers, which
-`gnnstore.testing.twins.reads.plan_reads` defines.
+`tests.support.twins.reads.plan_reads` defines.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ import pytest
 from pyarrow import parquet
 
 import gnnstore
-from gnnstore.testing.graphs import read_store
+from tests.support.graphs import read_store
 
 ENTRIES = "1 2 .5\n2 3 1.5\n4 1 2.5\n"
 BANNERS = (

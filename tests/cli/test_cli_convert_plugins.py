@@ -14,8 +14,8 @@ import torch
 from gnnstore.converters import GraphWriter
 from gnnstore.errors import GnnstoreError, InputError, UsageError
 from gnnstore.plugins import CONVERTERS
-from gnnstore.testing.graphs import read_store
 from gnnstore.tools import cli
+from tests.support.graphs import read_store
 
 PLUGIN = '''
 from pathlib import Path

@@ -20,7 +20,7 @@ from gnnstore.converters import ConvertOptions, from_numpy, from_tables
 from gnnstore.converters.edges import name_ids
 from gnnstore.errors import BudgetError, GnnstoreError, InputError, NotFoundError, UsageError
 from gnnstore.features.check import verify
-from gnnstore.testing.graphs import read_store
+from tests.support.graphs import read_store
 
 Writer = Callable[[pa.Table, Path], None]
 

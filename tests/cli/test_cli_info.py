@@ -14,7 +14,7 @@ import pytest
 
 import gnnstore
 from gnnstore.disk.engines import ENGINES
-from gnnstore.testing.faults import inject
+from tests.support.faults import inject
 
 
 def test_versions_and_machine(run: Any, tmp_path: Path) -> None:

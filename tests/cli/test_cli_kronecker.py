@@ -9,7 +9,8 @@ import pytest
 
 from gnnstore.converters import ConvertOptions
 from gnnstore.formats import StoreReader
-from gnnstore.testing.graphs import random_graph, read_store
+from gnnstore.testing.graphs import random_graph
+from tests.support.graphs import read_store
 
 
 @pytest.fixture

@@ -14,9 +14,9 @@ pytest.importorskip("torch_geometric")
 
 import gnnstore
 from gnnstore.disk.profile import save_profile
-from gnnstore.testing.faults import inject
 from gnnstore.testing.graphs import random_graph
 from tests.support.disks import usual_profile
+from tests.support.faults import inject
 from tests.support.stores import assert_same_files
 
 PACK = (

@@ -19,10 +19,10 @@ from gnnstore.errors import StorageError
 from gnnstore.strategies import builtin as optimizer
 from gnnstore.strategies.builtin import auto
 from gnnstore.testing.graphs import random_graph, write_store
-from gnnstore.testing.twins.caches import run_lru
-from gnnstore.testing.twins.reads import plan_reads
 from tests.support.disks import usual_profile
 from tests.support.stores import write_example_store
+from tests.support.twins.caches import run_lru
+from tests.support.twins.reads import plan_reads
 
 pytest.importorskip("torch_geometric")
 

@@ -17,10 +17,10 @@ import gnnstore
 from gnnstore import NeighborLoader
 from gnnstore.errors import InputError, StorageError
 from gnnstore.graph.shared import shared_tables
-from gnnstore.testing.faults import inject
 from tests.support.batches import Batches, assert_same_batches, batches_of
 from tests.support.effort import paired
 from tests.support.engines import available
+from tests.support.faults import inject
 from tests.support.graphs import N
 from tests.support.loaders import threads_of_loaders
 from tests.support.references import OPTIONS

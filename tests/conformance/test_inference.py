@@ -57,9 +57,10 @@ from gnnstore.layerwise import run as inference_run
 from gnnstore.layerwise.models.layers import describe, read_layers
 from gnnstore.layerwise.result import Embeddings
 from gnnstore.progress import NullProgress
-from gnnstore.testing.graphs import GraphArrays, random_graph, read_store
+from gnnstore.testing.graphs import GraphArrays, random_graph
 from gnnstore.units import parse_size
 from tests.support.effort import choose, paired
+from tests.support.graphs import read_store
 
 NUM_FEATURES, HIDDEN, NUM_CLASSES = 20, 16, 5
 # So small that a graph of a thousand nodes takes many blocks: an engine's buffers come on top.

@@ -21,10 +21,10 @@ from gnnstore.errors import CorruptStoreError, UsageError
 from gnnstore.formats.partitions.reader import PartitionsReader
 from gnnstore.testing import assert_resumes
 from gnnstore.testing.graphs import GraphArrays, random_graph
-from gnnstore.testing.twins.partitions import partitions_loaded
 from tests.support.batches import assert_same_batches, batches_of
 from tests.support.effort import choose, paired
 from tests.support.loaders import partition_order_of
+from tests.support.twins.partitions import partitions_loaded
 
 N, E, SEED = 230, 1_500, 5
 POLICY = PartitionPolicy(capacity=4)

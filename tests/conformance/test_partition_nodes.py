@@ -32,12 +32,12 @@ from gnnstore.errors import (
 )
 from gnnstore.formats.partitions.reader import PartitionsReader
 from gnnstore.partitions.buffer import ResidentState, StateToRead
-from gnnstore.testing.faults import inject
 from gnnstore.testing.graphs import GraphArrays, random_graph
-from gnnstore.testing.twins.partitions import partitions_loaded
 from tests.support.batches import assert_same_batches, batches_of
 from tests.support.effort import choose
+from tests.support.faults import inject
 from tests.support.loaders import partition_order_of, threads_of_loaders
+from tests.support.twins.partitions import partitions_loaded
 
 N, E, SEED = 300, 3_000, 5
 

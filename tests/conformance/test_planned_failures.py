@@ -28,9 +28,9 @@ from gnnstore.pipeline import batch as pipeline
 from gnnstore.pipeline.lookahead.producer import Producer
 from gnnstore.pipeline.lookahead.superbatch import DiskQuota
 from gnnstore.strategies.builtin import STRATEGIES
-from gnnstore.testing.faults import inject
 from gnnstore.testing.graphs import random_graph
 from tests.support.batches import Batches, assert_same_batches, batches_of
+from tests.support.faults import inject
 from tests.support.forks import ForkServer, check_in_fork
 from tests.support.loaders import (
     override_sizes,

@@ -18,9 +18,9 @@ from gnnstore.caching.policies.fixed import Fixed
 from gnnstore.errors import BudgetError, StorageError, UsageError
 from gnnstore.graph.shared import shared_tables
 from gnnstore.strategies.builtin import STRATEGIES
-from gnnstore.testing.faults import inject
 from tests.support.batches import Batches, assert_same_batches, batches_of
 from tests.support.effort import paired
+from tests.support.faults import inject
 from tests.support.graphs import WIDTH, N, graph_of_three_tables
 from tests.support.loaders import override_sizes, slots_of, superbatches_of
 from tests.support.references import BATCHES, OPTIONS, add_one, batches_in_memory, keep_half

@@ -22,11 +22,11 @@ from gnnstore.features.static import cache_cost
 from gnnstore.graph.shared import shared_tables
 from gnnstore.strategies.placement import Placement
 from gnnstore.testing.graphs import GraphArrays, random_graph
-from gnnstore.testing.twins.reads import plan_reads
 from tests.support.batches import Batches, assert_same_batches, batches_of
 from tests.support.effort import paired
 from tests.support.graphs import WIDTH, N, graph_of_three_tables
 from tests.support.references import OPTIONS
+from tests.support.twins.reads import plan_reads
 
 ROW_BYTES = 4 * WIDTH
 

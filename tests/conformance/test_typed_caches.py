@@ -12,10 +12,10 @@ from torch_geometric.data import HeteroData
 import gnnstore
 from gnnstore import NeighborLoader
 from gnnstore.sampling.compact import RowSpace
-from gnnstore.testing.twins.caches import belady_plan
 from tests.support.batches import assert_same_batches, batches_of
 from tests.support.hetero import hetero_store
 from tests.support.loaders import slots_of
+from tests.support.twins.caches import belady_plan
 
 # Nodes of each type, and the width and type of their features.
 NODES: dict[str, tuple[int, int, torch.dtype]] = {

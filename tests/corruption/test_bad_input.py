@@ -33,8 +33,9 @@ from gnnstore.errors import (
 )
 from gnnstore.formats import StoreReader
 from gnnstore.formats.container.workdir import find_leftovers
-from gnnstore.testing.graphs import random_graph, read_store, write_store
+from gnnstore.testing.graphs import random_graph, write_store
 from tests.support.files import unprivileged
+from tests.support.graphs import read_store
 
 NUM_NODES, NUM_EDGES = 20, 100
 

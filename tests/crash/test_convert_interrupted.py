@@ -21,9 +21,9 @@ from gnnstore.converters import ConvertOptions, from_rmat
 from gnnstore.errors import UsageError
 from gnnstore.formats import StoreReader
 from gnnstore.formats.container.workdir import find_leftovers
-from gnnstore.testing.graphs import read_store
 from tests.support.effort import choose
 from tests.support.forks import ForkServer
+from tests.support.graphs import read_store
 
 SCALE = 9
 
@@ -36,7 +36,7 @@ _SWEEP = """
 
     import zarr
     from gnnstore.converters import ConvertOptions, from_rmat
-    from gnnstore.testing.faults import inject
+    from tests.support.faults import inject
     from tests.support.filesystem_calls import signal_at_filesystem_call, serve
 
     folder, name, overwrite = sys.argv[1:]

@@ -18,10 +18,10 @@ import pytest
 import gnnstore
 from gnnstore.errors import NoSpaceError, StorageError, UsageError
 from gnnstore.formats.container.workdir import find_leftovers
-from gnnstore.testing.faults import inject
 from gnnstore.testing.graphs import random_graph
 from tests.support.batches import assert_same_batches, batches_of
 from tests.support.effort import choose
+from tests.support.faults import inject
 from tests.support.forks import ForkServer
 from tests.support.packed import pack
 from tests.support.stores import assert_same_files

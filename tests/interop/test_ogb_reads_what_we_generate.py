@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from gnnstore.converters import from_ogb
-from gnnstore.testing.graphs import GraphArrays, random_graph, read_store
+from gnnstore.testing.graphs import GraphArrays, random_graph
 from tests.support import published
+from tests.support.graphs import read_store
 
 pytest.importorskip("ogb")
 # pandas and torch, as ogb uses them, warn of what is going to change.

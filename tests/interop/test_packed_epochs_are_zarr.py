@@ -11,8 +11,8 @@ import pytest
 from gnnstore.features.packed.saved import decode_record
 from gnnstore.formats.packed.reader import PackedReader
 from gnnstore.testing.graphs import random_graph
-from gnnstore.testing.twins.packing import piece_crcs
 from tests.support.packed import pack
+from tests.support.twins.packing import piece_crcs
 
 zarr = pytest.importorskip("zarr")
 

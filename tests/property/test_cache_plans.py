@@ -15,7 +15,7 @@ from gnnstore.caching.plan import CachePlan, Trace
 from gnnstore.caching.policies.belady import BeladyPlanner
 from gnnstore.caching.policies.registry import POLICIES
 from gnnstore.errors import UsageError
-from gnnstore.testing.twins import caches as twin
+from tests.support.twins import caches as twin
 
 Batches = list[list[int]]
 

@@ -12,9 +12,10 @@ from hypothesis import HealthCheck, given, settings
 import gnnstore
 from gnnstore.converters import ConvertOptions
 from gnnstore.formats import StoreReader
-from gnnstore.testing.graphs import GraphArrays, StoredGraph, read_store
-from gnnstore.testing.strategies import convert_options, graphs
+from gnnstore.testing.graphs import GraphArrays
 from tests.support.effort import examples
+from tests.support.graphs import StoredGraph, read_store
+from tests.support.strategies import convert_options, graphs
 
 
 def check_edges(graph: GraphArrays, stored: StoredGraph, options: ConvertOptions) -> None:

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from gnnstore import _core
-from gnnstore.testing.twins import kernels as twin
-from gnnstore.testing.twins.kernels import multiply_high, philox4x64_10
 from tests.support.effort import examples
+from tests.support.twins import kernels as twin
+from tests.support.twins.kernels import multiply_high, philox4x64_10
 
 # One byte; not dividing a page; just below, at and above a page; several pages.
 ROW_BYTES = [1, 2, 4, 8, 16, 32, 64, 100, 128, 400, 511, 512, 513, 1200, 4095, 4096, 4097, 12288]

@@ -33,9 +33,9 @@ from gnnstore.graph.neighbor_cache import (
 )
 from gnnstore.sampling.disk import CachedNeighbors, DiskNeighborSampler, StagedBatch
 from gnnstore.sampling.neighbor import BatchRequest, NeighborSampler, Sample, SamplingConfig
-from gnnstore.testing.faults import inject
-from gnnstore.testing.twins.reads import write_array
 from tests.support.effort import examples
+from tests.support.faults import inject
+from tests.support.twins.reads import write_array
 
 FANOUTS = st.lists(st.one_of(st.just(-1), st.integers(0, 12), st.integers(30, 50)), max_size=3).map(
     tuple

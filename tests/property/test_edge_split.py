@@ -21,8 +21,9 @@ from gnnstore.converters.writer import edge_splits
 from gnnstore.errors import InputError, UsageError
 from gnnstore.features.check import verify
 from gnnstore.graph.store import GraphStore
-from gnnstore.testing.graphs import read_store, write_store
+from gnnstore.testing.graphs import write_store
 from tests.support.effort import choose, examples
+from tests.support.graphs import read_store
 from tests.support.stores import assert_same_files
 
 Edges = npt.NDArray[np.int64]

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gnnstore import _core
-from gnnstore.testing.twins import sampling as twins
 from tests.support.effort import examples
+from tests.support.twins import sampling as twins
 
 
 @settings(max_examples=examples(100), deadline=None)

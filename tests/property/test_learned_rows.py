@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from gnnstore import _core
-from gnnstore.testing.twins import learned_rows as twins
+from tests.support.twins import kernels as twins
 
 # Floats of state for each row: so many, and so many for each column.
 STATE_FLOATS = {"sgd": (0, 0), "rowwise_adagrad": (1, 0), "adagrad": (0, 1), "sparse_adam": (0, 2)}

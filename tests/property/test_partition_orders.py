@@ -22,8 +22,8 @@ from gnnstore.partitions.orders import (
     states_of_nodes,
     two_level,
 )
-from gnnstore.testing.twins.partitions import partitions_loaded
 from tests.support.effort import is_long
+from tests.support.twins.partitions import partitions_loaded
 
 KEYS = st.tuples(st.integers(0, 2**63), st.integers(0, 2**31))
 

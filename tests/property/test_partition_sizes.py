@@ -18,7 +18,7 @@ from gnnstore.partitions.sizes import (
     places_bytes,
     sizes_of_partitions,
 )
-from gnnstore.testing.twins.partitions import partitions_loaded
+from tests.support.twins.partitions import partitions_loaded
 
 NUM_NODES, ROW_BYTES = 10**9, 10**6
 

@@ -22,8 +22,8 @@ from gnnstore.formats.partitions.reader import (
     open_partitions,
 )
 from gnnstore.testing.graphs import GraphArrays, random_graph
-from gnnstore.testing.twins.partitions import partition_reference
 from tests.support.stores import write_example_store
+from tests.support.twins.partitions import partition_reference
 
 
 def check(store: Path, unit: PartitionsReader) -> None:

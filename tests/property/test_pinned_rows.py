@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from gnnstore import _core
-from gnnstore.testing.twins import caches as twins
+from tests.support.twins import caches as twins
 
 NUM_NODES = 200
 

@@ -23,8 +23,8 @@ from gnnstore.caching.policies.registry import POLICIES
 from gnnstore.disk.engines import open_engine
 from gnnstore.features.planned import PlanStep, SlotCache, TurnLock
 from gnnstore.features.source import FileRows, MemoryRows, Rows, RowSource, of_one_type
-from gnnstore.testing.twins.reads import write_array
 from tests.support.effort import examples
+from tests.support.twins.reads import write_array
 
 NUM_ROWS = 400
 # Bytes of a row of each table: whole lines, others, and the smallest.

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from gnnstore.disk.profile import ReadTuning
 from gnnstore.formats.arrays.pages import PageGeometry, plan_shards
 from gnnstore.strategies.workload import ReadTotals, count_extents, count_reads
-from gnnstore.testing.twins.reads import plan_reads
 from tests.support.disks import usual_profile
+from tests.support.twins.reads import plan_reads
 
 
 @given(

@@ -19,13 +19,13 @@ from gnnstore.disk.engines import open_engine
 from gnnstore.features.source import FileRows
 from gnnstore.formats import PageGeometry, plan_shards
 from gnnstore.formats.arrays.dtypes import STORAGE_DTYPES
-from gnnstore.testing.twins.reads import (
+from tests.support.effort import examples, paired
+from tests.support.engines import some_rows
+from tests.support.twins.reads import (
     files_of,
     plan_reads,
     write_array,
 )
-from tests.support.effort import examples, paired
-from tests.support.engines import some_rows
 
 # The widths at which published systems compute the wrong page.
 ROW_BYTES = (1, 2, 100, 400, 511, 512, 513, 1200, 4095, 4096, 4097, 12288)

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gnnstore import _core
-from gnnstore.testing.twins import partitions as twins
 from tests.support.effort import examples
+from tests.support.twins import partitions as twins
 
 Buckets = dict[str, Any]
 

@@ -21,8 +21,8 @@ from gnnstore.converters.edges.columns import BuiltEdges
 from gnnstore.converters.edges.on_disk import merge as spill_merge
 from gnnstore.converters.edges.on_disk import runs as spill_runs
 from gnnstore.converters.edges.rules import EdgeRules
-from gnnstore.testing.strategies import edge_indices
 from tests.support.effort import examples
+from tests.support.strategies import edge_indices
 
 RULES = st.builds(
     EdgeRules,

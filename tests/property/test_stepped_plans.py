@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from gnnstore.caching.plan import CachePlan, PlanPlace, Trace
 from gnnstore.caching.policies.base import SpillingPlanner
 from gnnstore.caching.policies.fixed import FixedPlanner
-from gnnstore.testing.twins.caches import TwinPlan, batches_of, plan_fixed
 from tests.support.effort import examples
 from tests.support.traces import spill_trace
+from tests.support.twins.caches import TwinPlan, batches_of, plan_fixed
 
 
 @st.composite

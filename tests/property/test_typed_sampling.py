@@ -20,15 +20,13 @@ from gnnstore.formats.store.csc import Csc
 from gnnstore.sampling.disk import DiskNeighborSampler, StagedBatch
 from gnnstore.sampling.neighbor import BatchRequest, NeighborSampler, Sample, SamplingConfig
 from gnnstore.sampling.sampled_graph import COLUMNS, SampledTypes, TimeColumns
-from gnnstore.testing.twins.sampling import (
+from tests.support.twins.sampling import (
     DrawKey,
     TypedBatch,
     TypedColumns,
     add_reverse_edges,
     sample_types,
 )
-from tests.property.test_disk_sampling import cached_lists
-from tests.support.effort import choose, examples
 
 NODES = ("a", "b", "c", "alone")
 EDGES = (

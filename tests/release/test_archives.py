@@ -18,8 +18,7 @@ import yaml
 from tests.support import effort
 
 ROOT = Path(__file__).parents[2]
-# What a build or a run leaves behind, and what only this repository has use for.
-OWN_HELPERS = tuple(f"gnnstore/testing/{name}" for name in ("faults.py", "strategies.py", "twins/"))
+# What a build or a run leaves behind.
 JUNK = re.compile(r"(^|/)(__pycache__|\.(?!github/)[^/]*)(/|$)|^(build|dist|demo)/|\.(so|pyc)$")
 
 
@@ -70,7 +69,6 @@ def test_the_wheel_holds_the_package_and_nothing_else(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
     modules = {path.relative_to(ROOT).as_posix() for path in (ROOT / "gnnstore").rglob("*.py")}
-    modules -= {name for name in modules if name.startswith(OWN_HELPERS)}
     assert modules <= names
     (core,) = (name for name in names if name.endswith(".so"))
     assert {name for name in names - modules - {core} if ".dist-info/" not in name} == {

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gnnstore.testing.resume import assert_same_batches
+from gnnstore.testing import assert_same_batches
 
 __all__ = ["Batches", "assert_same_batches", "batches_of", "digest_of", "digests"]
 

@@ -13,8 +13,8 @@ from torch import Tensor
 
 import gnnstore
 from gnnstore.nn import AdjT
+from gnnstore.testing import assert_same_batches
 from gnnstore.testing.graphs import GraphArrays, random_graph
-from gnnstore.testing.resume import assert_same_batches
 
 WIDTH = 6
 

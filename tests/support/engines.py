@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from gnnstore.testing.twins.reads import why_unavailable
+from tests.support.twins.reads import why_unavailable
 
 
 def available(engine: str, directory: Path) -> str:

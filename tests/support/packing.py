@@ -16,7 +16,7 @@ from gnnstore.disk.engines import open_engine
 from gnnstore.features.packed.chunks import PackedSuperbatch
 from gnnstore.features.packed.pack import pack
 from gnnstore.features.source import FileRows, RowRequest, of_one_type
-from gnnstore.testing.twins.reads import write_array
+from tests.support.twins.reads import write_array
 
 MEMORY_BYTES = 1 << 25
 

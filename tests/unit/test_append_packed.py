@@ -13,9 +13,9 @@ from gnnstore.errors import NoSpaceError
 from gnnstore.features.packed.misses import collect_misses
 from gnnstore.features.packed.pack import append_missed
 from gnnstore.sampling.compact import RowRange
-from gnnstore.testing.faults import inject
-from gnnstore.testing.twins.packing import packed_file
+from tests.support.faults import inject
 from tests.support.packing import MEMORY_BYTES, PackingCase, plan_of
+from tests.support.twins.packing import packed_file
 
 NUM_ROWS = 3000
 

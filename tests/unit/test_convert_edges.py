@@ -24,8 +24,8 @@ from gnnstore.converters.edges.rules import EdgeRules
 from gnnstore.converters.inputs.files import open_npy
 from gnnstore.errors import BudgetError, InputError
 from gnnstore.testing.graphs import GraphArrays, random_graph
-from gnnstore.testing.strategies import graphs
 from tests.support.effort import examples
+from tests.support.strategies import graphs
 
 RULES = st.builds(
     EdgeRules,

@@ -41,8 +41,8 @@ from gnnstore.features.check import verify
 from gnnstore.formats import StoreReader
 from gnnstore.formats.arrays.dtypes import to_bfloat16_bits
 from gnnstore.progress import NullPhase
-from gnnstore.testing.graphs import read_store
 from tests.support.effort import examples
+from tests.support.graphs import read_store
 
 ROWS = np.random.default_rng(0).random((11, 3)).astype(np.float32)
 LAYOUT = RawLayout("float32", (-1, 3))

@@ -34,7 +34,8 @@ from gnnstore.errors import (
 from gnnstore.formats import StoreReader
 from gnnstore.formats.arrays.dtypes import from_bfloat16_bits, to_bfloat16_bits
 from gnnstore.progress import NullProgress
-from gnnstore.testing.graphs import StoredGraph, random_graph, read_store
+from gnnstore.testing.graphs import random_graph
+from tests.support.graphs import StoredGraph, read_store
 
 NUM_NODES = 300
 OVERWRITE = ConvertOptions(overwrite=True)

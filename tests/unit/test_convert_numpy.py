@@ -15,7 +15,8 @@ from gnnstore.converters.edges import columns as in_buckets
 from gnnstore.converters.edges.buffer import EdgeBuffer
 from gnnstore.converters.typed import inputs
 from gnnstore.errors import BudgetError, InputError, NotFoundError, UsageError
-from gnnstore.testing.graphs import GraphArrays, StoredGraph, random_graph, read_store
+from gnnstore.testing.graphs import GraphArrays, random_graph
+from tests.support.graphs import StoredGraph, read_store
 
 OVERWRITE = ConvertOptions(overwrite=True)
 

@@ -15,7 +15,8 @@ import torch
 from gnnstore.converters import ConvertOptions, from_ogb
 from gnnstore.errors import InputError, NotFoundError, UsageError
 from gnnstore.formats import StoreReader
-from gnnstore.testing.graphs import GraphArrays, StoredGraph, random_graph, read_store
+from gnnstore.testing.graphs import GraphArrays, random_graph
+from tests.support.graphs import StoredGraph, read_store
 
 
 def write_csv(path: Path, rows: npt.NDArray[Any]) -> None:

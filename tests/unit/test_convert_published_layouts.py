@@ -14,8 +14,9 @@ import pytest
 from gnnstore.converters import ConvertOptions, from_graphbolt, from_igb, from_ogb, from_snap
 from gnnstore.converters.datasets import graphbolt
 from gnnstore.errors import GnnstoreError, InputError, NotFoundError, UsageError
-from gnnstore.testing.graphs import GraphArrays, StoredGraph, random_graph, read_store
+from gnnstore.testing.graphs import GraphArrays, random_graph
 from tests.support import published
+from tests.support.graphs import StoredGraph, read_store
 
 
 @pytest.fixture

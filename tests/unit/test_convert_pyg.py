@@ -17,7 +17,8 @@ import gnnstore
 from gnnstore.converters import ConvertOptions, from_pyg
 from gnnstore.errors import InputError, UsageError
 from gnnstore.formats import StoreReader
-from gnnstore.testing.graphs import random_graph, read_store
+from gnnstore.testing.graphs import random_graph
+from tests.support.graphs import read_store
 
 OVERWRITE = ConvertOptions(overwrite=True)
 

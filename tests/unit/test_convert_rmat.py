@@ -13,7 +13,7 @@ from gnnstore.converters import ConvertOptions, from_rmat
 from gnnstore.converters.synthetic import rmat
 from gnnstore.converters.synthetic.rmat import SyntheticNodes
 from gnnstore.errors import BudgetError, NoSpaceError, UsageError
-from gnnstore.testing.graphs import StoredGraph, read_store
+from tests.support.graphs import StoredGraph, read_store
 
 OVERWRITE = ConvertOptions(overwrite=True)
 

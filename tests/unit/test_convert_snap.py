@@ -24,8 +24,8 @@ from gnnstore.errors import (
 )
 from gnnstore.features.check import verify
 from gnnstore.formats.store import checks
-from gnnstore.testing.graphs import read_store
 from tests.support.effort import paired
+from tests.support.graphs import read_store
 
 HEADER = "# Directed graph\n# FromNodeId\tToNodeId\n"
 

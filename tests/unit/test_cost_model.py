@@ -29,9 +29,9 @@ from gnnstore.strategies.workload import (
     TableReads,
     Workload,
 )
-from gnnstore.testing.twins.caches import run_lru
 from tests.support.disks import usual_profile
 from tests.support.effort import examples
+from tests.support.twins.caches import run_lru
 
 NUM_ROWS, ROW_BYTES = 20_000, 512
 ALL = auto()

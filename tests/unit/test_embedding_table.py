@@ -34,9 +34,9 @@ from gnnstore.formats.partitions.reader import PartitionsReader
 from gnnstore.formats.tables.manifest import canonical
 from gnnstore.partitions.policy import Slots
 from gnnstore.testing.graphs import write_store
-from gnnstore.testing.twins.learned_rows import initial_rows
 from gnnstore.tools import cli
 from tests.support.stores import write_example_store
+from tests.support.twins.kernels import initial_rows
 
 N, DIM, P = 60, 8, 5
 

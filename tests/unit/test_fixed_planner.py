@@ -16,9 +16,9 @@ from gnnstore.errors import CorruptStoreError, NoSpaceError, UsageError
 from gnnstore.features.packed.pack import pack
 from gnnstore.features.planned import PlanStep, SlotCache
 from gnnstore.features.source import FileRows, files_of, of_one_type
-from gnnstore.testing.faults import inject
-from gnnstore.testing.twins.reads import write_array
+from tests.support.faults import inject
 from tests.support.traces import spill_trace
+from tests.support.twins.reads import write_array
 
 NUM_NODES = 5000
 

@@ -30,7 +30,7 @@ from gnnstore.disk.measure import (
 )
 from gnnstore.disk.profile import filesystem_id
 from gnnstore.errors import NoSpaceError, NotFoundError, StorageError, UsageError
-from gnnstore.testing.faults import inject
+from tests.support.faults import inject
 
 MIB = 1 << 20
 

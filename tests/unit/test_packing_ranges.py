@@ -26,13 +26,13 @@ from gnnstore.features.packed.misses import MissCollector, MissTable
 from gnnstore.features.packed.pack import least_memory, packed_bytes
 from gnnstore.features.source import FileRows
 from gnnstore.sampling.compact import RowRange
-from gnnstore.testing.faults import inject
-from gnnstore.testing.twins.packing import packed_file, piece_crcs
-from gnnstore.testing.twins.reads import write_array
 from tests.support.effort import examples
+from tests.support.faults import inject
 from tests.support.files import flip
 from tests.support.packing import PackingCase
 from tests.support.traces import spill
+from tests.support.twins.packing import packed_file, piece_crcs
+from tests.support.twins.reads import write_array
 
 NUM_ROWS, ROW_BYTES = 4000, 300
 SIZES = (900, 0, 700, 800, 1)

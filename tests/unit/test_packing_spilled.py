@@ -23,13 +23,13 @@ from gnnstore.features.packed.misses import collect_misses
 from gnnstore.features.packed.pack import append_missed, least_memory, pack
 from gnnstore.features.source import FileRows, of_one_type
 from gnnstore.sampling.compact import RowRange
-from gnnstore.testing.faults import inject
-from gnnstore.testing.twins.packing import packed_file, piece_crcs
-from gnnstore.testing.twins.reads import write_array
 from gnnstore.threads import CancelledError, Flag, for_each
+from tests.support.faults import inject
 from tests.support.files import flip
 from tests.support.packing import MEMORY_BYTES, PackingCase, watched_memory
 from tests.support.traces import Spilled, spill
+from tests.support.twins.packing import packed_file, piece_crcs
+from tests.support.twins.reads import write_array
 
 NUM_ROWS, ROW_BYTES = 4000, 300
 

@@ -31,8 +31,8 @@ from gnnstore.features import planned as planned_cache
 from gnnstore.features import planned as turns_module
 from gnnstore.features.planned import PlanStep, SlotCache, TurnLock
 from gnnstore.features.source import FileRows, RowSource, RowSpec, of_one_type
-from gnnstore.testing.faults import inject
-from gnnstore.testing.twins.reads import write_array
+from tests.support.faults import inject
+from tests.support.twins.reads import write_array
 
 NUM_ROWS, ROW_BYTES, NUM_SLOTS = 600, 64, 80
 NUM_BATCHES = 12

@@ -14,7 +14,7 @@ from gnnstore.caching.plan import Trace
 from gnnstore.caching.policies import simulate
 from gnnstore.caching.policies.simulate import distinct_rows, policies, run_policy
 from gnnstore.caching.scores import Score
-from gnnstore.testing.twins.caches import run_lru
+from tests.support.twins.caches import run_lru
 
 NUM_NODES = 300
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from gnnstore import _core
 from gnnstore.formats import AttributeSpec, PagedArray, PageGeometry, plan_shards
-from gnnstore.testing.twins.reads import files_of
+from tests.support.twins.reads import files_of
 
 
 @pytest.fixture

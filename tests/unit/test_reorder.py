@@ -25,7 +25,8 @@ from gnnstore.converters.writer.graph_writer import GraphWriter
 from gnnstore.errors import BudgetError, InputError, StoreExistsError, UsageError
 from gnnstore.features.check import verify
 from gnnstore.graph import arrays
-from gnnstore.testing.graphs import random_graph, read_store, write_store
+from gnnstore.testing.graphs import random_graph, write_store
+from tests.support.graphs import read_store
 from tests.support.stores import assert_same_files
 
 

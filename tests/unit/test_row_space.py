@@ -31,9 +31,9 @@ from gnnstore.features.source import (
 )
 from gnnstore.features.static import StaticCache
 from gnnstore.sampling.compact import RowRange, RowSpace
-from gnnstore.testing.twins.caches import belady_plan
-from gnnstore.testing.twins.reads import write_array
 from tests.support.packing import plan_of
+from tests.support.twins.caches import belady_plan
+from tests.support.twins.reads import write_array
 
 COUNTS = {"paper": 700, "author": 400, "venue": 90}
 # Nodes that have no rows on disk, and their type no place in the row space.

@@ -15,7 +15,7 @@ from torch_geometric.sampler.utils import to_bidirectional
 from gnnstore import _core
 from gnnstore.formats.store.csc import Csc
 from gnnstore.sampling.neighbor import NeighborSampler, Sample, SamplingConfig
-from gnnstore.testing.twins import sampling as reference
+from tests.support.twins import sampling as reference
 
 
 def graph(columns: list[list[int]], dtype: str = "int64") -> Csc:

@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pytest
 
 from gnnstore import _core
-from gnnstore.testing.twins import sampling as reference
+from tests.support.twins import sampling as reference
 
 Positions = npt.NDArray[np.int64]
 

@@ -18,9 +18,9 @@ from gnnstore.features.packed.misses import collect_misses
 from gnnstore.features.packed.segments import append_divided, divide_misses
 from gnnstore.features.source import FileRows, of_one_type
 from gnnstore.sampling.compact import RowRange
-from gnnstore.testing.twins.packing import piece_crcs
-from gnnstore.testing.twins.reads import write_array
 from tests.support.packing import plan_of
+from tests.support.twins.packing import piece_crcs
+from tests.support.twins.reads import write_array
 
 NUM_ROWS, MEMORY_BYTES = 900, 1 << 26
 SIZES = (200, 0, 300, 1, 250, 250, 100)

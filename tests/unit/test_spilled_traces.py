@@ -22,7 +22,7 @@ from gnnstore.caching.plan import CachePlan, PlanPlace, Trace, TraceBuilder
 from gnnstore.caching.policies.belady import BeladyPlanner
 from gnnstore.disk.spool import FileSpool
 from gnnstore.errors import CorruptStoreError, NoSpaceError, StorageError, UsageError
-from gnnstore.testing.faults import inject
+from tests.support.faults import inject
 from tests.support.files import flip
 
 NUM_BATCHES, NUM_NODES, NUM_SLOTS = 12, 500, 60

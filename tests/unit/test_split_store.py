@@ -23,7 +23,8 @@ from gnnstore.errors import (
 )
 from gnnstore.features.check import verify
 from gnnstore.formats import StoreReader
-from gnnstore.testing.graphs import random_graph, read_store, write_store
+from gnnstore.testing.graphs import random_graph, write_store
+from tests.support.graphs import read_store
 from tests.support.stores import arrays_of, assert_same_files
 
 FRACTIONS = (0.7, 0.2, 0.1)

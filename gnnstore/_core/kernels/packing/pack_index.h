@@ -2,7 +2,7 @@
 // plan, inverted. Rows are packed in the order of the table, so the missed rows of a batch, sorted,
 // are all that packing needs, and their positions all that reading back needs: packed row k
 // goes to position k. One batch at a time, since traces need not be in memory.
-// `gnnstore.testing.twins.packing` defines the result.
+// `tests.support.twins.packing` defines the result.
 #pragma once
 
 #include <cstdint>

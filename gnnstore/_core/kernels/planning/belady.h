@@ -12,7 +12,7 @@ namespace gnnstore {
 // superbatch, and become the cache after it; -1 and 0: an empty slot. If planning fails they stay
 // what they are, or become empty if it fails late. slots [num_ids] receives
 // the slot of each access that is a hit, else -1; misses [num_batches] the distinct rows of
-// each batch that are not in the cache. gnnstore.testing.twins.caches.belady_plan defines the result.
+// each batch that are not in the cache. tests.support.twins.caches.belady_plan defines the result.
 // num_threads look for next uses; the plan does not depend on how many there are.
 template <class Id>
 CacheChanges plan_belady(const Trace<Id> &trace, int64_t num_slots, int64_t *nodes,

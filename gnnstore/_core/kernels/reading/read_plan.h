@@ -1,5 +1,5 @@
 // From the rows of a batch to the reads that fetch them: sorted, each page once, near ones
-// together. `gnnstore.testing.twins.reads.plan_reads` defines the result.
+// together. `tests.support.twins.reads.plan_reads` defines the result.
 #pragma once
 
 #include <cstdint>

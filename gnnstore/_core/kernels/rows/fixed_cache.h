@@ -1,6 +1,6 @@
 // The plan of a cache whose rows were chosen beforehand: what a batch finds in it, and which of
 // its rows enter. A row keeps the slot that it was given (see node_slots.h), so all that a plan
-// decides is when it is there. `gnnstore.testing.twins.caches` defines the result.
+// decides is when it is there. `tests.support.twins.caches` defines the result.
 #pragma once
 
 #include <cstdint>

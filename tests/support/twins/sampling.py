@@ -181,7 +181,7 @@ def _chosen(columns: TypedColumns, node: int, choice: Choice, key: KeyWords) -> 
         weights = [int(columns.weights[at]) for at in eligible]
         return [eligible[place] for place in choose_weighted(weights, k, replace, key)]
     if columns.times is not None:
-        assert choice.time is not None  # noqa: S101 - seeds have times if edges do
+        assert choice.time is not None
         since = None if choice.window is None else max(choice.time - choice.window, -(2**63))
         eligible = [
             at
@@ -250,7 +250,7 @@ def add_reverse_edges(
 def edges_by_node(
     edge_index: npt.NDArray[Any],
     num_targets: int,
-    num_sources: int,  # noqa: ARG001 - the kernel's signature
+    num_sources: int,
     layers: Sequence[tuple[int, int]],
     values: npt.NDArray[np.float32] | None = None,
 ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32], list[tuple[Any, ...]]]:

@@ -1,1 +1,0 @@
-"""Reference implementations of the compiled kernels, in plain NumPy."""
