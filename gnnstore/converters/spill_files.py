@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, closing, nullcontext
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -18,10 +19,12 @@ from gnnstore.converters.inputs.source import (
     ArraySource,
     MemoryArray,
     RowTaker,
+    empty_piece,
     read_ahead,
     row_bytes,
 )
 from gnnstore.errors import CorruptStoreError, InputError, storage_errors
+from gnnstore.formats.arrays.paged_array import PagedArray
 from gnnstore.formats.container.files import fill_at, open_regular, require_space
 
 # A range of nodes takes an eighth of the memory: one is in memory unsorted and sorted while the
@@ -46,6 +49,45 @@ def read_exactly(
             "convert again",
             path=path,
         )
+
+
+class ReadArray(PagedArray):
+    """A paged array that is read, not mapped: pages that were touched would count as memory."""
+
+    def read_slice(self, start: int, stop: int) -> npt.NDArray[Any]:
+        """Read rows start, ..., stop - 1."""
+        return read_rows(self, start, stop, partial(read_exactly, what="the array"))
+
+
+def read_rows(
+    array: PagedArray,
+    first: int,
+    last: int,
+    fill: Callable[[Path, int, npt.NDArray[np.uint8]], None],
+) -> npt.NDArray[Any]:
+    """Read rows first, ..., last - 1; `fill` reads bytes of a file from an offset on."""
+    geometry, shard_rows = array.geometry, array.layout.shard_rows
+    per_run, stride, row_bytes = (
+        geometry.rows_per_page,
+        geometry.page_stride_bytes,
+        geometry.row_bytes,
+    )
+    out = empty_piece((last - first) * row_bytes, np.uint8).reshape(last - first, row_bytes)
+    done = first
+    while done < last:
+        shard, row = divmod(done, shard_rows)
+        count = min(last - done, shard_rows - row)
+        here, path = out[done - first :][:count], array.file_paths[shard]
+        if geometry.is_exact:
+            fill(path, geometry.offset(row), here.reshape(-1))
+        else:
+            begin, end = row // per_run, geometry.num_runs(row + count)
+            runs = empty_piece((end - begin) * stride, np.uint8).reshape(end - begin, stride)
+            fill(path, begin * stride, runs.reshape(-1))
+            rows = runs[:, : per_run * row_bytes].reshape(-1, row_bytes)
+            here[:] = rows[row - begin * per_run :][:count]
+        done += count
+    return out.reshape(-1).view(array.dtype).reshape(last - first, *array.row_shape)
 
 
 def by_key(keys: npt.NDArray[Any]) -> Iterator[tuple[int, npt.NDArray[np.intp]]]:

@@ -164,8 +164,8 @@ def test_bad_weights(tmp_path: Path, values: torch.Tensor, message: str) -> None
             "'author' are float32 .* decide on a time for rows that have none",
         ),
         (torch.tensor([1, -(2**63), 3]), "'time' of nodes of type 'author': row 1 is NaT"),
-        (torch.ones(3, 2, dtype=torch.int64), r"are int64 \[3, 2\]; times are one integer"),
-        (torch.tensor([True, False, True]), r"are bool \[3\]; times are one integer"),
+        (torch.ones(3, 2, dtype=torch.int64), r"are int64 \[N, 2\]; times are one integer"),
+        (torch.tensor([True, False, True]), r"are bool \[N\]; times are one integer"),
     ],
 )
 def test_bad_times_of_nodes(tmp_path: Path, values: torch.Tensor, message: str) -> None:

@@ -11,9 +11,9 @@ validation and the rest for testing.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from gnnstore.converters.inputs.files import RawLayout, open_npy, open_raw
 from gnnstore.converters.inputs.opening import (
@@ -23,17 +23,11 @@ from gnnstore.converters.inputs.opening import (
     open_input,
 )
 from gnnstore.converters.inputs.source import ArraySource, FloatLabels
-from gnnstore.converters.typed.inputs import (
-    EdgeInput,
-    NodeInput,
-    largest_ids,
-    write_graph,
-    write_one_type,
-)
+from gnnstore.converters.typed.inputs import EdgeInput, NodeInput, largest_ids, write_graph
 from gnnstore.converters.writer.node_arrays import split_ranges
 from gnnstore.converters.writer.options import ConvertOptions, converter
 from gnnstore.errors import InputError, NotFoundError, check_choice
-from gnnstore.formats.store.schema import EdgeType
+from gnnstore.formats.store.schema import EDGE_TYPE, NODE_TYPE, EdgeType
 from gnnstore.progress import Progress
 
 _LOG = logging.getLogger(__name__)
@@ -83,31 +77,11 @@ def from_igb(
     InputError
         If an array is damaged or disagrees with another.
     """
-    check_choice("classes", classes, get_args(Classes))
-    directory = existing_directory(input, "the IGB data set")
-    path = Path("__".join(_CITES), _EDGES)
-    roots = (directory, directory / "processed")
-    root = next((own for own in roots if (own / path).exists()), None)
+    root = _find(input, lambda root: (root / "__".join(_CITES) / _EDGES).exists())
     if root is None:
-        raise NotFoundError(
-            f"{directory}: {path} is not there; give the directory of one size",
-            path=directory / path,
-        )
-    edges = _open_edges(root / path)
-    papers = root / "paper"
-    files = (root / path, papers / _FEATURES, papers / f"node_label_{classes}.npy")
-    return write_one_type(
-        output,
-        _open_nodes(root, "paper", {_CITES: edges}, classes),
-        edges,
-        kind="igb",
-        source={
-            "inputs": describe_files(path for path in files if path.exists()),
-            "classes": classes,
-        },
-        options=options,
-        progress=progress,
-    )
+        path = Path(input, "__".join(_CITES), _EDGES)
+        raise NotFoundError(f"{path} is not there; give the directory of one size", path=path)
+    return _convert(root, output, [_CITES], classes, kind="igb", options=options, progress=progress)
 
 
 @converter
@@ -141,42 +115,46 @@ def from_igbh(
     InputError
         If an array is damaged or disagrees with another.
     """
-    check_choice("classes", classes, get_args(Classes))
-    directory = existing_directory(input, "the IGBH data set")
-    roots = (directory, directory / "processed")
-    root = next((own for own in roots if len(_edge_types(own)) > 1), None)
+    root = _find(input, lambda root: len(_edge_types(root)) > 1)
     if root is None:
-        below = sorted(path.parent for path in directory.glob("*/processed") if _edge_types(path))
+        below = sorted(own.parent for own in Path(input).glob("*/processed") if _edge_types(own))
         hint = f"; give {' or '.join(map(str, below))}" if below else ""
         raise NotFoundError(
-            f"{directory}: there are not several directories as paper__written_by__author with "
+            f"{input}: there are not several directories as paper__written_by__author with "
             f"edge_index.npy{hint} (gnnstore convert igb is for the homogeneous graphs)",
-            path=directory,
+            path=Path(input),
         )
-    places = {own: root / "__".join(own) / _EDGES for own in _edge_types(root)}
-    edges = {own: _open_edges(path) for own, path in places.items()}
+    how: dict[str, Any] = {"kind": "igbh", "options": options, "progress": progress}
+    return _convert(root, output, _edge_types(root), classes, **how)
+
+
+def _find(directory: PathLike, is_there: Callable[[Path], bool]) -> Path | None:
+    root = existing_directory(directory, "the IGB data set")
+    return next(filter(is_there, (root, root / "processed")), None)
+
+
+def _convert(
+    root: Path, output: PathLike, edge_types: list[EdgeType], classes: Classes, **how: Any
+) -> Path:
+    """Convert some edge types, and the node types at their ends."""
+    check_choice("classes", classes, get_args(Classes))
+    places = {own: root / "__".join(own) / _EDGES for own in edge_types}
+    arrays = {own: open_npy(path) for own, path in places.items()}
+    edges = {  # each may be a row
+        own: EdgeInput.of_array(array, by_row=array.shape[1:] == (2,))
+        for own, array in arrays.items()
+    }
     names = sorted({name for own in edges for name in own[::2]}, key=_place)
     nodes = {name: _open_nodes(root, name, edges, classes) for name in names}
     features = (root / name / _FEATURES for name in names)
     files = (root / "paper" / f"node_label_{classes}.npy", *places.values(), *features)
-    return write_graph(
-        output,
-        nodes,
-        edges,
-        kind="igbh",
-        source={
-            "inputs": describe_files(path for path in files if path.exists()),
-            "classes": classes,
-        },
-        options=options,
-        progress=progress,
-    )
-
-
-def _open_edges(path: Path) -> EdgeInput:
-    """Open edges, of which each may be a row."""
-    edges = open_npy(path)
-    return EdgeInput.of_array(edges, by_row=edges.shape[1:] == (2,))
+    source = {
+        "inputs": describe_files(path for path in files if path.exists()),
+        "classes": classes,
+    }
+    if edge_types == [_CITES]:  # the only type needs no name
+        nodes, edges = {NODE_TYPE: nodes["paper"]}, {EDGE_TYPE: edges[_CITES]}
+    return write_graph(output, nodes, edges, source=source, **how)
 
 
 def _open_nodes(

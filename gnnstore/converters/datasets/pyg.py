@@ -23,8 +23,7 @@ from gnnstore.converters.edges.node_ids import edge_pairs
 from gnnstore.converters.inputs.opening import PathLike
 from gnnstore.converters.inputs.pickled import open_saved_data
 from gnnstore.converters.inputs.source import ArraySource, MemoryArray
-from gnnstore.converters.typed.graph_writer import HeteroGraphWriter
-from gnnstore.converters.typed.reverse import reverse_types
+from gnnstore.converters.typed.graph_writer import HeteroGraphWriter, reverse_types
 from gnnstore.converters.writer.graph_writer import GraphWriter
 from gnnstore.converters.writer.node_arrays import SPLIT_KEYS
 from gnnstore.converters.writer.options import ConvertOptions, converter

@@ -32,8 +32,8 @@ from gnnstore.converters.inputs.text_tables import (
 from gnnstore.converters.tables.columns import RowIds, TableColumns, edge_batches
 from gnnstore.converters.tables.inputs import ENDINGS as _TABLES
 from gnnstore.converters.tables.inputs import Table, open_table
+from gnnstore.converters.typed.graph_writer import reverse_types
 from gnnstore.converters.typed.inputs import EdgeInput, NodeInput, Pair, largest_ids, write_graph
-from gnnstore.converters.typed.reverse import reverse_types
 from gnnstore.converters.writer.node_arrays import SPLIT_KEYS
 from gnnstore.converters.writer.options import ConvertOptions, converter
 from gnnstore.errors import InputError, NotFoundError

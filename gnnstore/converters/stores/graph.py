@@ -23,8 +23,7 @@ from gnnstore import _core
 from gnnstore.converters.edges.node_ids import columns_of_edges
 from gnnstore.converters.inputs.opening import PathLike
 from gnnstore.converters.inputs.source import ArraySource, empty_piece
-from gnnstore.converters.spill_files import read_exactly
-from gnnstore.converters.typed.reading import read_rows
+from gnnstore.converters.spill_files import read_exactly, read_rows
 from gnnstore.converters.writer.estimates import NodeTable, Workload
 from gnnstore.converters.writer.graph_writer import GraphWriter
 from gnnstore.errors import UsageError

@@ -24,10 +24,11 @@ import numpy.typing as npt
 from gnnstore import _core
 from gnnstore.converters.inputs.opening import PathLike
 from gnnstore.converters.inputs.source import GeneratedRows, num_threads
-from gnnstore.converters.typed.inputs import EdgeInput, NodeInput, write_one_type
+from gnnstore.converters.typed.inputs import EdgeInput, NodeInput, write_graph
 from gnnstore.converters.writer.graph_writer import GraphWriter
 from gnnstore.converters.writer.options import ConvertOptions, converter
 from gnnstore.errors import UsageError, whole_number
+from gnnstore.formats.store.schema import EDGE_TYPE, NODE_TYPE
 from gnnstore.progress import Progress
 from gnnstore.random_words import draw_noise, draw_words
 
@@ -231,10 +232,10 @@ def from_rmat(
     node.attributes["y"] = GeneratedRows("y", (num_nodes,), np.int64, nodes.labels)
     if feature_dim:
         node.attributes["x"] = nodes.features(num_nodes, nodes.labels)
-    return write_one_type(
+    return write_graph(
         output,
-        node,
-        EdgeInput(pairs, "the edges", num_edges),
+        {NODE_TYPE: node},
+        {EDGE_TYPE: EdgeInput(pairs, "the edges", num_edges)},
         kind="rmat",
         source={"parameters": parameters},
         options=options,

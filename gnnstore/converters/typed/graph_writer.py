@@ -1,14 +1,17 @@
 """Writes nodes and edges of several types, which come in pieces, as a store.
 
 Edges of one type after the other are sorted within the memory budget, as those of a graph of one
-type are.
+type are. Of (s, r, d) the reverse edge type is (d, rev_r, s), with the same ids and attributes.
+Narrow attributes are copied: the edges of a list lie in one page, and the number of a row that is
+elsewhere would take about as much. Rows of wider ones are shared.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import asdict
+from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,18 +20,26 @@ import numpy.typing as npt
 
 from gnnstore import _core
 from gnnstore.converters.edges.builder import EdgeBuilder
-from gnnstore.converters.edges.node_ids import check_ids
+from gnnstore.converters.edges.columns import CARRIED_IDS
+from gnnstore.converters.edges.node_ids import check_ids, columns_of_edges
 from gnnstore.converters.edges.rules import EdgeRules
 from gnnstore.converters.inputs.source import ArraySource
-from gnnstore.converters.typed.reading import ReadArray
-from gnnstore.converters.typed.reverse import ReversedEdges, reverse_of, reverse_types
-from gnnstore.converters.typed.times import checked_edges
+from gnnstore.converters.typed.orders import checked_edges
 from gnnstore.converters.writer.adjacency import finished_array, write_adjacency
 from gnnstore.converters.writer.base import BaseWriter, Pairs
 from gnnstore.converters.writer.node_arrays import NodeArrays, RowSink
 from gnnstore.converters.writer.options import refuse_options
-from gnnstore.errors import InputError
+from gnnstore.errors import InputError, UsageError
+from gnnstore.formats.arrays.dtypes import id_dtype
+from gnnstore.formats.arrays.paged_array import PagedArray
+from gnnstore.formats.container.names import edge_directory, encode
 from gnnstore.formats.store.schema import EdgeType, EdgeTypeSpec
+from gnnstore.formats.store.writer import StoreWriter
+
+_PREFIX = "rev_"
+_POINTER_BYTES = 2**20
+_CHUNK_EDGES = 2**18
+_MOST_COPIED_BYTES = 64  # of a row
 
 
 def check_node_type(name: str, known: Collection[str], where: str = "") -> None:
@@ -37,6 +48,115 @@ def check_node_type(name: str, known: Collection[str], where: str = "") -> None:
         raise InputError(
             f"{where}there is no node type {name!r}; there are: "
             f"{', '.join(map(repr, known)) or 'none'}"
+        )
+
+
+def reverse_of(edge_type: EdgeType) -> EdgeType:
+    """Return the reverse of an edge type."""
+    source, relation, target = edge_type
+    return (target, _PREFIX + relation, source)
+
+
+def reverse_types(wanted: Sequence[str], edge_types: Sequence[EdgeType]) -> list[EdgeType]:
+    """Return the edge types that `ConvertOptions.reverse` names; refuse names of none.
+
+    "all" leaves out types whose reverse is there, and types that are the reverse of another.
+    """
+    there = set(edge_types)
+    backward = {reverse_of(edge_type) for edge_type in edge_types}
+    found: dict[EdgeType, None] = {}
+    for name in wanted:
+        if name == "all":
+            own = [e for e in edge_types if e not in backward and reverse_of(e) not in there]
+        else:
+            own = [e for e in edge_types if name in (e[1], "__".join(e))]
+            if not own:
+                raise UsageError(
+                    f"reverse={name!r}: there is no such relation; there are: "
+                    f"{', '.join('__'.join(e) for e in edge_types) or 'none'}"
+                )
+            for edge_type in own:
+                if reverse_of(edge_type) in there:
+                    raise UsageError(
+                        f"reverse={name!r}: the input has edges of type {reverse_of(edge_type)} "
+                        "already; leave it out"
+                    )
+        found.update(dict.fromkeys(own))
+    return list(found)
+
+
+class ReversedEdges:
+    """The edges of a type that lies in a store, from targets to sources."""
+
+    def __init__(self, store: StoreWriter, forward: EdgeTypeSpec) -> None:
+        self._paged = partial(finished_array, store)
+        self._forward = forward
+        self._shared = {
+            name: spec
+            for name, spec in forward.attributes.items()
+            if spec.row_bytes > _MOST_COPIED_BYTES
+        }
+        ids = forward.edge_id
+        # The name under which positions come, if attributes are shared and ids are no positions.
+        self._position = ""
+        if self._shared and ids is not None:
+            self._position = "position"
+            while self._position in forward.attributes:
+                self._position += "_"
+        self.id_dtype = id_dtype(forward.num_edges) if ids is None else np.dtype(ids.dtype)
+
+    def chunks(
+        self,
+    ) -> Iterator[tuple[npt.NDArray[Any], npt.NDArray[Any], dict[str, npt.NDArray[Any]]]]:
+        """Yield sources, targets and attributes, with the ids as `CARRIED_IDS`."""
+        edge = self._forward
+        indices = self._paged(edge.indices)
+        attributes = {
+            name: self._paged(spec)
+            for name, spec in edge.attributes.items()
+            if name not in self._shared
+        }
+        ids = None if edge.edge_id is None else self._paged(edge.edge_id)
+        if not edge.num_edges:
+            yield self._rows(indices, attributes, ids, 0, np.empty(0, np.int64))
+        column, latest = 0, np.empty(0, np.int64)
+        for _, piece in self._paged(edge.indptr).pieces(_POINTER_BYTES):
+            pointers = np.concatenate([latest, piece])
+            for first, columns in columns_of_edges(column, pointers, _CHUNK_EDGES):
+                yield self._rows(indices, attributes, ids, first, columns)
+            column, latest = column + len(pointers) - 1, pointers[-1:]
+
+    def _rows(
+        self,
+        indices: PagedArray,
+        attributes: dict[str, PagedArray],
+        ids: PagedArray | None,
+        first: int,
+        columns: npt.NDArray[np.int64],
+    ) -> tuple[npt.NDArray[Any], npt.NDArray[Any], dict[str, npt.NDArray[Any]]]:
+        last = first + len(columns)
+        rows = {name: array.read_slice(first, last) for name, array in attributes.items()}
+        positions = np.arange(first, last)
+        own = positions if ids is None else ids.read_slice(first, last)
+        rows[CARRIED_IDS] = own.astype(self.id_dtype, copy=False)
+        if self._position:
+            rows[self._position] = positions.astype(id_dtype(self._forward.num_edges))
+        return columns, indices.read_slice(first, last), rows
+
+    def sharing(self, written: EdgeTypeSpec) -> EdgeTypeSpec:
+        """Return the reverse type as it was written, with the attributes that are shared."""
+        if not self._shared:
+            return written
+        own = dict(written.attributes)
+        rows = own.pop(self._position, written.edge_id)
+        for name, spec in self._shared.items():
+            path = f"{edge_directory(*written.type)}/attrs/{encode(name)}"
+            own[name] = replace(spec, path=path)
+        return replace(
+            written,
+            attributes={name: own[name] for name in self._forward.attributes},
+            shared={name: spec.path for name, spec in self._shared.items()},
+            shared_row=rows,
         )
 
 
@@ -176,7 +296,7 @@ class HeteroGraphWriter(BaseWriter):
             return
         for name, spec in forward.attributes.items():
             self.describe_edge_attribute(reverse, name, dtype=spec.dtype, cat_dim=spec.cat_dim)
-        edges = ReversedEdges(lambda spec: ReadArray(finished_array(self._store, spec)), forward)
+        edges = ReversedEdges(self._store, forward)
         with self.progress.phase(f"reverse {'__'.join(forward.type)}", unit="edges") as phase:
             for sources, targets, rows in edges.chunks():
                 builder.add(sources, targets, rows, f"the reverse of {forward.type}")

@@ -19,9 +19,8 @@ from gnnstore.converters.edges.node_ids import (
 )
 from gnnstore.converters.inputs.opening import PathLike
 from gnnstore.converters.inputs.source import ArraySource, RowTaker, check_rows, row_bytes
-from gnnstore.converters.typed.graph_writer import HeteroGraphWriter, check_node_type
+from gnnstore.converters.typed.graph_writer import HeteroGraphWriter, check_node_type, reverse_types
 from gnnstore.converters.typed.orders import check_names
-from gnnstore.converters.typed.reverse import reverse_types
 from gnnstore.converters.writer.estimates import Workload, inspect_inputs
 from gnnstore.converters.writer.graph_writer import GraphWriter
 from gnnstore.converters.writer.options import ConvertOptions, check_features
@@ -244,11 +243,6 @@ def write_graph(
         one.finish_edges()
         _write_nodes(one, nodes[NODE_TYPE])
         return one.commit()
-
-
-def write_one_type(output: PathLike, node: NodeInput, edge: EdgeInput, **how: Any) -> Path:
-    """Write nodes and edges of one type as a store; see `write_graph`."""
-    return write_graph(output, {NODE_TYPE: node}, {EDGE_TYPE: edge}, **how)
 
 
 def _write_nodes(writer: Any, node: NodeInput, *of: str) -> None:

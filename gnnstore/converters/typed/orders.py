@@ -1,9 +1,10 @@
-"""Writes the orders of edges by time, and the sums of their weights, into a store."""
+"""Times and weights of a store, the orders of edges by time, and the sums of their weights."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,16 +14,20 @@ import numpy.typing as npt
 from gnnstore.budget.ledger import Reservation
 from gnnstore.budget.limits import memory_ledger
 from gnnstore.converters.inputs.opening import PathLike
-from gnnstore.converters.typed.reading import ReadArray
-from gnnstore.converters.typed.times import check_weights, checked_times
+from gnnstore.converters.inputs.source import ArraySource, MappedRows
+from gnnstore.converters.spill_files import ReadArray
 from gnnstore.converters.writer.adjacency import finished_array
 from gnnstore.converters.writer.options import ConvertOptions
 from gnnstore.errors import InputError, UsageError, limits_named
+from gnnstore.formats.arrays.dtypes import dtype_name
+from gnnstore.formats.arrays.paged_array import PagedArray
+from gnnstore.formats.arrays.paged_writer import PagedArrayWriter
 from gnnstore.formats.arrays.spec import AttributeSpec
 from gnnstore.formats.container import names as store_names
 from gnnstore.formats.container.manifest import KINDS
 from gnnstore.formats.store.by_column import (
     BLOCK_EDGE_BYTES,
+    NO_TIME,
     column_blocks,
     integer_weights,
     is_time,
@@ -37,9 +42,106 @@ from gnnstore.formats.store.reader import StoreReader
 from gnnstore.formats.store.schema import EdgeTypeSpec, Schema
 from gnnstore.formats.store.units import find_units
 from gnnstore.formats.store.writer import StoreWriter
-from gnnstore.progress import NullProgress, Progress
+from gnnstore.progress import NullProgress, Phase, Progress
 
 _MAX_BLOCK_EDGES = 2**22
+
+
+# ---- times and weights
+
+
+def integer_times(source: ArraySource, what: str) -> ArraySource:
+    """Return times [N] or [N, 1] as int64 [N]; `what` they are, for messages."""
+    named = what if source.label == what else f"{source.label}: {what}"
+    checked_times(np.empty((0, *source.shape[1:]), source.dtype), 0, named)
+    return MappedRows(
+        source, lambda rows, first: checked_times(rows, first, what), row_shape=(), dtype=np.int64
+    )
+
+
+def checked_times(rows: npt.NDArray[Any], first: int, what: str) -> npt.NDArray[np.int64]:
+    """Return times as int64 [k]; `first` is the number of the first row, for messages."""
+    if rows.dtype.kind not in "iu" or rows.shape[1:] not in ((), (1,)):
+        raise InputError(
+            f"{what} are {rows.dtype} [{', '.join(map(str, ('N', *rows.shape[1:])))}]; times are "
+            "one integer for each row, of one unit, as seconds since 1970: convert them, and "
+            "decide on a time for rows that have none"
+        )
+    rows = rows.reshape(-1)
+    bad = rows > np.iinfo(np.int64).max if rows.dtype == np.uint64 else rows == NO_TIME
+    if bad.any():
+        row = int(np.argmax(bad))
+        value = int(rows[row])
+        problem = "is NaT (the smallest int64)" if value == NO_TIME else f"is {value}, above int64"
+        raise InputError(
+            f"{what}: row {first + row} {problem}; decide on a time for rows without one"
+        )
+    return rows.astype(np.int64, copy=False)
+
+
+def checked_edges(
+    rows: Mapping[str, npt.NDArray[Any]],
+    types: Mapping[str, tuple[str, int]],
+    options: ConvertOptions,
+    first: int,
+    of: str,
+) -> dict[str, npt.NDArray[Any]]:
+    """Return attribute rows of edges; times are checked and int64, weights are checked."""
+    found = dict(rows)
+    for name in options.time_attr:
+        if name in rows:
+            found[name] = checked_times(rows[name], first, f"the times {name!r} of {of}")
+    for name in options.weight_attr:
+        if name in rows:
+            dtype = types.get(name, (dtype_name(rows[name].dtype), 0))[0]
+            check_weights(rows[name], dtype, first, f"the weights {name!r} of {of}")
+    return found
+
+
+def check_weights(rows: npt.NDArray[Any], dtype: str, first: int, what: str) -> None:
+    """Refuse weights that are negative, NaN or infinite, or not one for each edge."""
+    spec = AttributeSpec("", "", "paged", dtype, rows.shape)
+    if not is_weight(spec) or rows.dtype.kind not in "biuf":
+        raise InputError(
+            f"{what} are {dtype} [E, {', '.join(map(str, rows.shape[1:]))}]; expected one number "
+            "for each edge"
+        )
+    weights = weights_of(rows, dtype)
+    bad = ~((weights >= 0) & (weights < np.inf))
+    if bad.any():
+        edge = int(np.argmax(bad))
+        raise InputError(
+            f"{what}: the weight of edge {first + edge} is {weights[edge]}; weights are finite and "
+            "not negative"
+        )
+
+
+# ---- orders and sums
+
+
+def _owners(attributes: Mapping[Any, Mapping[str, Any]], name: str) -> list[Any]:
+    return [owner for owner, own in attributes.items() if name in own]
+
+
+def _list(names: Iterable[object]) -> str:
+    return ", ".join(map(str, names))
+
+
+def check_names(
+    times: Sequence[str],
+    weights: Sequence[str],
+    of_nodes: Mapping[Any, Mapping[str, Any]],
+    of_edges: Mapping[Any, Mapping[str, Any]],
+) -> None:
+    """Refuse times and weights that no type has, given the attributes of each."""
+    for option, names, what, known in (
+        ("time_attr", times, "node or edge attribute", {**of_nodes, **of_edges}),
+        ("weight_attr", weights, "edge attribute", of_edges),
+    ):
+        for name in names:
+            if not _owners(known, name):
+                found = "; ".join(f"{own}: {_list(has) or 'none'}" for own, has in known.items())
+                raise UsageError(f"{option}={name!r}: there is no such {what}; there are {found}")
 
 
 @dataclass
@@ -48,7 +150,7 @@ class Orders:
 
     times: Sequence[str]  # time attributes
     weights: Sequence[str]  # weight attributes
-    paged: Callable[[AttributeSpec], ReadArray]  # opens an array that is written
+    paged: Callable[[AttributeSpec], PagedArray]  # opens an array that is written
     read: Callable[[AttributeSpec], npt.NDArray[Any]]  # reads an attribute of nodes
     memory_bytes: int | None = None
     _times: dict[str, npt.NDArray[np.int64]] = field(default_factory=dict)  # of nodes, by path
@@ -117,42 +219,51 @@ class Orders:
         ledger = ledger.add(Reservation("times of nodes", held)) if held else ledger
         return max(1, min(_MAX_BLOCK_EDGES, ledger.left() // BLOCK_EDGE_BYTES))
 
+    def _write(
+        self,
+        array: PagedArrayWriter,
+        edge: EdgeTypeSpec,
+        values: Callable[[int, int, npt.NDArray[np.int64]], npt.NDArray[Any]],
+        phase: Phase,
+        held: int = 0,
+    ) -> AttributeSpec:
+        """Write the values of all edges, given the first and last of some columns' and counts."""
+        for first, counts in column_blocks(self.paged(edge.indptr), self._block_edges(held)):
+            last = first + int(counts.sum())
+            is_written = last <= array.num_committed_rows
+            rows = np.zeros(last - first) if is_written else values(first, last, counts)
+            array.append(rows.astype(array.dtype))
+            phase.advance(last - first)
+        array.close()
+        return array.spec
+
     def _write_order(
         self, store: StoreWriter, schema: Schema, edge: EdgeTypeSpec, name: str, progress: Progress
     ) -> AttributeSpec:
         of_nodes = node_times(schema, edge, name)
         times = None if of_nodes is None else self._node_times(of_nodes)
-        held = 0 if times is None else times.nbytes
-        indptr, indices = self.paged(edge.indptr), self.paged(edge.indices)
-        edge_id = None if edge.edge_id is None else self.paged(edge.edge_id)
         array = store.paged(
             store_names.order_array(edge.type, name),
             name=name,
             row_shape=(),
-            dtype="uint16" if largest_column(indptr) <= 2**16 else "uint32",
+            dtype="uint16" if largest_column(self.paged(edge.indptr)) <= 2**16 else "uint32",
             num_rows=edge.num_edges,
         )
+
+        def places(first: int, last: int, counts: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+            if times is not None:
+                of_edges = times[self.paged(edge.indices).read_slice(first, last)]
+            else:
+                of_edges = self.paged(edge.attributes[name]).read_slice(first, last)
+                checked_times(of_edges, first, f"the times {name!r} of {edge.type}")
+            ids = np.arange(first, last)
+            if edge.edge_id is not None:
+                ids = self.paged(edge.edge_id).read_slice(first, last)
+            return places_by_time(of_edges, ids, counts)
+
         with progress.phase(f"order edges by {name}", edge.num_edges, "edges") as phase:
-            for first, counts in column_blocks(indptr, self._block_edges(held)):
-                last = first + int(counts.sum())
-                if last > array.num_committed_rows:
-                    if times is not None:
-                        of_edges = times[indices.read_slice(first, last)]
-                    else:
-                        of_edges = self.paged(edge.attributes[name]).read_slice(first, last)
-                        checked_times(of_edges, first, f"the times {name!r} of {edge.type}")
-                    ids = (
-                        np.arange(first, last)
-                        if edge_id is None
-                        else edge_id.read_slice(first, last)
-                    )
-                    places = places_by_time(of_edges, ids, counts)
-                else:
-                    places = np.zeros(last - first, np.int64)  # written already
-                array.append(places.astype(array.dtype))
-                phase.advance(last - first)
-        array.close()
-        return array.spec
+            held = 0 if times is None else times.nbytes
+            return self._write(array, edge, places, phase, held)
 
     def _node_times(self, spec: AttributeSpec) -> npt.NDArray[np.int64]:
         if spec.path not in self._times:
@@ -165,8 +276,7 @@ class Orders:
     def _write_sums(
         self, store: StoreWriter, edge: EdgeTypeSpec, name: str, progress: Progress
     ) -> AttributeSpec:
-        spec = edge.attributes[name]
-        indptr, weights = self.paged(edge.indptr), self.paged(spec)
+        weights, dtype = self.paged(edge.attributes[name]), edge.attributes[name].dtype
         array = store.paged(
             store_names.weight_sums_array(edge.type, name),
             name=name,
@@ -174,16 +284,14 @@ class Orders:
             dtype="uint64",
             num_rows=edge.num_edges,
         )
+
+        def sums(first: int, last: int, counts: npt.NDArray[np.int64]) -> npt.NDArray[np.uint64]:
+            rows = weights.read_slice(first, last)
+            check_weights(rows, dtype, first, f"the weights {name!r} of {edge.type}")
+            return sums_by_column(integer_weights(weights_of(rows, dtype), counts), counts)
+
         with progress.phase(f"sum {name}", edge.num_edges, "edges") as phase:
-            for first, counts in column_blocks(indptr, self._block_edges(0)):
-                last = first + int(counts.sum())
-                rows = weights.read_slice(first, last)
-                check_weights(rows, spec.dtype, first, f"the weights {name!r} of {edge.type}")
-                values = weights_of(rows, spec.dtype)
-                array.append(sums_by_column(integer_weights(values, counts), counts))
-                phase.advance(last - first)
-        array.close()
-        return array.spec
+            return self._write(array, edge, sums, phase)
 
 
 def add_orders(
@@ -202,35 +310,14 @@ def add_orders(
     return Orders(
         options.time_attr,
         options.weight_attr,
-        lambda spec: ReadArray(finished_array(store, spec)),
+        partial(finished_array, store),
         lambda spec: times[spec.path] if spec.path in times else finished_array(store, spec).load(),
         options.memory_bytes,
     ).add(store, schema, progress)
 
 
-def _owners(attributes: Mapping[Any, Mapping[str, Any]], name: str) -> list[Any]:
-    return [owner for owner, own in attributes.items() if name in own]
-
-
-def _list(names: Iterable[object]) -> str:
-    return ", ".join(map(str, names))
-
-
-def check_names(
-    times: Sequence[str],
-    weights: Sequence[str],
-    of_nodes: Mapping[Any, Mapping[str, Any]],
-    of_edges: Mapping[Any, Mapping[str, Any]],
-) -> None:
-    """Refuse times and weights that no type has, given the attributes of each."""
-    for option, names, what, known in (
-        ("time_attr", times, "node or edge attribute", {**of_nodes, **of_edges}),
-        ("weight_attr", weights, "edge attribute", of_edges),
-    ):
-        for name in names:
-            if not _owners(known, name):
-                found = "; ".join(f"{own}: {_list(has) or 'none'}" for own, has in known.items())
-                raise UsageError(f"{option}={name!r}: there is no such {what}; there are {found}")
+def _read_array(array: PagedArray) -> ReadArray:
+    return ReadArray(array.spec, array.layout, array.file_paths, array.check_place)
 
 
 @limits_named("add an order")
@@ -278,7 +365,7 @@ def add_order(
     orders = Orders(
         names.time_attr,
         names.weight_attr,
-        lambda spec: ReadArray(reader.paged(spec)),
+        lambda spec: _read_array(reader.paged(spec)),
         reader.read,
         memory_bytes=memory_bytes,
     )

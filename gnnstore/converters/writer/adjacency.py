@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gnnstore.converters.edges.columns import CARRIED_IDS, BuiltEdges, EdgeChunk, SortedEdges
+from gnnstore.converters.spill_files import ReadArray
 from gnnstore.formats.arrays.dtypes import STORAGE_DTYPES, dtype_name, to_bfloat16_bits
 from gnnstore.formats.arrays.paged_array import PagedArray
 from gnnstore.formats.arrays.paged_writer import PagedArrayWriter
@@ -201,7 +202,7 @@ def finished_array(store: StoreWriter, spec: AttributeSpec) -> PagedArray:
     layout = _layout(store, spec)
     names_of_shards = (shard_name(n, len(spec.shape) - 1) for n in range(layout.num_shards))
     directory = store.temporary_path / spec.path
-    return PagedArray(spec, layout, tuple(directory / name for name in names_of_shards))
+    return ReadArray(spec, layout, tuple(directory / name for name in names_of_shards))
 
 
 def _layout(store: StoreWriter, spec: AttributeSpec) -> ShardLayout:

@@ -21,8 +21,7 @@ from gnnstore.converters.edges.columns import BuiltEdges, SortedEdges
 from gnnstore.converters.edges.split import SplitEdges, SplitRule
 from gnnstore.converters.inputs.opening import PathLike
 from gnnstore.converters.inputs.source import ArraySource, as_array, as_source
-from gnnstore.converters.typed.reading import ReadArray
-from gnnstore.converters.typed.times import checked_edges
+from gnnstore.converters.typed.orders import checked_edges
 from gnnstore.converters.writer.adjacency import finished_array, write_adjacency
 from gnnstore.converters.writer.base import BaseWriter, Pairs, check_pointers
 from gnnstore.converters.writer.casting import SCALES
@@ -255,7 +254,7 @@ class GraphWriter(BaseWriter):
         """Finish the edges, and yield the number of in-neighbours of the next nodes, int64 [k]."""
         self.finish_edges()
         latest = np.empty(0, np.int64)
-        pointers = ReadArray(finished_array(self._store, self._edges[EDGE_TYPE].indptr))
+        pointers = finished_array(self._store, self._edges[EDGE_TYPE].indptr)
         for _, piece in pointers.pieces(_STEP_BYTES):
             latest = np.concatenate([latest[-1:], piece])
             yield np.diff(latest)

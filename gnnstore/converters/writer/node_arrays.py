@@ -27,7 +27,7 @@ from gnnstore.converters.inputs.source import (
     read_ahead,
     row_bytes,
 )
-from gnnstore.converters.typed.times import integer_times
+from gnnstore.converters.typed.orders import integer_times
 from gnnstore.converters.writer.casting import Caster, column_scales
 from gnnstore.converters.writer.edge_splits import copy_array
 from gnnstore.converters.writer.options import ConvertOptions
