@@ -57,15 +57,7 @@ class Progress(Protocol):
         """
 
     def note(self, text: str, facts: Mapping[str, Any] | None = None) -> None:
-        """Report a message, such as how long the work is expected to take.
-
-        Parameters
-        ----------
-        text : str
-            For people.
-        facts : Mapping, optional
-            The same for programs, such as the fields of an estimate.
-        """
+        """Report a message, such as how long the work is expected to take, also as facts."""
 
 
 class NullPhase:

@@ -35,7 +35,7 @@ STAGING, CACHED = "staging for reads", "cached rows"
 
 Sizes = Mapping[str, int]
 
-# Parts that a refusal names, those beyond them as one; and the share of all that is worth a name.
+# Parts that a refusal names; and the share of all that is worth a name.
 _MOST_SHOWN, _LEAST_SHOWN = 4, 1 / 1000
 
 
@@ -180,18 +180,13 @@ class Ledger:
     def _largest_parts(self, sizes: Sizes | None, needed: int) -> str:
         """Return the largest parts of the phase that takes the most, as a line of a refusal."""
         parts = self.parts(sizes)
-        largest = {ALWAYS, largest_phase(parts)}
-        shown = [(part.num_bytes, part.what) for part in parts if part.phase in largest]
-        if not shown:
-            return ""
-        others = needed - sum(num_bytes for num_bytes, _ in shown)
-        if len(shown) + (others > 0) > _MOST_SHOWN:
-            others += sum(num_bytes for num_bytes, _ in shown[_MOST_SHOWN - 1 :])
-            del shown[_MOST_SHOWN - 1 :]
-        shown += [(others, "other parts")] * (others > 0)
-        shown = [each for each in shown if each[0] >= needed * _LEAST_SHOWN]
-        named = " + ".join(f"{format_size(num_bytes)} of {what}" for num_bytes, what in shown)
-        return f"largest parts: {named}"
+        shown = [part for part in parts if part.phase in (ALWAYS, largest_phase(parts))]
+        named = [
+            f"{format_size(part.num_bytes)} of {part.what}"
+            for part in shown[:_MOST_SHOWN]
+            if part.num_bytes >= needed * _LEAST_SHOWN
+        ]
+        return f"largest parts: {' + '.join(named)}" if named else ""
 
 
 def largest_phase(parts: Sequence[Part]) -> str:

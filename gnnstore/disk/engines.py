@@ -132,27 +132,19 @@ def _check_readable(path: Path) -> None:
 _OTHER_ENGINES = f"Ask for another one (io_engine=, {ENVIRONMENT_VARIABLE}), or for none by name"
 
 
-_FORBIDDEN = (
-    "The setting kernel.io_uring_disabled, or a seccomp profile, forbids io_uring here: "
-    "allow it (sysctl kernel.io_uring_disabled=0; docker run --security-opt seccomp=PROFILE.json, "
-    "with io_uring_setup, io_uring_enter and io_uring_register), or use the engine 'pread'"
+_IO_URING_ERRORS = (errno.EPERM, errno.EACCES, errno.ENOMEM, errno.ENOSYS, errno.EINVAL)
+_IO_URING_REMEDY = (
+    "It needs Linux 5.6 or later, the setting kernel.io_uring_disabled=0, and a seccomp "
+    "profile with io_uring_setup, io_uring_enter and io_uring_register (docker run --security-opt "
+    "seccomp=PROFILE.json); before Linux 5.12 its rings count as locked memory (ulimit -l, docker "
+    "run --ulimit memlock=BYTES). Allow it, or use the engine 'pread'"
 )
-_TOO_OLD = "It needs Linux 5.6 or later, built with io_uring; use the engine 'pread'"
-_IO_URING_REMEDIES = {
-    errno.EPERM: _FORBIDDEN,
-    errno.EACCES: _FORBIDDEN,
-    errno.ENOMEM: "Before Linux 5.12 rings count as locked memory: allow more (ulimit -l, or "
-    "docker run --ulimit memlock=BYTES); later on, memory itself is short. Or use the engine "
-    "'pread'",
-    errno.ENOSYS: _TOO_OLD,
-    errno.EINVAL: _TOO_OLD,
-}
 
 
 def remedy_for(name: str, error: OSError) -> str:
     """Return advice for a failure of an engine itself, not of the file being read."""
-    if name == "io_uring" and (remedy := _IO_URING_REMEDIES.get(error.errno or 0)):
-        return remedy
+    if name == "io_uring" and error.errno in _IO_URING_ERRORS:
+        return _IO_URING_REMEDY
     if error.errno in (errno.EMFILE, errno.ENFILE):
         return "Allow more open files (ulimit -n)"
     if name != "io_uring" and error.errno == errno.EAGAIN:

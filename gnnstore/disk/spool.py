@@ -34,7 +34,7 @@ from gnnstore.errors import (
     storage_error,
     storage_errors,
 )
-from gnnstore.formats.container.files import directory_bytes, free_bytes
+from gnnstore.formats.container.files import free_bytes
 from gnnstore.formats.container.workdir import RUN_PREFIX, locked, make_locked, run_directories
 from gnnstore.units import format_size
 
@@ -211,11 +211,6 @@ class RunDirectory:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of all files in the directory."""
-        return directory_bytes(self.path)
 
     def close(self) -> None:
         """Remove the directory, in the process that made it. Idempotent."""

@@ -156,7 +156,7 @@ def test_an_unknown_engine(file: Path, name: str, monkeypatch: pytest.MonkeyPatc
     ("code", "remedy"),
     [
         (errno.EPERM, "seccomp"),
-        (errno.EACCES, "sysctl kernel.io_uring_disabled=0"),
+        (errno.EACCES, r"kernel\.io_uring_disabled=0"),
         (errno.ENOMEM, "ulimit -l"),
         (errno.ENOSYS, r"Linux 5\.6"),
         (errno.EINVAL, r"Linux 5\.6"),

@@ -7,6 +7,7 @@ pieces are read from the files into temporary arrays.
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -92,7 +93,9 @@ class StoreInput:
     ) -> Workload:
         """Return the work of writing nodes that many times, edges too, and an id with each edge."""
         tables = [
-            NodeTable.of(own)._replace(num_rows=copies * own.num_rows)
+            NodeTable(
+                copies * own.num_rows, math.prod(own.shape[1:]), STORAGE_DTYPES[own.dtype].itemsize
+            )
             for name, own in self.nodes.attributes.items()
             if own.layout == "paged" and name not in without
         ]

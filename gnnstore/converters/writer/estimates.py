@@ -11,7 +11,7 @@ import zlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 from gnnstore.budget.limits import available_bytes
 from gnnstore.converters.edges.columns import estimate_peak_bytes
@@ -25,7 +25,6 @@ from gnnstore.converters.writer.options import ConvertOptions
 from gnnstore.errors import GnnstoreError
 from gnnstore.formats.arrays.dtypes import STORAGE_DTYPES, id_dtype
 from gnnstore.formats.arrays.pages import PageGeometry
-from gnnstore.formats.arrays.spec import AttributeSpec
 from gnnstore.formats.container.files import directory_bytes, require_space
 from gnnstore.formats.store.writer import StoreWriter
 from gnnstore.units import format_duration, format_size
@@ -49,12 +48,6 @@ class NodeTable(NamedTuple):
     row_items: int
     item_bytes: int
 
-    @classmethod
-    def of(cls, spec: AttributeSpec | ArraySource) -> Self:
-        """Return the table of an array, or of an attribute of a store."""
-        dtype = STORAGE_DTYPES[spec.dtype] if isinstance(spec, AttributeSpec) else spec.dtype
-        return cls(spec.shape[0], math.prod(spec.shape[1:]), dtype.itemsize)
-
 
 @dataclass
 class Workload:
@@ -72,7 +65,8 @@ class Workload:
         if source.shape and source.shape[0]:
             self.num_nodes = max(self.num_nodes, source.shape[0])
             if row_bytes(source) > MAX_COMPRESSED_ROW_BYTES:
-                self.node_tables += (NodeTable.of(source),)
+                size = math.prod(source.shape[1:])
+                self.node_tables += (NodeTable(source.shape[0], size, source.dtype.itemsize),)
 
 
 @dataclass(frozen=True)
