@@ -29,7 +29,6 @@ from gnnstore.graph.store import GraphStore
 from gnnstore.pipeline.batch import Batch, EpochRun, Recorder
 from gnnstore.pipeline.lookahead.producer import LookaheadJob, Producer, most_ids
 from gnnstore.pipeline.lookahead.superbatch import DiskQuota, Superbatch, SuperbatchSize
-from gnnstore.sampling import NeighborSampler, SamplingConfig
 from gnnstore.sampling.compact import RowSpace, Types
 from gnnstore.sampling.neighbor import NeighborSampler, SamplingConfig
 from gnnstore.seeds.base import BatchKey

@@ -13,7 +13,6 @@ from gnnstore.formats.store.schema import NODE_TYPE
 from gnnstore.partitions.orders import states_of_buckets, states_of_nodes
 from gnnstore.partitions.sizes import EdgesRead
 from gnnstore.pipeline.order import MAX_SORTED
-from gnnstore.sampling.edges import EdgeFinder
 from gnnstore.sampling.sampled_graph import EdgeFinder
 from gnnstore.seeds.base import BatchKey, SeedLabels, Seeds
 from gnnstore.seeds.labels import LinkLabels

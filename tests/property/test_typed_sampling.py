@@ -27,6 +27,8 @@ from tests.support.twins.sampling import (
     add_reverse_edges,
     sample_types,
 )
+from tests.property.test_disk_sampling import cached_lists
+from tests.support.effort import choose, examples
 
 NODES = ("a", "b", "c", "alone")
 EDGES = (

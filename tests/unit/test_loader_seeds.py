@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from gnnstore.seeds.link_labels import LinkLabels
 from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler
 
 import gnnstore
