@@ -69,9 +69,7 @@ def _sum_of_bytes(words: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
     return (pairs * np.uint64(0x0001000100010001)) >> np.uint64(48)
 
 
-def hash_pairs(
-    seed: int, low: npt.NDArray[Any], high: npt.NDArray[Any], rank: npt.NDArray[Any] | None
-) -> npt.NDArray[np.uint64]:
+def hash_pairs(seed: int, low: npt.NDArray[Any], high: npt.NDArray[Any]) -> npt.NDArray[np.uint64]:
     """Return a random word for each pair of numbers, where no single number is a place."""
     words = low.astype(np.uint64)
     words *= np.uint64(0x9E3779B97F4A7C15)  # 2^64 over the golden ratio: SplitMix64's step
@@ -79,9 +77,4 @@ def hash_pairs(
     mix(words)
     words += high.astype(np.uint64) * np.uint64(0xD1B54A32D192ED03)  # odd, unlike the first
     mix(words)
-    if rank is not None:
-        repeated = np.flatnonzero(rank)
-        again = words[repeated] + rank[repeated].astype(np.uint64)
-        mix(again)
-        words[repeated] = again
     return words

@@ -17,7 +17,7 @@ from torch_geometric.data import Data, HeteroData, InMemoryDataset
 
 import gnnstore
 from gnnstore.converters import ConvertOptions, from_numpy, from_tables
-from gnnstore.converters.edges import name_ids
+from gnnstore.converters.edges import numbering
 from gnnstore.errors import BudgetError, GnnstoreError, InputError, NotFoundError, UsageError
 from gnnstore.features.check import verify
 from tests.support.graphs import read_store
@@ -139,7 +139,7 @@ def test_ids_of_a_table_of_nodes_are_its_rows(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", ["string", "large_string", "dictionary"])
 def test_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, on_disk: bool) -> None:
     if on_disk:
-        monkeypatch.setattr(name_ids, "_ENTRY_BYTES", 2**23)
+        monkeypatch.setattr(numbering, "_ENTRY_BYTES", 2**23)
 
     def texts(values: list[str]) -> pa.Array:
         array = pa.array(values, pa.large_string() if kind == "large_string" else pa.string())

@@ -11,7 +11,7 @@ import pytest
 
 import gnnstore
 from gnnstore.converters import ConvertOptions, from_graphbolt, from_triples
-from gnnstore.converters.edges import name_ids
+from gnnstore.converters.edges import numbering
 from gnnstore.converters.spill_files import SpillDirectory
 from gnnstore.errors import BudgetError, GnnstoreError, InputError
 
@@ -92,7 +92,7 @@ def test_long_names_are_read_in_small_pieces(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However few of them there are, no more than some bytes are in memory at a time."""
-    monkeypatch.setattr(name_ids, "_ENTRY_BYTES", 2**20)
+    monkeypatch.setattr(numbering, "_ENTRY_BYTES", 2**20)
     largest: list[int] = []
     read = SpillDirectory.read
 

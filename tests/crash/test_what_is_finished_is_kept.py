@@ -14,7 +14,7 @@ import pytest
 
 from gnnstore.converters import ConvertOptions, from_kronecker, from_numpy, from_rmat, from_snap
 from gnnstore.converters.edges.builder import EdgeBuilder
-from gnnstore.converters.edges.on_disk.merge import SpilledEdges
+from gnnstore.converters.edges.merge import SpilledEdges
 from gnnstore.formats.arrays import pages
 from gnnstore.formats.container.workdir import find_leftovers
 from gnnstore.formats.store.writer import StoreWriter

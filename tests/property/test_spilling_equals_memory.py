@@ -16,11 +16,10 @@ from hypothesis import strategies as st
 
 from gnnstore.converters.edges import buffer as edge_buffer
 from gnnstore.converters.edges import columns as edges_module
+from gnnstore.converters.edges import merge as spill_merge
+from gnnstore.converters.edges import runs as spill_runs
 from gnnstore.converters.edges.builder import EdgeBuilder
-from gnnstore.converters.edges.columns import BuiltEdges
-from gnnstore.converters.edges.on_disk import merge as spill_merge
-from gnnstore.converters.edges.on_disk import runs as spill_runs
-from gnnstore.converters.edges.rules import EdgeRules
+from gnnstore.converters.edges.columns import BuiltEdges, EdgeRules
 from tests.support.effort import examples
 from tests.support.strategies import edge_indices
 

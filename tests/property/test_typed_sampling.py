@@ -20,6 +20,8 @@ from gnnstore.formats.store.csc import Csc
 from gnnstore.sampling.disk import DiskNeighborSampler, StagedBatch
 from gnnstore.sampling.neighbor import BatchRequest, NeighborSampler, Sample, SamplingConfig
 from gnnstore.sampling.sampled_graph import COLUMNS, SampledTypes, TimeColumns
+from tests.property.test_disk_sampling import cached_lists
+from tests.support.effort import choose, examples
 from tests.support.twins.sampling import (
     DrawKey,
     TypedBatch,
@@ -27,8 +29,6 @@ from tests.support.twins.sampling import (
     add_reverse_edges,
     sample_types,
 )
-from tests.property.test_disk_sampling import cached_lists
-from tests.support.effort import choose, examples
 
 NODES = ("a", "b", "c", "alone")
 EDGES = (

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gnnstore import _core
-from gnnstore.converters.edges.id_remap import IdCollector
+from gnnstore.converters.edges.numbering import IdCollector
 from gnnstore.errors import BudgetError
 from tests.support.effort import examples
 

@@ -15,12 +15,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gnnstore.converters.edges import columns as edges
-from gnnstore.converters.edges import columns as in_buckets
-from gnnstore.converters.edges import rules as edge_rules
+from gnnstore.converters.edges.buffer import check_ids, edge_pairs, some_targets
 from gnnstore.converters.edges.builder import EdgeBuilder
-from gnnstore.converters.edges.columns import BuiltEdges, InMemoryEdges, estimate_peak_bytes
-from gnnstore.converters.edges.node_ids import check_ids, edge_pairs, some_targets
-from gnnstore.converters.edges.rules import EdgeRules
+from gnnstore.converters.edges.columns import (
+    BuiltEdges,
+    EdgeRules,
+    InMemoryEdges,
+    estimate_peak_bytes,
+)
 from gnnstore.converters.inputs.files import open_npy
 from gnnstore.errors import BudgetError, InputError
 from gnnstore.testing.graphs import GraphArrays, random_graph
@@ -106,15 +108,15 @@ def pieces_ahead(built: BuiltEdges) -> int:
     """Return how many pieces are sorted ahead; fail unless the edges are in buckets."""
     assert isinstance(built, InMemoryEdges)
     assert isinstance(built.pieces, partial)
-    assert built.pieces.func is in_buckets.sorted_pieces
+    assert built.pieces.func is edges.sorted_pieces
     return int(built.pieces.args[1])
 
 
 @pytest.fixture
 def few_go_to_buckets(monkeypatch: pytest.MonkeyPatch) -> None:
     """Deal the edges of small graphs too, whatever share of them one bucket has."""
-    monkeypatch.setattr(in_buckets, "MIN_EDGES", 0)
-    monkeypatch.setattr(in_buckets, "_LARGEST_SHARE", 1)
+    monkeypatch.setattr(edges, "MIN_EDGES", 0)
+    monkeypatch.setattr(edges, "_LARGEST_SHARE", 1)
 
 
 @pytest.mark.usefixtures("few_go_to_buckets")
@@ -207,7 +209,7 @@ def test_small_blocks_change_nothing(
     graph = random_graph(40, 600, seed=3, skew=3)
     rules = EdgeRules(undirected, self_loops)
     whole = build(graph, rules, chunk=1000)
-    monkeypatch.setattr(edge_rules, "_BLOCK_EDGES", 5)
+    monkeypatch.setattr(edges, "_BLOCK_EDGES", 5)
     monkeypatch.setattr(edges, "CHUNK_EDGES", 11)
     assert build(graph, rules, chunk=13) == whole == reference(graph, rules)
 
@@ -312,7 +314,7 @@ def test_a_budget_counts_the_longest_column() -> None:
 _MEASURE = """
     import sys
     import numpy as np
-    from gnnstore.converters.edges.rules import EdgeRules
+    from gnnstore.converters.edges.columns import EdgeRules
     from gnnstore.converters.edges.builder import EdgeBuilder
     from gnnstore.converters.edges.columns import BuiltEdges, InMemoryEdges, estimate_peak_bytes
 

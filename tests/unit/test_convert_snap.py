@@ -12,7 +12,7 @@ import pytest
 
 import gnnstore
 from gnnstore.converters import ConvertOptions, from_rmat, from_snap
-from gnnstore.converters.edges.id_remap import IdCollector, OneBasedIds
+from gnnstore.converters.edges.numbering import IdCollector, OneBasedIds
 from gnnstore.converters.inputs import source
 from gnnstore.converters.inputs.text_tables import TextTable
 from gnnstore.errors import (
@@ -322,12 +322,12 @@ def test_names_are_numbered_in_order_of_appearance(
     defaults = {"block_bytes": 2**12, "memory_bytes": None}
     monkeypatch.setattr(TextTable.__init__, "__kwdefaults__", defaults)
     if where == "disk":
-        monkeypatch.setattr("gnnstore.converters.edges.name_ids._ENTRY_BYTES", 2**18)
-        monkeypatch.setattr("gnnstore.converters.edges.name_ids._MERGED", (2, 2**13))
+        monkeypatch.setattr("gnnstore.converters.edges.numbering._ENTRY_BYTES", 2**18)
+        monkeypatch.setattr("gnnstore.converters.edges.numbering._MERGED", (2, 2**13))
         monkeypatch.setattr(
-            "gnnstore.converters.edges.name_ids._SpilledNames._records.__defaults__", ((3, 9),)
+            "gnnstore.converters.edges.numbering._SpilledNames._records.__defaults__", ((3, 9),)
         )
-        monkeypatch.setattr("gnnstore.converters.edges.name_ids._CHUNK", (3, 2**20))
+        monkeypatch.setattr("gnnstore.converters.edges.numbering._CHUNK", (3, 2**20))
     output = from_snap(
         path,
         tmp_path / "a.gnn",

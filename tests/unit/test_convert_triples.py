@@ -96,11 +96,11 @@ def test_a_directory(
     defaults = {"block_bytes": 2**12, "memory_bytes": None}
     monkeypatch.setattr(TextTable.__init__, "__kwdefaults__", defaults)
     if where == "disk":
-        monkeypatch.setattr("gnnstore.converters.edges.name_ids._ENTRY_BYTES", 2**18)
+        monkeypatch.setattr("gnnstore.converters.edges.numbering._ENTRY_BYTES", 2**18)
         monkeypatch.setattr(
-            "gnnstore.converters.edges.name_ids._SpilledNames._records.__defaults__", ((3, 9),)
+            "gnnstore.converters.edges.numbering._SpilledNames._records.__defaults__", ((3, 9),)
         )
-        monkeypatch.setattr("gnnstore.converters.edges.name_ids._CHUNK", (3, 2**20))
+        monkeypatch.setattr("gnnstore.converters.edges.numbering._CHUNK", (3, 2**20))
     options = ConvertOptions(memory_bytes=2**26)
     check(from_triples(directory, tmp_path / "a.gnn", options=options))
 

@@ -7,8 +7,13 @@ from typing import Any
 
 import numpy.typing as npt
 
-from gnnstore.converters.edges.id_remap import IdCollector, IdMap, OneBasedIds
-from gnnstore.converters.edges.name_ids import NameBlock, NameNumbering
+from gnnstore.converters.edges.numbering import (
+    IdCollector,
+    IdMap,
+    NameBlock,
+    NameNumbering,
+    OneBasedIds,
+)
 from gnnstore.converters.writer.graph_writer import GraphWriter
 
 

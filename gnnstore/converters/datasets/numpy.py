@@ -11,7 +11,7 @@ import numpy as np
 from numpy.lib.format import read_array
 
 from gnnstore.converters.datasets.external import ArrayFiles, Paths, open_external
-from gnnstore.converters.edges.node_ids import some_targets
+from gnnstore.converters.edges.buffer import some_targets
 from gnnstore.converters.inputs.files import RawLayout, open_npy_directory, open_npz
 from gnnstore.converters.inputs.opening import (
     PathLike,

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from gnnstore.converters.edges.node_ids import edge_pairs
+from gnnstore.converters.edges.buffer import edge_pairs
 from gnnstore.converters.inputs.opening import PathLike
 from gnnstore.converters.inputs.pickled import open_saved_data
 from gnnstore.converters.inputs.source import ArraySource, MemoryArray

@@ -20,8 +20,7 @@ from gnnstore.converters.datasets.headers import (
     read_header,
 )
 from gnnstore.converters.datasets.numbering import number_from_one, number_ids, number_names
-from gnnstore.converters.edges.id_remap import IdMap, find_ids
-from gnnstore.converters.edges.name_ids import NameNumbering
+from gnnstore.converters.edges.numbering import IdMap, NameNumbering, find_ids
 from gnnstore.converters.inputs.files import RawLayout, open_npy, open_npy_directory, open_npz
 from gnnstore.converters.inputs.opening import (
     PathLike,

@@ -25,6 +25,7 @@ from gnnstore.converters.edges.buffer import EdgeBuffer
 from gnnstore.converters.edges.columns import (
     BucketFiller,
     BuiltEdges,
+    EdgeRules,
     begin_buckets,
     estimate_peak_bytes,
     fill_buckets,
@@ -32,14 +33,13 @@ from gnnstore.converters.edges.columns import (
     sort_edges,
     sort_scratch,
 )
-from gnnstore.converters.edges.on_disk.merge import SpilledEdges
-from gnnstore.converters.edges.on_disk.runs import (
+from gnnstore.converters.edges.merge import SpilledEdges
+from gnnstore.converters.edges.runs import (
     SpilledPart,
     record_bytes_for,
     spill_bytes_per_edge,
     write_part,
 )
-from gnnstore.converters.edges.rules import EdgeRules
 from gnnstore.converters.inputs.source import num_threads
 from gnnstore.errors import InputError, storage_errors
 from gnnstore.formats.container.files import require_space
@@ -68,6 +68,7 @@ class EdgeBuilder:
         self.buffer = EdgeBuffer(num_nodes)  # the edges that are in memory
         self._rules = rules
         self._directory = directory
+        self._spill_directory = directory or Path()  # without one, edges stay in memory
         self._journal = journal
         self._memory = memory_ledger("building the adjacency", memory_bytes)
         self._parts: list[SpilledPart] = []
@@ -97,24 +98,17 @@ class EdgeBuilder:
         self._expected = num_edges
         if self._parts:
             return
-        if not self._fits(
-            num_edges, self.buffer.num_nodes or 0, more_may_come=some_targets is None
-        ):
-            self._check_space(num_edges)
-            return
-        if some_targets is not None:
-            self._filler = self._begin_buckets(num_edges, some_targets)
-
-    def _begin_buckets(
-        self, num_edges: int, some_targets: Iterable[npt.NDArray[Any]]
-    ) -> BucketFiller | None:
-        """Return a filler for all edges, if they are sure to be sorted in memory."""
         num_nodes = self.buffer.num_nodes
-        if num_nodes is None or self.buffer.num_seen or self._rules.self_loops == "add":
-            return None
-        if self._needs(num_edges, num_nodes, num_edges).left() < 0:
-            return None
-        return begin_buckets(self._rules, num_edges, num_nodes, some_targets)
+        if not self._fits(num_edges, num_nodes or 0, more_may_come=some_targets is None):
+            self._check_space(num_edges)
+        elif (
+            some_targets is not None
+            and num_nodes is not None
+            and not self.buffer.num_seen
+            and self._rules.self_loops != "add"
+            and self._needs(num_edges, num_nodes, num_edges).left() >= 0
+        ):
+            self._filler = begin_buckets(self._rules, num_edges, num_nodes, some_targets)
 
     def add(
         self,
@@ -143,7 +137,7 @@ class EdgeBuilder:
     ) -> None:
         buffer = self.buffer
         if self._filler is not None:
-            buffer.pass_on(sources, targets, where)
+            buffer.count(sources, targets, where)
             self._filler.add(sources, targets)
             return
         if self._skip:
@@ -169,12 +163,7 @@ class EdgeBuilder:
         return self._memory.add(edges, sort_scratch(num_nodes, edges_at_once))
 
     def _fits(
-        self,
-        num_edges: int,
-        num_nodes: int,
-        edges_at_once: int = 0,
-        *,
-        more_may_come: bool = False,
+        self, num_edges: int, num_nodes: int, edges_at_once: int = 0, *, more_may_come: bool = False
     ) -> bool:
         """Return whether edges can be sorted in memory; if not, they can be on disk."""
         needs = self._needs(num_edges, num_nodes, edges_at_once)
@@ -216,12 +205,6 @@ class EdgeBuilder:
         )
 
     # ---- on disk
-
-    @property
-    def _spill_directory(self) -> Path:
-        if self._directory is None:
-            raise AssertionError("edges are kept in memory")
-        return self._directory
 
     def _spill(self) -> None:
         """Write all edges that are in memory as sorted runs."""

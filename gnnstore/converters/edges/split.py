@@ -57,7 +57,7 @@ class SplitRule:
         """Return the hash of the two ends of each edge [k]."""
         low = np.minimum(edges.sources, edges.targets)
         high = np.maximum(edges.sources, edges.targets)
-        return hash_pairs(self.seed ^ _SALT, low, high, None)
+        return hash_pairs(self.seed ^ _SALT, low, high)
 
     def splits(self, hashes: npt.NDArray[np.uint64]) -> npt.NDArray[np.int64]:
         """Return the number of each edge's split in `NAMES` [k]; 3: none."""

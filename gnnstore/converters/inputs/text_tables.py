@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from gnnstore import _core
 from gnnstore.budget.limits import available_bytes
-from gnnstore.converters.edges.name_ids import NameBlock
+from gnnstore.converters.edges.numbering import NameBlock
 from gnnstore.converters.inputs.opening import BLOCK_BYTES, TextBlock, read_blocks
 from gnnstore.converters.inputs.source import map_in_order, num_threads, read_ahead
 from gnnstore.errors import InputError

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from gnnstore import _core
 from gnnstore.budget.ledger import Ledger, Reservation
-from gnnstore.converters.edges.on_disk.runs import NARROW_BYTES, WIDE_BYTES, record_dtype
+from gnnstore.converters.edges.runs import NARROW_BYTES, WIDE_BYTES, record_dtype
 from gnnstore.converters.inputs.source import num_threads, read_ahead
 from gnnstore.converters.spill_files import RangeSort
 from gnnstore.converters.stores.graph import EdgePiece, StoreInput

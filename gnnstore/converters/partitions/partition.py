@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from gnnstore.budget.ledger import Ledger, Reservation
 from gnnstore.budget.limits import memory_ledger, parse_memory
-from gnnstore.converters.edges.on_disk.runs import WIDE_BYTES
+from gnnstore.converters.edges.runs import WIDE_BYTES
 from gnnstore.converters.inputs.opening import PathLike
 from gnnstore.converters.inputs.source import read_ahead
 from gnnstore.converters.partitions.buckets import BucketedEdges, Grid, edges_at_once

@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gnnstore import _core
-from gnnstore.converters.edges.node_ids import columns_of_edges
+from gnnstore.converters.edges.buffer import columns_of_edges
 from gnnstore.converters.inputs.opening import PathLike
 from gnnstore.converters.inputs.source import ArraySource, empty_piece
 from gnnstore.converters.spill_files import read_exactly, read_rows

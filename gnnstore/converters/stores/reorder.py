@@ -180,7 +180,7 @@ def _choose(
     if not len(nodes):
         return
     # The community with most votes; of equals the node's own, then one by lot.
-    lots = (hash_pairs(seed, wanted, wanted, None) >> np.uint64(40)).astype(np.int64)
+    lots = (hash_pairs(seed, wanted, wanted) >> np.uint64(40)).astype(np.int64)
     order = np.lexsort((lots, own, votes, nodes))
     best = order[np.append(np.flatnonzero(np.diff(nodes[order])), len(order) - 1)]
     nodes, wanted = block.first + nodes[best], wanted[best]

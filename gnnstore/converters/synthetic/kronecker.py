@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gnnstore.converters.edges.node_ids import MAX_NODES
+from gnnstore.converters.edges.buffer import MAX_NODES
 from gnnstore.converters.inputs.opening import PathLike
 from gnnstore.converters.stores.graph import (
     CopiedRows,
@@ -207,7 +207,7 @@ class _EdgeExpander:
         for piece in graph.edge_pieces(step):
             low = np.minimum(piece.sources, piece.targets)
             high = np.maximum(piece.sources, piece.targets)
-            hashes = hash_pairs(self._seed, low, high, None) >> self._shift
+            hashes = hash_pairs(self._seed, low, high) >> self._shift
             patterns = hashes.astype(np.int64)
             patterns += (piece.sources > piece.targets) * np.int64(self.factor.num_patterns)
             patterns[low == high] = 2 * self.factor.num_patterns

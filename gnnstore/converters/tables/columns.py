@@ -11,8 +11,7 @@ import numpy.typing as npt
 
 from gnnstore.budget.ledger import Reservation
 from gnnstore.budget.limits import memory_ledger
-from gnnstore.converters.edges.id_remap import find_ids
-from gnnstore.converters.edges.name_ids import NameBlock, encode_arrow
+from gnnstore.converters.edges.numbering import NameBlock, encode_arrow, find_ids
 from gnnstore.converters.inputs.source import ArraySource, cut_rows, read_ahead
 from gnnstore.converters.tables.inputs import Table
 from gnnstore.errors import InputError

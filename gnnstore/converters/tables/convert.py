@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gnnstore.converters.datasets.numbering import collect_names, number_ids, record_names
-from gnnstore.converters.edges.name_ids import NameBlock
+from gnnstore.converters.edges.numbering import NameBlock
 from gnnstore.converters.inputs.opening import PathLike
 from gnnstore.converters.inputs.source import ArraySource, FloatLabels
 from gnnstore.converters.tables.columns import (

@@ -19,10 +19,9 @@ import numpy as np
 import numpy.typing as npt
 
 from gnnstore import _core
+from gnnstore.converters.edges.buffer import check_ids, columns_of_edges
 from gnnstore.converters.edges.builder import EdgeBuilder
-from gnnstore.converters.edges.columns import CARRIED_IDS
-from gnnstore.converters.edges.node_ids import check_ids, columns_of_edges
-from gnnstore.converters.edges.rules import EdgeRules
+from gnnstore.converters.edges.columns import CARRIED_IDS, EdgeRules
 from gnnstore.converters.inputs.source import ArraySource
 from gnnstore.converters.typed.orders import checked_edges
 from gnnstore.converters.writer.adjacency import finished_array, write_adjacency

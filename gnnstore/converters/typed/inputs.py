@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gnnstore.converters.edges.node_ids import (
+from gnnstore.converters.edges.buffer import (
     check_edge_index,
     check_integers,
     columns_of_edges,

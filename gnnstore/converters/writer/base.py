@@ -14,7 +14,7 @@ import numpy.typing as npt
 from gnnstore import _core
 from gnnstore._version import __version__
 from gnnstore.converters.edges.builder import EdgeBuilder
-from gnnstore.converters.edges.rules import EdgeRules
+from gnnstore.converters.edges.columns import EdgeRules
 from gnnstore.converters.inputs.opening import PathLike, existing_directory
 from gnnstore.converters.inputs.source import ArraySource, RowTaker, as_array, check_rows
 from gnnstore.converters.typed.orders import add_orders

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gnnstore import _core
-from gnnstore.converters.edges.node_ids import check_ids
+from gnnstore.converters.edges.buffer import check_ids
 from gnnstore.converters.edges.split import NAMES, SplitRule
 from gnnstore.converters.inputs.source import (
     ArraySource,
@@ -185,7 +185,7 @@ class _Drawer:
         found = np.empty(len(places), np.int64)
         left = np.arange(len(places))
         for attempt in range(_MAX_DRAWS if self.finder else 1):
-            words = hash_pairs(self.seed, places[left], np.full(len(left), attempt), None)
+            words = hash_pairs(self.seed, places[left], np.full(len(left), attempt))
             found[left] = (words % np.uint64(self.num_nodes)).astype(np.int64)
             if self.finder is not None:
                 there, wrong = found[left], sources[left]

@@ -14,9 +14,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from gnnstore.budget.limits import available_bytes
-from gnnstore.converters.edges.columns import estimate_peak_bytes
-from gnnstore.converters.edges.on_disk.runs import record_bytes_for, spill_bytes_per_edge
-from gnnstore.converters.edges.rules import EdgeRules
+from gnnstore.converters.edges.columns import EdgeRules, estimate_peak_bytes
+from gnnstore.converters.edges.runs import record_bytes_for, spill_bytes_per_edge
 from gnnstore.converters.inputs.files import open_npy, open_npz
 from gnnstore.converters.inputs.opening import open_input
 from gnnstore.converters.inputs.source import ArraySource, row_bytes

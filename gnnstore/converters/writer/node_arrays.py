@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from gnnstore.budget.ledger import Reservation
 from gnnstore.budget.limits import memory_ledger
-from gnnstore.converters.edges.node_ids import check_ids
+from gnnstore.converters.edges.buffer import check_ids
 from gnnstore.converters.inputs.source import (
     ArraySource,
     MemoryArray,

@@ -259,12 +259,12 @@ def _sum_of_hashes(
     takers = [RowTaker(source) for source in attributes]
     total = 0
     for sources, targets in pairs:
-        words = hash_pairs(0, sources, targets, None)
+        words = hash_pairs(0, sources, targets)
         for taker, dtype in zip(takers, dtypes, strict=True):
             rows = taker.take(len(words)).astype(dtype).reshape(len(words), -1)
             if dtype != np.int64:
                 rows = rows.astype(np.float64) + 0.0  # equal numbers have equal bits, but for zeros
             for column in rows.view(np.uint64).T:
-                words = hash_pairs(0, words, column, None)
+                words = hash_pairs(0, words, column)
         total += int(words.sum())
     return total % 2**64

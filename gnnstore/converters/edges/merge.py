@@ -1,7 +1,6 @@
 """Merging sorted runs into the finished adjacency, range by range, on several threads.
 
-Each range is read, merged and handed over in order; a few are under way at a time. Where
-the edges must be merged to know how many are left (reverse edges may meet their duplicates, a
+Where the edges must be merged to know how many are left (reverse edges may meet their duplicates, a
 self-loop may be missing), they are merged once to count and once to write: that reads twice what a
 copy in between would write and read.
 """
@@ -18,15 +17,15 @@ import numpy as np
 import numpy.typing as npt
 
 from gnnstore import _core
-from gnnstore.converters.edges.columns import EdgeChunk
-from gnnstore.converters.edges.on_disk.runs import Range, SpilledPart, plan_ranges, read_run
-from gnnstore.converters.edges.rules import EdgeRules
+from gnnstore.converters.edges.columns import EdgeChunk, EdgeRules
+from gnnstore.converters.edges.runs import Range, SpilledPart, plan_ranges
 from gnnstore.errors import CorruptStoreError
 from gnnstore.formats.arrays.dtypes import id_dtype
 from gnnstore.formats.container.journal import Journal
 from gnnstore.threads import ordered_map
 
 T = TypeVar("T")
+Int64Array = npt.NDArray[np.int64]
 
 # Larger ranges are read no faster.
 MAX_RANGE_RECORDS = 2**23
@@ -74,13 +73,8 @@ class SpilledEdges:
         # Among equal edges those of the input come before all reverse ones.
         self._runs = sorted(runs, key=lambda run: run.is_reverse)
         self._record_bytes = np.array([run.record_bytes for run in self._runs], np.int64)
-        self._first_ids = np.array(
-            [
-                run.first_position + (self.num_input_edges if run.is_reverse else 0)
-                for run in self._runs
-            ],
-            np.int64,
-        )
+        first_ids = [r.first_position + self.num_input_edges * r.is_reverse for r in self._runs]
+        self._first_ids = np.array(first_ids, np.int64)
         self.index_dtype = id_dtype(num_nodes)
         self._max_records = self._plan_range(memory_bytes)
         self._finish_counts()
@@ -120,7 +114,8 @@ class SpilledEdges:
 
         def merge(piece: Range) -> tuple[int, int, npt.NDArray[Any] | None]:
             if not in_place:
-                return (*self._count_range(piece), None)
+                with self._damage_named():
+                    return *_core.count_edge_runs(*self._load(piece), **self._where(piece)), None
             merged = self._merge(piece, 8, with_origins=False)
             return len(merged.sources), merged.num_added, merged.edge_ids
 
@@ -151,9 +146,7 @@ class SpilledEdges:
 
     def _load(
         self, piece: Range
-    ) -> tuple[
-        npt.NDArray[np.uint8], npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int64]
-    ]:
+    ) -> tuple[npt.NDArray[np.uint8], Int64Array, Int64Array, Int64Array]:
         """Return the records of all runs, and by run their number, size and first id."""
         begins, ends = (np.array(b.places, np.int64) for b in (piece.begin, piece.end))
         sizes = (ends - begins) * self._record_bytes
@@ -161,7 +154,7 @@ class SpilledEdges:
         place = 0
         for run, begin, size in zip(self._runs, begins.tolist(), sizes.tolist(), strict=True):
             if size:
-                read_run(run.path("edges"), begin * run.record_bytes, records[place : place + size])
+                run.read("edges", begin * run.record_bytes, records[place : place + size])
             place += size
         return records, ends - begins, self._record_bytes, self._first_ids
 
@@ -179,10 +172,6 @@ class SpilledEdges:
             where["end_loop"] = piece.end.first_loop
             where["present_loop"] = piece.present_loop
         return where
-
-    def _count_range(self, piece: Range) -> tuple[int, int]:
-        with self._damage_named():
-            return _core.count_edge_runs(*self._load(piece), **self._where(piece))
 
     def _merge(self, piece: Range, edge_id_bytes: int, *, with_origins: bool) -> _Merged:
         with self._damage_named():
@@ -216,7 +205,7 @@ class SpilledEdges:
         for run, begin, end in zip(self._runs, piece.begin.places, piece.end.places, strict=True):
             out = flat[place : place + (end - begin) * row_bytes]
             if len(out):
-                read_run(run.path(f"attr{number}"), begin * row_bytes, out)
+                run.read(f"attr{number}", begin * row_bytes, out)
             place += len(out)
         taken: npt.NDArray[Any] = rows[origins]
         if self._rules.self_loops == "add":
@@ -260,7 +249,7 @@ class SpilledEdges:
         id_bytes = 0 if self.edge_id_dtype is None else self.edge_id_dtype.itemsize
         adds_loops = self._rules.self_loops == "add"
         first_added = self.num_input_edges * self._rules.copies
-        edges = added = 0
+        edges, added, is_first = 0, 0, True
 
         def merge(piece: Range) -> tuple[Range, _Merged, dict[str, npt.NDArray[Any]]]:
             part = self._merge(piece, id_bytes, with_origins=adds_loops or bool(self._schema))
@@ -279,8 +268,8 @@ class SpilledEdges:
             # Columns before the last one of the range are complete.
             indptr = np.cumsum(part.column_counts[: piece.end.target - piece.begin.target])
             indptr += edges
-            if piece.is_first:
-                indptr = np.concatenate([np.zeros(1, np.int64), indptr])
+            if is_first:
+                indptr, is_first = np.concatenate([np.zeros(1, np.int64), indptr]), False
             is_added = origins < 0 if origins is not None and adds_loops else None
             yield EdgeChunk(part.sources, ids, rows, indptr, is_added)
             edges += len(part.sources)

@@ -18,7 +18,8 @@ between ranges, even a billion.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,7 @@ import numpy.typing as npt
 
 from gnnstore import _core
 from gnnstore.converters.edges.buffer import EdgeBuffer, RowBlocks
-from gnnstore.converters.edges.rules import EdgeRules
+from gnnstore.converters.edges.columns import EdgeRules
 from gnnstore.converters.spill_files import read_exactly
 from gnnstore.errors import storage_errors
 from gnnstore.formats.container.files import open_regular, write_all
@@ -63,8 +64,12 @@ class EdgeRun:
     def records(self, place: int, count: int) -> npt.NDArray[Any]:
         """Read consecutive records."""
         found = np.empty(count, record_dtype(self.record_bytes))
-        read_run(self.path("edges"), place * self.record_bytes, found.view(np.uint8))
+        self.read("edges", place * self.record_bytes, found.view(np.uint8))
         return found
+
+    def read(self, ending: str, offset: int, out: npt.NDArray[np.uint8]) -> None:
+        """Fill an array with bytes of a file."""
+        read_exactly(self.path(ending), offset, out, "a sorted run of edges")
 
     def ends(self, place: int) -> tuple[int, int]:
         """Read the target and the source of a record."""
@@ -117,11 +122,6 @@ class SpilledPart:
         )
 
 
-def read_run(path: str, offset: int, out: npt.NDArray[np.uint8]) -> None:
-    """Fill an array with bytes of a run's file; see `read_exactly`."""
-    read_exactly(path, offset, out, "a sorted run of edges")
-
-
 def record_dtype(record_bytes: int) -> np.dtype[Any]:
     """Return the type of a record."""
     word = "<u4" if record_bytes == NARROW_BYTES else "<u8"
@@ -143,7 +143,6 @@ def write_part(
 ) -> SpilledPart:
     """Sort the first edges of a buffer and write them, durably; they stay in the buffer."""
     record_bytes = record_bytes_for(buffer.max_id)
-    first = buffer.num_seen - buffer.num_edges
     attributes = buffer.attributes or {}
     records = _core.pool_empty(num_edges * record_bytes)
     scratch = _core.pool_empty(num_edges * record_bytes)
@@ -152,14 +151,9 @@ def write_part(
     for is_reverse in (False, True)[: rules.copies]:
         count = position = 0
         for sources, targets in zip(*ends[:: -1 if is_reverse else 1], strict=True):
+            is_dropped = rules.self_loops == "drop"
             count += _core.pack_edges(
-                sources,
-                targets,
-                records,
-                record_bytes,
-                count,
-                position,
-                rules.self_loops == "drop",
+                sources, targets, records, record_bytes, count, position, is_dropped
             )
             position += len(sources)
         count = _core.sort_edges(
@@ -170,7 +164,7 @@ def write_part(
             stem=f"{stem}-reverse" if is_reverse else str(stem),
             num_records=count,
             record_bytes=record_bytes,
-            first_position=first,
+            first_position=buffer.num_seen - buffer.num_edges,
             is_reverse=is_reverse,
             in_place=_is_in_place(sorted_records["position"]),
             num_attributes=len(attributes),
@@ -214,7 +208,7 @@ def _in_order(
         yield taken
 
 
-def _write(path: str, pieces: Sequence[npt.NDArray[Any]] | Iterator[npt.NDArray[Any]]) -> int:
+def _write(path: str, pieces: Iterable[npt.NDArray[Any]]) -> int:
     """Write a file, durably; return its crc32c."""
     crc = 0
     with storage_errors("write a sorted run of edges", path):
@@ -261,7 +255,6 @@ class Range:
 
     begin: Boundary
     end: Boundary
-    is_first: bool = False
 
     @property
     def num_records(self) -> int:
@@ -278,7 +271,6 @@ class Range:
 def plan_ranges(runs: Sequence[EdgeRun], num_nodes: int, most: int) -> Iterator[Range]:
     """Yield ranges of at most so many records and columns that hold everything, in order."""
     begin = Boundary(0, 0, (0,) * len(runs))
-    is_first = True
     for end in _boundaries(runs, num_nodes, most):
         while end.target - begin.target > most:
             target = begin.target + most
@@ -287,10 +279,10 @@ def plan_ranges(runs: Sequence[EdgeRun], num_nodes: int, most: int) -> Iterator[
                 for run, low, high in zip(runs, begin.places, end.places, strict=True)
             )
             between = Boundary(target, 0, places)
-            yield Range(begin, between, is_first)
-            begin, is_first = between, False
-        yield Range(begin, end, is_first)
-        begin, is_first = end, False
+            yield Range(begin, between)
+            begin = between
+        yield Range(begin, end)
+        begin = end
 
 
 def _boundaries(runs: Sequence[EdgeRun], num_nodes: int, max_records: int) -> Iterator[Boundary]:
@@ -312,13 +304,11 @@ def _boundaries(runs: Sequence[EdgeRun], num_nodes: int, max_records: int) -> It
 
 def _read_indexes(runs: Sequence[EdgeRun], entry_records: int) -> dict[str, npt.NDArray[Any]]:
     """Return index entries of all runs, one for every `entry_records` records, in order."""
-    found: dict[str, list[npt.NDArray[Any]]] = {
-        "target": [], "source": [], "run": [], "place": []
-    }  # fmt: skip
+    found: dict[str, list[npt.NDArray[Any]]] = defaultdict(list)
     for number, run in enumerate(runs):
         dtype = record_dtype(run.record_bytes)
         index = np.empty(-(-run.num_records // INDEX_STEP), dtype)
-        read_run(run.path("index"), 0, index.view(np.uint8))
+        run.read("index", 0, index.view(np.uint8))
         index = index[:: entry_records // INDEX_STEP]
         found["target"].append(index["target"].astype(np.int64))
         found["source"].append(index["source"].astype(np.int64))
