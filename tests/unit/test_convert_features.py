@@ -24,7 +24,7 @@ from gnnstore.converters import (
     from_snap,
     partition,
 )
-from gnnstore.converters.datasets.external import open_features, open_labels
+from gnnstore.converters.datasets.external import open_arrays
 from gnnstore.converters.inputs.files import RawLayout, open_npy
 from gnnstore.converters.inputs.source import (
     ArraySource,
@@ -50,49 +50,49 @@ LAYOUT = RawLayout("float32", (-1, 3))
 
 def save_npy(folder: Path) -> ArraySource:
     np.save(folder / "x.npy", ROWS)
-    return open_features(folder / "x.npy").source
+    return open_arrays(folder / "x.npy", "features").source
 
 
 def save_fortran(folder: Path) -> ArraySource:
     np.save(folder / "x.npy", np.asfortranarray(ROWS))
-    return open_features(folder / "x.npy").source
+    return open_arrays(folder / "x.npy", "features").source
 
 
 def save_big_endian(folder: Path) -> ArraySource:
     np.save(folder / "x.npy", ROWS.astype(">f4"))
-    return open_features(folder / "x.npy").source
+    return open_arrays(folder / "x.npy", "features").source
 
 
 def save_only_member(folder: Path) -> ArraySource:
     np.savez_compressed(folder / "x.npz", feat=ROWS)
-    return open_features(folder / "x.npz").source
+    return open_arrays(folder / "x.npz", "features").source
 
 
 def save_member(folder: Path) -> ArraySource:
     np.savez(folder / "x.npz", other=np.zeros(3), feat=ROWS)
-    return open_features(f"{folder}/x.npz:feat").source
+    return open_arrays(f"{folder}/x.npz:feat", "features").source
 
 
 def save_raw(folder: Path) -> ArraySource:
     ROWS.tofile(folder / "x.bin")
-    return open_features(folder / "x.bin", raw=LAYOUT).source
+    return open_arrays(folder / "x.bin", "features", raw=LAYOUT).source
 
 
 def save_csv(folder: Path) -> ArraySource:
     (folder / "x.csv").write_text("".join(",".join(map(repr, r)) + "\n" for r in ROWS.tolist()))
-    return open_features(folder / "x.csv").source
+    return open_arrays(folder / "x.csv", "features").source
 
 
 def save_csv_gz(folder: Path) -> ArraySource:
     text = "\n".join("\t".join(map(repr, row)) for row in ROWS.tolist())
     (folder / "x.tsv.gz").write_bytes(gzip.compress(text.encode()))
-    return open_features(folder / "x.tsv.gz").source
+    return open_arrays(folder / "x.tsv.gz", "features").source
 
 
 def save_many_raw(folder: Path) -> ArraySource:
     for number, (first, last) in enumerate([(0, 2), (2, 3), (3, 11)]):
         ROWS[first:last].tofile(folder / f"x-{9 + number}.bin")  # x-9, x-10, x-11
-    found = open_features(f"{folder}/x-*.bin", raw=RawLayout("float32", (11, 3)))
+    found = open_arrays(f"{folder}/x-*.bin", "features", raw=RawLayout("float32", (11, 3)))
     assert [path.name for path in found.files] == ["x-9.bin", "x-10.bin", "x-11.bin"]
     return found.source
 
@@ -101,7 +101,7 @@ def save_of_different_forms(folder: Path) -> ArraySource:
     np.save(folder / "a.npy", ROWS[:4])
     np.savez(folder / "b.npz", ROWS[4:5])
     (folder / "c.csv").write_text("".join(",".join(map(repr, r)) + "\n" for r in ROWS[5:].tolist()))
-    return open_features([folder / "a.npy", folder / "b.npz", folder / "c.csv"]).source
+    return open_arrays([folder / "a.npy", folder / "b.npz", folder / "c.csv"], "features").source
 
 
 @pytest.mark.parametrize(
@@ -137,11 +137,11 @@ def test_pieces_from_any_row_on_are_the_array(
 
 def test_whole_numbers_in_text_are_labels(tmp_path: Path) -> None:
     (tmp_path / "y.csv").write_text("3\n1\n2\n")
-    labels = open_labels(tmp_path / "y.csv").source.read()
+    labels = open_arrays(tmp_path / "y.csv", "labels").source.read()
     assert labels.tolist() == [3, 1, 2]
     assert labels.dtype == np.int64
     np.save(tmp_path / "y.npy", np.array([1.0, 2.5]))
-    assert open_labels(tmp_path / "y.npy").source.read().tolist() == [1, 2.5]
+    assert open_arrays(tmp_path / "y.npy", "labels").source.read().tolist() == [1, 2.5]
 
 
 def test_labels_that_were_saved_as_floats_become_integers() -> None:
@@ -180,14 +180,16 @@ def test_one_file_of_another_width_or_type_is_named(tmp_path: Path) -> None:
     np.save(tmp_path / "part-0.npy", ROWS)
     np.save(tmp_path / "part-1.npy", ROWS)
     np.save(tmp_path / "part-2.npy", ROWS[:, :2])
-    said = refused(lambda: open_features(f"{tmp_path}/part-*.npy"))
+    said = refused(lambda: open_arrays(f"{tmp_path}/part-*.npy", "features"))
     assert f"{tmp_path}/part-2.npy: is float32 [11, 2], but" in said
     assert f"{tmp_path}/part-0.npy float32 [11, 3]" in said
     np.save(tmp_path / "part-2.npy", ROWS.astype(np.float64))
-    said = refused(lambda: open_features(f"{tmp_path}/part-*.npy"))
+    said = refused(lambda: open_arrays(f"{tmp_path}/part-*.npy", "features"))
     assert "part-2.npy: is float64" in said
     np.save(tmp_path / "part-2.npy", np.float32(1))
-    assert "part-2.npy: is float32 []" in refused(lambda: open_features(f"{tmp_path}/part-*.npy"))
+    assert "part-2.npy: is float32 []" in refused(
+        lambda: open_arrays(f"{tmp_path}/part-*.npy", "features")
+    )
 
 
 @pytest.mark.parametrize(
@@ -210,7 +212,7 @@ def test_raw_files_of_another_size_are_refused(
 ) -> None:
     path = tmp_path / "x.bin"
     path.write_bytes(b"\0" * size)
-    said = refused(lambda: open_features(path, raw=RawLayout.parse(layout)))
+    said = refused(lambda: open_arrays(path, "features", raw=RawLayout.parse(layout)))
     assert message in said
     assert str(path) in said
 
@@ -231,16 +233,16 @@ def test_layouts_that_are_none(text: str, message: str) -> None:
 
 def test_files_that_nobody_described_are_refused(tmp_path: Path) -> None:
     (tmp_path / "x.bin").write_bytes(b"\0" * 12)
-    said = refused(lambda: open_features(tmp_path / "x.bin"), UsageError)
+    said = refused(lambda: open_arrays(tmp_path / "x.bin", "features"), UsageError)
     assert "is neither .npy, .npz nor .csv; if it is raw binary, say its type and shape" in said
     for missing in ("x.npy", "x.csv", "y.bin", "x-*.npy"):
-        refused(partial(open_features, tmp_path / missing), NotFoundError)
+        refused(partial(open_arrays, tmp_path / missing, "features"), NotFoundError)
     np.savez(tmp_path / "x.npz", a=ROWS, b=ROWS)
     assert "has the arrays a, b; choose one as" in refused(
-        lambda: open_features(tmp_path / "x.npz")
+        lambda: open_arrays(tmp_path / "x.npz", "features")
     )
-    assert "there is no 'c'" in refused(lambda: open_features(f"{tmp_path}/x.npz:c"))
-    assert "no file was given" in refused(lambda: open_features([]), UsageError)
+    assert "there is no 'c'" in refused(lambda: open_arrays(f"{tmp_path}/x.npz:c", "features"))
+    assert "no file was given" in refused(lambda: open_arrays([], "features"), UsageError)
 
 
 def test_csv_that_is_shorter_or_longer_than_said(tmp_path: Path) -> None:
@@ -547,7 +549,7 @@ def test_files_are_ordered_by_the_numbers_in_their_names(tmp_path: Path) -> None
     names = ["1²10.npy", "1²2.npy"]
     for i, name in enumerate(names):
         np.save(tmp_path / name, np.full((2, 2), i, np.float32))
-    found = open_features(str(tmp_path / "1²*.npy")).source
+    found = open_arrays(str(tmp_path / "1²*.npy"), "features").source
     assert np.concatenate(list(found.rows(10)))[:, 0].tolist() == [1, 1, 0, 0]
 
 

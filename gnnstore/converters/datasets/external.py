@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -74,41 +74,70 @@ class ArrayFiles:
             )
 
 
-def _open(
-    names: list[str],
-    open_one: Callable[[str], ArraySource],
-    ids: PathLike | None,
-    what: str,
+def open_arrays(
+    paths: Paths,
+    what: Literal["features", "labels"],
     *,
-    skip_header: bool,
-    is_raw: bool = False,
-) -> tuple[ArraySource, ArraySource | None, tuple[Path, ...]]:
-    """Return the rows of all files, their ids, and the files."""
+    raw: RawLayout | None = None,
+    stored: str | None = None,
+    skip_header: bool = False,
+    ids: PathLike | None = None,
+) -> ArrayFiles:
+    """Open an array in one or several files, perhaps with the ids of its rows.
+
+    Whole numbers in text are int64 if they are labels, which go by classes.
+    """
+    names = paths_of(paths, f"the {what}")
+    if not names:
+        raise UsageError(f"the {what}: no file was given")
     files = tuple(Path(_split_member(name)[0]) for name in names)
-    parts = [open_one(name) for name in names]
-    texts = [] if is_raw else [path for path in files if is_text(path)]
-    if ids is None or texts != list(files) or paths_of(ids, "the ids") != names:
-        for path in texts:
-            columns = column_names(first_lines(path, b"")[1])
-            place = id_column(columns)
-            if place is not None and len(columns) > 1:
-                raise InputError(
-                    f"{path}: the column {columns[place]} has ids of nodes, and no {what}; take "
-                    f"them from it with {what}_ids={path.name} and skip the first line "
-                    f"({what}_skip_header=True), or remove the column",
-                    path=path,
-                )
-        rows = None if ids is None else open_labels(ids)
-        found = (None, files) if rows is None else (rows.source, (*files, *rows.files))
-        return (_joined(parts), *found)
-    own: list[ArraySource] = []
-    for i, (path, part) in enumerate(zip(files, parts, strict=True)):
-        columns = column_names(first_lines(path, b"")[1]) if skip_header else []
-        place = id_column(columns) or 0
-        parts[i] = _without(part, place)
-        options: dict[str, Any] = {"num_rows": part.shape[0], "skip_header": skip_header}
-        own.append(TextArray(path, "int64", what="node id", column=place, **options))
-    return _joined(parts), _joined(own), files
+    is_table = raw is None and all(map(is_text, files))
+    parts: list[ArraySource]
+    if raw is not None:
+        layout = RawLayout(raw.dtype, (-1, *raw.shape[1:]))
+        parts = [open_raw(path, layout) for path in files]
+    elif is_table and what == "labels":
+        parts = _label_tables(files, skip_header=skip_header)
+    else:
+        parts = [_open_file(name, what, stored, skip_header=skip_header) for name in names]
+    row_ids = None
+    if ids is not None and is_table and paths_of(ids, "the ids") == names:  # a column of them
+        columns = []
+        for i, (path, part) in enumerate(zip(files, parts, strict=True)):
+            place = id_column(column_names(first_lines(path, b"")[1]) if skip_header else []) or 0
+            parts[i] = _without(part, place)
+            options: dict[str, Any] = {"num_rows": part.shape[0], "skip_header": skip_header}
+            columns.append(TextArray(path, "int64", what="node id", column=place, **options))
+        row_ids = _joined(columns)
+    else:
+        for path in () if raw is not None else filter(is_text, files):
+            _refuse_named_ids(path, what)
+        if ids is not None:
+            found = open_arrays(ids, "labels")
+            row_ids, files = found.source, (*files, *found.files)
+    source = _joined(parts)
+    if raw is not None and raw.shape[0] not in (-1, source.shape[0]):
+        raise InputError(
+            f"{source.label}: has {source.shape[0]} rows of {raw.row_bytes} bytes, but the layout "
+            f"{raw} says {raw.shape[0]}"
+        )
+    if is_table and what == "labels" and source.shape[1] == 1:
+        source = MappedRows(source, lambda rows, _: rows[:, 0], row_shape=())
+    dtype = "bfloat16" if raw and raw.dtype == "bfloat16" else None
+    return ArrayFiles(source, dtype, files, row_ids, f"{what}_ids" if is_table else "")
+
+
+def _refuse_named_ids(path: Path, what: str) -> None:
+    """Refuse a table whose first line names a column of ids, which nobody takes for ids."""
+    columns = column_names(first_lines(path, b"")[1])
+    place = id_column(columns)
+    if place is not None and len(columns) > 1:
+        raise InputError(
+            f"{path}: the column {columns[place]} has ids of nodes, and no {what}; take them from "
+            f"it with {what}_ids={path.name} and skip the first line ({what}_skip_header=True), or "
+            "remove the column",
+            path=path,
+        )
 
 
 def _joined(parts: Sequence[ArraySource]) -> ArraySource:
@@ -123,72 +152,21 @@ def _without(source: ArraySource, place: int) -> ArraySource:
     return MappedRows(source, lambda rows, _: np.delete(rows, place, axis=1), row_shape=(width,))
 
 
-def open_features(
-    paths: Paths,
-    *,
-    raw: RawLayout | None = None,
-    what: str = "the features",
-    stored: str | None = None,
-    skip_header: bool = False,
-    ids: PathLike | None = None,
-) -> ArrayFiles:
-    """Open an array in one or several files, perhaps with the ids of its rows."""
-    names = paths_of(paths, what)
-    if not names:
-        raise UsageError(f"{what}: no file was given")
-
-    def open_one(name: str) -> ArraySource:
-        if raw is not None:
-            return open_raw(Path(name), RawLayout(raw.dtype, (-1, *raw.shape[1:])))
-        return _open_file(name, what, stored, skip_header=skip_header)
-
-    source, row_ids, files = _open(
-        names, open_one, ids, "features", skip_header=skip_header, is_raw=raw is not None
-    )
-    if raw is not None and raw.shape[0] not in (-1, source.shape[0]):
-        raise InputError(
-            f"{source.label}: has {source.shape[0]} rows of {raw.row_bytes} bytes, but the layout "
-            f"{raw} says {raw.shape[0]}"
-        )
-    is_table = raw is None and all(map(is_text, files))
-    dtype = "bfloat16" if raw and raw.dtype == "bfloat16" else None
-    return ArrayFiles(source, dtype, files, row_ids, "features_ids" if is_table else "")
-
-
-def open_labels(
-    paths: Paths, *, skip_header: bool = False, ids: PathLike | None = None
-) -> ArrayFiles:
-    """Open labels: as `open_features` does, but whole numbers in text are int64."""
-    what = "the labels"
-    names = paths_of(paths, what)
-    if not names or not all(is_text(Path(name)) for name in names):
-        return open_features(paths, what=what, ids=ids)
-
-    given: dict[str, Any] = {"skip_header": skip_header, "hint": _header_hint("labels")}
-    tables = {name: read_numbers(existing_file(name, what), "label", **given) for name in names}
-    if len({table.dtype for table in tables.values()}) > 1:  # some have fractions
-        tables = {name: _as_float32(table, Path(name)) for name, table in tables.items()}
-
-    def open_one(name: str) -> ArraySource:
-        return MemoryArray(name, tables[name])
-
-    source, row_ids, files = _open(names, open_one, ids, "labels", skip_header=skip_header)
-    if source.shape[1] == 1:
-        source = MappedRows(source, lambda rows, _: rows[:, 0], row_shape=())
-    return ArrayFiles(source, None, files, row_ids, "labels_ids")
-
-
-def _as_float32(table: npt.NDArray[Any], path: Path) -> npt.NDArray[np.float32]:
-    """Return whole numbers as float32, since other files have fractions."""
-    found = table.astype(np.float32)
-    if (found != table).any():
-        number = table[found != table].flat[0]
-        raise InputError(
-            f"{path}: the label {number} is no float32, which labels with fractions are; the other "
-            "files have some",
-            path=path,
-        )
-    return found
+def _label_tables(files: Sequence[Path], *, skip_header: bool) -> list[ArraySource]:
+    """Read labels in text, which are all float32 if some have fractions."""
+    how: dict[str, Any] = {"skip_header": skip_header, "hint": _header_hint("labels")}
+    tables = [read_numbers(existing_file(path, "the labels"), "label", **how) for path in files]
+    if len({table.dtype for table in tables}) > 1:
+        for i, (path, table) in enumerate(zip(files, tables, strict=True)):
+            tables[i] = table.astype(np.float32)
+            if (tables[i] != table).any():
+                number = table[tables[i] != table].flat[0]
+                raise InputError(
+                    f"{path}: the label {number} is no float32, which labels with fractions are; "
+                    "the other files have some",
+                    path=path,
+                )
+    return [MemoryArray(str(path), table) for path, table in zip(files, tables, strict=True)]
 
 
 def is_text(path: Path) -> bool:
@@ -228,7 +206,7 @@ def _header_hint(what: str) -> str:
 
 
 def _open_file(name: str, what: str, stored: str | None, *, skip_header: bool) -> ArraySource:
-    file, member = _split_member(name)
+    what, (file, member) = f"the {what}", _split_member(name)
     path = Path(file)
     if path.suffix == ".npy":
         return open_npy(path)
@@ -261,12 +239,13 @@ def open_external(
     skip_header: bool = False,
 ) -> ArrayFiles | None:
     """Open the features and the ids of their rows; None if there are none."""
-    if features is None:
-        if raw is not None or ids is not None or skip_header:
-            raise UsageError(
-                "features_raw=, features_ids= and features_skip_header= say what the features are "
-                "like; give the features as well"
-            )
-        return None
-    stored = None if options is None else options.feature_dtype
-    return open_features(features, raw=raw, stored=stored, skip_header=skip_header, ids=ids)
+    if features is not None:
+        stored = None if options is None else options.feature_dtype
+        how: dict[str, Any] = {"stored": stored, "skip_header": skip_header, "ids": ids}
+        return open_arrays(features, "features", raw=raw, **how)
+    if raw is not None or ids is not None or skip_header:
+        raise UsageError(
+            "features_raw=, features_ids= and features_skip_header= say what the features are "
+            "like; give the features as well"
+        )
+    return None

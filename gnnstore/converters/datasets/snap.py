@@ -11,7 +11,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from gnnstore.converters.datasets.external import Paths, open_external, open_labels
+from gnnstore.converters.datasets.external import Paths, open_arrays, open_external
 from gnnstore.converters.datasets.headers import (
     Header,
     check_ends,
@@ -168,7 +168,7 @@ def from_snap(
         )
     y = None
     if labels is not None:
-        y = open_labels(labels, skip_header=labels_skip_header, ids=labels_ids)
+        y = open_arrays(labels, "labels", skip_header=labels_skip_header, ids=labels_ids)
     split_arrays = {} if splits is None else _open_splits(splits)
     marks = _COMMENTS if comment is None else comment.encode()
     header = read_header(path)
