@@ -28,7 +28,6 @@ from gnnstore.strategies.loader_spec import LoaderSpec
 from gnnstore.strategies.lookahead import PROFILE_BATCHES, make_job, policy_of
 from gnnstore.strategies.sampled_epoch import row_degrees, sample_workload
 from gnnstore.strategies.superbatch_costs import MissModel, size_packing
-from gnnstore.strategies.workload import TableReads
 
 if TYPE_CHECKING:
     from gnnstore.caching.policies.base import Planner
@@ -128,7 +127,7 @@ class EpochSampler:
             num_threads=settings.num_threads,
             may_use_fewer=True,
         )
-        self.sources = open_sources(spec)
+        self._loader, self.sources = spec, open_sources(spec)
         placement = self.sources.placement
         self.tables = CachedTables.of(store.schema, placement.read_paths)
         rolling = placement.superbatch
@@ -170,11 +169,11 @@ class EpochSampler:
             return None, self._presampler.run(
                 topology, num_threads, spare_bytes=spare_bytes, num_batches=_BATCHES
             )
-        arrays = [self.store.reader.paged(spec) for spec in tables.specs]
         seen, workload = sample_workload(
-            self._presampler,
+            self._loader,
+            tables,
             topology,
-            TableReads.of(arrays, sources.engine.tuning, tables.ranges),
+            sources.engine,
             num_threads=num_threads,
             spare_bytes=spare_bytes,
             progress=NullProgress(),

@@ -202,21 +202,12 @@ class StrategyOptimizer:
         self, candidates: Sequence[Strategy], *, memory: int | None = None
     ) -> list[Prediction]:
         """Predict an epoch by each of some strategies."""
-        found = []
-        for strategy in candidates:
-            if strategy.score == "degree" and self.epoch.workload.degree is None:
-                problem = "out-degrees were not counted: the graph is large, or not in memory"
-                found.append(Prediction.impossible(strategy, problem))
-                continue
-            try:
-                found.append(self._predict(strategy, memory))
-            except UsageError as error:
-                missing = getattr(error, "missing_bytes", None)
-                found.append(Prediction.impossible(strategy, str(error), missing))
-        return found
+        return [self._predict(strategy, memory) for strategy in candidates]
 
     def _predict(self, strategy: Strategy, memory: int | None) -> Prediction:
-        """Predict an epoch by one strategy."""
+        if strategy.score == "degree" and self.epoch.workload.degree is None:
+            problem = "out-degrees were not counted: the graph is large, or not in memory"
+            return Prediction.impossible(strategy, problem)
         options = with_candidate(self.loader.options, strategy)
         if memory is not None:
             options = replace(options, memory=memory)
@@ -228,7 +219,11 @@ class StrategyOptimizer:
             found = strategy.predict(epoch, loader, placement)
             return replace(found, ids_note=placement.ids_note)
 
-        return first_that_fits(loader, strategy, predict)
+        try:
+            return first_that_fits(loader, strategy, predict)
+        except UsageError as error:
+            missing = getattr(error, "missing_bytes", None)
+            return Prediction.impossible(strategy, str(error), missing)
 
 
 def is_worth_it(loader: LoaderSpec, placement: Placement) -> bool:
@@ -267,7 +262,7 @@ class Chosen:
 
 def choices_for(loader: LoaderSpec, auto: Auto) -> Iterator[Chosen]:
     """Yield the choices of "auto", best first: the next one is for when one does not fit."""
-    options = loader.options
+    options, optimizer = loader.options, None
     simple = Chosen(replace(options, strategy=auto, planned=None))
     mapped = replace(simple, instead_of_static="strategy 'static' would need more")
     # A mapping has no cache, and maps the topology.
@@ -283,7 +278,6 @@ def choices_for(loader: LoaderSpec, auto: Auto) -> Iterator[Chosen]:
         # A mapping works in the least memory: its pages can be taken back at any time.
         yield replace(mapped, missing_bytes=error.missing_bytes)
         return
-    optimizer = None
     if is_worth_it(loader, placement):
         optimizer = StrategyOptimizer.of(loader, placement)
     if optimizer is None:
@@ -303,10 +297,10 @@ def choices_for(loader: LoaderSpec, auto: Auto) -> Iterator[Chosen]:
         missing = min((p.missing_bytes for p in refused if p.missing_bytes), default=None)
     del optimizer  # frees a sample of 100 MB before a cache is filled
     for i, prediction in enumerate(predicted):
-        others = _others(prediction, predicted[i + 1 :])
         first = describe_seconds(prediction.first_seconds)
         each = describe_seconds(prediction.seconds)
         more = "" if first == each else f", the first {first}"
+        others = _others(prediction, predicted[i + 1 :])
         why = f"it is predicted to take {each} an epoch{more}{others}"
         chosen = with_candidate(options, prediction.strategy)
         yield Chosen(chosen, why, predicted=prediction, missing_bytes=missing)
@@ -331,55 +325,47 @@ def describe_seconds(seconds: float) -> str:
 
 def open_sources(loader: LoaderSpec) -> OpenStore:
     """Decide on the places of a store's parts, and open them."""
-    given = _strategy_of(loader)
+    given = loader.options.strategy
     choices = choices_for(loader, given) if isinstance(given, Auto) else [Chosen(loader.options)]
     refusals: list[BudgetError] = []
     for chosen in choices:
         own = replace(loader, options=chosen.options)
-        reasons = {"why": chosen.why, "instead_of_static": chosen.instead_of_static}
         try:
-            strategy, placement = _reserved(own, **reasons)
+            placement = _reserved(own, why=chosen.why, instead_of_static=chosen.instead_of_static)
         except BudgetError as error:
             refusals.append(error)
-        else:
-            if strategy.mode == "mmap" and chosen.missing_bytes:
-                least = f"others need at least {format_at_least(chosen.missing_bytes)} more"
-                placement = placement.because(least)
-                warnings.warn(
-                    f"memory={loader.options.memory!r} leaves strategy {strategy.name!r} only, "
-                    f"the slowest; {least}",
-                    UserWarning,
-                    stacklevel=5,  # behind the loader's constructor
-                )
-            return strategy.open(own, replace(placement, predicted=chosen.predicted))
+            continue
+        if placement.strategy.mode == "mmap" and chosen.missing_bytes:
+            least = f"others need at least {format_at_least(chosen.missing_bytes)} more"
+            placement = placement.because(least)
+            warnings.warn(
+                f"memory={loader.options.memory!r} leaves strategy {placement.strategy.name!r} "
+                f"only, the slowest; {least}",
+                UserWarning,
+                stacklevel=5,  # behind the loader's constructor
+            )
+        placement = replace(placement, predicted=chosen.predicted)
+        return cast("Strategy", placement.strategy).open(own, placement)
     raise refusals[-1]
 
 
-def _strategy_of(loader: LoaderSpec) -> Strategy | Auto:
-    # Options know strategies only by their traits, since strategies take options.
-    return cast("Strategy | Auto", loader.options.strategy)
+def _reserved(loader: LoaderSpec, **reasons: str) -> Placement:
+    """Return the places of a store's parts with the reservations of the strategy taken there."""
+    given, own = loader.options.strategy, loader.without_second_cache()
 
-
-def _reserved(loader: LoaderSpec, **reasons: str) -> tuple[Strategy, Placement]:
-    """Return the strategy, and the places of a store's parts with the strategy's reservations."""
-    given, own = _strategy_of(loader), loader.without_second_cache()
-
-    def reserve(placement: Placement) -> tuple[Strategy, Placement]:
-        strategy = given
-        if isinstance(strategy, Auto):
-            strategy = strategy.by_mode[placement.strategy.mode]
-        return strategy, strategy.reserve(own, placement)
+    def reserve(placement: Placement) -> Placement:
+        # Options know strategies only by their traits, since strategies take options.
+        return cast("Strategy", placement.strategy).reserve(own, placement)
 
     if own is loader:
         return first_that_fits(loader, given, reserve, **reasons)
     taken = format_size(loader.taken_bytes(given))
     try:
-        strategy, placement = first_that_fits(loader, given, reserve, **reasons)
+        placement = first_that_fits(loader, given, reserve, **reasons)
     except BudgetError as error:
         error.message += (
             f". Of memory=, {taken} are the cache of a loader on the same store, with another "
             "strategy; give both the same, and they share it"
         )
         raise
-    note = f"no cache, for {taken} of memory= are that of another strategy"
-    return strategy, placement.because(note)
+    return placement.because(f"no cache, for {taken} of memory= are that of another strategy")

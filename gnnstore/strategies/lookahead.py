@@ -45,13 +45,12 @@ from gnnstore.strategies.superbatch_costs import (
     mean_row_bytes,
     size_packing,
 )
-from gnnstore.strategies.workload import ReadTotals, TableReads, Workload
+from gnnstore.strategies.workload import ReadTotals, Workload
 
 if TYPE_CHECKING:
     from gnnstore.disk.engines import Engine
-    from gnnstore.graph.store import GraphStore
     from gnnstore.graph.topology import Topology
-    from gnnstore.pipeline.lookahead.presample import Presampled, Presampler
+    from gnnstore.pipeline.lookahead.presample import Presampled
     from gnnstore.pipeline.lookahead.superbatch import SuperbatchSize
     from gnnstore.pipeline.stats import LoaderStats
     from gnnstore.sampling.neighbor import SamplingConfig
@@ -88,13 +87,14 @@ class LookaheadStrategy(Strategy):
             seen = presampler.run(topology, num_threads, spare_bytes=spare_bytes)
         else:
             sampling = max(1, min(num_threads, placement.staging_bytes // engine.staging_bytes))
-            if not (self.packs or policy.is_fixed) and _may_count(presampler, spare_bytes):
-                counts = np.zeros(presampler.space.num_rows, np.uint8)
-            arrays = [loader.store.reader.paged(spec) for spec in tables.specs]
+            has_room = spare_bytes is None or tables.space.num_rows <= spare_bytes // _COUNTS_SHARE
+            if not (self.packs or policy.is_fixed) and has_room:
+                counts = np.zeros(tables.space.num_rows, np.uint8)
             seen, workload = sample_workload(
-                presampler,
+                loader,
+                tables,
                 topology,
-                TableReads.of(arrays, engine.tuning, tables.ranges),
+                engine,
                 num_threads=sampling,
                 spare_bytes=spare_bytes,
                 progress=loader.progress,
@@ -105,23 +105,12 @@ class LookaheadStrategy(Strategy):
             model = MissModel(workload, policy)
         release_memory()  # the samples' buffers, which would stay until the first batch
         pools = None if policy.is_fixed else _pools(loader, tables, seen, placement)
-        found = solve(
-            _facts(
-                loader,
-                placement,
-                topology,
-                tables,
-                engine=engine,
-                seen=seen,
-                misses=model,
-                pools=pools,
-            )
-        )
+        found = solve(_facts(loader, placement, topology, tables, engine, seen, model, pools))
         size = found.size
         if size.num_pinned and counts is not None and model is not None:
             counts[counts < model.least_uses] = 0
             nodes = select_nodes(counts, size.num_pinned)
-            size = size.with_pinned(nodes.astype(id_dtype(presampler.space.num_rows - 1)))
+            size = size.with_pinned(nodes.astype(id_dtype(tables.space.num_rows - 1)))
         return found.placement.with_superbatch(size)
 
     def predict(self, epoch: SampledEpoch, loader: LoaderSpec, placement: Placement) -> Prediction:
@@ -129,17 +118,10 @@ class LookaheadStrategy(Strategy):
         work, tables, seen = epoch.workload, epoch.tables, epoch.seen
         pools = _pools(loader, tables, seen, placement)
         model = MissModel(work, POLICIES[self.policy])
-        facts = _facts(
-            loader,
-            placement,
-            epoch.topology,
-            tables,
-            engine=epoch.engine,
-            seen=seen,
-            misses=model,
-            pools=pools,
+        facts = replace(
+            _facts(loader, placement, epoch.topology, tables, epoch.engine, seen, model, pools),
+            num_threads=epoch.machine.num_threads,
         )
-        facts = replace(facts, num_threads=epoch.machine.num_threads)
         found = solve(facts)
         size, placement, disk_bytes = found.size, found.placement, found.disk_bytes
         if self.is_offline:
@@ -185,9 +167,8 @@ class LookaheadStrategy(Strategy):
             superbatch=larger.superbatch,
             num_batches=facts.epoch_batches,
         )
-        who = placement.ledger.who
-        disk = Ledger(facts.disk_bytes, (), who, "of disk space", "disk=")
-        disk = disk.add(Reservation("packed rows", rows), Reservation("records", records))
+        parts = Reservation("packed rows", rows), Reservation("records", records)
+        disk = Ledger(facts.disk_bytes, parts, placement.ledger.who, "of disk space", "disk=")
         if disk.left() < 0:
             raise disk.refusal(None, "name a roomier spill_dir=", error=DiskBudgetError)
         size = replace(size, num_slots=larger.num_slots, num_batches=larger.superbatch)
@@ -199,7 +180,7 @@ class LookaheadStrategy(Strategy):
         """Predict an epoch with some resources."""
         if resources.num_threads:
             machine = replace(machine, num_threads=resources.num_threads)
-        epoch = _Epoch(self, workload, machine, resources)
+        epoch = _Epoch(workload, machine, self, resources)
         return epoch.from_packed() if self.is_offline else epoch.planned()
 
     def open(self, loader: LoaderSpec, placement: Placement) -> OpenStore:
@@ -209,17 +190,11 @@ class LookaheadStrategy(Strategy):
         return LookaheadSources(loader, placement)
 
 
-def _may_count(presampler: Presampler, spare_bytes: int | None) -> bool:
-    """Whether there is memory to count the batches that need each row, a byte for each."""
-    return spare_bytes is None or presampler.space.num_rows <= spare_bytes // _COUNTS_SHARE
-
-
-def _facts(
+def _facts(  # noqa: PLR0917 - of one loader
     loader: LoaderSpec,
     placement: Placement,
     topology: Topology,
     tables: CachedTables,
-    *,
     engine: Engine | None,
     seen: Presampled,
     misses: MissModel | None,
@@ -246,14 +221,14 @@ def _facts(
         staging_bytes=0 if engine is None else engine.staging_bytes,
         reads_neighbors=topology.is_read,
         samples_slowly=topology.is_slow or topology.is_read,
-        disk_bytes=disk_bytes - (2 * edges_disk_bytes(disk_bytes) if edges else 0),
+        disk_bytes=disk_bytes - (2 * _edges_disk_bytes(disk_bytes) if edges else 0),
         edges_bytes=sum(pass_size(specs).index_bytes for specs in edges.values()),
         reads_more=bool(placement.read_paths - read_ahead),
     )
 
 
-def edges_disk_bytes(disk_bytes: int) -> int:
-    """Return the disk that rows of edges of one of two superbatches may take, of a limit."""
+def _edges_disk_bytes(disk_bytes: int) -> int:
+    """Return the disk for rows of edges of one of two superbatches."""
     return disk_bytes // _EDGES_SHARE
 
 
@@ -267,18 +242,6 @@ def _pools(
     )
 
 
-def _make_slots(
-    store: GraphStore,
-    tables: CachedTables,
-    engine: Engine,
-    size: SuperbatchSize,
-) -> SlotCache:
-    """Return slots for the rows of some attributes."""
-    shared = shared_tables(store)
-    opened = tables.open(lambda spec: shared.rows_on_disk(store, spec, engine))
-    return SlotCache(opened, size.num_slots, size.pinned, tables.space.num_rows, size.pools)
-
-
 def make_job(
     loader: LoaderSpec,
     placement: Placement,
@@ -289,7 +252,7 @@ def make_job(
     """Return the options of making superbatches, within their promised memory and disk."""
     schema, space = loader.store.schema, loader.cached_tables(placement).space
     edges, disk_bytes = loader.edges_read_ahead(placement), loader.disk_bytes()
-    edges_bytes = edges_disk_bytes(disk_bytes) if edges else 0
+    edges_bytes = _edges_disk_bytes(disk_bytes) if edges else 0
     return LookaheadJob(
         policy,
         size,
@@ -320,12 +283,16 @@ class LookaheadSources(OpenStore):
         assert size is not None and engine is not None  # noqa: S101, PT018 - else nothing is read
         policy = pooled(policy_of(loader, placement, self.topology, engine), size.pools)
         job = make_job(loader, placement, self.topology, policy, size)
-        make = partial(_make_slots, loader.store, tables, engine, size)
-        take_slots = partial(shared_tables(loader.store).take_slots, make=make)
-        self.superbatches = LookaheadEpochs(job, take_slots)
+        store, shared = loader.store, shared_tables(loader.store)
+
+        def make() -> SlotCache:
+            opened = tables.open(lambda spec: shared.rows_on_disk(store, spec, engine))
+            return SlotCache(opened, size.num_slots, size.pinned, tables.space.num_rows, size.pools)
+
+        self.superbatches = LookaheadEpochs(job, partial(shared.take_slots, make=make))
         # Planners stay as well, and the memory of plans is not freed at once.
         kind = loader.cache_kind(placement.strategy)
-        shared_tables(loader.store).use(self.superbatches, kind, promised_bytes=size.num_bytes)
+        shared.use(self.superbatches, kind, promised_bytes=size.num_bytes)
 
     @property
     def cached_by(self) -> str:
@@ -365,7 +332,7 @@ def policy_of(
 
 
 @dataclass(frozen=True, eq=False)
-class _Epoch:
+class _Epoch(EpochCosts):
     """An epoch by superbatches: while one is used, the next is made.
 
     The first superbatch of the next epoch is made too, if the disk has room for both; only the very
@@ -373,14 +340,7 @@ class _Epoch:
     """
 
     strategy: StrategyTraits
-    workload: Workload
-    machine: Machine
     resources: Resources
-
-    @property
-    def costs(self) -> EpochCosts:
-        """The costs that an epoch has with any strategy."""
-        return EpochCosts(self.workload, self.machine)
 
     def planned(self) -> Prediction:
         """Predict batches that are sampled and planned a superbatch at a time."""
@@ -394,7 +354,7 @@ class _Epoch:
         return replace(found, seconds_once=first.seconds_once + more)
 
     def _by_superbatches(self) -> Prediction:
-        work, machine, has, costs = self.workload, self.machine, self.resources, self.costs
+        work, machine, has = self.workload, self.machine, self.resources
         disk, policy, packs = machine.disk, POLICIES[self.strategy.policy], self.strategy.packs
         sizes = has.num_slots, max(1, has.superbatch)
         num = work.epoch_batches / sizes[1]  # less than 1 if a superbatch has several epochs
@@ -408,8 +368,8 @@ class _Epoch:
         in_order, written = kept + int(passes * has.edges.table_bytes), kept
         writing, recalling = disk.sequential_seconds(0, kept), disk.sequential_seconds(kept)
         reading_edges = disk.sequential_seconds(in_order - kept)
-        making_disk, making_computing = writing + reading_edges, costs.sampling + planning
-        stages = {"sampling": costs.sampling, "planning": planning}
+        making_disk, making_computing = writing + reading_edges, self.sampling + planning
+        stages = {"sampling": self.sampling, "planning": planning}
         if packs:
             reads, packed = ReadTotals(), int(work.misses(policy, *sizes) * work.row_bytes)
             scanned = work.pass_reads(policy, *sizes).scaled(passes)
@@ -422,21 +382,21 @@ class _Epoch:
             reads = work.planned_reads(policy, *sizes)
             reading = machine.random_seconds(reads)
             stages |= {"reading rows": reading}
-        assembling = costs.assembling + costs.issuing(reads)
+        assembling = self.assembling + self.issuing(reads)
         stages |= {"assembling": assembling}
         # Subgraphs are written while others are sampled; packing needs the plan of all.
-        making = max(costs.sampling, writing) + planning + (making_disk - writing)
+        making = max(self.sampling, writing) + planning + (making_disk - writing)
         following = max(reading + recalling, assembling)
         # While batches are assembled, sampling and planning have half of the processors; and while
         # batches are read, sampling from disk has half of the disk.
         shared = min(making_computing, assembling)
-        shared += min(costs.reading_neighbors, reading + recalling)
+        shared += min(self.reading_neighbors, reading + recalling)
         busiest = max(
-            costs.reading_neighbors + making_disk + reading + recalling,
+            self.reading_neighbors + making_disk + reading + recalling,
             making_computing + assembling,
         )
         # If rows are packed, the initial rows of the cache come with the others.
-        once = costs.warming_up(has.num_slots) if policy.looks_ahead and not packs else 0.0
+        once = self.warming_up(has.num_slots) if policy.looks_ahead and not packs else 0.0
         if once:
             stages = {"filling": once, **stages}
         if has.overlaps:
@@ -449,7 +409,7 @@ class _Epoch:
         else:  # each superbatch is used while the next one is made
             together = (1 - 1 / num) * max(making + shared, following)
             seconds = max((making + following) / num + together, busiest)
-        return Prediction.of(self.strategy, has, seconds, once, stages, reads, in_order, written)
+        return Prediction(self.strategy, has, seconds, once, stages, reads, in_order, written)
 
     def from_packed(self) -> Prediction:
         """Predict batches that were sampled and packed before training."""
@@ -462,17 +422,15 @@ class _Epoch:
         rows = work.misses(policy, has.num_slots, size, initial="nothing") * work.row_bytes
         in_order = recorded + int(rows)
         reading = machine.disk.sequential_seconds(in_order)
-        assembling = self.costs.assembling
         packing = sum(packed.stages[name] for name in ("sampling", "planning", "packing"))
         packing += machine.disk.sequential_seconds(0, recorded)
         # Packing is done for each epoch, but before training.
-        found = Prediction.of(
+        return Prediction(
             self.strategy,
             has,
-            max(reading, assembling),
+            max(reading, self.assembling),
             packing * EPOCHS,
-            {"reading packed": reading, "assembling": assembling},
+            {"reading packed": reading, "assembling": self.assembling, "packing": packing},
             ReadTotals(),
             in_order,
         )
-        return replace(found, stages={**found.stages, "packing": packing})

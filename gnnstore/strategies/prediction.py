@@ -89,52 +89,32 @@ class Prediction:
     """The predicted epoch of one strategy."""
 
     strategy: StrategyTraits  # with the options that predictions compare
+    resources: Resources
     seconds: float  # seconds of an epoch
     seconds_once: float  # seconds of one-time work, before or in the first epoch
     # Seconds of each stage by itself; "filling" and, for packed epochs, "packing" are done once.
     stages: Mapping[str, float]
-    bottleneck: str  # the longest stage of an epoch
     reads: ReadTotals  # reads of single rows or pages, of an epoch
-    sequential_bytes: int  # bytes that an epoch reads in order
-    written_bytes: int  # bytes that an epoch writes
-    resources: Resources
+    sequential_bytes: int = 0  # bytes that an epoch reads in order
+    written_bytes: int = 0  # bytes that an epoch writes
     problem: str = ""  # why the strategy is impossible; empty if it is not
     ids_note: str = ""  # what ids of edges cost, if they are not free
     missing_bytes: int | None = None  # by which to raise memory= at least, if that would help
-
-    @classmethod
-    def of(  # noqa: PLR0917 - in the order of the fields
-        cls,
-        strategy: StrategyTraits,
-        resources: Resources,
-        seconds: float,
-        seconds_once: float,
-        stages: Mapping[str, float],
-        reads: ReadTotals,
-        sequential_bytes: int = 0,
-        written_bytes: int = 0,
-    ) -> Prediction:
-        """Return the prediction of an epoch whose longest stage is the bottleneck."""
-        bottleneck = max(stages, key=lambda name: stages[name])
-        return cls(
-            strategy,
-            seconds,
-            seconds_once,
-            stages,
-            bottleneck,
-            reads,
-            sequential_bytes,
-            written_bytes,
-            resources,
-        )
 
     @classmethod
     def impossible(
         cls, strategy: StrategyTraits, problem: str, missing_bytes: int | None = None
     ) -> Prediction:
         """Return the prediction for an impossible strategy."""
-        found = cls.of(strategy, Resources(0), math.nan, math.nan, {"": 0.0}, ReadTotals())
-        return replace(found, stages={}, problem=problem, missing_bytes=missing_bytes)
+        of_none = cls(strategy, Resources(0), math.nan, math.nan, {}, ReadTotals())
+        return replace(of_none, problem=problem, missing_bytes=missing_bytes)
+
+    @property
+    def bottleneck(self) -> str:
+        """The longest stage of an epoch; empty if the strategy is impossible."""
+        is_before = self.strategy.is_offline
+        named = [name for name in self.stages if not (is_before and name == "packing")]
+        return max(named, key=lambda name: self.stages[name], default="")
 
     @property
     def choice(self) -> str:
@@ -215,4 +195,4 @@ class EpochCosts:
             stages = {"filling": filling, **stages}
         computing = self.sampling + self.assembling + issuing
         seconds = max(self.reading_neighbors + reading, computing)
-        return Prediction.of(strategy, resources, seconds, once + filling, stages, reads)
+        return Prediction(strategy, resources, seconds, once + filling, stages, reads)

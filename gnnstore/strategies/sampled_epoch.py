@@ -70,13 +70,10 @@ class SampledEpoch:
         # A cache that is shared later keeps its memory during this.
         spare = max(_LEAST_SPARE_BYTES, placement.left_bytes - loader.shared_cache_bytes())
         seen, workload = sample_workload(
-            presampler,
+            loader,
+            tables,
             topology,
-            TableReads.of(
-                [loader.store.reader.paged(spec) for spec in tables.specs],
-                engine.tuning,
-                tables.ranges,
-            ),
+            engine,
             num_threads=num_threads,
             spare_bytes=spare if placement.budget_is_promise else None,
             progress=progress,
@@ -149,9 +146,10 @@ class SampledEpoch:
 
 
 def sample_workload(
-    presampler: Presampler,
+    loader: LoaderSpec,
+    tables: CachedTables,
     topology: Topology,
-    reads: TableReads,
+    engine: Engine,
     *,
     num_threads: int,
     spare_bytes: int | None,
@@ -163,7 +161,9 @@ def sample_workload(
 
     If there are `counts`, the number of batches that need each row is added to them.
     """
-    num_nodes = presampler.space.num_rows
+    presampler, num_nodes = loader.presampler.over(tables.space), tables.space.num_rows
+    arrays = [loader.store.reader.paged(spec) for spec in tables.specs]
+    reads = TableReads.of(arrays, engine.tuning, tables.ranges)
     with progress.phase("sample"):
         began = perf_counter()
         seen = presampler.run(topology, num_threads, spare_bytes=spare_bytes)

@@ -27,9 +27,8 @@ from gnnstore.disk.profile import (
 )
 from gnnstore.errors import BudgetError, StorageError, UsageError
 from gnnstore.strategies import builtin as optimizer
-from gnnstore.strategies import builtin as tables
 from gnnstore.strategies.base import Auto
-from gnnstore.strategies.builtin import STATIC, STRATEGIES, auto
+from gnnstore.strategies.builtin import STATIC, STRATEGIES, auto, choices_for
 from gnnstore.strategies.loader_spec import LoaderSpec, place_for
 from gnnstore.strategies.lookahead import LookaheadStrategy
 from gnnstore.strategies.prediction import Prediction
@@ -343,7 +342,7 @@ def test_a_strategy_gets_what_was_predicted_for_it(
         predictions.extend(found.with_degrees().predictions((candidate,)))
         yield optimizer.Chosen(optimizer.with_candidate(request.options, candidate))
 
-    monkeypatch.setattr(tables, "choices_for", only)
+    monkeypatch.setattr(optimizer, "choices_for", only)
     stats = loader_of(path, memory=memory, disk="4GB").stats()
     (prediction,) = predictions
     assert prediction.problem == ""
@@ -359,10 +358,10 @@ def requests_of(
 
     def catch(request: LoaderSpec, auto: Auto) -> Iterator[optimizer.Chosen]:
         requests[request.options.topology] = request
-        return optimizer.choices_for(request, auto)
+        return choices_for(request, auto)
 
     with monkeypatch.context() as patched:
-        patched.setattr(tables, "choices_for", catch)
+        patched.setattr(optimizer, "choices_for", catch)
         for topology in topologies:
             loader_of(path, memory=MEMORY, topology=topology)
     return requests
