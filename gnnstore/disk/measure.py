@@ -72,6 +72,7 @@ _MAX_ATTEMPTS = 100  # to lock, ten a second
 # Of a disk that cannot be measured: flash behind a SATA bus, or a virtual one.
 _ASSUMED_READS = {4 << 10: {1: 8_000.0, 128: 80_000.0}, 64 << 10: {1: 4_000.0, 128: 8_000.0}}
 _ASSUMED_BYTES_PER_SECOND = 5e8
+_ASSUMED_PLACE = ("unknown", "unknown", "unknown", "assumed")
 
 Draw = Callable[[int], npt.NDArray[np.int64]]  # offsets in bytes, of a number of reads
 
@@ -101,7 +102,10 @@ def _recent(path: Path, identity: str) -> DeviceProfile | None:
 
 def _measured(path: Path, identity: str, progress: Progress | None) -> DeviceProfile:
     """Return a new profile, saved if possible; where there is none, the old or an assumed one."""
-    before = load_profile(path) or _assumed(identity)
+    rate = _ASSUMED_BYTES_PER_SECOND
+    before = load_profile(path) or DeviceProfile(
+        identity, *_ASSUMED_PLACE, False, "never", rate, rate, _ASSUMED_READS
+    )
     try:
         profile = measure_disk(
             path, num_bytes=_FIRST_BYTES, seconds=_FIRST_SECONDS, progress=progress
@@ -121,11 +125,6 @@ def _measured(path: Path, identity: str, progress: Progress | None) -> DevicePro
         _log.info("%s; they are kept for the rest of this process", error)
         _kept[identity] = profile
     return profile
-
-
-def _assumed(identity: str) -> DeviceProfile:
-    where, rate = ("unknown", "unknown", "unknown", "assumed"), _ASSUMED_BYTES_PER_SECOND
-    return DeviceProfile(identity, *where, False, "never", rate, rate, _ASSUMED_READS)
 
 
 @contextmanager

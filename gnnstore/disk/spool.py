@@ -46,6 +46,8 @@ SPOOLED_BYTES = 21  # memory for each vector of a `FileSpool`
 class MemorySpool:
     """Keeps arrays in memory, as they are given: nothing is copied."""
 
+    num_disk_bytes = 0
+
     def __init__(self) -> None:
         self._records: dict[int, list[npt.NDArray[Any]]] = {}
 
@@ -53,11 +55,6 @@ class MemorySpool:
     def num_bytes(self) -> int:
         """Memory of the arrays."""
         return sum(array.nbytes for arrays in list(self._records.values()) for array in arrays)
-
-    @property
-    def num_disk_bytes(self) -> int:
-        """Disk space of the arrays: none."""
-        return 0
 
     def append(self, i: int, arrays: Sequence[npt.NDArray[Any]]) -> None:
         """Keep the arrays of batch i."""

@@ -203,9 +203,9 @@ def as_array(values: Any, what: str) -> npt.NDArray[Any]:
     return found
 
 
-def as_source(values: Any, what: str) -> npt.NDArray[Any] | ArraySource:
-    """Return an `ArraySource` as it is, and anything else as `as_array` does."""
-    return values if isinstance(values, ArraySource) else as_array(values, what)
+def as_source(values: Any, what: str) -> ArraySource:
+    """Return an `ArraySource` as it is, and anything else as a source of `as_array`."""
+    return values if isinstance(values, ArraySource) else MemoryArray(what, as_array(values, what))
 
 
 def row_bytes(source: ArraySource) -> int:

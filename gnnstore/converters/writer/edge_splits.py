@@ -21,7 +21,6 @@ from gnnstore.converters.edges.split import NAMES, SplitRule
 from gnnstore.converters.inputs.source import (
     ArraySource,
     GeneratedRows,
-    MemoryArray,
     as_source,
     check_count,
     check_rows,
@@ -59,7 +58,7 @@ def write_edge_split(
 ) -> EdgeSplitSpec:
     """Write the arrays of a split."""
     directory = names.edge_split_directory(EDGE_TYPE, name)
-    sources = {n: _source(f"{where}: {n}", rows) for n, rows in parts.items() if rows is not None}
+    sources = {n: as_source(rows, f"{where}: {n}") for n, rows in parts.items() if rows is not None}
     num_edges = sources["source"].shape[0] if sources["source"].shape else 0
     if not num_edges:
         raise InputError(f"{where}: the split {name!r} has no edges; leave it out")
@@ -83,18 +82,13 @@ def write_edge_split(
         written[part] = copy_array(store, directory, source, part, dtype, limit=limit)
     written_attributes = {}
     for attribute, rows in attributes.items():
-        source = _source(f"{where}: {attribute}", rows)
+        source = as_source(rows, f"{where}: {attribute}")
         check_rows(source, num_edges, "edges")
         stored, cat_dim = attribute_types.get(attribute, (None, 0))
         written_attributes[attribute] = copy_array(
             store, f"{directory}/attrs", source, attribute, stored=stored, cat_dim=cat_dim
         )
     return EdgeSplitSpec(**written, attributes=written_attributes)
-
-
-def _source(label: str, rows: Rows | npt.ArrayLike) -> ArraySource:
-    found = as_source(rows, label)
-    return MemoryArray(label, found) if isinstance(found, np.ndarray) else found
 
 
 def copy_array(

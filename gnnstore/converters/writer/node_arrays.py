@@ -248,9 +248,11 @@ class NodeArrays:
         where = where or f"the split {name!r}{self._of}"
         if name in self._splits or name in self._waiting:
             raise InputError(f"{where}: the split {name!r}{self._of} was given already")
-        found = as_source(values, where)
-        if not isinstance(found, np.ndarray):
-            found = read_split(found, self.num_nodes, self._options.memory_bytes)
+        source = as_source(values, where)
+        if isinstance(source, MemoryArray):
+            found = source.read()
+        else:
+            found = read_split(source, self.num_nodes, self._options.memory_bytes)
         if self.num_nodes is None:
             self._waiting[name] = where, found
             return found.nbytes
@@ -266,8 +268,8 @@ class NodeArrays:
         found = as_source(ids, f"the original ids{self._of}")
         check_count(f"the original ids{self._of}", found.shape[0], self.num_nodes)
         path = names.original_id_array(self._type)
-        if isinstance(found, np.ndarray):
-            self._original_ids = self._store.compressed(path, found, name="original_id")
+        if isinstance(found, MemoryArray):
+            self._original_ids = self._store.compressed(path, found.read(), name="original_id")
         else:
             directory, _, name = path.rpartition("/")
             self._original_ids = copy_array(self._store, directory, found, name)
