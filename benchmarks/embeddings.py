@@ -34,7 +34,7 @@ from benchmarks.harness import add_partition_options, directory_of, parser, repo
 from benchmarks.parts import sequential
 from examples.train_knowledge_graph import DistMult, train
 from gnnstore.converters import from_rmat
-from gnnstore.converters.partitions.partition import partition
+from gnnstore.converters.stores.partition import partition
 from gnnstore.formats.tables.directory import TableDirectory
 from gnnstore.units import spread
 

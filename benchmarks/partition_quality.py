@@ -45,7 +45,7 @@ from benchmarks.harness import parser, report
 from benchmarks.parts.planted_kg import from_planted_kg
 from examples.train_knowledge_graph import ComplEx, loss_of, ranks_of
 from gnnstore.converters import ConvertOptions, from_numpy, from_ogb, from_rmat
-from gnnstore.converters.partitions.partition import partition
+from gnnstore.converters.stores.partition import partition
 from gnnstore.evaluation import mrr
 from gnnstore.partitions.sizes import Contents, places_bytes, sizes_of_partitions
 

@@ -36,7 +36,7 @@ import gnnstore
 from benchmarks.harness import add_partition_options, directory_of, parser, report
 from benchmarks.parts import sequential
 from gnnstore.converters import from_rmat
-from gnnstore.converters.partitions.partition import partition
+from gnnstore.converters.stores.partition import partition
 from gnnstore.formats.partitions.reader import PartitionsReader, open_partitions
 from gnnstore.partitions.rows import PartitionFiles
 from gnnstore.sampling.resident import ResidentGraph

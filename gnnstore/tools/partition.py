@@ -6,13 +6,13 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gnnstore.converters.partitions.partition import (
+from gnnstore.converters.stores.graph import StoreInput
+from gnnstore.converters.stores.partition import (
     Partitioning,
     partition,
     partitions_path,
     rows_per_partition,
 )
-from gnnstore.converters.stores.graph import StoreInput
 from gnnstore.disk.measure import disk_profile
 from gnnstore.disk.profile import DeviceProfile, load_profile
 from gnnstore.errors import UsageError

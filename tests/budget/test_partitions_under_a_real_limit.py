@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from gnnstore.converters import ConvertOptions, from_numpy
-from gnnstore.converters.partitions.partition import partition
+from gnnstore.converters.stores.partition import partition
 from tests.support.effort import choose
 from tests.support.forks import ForkServer
 from tests.support.limits import run_limited

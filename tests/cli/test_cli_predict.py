@@ -12,7 +12,7 @@ import pytest
 import gnnstore
 from gnnstore import EmbeddingTable
 from gnnstore.budget.ledger import STAGING, largest_phase
-from gnnstore.converters.partitions.partition import partition
+from gnnstore.converters.stores.partition import partition
 from gnnstore.disk import measure as first_measurement
 from gnnstore.disk.profile import DeviceProfile, save_profile
 from gnnstore.errors import StorageError

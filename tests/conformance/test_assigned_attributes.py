@@ -14,7 +14,7 @@ from torch_geometric.loader import NodeLoader
 
 import gnnstore
 from gnnstore.converters import from_pyg
-from gnnstore.converters.partitions.partition import partition
+from gnnstore.converters.stores.partition import partition
 from gnnstore.errors import BudgetError, NotFoundError, UsageError
 from gnnstore.strategies.builtin import STRATEGIES
 from tests.support.batches import Batches, assert_same_batches, batches_of

@@ -15,7 +15,7 @@ from torch_geometric.loader import PrefetchLoader
 
 import gnnstore
 from gnnstore import LinkNeighborLoader, NeighborLoader, PartitionPolicy
-from gnnstore.converters.partitions.partition import partition
+from gnnstore.converters.stores.partition import partition
 from gnnstore.errors import NotFoundError, UsageError
 from gnnstore.nn import AdjT
 from gnnstore.testing import assert_resumes

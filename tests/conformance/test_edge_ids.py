@@ -12,7 +12,7 @@ import gnnstore
 from gnnstore import LinkNeighborLoader, NeighborLoader, PartitionPolicy
 from gnnstore.budget.ledger import PLANNED
 from gnnstore.converters import reorder, split_edges
-from gnnstore.converters.partitions.partition import partition
+from gnnstore.converters.stores.partition import partition
 from gnnstore.errors import UsageError
 from gnnstore.formats.packed.reader import PACKED
 from gnnstore.formats.store.units import make_units_directory, unit_path

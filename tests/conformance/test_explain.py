@@ -12,7 +12,7 @@ import pytest
 import gnnstore
 from gnnstore import LinkNeighborLoader, NeighborLoader, PartitionPolicy
 from gnnstore.budget.ledger import ALWAYS
-from gnnstore.converters.partitions.partition import partition
+from gnnstore.converters.stores.partition import partition
 from gnnstore.errors import NotFoundError, UsageError
 from gnnstore.loaders.base import BatchLoader
 from gnnstore.plugins import STRATEGIES

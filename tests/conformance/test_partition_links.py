@@ -16,7 +16,7 @@ from torch_geometric.sampler import NegativeSampling
 
 import gnnstore
 from gnnstore import LinkNeighborLoader, PartitionPolicy
-from gnnstore.converters.partitions.partition import partition
+from gnnstore.converters.stores.partition import partition
 from gnnstore.errors import CorruptStoreError, UsageError
 from gnnstore.formats.partitions.reader import PartitionsReader
 from gnnstore.testing import assert_resumes

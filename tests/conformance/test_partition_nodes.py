@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 
 import gnnstore
 from gnnstore import NeighborLoader, PartitionPolicy
-from gnnstore.converters.partitions.partition import partition
+from gnnstore.converters.stores.partition import partition
 from gnnstore.errors import (
     BudgetError,
     CorruptStoreError,

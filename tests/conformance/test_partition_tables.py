@@ -14,7 +14,7 @@ import torch
 import gnnstore
 from gnnstore import Adagrad, EmbeddingTable, LinkNeighborLoader, PartitionPolicy, RowwiseAdagrad
 from gnnstore.budget.ledger import Reservation
-from gnnstore.converters.partitions.partition import partition
+from gnnstore.converters.stores.partition import partition
 from gnnstore.errors import BudgetError, StorageError, UsageError
 from gnnstore.partitions.policy import Slots
 from gnnstore.partitions.rows import PartitionFiles, PartitionSlots

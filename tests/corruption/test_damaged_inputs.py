@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gnnstore.converters import ConvertOptions, from_kronecker, from_snap, reorder, split_edges
-from gnnstore.converters.partitions.partition import partition
 from gnnstore.converters.stores.graph import CheckedFiles
+from gnnstore.converters.stores.partition import partition
 from gnnstore.errors import CorruptStoreError
 from gnnstore.formats import StoreReader
 from gnnstore.formats.container.files import BLOCK_BYTES

@@ -13,7 +13,7 @@ import torch
 
 import gnnstore
 from gnnstore.converters import ConvertOptions, from_numpy
-from gnnstore.converters.partitions.partition import partition
+from gnnstore.converters.stores.partition import partition
 from gnnstore.errors import StorageError
 from gnnstore.strategies.builtin import STRATEGIES
 

@@ -14,7 +14,7 @@ import pytest
 
 import gnnstore
 from gnnstore.converters import from_snap
-from gnnstore.converters.partitions.partition import partition
+from gnnstore.converters.stores.partition import partition
 from gnnstore.errors import (
     CorruptStoreError,
     GnnstoreError,

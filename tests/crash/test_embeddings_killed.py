@@ -16,7 +16,7 @@ import torch
 
 import gnnstore
 from gnnstore.converters import from_rmat
-from gnnstore.converters.partitions.partition import partition
+from gnnstore.converters.stores.partition import partition
 from tests.support.effort import choose
 from tests.support.forks import RUN_SCRIPT, ForkServer
 from tests.support.stores import write_example_store

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from gnnstore.converters import partition
-from gnnstore.converters.partitions import partition as work
+from gnnstore.converters.stores import partition as work
 from gnnstore.errors import NoSpaceError, StorageError, StoreExistsError, UsageError
 from gnnstore.features.check import verify
 from gnnstore.formats.arrays import pages
@@ -38,7 +38,7 @@ _SERVER = """
 import os, signal, sys
 
 from gnnstore.converters import partition
-from gnnstore.converters.partitions import partition as work
+from gnnstore.converters.stores import partition as work
 from gnnstore.formats.arrays import pages
 from tests.support.filesystem_calls import signal_at_filesystem_call, serve
 

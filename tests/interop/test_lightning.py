@@ -14,7 +14,7 @@ import torch
 
 import gnnstore
 from gnnstore.converters import from_rmat
-from gnnstore.converters.partitions.partition import partition
+from gnnstore.converters.stores.partition import partition
 from tests.support.hetero import hetero_store
 from tests.support.modules import import_file
 

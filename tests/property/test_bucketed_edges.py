@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gnnstore.budget.ledger import Ledger
-from gnnstore.converters.partitions.buckets import BucketedEdges, Grid, edges_at_once
+from gnnstore.converters.stores.buckets import BucketedEdges, Grid, edges_at_once
 from gnnstore.converters.stores.graph import StoreInput
 from gnnstore.errors import BudgetError, NoSpaceError
 from gnnstore.formats import load_csc
@@ -24,8 +24,8 @@ _MEMORY_BYTES = 54 * 400  # for 400 edges
 
 def sort(graph: StoreInput, grid: Grid, directory: Path, memory_bytes: int) -> tuple[Any, ...]:
     """Return counts, sources, targets and positions, and whether files were written."""
-    edges = BucketedEdges(graph, grid, directory, Ledger(memory_bytes))
-    edges.divide(NullProgress())
+    edges = BucketedEdges(graph, grid, Ledger(memory_bytes))
+    edges.divide(directory, NullProgress())
     wrote = directory.exists()
     columns = [np.concatenate(parts) for parts in zip(*edges.sorted(), strict=True)]
     assert not directory.exists()
@@ -102,8 +102,8 @@ def test_parallel_edges_keep_their_order_and_are_refused_where_they_do_not_fit(
 
 def test_a_graph_without_edges(tmp_path: Path) -> None:
     graph = StoreInput(random_graph(10, 0).write(tmp_path / "graph.gnn"))
-    edges = BucketedEdges(graph, Grid(2, 5, np.arange(10)), tmp_path / "spill", Ledger(10**6))
-    edges.divide(NullProgress())
+    edges = BucketedEdges(graph, Grid(2, 5, np.arange(10)), Ledger(10**6))
+    edges.divide(tmp_path / "spill", NullProgress())
     assert list(edges.sorted()) == []
     assert not edges.counts.any()
 

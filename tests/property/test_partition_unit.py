@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gnnstore.converters import reorder
-from gnnstore.converters.partitions.partition import node_order, partition, rows_per_partition
+from gnnstore.converters.stores.partition import node_order, partition, rows_per_partition
 from gnnstore.errors import InputError, NotFoundError, UsageError
 from gnnstore.formats import StoreReader
 from gnnstore.formats.partitions.manifest import MOST_ROWS

@@ -17,7 +17,7 @@ import pytest
 import torch
 
 import gnnstore
-from gnnstore.converters.partitions.partition import partition
+from gnnstore.converters.stores.partition import partition
 from gnnstore.errors import (
     BadIndexError,
     BudgetError,

@@ -21,8 +21,8 @@ from gnnstore.budget.limits import memory_ledger, parse_memory
 from gnnstore.converters.edges.runs import WIDE_BYTES
 from gnnstore.converters.inputs.opening import PathLike
 from gnnstore.converters.inputs.source import read_ahead
-from gnnstore.converters.partitions.buckets import BucketedEdges, Grid, edges_at_once
 from gnnstore.converters.spill_files import in_order
+from gnnstore.converters.stores.buckets import BucketedEdges, Grid, edges_at_once
 from gnnstore.converters.stores.graph import CopiedRows, StoreInput
 from gnnstore.errors import InputError, UsageError, check_choice, limits_named
 from gnnstore.formats.arrays.dtypes import id_dtype
@@ -53,6 +53,7 @@ from gnnstore.random_words import draw_words
 from gnnstore.units import format_size
 
 _LOG = logging.getLogger(__name__)
+
 
 ORDERS: tuple[OrderKind, ...] = ("random", "none")
 
@@ -106,14 +107,13 @@ class Partitioning:
         """The order by which nodes are assigned."""
         return self.order if self.train_first is None else "train-first"
 
-    @cached_property
+    @property
     def attributes(self) -> Mapping[str, AttributeSpec]:
         """Node attributes, by name; all are in pages here, compressed ones of the store too."""
         return self.graph.nodes.attributes
 
     @property
-    def geometries(self) -> list[PageGeometry]:
-        """Pages of the rows of each node attribute."""
+    def _geometries(self) -> list[PageGeometry]:
         specs = self.attributes.values()
         return [PageGeometry.of(spec.row_bytes, spec.num_rows) for spec in specs]
 
@@ -122,7 +122,7 @@ class Partitioning:
         """Rows of a partition, R."""
         num_nodes = self.graph.num_nodes
         ids = PageGeometry.of(id_dtype(num_nodes).itemsize, num_nodes)
-        per_page = [geometry.rows_per_page for geometry in (ids, *self.geometries)]
+        per_page = [geometry.rows_per_page for geometry in (ids, *self._geometries)]
         return rows_per_partition(num_nodes, self.num_partitions, per_page)
 
     @cached_property
@@ -149,7 +149,7 @@ class Partitioning:
         ids = 2 * id_dtype(num_nodes).itemsize * num_nodes
         ids += 8 * (num_buckets + 1) + _BUCKET_CRC_BYTES * num_buckets
         edges = (4 + 4 + id_dtype(num_edges).itemsize) * num_edges
-        return ids + edges + sum(g.body_bytes(num_nodes) for g in self.geometries)
+        return ids + edges + sum(g.body_bytes(num_nodes) for g in self._geometries)
 
     def _spilled(self) -> list[int]:
         """Return the bytes of what is sorted on disk: the edges, then each attribute."""
@@ -192,22 +192,23 @@ def partition(
 
     Parameters
     ----------
+    num_partitions : int
+        p; nodes are spread evenly.
     name : str, optional
         Name of the partitioning in the store; by default its order and p, as in "random-16".
     output : path-like, optional
         Where to write it, if not in the store.
-    overwrite : bool
-        Whether to replace a partitioning of that name, once the new one is complete.
-    resume : bool
-        Go on with what an interrupted attempt left. The result is that of an uninterrupted one,
-        byte for byte.
-    num_partitions, train_first, seed, memory_bytes, order
-        See `Partitioning`.
+    train_first : str, optional
+        A split whose nodes come first.
+    order : {"random", "none"}
+        How nodes are spread; "none" keeps them where they are in the store.
+    overwrite, resume, seed, memory_bytes, progress
+        See `gnnstore.converters`.
 
     Raises
     ------
     UsageError, BudgetError
-        See `Partitioning`; also if the store is heterogeneous.
+        If the store is heterogeneous, or there are no such partitions of it.
     StoreExistsError
         If there is one of that name.
     NoSpaceError, NotFoundError, CorruptStoreError, StorageError
@@ -295,7 +296,10 @@ class _Work:
         plan, num_nodes = self._plan, self._graph.num_nodes
         is_first = None if plan.train_first is None else _nodes_of(self._graph, plan.train_first)
         order = self._writer.values(ORDER_ARRAY, self._ids.name, num_nodes)
-        drawn = as_they_are(num_nodes)
+        firsts = range(0, num_nodes, _PIECE_NODES)
+        drawn: Iterator[npt.NDArray[np.int64]] = (
+            np.arange(first, min(first + _PIECE_NODES, num_nodes)) for first in firsts
+        )
         if plan.order != "none":
             at_once = min(num_nodes, plan.memory.left() // _BYTES_TO_DRAW)
             drawn = node_order(num_nodes, plan.seed, is_first, at_once)
@@ -336,13 +340,8 @@ class _Work:
             for array in arrays:
                 array.skip(array.spec.num_rows)
             return
-        edges = BucketedEdges(
-            graph,
-            Grid(plan.num_partitions, plan.rows, self._place),
-            writer.journal.spill_directory,
-            plan.memory,
-        )
-        edges.divide(self._progress)
+        edges = BucketedEdges(graph, Grid(plan.num_partitions, plan.rows, self._place), plan.memory)
+        edges.divide(writer.journal.spill_directory, self._progress)
         bounds = np.concatenate([np.zeros(1, np.int64), np.cumsum(edges.counts)])
         crcs = [RangeCrcs(bounds) for _ in columns]
         bucket_ptr.append(bounds)
@@ -418,12 +417,6 @@ def node_order(
             order = np.argsort(np.concatenate(keys), kind="stable")
             if len(order):
                 yield np.concatenate(nodes)[order]
-
-
-def as_they_are(num_nodes: int) -> Iterator[npt.NDArray[np.int64]]:
-    """Yield the nodes by their ids, piece by piece."""
-    for first in range(0, num_nodes, _PIECE_NODES):
-        yield np.arange(first, min(first + _PIECE_NODES, num_nodes))
 
 
 def rows_per_partition(num_nodes: int, num_partitions: int, rows_per_page: list[int]) -> int:

@@ -24,7 +24,10 @@ from gnnstore.converters.stores.graph import EdgePiece, StoreInput
 from gnnstore.formats.container.files import require_space
 from gnnstore.progress import Progress
 
-PIECE_EDGES = 2**17
+Int64Array = npt.NDArray[np.int64]
+SortedPiece = tuple[npt.NDArray[np.int32], npt.NDArray[np.int32], Int64Array]
+
+_PIECE_EDGES = 2**17
 # Groups come out within a few per cent of the size that such a sample promises.
 _SAMPLE_EDGES, _FILL = 2**16, 0.75
 _KEY_BITS = 64
@@ -42,7 +45,7 @@ class Grid:
 
     def split(
         self, piece: EdgePiece, step: slice = slice(None)
-    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    ) -> tuple[Int64Array, Int64Array, Int64Array]:
         """Return the bucket, the row of the target and the row of the source of each edge."""
         targets, target = np.divmod(self.place[piece.targets[step]].astype(np.int64), self.rows)
         sources, source = np.divmod(self.place[piece.sources[step]].astype(np.int64), self.rows)
@@ -54,10 +57,9 @@ class Grid:
 class BucketedEdges:
     """The edges of a store, sorted by bucket, target, source and position."""
 
-    def __init__(self, graph: StoreInput, grid: Grid, directory: Path, memory: Ledger) -> None:
+    def __init__(self, graph: StoreInput, grid: Grid, memory: Ledger) -> None:
         self._graph = graph
         self._grid = grid
-        self._directory = directory
         self._memory = memory
         self._most = edges_at_once(memory)
         self._files: RangeSort | None = None
@@ -72,18 +74,18 @@ class BucketedEdges:
         self._lost_bits = np.uint64(max(0, source_bits + place_bits - _KEY_BITS))
         self._kept_bits = np.uint64(source_bits) - self._lost_bits
 
-    def divide(self, progress: Progress) -> None:
+    def divide(self, directory: Path, progress: Progress) -> None:
         """Send every edge to its group, and count the edges of each bucket."""
         num_edges = self._graph.num_edges
         if num_edges > self._most:
             self._choose_splitters(progress)
             require_space(
-                self._directory,
+                directory,
                 WIDE_BYTES * num_edges,
                 f"sort {num_edges} edges on disk",
                 "allow more memory (memory_bytes=)",
             )
-            self._files = RangeSort(self._directory, "edges to sort")
+            self._files = RangeSort(directory, "edges to sort")
         # Records of a group count from the least place of a target among the rows of all buckets.
         bounds = [0, *(int(key) >> int(self._kept_bits) for key in self._splitters)]
         ends = [*(bound + 1 for bound in bounds[1:]), len(self.counts) * self._grid.rows]
@@ -94,7 +96,7 @@ class BucketedEdges:
         if self._files is None:
             self._whole = _core.pool_empty(num_edges * self._record.itemsize)
         with progress.phase("divide edges", num_edges, "edges") as phase:
-            for piece in read_ahead(self._graph.edge_pieces(PIECE_EDGES)):
+            for piece in read_ahead(self._graph.edge_pieces(_PIECE_EDGES)):
                 self._send(piece)
                 phase.advance(len(piece.sources))
 
@@ -104,7 +106,7 @@ class BucketedEdges:
         stride = max(1, num_edges // _SAMPLE_EDGES)
         keys = []
         with progress.phase("sample edges", num_edges, "edges") as phase:
-            for piece in read_ahead(self._graph.edge_pieces(PIECE_EDGES)):
+            for piece in read_ahead(self._graph.edge_pieces(_PIECE_EDGES)):
                 chosen = slice(-piece.first % stride, None, stride)
                 keys.append(self._key(*self._grid.split(piece, chosen)))
                 phase.advance(len(piece.sources))
@@ -114,10 +116,7 @@ class BucketedEdges:
         self._splitters = np.unique(sample[cuts])
 
     def _key(
-        self,
-        bucket: npt.NDArray[np.int64],
-        target: npt.NDArray[np.int64],
-        source: npt.NDArray[np.int64],
+        self, bucket: Int64Array, target: Int64Array, source: Int64Array
     ) -> npt.NDArray[np.uint64]:
         places = (bucket * self._grid.rows + target).astype(np.uint64)
         return (places << self._kept_bits) | (source.astype(np.uint64) >> self._lost_bits)
@@ -140,9 +139,7 @@ class BucketedEdges:
         else:
             self._files.add(groups, records=records)
 
-    def sorted(
-        self,
-    ) -> Iterator[tuple[npt.NDArray[np.int32], npt.NDArray[np.int32], npt.NDArray[np.int64]]]:
+    def sorted(self) -> Iterator[SortedPiece]:
         """Yield the rows of sources and of targets, and positions of all edges, in order."""
         for group, num_edges in enumerate(self._sizes.tolist()):
             if num_edges:
@@ -150,9 +147,7 @@ class BucketedEdges:
         if self._files is not None:
             self._files.close()
 
-    def _sort(
-        self, group: int, num_edges: int
-    ) -> Iterator[tuple[npt.NDArray[np.int32], npt.NDArray[np.int32], npt.NDArray[np.int64]]]:
+    def _sort(self, group: int, num_edges: int) -> Iterator[SortedPiece]:
         num_bytes = num_edges * self._record.itemsize
         if 2 * num_bytes > self._most * _BYTES_TO_SORT:
             needed = Reservation(f"{num_edges} edges between a few nodes", 2 * num_bytes)
@@ -165,14 +160,11 @@ class BucketedEdges:
         _core.sort_edges(records, scratch, self._record.itemsize, num_edges, False, num_threads())
         del scratch
         found = records.view(self._record)
-        for begin in range(0, len(found), PIECE_EDGES):
-            part = found[begin : begin + PIECE_EDGES]
+        for begin in range(0, len(found), _PIECE_EDGES):
+            part = found[begin : begin + _PIECE_EDGES]
             targets = (part["target"].astype(np.int64) + self._bases[group]) % self._grid.rows
-            yield (
-                part["source"].astype(np.int32),
-                targets.astype(np.int32),
-                part["position"].astype(np.int64),
-            )
+            sources, positions = part["source"].astype(np.int32), part["position"]
+            yield sources, targets.astype(np.int32), positions.astype(np.int64)
 
 
 def edges_at_once(memory: Ledger) -> int:

@@ -1,1 +1,0 @@
-"""Writing the nodes and edges of a store once more, in partitions."""
