@@ -50,6 +50,7 @@ from gnnstore.converters import ConvertOptions, from_planted_types
 from gnnstore.errors import UsageError
 from gnnstore.graph.sizes import StoreSizes
 from gnnstore.tools.bench.harness import (
+    BASELINE,
     DeviceLimits,
     Task,
     drop_from_cache,
@@ -57,7 +58,6 @@ from gnnstore.tools.bench.harness import (
     require_group,
     run_task,
 )
-from gnnstore.tools.bench.ways import BASELINE
 from gnnstore.units import spread
 
 NUM_PAPERS, FEATURE_DIM, DEGREE = 6_500_000, 768, 8

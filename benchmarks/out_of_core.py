@@ -37,11 +37,10 @@ from benchmarks.harness import (
 from benchmarks.parts.peers import missing, peers_of
 from benchmarks.parts.strategies import PEERS, WAYS
 from benchmarks.parts.workloads import BATCH_SIZE, FANOUTS, SEED, WORKLOADS
-from gnnstore.tools.bench.harness import Task
+from gnnstore.tools.bench.harness import BASELINE, Task
 from gnnstore.tools.bench.load import LOAD
 from gnnstore.tools.bench.load import compare as compare_ways
-from gnnstore.tools.bench.ways import BASELINE
-from gnnstore.tools.ui.session import print_text
+from gnnstore.tools.session import print_text
 
 BAR, HELD_TO_THE_BAR = 4.0, "static-frequency"
 SHARE = 0.1

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from benchmarks.parts.peers import Peer, files_of
 from gnnstore.tools.bench import worker as load_worker
-from gnnstore.tools.bench.ways import Way, ways
+from gnnstore.tools.bench.harness import Way, ways
 from gnnstore.tools.bench.worker import ALLOWANCE_BYTES, Run, loader_batches
 
 PEERS = {"pyg": "torch-sparse", "graphbolt": "GraphBolt"}

@@ -16,13 +16,15 @@ import click
 
 import gnnstore
 from gnnstore.errors import described
-from gnnstore.tools.ui import exits
-from gnnstore.tools.ui.help import GENERAL, Group, section
-from gnnstore.tools.ui.session import (
+from gnnstore.tools.options import GENERAL, Group, section
+from gnnstore.tools.session import (
+    BROKEN_PIPE,
+    OK,
     Session,
     interrupts_wait,
     no_interrupt_lost,
     open_streams,
+    report,
     start_logging,
 )
 
@@ -52,12 +54,11 @@ _SECTIONS = {
         "gc": "List and remove the leftovers of interrupted runs.",
     },
 }
-_OF_STORES = {"split-edges", "add-order", "reorder", "partition"}
-_MODULES = {
-    name: "stores." * (name in _OF_STORES) + name.replace("-", "_")
-    for commands in _SECTIONS.values()
-    for name in commands
-}
+# By command: the module that has it, if it has another name.
+_MODULE_OF = dict.fromkeys(("split-edges", "add-order", "reorder", "partition"), "stores")
+_MODULE_OF |= dict.fromkeys(("verify", "info", "rm", "gc"), "upkeep")
+_MODULE_OF |= dict.fromkeys(("predict", "pack"), "epochs")
+_MODULES = {name: _MODULE_OF.get(name, name) for names in _SECTIONS.values() for name in names}
 
 # Commands that have what plug-ins register.
 _WITH_PLUGINS = {"convert", "predict", "pack", "bench"}
@@ -113,8 +114,8 @@ class _LazyGroup(Group):
         if isinstance(ctx.obj, Session):
             ctx.obj.command = cmd_name
         with interrupts_wait():
-            module = f"gnnstore.tools.commands.{_MODULES[cmd_name]}"
-            command: click.Command = importlib.import_module(module).command
+            module = importlib.import_module(f"gnnstore.tools.commands.{_MODULES[cmd_name]}")
+            command: click.Command = getattr(module, f"{cmd_name.replace('-', '_')}_command")
             if cmd_name in _WITH_PLUGINS:
                 start_logging()  # the group's callback comes later
                 load_plugins()
@@ -133,7 +134,7 @@ class _LazyGroup(Group):
         try:
             return super().invoke(ctx)
         except BrokenPipeError:
-            raise click.exceptions.Exit(exits.BROKEN_PIPE) from None
+            raise click.exceptions.Exit(BROKEN_PIPE) from None
 
 
 def _print_version(ctx: click.Context, _param: click.Parameter, value: bool) -> None:
@@ -183,5 +184,5 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (Exception, KeyboardInterrupt) as error:
         # Words that cannot be parsed have not set it; a reader of stdout still needs a document.
         session.as_json = session.as_json or "--json" in words
-        return exits.report(error, session)
-    return status if isinstance(status, int) else exits.OK
+        return report(error, session)
+    return status if isinstance(status, int) else OK

@@ -25,14 +25,14 @@ from gnnstore.pictures import (
     save_picture,
 )
 from gnnstore.strategies.builtin import auto
-from gnnstore.tools.bench.ways import BASELINE, STAGES
-from gnnstore.tools.ui.layout import block_name
+from gnnstore.tools.bench.harness import BASELINE, STAGES
+from gnnstore.tools.layout import block_name
 from gnnstore.units import format_size
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from gnnstore.tools.inspect.scan import (
+    from gnnstore.tools.scan import (
         DegreeComparison,
         DegreeDistribution,
         Degrees,

@@ -20,8 +20,7 @@ from gnnstore.formats.container.workdir import find_leftovers
 from gnnstore.pictures import PARTS
 from gnnstore.tools.bench import harness
 from gnnstore.tools.bench import load as bench_load
-from gnnstore.tools.bench.harness import DeviceLimits, MemoryGroup, Task, memory_group
-from gnnstore.tools.bench.ways import STAGES
+from gnnstore.tools.bench.harness import STAGES, DeviceLimits, MemoryGroup, Task, memory_group
 
 SHAPE = ("--num-neighbors", "5,5", "--batch-size", "64", "-q")
 CGROUPS = Path("/sys/fs/cgroup")

@@ -26,8 +26,8 @@ from gnnstore.errors import (
     UsageError,
 )
 from gnnstore.tools import cli
-from gnnstore.tools.ui.options import MEMORY, session_options
-from gnnstore.tools.ui.session import SCHEMA_VERSION
+from gnnstore.tools.options import MEMORY, session_options
+from gnnstore.tools.session import SCHEMA_VERSION
 
 
 @pytest.fixture
@@ -40,7 +40,7 @@ def failing(monkeypatch: pytest.MonkeyPatch) -> Callable[[BaseException], None]:
         def command(_session: object) -> None:
             raise error
 
-        module = type("Module", (), {"command": command})
+        module = type("Module", (), {"fail_command": command})
         monkeypatch.setitem(sys.modules, "gnnstore.tools.commands.failing", module)
         monkeypatch.setitem(cli._MODULES, "fail", "failing")
 

@@ -20,7 +20,7 @@ from gnnstore.converters import ConvertOptions
 from gnnstore.formats import StoreReader
 from gnnstore.testing.graphs import GraphArrays, random_graph
 from gnnstore.tools.commands import convert as cmd_convert
-from gnnstore.tools.convert import COMMON
+from gnnstore.tools.commands.stores import COMMON
 from tests.support import published
 
 SHARED = Path(__file__).parents[3] / "shared" / "data"
@@ -67,7 +67,9 @@ def test_common_options_are_those_of_the_library() -> None:
     assert set(COMMON) == set(ConvertOptions.__dataclass_fields__)
     for kind in KINDS:
         words = WITHOUT_INPUT.get(kind, ["in", "out.gnn"])
-        made = cmd_convert.command.get_command(click.Context(cmd_convert.command), kind)
+        made = cmd_convert.convert_command.get_command(
+            click.Context(cmd_convert.convert_command), kind
+        )
         assert made is not None
         given = made.make_context(kind, words).params
         assert ConvertOptions(**{name: given[name] for name in COMMON}) == ConvertOptions()

@@ -16,7 +16,7 @@ from gnnstore.formats import StoreWriter
 from gnnstore.formats.container import workdir
 from gnnstore.formats.container.files import directory_bytes
 from gnnstore.formats.tables.manifest import MANIFEST_FILE, SLOTS_FILE
-from gnnstore.tools.commands import gc
+from gnnstore.tools.commands import upkeep
 
 
 def leave(directory: Path, name: str = "a.gnn") -> Path:
@@ -80,7 +80,7 @@ def test_what_is_removed_is_locked(
         removed.append(path)
         shutil.rmtree(path)
 
-    monkeypatch.setattr(gc, "remove", remove)
+    monkeypatch.setattr(upkeep, "remove", remove)
     assert run("gc", tmp_path / "b.gnn", "--yes").status == 0
     assert removed == [half]
 

@@ -10,8 +10,8 @@ import pytest
 
 from gnnstore.budget import limits
 from gnnstore.disk.engines import ENGINES, ENVIRONMENT_VARIABLE
-from gnnstore.tools.inspect import scan
-from gnnstore.tools.inspect.scan import _ValueRange
+from gnnstore.tools import scan
+from gnnstore.tools.scan import _ValueRange
 from tests.support.stores import write_example_store
 
 
@@ -133,7 +133,7 @@ def test_stats_of_several_chunks_equal_those_of_one(
     run: Any, example: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = run("inspect", example, "--stats", "--json").document["stats"]
-    monkeypatch.setattr("gnnstore.tools.inspect.scan._CHUNK_BYTES", 1000)
+    monkeypatch.setattr("gnnstore.tools.scan._CHUNK_BYTES", 1000)
     pieces = run("inspect", example, "--stats", "--json").document["stats"]
     for path, found in pieces["values"].items():
         assert found.pop("mean") == pytest.approx(whole["values"][path].pop("mean"))

@@ -75,8 +75,8 @@ def test_a_picture_is_drawn(run: Any, seed: Path, tmp_path: Path) -> None:
 
 def test_a_picture_shows_both_distributions(seed: Path, tmp_path: Path, figures: list[Any]) -> None:
     from gnnstore.converters import from_kronecker  # noqa: PLC0415
-    from gnnstore.tools.inspect.scan import compare_degrees  # noqa: PLC0415
     from gnnstore.tools.plots import draw_comparison  # noqa: PLC0415
+    from gnnstore.tools.scan import compare_degrees  # noqa: PLC0415
 
     comparison = compare_degrees(seed, from_kronecker(seed, tmp_path / "a.gnn", factor=3))
     draw_comparison(comparison, tmp_path / "a.png")

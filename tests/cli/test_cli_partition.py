@@ -107,7 +107,7 @@ def test_a_number_of_partitions_that_is_chosen(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     store = random_graph(11, 40, feature_dim=2).write(tmp_path / "small.gnn")
     keep_usual_profile(store)
-    monkeypatch.setattr("gnnstore.tools.partition.most_partitions", lambda *_: 8)
+    monkeypatch.setattr("gnnstore.tools.partitions.most_partitions", lambda *_: 8)
     done = run("partition", store, "-p", "auto", "--estimate")
     assert done.status == 0, done.stderr
     assert "4 partitions of 3 nodes" in done.stdout

@@ -340,10 +340,10 @@ PARTITIONS = ("--partitions", "edges", "-q")
 @pytest.fixture
 def coarse_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a small store have partitions: its rows are smaller than what a disk reads at once."""
-    monkeypatch.setattr("gnnstore.tools.predict.partitions._LEAST_BLOCK_BYTES", 64)
-    monkeypatch.setattr("gnnstore.tools.predict.partitions._SHARE_OF_RATE", 1e-9)
+    monkeypatch.setattr("gnnstore.tools.partitions._LEAST_BLOCK_BYTES", 64)
+    monkeypatch.setattr("gnnstore.tools.partitions._SHARE_OF_RATE", 1e-9)
     # Staging takes more than all that the store has.
-    monkeypatch.setattr("gnnstore.tools.predict.partitions._fixed_bytes", lambda *_: 0)
+    monkeypatch.setattr("gnnstore.tools.partitions._fixed_bytes", lambda *_: 0)
 
 
 @pytest.mark.usefixtures("coarse_blocks", "small_budgets")
@@ -378,7 +378,7 @@ def test_the_memory_of_partitions_is_that_of_a_loader(
     store = random_graph(6000, 60_000, feature_dim=60).write(tmp_path / "g.gnn")
     options = [*PARTITIONS, "--memory", memory]
     if dim is not None:  # whose slots are of 64 KiB
-        monkeypatch.setattr("gnnstore.tools.predict.partitions._LEAST_BLOCK_BYTES", 2000)
+        monkeypatch.setattr("gnnstore.tools.partitions._LEAST_BLOCK_BYTES", 2000)
         options += ["--embedding-dim", str(dim)]
     plan = run("predict", store, *options, "--json").document
     for sizes in plan["sizes"]:

@@ -91,7 +91,7 @@ def test_sampling_keeps_to_the_budget(
         budgets.append(budget)
         return place(sizes, budget, **options)
 
-    monkeypatch.setattr("gnnstore.tools.predict.trace.place", placed)
+    monkeypatch.setattr("gnnstore.tools.batches.place", placed)
     words = ("--order", "frequency", "--num-neighbors", "3", "--batch-size", "5", "-q")
     assert run("reorder", store, tmp_path / "b.gnn", *words, "--memory", "64MB").status == 0
     assert [(budget.num_bytes, budget.is_promise) for budget in budgets] == [(64 * 10**6, True)]

@@ -18,19 +18,18 @@ import pytest
 from rich.console import Console
 
 import gnnstore
-from gnnstore.tools import cli, convert
-from gnnstore.tools.bench import disk
+from gnnstore.tools import cli, describe, partitions
+from gnnstore.tools.bench import load
 from gnnstore.tools.bench.load import LOAD
-from gnnstore.tools.commands import gc
-from gnnstore.tools.inspect import layouts
-from gnnstore.tools.inspect.programs import (
+from gnnstore.tools.commands import stores, upkeep
+from gnnstore.tools.layout import fill, print_document, rows_at
+from gnnstore.tools.predict import PREDICTIONS
+from gnnstore.tools.programs import (
     program,
     program_of,
     program_of_packed,
     program_of_partitions,
 )
-from gnnstore.tools.predict import caches, partitions
-from gnnstore.tools.ui.layout import fill, print_document, rows_at
 
 EXPECTED = Path(__file__).parent / "expected"
 WIDTHS = (80, 120)
@@ -168,15 +167,15 @@ def document(name: str) -> dict[str, Any]:
 
 
 TABLES: dict[str, tuple[Any, Any]] = {
-    "inspect": (document("inspect"), layouts.whole(document("inspect"))),
-    "inspect-types": (document("inspect-types"), layouts.whole(document("inspect-types"))),
-    "inspect-array": (document("inspect-array"), layouts.ARRAY),
-    "predict": (document("predict"), caches.PREDICTIONS),
+    "inspect": (document("inspect"), describe.whole(document("inspect"))),
+    "inspect-types": (document("inspect-types"), describe.whole(document("inspect-types"))),
+    "inspect-array": (document("inspect-array"), describe.ARRAY_TEXT),
+    "predict": (document("predict"), PREDICTIONS),
     "predict-partitions": (document("predict-partitions"), partitions.PARTITIONS),
     "bench-load": (document("bench-load"), LOAD),
-    "bench-disk": (DISK, disk._layout([1, 32, 256])),
-    "gc": ({"leftovers": LEFTOVERS}, [gc._LEFTOVERS]),
-    "degrees": ({"degrees": DEGREES}, convert.DEGREES),
+    "bench-disk": (DISK, load._disk_layout([1, 32, 256])),
+    "gc": ({"leftovers": LEFTOVERS}, [upkeep._LEFTOVERS]),
+    "degrees": ({"degrees": DEGREES}, stores.DEGREES),
 }
 
 

@@ -12,7 +12,7 @@ import torch
 import gnnstore
 from gnnstore.converters import ConvertOptions, from_kronecker, from_numpy, from_ogb, from_rmat
 from gnnstore.testing.graphs import write_store
-from gnnstore.tools.inspect.scan import compare_degrees
+from gnnstore.tools.scan import compare_degrees
 from tests.support.effort import choose, is_long
 from tests.support.graphs import read_store
 from tests.support.modules import import_file

@@ -22,7 +22,7 @@ from gnnstore.plugins import POLICIES, SEED_KINDS, STRATEGIES
 from gnnstore.strategies import builtin as optimizer
 from gnnstore.testing import assert_resumes
 from gnnstore.testing.graphs import random_graph
-from gnnstore.tools.bench.ways import ways
+from gnnstore.tools.bench.harness import ways
 from gnnstore.tools.cli import main, root
 from tests.support.batches import Batches, assert_same_batches, batches_of
 from tests.support.disks import usual_profile

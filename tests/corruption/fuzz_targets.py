@@ -31,7 +31,7 @@ from gnnstore.errors import GnnstoreError, UsageError
 from gnnstore.strategies.builtin import STRATEGIES
 from gnnstore.testing.graphs import random_graph
 from gnnstore.tools.cli import main
-from gnnstore.tools.ui.exits import DEFECT
+from gnnstore.tools.session import DEFECT
 from tests.support.batches import batches_of
 from tests.support.disks import keep_usual_profile
 from tests.support.hetero import hetero_store, make_hetero

@@ -9,7 +9,7 @@ import pytest
 
 from gnnstore.converters import ConvertOptions, from_kronecker, from_rmat
 from gnnstore.testing.graphs import random_graph
-from gnnstore.tools.inspect.scan import (
+from gnnstore.tools.scan import (
     DegreeComparison,
     DegreeDistribution,
     compare_degrees,

@@ -16,14 +16,15 @@ import gnnstore
 from gnnstore.errors import BudgetError, UsageError
 from gnnstore.timeline import Recording
 from gnnstore.tools.bench.harness import (
+    STAGES,
     Task,
     measure_disk_of,
     memory_group,
     run_task,
     split_tables,
+    ways,
 )
 from gnnstore.tools.bench.load import WORKER
-from gnnstore.tools.bench.ways import STAGES, ways
 from gnnstore.tools.bench.worker import Run, perform, stages_of, work
 from tests.support.stores import write_example_store
 

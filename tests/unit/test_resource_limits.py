@@ -19,8 +19,7 @@ from gnnstore.errors import (
     resource_error,
     storage_error,
 )
-from gnnstore.tools.ui import exits
-from gnnstore.tools.ui.session import Session
+from gnnstore.tools.session import STORAGE, Session, report
 from tests.support.forks import ForkServer
 from tests.support.packed import pack
 
@@ -147,7 +146,7 @@ def test_what_an_error_says_of_a_limit(error: Exception, said: str) -> None:
         raise error
     assert caught.value.__cause__ is error
     assert caught.value.__notes__ == ["while preparing batch 3"]
-    assert exits.report(error, Session()) == exits.STORAGE
+    assert report(error, Session()) == STORAGE
     if isinstance(error, OSError):
         assert isinstance(storage_error(error, "do it", "a/file"), ResourceError)
 

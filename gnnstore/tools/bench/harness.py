@@ -30,6 +30,7 @@ from gnnstore.errors import UsageError, storage_errors
 from gnnstore.formats.arrays.spec import AttributeSpec
 from gnnstore.formats.store.schema import Schema
 from gnnstore.graph.store import GraphStore
+from gnnstore.strategies.builtin import auto
 from gnnstore.strategies.placement import read_tables
 
 BATCH_MARK = "."  # a worker prints it for each batch
@@ -40,6 +41,40 @@ _ENTER = 'echo $$ > "$0" && exec "$@"'
 _LEAVING_SECONDS = 60.0
 _CGROUPS, _OWN_CGROUPS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 _V1, _V2 = "memory.limit_in_bytes", "memory.max"
+BASELINE = "numpy-mmap"
+# Of a batch, in the order of its way.
+STAGES = ("sampling", "planning", "filling", "packing", "reading", "assembling", "other")
+
+
+@dataclass(frozen=True)
+class Way:
+    """A way of loading batches."""
+
+    strategy: str = ""  # of a loader; none for the mapping
+    is_compared: bool = True  # whether it is timed unless told otherwise
+    is_limited: bool = True  # whether its memory is limited
+    is_made_ahead: bool = False  # whether an epoch is prepared during the one before it
+    is_even: bool = False  # whether all batches cost about the same, so that a sample is enough
+    reads_by_faults: bool = False  # whether rows are read by page faults
+    packs: bool = False  # whether packed rows may be written to disk
+
+
+def ways() -> dict[str, Way]:
+    """Return the ways by name, those without a memory limit at the end."""
+    choice = auto()
+    found = {BASELINE: Way(is_even=True, reads_by_faults=True)}
+    for one in choice.loadable:
+        found[one.choice] = Way(
+            one.choice,
+            is_compared=one.mode != "mmap",
+            is_made_ahead=one.plans,
+            is_even=not one.plans and one.score is None,
+            reads_by_faults=one.mode == "mmap",
+            packs=one.packs,
+        )
+    found[choice.name] = Way(choice.name, is_compared=False, is_made_ahead=True, packs=True)
+    in_memory = choice.by_mode["memory"].name
+    return {**found, in_memory: Way(in_memory, is_limited=False)}
 
 
 @dataclass(frozen=True)
@@ -77,14 +112,15 @@ class MemoryGroup:
 
 
 @contextmanager
-def memory_group(root: Path = _CGROUPS, own: Path = _OWN_CGROUPS) -> Iterator[MemoryGroup | None]:
+def memory_group() -> Iterator[MemoryGroup | None]:
     """Make a group without a limit, and remove it in the end; None if that is not possible."""
-    parents = [root / "memory", root]
+    tops = (_CGROUPS / "memory", _CGROUPS)
+    parents = [*tops]
     # Where only part of the tree is this user's: the process's own groups, and those above.
     with suppress(OSError):
-        for group in re.findall(r"^\d+:(?:memory|):/(.+)$", own.read_text(), re.MULTILINE):
+        for group in re.findall(r"^\d+:(?:memory|):/(.+)$", _OWN_CGROUPS.read_text(), re.MULTILINE):
             places = [Path(group), *Path(group).parents][:-1]
-            parents += [top / place for top in (root / "memory", root) for place in places]
+            parents += [top / place for top in tops for place in places]
     for parent in parents:
         path = parent / f"gnnstore-benchmark-{os.getpid()}-{uuid.uuid4().hex[:8]}"
         try:

@@ -39,9 +39,16 @@ from gnnstore.sampling.neighbor import SamplingConfig
 from gnnstore.seeds.base import BatchKey
 from gnnstore.seeds.nodes import resolve_input_nodes
 from gnnstore.timeline import OFF, Recording, Timeline, recorded
-from gnnstore.tools.bench.harness import BATCH_MARK, Task, drop_from_cache, split_tables
-from gnnstore.tools.bench.ways import STAGES, Way, ways
-from gnnstore.tools.ui.exits import INTERRUPTED
+from gnnstore.tools.bench.harness import (
+    BATCH_MARK,
+    STAGES,
+    Task,
+    Way,
+    drop_from_cache,
+    split_tables,
+    ways,
+)
+from gnnstore.tools.session import INTERRUPTED
 
 MAP_THREADS = 32
 # Part of the slack: memory of Python, the allocator and the kernel that a loader does not count.

@@ -9,9 +9,10 @@ import click
 from gnnstore.budget.limits import parse_memory
 from gnnstore.errors import UsageError
 from gnnstore.strategies.builtin import auto
-from gnnstore.tools.bench.ways import ways
-from gnnstore.tools.ui.help import Command, Group
-from gnnstore.tools.ui.options import (
+from gnnstore.tools.bench.harness import ways
+from gnnstore.tools.options import (
+    Command,
+    Group,
     Parsed,
     batch_options,
     declared,
@@ -19,9 +20,9 @@ from gnnstore.tools.ui.options import (
     plot_option,
     session_options,
 )
-from gnnstore.tools.ui.session import Session
+from gnnstore.tools.session import Session
 
-_HELP = """Measure a disk, or the strategies on a store.
+_BENCH_HELP = """Measure a disk, or the strategies on a store.
 
 \b
 Examples:
@@ -30,9 +31,9 @@ Examples:
 """
 
 
-@click.group(name="bench", cls=Group, help=_HELP)
-def command() -> None:
-    """Hold the benchmarks; users see `_HELP`."""
+@click.group(name="bench", cls=Group, help=_BENCH_HELP)
+def bench_command() -> None:
+    """Hold the benchmarks; users see `_BENCH_HELP`."""
 
 
 _DISK_HELP = """Measure the disk that holds a directory, and save the result for loaders.
@@ -52,7 +53,7 @@ Examples:
 """
 
 
-@command.command(name="disk", cls=Command, help=_DISK_HELP)
+@bench_command.command(name="disk", cls=Command, help=_DISK_HELP)
 @click.argument("path", type=click.Path())
 @plot_option("Plot the result.")
 @declared(
@@ -68,7 +69,7 @@ Examples:
 def disk(session: Session, path: str, no_save: bool, **options: Any) -> int:
     """Measure, save the result, plot it, print it, and return the exit status."""
     # On demand: the kernels and matplotlib take longer to load than --help may.
-    from gnnstore.tools.bench.disk import bench_disk  # noqa: PLC0415
+    from gnnstore.tools.bench.load import bench_disk  # noqa: PLC0415
 
     return bench_disk(session, path, is_saved=not no_save, **options)
 
@@ -111,7 +112,7 @@ Examples:
 """
 
 
-@command.command(name="load", cls=Command, help=_LOAD_HELP)
+@bench_command.command(name="load", cls=Command, help=_LOAD_HELP)
 @click.argument("store", type=click.Path())
 @batch_options
 @declared(

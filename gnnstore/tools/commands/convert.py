@@ -14,10 +14,18 @@ from gnnstore.converters.inputs.files import RawLayout
 from gnnstore.converters.writer.options import CONVERTERS, ConvertOptions
 from gnnstore.errors import UsageError
 from gnnstore.formats.arrays.dtypes import STORAGE_DTYPES
-from gnnstore.tools.convert import convert
-from gnnstore.tools.ui.help import Command, Group, together
-from gnnstore.tools.ui.options import Pairs, Parsed, declared, plot_option, session_options
-from gnnstore.tools.ui.session import Session
+from gnnstore.tools.commands.stores import convert, output_options
+from gnnstore.tools.options import (
+    Command,
+    Group,
+    Pairs,
+    Parsed,
+    declared,
+    plot_option,
+    session_options,
+    together,
+)
+from gnnstore.tools.session import Session
 
 _HELP = """Convert a graph into a store.
 
@@ -38,22 +46,7 @@ Examples:
   gnnstore convert rmat random.gnn --scale 20
   gnnstore convert rmat random.gnn --scale 20 --resume
 """
-# Fields of `ConvertOptions` that are about the output, and how progress is shown.
-output_options = declared(
-    """
-Output and progress
-  --page-bytes SIZE
-      Page size of all arrays, a power of two. By default that of each array which leaves least of
-      its pages empty, from 4 to 64 KiB.
-  --memory MEMORY -> memory_bytes
-      Memory budget for building the adjacency, such as 8GB.
-  --overwrite  Replace an existing store once the new one is complete.
-  --resume  Continue an interrupted conversion of the same data, if there is one.
-  --progress auto|bar|lines|none -> style = auto  How to show progress on stderr.
-""",
-    ConvertOptions.__init__,
-)
-# The other fields of `ConvertOptions`.
+# The fields of `ConvertOptions` that are not in `output_options`.
 _common_options = together(
     declared(
         """
@@ -435,7 +428,7 @@ class _Kinds(Group):
 
 
 @click.group(name="convert", cls=_Kinds, help=_HELP, subcommand_metavar="KIND ...")
-def command() -> None:
+def convert_command() -> None:
     """Hold the kinds; users see `_HELP`."""
 
 

@@ -14,13 +14,12 @@ from gnnstore.formats.partitions.reader import PARTITIONS, PartitionsReader
 from gnnstore.formats.store.reader import StoreReader
 from gnnstore.formats.store.units import find_unit
 from gnnstore.formats.tables.manifest import TableManifest
-from gnnstore.tools.inspect import describe, layouts
-from gnnstore.tools.inspect.programs import next_commands, program_of
-from gnnstore.tools.ui.help import Command
-from gnnstore.tools.ui.options import declared, plot_option, session_options
-from gnnstore.tools.ui.session import Session
+from gnnstore.tools import describe
+from gnnstore.tools.options import Command, declared, plot_option, session_options
+from gnnstore.tools.programs import next_commands, program_of
+from gnnstore.tools.session import Session
 
-_HELP = """Show the contents of a store and how they will be read.
+_INSPECT_HELP = """Show the contents of a store and how they will be read.
 
 Reads metadata only, so it is fast on a store of any size. --stats also reads the arrays, once and
 in bounded memory: degrees, isolated nodes, range and NaN of every attribute, and a histogram of
@@ -39,7 +38,7 @@ Examples:
 """
 
 
-@click.command(name="inspect", cls=Command, help=_HELP)
+@click.command(name="inspect", cls=Command, help=_INSPECT_HELP)
 @click.argument("store", type=click.Path())
 @declared(
     """
@@ -51,7 +50,7 @@ Examples:
 )
 @plot_option("Draw degrees or types of the graph, or the rows of packed epochs.")
 @session_options
-def command(
+def inspect_command(
     session: Session,
     store: str,
     *,
@@ -82,9 +81,9 @@ def command(
         _inspect_packed(session, PackedReader.open(path), plot_file)
     elif kind is PARTITIONS:
         found = describe.describe_partitions(PartitionsReader.open(path))
-        session.emit(found, layouts.PARTITIONS)
+        session.emit(found, describe.PARTITIONS_TEXT)
     elif is_table:
-        session.emit(describe.describe_table(path), layouts.TABLE)
+        session.emit(describe.describe_table(path), describe.TABLE_TEXT)
     elif array_path is None:
         _inspect_store(session, StoreReader.open(store), stats, plot_file)
     else:
@@ -98,14 +97,14 @@ def command(
 def _inspect_packed(session: Session, reader: PackedReader, plot_file: Path | None) -> None:
     document = describe.describe_packed(reader)
     if plot_file is not None:
-        from gnnstore.tools.inspect.scan import scan_packed
         from gnnstore.tools.plots import draw_packed
+        from gnnstore.tools.scan import scan_packed
 
         with session.progress() as progress:
             rows = scan_packed(reader, progress)
         document["rows"] = rows.to_json()
         document["drawn_to"] = str(draw_packed(reader.path.name, rows, plot_file))
-    session.emit(document, layouts.PACKED)
+    session.emit(document, describe.PACKED_TEXT)
 
 
 def _inspect_store(
@@ -114,7 +113,7 @@ def _inspect_store(
     document = describe.describe_store(reader)
     commands = next_commands(document["path"])[stats:]
     if stats:
-        from gnnstore.tools.inspect.scan import scan_store
+        from gnnstore.tools.scan import scan_store
 
         with session.progress() as progress:
             document["stats"] = scan_store(reader, progress)
@@ -123,14 +122,14 @@ def _inspect_store(
 
         document["drawn_to"] = str(draw_types(reader.path.name, document["graph"], plot_file))
     elif plot_file is not None:
-        from gnnstore.tools.inspect.scan import count_degrees
         from gnnstore.tools.plots import draw_degrees
+        from gnnstore.tools.scan import count_degrees
 
         with session.progress() as progress:
             degrees = count_degrees(reader, progress)
         document["degrees"] = {"in": degrees.inward.to_json(), "out": degrees.outward.to_json()}
         document["drawn_to"] = str(draw_degrees(reader.path.name, degrees, plot_file))
-    session.emit(document, layouts.whole(document), commands, program_of(document))
+    session.emit(document, describe.whole(document), commands, program_of(document))
 
 
 def _inspect_array(session: Session, reader: StoreReader, path: str, stats: bool) -> None:
@@ -138,10 +137,10 @@ def _inspect_array(session: Session, reader: StoreReader, path: str, stats: bool
     files = describe.describe_files(reader, spec)
     document = {**describe.describe_array(reader, spec), "files": files}
     if stats:
-        from gnnstore.tools.inspect.scan import scan_array
+        from gnnstore.tools.scan import scan_array
 
         found: dict[str, Any] = {"values": {}, "labels": {}}
         with session.progress() as progress:
             scan_array(reader, spec, progress, found)
         document["stats"] = found
-    session.emit(document, layouts.ARRAY)
+    session.emit(document, describe.ARRAY_TEXT)

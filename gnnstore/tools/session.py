@@ -1,13 +1,13 @@
-"""The context of every command: where results, progress and messages go.
+"""The context of every command: where results, progress, messages and failures go.
 
-Results go to stdout, as text for people or as one JSON document (`--json`); progress and
-messages go to stderr. Keeping that in one place is what makes `gnnstore ... --json | jq`
-work for every command alike.
+Results go to stdout, as text for people or as one JSON document (`--json`); progress and messages
+go to stderr. Scripts branch on the exit status and people read the message.
 """
 
 from __future__ import annotations
 
 import _thread
+import errno
 import importlib
 import io
 import json
@@ -17,18 +17,21 @@ import re
 import signal
 import sys
 import threading
+import traceback
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from gnnstore.errors import GnnstoreError, described, resource_error
 from gnnstore.progress import LOGGER, Progress, Style, open_progress
-from gnnstore.tools.ui.layout import Layout, print_document
+from gnnstore.tools.layout import Layout, print_document
 
 if TYPE_CHECKING:
     from sys import UnraisableHookArgs
+
 
 # Raised by one whenever a field of a --json document changes its name or meaning;
 # new fields may appear without that.
@@ -187,3 +190,69 @@ def interrupts_wait() -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+OK = 0
+PROBLEM = 1  # the data has a problem
+USAGE = 2
+NOT_FOUND = 3
+UNSUPPORTED_VERSION = 4
+STORAGE = 5  # I/O error, no space, no memory
+DEFECT = 70  # sysexits.h EX_SOFTWARE: an error that gnnstore did not foresee
+INTERRUPTED = 130  # 128 + SIGINT, as shells report it
+BROKEN_PIPE = 141  # 128 + SIGPIPE: the reader of the output left
+
+
+def report(error: BaseException, session: Session) -> int:
+    """Print `error` on stderr (and, with --json, on stdout) and return the exit status."""
+    if isinstance(error, click.Abort | KeyboardInterrupt):
+        message, status = "interrupted", INTERRUPTED
+    elif isinstance(error, click.ClickException):
+        message, status = error.format_message(), USAGE
+    else:
+        message, status = _describe(error)
+        if isinstance(error, GnnstoreError):
+            message = session.in_flags(message)
+    # The failure may be a stream that cannot be written, such as one to a full disk.
+    with suppress(OSError):
+        _print_error(error, message, with_traceback=session.debug or status == DEFECT)
+    if session.as_json:
+        with suppress(OSError):
+            session.emit_json(
+                {
+                    "error": {
+                        "kind": type(error).__name__,
+                        "message": message,
+                        "path": getattr(error, "path", None),
+                        "offset": getattr(error, "offset", None),
+                        "exit_status": status,
+                    }
+                }
+            )
+    return status
+
+
+def _print_error(error: BaseException, message: str, *, with_traceback: bool) -> None:
+    """Print an error on stderr."""
+    if isinstance(error, click.ClickException):
+        error.show()
+        return
+    if with_traceback and not isinstance(error, click.Abort | KeyboardInterrupt):
+        click.echo("".join(traceback.format_exception(error)), err=True, nl=False)
+    click.echo(f"gnnstore: {click.style('error:', fg='red')} {message}", err=True)
+
+
+def _describe(error: BaseException) -> tuple[str, int]:
+    error = resource_error(error, "go on") or error
+    if isinstance(error, GnnstoreError):
+        return str(error), error.exit_status
+    if isinstance(error, OSError):
+        where = f": {os.fsdecode(error.filename)}" if error.filename is not None else ""
+        status = NOT_FOUND if error.errno == errno.ENOENT else STORAGE
+        return f"{error.strerror or error}{where}", status
+    defect = (
+        f"gnnstore met an error it did not foresee: {described(error)}\n"
+        "This is a defect. Please report it with the traceback above and what "
+        "`gnnstore info` prints."
+    )
+    return defect, DEFECT

@@ -25,19 +25,18 @@ from gnnstore.strategies.loader_spec import LoaderSpec, ReadOptions, place_for
 from gnnstore.strategies.options import PlannedSettings
 from gnnstore.strategies.placement import read_tables
 from gnnstore.strategies.workload import ReadTotals, TableReads
-from gnnstore.tools.inspect.programs import program
+from gnnstore.tools.batches import TracedEpoch, choose_seeds, config_of, sample_epoch
+from gnnstore.tools.layout import Block, Document, Layout
 from gnnstore.tools.plots import draw_predictions
-from gnnstore.tools.predict.seeds import choose_seeds, config_of
-from gnnstore.tools.predict.trace import TracedEpoch, sample_epoch
-from gnnstore.tools.ui import exits
-from gnnstore.tools.ui.layout import Block, Document, Layout
-from gnnstore.tools.ui.session import Session
+from gnnstore.tools.programs import program
+from gnnstore.tools.session import OK, STORAGE, Session
 
 if TYPE_CHECKING:
     from gnnstore.progress import Progress
     from gnnstore.strategies.base import Strategy
     from gnnstore.strategies.prediction import Prediction
-    from gnnstore.tools.ui.options import SamplingOptions, SeedOptions
+    from gnnstore.tools.options import SamplingOptions, SeedOptions
+
 
 _SHARES = (0.05, 0.1, 0.2)
 # A curve needs more points, most of them at small sizes.
@@ -197,7 +196,7 @@ def predict_caches(
     document["remarks"] = [*_remarks(document)]
     draw_into(document, plot_file, draw_predictions)
     session.emit(document, PREDICTIONS, *_next(document))
-    return exits.STORAGE if document["problems"] else exits.OK
+    return STORAGE if document["problems"] else OK
 
 
 def _next(document: dict[str, Any]) -> tuple[list[tuple[str, ...]], str]:

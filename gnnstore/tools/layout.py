@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
+
 Document: TypeAlias = Mapping[str, Any]
 
 _FIELD = re.compile(r"\{([\w.]*):?([^{}]*)\}")

@@ -21,14 +21,13 @@ from gnnstore.graph.store import open as open_store
 from gnnstore.packing.estimate import estimate_packing
 from gnnstore.packing.job import EpochPacker
 from gnnstore.packing.sampling import PackSettings
-from gnnstore.tools.inspect.describe import describe_packed
-from gnnstore.tools.inspect.layouts import PACKED
-from gnnstore.tools.inspect.programs import program_of_packed
-from gnnstore.tools.predict.seeds import choose_seeds, config_of
-from gnnstore.tools.ui.session import Session
+from gnnstore.tools.batches import choose_seeds, config_of
+from gnnstore.tools.describe import PACKED_TEXT, describe_packed
+from gnnstore.tools.programs import program_of_packed
+from gnnstore.tools.session import Session
 
 if TYPE_CHECKING:
-    from gnnstore.tools.ui.options import SamplingOptions, SeedOptions
+    from gnnstore.tools.options import SamplingOptions, SeedOptions
 
 
 def pack_epochs(
@@ -119,7 +118,7 @@ def pack_epochs(
     path = document["path"]
     session.emit(
         document,
-        [*PACKED, "Packed in {seconds}."],
+        [*PACKED_TEXT, "Packed in {seconds}."],
         [("gnnstore", "inspect", path), ("gnnstore", "verify", path, "--level", "full")],
         program_of_packed(path),
     )

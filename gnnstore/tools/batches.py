@@ -1,0 +1,312 @@
+"""Batches that the command line names: their seeds, and samples for `predict` and `reorder`."""
+
+from __future__ import annotations
+
+import os
+import time
+from contextlib import closing
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from gnnstore.budget.limits import MemoryBudget
+from gnnstore.caching.plan import Trace, TraceBuilder
+from gnnstore.caching.scores import Score
+from gnnstore.converters.inputs.files import open_npy
+from gnnstore.converters.stores.graph import StoreInput
+from gnnstore.converters.stores.reorder import out_degrees
+from gnnstore.disk.profile import load_profile, tune_reads
+from gnnstore.errors import UsageError
+from gnnstore.formats.store.reader import StoreReader
+from gnnstore.graph.sizes import StoreSizes
+from gnnstore.graph.store import open as open_store
+from gnnstore.graph.topology import Topology
+from gnnstore.loaders.link import resolve_links
+from gnnstore.loaders.options import fanouts_of
+from gnnstore.pipeline.batch import Batch
+from gnnstore.pipeline.lookahead.presample import Presampler
+from gnnstore.pipeline.lookahead.producer import sample_batches
+from gnnstore.pipeline.order import Position
+from gnnstore.pipeline.samplers import KeyedOrder
+from gnnstore.sampling.compact import RowSpace
+from gnnstore.sampling.neighbor import SamplingConfig
+from gnnstore.sampling.sampled_graph import columns_needed
+from gnnstore.seeds.base import BatchKey, SeedSource
+from gnnstore.seeds.nodes import InputNodes, resolve_input_nodes
+from gnnstore.strategies.builtin import MMAP
+from gnnstore.strategies.placement import place
+from gnnstore.strategies.sampled_epoch import row_degrees
+from gnnstore.tools.layout import Block
+from gnnstore.tools.session import Session
+
+if TYPE_CHECKING:
+    from gnnstore.graph.store import GraphStore
+    from gnnstore.graph.topology import Topology
+    from gnnstore.progress import Progress
+    from gnnstore.seeds.links import Links
+    from gnnstore.tools.options import SamplingOptions, SeedOptions
+
+
+_ALL = "all"
+
+
+def config_of(store: GraphStore, asked: SamplingOptions, **more: Any) -> SamplingConfig:
+    """Return the configuration of sampling, checked against a store."""
+    schema = store.schema
+    config = SamplingConfig(fanouts_of(asked.fanouts, schema), **more, **asked.of_loader)
+    columns_needed(schema, store.path, config.time_attr, config.weight_attr)
+    return config
+
+
+def choose_seeds(
+    store: GraphStore, config: SamplingConfig, asked: SeedOptions, **more: Any
+) -> tuple[dict[str, str | None], InputNodes | Links]:
+    """Return the seeds of batches: by name, as "input_nodes" or "links", and as a source."""
+    more = {option: _read_if_file(value) for option, value in more.items() if value}
+    if asked.links is not None:
+        edges = _edges_of(store, asked.links)
+        weights = {side: more.pop(side) for side in ("src_weight", "dst_weight") if side in more}
+        given = {**asked.of_links, **more}
+        if weights and asked.neg_sampling is None:
+            raise UsageError("weights are those of --negatives, which are not given")
+        if weights:
+            tensors = {side: torch.from_numpy(values) for side, values in weights.items()}
+            given["neg_sampling"] = {**given["neg_sampling"], **tensors}
+        return asked.names, resolve_links(store, config, edges, **given)
+    input_time = more.pop("input_time", None)
+    if more:
+        raise UsageError(
+            f"{' and '.join(more)}: only of use with links; give these with --links, or leave the "
+            "option out"
+        )
+    name, given = _nodes_of(store, asked.input_nodes)
+    nodes = resolve_input_nodes(store, given, input_time=input_time)
+    if config.time_attr is not None and input_time is None:
+        timed, _ = columns_needed(store.schema, store.path, config.time_attr, None)
+        if missing := [node_type for node_type in nodes.parts if node_type not in timed]:
+            raise UsageError(
+                f"--time-attr {config.time_attr}: seeds of {', '.join(missing)} have no times of "
+                "their own; only 'gnnstore pack' takes those of --input-time"
+            )
+    if len(nodes) == 0:
+        raise UsageError(
+            f"{store.path}: the input nodes {name!r} are empty, so there are no batches; choose "
+            "others with --input-nodes"
+        )
+    return {**asked.names, "input_nodes": name}, nodes
+
+
+def _nodes_of(store: GraphStore, named: str | None) -> tuple[str, Any]:
+    """Return the name of the seed nodes, and what a loader would be given."""
+    if store.schema.is_homogeneous:
+        name = named or ("train" if "train" in store.splits else _ALL)
+        return name, None if name == _ALL else name
+    if named is None:
+        trained = [node.name for node in store.schema.node_types if "train" in node.splits]
+        if len(trained) != 1:
+            types = ", ".join(node.name for node in store.schema.node_types)
+            raise UsageError(
+                f"{store.path}: {len(trained)} node types have a split 'train'; name the seeds: "
+                f"--input-nodes TYPE:SPLIT, of the types {types}"
+            )
+        named = f"{trained[0]}:train"
+    given = {}
+    for part in named.split(","):
+        node_type, _, split = part.partition(":")
+        given[node_type] = None if split in ("", _ALL) else split
+    return named, given
+
+
+def _edges_of(store: GraphStore, named: str) -> Any:
+    """Return what a link loader would be given as its edges."""
+    if store.schema.is_homogeneous:
+        return None if named == _ALL else _read_if_file(named)
+    edge_type, _, which = named.partition(":")
+    types = {"__".join(edge.type): edge.type for edge in store.schema.edge_types}
+    if edge_type not in types:
+        raise UsageError(
+            f"--links {named}: expected SOURCE__RELATION__TARGET, and :all or :FILE.npy after it; "
+            f"there are the edge types {', '.join(types)}"
+        )
+    return types[edge_type], None if which in ("", _ALL) else _read_if_file(which)
+
+
+def _read_if_file(value: Any) -> Any:
+    """Return the array of a `.npy` file, and anything else as it is."""
+    return open_npy(Path(value)).read() if str(value).endswith(".npy") else value
+
+
+@dataclass(frozen=True, eq=False)
+class TracedEpoch:
+    """The first batches of an epoch."""
+
+    epoch_batches: int  # batches of the whole epoch
+    trace: Trace  # nodes of the sampled batches
+    # By score name, uint8 or uint32 [N]: scores of nodes for static caches; "frequency" comes from
+    # other batches than these.
+    scores: dict[Score, npt.NDArray[Any]]
+    seconds: float  # duration of sampling
+
+
+def load_topology(
+    store: GraphStore, progress: Progress, memory: int | None = None, held_bytes: int = 0
+) -> Topology:
+    """Read the topology; map it if the budget, without the bytes in use, is too small."""
+    sizes, budget = StoreSizes.of(store.schema), MemoryBudget.of(memory)
+    with progress.phase("read the topology"):
+        placement = place(sizes, budget, strategy=MMAP, seeds_bytes=held_bytes)
+        return store.topology(placement.topology)
+
+
+def sample_epoch(
+    store: GraphStore,
+    config: SamplingConfig,
+    seeds: SeedSource,
+    space: RowSpace,
+    *,
+    batch_size: int,
+    num_batches: int,
+    num_threads: int,
+    progress: Progress,
+) -> TracedEpoch:
+    """Sample the first batches of the first epoch of a loader with `shuffle=True`."""
+    order = KeyedOrder(len(seeds), batch_size, shuffles=True, drop_last=False)
+    num_batches = min(num_batches, order.num_batches)
+    topology = load_topology(store, progress)
+    began = time.perf_counter()
+    trace = TraceBuilder(num_batches, space.num_rows)
+
+    def keep(place: int, batch: Batch) -> None:
+        if batch.sample is not None:
+            trace.put(place, space.rows(batch.sample.nodes))
+
+    with progress.phase("sample", num_batches, "batches") as phase:
+        sampler = topology.sampler(config, store.schema.index_dtype)
+        batches = islice(order.batches(Position(0), config.seed), num_batches)
+        sampled = sample_batches(
+            seeds,
+            sampler,
+            (Batch(BatchKey(config.seed, 0, number), index) for number, index, _ in batches),
+            keep,
+            num_threads=num_threads,
+            lookahead=lambda: 2 * num_threads,
+            describe=lambda k: f"while sampling batch {k}",
+        )
+        with closing(sampled):
+            for _ in sampled:
+                phase.advance()
+    seconds = time.perf_counter() - began
+
+    scores: dict[Score, npt.NDArray[Any]] = {}
+    with progress.phase("score nodes"):
+        scores["degree"] = row_degrees(topology, space)
+        scores["frequency"] = np.zeros(space.num_rows, np.uint8)
+        presampler = Presampler.of(store, config, seeds, batch_size, False).over(space)
+        presampler.run(topology, num_threads, scores["frequency"])
+    return TracedEpoch(order.num_batches, trace.build(), scores, seconds)
+
+
+_PIECE_RUNS = 2**18
+
+
+def count_batches(
+    session: Session,
+    path: str,
+    sampling: SamplingOptions,
+    batch_size: int,
+    seeds_asked: SeedOptions,
+    *,
+    memory_bytes: int | None,
+) -> npt.NDArray[np.uint8]:
+    """Sample batches and count for each node those that need it: 1 for seeds, 255 at most."""
+    store = open_store(path)
+    store.schema.refuse_types(store.path, "gnnstore reorder")
+    config = config_of(store, sampling)
+    _, seeds = choose_seeds(store, config, seeds_asked)
+    counts = np.zeros(store.num_nodes, np.uint8)
+    with session.progress() as progress:
+        topology = load_topology(store, progress, memory_bytes, counts.nbytes)
+        with progress.phase("sample", unit="batches"):
+            presampler = Presampler.of(store, config, seeds, batch_size, False)
+            presampler.run(topology, len(os.sched_getaffinity(0)), counts)
+    if isinstance(seeds, InputNodes):  # an epoch has every seed, even if these batches did not
+        nodes = slice(None) if seeds.nodes is None else seeds.nodes
+        counts[nodes] = np.maximum(counts[nodes], 1)
+    return counts
+
+
+def estimate_order(
+    session: Session,
+    path: str,
+    order: str,
+    scores: npt.NDArray[np.uint8] | None,
+    edge_ids: bool,
+) -> None:
+    """Print the savings of an order, and the size of the new store."""
+    reader = StoreReader.open(path)
+    needed: npt.NDArray[Any] | None = scores
+    if needed is None:
+        with session.progress() as progress:
+            needed = out_degrees(StoreInput(path, "gnnstore reorder"), progress)
+    schema = reader.schema
+    added = schema.edge.indices.num_bytes if edge_ids and schema.edge.ids_in_input is None else 0
+    widest = max((spec.num_bytes for spec in schema.node.attributes.values()), default=0)
+    document: dict[str, Any] = {
+        "store": str(reader.path),
+        "order": order,
+        "node_order": _savings(reader, needed > 0),
+        "result_bytes": reader.total_bytes + added + 8 * schema.node.num_nodes,
+        "spill_bytes": widest + 8 * schema.node.num_nodes,
+    }
+    saves = "no attribute of nodes lies in pages, so that their order makes no difference"
+    if document["node_order"] is not None:
+        saves = (
+            "{node_order.needed_share} of the rows are needed; a pass over {node_order.table} reads"
+            " {node_order.read_bytes}; for the rows that are needed, side by side, it would read "
+            "{node_order.ordered_bytes}: {node_order.saved_share:.0%} less"
+        )
+    facts = {
+        "order": "by {order}",
+        "saves": saves,
+        "takes": "{result_bytes} for the store, and up to {spill_bytes} meanwhile",
+    }
+    session.emit(document, ["{store}", Block("", facts)])
+
+
+def _savings(reader: StoreReader, needed: npt.NDArray[np.bool_]) -> dict[str, Any] | None:
+    """Return what a pass over the widest table reads for the rows that batches need."""
+    attributes = reader.schema.node.attributes.values()
+    paged = [spec for spec in attributes if spec.layout == "paged"]
+    if not paged or not len(needed):
+        return None
+    spec = max(paged, key=lambda spec: spec.num_bytes)
+    geometry = reader.paged(spec).geometry
+    stride, per_run = geometry.page_stride_bytes, geometry.rows_per_page
+    step = _PIECE_RUNS * per_run
+    runs = np.concatenate(
+        [
+            first // per_run
+            + np.flatnonzero(np.logical_or.reduceat(part, np.arange(0, len(part), per_run)))
+            for first in range(0, len(needed), step)
+            for part in (needed[first : first + step],)
+        ]
+    )
+    # Gaps that cost less than a read of their own are read, too.
+    gaps = np.diff(runs) - 1
+    gap_runs = tune_reads(load_profile(reader.path)).gap_bytes // stride
+    read_bytes = (len(runs) + int(gaps[gaps <= gap_runs].sum())) * stride
+    num_needed = int(np.count_nonzero(needed))
+    ordered_bytes = geometry.num_runs(num_needed) * stride
+    return {
+        "table": spec.path,
+        "table_bytes": geometry.num_runs(spec.num_rows) * stride,
+        "read_bytes": read_bytes,
+        "ordered_bytes": ordered_bytes,
+        "saved_share": 1 - ordered_bytes / read_bytes if read_bytes else 0.0,
+        "needed_share": num_needed / len(needed),
+    }

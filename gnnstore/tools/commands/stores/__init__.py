@@ -1,1 +1,0 @@
-"""Commands that take a store, and write its nodes and edges in another form."""

@@ -1,1 +1,0 @@
-"""Describes stores, packed epochs and engines."""

@@ -1,1 +1,0 @@
-"""The work of `gnnstore predict` and `gnnstore pack`."""

@@ -1,1 +1,0 @@
-"""The console: options, progress, tables, exit codes."""
