@@ -301,14 +301,10 @@ def _required(sizes: StoreSizes, mode: Mode, topology: Mode) -> list[Reservation
     parts = {"memory": sizes.topology_bytes, "mmap": 0, "disk": sizes.indptr_bytes}
     return [
         Reservation("attributes", sizes.rows_bytes if mode == "memory" else 0),
-        *(
-            [Reservation("ids of edges", sizes.edge_ids_bytes)]
-            if mode == "memory" and sizes.edge_ids
-            else []
-        ),
+        Reservation("ids of edges", sizes.edge_ids_bytes if mode == "memory" else 0),
         Reservation("indptr" if topology == "disk" else "topology", parts[topology]),
         Reservation("compressed attributes", sizes.compressed_bytes),
-        *([Reservation("times of nodes", sizes.times_bytes)] if sizes.times_bytes else []),
+        Reservation("times of nodes", sizes.times_bytes),
     ]
 
 
@@ -404,12 +400,10 @@ def _place_rows(
     reservations = [
         Reservation("narrow attributes", sum(held.values())),
         *(Reservation(f"all of {path}", of) for path, of in small.items()),
-        *([Reservation("ids of edges", sum(ids.values()))] if ids else []),
+        Reservation("ids of edges", sum(ids.values())),
     ]
-    passes = _passes(sizes, modes) if reads_edges_ahead else []
-    if passes:
-        largest = max(each.piece_bytes for each in passes)
-        reservations.append(Reservation("a piece of the rows of edges", largest))
+    pieces = [each.piece_bytes for each in _passes(sizes, modes)] if reads_edges_ahead else []
+    reservations.append(Reservation("a piece of the rows of edges", max(pieces, default=0)))
     place = "mapped" if mode == "mmap" else "read from disk for each batch"
     place = "read in a pass for many batches" if reads_edges_ahead else place
     return modes, reservations, _describe_ids(sizes, sum(ids.values()), place, limit)

@@ -94,36 +94,30 @@ class SampledEpoch:
 
     def sampled_for(self, loader: LoaderSpec, placement: Placement) -> SampledEpoch:
         """Return the epoch with the sampling of a strategy, which is timed if it was not."""
+        topology, store = self.topology, loader.store
         is_read, alone = placement.topology == "disk", not placement.strategy.plans
-        if is_read == self.topology.is_read and not (is_read and alone):
+        if is_read == topology.is_read and not (is_read and alone):
             return self
         # Groups of batches grow with memory, and are as fast with a little less.
         key = (is_read, alone, placement.left_bytes.bit_length())
         if key not in self.timed_sampling:
-            self.timed_sampling[key] = self._seconds_of_sampling(loader, placement)
+            if not is_read:
+                topology = shared_tables(store).topology(store, "mmap", self.machine.num_threads)
+            elif not topology.is_read:
+                topology = topology.on_disk(store.reader, self.engine)
+            began = perf_counter()
+            found = self.presampler.run(
+                topology,
+                self.machine.num_threads,
+                spare_bytes=min(self.spare_bytes, placement.left_bytes),
+                num_batches=_TIMED_ALONE if is_read and alone else _TIMED_TOGETHER,
+                one_by_one=alone,
+            )
+            self.timed_sampling[key] = (perf_counter() - began) / max(1, found.num_batches)
+            release_memory()
         seconds = self.timed_sampling[key]
         work = replace(self.workload, seconds_sampling=seconds, samples_from_disk=is_read)
         return replace(self, workload=work)
-
-    def _seconds_of_sampling(self, loader: LoaderSpec, placement: Placement) -> float:
-        """Sample some batches from the topology of a placement."""
-        topology, store = self.topology, loader.store
-        is_read, alone = placement.topology == "disk", not placement.strategy.plans
-        if not is_read:
-            topology = shared_tables(store).topology(store, "mmap", self.machine.num_threads)
-        elif not topology.is_read:
-            topology = topology.on_disk(store.reader, self.engine)
-        began = perf_counter()
-        found = self.presampler.run(
-            topology,
-            self.machine.num_threads,
-            spare_bytes=min(self.spare_bytes, placement.left_bytes),
-            num_batches=_TIMED_ALONE if is_read and alone else _TIMED_TOGETHER,
-            one_by_one=alone,
-        )
-        seconds = (perf_counter() - began) / max(1, found.num_batches)
-        release_memory()
-        return seconds
 
     def edge_pass(self, loader: LoaderSpec, placement: Placement, num_batches: int) -> EdgePass:
         """Return the pass over tables of edges for a superbatch of `num_batches` batches."""

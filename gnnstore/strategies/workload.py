@@ -402,7 +402,8 @@ class Workload:
         """Return the workload with the curve of a cache by out-degree."""
         sample = self._sample
         capped = np.minimum(degrees[sample.trace.ids], _MAX_DEGREE - 1)
-        curve = _degree_curve(sample.trace, sample.of_uses, degrees)
+        uses = _degree_histogram(capped) / (sample.trace.num_batches * sample.of_uses)
+        curve = ScoreCurve(_degree_histogram(degrees), uses, len(degrees))
         return replace(self, degree=curve, _sample=replace(sample, degrees=capped))
 
 
@@ -432,11 +433,6 @@ def _page_curve(trace: Trace, share: float, reads: TableReads) -> ReuseCurve:
     per_row = max(1, -(-geometry.row_bytes // PAGE_BYTES))
     weight = per_row * reads.row_bytes / max(1, geometry.row_bytes)
     return ReuseCurve.of_trace(dense, len(found), share / weight)
-
-
-def _degree_curve(trace: Trace, share: float, degrees: npt.NDArray[np.uint32]) -> ScoreCurve:
-    uses = _degree_histogram(degrees[trace.ids]) / (trace.num_batches * share)
-    return ScoreCurve(_degree_histogram(degrees), uses, len(degrees))
 
 
 def _degree_histogram(degrees: npt.NDArray[np.uint32]) -> npt.NDArray[np.float64]:

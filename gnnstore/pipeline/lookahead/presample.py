@@ -199,7 +199,10 @@ class Presampler:
             label_bytes = sum(array.nbytes for array in labels.arrays())
             return sample, max(0, label_bytes - 8 * sample.num_seeds)
 
-        done, largest, visits = 0, Presampled(0, 0), 0
+        done = visits = 0
+        sizes: list[tuple[int, int]] = []  # of each batch, nodes and bytes
+        # Of the largest: its bytes, nodes, bytes of the subgraph, and of labels; and in files.
+        most, waiting = [0, 0, 0, 0], [0, 0]
         needed, num_edges = Counter[RowRange](), Counter[EdgeType]()
         enough = ENOUGH_VISITS * self.space.num_rows
         batches = (
@@ -229,24 +232,10 @@ class Presampler:
                 for kind, edges in subgraph.edges.items():
                     num_edges[kind] += len(edges.positions)
                 ids_bytes = subgraph.num_bytes
-                kept_bytes, record_bytes = largest.largest_kept_bytes, largest.largest_record_bytes
-                if ids_bytes > largest.largest_ids_bytes:
-                    kept_bytes = max(kept_bytes, self._kept_bytes(subgraph))
-                    record_bytes = max(record_bytes, self._record_bytes(subgraph))
-                batch_bytes = self._bytes_of(subgraph) + _MAKING_LABELS * more_bytes
-                largest = Presampled(
-                    done,
-                    max(largest.largest_bytes, batch_bytes),
-                    max(largest.largest_nodes, len(rows)),
-                    max(largest.largest_ids_bytes, ids_bytes),
-                    (*largest.num_nodes, len(rows)),
-                    (*largest.num_bytes, batch_bytes),
-                    max(largest.largest_labels_bytes, more_bytes),
-                    kept_bytes,
-                    record_bytes,
-                    needed,
-                    num_edges,
-                )
+                if ids_bytes > most[2]:
+                    waiting = [*map(max, waiting, self._waiting_bytes(subgraph))]
+                sizes.append((len(rows), self._bytes_of(subgraph) + _MAKING_LABELS * more_bytes))
+                most = [*map(max, most, (sizes[-1][1], len(rows), ids_bytes, more_bytes))]
                 # Else it stays at one at a time; the caller says how much two batches need.
                 if spare_bytes is None or 2 * ids_bytes <= spare_bytes:
                     lookahead.observe(ids_bytes)
@@ -256,7 +245,19 @@ class Presampler:
                     trace.put(done - 1, rows)
                 elif counts is not None and visits >= enough and done >= _MEASURED_BATCHES:
                     break
-        return largest
+        return Presampled(
+            done,
+            largest_bytes=most[0],
+            largest_nodes=most[1],
+            largest_ids_bytes=most[2],
+            num_nodes=tuple(nodes for nodes, _ in sizes),
+            num_bytes=tuple(num_bytes for _, num_bytes in sizes),
+            largest_labels_bytes=most[3],
+            largest_kept_bytes=waiting[0],
+            largest_record_bytes=waiting[1],
+            needed=needed,
+            num_edges=num_edges,
+        )
 
     def _positions(self, num_batches: int) -> Iterator[Any]:
         """Yield positions in the input nodes, of at most so many batches."""
@@ -288,21 +289,18 @@ class Presampler:
         of_edges = sum(len(own.positions) * each[kind] for kind, own in subgraph.edges.items())
         return of_nodes + of_edges
 
-    def _record_bytes(self, subgraph: Sample) -> int:
-        ids, positions = (id_dtype(most - 1) for most in self.most_ids)
-        edge_ids = sum(
-            len(own.positions) * self.edge_id_bytes.get(kind, 0)
-            for kind, own in subgraph.edges.items()
-        )
-        compact = CompactSample.of(subgraph, ids, positions)
-        return compact.num_bytes + 8 * subgraph.num_seeds + self._values_of(subgraph) + edge_ids
-
-    def _kept_bytes(self, subgraph: Sample) -> int:
+    def _waiting_bytes(self, subgraph: Sample) -> tuple[int, int]:
+        """Return the bytes of a subgraph as it waits for its batch, and in packed epochs."""
         ids, positions = (id_dtype(most - 1) for most in self.most_ids)
         compact = CompactSample.of(subgraph, ids, positions)
         # With several types the trace does not have the ids.
         arrays = compact.shortened(with_ids=len(subgraph.nodes) > 1)
-        return sum(array.nbytes for array in arrays)
+        edge_ids = sum(
+            len(own.positions) * self.edge_id_bytes.get(kind, 0)
+            for kind, own in subgraph.edges.items()
+        )
+        record_bytes = compact.num_bytes + 8 * subgraph.num_seeds + self._values_of(subgraph)
+        return sum(array.nbytes for array in arrays), record_bytes + edge_ids
 
 
 def batch_shape(options: dict[str, Any]) -> tuple[int, bool]:

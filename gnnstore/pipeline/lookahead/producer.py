@@ -38,7 +38,6 @@ from gnnstore.pipeline.lookahead.superbatch import (
     DiskQuota,
     Superbatch,
     SuperbatchFiles,
-    SuperbatchPacker,
     SuperbatchSize,
 )
 from gnnstore.sampling.compact import CompactSample, RowSpace, Types
@@ -259,7 +258,6 @@ class Producer:
             table_bytes=job.size.table_bytes,
             purpose=purpose,
         )
-        self._packer: SuperbatchPacker | None = None
         self.pid = os.getpid()  # of the process that has the files
         self._end = 0  # the turn after the last batch that was planned here
         self._is_stopped = Flag()
@@ -432,21 +430,18 @@ class Producer:
         job, run, plan, slots = self.job, self.run, superbatch.plan, superbatch.slots
         if not job.packs or plan is None or slots is None or not slots.tables:
             return
-        if self._packer is None:
-            self._packer = SuperbatchPacker(
-                files_of(slots.tables),
-                self._files.directory,
-                quota=job.quota,
-                memory_bytes=job.size.packing_bytes,
-                num_threads=run.num_threads,
-                may_wait=run.joins_in_threads,
-                stop=self._is_stopped,
-                waits_for_others=lambda: self.waits_for_others,
-                recorder=run.recorder,
-            )
         self._leave_disk()
         start_ns = time.perf_counter_ns()
-        packed = self._packer.pack(superbatch.trace, plan)
+        packed = superbatch.pack(
+            files_of(slots.tables),
+            self._files.directory,
+            quota=job.quota,
+            memory_bytes=job.size.packing_bytes,
+            num_threads=run.num_threads,
+            may_wait=self._may_wait,
+            stop=self._is_stopped,
+            recorder=run.recorder,
+        )
         # By what records now: it takes seconds, in which a recording of an epoch may begin.
         run.recorder.add(
             "packing",
@@ -461,6 +456,10 @@ class Producer:
             self._packed.append(superbatch)
             superbatch.bytes_spilled += packed.num_bytes
             superbatch.bytes_packing += packed.counts["bytes_read"]
+
+    def _may_wait(self) -> bool:
+        is_own = self.job.quota.is_of(self._is_stopped)
+        return self.run.joins_in_threads and (self.waits_for_others or is_own)
 
     def _leave_disk(self) -> None:
         """Wait until a batch without a plan has been read, if there is one."""

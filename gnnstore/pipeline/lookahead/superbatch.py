@@ -256,6 +256,62 @@ class Superbatch:
             if self.edge_rows is not None:
                 self.edge_rows.close()
 
+    def pack(
+        self,
+        tables: Mapping[str, TypedRows[FileRows]],
+        directory: Path,
+        *,
+        quota: DiskQuota,
+        memory_bytes: int,
+        num_threads: int,
+        may_wait: Callable[[], bool],
+        stop: Flag,
+        recorder: Recorder,
+    ) -> PackedSuperbatch | None:
+        """Pack the missed rows of its batches, unless that has no use or no room (DiskGNN).
+
+        All that is read is read in order: the tables once, and the runs of rows that batches miss.
+        """
+        trace, plan = self.trace, self.planned
+        id_bytes = 0 if trace.file is None else trace.ids.itemsize
+
+        def bytes_of(count: int) -> int:
+            return packed_bytes(tables, plan.misses[:count], id_bytes)
+
+        num_batches, wanted = plan.num_batches, bytes_of(plan.num_batches)
+        if wanted > quota.num_bytes:  # the first batches that there is room for
+            counts = range(plan.num_batches + 1)
+            num_batches = bisect_right(counts, quota.num_bytes, key=bytes_of) - 1
+            wanted = bytes_of(num_batches)
+        if num_batches == 0:
+            return None
+        while not quota.take(stop, wanted):
+            if not may_wait():
+                return None
+            if stop.wait(_POLL_SECONDS):
+                raise CancelledError("packing was stopped before it began")
+        release_memory()  # what batches have left free while room was waited for
+        try:
+            with recorder.phase("pack rows", unit="bytes") as advance:
+                packed = pack(
+                    tables,
+                    trace.first(num_batches),
+                    plan.first(num_batches),
+                    directory,
+                    memory_bytes=memory_bytes,
+                    num_threads=max(1, num_threads),
+                    disk_bytes=quota.num_bytes,
+                    stop=stop,
+                    advance=advance,
+                )
+        except BaseException:
+            quota.give_back(stop, wanted)
+            raise
+        finally:
+            release_memory()
+        packed.removed = partial(quota.give_back, stop, wanted)
+        return packed
+
     def forget_trace(self) -> None:
         """Free the trace: once a plan is made of it, or none will be. Idempotent."""
         if self.samples.has_ids:
@@ -374,109 +430,32 @@ class SuperbatchFiles:
             self._run.close()
 
 
-class SuperbatchPacker:
-    """Packs the missed rows of one superbatch while another trains (DiskGNN).
-
-    All that is read is read in order: the table once for each superbatch, and the runs of rows that
-    its batches miss. Two superbatches are there at most.
-    """
-
-    def __init__(
-        self,
-        tables: Mapping[str, TypedRows[FileRows]],
-        directory: Path,
-        *,
-        quota: DiskQuota,
-        memory_bytes: int,
-        num_threads: int,
-        may_wait: bool,
-        stop: Flag,
-        waits_for_others: Callable[[], bool],
-        recorder: Recorder,
-    ) -> None:
-        self._tables = tables
-        self._directory = directory
-        self._memory_bytes = memory_bytes
-        self._num_threads = num_threads
-        self._may_wait = may_wait
-        self._quota = quota
-        self._stop = stop
-        self._waits_for_others = waits_for_others
-        self._recorder = recorder
-
-    def pack(self, trace: Trace, plan: CachePlan) -> PackedSuperbatch | None:
-        """Pack the missed rows of a superbatch's batches, unless it has no use or no room."""
-        num_batches, wanted = self._fitting(trace, plan)
-        if num_batches == 0:
-            return None
-        while not self._quota.take(self, wanted):
-            if not (self._may_wait and (self._waits_for_others() or self._quota.is_of(self))):
-                return None
-            if self._stop.wait(_POLL_SECONDS):
-                raise CancelledError("packing was stopped before it began")
-        release_memory()  # what batches have left free while room was waited for
-        try:
-            with self._recorder.phase("pack rows", unit="bytes") as advance:
-                packed = pack(
-                    self._tables,
-                    trace.first(num_batches),
-                    plan.first(num_batches),
-                    self._directory,
-                    memory_bytes=self._memory_bytes,
-                    num_threads=max(1, self._num_threads),
-                    disk_bytes=self._quota.num_bytes,
-                    stop=self._stop,
-                    advance=advance,
-                )
-        except BaseException:
-            self._quota.give_back(self, wanted)
-            raise
-        finally:
-            release_memory()
-        packed.removed = partial(self._quota.give_back, self, wanted)
-        return packed
-
-    def _fitting(self, trace: Trace, plan: CachePlan) -> tuple[int, int]:
-        """Return how many batches, from the first on, there is room for, and their disk space."""
-        id_bytes = 0 if trace.file is None else trace.ids.itemsize
-
-        def bytes_of(count: int) -> int:
-            misses = plan.misses[:count]
-            return packed_bytes(self._tables, misses, id_bytes)
-
-        if (wanted := bytes_of(plan.num_batches)) <= self._quota.num_bytes:
-            return plan.num_batches, wanted
-
-        counts = range(plan.num_batches + 1)
-        most = bisect_right(counts, self._quota.num_bytes, key=bytes_of) - 1
-        return most, bytes_of(most)
-
-
 class DiskQuota:
     """A limit of bytes on disk for the packed rows of at most two superbatches together."""
 
     def __init__(self, num_bytes: int) -> None:
         self.num_bytes = num_bytes
-        # A packer that was forgotten, its iteration's end cut off by Ctrl-C, has no files.
-        self._taken: list[tuple[ref[SuperbatchPacker], int]] = []
+        # By the flag that stops a producer: one that was forgotten, its iteration's end cut off by
+        # Ctrl-C, has no files.
+        self._taken: list[tuple[ref[Flag], int]] = []
         self._lock = threading.Lock()
 
-    def take(self, packer: SuperbatchPacker, wanted: int) -> bool:
+    def take(self, owner: Flag, wanted: int) -> bool:
         """Take room for a superbatch, if there is some; one alone may always try."""
         with self._lock:
             taken = self._taken = [each for each in self._taken if each[0]() is not None]
             is_fitting = len(taken) == 1 and taken[0][1] + wanted <= self.num_bytes
             if not taken or is_fitting:
-                taken.append((ref(packer), wanted))
+                taken.append((ref(owner), wanted))
                 return True
             return False
 
-    def is_of(self, packer: SuperbatchPacker) -> bool:
-        """Whether all that is taken is one packer's."""
+    def is_of(self, owner: Flag) -> bool:
+        """Whether all that is taken is one producer's."""
         with self._lock:
-            return all(other() is packer for other, _ in self._taken)
+            return all(other() is owner for other, _ in self._taken)
 
-    def give_back(self, packer: SuperbatchPacker, taken: int) -> None:
+    def give_back(self, owner: Flag, taken: int) -> None:
         """Give back what a superbatch has taken."""
         with self._lock:
-            self._taken.remove((ref(packer), taken))
+            self._taken.remove((ref(owner), taken))
