@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gnnstore import _core
 from gnnstore.disk.engines import choose_engine
@@ -29,9 +29,11 @@ from gnnstore.disk.measure import Draw, at_random, in_sequence, read_rate
 from gnnstore.errors import UsageError, storage_errors
 from gnnstore.formats.arrays.spec import AttributeSpec
 from gnnstore.formats.store.schema import Schema
-from gnnstore.graph.store import GraphStore
 from gnnstore.strategies.builtin import auto
 from gnnstore.strategies.placement import read_tables
+
+if TYPE_CHECKING:
+    from gnnstore.graph.store import GraphStore
 
 BATCH_MARK = "."  # a worker prints it for each batch
 # Entered before anything is loaded, so that the whole process is counted.
