@@ -105,8 +105,6 @@ class _LazyGroup(Group):
         del ctx
         return list(_MODULES)
 
-    names = list_commands  # without importing any
-
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Import the command's module and return its click command."""
         if cmd_name not in _MODULES:

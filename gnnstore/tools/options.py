@@ -9,7 +9,7 @@ import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from functools import wraps
+from functools import partial, wraps
 from pathlib import Path
 from typing import Any
 
@@ -72,10 +72,12 @@ class Group(click.Group):
         if not name.startswith("-") and self.get_command(ctx, name) is None:
             from difflib import get_close_matches  # noqa: PLC0415 - for errors only
 
-            known = self.names(ctx)
+            known = self.list_commands(ctx)
             is_path = "." in name or "/" in name  # of an input, without its kind
             found = [] if is_path else get_close_matches(name.lower(), known)
-            advice = f"Did you mean {' or '.join(found)}?" if found else f"Choose {_any_of(known)}."
+            advice = f"Did you mean {' or '.join(found)}?"
+            if not found:
+                advice = f"Choose {', '.join(known[:-1])} or {known[-1]}."
             raise click.UsageError(f"No such {self.noun} {name!r}. {advice}", ctx)
         return super().resolve_command(ctx, args)
 
@@ -86,21 +88,9 @@ class Group(click.Group):
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write a sentence about each command."""
-        found = [(name, each.get_short_help_str(limit=200)) for name, each in self._shown(ctx)]
-        with formatter.section(f"{self.noun.capitalize()}s"):
-            formatter.write_dl(found)
-
-    def names(self, ctx: click.Context) -> list[str]:
-        """Return the names to choose from."""
-        return [name for name, _ in self._shown(ctx)]
-
-    def _shown(self, ctx: click.Context) -> list[tuple[str, click.Command]]:
         found = [(name, self.get_command(ctx, name)) for name in self.list_commands(ctx)]
-        return [(name, each) for name, each in found if each is not None and not each.hidden]
-
-
-def _any_of(names: Sequence[str]) -> str:
-    return f"{', '.join(names[:-1])} or {names[-1]}"
+        with formatter.section(f"{self.noun.capitalize()}s"):
+            formatter.write_dl([(n, each.get_short_help_str(200)) for n, each in found if each])
 
 
 def _write_options(
@@ -458,12 +448,12 @@ def is_batch_option(name: str) -> bool:
     return any(param.name == name for param in command.params)
 
 
-# (flags, field of Session, help)
-_SESSION_FLAGS = (
-    (("--json",), "as_json", "Print one JSON document on stdout."),
-    (("-q", "--quiet"), "quiet", "Show no progress on stderr."),
-    (("--debug",), "debug", "Show a traceback with an error (also GNNSTORE_DEBUG=1)."),
-)
+# By field of Session: flags, and help.
+_SESSION_FLAGS = {
+    "as_json": (("--json",), "Print one JSON document on stdout."),
+    "quiet": (("-q", "--quiet"), "Show no progress on stderr."),
+    "debug": (("--debug",), "Show a traceback with an error (also GNNSTORE_DEBUG=1)."),
+}
 
 
 def session_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -474,10 +464,10 @@ def session_options(command: Callable[..., Any]) -> Callable[..., Any]:
             is_flag=True,
             is_eager=True,  # so that a bad value of another option is reported in kind
             expose_value=False,
-            callback=_setter(field),
+            callback=partial(_remember, field),
             help=text,
         )
-        for names, field, text in _SESSION_FLAGS
+        for field, (names, text) in _SESSION_FLAGS.items()
     )
 
     @click.pass_obj
@@ -495,10 +485,6 @@ def session_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return section(GENERAL, *flags)(with_session)
 
 
-def _setter(field: str) -> Callable[[click.Context, click.Parameter, bool], None]:
-    def remember(ctx: click.Context, _param: click.Parameter, value: bool) -> None:
-        session = ctx.find_object(Session)
-        if value and session is not None:
-            setattr(session, field, True)
-
-    return remember
+def _remember(field: str, ctx: click.Context, _param: click.Parameter, value: bool) -> None:
+    if value and (session := ctx.find_object(Session)) is not None:
+        setattr(session, field, True)

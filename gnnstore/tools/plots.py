@@ -125,9 +125,8 @@ def draw_profile(profile: DeviceProfile, file: Path) -> Path:
     legend_below(figure, reads)
     cached = "" if profile.is_direct else ", through the page cache"
     title = f"{profile.mount_point} ({profile.filesystem_type}, {profile.device}), read by "
-    return save_picture(
-        figure, file, f"{title}{profile.engine}{cached}, {profile.measured_at[:10]}"
-    )
+    title += f"{profile.engine}{cached}, {profile.measured_at[:10]}"
+    return save_picture(figure, file, title)
 
 
 def draw_load(document: Mapping[str, Any], file: Path) -> Path:
@@ -149,10 +148,7 @@ def draw_load(document: Mapping[str, Any], file: Path) -> Path:
         if item["times_baseline"] is not None and item["strategy"] != BASELINE:
             text += f", {item['times_baseline']:.1f} x as fast as {BASELINE}"
         stages = item["stages"]
-        longest = max(
-            (stage for stage in stages if stage != "other"), key=lambda name: stages[name]
-        )
-        if stages[longest]:
+        if stages[longest := max(STAGES[:-1], key=stages.__getitem__)]:
             text += f", {stages[longest] / sum(stages.values()):.0%} {longest}"
         by: dict[str, Any] = {"xytext": (4, 0), "textcoords": "offset points"}
         axes.annotate(text, (end, place), va="center", fontsize=9, **by)
@@ -163,14 +159,13 @@ def draw_load(document: Mapping[str, Any], file: Path) -> Path:
     legend_below(figure, axes, fontsize=9, ncols=4)
     device, limit = document["device"], document["limit"]
     memory = f"memory for {limit['share']:.0%} of {format_size(document['feature_bytes'])}"
-    return save_picture(
-        figure,
-        file,
+    title = (
         f"{Path(document['store']).name}: {document['epoch_batches']} batches of "
         f"{document['batch_size']} seeds, {memory if limit['cgroup'] else 'no memory limit'}; "
         f"disk: {median(device['random_reads_per_second']) / 1e3:.0f} k random reads per second, "
-        f"{format_size(median(device['bytes_per_second']))}/s in order",
+        f"{format_size(median(device['bytes_per_second']))}/s in order"
     )
+    return save_picture(figure, file, title)
 
 
 # Dashes are for grey print, and for lines that lie on one another.
@@ -218,18 +213,6 @@ def draw_packed(name: str, rows: PackedRowCounts, file: Path) -> Path:
     return save_picture(figure, file, f"{title}{missed:.1%} of the rows missed")
 
 
-# What a line of the legend adds to a strategy's name.
-_MEANINGS = {
-    "memory": "everything is loaded once",
-    "mmap": "the system reads a page when it is touched",
-    "direct": "no cache, each row is read",
-    "static-degree": "the cache holds nodes with most edges",
-    "static-frequency": "the cache holds rows that are needed most often",
-    "belady": "the cache holds rows that are needed again soonest",
-    "packed": "as belady, and missed rows are gathered in one pass",
-    "packed-epochs": "as packed, by 'gnnstore pack' before training",
-    "lru": "the least recently used row leaves the cache (other systems)",
-}
 # The strategy that caches rows by a policy, if it has another name.
 _STRATEGY_OF = {"degree": "static-degree", "frequency": "static-frequency"}
 
@@ -253,7 +236,7 @@ def _styles(names: Iterable[str]) -> dict[str, dict[str, Any]]:
             "color": look.colour,
             "marker": look.marker,
             "markersize": 5,
-            "label": f"{name}: {_MEANINGS[name]}" if name in _MEANINGS else name,
+            "label": name,
         }
         for name, look in looks_of(names).items()
     }
