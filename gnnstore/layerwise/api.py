@@ -42,7 +42,7 @@ from gnnstore.formats.container.workdir import (
     rows_path,
 )
 from gnnstore.graph.store import GraphStore
-from gnnstore.layerwise.models.layers import Layer, describe, evaluating, read_layers
+from gnnstore.layerwise.layers import Layer, describe, evaluating, read_layers
 from gnnstore.layerwise.plan import check_dtype
 from gnnstore.layerwise.result import ARRAY_NAME, Embeddings, open_embeddings
 from gnnstore.layerwise.run import InferenceRun, check_input

@@ -1,15 +1,18 @@
 """Blocks made from a store: consecutive nodes, as many as memory allows, and their in-neighbours.
 
 The graph is read in order, a piece at a time. A set of one bit a node counts the distinct
-in-neighbours of the pieces so far, so that a block grows until its rows fill its memory; then the
-rows are read, near ones together. The larger blocks are, the fewer rows are read more than once,
-and the closer the reads are to one pass in order.
+in-neighbours of the pieces so far, so that a block grows until its rows fill its memory. The blocks
+of a group are found first, then their rows are packed in one pass over the table, and then they are
+made one by one. The larger blocks are, the fewer rows are read more than once.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,16 +21,134 @@ import torch
 from torch import Tensor
 
 from gnnstore import _core
-from gnnstore.layerwise.graph import LISTED_BYTES, GraphReader
-from gnnstore.layerwise.memory import NODES, TARGETS, BlockLimits
-from gnnstore.layerwise.models.block import Block
-from gnnstore.layerwise.packing import BlockPacker
-from gnnstore.layerwise.rows import Arena, KeptRows, RowReader
+from gnnstore._core import ReadCounts, empty, pool_trim
+from gnnstore.errors import CorruptStoreError
+from gnnstore.features.source import RowSource
+from gnnstore.formats.arrays.dtypes import id_dtype
+from gnnstore.graph.indices import IndexRows
+from gnnstore.layerwise.calls import Block, DegreeNorm
+from gnnstore.layerwise.plan import NODES, TARGETS, BlockLimits
+from gnnstore.layerwise.rows import KeptRows, PackedRows, TableReader
+from gnnstore.threads import CancelledError, Flag, Workers
 
-# A block is complete when it would grow by less than this share: small reads are not worth it.
+# The set of a block's nodes is listed in parts of this many bytes: 131,072 nodes.
+LISTED_BYTES = 1 << 14
+# A block is complete when it would grow by less than this share: small pieces are not worth it.
 _LEAST_GROWTH = 1 / 64
+_MAX_BLOCKS = 1024
+# The share of the memory of a block that is made for rows that are to be written together.
+_PENDING_SHARE = 4
 
-Words = npt.NDArray[np.uint64]
+
+class GraphReader:
+    """The edges of a store, read in the order of their targets."""
+
+    def __init__(
+        self,
+        indptr: IndexRows,
+        indices: IndexRows | None,
+        edge_data: Mapping[str, RowSource],
+        path: str,
+        *,
+        piece: int,  # edges that are read at a time
+        workers: Workers,
+    ) -> None:
+        self.piece = piece
+        self.num_nodes = indptr.num_edges - 1
+        self.num_edges = 0 if indices is None else indices.num_edges
+        # Targets that are looked at together: about as many as have the edges of a piece.
+        self.window = min(piece, max(1, piece * self.num_nodes // max(1, self.num_edges)))
+        self._indptr, self._indices, self._edge_data = indptr, indices, edge_data
+        self._path = path
+        self._workers = workers
+        self._counts = ReadCounts()
+
+    @property
+    def bytes_read(self) -> int:
+        """Bytes read so far."""
+        readers = [reader for reader in (self._indptr, self._indices) if reader is not None]
+        return sum((one.counts for one in readers), self._counts).bytes_read
+
+    def begins(self, first: int, last: int) -> npt.NDArray[np.int64]:
+        """Return the begins of the edges into nodes first ... last - 1, and the end of the last."""
+        (begins,) = self._workers.run([partial(self._indptr.read, first, last + 1)])
+        if begins[0] < 0 or begins[-1] > self.num_edges or (np.diff(begins) < 0).any():
+            raise self._damaged(
+                f"the edges of nodes {first} to {last} do not follow one another in 'indptr'"
+            )
+        return begins
+
+    def sources(self, begin: int, end: int) -> Iterator[npt.NDArray[np.int64]]:
+        """Yield the sources of some edges, a piece at a time."""
+        for at in range(begin, end, self.piece):
+            assert self._indices is not None  # noqa: S101 - there are edges
+            read = partial(self._indices.read, at, min(at + self.piece, end))
+            (sources,) = self._workers.run([read])
+            if int(sources.min()) < 0 or int(sources.max()) >= self.num_nodes:
+                raise self._damaged(f"edges {at} to {at + len(sources)} come from unknown nodes")
+            yield sources.astype(np.int64)
+
+    def data(self, name: str, begin: int, end: int) -> npt.NDArray[Any]:
+        """Return data of some edges, writable."""
+        positions = np.arange(begin, end, dtype=np.int64)
+        (rows,) = self._workers.run([partial(self._edge_data[name].gather, positions)])
+        self._counts += rows.counts
+        return np.require(rows.values, requirements="W")
+
+    def pieces(self) -> Iterator[tuple[int, npt.NDArray[np.int64]]]:
+        """Yield pieces of the graph in order: the first target, and the begins of the edges."""
+        first = 0
+        while first < self.num_nodes:
+            begins = self.begins(first, min(first + self.window, self.num_nodes))
+            last = max(1, int(np.searchsorted(begins, begins[0] + self.piece, "right")) - 1)
+            yield first, begins[: last + 1]
+            first += last
+
+    def count_sources(self, advance: Callable[[int], None]) -> npt.NDArray[np.uint32]:
+        """Count the edges out of each node, in one pass: uint32 [N]."""
+        counts = np.zeros(self.num_nodes, np.uint32)
+        for _, begins in self.pieces():
+            for sources in self.sources(int(begins[0]), int(begins[-1])):
+                _core.count_ids(sources, counts)
+            advance(len(begins) - 1)
+        return counts
+
+    def find_hub(self) -> tuple[int, int]:
+        """Return the node with the most in-neighbours, and their number."""
+        hub = (0, 0)
+        for first in range(0, self.num_nodes, self.piece):
+            degrees = np.diff(self.begins(first, min(first + self.piece, self.num_nodes)))
+            at = int(degrees.argmax())
+            hub = max(hub, (first + at, int(degrees[at])), key=lambda one: one[1])
+        return hub
+
+    def degree_scale(
+        self, norm: DegreeNorm, dtype: torch.dtype, advance: Callable[[int], None]
+    ) -> Tensor:
+        """Compute 1 / sqrt(degree) of all nodes, in one pass over the edges: [N] of some type."""
+        scale = torch.empty(self.num_nodes, dtype=dtype)
+        for first, begins in self.pieces():
+            num_targets, begin, end = len(begins) - 1, int(begins[0]), int(begins[-1])
+            found = [np.empty(0, np.int64), *self.sources(begin, end)]
+            sources = torch.from_numpy(np.concatenate(found)).sub_(first)
+            # Of its source only matters whether it is the target itself.
+            sources[(sources < 0) | (sources >= num_targets)] = num_targets
+            edges = {}
+            if norm.weight_name is not None:
+                weights = torch.from_numpy(self.data(norm.weight_name, begin, end))
+                edges[norm.weight_name] = weights.to(dtype)
+            rows = torch.empty(num_targets + 1, 0, dtype=dtype)
+            block = Block(rows, torch.from_numpy(begins - begin), sources, edges)
+            scale[first : first + num_targets] = norm.scale(block)
+            advance(num_targets)
+        return scale
+
+    def _damaged(self, what: str) -> CorruptStoreError:
+        return CorruptStoreError(
+            f"{self._path}: the graph is damaged: {what}; run 'gnnstore verify' on the store, or "
+            "convert the graph again",
+            path=self._path,
+        )
 
 
 class BlockMaker:
@@ -36,209 +157,202 @@ class BlockMaker:
     def __init__(
         self,
         graph: GraphReader,
-        rows: RowReader,
+        table: TableReader,
         limits: BlockLimits,
-        packer: BlockPacker,
+        kept: KeptRows | None,  # of a layer that sums rows
         *,
-        kept: KeptRows | None = None,
-        scale: Tensor | None = None,
+        scale: Tensor | None,
+        directory: Path,
+        disk_bytes: Callable[[], int],
     ) -> None:
         self.limits = limits
-        self.packer = packer
-        self._rows = rows
-        self._graph = graph
-        self._plan = rows.plan
-        self._scale = scale
+        self.bytes_packed = self.bytes_unpacked = 0  # that were written, and read again
+        self.stop = Flag()  # if set, packing ends soon, and making blocks fails
+        self.graph = graph
+        self.table = table
+        self._call = table.plan.call
         self._kept = kept
-        # Of the block that is made, and of the one on which the layer runs.
-        self._arenas = [Arena() for _ in range(2 if limits.is_ahead else 1)]
-        # Whether rows that are kept are used where they are; else they are copied.
-        self._is_in_front = kept is not None and rows.plan.call.sums
+        self._keeps_all = kept is not None and kept.is_all
+        self._scale = scale
         self._kept_scale = None
-        if kept is not None and self._is_in_front and scale is not None:
+        if kept is not None and scale is not None:
             self._kept_scale = scale[torch.from_numpy(kept.nodes)]
-        num_words = -(-graph.num_nodes // 64) if rows.plan.call.needs_edges else 0
-        self._words: Words = np.zeros(num_words, np.uint64)
+        self._directory = directory
+        self._disk_bytes = disk_bytes
+        self._making = int(limits.shares[0])
+        self._id_bytes = int(limits.shares[1]) if limits.is_ahead else self._making // 2
+        self._words = np.zeros(-(-graph.num_nodes // 64), np.uint64)
 
-    def blocks(self, first: int) -> Iterator[tuple[int, Block]]:
-        """Make the blocks of all nodes from `first` on, with the first target of each."""
-        make = self._make if self._plan.call.needs_edges else self._make_without_edges
-        while first < self._graph.num_nodes:
-            made = [make(first)]
-            first += made[0].num_targets
-            yield first - made[0].num_targets, made.pop()  # only the caller refers to it
+    def blocks(self, first: int) -> Iterator[tuple[int, Block, Tensor | None]]:
+        """Make the blocks of all nodes from `first` on: first target, block, see `complete`."""
+        num_nodes = self.graph.num_nodes
+        while first < num_nodes:
+            if not self._call.needs_edges:
+                last = min(first + max(1, self.limits.most(NODES + TARGETS)), num_nodes)
+                yield first, self._without_edges(first, last), None
+                first = last
+                continue
+            bounds, wanted = self._outline_group(first)
+            with closing(self._pack(wanted)) as packed:
+                del wanted
+                for number, (begin, last) in enumerate(bounds):
+                    yield begin, *self._make(begin, last, number, packed)
+            first = last
 
-    def complete(self, block: Block) -> Block:
+    def complete(self, block: Block, others: Tensor | None) -> Block:
         """Return a block with all its rows, when the layer is about to run on it."""
-        return block if self._kept is None else self._kept.in_front(block)
+        if self._kept is None or others is None:
+            return block
+        return self._kept.in_front(block, others)
 
-    def _make(self, first: int) -> Block:
-        graph, kind = self._graph, self._plan.kind
-        packed_until = self.packer.find(first, self._outline)
-        begins, pieces = self._grow(first, packed_until)
-        num_targets, begin, end = len(begins) - 1, int(begins[0]), int(begins[-1])
-        last = first + num_targets
-        others, copied = self._others(first, last)
-        ids, copied_ids = _listed(others), _listed(copied)
-        # Rows of the targets; others; copies of kept ones: together, or kept ones stay in place.
-        num_rows = num_targets if self._is_in_front else num_targets + len(ids) + len(copied_ids)
-        arena = self._next_arena(end - begin, num_rows, len(ids) if self._is_in_front else 0)
-        numbered = arena.take((end - begin,), torch.int64)
-        x = arena.take((num_rows, kind.width), kind.dtype)
-        rest = x[num_targets : num_targets + len(ids)]
-        if self._is_in_front:
-            rest = arena.take((len(ids), self._plan.source_width), kind.dtype)
-        self._number(numbered.numpy(), pieces, (first, last), others, copied)
-        edges = {
-            name: torch.from_numpy(graph.data(name, begin, end)).to(kind.dtype)
-            for name in self._plan.call.takes
-        }
-        self._rows.read_range(first, x[:num_targets])
-        if packed_until is None:
-            self._rows.read_ids(ids, rest)
-        else:
-            self.packer.read(first, rest)
-        if len(copied_ids):
-            assert self._kept is not None  # noqa: S101 - it has these rows
-            self._kept.copy(copied_ids, x[num_targets + len(ids) :])
-        scale = None
-        if self._scale is not None:
-            nodes = np.concatenate([np.arange(first, last), ids, copied_ids])
-            scale = self._scale[torch.from_numpy(nodes)]
-            if self._kept_scale is not None:
-                scale = torch.cat([scale, self._kept_scale])
-        return Block(
-            x,
-            torch.from_numpy(begins - begin),
-            numbered,
-            edges,
-            scale,
-            others=rest if self._is_in_front else None,
-        )
-
-    def _outline(self, first: int) -> tuple[int, npt.NDArray[np.int64]]:
-        """Return the end of a block, and the ids of its rows that are read for it alone."""
-        self._arenas[0].clear()  # ids, and rows to be packed, take its place
-        begins, _ = self._grow(first, None)
-        last = first + len(begins) - 1
-        return last, _listed(self._others(first, last)[0])
-
-    def _make_without_edges(self, first: int) -> Block:
-        kind = self._plan.kind
-        num_rows = min(max(1, self.limits.most(NODES + TARGETS)), self._graph.num_nodes - first)
-        arena = self._next_arena(0, num_rows, 0)
-        x = arena.take((num_rows, kind.width), kind.dtype)
-        self._rows.read_range(first, x)
-        no_edges = torch.zeros(num_rows + 1, dtype=torch.int64)
-        return Block(x, no_edges, torch.empty(0, dtype=torch.int64))
-
-    def _next_arena(self, num_edges: int, num_rows: int, num_sources: int) -> Arena:
-        """Return the memory that the block before the last one has left."""
-        self._arenas.append(self._arenas.pop(0))
-        plan, arena = self._plan, self._arenas[-1]
-        num_bytes = 8 * num_edges + num_rows * plan.kind.row_bytes + num_sources * plan.source_bytes
-        # Sources as stored, lists of ids and the like are there as well.
-        others = 8 * (num_edges + num_rows + num_sources)
-        arena.begin(num_bytes, self.limits.making - others if self.limits.is_ahead else 0)
-        return arena
-
-    def _grow(
-        self, first: int, last: int | None
-    ) -> tuple[npt.NDArray[np.int64], list[npt.NDArray[Any]]]:
-        """Add targets while they fit, or up to `last`; mark them and their in-neighbours."""
-        graph = self._graph
-        self._words[:] = 0
-        begins = [graph.begins(first, first)]
-        pieces: list[npt.NDArray[Any]] = []
-        size = (0, 0, 0)  # edges, nodes, targets
-        until = self._graph.num_nodes if last is None else last
-        while (at := first + size[2]) < until:
-            window = graph.begins(at, min(at + graph.piece.targets, until))
-            edges = window[1:] - window[0]
-            most = max(1, int(np.searchsorted(edges, graph.piece.edges, "right")))
-            taken = most if last is not None else self._num_fitting(edges[:most], size)
-            # Of a node alone, few in-neighbours may be new rows.
-            taken = taken or int(at == first)
-            grown = int(edges[taken - 1]) + taken if taken else 0
-            is_small = grown < _LEAST_GROWTH * (size[0] + size[2]) and at + taken < until
-            if not taken or (last is None and is_small):
+    def _outline_group(self, first: int) -> tuple[list[tuple[int, int]], list[npt.NDArray[Any]]]:
+        """Find blocks whose rows are packed together: first and last node, ids of other rows."""
+        dtype, row_bytes = id_dtype(self.graph.num_nodes), self.table.plan.packed_bytes
+        room, total = self._disk_bytes(), 0
+        bounds: list[tuple[int, int]] = []
+        wanted: list[npt.NDArray[Any]] = []
+        pool_trim(0)  # ids, and rows to be packed, take the place of a block
+        while first < self.graph.num_nodes and len(bounds) < _MAX_BLOCKS:
+            if self.stop.is_set():
+                raise CancelledError("blocks are no longer needed")
+            last = self._grow(first)
+            ids = _listed(self._words)
+            total += len(ids)
+            if bounds and (total * dtype.itemsize > self._id_bytes or total * row_bytes > room):
                 break
-            sources = graph.sources(int(window[0]), int(window[taken]))
-            self._mark(sources, at, at + taken)
-            pieces.append(sources)
-            begins.append(window[1 : taken + 1])
-            num_nodes = int(_core.bitmap_count(self._words)[1])
-            size = (size[0] + int(edges[taken - 1]), num_nodes, size[2] + taken)
-        return np.concatenate(begins), pieces
+            bounds.append((first, last))
+            wanted.append(ids.astype(dtype))
+            first = last
+        # Of the first group, no block exists as yet; later the layer runs on one meanwhile.
+        self._id_bytes = self._making // 2
+        return bounds, wanted
 
-    def _num_fitting(self, edges: npt.NDArray[np.int64], size: tuple[int, int, int]) -> int:
-        """Return the number of targets that still fit; `edges` are those of the first 1, 2, ..."""
+    def _grow(self, first: int) -> int:
+        """Add targets while they fit; return the last, with the other rows of the block marked."""
+        graph = self.graph
+        self._words[:] = 0
+        size = (0, 0, 0)  # edges, nodes, targets
+        while (at := first + size[2]) < graph.num_nodes:
+            begins = graph.begins(at, min(at + graph.window, graph.num_nodes))
+            ends = begins[1:] - begins[0]
+            most = max(1, int(np.searchsorted(ends, graph.piece, "right")))
+            # Of a node alone, few in-neighbours may be new rows.
+            taken = self._num_fitting(ends[:most], size) or int(at == first)
+            grown = int(ends[taken - 1]) + taken if taken else 0
+            is_small = grown < _LEAST_GROWTH * (size[0] + size[2])
+            if not taken or (is_small and at + taken < graph.num_nodes):
+                break
+            end = int(begins[0] if self._keeps_all else begins[taken])
+            for sources in graph.sources(int(begins[0]), end):
+                bits = None if self._kept is None else self._kept.index[0]
+                rest: Any = sources if bits is None else _core.drop_pinned(bits, sources)
+                _core.bitmap_mark(self._words, rest)
+            _core.bitmap_mark(self._words, np.arange(at, at + taken, dtype=np.int64))
+            num_nodes = int(_core.bitmap_count(self._words)[1])
+            size = (size[0] + int(ends[taken - 1]), num_nodes, size[2] + taken)
+        last = first + size[2]
+        begin, end = first // 64, -(-last // 64)
+        own = np.unpackbits(self._words[begin:end].view(np.uint8), bitorder="little")
+        own[first - 64 * begin : last - 64 * begin] = 0
+        self._words[begin:end] = np.packbits(own, bitorder="little").view(np.uint64)
+        return last
+
+    def _num_fitting(self, ends: npt.NDArray[np.int64], size: tuple[int, int, int]) -> int:
+        """Return the number of targets that still fit; `ends` are the edges of the first 1, 2..."""
 
         def is_too_large(number: int) -> bool:
-            more = int(edges[number])
+            more = int(ends[number])
             # Each edge may bring a new node.
-            num_nodes = min(size[1] + more + number + 1, self._graph.num_nodes)
+            new = 0 if self._keeps_all else more
+            num_nodes = min(size[1] + new + number + 1, self.graph.num_nodes)
             return not self.limits.admits((size[0] + more, num_nodes, size[2] + number + 1))
 
-        return bisect_left(range(len(edges)), True, key=is_too_large)
+        return bisect_left(range(len(ends)), True, key=is_too_large)
 
-    def _mark(self, sources: npt.NDArray[Any], first: int, last: int) -> None:
+    def _pack(self, wanted: list[npt.NDArray[Any]]) -> PackedRows:
+        """Pack the rows of a group, and fill those that are kept the first time."""
+        max_pending = self._making // _PENDING_SHARE // self.table.plan.packed_bytes
+        packed = PackedRows(self.table, wanted, self._directory, max_pending)
+        kept = None if self._kept is None or self._kept.is_filled else self._kept
         try:
-            sources = np.ascontiguousarray(sources)
-            if len(sources) and int(sources.max()) >= self._graph.num_nodes:
-                raise IndexError(f"the id {int(sources.max())} is out of range")
-            if self._is_in_front:
-                assert self._kept is not None  # noqa: S101 - see above
-                sources = _core.drop_pinned(self._kept.index[0], sources)
-            _core.bitmap_mark(self._words, sources.astype(np.int64, copy=False))
-        except IndexError as error:
-            raise self._graph.damaged(error) from error
-        _core.bitmap_mark(self._words, np.arange(first, last, dtype=np.int64))
+            packed.fill(kept, self.stop)
+        except BaseException:
+            packed.close()
+            raise
+        if kept is not None:
+            kept.is_filled = True
+        self.bytes_packed += packed.bytes_written
+        return packed
 
-    def _others(self, first: int, last: int) -> tuple[Words, Words]:
-        """Return the sets of the block's other rows: those to read, and those to copy."""
-        begin, end = first // 64, -(-last // 64)
-        bits = np.unpackbits(self._words[begin:end].view(np.uint8), bitorder="little")
-        bits[first - 64 * begin : last - 64 * begin] = 0
-        self._words[begin:end] = np.packbits(bits, bitorder="little").view(np.uint64)
-        if self._kept is None or self._is_in_front:
-            return self._words, self._words[:0]
-        return self._words & ~self._kept.index[0], self._words & self._kept.index[0]
+    def _make(
+        self, first: int, last: int, number: int, packed: PackedRows
+    ) -> tuple[Block, Tensor | None]:
+        graph, call, num_targets = self.graph, self._call, last - first
+        ids = packed.ids(number).astype(np.int64)
+        begins = graph.begins(first, last)
+        begin, end = int(begins[0]), int(begins[-1])
+        num_own = num_targets if call.sums else num_targets + len(ids)
+        num_bytes = 8 * (end - begin) + num_own * call.kind.row_bytes
+        num_bytes += len(ids) * call.source_bytes * call.sums
+        # What blocks before have left is used again, as far as there is room for both.
+        pool_trim(max(0, self._making - num_bytes) if self.limits.is_ahead else 0)
+        sources = torch.from_numpy(empty((end - begin,), np.int64))
+        x = self._rows(num_own, call.kind.width)
+        others = self._rows(len(ids), call.source_width) if call.sums else x[num_targets:]
+        self._number(sources.numpy(), (first, last), (begin, end), ids)
+        edges = {
+            name: torch.from_numpy(graph.data(name, begin, end)).to(call.kind.dtype)
+            for name in call.takes
+        }
+        self.table.read(first, x[:num_targets])
+        self.bytes_unpacked += packed.read(number, others)
+        scale = None
+        if self._scale is not None:
+            scale = self._scale[torch.from_numpy(np.concatenate([np.arange(first, last), ids]))]
+            if self._kept_scale is not None:
+                scale = torch.cat([scale, self._kept_scale])
+        block = Block(x, torch.from_numpy(begins - begin), sources, edges, scale)
+        return block, others if call.sums else None
+
+    def _without_edges(self, first: int, last: int) -> Block:
+        pool_trim(0)
+        x = self._rows(last - first, self._call.kind.width)
+        self.table.read(first, x)
+        no_edges = torch.zeros(last - first + 1, dtype=torch.int64)
+        return Block(x, no_edges, torch.empty(0, dtype=torch.int64))
+
+    def _rows(self, number: int, width: int) -> Tensor:
+        """Return room for rows, in memory of the pool."""
+        dtype = self._call.kind.dtype
+        return torch.from_numpy(empty((number, width), f"i{dtype.itemsize}")).view(dtype)
 
     def _number(
         self,
-        numbered: npt.NDArray[np.int64],
-        pieces: list[npt.NDArray[Any]],
+        out: npt.NDArray[np.int64],
         targets: tuple[int, int],
-        others: Words,
-        copied: Words,
+        edges: tuple[int, int],
+        ids: npt.NDArray[np.int64],
     ) -> None:
         """Find the row of each edge's source: targets, then the others by id, then kept ones."""
         first, last = targets
-        ranks, num_others = _core.bitmap_count(others)
-        copied_ranks, num_before = _core.bitmap_count(copied)[0], last - first + num_others
+        self._words[:] = 0
+        _core.bitmap_mark(self._words, ids)
+        ranks = _core.bitmap_count(self._words)[0]
         at = 0
-        pieces.reverse()
-        while pieces:
-            piece = np.ascontiguousarray(pieces.pop(), np.int64)
-            out = numbered[at : at + len(piece)]
+        for piece in self.graph.sources(*edges):
+            part = out[at : at + len(piece)]
             at += len(piece)
             is_own = (piece >= first) & (piece < last)
             is_other = ~is_own
             if self._kept is not None:
                 slots = _core.find_slots(*self._kept.index, piece)
-                if self._is_in_front:
-                    np.add(slots, num_before, out=out)
-                else:
-                    is_copy = is_other & (slots >= 0)
-                    copies = _core.bitmap_rank(copied, copied_ranks, piece[is_copy])
-                    out[is_copy] = copies + num_before
+                np.add(slots, last - first + len(ids), out=part)
                 is_other &= slots < 0
-            np.subtract(piece, first, out=out, where=is_own)
-            out[is_other] = _core.bitmap_rank(others, ranks, piece[is_other]) + (last - first)
+            np.subtract(piece, first, out=part, where=is_own)
+            part[is_other] = _core.bitmap_rank(self._words, ranks, piece[is_other]) + last - first
 
 
-def _listed(words: Words) -> npt.NDArray[np.int64]:
+def _listed(words: npt.NDArray[np.uint64]) -> npt.NDArray[np.int64]:
     """Return the ids in a set, ascending."""
     nodes = np.empty(int(_core.bitmap_count(words)[1]), np.int64)
     at = 0

@@ -1,15 +1,18 @@
-"""The rows of a block: those kept in memory, and those that are read.
+"""The rows of blocks: those of targets, those kept in memory, and those packed for each block.
 
-Rows that lie one behind the other on disk are read straight to their places in the block: copying
-them from staging memory is a fifth of the processor time of a cheap layer.
+The in-neighbours of a block lie anywhere in the table, and reading them one by one is limited by a
+disk's reads per second. So the table is read once in order for a group of blocks: rows to keep go
+to memory, those that blocks need besides to a file, from which each block then reads its own.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
+import tempfile
+from collections import defaultdict, deque
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,88 +21,38 @@ import torch
 from torch import Tensor
 
 from gnnstore import _core
-from gnnstore._core import ReadCounts, empty, pool_trim
+from gnnstore._core import ReadCounts
+from gnnstore.disk.spool import guarded
+from gnnstore.errors import storage_error
 from gnnstore.features.source import RowSource
+from gnnstore.formats.arrays.dtypes import STORAGE_DTYPES, id_dtype
 from gnnstore.graph.arrays import as_tensor
-from gnnstore.layerwise.models.block import Block
+from gnnstore.layerwise.calls import Block
 from gnnstore.layerwise.plan import LayerPlan
-from gnnstore.threads import Workers
+from gnnstore.threads import CancelledError, Flag, Workers
 
-# A part of a block's rows is sorted by place before it is read, with 16 bytes a row.
-_MAX_PART_ROWS = 1 << 18
 _BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
-_PAGE_BYTES = 4096
 # Parts of the table that are in memory in a pass over it.
-NUM_PARTS = 3
+_NUM_PARTS = 3
 
 
-class Arena:
-    """Memory for a block, which is used again: the system clears fresh memory first."""
-
-    def __init__(self) -> None:
-        self._bytes = np.empty(0, np.uint8)
-        self._at = 0
-
-    def begin(self, num_bytes: int, max_bytes: int) -> None:
-        """Make room for the arrays of a block; what earlier blocks used stays up to a limit."""
-        num_bytes += 8 * _PAGE_BYTES
-        if not num_bytes <= len(self._bytes) <= max(num_bytes, max_bytes):
-            self.clear()
-            self._bytes = empty((num_bytes,), np.uint8)
-        self._at = 0
-
-    def clear(self) -> None:
-        """Return the memory to the system."""
-        self._bytes = np.empty(0, np.uint8)
-        pool_trim(0)
-
-    def take(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """Return the next part of it as a tensor, which begins at a page."""
-        begin, num_bytes = self._at, math.prod(shape) * dtype.itemsize
-        self._at += -(-num_bytes // _PAGE_BYTES) * _PAGE_BYTES
-        return torch.from_numpy(self._bytes[begin : begin + num_bytes]).view(dtype).view(shape)
+def part_rows(plan: LayerPlan, part_bytes: int) -> int:
+    """Return the number of rows in a part, the unit of reading."""
+    return max(1, part_bytes // plan.call.kind.stored_bytes)
 
 
-class KeptRows:
-    """Rows that stay in memory for a layer, as it sums them, in the order of their ids."""
-
-    def __init__(
-        self, nodes: npt.NDArray[np.int64], num_nodes: int, plan: LayerPlan, num_front: int
-    ) -> None:
-        self._plan = plan
-        self._num_front = num_front  # rows of the largest block that come before the kept ones
-        # Which nodes, and where each one's row is: see `_core.find_slots`.
-        self.index = _core.index_nodes(nodes, num_nodes)
-        self.nodes = nodes
-        # Pages in front take memory once a block has filled them.
-        self._rows = torch.empty(num_front + len(nodes), plan.source_width, dtype=plan.kind.dtype)
-        self.rows = self._rows[num_front:]
-
-    def fill(self, first: int, sources: Tensor) -> None:
-        """Keep those of some rows in order, as the layer sums them, that belong here."""
-        begin, end = np.searchsorted(self.nodes, [first, first + len(sources)])
-        chosen = torch.from_numpy(self.nodes[begin:end] - first)
-        torch.index_select(sources, 0, chosen, out=self.rows[begin:end])
-
-    def copy(self, ids: npt.NDArray[np.int64], out: Tensor) -> None:
-        """Copy rows that are kept."""
-        slots = torch.from_numpy(_core.find_slots(*self.index, ids))
-        torch.index_select(self.rows, 0, slots, out=out)
-
-    def in_front(self, block: Block) -> Block:
-        """Return a block whose rows are those of its targets, others, and all that are kept."""
-        others = block.others
-        if others is None:  # it has copies
-            return block
-        own, num_rows = block.x, block.num_targets + len(others)
-        x = self._rows[self._num_front - num_rows :]
-        x[: block.num_targets] = self._plan.call.as_sources(own)
-        x[block.num_targets : num_rows] = others
-        return replace(block, x=x, own=own if self._plan.call.projection else None, others=None)
+def reading_bytes(plan: LayerPlan, part_bytes: int, num_readers: int) -> int:
+    """Return the bytes for parts of a table in a pass over it, and for those of blocks."""
+    call, kind = plan.call, plan.call.kind
+    converted = 0 if kind.is_as_stored else kind.stored_bytes + 2 * kind.row_bytes
+    mapped = 0 if call.map_name is None else call.source_bytes
+    reading = num_readers * (plan.packed_bytes + converted)
+    in_pass = (_NUM_PARTS + 1) * kind.stored_bytes + converted + mapped + plan.packed_bytes
+    return part_rows(plan, part_bytes) * (reading + in_pass)
 
 
-class RowReader:
-    """Reads rows of a layer's input, converted for the layer. Not thread-safe."""
+class TableReader:
+    """Reads rows of a layer's input in order, converted for the layer. Not thread-safe."""
 
     def __init__(
         self,
@@ -109,52 +62,55 @@ class RowReader:
         workers: Workers,
         factors: Tensor | None,  # of the columns
     ) -> None:
-        self.source = source
         self.plan = plan
         self.workers = workers
         self.part_rows = part_rows(plan, part_bytes)
-        self._kind = plan.kind
-        self._factors = factors
+        self.num_rows = source.num_rows
         self.counts = ReadCounts()
+        self._source = source
+        self._factors = factors
 
-    def read_range(self, first: int, x: Tensor) -> None:
-        """Read the rows of consecutive nodes."""
-        self._in_parts(lambda part: self._read_range(first + part.start, x[part]), len(x))
-
-    def read_ids(self, ids: npt.NDArray[Any], sources: Tensor) -> None:
-        """Read rows as the layer sums them."""
-        self._in_parts(lambda part: self._read_ids(ids[part], sources[part]), len(ids))
-
-    def stored_range(self, first: int, last: int) -> tuple[npt.NDArray[Any], ReadCounts]:
-        """Read the rows of consecutive nodes as they are stored. Thread-safe."""
-        rows = self.source.spec.empty(last - first)
-        return rows, self.source.read_range(first, rows)
-
-    def converted(self, rows: npt.NDArray[Any]) -> Tensor:
-        """Return stored rows in the layer's type."""
-        tensor = as_tensor(np.require(rows, requirements="W"), self._kind.stored)
-        tensor = tensor.view(-1, self._kind.width).to(self._kind.dtype)
-        return tensor if self._factors is None else tensor * self._factors
-
-    def _in_parts(self, read: Callable[[slice], ReadCounts], num_rows: int) -> None:
-        """Read some parts at the same time."""
-        begins = range(0, num_rows, self.part_rows)
-        tasks = [partial(read, slice(begin, begin + self.part_rows)) for begin in begins]
+    def read(self, first: int, x: Tensor) -> None:
+        """Read the rows of consecutive nodes, some parts at the same time."""
+        parts = [slice(at, at + self.part_rows) for at in range(0, len(x), self.part_rows)]
+        tasks = [partial(self._read_part, first + part.start, x[part]) for part in parts]
         self.counts = sum(self.workers.run(tasks), self.counts)
 
-    def _read_range(self, first: int, x: Tensor) -> ReadCounts:
-        if self._kind.is_as_stored:
-            return self.source.read_range(first, as_bits(x))
-        rows, counts = self.stored_range(first, first + len(x))
+    def _read_part(self, first: int, x: Tensor) -> ReadCounts:
+        if self.plan.call.kind.is_as_stored:
+            return self._source.read_range(first, as_bits(x))
+        rows, counts = self._stored(first, len(x))
         x.copy_(self.converted(rows))
         return counts
 
-    def _read_ids(self, ids: npt.NDArray[Any], sources: Tensor) -> ReadCounts:
-        if self._kind.is_as_stored and self.plan.call.projection is None:
-            return self.source.read_rows(ids, as_bits(sources))
-        rows, counts = self.source.gather(ids)
-        sources.copy_(self.plan.call.as_sources(self.converted(rows)))
-        return counts
+    def _stored(self, first: int, number: int) -> tuple[npt.NDArray[Any], ReadCounts]:
+        rows = self._source.spec.empty(number)
+        return rows, self._source.read_range(first, rows)
+
+    def converted(self, rows: npt.NDArray[Any]) -> Tensor:
+        """Return stored rows in the layer's type."""
+        kind = self.plan.call.kind
+        tensor = as_tensor(np.require(rows, requirements="W"), kind.stored)
+        tensor = tensor.view(-1, kind.width).to(kind.dtype)
+        return tensor if self._factors is None else tensor * self._factors
+
+    def parts(self, stop: Flag) -> Iterator[tuple[int, npt.NDArray[Any]]]:
+        """Read the table in order, some parts ahead: the first row's number, and rows as stored."""
+        coming: deque[tuple[int, Any]] = deque()
+        for first in range(0, self.num_rows, self.part_rows):
+            if stop.is_set():
+                raise CancelledError("blocks are no longer needed")
+            number = min(self.part_rows, self.num_rows - first)
+            coming.append((first, self.workers.submit(self._stored, first, number)))
+            if len(coming) == _NUM_PARTS - 1:
+                yield self._taken(*coming.popleft())
+        while coming:
+            yield self._taken(*coming.popleft())
+
+    def _taken(self, first: int, part: Any) -> tuple[int, npt.NDArray[Any]]:
+        rows, counts = part.result()
+        self.counts += counts
+        return first, rows
 
 
 def as_bits(x: Tensor) -> npt.NDArray[Any]:
@@ -162,17 +118,143 @@ def as_bits(x: Tensor) -> npt.NDArray[Any]:
     return x.view(_BITS[x.itemsize]).numpy()
 
 
-def part_rows(plan: LayerPlan, part_bytes: int) -> int:
-    """Return the number of rows in a part, the unit of reading."""
-    return min(max(1, part_bytes // plan.kind.stored_bytes), _MAX_PART_ROWS)
+class KeptRows:
+    """Rows that stay in memory for a layer, as it sums them, in the order of their ids."""
+
+    def __init__(
+        self,
+        nodes: npt.NDArray[np.int64],
+        num_nodes: int,
+        plan: LayerPlan,
+        num_front: int,
+        *,
+        is_all: bool,  # no edge comes from another node
+    ) -> None:
+        self.is_all = is_all
+        self._call = plan.call
+        self._num_front = num_front  # rows of the largest block that come before the kept ones
+        # Which nodes, and where each one's row is: see `_core.find_slots`.
+        self.index = _core.index_nodes(nodes, num_nodes)
+        self.nodes = nodes
+        self.is_filled = not len(nodes)
+        # Pages in front take memory once a block has filled them.
+        shape = num_front + len(nodes), plan.call.source_width
+        self._rows = torch.empty(shape, dtype=plan.call.kind.dtype)
+
+    def fill(self, first: int, sources: Tensor) -> None:
+        """Keep those of some rows in order, as the layer sums them, that belong here."""
+        begin, end = np.searchsorted(self.nodes, [first, first + len(sources)])
+        chosen = torch.from_numpy(self.nodes[begin:end] - first)
+        torch.index_select(sources, 0, chosen, out=self._rows[self._num_front :][begin:end])
+
+    def in_front(self, block: Block, others: Tensor) -> Block:
+        """Return a block whose rows are those of its targets, others, and all that are kept."""
+        own, num_rows = block.x, block.num_targets + len(others)
+        x = self._rows[self._num_front - num_rows :]
+        x[: block.num_targets] = self._call.as_sources(own)
+        x[block.num_targets : num_rows] = others
+        return replace(block, x=x, own=None if self._call.map_name is None else own)
 
 
-def part_memory(plan: LayerPlan, part_bytes: int) -> tuple[int, int]:
-    """Return the bytes for reading a part of a block's rows, and for a pass over the table."""
-    kind, number = plan.kind, part_rows(plan, part_bytes)
-    converted = 0 if kind.is_as_stored else kind.stored_bytes
-    mapped = 0 if plan.call.projection is None else plan.source_bytes
-    order = 16 + 8 + converted + mapped + (kind.row_bytes if mapped else 0)
-    # As stored, converted, mapped, and chosen.
-    in_pass = (NUM_PARTS + 1) * kind.stored_bytes + mapped
-    return number * order, number * (in_pass + (0 if kind.is_as_stored else kind.row_bytes))
+class PackedRows:
+    """The rows of the blocks of a group in a file, each block's in several runs; and their ids."""
+
+    def __init__(
+        self,
+        table: TableReader,
+        wanted: list[npt.NDArray[Any]],  # the ids of the rows of each block, ascending
+        directory: Path,
+        max_pending: int,
+    ) -> None:
+        self._table = table
+        self._wanted = wanted
+        # Rows are gathered up to this number before they are written.
+        self._max_pending = max(max_pending, table.part_rows)
+        self._pending: dict[int, list[npt.NDArray[Any]]] = defaultdict(list)
+        self._num_pending = 0
+        # The runs of each block: begin, words, checksum and number of rows. The first has the ids.
+        self._runs: list[list[tuple[int, int, int, int]]] = [[] for _ in wanted]
+        self.bytes_written = 0
+        try:
+            self._directory = Path(tempfile.mkdtemp(prefix="packed-", dir=directory))
+            self.path = self._directory / "rows"
+            self._file = _core.SpillFile(self.path)
+        except OSError as error:
+            raise storage_error(error, "make a file for packed rows", directory) from error
+
+    def fill(self, kept: KeptRows | None, stop: Flag) -> None:
+        """Read the table in order, and put its rows where they belong."""
+        call = self._table.plan.call
+        begins = [0] * len(self._wanted)
+        for block, ids in enumerate(self._wanted):
+            self._write(block, ids)
+        is_wanted = kept is not None or any(map(len, self._wanted))
+        for first, rows in self._table.parts(stop) if is_wanted else ():
+            last, chosen = first + len(rows), rows
+            if kept is not None or call.map_name is not None:
+                sources = call.as_sources(self._table.converted(rows))
+                if kept is not None:
+                    kept.fill(first, sources)
+                if call.map_name is not None:
+                    chosen = as_bits(sources)
+            for block, ids in enumerate(self._wanted):
+                begin = begins[block]
+                begins[block] = end = begin + int(np.searchsorted(ids[begin:], last))
+                if end > begin:
+                    if self._num_pending + end - begin > self._max_pending:
+                        self.flush()
+                    self._pending[block].append(chosen[ids[begin:end] - first])
+                    self._num_pending += end - begin
+        self.flush()
+        self._wanted = []
+
+    def flush(self) -> None:
+        """Write the rows that were gathered."""
+        for block, pieces in self._pending.items():
+            rows = np.concatenate(pieces)
+            for at in range(0, len(rows), self._table.part_rows):
+                self._write(block, rows[at : at + self._table.part_rows])
+        self._pending.clear()
+        self._num_pending = 0
+
+    def _write(self, block: int, rows: npt.NDArray[Any]) -> None:
+        content = rows.reshape(-1).view(np.uint8)
+        if missing := -len(content) % 4:
+            content = np.concatenate([content, np.zeros(missing, np.uint8)])
+        words = content.view(np.int32)
+        write = partial(self._file.append, words, block)
+        begin, crc = guarded(write, "write the packed rows", self.path)
+        self._runs[block].append((begin, len(words), crc, len(rows)))
+        self.bytes_written += words.nbytes
+
+    def ids(self, block: int) -> npt.NDArray[Any]:
+        """Return the ids of the rows of a block, ascending."""
+        return self._content(block, self._runs[block][0]).view(id_dtype(self._table.num_rows))
+
+    def read(self, block: int, sources: Tensor) -> int:
+        """Read the rows of a block as its layer sums them; return the bytes read."""
+        tasks, at = [], 0
+        for run in self._runs[block][1:]:
+            tasks.append(partial(self._read_run, block, run, sources[at : at + run[-1]]))
+            at += run[-1]
+        self._table.workers.run(tasks)
+        return 4 * sum(num_words for _, num_words, _, _ in self._runs[block])
+
+    def _read_run(self, block: int, run: tuple[int, int, int, int], out: Tensor) -> None:
+        plan = self._table.plan
+        content = self._content(block, run)[: len(out) * plan.packed_bytes]
+        if plan.call.map_name is not None:
+            as_bits(out)[:] = content.view(as_bits(out).dtype).reshape(out.shape)
+        else:
+            out.copy_(self._table.converted(content.view(STORAGE_DTYPES[plan.call.kind.stored])))
+
+    def _content(self, block: int, run: tuple[int, int, int, int]) -> npt.NDArray[np.uint8]:
+        begin, num_words, crc, _ = run
+        read = partial(self._file.read_int32, begin, num_words, crc, block)
+        return guarded(read, "read the packed rows", self.path).view(np.uint8)
+
+    def close(self) -> None:
+        """Remove the rows. Idempotent."""
+        self._runs.clear()
+        self._file.close()
+        _core.remove_tree(self._directory)

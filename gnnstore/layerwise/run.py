@@ -1,13 +1,19 @@
-"""Runs all layers one after the other: their tables, and the point where a run resumes."""
+"""Runs all layers one after the other: their tables, and the point where a run resumes.
+
+While a layer runs on a block, the next is made in one thread, and the result for the block before
+is written in another: a copy to the page cache, checksums, and the wait for each finished file.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
+from time import perf_counter
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -29,19 +35,21 @@ from gnnstore.graph.arrays import as_tensor
 from gnnstore.graph.indices import IndexRows
 from gnnstore.graph.shared import shared_tables
 from gnnstore.graph.store import GraphStore
-from gnnstore.layerwise.blocks import BlockMaker
-from gnnstore.layerwise.graph import GraphReader, Pieces
-from gnnstore.layerwise.memory import NODES
-from gnnstore.layerwise.models.block import DegreeNorm
-from gnnstore.layerwise.models.layers import Layer
-from gnnstore.layerwise.packing import BlockPacker
-from gnnstore.layerwise.passes import degree_scale, run_pass, summary
-from gnnstore.layerwise.placement import OutDegrees, Placement, Placer
-from gnnstore.layerwise.plan import GraphSize, plan_layers, rooms_of
+from gnnstore.layerwise.blocks import LISTED_BYTES, BlockMaker, GraphReader
+from gnnstore.layerwise.calls import DegreeNorm
+from gnnstore.layerwise.layers import Layer
+from gnnstore.layerwise.plan import (
+    DTYPES,
+    NODES,
+    BlockLimits,
+    GraphSize,
+    plan_layers,
+    rooms_of,
+)
 from gnnstore.layerwise.result import ARRAY_NAME
-from gnnstore.layerwise.rows import KeptRows, RowReader, part_memory
-from gnnstore.progress import Progress
-from gnnstore.threads import Workers
+from gnnstore.layerwise.rows import KeptRows, TableReader, reading_bytes
+from gnnstore.progress import Phase, Progress
+from gnnstore.threads import Workers, ordered_map, prefetch
 
 # Finished rows are journalled by shards: a resumed run repeats no more than one.
 _LEAST_SHARD_BYTES = 64 << 20
@@ -49,8 +57,24 @@ _MAX_SHARDS = 64
 # Share of a budget for the buffers of reads.
 _STAGING_SHARE = 16
 _WRITER_BYTES = 8 << 20
+_PIECE_BYTES = 96  # for each edge of a piece while it is numbered
 # Memory for each node while out-degrees are counted and compared.
 _COUNT_BYTES = 4 + 8 + 1
+_SUMMARY = (
+    "{name}: {num_blocks} blocks in {seconds:.1f} s: {seconds_waiting:.1f} s waiting for rows, "
+    "{seconds_running:.1f} s in the layer, {seconds_writing:.1f} s waiting for writes; read "
+    "{bytes_read:,} bytes, wrote {bytes_written:,} ({bytes_packed:,} packed)"
+)
+
+
+def _piece(memory_bytes: int) -> int:
+    """Return the edges or targets of a piece of the graph: a small share of a small budget."""
+    return min(max(memory_bytes // 2048, 1 << 10), 1 << 18)
+
+
+def _part_bytes(memory_bytes: int) -> int:
+    """Return the bytes of rows that each thread reads at a time."""
+    return min(max(memory_bytes // 128, 1 << 16), 16 << 20)
 
 
 @dataclass(eq=False)
@@ -73,20 +97,15 @@ class InferenceRun:
     def __post_init__(self) -> None:
         reader, edge = self.store.reader, self.store.schema.edge
         self.plans = plan_layers(
-            self.layers,
-            self.input_spec,
-            self.edge_specs,
-            id_bytes=reader.paged(edge.indices).dtype.itemsize,
-            dtype=self.dtype,
-            device=self.device,
+            self.layers, self.input_spec, self.edge_specs, dtype=self.dtype, device=self.device
         )
         path = reader.paged(edge.indptr).file_paths[0]
         self._engine = shared_tables(self.store).engine(path, self.io_engine)
-        self._pieces = Pieces.of(self.memory_bytes)
         self._num_nodes, self._num_edges = self.store.num_nodes, self.store.num_edges
         self._tables = [plan.disk_bytes(self._num_nodes) for plan in self.plans]
-        self._places: list[Placement] = []
-        self._chosen: dict[int, npt.NDArray[np.uint8]] = {}  # bits of the nodes that layers keep
+        self._num_sources = -1  # nodes with edges, once they are counted
+        # The memory for blocks of each layer that is to run, and bits of the nodes that it keeps.
+        self._places: dict[int, tuple[BlockLimits, npt.NDArray[np.uint8]]] = {}
 
     @property
     def result_bytes(self) -> int:
@@ -123,46 +142,29 @@ class InferenceRun:
             self._place(graph, first)
             scale: Tensor | None = None
             norm: DegreeNorm | None = None
-            graph_bytes = 0
             for number, plan in enumerate(self.plans[first:], first):
                 if plan.call.norm != norm:
                     norm = plan.call.norm
                     scale = None if norm is None else self._degree_scale(graph, norm, number)
-                reader = RowReader(source, plan, self._pieces.part_bytes, workers, factors)
-                name = plan.call.layer.name
-                kept = self._kept(number)
-                place = self._places[number]
-                packer = BlockPacker(
-                    reader,
-                    spills,
-                    kept=kept if place.num_kept else None,
-                    needs_rows=not place.keeps_all and source.file_rows is not None,
-                    limits=place.limits,
+                part_bytes = _part_bytes(self.memory_bytes)
+                maker = BlockMaker(
+                    graph,
+                    TableReader(source, plan, part_bytes, workers, factors),
+                    self._places[number][0],
+                    self._kept(number),
+                    scale=scale,
+                    directory=spills,
                     disk_bytes=partial(self._free_bytes, number, spills),
                 )
+                name = plan.call.layer.name
                 with (
                     self._begin(writer, number) as rows,
-                    closing(packer),
                     self.progress.phase(f"{name} of {last + 1}", self._num_nodes, "nodes") as phase,
                 ):
-                    maker = BlockMaker(graph, reader, place.limits, packer, kept=kept, scale=scale)
-                    written, times = run_pass(plan, maker, rows, phase)
-                packed = packer.bytes_written
-                read = reader.counts.bytes_read + packer.bytes_read
-                facts = {
-                    "name": name,
-                    "form": plan.call.form,
-                    # Of the layer's input; one that k blocks need counts k times.
-                    "rows_read": reader.counts.rows_read,
-                    "bytes_read": read + graph.bytes_read - graph_bytes,
-                    "bytes_written": written + packed,
-                    "bytes_packed": packed,  # of rows that are removed again
-                    **times,
-                }
-                graph_bytes = graph.bytes_read
-                del kept, maker, packer, reader
+                    facts = {"name": name, "form": plan.call.form, **run_pass(maker, rows, phase)}
+                del maker
                 _core.release_memory()
-                self.progress.note(summary(facts), facts)
+                self.progress.note(_SUMMARY.format_map(facts), facts)
                 source, factors = self._opened(rows, self._directory(writer, number)), None
                 if number:
                     _core.remove_tree(self._directory(writer, number - 1))
@@ -186,7 +188,7 @@ class InferenceRun:
                 for name, spec in self.edge_specs.items()
             },
             str(self.store.path),
-            pieces=self._pieces,
+            piece=_piece(self.memory_bytes),
             workers=workers,
         )
 
@@ -199,52 +201,47 @@ class InferenceRun:
             lambda limit: Ledger(limit, self._reservations(limit)),
             size,
         )
-        # Out-degrees are counted if there is room, and a layer of more than one block.
-        whole = (self._num_edges, self._num_nodes, self._num_nodes)
-        degrees = None
+        layers = [*enumerate(zip(self.plans, rooms, strict=True))][first:]
+        counts = None
         if self._num_edges and any(
-            plan.call.needs_edges
+            plan.call.sums
             and room > _COUNT_BYTES * self._num_nodes
-            and not plan.limits(room, size).admits(whole)
-            for plan, room in zip(self.plans[first:], rooms[first:], strict=True)
+            and not plan.takes_whole(room, size)
+            for _, (plan, room) in layers
         ):
             with self.progress.phase("out-degrees", self._num_nodes, "nodes") as phase:
                 counts = graph.count_sources(phase.advance)
-            degrees = OutDegrees.of(counts)
-        placer = Placer(size, degrees, self._engine.tuning.gap_bytes)
-        self._places = list(map(placer.place, self.plans, rooms))
-        for number, place in enumerate(self._places):
-            if degrees is not None and place.num_kept:
-                self._chosen[number] = np.packbits(degrees.largest(place.num_kept))
+                self._num_sources = int(np.count_nonzero(counts))
+        for number, (plan, room) in layers:
+            limits, kept = plan.place(room, size, counts)
+            self._places[number] = limits, np.packbits(np.empty(0, bool) if kept is None else kept)
 
     def _degree_scale(self, graph: GraphReader, norm: DegreeNorm, number: int) -> Tensor:
         name = f"degrees for {self.plans[number].call.layer.name}"
         with self.progress.phase(name, self._num_nodes, "nodes") as phase:
-            return degree_scale(graph, norm, self._scale_dtype, phase.advance)
+            return graph.degree_scale(norm, self._scale_dtype, phase.advance)
 
     @property
     def _scale_dtype(self) -> torch.dtype:
         """The type of degrees: that of the rows, if any layer computes with 8 bytes."""
-        is_wide = any(plan.kind.dtype == torch.float64 for plan in self.plans)
+        is_wide = any(plan.call.kind.dtype == torch.float64 for plan in self.plans)
         return torch.float64 if is_wide else torch.float32
 
     def _reservations(self, memory_bytes: int) -> tuple[Reservation, ...]:
         """Return the memory of a budget that is not for blocks and kept rows."""
-        pieces = Pieces.of(memory_bytes)
-        parts = [part_memory(plan, pieces.part_bytes) for plan in self.plans]
-        order, in_pass = (max(sizes) for sizes in zip(*parts, strict=True))
-        staging = self._readers_in(memory_bytes) * (self._engine.staging_bytes + order)
+        part_bytes, readers = _part_bytes(memory_bytes), self._readers_in(memory_bytes)
+        parts = max(reading_bytes(plan, part_bytes, readers) for plan in self.plans)
         has_norm = any(plan.call.norm is not None for plan in self.plans)
         scale_bytes = self._scale_dtype.itemsize * self._num_nodes * has_norm
-        # The set of a block's nodes; those of two layers' kept rows, with ranks.
-        num_sets = 1 + 2 * 1.5 + 2 + len(self.plans)
+        # The set of a block's nodes; that of kept rows, with ranks; those that layers keep.
+        num_sets = 2 + 1.5 + 2 + len(self.plans)
         per_node = int(num_sets * self._num_nodes // 8) + scale_bytes
+        pieces = _PIECE_BYTES * _piece(memory_bytes) + 8 * 8 * LISTED_BYTES * 2
         return (
             Reservation("sets and degrees of nodes", per_node),
-            Reservation("buffers for reading", staging),
-            Reservation("parts of the table", in_pass),
-            Reservation("rows for the next layer", 3 * pieces.part_bytes),
-            Reservation("pieces of the graph", pieces.num_bytes),
+            Reservation("buffers for reading", readers * self._engine.staging_bytes),
+            Reservation("parts of the table", parts),
+            Reservation("pieces of the graph", pieces),
             Reservation("rows that are written", _WRITER_BYTES),
         )
 
@@ -253,17 +250,15 @@ class InferenceRun:
         each = self._engine.staging_bytes
         return affordable_threads(memory_bytes, each, self.num_threads, share=_STAGING_SHARE)
 
-    # ---- rows that are kept and packed
-
     def _kept(self, number: int) -> KeptRows | None:
-        """Return room for the rows that a layer keeps, or refers to where they are."""
-        plan, place = self.plans[number], self._places[number]
-        if not (place.num_kept or plan.call.projection):
+        """Return room for the rows that a layer keeps, and refers to where they are."""
+        plan, (limits, bits) = self.plans[number], self._places[number]
+        if not plan.call.sums:
             return None
-        chosen = self._chosen.get(number, np.empty(0, np.uint8))
-        nodes = np.flatnonzero(np.unpackbits(chosen, count=self._num_nodes if len(chosen) else 0))
-        most = min(place.limits.most(NODES, stages=2), self._num_nodes) if plan.call.sums else 0
-        return KeptRows(nodes, self._num_nodes, plan, most)
+        nodes = np.flatnonzero(np.unpackbits(bits, count=self._num_nodes if len(bits) else 0))
+        most = min(limits.most(NODES, stages=2), self._num_nodes)
+        is_all = len(nodes) == self._num_sources
+        return KeptRows(nodes, self._num_nodes, plan, most, is_all=is_all)
 
     def _free_bytes(self, number: int, directory: Path) -> int:
         """Return the space that a layer may use besides its results and those of the next."""
@@ -336,3 +331,74 @@ def check_input(store: GraphStore, name: str) -> AttributeSpec:
             f"{list(spec.shape)}"
         )
     return spec
+
+
+def run_pass(maker: BlockMaker, writer: PagedArrayWriter, phase: Phase) -> dict[str, Any]:
+    """Run a layer on the rows that are not written; return counts and times."""
+    start, plan, table, graph = perf_counter(), maker.table.plan, maker.table, maker.graph
+    done = writer.skip(writer.num_committed_rows)
+    phase.advance(done)
+    graph_bytes, rest_bytes = graph.bytes_read, writer.remaining_bytes
+    waited = ran = 0.0
+    num_blocks = 0
+    num_ahead = 1 if maker.limits.is_ahead else 0
+    blocks = prefetch(
+        maker.blocks(done),
+        num_ahead=num_ahead,
+        describe="while making block {}".format,
+        stop=maker.stop.set,
+    )
+
+    def run_next() -> Tensor:
+        nonlocal done, waited, ran, num_blocks
+        began = perf_counter()
+        first, block, others = next(blocks)
+        waited += perf_counter() - began
+        began = perf_counter()
+        whole = maker.complete(block, others).to(plan.call.kind.device)
+        last = first + whole.num_targets
+        rows = plan.call.run(whole, DTYPES[plan.dtype], f"nodes {first} to {last - 1}")
+        ran += perf_counter() - began
+        done = last
+        num_blocks += 1
+        del block, others, whole  # frees it before another block is begun
+        _core.release_heap()
+        return rows
+
+    def results() -> Iterator[Tensor]:
+        while done < writer.spec.num_rows:
+            yield run_next()
+
+    def write(rows: Tensor) -> int:
+        # A store has bfloat16 as its bits.
+        is_half = rows.dtype == torch.bfloat16
+        writer.append(rows.view(torch.int16).numpy().view(np.uint16) if is_half else rows.numpy())
+        return len(rows)
+
+    written = ordered_map(
+        write,
+        results(),
+        num_threads=1,  # rows and lines of the journal keep their order
+        lookahead=lambda: num_ahead + 1,
+        describe="while writing the rows of block {}".format,
+    )
+    with closing(blocks), closing(written):
+        for num_rows in written:
+            phase.advance(num_rows)
+    seconds = perf_counter() - start
+    return {
+        # Of the layer's input; one that is kept or packed counts again.
+        "rows_read": table.counts.rows_read,
+        "bytes_read": table.counts.bytes_read
+        + maker.bytes_unpacked
+        + graph.bytes_read
+        - graph_bytes,
+        "bytes_written": rest_bytes - writer.remaining_bytes + maker.bytes_packed,
+        "bytes_packed": maker.bytes_packed,  # of rows that are removed again
+        "num_blocks": num_blocks,
+        "seconds": seconds,
+        "seconds_waiting": waited,  # for blocks that were not made yet
+        "seconds_running": ran,  # in the layer
+        # Waiting for rows of the block before that were not written yet.
+        "seconds_writing": seconds - waited - ran,
+    }

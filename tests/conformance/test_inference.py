@@ -54,7 +54,7 @@ from gnnstore.errors import (
 from gnnstore.formats import Schema, StoreWriter
 from gnnstore.formats.container.workdir import find_leftovers
 from gnnstore.layerwise import run as inference_run
-from gnnstore.layerwise.models.layers import describe, read_layers
+from gnnstore.layerwise.layers import describe, read_layers
 from gnnstore.layerwise.result import Embeddings
 from gnnstore.progress import NullProgress
 from gnnstore.testing.graphs import GraphArrays, random_graph

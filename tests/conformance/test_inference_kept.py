@@ -17,8 +17,7 @@ from torch_geometric.nn import GATConv, GCNConv, GINConv, GraphConv, LGConv, SAG
 
 import gnnstore
 from gnnstore.converters import ConvertOptions
-from gnnstore.layerwise import packing
-from gnnstore.layerwise.placement import OutDegrees, Placement, Placer
+from gnnstore.layerwise.plan import BlockLimits, GraphSize, LayerPlan, most_used
 from gnnstore.layerwise.result import Embeddings
 from gnnstore.layerwise.run import InferenceRun
 from gnnstore.testing.graphs import GraphArrays, random_graph
@@ -54,16 +53,16 @@ def _memory_for_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def keeping(monkeypatch: pytest.MonkeyPatch, share: float) -> None:
-    """Let each layer keep a share of the rows with edges."""
+    """Let each layer that sums rows keep a share of those with edges."""
 
-    def place(self: Placer, plan: Any, room: int) -> Placement:
-        degrees = self.degrees
-        assert degrees is not None
-        found = self._placed(plan, degrees, room, int(share * degrees.num_sources))
-        assert found is not None
-        return found[1]
+    def place(self: LayerPlan, room: int, graph: GraphSize, counts: Any) -> tuple[BlockLimits, Any]:
+        if not self.call.sums:
+            return self.limits(room, graph), None
+        number = int(share * np.count_nonzero(counts))
+        left = room - number * (self.call.source_bytes + 12)
+        return self.limits(left, graph), most_used(counts, number)
 
-    monkeypatch.setattr(Placer, "place", place)
+    monkeypatch.setattr(LayerPlan, "place", place)
 
 
 def mean_of_own(x: tuple[Tensor, Tensor], edge_index: Tensor) -> Tensor:
@@ -97,29 +96,26 @@ def expected_of(model: list[Any], graph: GraphArrays, **data: Tensor) -> Tensor:
     return on_whole_graph(model, x, edges, **data)
 
 
-KEPT = [(0.0, True), (0.3, True), (0.3, False), (1.0, True)]
-
-
-@pytest.mark.parametrize(("name", "kept"), paired(layers(), KEPT), ids=str)
+@pytest.mark.parametrize(("name", "share"), paired(layers(), [0.0, 0.3, 1.0]), ids=str)
 def test_equals_the_whole_graph(
     graph: GraphArrays,
     path: Path,
     name: str,
     *,
-    kept: tuple[float, bool],
+    share: float,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    share, packs = kept
     keeping(monkeypatch, share)
-    monkeypatch.setattr(packing, "_WORTHWHILE", 100.0 if packs else 0.0)
     model, notes = layers()[name](), Notes()
     found = gnnstore.inference(model, path, tmp_path / "out", memory=MEMORY, progress=notes)
     assert isinstance(found, Embeddings)
     torch.testing.assert_close(found.tensor(), expected_of(model, graph), atol=1e-5, rtol=1e-5)
     first = notes.stats[0]
     assert first["num_blocks"] > 2
-    assert (first["bytes_packed"] > 0) == (packs and share < 1)
+    keeps_all = share == 1 and first["form"] == "sparse" and "max" not in name
+    assert first["rows_read"] == 2 * NUM_NODES
+    assert keeps_all == (first["bytes_packed"] == 0)
     assert [item.name for item in tmp_path.iterdir()] == ["out"]
 
 
@@ -127,7 +123,7 @@ def test_equals_the_whole_graph(
 def test_rows_of_a_compressed_attribute_are_kept(
     tmp_path: Path, share: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Narrow rows are held in memory, not in pages: they are not packed, but kept."""
+    """Narrow rows are held in memory, not in pages."""
     graph = random_graph(NUM_NODES, 40_000, seed=8, feature_dim=2, skew=2.0)
     narrow = {"h": graph.attributes["x"]}
     path = GraphArrays(NUM_NODES, graph.edge_index, narrow).write(tmp_path / "a.gnn")
@@ -162,7 +158,6 @@ def test_types(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     keeping(monkeypatch, 0.3)
-    monkeypatch.setattr(packing, "_WORTHWHILE", 100.0)
     x = 2 * graph.attributes["x"][:, :width]
     options = ConvertOptions()
     if stored.endswith("scales"):
@@ -199,23 +194,5 @@ def test_more_memory_moves_no_more_bytes(path: Path) -> None:
 
 def test_nodes_with_the_most_edges() -> None:
     counts = np.array([3, 0, 1, 5, 3, 1, 3, 0], np.uint32)
-    degrees = OutDegrees.of(counts)
-    assert degrees.num_sources == 6
-    chosen = [np.flatnonzero(degrees.largest(k)).tolist() for k in (0, 1, 2, 4, 5, 6)]
+    chosen = [np.flatnonzero(most_used(counts, k)).tolist() for k in (0, 1, 2, 4, 5, 6)]
     assert chosen == [[], [3], [0, 3], [0, 3, 4, 6], [0, 2, 3, 4, 6], [0, 2, 3, 4, 5, 6]]
-
-
-def test_estimated_accesses() -> None:
-    """As many as there are, for blocks of edges that come from anywhere."""
-    rng = np.random.default_rng(0)
-    sources = (NUM_NODES * rng.random(40_000) ** 2).astype(np.int64)
-    targets = rng.integers(0, NUM_NODES, len(sources))
-    counts = np.bincount(sources, minlength=NUM_NODES).astype(np.uint32)
-    degrees = OutDegrees.of(counts)
-    for kept in (0, 100, 3000):
-        for blocks in (1, 4, 30):
-            size = -(-NUM_NODES // blocks)
-            other = sources // size != targets // size
-            other &= ~degrees.largest(kept)[sources]
-            exact = len(np.unique(NUM_NODES * (targets // size)[other] + sources[other]))
-            assert degrees.accesses(kept, blocks) == pytest.approx(exact, rel=0.05, abs=5)

@@ -21,11 +21,11 @@ from gnnstore.disk.engines import open_engine
 from gnnstore.errors import CorruptStoreError, NoSpaceError, UsageError, storage_error
 from gnnstore.features.source import FileRows
 from gnnstore.formats.container.files import ChecksummedFile
-from gnnstore.layerwise import packing as inference_packing
-from gnnstore.layerwise.memory import BlockLimits
-from gnnstore.layerwise.packing import BlockPacker, PackedRows
+from gnnstore.layerwise import blocks as inference_blocks
+from gnnstore.layerwise.blocks import BlockMaker
+from gnnstore.layerwise.plan import BlockLimits
 from gnnstore.layerwise.result import Embeddings
-from gnnstore.layerwise.rows import Arena
+from gnnstore.layerwise.rows import PackedRows
 from gnnstore.layerwise.run import InferenceRun
 from gnnstore.progress import NullProgress
 from gnnstore.testing.graphs import random_graph
@@ -105,18 +105,6 @@ def test_limits_are_for_three_blocks() -> None:
     assert alone.admits((0, 6000, 1))
 
 
-def test_memory_of_a_block_that_is_used_again() -> None:
-    arena, places = Arena(), []
-    for num_bytes, most in ((10 << 20, 99 << 20), (9 << 20, 99 << 20), (8 << 20, 8 << 20)):
-        arena.begin(num_bytes, most)
-        x, y = arena.take((100, 3), torch.float32), arena.take((7,), torch.int64)
-        x[:], y[:] = 1, 2
-        assert bool((x == 1).all())
-        places.append((x.data_ptr(), len(arena._bytes)))
-    assert places[0] == places[1]  # it is large enough
-    assert places[2][1] < 9 << 20  # what it had is more than it may have now
-
-
 @pytest.mark.parametrize("engine", ["pread", "io_uring", "mmap"])
 @pytest.mark.parametrize("row_bytes", [64, 512, 4096, 8192])
 def test_ranges_of_rows(tmp_path: Path, engine: str, row_bytes: int) -> None:
@@ -160,9 +148,7 @@ def summed(x: tuple[Tensor, Tensor], edge_index: Tensor) -> Tensor:
 
 @pytest.fixture
 def packing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pack whenever it is possible, and keep no rows."""
-    monkeypatch.setattr(inference_packing, "_WORTHWHILE", 100.0)
-    monkeypatch.setattr("gnnstore.layerwise.placement._SHARES", (0,))
+    """Leave small budgets to blocks."""
     monkeypatch.setattr(InferenceRun, "_reservations", lambda *_: ())
 
 
@@ -227,17 +213,17 @@ def test_interrupted_and_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 @pytest.mark.timeout(60)
 def test_a_failure_ends_packing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What packs for blocks to come is told to stop when the layer fails meanwhile."""
-    told: list[BlockPacker] = []
-    form = BlockPacker._form
+    told: list[BlockMaker] = []
+    outline = BlockMaker._outline_group
 
-    def waiting(self: BlockPacker, *args: Any) -> None:
+    def waiting(self: BlockMaker, first: int) -> Any:
         if told:  # a later group: packed while the layer runs
             assert self.stop.wait(30)
         told.append(self)
-        form(self, *args)
+        return outline(self, first)
 
-    monkeypatch.setattr(BlockPacker, "_form", waiting)
-    monkeypatch.setattr(inference_packing, "_MAX_BLOCKS", 2)
+    monkeypatch.setattr(BlockMaker, "_outline_group", waiting)
+    monkeypatch.setattr(inference_blocks, "_MAX_BLOCKS", 2)
     calls: list[int] = []
 
     def failing(x: tuple[Tensor, Tensor], edge_index: Tensor) -> Tensor:

@@ -1,1 +1,0 @@
-"""The layers of a model, their calls, and their blocks."""
