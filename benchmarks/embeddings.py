@@ -35,7 +35,7 @@ from benchmarks.parts import sequential
 from examples.train_knowledge_graph import DistMult, train
 from gnnstore.converters import from_rmat
 from gnnstore.converters.stores.partition import partition
-from gnnstore.formats.tables.directory import TableDirectory
+from gnnstore.formats.table_directory import TableDirectory
 from gnnstore.units import spread
 
 DIM, NEGATIVES, CHUNK, EDGE_FACTOR, SHARE, LR = 100, 50, 1000, 2, 0.25, 0.1

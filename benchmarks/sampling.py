@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from benchmarks.harness import Timing, parser, report, time_in_turns
 from benchmarks.parts.peers import Peer, missing, peers_of
 from gnnstore import _core
-from gnnstore.formats.store.csc import Csc
+from gnnstore.formats.store.store import Csc
 from gnnstore.sampling.neighbor import NeighborSampler, Sample, SamplingConfig
 
 GRAPH500 = (0.57, 0.19, 0.19, 0.05)

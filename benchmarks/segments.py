@@ -27,7 +27,7 @@ from benchmarks.harness import Turn, measure, parser, report
 from benchmarks.parts.workloads import FANOUTS, SEED, WORKLOADS
 from gnnstore.caching.segments import Recurrences, SharedRows, search_segment, segments_of
 from gnnstore.disk.profile import load_profile, tune_reads
-from gnnstore.formats.packed.reader import PackedReader
+from gnnstore.formats.packed import PackedReader
 from gnnstore.packing.estimate import estimate_packing
 from gnnstore.packing.job import EpochPacker
 from gnnstore.packing.sampling import PackSettings

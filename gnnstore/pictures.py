@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from gnnstore.budget.ledger import CACHED, STAGING
 from gnnstore.errors import StorageError, UsageError, storage_errors
-from gnnstore.formats.container.transaction import check_parent
+from gnnstore.formats.container.workdir import check_parent
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

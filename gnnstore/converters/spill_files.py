@@ -24,7 +24,7 @@ from gnnstore.converters.inputs.source import (
     row_bytes,
 )
 from gnnstore.errors import CorruptStoreError, InputError, storage_errors
-from gnnstore.formats.arrays.paged_array import PagedArray
+from gnnstore.formats.arrays.paged import PagedArray
 from gnnstore.formats.container.files import fill_at, open_regular, require_space
 
 # A range of nodes takes an eighth of the memory: one is in memory unsorted and sorted while the

@@ -18,8 +18,8 @@ from gnnstore.budget.limits import MemoryBudget
 from gnnstore.embeddings.opening import check_memory
 from gnnstore.embeddings.rows import FLOAT_BYTES, TableRows
 from gnnstore.errors import UsageError
-from gnnstore.formats.partitions.reader import PartitionsReader
-from gnnstore.formats.tables.directory import TableDirectory
+from gnnstore.formats.partitions import PartitionsReader
+from gnnstore.formats.table_directory import TableDirectory
 from gnnstore.graph.store import GraphStore
 from gnnstore.partitions.policy import Slots
 

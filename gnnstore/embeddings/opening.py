@@ -27,9 +27,9 @@ from gnnstore.errors import (
 from gnnstore.formats import AttributeSpec, NodeTypeSpec, Schema, StoreReader, StoreWriter
 from gnnstore.formats.container.names import node_array
 from gnnstore.formats.container.writer import SealedWriter
-from gnnstore.formats.partitions.reader import PartitionsReader, open_partitions
-from gnnstore.formats.tables.directory import TableDirectory
-from gnnstore.formats.tables.manifest import (
+from gnnstore.formats.partitions import PartitionsReader, open_partitions
+from gnnstore.formats.table_directory import TableDirectory
+from gnnstore.formats.tables import (
     INITIAL,
     MAX_DIM,
     MAX_KEPT,

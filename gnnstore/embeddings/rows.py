@@ -14,9 +14,9 @@ from torch import Tensor
 from gnnstore import _core
 from gnnstore.embeddings.buffer import PartitionBuffer, Slot
 from gnnstore.errors import BadIndexError, UsageError
-from gnnstore.formats.partitions.reader import PartitionsReader
-from gnnstore.formats.tables.directory import TableDirectory
-from gnnstore.formats.tables.manifest import INITIAL, TableManifest
+from gnnstore.formats.partitions import PartitionsReader
+from gnnstore.formats.table_directory import TableDirectory
+from gnnstore.formats.tables import INITIAL, TableManifest
 from gnnstore.graph.lazy import LazySource, Rows
 
 FLOAT_BYTES = 4

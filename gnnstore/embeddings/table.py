@@ -23,8 +23,8 @@ from gnnstore.embeddings.opening import (
 )
 from gnnstore.embeddings.rows import FLOAT_BYTES
 from gnnstore.errors import BadIndexError, UsageError, limits_named
-from gnnstore.formats.partitions.reader import PartitionsReader
-from gnnstore.formats.tables.directory import TableDirectory
+from gnnstore.formats.partitions import PartitionsReader
+from gnnstore.formats.table_directory import TableDirectory
 from gnnstore.graph.lazy import LazyTensor
 from gnnstore.graph.store import GraphStore
 from gnnstore.partitions.policy import PartitionPolicy

@@ -25,9 +25,9 @@ from gnnstore.formats.container.verify import (
     find_units,
     stray_files,
 )
-from gnnstore.formats.packed.reader import PackedReader
-from gnnstore.formats.tables.directory import verify_table
-from gnnstore.formats.tables.manifest import TableManifest
+from gnnstore.formats.packed import PackedReader
+from gnnstore.formats.table_directory import verify_table
+from gnnstore.formats.tables import TableManifest
 from gnnstore.progress import NullProgress, Progress
 from gnnstore.threads import ordered_map
 

@@ -23,7 +23,7 @@ from gnnstore._core import ReadCounts, empty
 from gnnstore.disk.engines import Engine, remedy_for
 from gnnstore.errors import StorageError, UsageError, storage_error
 from gnnstore.formats.arrays.dtypes import STORAGE_DTYPES
-from gnnstore.formats.arrays.paged_array import PagedArray
+from gnnstore.formats.arrays.paged import PagedArray
 from gnnstore.formats.arrays.spec import AttributeSpec
 from gnnstore.sampling.compact import RowRange
 

@@ -6,15 +6,12 @@ Start with `arrays.pages` (where a row lies) and `container.manifest`. `docs/for
 normative description.
 """
 
-from gnnstore.formats.arrays.paged_array import PagedArray
-from gnnstore.formats.arrays.paged_writer import PagedArrayWriter
+from gnnstore.formats.arrays.paged import PagedArray, PagedArrayWriter
 from gnnstore.formats.arrays.pages import PageGeometry, ShardLayout, plan_shards
 from gnnstore.formats.arrays.spec import AttributeSpec
 from gnnstore.formats.container.manifest import FileEntry
-from gnnstore.formats.packed.reader import PackedReader
-from gnnstore.formats.partitions.reader import PartitionsReader
-from gnnstore.formats.store.csc import Csc, load_csc
-from gnnstore.formats.store.reader import StoreReader
+from gnnstore.formats.packed import PackedReader
+from gnnstore.formats.partitions import PartitionsReader
 from gnnstore.formats.store.schema import (
     EDGE_TYPE,
     FORMAT_VERSION,
@@ -24,8 +21,8 @@ from gnnstore.formats.store.schema import (
     Schema,
     StoreManifest,
 )
-from gnnstore.formats.store.writer import StoreWriter
-from gnnstore.formats.tables.manifest import TableManifest
+from gnnstore.formats.store.store import Csc, StoreReader, StoreWriter, load_csc
+from gnnstore.formats.tables import TableManifest
 
 __all__ = [
     "EDGE_TYPE",

@@ -10,8 +10,7 @@ import torch
 
 from gnnstore.errors import NoSplitError
 from gnnstore.formats import AttributeSpec, StoreReader
-from gnnstore.formats.store.edge_splits import EdgeSplitSpec
-from gnnstore.formats.store.schema import EdgeTypeSpec
+from gnnstore.formats.store.schema import EdgeSplitSpec, EdgeTypeSpec
 from gnnstore.graph.arrays import ByName, check_nodes, stored
 from gnnstore.graph.lazy import LazyTensor
 

@@ -14,7 +14,7 @@ from gnnstore.disk.engines import Engine
 from gnnstore.errors import CorruptStoreError
 from gnnstore.features.source import RowSource
 from gnnstore.features.tables import open_rows
-from gnnstore.formats.arrays.paged_array import PagedArray
+from gnnstore.formats.arrays.paged import PagedArray
 
 # A pass takes pieces of this many ids: 8 or 16 MB, read in pieces of 1 MB side by side. A
 # multiple of any page, so that pieces go straight to where they are wanted.

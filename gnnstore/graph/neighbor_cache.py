@@ -19,7 +19,7 @@ from gnnstore._core import empty
 from gnnstore.caching.scores import count_out_degrees
 from gnnstore.caching.thresholds import highest_that_overflows
 from gnnstore.errors import CorruptStoreError
-from gnnstore.formats.store.csc import Csc
+from gnnstore.formats.store.store import Csc
 from gnnstore.graph.indices import SCAN_IDS, IndexRows
 from gnnstore.sampling.disk import CachedNeighbors
 

@@ -21,8 +21,8 @@ from gnnstore.graph.assigned import AssignedAttributes
 from gnnstore.graph.lazy import LazySource, LazyTensor, Rows, require_memory
 
 if TYPE_CHECKING:
-    from gnnstore.formats.store.csc import Csc
     from gnnstore.formats.store.schema import EdgeType
+    from gnnstore.formats.store.store import Csc
 
 T = TypeVar("T")
 

@@ -26,9 +26,8 @@ from gnnstore.formats.arrays.spec import AttributeSpec
 from gnnstore.graph.neighbor_cache import bytes_for_all, bytes_to_choose, open_neighbor_cache
 
 if TYPE_CHECKING:
-    from gnnstore.formats.store.csc import TopologyMode
-    from gnnstore.formats.store.reader import StoreReader
     from gnnstore.formats.store.schema import EdgeType
+    from gnnstore.formats.store.store import StoreReader, TopologyMode
     from gnnstore.graph.store import GraphStore
     from gnnstore.graph.topology import Topology
     from gnnstore.progress import Progress

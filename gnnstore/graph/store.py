@@ -26,8 +26,8 @@ from gnnstore.errors import (
 )
 from gnnstore.formats import AttributeSpec, EdgeTypeSpec, NodeTypeSpec, Schema, StoreReader
 from gnnstore.formats.container.reader import reopened
-from gnnstore.formats.store.csc import TopologyMode
 from gnnstore.formats.store.schema import EdgeType
+from gnnstore.formats.store.store import TopologyMode
 from gnnstore.graph.arrays import Texts, as_tensor
 from gnnstore.graph.assigned import AssignedAttributes, as_rows
 from gnnstore.graph.edge_splits import EdgeSplits

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Self
 
 from gnnstore._core import ReadCounts
-from gnnstore.formats.store.csc import Csc, load_csc
+from gnnstore.formats.store.store import Csc, load_csc
 from gnnstore.graph.indices import IndexRows
 from gnnstore.sampling.disk import DiskNeighborSampler
 from gnnstore.sampling.neighbor import NeighborSampler
@@ -16,9 +16,8 @@ from gnnstore.sampling.sampled_graph import SampledTypes, StoredColumns
 if TYPE_CHECKING:
     from gnnstore.disk.engines import Engine
     from gnnstore.formats.arrays.spec import AttributeSpec
-    from gnnstore.formats.store.csc import TopologyMode
-    from gnnstore.formats.store.reader import StoreReader
     from gnnstore.formats.store.schema import EdgeType, Schema
+    from gnnstore.formats.store.store import StoreReader, TopologyMode
     from gnnstore.sampling.disk import CachedNeighbors, Fetch
     from gnnstore.sampling.neighbor import IndexDtype, SamplingConfig
     from gnnstore.sampling.sampled_graph import Column, ColumnSpecs

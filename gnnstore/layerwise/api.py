@@ -33,10 +33,10 @@ from gnnstore.errors import (
 )
 from gnnstore.formats import NODE_TYPE, NodeTypeSpec, Schema, StoreManifest, StoreWriter
 from gnnstore.formats.container.files import fsync_directory
-from gnnstore.formats.container.transaction import check_final
 from gnnstore.formats.container.workdir import (
     COPY_FILE,
     alone_in,
+    check_final,
     is_ours,
     remove_leftovers,
     rows_path,

@@ -19,8 +19,7 @@ from gnnstore.features.planned import SlotCache
 from gnnstore.features.source import AbsentRows
 from gnnstore.features.tables import CachedTables
 from gnnstore.formats.container.reader import reopened
-from gnnstore.formats.packed.manifest import NUM_POSITIONS
-from gnnstore.formats.packed.reader import PACKED, PackedReader
+from gnnstore.formats.packed import NUM_POSITIONS, PACKED, PackedReader
 from gnnstore.formats.store.schema import Schema
 from gnnstore.formats.store.units import find_unit
 from gnnstore.graph.arrays import as_tensor

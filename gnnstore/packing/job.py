@@ -10,9 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from gnnstore._version import __version__
+from gnnstore.caching.policies.base import Planner
 from gnnstore.caching.pools import SlotPools, pooled
 from gnnstore.errors import NoSpaceError
 from gnnstore.features.packed.chunks import BLOCK_BYTES
@@ -20,32 +24,31 @@ from gnnstore.features.packed.misses import MissTable, collect_misses
 from gnnstore.features.packed.pack import least_memory, packed_bytes
 from gnnstore.features.packed.saved import SavedRecord
 from gnnstore.features.packed.segments import (
+    BatchMisses,
     DividedChunks,
     DividedMisses,
     append_divided,
     divide_misses,
     segment_memory,
 )
-from gnnstore.features.source import TypedRows, files_of, ranges_of
+from gnnstore.features.source import RowSource, TypedRows, files_of, ranges_of
 from gnnstore.features.tables import CachedTables
-from gnnstore.formats.packed.manifest import PackedManifest, name_of_batch, rows_array
-from gnnstore.formats.packed.writer import PackedWriter
+from gnnstore.formats.packed import PackedManifest, name_of_batch, rows_array
+from gnnstore.formats.packed_writer import PackedWriter
 from gnnstore.graph.shared import shared_tables
-from gnnstore.packing.records import RecordMaker
+from gnnstore.graph.store import GraphStore
 from gnnstore.packing.sampling import EpochSampler, PackSettings
+from gnnstore.pipeline.lookahead.presample import Presampled
 from gnnstore.pipeline.lookahead.superbatch import Superbatch
 from gnnstore.progress import NullProgress, Progress
-from gnnstore.strategies.superbatch_costs import mean_row_bytes
+from gnnstore.strategies.superbatch_costs import MissModel, mean_row_bytes
 from gnnstore.threads import ordered_map
 from gnnstore.units import format_at_least, format_size
 
-if TYPE_CHECKING:
-    from gnnstore.caching.policies.base import Planner
-    from gnnstore.features.source import RowSource
-    from gnnstore.formats.arrays.spec import AttributeSpec
-    from gnnstore.graph.store import GraphStore
-    from gnnstore.pipeline.lookahead.presample import Presampled
-    from gnnstore.strategies.superbatch_costs import MissModel
+_NOWHERE = np.empty(0, np.int32)
+_NONE_MISSED = BatchMisses(_NOWHERE, _NOWHERE, _NOWHERE, _NOWHERE, _NOWHERE)
+# Ids of input nodes, positions and edges in a batch.
+_WIDE_BYTES = 8
 
 
 class EpochPacker:
@@ -85,10 +88,8 @@ class EpochPacker:
         self.tables = {path: rows.table for path, rows in self._typed.items()}
         # Without rows on disk there is nothing to share.
         self.segment = min(segment, superbatch) if self.tables else 1
-        plain_nodes = [spec for spec in nodes if spec.path not in self.tables]
-        self._records = RecordMaker(
-            self._sampler.sources, tuple(plain_nodes), tuple(edges), store.schema
-        )
+        # The attributes whose rows are in the records: of nodes, and then of edges.
+        self.plain = (*(spec for spec in nodes if spec.path not in self.tables), *edges)
 
     @property
     def slot_bytes(self) -> int:
@@ -117,11 +118,6 @@ class EpochPacker:
     def seen(self) -> Presampled:
         """The sizes of sampled batches."""
         return self._sampler.sampled[1]
-
-    @property
-    def plain(self) -> tuple[AttributeSpec, ...]:
-        """The attributes whose rows are in the records: of nodes, and then of edges."""
-        return (*self._records.plain_nodes, *self._records.edges)
 
     @property
     def reason(self) -> str:
@@ -242,20 +238,9 @@ class EpochPacker:
             if misses is not None and len(misses.missed.ranges) > 1
         ]
 
-        def make(i: int) -> tuple[SavedRecord, int]:
-            compact = of.samples.read(i)
-            labels = of.batches[i].labels
-            assert labels is not None  # noqa: S101 - for the type checker
-            of.samples.spool.drop(i)
-            edge_rows = of.edge_rows_of(i, compact)
-            record = self._records.make(
-                compact, labels, of.planned, misses, i, chunks=chunks, edge_rows=edge_rows
-            )
-            return record, self._records.batch_bytes(compact)
-
         index, largest = [], 0
         made = ordered_map(
-            make,
+            lambda i: self._record(of, i, misses, chunks),
             range(of.planned.num_batches),
             num_threads=self.settings.num_threads,
             lookahead=lambda: self.settings.num_threads + 1,
@@ -291,6 +276,61 @@ class EpochPacker:
         writer.finish_superbatch(index, largest, segments)
         if of.edge_rows is not None:
             of.edge_rows.close()
+
+    def _record(
+        self, of: Superbatch, i: int, misses: DividedMisses | None, chunks: Sequence[DividedChunks]
+    ) -> tuple[SavedRecord, int]:
+        """Return the record of a batch of a superbatch, and the batch's bytes as it is loaded."""
+        subgraph, labels = of.samples.read(i), of.batches[i].labels
+        assert labels is not None  # noqa: S101 - for the type checker
+        of.samples.spool.drop(i)
+        edge_rows = of.edge_rows_of(i, subgraph)
+        places = _NONE_MISSED if misses is None else misses.batch(i)
+        shared = None
+        shared_crcs: tuple[npt.NDArray[np.uint32], ...] = ()
+        if misses is not None and misses.segments:
+            shared = (places.shared_positions, places.shared_ranks)
+            shared_crcs = tuple(misses.batch_crcs(own, i, places.shared_ranks) for own in chunks)
+        change_positions, change_slots = of.planned.batch_changes(i)
+        sources, schema = self._sampler.sources, self.store.schema
+        ids_of: dict[str, npt.NDArray[Any]] = {}  # node ids, or positions of edges
+        for path, owner in schema.owners().items():
+            ids_of[path] = (
+                subgraph.nodes[owner] if isinstance(owner, str) else subgraph.edges[owner].positions
+            )
+        rows = [
+            edge_rows.get(spec.path) or sources.tables[spec.path].gather(ids_of[spec.path])
+            for spec in self.plain
+        ]
+        edge_ids = []
+        for edge_type, ids in sources.edge_ids.items():
+            spec = schema.edge_of(edge_type).edge_id
+            known = None if spec is None else edge_rows.get(spec.path)
+            edge_ids.append(known or ids.gather(subgraph.edges[edge_type].positions))
+        record = SavedRecord(
+            seeds=tuple(labels.arrays()),
+            slots=of.planned.batch_slots(i),
+            change_positions=change_positions,
+            change_slots=change_slots,
+            positions=places.positions,
+            repeat_targets=places.repeat_targets,
+            repeat_sources=places.repeat_sources,
+            plain=tuple(found.values for found in rows),
+            edge_ids=tuple(found.values for found in edge_ids),
+            subgraph=subgraph,
+            shared=shared,
+            chunk_crcs=tuple(found.checksums.of_chunk(i) for found in chunks),
+            shared_crcs=shared_crcs,
+        )
+        id_bytes = np.dtype(schema.index_dtype).itemsize
+        batch_bytes = (
+            subgraph.num_nodes * (id_bytes + (0 if subgraph.trees is None else _WIDE_BYTES))
+            + subgraph.num_edges * (2 * id_bytes + 2 * _WIDE_BYTES)
+            + subgraph.num_seeds * _WIDE_BYTES
+        )
+        for spec in (*schema.node_attributes(), *schema.edge_attributes()):
+            batch_bytes += len(ids_of[spec.path]) * spec.row_bytes
+        return record, batch_bytes
 
     def _pack_rows(
         self, writer: PackedWriter, of: Superbatch

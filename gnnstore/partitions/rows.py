@@ -14,7 +14,7 @@ from gnnstore.disk.engines import Engine
 from gnnstore.errors import CorruptStoreError
 from gnnstore.features.source import FileRows, MemoryRows, Rows, RowSpec
 from gnnstore.formats.arrays.spec import AttributeSpec
-from gnnstore.formats.partitions.reader import PartitionsReader
+from gnnstore.formats.partitions import PartitionsReader
 
 Int64Array = npt.NDArray[np.int64]
 

@@ -20,7 +20,7 @@ from gnnstore.seeds.links import LinkGraph, Links
 from gnnstore.seeds.nodes import InputNodes
 
 if TYPE_CHECKING:
-    from gnnstore.formats.partitions.reader import PartitionsReader
+    from gnnstore.formats.partitions import PartitionsReader
     from gnnstore.partitions.buffer import ResidentState
     from gnnstore.partitions.orders import Schedule
 

@@ -13,7 +13,7 @@ from math import ceil, isqrt
 from typing import Literal
 
 from gnnstore.budget.ledger import Ledger, Reservation
-from gnnstore.formats.partitions.manifest import MOST_PARTITIONS
+from gnnstore.formats.partitions import MOST_PARTITIONS
 from gnnstore.partitions.orders import (
     beta_swaps,
     edge_permutation_bias,

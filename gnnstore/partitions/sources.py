@@ -16,8 +16,7 @@ from gnnstore.budget.ledger import STAGING, Ledger, Reservation
 from gnnstore.budget.limits import MemoryBudget
 from gnnstore.errors import BudgetError, UsageError
 from gnnstore.features.source import AbsentRows, MemoryRows, RowSource
-from gnnstore.formats.partitions.manifest import BUCKET_PTR_ARRAY
-from gnnstore.formats.partitions.reader import PartitionsReader, open_partitions
+from gnnstore.formats.partitions import BUCKET_PTR_ARRAY, PartitionsReader, open_partitions
 from gnnstore.graph.shared import shared_tables
 from gnnstore.graph.sizes import StoreSizes
 from gnnstore.partitions.buffer import StateBuffer, StateToRead, building_threads

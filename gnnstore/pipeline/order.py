@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gnnstore.errors import UsageError
-from gnnstore.formats.packed.manifest import NUM_POSITIONS
+from gnnstore.formats.packed import NUM_POSITIONS
 from gnnstore.random_words import keyed, permutation
 
 if TYPE_CHECKING:

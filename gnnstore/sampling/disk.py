@@ -21,8 +21,8 @@ import numpy as np
 import numpy.typing as npt
 
 from gnnstore import _core
-from gnnstore.formats.store.csc import Csc
 from gnnstore.formats.store.schema import EdgeType
+from gnnstore.formats.store.store import Csc
 from gnnstore.sampling.neighbor import (
     BatchRequest,
     IndexDtype,

@@ -27,8 +27,8 @@ from gnnstore.errors import (
     truth,
     whole_number,
 )
-from gnnstore.formats.store.csc import Csc
 from gnnstore.formats.store.schema import EDGE_TYPE, EdgeType
+from gnnstore.formats.store.store import Csc
 from gnnstore.sampling.sampled_graph import (
     Int64Array,
     SampledTypes,

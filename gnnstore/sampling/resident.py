@@ -15,7 +15,7 @@ import numpy.typing as npt
 from gnnstore import _core
 from gnnstore.errors import CorruptStoreError
 from gnnstore.formats.arrays.dtypes import id_dtype
-from gnnstore.formats.store.csc import Csc
+from gnnstore.formats.store.store import Csc
 
 Int64Array = npt.NDArray[np.int64]
 

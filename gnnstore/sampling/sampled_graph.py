@@ -15,11 +15,10 @@ import numpy.typing as npt
 
 from gnnstore import _core
 from gnnstore.errors import CorruptStoreError, UsageError
-from gnnstore.formats.arrays.paged_array import PagedArray
+from gnnstore.formats.arrays.paged import PagedArray
 from gnnstore.formats.arrays.spec import AttributeSpec
-from gnnstore.formats.store.csc import Csc, TopologyMode, load_column
-from gnnstore.formats.store.reader import StoreReader
 from gnnstore.formats.store.schema import EdgeType, EdgeTypeSpec, NodeTypeSpec, Schema
+from gnnstore.formats.store.store import Csc, StoreReader, TopologyMode, load_column
 
 Int64Array = npt.NDArray[np.int64]
 

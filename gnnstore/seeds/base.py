@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Generic, NamedTuple, Protocol, Self, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from gnnstore.formats.packed.manifest import KIND, SEED_ARRAYS
+from gnnstore.formats.packed import KIND, SEED_ARRAYS
 from gnnstore.formats.store.schema import EdgeType
 from gnnstore.sampling.sampled_graph import Excluded
 

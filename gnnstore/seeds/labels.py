@@ -12,7 +12,7 @@ import numpy.typing as npt
 import torch
 
 from gnnstore.errors import UnsupportedVersionError
-from gnnstore.formats.packed.manifest import KIND
+from gnnstore.formats.packed import KIND
 from gnnstore.formats.store.schema import EdgeType
 from gnnstore.seeds.base import SeedLabels
 from gnnstore.seeds.nodes import NodeLabels, TimedNodeLabels, TypedNodeLabels

@@ -18,9 +18,9 @@ import torch
 from gnnstore import _core
 from gnnstore.errors import CorruptStoreError, InputError, UsageError
 from gnnstore.formats.arrays.dtypes import id_dtype
-from gnnstore.formats.packed.manifest import ALL_EDGES
-from gnnstore.formats.store.csc import Csc
+from gnnstore.formats.packed import ALL_EDGES
 from gnnstore.formats.store.schema import EdgeTypeSpec, Schema
+from gnnstore.formats.store.store import Csc
 from gnnstore.graph.edge_splits import EdgeSplits
 from gnnstore.graph.shared import shared_tables
 from gnnstore.graph.store import GraphStore

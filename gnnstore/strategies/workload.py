@@ -24,7 +24,7 @@ from gnnstore.disk.profile import DeviceProfile, ReadTuning
 from gnnstore.formats.arrays.pages import ShardLayout
 
 if TYPE_CHECKING:
-    from gnnstore.formats.arrays.paged_array import PagedArray
+    from gnnstore.formats.arrays.paged import PagedArray
     from gnnstore.sampling.compact import RowRange
 
 

@@ -19,12 +19,11 @@ from gnnstore.formats.arrays.spec import AttributeSpec
 from gnnstore.formats.container.files import allocated_bytes
 from gnnstore.formats.container.manifest import CHECKSUMS_ARRAY
 from gnnstore.formats.container.workdir import leftovers
-from gnnstore.formats.packed.manifest import KIND, NUM_POSITIONS
-from gnnstore.formats.packed.reader import PACKED, PackedReader
-from gnnstore.formats.partitions.reader import PartitionsReader, find_partitions
-from gnnstore.formats.store.reader import StoreReader
+from gnnstore.formats.packed import KIND, NUM_POSITIONS, PACKED, PackedReader
+from gnnstore.formats.partitions import PARTITIONS, PartitionsReader
+from gnnstore.formats.store.store import StoreReader
 from gnnstore.formats.store.units import find_units
-from gnnstore.formats.tables.manifest import TableManifest
+from gnnstore.formats.tables import TableManifest
 from gnnstore.graph.sizes import StoreSizes
 from gnnstore.strategies.builtin import auto
 from gnnstore.strategies.placement import place
@@ -92,7 +91,7 @@ def describe_store(reader: StoreReader) -> dict[str, Any]:
             find_units(PACKED, reader.path), lambda path: describe_packed(PackedReader.open(path))
         ),
         "partitions": _describe_units(
-            find_partitions(reader.path),
+            find_units(PARTITIONS, reader.path),
             lambda path: describe_partitions(PartitionsReader.open(path)),
         ),
         "provenance": dict(reader.manifest.provenance),

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 from gnnstore.disk.profile import load_profile
 from gnnstore.errors import UsageError
 from gnnstore.formats.container.files import require_space
-from gnnstore.formats.container.transaction import check_final
-from gnnstore.formats.packed.reader import PACKED as KIND
-from gnnstore.formats.packed.reader import PackedReader
+from gnnstore.formats.container.workdir import check_final
+from gnnstore.formats.packed import PACKED as KIND
+from gnnstore.formats.packed import PackedReader
 from gnnstore.formats.store.units import unit_path, units_directory
 from gnnstore.graph.store import open as open_store
 from gnnstore.packing.estimate import estimate_packing

@@ -18,9 +18,8 @@ from gnnstore.disk.measure import disk_profile
 from gnnstore.disk.profile import DeviceProfile, load_profile
 from gnnstore.errors import UsageError
 from gnnstore.formats.arrays.dtypes import id_dtype
-from gnnstore.formats.container.transaction import check_final
-from gnnstore.formats.partitions.manifest import PartitionsManifest
-from gnnstore.formats.partitions.reader import PartitionsReader
+from gnnstore.formats.container.workdir import check_final
+from gnnstore.formats.partitions import PartitionsManifest, PartitionsReader
 from gnnstore.graph.shared import shared_tables
 from gnnstore.graph.sizes import StoreSizes
 from gnnstore.graph.store import GraphStore
@@ -40,7 +39,7 @@ from gnnstore.tools.session import Session
 from gnnstore.units import format_duration, format_size
 
 if TYPE_CHECKING:
-    from gnnstore.formats.partitions.manifest import OrderKind
+    from gnnstore.formats.partitions import OrderKind
 
 
 # Share of the sequential rate that reads of partitions and buckets are to reach.

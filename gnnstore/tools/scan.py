@@ -21,8 +21,8 @@ from gnnstore.converters.stores.reorder import distinct
 from gnnstore.errors import CorruptStoreError
 from gnnstore.formats.arrays.dtypes import from_bfloat16_bits
 from gnnstore.formats.arrays.spec import AttributeSpec
-from gnnstore.formats.packed.reader import PackedReader
-from gnnstore.formats.store.reader import StoreReader
+from gnnstore.formats.packed import PackedReader
+from gnnstore.formats.store.store import StoreReader
 from gnnstore.progress import Progress
 
 _CHUNK_BYTES = 2**23

@@ -15,7 +15,7 @@ from gnnstore.disk.spool import RunDirectory
 from gnnstore.formats import StoreWriter
 from gnnstore.formats.container import workdir
 from gnnstore.formats.container.files import directory_bytes
-from gnnstore.formats.tables.manifest import MANIFEST_FILE, SLOTS_FILE
+from gnnstore.formats.tables import MANIFEST_FILE, SLOTS_FILE
 from gnnstore.tools.commands import upkeep
 
 

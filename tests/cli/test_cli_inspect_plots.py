@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from gnnstore.features.packed.saved import PackedFiles
-from gnnstore.formats.packed.reader import PackedReader
+from gnnstore.formats.packed import PackedReader
 from gnnstore.loaders.saved import open_packed
 from tests.support.hetero import hetero_store
 from tests.support.packed import pack

@@ -14,7 +14,7 @@ import gnnstore
 from gnnstore import LinkNeighborLoader, NeighborLoader
 from gnnstore.errors import CorruptStoreError
 from gnnstore.features.packed import segments as segment_packing
-from gnnstore.formats.packed.reader import PackedReader
+from gnnstore.formats.packed import PackedReader
 from gnnstore.tools.cli import main
 from tests.support.batches import assert_same_batches, batches_of
 from tests.support.hetero import CITES, TEACHES, WRITES, WRITTEN_BY, hetero_store, make_hetero

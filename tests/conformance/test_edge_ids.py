@@ -14,7 +14,7 @@ from gnnstore.budget.ledger import PLANNED
 from gnnstore.converters import reorder, split_edges
 from gnnstore.converters.stores.partition import partition
 from gnnstore.errors import UsageError
-from gnnstore.formats.packed.reader import PACKED
+from gnnstore.formats.packed import PACKED
 from gnnstore.formats.store.units import make_units_directory, unit_path
 from gnnstore.pipeline.lookahead.edge_rows import PassSize
 from gnnstore.strategies import placement

@@ -10,7 +10,7 @@ import pytest
 
 import gnnstore
 from gnnstore import LinkNeighborLoader, NeighborLoader
-from gnnstore.formats.packed.reader import PACKED
+from gnnstore.formats.packed import PACKED
 from gnnstore.formats.store.units import make_units_directory, unit_path
 from gnnstore.pipeline.lookahead.superbatch import Superbatch
 from gnnstore.strategies import placement

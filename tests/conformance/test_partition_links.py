@@ -18,7 +18,7 @@ import gnnstore
 from gnnstore import LinkNeighborLoader, PartitionPolicy
 from gnnstore.converters.stores.partition import partition
 from gnnstore.errors import CorruptStoreError, UsageError
-from gnnstore.formats.partitions.reader import PartitionsReader
+from gnnstore.formats.partitions import PartitionsReader
 from gnnstore.testing import assert_resumes
 from gnnstore.testing.graphs import GraphArrays, random_graph
 from tests.support.batches import assert_same_batches, batches_of

@@ -30,7 +30,7 @@ from gnnstore.errors import (
     StorageError,
     UsageError,
 )
-from gnnstore.formats.partitions.reader import PartitionsReader
+from gnnstore.formats.partitions import PartitionsReader
 from gnnstore.partitions.buffer import ResidentState, StateToRead
 from gnnstore.testing.graphs import GraphArrays, random_graph
 from tests.support.batches import assert_same_batches, batches_of

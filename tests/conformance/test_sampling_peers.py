@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from gnnstore.formats.store.csc import Csc
+from gnnstore.formats.store.store import Csc
 from gnnstore.sampling.neighbor import NeighborSampler, SamplingConfig
 
 pytest.importorskip("torch_sparse", reason="torch-sparse, which PyG samples with, is not installed")

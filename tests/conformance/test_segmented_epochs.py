@@ -10,7 +10,7 @@ import pytest
 
 from gnnstore.errors import UsageError
 from gnnstore.features.packed import segments as segment_packing
-from gnnstore.formats.packed.reader import PackedReader
+from gnnstore.formats.packed import PackedReader
 from gnnstore.pipeline.lookahead import producer
 from gnnstore.pipeline.lookahead.superbatch import SuperbatchFiles
 from gnnstore.testing.graphs import random_graph

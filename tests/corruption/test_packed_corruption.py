@@ -14,12 +14,12 @@ import gnnstore
 from gnnstore.errors import CorruptStoreError, UnsupportedVersionError
 from gnnstore.features.packed.chunks import BLOCK_BYTES
 from gnnstore.features.packed.saved import PackedFiles
-from gnnstore.formats.packed.manifest import (
+from gnnstore.formats.packed import (
     CHECKED_ROWS,
     PACKED_FORMAT_VERSION,
     PackedManifest,
+    PackedReader,
 )
-from gnnstore.formats.packed.reader import PackedReader
 from gnnstore.testing.graphs import random_graph
 from tests.support.batches import batches_of
 from tests.support.files import flip

@@ -12,8 +12,8 @@ import gnnstore
 from gnnstore import NeighborLoader
 from gnnstore.errors import CorruptStoreError, StorageError
 from gnnstore.features.packed import segments as segment_packing
-from gnnstore.formats.packed.reader import PackedReader
-from gnnstore.formats.packed.writer import PackedWriter
+from gnnstore.formats.packed import PackedReader
+from gnnstore.formats.packed_writer import PackedWriter
 from gnnstore.pipeline.lookahead import superbatch as rolling
 from gnnstore.testing.graphs import random_graph
 from tests.support.batches import assert_same_batches, batches_of

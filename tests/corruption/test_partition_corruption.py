@@ -16,7 +16,7 @@ import gnnstore
 from gnnstore import _core
 from gnnstore.converters import partition
 from gnnstore.errors import CorruptStoreError
-from gnnstore.formats.partitions.reader import PartitionsReader
+from gnnstore.formats.partitions import PartitionsReader
 from gnnstore.testing.graphs import random_graph
 from tests.support.batches import assert_same_batches, batches_of
 from tests.support.files import flip

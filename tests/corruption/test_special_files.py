@@ -14,7 +14,7 @@ from gnnstore.converters import ConvertOptions, from_numpy, from_snap
 from gnnstore.errors import CorruptStoreError, InputError, NotFoundError, StorageError
 from gnnstore.features.check import verify
 from gnnstore.formats import StoreReader
-from gnnstore.formats.packed.reader import PackedReader
+from gnnstore.formats.packed import PackedReader
 from tests.support.stores import write_example_store
 
 # A call that hangs is ended by an exception: an open that waits can be interrupted.

@@ -30,7 +30,7 @@ from gnnstore.formats import (
     StoreReader,
     StoreWriter,
 )
-from gnnstore.formats.partitions.reader import PartitionsReader
+from gnnstore.formats.partitions import PartitionsReader
 from tests.support.hostile import reseal, rewrite, write_sealed
 from tests.support.stores import write_example_store
 

@@ -44,7 +44,7 @@ _SERVER = """
         ConvertOptions, from_numpy, from_typed, reorder, split_edges,
     )
     from gnnstore.converters.edges import builder as spill
-    from gnnstore.formats.arrays import paged_writer
+    from gnnstore.formats.arrays import paged
     from gnnstore.formats.arrays import pages
     from tests.support.filesystem_calls import signal_at_filesystem_call, serve
 
@@ -52,7 +52,7 @@ _SERVER = """
     folder = os.path.dirname(output)
     os.fsync = lambda file: None  # what a process has written outlives it without
     pages.MIN_DEFAULT_SHARD_BYTES = %(shard_bytes)d  # several shards of arrays of test size
-    paged_writer._BUFFER_BYTES = 2**13
+    paged._BUFFER_BYTES = 2**13
     spill.MIN_SPILL_BYTES = 2**12
 
     def convert(task):

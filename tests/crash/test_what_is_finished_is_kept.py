@@ -17,7 +17,7 @@ from gnnstore.converters.edges.builder import EdgeBuilder
 from gnnstore.converters.edges.merge import SpilledEdges
 from gnnstore.formats.arrays import pages
 from gnnstore.formats.container.workdir import find_leftovers
-from gnnstore.formats.store.writer import StoreWriter
+from gnnstore.formats.store.store import StoreWriter
 from gnnstore.progress import NullProgress, Phase
 from tests.support.effort import choose
 from tests.support.stores import assert_same_files
@@ -56,7 +56,7 @@ class Watcher(NullProgress):
 def small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
     """Cut arrays of test size into several shards, so that some of an array may be finished."""
     monkeypatch.setattr(pages, "MIN_DEFAULT_SHARD_BYTES", SHARD_BYTES)
-    monkeypatch.setattr("gnnstore.formats.arrays.paged_writer._BUFFER_BYTES", 2**13)
+    monkeypatch.setattr("gnnstore.formats.arrays.paged._BUFFER_BYTES", 2**13)
     monkeypatch.setattr("gnnstore.converters.inputs.source._PIECE_BYTES", 2**14)
     monkeypatch.setattr("gnnstore.converters.edges.builder.MIN_SPILL_BYTES", 2**12)
 

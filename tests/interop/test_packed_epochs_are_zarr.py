@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from gnnstore.features.packed.saved import decode_record
-from gnnstore.formats.packed.reader import PackedReader
+from gnnstore.formats.packed import PackedReader
 from gnnstore.testing.graphs import random_graph
 from tests.support.packed import pack
 from tests.support.twins.packing import piece_crcs

@@ -18,7 +18,7 @@ from gnnstore import _core
 from gnnstore.disk.spool import FileSpool
 from gnnstore.errors import CorruptStoreError
 from gnnstore.formats.arrays.dtypes import id_dtype
-from gnnstore.formats.store.csc import Csc
+from gnnstore.formats.store.store import Csc
 from gnnstore.sampling.compact import ONE_TYPE, CompactSample, Types
 from gnnstore.sampling.neighbor import EdgeSample, NeighborSampler, Sample, SamplingConfig
 from tests.support.effort import examples

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from gnnstore import _core
 from gnnstore.errors import CorruptStoreError
-from gnnstore.formats.store.csc import Csc
+from gnnstore.formats.store.store import Csc
 from gnnstore.sampling.sampled_graph import EdgeFinder
 from tests.support.effort import examples
 

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 from gnnstore.disk.engines import Engine, open_engine
 from gnnstore.errors import CorruptStoreError, StorageError
-from gnnstore.formats.store.csc import Csc
+from gnnstore.formats.store.store import Csc
 from gnnstore.graph.indices import IndexRows
 from gnnstore.graph.neighbor_cache import (
     all_lists,

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gnnstore.errors import BudgetError
-from gnnstore.formats.partitions.manifest import MOST_PARTITIONS
+from gnnstore.formats.partitions import MOST_PARTITIONS
 from gnnstore.partitions.orders import dispersed, two_level
 from gnnstore.partitions.sizes import (
     BufferSizes,

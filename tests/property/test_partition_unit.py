@@ -15,12 +15,13 @@ from gnnstore.converters import reorder
 from gnnstore.converters.stores.partition import node_order, partition, rows_per_partition
 from gnnstore.errors import InputError, NotFoundError, UsageError
 from gnnstore.formats import StoreReader
-from gnnstore.formats.partitions.manifest import MOST_ROWS
-from gnnstore.formats.partitions.reader import (
+from gnnstore.formats.partitions import (
+    MOST_ROWS,
+    PARTITIONS,
     PartitionsReader,
-    find_partitions,
     open_partitions,
 )
+from gnnstore.formats.store.units import find_units
 from gnnstore.testing.graphs import GraphArrays, random_graph
 from tests.support.stores import write_example_store
 from tests.support.twins.partitions import partition_reference
@@ -210,7 +211,7 @@ def test_opening_by_name(tmp_path: Path, small: GraphArrays) -> None:
     assert first == store / "partitions" / "random-4"
     assert open_partitions(store, None, store_uuid=uuid).path == first
     partition(store, 5, name="other")
-    assert [path.name for path in find_partitions(store)] == ["other", "random-4"]
+    assert [path.name for path in find_units(PARTITIONS, store)] == ["other", "random-4"]
     with pytest.raises(UsageError, match="the name of one: 'other', 'random-4'"):
         open_partitions(store, None, store_uuid=uuid)
     with pytest.raises(NotFoundError, match=r"no partitioning 'third'.* has 'other', 'random-4'"):

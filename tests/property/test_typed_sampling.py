@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from gnnstore import _core
 from gnnstore.errors import CorruptStoreError
 from gnnstore.formats.store.by_column import integer_weights, places_by_time, sums_by_column
-from gnnstore.formats.store.csc import Csc
+from gnnstore.formats.store.store import Csc
 from gnnstore.sampling.disk import DiskNeighborSampler, StagedBatch
 from gnnstore.sampling.neighbor import BatchRequest, NeighborSampler, Sample, SamplingConfig
 from gnnstore.sampling.sampled_graph import COLUMNS, SampledTypes, TimeColumns

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from gnnstore.formats.packed.reader import PACKED
+from gnnstore.formats.packed import PACKED
 from gnnstore.formats.store.units import make_units_directory, unit_path
 from gnnstore.graph.store import open as open_store
 from gnnstore.packing.job import EpochPacker

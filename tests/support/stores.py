@@ -28,7 +28,7 @@ from gnnstore.formats.container.names import (
     original_id_array,
     split_array,
 )
-from gnnstore.formats.store.reader import StoreReader
+from gnnstore.formats.store.store import StoreReader
 
 
 @dataclass(frozen=True)

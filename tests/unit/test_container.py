@@ -22,7 +22,7 @@ from gnnstore.errors import (
     UsageError,
 )
 from gnnstore.formats import AttributeSpec
-from gnnstore.formats.arrays import paged_writer
+from gnnstore.formats.arrays import paged
 from gnnstore.formats.container.files import Problem
 from gnnstore.formats.container.manifest import KINDS, Kind, Manifest
 from gnnstore.formats.container.reader import SealedReader
@@ -95,7 +95,7 @@ SIZES = np.array([7000, 5000])
 @pytest.fixture(autouse=True)
 def registered(monkeypatch: pytest.MonkeyPatch) -> None:
     """Register the kind, and write after a few pages, as a writer of large arrays does."""
-    monkeypatch.setattr(paged_writer, "_BUFFER_BYTES", 4096)
+    monkeypatch.setattr(paged, "_BUFFER_BYTES", 4096)
     monkeypatch.setattr(KINDS, "_values", {kind.name: kind for kind in (*KINDS, PARTS)})
 
 

@@ -200,7 +200,7 @@ def test_an_interrupted_conversion_is_resumed(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as context:
-        context.setattr("gnnstore.formats.store.writer.StoreWriter.commit", interrupt)
+        context.setattr("gnnstore.formats.store.store.StoreWriter.commit", interrupt)
         with pytest.raises(KeyboardInterrupt):
             from_ogb(root, tmp_path / "a.gnn")
     output = from_ogb(root, tmp_path / "a.gnn", options=ConvertOptions(resume=True))

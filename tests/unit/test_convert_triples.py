@@ -195,7 +195,7 @@ def test_an_interrupted_conversion_is_resumed(
     name = {
         "edges": "gnnstore.converters.writer.graph_writer.write_adjacency",
         "splits": "gnnstore.converters.writer.graph_writer.write_edge_split",
-        "commit": "gnnstore.formats.store.writer.StoreWriter.commit",
+        "commit": "gnnstore.formats.store.store.StoreWriter.commit",
     }[at]
 
     def interrupt(*_: object, **__: object) -> None:

@@ -17,7 +17,7 @@ from gnnstore import _core
 from gnnstore.converters.inputs.files import open_npy
 from gnnstore.converters.inputs.source import read_ahead
 from gnnstore.errors import InputError, NoSpaceError
-from gnnstore.formats.arrays.paged_writer import PagedArrayWriter
+from gnnstore.formats.arrays.paged import PagedArrayWriter
 from gnnstore.formats.arrays.spec import AttributeSpec
 from gnnstore.formats.container import files
 from gnnstore.formats.container.files import BLOCK_BYTES, ChecksummedFile

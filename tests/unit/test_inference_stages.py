@@ -45,7 +45,7 @@ def slowed(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
 def test_a_failed_write_reaches_the_caller(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As do rows of the block before, which are told as written."""
     monkeypatch.setattr(InferenceRun, "_reservations", lambda *_: ())
-    monkeypatch.setattr("gnnstore.formats.arrays.paged_writer._BUFFER_BYTES", 1)
+    monkeypatch.setattr("gnnstore.formats.arrays.paged._BUFFER_BYTES", 1)
     store = random_graph(4000, 0, feature_dim=32).write(tmp_path / "s.gnn")
     written: list[Path] = []
     write = ChecksummedFile.write

@@ -16,7 +16,7 @@ from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler
 
 import gnnstore
 from gnnstore.errors import InputError, NotFoundError, UnsupportedVersionError, UsageError
-from gnnstore.formats.packed.manifest import KIND
+from gnnstore.formats.packed import KIND
 from gnnstore.pipeline.order import (
     MAX_SORTED,
     KeyedBijection,

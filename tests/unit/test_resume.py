@@ -16,7 +16,7 @@ from gnnstore.converters import ConvertOptions, from_numpy, from_rmat, from_snap
 from gnnstore.converters.writer.graph_writer import GraphWriter
 from gnnstore.errors import InputError, NotFoundError, StorageError, StoreExistsError, UsageError
 from gnnstore.formats import Schema, StoreReader, StoreWriter
-from gnnstore.formats.arrays import paged_writer
+from gnnstore.formats.arrays import paged
 from gnnstore.formats.container.journal import (
     JOURNAL_FILE,
     Journal,
@@ -39,7 +39,7 @@ class DiskError(StorageError):
 @pytest.fixture(autouse=True)
 def small_buffers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Write after a few pages, as a writer of large arrays does."""
-    monkeypatch.setattr(paged_writer, "_BUFFER_BYTES", 4096)
+    monkeypatch.setattr(paged, "_BUFFER_BYTES", 4096)
 
 
 # ---- the journal's file

@@ -13,7 +13,7 @@ import torch
 from torch_geometric.sampler.utils import to_bidirectional
 
 from gnnstore import _core
-from gnnstore.formats.store.csc import Csc
+from gnnstore.formats.store.store import Csc
 from gnnstore.sampling.neighbor import NeighborSampler, Sample, SamplingConfig
 from tests.support.twins import sampling as reference
 

@@ -9,7 +9,7 @@ import pytest
 
 from gnnstore import _core
 from gnnstore.errors import CorruptStoreError, InputError, UsageError
-from gnnstore.formats.store.csc import Csc
+from gnnstore.formats.store.store import Csc
 from gnnstore.sampling.neighbor import NeighborSampler, SamplingConfig
 
 CSC = Csc(np.array([0, 2, 3, 3]), np.array([1, 2, 0]), num_src=3, label="the/store")

@@ -28,7 +28,7 @@ from gnnstore.formats.container.names import (
     edge_split_directory,
     node_array,
 )
-from gnnstore.formats.store.writer import RESERVED_NAMES
+from gnnstore.formats.store.store import RESERVED_NAMES
 from tests.support.stores import write_example_store
 
 EMPTY = Schema((), ())

@@ -16,7 +16,7 @@ from gnnstore.converters import from_pyg
 from gnnstore.disk.engines import open_engine
 from gnnstore.errors import CorruptStoreError, InputError, UsageError
 from gnnstore.formats.store.by_column import places_by_time
-from gnnstore.formats.store.csc import Csc
+from gnnstore.formats.store.store import Csc
 from gnnstore.graph.store import GraphStore
 from gnnstore.sampling.disk import DiskNeighborSampler
 from gnnstore.sampling.neighbor import BatchRequest, NeighborSampler, Sample, SamplingConfig

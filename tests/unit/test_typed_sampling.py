@@ -13,7 +13,7 @@ import gnnstore
 from gnnstore import _core
 from gnnstore.disk.engines import open_engine
 from gnnstore.errors import InputError, UsageError
-from gnnstore.formats.store.csc import Csc
+from gnnstore.formats.store.store import Csc
 from gnnstore.graph.shared import SharedTables
 from gnnstore.graph.topology import Topology
 from gnnstore.sampling.neighbor import (

@@ -19,7 +19,7 @@ from gnnstore.features.packed.pack import pack
 from gnnstore.features.planned import PlanStep, SlotCache
 from gnnstore.features.source import RowSource, TypedRows, files_of
 from gnnstore.formats.container.names import edge_directory, node_array
-from gnnstore.formats.store.reader import StoreReader
+from gnnstore.formats.store.store import StoreReader
 from gnnstore.graph.shared import shared_tables
 from gnnstore.graph.sizes import StoreSizes
 from gnnstore.sampling.compact import CompactSample, RowSpace, Types

@@ -16,7 +16,7 @@ from torch_geometric.data import Data
 from gnnstore.converters import from_pyg
 from gnnstore.errors import CorruptStoreError
 from gnnstore.formats.store.by_column import integer_weights, sums_by_column
-from gnnstore.formats.store.csc import Csc
+from gnnstore.formats.store.store import Csc
 from gnnstore.graph.store import GraphStore
 from gnnstore.sampling.neighbor import NeighborSampler, Sample, SamplingConfig
 from gnnstore.sampling.sampled_graph import SampledTypes

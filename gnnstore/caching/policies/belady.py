@@ -22,7 +22,7 @@ from gnnstore.caching.plan import CachePlan, PlanFiles, PlanPlace, Trace
 from gnnstore.caching.policies.base import MAX_PLANNED, PLANNING, PlanningBytes, SpillingPolicy
 from gnnstore.disk.spool import guarded
 from gnnstore.errors import UsageError
-from gnnstore.formats.packed.manifest import MAX_SLOTS
+from gnnstore.formats.packed import MAX_SLOTS
 
 if TYPE_CHECKING:
     from gnnstore.caching.reuse import InitialCache, ReuseCurve

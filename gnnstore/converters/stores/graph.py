@@ -32,8 +32,8 @@ from gnnstore.formats.arrays.dtypes import STORAGE_DTYPES, id_dtype
 from gnnstore.formats.arrays.spec import AttributeSpec
 from gnnstore.formats.container.files import BLOCK_BYTES
 from gnnstore.formats.container.reader import SealedReader
-from gnnstore.formats.store.reader import StoreReader
 from gnnstore.formats.store.schema import EdgeTypeSpec, NodeTypeSpec, TextSpec
+from gnnstore.formats.store.store import StoreReader
 
 _BLOCK_COLUMNS = 2**17  # columns whose pointers are read together: 1 MiB
 _READ_EDGES = 2**20

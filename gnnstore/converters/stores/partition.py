@@ -29,7 +29,7 @@ from gnnstore.formats.arrays.dtypes import id_dtype
 from gnnstore.formats.arrays.pages import PageGeometry
 from gnnstore.formats.arrays.spec import AttributeSpec
 from gnnstore.formats.container.files import RangeCrcs, require_space
-from gnnstore.formats.partitions.manifest import (
+from gnnstore.formats.partitions import (
     BUCKET_CRCS_ARRAY,
     BUCKET_PTR_ARRAY,
     EDGE_ARRAYS,
@@ -37,16 +37,15 @@ from gnnstore.formats.partitions.manifest import (
     MOST_ROWS,
     ORDER_ARRAY,
     PARTITION_CRCS_ARRAY,
+    PARTITIONS,
     PLACE_ARRAY,
     POSITION_ARRAY,
     SOURCE_ARRAY,
     TARGET_ARRAY,
     OrderKind,
+    PartitionsWriter,
     node_rows,
-    partition_bounds,
 )
-from gnnstore.formats.partitions.reader import PARTITIONS
-from gnnstore.formats.partitions.writer import PartitionsWriter
 from gnnstore.formats.store.units import unit_path, units_directory
 from gnnstore.progress import NullProgress, Progress
 from gnnstore.random_words import draw_words
@@ -265,7 +264,7 @@ class _Work:
         num_nodes = plan.graph.num_nodes
         self._ids = id_dtype(num_nodes)
         self._place = np.empty(num_nodes, self._ids)
-        self._bounds = partition_bounds(num_nodes, plan.num_partitions, plan.rows)
+        self._bounds = np.minimum(np.arange(plan.num_partitions + 1) * plan.rows, num_nodes)
         # uint32 [p, 1 + attributes]: of each partition's rows of the order, then of attributes.
         self._crcs = np.zeros((plan.num_partitions, 1 + len(plan.attributes)), np.uint32)
 
@@ -276,7 +275,7 @@ class _Work:
         self._write_edges()
         for name, spec in plan.attributes.items():
             self._write_rows(name, spec)
-        with self._writer.checksums(PARTITION_CRCS_ARRAY, self._crcs.shape) as array:
+        with self._writer.array(PARTITION_CRCS_ARRAY, "uint32", *self._crcs.shape) as array:
             array.append(self._crcs)
         with self._progress.phase("commit"):
             return self._writer.commit(
@@ -295,7 +294,7 @@ class _Work:
         """Draw the order, write it and its inverse; return the number of nodes that come first."""
         plan, num_nodes = self._plan, self._graph.num_nodes
         is_first = None if plan.train_first is None else _nodes_of(self._graph, plan.train_first)
-        order = self._writer.values(ORDER_ARRAY, self._ids.name, num_nodes)
+        order = self._writer.array(ORDER_ARRAY, self._ids.name, num_nodes)
         firsts = range(0, num_nodes, _PIECE_NODES)
         drawn: Iterator[npt.NDArray[np.int64]] = (
             np.arange(first, min(first + _PIECE_NODES, num_nodes)) for first in firsts
@@ -314,7 +313,7 @@ class _Work:
                     crcs.add(stored)
                     order.append(stored)
                 phase.advance(len(nodes))
-        place = self._writer.values(PLACE_ARRAY, self._ids.name, num_nodes)
+        place = self._writer.array(PLACE_ARRAY, self._ids.name, num_nodes)
         place.append(self._place)
         for array in (order, place):
             array.close()
@@ -325,16 +324,16 @@ class _Work:
         plan, graph, writer = self._plan, self._graph, self._writer
         num_edges, num_buckets = graph.num_edges, plan.num_partitions**2
         positions = id_dtype(num_edges)
-        bucket_ptr = writer.values(BUCKET_PTR_ARRAY, "int64", num_buckets + 1)
+        bucket_ptr = writer.array(BUCKET_PTR_ARRAY, "int64", num_buckets + 1)
         columns = [
-            writer.values(path, dtype, num_edges)
+            writer.array(path, dtype, num_edges)
             for path, dtype in (
                 (SOURCE_ARRAY, "int32"),
                 (TARGET_ARRAY, "int32"),
                 (POSITION_ARRAY, positions.name),
             )
         ]
-        bucket_crcs = writer.checksums(BUCKET_CRCS_ARRAY, (num_buckets, len(EDGE_ARRAYS)))
+        bucket_crcs = writer.array(BUCKET_CRCS_ARRAY, "uint32", num_buckets, len(EDGE_ARRAYS))
         arrays = [bucket_ptr, *columns, bucket_crcs]
         if all(array.num_committed_rows == array.spec.num_rows for array in arrays):
             for array in arrays:

@@ -25,8 +25,8 @@ from gnnstore.converters.writer.base import provenance
 from gnnstore.converters.writer.graph_writer import GraphWriter
 from gnnstore.converters.writer.options import ConvertOptions, refuse_rules, with_orders
 from gnnstore.errors import UsageError, limits_named
-from gnnstore.formats.store.reader import StoreReader
 from gnnstore.formats.store.schema import StoreManifest
+from gnnstore.formats.store.store import StoreReader
 from gnnstore.progress import Progress
 
 KIND = "split-edges"

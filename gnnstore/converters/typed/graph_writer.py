@@ -30,10 +30,10 @@ from gnnstore.converters.writer.node_arrays import NodeArrays, RowSink
 from gnnstore.converters.writer.options import refuse_options
 from gnnstore.errors import InputError, UsageError
 from gnnstore.formats.arrays.dtypes import id_dtype
-from gnnstore.formats.arrays.paged_array import PagedArray
+from gnnstore.formats.arrays.paged import PagedArray
 from gnnstore.formats.container.names import edge_directory, encode
 from gnnstore.formats.store.schema import EdgeType, EdgeTypeSpec
-from gnnstore.formats.store.writer import StoreWriter
+from gnnstore.formats.store.store import StoreWriter
 
 _PREFIX = "rev_"
 _POINTER_BYTES = 2**20

@@ -20,8 +20,7 @@ from gnnstore.converters.writer.adjacency import finished_array
 from gnnstore.converters.writer.options import ConvertOptions
 from gnnstore.errors import InputError, UsageError, limits_named
 from gnnstore.formats.arrays.dtypes import dtype_name
-from gnnstore.formats.arrays.paged_array import PagedArray
-from gnnstore.formats.arrays.paged_writer import PagedArrayWriter
+from gnnstore.formats.arrays.paged import PagedArray, PagedArrayWriter
 from gnnstore.formats.arrays.spec import AttributeSpec
 from gnnstore.formats.container import names as store_names
 from gnnstore.formats.container.manifest import KINDS
@@ -38,10 +37,9 @@ from gnnstore.formats.store.by_column import (
     sums_by_column,
     weights_of,
 )
-from gnnstore.formats.store.reader import StoreReader
 from gnnstore.formats.store.schema import EdgeTypeSpec, Schema
+from gnnstore.formats.store.store import StoreReader, StoreWriter
 from gnnstore.formats.store.units import find_units
-from gnnstore.formats.store.writer import StoreWriter
 from gnnstore.progress import NullProgress, Phase, Progress
 
 _MAX_BLOCK_EDGES = 2**22

@@ -28,7 +28,7 @@ from gnnstore.formats.container import names as store_names
 from gnnstore.formats.container.files import directory_bytes, require_space
 from gnnstore.formats.container.journal import SPILL_DIRECTORY, foreign_spill_name
 from gnnstore.formats.store.schema import EdgeType, EdgeTypeSpec, Schema
-from gnnstore.formats.store.writer import StoreWriter
+from gnnstore.formats.store.store import StoreWriter
 from gnnstore.progress import NullProgress, Progress
 from gnnstore.units import format_size
 

@@ -29,12 +29,11 @@ from gnnstore.converters.inputs.source import (
 from gnnstore.converters.writer.adjacency import finished_array
 from gnnstore.errors import InputError
 from gnnstore.formats.arrays.dtypes import dtype_name, id_dtype
-from gnnstore.formats.arrays.paged_array import PagedArray
+from gnnstore.formats.arrays.paged import PagedArray
 from gnnstore.formats.arrays.spec import AttributeSpec
 from gnnstore.formats.container import names
-from gnnstore.formats.store.edge_splits import EdgeSplitSpec
-from gnnstore.formats.store.schema import EDGE_TYPE, EdgeTypeSpec
-from gnnstore.formats.store.writer import StoreWriter
+from gnnstore.formats.store.schema import EDGE_TYPE, EdgeSplitSpec, EdgeTypeSpec
+from gnnstore.formats.store.store import StoreWriter
 from gnnstore.progress import Progress
 from gnnstore.random_words import hash_pairs
 

@@ -25,7 +25,7 @@ from gnnstore.errors import GnnstoreError
 from gnnstore.formats.arrays.dtypes import STORAGE_DTYPES, id_dtype
 from gnnstore.formats.arrays.pages import PageGeometry
 from gnnstore.formats.container.files import directory_bytes, require_space
-from gnnstore.formats.store.writer import StoreWriter
+from gnnstore.formats.store.store import StoreWriter
 from gnnstore.units import format_duration, format_size
 
 # Rates of an ordinary laptop, for each second: edges sorted into columns, bytes written and

@@ -31,8 +31,7 @@ from gnnstore.converters.writer.node_arrays import NodeArrays, RowSink, split_na
 from gnnstore.converters.writer.options import ConvertOptions, IndexDtype, refuse_options
 from gnnstore.errors import InputError, UsageError
 from gnnstore.formats.container import names as store_names
-from gnnstore.formats.store.edge_splits import EdgeSplitSpec
-from gnnstore.formats.store.schema import EDGE_TYPE, NODE_TYPE, TextSpec
+from gnnstore.formats.store.schema import EDGE_TYPE, NODE_TYPE, EdgeSplitSpec, TextSpec
 from gnnstore.progress import Progress
 
 _STEP_BYTES = 2**23  # of pointers that are read at a time

@@ -33,11 +33,11 @@ from gnnstore.converters.writer.edge_splits import copy_array
 from gnnstore.converters.writer.options import ConvertOptions
 from gnnstore.errors import InputError, UsageError
 from gnnstore.formats.arrays.dtypes import dtype_name, from_bfloat16_bits
-from gnnstore.formats.arrays.paged_writer import PagedArrayWriter
+from gnnstore.formats.arrays.paged import PagedArrayWriter
 from gnnstore.formats.arrays.spec import AttributeSpec
 from gnnstore.formats.container import names
 from gnnstore.formats.store.schema import NODE_TYPE, NodeTypeSpec, TextSpec
-from gnnstore.formats.store.writer import StoreWriter
+from gnnstore.formats.store.store import StoreWriter
 from gnnstore.progress import Phase, Progress
 
 _LOG = logging.getLogger(__name__)

@@ -14,7 +14,7 @@ from gnnstore.budget.limits import parse_memory
 from gnnstore.errors import UsageError, check_choice, limits_named
 from gnnstore.formats import StoreManifest
 from gnnstore.formats.arrays.dtypes import STORAGE_DTYPES
-from gnnstore.formats.container.transaction import check_final
+from gnnstore.formats.container.workdir import check_final
 from gnnstore.formats.store.schema import EdgeTypeSpec
 from gnnstore.units import Registry, parse_size
 

@@ -28,7 +28,7 @@ from gnnstore._core import ReadCounts
 from gnnstore.disk.spool import Spool
 from gnnstore.errors import CorruptStoreError, storage_error
 from gnnstore.features.source import PackedRows, RowSource, RowSpec, places_within
-from gnnstore.formats.packed.manifest import CHECKED_ROWS, MAX_PIECE_BYTES
+from gnnstore.formats.packed import CHECKED_ROWS, MAX_PIECE_BYTES
 from gnnstore.sampling.compact import RowRange
 
 # Chunks begin at multiples of this: what direct reads of any common disk are aligned to.

@@ -33,12 +33,11 @@ from gnnstore.features.packed.segments import SharedReader
 from gnnstore.features.planned import PlanStep
 from gnnstore.features.source import FileRows, PackedRows, RowSource, places_within
 from gnnstore.features.tables import CachedTables
-from gnnstore.formats.arrays.paged_array import PagedArray
+from gnnstore.formats.arrays.paged import PagedArray
 from gnnstore.formats.arrays.pages import DEFAULT_PAGE_BYTES, PageGeometry, plan_shards
 from gnnstore.formats.arrays.spec import AttributeSpec
 from gnnstore.formats.container.files import fill_at, open_regular
-from gnnstore.formats.packed.manifest import name_of_batch
-from gnnstore.formats.packed.reader import PackedReader
+from gnnstore.formats.packed import PackedReader, name_of_batch
 from gnnstore.sampling.compact import ONE_TYPE, CompactSample, RowRange, RowSpace, Types
 
 _HELP = "Restore the epochs from a copy, or pack again; 'gnnstore verify' shows all that is damaged"

@@ -34,8 +34,7 @@ from gnnstore.features.packed.misses import MissTable
 from gnnstore.features.packed.pack import append_missed
 from gnnstore.features.source import FileRows, TypedRows
 from gnnstore.formats.container.files import open_regular, read_part, write_part
-from gnnstore.formats.packed.manifest import CHECKED_ROWS
-from gnnstore.formats.packed.reader import PackedReader, segment_layout
+from gnnstore.formats.packed import CHECKED_ROWS, PackedReader, segment_layout
 
 # Parts are put in order in pieces of this size, twice in memory.
 _PART_BYTES = 4 << 20

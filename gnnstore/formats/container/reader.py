@@ -27,7 +27,7 @@ from gnnstore.formats.arrays.compressed import (
     read_chunks,
 )
 from gnnstore.formats.arrays.dtypes import STORAGE_DTYPES
-from gnnstore.formats.arrays.paged_array import PagedArray
+from gnnstore.formats.arrays.paged import PagedArray
 from gnnstore.formats.arrays.spec import AttributeSpec
 from gnnstore.formats.arrays.zarr_metadata import (
     MAX_ARRAY_METADATA_BYTES,

@@ -31,7 +31,7 @@ from gnnstore.errors import (
 )
 from gnnstore.formats.arrays.compressed import crc_of_array, write_compressed_files
 from gnnstore.formats.arrays.dtypes import dtype_name, storage_dtype
-from gnnstore.formats.arrays.paged_writer import PagedArrayWriter
+from gnnstore.formats.arrays.paged import PagedArrayWriter
 from gnnstore.formats.arrays.pages import DEFAULT_PAGE_BYTES, MAX_PAGE_BYTES, MIN_PAGE_BYTES
 from gnnstore.formats.arrays.spec import AttributeSpec
 from gnnstore.formats.arrays.zarr_metadata import MAX_DIMENSIONS, METADATA_FILE, group_metadata
@@ -50,7 +50,7 @@ from gnnstore.formats.container.manifest import (
     content_uuid,
 )
 from gnnstore.formats.container.reader import SealedReader
-from gnnstore.formats.container.transaction import DirectoryTransaction
+from gnnstore.formats.container.workdir import DirectoryTransaction
 from gnnstore.units import format_size
 
 _MAX_DIFFERENCES = 3  # named in a message

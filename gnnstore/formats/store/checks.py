@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from gnnstore.errors import InputError
 from gnnstore.formats.arrays.dtypes import STORAGE_DTYPES
-from gnnstore.formats.arrays.paged_array import PagedArray
+from gnnstore.formats.arrays.paged import PagedArray
 from gnnstore.formats.arrays.spec import AttributeSpec
 from gnnstore.formats.container.files import Problem
 from gnnstore.formats.container.reader import SealedReader

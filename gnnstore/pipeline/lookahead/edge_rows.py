@@ -19,7 +19,7 @@ from gnnstore._core import ReadCounts, empty
 from gnnstore.disk.spool import SPOOLED_BYTES, FileSpool
 from gnnstore.features.source import Rows
 from gnnstore.formats.arrays.dtypes import id_dtype
-from gnnstore.formats.arrays.paged_array import PagedArray
+from gnnstore.formats.arrays.paged import PagedArray
 from gnnstore.formats.store.schema import EdgeType
 from gnnstore.sampling.neighbor import Subgraph
 

@@ -23,7 +23,7 @@ from gnnstore.caching.policies.base import CachePolicy, Planner, slot_layout
 from gnnstore.features.planned import PinnedRows, SlotCache, TurnLock
 from gnnstore.features.source import files_of
 from gnnstore.formats.arrays.dtypes import id_dtype
-from gnnstore.formats.arrays.paged_array import PagedArray
+from gnnstore.formats.arrays.paged import PagedArray
 from gnnstore.formats.store.schema import EdgeType, Schema
 from gnnstore.pipeline.batch import (
     RELEASED_BYTES,

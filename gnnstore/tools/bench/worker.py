@@ -26,7 +26,7 @@ import numpy.typing as npt
 
 import gnnstore
 from gnnstore.errors import GnnstoreError
-from gnnstore.formats.arrays.paged_array import PagedArray
+from gnnstore.formats.arrays.paged import PagedArray
 from gnnstore.graph.shared import shared_tables
 from gnnstore.loaders.link import resolve_links
 from gnnstore.loaders.options import fanouts_of

@@ -9,11 +9,11 @@ import click
 
 from gnnstore.errors import UsageError
 from gnnstore.formats.container.manifest import kind_of
-from gnnstore.formats.packed.reader import PACKED, PackedReader
-from gnnstore.formats.partitions.reader import PARTITIONS, PartitionsReader
-from gnnstore.formats.store.reader import StoreReader
+from gnnstore.formats.packed import PACKED, PackedReader
+from gnnstore.formats.partitions import PARTITIONS, PartitionsReader
+from gnnstore.formats.store.store import StoreReader
 from gnnstore.formats.store.units import find_unit
-from gnnstore.formats.tables.manifest import TableManifest
+from gnnstore.formats.tables import TableManifest
 from gnnstore.tools import describe
 from gnnstore.tools.options import Command, declared, plot_option, session_options
 from gnnstore.tools.programs import next_commands, program_of

@@ -16,7 +16,7 @@ from gnnstore.converters import split_edges
 from gnnstore.converters.stores.reorder import ORDERS, reorder
 from gnnstore.converters.writer.options import ConvertOptions
 from gnnstore.errors import UsageError
-from gnnstore.formats.store.reader import StoreReader
+from gnnstore.formats.store.store import StoreReader
 from gnnstore.progress import Style
 from gnnstore.tools.layout import Block
 from gnnstore.tools.options import (

@@ -27,10 +27,10 @@ from gnnstore.formats.container.files import directory_bytes
 from gnnstore.formats.container.manifest import KINDS
 from gnnstore.formats.container.verify import LEVELS, Level
 from gnnstore.formats.container.workdir import Leftover, find_leftovers, remove
-from gnnstore.formats.packed.reader import PACKED
-from gnnstore.formats.partitions.reader import PARTITIONS
-from gnnstore.formats.store.reader import StoreReader
+from gnnstore.formats.packed import PACKED
+from gnnstore.formats.partitions import PARTITIONS
 from gnnstore.formats.store.schema import StoreManifest
+from gnnstore.formats.store.store import StoreReader
 from gnnstore.formats.store.units import remove_unit, unit_path
 from gnnstore.tools.layout import Block
 from gnnstore.tools.options import Command, declared, session_options

@@ -19,9 +19,19 @@ from typing import Annotated, Any, ClassVar, Self
 import numpy as np
 import numpy.typing as npt
 
-from gnnstore.errors import CorruptStoreError, NotFoundError, UsageError, storage_errors
+from gnnstore.errors import (
+    CorruptStoreError,
+    NotFoundError,
+    UsageError,
+    storage_errors,
+)
 from gnnstore.formats.arrays.spec import AttributeSpec
-from gnnstore.formats.container.files import crc32c_of, fsync_directory, read_small, write_new
+from gnnstore.formats.container.files import (
+    crc32c_of,
+    fsync_directory,
+    read_small,
+    write_new,
+)
 from gnnstore.formats.container.manifest import KINDS, Kind, Manifest
 from gnnstore.formats.container.strict_json import Fields, parse_object
 

@@ -36,14 +36,14 @@ from gnnstore.formats.container.files import (
 )
 from gnnstore.formats.container.manifest import CHECKSUMS_ARRAY
 from gnnstore.formats.container.writer import SealedWriter
-from gnnstore.formats.packed.manifest import (
+from gnnstore.formats.packed import (
     BATCHES_ARRAY,
     INDEX_ARRAY,
     PACKED_ALIGNMENT_BYTES,
     SEGMENTS_ARRAY,
     PackedManifest,
+    PackedReader,
 )
-from gnnstore.formats.packed.reader import PackedReader
 
 _READ_BYTES = 4 * 2**20
 # Such an array is one file, however large.

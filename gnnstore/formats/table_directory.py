@@ -7,13 +7,13 @@ disk of its kept commits and of changed partitions, and a kill leaves the last c
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import logging
 import os
 import threading
 import uuid
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
@@ -22,12 +22,21 @@ import numpy as np
 import numpy.typing as npt
 
 from gnnstore import _core
-from gnnstore.errors import CorruptStoreError, UsageError, storage_error, storage_errors
-from gnnstore.formats.container.files import Problem, fill_at, open_regular, write_part
-from gnnstore.formats.container.transaction import DirectoryTransaction
+from gnnstore.errors import (
+    CorruptStoreError,
+    UsageError,
+    storage_error,
+    storage_errors,
+)
+from gnnstore.formats.container.files import (
+    Problem,
+    fill_at,
+    open_regular,
+    write_part,
+)
 from gnnstore.formats.container.verify import Level, Report
-from gnnstore.formats.container.workdir import take_lock
-from gnnstore.formats.tables.manifest import SLOTS_FILE, Commit, TableManifest
+from gnnstore.formats.container.workdir import DirectoryTransaction, take_lock
+from gnnstore.formats.tables import SLOTS_FILE, Commit, TableManifest
 from gnnstore.progress import Progress
 
 # Reading single rows: reads at once, and the gap across which two rows share a read.
@@ -52,7 +61,6 @@ class SlotFile:
         self.path, self.slot_bytes = path, slot_bytes
         self._written_bytes = min(slot_bytes, -(-used_bytes // _BLOCK_BYTES) * _BLOCK_BYTES)
         self._extending = threading.Lock()
-        self._flags = os.O_RDWR if writable else os.O_RDONLY
         self._descriptor = -1
         if not os.path.lexists(path):
             raise CorruptStoreError(
@@ -60,19 +68,13 @@ class SlotFile:
                 "copy",
                 path=path,
             )
+        flags = os.O_RDWR if writable else os.O_RDONLY
         with storage_errors("open the table", path):
             if slot_bytes >= _MIN_DIRECT_BYTES:
-                try:
-                    self._descriptor = self._open(os.O_DIRECT)
-                except OSError as error:
-                    if error.errno != errno.EINVAL:  # of file systems without direct reads
-                        raise
+                with suppress(OSError):  # of file systems without direct reads
+                    self._descriptor = open_regular(path, flags | os.O_DIRECT)
             if self._descriptor < 0:
-                self._descriptor = self._open(0)
-
-    def _open(self, more: int) -> int:
-        flags = self._flags | more
-        return open_regular(self.path, flags)
+                self._descriptor = open_regular(path, flags)
 
     def read(self, slot: int, out: npt.NDArray[np.uint8], crc: int) -> None:
         """Read a slot, and compare its checksum."""

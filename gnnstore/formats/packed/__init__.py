@@ -1,1 +1,0 @@
-"""Packed epochs on disk: batches that were sampled and packed ahead of training."""
