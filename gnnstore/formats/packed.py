@@ -71,9 +71,7 @@ class PackedManifest(Manifest):
     # There has been no release with older versions.
     OLDEST: ClassVar[int] = _VERSION_WITHOUT_TYPES
     WORD: ClassVar[str] = "directory of packed epochs"
-    NOUN: ClassVar[str] = "a directory of packed epochs"
     VERB: ClassVar[str] = "pack"
-    ATTEMPT: ClassVar[str] = "attempt to pack"
     MAKE: ClassVar[str] = "make one with 'gnnstore pack'"
     OMITTED: ClassVar[frozenset[str]] = frozenset({"slot_shares"})
 

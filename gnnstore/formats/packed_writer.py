@@ -29,8 +29,8 @@ from gnnstore.formats.arrays.zarr_metadata import (
 )
 from gnnstore.formats.container.files import (
     BlockChecksums,
-    fill_at,
     open_regular,
+    read_part,
     write_json,
     write_part,
 )
@@ -61,7 +61,7 @@ class GrowingFile:
         self.name = name
         self._directory = root / name
         self.file_path = self._directory / shard_name(0, 0)
-        self.size_bytes = 0  # with the bytes appended to the open region
+        self.size_bytes = 0  # with the bytes of the open region, which kernels may have written
         self._region_begin = 0
         self._sums = BlockChecksums()
         with storage_errors("create a file", self.file_path):
@@ -77,10 +77,6 @@ class GrowingFile:
                 place = write_part(self._descriptor, part, place)
         self.size_bytes = place
         return begin
-
-    def grown_to(self, size_bytes: int) -> None:
-        """Note that a kernel has written up to a size."""
-        self.size_bytes = size_bytes
 
     def end_region(self) -> tuple[int, int]:
         """Make the written bytes durable, and return the region's end and crc32c."""
@@ -135,15 +131,10 @@ class GrowingFile:
     def _read(self, begin: int, end: int, sums: BlockChecksums) -> int:
         """Add a part of the file to the checksums of its blocks; return the part's own."""
         crc = 0
-        buffer = np.empty(_READ_BYTES, np.uint8)
-        while begin < end:
-            piece = buffer[: min(_READ_BYTES, end - begin)]
-            count = fill_at(self._descriptor, piece.data, begin)
-            if count < len(piece):
-                raise OSError(f"the file ends at byte {begin + count}")
+        for first in range(begin, end, _READ_BYTES):
+            piece = read_part(self._descriptor, min(_READ_BYTES, end - first), first)
             crc = _core.crc32c(piece, crc)
             sums.update(piece)
-            begin += count
         # The file is not read again before training, and there are better uses of memory.
         os.posix_fadvise(self._descriptor, 0, end, os.POSIX_FADV_DONTNEED)
         return crc

@@ -70,9 +70,7 @@ class PartitionsManifest(Manifest):
     # There has been no release with older versions.
     OLDEST: ClassVar[int] = PARTITIONS_FORMAT_VERSION
     WORD: ClassVar[str] = "partitioning"
-    NOUN: ClassVar[str] = "a partitioning of a store"
     VERB: ClassVar[str] = "partition"
-    ATTEMPT: ClassVar[str] = "attempt to partition"
     MAKE: ClassVar[str] = "make one with 'gnnstore partition'"
 
     store_uuid: str  # identity of the partitioned store

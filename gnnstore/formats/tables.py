@@ -110,9 +110,7 @@ class TableManifest(Manifest):
     VERSION: ClassVar[int] = 1
     FILE: ClassVar[str] = MANIFEST_FILE
     WORD: ClassVar[str] = "table"
-    NOUN: ClassVar[str] = "a table of embeddings"
     VERB: ClassVar[str] = "create"
-    ATTEMPT: ClassVar[str] = "creation of a table"
     MAKE: ClassVar[str] = "make one with gnnstore.EmbeddingTable.create"
 
     store_uuid: str

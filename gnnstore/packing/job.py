@@ -355,7 +355,7 @@ class EpochPacker:
             num_threads=self.settings.num_threads,
         )
         for path, file in files.items():
-            file.grown_to(int(chunks[path].offsets[-1]))
+            file.size_bytes = int(chunks[path].offsets[-1])
         return misses, list(chunks.values())
 
     def packing_memory(self, of: Superbatch) -> int:

@@ -414,7 +414,7 @@ def test_what_a_killed_conversion_left_is_removed_and_said(
     (left / "data").write_bytes(b"x" * 5000)
     done = run("convert", "numpy", arrays, output)
     assert done.status == 0
-    expected = f"gnnstore: removed 5 kB that an interrupted conversion had left in {left}\n"
+    expected = f"gnnstore: removed 5 kB that an interrupted attempt had left in {left}\n"
     assert done.stderr.startswith(expected)
     assert not left.exists()
 

@@ -22,7 +22,8 @@ from gnnstore.tools.commands import upkeep
 def leave(directory: Path, name: str = "a.gnn") -> Path:
     """Leave what a conversion leaves that is killed after an array."""
     writer = StoreWriter(directory / name, fingerprint={"kind": "test"})
-    writer.compressed("graph/a", np.arange(5000), name="a")
+    with writer.paged("graph/a", name="a", row_shape=(), dtype="int64", num_rows=5000) as array:
+        array.append(np.arange(5000))
     writer.abort(keep=True)
     return writer.temporary_path
 

@@ -359,9 +359,9 @@ def test_packed_epochs_that_are_not_there(path: Path, tmp_path: Path) -> None:
         loader_of_packed(path, packed="other")
     with pytest.raises(NotFoundError, match="no such directory of packed epochs"):
         gnnstore.open_packed(tmp_path / "none")
-    with pytest.raises(NotFoundError, match="not a directory of packed epochs"):
+    with pytest.raises(NotFoundError, match="not a gnnstore directory of packed epochs"):
         gnnstore.open_packed(tmp_path)
-    with pytest.raises(gnnstore.CorruptStoreError, match="not a directory of packed epochs"):
+    with pytest.raises(gnnstore.CorruptStoreError, match="not a gnnstore directory of packed"):
         gnnstore.open_packed(path)
 
 

@@ -520,7 +520,7 @@ def test_unfinished_conversion_is_mentioned(tmp_path: Path) -> None:
     unfinished = tmp_path / ".a.gnn.tmp-12345678"
     unfinished.mkdir()
     (unfinished / "part").write_bytes(b"x" * 5000)
-    refuse(tmp_path / "a.gnn", r"an unfinished conversion \(5 kB\) lies next to it", NotFoundError)
+    refuse(tmp_path / "a.gnn", r"an unfinished store \(5 kB\) lies next to it", NotFoundError)
 
 
 def test_all_damage_is_listed_where_files_are_missing_or_short(tmp_path: Path) -> None:

@@ -176,7 +176,7 @@ def test_what_a_killed_run_left_is_reported_and_removed(
     from_rmat(output, scale=SCALE)
     assert leftovers(output) == []
     (record,) = caplog.records
-    assert "that an interrupted conversion had left in" in record.getMessage()
+    assert "that an interrupted attempt had left in" in record.getMessage()
     assert left in record.getMessage()
 
 

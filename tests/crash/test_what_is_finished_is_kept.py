@@ -205,7 +205,7 @@ def test_edges_that_were_damaged_since_are_sorted_again(folder: Path, array: str
 
 @pytest.mark.parametrize("scale", ["column", None])
 @pytest.mark.parametrize("ids", ["ids.npy", None])
-@pytest.mark.parametrize("share", [0.1, 0.5, 0.9])
+@pytest.mark.parametrize("share", [0.5, 0.9])
 def test_features_go_on_where_they_stopped(
     folder: Path, scale: Any, ids: str | None, share: float
 ) -> None:

@@ -42,9 +42,7 @@ class PartsManifest(Manifest):
     VERSION: ClassVar[int] = 2
     OLDEST: ClassVar[int] = 2
     WORD: ClassVar[str] = "collection"
-    NOUN: ClassVar[str] = "a collection of parts"
     VERB: ClassVar[str] = "divide"
-    ATTEMPT: ClassVar[str] = "division"
     MAKE: ClassVar[str] = "make one by dividing"
 
     vectors: AttributeSpec
@@ -149,9 +147,9 @@ def test_what_readers_refuse_gets_no_name(tmp_path: Path) -> None:
 
 def test_only_its_kind_is_opened_and_replaced(tmp_path: Path) -> None:
     store = write_example_store(tmp_path / "s.gnn").path
-    with pytest.raises(CorruptStoreError, match=r"not a collection of parts .*by dividing"):
+    with pytest.raises(CorruptStoreError, match=r"not a gnnstore collection .*by dividing"):
         PartsReader.open(store)
-    with pytest.raises(UsageError, match="is not a collection of parts, so it is not overwritten"):
+    with pytest.raises(UsageError, match="is not a gnnstore collection, so it is not overwritten"):
         write(store, overwrite=True)
     with pytest.raises(NotFoundError, match="no such collection; make one by dividing"):
         PartsReader.open(tmp_path / "a.parts")
@@ -182,13 +180,13 @@ def test_a_full_disk_and_going_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
             write(path)
     (left,) = find_leftovers(tmp_path)
     assert (left.final, left.state) == (path, "resumable")
-    with pytest.raises(UsageError, match="the interrupted division there cannot be continued"):
+    with pytest.raises(UsageError, match="the interrupted attempt there cannot be continued"):
         write(path, fingerprint={"what": "others"}, resume=True)
     told: list[str] = []
     # Rows that are in finished shards are passed over, whatever comes in their place.
     write(path, np.vstack([np.zeros((9000, 3), np.float32), VALUES[9000:]]), resume=True,
           on_event=told.append)  # fmt: skip
-    assert "an interrupted division finished" in told[0]
+    assert "an interrupted attempt finished" in told[0]
     assert_same_files(path, whole)
 
 

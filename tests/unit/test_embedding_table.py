@@ -626,7 +626,7 @@ def test_other_stores_and_partitions_are_refused(
     create = gnnstore.EmbeddingTable.create
     with pytest.raises(StoreExistsError):
         create(table.path, store, dim=4)
-    with pytest.raises(UsageError, match="not a table of embeddings"):
+    with pytest.raises(UsageError, match="not a gnnstore table"):
         create(store, store, dim=4, overwrite=True)
     wrong: dict[str, dict[str, Any]] = {
         "dim=0": {"dim": 0},

@@ -208,7 +208,7 @@ def leftover(directory: Path) -> Path:
 
 
 @pytest.mark.parametrize("step", [1, 7, 100, 5000])
-@pytest.mark.parametrize("stop", ["cold", "a0", "a1", "a3", "b0", "b2"])
+@pytest.mark.parametrize("stop", ["a1", "a3", "b0", "b2"])
 def test_a_resumed_store_is_the_same(
     tmp_path: Path, rows: np.ndarray[Any, Any], stop: str, step: int
 ) -> None:
@@ -218,7 +218,7 @@ def test_a_resumed_store_is_the_same(
     left = leftover(tmp_path)
     committed = write(tmp_path / "a.gnn", rows, resume=True, step=step)
     # A shard has 128 pages of 5 rows.
-    wanted = {"cold": [0, 0], "a0": [0, 0], "a1": [640, 0], "a3": [2560, 0]}
+    wanted = {"a1": [640, 0], "a3": [2560, 0]}
     assert committed == wanted.get(stop, [5000, 0 if stop == "b0" else 1920])
     assert_same_files(tmp_path / "a.gnn", tmp_path / "whole.gnn")
     assert not left.exists()
@@ -324,11 +324,11 @@ def test_a_writer_without_a_fingerprint_leaves_nothing(tmp_path: Path) -> None:
 def interrupt(monkeypatch: pytest.MonkeyPatch, convert: Any) -> None:
     """Run a conversion that Ctrl-C ends just before its commit."""
 
-    def stop(_: object) -> None:
+    def stop(*_: object) -> None:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(GraphWriter, "commit", stop)
+        patch.setattr(StoreWriter, "commit", stop)
         with pytest.raises(KeyboardInterrupt):
             convert()
 

@@ -48,7 +48,8 @@ def identity(store: Path) -> int:
 def leave_half(folder: Path) -> Path:
     """Leave what a writer leaves that ends with some of its work done."""
     with StoreWriter(folder / "a.gnn", fingerprint=FINGERPRINT) as writer:
-        writer.compressed("graph/a", np.zeros(3), name="a")
+        with writer.paged("graph/a", name="a", row_shape=(), dtype="int8", num_rows=3) as array:
+            array.append(np.zeros(3, np.int8))
         writer.abort(keep=True)
     return folder / entries(folder)[0]
 
@@ -177,7 +178,7 @@ def test_leftovers_of_a_dead_writer_are_swept_and_reported(tmp_path: Path) -> No
     events: list[str] = []
     with StoreWriter(tmp_path / "a.gnn", on_event=events.append):
         assert not dead.exists()
-    assert events == [f"removed 123 kB that an interrupted conversion had left in {dead}"]
+    assert events == [f"removed 123 kB that an interrupted attempt had left in {dead}"]
     assert unrelated.exists()
 
 

@@ -53,7 +53,7 @@ def write_compressed_files(
         attributes={"gnnstore": {"layout": "cold", "dtype": spec.dtype}},
         # A chunk of zeros is written like any other: a missing chunk is lost, not zero.
         config={"write_empty_chunks": True},
-        overwrite=False,
+        overwrite=True,
     )
     target[...] = stored
     files = []
@@ -62,13 +62,6 @@ def write_compressed_files(
             os.fsync(handle.fileno())
         files.append((file.name, file.stat().st_size, _core.crc32c_file(str(file), BLOCK_BYTES)))
     return files
-
-
-def crc_of_array(spec: AttributeSpec, stored: npt.NDArray[Any]) -> int:
-    """Return a checksum of the values, type and shape of an array."""
-    described = repr((spec.dtype, spec.shape)).encode()
-    head = _core.crc32c(np.frombuffer(described, np.uint8))
-    return _core.crc32c(stored.reshape(-1).view(np.uint8), head)
 
 
 def _chunk_shape(shape: tuple[int, ...], item_bytes: int) -> tuple[int, ...]:

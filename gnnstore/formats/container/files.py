@@ -33,9 +33,6 @@ StoredFile: TypeAlias = tuple[str, int, BlockCrcs]  # name, size, crc32c of each
 
 # Each block of a file has a checksum of its own.
 BLOCK_BYTES = 2**20
-# The disk begins to write every piece of this size at once, not all pieces when the file is
-# closed: 600 MB written and synchronised take a quarter to three quarters of the time.
-_WRITE_BACK_BYTES = 4 * 2**20
 # From here on a write pays for a thread. Direct writes are multiples of the largest usual sector.
 _BEHIND_BYTES, _ALIGNMENT = 2**20, 4096
 _THREAD_NAME = "gnnstore-write"
@@ -171,7 +168,6 @@ class ChecksummedFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._begun_bytes = 0
         self._checksums = BlockChecksums()
         self._writing: Background[None] | None = None
         self._direct: int | None = None  # a descriptor for writes that bypass the page cache
@@ -205,9 +201,6 @@ class ChecksummedFile:
             return
         self._file.seek(offset)
         write_all(self._file, data.data)
-        end = offset + len(data)
-        if end - self._begun_bytes >= _WRITE_BACK_BYTES:
-            self._begin_write_back(end)
 
     def _put_direct(self, data: npt.NDArray[np.uint8], offset: int) -> bool:
         """Write past the page cache; return whether that was possible."""
@@ -234,13 +227,6 @@ class ChecksummedFile:
                 return False  # if the disk is full, a buffered write raises that
             done += count // _ALIGNMENT * _ALIGNMENT
         return True
-
-    def _begin_write_back(self, end: int) -> None:
-        # Linux begins to write dirty pages that it is asked to forget, and keeps them. This is a
-        # hint: a file system without it is no error.
-        begin, self._begun_bytes = self._begun_bytes, end
-        with suppress(OSError):
-            os.posix_fadvise(self._file.fileno(), begin, end - begin, os.POSIX_FADV_DONTNEED)
 
     def _wait(self) -> None:
         """Wait for the write under way."""

@@ -1,9 +1,9 @@
 """The journal of a writer: finished and durable work, so that a later run can go on.
 
 The journal lies in the temporary directory and grows by one line whenever something is complete: a
-shard, a compressed array, a sorted run of edges, the adjacency, a step of arrays that grow
-together. The data are synchronised before their line is written and the line before work goes on,
-so a line that can be read speaks of bytes that are there. Everything without a line is done again.
+shard, a sorted run of edges, the adjacency, a step of arrays that grow together. The data are
+synchronised before their line is written and the line before work goes on, so a line that can be
+read speaks of bytes that are there. Everything without a line is done again, compressed arrays too.
 
 Lines are JSON, each led by its crc32c. Reading stops at the first line that is damaged, as a crash
 may tear the last one; it is cut off before the file grows again.
@@ -59,7 +59,6 @@ class Journal:
         self.steps: list[Record] = []  # the steps that are finished, in order; see `record_step`
         self.edges: list[Record] = []  # the adjacencies that are complete; see `record_edges`
         self._shards: dict[tuple[str, int], Record] = {}
-        self._compressed: dict[str, Record] = {}
         self._runs: list[Record] = []
         # Shards that were compared already: an array may be opened more than once.
         self._compared: dict[tuple[str, int], BlockCrcs] = {}
@@ -94,9 +93,7 @@ class Journal:
     @property
     def has_work(self) -> bool:
         """Whether a later run can use finished work."""
-        return bool(
-            self.fingerprint and (self._shards or self._compressed or self._runs or self.steps)
-        )
+        return bool(self.fingerprint and (self._shards or self._runs or self.steps))
 
     @property
     def spill_directory(self) -> Path:
@@ -106,8 +103,6 @@ class Journal:
     def _take(self, kind: str, **record: Any) -> None:
         if kind == "shard" and self._is_own(self.directory / record["array"] / record["file"]):
             self._shards[record["array"], record["number"]] = record
-        elif kind == "cold":
-            self._compressed[record["array"]] = record
         elif kind == "run":
             self._runs.append(record)
         elif kind == "forget_runs":
@@ -117,7 +112,6 @@ class Journal:
         elif kind == "forget_steps":
             self.steps.clear()
             self._shards.clear()
-            self._compressed.clear()
         elif kind == "edges":
             self.edges.append(record["edges"])
             self._runs.clear()  # those of other edges follow
@@ -176,24 +170,6 @@ class Journal:
             crc=crc_of_blocks(crcs),
         )
 
-    def compressed_files(self, path: str, content_crc: int) -> list[StoredFile] | None:
-        """Return the files of a compressed array if an equal one is written; else None."""
-        record = self._compressed.get(path)
-        if record is None or record["content_crc"] != content_crc:
-            return None
-        found = []
-        for name, size, crc in record["files"]:
-            crcs = _checked_blocks(self.directory / path / name, size, crc)
-            if crcs is None:
-                return None
-            found.append((name, size, crcs))
-        return found
-
-    def record_compressed(self, path: str, content_crc: int, files: Sequence[StoredFile]) -> None:
-        """Record that a compressed array is complete and durable."""
-        listed = [[name, size, crc_of_blocks(crcs)] for name, size, crcs in files]
-        self._record("cold", array=path, content_crc=content_crc, files=listed)
-
     # ---- edges
 
     def use_spill_directory(self, path: Path) -> None:
@@ -243,8 +219,6 @@ class Journal:
         """Delete every file that no line names, and then empty directories."""
         recorded = {self.directory / JOURNAL_FILE}
         recorded |= {self.directory / of["array"] / of["file"] for of in self._shards.values()}
-        for path, record in self._compressed.items():
-            recorded |= {self.directory / path / name for name, _, _ in record["files"]}
         for run in self.runs():
             recorded |= {Path(path) for path in run["files"]}
         for step in self.steps:

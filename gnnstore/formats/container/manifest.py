@@ -68,11 +68,9 @@ class Manifest(ABC):
     # Features that a reader must know beyond the version. (Writer features are recorded for tools
     # that add to a directory, and never stop a reader.)
     READER_FEATURES: ClassVar[frozenset[str]] = frozenset()
-    # Words for messages: "store", "a gnnstore store", "convert", "conversion".
+    # Words for messages: "store", "convert".
     WORD: ClassVar[str]
-    NOUN: ClassVar[str]
     VERB: ClassVar[str]
-    ATTEMPT: ClassVar[str]
     # Advice where a directory is missing: "make one with 'gnnstore convert'".
     MAKE: ClassVar[str]
 
@@ -155,8 +153,8 @@ class Manifest(ABC):
         attributes = parse_object(text, path=path).get("attributes")
         if not isinstance(attributes, dict) or cls.key() not in attributes:
             raise CorruptStoreError(
-                f"{path}: a Zarr group, but not {cls.NOUN} (no {cls.key()!r} attribute); "
-                f"{cls.MAKE}",
+                f"{path}: a Zarr group, but not a gnnstore {cls.WORD} (no {cls.key()!r} "
+                f"attribute); {cls.MAKE}",
                 path=path,
             )
         own = Fields(attributes[cls.key()], path, f"attributes.{cls.key()}")

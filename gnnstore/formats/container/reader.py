@@ -362,14 +362,14 @@ def _refuse_another(directory: Path, word: str, written_at: int) -> None:
 def _nothing_at(directory: Path, kind: type[Manifest]) -> NotFoundError:
     message = f"{directory}: no such {kind.WORD}"
     if directory.is_dir():
-        message = f"{directory}: not {kind.NOUN} (it has no {METADATA_FILE})"
+        message = f"{directory}: not a gnnstore {kind.WORD} (it has no {METADATA_FILE})"
     elif directory.exists():
-        message = f"{directory}: a file, not {kind.NOUN}"
+        message = f"{directory}: a file, not a gnnstore {kind.WORD}"
     unfinished = leftovers(directory)
     if unfinished:
         size = format_size(sum(directory_bytes(path) for path in unfinished))
         message += (
-            f"; an unfinished {kind.ATTEMPT} ({size}) lies next to it as {unfinished[0].name}: "
+            f"; an unfinished {kind.WORD} ({size}) lies next to it as {unfinished[0].name}: "
             "wait for it, repeat the command with --resume, or remove it with 'gnnstore gc'"
         )
     else:

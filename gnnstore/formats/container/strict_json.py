@@ -114,10 +114,6 @@ class Fields:
             raise self.fail(key, f"an integer between {low} and {high}")
         return value
 
-    def boolean(self, key: str) -> bool:
-        """Return a field that is true or false."""
-        return self._get(key, bool, "true or false")
-
     def text(self, key: str) -> str:
         """Return a string field."""
         return self._get(key, str, "a string")

@@ -19,7 +19,7 @@ import re
 import secrets
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -67,15 +67,18 @@ def leftovers(final: Path) -> list[Path]:
     """Return the temporary directories for `final`, of running writers and of dead ones."""
     # No glob: the name may hold special characters.
     prefixes = (f".{final.name}.tmp-", f".{final.name}.old-")
+    return [
+        path
+        for path in _entries(final.parent)
+        if path.name.startswith(prefixes) and not path.name.endswith(f".{SPILL_DIRECTORY}")
+    ]
+
+
+def _entries(directory: Path) -> list[Path]:
     try:
-        names = sorted(os.listdir(final.parent))  # noqa: PTH208
+        return sorted(directory.iterdir())
     except OSError:
         return []
-    return [
-        final.parent / name
-        for name in names
-        if name.startswith(prefixes) and not name.endswith(f".{SPILL_DIRECTORY}")
-    ]
 
 
 def rows_path(final: Path) -> Path:
@@ -102,11 +105,7 @@ def find_leftovers(directory: Path) -> Iterator[Leftover]:
 
 def run_directories(parent: Path) -> list[Path]:
     """Return the directories of runs, which `gnnstore.disk.spool` makes."""
-    try:
-        names = sorted(os.listdir(parent))  # noqa: PTH208
-    except OSError:
-        return []
-    paths = [parent / name for name in names if _RUN_NAME.fullmatch(name)]
+    paths = [path for path in _entries(parent) if _RUN_NAME.fullmatch(path.name)]
     return [path for path in paths if path.is_dir() and not path.is_symlink()]
 
 
@@ -264,7 +263,7 @@ class DirectoryTransaction:
         self._on_event = on_event
         check_parent(self.final)
         _check_outside(self.final, manifest)
-        found = _sweep(self.final, on_event, adopt, manifest.ATTEMPT)
+        found = _sweep(self.final, on_event, adopt)
         self.adopted = found is not None  # whether a dead writer left the directory
         try:
             check_final(self.final, manifest, overwrite)
@@ -365,7 +364,7 @@ def _check_outside(final: Path, manifest: type[Manifest]) -> None:
         if own and own_parent == parent / own:
             return
         raise UsageError(
-            f"{final}: lies inside {parent}, which is {kind.manifest.NOUN}; choose a place outside",
+            f"{final}: lies inside {parent}, a {kind.manifest.WORD}; choose a place outside",
             path=final,
         )
 
@@ -382,8 +381,8 @@ def check_final(final: Path, manifest: type[Manifest], overwrite: bool) -> None:
         )
     if not manifest.is_at(final):
         raise UsageError(
-            f"{final} exists and is not {manifest.NOUN}, so it is not overwritten; remove it "
-            "yourself or choose another output",
+            f"{final} exists and is not a gnnstore {manifest.WORD}, so it is not overwritten; "
+            "remove it yourself or choose another output",
             path=final,
         )
 
@@ -392,42 +391,35 @@ def _sweep(
     final: Path,
     on_event: Callable[[str], None],
     adopt: Callable[[Path], bool] | None,
-    attempt: str,
 ) -> tuple[Path, int] | None:
     """Remove directories of dead writers; return the one to continue and its lock, if any."""
     found: tuple[Path, int] | None = None
-    for path in leftovers(final):
-        try:
-            lock = take_lock(path, LOCK_ATTEMPTS)
-        except OSError:
-            continue
-        is_kept = False
-        try:
+    with ExitStack() as locks:
+        for path in leftovers(final):
+            try:
+                lock = take_lock(path, LOCK_ATTEMPTS)
+            except OSError:
+                continue
             if lock is None:
                 raise UsageError(
                     f"{final}: another process is writing this store right now ({path.name}); "
                     "wait for it, or choose another output",
                     path=final,
                 )
+            locks.callback(os.close, lock)
             if path.name.startswith(f".{final.name}.old-") and not final.exists():
                 path.rename(final)
                 on_event(f"restored {final}, which an interrupted overwrite had set aside")
             elif found is None and adopt is not None and adopt(path):
-                found, is_kept = (path, lock), True
+                found = path, lock
             else:
                 num_bytes = leftover_bytes(path)
                 hint = "; --resume would have gone on with it" if is_resumable(path) else ""
                 remove(path)
                 if num_bytes:  # else another writer may just have made it, and will notice
                     on_event(
-                        f"removed {format_size(num_bytes)} that an interrupted {attempt} had left "
+                        f"removed {format_size(num_bytes)} that an interrupted attempt had left "
                         f"in {path}{hint}"
                     )
-        except BaseException:
-            if found is not None and not is_kept:
-                os.close(found[1])
-            raise
-        finally:
-            if lock is not None and not is_kept:
-                os.close(lock)
-    return found
+        # The lock is that of both descriptors.
+        return None if found is None else (found[0], os.dup(found[1]))

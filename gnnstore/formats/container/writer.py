@@ -29,7 +29,7 @@ from gnnstore.errors import (
     storage_error,
     storage_errors,
 )
-from gnnstore.formats.arrays.compressed import crc_of_array, write_compressed_files
+from gnnstore.formats.arrays.compressed import write_compressed_files
 from gnnstore.formats.arrays.dtypes import dtype_name, storage_dtype
 from gnnstore.formats.arrays.paged import PagedArrayWriter
 from gnnstore.formats.arrays.pages import DEFAULT_PAGE_BYTES, MAX_PAGE_BYTES, MIN_PAGE_BYTES
@@ -95,7 +95,7 @@ class SealedWriter:
             manifest,
             overwrite,
             self._on_event,
-            partial(_can_continue, manifest, fingerprint or {}) if resume else None,
+            partial(_can_continue, fingerprint or {}) if resume else None,
         )
         try:
             found = self.is_resumed and Journal.read(self.temporary_path, to_continue=True)
@@ -110,7 +110,7 @@ class SealedWriter:
         if self.is_resumed:
             found_bytes = format_size(directory_bytes(self.temporary_path))
             self._on_event(
-                f"resuming with the {found_bytes} that an interrupted {manifest.ATTEMPT} finished "
+                f"resuming with the {found_bytes} that an interrupted attempt finished "
                 f"in {self.temporary_path}"
             )
         elif resume:
@@ -197,15 +197,8 @@ class SealedWriter:
         stored = stored.reshape(array.shape)  # ascontiguousarray makes 0-d arrays 1-d
         spec = AttributeSpec(name, array_path, "cold", dtype, stored.shape, cat_dim)
         directory = self._array_directory(spec)
-        crc = crc_of_array(spec, stored)
-        files = self.journal.compressed_files(array_path, crc)
         with storage_errors(f"write the array {name!r}", directory):
-            if files is None:
-                for file in directory.iterdir():
-                    file.unlink()
-                dimension = self.row_dimension(array_path)
-                files = write_compressed_files(directory, spec, stored, dimension)
-                self.journal.record_compressed(array_path, crc, files)
+            files = write_compressed_files(directory, spec, stored, self.row_dimension(array_path))
         for file_name, size, crcs in files:
             self._files[f"{array_path}/{file_name}"] = (size, crcs)
         return spec
@@ -391,7 +384,7 @@ class SealedWriter:
             self._on_event(" ".join(advice))
 
 
-def _can_continue(kind: type[Manifest], fingerprint: Mapping[str, Any], directory: Path) -> bool:
+def _can_continue(fingerprint: Mapping[str, Any], directory: Path) -> bool:
     """Whether an attempt with this fingerprint may continue a directory."""
     journal = Journal.read(directory)
     if journal is None or not journal.has_work:
@@ -406,7 +399,7 @@ def _can_continue(kind: type[Manifest], fingerprint: Mapping[str, Any], director
     if not changed:
         return True
     raise UsageError(
-        f"{directory}: the interrupted {kind.ATTEMPT} there cannot be continued, since it is "
+        f"{directory}: the interrupted attempt there cannot be continued, since it is "
         f"another one: {'; '.join(changed[:_MAX_DIFFERENCES])}. Repeat the command that was "
         "interrupted, or leave resume=True out to remove it and start anew",
         path=directory,

@@ -423,9 +423,7 @@ class StoreManifest(Manifest):
     READER_FEATURES: ClassVar[frozenset[str]] = frozenset({SHARED_ATTRIBUTES})
     VERSION: ClassVar[int] = FORMAT_VERSION
     WORD: ClassVar[str] = "store"
-    NOUN: ClassVar[str] = "a gnnstore store"
     VERB: ClassVar[str] = "convert"
-    ATTEMPT: ClassVar[str] = "conversion"
     MAKE: ClassVar[str] = "make one with 'gnnstore convert' (see 'gnnstore convert --help')"
 
     provenance: Mapping[str, Any] = field(default_factory=dict)  # origin of the data
