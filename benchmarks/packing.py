@@ -35,8 +35,8 @@ from benchmarks.reads import write_table
 from gnnstore._core import ReadCounts, empty
 from gnnstore.caching.plan import CachePlan, Trace
 from gnnstore.disk.engines import open_engine
-from gnnstore.features.packed.chunks import PackedSuperbatch
-from gnnstore.features.packed.pack import pack
+from gnnstore.features.chunks import PackedSuperbatch
+from gnnstore.features.pack import pack
 from gnnstore.features.source import FileRows, files_of, of_one_type
 from gnnstore.formats import PagedArray
 from gnnstore.sampling.compact import RowRange

@@ -25,9 +25,9 @@ from typing import TYPE_CHECKING, Any
 
 from gnnstore._core import ReadCounts
 from gnnstore.budget.ledger import Reservation
+from gnnstore.caching.belady import POLICIES
 from gnnstore.caching.plan import CachePlan, PlannedStep, Trace
-from gnnstore.caching.policies.base import CachePolicy, Planner, PlanningBytes
-from gnnstore.caching.policies.registry import POLICIES
+from gnnstore.caching.policies import CachePolicy, Planner, PlanningBytes
 from gnnstore.converters.writer.graph_writer import GraphWriter
 from gnnstore.converters.writer.node_arrays import RowSink
 from gnnstore.converters.writer.options import CONVERTERS, Converter, ConvertOptions, converter

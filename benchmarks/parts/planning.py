@@ -21,7 +21,7 @@ import numpy as np
 
 import gnnstore
 from gnnstore.budget.ledger import PLANNED, SLOTS, Ledger
-from gnnstore.caching.policies.belady import Belady, BeladyPlanner
+from gnnstore.caching.belady import Belady, BeladyPlanner
 from gnnstore.caching.scores import most_needed
 from gnnstore.features.planned import PinnedRows
 from gnnstore.formats.store.schema import NODE_TYPE

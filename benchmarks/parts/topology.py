@@ -24,8 +24,7 @@ from numpy.typing import NDArray
 import gnnstore
 from benchmarks.parts.workloads import BATCH_SIZE, FANOUTS, SEED
 from gnnstore.disk.engines import open_engine
-from gnnstore.graph.indices import IndexRows
-from gnnstore.graph.neighbor_cache import bytes_for_all, open_neighbor_cache
+from gnnstore.graph.topology import IndexRows, bytes_for_all, open_neighbor_cache
 from gnnstore.sampling.disk import DiskNeighborSampler
 from gnnstore.sampling.neighbor import BatchRequest, NeighborSampler, Sample, SamplingConfig
 from gnnstore.tools.bench.harness import Task, drop_from_cache

@@ -2023,7 +2023,7 @@ def plan_belady(
     Belady's rule at the granularity of batches, with bypass: no plan has fewer misses. Rows
     enter after the batch that brings them, and only to stay until they are needed again, or
     to the end. `tests.support.twins.caches.belady_plan` defines the result. Work is linear in
-    the accesses. `gnnstore.caching.policies.belady.Belady` tells the memory that it takes beside
+    the accesses. `gnnstore.caching.belady.Belady` tells the memory that it takes beside
     the results, whatever the ids are.
 
     Parameters
@@ -2143,7 +2143,7 @@ def plan_belady_spilled(
 ) -> tuple[NDArray[np.int64], NDArray[np.uint32], NDArray[np.int64], NDArray[np.uint32]]:
     """Make the plan of `plan_belady`, of a trace in a file, in files.
 
-    `gnnstore.caching.policies.belady.Belady.reserve_spilled` tells the memory that it takes.
+    `gnnstore.caching.belady.Belady.reserve_spilled` tells the memory that it takes.
 
     Parameters
     ----------

@@ -137,7 +137,7 @@ class PlanPlace:
     # Without a suffix: `path.slots` and `path.changes` are made, and removed by the plan's `close`,
     # or if planning fails.
     path: Path
-    # Memory for planning; see `gnnstore.caching.policies.belady.BeladyPlanner.plan`.
+    # Memory for planning; see `gnnstore.caching.belady.BeladyPlanner.plan`.
     table_bytes: int = 0
 
 

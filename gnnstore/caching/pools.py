@@ -17,9 +17,8 @@ import numpy.typing as npt
 
 from gnnstore.budget.ledger import PLANNED, Reservation
 from gnnstore.caching.plan import CachePlan, PlannedStep, Trace
-from gnnstore.caching.policies.base import PLANNING, CachePolicy, Planner, slot_layout
+from gnnstore.caching.policies import PLANNING, CachePolicy, Planner, slot_layout
 from gnnstore.caching.reuse import InitialCache, ReuseCurve
-from gnnstore.errors import UsageError
 from gnnstore.sampling.compact import RowRange
 
 # Rows share slots if the widest is at most this many times as wide.
@@ -184,10 +183,6 @@ class PooledPlanner:
 
     def restart(self, nodes: npt.NDArray[Any]) -> None:
         """Go on from a cache that holds these rows; nothing else is known."""
-        if nodes.shape != (self.num_slots,):
-            raise UsageError(
-                f"expected the rows in {self.num_slots} slots, got an array of shape {nodes.shape}"
-            )
         for planner, section in zip(self._planners, self._sections, strict=True):
             planner.restart(nodes[section])
 

@@ -116,7 +116,7 @@ class ReuseCurve:
         before = np.cumsum(slots) - slots
         with np.errstate(divide="ignore", invalid="ignore"):
             shares = (num_slots - before) / slots
-        return _between(shares)
+        return _clipped(shares)
 
     def lru_misses(self, num_slots: int, num_batches: int) -> float:
         """Return the rows of a batch that an LRU cache misses."""
@@ -153,19 +153,14 @@ class ScoreCurve:
         """Return the rows of a batch that a cache of the rows with the highest scores misses."""
         if num_slots >= self.num_rows:
             return 0.0
-        above = np.cumsum(self.rows[::-1])[::-1] - self.rows
-        with np.errstate(divide="ignore", invalid="ignore"):
-            held = (num_slots - above) / self.rows
-        held = _between(held)
+        held = _held(self.rows, num_slots)
         held[0] = 0.0  # a row with no score is not cached
         return float(((1 - held) * self.uses).sum())
 
     def highest(self, num_rows: int, least: int) -> tuple[int, float]:
         """Return the number of rows with the highest scores, and their number in a batch."""
         rows, uses = self.rows[least:], self.uses[least:]
-        above = np.cumsum(rows[::-1])[::-1] - rows
-        with np.errstate(divide="ignore", invalid="ignore"):
-            held = _between((num_rows - above) / rows)
+        held = _held(rows, num_rows)
         return int((held * rows).sum()), float((held * uses).sum())
 
     def lowest_score(self, num_slots: int) -> int:
@@ -178,10 +173,15 @@ class ScoreCurve:
         return int(np.argmax(held)) if held.any() else len(held)
 
 
-def _between(shares: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """Return shares clipped to 0 ... 1; NaN, the share of no rows, becomes 0."""
-    found: npt.NDArray[np.float64] = np.nan_to_num(shares, nan=0.0, posinf=1.0, neginf=0.0)
-    return np.minimum(np.maximum(found, 0.0), 1.0)
+def _held(rows: npt.NDArray[np.float64], num_slots: int) -> npt.NDArray[np.float64]:
+    """Return the share of the rows of each score that are among those of the highest scores."""
+    above = np.cumsum(rows[::-1])[::-1] - rows
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return _clipped((num_slots - above) / rows)
+
+
+def _clipped(shares: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    return np.clip(np.nan_to_num(shares, nan=0.0, posinf=1.0, neginf=0.0), 0.0, 1.0)
 
 
 def reuse_distances(trace: Trace, num_rows: int) -> Iterator[npt.NDArray[np.int32]]:

@@ -23,7 +23,7 @@ from gnnstore.evaluation.answers import (
     KnownEdges,
     Queries,
 )
-from gnnstore.graph.edge_splits import EdgeSplit
+from gnnstore.graph.arrays import EdgeSplit
 from gnnstore.graph.store import GraphStore
 from gnnstore.seeds.nodes import check_range
 from gnnstore.threads import ordered_map

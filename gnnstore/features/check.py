@@ -13,7 +13,7 @@ from contextlib import closing
 from pathlib import Path
 
 from gnnstore.errors import CorruptStoreError, check_choice, limits_named
-from gnnstore.features.packed.saved import PackedFiles
+from gnnstore.features.saved import PackedFiles
 from gnnstore.features.source import RowRequest
 from gnnstore.formats.container.files import Problem
 from gnnstore.formats.container.reader import SealedReader

@@ -1,7 +1,7 @@
 """Slots that follow a plan: rows come from slots or from disk (Ginex).
 
 The plan gives the row in each slot, and the rows that enter after a batch (see
-`caching.policies.belady`), so no row is looked up by its number. Missed rows of several batches may
+`gnnstore.caching.belady`), so no row is looked up by its number. Missed rows of several batches may
 be read at once; slots are used batch by batch, by turns.
 """
 
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import threading
-import weakref
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -21,7 +20,7 @@ import numpy.typing as npt
 from gnnstore import _core
 from gnnstore._core import ReadCounts, empty
 from gnnstore.budget.ledger import CACHED, SLOTS, Reservation
-from gnnstore.caching.policies.belady import check_num_slots
+from gnnstore.caching.policies import check_num_slots
 from gnnstore.caching.pools import SlotPools
 from gnnstore.errors import GnnstoreError, UsageError, described
 from gnnstore.features.source import RowRequest, Rows, RowSource, TypedRows, ranges_of
@@ -218,8 +217,6 @@ class SlotCache:
         self._nodes = np.full(num_slots, -1, np.int64)
         self._turns = TurnLock()
         self._beginning = threading.Lock()
-        # Process and iteration that use the slots; Ctrl-C may keep them from being given back.
-        self._taken: tuple[int, weakref.ref[object]] | None = None
 
     @staticmethod
     def reserve(slot_bytes: int) -> Reservation:
@@ -275,23 +272,6 @@ class SlotCache:
     def holds_pinned(self) -> bool:
         """Whether there are pinned rows, and they have been read."""
         return self._holds_pinned
-
-    @property
-    def is_taken(self) -> bool:
-        """Whether an iteration of this process has the slots."""
-        if self._taken is None:
-            return False
-        pid, iteration = self._taken
-        return pid == os.getpid() and iteration() is not None
-
-    def take(self, iteration: object) -> None:
-        """Take the slots for an iteration."""
-        self._taken = os.getpid(), weakref.ref(iteration)
-
-    def give_back(self, iteration: object) -> None:
-        """End an iteration: another may take the slots."""
-        if self._taken is not None and self._taken[1]() is iteration:
-            self._taken = None
 
     def begin(self) -> TurnLock:
         """Return new turns, to follow plans that begin with the rows that the slots hold now.

@@ -1,30 +1,139 @@
-"""A whole graph, or an attribute, as PyG has it: `Data`, `HeteroData`, tensors read when used."""
+"""A graph, or an attribute, as PyG has it: `Data`, tensors read when used, assigned ones."""
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Container, Hashable, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 
+from gnnstore import _core
 from gnnstore.errors import CorruptStoreError, NotFoundError, UsageError
 from gnnstore.formats import AttributeSpec, EdgeTypeSpec, NodeTypeSpec, StoreReader
-from gnnstore.graph.arrays import ArrayRows, NodeIds, Splits
-from gnnstore.graph.assigned import AssignedAttributes
+from gnnstore.graph.arrays import ArrayRows, NodeIds, Splits, as_tensor
 from gnnstore.graph.lazy import LazySource, LazyTensor, Rows, require_memory
 
 if TYPE_CHECKING:
     from gnnstore.formats.store.schema import EdgeType
     from gnnstore.formats.store.store import Csc
 
-T = TypeVar("T")
+
+# Of what a fingerprint says of them.
+FINGERPRINT = "crc32c of the assigned "
+
+
+@dataclass(frozen=True, eq=False)
+class Assigned(LazySource):
+    """A copy of a tensor that was assigned."""
+
+    # [N, ...], bfloat16 as its bits. NumPy's memory: when a tensor is sent to another process,
+    # torch moves its memory, and frees that which an array would go on showing.
+    array: npt.NDArray[Any]
+    dtype: torch.dtype
+    crc: int  # of the values
+    name: str
+
+    @classmethod
+    def of(cls, values: Tensor, where: str) -> Self:
+        """Copy a tensor; refuse one of which threads cannot read rows."""
+        if isinstance(values, LazyTensor):
+            values = values.tensor()
+        if values.device.type != "cpu" or values.layout != torch.strided or values.requires_grad:
+            raise UsageError(
+                f"{where}: batches get rows of dense tensors in the memory of the CPU that need no "
+                f"gradient; assign values.detach().cpu(), and what is learned is an EmbeddingTable"
+            )
+        bits = values.view(torch.int16) if values.dtype == torch.bfloat16 else values
+        array = np.array(bits.resolve_conj().resolve_neg().numpy(), order="C")
+        return cls(array, values.dtype, _core.crc32c(array.reshape(-1).view(np.uint8)), where)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.array, self.dtype, self.crc, self.name)
+
+    @property
+    def shape(self) -> tuple[int, ...]:  # type: ignore[override]
+        """Shape of the tensor."""
+        return self.array.shape
+
+    def read(self) -> Tensor:
+        """Return a copy of all values."""
+        return as_tensor(self.array.copy(), str(self.dtype).removeprefix("torch."))
+
+    def take(self, rows: Rows) -> Tensor:
+        """Return a copy of some rows."""
+        return as_tensor(self.array[np.asarray(rows)], str(self.dtype).removeprefix("torch."))
+
+
+def as_rows(value: Any) -> Tensor | None:
+    """Return a tensor with rows; None of other values, and of texts, objects and dates."""
+    if isinstance(value, np.ndarray) and value.dtype.kind in "biufc":
+        native = value.dtype.newbyteorder("=")
+        value = torch.from_numpy(np.require(value, native, ["C_CONTIGUOUS", "WRITEABLE"]))
+    return value if isinstance(value, Tensor) and value.dim() else None
+
+
+@dataclass(frozen=True)
+class AssignedAttributes:
+    """Attributes by node type and name."""
+
+    by_type: dict[str, dict[str, Assigned]]
+
+    def of(self, node_type: str) -> dict[str, Assigned]:
+        """Return the attributes of a node type."""
+        return self.by_type.get(node_type, {})
+
+    def assign(self, node_type: str, name: str, value: Any, num_nodes: int, where: str) -> bool:
+        """Keep a value if it has a row for each node; return whether it has."""
+        if (rows := as_rows(value)) is None or len(rows) != num_nodes:
+            return False
+        self.by_type.setdefault(node_type, {})[name] = Assigned.of(rows, where)
+        return True
+
+    def remove(self, node_type: str, name: str) -> bool:
+        """Forget an attribute; return whether there was one."""
+        return self.by_type.get(node_type, {}).pop(name, None) is not None
+
+    def only(self, names: Container[str] | None) -> AssignedAttributes:
+        """Return a copy, with some names alone."""
+        return AssignedAttributes(
+            {
+                node_type: {n: each for n, each in own.items() if names is None or n in names}
+                for node_type, own in self.by_type.items()
+            }
+        )
+
+    def __iter__(self) -> Iterator[tuple[str, str, Assigned]]:
+        """Yield node types, names and tensors."""
+        for node_type, own in self.by_type.items():
+            for name, each in own.items():
+                yield node_type, name, each
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all of them."""
+        return sum(each.array.nbytes for _, _, each in self)
+
+    def row_bytes(self, node_type: str) -> int:
+        """Bytes that a node of a type brings into a batch."""
+        own = [each.array for each in self.of(node_type).values()]
+        return sum(array.nbytes // max(1, len(array)) for array in own)
+
+    def fingerprint(self) -> dict[str, str]:
+        """Return a checksum, the type and shape of each."""
+        return {
+            f"{FINGERPRINT}{node_type}.{name}": (
+                f"{each.crc:08x} {str(each.dtype).removeprefix('torch.')} {list(each.shape)}"
+            )
+            for node_type, name, each in self
+        }
+
 
 # Names in PyG's data sets.
 _MASKS = {"valid": "val_mask"}
@@ -186,8 +295,7 @@ class StoreTensors:
     reader: StoreReader
     assigned: AssignedAttributes  # attributes of nodes that the user has assigned
     selected: tuple[str, ...] | None  # names of the attributes that are seen; None: all
-    _lazy: dict[Hashable, Any]  # what is made once, by attribute
-    _lock: threading.Lock
+    _lazy: dict[tuple[str, int | str], ArrayRows]  # shared by all tensors of an attribute
 
     def select(self, attributes: Sequence[str] | None) -> Self:
         """Return the store as a loader sees it: as it is now, and with some attributes alone.
@@ -231,11 +339,6 @@ class StoreTensors:
             raise immutable(self.reader.path, f"{name!r} cannot be assigned to")
         return self.assigned.assign(node.name, name, value, node.num_nodes, where)
 
-    def labels_of(self, node: NodeTypeSpec) -> Tensor:
-        """Return the labels of a node type, whole."""
-        spec = spec_of(self.reader.path, "node", "y", node.attributes)
-        return LazyTensor(self._rows(spec)).tensor()
-
     def attribute_of(self, spec: AttributeSpec) -> LazyTensor:
         """Return an attribute by its description, rows first; what is kept of it is shared."""
         return LazyTensor(self._rows(spec))
@@ -258,19 +361,11 @@ class StoreTensors:
 
     def edges_of(self, edge: EdgeTypeSpec, spec: AttributeSpec) -> LazyTensor:
         """Return an attribute of edges as PyG has it: in the order of their ids."""
-        make = partial(EdgeRows.of, self.reader, edge, spec)
-        return LazyTensor(self._source((spec.path, "ids"), make))
+        made = EdgeRows.of(self.reader, edge, spec)
+        return LazyTensor(self._lazy.setdefault((spec.path, "ids"), made))
 
     def _rows(self, spec: AttributeSpec, axis: int = 0) -> ArrayRows:
-        return self._source((spec.path, axis), partial(ArrayRows, self.reader, spec, axis))
-
-    def _source(self, key: Hashable, make: Callable[[], T]) -> T:
-        """Return what is made once and shared by all tensors of an attribute."""
-        if key not in self._lazy:
-            made = make()
-            with self._lock:
-                return cast("T", self._lazy.setdefault(key, made))
-        return cast("T", self._lazy[key])
+        return self._lazy.setdefault((spec.path, axis), ArrayRows(self.reader, spec, axis))
 
 
 def spec_of(path: Path, kind: str, name: str, specs: Mapping[str, AttributeSpec]) -> AttributeSpec:

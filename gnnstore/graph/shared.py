@@ -1,4 +1,4 @@
-"""Shares tables, caches and the topology among all loaders on a store.
+"""Shares tables, caches and the topology among all loaders on a store, and tells their sizes.
 
 Training, validation and test loaders usually run over one store object. Open tables are kept
 per store object and dropped with it, so three loaders cost the memory of one.
@@ -10,7 +10,7 @@ import gc
 import os
 import threading
 import weakref
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, cast
@@ -23,13 +23,19 @@ from gnnstore.features.planned import SlotCache
 from gnnstore.features.source import RowSource
 from gnnstore.features.tables import Mode, held_row_bytes, open_attribute, open_rows
 from gnnstore.formats.arrays.spec import AttributeSpec
-from gnnstore.graph.neighbor_cache import bytes_for_all, bytes_to_choose, open_neighbor_cache
+from gnnstore.formats.store.schema import EdgeType, Schema
+from gnnstore.graph.topology import (
+    Topology,
+    bytes_for_all,
+    bytes_to_choose,
+    open_neighbor_cache,
+)
+from gnnstore.sampling.neighbor import SamplingConfig
 
 if TYPE_CHECKING:
     from gnnstore.formats.store.schema import EdgeType
     from gnnstore.formats.store.store import StoreReader, TopologyMode
     from gnnstore.graph.store import GraphStore
-    from gnnstore.graph.topology import Topology
     from gnnstore.progress import Progress
     from gnnstore.sampling.disk import CachedNeighbors
     from gnnstore.sampling.sampled_graph import StoredColumns
@@ -168,25 +174,20 @@ class SharedTables:
                 self._caches[key] = make()
             return cast("C", self._caches[key])
 
-    def take_slots(
-        self, owner: SlotOwner, iteration: object, make: Callable[[], SlotCache]
-    ) -> SlotCache | None:
+    def take_slots(self, owner: SlotOwner, make: Callable[[], SlotCache]) -> SlotCache | None:
         """Return slots for an iteration; None while that of another loader still needs its own.
 
         If the last iteration was another loader's, its slots are freed first.
         """
         with self._lock:
-            known = self._slots
             former = None if self._slots_of is None else self._slots_of()
-            is_taken = known is not None and known.is_taken and former is not owner
-            if is_taken and not (former is not None and former.ends()):
+            if former is not None and former is not owner and not former.ends():
                 return None
-            if known is None or former is not owner:
+            if self._slots is None or former is not owner:
                 self._free_slots()
-                known = self._slots = make()
+                self._slots = make()
                 self._slots_of = weakref.ref(owner)
-            known.take(iteration)
-            return known
+            return self._slots
 
     def _free_slots(self) -> None:
         slots, of = self._slots, None if self._slots_of is None else self._slots_of()
@@ -243,8 +244,7 @@ class SharedTables:
         """Return the topology, in memory or mapped."""
         with self._lock:
             topology = store.topology(mode, num_threads)
-            if topology.stored is not None:
-                self._stored.add(topology.stored)
+            self._stored.add(topology.stored)
             if mode != "mmap":
                 self._topology_bytes = max(
                     self._topology_bytes,
@@ -308,3 +308,116 @@ def shared_tables(store: GraphStore) -> SharedTables:
     """Return the tables that all loaders on this store object share."""
     with _shared_lock:
         return _shared.setdefault(store.reader, SharedTables())
+
+
+@dataclass(frozen=True)
+class TableSize:
+    """A paged attribute: rows that can be read one by one."""
+
+    path: str  # the attribute's path in the store
+    num_rows: int  # number of rows
+    row_bytes: int  # bytes of a row without padding
+    of_nodes: bool = True  # whether rows belong to nodes; else to edges
+    edge_type: EdgeType | None = None  # of the edges whose rows these are, by position
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all rows."""
+        return self.num_rows * self.row_bytes
+
+
+@dataclass(frozen=True)
+class StoreSizes:
+    """Bytes that the parts of a store take when they lie in memory."""
+
+    # `indptr` and `indices`; and what sampling by time or weight needs along edges.
+    topology_bytes: int
+    tables: tuple[TableSize, ...]  # paged attributes of nodes and edges
+    # Attributes that are stored compressed and are therefore always read whole.
+    compressed_bytes: int
+    indptr_bytes: int  # bytes of `indptr`, part of `topology_bytes`
+    indices_bytes: int  # bytes of `indices`, part of `topology_bytes`
+    times_bytes: int = 0  # times of nodes, which sampling has in memory
+    edge_ids: tuple[TableSize, ...] = ()  # ids of edges in the input, if batches show them
+    has_types: bool = False  # whether nodes have several types
+
+    @property
+    def rows_bytes(self) -> int:
+        """Bytes of all paged attributes, without padding."""
+        return sum(table.num_bytes for table in self.tables)
+
+    @property
+    def edge_ids_bytes(self) -> int:
+        """Bytes of the ids of edges."""
+        return sum(table.num_bytes for table in self.edge_ids)
+
+    @property
+    def total_bytes(self) -> int:
+        """Bytes of everything."""
+        rows_bytes = self.rows_bytes + self.edge_ids_bytes
+        return self.topology_bytes + self.times_bytes + rows_bytes + self.compressed_bytes
+
+    @classmethod
+    def of(
+        cls,
+        schema: Schema,
+        config: SamplingConfig | None = None,
+        *,
+        whole: Schema | None = None,
+        with_edge_ids: bool = True,
+    ) -> StoreSizes:
+        """Return the sizes of a store, all of its types together, as a loader needs it.
+
+        `whole` has the times that sampling needs, if batches do not show them.
+        """
+        edges = schema.edge_types
+        tables = _tables(schema.node_attributes(), of_nodes=True)
+        for edge in edges:
+            tables += _tables(edge.own_attributes(), edge_type=edge.type)
+        ids = {edge.type: edge.edge_id for edge in edges if edge.edge_id and with_edge_ids}
+        shared = [edge.shared_row for edge in edges if edge.shared_row]
+        tables += _tables(spec for spec in shared if spec not in ids.values())
+        attributes = [*schema.node_attributes(), *schema.graph_arrays.values()]
+        attributes += [spec for edge in edges for spec in edge.own_attributes()]
+        indptr_bytes = sum(edge.indptr.num_bytes for edge in edges)
+        indices_bytes = sum(edge.indices.num_bytes for edge in edges)
+        along, times_bytes = (0, 0) if config is None else _for_sampling(whole or schema, config)
+        return cls(
+            topology_bytes=indptr_bytes + indices_bytes + along,
+            tables=tuple(tables),
+            compressed_bytes=sum(spec.num_bytes for spec in attributes if spec.layout == "cold"),
+            indptr_bytes=indptr_bytes,
+            indices_bytes=indices_bytes,
+            times_bytes=times_bytes,
+            edge_ids=tuple(
+                table for kind, spec in ids.items() for table in _tables([spec], edge_type=kind)
+            ),
+            has_types=len(schema.node_types) > 1,
+        )
+
+
+def _for_sampling(schema: Schema, config: SamplingConfig) -> tuple[int, int]:
+    """Return the bytes that times and weights take along edges, and of nodes."""
+    time, weight = config.time_attr or "", config.weight_attr or ""
+    along = [
+        spec
+        for edge in schema.edge_types
+        for spec in (
+            edge.orders.get(time),
+            edge.attributes.get(time),
+            edge.weight_sums.get(weight),
+        )
+    ]
+    of_nodes = [node.attributes.get(time) for node in schema.node_types]
+    sizes = [sum(s.num_bytes for s in specs if s is not None) for specs in (along, of_nodes)]
+    return sizes[0], sizes[1]
+
+
+def _tables(
+    specs: Iterable[AttributeSpec], *, of_nodes: bool = False, edge_type: EdgeType | None = None
+) -> list[TableSize]:
+    return [
+        TableSize(spec.path, spec.num_rows, spec.row_bytes, of_nodes, edge_type)
+        for spec in specs
+        if spec.layout == "paged"
+    ]

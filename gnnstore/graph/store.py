@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import os
 import threading
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, Self
@@ -28,12 +28,12 @@ from gnnstore.formats import AttributeSpec, EdgeTypeSpec, NodeTypeSpec, Schema, 
 from gnnstore.formats.container.reader import reopened
 from gnnstore.formats.store.schema import EdgeType
 from gnnstore.formats.store.store import TopologyMode
-from gnnstore.graph.arrays import Texts, as_tensor
-from gnnstore.graph.assigned import AssignedAttributes, as_rows
-from gnnstore.graph.edge_splits import EdgeSplits
+from gnnstore.graph.arrays import ArrayRows, EdgeSplits, Texts, as_tensor
 from gnnstore.graph.lazy import LazyTensor
 from gnnstore.graph.pyg_data import (
+    AssignedAttributes,
     StoreTensors,
+    as_rows,
     immutable,
     is_same,
     read_graph,
@@ -57,18 +57,13 @@ class GraphStore(StoreTensors, NodeData, EdgeData, FeatureStore, PygGraphStore):
     ----------
     path : path-like
         The store's directory.
-
-    Raises
-    ------
-    NotFoundError, UnsupportedVersionError, CorruptStoreError, StorageError
-        See `StoreReader.open`.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         super().__init__()
         self.reader = StoreReader.open(path)
         self._topologies: dict[TopologyMode, Topology] = {}
-        self._lazy: dict[Hashable, Any] = {}
+        self._lazy: dict[tuple[str, int | str], ArrayRows] = {}
         self.assigned = AssignedAttributes({})  # attributes of nodes that the user has assigned
         self.selected: tuple[str, ...] | None = None  # names of the attributes that are seen
         self._schema = self.reader.schema

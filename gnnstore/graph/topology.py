@@ -1,26 +1,109 @@
-"""The topology of a graph for samplers: in memory, mapped, or read from disk."""
+"""The topology of a graph for samplers: in memory, mapped, or read from disk behind a cache.
+
+The cache holds the most important in-neighbour lists (Ginex, section 3.2). The importance of a node
+is its out-degree over its in-degree: the number of lists that it can be drawn from, over the length
+of its own. Of equally important lists those of the lowest ids are cached, until the cache is full.
+It is filled once, when it is opened: a pass over the graph counts out-degrees, with 4 bytes of
+memory a node, and another reads the lists, in the order in which they lie on disk.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import threading
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
-from gnnstore._core import ReadCounts
+import numpy as np
+import numpy.typing as npt
+
+from gnnstore._core import ReadCounts, empty
+from gnnstore.caching.scores import count_out_degrees, highest_that_overflows
+from gnnstore.disk.engines import Engine
+from gnnstore.errors import CorruptStoreError
+from gnnstore.features.source import RowSource
+from gnnstore.features.tables import open_rows
+from gnnstore.formats.arrays.paged import PagedArray
 from gnnstore.formats.store.store import Csc, load_csc
-from gnnstore.graph.indices import IndexRows
-from gnnstore.sampling.disk import DiskNeighborSampler
+from gnnstore.sampling.disk import CachedNeighbors, DiskNeighborSampler
 from gnnstore.sampling.neighbor import NeighborSampler
-from gnnstore.sampling.sampled_graph import SampledTypes, StoredColumns
+from gnnstore.sampling.sampled_graph import StoredColumns
 
 if TYPE_CHECKING:
-    from gnnstore.disk.engines import Engine
     from gnnstore.formats.arrays.spec import AttributeSpec
     from gnnstore.formats.store.schema import EdgeType, Schema
     from gnnstore.formats.store.store import StoreReader, TopologyMode
-    from gnnstore.sampling.disk import CachedNeighbors, Fetch
+    from gnnstore.sampling.disk import Fetch
     from gnnstore.sampling.neighbor import IndexDtype, SamplingConfig
-    from gnnstore.sampling.sampled_graph import Column, ColumnSpecs
+    from gnnstore.sampling.sampled_graph import Column
+
+
+# A pass takes pieces of this many ids: 8 or 16 MB, read in pieces of 1 MB side by side. A
+# multiple of any page, so that pieces go straight to where they are wanted.
+SCAN_IDS = 1 << 21
+
+
+class IndexRows:
+    """The `indices` of a graph on disk. Thread-safe.
+
+    `fetch` is what `gnnstore.sampling.DiskNeighborSampler` needs.
+    """
+
+    def __init__(self, rows: RowSource) -> None:
+        files = rows.file_rows
+        assert files is not None  # noqa: S101 - an engine reads files
+        array = files.array
+        if not array.geometry.is_exact or array.row_shape != ():
+            raise CorruptStoreError(
+                f"the array {array.spec.path!r} is no vector of node ids: found rows of "
+                f"shape {list(array.row_shape)}, {files.row_bytes} bytes each, in pages of "
+                f"{array.geometry.page_bytes}"
+            )
+        self._files = files
+        self._rows = rows
+        self._counts = ReadCounts()
+        self._lock = threading.Lock()
+
+    @classmethod
+    def open(cls, array: PagedArray, engine: Engine) -> Self:
+        """Open the files of a stored array of node ids."""
+        return cls(open_rows(array, engine))
+
+    @property
+    def num_edges(self) -> int:
+        """Ids in the array."""
+        return self._files.num_rows
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Type of an id: int32 or int64."""
+        return self._files.array.dtype
+
+    @property
+    def counts(self) -> ReadCounts:
+        """Reads of all calls so far; a row is one id."""
+        return self._counts
+
+    def fetch(self, positions: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
+        """Read the ids at some positions: [n], in the order of the positions."""
+        gathered = self._rows.gather(positions)
+        self._count(gathered.counts)
+        return gathered.values
+
+    def read(self, start: int, stop: int) -> npt.NDArray[Any]:
+        """Read the ids at positions start ... stop - 1, in large reads: [stop - start]."""
+        out = empty((stop - start,), self.dtype)
+        self._count(self._rows.read_range(start, out))
+        return out
+
+    def scan(self) -> Iterator[npt.NDArray[Any]]:
+        """Read all ids in order, in pieces of up to `SCAN_IDS`."""
+        for start in range(0, self.num_edges, SCAN_IDS):
+            yield self.read(start, min(start + SCAN_IDS, self.num_edges))
+
+    def _count(self, counts: ReadCounts) -> None:
+        with self._lock:
+            self._counts += counts
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,11 +111,11 @@ class Topology:
     """The in-neighbours of all nodes by edge type, in memory or with readers of the files."""
 
     schema: Schema
+    stored: StoredColumns  # what sampling by time or weight needs
     csc: Mapping[EdgeType, Csc]  # if there are `rows`, only length and dtype of `indices` are used
     rows: Mapping[EdgeType, IndexRows] = field(default_factory=dict)
     # In-neighbour lists, which need not be read once they are in memory.
     neighbors: Mapping[EdgeType, CachedNeighbors] = field(default_factory=dict)
-    stored: StoredColumns | None = None  # what sampling by time or weight needs
     # Opens arrays that an engine reads, and those that were opened, by path.
     open_rows: Callable[[AttributeSpec], IndexRows] | None = None
     columns_read: dict[str, IndexRows] = field(default_factory=dict)
@@ -42,7 +125,7 @@ class Topology:
         """Read a store's topology into memory, or map it."""
         edges = reader.schema.edge_types
         csc = {e.type: load_csc(reader, e, mode, num_threads) for e in edges}
-        return cls(reader.schema, csc, stored=StoredColumns(reader, mode, num_threads))
+        return cls(reader.schema, StoredColumns(reader, mode, num_threads), csc)
 
     def on_disk(self, reader: StoreReader, engine: Engine) -> Self:
         """Return the topology with in-neighbours that an engine reads."""
@@ -53,20 +136,10 @@ class Topology:
         rows = {of: open_rows(self.schema.edge_of(of).indices) for of in self.csc}
         return replace(self, rows=rows, open_rows=open_rows, columns_read={})
 
-    @property
-    def edge_types(self) -> tuple[EdgeType, ...]:
-        """The edge types, in the store's order."""
-        return tuple(self.csc)
-
     def columns(self, edge_type: EdgeType | None = None) -> Csc:
         """Return the in-neighbours along the edges of a type, or of the only type."""
         schema = self.schema
         return self.csc[(schema.edge if edge_type is None else schema.edge_of(edge_type)).type]
-
-    def num_nodes(self, node_type: str | None = None) -> int:
-        """Return the number of nodes of a type, or of the only type."""
-        schema = self.schema
-        return (schema.node if node_type is None else schema.node_of(node_type)).num_nodes
 
     @property
     def is_read(self) -> bool:
@@ -91,7 +164,7 @@ class Topology:
 
     def sampler(self, config: SamplingConfig, index_dtype: IndexDtype) -> NeighborSampler:
         """Return a sampler; its batches are the same wherever the topology lies."""
-        types, specs = self._types(config)
+        types, specs = self.stored.types(self.csc, config.time_attr, config.weight_attr)
         if not self.rows:
             return NeighborSampler(types, config, index_dtype)
         fetch: dict[tuple[EdgeType, Column], Fetch] = {
@@ -101,14 +174,140 @@ class Topology:
             fetch[of] = self._rows_of(spec).fetch
         return DiskNeighborSampler(types, config, index_dtype, fetch, self.neighbors)
 
-    def _types(self, config: SamplingConfig) -> tuple[SampledTypes, ColumnSpecs]:
-        if self.stored is not None:
-            return self.stored.types(self.csc, config.time_attr, config.weight_attr)
-        counts = {node.name: node.num_nodes for node in self.schema.node_types}
-        return SampledTypes(counts, self.csc, self.label), {}
-
     def _rows_of(self, spec: AttributeSpec) -> IndexRows:
         if spec.path not in self.columns_read:
             assert self.open_rows is not None  # noqa: S101 - given with the rows
             self.columns_read.setdefault(spec.path, self.open_rows(spec))
         return self.columns_read[spec.path]
+
+
+# For 64 nodes, their bits and the start of their lists.
+_WORD_BYTES = 16
+
+
+def index_bytes(num_nodes: int) -> int:
+    """Return the bytes of a neighbour cache without its lists."""
+    return _WORD_BYTES * -(-num_nodes // 64)
+
+
+def bytes_for_all(csc: Csc) -> int:
+    """Return the bytes of a neighbour cache of all lists."""
+    return index_bytes(csc.num_nodes) + csc.num_edges * csc.indices.itemsize
+
+
+def bytes_to_choose(csc: Csc) -> int:
+    """Return the bytes that choosing the lists takes, before the cache is filled."""
+    return 4 * csc.num_src + csc.num_nodes + 3 * SCAN_IDS * csc.indices.itemsize
+
+
+def open_neighbor_cache(csc: Csc, rows: IndexRows, num_bytes: int) -> CachedNeighbors | None:
+    """Return the most important in-neighbour lists that fit; None if none does."""
+    capacity = (num_bytes - index_bytes(csc.num_nodes)) // csc.indices.itemsize
+    if capacity <= 0:
+        return None
+    if capacity >= csc.num_edges:
+        return _fill(csc, rows, all_lists(csc))
+    return _fill(
+        csc,
+        rows,
+        choose_lists(csc, count_out_degrees(rows.scan(), csc.num_src, csc.label), capacity),
+    )
+
+
+def _fill(csc: Csc, rows: IndexRows, chosen: npt.NDArray[np.bool_]) -> CachedNeighbors | None:
+    """Return the lists of the chosen nodes; None if they are empty."""
+    bits = np.packbits(chosen, bitorder="little").view(np.uint64)
+    starts = np.zeros(len(bits) + 1, np.int64)
+    for first, degrees in in_degrees(csc):
+        sums = np.add.reduceat(degrees * chosen[first:][: len(degrees)], range(0, len(degrees), 64))
+        starts[first // 64 + 1 :][: len(sums)] = sums
+    np.cumsum(starts, out=starts)
+    if not (total := int(starts[-1])):
+        return None
+    neighbors, filled = empty((total,), rows.dtype), 0
+    for start in range(0, csc.num_edges, SCAN_IDS):
+        stop = min(start + SCAN_IDS, csc.num_edges)
+        # From the first node whose list reaches into the range to the last one.
+        first = int(np.searchsorted(csc.indptr, start, side="right")) - 1
+        last = int(np.searchsorted(csc.indptr, stop, side="left"))
+        bounds: npt.NDArray[np.int64] = np.clip(csc.indptr[first : last + 1], start, stop)
+        wanted = np.repeat(chosen[first:last], bounds[1:] - bounds[:-1])
+        if wanted.any():
+            ids = rows.read(start, stop)[wanted]
+            neighbors[filled : filled + len(ids)] = ids
+            filled += len(ids)
+    return CachedNeighbors(bits, starts[:-1], neighbors)
+
+
+# Nodes are processed in pieces, so that choosing takes only a few MB more than the out-degrees.
+# A multiple of 64: pieces fill whole words of a bitmap.
+_CHUNK = 1 << 18
+
+
+def choose_lists(
+    csc: Csc, out_degrees: npt.NDArray[np.uint32], max_neighbors: int
+) -> npt.NDArray[np.bool_]:
+    """Choose the most important lists that hold at most `max_neighbors` in-neighbours."""
+    threshold, left = highest_that_overflows(
+        lambda: ((keys, degrees * (keys > 0)) for _, degrees, keys in _keys(csc, out_degrees)),
+        max_neighbors,
+    )
+    chosen = _none_of(csc)
+    for first, degrees, keys in _keys(csc, out_degrees):
+        own = chosen[first:][: len(keys)]
+        own[:] = keys > threshold
+        # Of equally important lists the first ones, up to the first that does not fit.
+        ties = np.flatnonzero((keys == threshold) & (keys > 0))
+        fitting = np.cumsum(degrees[ties]) <= left
+        own[ties[fitting]] = True
+        left = left - int(degrees[ties].sum()) if fitting.all() else 0
+    return chosen
+
+
+def all_lists(csc: Csc) -> npt.NDArray[np.bool_]:
+    """Choose all lists that are not empty: bool [N], filled up to a multiple of 64."""
+    chosen = _none_of(csc)
+    for first, degrees in in_degrees(csc):
+        chosen[first:][: len(degrees)] = degrees > 0
+    return chosen
+
+
+def _none_of(csc: Csc) -> npt.NDArray[np.bool_]:
+    return np.zeros(csc.num_nodes + -csc.num_nodes % 64, np.bool_)
+
+
+def in_degrees(csc: Csc) -> Iterator[tuple[int, npt.NDArray[np.int64]]]:
+    """Yield the first node of a piece and the lengths of its lists, for all nodes."""
+    expected = 0
+    for first in range(0, csc.num_nodes, _CHUNK):
+        part = csc.indptr[first : first + _CHUNK + 1]
+        degrees = np.diff(part)
+        if part[0] != expected or (degrees < 0).any():
+            raise _damaged(csc)
+        expected = int(part[-1])
+        yield first, degrees
+    if expected != csc.num_edges:
+        raise _damaged(csc)
+
+
+def _keys(
+    csc: Csc, out_degrees: npt.NDArray[np.uint32]
+) -> Iterator[tuple[int, npt.NDArray[np.int64], npt.NDArray[np.uint32]]]:
+    """Yield first node, lengths of lists, and importance as integers in its order; 0: none."""
+    for first, degrees in in_degrees(csc):
+        uses = np.zeros(len(degrees), np.float32)
+        found = out_degrees[first : first + len(degrees)]
+        uses[: len(found)] = found
+        # Positive floats are ordered as their bits are.
+        keys = (uses / np.maximum(degrees, 1).astype(np.float32)).view(np.uint32)
+        keys[degrees == 0] = 0
+        yield first, degrees, keys
+
+
+def _damaged(csc: Csc) -> CorruptStoreError:
+    return CorruptStoreError(
+        f"cannot choose the in-neighbour lists to cache of {csc.label}: indptr does not ascend "
+        f"from 0 to {csc.num_edges}, the number of edges. Its topology is damaged; run 'gnnstore "
+        "verify' on it, or convert the graph again",
+        path=csc.label,
+    )

@@ -33,16 +33,13 @@ class NodeData:
 
     def _attribute(self, name: str) -> LazyTensor:
         node, store = self._node, self._store
-        found: LazyTensor = store.attribute_of(
-            spec_of(store.path, node.name, name, node.attributes)
-        )
-        return found
+        spec = spec_of(store.path, node.name, name, node.attributes)
+        return store.attribute_of(spec)  # type: ignore[no-any-return]
 
     @property
     def labels(self) -> Tensor:
         """The node labels, PyG's `y`, whole; [N] or [N, tasks]. Do not write to it."""
-        found: Tensor = self._store.labels_of(self._node)
-        return found
+        return self._attribute("y").tensor()
 
     @property
     def splits(self) -> Splits:
@@ -122,16 +119,6 @@ class NodeView(NodeData, AttrView):  # type: ignore[misc]
     def num_nodes(self) -> int:
         """Number of nodes of the type."""
         return self._node.num_nodes
-
-    def attribute(self, name: str) -> LazyTensor:
-        """Return an attribute, to be indexed by node: `store["paper"].attribute("year")[ids]`.
-
-        Raises
-        ------
-        NotFoundError
-            If the type has none of this name; the message lists those there are.
-        """
-        return self._attribute(name)
 
     def __getattr__(self, name: str) -> Any:
         """Return an attribute of the nodes, or a split as a mask; else as PyG's view does."""

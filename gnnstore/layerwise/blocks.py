@@ -25,7 +25,7 @@ from gnnstore._core import ReadCounts, empty, pool_trim
 from gnnstore.errors import CorruptStoreError
 from gnnstore.features.source import RowSource
 from gnnstore.formats.arrays.dtypes import id_dtype
-from gnnstore.graph.indices import IndexRows
+from gnnstore.graph.topology import IndexRows
 from gnnstore.layerwise.calls import Block, DegreeNorm
 from gnnstore.layerwise.plan import NODES, TARGETS, BlockLimits
 from gnnstore.layerwise.rows import KeptRows, PackedRows, TableReader

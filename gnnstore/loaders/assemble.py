@@ -22,9 +22,9 @@ from gnnstore.errors import UsageError
 from gnnstore.features.source import MemoryRows, Rows, RowSource
 from gnnstore.formats.arrays.spec import AttributeSpec
 from gnnstore.formats.store.schema import EdgeType, EdgeTypeSpec, NodeTypeSpec, Schema
-from gnnstore.graph.assigned import AssignedAttributes
-from gnnstore.loaders.adjacency import CsrEdges, adjacency
-from gnnstore.nn.adjacency import AdjT
+from gnnstore.graph.pyg_data import AssignedAttributes
+from gnnstore.loaders.options import CsrEdges
+from gnnstore.nn.adjacency import AdjT, adjacency
 from gnnstore.pipeline.batch import Batch, BatchCost
 from gnnstore.sampling.neighbor import NodeType, Sample, each_type, only, with_reverse_edges
 from gnnstore.seeds.base import SeedLabels
@@ -187,15 +187,6 @@ class Parts(NamedTuple):
         )
 
 
-class Selection(NamedTuple):
-    """The nodes or edges of one type in a sample, and in what `transform_sampler_output` left."""
-
-    what: str  # in messages
-    paths: set[str]  # of their attributes
-    ids: npt.NDArray[Any]
-    wanted: Tensor | None  # None: they have no attributes
-
-
 class Assembler:
     """Assembles the batches of one loader. Safe to use from many threads at once."""
 
@@ -289,16 +280,16 @@ class Assembler:
             original,
         )
 
-    def selections(self, sample: Sample, parts: Parts) -> Iterator[Selection]:
-        """Yield for each type the ids of a sample, and those of parts made from it."""
+    def selections(self, sample: Sample, parts: Parts) -> Iterator[tuple[Any, ...]]:
+        """Yield for each type what it is, its attributes' paths, ids of a sample and of parts."""
         for name, attributes in self._nodes.items():
             what = "nodes" if self._is_homogeneous else f"nodes of {name!r}"
             paths = {each.path for each in attributes.values()}
-            yield Selection(what, paths, sample.nodes[name], parts.node[name])
+            yield what, paths, sample.nodes[name], parts.node[name]
         for kind, attributes in self._edges.items():
             what = "edges" if self._is_homogeneous else f"edges of {kind}"
             paths = {each.path for each in attributes.values()} | {self._edge_ids[kind][0]}
-            yield Selection(what, paths, sample.edges[kind].positions, parts.edge[kind])
+            yield what, paths, sample.edges[kind].positions, parts.edge[kind]
 
     def join(
         self,
@@ -427,7 +418,7 @@ class OutputAssembler:
         parts = self.assembler.parts_from(output)
         rows: dict[str, Rows] = {}
         for selection in self.assembler.selections(sample, parts):
-            rows |= self._reselected(batch.rows, selection)
+            rows |= self._reselected(batch.rows, *selection)
         labels = labels.from_metadata(output.metadata)
         batch.output = self.assembler.join(parts, labels, rows, batch.cost)
 
@@ -436,9 +427,15 @@ class OutputAssembler:
         parts = self.assembler.parts_from(output)
         return self.assembler.join(parts, labels, {}, BatchCost())
 
-    def _reselected(self, rows: Mapping[str, Rows], selection: Selection) -> dict[str, Rows]:
+    def _reselected(
+        self,
+        rows: Mapping[str, Rows],
+        what: str,
+        paths: set[str],
+        ids: npt.NDArray[Any],
+        wanted: Tensor | None,  # None: they have no attributes
+    ) -> dict[str, Rows]:
         """Return the rows of the ids in a changed output."""
-        what, paths, ids, wanted = selection
         own = {path: rows[path] for path in paths if path in rows}
         if wanted is None:
             return {}
@@ -457,17 +454,12 @@ class OutputAssembler:
 
 def checked_class(data_class: Any, wanted: type) -> Any:
     """Refuse a class that makes no `Data` or `HeteroData`, before the first batch."""
-    try:
-        if issubclass(data_class, wanted):
-            data_class()
-            return data_class
-        problem = "it is no subclass"
-    except TypeError as error:  # also if it is not a class
-        problem = str(error)
-    raise UsageError(
-        f"custom_cls={data_class!r}: expected torch_geometric.data.{wanted.__name__} or a subclass "
-        f"that is made without arguments ({problem})"
-    )
+    if not isinstance(data_class, type) or not issubclass(data_class, wanted):
+        raise UsageError(
+            f"custom_cls={data_class!r}: expected torch_geometric.data.{wanted.__name__} or a "
+            "subclass, which is made without arguments"
+        )
+    return data_class
 
 
 def edge_index_of(row: Tensor, col: Tensor) -> Tensor:

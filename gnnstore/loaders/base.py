@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 import os
 from collections.abc import Callable, Generator, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -24,7 +24,6 @@ from gnnstore.loaders.assemble import Assembler, OutputAssembler
 from gnnstore.loaders.explain import (
     Explanation,
     describe,
-    describe_seeds,
     draw_memory,
     writer_of,
 )
@@ -64,6 +63,7 @@ from gnnstore.seeds.base import ON_DEMAND_EPOCH, BatchKey, SeedLabels
 from gnnstore.strategies.base import Sources
 from gnnstore.threads import Lookahead, MemoryGate
 from gnnstore.timeline import MAX_EVENTS, OFF, Timeline, recorded
+from gnnstore.units import format_count
 
 
 class BatchLoader(DataLoader[Any]):
@@ -169,15 +169,22 @@ class BatchLoader(DataLoader[Any]):
     def __str__(self) -> str:
         """Return the graph, the seeds, and the strategy with its reason, each in a line."""
         path, schema, name = self._origin()
-        try:
-            num_batches = None if self._order.varies else len(self)
-        except TypeError:  # of a user's sampler without a length
-            num_batches = None
-        positions: Any = self.dataset
-        seeds = f"{len(positions):,} {self._labels.name}{'' if name is None else f' ({name})'}"
+        order, shard, positions = self._order, self._shard, cast("Any", self.dataset)
+        named = "" if name is None else f" ({name})"
+        seeds = [f"{len(positions):,} {self._labels.name}{named}"]
+        if self.batch_size is not None:
+            seeds.append(f"{self.batch_size:,} a batch")
+        in_order = "shuffled" if order.shuffles else "in order"
+        seeds.append(in_order if order.name is None else f"in the order of {order.name}")
+        if shard.world_size > 1:
+            seeds.append(f"rank {shard.rank} of {shard.world_size}")
+        if order.varies:
+            seeds.append("epochs differ in their number of batches")
+        else:
+            with suppress(TypeError):  # of a user's sampler without a length
+                seeds[-1] += f": {format_count(len(self), 'batch')} an epoch"
         graph = f"{type(self).__name__} of {path}"
-        of_batches = describe_seeds(seeds, self.batch_size, self._order, self._shard, num_batches)
-        return describe(graph, schema, of_batches, self._sources.placement)
+        return describe(graph, schema, self._sources.placement, seeds)
 
     def _origin(self) -> tuple[Path, Schema, str | None]:
         """Return path and schema of what is read, and the name of all seeds, if any."""
@@ -233,7 +240,9 @@ class BatchLoader(DataLoader[Any]):
         iteration = self._cursor.begin(_checked_epoch(self.epoch))
         self.epoch += 1
         self._num_iterations += 1
-        pin = self._pin if self.pin_memory and can_pin() else None
+        pin = None
+        if self.pin_memory and can_pin():
+            pin = partial(pin_memory, device=self.pin_memory_device)
         # Copies of a batch, and batches joined in the consumer's thread, are freed unnoticed.
         waits = pin is None and self.transform_sampler_output is None
         lookahead = Lookahead(
@@ -275,9 +284,6 @@ class BatchLoader(DataLoader[Any]):
             lookahead=lookahead,
             initializer=initializer,
         )
-
-    def _pin(self, output: Any) -> Any:
-        return pin_memory(output, self.pin_memory_device)
 
     def __call__(self, index: Any) -> Any:
         """Return the batch of some positions among the seeds, prepared in this thread."""
@@ -403,12 +409,6 @@ class BatchLoader(DataLoader[Any]):
         ----------
         plot : path-like, optional
             A file to draw stacked bars to, SVG or PNG by its suffix; needs matplotlib.
-
-        Raises
-        ------
-        UsageError, NotFoundError, StorageError
-            If the name ends in neither ``.svg`` nor ``.png``, matplotlib is missing, or the file
-            cannot be written.
         """
         found = Explanation.of(type(self).__name__, self._sources.placement)
         if plot is not None:
@@ -434,8 +434,7 @@ class BatchLoader(DataLoader[Any]):
         Raises
         ------
         UsageError, NotFoundError, StorageError
-            If the loader is being traced already, the name ends in something else, matplotlib is
-            missing for a picture, or the file cannot be written.
+            If the loader is being traced already, or the file cannot be written.
         """
         if self._recorder.timeline is not OFF:
             raise UsageError("the loader is being traced already; traces do not nest")

@@ -25,14 +25,12 @@ from gnnstore.units import format_count, format_duration, format_size
 
 if TYPE_CHECKING:
     from gnnstore.formats.store.schema import Schema
-    from gnnstore.pipeline.order import EpochOrder
-    from gnnstore.pipeline.samplers import RankShard
     from gnnstore.strategies.placement import Placement
 
 _LEAST_SHOWN = 1 / 500  # the share of all for which a bar has a part
 
 
-def describe(what: str, schema: Schema, seeds: str, placement: Placement) -> str:
+def describe(what: str, schema: Schema, placement: Placement, seeds: list[str]) -> str:
     """Return a line each for the graph, the seeds, and the strategy with its first reason."""
     nodes, edges = schema.node_types, schema.edge_types
     is_typed = not schema.is_homogeneous
@@ -44,32 +42,7 @@ def describe(what: str, schema: Schema, seeds: str, placement: Placement) -> str
     ]
     why, begin = placement.reason.partition("; ")[0], f"strategy {placement.strategy.choice!r}"
     strategy = why if why.startswith(begin) else f"{begin}: {why}"
-    return f"{what}: {''.join(counts)}\n{seeds}\n{strategy}"
-
-
-def describe_seeds(
-    seeds: str,
-    batch_size: int | None,
-    order: EpochOrder,
-    shard: RankShard,
-    num_batches: int | None,
-) -> str:
-    """Return the seeds of a loader, and their batches."""
-    facts = [f"seeds: {seeds}"]
-    if batch_size is not None:
-        facts.append(f"{batch_size:,} a batch")
-    if order.name is None:
-        facts.append("shuffled" if order.shuffles else "in order")
-    else:
-        facts.append(f"in the order of {order.name}")
-    if shard.world_size > 1:
-        facts.append(f"rank {shard.rank} of {shard.world_size}")
-    if order.varies:
-        facts.append("epochs differ in their number of batches")
-    found = ", ".join(facts)
-    return (
-        found if num_batches is None else f"{found}: {format_count(num_batches, 'batch')} an epoch"
-    )
+    return f"{what}: {''.join(counts)}\nseeds: {', '.join(seeds)}\n{strategy}"
 
 
 @dataclass(frozen=True, repr=False)

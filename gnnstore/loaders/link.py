@@ -28,11 +28,10 @@ from gnnstore.errors import (
     whole_number,
 )
 from gnnstore.formats.store.schema import EdgeTypeSpec, NodeTypeSpec
-from gnnstore.graph.edge_splits import EdgeSplits
+from gnnstore.graph.arrays import EdgeSplits
 from gnnstore.graph.store import GraphStore
 from gnnstore.loaders.options import LoaderOptions, call
-from gnnstore.loaders.pyg_sampler import StoreSampler
-from gnnstore.loaders.sampled import SampledLoader
+from gnnstore.loaders.sampled import SampledLoader, StoreSampler
 from gnnstore.partitions.policy import PartitionPolicy, ResidentTable
 from gnnstore.sampling.neighbor import SamplingConfig
 from gnnstore.sampling.sampled_graph import reverse_of

@@ -22,8 +22,7 @@ from torch_geometric.sampler.base import SubgraphType
 from gnnstore.errors import UsageError, limits_named
 from gnnstore.graph.store import GraphStore
 from gnnstore.loaders.options import LoaderOptions
-from gnnstore.loaders.pyg_sampler import StoreSampler
-from gnnstore.loaders.sampled import SampledLoader
+from gnnstore.loaders.sampled import SampledLoader, StoreSampler
 from gnnstore.partitions.policy import PartitionPolicy, ResidentTable
 from gnnstore.seeds.nodes import InputNodes, resolve_input_nodes
 from gnnstore.strategies.loader_spec import EdgeIds

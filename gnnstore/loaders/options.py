@@ -18,17 +18,16 @@ from pathlib import Path
 from typing import Any, cast, get_args
 
 import torch
+from torch import Tensor
 from torch.utils.data import DataLoader, get_worker_info
 from torch_geometric.sampler.base import NumNeighbors
-from torch_geometric.typing import EdgeTypeStr
 
 from gnnstore.caching.scores import SCORES, Score
 from gnnstore.disk.engines import ENGINES
-from gnnstore.errors import UsageError, as_whole_number, check_choice, whole_number
+from gnnstore.errors import NotFoundError, UsageError, as_whole_number, check_choice, whole_number
 from gnnstore.formats.store.schema import Schema
 from gnnstore.graph.store import GraphStore
 from gnnstore.graph.store import open as open_store
-from gnnstore.loaders.adjacency import CsrEdges
 from gnnstore.partitions.policy import PartitionPolicy, ResidentTable
 from gnnstore.pipeline.samplers import RankShard
 from gnnstore.progress import WaitProgress, open_progress
@@ -186,30 +185,16 @@ def fanouts_of(num_neighbors: Any, schema: Schema) -> Any:
             "num_neighbors gives fan-outs by edge type, and the store's edges have no named types; "
             "give one list of fan-outs, such as [10, 10]"
         )
+    edge_types = [edge.type for edge in schema.edge_types]
     try:
-        by_type = {EdgeTypeStr(key).to_tuple(): hops for key, hops in values.items()}
+        default = num_neighbors.default if is_pyg else None
+        return NumNeighbors(dict(values), default).get_values(edge_types)
     except (ValueError, TypeError) as error:
-        raise UsageError(f"num_neighbors: {error}; {_edge_types(schema)}") from None
-    types = [edge.type for edge in schema.edge_types]
-    if unknown := [edge_type for edge_type in by_type if edge_type not in types]:
         raise UsageError(
-            "Not all edge types specified in 'num_neighbors' exist in the graph: "
-            f"{', '.join(map(str, unknown))} not; {_edge_types(schema)}"
-        )
-    default = num_neighbors.default if is_pyg else None
-    missing = [edge_type for edge_type in types if edge_type not in by_type]
-    if missing and default is None:
-        names = ", ".join(f"'{edge_type}'" for edge_type in missing)
-        raise UsageError(
-            f"Missing number of neighbors for edge type {names}; give fan-outs of all edge types, "
-            "or one list for all; in Python, torch_geometric.sampler.NumNeighbors(..., default=...)"
-        )
-    return {edge_type: by_type.get(edge_type, default) for edge_type in types}
-
-
-def _edge_types(schema: Schema) -> str:
-    types = ", ".join(str(edge.type) for edge in schema.edge_types)
-    return f"there are the edge types {types}"
+            f"num_neighbors: {error}; there are the edge types {', '.join(map(str, edge_types))}. "
+            "Give fan-outs of each, torch_geometric.sampler.NumNeighbors with a default, or one "
+            "list for all"
+        ) from None
 
 
 def read_options(
@@ -407,3 +392,63 @@ def is_called_by_lightning() -> bool:
         frame = frame.f_back
     package = str(frame.f_globals.get("__name__")).partition(".")[0]
     return package in ("lightning", "pytorch_lightning")
+
+
+EDGE_FORMATS = ("coo", "csr")
+
+
+@dataclass(frozen=True)
+class CsrEdges:
+    """How batches show edges with `edge_format="csr"`."""
+
+    value: str | None = None  # the edge attribute that the values are
+
+    @classmethod
+    def of(
+        cls, schema: Schema, edge_format: str, adj_value: str | None, subgraph_type: str
+    ) -> CsrEdges | None:
+        """Check the options `edge_format` and `adj_value`; None for "coo"."""
+        check_choice("edge_format", edge_format, EDGE_FORMATS)
+        is_typed = not schema.is_homogeneous
+        if edge_format == "csr" and is_typed and subgraph_type == "bidirectional":
+            raise UsageError(
+                'edge_format="csr" and subgraph_type="bidirectional": edges of a type that get '
+                "those of its reverse type are not sorted by target; make the loader with "
+                'edge_format="coo", or choose another subgraph_type'
+            )
+        if adj_value is None:
+            return None if edge_format == "coo" else cls()
+        if edge_format == "coo":
+            raise UsageError(
+                f'adj_value={adj_value!r}: only a matrix has values; give edge_format="csr", or '
+                "leave the option out"
+            )
+        with_it = [edge for edge in schema.edge_types if adj_value in edge.attributes]
+        if not with_it:
+            names = {name for edge in schema.edge_types for name in edge.attributes}
+            known = ", ".join(sorted(names)) or "none"
+            raise NotFoundError(
+                f"adj_value={adj_value!r}: edges have no attribute of this name; they have: {known}"
+            )
+        for edge in with_it:
+            spec = edge.attributes[adj_value]
+            if spec.shape[1:] not in ((), (1,)) or spec.dtype.startswith("complex"):
+                where = f" of {edge.type}" if is_typed else ""
+                raise UsageError(
+                    f"adj_value={adj_value!r}: a value of the matrix is one number, and this "
+                    f"attribute{where} has {spec.dtype} of shape {list(spec.shape[1:])}; choose "
+                    "another, or leave it out"
+                )
+        return cls(adj_value)
+
+    def take_values(self, values: dict[str, Any]) -> Tensor | None:
+        """Take the attribute out of a batch that is the values of its matrix."""
+        if self.value is None:
+            return None
+        if self.value not in values:
+            raise UsageError(
+                f"adj_value={self.value!r}: the sampler output has no edge, so edges have no "
+                "attributes; return it with edge, or leave the option out"
+            )
+        weights: Tensor = values.pop(self.value).reshape(-1).float()
+        return weights

@@ -14,8 +14,8 @@ from gnnstore.budget.ledger import CACHED, SLOTS, STAGING, Ledger, Reservation
 from gnnstore.budget.limits import MemoryBudget, affordable_threads
 from gnnstore.disk.engines import Engine
 from gnnstore.errors import limits_named
-from gnnstore.features.packed.saved import PackedFiles
 from gnnstore.features.planned import SlotCache
+from gnnstore.features.saved import PackedFiles
 from gnnstore.features.source import AbsentRows
 from gnnstore.features.tables import CachedTables
 from gnnstore.formats.container.reader import reopened
@@ -23,11 +23,10 @@ from gnnstore.formats.packed import NUM_POSITIONS, PACKED, PackedReader
 from gnnstore.formats.store.schema import Schema
 from gnnstore.formats.store.units import find_unit
 from gnnstore.graph.arrays import as_tensor
-from gnnstore.graph.assigned import AssignedAttributes
-from gnnstore.loaders.adjacency import CsrEdges
+from gnnstore.graph.pyg_data import AssignedAttributes
 from gnnstore.loaders.assemble import Assembler
 from gnnstore.loaders.base import BatchLoader
-from gnnstore.loaders.options import checked_edge_ids
+from gnnstore.loaders.options import CsrEdges, checked_edge_ids
 from gnnstore.pipeline.order import OrderFields, checked, order_bytes
 from gnnstore.pipeline.saved import SavedSource, not_packed
 from gnnstore.seeds.labels import labels_of

@@ -13,11 +13,14 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Self, TypeAlias
 
+import numpy.typing as npt
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
+from gnnstore import _core
 from gnnstore.errors import UsageError
+from gnnstore.formats.store.schema import EdgeType
 
 _MAXIMA = ("max", "amax", "min", "amin")
 
@@ -410,3 +413,48 @@ def _is_product(adj: Any, x: Any = None, *_: Any) -> bool:
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     _Matrix(torch.tensor([0]), torch.tensor([], dtype=torch.int64), torch.tensor([]), 0).in_csr()
+
+
+def adjacency(
+    edge_index: npt.NDArray[Any],
+    num_nodes: tuple[int, int],
+    hop_sources: Sequence[int] | None,
+    hop_edges: Sequence[int] | None,
+    values: Tensor | None,
+    *,
+    edge_type: EdgeType | None = None,
+) -> AdjT:
+    """Return edges of one type as a matrix of targets and sources, with its layers' transposes."""
+    num_targets, num_sources = num_nodes
+    layers = [(edge_index.shape[1], num_sources)]
+    if hop_sources is not None and hop_edges is not None:
+        # Each layer takes a hop less than the one before.
+        layers += [
+            (sum(hop_edges[:left]), sum(hop_sources[: left + 1]))
+            for left in range(len(hop_edges) - 1, 0, -1)
+        ]
+    weights = None if values is None else values.numpy()
+    try:
+        crow, col, transposes = _core.edges_by_node(
+            edge_index, num_targets, num_sources, layers, weights
+        )
+    except (ValueError, IndexError) as error:
+        where = "" if edge_type is None else f", edges of {edge_type}"
+        raise UsageError(
+            f'edge_format="csr"{where}: {error}. Return sampler output whose edges are sorted '
+            'by target and end at its nodes, or make the loader with edge_format="coo"'
+        ) from error
+    return AdjT(
+        torch.from_numpy(crow),
+        torch.from_numpy(col),
+        values,
+        size=(num_targets, num_sources),
+        transposes=[
+            Transpose(
+                torch.from_numpy(ptr),
+                torch.from_numpy(index),
+                None if of_layer is None else torch.from_numpy(of_layer),
+            )
+            for ptr, index, of_layer in transposes
+        ],
+    )

@@ -16,14 +16,14 @@ import numpy as np
 import numpy.typing as npt
 
 from gnnstore._version import __version__
-from gnnstore.caching.policies.base import Planner
+from gnnstore.caching.policies import Planner
 from gnnstore.caching.pools import SlotPools, pooled
 from gnnstore.errors import NoSpaceError
-from gnnstore.features.packed.chunks import BLOCK_BYTES
-from gnnstore.features.packed.misses import MissTable, collect_misses
-from gnnstore.features.packed.pack import least_memory, packed_bytes
-from gnnstore.features.packed.saved import SavedRecord
-from gnnstore.features.packed.segments import (
+from gnnstore.features.chunks import BLOCK_BYTES
+from gnnstore.features.misses import MissTable, collect_misses
+from gnnstore.features.pack import least_memory, packed_bytes
+from gnnstore.features.saved import SavedRecord
+from gnnstore.features.segments import (
     BatchMisses,
     DividedChunks,
     DividedMisses,
@@ -319,7 +319,7 @@ class EpochPacker:
             edge_ids=tuple(found.values for found in edge_ids),
             subgraph=subgraph,
             shared=shared,
-            chunk_crcs=tuple(found.checksums.of_chunk(i) for found in chunks),
+            chunk_crcs=tuple(found.of_chunk(i) for found in chunks),
             shared_crcs=shared_crcs,
         )
         id_bytes = np.dtype(schema.index_dtype).itemsize

@@ -30,7 +30,7 @@ from gnnstore.strategies.sampled_epoch import row_degrees, sample_workload
 from gnnstore.strategies.superbatch_costs import MissModel, size_packing
 
 if TYPE_CHECKING:
-    from gnnstore.caching.policies.base import Planner
+    from gnnstore.caching.policies import Planner
     from gnnstore.graph.store import GraphStore
 
 # Enough to tell the sizes of records.

@@ -17,8 +17,7 @@ from gnnstore.budget.limits import MemoryBudget
 from gnnstore.errors import BudgetError, UsageError
 from gnnstore.features.source import AbsentRows, MemoryRows, RowSource
 from gnnstore.formats.partitions import BUCKET_PTR_ARRAY, PartitionsReader, open_partitions
-from gnnstore.graph.shared import shared_tables
-from gnnstore.graph.sizes import StoreSizes
+from gnnstore.graph.shared import StoreSizes, shared_tables
 from gnnstore.partitions.buffer import StateBuffer, StateToRead, building_threads
 from gnnstore.partitions.order import PartitionOrder
 from gnnstore.partitions.policy import BufferShape, PartitionPolicy, Slots

@@ -21,7 +21,7 @@ from gnnstore.formats.arrays.dtypes import id_dtype
 from gnnstore.formats.packed import ALL_EDGES
 from gnnstore.formats.store.schema import EdgeTypeSpec, Schema
 from gnnstore.formats.store.store import Csc
-from gnnstore.graph.edge_splits import EdgeSplits
+from gnnstore.graph.arrays import EdgeSplits
 from gnnstore.graph.shared import shared_tables
 from gnnstore.graph.store import GraphStore
 from gnnstore.sampling.sampled_graph import EdgeFinder, reverse_of

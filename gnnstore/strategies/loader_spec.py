@@ -15,8 +15,7 @@ from gnnstore.disk.spool import default_parent
 from gnnstore.errors import BudgetError, DiskBudgetError
 from gnnstore.features.tables import CachedTables
 from gnnstore.formats.container.files import free_bytes
-from gnnstore.graph.shared import shared_tables
-from gnnstore.graph.sizes import StoreSizes
+from gnnstore.graph.shared import StoreSizes, shared_tables
 from gnnstore.pipeline.lookahead.edge_rows import MAX_ROW_BYTES, PassSize
 from gnnstore.progress import NullProgress, Progress
 from gnnstore.strategies.options import CacheSettings, PlannedSettings, StrategyTraits

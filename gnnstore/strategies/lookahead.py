@@ -11,9 +11,8 @@ import numpy as np
 
 from gnnstore._core import release_memory
 from gnnstore.budget.ledger import Ledger, Reservation
-from gnnstore.caching.policies.base import CachePolicy
-from gnnstore.caching.policies.fixed import Fixed
-from gnnstore.caching.policies.registry import POLICIES
+from gnnstore.caching.belady import POLICIES
+from gnnstore.caching.policies import CachePolicy, Fixed
 from gnnstore.caching.pools import SlotPools, pooled
 from gnnstore.caching.scores import select_nodes
 from gnnstore.errors import DiskBudgetError

@@ -16,12 +16,12 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from gnnstore.budget.ledger import IN_FLIGHT, PLANNED, SLOTS, Ledger, Reservation
-from gnnstore.caching.policies.base import MAX_PLANNED
-from gnnstore.caching.policies.registry import POLICIES
+from gnnstore.caching.belady import POLICIES
+from gnnstore.caching.policies import MAX_PLANNED
 from gnnstore.caching.pools import SlotPools, pooled
 from gnnstore.errors import BudgetError, DiskBudgetError
-from gnnstore.features.packed.chunks import CHUNK_STAGING_BYTES
-from gnnstore.features.packed.pack import PackedBatch
+from gnnstore.features.chunks import CHUNK_STAGING_BYTES
+from gnnstore.features.pack import PackedBatch
 from gnnstore.formats.arrays.dtypes import id_dtype
 from gnnstore.pipeline.lookahead.presample import MARGIN, with_margin
 from gnnstore.pipeline.lookahead.producer import warms_up

@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 import numpy as np
 
 from gnnstore.budget.ledger import PLANNED, SLOTS, Ledger, Reservation
-from gnnstore.caching.policies.base import MAX_PLANNED, CachePolicy, SpillingPolicy
+from gnnstore.caching.belady import Belady
+from gnnstore.caching.policies import MAX_PLANNED, CachePolicy
 from gnnstore.caching.pools import SlotPools
-from gnnstore.features.packed.pack import PackedBatch
+from gnnstore.features.pack import PackedBatch
 from gnnstore.features.planned import SlotCache
 from gnnstore.strategies.workload import Workload
 
@@ -187,7 +188,7 @@ class SuperbatchCosts:
 
     def spilled(self, table_bytes: int) -> list[Reservation]:
         """Return the memory of superbatches whose traces and plans are on disk."""
-        planning = cast("SpillingPolicy", self.policy).reserve_spilled(
+        planning = cast("Belady", self.policy).reserve_spilled(
             num_nodes=self.num_rows, largest_batch=self.planned_nodes, table_bytes=table_bytes
         )
         return [*self._always, *planning, *self.spilled_packing]
@@ -219,7 +220,7 @@ class SuperbatchCosts:
     @property
     def may_spill(self) -> bool:
         """Whether traces and plans may be on disk."""
-        return isinstance(self.policy, SpillingPolicy)
+        return isinstance(self.policy, Belady)
 
     def tables(self, left_bytes: int) -> list[int]:
         """Return the possible sizes of a table of next uses, from the largest down.

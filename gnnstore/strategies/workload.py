@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gnnstore.caching.plan import Trace, TraceBuilder
-from gnnstore.caching.policies.base import CachePolicy
+from gnnstore.caching.policies import CachePolicy
 from gnnstore.caching.reuse import InitialCache, ReuseCurve, ScoreCurve, reuse_distances
 from gnnstore.disk.profile import DeviceProfile, ReadTuning
 from gnnstore.formats.arrays.pages import ShardLayout

@@ -23,7 +23,7 @@ from gnnstore.converters.stores.reorder import out_degrees
 from gnnstore.disk.profile import load_profile, tune_reads
 from gnnstore.errors import UsageError
 from gnnstore.formats.store.store import StoreReader
-from gnnstore.graph.sizes import StoreSizes
+from gnnstore.graph.shared import StoreSizes
 from gnnstore.graph.store import open as open_store
 from gnnstore.graph.topology import Topology
 from gnnstore.loaders.link import resolve_links

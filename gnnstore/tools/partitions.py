@@ -20,8 +20,7 @@ from gnnstore.errors import UsageError
 from gnnstore.formats.arrays.dtypes import id_dtype
 from gnnstore.formats.container.workdir import check_final
 from gnnstore.formats.partitions import PartitionsManifest, PartitionsReader
-from gnnstore.graph.shared import shared_tables
-from gnnstore.graph.sizes import StoreSizes
+from gnnstore.graph.shared import StoreSizes, shared_tables
 from gnnstore.graph.store import GraphStore
 from gnnstore.graph.store import open as open_store
 from gnnstore.partitions.buffer import building_threads

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from gnnstore.caching.policies.simulate import policies
+from gnnstore.caching.belady import policies
 from gnnstore.disk.profile import DeviceProfile
 from gnnstore.pictures import (
     GREY,

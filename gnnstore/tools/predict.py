@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gnnstore.caching.policies.simulate import distinct_rows, policies, run_policy
+from gnnstore.caching.belady import distinct_rows, policies, run_policy
 from gnnstore.disk.profile import DeviceProfile, load_profile, tune_reads
 from gnnstore.errors import BudgetError, UsageError
 from gnnstore.features.tables import CachedTables

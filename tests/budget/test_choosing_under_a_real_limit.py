@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 
 import gnnstore
-from gnnstore.caching.policies.registry import BELADY
+from gnnstore.caching.belady import BELADY
 from gnnstore.converters import ConvertOptions, from_numpy
 from gnnstore.disk.profile import tune_reads
 from gnnstore.formats.arrays.pages import PageGeometry, ShardLayout

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gnnstore.features.packed.saved import PackedFiles
+from gnnstore.features.saved import PackedFiles
 from gnnstore.formats.packed import PackedReader
 from gnnstore.loaders.saved import open_packed
 from tests.support.hetero import hetero_store

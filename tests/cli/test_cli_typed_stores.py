@@ -13,7 +13,7 @@ import torch
 import gnnstore
 from gnnstore import LinkNeighborLoader, NeighborLoader
 from gnnstore.errors import CorruptStoreError
-from gnnstore.features.packed import segments as segment_packing
+from gnnstore.features import segments as segment_packing
 from gnnstore.formats.packed import PackedReader
 from gnnstore.tools.cli import main
 from tests.support.batches import assert_same_batches, batches_of

@@ -22,7 +22,7 @@ import pytest
 import gnnstore
 from gnnstore import NeighborLoader
 from gnnstore.errors import NoSpaceError
-from gnnstore.features.packed import pack as packing
+from gnnstore.features import pack as packing
 from gnnstore.pipeline.batch import Batch, Finisher
 from gnnstore.pipeline.lookahead import superbatch as rolling
 from gnnstore.pipeline.lookahead.epochs import LookaheadEpochs, NextSuperbatch

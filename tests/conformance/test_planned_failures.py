@@ -22,7 +22,7 @@ import pytest
 from gnnstore import NeighborLoader
 from gnnstore.disk.spool import FileSpool
 from gnnstore.errors import NoSpaceError, StorageError
-from gnnstore.features.packed.chunks import PackedSuperbatch
+from gnnstore.features.chunks import PackedSuperbatch
 from gnnstore.features.planned import TurnLock
 from gnnstore.pipeline import batch as pipeline
 from gnnstore.pipeline.lookahead.producer import Producer

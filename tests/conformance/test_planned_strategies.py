@@ -14,7 +14,7 @@ import pytest
 
 import gnnstore
 from gnnstore import NeighborLoader
-from gnnstore.caching.policies.fixed import Fixed
+from gnnstore.caching.policies import Fixed
 from gnnstore.errors import BudgetError, StorageError, UsageError
 from gnnstore.graph.shared import shared_tables
 from gnnstore.strategies.builtin import STRATEGIES

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from gnnstore.errors import UsageError
-from gnnstore.features.packed import segments as segment_packing
+from gnnstore.features import segments as segment_packing
 from gnnstore.formats.packed import PackedReader
 from gnnstore.pipeline.lookahead import producer
 from gnnstore.pipeline.lookahead.superbatch import SuperbatchFiles

@@ -12,8 +12,8 @@ import pytest
 
 import gnnstore
 from gnnstore.errors import CorruptStoreError, UnsupportedVersionError
-from gnnstore.features.packed.chunks import BLOCK_BYTES
-from gnnstore.features.packed.saved import PackedFiles
+from gnnstore.features.chunks import BLOCK_BYTES
+from gnnstore.features.saved import PackedFiles
 from gnnstore.formats.packed import (
     CHECKED_ROWS,
     PACKED_FORMAT_VERSION,

@@ -11,7 +11,7 @@ import pytest
 import gnnstore
 from gnnstore import NeighborLoader
 from gnnstore.errors import CorruptStoreError, StorageError
-from gnnstore.features.packed import segments as segment_packing
+from gnnstore.features import segments as segment_packing
 from gnnstore.formats.packed import PackedReader
 from gnnstore.formats.packed_writer import PackedWriter
 from gnnstore.pipeline.lookahead import superbatch as rolling

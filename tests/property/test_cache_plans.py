@@ -11,9 +11,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from gnnstore import _core
+from gnnstore.caching.belady import POLICIES, BeladyPlanner
 from gnnstore.caching.plan import CachePlan, Trace
-from gnnstore.caching.policies.belady import BeladyPlanner
-from gnnstore.caching.policies.registry import POLICIES
 from gnnstore.errors import UsageError
 from tests.support.twins import caches as twin
 
@@ -261,13 +260,6 @@ def test_a_plan_begins_with_any_rows(policy: str, seed: int, num_slots: int, dat
     plan = planner.plan(trace)
     assert follow(plan, trace, nodes) == plan.num_misses
     assert plan.misses[0] == len(set(batches[0]) - set(held.tolist()))
-
-
-@pytest.mark.parametrize("policy", POLICIES.names)
-def test_restarting_with_the_wrong_number_of_slots(policy: str) -> None:
-    planner = POLICIES[policy].planner(3)
-    with pytest.raises(UsageError, match=r"the rows in 3 slots, got an array of shape \(2,\)"):
-        planner.restart(np.array([1, 2]))
 
 
 # --- what is refused -----------------------------------------------------------------------------

@@ -22,14 +22,13 @@ from hypothesis import strategies as st
 from gnnstore.disk.engines import Engine, open_engine
 from gnnstore.errors import CorruptStoreError, StorageError
 from gnnstore.formats.store.store import Csc
-from gnnstore.graph.indices import IndexRows
-from gnnstore.graph.neighbor_cache import (
+from gnnstore.graph.topology import (
+    IndexRows,
     all_lists,
     bytes_for_all,
     choose_lists,
     index_bytes,
     open_neighbor_cache,
-    unpack_bits,
 )
 from gnnstore.sampling.disk import CachedNeighbors, DiskNeighborSampler, StagedBatch
 from gnnstore.sampling.neighbor import BatchRequest, NeighborSampler, Sample, SamplingConfig
@@ -255,14 +254,14 @@ def test_the_most_important_lists_are_chosen(
     csc = random_csc(num_nodes, max_degree, np.int32, seed)
     room = int(share * csc.num_edges)
     out_degrees = np.bincount(csc.indices, minlength=num_nodes).astype(np.uint32)
-    chosen = unpack_bits(choose_lists(csc, out_degrees, room), 0, num_nodes)
+    chosen = choose_lists(csc, out_degrees, room)[:num_nodes]
     worth, sizes = importance(csc), np.diff(csc.indptr)
     # In order of importance, then of ids, until the first list that does not fit.
     order = np.argsort(-worth, kind="stable")
     order = order[worth[order] > 0]
     want = order[np.cumsum(sizes[order]) <= room]
     np.testing.assert_array_equal(np.flatnonzero(chosen), np.sort(want))
-    np.testing.assert_array_equal(unpack_bits(all_lists(csc), 0, num_nodes), sizes > 0)
+    np.testing.assert_array_equal(all_lists(csc)[:num_nodes], sizes > 0)
 
 
 def test_what_the_cache_holds(stored: tuple[Csc, IndexRows]) -> None:
@@ -273,7 +272,7 @@ def test_what_the_cache_holds(stored: tuple[Csc, IndexRows]) -> None:
             assert cache is None
             continue
         assert cache is not None
-        nodes = np.flatnonzero(unpack_bits(cache.bits, 0, csc.num_nodes))
+        nodes = np.flatnonzero(np.unpackbits(cache.bits.view(np.uint8), bitorder="little"))
         want = cached_lists(csc, nodes)
         np.testing.assert_array_equal(cache.starts, want.starts)
         np.testing.assert_array_equal(cache.neighbors, want.neighbors, strict=True)

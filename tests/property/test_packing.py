@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from gnnstore import _core
+from gnnstore.caching.belady import BeladyPlanner
 from gnnstore.caching.plan import Trace
-from gnnstore.caching.policies.belady import BeladyPlanner
 from gnnstore.disk.engines import open_engine
-from gnnstore.features.packed.chunks import BLOCK_BYTES, PackedSuperbatch
-from gnnstore.features.packed.pack import least_memory, pack
+from gnnstore.features.chunks import BLOCK_BYTES, PackedSuperbatch
+from gnnstore.features.pack import least_memory, pack
 from gnnstore.features.source import FileRows, RowRequest, of_one_type
 from gnnstore.formats import PageGeometry
 from tests.support.effort import examples
@@ -55,7 +55,7 @@ def check(
     assert content == packed_file(raw, trace.ids, trace.offsets, slots)
     chunk_bytes = packed.index.num_rows * raw.shape[1]
     offsets = packed.tables[path].chunks.offsets[:-1].tolist()
-    assert packed.tables[path].chunks.checksums.crcs.tolist() == piece_crcs(
+    assert packed.tables[path].chunks.crcs.tolist() == piece_crcs(
         content, offsets, chunk_bytes.tolist(), BLOCK_BYTES
     )
     for i in range(trace.num_batches):

@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from gnnstore import _core
 from gnnstore._core import ReadCounts
 from gnnstore.budget.ledger import SLOTS
+from gnnstore.caching.belady import POLICIES
 from gnnstore.caching.plan import Trace
-from gnnstore.caching.policies.registry import POLICIES
 from gnnstore.disk.engines import open_engine
 from gnnstore.features.planned import PlanStep, SlotCache, TurnLock
 from gnnstore.features.source import FileRows, MemoryRows, Rows, RowSource, of_one_type

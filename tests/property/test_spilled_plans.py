@@ -17,9 +17,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from gnnstore import _core
+from gnnstore.caching import belady
+from gnnstore.caching.belady import BeladyPlanner
 from gnnstore.caching.plan import CachePlan, PlanPlace, Trace, TraceBuilder
-from gnnstore.caching.policies import belady
-from gnnstore.caching.policies.belady import BeladyPlanner
 from tests.support.effort import paired
 
 Batch = npt.NDArray[Any]

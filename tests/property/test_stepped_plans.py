@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from gnnstore.caching.plan import CachePlan, PlanPlace, Trace
-from gnnstore.caching.policies.base import SpillingPlanner
-from gnnstore.caching.policies.fixed import FixedPlanner
+from gnnstore.caching.policies import FixedPlanner
 from tests.support.effort import examples
 from tests.support.traces import spill_trace
 from tests.support.twins.caches import TwinPlan, batches_of, plan_fixed
@@ -28,7 +27,7 @@ def traces(draw: st.DrawFn, num_nodes: int) -> Trace:
     return Trace.of(batches) if batches else Trace(np.empty(0, dtype), np.zeros(1, np.int64))
 
 
-def spilled(planner: SpillingPlanner, trace: Trace, num_nodes: int, directory: Path) -> CachePlan:
+def spilled(planner: FixedPlanner, trace: Trace, num_nodes: int, directory: Path) -> CachePlan:
     """Plan in files, and read all of it."""
     built = spill_trace(trace, num_nodes, directory / "trace")
     plan = planner.plan(built, PlanPlace(directory / "plan", 1 << 20))

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 from gnnstore.caching.plan import CachePlan, Trace
 from gnnstore.disk.engines import open_engine
-from gnnstore.features.packed.chunks import PackedSuperbatch
-from gnnstore.features.packed.pack import pack
+from gnnstore.features.chunks import PackedSuperbatch
+from gnnstore.features.pack import pack
 from gnnstore.features.source import FileRows, RowRequest, of_one_type
 from tests.support.twins.reads import write_array
 

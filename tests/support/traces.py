@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import NamedTuple
 
+from gnnstore.caching.belady import BeladyPlanner
 from gnnstore.caching.plan import CachePlan, PlanPlace, Trace, TraceBuilder
-from gnnstore.caching.policies.belady import BeladyPlanner
 
 
 class Spilled(NamedTuple):

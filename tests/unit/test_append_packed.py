@@ -10,8 +10,8 @@ import pytest
 
 from gnnstore.caching.plan import Trace
 from gnnstore.errors import NoSpaceError
-from gnnstore.features.packed.misses import collect_misses
-from gnnstore.features.packed.pack import append_missed
+from gnnstore.features.misses import collect_misses
+from gnnstore.features.pack import append_missed
 from gnnstore.sampling.compact import RowRange
 from tests.support.faults import inject
 from tests.support.packing import MEMORY_BYTES, PackingCase, plan_of

@@ -10,9 +10,8 @@ import pytest
 
 from gnnstore import _core
 from gnnstore.budget.ledger import PLANNED, SLOTS, Ledger
+from gnnstore.caching.belady import BELADY, BeladyPlanner
 from gnnstore.caching.plan import PlanPlace, Trace, TraceBuilder
-from gnnstore.caching.policies.belady import BeladyPlanner
-from gnnstore.caching.policies.registry import BELADY
 from tests.support.effort import choose, paired
 
 # Of a slot, between two plans: the row, and how often it was needed.

@@ -139,7 +139,7 @@ def test_each_form(tmp_path: Path, data: HeteroData, form: str) -> None:
     for name in ("paper", "author"):
         everything = torch.arange(data[name].num_nodes)
         assert torch.allclose(store[name].x[everything], data[name].x)
-        assert np.array_equal(store[name].attribute("time").read(), data[name].time)
+        assert np.array_equal(store[name].time.read(), data[name].time)
     assert np.array_equal(store["paper"].labels, data["paper"].y)
     if form not in ("csv", "tsv.gz"):
         ids = data["paper"].train_mask.nonzero().flatten()

@@ -67,7 +67,7 @@ def test_ogb(tmp_path: Path, data: HeteroData, binary: bool) -> None:
     assert_edges(store, data)
     for name in ("paper", "author"):
         assert torch.equal(store[name].x[torch.arange(9)], data[name].x[:9])
-        assert np.array_equal(store[name].attribute("node_year").read(), data[name].time)
+        assert np.array_equal(store[name].node_year.read(), data[name].time)
     assert np.array_equal(store["paper"].labels[:, 0], data["paper"].y)
     assert np.array_equal(
         store["paper"].splits["train"], data["paper"].train_mask.nonzero().flatten()

@@ -12,9 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gnnstore.caching.belady import BELADY, BeladyPlanner
 from gnnstore.caching.plan import Trace
-from gnnstore.caching.policies.belady import BeladyPlanner
-from gnnstore.caching.policies.registry import BELADY
 from gnnstore.caching.reuse import ReuseCurve, reuse_distances
 from gnnstore.caching.scores import most_needed, select_nodes
 from gnnstore.disk.profile import tune_reads

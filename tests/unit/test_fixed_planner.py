@@ -10,10 +10,10 @@ import pytest
 from numpy.typing import NDArray
 
 from gnnstore.caching.plan import PlanPlace, Trace
-from gnnstore.caching.policies.fixed import FixedPlanner
+from gnnstore.caching.policies import FixedPlanner
 from gnnstore.disk.engines import open_engine
 from gnnstore.errors import CorruptStoreError, NoSpaceError, UsageError
-from gnnstore.features.packed.pack import pack
+from gnnstore.features.pack import pack
 from gnnstore.features.planned import PlanStep, SlotCache
 from gnnstore.features.source import FileRows, files_of, of_one_type
 from tests.support.faults import inject
@@ -94,8 +94,6 @@ def test_what_cannot_be_planned(tmp_path: Path) -> None:
     wrong = Trace.of([np.arange(60), np.array([3, NUM_NODES + 64])])
     with pytest.raises(UsageError, match="cannot plan batch 1"):
         planner.plan(wrong)
-    with pytest.raises(UsageError, match="100 slots"):
-        planner.restart(nodes[:-1])
     trace = spill_trace(some_trace(0), NUM_NODES, tmp_path / "trace")
     with (
         inject("pwrite", errno=errno.ENOSPC, skip=3, times=-1) as fault,

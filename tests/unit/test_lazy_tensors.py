@@ -22,7 +22,6 @@ import gnnstore
 from gnnstore.converters import from_pyg
 from gnnstore.errors import BudgetError, InputError, UsageError
 from gnnstore.formats import PagedArray
-from gnnstore.graph import arrays as store_arrays
 from gnnstore.graph import lazy
 from gnnstore.graph.lazy import LazyTensor
 
@@ -132,13 +131,11 @@ def test_attributes_of_edges_by_id(store: Any, data: Data, monkeypatch: pytest.M
     """Rows of few edges are looked up; ids are not read into an order of all."""
     monkeypatch.setattr("gnnstore.graph.pyg_data.order_of_ids", None)
     ids = torch.tensor([[3, -1], [399, 3]])
-    for kept in (store_arrays._KEPT_BYTES, 0):
-        monkeypatch.setattr(store_arrays, "_KEPT_BYTES", kept)
-        edges = pickle.loads(pickle.dumps(store))  # noqa: S301
-        assert torch.equal(edges.edge_attr[ids], data.edge_attr[ids])
-        assert torch.equal(edges.edge_attr[5:9], data.edge_attr[5:9])
-        with pytest.raises(IndexError, match=r"row id 400 at position 1 is outside \[-400, 400\)"):
-            edges.edge_attr[[0, 400]]
+    edges = pickle.loads(pickle.dumps(store))  # noqa: S301
+    assert torch.equal(edges.edge_attr[ids], data.edge_attr[ids])
+    assert torch.equal(edges.edge_attr[5:9], data.edge_attr[5:9])
+    with pytest.raises(IndexError, match=r"row id 400 at position 1 is outside \[-400, 400\)"):
+        edges.edge_attr[[0, 400]]
 
 
 def test_what_does_not_fit_memory_is_refused_before_it_is_read(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gnnstore.budget.ledger import PLANNED, SLOTS, STAGING, Ledger, Reservation
-from gnnstore.caching.policies.registry import BELADY
+from gnnstore.caching.belady import BELADY
 from gnnstore.features.planned import SlotCache
 from gnnstore.pipeline.lookahead.superbatch import SuperbatchSize
 from gnnstore.strategies.builtin import PACKED

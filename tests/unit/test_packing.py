@@ -22,8 +22,8 @@ from gnnstore.errors import (
     NoSpaceError,
     StorageError,
 )
-from gnnstore.features.packed.chunks import BLOCK_BYTES, PackedSuperbatch
-from gnnstore.features.packed.pack import least_memory, packed_bytes
+from gnnstore.features.chunks import BLOCK_BYTES, PackedSuperbatch
+from gnnstore.features.pack import least_memory, packed_bytes
 from gnnstore.sampling.compact import RowRange
 from gnnstore.threads import CancelledError
 from tests.support.engines import available

@@ -14,16 +14,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gnnstore import _core
+from gnnstore.caching.belady import BeladyPlanner
 from gnnstore.caching.plan import Trace
-from gnnstore.caching.policies.belady import BeladyPlanner
 from gnnstore.disk.engines import open_engine
 from gnnstore.disk.spool import FileSpool
 from gnnstore.errors import CorruptStoreError, NoSpaceError, StorageError
-from gnnstore.features.packed import misses as sorted_misses
-from gnnstore.features.packed import pack as packing
-from gnnstore.features.packed.chunks import PackedSuperbatch
-from gnnstore.features.packed.misses import MissCollector, MissTable
-from gnnstore.features.packed.pack import least_memory, packed_bytes
+from gnnstore.features import misses as sorted_misses
+from gnnstore.features import pack as packing
+from gnnstore.features.chunks import PackedSuperbatch
+from gnnstore.features.misses import MissTable
+from gnnstore.features.pack import least_memory, packed_bytes
 from gnnstore.features.source import FileRows
 from gnnstore.sampling.compact import RowRange
 from tests.support.effort import examples
@@ -210,7 +210,7 @@ def test_rows_that_were_damaged_are_not_packed(
 ) -> None:
     """Of whatever bit: rows that still ascend are found out by their checksum."""
     monkeypatch.setattr(sorted_misses, "STRIDE_ROWS", 16)
-    share, collect = packing.choose_buffers, MissCollector.collect
+    share, collect = packing.choose_buffers, sorted_misses.collect_misses
 
     def fewer(table: Any, misses: Any, *given: Any) -> tuple[Any, int]:
         least = int(np.minimum(misses, 16 * max_strides).sum())
@@ -226,7 +226,7 @@ def test_rows_that_were_damaged_are_not_packed(
             flip(missed.file.path, begin + 4 * (number % count), bit)
             return missed
 
-        monkeypatch.setattr(MissCollector, "collect", spoiled)
+        monkeypatch.setattr(packing, "collect_misses", spoiled)
         with pytest.raises(CorruptStoreError, match=r"missed: batch 2 is not what was written"):
             case.pack()
         assert case.left() == []

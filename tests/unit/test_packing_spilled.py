@@ -14,13 +14,13 @@ import pytest
 from numpy.typing import NDArray
 
 from gnnstore import _core
+from gnnstore.caching.belady import BeladyPlanner
 from gnnstore.caching.plan import PlanPlace, Trace, TraceBuilder
-from gnnstore.caching.policies.belady import BeladyPlanner
 from gnnstore.disk.engines import open_engine
 from gnnstore.errors import BudgetError, CorruptStoreError, StorageError, UsageError
-from gnnstore.features.packed.chunks import BLOCK_BYTES
-from gnnstore.features.packed.misses import collect_misses
-from gnnstore.features.packed.pack import append_missed, least_memory, pack
+from gnnstore.features.chunks import BLOCK_BYTES
+from gnnstore.features.misses import collect_misses
+from gnnstore.features.pack import append_missed, least_memory, pack
 from gnnstore.features.source import FileRows, of_one_type
 from gnnstore.sampling.compact import RowRange
 from gnnstore.threads import CancelledError, Flag, for_each
@@ -79,7 +79,7 @@ def test_the_same_files(case: Case, num_slots: int, num_threads: int) -> None:
             num_threads=num_threads,
         )
         assert file.read_bytes()[end:] == content
-        assert runs["x"].checksums.crcs.tolist() == piece_crcs(
+        assert runs["x"].crcs.tolist() == piece_crcs(
             file.read_bytes(),
             runs["x"].offsets[:-1].tolist(),
             (expected.misses * ROW_BYTES).tolist(),

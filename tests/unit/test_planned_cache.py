@@ -23,8 +23,8 @@ from numpy.typing import NDArray
 from gnnstore import _core
 from gnnstore._core import ReadCounts
 from gnnstore.budget.ledger import SLOTS
+from gnnstore.caching.belady import BeladyPlanner
 from gnnstore.caching.plan import Trace
-from gnnstore.caching.policies.belady import BeladyPlanner
 from gnnstore.disk.engines import open_engine
 from gnnstore.errors import GnnstoreError, StorageError, UsageError
 from gnnstore.features import planned as planned_cache
@@ -403,27 +403,11 @@ def test_turns_that_interleave(
     assert max(num_cached) > 0
 
 
-def test_slots_belong_to_an_iteration(cache: SlotCache) -> None:
-    first, second, interrupted = TurnLock(), TurnLock(), TurnLock()  # any objects
-    assert not cache.is_taken
-    cache.take(first)
-    cache.take(second)
-    cache.give_back(first)
-    assert cache.is_taken
-    cache.give_back(second)
-    assert not cache.is_taken
-    cache.take(interrupted)
-    assert cache.is_taken
-    del interrupted
-    assert not cache.is_taken
-
-
 def test_a_fork_with_a_batch_in_turn(
     cache: SlotCache, steps: list[PlanStep], rows: NDArray[np.uint8], pool: ThreadPoolExecutor
 ) -> None:
-    """The child has neither the thread that has the turn, nor the iteration that has the slots."""
+    """The child has not the thread that has the turn."""
     turns = cache.begin()
-    cache.take(turns)
     assert_is(cache, turns, 0, steps[0], rows)
     gate = Gate(rows)
     inside = pool.submit(cache.gather, turns, 1, steps[1], {"x": gate})
@@ -443,14 +427,14 @@ def test_a_fork_with_a_batch_in_turn(
         try:
             signal.signal(signal.SIGALRM, signal.SIG_DFL)
             signal.alarm(int(LIMIT_SECONDS))
-            is_taken, own = cache.is_taken, cache.begin()
+            own = cache.begin()
             turns.close()
             planner = BeladyPlanner(NUM_SLOTS)
             planner.restart(cache.planned_nodes)
             for i, step in enumerate(planned_steps(planner, seed=6)):
                 assert_is(cache, own, i, step, rows)
             cache.retire()
-            status = 1 if is_taken or not turns.is_left else 0
+            status = 0 if turns.is_left else 1
         finally:
             os._exit(status)
     _, ended = os.waitpid(child, 0)
@@ -459,7 +443,6 @@ def test_a_fork_with_a_batch_in_turn(
     assert os.waitstatus_to_exitcode(ended) == 0
     gate.opened.set()
     assert (inside.result(LIMIT_SECONDS)["x"].values == rows[steps[1].ids]).all()
-    assert cache.is_taken
     assert_is(cache, turns, 2, steps[2], rows)
 
 

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from gnnstore.caching import belady
+from gnnstore.caching.belady import distinct_rows, policies, run_policy
 from gnnstore.caching.plan import Trace
-from gnnstore.caching.policies import simulate
-from gnnstore.caching.policies.simulate import distinct_rows, policies, run_policy
 from gnnstore.caching.scores import Score
 from tests.support.twins.caches import run_lru
 
@@ -65,7 +65,7 @@ def test_lru_is_what_an_ordered_dict_keeps(
     batches: list[list[int]], num_slots: int, dtype: type, searched: int
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(simulate, "_SEARCHED_PLACES", searched)
+        patch.setattr(belady, "_SEARCHED_PLACES", searched)
         trace = Trace.of([np.array(batch, dtype) for batch in batches])
         found = run_policy("lru", trace, num_slots, {})
     assert (found.is_hit.tolist(), found.misses.tolist()) == run_lru(batches, num_slots)

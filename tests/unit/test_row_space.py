@@ -11,17 +11,16 @@ import pytest
 from numpy.typing import NDArray
 
 from gnnstore.budget.ledger import SLOTS
+from gnnstore.caching.belady import BELADY, BeladyPlanner
 from gnnstore.caching.plan import Trace
-from gnnstore.caching.policies.belady import BeladyPlanner
-from gnnstore.caching.policies.registry import BELADY
 from gnnstore.caching.pools import SlotPools, pooled
 from gnnstore.disk.engines import open_engine
 from gnnstore.errors import UsageError
-from gnnstore.features.packed import misses as sorted_misses
-from gnnstore.features.packed.misses import collect_misses
-from gnnstore.features.packed.pack import least_memory, pack, packed_bytes
-from gnnstore.features.packed.segments import divide_misses
+from gnnstore.features import misses as sorted_misses
+from gnnstore.features.misses import collect_misses
+from gnnstore.features.pack import least_memory, pack, packed_bytes
 from gnnstore.features.planned import PlanStep, SlotCache
+from gnnstore.features.segments import divide_misses
 from gnnstore.features.source import (
     FileRows,
     RowSource,

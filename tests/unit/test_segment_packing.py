@@ -12,10 +12,10 @@ from gnnstore import _core
 from gnnstore.caching.plan import Trace
 from gnnstore.caching.segments import SharedRows
 from gnnstore.disk.engines import open_engine
-from gnnstore.features.packed import segments as segment_packing
-from gnnstore.features.packed.chunks import BLOCK_BYTES, chunk_bytes
-from gnnstore.features.packed.misses import collect_misses
-from gnnstore.features.packed.segments import append_divided, divide_misses
+from gnnstore.features import segments as segment_packing
+from gnnstore.features.chunks import BLOCK_BYTES, chunk_bytes
+from gnnstore.features.misses import collect_misses
+from gnnstore.features.segments import append_divided, divide_misses
 from gnnstore.features.source import FileRows, of_one_type
 from gnnstore.sampling.compact import RowRange
 from tests.support.packing import plan_of
@@ -85,7 +85,7 @@ def test_what_is_written_and_where(
                 for k in range(0, len(groups), 64)
             ]
             sizes = [int(divided.own[i]) * row_bytes]
-            assert chunks.checksums.of_chunk(i).tolist() == piece_crcs(
+            assert chunks.of_chunk(i).tolist() == piece_crcs(
                 content.tobytes(), [int(offsets[i])], sizes, BLOCK_BYTES
             )
             out = np.zeros((SIZES[i], row_bytes), np.uint8)

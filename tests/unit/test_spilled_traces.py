@@ -18,8 +18,8 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from gnnstore.caching.belady import BeladyPlanner
 from gnnstore.caching.plan import CachePlan, PlanPlace, Trace, TraceBuilder
-from gnnstore.caching.policies.belady import BeladyPlanner
 from gnnstore.disk.spool import FileSpool
 from gnnstore.errors import CorruptStoreError, NoSpaceError, StorageError, UsageError
 from tests.support.faults import inject

@@ -13,11 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gnnstore.budget.ledger import PLANNED, STAGING, Ledger, Reservation
+from gnnstore.caching.belady import BELADY
 from gnnstore.caching.plan import TraceBuilder
-from gnnstore.caching.policies.registry import BELADY
 from gnnstore.errors import BudgetError, DiskBudgetError
-from gnnstore.features.packed.misses import held_bytes, sorting_bytes
-from gnnstore.features.packed.pack import PackedBatch, PackingBuffers, choose_buffers
+from gnnstore.features.misses import held_bytes, sorting_bytes
+from gnnstore.features.pack import PackedBatch, PackingBuffers, choose_buffers
 from gnnstore.features.source import FileRows
 from gnnstore.formats.arrays.dtypes import id_dtype
 from gnnstore.pipeline.lookahead.presample import Presampled

@@ -11,17 +11,16 @@ import pytest
 import torch
 
 import gnnstore
+from gnnstore.caching.belady import BeladyPlanner
 from gnnstore.caching.plan import Trace
-from gnnstore.caching.policies.belady import BeladyPlanner
 from gnnstore.disk.engines import open_engine
 from gnnstore.errors import UsageError
-from gnnstore.features.packed.pack import pack
+from gnnstore.features.pack import pack
 from gnnstore.features.planned import PlanStep, SlotCache
 from gnnstore.features.source import RowSource, TypedRows, files_of
 from gnnstore.formats.container.names import edge_directory, node_array
 from gnnstore.formats.store.store import StoreReader
-from gnnstore.graph.shared import shared_tables
-from gnnstore.graph.sizes import StoreSizes
+from gnnstore.graph.shared import StoreSizes, shared_tables
 from gnnstore.sampling.compact import CompactSample, RowSpace, Types
 from gnnstore.sampling.neighbor import EdgeSample, NeighborSampler, Sample, SamplingConfig
 from tests.support.stores import (
@@ -83,7 +82,7 @@ def test_types_that_are_not_there(store: gnnstore.GraphStore) -> None:
 @pytest.mark.parametrize("mode", ["memory", "mmap", "disk"])
 def test_columns_of_each_type(written: ExampleStore, store: gnnstore.GraphStore, mode: Any) -> None:
     topology = store.topology(mode)
-    assert topology.edge_types == (CITES, WRITES)
+    assert tuple(topology.csc) == (CITES, WRITES)
     for edge_type, num_src in ((CITES, 300), (WRITES, 170)):
         columns, directory = topology.columns(edge_type), edge_directory(*edge_type)
         for name in ("indptr", "indices"):
@@ -94,9 +93,6 @@ def test_columns_of_each_type(written: ExampleStore, store: gnnstore.GraphStore,
         if ids is not None:
             np.testing.assert_array_equal(ids[:], written.arrays[f"{directory}/edge_id"])
         assert (columns.num_nodes, columns.num_src, columns.num_edges) == (300, num_src, 1500)
-    assert [topology.num_nodes(name) for name in ("paper", "author", "institution")] == [
-        *(300, 170, 20)
-    ]
     assert topology.is_slow == (mode != "memory")
 
 
@@ -114,8 +110,6 @@ def test_a_topology_of_several_types_needs_one_named(store: gnnstore.GraphStore)
     topology = store.topology("mmap")
     with pytest.raises(UsageError, match=EDGES):
         topology.columns()
-    with pytest.raises(UsageError, match=NODES):
-        topology.num_nodes()
     with pytest.raises(UsageError, match=r"no edge type \('a', 'b', 'c'\); there are: "):
         topology.columns(("a", "b", "c"))
 

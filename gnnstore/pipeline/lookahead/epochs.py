@@ -12,7 +12,7 @@ import os
 import weakref
 from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
 from typing import Protocol
@@ -130,6 +130,7 @@ class _Iteration:
     _is_done: Callable[[], bool]  # whether all of its batches have their rows
     _leave: Callable[[], None]
     is_over: bool = False
+    pid: int = field(default_factory=os.getpid)
 
     def ends(self) -> bool:
         """Whether it is done; then what was made ahead is left to the next iteration."""
@@ -145,7 +146,7 @@ class LookaheadEpochs:
     def __init__(
         self,
         job: LookaheadJob,
-        take_slots: Callable[[LookaheadEpochs, EpochRun], SlotCache | None],
+        take_slots: Callable[[LookaheadEpochs], SlotCache | None],
     ) -> None:
         self.job = job
         self._take_slots = take_slots
@@ -169,7 +170,7 @@ class LookaheadEpochs:
         is closed after validation, or when the next one begins.
         """
         iteration = None if self._open is None else self._open()
-        return iteration is None or iteration.ends()
+        return iteration is None or iteration.pid != os.getpid() or iteration.ends()
 
     def lose_slots(self) -> None:
         """Free what was planned for the slots: another loader takes their memory."""
@@ -192,7 +193,7 @@ class LookaheadEpochs:
     ) -> Iterator[Iterator[Batch]]:
         """Sample, plan and hand out the batches of one iteration."""
         self.ends()
-        slots = self._take_slots(self, run)
+        slots = self._take_slots(self)
         if slots is None:
             if not self._has_told:
                 _log.warning("%s", _NO_SLOTS)
@@ -202,9 +203,8 @@ class LookaheadEpochs:
                 self._next = None
             yield batches
             return
-        with ExitStack() as stack:
-            stack.callback(slots.give_back, run)
-            yield stack.enter_context(self._run(batches, run, seeds, sampler, slots))
+        with self._run(batches, run, seeds, sampler, slots) as planned:
+            yield planned
 
     @contextmanager
     def _run(

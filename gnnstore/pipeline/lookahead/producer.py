@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gnnstore._core import ReadCounts, release_heap, release_memory
-from gnnstore.caching.policies.base import CachePolicy, Planner, slot_layout
+from gnnstore.caching.policies import CachePolicy, Planner, slot_layout
 from gnnstore.features.planned import PinnedRows, SlotCache, TurnLock
 from gnnstore.features.source import files_of
 from gnnstore.formats.arrays.dtypes import id_dtype

@@ -18,12 +18,13 @@ import numpy.typing as npt
 
 from gnnstore._core import release_memory
 from gnnstore.budget.ledger import PLANNED, SLOTS, Ledger, Reservation
+from gnnstore.caching.belady import BeladyPlanner
 from gnnstore.caching.plan import CachePlan, PlanPlace, Trace, TraceBuilder
-from gnnstore.caching.policies.base import Planner, SpillingPlanner
+from gnnstore.caching.policies import Planner
 from gnnstore.caching.pools import SlotPools
 from gnnstore.disk.spool import FileSpool, MemorySpool, RunDirectory, Spool
-from gnnstore.features.packed.chunks import PackedSuperbatch
-from gnnstore.features.packed.pack import pack, packed_bytes
+from gnnstore.features.chunks import PackedSuperbatch
+from gnnstore.features.pack import pack, packed_bytes
 from gnnstore.features.planned import PinnedRows, PlanStep, SlotCache, TurnLock
 from gnnstore.features.source import FileRows, Rows, TypedRows
 from gnnstore.pipeline.batch import Batch, Recorder
@@ -420,7 +421,7 @@ class SuperbatchFiles:
         if trace.file is None:
             return planner.plan(trace)
         place = PlanPlace(self.directory / f"plan-{name}", self._table_bytes)
-        return self.hold(cast("SpillingPlanner", planner).plan(trace, place))
+        return self.hold(cast("BeladyPlanner", planner).plan(trace, place))
 
     def close(self) -> None:
         """Remove the files, and free all that waits. Idempotent."""

@@ -1,4 +1,4 @@
-"""Plans of the rows that a cache holds, for batches that are known in advance (Ginex).
+"""The best cache of batches that are known in advance (Ginex), and others to compare it with.
 
 Sampling runs ahead of training, so the rows that the next hundreds of batches need are known,
 and with them the best cache there can be: after each batch, of the rows at hand, it holds those
@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import math
 import os
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -19,13 +21,21 @@ import numpy.typing as npt
 from gnnstore import _core
 from gnnstore.budget.ledger import PLANNED, SLOTS, Reservation
 from gnnstore.caching.plan import CachePlan, PlanFiles, PlanPlace, Trace
-from gnnstore.caching.policies.base import MAX_PLANNED, PLANNING, PlanningBytes, SpillingPolicy
+from gnnstore.caching.policies import (
+    MAX_PLANNED,
+    PLANNING,
+    CachePolicy,
+    PlanningBytes,
+    check_num_slots,
+)
+from gnnstore.caching.scores import SCORES, Score, select_nodes
 from gnnstore.disk.spool import guarded
 from gnnstore.errors import UsageError
-from gnnstore.formats.packed import MAX_SLOTS
+from gnnstore.units import Registry
 
 if TYPE_CHECKING:
     from gnnstore.caching.reuse import InitialCache, ReuseCurve
+
 
 # State of the planner for each slot: the row, and how often it was needed. The state after a plan
 # takes as much again.
@@ -56,7 +66,7 @@ _FILE_TABLES_BYTES = 4 * 2**20
 _NODE_BYTES = 4  # of the table of next uses
 
 
-class Belady(SpillingPolicy):
+class Belady(CachePolicy):
     """Keeps the rows that are needed again soonest."""
 
     name, title = "belady", "Belady"
@@ -113,15 +123,6 @@ def planning_threads() -> int:
     return min(4, len(os.sched_getaffinity(0)))
 
 
-def check_num_slots(num_slots: int) -> None:
-    """Refuse a number of slots that no plan can be made for."""
-    if not 0 <= num_slots <= MAX_SLOTS:
-        raise UsageError(
-            f"a planned cache has 0 to {MAX_SLOTS} slots, got {num_slots}; "
-            "choose a number up to the number of rows"
-        )
-
-
 class BeladyPlanner:
     """Plans superbatch after superbatch for one cache, which it leaves filled between them.
 
@@ -157,14 +158,8 @@ class BeladyPlanner:
         return CachePlan(trace.offsets, *planned)
 
     def _plan_in_files(self, trace: Trace, place: PlanPlace) -> CachePlan:
-        if place.table_bytes < _NODE_BYTES:
-            raise UsageError(
-                f"a table of next uses has at least {_NODE_BYTES} bytes, got {place.table_bytes}; "
-                f"with {_NODE_BYTES} for each node, planning is fastest"
-            )
-        if trace.file is None:
-            raise UsageError("a plan goes to files if its trace is in one, but it is in memory")
         ids, num_batches, sizes = trace.file, trace.num_batches, np.diff(trace.offsets)
+        assert ids is not None  # noqa: S101 - a plan goes to files if its trace is in one
         files = PlanFiles.make(place.path, num_batches)
         try:
             misses, slot_crcs, changes, change_crcs = guarded(
@@ -195,10 +190,92 @@ class BeladyPlanner:
 
     def restart(self, nodes: npt.NDArray[Any]) -> None:
         """Go on from a cache that holds these rows, each needed once so far; see `Planner`."""
-        if nodes.shape != (self.num_slots,):
-            raise UsageError(
-                f"expected the rows in {self.num_slots} slots, got an array of shape {nodes.shape}"
-            )
         # Takes 10 bytes a slot at most.
         _core.distinct_rows(np.ascontiguousarray(nodes, np.int64), self._nodes)
         np.greater_equal(self._nodes, 0, out=self._frequencies, casting="unsafe")
+
+
+BELADY = Belady()
+# The registered cache policies.
+POLICIES: Registry[CachePolicy] = Registry((BELADY,))
+
+# Places of a trace that are searched at a time for rows to evict.
+_SEARCHED_PLACES = 2**16
+
+
+def policies() -> tuple[str, ...]:
+    """Return the names of the caches that can be compared."""
+    return (*SCORES, "lru", *POLICIES.names)
+
+
+@dataclass(frozen=True, eq=False)
+class PolicyRun:
+    """Hits and misses of one cache while S batches of n rows in all were assembled.
+
+    All caches work as a loader does, batch by batch: the hits of a batch are the rows that were
+    cached before it. "degree" and "frequency" are filled once, with the rows of the highest scores;
+    "lru" keeps the rows that were used last, a batch's one by one; "belady" knows the trace.
+    """
+
+    policy: str
+    # bool [n]: whether each row of the trace was in the cache before its batch.
+    is_hit: npt.NDArray[np.bool_]
+    misses: npt.NDArray[np.int64]  # int64 [S]: distinct rows of each batch that were not
+    # int64 [rows]: nodes whose rows are read before the first batch, ascending; none where the
+    # cache starts empty.
+    filled: npt.NDArray[np.int64]
+
+    @property
+    def num_misses(self) -> int:
+        """Rows that were read from disk for batches, counted once for each batch."""
+        return int(self.misses.sum())
+
+    def missed_rows(self, trace: Trace, i: int) -> npt.NDArray[Any]:
+        """Return the distinct rows that are read from disk for batch i, ascending."""
+        is_hit = self.is_hit[trace.offsets[i] : trace.offsets[i + 1]]
+        return np.unique(trace.batch(i)[~is_hit])
+
+
+def run_policy(
+    policy: str, trace: Trace, num_slots: int, scores: Mapping[Score, npt.NDArray[Any]]
+) -> PolicyRun:
+    """Run a cache of some policy over a trace."""
+    if policy in POLICIES:
+        plan = POLICIES[policy].planner(num_slots).plan(trace)
+        return PolicyRun(policy, plan.slots >= 0, plan.misses, np.empty(0, np.int64))
+    if policy == "lru":
+        nodes, is_hit = np.empty(0, np.int64), _lru_hits(trace, num_slots)
+    else:
+        values = scores[cast(Score, policy)]
+        nodes = select_nodes(values, num_slots)
+        is_hit = _core.find_slots(*_core.index_nodes(nodes, len(values)), trace.ids) >= 0
+    run_of = PolicyRun(policy, is_hit, np.zeros(trace.num_batches, np.int64), nodes)
+    run_of.misses[:] = [len(run_of.missed_rows(trace, i)) for i in range(trace.num_batches)]
+    return run_of
+
+
+def _lru_hits(trace: Trace, num_slots: int) -> npt.NDArray[np.bool_]:
+    """Return whether each row is one of those that were used last before its batch."""
+    last = np.full(int(trace.ids.max(initial=-1)) + 1, -1, np.int32)  # the last use of each row
+    is_last = np.zeros(len(trace.ids), np.bool_)
+    is_hit = np.empty(len(trace.ids), np.bool_)
+    oldest = 0  # cached are the rows whose last use is here or later
+    for i in range(trace.num_batches):
+        begin, end = trace.offsets[i : i + 2]
+        ids = trace.batch(i)
+        before = last[ids]
+        is_hit[begin:end] = before >= oldest
+        is_last[before[before >= 0]] = False
+        last[ids] = np.arange(begin, end)  # of a row that is repeated, its last place remains
+        is_last[last[ids]] = True
+        leaving = np.count_nonzero(is_last[oldest:end]) - num_slots
+        while leaving > 0:
+            places = np.flatnonzero(is_last[oldest : oldest + _SEARCHED_PLACES])[:leaving]
+            leaving -= len(places)
+            oldest += _SEARCHED_PLACES if leaving else int(places[-1]) + 1
+    return is_hit
+
+
+def distinct_rows(trace: Trace) -> int:
+    """Return the rows that batches need, counted once for each batch: misses without a cache."""
+    return sum(len(np.unique(trace.batch(i))) for i in range(trace.num_batches))

@@ -1,6 +1,6 @@
 """Packing with segments: rows that several batches of a segment miss are written once for them.
 
-In one pass over a table (see `gnnstore.features.packed.pack`) each batch gets a chunk of the missed
+In one pass over a table (see `gnnstore.features.pack`) each batch gets a chunk of the missed
 rows that it does not share in its segment, and each segment its shared rows, cut into parts. The
 pass writes a part in the order of the table; then each is read, put in the segment's own order (see
 `gnnstore.caching.segments`) and written back, some megabytes at a time.
@@ -21,17 +21,11 @@ import numpy.typing as npt
 from gnnstore import _core
 from gnnstore._core import ReadCounts
 from gnnstore.caching.segments import SharedRows, segments_of
-from gnnstore.disk.engines import Engine
 from gnnstore.disk.spool import MemorySpool
 from gnnstore.errors import CorruptStoreError, storage_error, storage_errors
-from gnnstore.features.packed.chunks import (
-    ChunkChecksums,
-    MissIndex,
-    PackedChunks,
-    shared_crcs,
-)
-from gnnstore.features.packed.misses import MissTable
-from gnnstore.features.packed.pack import append_missed
+from gnnstore.features.chunks import MissIndex, PackedChunks, shared_crcs
+from gnnstore.features.misses import MissTable
+from gnnstore.features.pack import append_missed
 from gnnstore.features.source import FileRows, TypedRows
 from gnnstore.formats.container.files import open_regular, read_part, write_part
 from gnnstore.formats.packed import CHECKED_ROWS, PackedReader, segment_layout
@@ -59,14 +53,12 @@ class SegmentPlace:
 
 
 @dataclass(frozen=True, eq=False)
-class DividedChunks:
-    """Positions of the chunks and parts of a table in its file, and the checksums of their rows."""
+class DividedChunks(PackedChunks):
+    """The chunks of S batches in a file, and then the parts, and the checksums of their rows.
 
-    # int64 [S + parts + 1]: the begin of the chunk of each batch and of each part; the end of the
-    # last.
-    offsets: npt.NDArray[np.int64]
-    # Of the chunks; those of parts are of rows that are not in their order yet.
-    checksums: ChunkChecksums
+    Those of blocks of parts are of rows that are not in their order yet.
+    """
+
     # crc32c of each shared row, segment by segment in its order.
     shared_crcs: npt.NDArray[np.uint32]
     of_type: int = 0  # the place of the table's type among those of the missed rows
@@ -207,21 +199,12 @@ def append_divided(
         memory_bytes=memory_bytes - (divided.num_bytes - divided.missed.num_bytes),
         num_threads=num_threads,
     )
-    return {
-        path: DividedChunks(
-            chunks[path].offsets,
-            chunks[path].checksums,
-            _reorder(
-                divided,
-                files[path][0],
-                chunks[path],
-                rows.table.row_bytes,
-                divided.missed.ranges.index(rows.range),
-            ),
-            divided.missed.ranges.index(rows.range),
-        )
-        for path, rows in tables.items()
-    }
+    found: dict[str, DividedChunks] = {}
+    for path, (table, own) in tables.items():
+        of_type, each = divided.missed.ranges.index(own), chunks[path]
+        crcs = _reorder(divided, files[path][0], each, table.row_bytes, of_type)
+        found[path] = DividedChunks(each.offsets, each.crcs, each.crc_begins, crcs, of_type)
+    return found
 
 
 def _divide_batch(
@@ -297,7 +280,7 @@ def _reorder(
                 offset = int(chunks.offsets[part])
                 order = np.argsort(divided.ordered[end - size : end])
                 content = read_part(descriptor, size * row_bytes, offset)
-                chunks.checksums.compare(part, content, offset)
+                chunks.compare(part, content, offset)
                 found = content.reshape(size, row_bytes)
                 written = np.empty_like(found)
                 written[order] = found
@@ -312,73 +295,65 @@ def _reorder(
 _IS_READ, _IS_LEFT = np.int32(-1), np.int32(0)
 
 
-class SharedReader:
-    """The shared rows of packed epochs with segments. Safe to use from many threads at once."""
-
-    def __init__(self, reader: PackedReader, engine: Engine) -> None:
-        assert reader.segments is not None  # noqa: S101 - for the type checker
-        self._reader = reader
-        self._engine = engine
-        self._ends = reader.segments[:, 1]
-
-    def read(
-        self,
-        number: int,
-        column: int,
-        table: FileRows,
-        places: tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]],
-        out: npt.NDArray[Any],
-        *,
-        crcs: npt.NDArray[np.uint32],
-    ) -> ReadCounts:
-        """Write the rows that a batch shares with others to their places; the others stay."""
-        positions, ranks = places
-        if len(positions) == 0 or table.row_bytes == 0:
-            return ReadCounts()
-        segment = int(np.searchsorted(self._ends, number, side="right"))
-        assert self._reader.segments is not None  # noqa: S101 - for the type checker
-        specs = self._reader.manifest.cached_specs
-        layout = segment_layout(self._reader.segments, specs, segment, column)
-        ids = np.zeros(len(out), np.int32)
-        slots = np.full(len(out), _IS_LEFT)
-        try:
-            ids[positions], slots[positions] = ranks, _IS_READ
-            counts = self._engine.reader.gather_rows(
-                table.files,
-                ids,
-                out.reshape(-1).view(np.uint8),
-                num_rows=layout.num_rows,
-                row_bytes=layout.row_bytes,
-                rows_per_page=layout.part_rows,
-                page_stride_bytes=layout.part_bytes,
-                begin_bytes=layout.begin,
-                gap_bytes=self._engine.tuning.gap_bytes,
-                slots=slots,
-            )
-        except IndexError as error:
-            path = table.array.file_paths[0]
-            raise CorruptStoreError(
-                f"{path}: a batch shares rows that its segment or it does not have ({error})",
-                path=path,
-            ) from error
-        except OSError as error:
-            where = error.filename or table.array.file_paths[0]
-            first, end = self._reader.segments[segment, :2]
-            doing = f"read the rows that the packed batches {first} to {end - 1} share"
-            raise storage_error(error, doing, where) from error
-        content = out.reshape(-1).view(np.uint8)
-        found = shared_crcs(_core.crc32c_rows(content, positions, layout.row_bytes))
-        bad = np.flatnonzero(found != crcs)
-        if len(bad):
-            first = int(bad[0])
-            some = ranks[first * CHECKED_ROWS : (first + 1) * CHECKED_ROWS]
-            begin, last = layout.offset(int(some[0])), layout.offset(int(some[-1]))
-            path = table.array.file_paths[0]
-            raise CorruptStoreError(
-                f"{path}: bytes {begin} to {last + layout.row_bytes}, packed rows that batches "
-                f"share, are damaged: the crc32c of {len(some)} rows among them is "
-                f"{found[first]:08x}, not {crcs[first]:08x}",
-                path=path,
-                offset=begin,
-            )
-        return counts
+def read_shared(
+    reader: PackedReader,
+    number: int,
+    column: int,
+    table: FileRows,
+    *,
+    places: tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]],
+    out: npt.NDArray[Any],
+    crcs: npt.NDArray[np.uint32],
+) -> ReadCounts:
+    """Write the rows that a packed batch shares with others to their places; the others stay."""
+    positions, ranks = places
+    if len(positions) == 0 or table.row_bytes == 0:
+        return ReadCounts()
+    segments = reader.segments
+    assert segments is not None  # noqa: S101 - a batch has shared rows
+    segment = int(np.searchsorted(segments[:, 1], number, side="right"))
+    specs = reader.manifest.cached_specs
+    layout = segment_layout(segments, specs, segment, column)
+    ids = np.zeros(len(out), np.int32)
+    slots = np.full(len(out), _IS_LEFT)
+    try:
+        ids[positions], slots[positions] = ranks, _IS_READ
+        counts = table.engine.reader.gather_rows(
+            table.files,
+            ids,
+            out.reshape(-1).view(np.uint8),
+            num_rows=layout.num_rows,
+            row_bytes=layout.row_bytes,
+            rows_per_page=layout.part_rows,
+            page_stride_bytes=layout.part_bytes,
+            begin_bytes=layout.begin,
+            gap_bytes=table.engine.tuning.gap_bytes,
+            slots=slots,
+        )
+    except IndexError as error:
+        path = table.array.file_paths[0]
+        raise CorruptStoreError(
+            f"{path}: a batch shares rows that its segment or it does not have ({error})",
+            path=path,
+        ) from error
+    except OSError as error:
+        where = error.filename or table.array.file_paths[0]
+        first, end = segments[segment, :2]
+        doing = f"read the rows that the packed batches {first} to {end - 1} share"
+        raise storage_error(error, doing, where) from error
+    content = out.reshape(-1).view(np.uint8)
+    found = shared_crcs(_core.crc32c_rows(content, positions, layout.row_bytes))
+    bad = np.flatnonzero(found != crcs)
+    if len(bad):
+        first = int(bad[0])
+        some = ranks[first * CHECKED_ROWS : (first + 1) * CHECKED_ROWS]
+        begin, last = layout.offset(int(some[0])), layout.offset(int(some[-1]))
+        path = table.array.file_paths[0]
+        raise CorruptStoreError(
+            f"{path}: bytes {begin} to {last + layout.row_bytes}, packed rows that batches "
+            f"share, are damaged: the crc32c of {len(some)} rows among them is "
+            f"{found[first]:08x}, not {crcs[first]:08x}",
+            path=path,
+            offset=begin,
+        )
+    return counts

@@ -10,7 +10,9 @@ table, range by range (see `_core.pack_spilled_rows`), and positions, which are 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,7 +24,7 @@ from gnnstore.budget.ledger import Ledger
 from gnnstore.caching.plan import CachePlan, Trace
 from gnnstore.disk.spool import FileSpool, MemorySpool
 from gnnstore.errors import BudgetError
-from gnnstore.features.packed.chunks import MissIndex
+from gnnstore.features.chunks import MissIndex
 from gnnstore.sampling.compact import RowRange
 from gnnstore.threads import CancelledError, Flag, for_each, interruptible
 
@@ -97,150 +99,135 @@ class TypeMisses(NamedTuple):
     samples: npt.NDArray[Any] = np.empty(0, np.int32)
 
 
-@dataclass(frozen=True, eq=False)
-class MissCollector:
-    """Finds and sorts the rows that batches miss."""
+def collect_misses(
+    trace: Trace,
+    plan: CachePlan,
+    ranges: Sequence[RowRange],
+    directory: Path | None = None,
+    *,
+    memory_bytes: int,
+    num_threads: int = 1,
+    stop: Flag | None = None,
+) -> MissTable:
+    """Find and sort the rows that each batch misses, with as many threads as memory allows.
 
-    trace: Trace
-    plan: CachePlan
-    ranges: tuple[RowRange, ...]  # the rows that may be missed: ascending, none in two of them
+    In files of a directory, or in memory. `ranges` are the rows that may be missed: ascending, none
+    in two of them.
+    """
+    most, id_bytes, spills = plan.misses, trace.ids.itemsize, directory is not None
+    left_bytes = memory_bytes - held_bytes(most, id_bytes, spills=spills)
 
-    @property
-    def most(self) -> npt.NDArray[np.int64]:
-        """Distinct rows that each batch misses."""
-        return self.plan.misses
+    def needed_bytes(threads: int) -> int:
+        return sorting_bytes(most, threads, id_bytes, trace.read_rows, spills=spills)
 
-    @property
-    def id_bytes(self) -> int:
-        """Bytes of an id: 4 or 8."""
-        return self.trace.ids.itemsize
+    while num_threads > 1 and needed_bytes(num_threads) > left_bytes:
+        num_threads -= 1
+    if (missing := needed_bytes(num_threads) - left_bytes) > 0:
+        raise too_little_memory(len(most), memory_bytes, missing)
+    progress = np.zeros(2, np.int64)
 
-    def collect(
-        self,
-        directory: Path | None = None,
-        *,
-        memory_bytes: int,
-        num_threads: int = 1,
-        stop: Flag | None = None,
-    ) -> MissTable:
-        """Find and sort the rows that each batch misses, with as many threads as memory allows."""
-        spills = directory is not None
-        held = held_bytes(self.most, self.id_bytes, spills=spills)
-        num_threads = self._num_threads(num_threads, memory_bytes, memory_bytes - held, spills)
-        progress = np.zeros(2, np.int64)
+    def each(sort_batch: Callable[[int], None]) -> None:
+        def unless_stopped(i: int) -> None:
+            if progress[1]:
+                raise CancelledError("packing was cancelled while missed rows were sorted")
+            sort_batch(i)
 
-        def each(sort_batch: Callable[[int], None]) -> None:
-            def unless_stopped(i: int) -> None:
-                if progress[1]:
-                    raise CancelledError("packing was cancelled while missed rows were sorted")
-                sort_batch(i)
+        for_each(len(most), num_threads, unless_stopped, "gnnstore-sort")
 
-            for_each(len(self.most), num_threads, unless_stopped, "gnnstore-sort")
+    sort = partial(_sort, trace, plan, tuple(ranges))
 
-        def work() -> MissTable:
-            if directory is not None:
-                return self._to_files(directory, num_threads, each)
-            return self._in_memory(each)
-
-        return interruptible(work, "gnnstore-sort", progress, stop)
-
-    def _in_memory(self, each: Callable[[Callable[[int], None]], None]) -> MissTable:
-        most, total = self.most, int(self.most.sum())
-        begins = np.cumsum(most) - most
-        counts = np.zeros((len(most), len(self.ranges)), np.int64)
-        # Not from the pool, which rounds up by an eighth, and keeps what it gets back.
-        rows, positions = np.empty(total, self.trace.ids.dtype), np.empty(total, np.int32)
-        places = MemorySpool()
-
-        def sort_batch(i: int) -> None:
-            begin, end = int(begins[i]), int(begins[i] + most[i])
-            parts, *repeats = self._sort(i, rows[begin:end], positions[begin:end])
-            counts[i] = [len(part) for part in parts]
-            places.append(i, [positions[begin : begin + int(counts[i].sum())], *repeats])
-
-        each(sort_batch)
-        return MissTable(rows, begins, MissIndex(most, places), self.ranges, counts)
-
-    def _to_files(
-        self, directory: Path, num_threads: int, each: Callable[[Callable[[int], None]], None]
-    ) -> MissTable:
-        num_batches, dtype = len(self.most), self.trace.ids.dtype
-        counts = np.zeros((num_batches, len(self.ranges)), np.int64)
-        samples: list[list[npt.NDArray[Any]]] = [[] for _ in range(num_batches)]
-        largest = int(self.most.max(initial=0))
+    def work() -> MissTable:
+        if directory is None:
+            return _in_memory(most, trace.ids.dtype, tuple(ranges), sort, each)
         # One for each thread. Not from the pool, which keeps what it gets back.
+        largest, dtype = int(most.max(initial=0)), trace.ids.dtype
         idle = [(np.empty(largest, dtype), np.empty(largest, np.int32)) for _ in range(num_threads)]
-        missed, what = directory / "missed", "the rows that are missed"
-        ids = FileSpool(missed, num_batches, len(self.ranges), what=what)
-        try:
-            what = "the places of packed rows"
-            places = FileSpool(directory / "positions", num_batches, 3, what=what)
-        except BaseException:
-            ids.close()
-            raise
+        return _in_files(directory, most, tuple(ranges), idle, sort, each)
+
+    return interruptible(work, "gnnstore-sort", progress, stop)
+
+
+_Sort = Callable[..., tuple[list[npt.NDArray[Any]], npt.NDArray[np.int32], npt.NDArray[np.int32]]]
+_ForEach = Callable[[Callable[[int], None]], None]
+
+
+def _in_memory(
+    most: npt.NDArray[np.int64],
+    dtype: np.dtype[Any],
+    ranges: tuple[RowRange, ...],
+    sort: _Sort,
+    each: _ForEach,
+) -> MissTable:
+    total, begins = int(most.sum()), np.cumsum(most) - most
+    counts = np.zeros((len(most), len(ranges)), np.int64)
+    # Not from the pool, which rounds up by an eighth, and keeps what it gets back.
+    rows, positions = np.empty(total, dtype), np.empty(total, np.int32)
+    places = MemorySpool()
+
+    def sort_batch(i: int) -> None:
+        begin, end = int(begins[i]), int(begins[i] + most[i])
+        parts, *repeats = sort(i, rows[begin:end], positions[begin:end])
+        counts[i] = [len(part) for part in parts]
+        places.append(i, [positions[begin : begin + int(counts[i].sum())], *repeats])
+
+    each(sort_batch)
+    return MissTable(rows, begins, MissIndex(most, places), ranges, counts)
+
+
+def _in_files(  # noqa: PLR0917
+    directory: Path,
+    most: npt.NDArray[np.int64],
+    ranges: tuple[RowRange, ...],
+    idle: list[tuple[npt.NDArray[Any], npt.NDArray[np.int32]]],
+    sort: _Sort,
+    each: _ForEach,
+) -> MissTable:
+    num_batches = len(most)
+    counts = np.zeros((num_batches, len(ranges)), np.int64)
+    samples: list[list[npt.NDArray[Any]]] = [[] for _ in range(num_batches)]
+    with ExitStack() as files:
+        what = "the rows that are missed"
+        ids = FileSpool(directory / "missed", num_batches, len(ranges), what=what)
+        files.callback(ids.close)
+        what = "the places of packed rows"
+        places = FileSpool(directory / "positions", num_batches, 3, what=what)
+        files.callback(places.close)
 
         def sort_batch(i: int) -> None:
-            scratch, most = idle.pop(), int(self.most[i])
-            parts, *repeats = self._sort(i, scratch[0][:most], scratch[1][:most])
+            scratch = idle.pop()
+            parts, *repeats = sort(i, scratch[0][: most[i]], scratch[1][: most[i]])
             counts[i] = [len(part) for part in parts]
             samples[i] = [part[::STRIDE_ROWS].copy() for part in parts]
             ids.append(i, parts)
             places.append(i, [scratch[1][: counts[i].sum()], *repeats])
             idle.append(scratch)
 
-        try:
-            each(sort_batch)
-            index = MissIndex(self.most, places)
-        except BaseException:
-            ids.close()
-            places.close()
-            raise
-        none, begins = np.empty(0, dtype), np.zeros(num_batches, np.int64)
-        joined = tuple(
-            np.concatenate([none, *(of[t] for of in samples)]) for t in range(len(self.ranges))
-        )
-        return MissTable(none, begins, index, self.ranges, counts, ids, joined)
-
-    def _num_threads(self, wanted: int, memory_bytes: int, left_bytes: int, spills: bool) -> int:
-        """Return the number of threads that there is memory for while packing and while sorting."""
-
-        def needed_bytes(threads: int) -> int:
-            read_rows = self.trace.read_rows
-            return sorting_bytes(self.most, threads, self.id_bytes, read_rows, spills=spills)
-
-        while wanted > 1 and needed_bytes(wanted) > left_bytes:
-            wanted -= 1
-        if (missing := needed_bytes(wanted) - left_bytes) > 0:
-            raise too_little_memory(len(self.most), memory_bytes, missing)
-        return wanted
-
-    def _sort(
-        self, i: int, rows: npt.NDArray[Any], positions: npt.NDArray[np.int32]
-    ) -> tuple[list[npt.NDArray[Any]], npt.NDArray[np.int32], npt.NDArray[np.int32]]:
-        """Find and sort a batch's missed rows; return those of each type: views, by node id."""
-        ids, slots = self.trace.batch(i), self.plan.batch_slots(i)
-        end = self.ranges[-1].first + self.ranges[-1].num_rows
-        found, targets, sources = _core.sort_misses(ids, slots, rows, positions, num_rows=end)
-        if len(self.ranges) == 1 and not self.ranges[0].first:
-            return [rows[:found]], targets, sources
-        parts = [rows[:found][own.within(rows[:found])] for own in self.ranges]
-        for own, part in zip(self.ranges, parts, strict=True):
-            if own.first:
-                np.subtract(part, own.first, out=part)
-        return parts, targets, sources
+        each(sort_batch)
+        files.pop_all()
+    none, begins = idle[0][0][:0], np.zeros(num_batches, np.int64)
+    joined = tuple(np.concatenate([none, *(of[t] for of in samples)]) for t in range(len(ranges)))
+    return MissTable(none, begins, MissIndex(most, places), ranges, counts, ids, joined)
 
 
-def collect_misses(
+def _sort(  # noqa: PLR0917
     trace: Trace,
     plan: CachePlan,
-    ranges: Sequence[RowRange],
-    *,
-    memory_bytes: int,
-    num_threads: int = 1,
-) -> MissTable:
-    """Find and sort the rows that each batch misses, in memory; see `MissCollector.collect`."""
-    collector = MissCollector(trace, plan, tuple(ranges))
-    return collector.collect(memory_bytes=memory_bytes, num_threads=num_threads)
+    ranges: tuple[RowRange, ...],
+    i: int,
+    rows: npt.NDArray[Any],
+    positions: npt.NDArray[np.int32],
+) -> tuple[list[npt.NDArray[Any]], npt.NDArray[np.int32], npt.NDArray[np.int32]]:
+    """Find and sort a batch's missed rows; return those of each type: views, by node id."""
+    ids, slots = trace.batch(i), plan.batch_slots(i)
+    end = ranges[-1].first + ranges[-1].num_rows
+    found, targets, sources = _core.sort_misses(ids, slots, rows, positions, num_rows=end)
+    if len(ranges) == 1 and not ranges[0].first:
+        return [rows[:found]], targets, sources
+    parts = [rows[:found][own.within(rows[:found])] for own in ranges]
+    for own, part in zip(ranges, parts, strict=True):
+        if own.first:
+            np.subtract(part, own.first, out=part)
+    return parts, targets, sources
 
 
 def held_bytes(misses: npt.NDArray[np.int64], id_bytes: int, *, spills: bool = False) -> int:

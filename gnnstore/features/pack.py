@@ -24,28 +24,26 @@ from gnnstore.budget.ledger import PLANNED, Ledger, Reservation
 from gnnstore.caching.plan import CachePlan, Trace
 from gnnstore.disk.spool import translated
 from gnnstore.errors import storage_error
-from gnnstore.features.packed import misses as sorted_misses
-from gnnstore.features.packed.chunks import (
+from gnnstore.features import misses as sorted_misses
+from gnnstore.features.chunks import (
     BLOCK_BYTES,
     CHUNK_ALIGNMENT_BYTES,
-    ChunkChecksums,
     PackedChunks,
     PackedSuperbatch,
     PackedTable,
     chunk_bytes,
     chunk_reader,
 )
-from gnnstore.features.packed.misses import (
+from gnnstore.features.misses import (
     POOLED_UNIT_BYTES,
     SPILLED_BATCH_BYTES,
-    MissCollector,
     MissTable,
+    collect_misses,
     held_bytes,
     sorting_bytes,
     too_little_memory,
 )
 from gnnstore.features.source import FileRows, RowSpec, TypedRows, ranges_of
-from gnnstore.sampling.compact import RowRange
 from gnnstore.threads import CancelledError, Flag, interruptible
 from gnnstore.units import format_size
 
@@ -186,87 +184,63 @@ def _least_rows(misses: npt.NDArray[np.int64]) -> int:
     return int(np.minimum(misses, sorted_misses.STRIDE_ROWS).sum())
 
 
-@dataclass(frozen=True, eq=False)
-class TableJob:
-    """Packs one table of one superbatch: its missed rows, batch by batch in one file."""
+def _write_chunks(
+    path: str,
+    rows: TypedRows[FileRows],
+    missed: MissTable,
+    file: tuple[Path, int],
+    *,
+    memory_bytes: int,
+    num_threads: int,
+    stop: Flag | None = None,
+    advance: Callable[[int], None] | None = None,
+    grows: bool = False,
+) -> tuple[PackedChunks, dict[str, int]]:
+    """Pack the missed rows of a table in a file, from some byte on; `grows`: behind what it has."""
+    table, own = rows.table, missed.of_type(rows.range)
+    num_batches = len(own.num_rows)
+    id_bytes = 0 if missed.file is None else own.samples.itemsize
+    left_bytes = memory_bytes - missed.num_bytes
+    buffers, max_rows = choose_buffers(table, own.num_rows, id_bytes, left_bytes)
+    chunks = PackedChunks.of(own.num_rows, table.row_bytes, file[1])
+    progress = np.zeros(2, np.int64)  # bytes written so far; whether to stop
+    outputs: tuple[Any, ...] = (
+        [file[0]],
+        [int(chunks.offsets[-1])],
+        np.zeros(num_batches, np.int64),
+        chunks.offsets[:-1],
+        chunks.crcs,
+        progress,
+    )
+    options: dict[str, Any] = {
+        "engine": table.engine_name,
+        **table.place,
+        "num_windows": buffers.num_windows,
+        "window_bytes": buffers.window_bytes(table),
+        "buffer_bytes": buffers.buffer_bytes,
+        "num_spare_buffers": buffers.num_spare_buffers,
+        "piece_bytes": BLOCK_BYTES,
+        "num_threads": num_threads,
+    }
 
-    path: str  # of the table in the store
-    table: FileRows
-    range: RowRange  # of its type
-    missed: MissTable
-    file_path: Path  # the file to make; or, if it `grows`, to make longer
-    begin: int = 0  # where the first chunk is to begin in the file, a multiple of 4096
-    grows: bool = False  # only of rows in memory
+    def work() -> dict[str, int]:
+        if missed.file is None:
+            in_memory = (missed.rows, own.begins, own.num_rows)
+            return _core.pack_rows(table.files, *in_memory, *outputs, grows=grows, **options)
+        ids = (missed.file.file, own.begins, own.num_rows, own.crcs, own.samples)
+        options.update(stride=sorted_misses.STRIDE_ROWS, max_rows=max_rows)
+        return _core.pack_spilled_rows(table.files, *ids, *outputs, **options)
 
-    def run(
-        self,
-        memory_bytes: int,
-        num_threads: int,
-        stop: Flag | None,
-        advance: Callable[[int], None] | None,
-    ) -> tuple[PackedChunks, dict[str, int]]:
-        """Write the table's file; return the places of the batches' chunks in it."""
-        table, missed = self.table, self.missed
-        own, left_bytes = missed.of_type(self.range), memory_bytes - missed.num_bytes
-        num_batches = len(own.num_rows)
-        id_bytes = 0 if missed.file is None else own.samples.itemsize
-        buffers, max_rows = choose_buffers(table, own.num_rows, id_bytes, left_bytes)
-        offsets = np.zeros(num_batches + 1, np.int64)
-        np.cumsum(chunk_bytes(own.num_rows, table.row_bytes), out=offsets[1:])
-        offsets += self.begin
-        file_bytes = int(offsets[-1])
-        checksums = ChunkChecksums.unknown(own.num_rows * table.row_bytes)
-        progress = np.zeros(2, np.int64)  # bytes written so far; whether to stop
-
-        outputs: tuple[Any, ...] = (
-            [self.file_path],
-            [file_bytes],
-            np.zeros(num_batches, np.int64),
-            offsets[:-1],
-            checksums.crcs,
-            progress,
-        )
-        options: dict[str, Any] = {
-            "engine": table.engine_name,
-            **table.place,
-            "num_windows": buffers.num_windows,
-            "window_bytes": buffers.window_bytes(table),
-            "buffer_bytes": buffers.buffer_bytes,
-            "num_spare_buffers": buffers.num_spare_buffers,
-            "piece_bytes": BLOCK_BYTES,
-            "num_threads": num_threads,
-        }
-
-        def work() -> dict[str, int]:
-            if missed.file is None:
-                rows = (missed.rows, own.begins, own.num_rows)
-                return _core.pack_rows(table.files, *rows, *outputs, grows=self.grows, **options)
-            ids = (missed.file.file, own.begins, own.num_rows, own.crcs, own.samples)
-            options.update(stride=sorted_misses.STRIDE_ROWS, max_rows=max_rows)
-            return _core.pack_spilled_rows(table.files, *ids, *outputs, **options)
-
-        try:
-            counts = interruptible(work, "gnnstore-pack", progress, stop, advance)
-        except OSError as error:
-            raise self._error(error, file_bytes - self.begin) from error
-        return PackedChunks(offsets, checksums), counts
-
-    def opened(self, chunks: PackedChunks) -> PackedTable:
-        """Return the file, open to be read."""
-        file_bytes = int(chunks.offsets[-1])
-        try:
-            files = _core.FileSet([self.file_path], [file_bytes], direct=self.table.files.is_direct)
-        except OSError as error:
-            raise self._error(error, file_bytes) from error
-        spec = RowSpec.of(self.table.array.spec)
-        return PackedTable(self.file_path, chunks, spec, files)
-
-    def _error(self, error: OSError, file_bytes: int) -> Exception:
-        where = error.filename or self.table.array.file_paths[0]
-        doing = f"pack rows of the array {self.path!r} ({format_size(file_bytes)})"
+    try:
+        counts = interruptible(work, "gnnstore-pack", progress, stop, advance)
+    except OSError as error:
+        where = error.filename or table.array.file_paths[0]
+        size = format_size(int(chunks.offsets[-1]) - file[1])
+        doing = f"pack rows of the array {path!r} ({size})"
         if error.errno == errno.EBADMSG:  # of the sorted rows
-            return translated(error, doing, Path(where))
-        return storage_error(error, doing, where)
+            raise translated(error, doing, Path(where)) from error
+        raise storage_error(error, doing, where) from error
+    return chunks, counts
 
 
 def packed_bytes(
@@ -309,29 +283,51 @@ def pack(
     if stop is not None and stop.is_set():
         raise CancelledError("packing was stopped before it began")
     ranges = ranges_of(tables)
-    collector = MissCollector(trace, plan, ranges)
-    spills = _must_spill(tables, collector, memory_bytes)
+    misses, id_bytes, spills = plan.misses, trace.ids.itemsize, False
+    if trace.file is not None or memory_bytes < least_memory(tables, misses, id_bytes):
+        least, spills = least_memory(tables, misses, id_bytes, trace.read_rows, spills=True), True
+        if memory_bytes < least:
+            raise too_little_memory(len(misses), memory_bytes, least - memory_bytes)
     try:
         own = Path(tempfile.mkdtemp(prefix="packed-", dir=directory))
     except OSError as error:
         raise storage_error(error, "make a directory for packed rows", directory) from error
     missed: MissTable | None = None
     try:
-        missed = collector.collect(
-            own if spills else None, memory_bytes=memory_bytes, num_threads=num_threads, stop=stop
+        missed = collect_misses(
+            trace,
+            plan,
+            ranges,
+            own if spills else None,
+            memory_bytes=memory_bytes,
+            num_threads=num_threads,
+            stop=stop,
         )
         _core.release_memory()  # of sorting, before windows are taken
-        id_bytes = collector.id_bytes if spills else 0
-        num_bytes = packed_bytes(tables, missed.counts, id_bytes)
+        num_bytes = packed_bytes(tables, missed.counts, id_bytes if spills else 0)
         if disk_bytes is not None and num_bytes > disk_bytes:
             disk = Ledger(disk_bytes, (), "packing a superbatch", "of disk space", "disk=")
             disk.add(Reservation("packed rows", num_bytes)).check(None, "make superbatches smaller")
         packed: dict[str, PackedTable] = {}
         counts = Counter[str]()
         for number, (path, rows) in enumerate(tables.items()):
-            job = TableJob(path, *rows, missed, own / f"{number}.rows")
-            chunks, more = job.run(memory_bytes, num_threads, stop, advance)
-            packed[path] = job.opened(chunks)
+            file = own / f"{number}.rows"
+            chunks, more = _write_chunks(
+                path,
+                rows,
+                missed,
+                (file, 0),
+                memory_bytes=memory_bytes,
+                num_threads=num_threads,
+                stop=stop,
+                advance=advance,
+            )
+            is_direct, size = rows.table.files.is_direct, int(chunks.offsets[-1])
+            try:
+                files = _core.FileSet([file], [size], direct=is_direct)
+            except OSError as error:
+                raise storage_error(error, f"open the packed rows of {path!r}", file) from error
+            packed[path] = PackedTable(file, chunks, RowSpec.of(rows.table.array.spec), files)
             counts.update(more)
         missed.close_rows()
         engine = next(iter(tables.values())).table.engine_name
@@ -341,19 +337,6 @@ def pack(
             missed.close()
         _core.remove_tree(own)
         raise
-
-
-def _must_spill(
-    tables: Mapping[str, TypedRows[FileRows]], collector: MissCollector, memory_bytes: int
-) -> bool:
-    """Return whether sorted rows go to files; raise if there is too little memory for that too."""
-    misses, id_bytes, trace = collector.most, collector.id_bytes, collector.trace
-    if trace.file is None and memory_bytes >= least_memory(tables, misses, id_bytes):
-        return False
-    least = least_memory(tables, misses, id_bytes, trace.read_rows, spills=True)
-    if memory_bytes < least:
-        raise too_little_memory(len(misses), memory_bytes, least - memory_bytes)
-    return True
 
 
 def append_missed(
@@ -367,6 +350,13 @@ def append_missed(
     """Append collected misses to the packed rows of other superbatches, in files that are kept."""
     chunks: dict[str, PackedChunks] = {}
     for path, rows in tables.items():
-        job = TableJob(path, *rows, missed, *files[path], grows=True)
-        chunks[path], _ = job.run(memory_bytes, num_threads, None, None)
+        chunks[path], _ = _write_chunks(
+            path,
+            rows,
+            missed,
+            files[path],
+            memory_bytes=memory_bytes,
+            num_threads=num_threads,
+            grows=True,
+        )
     return chunks

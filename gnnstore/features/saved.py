@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -28,9 +28,9 @@ from gnnstore._core import ReadCounts, empty
 from gnnstore.caching.pools import SlotPools
 from gnnstore.disk.engines import Engine, open_engine
 from gnnstore.errors import CorruptStoreError, storage_error, storage_errors
-from gnnstore.features.packed.chunks import chunk_reader, packed_read_error
-from gnnstore.features.packed.segments import SharedReader
+from gnnstore.features.chunks import chunk_reader, read_chunk
 from gnnstore.features.planned import PlanStep
+from gnnstore.features.segments import read_shared
 from gnnstore.features.source import FileRows, PackedRows, RowSource, places_within
 from gnnstore.features.tables import CachedTables
 from gnnstore.formats.arrays.paged import PagedArray
@@ -159,8 +159,7 @@ def decode_record(record: npt.NDArray[np.uint8]) -> list[npt.NDArray[Any]]:
     return arrays
 
 
-@dataclass(frozen=True, eq=False)
-class _PackedTable:
+class _PackedTable(NamedTuple):
     """One cached attribute of the store, as its rows are packed."""
 
     rows: FileRows
@@ -175,7 +174,6 @@ class PackedFiles:
         self.reader = reader
         self.engine = engine
         self._chunks = chunk_reader(engine.name)
-        self._shared = None if reader.segments is None else SharedReader(reader, engine)
         manifest = reader.manifest
         self._packed = {
             spec.path: _PackedTable(
@@ -206,7 +204,6 @@ class PackedFiles:
                 raise CorruptStoreError(
                     f"{reader.path}: the manifest has {error}. {_HELP}", path=reader.path
                 ) from error
-        self._piece_bytes = manifest.piece_bytes
         self._descriptor = -1
         if reader.batches.file_paths:
             path = reader.batches.file_paths[0]
@@ -229,7 +226,7 @@ class PackedFiles:
     def staging_bytes(self) -> int:
         """Bytes of memory for each thread that reads; its results not included."""
         records = self.reader.index[:, 1]
-        shared = 0 if self._shared is None else self.engine.staging_bytes
+        shared = 0 if self.reader.segments is None else self.engine.staging_bytes
         return self._chunks.staging_bytes + shared + int(records.max(initial=0))
 
     def record(self, number: int) -> SavedRecord:
@@ -267,44 +264,34 @@ class PackedFiles:
         out: npt.NDArray[Any],
     ) -> ReadCounts:
         """Write the packed rows of a part of a batch to their places; the others stay."""
-        packed = self._packed[path]
-        table, column = packed.rows, packed.column
+        table, column, begins = self._packed[path]
         counts = ReadCounts()
-        if self._shared is not None and record.shared is not None:
+        if record.shared is not None:
             # First: a repeated row may be a shared one.
             within = part.within(record.shared[0])
             shared = record.shared[0][within] - np.int32(part.first), record.shared[1][within]
             try:
-                counts = self._shared.read(
-                    number, column, table, shared, out, crcs=record.shared_crcs[column]
+                crcs = record.shared_crcs[column]
+                counts = read_shared(
+                    self.reader, number, column, table, places=shared, out=out, crcs=crcs
                 )
             except CorruptStoreError as error:
                 error.message += f"; they are of {self.name_of(number)}, {path!r}. {_HELP}"
                 raise
         places = record.positions, record.repeat_targets, record.repeat_sources
-        positions, targets, sources = places_within(part, places)
-        if len(positions) + len(targets) == 0:
-            return counts
-        begin = int(packed.begins[number])
-        try:
-            read = _core.read_packed_rows(
-                self._chunks,
-                table.files,
-                0,
-                begin,
-                positions,
-                targets,
-                sources,
-                out.reshape(-1).view(np.uint8),
-                row_bytes=table.row_bytes,
-                crcs=record.chunk_crcs[column],
-                piece_bytes=self._piece_bytes,
-            )
-        except OSError as error:
-            where = error.filename or table.array.file_paths[0]
-            what = f"{self.name_of(number)}, {path!r}"
-            raise packed_read_error(error, where, begin, what, _HELP) from error
-        return counts + read
+        return counts + read_chunk(
+            self._chunks,
+            table.files,
+            int(begins[number]),
+            places_within(part, places),
+            out,
+            path=table.array.file_paths[0],
+            what=f"{self.name_of(number)}, {path!r}",
+            advice=_HELP,
+            row_bytes=table.row_bytes,
+            crcs=record.chunk_crcs[column],
+            piece_bytes=self.reader.manifest.piece_bytes,
+        )
 
     def name_of(self, number: int) -> str:
         """Return the name of a batch in messages."""

@@ -50,29 +50,26 @@ _HELP = (
 )
 
 
-def num_blocks(chunk_bytes: npt.NDArray[np.int64], piece_bytes: int) -> npt.NDArray[np.int64]:
-    """Return the number of checksum blocks of each chunk, by its bytes: int64."""
-    return -(-chunk_bytes // piece_bytes)
-
-
 @dataclass(frozen=True, eq=False)
-class ChunkChecksums:
-    """The checksums of the chunks of a table."""
+class PackedChunks:
+    """Positions of the chunks of a table in its file, and their checksums."""
 
-    # uint32 [blocks]: from ``begins[i]`` to ``begins[i + 1] - 1``: of the blocks of chunk i.
+    # int64 [S + 1]: where the chunk of each batch begins; the end of the last one.
+    offsets: npt.NDArray[np.int64]
+    # uint32 [blocks]: ``crcs[crc_begins[i]:crc_begins[i + 1]]`` are of the blocks of chunk i.
     crcs: npt.NDArray[np.uint32]
-    begins: npt.NDArray[np.int64]  # int64 [S + 1]
+    crc_begins: npt.NDArray[np.int64]  # int64 [S + 1]
 
     @classmethod
-    def unknown(cls, chunk_bytes: npt.NDArray[np.int64]) -> ChunkChecksums:
-        """Return room for the checksums of chunks of these lengths, without padding."""
-        begins = np.zeros(len(chunk_bytes) + 1, np.int64)
-        np.cumsum(num_blocks(chunk_bytes, BLOCK_BYTES), out=begins[1:])
-        return cls(np.zeros(int(begins[-1]), np.uint32), begins)
+    def of(cls, num_rows: npt.NDArray[np.int64], row_bytes: int, begin: int) -> PackedChunks:
+        """Return the places of chunks from a byte of a file on, with room for their checksums."""
+        offsets = np.concatenate([[begin], chunk_bytes(num_rows, row_bytes)]).cumsum()
+        blocks = np.concatenate([[0], -(-num_rows * row_bytes // BLOCK_BYTES)]).cumsum()
+        return cls(offsets, np.zeros(int(blocks[-1]), np.uint32), blocks)
 
     def of_chunk(self, i: int) -> npt.NDArray[np.uint32]:
         """Return the checksums of a chunk: a view."""
-        return self.crcs[self.begins[i] : self.begins[i + 1]]
+        return self.crcs[self.crc_begins[i] : self.crc_begins[i + 1]]
 
     def compare(self, i: int, content: npt.NDArray[np.uint8], offset: int) -> None:
         """Compare a chunk that was read whole."""
@@ -97,17 +94,36 @@ def shared_crcs(row_crcs: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint32]:
     return _core.crc32c_blocks(row_crcs.astype("<u4").view(np.uint8), 4 * CHECKED_ROWS)
 
 
-def packed_read_error(
-    error: OSError, path: str | Path, offset: int, what: str, advice: str
-) -> Exception:
-    """Return why a chunk could not be read: it is damaged, or the system refused."""
-    if error.errno != errno.EBADMSG:
-        return storage_error(error, f"read the packed rows of {what}", path)
-    return CorruptStoreError(
-        f"{path}: packed rows are damaged: {error.strerror}; they are of {what}. {advice}",
-        path=path,
-        offset=offset,
-    )
+Places = tuple[npt.NDArray[np.int32], npt.NDArray[np.int32], npt.NDArray[np.int32]]
+
+
+def read_chunk(
+    reader: _core.Reader,
+    files: _core.FileSet,
+    begin: int,
+    places: Places,
+    out: npt.NDArray[Any],
+    *,
+    path: Path,
+    what: str,
+    advice: str,
+    **options: Any,  # `row_bytes`, `crcs` and `piece_bytes`
+) -> ReadCounts:
+    """Write the rows of a chunk to their places; `what` and `advice` are for messages."""
+    if len(places[0]) + len(places[1]) == 0:
+        return ReadCounts()
+    content = out.reshape(-1).view(np.uint8)
+    try:
+        return _core.read_packed_rows(reader, files, 0, begin, *places, content, **options)
+    except OSError as error:
+        where = error.filename or path
+        if error.errno != errno.EBADMSG:
+            raise storage_error(error, f"read the packed rows of {what}", where) from error
+        raise CorruptStoreError(
+            f"{where}: packed rows are damaged: {error.strerror}; they are of {what}. {advice}",
+            path=where,
+            offset=begin,
+        ) from error
 
 
 def chunk_bytes(num_rows: npt.NDArray[np.int64], row_bytes: int) -> npt.NDArray[np.int64]:
@@ -133,9 +149,7 @@ class MissIndex:
         """Bytes on disk, if it is in a file."""
         return self.places.num_disk_bytes
 
-    def batch(
-        self, i: int
-    ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32], npt.NDArray[np.int32]]:
+    def batch(self, i: int) -> Places:
         """Return where the rows of a batch go, int32, from memory or from a file."""
         positions, targets, sources = self.places.read(i)
         return positions, targets, sources
@@ -143,15 +157,6 @@ class MissIndex:
     def close(self) -> None:
         """Remove the file, if there is one. Idempotent."""
         self.places.close()
-
-
-@dataclass(frozen=True, eq=False)
-class PackedChunks:
-    """Positions of the chunks of a table in its file, and their checksums."""
-
-    # int64 [S + 1]: where the chunk of each batch begins; the end of the last one.
-    offsets: npt.NDArray[np.int64]
-    checksums: ChunkChecksums
 
 
 @dataclass(frozen=True, eq=False)
@@ -221,29 +226,19 @@ class PackedSuperbatch:
     def read(self, i: int, path: str, part: RowRange, out: npt.NDArray[Any]) -> ReadCounts:
         """Write the missed rows of a part of batch `i` to their places; the others stay."""
         table = self.tables[path]
-        positions, targets, sources = places_within(part, self.index.batch(i))
-        if len(positions) == 0:
-            return ReadCounts()
-        offset = int(table.chunks.offsets[i])
-        try:
-            counts = _core.read_packed_rows(
-                self._reader,
-                table.files,
-                0,
-                offset,
-                positions,
-                targets,
-                sources,
-                out.reshape(-1).view(np.uint8),
-                row_bytes=table.spec.row_bytes,
-                crcs=table.chunks.checksums.of_chunk(i),
-                piece_bytes=BLOCK_BYTES,
-            )
-        except OSError as error:
-            where = error.filename or table.file_path
-            what = f"batch {i} of the array {path!r}"
-            raise packed_read_error(error, where, offset, what, _HELP) from error
-        return counts
+        return read_chunk(
+            self._reader,
+            table.files,
+            int(table.chunks.offsets[i]),
+            places_within(part, self.index.batch(i)),
+            out,
+            path=table.file_path,
+            what=f"batch {i} of the array {path!r}",
+            advice=_HELP,
+            row_bytes=table.spec.row_bytes,
+            crcs=table.chunks.of_chunk(i),
+            piece_bytes=BLOCK_BYTES,
+        )
 
     def close(self) -> None:
         """Remove the files. Idempotent; reads that are under way finish."""

@@ -1,1 +1,0 @@
-"""Cache policies: which row to evict for the next one."""

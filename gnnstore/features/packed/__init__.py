@@ -1,1 +1,0 @@
-"""Packs the missed rows of batches into chunks that are read in order (DiskGNN)."""
