@@ -120,9 +120,6 @@ class WaitProgress:
     @contextmanager
     def phase(self, name: str, total: int | None = None, unit: str = "items") -> Iterator[Phase]:
         """Begin a phase, displayed while somebody waits."""
-        if self._show is None:
-            yield NullPhase()
-            return
         phase = _WaitPhase(self, name, total, unit)
         with self._lock:
             self._phases.append(phase)
@@ -147,7 +144,11 @@ class WaitProgress:
         try:
             yield
         finally:
-            self._end()
+            with self._lock:
+                self._since = self._display = None
+                for phase in self._phases:
+                    phase.hide()
+                self._closing.close()
 
     def look(self) -> None:
         """Display what goes on, if somebody has waited long."""
@@ -161,16 +162,6 @@ class WaitProgress:
                 self._display = self._closing.enter_context(self._show())
             for phase in self._phases:
                 phase.show(self._display)
-
-    def _end(self) -> None:
-        with self._lock:
-            self._since = None
-            if self._display is None:
-                return
-            for phase in self._phases:
-                phase.hide()
-            self._display = None
-            self._closing.close()
 
 
 class _WaitPhase:

@@ -263,23 +263,18 @@ def interruptible(
 
 
 def for_each(num_tasks: int, num_threads: int, work: Callable[[int], None], name: str) -> None:
-    """Call work(0), ... work(num_tasks - 1), on some threads; the calling one is among them."""
+    """Call work(0), ... work(num_tasks - 1), on some threads."""
     numbers = count()  # `next` of it is one step of the interpreter
-    failures: list[BaseException] = []
 
     def run() -> None:
-        try:
-            while not failures and (i := next(numbers)) < num_tasks:
-                work(i)
-        except BaseException as error:
-            failures.append(error)
+        while (i := next(numbers)) < num_tasks:
+            work(i)
 
-    others = [Background(run, name) for _ in range(min(num_threads, num_tasks) - 1)]
-    run()
-    for other in others:
-        other.finish()
-    if failures:
-        raise failures[0]
+    threads = [Background(run, name) for _ in range(min(num_threads, num_tasks))]
+    for thread in threads:
+        thread.finish()
+    for thread in threads:
+        thread.result()
 
 
 class Finalizer:
