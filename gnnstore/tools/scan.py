@@ -6,6 +6,7 @@ sequential pass and 5 bytes per node.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from math import isfinite
@@ -17,7 +18,6 @@ import numpy.typing as npt
 from gnnstore.caching.scores import count_out_degrees
 from gnnstore.converters.inputs.opening import PathLike
 from gnnstore.converters.stores.graph import StoreInput
-from gnnstore.converters.stores.reorder import distinct
 from gnnstore.errors import CorruptStoreError
 from gnnstore.formats.arrays.dtypes import from_bfloat16_bits
 from gnnstore.formats.arrays.spec import AttributeSpec
@@ -81,7 +81,12 @@ class DegreeDistribution:
     @classmethod
     def of_blocks(cls, blocks: Iterable[npt.NDArray[np.int64]]) -> Self:
         """Count the degrees of all nodes, given in blocks."""
-        return cls(*distinct(blocks, np.int64))
+        found: Counter[int] = Counter()
+        for block in blocks:
+            degrees, counts = np.unique(block, return_counts=True)
+            found.update(dict(zip(degrees.tolist(), counts.tolist(), strict=True)))
+        table = np.array(sorted(found.items()), np.int64).reshape(-1, 2)
+        return cls(table[:, 0], table[:, 1])
 
     @property
     def num_nodes(self) -> int:

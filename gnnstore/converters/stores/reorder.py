@@ -4,14 +4,12 @@ Rows of features lie in pages, and a page is read for any of its rows: where nod
 are spread evenly over all pages, as most inputs number them, every page is read. Numbered by how
 often they are needed, hot rows share pages with hot ones, and cold pages are passed over.
 
-The numbers of N nodes are a permutation in memory, 4 bytes each below 2^31 nodes. They are found by
-counting how many nodes have each score, in pieces, so that nothing is sorted as a whole.
+The numbers of N nodes are a permutation in memory, 4 bytes each below 2^31 nodes.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -47,10 +45,8 @@ from gnnstore.formats.store.schema import TextSpec
 from gnnstore.progress import Progress
 from gnnstore.random_words import hash_pairs
 
-_PIECE_NODES = 2**20
 _PIECE_EDGES = 2**20
 _TRAINING, _OTHER = 2, 1  # ranks of the nodes of splits
-_Counted = tuple[npt.NDArray[Any], npt.NDArray[np.int64]]
 # Label propagation (Raghavan, Albert and Kumara, Physical Review E 76, 2007), as a stream: a node
 # takes the community of most of its in-neighbours, block of nodes by block, in the store's order.
 # Communities are limited in size (Ugander and Backstrom, WSDM 2013): else most nodes of a graph
@@ -64,9 +60,9 @@ _MIN_NODES = 64  # smaller ones do not fill pages
 Order = Literal["degree", "frequency", "community"]
 ORDERS: tuple[Order, ...] = get_args(Order)
 _PIECE_BYTES = 2**23  # of edge attributes; some copies exist at a time
-# Bytes of a node: a new number, a degree, and a rank among nodes that are never drawn; of a node
-# for counting and ranking communities; and of some pieces.
-_NODE_BYTES, _COMMUNITY_BYTES, _PIECES_BYTES = 10, 40, 2**26
+# Bytes of a node: its scores, their order and what sorting takes, and a new number; the same by
+# community, where ranking these takes the most; and of some pieces.
+_NODE_BYTES, _COMMUNITY_BYTES, _PIECES_BYTES = 20, 50, 2**26
 # An array is sorted in memory if two copies take at most this share of memory.
 _MEMORY_SHARE = 8
 _MAX_MEMORY_BYTES = 2**28
@@ -75,49 +71,13 @@ _TEXT_SHARE, _MAX_TEXT_BYTES = 32, 2**26
 
 
 def places_by(scores: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
-    """Return the number of each node among all, by descending scores."""
+    """Return the number of each node among all, by descending scores; of equals, by id."""
     num_nodes = len(scores[0])
-    # One number for all scores, with the first score in the highest digits.
-    bases = [int(own.max(initial=0)) + 1 for own in scores]
-    if math.prod(bases) > 2**63:
-        raise AssertionError("scores this large cannot be told apart by one number")
-
-    def keys() -> Iterator[tuple[int, npt.NDArray[np.uint64]]]:
-        for first in range(0, num_nodes, _PIECE_NODES):
-            key = np.zeros(min(_PIECE_NODES, num_nodes - first), np.uint64)
-            for own, base in zip(scores, bases, strict=True):
-                key *= np.uint64(base)
-                key += np.uint64(base - 1) - own[first : first + len(key)].astype(np.uint64)
-            yield first, key
-
-    values, counts = distinct((key for _, key in keys()), np.uint64)
-    next_place = np.cumsum(counts) - counts
     places = np.empty(num_nodes, id_dtype(num_nodes))
-    for first, key in keys():
-        kind = np.searchsorted(values, key)
-        order = np.argsort(kind, kind="stable")
-        found, begins, sizes = np.unique(kind[order], return_index=True, return_counts=True)
-        ranks = np.arange(len(key)) - np.repeat(begins, sizes)
-        places[first + order] = np.repeat(next_place[found], sizes) + ranks
-        next_place[found] += sizes
+    # Sorted ascending and stably from the last node to the first, and then numbered from behind.
+    order = np.lexsort([own[::-1] for own in reversed(scores)])
+    places[::-1][order] = np.arange(num_nodes - 1, -1, -1, dtype=places.dtype)
     return places
-
-
-def distinct(pieces: Iterable[npt.NDArray[Any]], dtype: npt.DTypeLike) -> _Counted:
-    """Return the distinct values of all pieces, ascending, and how often each occurs."""
-    parts: list[_Counted] = [(np.empty(0, dtype), np.empty(0, np.int64))]
-    for piece in pieces:
-        parts.append(np.unique(piece, return_counts=True))
-        # Parts halve in size at least, so that a value is merged a logarithmic number of times.
-        while len(parts) > 1 and len(parts[-2][0]) < 2 * len(parts[-1][0]):
-            parts[-2:] = [_merged(parts[-2:])]
-    return _merged(parts)
-
-
-def _merged(parts: list[_Counted]) -> _Counted:
-    values, places = np.unique(np.concatenate([v for v, _ in parts]), return_inverse=True)
-    counts = np.bincount(places, np.concatenate([c for _, c in parts]), len(values))
-    return values, counts.astype(np.int64)
 
 
 def out_degrees(graph: StoreInput, progress: Progress) -> npt.NDArray[np.uint32]:
@@ -294,7 +254,7 @@ def _find_places(
     """Return the new number of each node, and set the writer's memory to the rest."""
     memory = memory_ledger("numbering the nodes", writer.options.memory_bytes)
     is_by_community = order == "community"
-    node_bytes = (_NODE_BYTES + (_COMMUNITY_BYTES if is_by_community else 0)) * graph.num_nodes
+    node_bytes = (_COMMUNITY_BYTES if is_by_community else _NODE_BYTES) * graph.num_nodes
     memory.add(
         Reservation("new numbers and degrees of nodes", node_bytes),
         Reservation("pieces", min(_PIECES_BYTES, memory.limit // 2)),
