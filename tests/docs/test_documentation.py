@@ -24,7 +24,7 @@ import click
 import pytest
 
 import gnnstore
-from gnnstore.plugins import POLICIES, SEED_KINDS, STRATEGIES
+from gnnstore.plugins import CONVERTERS, POLICIES, SEED_KINDS, STRATEGIES
 from gnnstore.strategies.builtin import auto
 from gnnstore.tools import cli
 from tests.support.forks import RUN_SCRIPT, ForkServer
@@ -170,7 +170,7 @@ def test_code_blocks_run(page: Path, work_dir: Path, monkeypatch: pytest.MonkeyP
 @pytest.fixture
 def registries(monkeypatch: pytest.MonkeyPatch) -> None:
     """Forget at the end of a page what it has registered."""
-    for registry in (SEED_KINDS, POLICIES, STRATEGIES):
+    for registry in (SEED_KINDS, POLICIES, STRATEGIES, CONVERTERS):
         monkeypatch.setattr(registry, "_values", {each.name: each for each in registry})
 
 
