@@ -21,7 +21,7 @@ from gnnstore.converters import (
     from_rmat,
     from_snap,
 )
-from gnnstore.converters.writer.casting import Caster
+from gnnstore.converters.writer.node_arrays import Caster
 from gnnstore.errors import (
     GnnstoreError,
     InputError,

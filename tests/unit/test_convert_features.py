@@ -35,7 +35,7 @@ from gnnstore.converters.inputs.source import (
 )
 from gnnstore.converters.inputs.text_arrays import TextArray
 from gnnstore.converters.spill_files import ScatteredRows
-from gnnstore.converters.writer.casting import column_scales
+from gnnstore.converters.writer.node_arrays import column_scales
 from gnnstore.errors import InputError, NotFoundError, UsageError
 from gnnstore.features.check import verify
 from gnnstore.formats import StoreReader

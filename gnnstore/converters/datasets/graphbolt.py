@@ -33,8 +33,7 @@ from gnnstore.converters.inputs.opening import (
 from gnnstore.converters.inputs.source import ArraySource, MemoryArray
 from gnnstore.converters.inputs.text_arrays import TextEdges
 from gnnstore.converters.typed.inputs import EdgeInput, NodeInput, write_graph
-from gnnstore.converters.writer.casting import Caster
-from gnnstore.converters.writer.node_arrays import split_ids
+from gnnstore.converters.writer.node_arrays import Caster, split_ids
 from gnnstore.converters.writer.options import ConvertOptions, converter
 from gnnstore.errors import InputError, UsageError, storage_errors
 from gnnstore.formats.store.schema import EDGE_TYPE, NODE_TYPE, EdgeType

@@ -28,8 +28,8 @@ from gnnstore.converters.stores.graph import (
 )
 from gnnstore.converters.synthetic.factor_graph import FactorGraph, check_factor, derive_factor
 from gnnstore.converters.synthetic.rmat import check_numbers
-from gnnstore.converters.writer.casting import SCALES
 from gnnstore.converters.writer.graph_writer import GraphWriter
+from gnnstore.converters.writer.node_arrays import SCALES
 from gnnstore.converters.writer.options import ConvertOptions, converter
 from gnnstore.errors import UsageError
 from gnnstore.formats.arrays.dtypes import (

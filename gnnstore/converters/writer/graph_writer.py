@@ -24,10 +24,9 @@ from gnnstore.converters.inputs.source import ArraySource, as_array, as_source
 from gnnstore.converters.typed.orders import checked_edges
 from gnnstore.converters.writer.adjacency import finished_array, write_adjacency
 from gnnstore.converters.writer.base import BaseWriter, Pairs, check_pointers
-from gnnstore.converters.writer.casting import SCALES
 from gnnstore.converters.writer.edge_splits import Rows, write_edge_split, write_negatives
 from gnnstore.converters.writer.estimates import Workload
-from gnnstore.converters.writer.node_arrays import NodeArrays, RowSink, split_name
+from gnnstore.converters.writer.node_arrays import SCALES, NodeArrays, RowSink, split_name
 from gnnstore.converters.writer.options import ConvertOptions, IndexDtype, refuse_options
 from gnnstore.errors import InputError, UsageError
 from gnnstore.formats.container import names as store_names
