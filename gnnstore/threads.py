@@ -238,18 +238,14 @@ def interruptible(
 ) -> R:
     """Run a kernel on a thread of its own, so that it can be interrupted."""
     call = Background(work, name)
-    done = 0
-
-    def report() -> None:
-        nonlocal done
-        now = int(progress[0])  # once: it goes up meanwhile
-        if advance is not None and now > done:
-            advance(now - done)
-            done = now
-
+    done, is_over = 0, False
     try:
-        while not call.wait(_POLL_SECONDS):
-            report()
+        while not is_over:
+            is_over = call.wait(_POLL_SECONDS)
+            now = int(progress[0])  # once: it goes up meanwhile
+            if advance is not None and now > done:
+                advance(now - done)
+            done = now
             if stop is not None and stop.is_set():
                 progress[1] = 1
     finally:
@@ -257,9 +253,7 @@ def interruptible(
         call.wait_whole()  # files would be removed that are being written
     if call.error is not None and stop is not None and stop.is_set():
         raise CancelledError("it was stopped; what was written has been removed")
-    result = call.result()
-    report()
-    return result
+    return call.result()
 
 
 def for_each(num_tasks: int, num_threads: int, work: Callable[[int], None], name: str) -> None:

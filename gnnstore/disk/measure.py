@@ -220,13 +220,11 @@ def measure_disk(
             f"{files.buffered_because}; so these are mostly the numbers of the page cache, not "
             "of the disk, and loaders do not go by them"
         )
-    if mount and mount.kind in ("tmpfs", "ramfs", "devtmpfs"):
-        remarks.append(f"{mount.point} ({mount.kind}) lies in memory; there is no disk below it")
     profile = DeviceProfile(
         filesystem_id=filesystem_id(directory),
-        mount_point=mount.point if mount else "unknown",
-        device=mount.device if mount else "unknown",
-        filesystem_type=mount.kind if mount else "unknown",
+        mount_point=mount.point,
+        device=mount.device,
+        filesystem_type=mount.kind,
         engine=choice.name,
         is_direct=files.is_direct,
         measured_at=datetime.now(UTC).isoformat(timespec="seconds"),

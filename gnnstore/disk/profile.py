@@ -15,6 +15,7 @@ import re
 import secrets
 import zlib
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -66,26 +67,23 @@ _log = logging.getLogger(__name__)
 class Mount:
     """A mounted file system, as the kernel lists it."""
 
-    point: str
-    device: str  # a block device, a server's export, or just a name
-    kind: str  # its type, such as "ext4"
+    point: str = ""
+    device: str = "unknown"  # a block device, a server's export, or just a name
+    kind: str = "unknown"  # its type, such as "ext4"
 
 
-def find_mount(path: str | os.PathLike[str], mounts: Path = _MOUNTS) -> Mount | None:
-    """Return the mount with the longest mount point above `path`; None if it is not known."""
-    try:
+def find_mount(path: str | os.PathLike[str], mounts: Path = _MOUNTS) -> Mount:
+    """Return the mount with the longest mount point above `path`, as far as it is known."""
+    place, best, lines = Path(path).resolve(), Mount(), []
+    with suppress(OSError):
         lines = os.fsdecode(mounts.read_bytes()).strip().split("\n")
-    except OSError:
-        return None
-    place = Path(path).resolve()
-    best: Mount | None = None
     for line in lines:
         device, point, kind = (
             _OCTAL.sub(lambda match: chr(int(match[1], 8)), word)
             for word in (*line.split(" "), "", "")[:3]
         )
         # Of two mounts on one point, the later one covers the earlier.
-        if place.is_relative_to(point) and (best is None or len(point) >= len(best.point)):
+        if place.is_relative_to(point) and len(point) >= len(best.point):
             best = Mount(point, device, kind)
     return best
 
@@ -94,11 +92,10 @@ def filesystem_id(path: str | os.PathLike[str]) -> str:
     """Return a name for the file system of `path`, such as "ext4-160a81ff238cf016"."""
     identity = os.statvfs(path).f_fsid
     mount = find_mount(path)
-    kind = mount.kind if mount else "unknown"
-    if identity == 0 and mount:
+    if identity == 0:
         # NFS and old layered file systems have none: device and mount point replace it.
         identity = zlib.crc32(os.fsencode(f"{mount.device} {mount.point}"))
-    return f"{re.sub('[^A-Za-z0-9._-]', '_', kind)}-{identity:x}"
+    return f"{re.sub('[^A-Za-z0-9._-]', '_', mount.kind)}-{identity:x}"
 
 
 @dataclass(frozen=True)

@@ -103,16 +103,6 @@ def test_a_file_stands_for_its_directory(place: Path) -> None:
     assert file.read_bytes() == b"x" * 100
 
 
-@pytest.mark.skipif(not os.access("/dev/shm", os.W_OK), reason="there is no /dev/shm")  # noqa: S108
-def test_a_file_system_in_memory_is_told() -> None:
-    shm = Path("/dev/shm")  # noqa: S108
-    before = set(shm.iterdir())
-    measured = quick(shm)
-    assert set(shm.iterdir()) == before
-    if measured.profile.filesystem_type == "tmpfs":
-        assert any("lies in memory" in remark for remark in measured.remarks)
-
-
 @pytest.fixture
 def file_of_4_mib(tmp_path: Path) -> _core.FileSet:
     path = tmp_path / "file"

@@ -180,16 +180,10 @@ def read_blocks(
                         "this is not a table of numbers",
                         path=path,
                     )
-    except EOFError:
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise InputError(
-            f"{path}: the gzip stream ends early, in or soon after line {line}: "
-            "the file is truncated; download or copy it again",
-            path=path,
-        ) from None
-    except (gzip.BadGzipFile, zlib.error) as error:
-        raise InputError(
-            f"{path}: the gzip stream is damaged, in or soon after line {line} ({error}); "
-            "download or copy it again",
+            f"{path}: the gzip stream is damaged or ends early, in or soon after line {line} "
+            f"({error}); download or copy it again",
             path=path,
         ) from None
     except OSError as error:

@@ -192,9 +192,9 @@ def _disk(place: Path) -> dict[str, Any]:
     return {
         "filesystem": {
             "path": str(place),
-            "mount_point": mount.point if mount else None,
-            "type": mount.kind if mount else None,
-            "device": mount.device if mount else None,
+            "mount_point": mount.point,
+            "type": mount.kind,
+            "device": mount.device,
             "read_only": bool(space.f_flag & os.ST_RDONLY),
             "block_bytes": space.f_bsize,
             "free_bytes": space.f_bavail * space.f_frsize,
