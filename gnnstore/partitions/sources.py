@@ -17,6 +17,7 @@ from gnnstore.budget.limits import MemoryBudget
 from gnnstore.errors import BudgetError, UsageError
 from gnnstore.features.source import AbsentRows, MemoryRows, RowSource
 from gnnstore.formats.partitions import BUCKET_PTR_ARRAY, PartitionsReader, open_partitions
+from gnnstore.formats.store.schema import EDGE_TYPE, NODE_TYPE
 from gnnstore.graph.shared import StoreSizes, shared_tables
 from gnnstore.partitions.buffer import StateBuffer, StateToRead, building_threads
 from gnnstore.partitions.order import PartitionOrder
@@ -26,7 +27,7 @@ from gnnstore.partitions.seeds import by_state
 from gnnstore.partitions.sizes import Contents, EdgesRead
 from gnnstore.pipeline.batch import Batch, BatchSource, EpochRun, sampled_from
 from gnnstore.pipeline.samplers import KeyedOrder
-from gnnstore.sampling.neighbor import NeighborSampler, Sample, SamplingConfig, only
+from gnnstore.sampling.neighbor import EdgeSample, NeighborSampler, Sample, SamplingConfig, only
 from gnnstore.strategies.base import Sources
 from gnnstore.strategies.options import StrategyTraits
 from gnnstore.strategies.placement import Placement
@@ -286,10 +287,12 @@ class PartitionSource(BatchSource):
         else:
             sample = sampled_from(sampler, seeds, batch.key)
             positions = MemoryRows.from_array(state.graph.positions).gather(sample.edge_pos).values
-            sample = sample.with_only(edge_pos=positions.astype(np.int64, copy=False))
+            of_store = EdgeSample(sample.edge_index, positions.astype(np.int64, copy=False))
+            sample = replace(sample, edges=dict.fromkeys(sample.edges, of_store))
         batch.place = place._replace(local=sample.n_id)
         nodes = state.store_ids(sample.n_id).astype(self.of.index_dtype, copy=False)
-        batch.sample, batch.labels = sample.with_only(n_id=nodes), seeds.labels
+        batch.sample = replace(sample, nodes=dict.fromkeys(sample.nodes, nodes))
+        batch.labels = seeds.labels
 
     def gather(self, batch: Batch) -> None:
         """Copy the rows of the nodes from the partitions in memory."""
@@ -379,12 +382,11 @@ def _seeds_alone(
 ) -> Sample:
     """Return the sample of no hops, which needs no graph."""
     is_directional = config.subgraph_type == "directional"
-    return Sample.of_one_type(
-        seeds.astype(index_dtype),
-        np.empty((2, 0), index_dtype),
-        np.empty(0, np.int64),
-        num_seeds=len(seeds),
-        batch=np.arange(len(seeds)) if config.disjoint else None,
-        num_sampled_nodes=[len(seeds)] if is_directional else None,
-        num_sampled_edges=[] if is_directional else None,
+    return Sample(
+        {NODE_TYPE: seeds.astype(index_dtype)},
+        {EDGE_TYPE: EdgeSample(np.empty((2, 0), index_dtype), np.empty(0, np.int64))},
+        {NODE_TYPE: np.arange(len(seeds))} if config.disjoint else None,
+        {NODE_TYPE: [len(seeds)]} if is_directional else None,
+        {EDGE_TYPE: []} if is_directional else None,
+        len(seeds),
     )

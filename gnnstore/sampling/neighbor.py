@@ -27,7 +27,7 @@ from gnnstore.errors import (
     truth,
     whole_number,
 )
-from gnnstore.formats.store.schema import EDGE_TYPE, EdgeType
+from gnnstore.formats.store.schema import EdgeType
 from gnnstore.formats.store.store import Csc
 from gnnstore.sampling.sampled_graph import (
     Int64Array,
@@ -185,49 +185,10 @@ class Sample(Subgraph):
     hop_edges: Mapping[EdgeType, list[int]] | None
     num_seeds: int
 
-    @classmethod
-    def of_one_type(
-        cls,
-        n_id: npt.NDArray[Any],
-        edge_index: npt.NDArray[Any],
-        edge_pos: Int64Array,
-        *,
-        num_seeds: int,
-        batch: Int64Array | None = None,
-        num_sampled_nodes: list[int] | None = None,
-        num_sampled_edges: list[int] | None = None,
-        edge_type: EdgeType = EDGE_TYPE,
-    ) -> Self:
-        """Return the subgraph of a graph of one node type and one edge type."""
-        node_type = edge_type[2]
-        return cls(
-            {node_type: n_id},
-            {edge_type: EdgeSample(edge_index, edge_pos)},
-            None if batch is None else {node_type: batch},
-            None if num_sampled_nodes is None else {node_type: num_sampled_nodes},
-            None if num_sampled_edges is None else {edge_type: num_sampled_edges},
-            num_seeds,
-        )
-
     @property
     def edge_index(self) -> npt.NDArray[Any]:
         """Local ids of the edges of the only type."""
         return only(self.edges).index
-
-    @property
-    def batch(self) -> Int64Array | None:
-        """The tree of each node of the only type."""
-        return None if self.trees is None else only(self.trees)
-
-    @property
-    def num_sampled_nodes(self) -> list[int] | None:
-        """Nodes of the only type by hop."""
-        return None if self.hop_nodes is None else only(self.hop_nodes)
-
-    @property
-    def num_sampled_edges(self) -> list[int] | None:
-        """Edges of the only type by hop."""
-        return None if self.hop_edges is None else only(self.hop_edges)
 
     @property
     def num_bytes(self) -> int:
@@ -238,17 +199,6 @@ class Sample(Subgraph):
             + sum(edges.index.nbytes + edges.positions.nbytes for edges in self.edges.values())
             + sum(tree.nbytes for tree in trees.values())
         )
-
-    def with_only(
-        self, *, n_id: npt.NDArray[Any] | None = None, edge_pos: Int64Array | None = None
-    ) -> Self:
-        """Return the subgraph with other ids or positions of the only type."""
-        nodes, edges = self.nodes, self.edges
-        if n_id is not None:
-            nodes = dict.fromkeys(nodes, n_id)
-        if edge_pos is not None:
-            edges = {kind: EdgeSample(each.index, edge_pos) for kind, each in edges.items()}
-        return replace(self, nodes=nodes, edges=edges)
 
 
 def each_type(by_type: Mapping[K, T] | None, function: Callable[[T], V]) -> dict[K, V] | None:

@@ -18,14 +18,14 @@ from gnnstore import _core
 from gnnstore.disk.spool import FileSpool
 from gnnstore.errors import CorruptStoreError
 from gnnstore.formats.arrays.dtypes import id_dtype
+from gnnstore.formats.store.schema import EDGE_TYPE, NODE_TYPE
 from gnnstore.formats.store.store import Csc
 from gnnstore.sampling.compact import ONE_TYPE, CompactSample, Types
-from gnnstore.sampling.neighbor import EdgeSample, NeighborSampler, Sample, SamplingConfig
+from gnnstore.sampling.neighbor import EdgeSample, NeighborSampler, Sample, SamplingConfig, only
 from tests.support.effort import examples
 
 # Sizes of the whole graph: its own, and those from which on ids no longer fit in int32.
 SIZES = [0, 2**31, 2**31 + 1, 2**40]
-ARRAYS = ("n_id", "edge_index", "edge_pos", "batch")
 
 
 @st.composite
@@ -52,19 +52,19 @@ def compacted(sample: Sample, num_nodes: int, num_edges: int) -> CompactSample:
     return CompactSample.of(sample, id_dtype(num_nodes - 1), id_dtype(num_edges - 1))
 
 
+def arrays(sample: Sample) -> list[npt.NDArray[Any]]:
+    trees = [] if sample.trees is None else [only(sample.trees)]
+    return [sample.n_id, sample.edge_index, sample.edge_pos, *trees]
+
+
 def assert_same(found: Sample, expected: Sample) -> None:
-    for name in ARRAYS:
-        one: npt.NDArray[Any] | None = getattr(found, name)
-        other: npt.NDArray[Any] | None = getattr(expected, name)
-        if one is None or other is None:
-            assert one is other
-            continue
+    for one, other in zip(arrays(found), arrays(expected), strict=True):
         assert one.dtype == other.dtype
         assert one.shape == other.shape
         assert one.flags.c_contiguous
         assert one.flags.writeable
         np.testing.assert_array_equal(one, other)
-    for name in ("num_sampled_nodes", "num_sampled_edges", "num_seeds"):
+    for name in ("hop_nodes", "hop_edges", "num_seeds"):
         assert getattr(found, name) == getattr(expected, name)
         assert type(getattr(found, name)) is type(getattr(expected, name))
 
@@ -83,10 +83,8 @@ def test_a_subgraph_comes_back_exactly(drawn: tuple[Sample, Csc], size: int, poo
     expanded = compact.expand(dtype, _core.empty if pooled else np.empty)
     assert_same(expanded, subgraph)
     # Nothing is shared: a batch may be changed, and expanded again.
-    for name in ARRAYS:
-        array = getattr(expanded, name)
-        if array is not None:
-            array[...] = -1
+    for array in arrays(expanded):
+        array[...] = -1
     assert_same(compact.expand(dtype), subgraph)
 
 
@@ -151,13 +149,13 @@ def test_large_ids_come_back() -> None:
     n_id = np.array([2**33, 5, 2**31], np.int64)
     edges = np.array([[1, 2, 2], [0, 0, 1]])
     positions = np.array([2**40, 0, 2**31], np.int64)
-    subgraph = Sample.of_one_type(
-        n_id, edges, positions, num_seeds=1, num_sampled_nodes=[1, 2], num_sampled_edges=[3]
-    )
+    of_edges = {EDGE_TYPE: EdgeSample(edges, positions)}
+    subgraph = Sample({NODE_TYPE: n_id}, of_edges, None, {NODE_TYPE: [1, 2]}, {EDGE_TYPE: [3]}, 1)
     compact = compacted(subgraph, 2**33 + 1, 2**40 + 1)
     assert_same(compact.expand("int64"), subgraph)
     # As many ids as fit: the largest is 2^31 - 1.
-    at_most = Sample.of_one_type(n_id * 0 + 2**31 - 1, edges, positions % 2**31, num_seeds=1)
+    of_edges = {EDGE_TYPE: EdgeSample(edges, positions % 2**31)}
+    at_most = Sample({NODE_TYPE: n_id * 0 + 2**31 - 1}, of_edges, None, None, None, 1)
     compact = compacted(at_most, 2**31, 2**31)
     assert compact.n_id.dtype == compact.edge_pos.dtype == np.int32
     assert_same(compact.expand("int64"), at_most)
@@ -172,7 +170,7 @@ def test_it_takes_a_third_of_the_memory() -> None:
     num_edges, num_nodes = len(subgraph.edge_pos), len(subgraph.n_id)
     compact = compacted(subgraph, csc.num_nodes, csc.num_edges)
     assert compact.num_bytes <= 8 * num_edges + 8 * num_nodes
-    before = sum(getattr(subgraph, name).nbytes for name in ARRAYS[:3])
+    before = sum(array.nbytes for array in arrays(subgraph)[:3])
     assert before >= 24 * num_edges
     assert compact.num_bytes < 0.4 * before
 

@@ -67,11 +67,11 @@ def cached_lists(csc: Csc, nodes: npt.NDArray[Any]) -> CachedNeighbors:
 
 
 def assert_same(got: Sample, want: Sample) -> None:
-    for name in ("n_id", "edge_index", "edge_pos", "batch"):
+    for name in ("n_id", "edge_index", "edge_pos"):
         ours, theirs = getattr(got, name), getattr(want, name)
         np.testing.assert_array_equal(ours, theirs, err_msg=name, strict=True)
-    assert got.num_sampled_nodes == want.num_sampled_nodes
-    assert got.num_sampled_edges == want.num_sampled_edges
+    np.testing.assert_equal(got.trees, want.trees)
+    assert (got.hop_nodes, got.hop_edges) == (want.hop_nodes, want.hop_edges)
     assert got.num_seeds == want.num_seeds
 
 

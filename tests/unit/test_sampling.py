@@ -14,7 +14,7 @@ from torch_geometric.sampler.utils import to_bidirectional
 
 from gnnstore import _core
 from gnnstore.formats.store.store import Csc
-from gnnstore.sampling.neighbor import NeighborSampler, Sample, SamplingConfig
+from gnnstore.sampling.neighbor import NeighborSampler, Sample, SamplingConfig, only
 from tests.support.twins import sampling as reference
 
 
@@ -39,10 +39,10 @@ def sample(csc: Csc, seeds: list[int], *fanouts: int, **options: Any) -> Sample:
 
 
 def assert_equal(a: Sample, b: Sample) -> None:
-    for name in ("n_id", "edge_index", "edge_pos", "batch"):
+    for name in ("n_id", "edge_index", "edge_pos"):
         np.testing.assert_array_equal(getattr(a, name), getattr(b, name), err_msg=name)
-    assert a.num_sampled_nodes == b.num_sampled_nodes
-    assert a.num_sampled_edges == b.num_sampled_edges
+    np.testing.assert_equal(a.trees, b.trees)
+    assert (a.hop_nodes, a.hop_edges) == (b.hop_nodes, b.hop_edges)
 
 
 @pytest.mark.parametrize("dtype", ["int32", "int64"])
@@ -74,8 +74,8 @@ def test_dtypes(indices_dtype: str, index_dtype: Any) -> None:
     assert batch.n_id.dtype == index_dtype
     assert batch.edge_index.dtype == index_dtype
     assert batch.edge_pos.dtype == np.int64
-    assert batch.batch is not None
-    assert batch.batch.dtype == np.int64
+    assert batch.trees is not None
+    assert only(batch.trees).dtype == np.int64
     expected = NeighborSampler(random_graph(50, 400, seed=1), config).sample(
         [3, 4], epoch=1, batch=2
     )

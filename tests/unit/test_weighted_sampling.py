@@ -18,7 +18,7 @@ from gnnstore.errors import CorruptStoreError
 from gnnstore.formats.store.by_column import integer_weights, sums_by_column
 from gnnstore.formats.store.store import Csc
 from gnnstore.graph.store import GraphStore
-from gnnstore.sampling.neighbor import NeighborSampler, Sample, SamplingConfig
+from gnnstore.sampling.neighbor import NeighborSampler, Sample, SamplingConfig, only
 from gnnstore.sampling.sampled_graph import SampledTypes
 from tests.support.effort import choose
 
@@ -113,7 +113,9 @@ def test_weights_of_zero() -> None:
     for k, replace in ((1, False), (3, False), (2, True)):
         sample = sampled(nothing, k, replace=replace)
         assert sample.edge_index.shape == (2, 0)
-        assert (sample.num_sampled_nodes, sample.num_sampled_edges) == ([3, 0], [0])
+        assert sample.hop_nodes is not None
+        assert sample.hop_edges is not None
+        assert (only(sample.hop_nodes), only(sample.hop_edges)) == ([3, 0], [0])
     assert len(sampled(nothing, -1).edge_pos) == 9
 
 
