@@ -23,7 +23,15 @@ from gnnstore import _core
 from gnnstore.errors import CorruptStoreError, UsageError
 from gnnstore.formats.arrays.dtypes import id_dtype
 from gnnstore.formats.store.schema import EDGE_TYPE, NODE_TYPE, EdgeType, Schema
-from gnnstore.sampling.neighbor import EdgeSample, IndexDtype, NodeType, Sample, Subgraph, each_type
+from gnnstore.sampling.neighbor import (
+    EdgeSample,
+    IndexDtype,
+    K,
+    NodeType,
+    Sample,
+    Subgraph,
+    each_type,
+)
 
 Empty: TypeAlias = Callable[[tuple[int, ...], npt.DTypeLike], npt.NDArray[Any]]
 
@@ -236,31 +244,29 @@ class CompactSample(Subgraph):
     def from_arrays(cls, arrays: Sequence[npt.NDArray[Any]], types: Types = ONE_TYPE) -> Self:
         """Return the subgraph that `arrays` has turned into these vectors; it keeps them."""
         header = [int(number) for number in arrays[0]] if arrays else []
-        num_nodes, num_edges = len(types.nodes), len(types.edges)
-        edge_arrays = len(CompactEdges._fields) * num_edges
-        if len(header) < _HEADER_INTS:
-            raise _no_subgraph(arrays, header)
-        num_seeds, has_trees, length = header[2:_HEADER_INTS]
+        num_nodes, num_edges, num_seeds, has_trees, length = (*header, *[-1] * _HEADER_INTS)[:5]
         num_hops = num_nodes * length + num_edges * (length - 1) if length else 0
+        num_arrays = 1 + num_nodes * (1 + has_trees) + len(CompactEdges._fields) * num_edges
         if (
-            header[:2] != [num_nodes, num_edges]
+            (num_nodes, num_edges) != (len(types.nodes), len(types.edges))
             or has_trees not in (0, 1)
             or length < 0
-            or len(header) != _HEADER_INTS + num_hops
-            or len(arrays) != 1 + num_nodes * (1 + has_trees) + edge_arrays
+            or (len(header), len(arrays)) != (_HEADER_INTS + num_hops, num_arrays)
         ):
-            raise _no_subgraph(arrays, header)
+            raise CorruptStoreError(
+                f"{len(arrays)} arrays, the first of {len(header)} numbers, are no subgraph"
+            )
         rest, hops = iter(arrays[1:]), iter(header[_HEADER_INTS:])
+
+        def by_hop(names: Sequence[K], count: int) -> dict[K, tuple[int, ...]] | None:
+            return {name: tuple(islice(hops, count)) for name in names} if length else None
+
         return cls(
             nodes={name: next(rest) for name in types.nodes},
             edges={name: CompactEdges(*islice(rest, 3)) for name in types.edges},
             trees={name: next(rest) for name in types.nodes} if has_trees else None,
-            hop_nodes={name: tuple(islice(hops, length)) for name in types.nodes}
-            if length
-            else None,
-            hop_edges={name: tuple(islice(hops, length - 1)) for name in types.edges}
-            if length
-            else None,
+            hop_nodes=by_hop(types.nodes, length),
+            hop_edges=by_hop(types.edges, length - 1),
             num_seeds=num_seeds,
         )
 
@@ -272,10 +278,4 @@ def _compact_edges(edges: EdgeSample, positions: np.dtype[Any]) -> CompactEdges:
         sources.astype(np.int32),
         np.bincount(targets).astype(np.int32),
         edges.positions.astype(positions),
-    )
-
-
-def _no_subgraph(arrays: Sequence[npt.NDArray[Any]], header: list[int]) -> CorruptStoreError:
-    return CorruptStoreError(
-        f"{len(arrays)} arrays, the first of {len(header)} numbers, are no subgraph"
     )

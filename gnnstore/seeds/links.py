@@ -384,11 +384,12 @@ class Links:
         names = [source if side == "src" else target for side, _ in parts]
         lengths = [len(nodes) for _, nodes in parts]
         firsts = np.cumsum([0, *lengths])
-        numbered = _Numbered({}, [np.empty(0, np.int64)] * len(parts))
-        if times is not None:
-            numbered = numbered._replace(times={})
-        if source != target and self.disjoint:
-            numbered = numbered._replace(places={})
+        numbered = _Numbered(
+            {},
+            [np.empty(0, np.int64)] * len(parts),
+            None if times is None else {},
+            {} if source != target and self.disjoint else None,
+        )
         for name in dict.fromkeys(names):
             own = [k for k, of in enumerate(names) if of == name]
             nodes = np.concatenate([parts[k][1] for k in own])

@@ -209,7 +209,10 @@ def from_rmat(
             "number of nodes"
         )
     nodes = SyntheticNodes(scale, num_communities, feature_dim, feature_noise, seed)
-    levels = level_probabilities(scale, nodes.community_bits, homophily, probabilities)
+    levels = np.tile(np.array(probabilities, np.float64), (scale, 1))  # a, b, c, d of each
+    if homophily is not None and nodes.community_bits:
+        agree = homophily ** (1 / nodes.community_bits)
+        levels[: nodes.community_bits] = np.array([agree, 1 - agree, 1 - agree, agree]) / 2
     num_edges = edge_factor << scale
 
     def pairs() -> Iterator[tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]]:
@@ -243,17 +246,3 @@ def from_rmat(
         edge_ids=False,
         finish=add_splits,
     )
-
-
-def level_probabilities(
-    scale: int,
-    community_bits: int,
-    homophily: float | None,
-    probabilities: tuple[float, float, float, float],
-) -> npt.NDArray[np.float64]:
-    """Return R-MAT's probabilities a, b, c, d of each level, [scale, 4]."""
-    levels = np.tile(np.array(probabilities, np.float64), (scale, 1))
-    if homophily is not None and community_bits:
-        agree = homophily ** (1 / community_bits)
-        levels[:community_bits] = (agree / 2, (1 - agree) / 2, (1 - agree) / 2, agree / 2)
-    return levels
