@@ -22,9 +22,8 @@ from gnnstore.converters import (
 from gnnstore.converters.edges.columns import EdgeRules, estimate_peak_bytes
 from gnnstore.converters.inputs import source as array_source
 from gnnstore.converters.stores import graph as store_input
-from gnnstore.converters.stores.graph import StoreInput
 from gnnstore.converters.synthetic import kronecker
-from gnnstore.converters.synthetic.factor_graph import derive_factor
+from gnnstore.converters.synthetic.kronecker import draw_factor
 from gnnstore.errors import (
     NotFoundError,
     StoreExistsError,
@@ -32,7 +31,6 @@ from gnnstore.errors import (
 )
 from gnnstore.formats import StoreReader
 from gnnstore.formats.arrays.dtypes import from_bfloat16_bits, to_bfloat16_bits
-from gnnstore.progress import NullProgress
 from gnnstore.testing.graphs import random_graph
 from tests.support.graphs import StoredGraph, read_store
 
@@ -136,8 +134,7 @@ def test_as_many_edges_as_asked_for(seed: Path, tmp_path: Path) -> None:
     others = original.edge_index.shape[1] - loops
     for edge_factor in (0.5, 4.0, 6.3, 8.8, 15.9):
         expanded = expand(seed, tmp_path, factor=4, edge_factor=edge_factor, features=False)
-        graph = StoreInput(seed)
-        factor = derive_factor(graph, 4, edge_factor, 0, NullProgress())
+        factor = draw_factor(4, edge_factor, 0)
         assert factor.edge_factor == pytest.approx(edge_factor, rel=2e-4)
         spread = float(np.diff(factor.offsets).std()) * math.sqrt(others)
         expected = others * factor.edge_factor + 4 * loops
@@ -146,7 +143,7 @@ def test_as_many_edges_as_asked_for(seed: Path, tmp_path: Path) -> None:
 
 def test_each_block_has_its_probability(seed: Path, tmp_path: Path) -> None:
     original = read_store(seed)
-    factor = derive_factor(StoreInput(seed), 4, 6.3, 7, NullProgress())
+    factor = draw_factor(4, 6.3, 7)
     counts = np.bincount(factor.rows.astype(np.int64) * 4 + factor.columns, minlength=16)
     probabilities = counts.reshape(4, 4) / factor.num_patterns
     expanded = expand(seed, tmp_path, factor=4, edge_factor=6.3, seed=7, features=False)

@@ -1,15 +1,20 @@
 """Kronecker expansion: a graph K times as large, made of a real one and distributed like it.
 
-Every node becomes K, every edge (u, v) becomes edges between copies of u and of v; `factor_graph`
-derives from the seed graph which copies they join. Copies of a node lie far apart: as neighbours,
-those of a hub would share its page and make caches look better than they are. Features get noise:
-else rows would compress, and cache, as those of no real graph do.
+Every node becomes K, every edge (u, v) becomes edges between copies of u and of v, in blocks (i, j)
+of copies. Copies of a node lie far apart: as neighbours, those of a hub would share its page and
+make caches look better than they are. Features get noise: else rows would compress, and cache, as
+those of no real graph do.
+
+Each edge is copied into one of 2^b patterns of blocks. In a pattern each row and column of blocks
+occurs equally often, up to one: were blocks drawn one by one, a third of the copies of a node of
+degree 1 would have no edge.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +31,6 @@ from gnnstore.converters.stores.graph import (
     describe_edges,
     open_copy,
 )
-from gnnstore.converters.synthetic.factor_graph import FactorGraph, check_factor, derive_factor
 from gnnstore.converters.synthetic.rmat import check_numbers
 from gnnstore.converters.writer.graph_writer import GraphWriter
 from gnnstore.converters.writer.node_arrays import SCALES
@@ -40,7 +44,7 @@ from gnnstore.formats.arrays.dtypes import (
 )
 from gnnstore.formats.arrays.spec import AttributeSpec
 from gnnstore.progress import Progress
-from gnnstore.random_words import draw_noise, hash_pairs
+from gnnstore.random_words import draw_noise, draw_words, hash_pairs
 
 # Edges that are made at a time; 2^16 or 2^20 is a fifth slower.
 _CHUNK_EDGES = 2**18
@@ -49,6 +53,12 @@ _CHUNK_VALUES = 2**17  # intermediate results stay in a core's cache: twice as f
 # Deviations are taken from at most this many rows, in blocks spread over all rows.
 _SAMPLE_ROWS, _SAMPLE_BLOCK_ROWS = 2**16, 2**8
 _MAX_NOISY_INTEGER_BYTES = 4
+MAX_FACTOR = 256
+# Fewer edges for each edge of the seed would need more patterns than are made here.
+MIN_DEGREE_RATIO = 1 / 64
+
+_PATTERNS = 0x7061747465726E  # "pattern"
+_MAX_PATTERN_BITS, _MAX_BLOCKS = 14, 2**20  # b, and the blocks of all patterns together
 
 
 @converter
@@ -139,7 +149,7 @@ def from_kronecker(
         workload=graph.workload(factor, wanted, without=() if features else ("x",)),
     ) as writer:
         if not writer.has_edges:
-            block = derive_factor(graph, factor, wanted, seed, writer.progress)
+            block = draw_factor(factor, wanted, seed)
             _write_edges(writer, graph, _EdgeExpander(graph.num_nodes, block, seed))
         _write_nodes(writer, graph, factor, feature_noise if features else None, seed)
         left_out = frozenset() if features else frozenset({SCALES})
@@ -311,3 +321,70 @@ class _Noise:
             lowest = -limits.max if self._is_scaled else limits.min
             noisy = np.clip(np.rint(noisy), lowest, limits.max)
         return noisy.astype(dtype, copy=False)
+
+
+# ---- where edges go
+
+
+@dataclass(frozen=True)
+class FactorGraph:
+    """K x K probabilities as patterns: sets of blocks, one of which each edge is copied into."""
+
+    num_copies: int
+    offsets: npt.NDArray[np.int64]  # int64, shape [2^b + 1]: the first block of each pattern
+    # The blocks, int32, shape [offsets[-1]]: an edge (u, v) becomes (copy row of u, copy column of
+    # v).
+    rows: npt.NDArray[np.int32]
+    columns: npt.NDArray[np.int32]
+
+    @property
+    def num_patterns(self) -> int:
+        """Number of patterns, 2^b."""
+        return len(self.offsets) - 1
+
+    @property
+    def edge_factor(self) -> float:
+        """Expected number of edges for each edge of the seed."""
+        return len(self.rows) / self.num_patterns
+
+
+def draw_factor(num_copies: int, edge_factor: float, seed: int) -> FactorGraph:
+    """Draw patterns: of the diagonals j = i + shift (mod K) some whole ones, and a part of one.
+
+    Where a pattern's part begins is spread evenly over rows and columns; shifts are random.
+    """
+    size = num_copies
+    num = 2 ** min(_MAX_PATTERN_BITS, int(_MAX_BLOCKS / max(size, edge_factor)).bit_length() - 1)
+    least, extra = divmod(round(edge_factor * num), num)
+    counts = np.where(np.arange(num) < extra, least + 1, least)
+    words = draw_words(seed, _PATTERNS, 0, num * (size + 1)).reshape(size + 1, num)
+    spread = [np.arange(count) * size // max(1, count) for count in (extra, num - extra)]
+    row, column = (np.concatenate(spread)[np.lexsort((own, counts == least))] for own in words[:2])
+    shifts = np.zeros((size + 1, num), np.int32)  # 0: of the part of a diagonal, or of the last one
+    shifts[1:size] = np.argsort(words[2:], axis=0) + 1
+    pattern = np.repeat(np.arange(num, dtype=np.int32), counts)
+    offsets = np.cumsum([0, *counts])
+    # Diagonal 0 has the cells that are left over from whole ones.
+    cells = np.arange(len(pattern)) - (offsets[:-1] + counts % size - size)[pattern]
+    columns = column[pattern] + cells + shifts[cells // size, pattern]
+    return FactorGraph(
+        size,
+        offsets,
+        ((row[pattern] + cells) % size).astype(np.int32),
+        (columns % size).astype(np.int32),
+    )
+
+
+def check_factor(num_copies: int, edge_factor: float) -> None:
+    """Raise a `UsageError` if no factor graph has these sizes."""
+    if not 1 <= num_copies <= MAX_FACTOR:
+        raise UsageError(
+            f"factor={num_copies} is not from 1 to {MAX_FACTOR}; for more, expand the result again"
+        )
+    if not num_copies * MIN_DEGREE_RATIO <= edge_factor <= num_copies**2:
+        raise UsageError(
+            f"edge_factor={edge_factor:g} cannot be had with factor={num_copies}: each edge has "
+            f"{num_copies}^2 = {num_copies**2} places to be copied to, and at least "
+            f"{num_copies * MIN_DEGREE_RATIO:g} of them are needed (1/64 of the seed's degrees); "
+            f"{num_copies} keeps the mean degree"
+        )
