@@ -35,11 +35,10 @@ _ZIP = (
     "a zip archive; one of arrays (.npz) is read by 'gnnstore convert numpy', a Data of torch.save "
     "by 'gnnstore convert pyg', and of others, extract what is in them"
 )
-_FRAMED = b"PAR1"  # files of Parquet also end with these bytes
 # First bytes of files, their kind, and advice.
 _KINDS = (
     (b"\x93NUMPY", f"an array (.npy); {_ARRAY}"),
-    (_FRAMED, f"a Parquet file; {_TABLE}"),
+    (b"PAR1", f"a Parquet file; {_TABLE}"),
     (b"ARROW1\0\0", f"an Arrow or Feather file; {_TABLE}"),
     (b"PK\x03\x04", _ZIP),
     (b"\x89HDF\r\n\x1a\n", "an HDF5 file, which is not read; save its arrays with numpy.savez"),
@@ -92,9 +91,6 @@ def describe_binary(path: Path) -> str | None:
     """Return what a file is by its first bytes, and advice, such as "is a tar archive; ..."."""
     with open_input(path) as file:
         head = file.read(_HEAD_BYTES)
-        if head.startswith(_FRAMED):  # which is how text may begin as well
-            file.seek(-len(_FRAMED), os.SEEK_END)
-            head = head if file.read() == _FRAMED else b""
     if head[TAR_MAGIC] == b"ustar":
         return "is a tar archive; extract what is in it"
     kinds = (kind for magic, kind in _KINDS if head[: len(magic)].lower() == magic.lower())
