@@ -32,7 +32,7 @@ from gnnstore.errors import (
 if TYPE_CHECKING:
     from gnnstore import converters, evaluation, nn
     from gnnstore.converters.datasets.numpy import from_arrays
-    from gnnstore.converters.tables.convert import from_tables
+    from gnnstore.converters.datasets.tables import from_tables
     from gnnstore.embeddings.optimizers import SGD, Adagrad, RowwiseAdagrad, SparseAdam
     from gnnstore.embeddings.table import EmbeddingTable
     from gnnstore.evaluation.ranks import link_ranks
@@ -61,7 +61,7 @@ _HOMES: dict[str, str | None] = {
     "converters": None,
     "evaluation": None,
     "from_arrays": "gnnstore.converters.datasets.numpy",
-    "from_tables": "gnnstore.converters.tables.convert",
+    "from_tables": "gnnstore.converters.datasets.tables",
     "inference": "gnnstore.layerwise.api",
     "link_ranks": "gnnstore.evaluation.ranks",
     "nn": None,

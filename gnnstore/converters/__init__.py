@@ -22,6 +22,7 @@ from gnnstore.converters.datasets.numpy import from_arrays, from_numpy
 from gnnstore.converters.datasets.ogb.convert import from_mag240m, from_ogb
 from gnnstore.converters.datasets.pyg import from_pyg
 from gnnstore.converters.datasets.snap import from_snap
+from gnnstore.converters.datasets.tables import from_tables
 from gnnstore.converters.datasets.triples import from_triples
 from gnnstore.converters.datasets.typed import from_typed
 from gnnstore.converters.stores.partition import partition
@@ -30,7 +31,6 @@ from gnnstore.converters.stores.split import split_edges
 from gnnstore.converters.synthetic.kronecker import from_kronecker
 from gnnstore.converters.synthetic.planted_types import from_planted_types
 from gnnstore.converters.synthetic.rmat import from_rmat
-from gnnstore.converters.tables.convert import from_tables
 from gnnstore.converters.typed.graph_writer import HeteroGraphWriter
 from gnnstore.converters.typed.orders import add_order
 from gnnstore.converters.writer.graph_writer import GraphWriter

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from gnnstore.converters.datasets.headers import column_names, first_lines, id_column
+from gnnstore.converters.datasets.text import column_names, first_lines, id_column
 from gnnstore.converters.inputs.files import RawLayout, open_npy, open_npz, open_raw
 from gnnstore.converters.inputs.opening import PathLike, existing_file
 from gnnstore.converters.inputs.source import ArraySource, JoinedArrays, MappedRows, MemoryArray

@@ -12,14 +12,16 @@ import numpy as np
 import numpy.typing as npt
 
 from gnnstore.converters.datasets.external import Paths, open_arrays, open_external
-from gnnstore.converters.datasets.headers import (
+from gnnstore.converters.datasets.text import (
     Header,
     check_ends,
     column_names,
     first_lines,
+    number_from_one,
+    number_ids,
+    number_names,
     read_header,
 )
-from gnnstore.converters.datasets.numbering import number_from_one, number_ids, number_names
 from gnnstore.converters.edges.numbering import IdMap, NameNumbering, find_ids
 from gnnstore.converters.inputs.files import RawLayout, open_npy, open_npy_directory, open_npz
 from gnnstore.converters.inputs.opening import (

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from gnnstore.budget.ledger import Reservation
 from gnnstore.budget.limits import memory_ledger
-from gnnstore.converters.datasets.numbering import number_ids, number_names
+from gnnstore.converters.datasets.text import number_ids, number_names
 from gnnstore.converters.edges.numbering import NameBlock
 from gnnstore.converters.inputs.files import FileArray
 from gnnstore.converters.inputs.opening import (

@@ -17,7 +17,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gnnstore.converters.datasets.headers import first_lines
+from gnnstore.converters.datasets.table_files import ENDINGS as _TABLES
+from gnnstore.converters.datasets.table_files import (
+    RowIds,
+    Table,
+    TableColumns,
+    edge_batches,
+    open_table,
+)
+from gnnstore.converters.datasets.text import first_lines
 from gnnstore.converters.inputs.files import open_npy, open_npz
 from gnnstore.converters.inputs.opening import PathLike, describe_files, existing_directory
 from gnnstore.converters.inputs.source import ArraySource, MappedRows, cut_rows, read_one_number
@@ -29,9 +37,6 @@ from gnnstore.converters.inputs.text_tables import (
     fields_of,
     is_number,
 )
-from gnnstore.converters.tables.columns import RowIds, TableColumns, edge_batches
-from gnnstore.converters.tables.inputs import ENDINGS as _TABLES
-from gnnstore.converters.tables.inputs import Table, open_table
 from gnnstore.converters.typed.graph_writer import reverse_types
 from gnnstore.converters.typed.inputs import EdgeInput, NodeInput, Pair, largest_ids, write_graph
 from gnnstore.converters.writer.node_arrays import SPLIT_KEYS

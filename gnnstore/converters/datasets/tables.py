@@ -11,18 +11,20 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gnnstore.converters.datasets.numbering import collect_names, number_ids, record_names
-from gnnstore.converters.edges.numbering import NameBlock
-from gnnstore.converters.inputs.opening import PathLike
-from gnnstore.converters.inputs.source import ArraySource, FloatLabels
-from gnnstore.converters.tables.columns import (
+from gnnstore.converters.datasets.table_files import (
     RowIds,
+    Table,
     TableColumns,
+    describe_tables,
     edge_batches,
     is_text,
     name_batches,
+    open_table,
 )
-from gnnstore.converters.tables.inputs import Table, describe_tables, open_table
+from gnnstore.converters.datasets.text import number_ids, number_names
+from gnnstore.converters.edges.numbering import NameBlock
+from gnnstore.converters.inputs.opening import PathLike
+from gnnstore.converters.inputs.source import ArraySource, FloatLabels
 from gnnstore.converters.writer.estimates import Workload
 from gnnstore.converters.writer.graph_writer import GraphWriter
 from gnnstore.converters.writer.node_arrays import SPLIT_KEYS
@@ -146,12 +148,11 @@ def from_tables(
         workload=_workload(table, edge_attributes, attributes),
     ) as writer:
         writer.reserve_memory(table.memory_bytes)
-        if node_table is not None:
+        if node_table is not None and not is_named:
             writer.set_num_nodes(node_table.num_rows)
+        own_ids = None if node_table is None or node_id is None else (node_table, node_id)
         number = _number_names if is_named else _number_ids
-        read, close = number(
-            writer, table, ends, list(edge_attributes.values()), node_table, node_id
-        )
+        read, close = number(writer, table, ends, list(edge_attributes.values()), own_ids)
         if node_table is not None and split is not None:
             for name, ids in _splits(node_table, split).items():
                 writer.set_split(name, ids)
@@ -250,20 +251,18 @@ def _workload(
 
 # Sources, targets and attributes of the next edges.
 _Edges = Iterator[tuple[npt.NDArray[Any], npt.NDArray[Any], Sequence[npt.NDArray[Any]]]]
+_Ends = tuple[str, str]
+_OwnIds = tuple[Table, str] | None  # the nodes, and the column with their ids or names
 _Reading = tuple[Callable[[], _Edges], Callable[[], None]]
 
 
-def _number_ids(  # noqa: PLR0917 - as `_number_names`
-    writer: GraphWriter,
-    edges: Table,
-    ends: tuple[str, str],
-    columns: list[str],
-    nodes: Table | None,
-    node_id: str | None,
+def _number_ids(
+    writer: GraphWriter, edges: Table, ends: _Ends, columns: list[str], own_ids: _OwnIds
 ) -> _Reading:
     """Assign numbers to integer ids; return what reads these, and what ends it."""
     to_nodes: Callable[[npt.NDArray[Any]], npt.NDArray[Any]] = lambda ids: ids  # noqa: E731
-    if nodes is not None and node_id is not None:
+    if own_ids is not None:
+        nodes, node_id = own_ids
         rows = RowIds(TableColumns(nodes, [node_id]), writer.options.memory_bytes)
         if not rows.is_identity:
             writer.reserve_memory(rows.num_bytes)
@@ -296,36 +295,30 @@ def _all_ids(edges: Table, ends: tuple[str, str]) -> Iterator[npt.NDArray[np.int
         done += len(pair[0])
 
 
-def _number_names(  # noqa: PLR0917 - as `_number_ids`
-    writer: GraphWriter,
-    edges: Table,
-    ends: tuple[str, str],
-    columns: list[str],
-    nodes: Table | None,
-    node_id: str | None,
+def _number_names(
+    writer: GraphWriter, edges: Table, ends: _Ends, columns: list[str], own_ids: _OwnIds
 ) -> _Reading:
     """Assign numbers to names; return what reads these, and what ends it."""
 
     def own_names() -> Iterator[NameBlock]:
-        return iter(()) if nodes is None or node_id is None else name_batches(nodes, [node_id])
+        return iter(()) if own_ids is None else name_batches(own_ids[0], [own_ids[1]])
 
     with writer.progress.phase("read names"):
-        names = collect_names(writer, lambda: chain(own_names(), name_batches(edges, ends)))
+        names = number_names(writer, lambda: chain(own_names(), name_batches(edges, ends)))
     done = 0
     for block in own_names():
         numbers = names.numbers(block)[:, 0]
         wrong = np.flatnonzero(numbers != np.arange(done, done + len(numbers)))
-        if len(wrong) and nodes is not None:
+        if len(wrong) and own_ids is not None:
             name = block.names[int(block.codes[wrong[0], 0])].decode()
             raise InputError(
-                f"{nodes.label}: row {done + int(wrong[0])} has the name {name!r}, which row "
+                f"{own_ids[0].label}: row {done + int(wrong[0])} has the name {name!r}, which row "
                 f"{int(numbers[wrong[0]])} has; each node has one row"
             )
         done += len(numbers)
-    if nodes is not None and names.num_nodes > done:
+    if own_ids is not None and names.num_nodes > done:
         unknown = next(islice(chain.from_iterable(names.names()), done, None)).decode()
-        raise InputError(f"{edges.label}: the name {unknown!r} is not in {nodes.label}")
-    record_names(writer, names)
+        raise InputError(f"{edges.label}: the name {unknown!r} is not in {own_ids[0].label}")
 
     def read() -> _Edges:
         for block in name_batches(edges, ends, columns):

@@ -1,4 +1,4 @@
-"""What text says of itself before the first row: Matrix Market, SNAP, KONECT, names of columns.
+"""What text says of itself before the first row, and numbers for the nodes that it has.
 
 A Matrix Market file states its rows, entries and symmetry, which are taken as they are or refused.
 Of SNAP's and KONECT's comments only the direction counts.
@@ -8,11 +8,23 @@ from __future__ import annotations
 
 import logging
 import re
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import numpy.typing as npt
+
+from gnnstore.converters.edges.numbering import (
+    IdCollector,
+    IdMap,
+    NameBlock,
+    NameNumbering,
+    OneBasedIds,
+)
 from gnnstore.converters.inputs.opening import read_blocks
 from gnnstore.converters.inputs.text_tables import fields_of, is_number
+from gnnstore.converters.writer.graph_writer import GraphWriter
 from gnnstore.errors import InputError
 
 _LOG = logging.getLogger(__name__)
@@ -158,3 +170,37 @@ def _read_matrix(path: Path, words: list[bytes], line: bytes) -> Header:
         is_undirected=symmetry == b"symmetric",
         value_dtype=_FIELDS[field],
     )
+
+
+# ---- numbers of nodes
+
+
+def number_ids(writer: GraphWriter, ids: Iterable[npt.NDArray[Any]]) -> IdMap:
+    """Assign numbers to the nodes of a text by ascending ids, which are given in pieces."""
+    collector = IdCollector(memory_bytes=writer.options.memory_bytes)
+    for some in ids:
+        collector.add(some)
+    found = collector.finish()
+    writer.reserve_memory(found.num_bytes)
+    writer.set_num_nodes(found.num_nodes)
+    if not found.is_identity:
+        writer.set_original_ids(found.original_ids())
+    return found
+
+
+def number_from_one(writer: GraphWriter, num_nodes: int) -> IdMap:
+    """Assign numbers to nodes whose ids are 1, ..., N."""
+    writer.set_num_nodes(num_nodes)
+    found = OneBasedIds(num_nodes)
+    writer.set_original_ids(found.source)
+    return found
+
+
+def number_names(writer: GraphWriter, read: Callable[[], Iterable[NameBlock]]) -> NameNumbering:
+    """Assign numbers to names by first appearance; each `read()` starts anew."""
+    names = NameNumbering(writer.spill_directory / "names", writer.options.memory_bytes)
+    names.collect(read)
+    writer.reserve_memory(names.memory_bytes)
+    writer.set_num_nodes(names.num_nodes)
+    writer.set_original_names(names.names(), names.num_nodes, names.name_bytes)
+    return names
