@@ -13,8 +13,9 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -38,6 +39,9 @@ from gnnstore.converters.writer.options import ConvertOptions, converter
 from gnnstore.errors import InputError, UsageError, storage_errors
 from gnnstore.formats.store.schema import EDGE_TYPE, NODE_TYPE, EdgeType
 from gnnstore.progress import Progress
+
+Key = TypeVar("Key")
+T = TypeVar("T")
 
 _FILE_NAME = "metadata.yaml"
 _MAX_BYTES = 2**16  # the largest public metadata have a few thousand
@@ -178,10 +182,8 @@ def _metadata(path: Path, document: Any) -> _Metadata:
             raise ValueError(f"path: {relative!r} leaves the directory of the data set")
         return _DataFile(name or "", kind, path.parent / relative)
 
-    counts = {node_type(own): _count(own) for own in nodes}
-    ends = {edge_type(own): file(own) for own in edges}
-    if len(counts) < len(nodes) or len(ends) < len(edges):
-        raise ValueError("graph: has a type twice")
+    counts = _by_type("graph", nodes, node_type, _count)
+    ends = _by_type("graph", edges, edge_type, file)
     features: dict[str | EdgeType, list[_DataFile]] = defaultdict(list)
     # Features may also be listed below graph, for sampling.
     entries = [*_entries(document, "feature_data"), *_entries(graph, "feature_data")]
@@ -193,26 +195,38 @@ def _metadata(path: Path, document: Any) -> _Metadata:
         features[of].append(file(entry))
     tasks: list[tuple[str | None, _Task]] = []
     for entry in _entries(document, "tasks"):
-        task: dict[str, dict[str, list[_DataFile]]] = {}
-        for key, split in _SETS.items():
-            parts = _entries(entry, key)
-            found = {node_type(own): list(map(file, _entries(own, "data"))) for own in parts}
-            if len(found) < len(parts):
-                raise ValueError(f"{key}: has a type twice")
-            if found:
-                task[split] = found
+        sets = {split: _entries(entry, key) for key, split in _SETS.items()}
+        task = {
+            split: _by_type(
+                f"{split} set", parts, node_type, lambda own: [*map(file, _entries(own, "data"))]
+            )
+            for split, parts in sets.items()
+            if parts
+        }
         tasks.append((_text(entry, "name"), task))
-    known = {*counts, *ends}
-    sets = [files for _, task in tasks for files in task.values()]
-    for name in (*features, *(name for files in sets for name in files)):
-        if name not in known:
+    seeds = [by_type for _, task in tasks for by_type in task.values()]
+    for name in (*features, *chain.from_iterable(seeds)):
+        if name not in {*counts, *ends}:
             raise ValueError(
                 f"there is no type {name!r}, of which there are features or a set of seeds (seeds "
                 "of edges cannot be a split)"
             )
-    data = (ends.values(), *features.values(), *(own for files in sets for own in files.values()))
-    paths = dict.fromkeys([path, *(own.path for files in data for own in files)])
-    return _Metadata(path, has_types, counts, ends, features, tasks, list(paths))
+    data = chain(features.values(), *(by_type.values() for by_type in seeds))
+    files = [*ends.values(), *chain.from_iterable(data)]
+    paths = list(dict.fromkeys([path, *(own.path for own in files)]))
+    return _Metadata(path, has_types, counts, ends, features, tasks, paths)
+
+
+def _by_type(
+    where: str,
+    entries: list[dict[str, Any]],
+    name: Callable[[dict[str, Any]], Key],
+    value: Callable[[dict[str, Any]], T],
+) -> dict[Key, T]:
+    found = {name(own): value(own) for own in entries}
+    if len(found) < len(entries):
+        raise ValueError(f"{where}: has a type twice")
+    return found
 
 
 def _count(entry: Mapping[str, Any]) -> int:
@@ -291,7 +305,7 @@ def _read_task(
     nodes: Mapping[str, NodeInput], metadata: _Metadata, sets: _Task, options: ConvertOptions
 ) -> None:
     """Read the seeds of the sets of a task, and their labels, which become `y`."""
-    labels: dict[str, npt.NDArray[Any]] = {}
+    labels: defaultdict[str, list[tuple[npt.NDArray[np.int64], _DataFile]]] = defaultdict(list)
     for split, by_type in sets.items():
         for node_type, files in by_type.items():
             node = nodes[node_type]
@@ -308,59 +322,38 @@ def _read_task(
             if named is None and seeds.name == "" and len(files) > 1:
                 named = files[1]  # without names, labels follow the seeds
             if named is not None:
-                labels[node_type] = _with_labels(
-                    labels.get(node_type), node.count, ids, named, options
-                )
-    for node_type, values in labels.items():
-        own_attributes = nodes[node_type].attributes
-        if "y" in own_attributes:
+                labels[node_type].append((ids, named))
+    for node_type, parts in labels.items():
+        node = nodes[node_type]
+        if "y" in node.attributes:
             raise InputError(
                 f"{metadata.path}: a feature becomes 'y', as the labels do; rename it",
                 path=metadata.path,
             )
-        y: dict[str, ArraySource] = {
-            "y": MemoryArray(f"{metadata.path}: labels of {node_type!r}", values)
-        }
-        first, last = (own_attributes, y) if metadata.has_types else (y, own_attributes)
-        nodes[node_type].attributes = {**first, **last}
-        nodes[node_type].memory_bytes += values.nbytes
+        values = _read_labels(node.count, parts, options)
+        y = MemoryArray(f"{metadata.path}: labels of {node_type!r}", values)
+        has_types, others = metadata.has_types, node.attributes
+        node.attributes = {**others, "y": y} if has_types else {"y": y, **others}
+        node.memory_bytes += values.nbytes
 
 
-def _with_labels(
-    labels: npt.NDArray[Any] | None,
-    num_nodes: int,
-    nodes: npt.NDArray[np.int64],
-    file: _DataFile,
-    options: ConvertOptions,
+def _read_labels(
+    num_nodes: int, sets: list[tuple[npt.NDArray[np.int64], _DataFile]], options: ConvertOptions
 ) -> npt.NDArray[Any]:
-    """Return labels with those of the seeds of a set; refuse others than those of a set before."""
-    values = _open(file).read()
-    is_float = values.dtype.kind == "f"
-    if values.shape[:1] != nodes.shape or values.dtype.kind not in "biuf":
-        raise InputError(
-            f"{file.path}: has labels of shape {list(values.shape)} {values.dtype} for "
-            f"{len(nodes)} seeds"
-        )
-    if labels is None:  # of which no node has one yet
-        shape = (num_nodes, *values.shape[1:])
-        whole = Reservation(f"labels of {num_nodes} nodes", 8 * math.prod(shape))
-        ledger = memory_ledger("reading the labels", options.memory_bytes)
-        ledger.add(whole).check(None, "check the number of nodes")
-        dtype = np.dtype(np.float32 if is_float else np.int64)
-        labels = np.full(shape, np.nan if is_float else -1, dtype)
-    elif labels.shape[1:] != values.shape[1:] or is_float != (labels.dtype.kind == "f"):
-        raise InputError(
-            f"{file.path}: has labels of shape {list(values.shape[1:])} {values.dtype}, unlike "
-            "those of the sets before"
-        )
-    own = Caster("y", values.dtype.name, labels.dtype.name)(values)
-    before = labels[nodes]
-    is_known = ~np.isnan(before) if is_float else before != -1
-    differ = (is_known & (before != own)).reshape(len(nodes), -1).any(axis=1)
-    if differ.any():
-        raise InputError(
-            f"{file.path}: node {int(nodes[np.argmax(differ)])} has another label here than in a "
-            "set before"
-        )
-    labels[nodes] = own
+    """Return the labels of all nodes, given the seeds and the labels of each set."""
+    first = _open(sets[0][1])
+    shape, is_float = (num_nodes, *first.shape[1:]), first.dtype.kind == "f"
+    whole = Reservation(f"labels of {num_nodes} nodes", 8 * math.prod(shape))
+    ledger = memory_ledger("reading the labels", options.memory_bytes)
+    ledger.add(whole).check(None, "check the number of nodes")
+    labels = np.full(shape, np.nan if is_float else -1, np.float32 if is_float else np.int64)
+    for nodes, file in sets:
+        values = _open(file).read()
+        is_alike = values.dtype.kind in ("f" if is_float else "biu")
+        if values.shape != (len(nodes), *shape[1:]) or not is_alike:
+            raise InputError(
+                f"{file.path}: has labels of shape {list(values.shape)} {values.dtype} for "
+                f"{len(nodes)} seeds; each has one, in all sets alike"
+            )
+        labels[nodes] = Caster("y", values.dtype.name, labels.dtype.name)(values)
     return labels
