@@ -45,7 +45,7 @@ T = TypeVar("T")
 
 _FILE_NAME = "metadata.yaml"
 _MAX_BYTES = 2**16  # the largest public metadata have a few thousand
-_NULLS = (None, "", "~", "null", "Null", "NULL")
+_NULLS = (None, "", "~", "null", "Null", "NULL")  # YAML's, which are text as all scalars are
 _SETS = {"train_set": "train", "validation_set": "valid", "test_set": "test"}
 _SEEDS = ("seeds", "seed_nodes", "")  # GraphBolt's name, its earlier one, and none
 
@@ -83,9 +83,8 @@ def from_graphbolt(
     """
     options = options or ConvertOptions()
     metadata = _read_metadata(existing_directory(input, "the GraphBolt data set"))
-    names = [str(name) for name, _ in metadata.tasks]
-    wanted = choose_name(names, task, "task", metadata.path)
-    name, sets = metadata.tasks[names.index(wanted)] if wanted is not None else (None, {})
+    name = choose_name([own for own, _ in metadata.tasks], task, "task", metadata.path)
+    sets = next((sets for own, sets in metadata.tasks if own == name), {})
     for path in metadata.files:
         existing_file(path, "a file of the data set")
     nodes = {
@@ -113,6 +112,7 @@ class _DataFile:
     path: Path
 
 
+_Entry = dict[str, Any]
 # Files of a task by split and node type.
 _Task = Mapping[str, Mapping[str, list[_DataFile]]]
 
@@ -126,7 +126,7 @@ class _Metadata:
     num_nodes: Mapping[str, int]
     edges: Mapping[EdgeType, _DataFile]
     features: Mapping[str | EdgeType, list[_DataFile]]
-    tasks: list[tuple[str | None, _Task]]  # with their names
+    tasks: list[tuple[str, _Task]]  # with their names
     files: list[Path]  # the metadata first, each once
 
 
@@ -161,26 +161,21 @@ def _metadata(path: Path, document: Any) -> _Metadata:
     if not has_types and not (nodes and edges):
         raise ValueError("graph: lists 0 types of nodes or edges; expected one or more")
 
-    def node_type(entry: Mapping[str, Any]) -> str:
-        name = _text(entry, "type") if has_types else NODE_TYPE
-        if name is None:
-            raise ValueError("type: expected the name of a node type")
-        return name
+    def node_type(entry: _Entry) -> str:
+        return _text(entry, "type") if has_types else NODE_TYPE
 
-    def edge_type(entry: Mapping[str, Any]) -> EdgeType:
-        names = (_text(entry, "type") or "").split(":") if has_types else EDGE_TYPE
+    def edge_type(entry: _Entry) -> EdgeType:
+        names = _text(entry, "type").split(":") if has_types else EDGE_TYPE
         if len(names) != 3:
             raise ValueError(f"{':'.join(names)!r} is no source:relation:target")
         return (names[0], names[1], names[2])
 
-    def file(entry: Mapping[str, Any]) -> _DataFile:
+    def file(entry: _Entry) -> _DataFile:
+        relative = Path(_text(entry, "path"))
+        if relative.is_absolute() or ".." in relative.parts:
+            raise ValueError(f"path: {str(relative)!r} leaves the directory of the data set")
         # Older files name no data of sets: seeds come first.
-        name, kind, relative = (_text(entry, key) for key in ("name", "format", "path"))
-        if kind is None or relative is None:
-            raise ValueError(f"data {name or ''!r} has no format, or no path")
-        if Path(relative).is_absolute() or ".." in Path(relative).parts:
-            raise ValueError(f"path: {relative!r} leaves the directory of the data set")
-        return _DataFile(name or "", kind, path.parent / relative)
+        return _DataFile(_text(entry, "name", ""), _text(entry, "format"), path.parent / relative)
 
     counts = _by_type("graph", nodes, node_type, _count)
     ends = _by_type("graph", edges, edge_type, file)
@@ -191,9 +186,8 @@ def _metadata(path: Path, document: Any) -> _Metadata:
         domain = _text(entry, "domain")
         if domain not in ("node", "edge"):
             raise ValueError(f"feature_data: domain {domain!r} is not 'node' or 'edge'")
-        of = node_type(entry) if domain == "node" else edge_type(entry)
-        features[of].append(file(entry))
-    tasks: list[tuple[str | None, _Task]] = []
+        features[node_type(entry) if domain == "node" else edge_type(entry)].append(file(entry))
+    tasks: list[tuple[str, _Task]] = []
     for entry in _entries(document, "tasks"):
         sets = {split: _entries(entry, key) for key, split in _SETS.items()}
         task = {
@@ -203,7 +197,7 @@ def _metadata(path: Path, document: Any) -> _Metadata:
             for split, parts in sets.items()
             if parts
         }
-        tasks.append((_text(entry, "name"), task))
+        tasks.append((_text(entry, "name", ""), task))
     seeds = [by_type for _, task in tasks for by_type in task.values()]
     for name in (*features, *chain.from_iterable(seeds)):
         if name not in {*counts, *ends}:
@@ -218,10 +212,7 @@ def _metadata(path: Path, document: Any) -> _Metadata:
 
 
 def _by_type(
-    where: str,
-    entries: list[dict[str, Any]],
-    name: Callable[[dict[str, Any]], Key],
-    value: Callable[[dict[str, Any]], T],
+    where: str, entries: list[_Entry], name: Callable[[_Entry], Key], value: Callable[[_Entry], T]
 ) -> dict[Key, T]:
     found = {name(own): value(own) for own in entries}
     if len(found) < len(entries):
@@ -229,25 +220,24 @@ def _by_type(
     return found
 
 
-def _count(entry: Mapping[str, Any]) -> int:
-    found = _text(entry, "num") or ""
+def _count(entry: _Entry) -> int:
+    found = _text(entry, "num")
     if not found.isdecimal() or len(found) > 18:
         raise ValueError(f"num: {found!r} is not a number of nodes")
     return int(found)
 
 
-def _text(entry: Mapping[str, Any], key: str) -> str | None:
-    """Return a text; None for YAML's null, which is text here as all scalars are."""
+def _text(entry: _Entry, key: str, default: str | None = None) -> str:
     value = entry.get(key)
-    if not isinstance(value, str | None):
-        raise ValueError(f"{key}: a {type(value).__name__} is not a text")
-    return None if value in _NULLS else value
+    value = default if value in _NULLS else value
+    if not isinstance(value, str):
+        raise ValueError(f"{key}: expected a text, found {value!r}")
+    return value
 
 
-def _entries(parent: Mapping[str, Any], key: str) -> list[dict[str, Any]]:
+def _entries(parent: _Entry, key: str) -> list[_Entry]:
     found = parent.get(key)
-    if isinstance(found, str | None) and found in _NULLS:
-        return []
+    found = [] if found in _NULLS else found
     if not isinstance(found, list) or not all(isinstance(own, dict) for own in found):
         raise ValueError(f"{key}: expected a list of mappings")
     return found
@@ -258,9 +248,7 @@ def _node_name(name: str) -> str:
 
 
 def _edge_name(name: str) -> str:
-    if name == "feat":
-        return "edge_attr"
-    return name if name.startswith("edge_") else f"edge_{name}"
+    return f"edge_{'attr' if name == 'feat' else name.removeprefix('edge_')}"
 
 
 def _by_name(files: Iterable[_DataFile], rename: Callable[[str], str]) -> dict[str, ArraySource]:
