@@ -249,3 +249,12 @@ def open_external(
             "like; give the features as well"
         )
     return None
+
+
+def recorded(**options: Any) -> dict[str, Any]:
+    """Return the options that were given, for provenance."""
+    return {
+        name: value if isinstance(value, bool | int | str | dict) else str(value)
+        for name, value in options.items()
+        if value not in (None, False, {})
+    }

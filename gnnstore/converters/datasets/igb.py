@@ -101,19 +101,13 @@ def from_igbh(
 
     Parameters
     ----------
-    input : path-like
-        The directory with `paper/` and `paper__cites__paper/` in it, or one with `processed/`.
-    classes : "19" or "2K"
-        Which labels to take.
-    output, options, progress
-        See `gnnstore.converters`.
+    input, output, classes, options, progress
+        See `from_igb`.
 
     Raises
     ------
-    NotFoundError
-        If the directory or a file that must be there is not.
-    InputError
-        If an array is damaged or disagrees with another.
+    NotFoundError, InputError
+        See `from_igb`.
     """
     root = _find(input, lambda root: len(_edge_types(root)) > 1)
     if root is None:

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.lib.format import read_array
 
-from gnnstore.converters.datasets.external import ArrayFiles, Paths, open_external
+from gnnstore.converters.datasets.external import ArrayFiles, Paths, open_external, recorded
 from gnnstore.converters.edges.buffer import some_targets
 from gnnstore.converters.inputs.files import RawLayout, open_npy_directory, open_npz
 from gnnstore.converters.inputs.opening import (
@@ -103,9 +103,11 @@ def from_numpy(
     source: dict[str, Any] = {
         "inputs": describe_files([*files, *(() if x is None else x.files)]),
         "layout": layout,
-        "features_raw": None if features_raw is None else str(features_raw),
-        "features_ids": None if features_ids is None else str(features_ids),
-        "features_skip_header": features_skip_header,
+        **recorded(
+            features_raw=features_raw,
+            features_ids=features_ids,
+            features_skip_header=features_skip_header,
+        ),
     }
     with GraphWriter(
         output, kind="numpy", source=source, options=options, progress=progress

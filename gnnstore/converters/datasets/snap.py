@@ -11,7 +11,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from gnnstore.converters.datasets.external import Paths, open_arrays, open_external
+from gnnstore.converters.datasets.external import Paths, open_arrays, open_external, recorded
 from gnnstore.converters.datasets.text import (
     Header,
     check_ends,
@@ -23,7 +23,7 @@ from gnnstore.converters.datasets.text import (
     read_header,
 )
 from gnnstore.converters.edges.numbering import IdMap, NameNumbering, find_ids
-from gnnstore.converters.inputs.files import RawLayout, open_npy, open_npy_directory, open_npz
+from gnnstore.converters.inputs.files import RawLayout, open_npy_directory, open_npz
 from gnnstore.converters.inputs.opening import (
     PathLike,
     describe_files,
@@ -163,24 +163,22 @@ def from_snap(
         features, features_raw, features_ids, options, skip_header=features_skip_header
     )
     check_features(options, has_features=x is not None, remedy="name their files with features=")
-    if labels is None and (labels_ids is not None or labels_skip_header):
-        raise UsageError(
-            "labels_ids= and labels_skip_header= say what the labels are like; give "
-            "the labels as well"
-        )
     y = None
     if labels is not None:
         y = open_arrays(labels, "labels", skip_header=labels_skip_header, ids=labels_ids)
+    elif labels_ids is not None or labels_skip_header:
+        raise UsageError(
+            "labels_ids= and labels_skip_header= say what the labels are like; give the labels too"
+        )
     split_arrays = {} if splits is None else _open_splits(splits)
     marks = _COMMENTS if comment is None else comment.encode()
     header = read_header(path)
     names = [] if header.is_matrix else column_names(first_lines(path, marks)[1])
-    given = {
-        **({} if edge_weight is None else {"edge_weight": edge_weight}),
-        **(edge_columns or {}),
-    }
-    if edge_weight is not None and "edge_weight" in (edge_columns or {}):
-        raise UsageError("edge_weight= is given twice; leave it out of edge_columns=")
+    given = dict(edge_columns or {})
+    if edge_weight is not None:
+        if "edge_weight" in given:
+            raise UsageError("edge_weight= is given twice; leave it out of edge_columns=")
+        given = {"edge_weight": edge_weight, **given}
     ends, columns = _choose_columns(path, names, (source, target), given)
     chosen = (source, target, *given.values())
     skip_header |= any(c and not str(c).partition(":")[0].isdecimal() for c in chosen)
@@ -192,27 +190,27 @@ def from_snap(
     if header.is_matrix:
         columns = _of_matrix(columns, header, string_ids=string_ids)
         last_id, num_nodes = header.num_nodes, None
-    array_files = [file for array in (x, y) if array is not None for file in array.files]
-    provenance: dict[str, Any] = {
-        "inputs": describe_files([path, *array_files, *_files_of(splits)]),
+    provenance = {
+        "inputs": describe_files(
+            [path, *(file for own in (x, y) if own for file in own.files), *_files_of(splits)]
+        ),
         "extra_columns": extra_columns,
         "num_nodes": num_nodes,
+        **recorded(
+            features_raw=features_raw,
+            skip_header=skip_header,
+            features_ids=features_ids,
+            labels_ids=labels_ids,
+            features_skip_header=features_skip_header,
+            labels_skip_header=labels_skip_header,
+            edge_weight=edge_weight,
+            edge_columns=dict(edge_columns or {}),
+            source=source,
+            target=target,
+            string_ids=string_ids,
+            comment=comment,
+        ),
     }
-    more = {
-        "features_raw": None if features_raw is None else str(features_raw),
-        "skip_header": skip_header or None,
-        "features_ids": None if features_ids is None else str(features_ids),
-        "labels_ids": None if labels_ids is None else str(labels_ids),
-        "features_skip_header": features_skip_header or None,
-        "labels_skip_header": labels_skip_header or None,
-        "edge_weight": edge_weight,
-        "edge_columns": dict(edge_columns or {}) or None,
-        "source": source,
-        "target": target,
-        "string_ids": string_ids or None,
-        "comment": comment,
-    }
-    provenance |= {name: value for name, value in more.items() if value is not None}
     table_format = TableFormat(
         "text" if string_ids else "int64",
         num_columns=1 + max([*ends, *(column.position for column in columns.values())]),
@@ -381,33 +379,27 @@ def _read_edges(
 ) -> int:
     """Read the edges into a writer, and return their number."""
     num_edges = 0
-    with writer.progress.phase("read edges", table.path.stat().st_size, "bytes") as phase:
-        for block in table.blocks(phase):
-            if names is not None:
-                pairs = names.numbers(block)
-            else:
-                pairs = table.ends(block)
-                pairs = pairs if ids is None else ids.to_nodes(pairs)
-            attributes = {name: table.values(block, i) for i, name in enumerate(columns)}
-            sources, targets = pairs.T
-            writer.add_edges(sources, targets, attributes, where=str(table.path))
-            num_edges += len(block)
+    for block in _blocks(writer, table, "read edges"):
+        if names is not None:
+            pairs = names.numbers(block)
+        else:
+            pairs = table.ends(block)
+            pairs = pairs if ids is None else ids.to_nodes(pairs)
+        attributes = {name: table.values(block, i) for i, name in enumerate(columns)}
+        sources, targets = pairs.T
+        writer.add_edges(sources, targets, attributes, where=str(table.path))
+        num_edges += len(block)
     return num_edges
 
 
 def _files_of(splits: PathLike | None) -> list[Path]:
-    if splits is None:
-        return []
-    path = Path(splits)
-    return sorted(path.glob("*.npy")) if path.is_dir() else [path]
+    paths = [] if splits is None else [Path(splits)]
+    return [own for path in paths for own in (sorted(path.glob("*.npy")) or [path])]
 
 
 def _open_splits(path: PathLike) -> dict[str, ArraySource]:
     found = existing_path(path, "the splits")
-    if found.suffix == ".npy":
-        arrays: Mapping[str, ArraySource] = {found.name: open_npy(found)}
-    else:
-        arrays = open_npy_directory(found) if found.is_dir() else open_npz(found)
+    arrays = open_npy_directory(found) if found.is_dir() else open_npz(found)
     splits = {SPLIT_KEYS[name]: source for name, source in arrays.items() if name in SPLIT_KEYS}
     if not arrays or len(splits) < len(arrays):
         raise InputError(

@@ -237,14 +237,7 @@ def _is_graph(split: LinkSplit, edges: EdgeInput) -> bool:
     if any(name not in own or values.shape != own[name].shape for name, values in theirs.items()):
         return False
     # Numbers of a split are rounded like the graph's, but never to integers.
-    dtypes = [
-        np.dtype(np.int64)
-        if {to.dtype.kind, theirs[name].dtype.kind} <= set("biu")
-        else to.dtype
-        if to.dtype.kind == theirs[name].dtype.kind
-        else np.dtype(np.float64)
-        for name, to in own.items()
-    ]
+    dtypes = [to.dtype if to.dtype.kind == "f" else np.dtype(np.float64) for to in own.values()]
     pairs = zip(*(end.rows(2**16) for end in ends), strict=True)
     of_split = _sum_of_hashes(pairs, [theirs[name] for name in own], dtypes)
     return of_split == _sum_of_hashes(edges.pairs(), own.values(), dtypes)
@@ -262,8 +255,7 @@ def _sum_of_hashes(
         words = hash_pairs(0, sources, targets)
         for taker, dtype in zip(takers, dtypes, strict=True):
             rows = taker.take(len(words)).astype(dtype).reshape(len(words), -1)
-            if dtype != np.int64:
-                rows = rows.astype(np.float64) + 0.0  # equal numbers have equal bits, but for zeros
+            rows = rows.astype(np.float64) + 0.0  # equal numbers have equal bits, but for zeros
             for column in rows.view(np.uint64).T:
                 words = hash_pairs(0, words, column)
         total += int(words.sum())
