@@ -92,8 +92,7 @@ def from_pyg(
     is_narrow = next((ids.dtype == np.int32 for ids in indices.values()), False)
     how: dict[str, Any] = {"kind": "pyg", "options": options, "progress": progress}
     how["index_dtype"] = "int32" if is_narrow else "int64"
-    writer = (_typed_writer if has_types else _writer)(output, whole, counts, how)
-    with writer:
+    with (_typed_writer if has_types else _writer)(output, whole, counts, how) as writer:
         for of, (part, where) in nodes.items():
             for name, rows, dtype, cat_dim in _rows(whole, part, part.is_node_attr, where):
                 writer.set_node_attribute(*of, name, rows, dtype=dtype, cat_dim=cat_dim)

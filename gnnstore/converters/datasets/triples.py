@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from gnnstore.budget.ledger import Reservation
 from gnnstore.budget.limits import memory_ledger
+from gnnstore.converters.datasets.external import recorded
 from gnnstore.converters.datasets.text import number_ids, number_names
 from gnnstore.converters.edges.numbering import NameBlock
 from gnnstore.converters.inputs.files import FileArray
@@ -117,13 +118,12 @@ def from_triples(
         columns, integer_ids = "htr", True
     check_features(options, has_features=False, remedy="leave it out")
     files = _find(input, valid, test, _OPENKE_STEMS if openke else _STEMS)
-    source: dict[str, Any] = {
+    source = {
         "inputs": describe_files(files.values()),
         "splits": list(files),
         "columns": columns,
         "integer_ids": integer_ids,
-        **({"skip_header": True} if skip_header else {}),
-        **({"openke": True} if openke else {}),
+        **recorded(skip_header=skip_header, openke=openke),
     }
     table_format = TableFormat(
         "int64" if integer_ids else "text",
@@ -165,46 +165,41 @@ def _find(
 ) -> dict[str, Path]:
     """Return the file of each split, the training triples first."""
     found = existing_path(train, "the file of triples")
-    given = {"valid": valid, "test": test}
-    if not found.is_dir():
-        files = {"train": found, **{n: Path(path) for n, path in given.items() if path is not None}}
-        return {
-            name: existing_file(path, f"the file of {name} triples") for name, path in files.items()
-        }
-    if valid is not None or test is not None:
-        raise UsageError(
-            f"{found} is a directory, whose files are chosen by their names; to name the files of "
-            "splits yourself (valid=, test=), give the file of the training "
-            "triples, too"
-        )
-    files = {}
-    for name, stems in stems_of.items():
-        paths = [found / f"{stem}{ending}" for stem in stems for ending in _ENDINGS]
-        there = next(filter(Path.exists, paths), None)
-        if there is not None:
-            files[name] = existing_file(there, f"the file of {name} triples")
-    if "train" not in files:
-        wanted = ", ".join(stems_of["train"][0] + ending for ending in _ENDINGS)
-        listed = ", ".join(sorted(path.name for path in found.iterdir())[:10]) or "nothing"
-        raise NotFoundError(
-            f"{found}: none of {wanted} is there; "
-            f"there is {listed}. Give the file of the training triples",
-            path=found,
-        )
-    return files
+    given = {"train": train, "valid": valid, "test": test}
+    if found.is_dir():
+        if valid is not None or test is not None:
+            raise UsageError(
+                f"{found} is a directory, whose files are chosen by their names; to name the files "
+                "of splits yourself (valid=, test=), give the file of the training triples, too"
+            )
+        for name, stems in stems_of.items():
+            paths = [found / f"{stem}{ending}" for stem in stems for ending in _ENDINGS]
+            given[name] = next(filter(Path.exists, paths), None)
+        if given["train"] is None:
+            wanted = ", ".join(stems_of["train"][0] + ending for ending in _ENDINGS)
+            listed = ", ".join(sorted(path.name for path in found.iterdir())[:10]) or "nothing"
+            raise NotFoundError(
+                f"{found}: none of {wanted} is there; there is {listed}. Give the file of the "
+                "training triples",
+                path=found,
+            )
+    return {
+        name: existing_file(path, f"the file of {name} triples")
+        for name, path in given.items()
+        if path is not None
+    }
 
 
 def _workload(files: Mapping[str, Path]) -> Workload:
     """Return the work of converting the files: lines of the first become edges."""
     train = inspect_inputs([files["train"]])
-    others = inspect_inputs(path for name, path in files.items() if name != "train")
     return replace(
         train,
         num_nodes=0,
         num_edges=train.num_nodes,
         node_tables=(),
         edge_row_bytes=8,
-        text_bytes=train.text_bytes + others.text_bytes,
+        text_bytes=inspect_inputs(files.values()).text_bytes,
     )
 
 
@@ -214,15 +209,14 @@ def _read(
     """Yield the blocks of all files, each with the name of its split."""
     num_edges = 0
     for name, table in tables.items():
-        is_empty = True
+        block = None
         size = table.path.stat().st_size
         with writer.progress.phase(f"read {what} of {name}", size, "bytes") as phase:
             for block in table.blocks(phase):
-                is_empty = False
                 yield name, block
                 num_edges += len(block) if name == "train" else 0
                 writer.expect_edges(num_edges)
-        if is_empty:
+        if block is None:
             advice = "" if name == "train" else "; leave the file out"
             raise InputError(f"{table.path}: has no triples{advice}", path=table.path)
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,10 +29,10 @@ from gnnstore.converters.writer.node_arrays import NodeArrays, RowSink
 from gnnstore.converters.writer.options import refuse_options
 from gnnstore.errors import InputError, UsageError
 from gnnstore.formats.arrays.dtypes import id_dtype
-from gnnstore.formats.arrays.paged import PagedArray
+from gnnstore.formats.arrays.spec import AttributeSpec
 from gnnstore.formats.container.names import edge_directory, encode
 from gnnstore.formats.store.schema import EdgeType, EdgeTypeSpec
-from gnnstore.formats.store.store import StoreWriter
+from gnnstore.formats.store.writer import StoreWriter
 
 _PREFIX = "rev_"
 _POINTER_BYTES = 2**20
@@ -88,7 +87,7 @@ class ReversedEdges:
     """The edges of a type that lies in a store, from targets to sources."""
 
     def __init__(self, store: StoreWriter, forward: EdgeTypeSpec) -> None:
-        self._paged = partial(finished_array, store)
+        self._store = store
         self._forward = forward
         self._shared = {
             name: spec
@@ -109,38 +108,30 @@ class ReversedEdges:
     ) -> Iterator[tuple[npt.NDArray[Any], npt.NDArray[Any], dict[str, npt.NDArray[Any]]]]:
         """Yield sources, targets and attributes, with the ids as `CARRIED_IDS`."""
         edge = self._forward
-        indices = self._paged(edge.indices)
-        attributes = {
-            name: self._paged(spec)
-            for name, spec in edge.attributes.items()
-            if name not in self._shared
-        }
-        ids = None if edge.edge_id is None else self._paged(edge.edge_id)
-        if not edge.num_edges:
-            yield self._rows(indices, attributes, ids, 0, np.empty(0, np.int64))
-        column, latest = 0, np.empty(0, np.int64)
-        for _, piece in self._paged(edge.indptr).pieces(_POINTER_BYTES):
-            pointers = np.concatenate([latest, piece])
-            for first, columns in columns_of_edges(column, pointers, _CHUNK_EDGES):
-                yield self._rows(indices, attributes, ids, first, columns)
-            column, latest = column + len(pointers) - 1, pointers[-1:]
+        copied = {name: own for name, own in edge.attributes.items() if name not in self._shared}
+        for first, columns in self._columns():
+            last = first + len(columns)
+            rows = {name: self._read(spec, first, last) for name, spec in copied.items()}
+            ids = positions = np.arange(first, last)
+            if edge.edge_id is not None:
+                ids = self._read(edge.edge_id, first, last)
+            rows[CARRIED_IDS] = ids.astype(self.id_dtype, copy=False)
+            if self._position:
+                rows[self._position] = positions.astype(id_dtype(edge.num_edges))
+            yield columns, self._read(edge.indices, first, last), rows
 
-    def _rows(
-        self,
-        indices: PagedArray,
-        attributes: dict[str, PagedArray],
-        ids: PagedArray | None,
-        first: int,
-        columns: npt.NDArray[np.int64],
-    ) -> tuple[npt.NDArray[Any], npt.NDArray[Any], dict[str, npt.NDArray[Any]]]:
-        last = first + len(columns)
-        rows = {name: array.read_slice(first, last) for name, array in attributes.items()}
-        positions = np.arange(first, last)
-        own = positions if ids is None else ids.read_slice(first, last)
-        rows[CARRIED_IDS] = own.astype(self.id_dtype, copy=False)
-        if self._position:
-            rows[self._position] = positions.astype(id_dtype(self._forward.num_edges))
-        return columns, indices.read_slice(first, last), rows
+    def _read(self, spec: AttributeSpec, first: int, last: int) -> npt.NDArray[Any]:
+        return finished_array(self._store, spec).read_slice(first, last)
+
+    def _columns(self) -> Iterator[tuple[int, npt.NDArray[np.int64]]]:
+        """Yield the first of some edges, and the targets of all; once for no edges."""
+        column, latest = 0, np.empty(0, np.int64)
+        if not self._forward.num_edges:
+            yield 0, latest
+        for _, piece in finished_array(self._store, self._forward.indptr).pieces(_POINTER_BYTES):
+            pointers = np.concatenate([latest, piece])
+            yield from columns_of_edges(column, pointers, _CHUNK_EDGES)
+            column, latest = column + len(pointers) - 1, pointers[-1:]
 
     def sharing(self, written: EdgeTypeSpec) -> EdgeTypeSpec:
         """Return the reverse type as it was written, with the attributes that are shared."""

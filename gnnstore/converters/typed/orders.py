@@ -117,10 +117,6 @@ def check_weights(rows: npt.NDArray[Any], dtype: str, first: int, what: str) -> 
 # ---- orders and sums
 
 
-def _owners(attributes: Mapping[Any, Mapping[str, Any]], name: str) -> list[Any]:
-    return [owner for owner, own in attributes.items() if name in own]
-
-
 def _list(names: Iterable[object]) -> str:
     return ", ".join(map(str, names))
 
@@ -137,7 +133,7 @@ def check_names(
         ("weight_attr", weights, "edge attribute", of_edges),
     ):
         for name in names:
-            if not _owners(known, name):
+            if not any(name in has for has in known.values()):
                 found = "; ".join(f"{own}: {_list(has) or 'none'}" for own, has in known.items())
                 raise UsageError(f"{option}={name!r}: there is no such {what}; there are {found}")
 
@@ -190,22 +186,24 @@ class Orders:
         of_edges = {edge.type: edge.attributes for edge in schema.edge_types}
         check_names(self.times, self.weights, of_nodes, of_edges)
         for name in self.times:
-            nodes, edges = _owners(of_nodes, name), _owners(of_edges, name)
+            nodes, edges = (
+                {owner: own[name] for owner, own in some.items() if name in own}
+                for some in (of_nodes, of_edges)
+            )
             if nodes and edges:
                 raise InputError(
-                    f"time_attr={name!r}: nodes ({_list(nodes)}) and edges ({_list(edges)}) have "
-                    "it, but a loader can obey the times of either; rename one"
+                    f"time_attr={name!r}: nodes ({_list(nodes)}) and edges ({_list(edges)}) "
+                    "have it, but a loader can obey the times of either; rename one"
                 )
-            for owner in (*nodes, *edges):
-                spec = (of_nodes.get(owner) or of_edges.get(owner) or {})[name]
+            for owner, spec in {**nodes, **edges}.items():
                 if not is_time(spec):
                     raise InputError(
                         f"time_attr={name!r}: that of {owner!r} is {spec.dtype} "
                         f"{list(spec.shape)}; times are int64 [N]: convert again with time_attr="
                     )
         for name in self.weights:
-            for owner in _owners(of_edges, name):
-                if not is_weight(spec := of_edges[owner][name]):
+            for owner, own in of_edges.items():
+                if name in own and not is_weight(spec := own[name]):
                     raise InputError(
                         f"weight_attr={name!r}: that of {owner} has the shape {list(spec.shape)}; "
                         "weights are one number for each edge"
