@@ -213,7 +213,7 @@ def test_reverse_edges_are_asked_for_once(tmp_path: Path, graph: GraphArrays) ->
     ("name", "message"),
     [
         ("triplet-type-list.csv.gz", r"of each type: .*num-node-dict\.csv\.gz does not exist"),
-        ("num-node-dict.csv.gz", r"num-node-dict\.csv\.gz: is empty"),
+        ("num-node-dict.csv.gz", r"num-node-dict\.csv\.gz: not a gzip file"),
         ("edge_index_dict.npz", r"both edge_index_dict\.npz and .*edge\.csv\.gz have the edges"),
     ],
 )

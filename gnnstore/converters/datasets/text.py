@@ -36,8 +36,8 @@ _UNDIRECTED = re.compile(rb"\bundirected\b", re.IGNORECASE)
 _KONECT = re.compile(rb"^%\s*(sym|asym|bip)\b", re.IGNORECASE | re.MULTILINE)
 _MAX_LINES = 10_000
 # Names of columns, in lower case and without marks between words.
-_SOURCE = re.compile(r"(source|src|from)s?(node)?(id)?|head|u")
-_TARGET = re.compile(r"(target|dst|to)s?(node)?(id)?|dest|destination|tail|v")
+_SOURCE = re.compile(r"(source|src|from)s?(node)?(id)?|head|h|subj(ect)?|node1|u")
+_TARGET = re.compile(r"(target|dst|to)s?(node)?(id)?|dest|destination|tail|t|obj(ect)?|node2|v")
 _NO_END = re.compile(r"time|timestamp|ts|date|weight|edgeid|eid|index")
 _ID = re.compile(r"(node|vertex)?ids?|nid|nodes?|vertex")
 _FIELDS = {b"pattern": None, b"real": "float32", b"integer": "int64", b"complex": "float32"}
@@ -103,6 +103,11 @@ def _place(names: list[str], words: re.Pattern[str]) -> int | None:
 def id_column(names: list[str]) -> int | None:
     """Return the position of a column that is called as ids of nodes are."""
     return _place(names, _ID)
+
+
+def are_ends(names: list[str]) -> bool:
+    """Whether the first name and the last are called as the ends of an edge are."""
+    return _place(names[:1], _SOURCE) == 0 and _place(names[-1:], _TARGET) == 0
 
 
 def check_ends(path: Path, names: list[str], *, is_skipped: bool) -> None:

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from gnnstore.budget.ledger import Reservation
 from gnnstore.budget.limits import memory_ledger
 from gnnstore.converters.datasets.external import recorded
-from gnnstore.converters.datasets.text import number_ids, number_names
+from gnnstore.converters.datasets.text import are_ends, number_ids, number_names
 from gnnstore.converters.edges.numbering import NameBlock
 from gnnstore.converters.inputs.files import FileArray
 from gnnstore.converters.inputs.opening import (
@@ -38,12 +38,6 @@ _ENDINGS = (".txt", ".tsv", ".txt.gz", ".tsv.gz")
 # Names of a split's file in a directory, and of OpenKE's.
 _STEMS = {"train": ("train",), "valid": ("valid", "val"), "test": ("test",)}
 _OPENKE_STEMS = {"train": ("train2id",), "valid": ("valid2id",), "test": ("test2id",)}
-# Words that name columns: what no knowledge graph begins with.
-_HEADER_WORDS = {
-    *("head", "h", "subject", "subj", "s", "source", "src", "from", "node1", "start"),
-    *("relation", "rel", "r", "predicate", "pred", "p", "label", "edge", "type"),
-    *("tail", "t", "object", "obj", "o", "target", "dst", "to", "node2", "end"),
-}
 _ENTRY_BYTES = 256  # of a relation in a dictionary
 _HINT = (
     "; a line is head, relation and tail, separated by tabs or, if no name has one, by spaces. If "
@@ -260,7 +254,7 @@ def _warn_of_header(path: Path, block: NameBlock) -> None:
     """Warn if the first triple seems to name the columns."""
     head, tail = (block.names[code] for code in block.codes[0])
     words = [word.decode() for word in (head, _relations(block).names[0], tail)]
-    if all(word.strip('"?:').lower() in _HEADER_WORDS for word in words):
+    if are_ends(words):
         _LOG.warning(
             "%s: the first line, with %s, seems to name the columns, and is taken as a triple; "
             "skip it with skip_header=True",

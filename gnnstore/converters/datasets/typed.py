@@ -25,7 +25,7 @@ from gnnstore.converters.datasets.table_files import (
     edge_batches,
     open_table,
 )
-from gnnstore.converters.datasets.text import first_lines
+from gnnstore.converters.datasets.text import column_names, first_lines
 from gnnstore.converters.inputs.files import open_npy, open_npz
 from gnnstore.converters.inputs.opening import PathLike, describe_files, existing_directory
 from gnnstore.converters.inputs.source import ArraySource, MappedRows, cut_rows, read_one_number
@@ -35,7 +35,6 @@ from gnnstore.converters.inputs.text_tables import (
     TextColumn,
     TextTable,
     fields_of,
-    is_number,
 )
 from gnnstore.converters.typed.graph_writer import reverse_types
 from gnnstore.converters.typed.inputs import EdgeInput, NodeInput, Pair, largest_ids, write_graph
@@ -319,21 +318,18 @@ def _of_table(table: Table) -> EdgeInput:
 # ---- text
 
 
-def _names(path: Path, names: list[str]) -> list[str] | None:
-    """Return the names of columns in the first line; None if it has numbers."""
-    if all(is_number(name.encode()) for name in names):
-        return None
-    if len(set(names)) < len(names) or not all(names) or "\ufffd" in "".join(names):
-        raise InputError(
-            f"{path}: the first line has neither numbers nor different names of columns", path=path
-        )
-    return names
+def _first_line(path: Path) -> tuple[list[bytes], bytes, list[str]]:
+    """Return the comments before the first line, the line, and the columns that it names."""
+    comments, line = first_lines(path)
+    names = column_names(line)
+    if len(set(names)) < len(names):
+        raise InputError(f"{path}: the first line has two columns of one name", path=path)
+    return comments, line, names
 
 
 def _open_text_nodes(path: Path, budget: int | None) -> dict[str, ArraySource]:
     """Open a table of nodes: an array for each column, or the features if columns have no names."""
-    _, line = first_lines(path)
-    names = _names(path, fields_of(line)) if line else []
+    _, line, names = _first_line(path)
     if not names:
         return {"x": TextArray(path, memory_bytes=budget)} if line else {}
     table = TextArray(path, "float64", is_exact=True, skip_header=True, memory_bytes=budget)
@@ -367,25 +363,23 @@ def _open_text_edges(path: Path, budget: int | None, comments: list[bytes]) -> E
     The file is read once for the ends and once for each attribute.
     """
     is_konect = path.name.startswith(_KONECT)
-    header, line = first_lines(path)
+    header, line, names = _first_line(path)
     fields = fields_of(line) if line else list(_ENDS)
-    names: list[str] | None = [*_ENDS, "weight", "time"][: len(fields)]
     if is_konect:
         comments += header
-    elif line:
-        names = _names(path, fields)
-    if names is not None and tuple(names[:2]) not in (_ENDS, _SHORT_ENDS):
+        names = [*_ENDS, "weight", "time"][: len(fields)]
+    if names and tuple(names[:2]) not in (_ENDS, _SHORT_ENDS):
         raise InputError(
             f"{path}: the first columns are {', '.join(names[:2])}; expected source and target",
             path=path,
         )
-    if names is None and len(fields) != 2:
+    if not names and len(fields) != 2:
         raise InputError(
             f"{path}: has {len(fields)} columns; say what those behind source and target are "
             "called, in a first line as 'source,target,weight,time'",
             path=path,
         )
-    attributes = (names or [])[2:]
+    attributes = names[2:]
     columns = tuple(TextColumn(place, None, name) for place, name in enumerate(attributes, 2))
     table_format = TableFormat(
         "int64",
@@ -396,7 +390,7 @@ def _open_text_edges(path: Path, budget: int | None, comments: list[bytes]) -> E
         skip_blank=True,
         minimum=1 if is_konect else None,
         what="node id",
-        skip_header=names is not None and not is_konect and bool(line),
+        skip_header=bool(names) and not is_konect,
     )
     table = TextTable(path, table_format, memory_bytes=budget)
     num_edges = sum(map(len, table.blocks()))  # which also finds the types of columns

@@ -7,9 +7,8 @@ part. Types and triplets are sorted, as in OGB's loader, so that ids of types ag
 from __future__ import annotations
 
 import csv
-import gzip
-import zlib
 from collections.abc import Mapping
+from itertools import islice
 from pathlib import Path
 from typing import TypeVar
 
@@ -17,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gnnstore.converters.inputs.files import open_npz
-from gnnstore.converters.inputs.opening import existing_directory, existing_file, open_input
+from gnnstore.converters.inputs.opening import existing_directory, existing_file, read_blocks
 from gnnstore.converters.inputs.source import (
     ArraySource,
     FloatLabels,
@@ -41,7 +40,6 @@ _COUNTS, _TRIPLETS = "num-node-dict", "triplet-type-list"  # of several types
 _ONE_TYPE, _LABELS, _SEVERAL = "data.npz", "node-label.npz", "edge_index_dict.npz"
 _ENDINGS = (".csv.gz", ".csv")
 _UNREAD_ENDINGS = (".csv.bz2", ".csv.xz", ".csv.zst", ".csv.zip")
-_MAX_TABLE_BYTES = 2**20  # of tables that list types
 
 Graph = tuple[dict[str, NodeInput], dict[EdgeType, EdgeInput]]
 T = TypeVar("T")
@@ -255,16 +253,10 @@ def _number_type(path: Path) -> str:
 
 def _read_table(path: Path) -> list[list[str]]:
     """Return the fields of a small table of names."""
-    try:
-        with open_input(path) as file:
-            stream = gzip.GzipFile(fileobj=file) if path.suffix == ".gz" else file
-            text = stream.read(_MAX_TABLE_BYTES + 1).decode()
-    except (EOFError, zlib.error, gzip.BadGzipFile, UnicodeDecodeError) as error:
-        raise InputError(f"{path}: is damaged ({error}); copy it again", path=path) from None
-    rows = [[field.strip() for field in row] for row in csv.reader(text.splitlines()) if row]
-    if not rows or len(text) > _MAX_TABLE_BYTES:
+    blocks = [block.data.decode("utf-8", "replace") for block in islice(read_blocks(path), 2)]
+    if len(blocks) != 1:
         raise InputError(f"{path}: is empty, or has more than 1 MiB of names", path=path)
-    return rows
+    return [[field.strip() for field in row] for row in csv.reader(blocks[0].splitlines()) if row]
 
 
 def _read_by_type(path: Path) -> dict[str, str]:
