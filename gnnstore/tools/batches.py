@@ -46,7 +46,6 @@ from gnnstore.tools.session import Session
 
 if TYPE_CHECKING:
     from gnnstore.graph.store import GraphStore
-    from gnnstore.graph.topology import Topology
     from gnnstore.progress import Progress
     from gnnstore.seeds.links import Links
     from gnnstore.tools.options import SamplingOptions, SeedOptions
@@ -211,9 +210,6 @@ def sample_epoch(
     return TracedEpoch(order.num_batches, trace.build(), scores, seconds)
 
 
-_PIECE_RUNS = 2**18
-
-
 def count_batches(
     session: Session,
     path: str,
@@ -287,15 +283,8 @@ def _savings(reader: StoreReader, needed: npt.NDArray[np.bool_]) -> dict[str, An
     spec = max(paged, key=lambda spec: spec.num_bytes)
     geometry = reader.paged(spec).geometry
     stride, per_run = geometry.page_stride_bytes, geometry.rows_per_page
-    step = _PIECE_RUNS * per_run
-    runs = np.concatenate(
-        [
-            first // per_run
-            + np.flatnonzero(np.logical_or.reduceat(part, np.arange(0, len(part), per_run)))
-            for first in range(0, len(needed), step)
-            for part in (needed[first : first + step],)
-        ]
-    )
+    begins = np.arange(0, len(needed), per_run)
+    runs = np.flatnonzero(np.logical_or.reduceat(needed, begins))
     # Gaps that cost less than a read of their own are read, too.
     gaps = np.diff(runs) - 1
     gap_runs = tune_reads(load_profile(reader.path)).gap_bytes // stride

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from gnnstore.budget.limits import MemoryBudget, available_bytes
-from gnnstore.disk.engines import EngineChoice, choose_engine
+from gnnstore.disk.engines import choose_engine
 from gnnstore.errors import GnnstoreError, NotFoundError
 from gnnstore.formats.arrays.spec import AttributeSpec
 from gnnstore.formats.container.files import allocated_bytes
@@ -186,7 +186,10 @@ def _reading(reader: StoreReader) -> dict[str, Any]:
     try:
         sizes = StoreSizes.of(reader.schema)
         placement = place(sizes, MemoryBudget.of(None), strategy=auto().by_mode)
-        engine = _engine(reader, sizes) if placement.reads_disk else None
+        paths = {table.path for table in sizes.tables if table.num_rows}
+        read = [reader.paged(spec) for spec in reader.schema.arrays() if spec.path in paths]
+        is_read = bool(placement.reads_disk and read)
+        engine = choose_engine(read[0].file_paths[0]) if is_read else None
     except GnnstoreError as error:  # too large, no such engine
         return {"strategy": None, "reason": str(error)}
     if engine is not None:
@@ -199,13 +202,6 @@ def _reading(reader: StoreReader) -> dict[str, Any]:
         "available_bytes": available_bytes(),
         "reason": placement.reason,
     }
-
-
-def _engine(reader: StoreReader, sizes: StoreSizes) -> EngineChoice | None:
-    """Return the engine that would read rows; it is tried on a file of the store."""
-    paths = {table.path for table in sizes.tables if table.num_rows}
-    arrays = [reader.paged(spec) for spec in reader.schema.arrays() if spec.path in paths]
-    return choose_engine(arrays[0].file_paths[0]) if arrays else None
 
 
 def describe_packed(reader: PackedReader) -> dict[str, Any]:

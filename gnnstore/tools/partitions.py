@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from gnnstore.budget.limits import MemoryBudget
 from gnnstore.converters.stores.graph import StoreInput
@@ -37,15 +38,14 @@ from gnnstore.tools.programs import program_of_partitions
 from gnnstore.tools.session import Session
 from gnnstore.units import format_duration, format_size
 
-if TYPE_CHECKING:
-    from gnnstore.formats.partitions import OrderKind
-
-
 # Share of the sequential rate that reads of partitions and buckets are to reach.
 _SHARE_OF_RATE = 0.9
 _LEAST_BLOCK_BYTES = 1 << 16
 # Row-wise Adagrad keeps one float32 for each row.
 _STATE_BYTES = 4
+# Dividing, sorting and writing edges, measured on 2 busy cores.
+_EDGES_PER_SECOND = 1.5e6
+_MANY = 2**62
 
 PARTITIONS: Layout = (
     "A buffer of partitions for {store}",
@@ -161,33 +161,14 @@ def _of_sizes(sizes: BufferSizes, profile: DeviceProfile, *, is_best: bool) -> d
     seconds = sizes.io_seconds(
         profile.sequential_read_bytes_per_second, profile.sequential_write_bytes_per_second
     )
+    own = ("order", "num_partitions", "capacity", "table_reads", "bytes_read", "bytes_written")
     return {
-        "order": sizes.order,
-        "num_partitions": sizes.num_partitions,
-        "capacity": sizes.capacity,
+        **{name: getattr(sizes, name) for name in (*own, "memory_bytes")},
         "logical": sizes.num_groups,
-        "table_reads": sizes.table_reads,
-        "bytes_read": sizes.bytes_read,
-        "bytes_written": sizes.bytes_written,
         "bias": None if sizes.order == "dispersed" else sizes.bias(),
-        "memory_bytes": sizes.memory_bytes,
         "seconds_per_epoch": seconds,
         "is_best": is_best,
     }
-
-
-# Dividing, sorting and writing edges, measured on 2 busy cores.
-_EDGES_PER_SECOND = 1.5e6
-_MANY = 2**62
-
-
-_ESTIMATE = (
-    (
-        "Partitioning would take {estimate.text}. {estimate.num_partitions} partitions of "
-        "{estimate.rows_per_partition} nodes, in {estimate.path}."
-    ),
-    "{estimate.reason}",
-)
 
 
 def partition_store(
@@ -195,17 +176,10 @@ def partition_store(
     path: str,
     *,
     num_partitions: int | None,
-    name: str | None,
-    output: str | None,
-    train_first: str | None,
-    order: OrderKind,
-    seed: int,
-    memory_bytes: int | None,
     estimate: bool,
-    overwrite: bool,
-    resume: bool,
+    **options: Any,
 ) -> None:
-    """Choose, estimate, write, and print a summary."""
+    """Choose, estimate, write, and print a summary; other options are those of `partition`."""
     graph = StoreInput(path, "gnnstore partition")
     document: dict[str, Any] = {"store": str(graph.reader.path)}
     with session.progress() as progress:
@@ -217,43 +191,32 @@ def partition_store(
         if num_partitions is None and profile is not None:
             num_partitions, reason = _choose(graph, profile)
             progress.note(reason)
-        plan = Partitioning(graph, num_partitions or 0, train_first, seed, memory_bytes, order)
-        final = partitions_path(plan, name, output)
-        if not (overwrite or estimate):
+        of_plan = [options[name] for name in ("train_first", "seed", "memory_bytes", "order")]
+        plan = Partitioning(graph, num_partitions or 0, *of_plan)
+        final = partitions_path(plan, options["name"], options["output"])
+        if not (options["overwrite"] or estimate):
             check_final(final, PartitionsManifest, overwrite=False)
         facts = _facts(plan, profile, final, reason)
         facts["text"] = _in_words(facts)
         if not estimate:
             progress.note(f"partitioning takes {facts['text']}", facts)
             began = time.perf_counter()
-            made = partition(
-                path,
-                plan.num_partitions,
-                name=name,
-                output=output,
-                train_first=train_first,
-                seed=seed,
-                memory_bytes=memory_bytes,
-                order=order,
-                overwrite=overwrite,
-                resume=resume,
-                progress=progress,
-            )
+            made = partition(path, plan.num_partitions, **options, progress=progress)
             seconds = time.perf_counter() - began
     document["estimate"] = facts
     if estimate:
-        session.emit(document, _ESTIMATE)
+        words = "{estimate.num_partitions} partitions of {estimate.rows_per_partition} nodes"
+        text = f"Partitioning would take {{estimate.text}}. {words}, in {{estimate.path}}."
+        session.emit(document, [text, "{estimate.reason}"])
         return
     document |= {"seconds": seconds, **describe_partitions(PartitionsReader.open(made))}
-    session.emit(
-        document,
-        [*PARTITIONS_TEXT, "Partitioned in {seconds}."],
-        [
-            ("gnnstore", "inspect", document["path"]),
-            ("gnnstore", "verify", document["path"], "--level", "full"),
-        ],
-        program_of_partitions(describe_store(graph.reader), document),
-    )
+    made_at = document["path"]
+    commands = [
+        ("gnnstore", "inspect", made_at),
+        ("gnnstore", "verify", made_at, "--level", "full"),
+    ]
+    program = program_of_partitions(describe_store(graph.reader), document)
+    session.emit(document, [*PARTITIONS_TEXT, "Partitioned in {seconds}."], commands, program)
 
 
 def _choose(graph: StoreInput, profile: DeviceProfile) -> tuple[int, str]:
@@ -266,22 +229,16 @@ def _choose(graph: StoreInput, profile: DeviceProfile) -> tuple[int, str]:
     row_bytes = sum(spec.row_bytes for spec in graph.nodes.attributes.values())
     # Without rows, which will be learned, edges alone decide.
     contents = Contents(graph.num_nodes, row_bytes or _MANY, graph.num_edges)
-    most = most_partitions(contents, block_bytes)
-    found = 1 << most.bit_length() - 1
-    while found > 2 and not _works(graph.num_nodes, found):
+    found = 1 << most_partitions(contents, block_bytes).bit_length() - 1
+    while found > 2:
+        with suppress(UsageError):
+            rows_per_partition(graph.num_nodes, found, [1])
+            break
         found //= 2
     return found, (
         f"{found} partitions: the most, as a power of two, whose rows and buckets are mostly read "
         f"in pieces of {format_size(block_bytes)}, at the disk's full rate"
     )
-
-
-def _works(num_nodes: int, num_partitions: int) -> bool:
-    try:
-        rows_per_partition(num_nodes, num_partitions, [1])
-    except UsageError:
-        return False
-    return True
 
 
 def _facts(

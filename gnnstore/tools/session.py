@@ -41,6 +41,18 @@ SCHEMA_VERSION = 3
 _PIPE_WIDTH = 240
 
 
+# Exit statuses.
+OK = 0
+PROBLEM = 1  # the data has a problem
+USAGE = 2
+NOT_FOUND = 3
+UNSUPPORTED_VERSION = 4
+STORAGE = 5  # I/O error, no space, no memory
+DEFECT = 70  # sysexits.h EX_SOFTWARE: an error that gnnstore did not foresee
+INTERRUPTED = 130  # 128 + SIGINT, as shells report it
+BROKEN_PIPE = 141  # 128 + SIGPIPE: the reader of the output left
+
+
 @dataclass
 class Session:
     """The choices of one run of the command line, carried as click's context object."""
@@ -192,17 +204,6 @@ def interrupts_wait() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-OK = 0
-PROBLEM = 1  # the data has a problem
-USAGE = 2
-NOT_FOUND = 3
-UNSUPPORTED_VERSION = 4
-STORAGE = 5  # I/O error, no space, no memory
-DEFECT = 70  # sysexits.h EX_SOFTWARE: an error that gnnstore did not foresee
-INTERRUPTED = 130  # 128 + SIGINT, as shells report it
-BROKEN_PIPE = 141  # 128 + SIGPIPE: the reader of the output left
-
-
 def report(error: BaseException, session: Session) -> int:
     """Print `error` on stderr (and, with --json, on stdout) and return the exit status."""
     if isinstance(error, click.Abort | KeyboardInterrupt):
@@ -215,31 +216,18 @@ def report(error: BaseException, session: Session) -> int:
             message = session.in_flags(message)
     # The failure may be a stream that cannot be written, such as one to a full disk.
     with suppress(OSError):
-        _print_error(error, message, with_traceback=session.debug or status == DEFECT)
+        if isinstance(error, click.ClickException):
+            error.show()
+        else:
+            if status == DEFECT or (session.debug and status != INTERRUPTED):
+                click.echo("".join(traceback.format_exception(error)), err=True, nl=False)
+            click.echo(f"gnnstore: {click.style('error:', fg='red')} {message}", err=True)
     if session.as_json:
         with suppress(OSError):
-            session.emit_json(
-                {
-                    "error": {
-                        "kind": type(error).__name__,
-                        "message": message,
-                        "path": getattr(error, "path", None),
-                        "offset": getattr(error, "offset", None),
-                        "exit_status": status,
-                    }
-                }
-            )
+            where = {name: getattr(error, name, None) for name in ("path", "offset")}
+            found = {"kind": type(error).__name__, "message": message, **where}
+            session.emit_json({"error": {**found, "exit_status": status}})
     return status
-
-
-def _print_error(error: BaseException, message: str, *, with_traceback: bool) -> None:
-    """Print an error on stderr."""
-    if isinstance(error, click.ClickException):
-        error.show()
-        return
-    if with_traceback and not isinstance(error, click.Abort | KeyboardInterrupt):
-        click.echo("".join(traceback.format_exception(error)), err=True, nl=False)
-    click.echo(f"gnnstore: {click.style('error:', fg='red')} {message}", err=True)
 
 
 def _describe(error: BaseException) -> tuple[str, int]:

@@ -35,6 +35,13 @@ from gnnstore.tools.programs import program
 from gnnstore.tools.session import OK, STORAGE, USAGE, Session
 from gnnstore.units import format_size
 
+WORKER = "gnnstore.tools.bench.worker"
+NO_LIMIT = "without a limit: the page cache serves every strategy that reads through it"
+_NOT_DIRECT = (
+    "reads cannot bypass the page cache here, so the numbers of the disk are mostly those of memory"
+)
+_SAMPLE_BATCHES, _WARM_UP = 24, 6
+
 
 def bench_disk(
     session: Session,
@@ -109,13 +116,6 @@ def _disk_layout(depths: Sequence[int]) -> Layout:
         ),
     )
 
-
-WORKER = "gnnstore.tools.bench.worker"
-NO_LIMIT = "without a limit: the page cache serves every strategy that reads through it"
-_NOT_DIRECT = (
-    "reads cannot bypass the page cache here, so the numbers of the disk are mostly those of memory"
-)
-_SAMPLE_BATCHES, _WARM_UP = 24, 6
 
 LOAD: Layout = (
     "Loading {store}",
