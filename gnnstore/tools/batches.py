@@ -48,22 +48,22 @@ if TYPE_CHECKING:
     from gnnstore.graph.store import GraphStore
     from gnnstore.progress import Progress
     from gnnstore.seeds.links import Links
-    from gnnstore.tools.options import SamplingOptions, SeedOptions
+    from gnnstore.tools.options import BatchOptions
 
 
 _ALL = "all"
 
 
-def config_of(store: GraphStore, asked: SamplingOptions, **more: Any) -> SamplingConfig:
+def config_of(store: GraphStore, asked: BatchOptions, **more: Any) -> SamplingConfig:
     """Return the configuration of sampling, checked against a store."""
     schema = store.schema
-    config = SamplingConfig(fanouts_of(asked.fanouts, schema), **more, **asked.of_loader)
+    config = SamplingConfig(fanouts_of(asked.fanouts, schema), **more, **asked.of_sampling)
     columns_needed(schema, store.path, config.time_attr, config.weight_attr)
     return config
 
 
 def choose_seeds(
-    store: GraphStore, config: SamplingConfig, asked: SeedOptions, **more: Any
+    store: GraphStore, config: SamplingConfig, asked: BatchOptions, **more: Any
 ) -> tuple[dict[str, str | None], InputNodes | Links]:
     """Return the seeds of batches: by name, as "input_nodes" or "links", and as a source."""
     more = {option: _read_if_file(value) for option, value in more.items() if value}
@@ -71,12 +71,13 @@ def choose_seeds(
         edges = _edges_of(store, asked.links)
         weights = {side: more.pop(side) for side in ("src_weight", "dst_weight") if side in more}
         given = {**asked.of_links, **more}
-        if weights and asked.neg_sampling is None:
+        if weights and "neg_sampling" not in given:
             raise UsageError("weights are those of --negatives, which are not given")
         if weights:
             tensors = {side: torch.from_numpy(values) for side, values in weights.items()}
             given["neg_sampling"] = {**given["neg_sampling"], **tensors}
-        return asked.names, resolve_links(store, config, edges, **given)
+        names = {"input_nodes": None, "links": asked.links}
+        return names, resolve_links(store, config, edges, **given)
     input_time = more.pop("input_time", None)
     if more:
         raise UsageError(
@@ -97,7 +98,7 @@ def choose_seeds(
             f"{store.path}: the input nodes {name!r} are empty, so there are no batches; choose "
             "others with --input-nodes"
         )
-    return {**asked.names, "input_nodes": name}, nodes
+    return {"input_nodes": name, "links": None}, nodes
 
 
 def _nodes_of(store: GraphStore, named: str | None) -> tuple[str, Any]:
@@ -213,22 +214,20 @@ def sample_epoch(
 def count_batches(
     session: Session,
     path: str,
-    sampling: SamplingOptions,
-    batch_size: int,
-    seeds_asked: SeedOptions,
+    batches: BatchOptions,
     *,
     memory_bytes: int | None,
 ) -> npt.NDArray[np.uint8]:
     """Sample batches and count for each node those that need it: 1 for seeds, 255 at most."""
     store = open_store(path)
     store.schema.refuse_types(store.path, "gnnstore reorder")
-    config = config_of(store, sampling)
-    _, seeds = choose_seeds(store, config, seeds_asked)
+    config = config_of(store, batches)
+    _, seeds = choose_seeds(store, config, batches)
     counts = np.zeros(store.num_nodes, np.uint8)
     with session.progress() as progress:
         topology = load_topology(store, progress, memory_bytes, counts.nbytes)
         with progress.phase("sample", unit="batches"):
-            presampler = Presampler.of(store, config, seeds, batch_size, False)
+            presampler = Presampler.of(store, config, seeds, batches.batch_size, False)
             presampler.run(topology, len(os.sched_getaffinity(0)), counts)
     if isinstance(seeds, InputNodes):  # an epoch has every seed, even if these batches did not
         nodes = slice(None) if seeds.nodes is None else seeds.nodes

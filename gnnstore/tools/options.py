@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import partial, wraps
 from pathlib import Path
 from typing import Any
@@ -301,55 +301,31 @@ def plot_option(help_text: str) -> Decorator:
     return click.option("--plot", "plot_file", type=kind, **options)
 
 
-@dataclass(frozen=True)
-class SamplingOptions:
-    """The options of sampling, as given on the command line."""
-
-    fanouts: Fanouts = (10, 10)
-    time_attr: str | None = None  # this and the rest as in `NeighborLoader`
-    temporal_strategy: str | None = None
-    time_window: int | None = None
-    weight_attr: str | None = None
-
-    @property
-    def shown_fanouts(self) -> Any:
-        """The fan-outs, for JSON documents."""
-        if isinstance(self.fanouts, Mapping):
-            return {name: list(hops) for name, hops in self.fanouts.items()}
-        return list(self.fanouts)
-
-    @property
-    def of_loader(self) -> dict[str, Any]:
-        """The given options besides fan-outs, by the names of a loader's."""
-        names = [field.name for field in fields(self)][1:]
-        return {name: value for name in names if (value := getattr(self, name)) is not None}
+# Options of the same names as a loader's: of sampling, and of `LinkNeighborLoader`.
+_OF_SAMPLING = ("time_attr", "temporal_strategy", "time_window", "weight_attr")
+_OF_LINKS = (
+    *("neg_sampling", "neg_side", "negative_chunks"),
+    *("degree_fraction", "strict_negatives", "exclude_edges"),
+)
 
 
 @dataclass(frozen=True)
-class SeedOptions:
-    """The seeds of batches, as given on the command line."""
+class BatchOptions:
+    """The batches to sample, as given on the command line."""
 
-    input_nodes: str | None = None  # a split of nodes, or "all"; None: the default
-    # "all" edges, an edge split, or a file; None: batches start from nodes.
-    links: str | None = None
-    # Mode and amount; this and the rest as in `LinkNeighborLoader`.
-    neg_sampling: dict[str, Any] | None = None
-    neg_side: str | None = None
-    negative_chunks: int | None = None
-    degree_fraction: float | None = None
-    strict_negatives: bool = False
-    exclude_edges: str | None = None
+    fanouts: Fanouts
+    batch_size: int
+    input_nodes: str | None  # a split of nodes, or "all"; None: the default
+    links: str | None  # "all" edges, an edge split, or a file; None: batches start from nodes
+    of_sampling: Mapping[str, Any]  # given ones of `_OF_SAMPLING`
+    of_links: Mapping[str, Any]  # given ones of `_OF_LINKS`
 
-    @property
-    def of_links(self) -> dict[str, Any]:
-        """Given options of `LinkNeighborLoader`, without the edges themselves."""
-        names = [field.name for field in fields(self)][2:]
-        return {name: value for name in names if (value := getattr(self, name))}
 
-    @property
-    def names(self) -> dict[str, str | None]:
-        """The given nodes or edges, for JSON documents."""
-        return {"input_nodes": self.input_nodes, "links": self.links}
+def shown_fanouts(fanouts: Fanouts) -> Any:
+    """Return fan-outs for JSON documents."""
+    if isinstance(fanouts, Mapping):
+        return {name: list(hops) for name, hops in fanouts.items()}
+    return list(fanouts)
 
 
 def _parse_negatives(text: str, _: str) -> dict[str, Any]:
@@ -367,25 +343,26 @@ def _parse_negatives(text: str, _: str) -> dict[str, Any]:
     return {"mode": mode, "amount": int(number) if is_whole else number}
 
 
-def _seeds_together(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Pass the options of seeds as one argument."""
+def _batches_together(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Pass the options of batches as one argument."""
 
     @wraps(command)
-    def with_seeds(*arguments: Any, **options: Any) -> Any:
-        given = {field.name: options.pop(field.name) for field in fields(SeedOptions)}
-        seeds = SeedOptions(**given)
-        names = [field.name for field in fields(SamplingOptions)]
-        sampling = SamplingOptions(**{name: options.pop(name) for name in names})
-        if seeds.links is not None and seeds.input_nodes is not None:
+    def with_batches(*arguments: Any, **options: Any) -> Any:
+        given = {name: options.pop(name) for name in (*_OF_SAMPLING, *_OF_LINKS)}
+        # False is a flag that was not given, as None is another option.
+        own = ({n: given[n] for n in names if given[n]} for names in (_OF_SAMPLING, _OF_LINKS))
+        names = ("fanouts", "batch_size", "input_nodes", "links")
+        batches = BatchOptions(*(options.pop(name) for name in names), *own)
+        if batches.links is not None and batches.input_nodes is not None:
             raise UsageError("--links and --input-nodes: batches start from edges, or from nodes")
-        if seeds.links is None and seeds.of_links:
+        if batches.links is None and batches.of_links:
             raise UsageError(
                 "negatives and excluded edges are those of edges that batches start from; give "
                 "these with --links (--links all: every edge), or leave the other options out"
             )
-        return command(*arguments, seeds_asked=seeds, sampling=sampling, **options)
+        return command(*arguments, batches=batches, **options)
 
-    return with_seeds
+    return with_batches
 
 
 def refuse_given(is_refused: Callable[[str], bool], problem: str) -> None:
@@ -398,9 +375,7 @@ def refuse_given(is_refused: Callable[[str], bool], problem: str) -> None:
             raise UsageError(f"{param.opts[-1]}: {problem}")
 
 
-# Options of the commands that sample batches as a loader does. The seeds of batches are passed as
-# `seeds_asked`, whose options of links are parameters of `LinkNeighborLoader`, and the options of
-# sampling as `sampling`.
+# Options of the commands that sample batches as a loader does, passed as `batches`.
 batch_options = together(
     declared(
         """
@@ -438,7 +413,7 @@ Links to start from
         neg_sampling=Parsed(_parse_negatives),
         degree_fraction=click.FloatRange(0, 1),
     ),
-    _seeds_together,
+    _batches_together,
 )
 
 

@@ -27,7 +27,7 @@ from gnnstore.tools.programs import program_of_packed
 from gnnstore.tools.session import Session
 
 if TYPE_CHECKING:
-    from gnnstore.tools.options import SamplingOptions, SeedOptions
+    from gnnstore.tools.options import BatchOptions
 
 
 def pack_epochs(
@@ -36,8 +36,7 @@ def pack_epochs(
     *,
     name: str | None,
     output: str | None,
-    sampling: SamplingOptions,
-    seeds_asked: SeedOptions,
+    batches: BatchOptions,
     seed: int,
     replace: bool,
     subgraph_type: Any,
@@ -59,19 +58,20 @@ def pack_epochs(
         check_final(final, KIND.manifest, overwrite=False)
     config = config_of(
         store,
-        sampling,
+        batches,
         replace=replace,
         subgraph_type=subgraph_type,
         disjoint=disjoint,
         seed=seed,
     )
-    _, seeds = choose_seeds(store, config, seeds_asked, **of_seeds)
+    _, seeds = choose_seeds(store, config, batches, **of_seeds)
     packer = EpochPacker(
         store,
         PackSettings(
             config=config,
             input_nodes=None,
             seeds=seeds,
+            batch_size=batches.batch_size,
             spill_dir=None if spill_dir is None else Path(spill_dir),
             num_threads=threads or len(os.sched_getaffinity(0)),
             **settings,

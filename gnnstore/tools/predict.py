@@ -27,6 +27,7 @@ from gnnstore.strategies.placement import read_tables
 from gnnstore.strategies.workload import ReadTotals, TableReads
 from gnnstore.tools.batches import TracedEpoch, choose_seeds, config_of, sample_epoch
 from gnnstore.tools.layout import Block, Document, Layout
+from gnnstore.tools.options import shown_fanouts
 from gnnstore.tools.plots import draw_predictions
 from gnnstore.tools.programs import program
 from gnnstore.tools.session import OK, STORAGE, Session
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
     from gnnstore.progress import Progress
     from gnnstore.strategies.base import Strategy
     from gnnstore.strategies.prediction import Prediction
-    from gnnstore.tools.options import SamplingOptions, SeedOptions
+    from gnnstore.tools.options import BatchOptions
 
 
 _SHARES = (0.05, 0.1, 0.2)
@@ -101,9 +102,7 @@ def predict_caches(
     path: str,
     *,
     plot_file: Path | None,
-    sampling: SamplingOptions,
-    batch_size: int,
-    seeds_asked: SeedOptions,
+    batches: BatchOptions,
     num_batches: int,
     caches: tuple[float | int, ...] | None,
     seed: int,
@@ -120,8 +119,8 @@ def predict_caches(
             f"{store.path}: no node attribute is stored in pages, so no rows are read from "
             "disk and there is nothing to cache"
         )
-    config, num_cores = config_of(store, sampling, seed=seed), len(os.sched_getaffinity(0))
-    names, seeds = choose_seeds(store, config, seeds_asked)
+    config, num_cores = config_of(store, batches, seed=seed), len(os.sched_getaffinity(0))
+    names, seeds = choose_seeds(store, config, batches)
     tables = CachedTables.of(store.schema, {spec.path for spec in specs})
     with session.progress() as progress:
         spec = LoaderSpec(
@@ -129,7 +128,7 @@ def predict_caches(
             ReadOptions(
                 auto(), memory=memory_bytes, planned=PlannedSettings(disk_bytes=disk_bytes)
             ),
-            Presampler.of(store, config, seeds, batch_size, False),
+            Presampler.of(store, config, seeds, batches.batch_size, False),
             seeds_bytes=seeds.num_bytes + order_bytes(len(seeds), shuffles=True),
             num_threads=threads or num_cores + 1,  # as a loader that waits for a disk
             may_use_fewer=True,
@@ -142,7 +141,7 @@ def predict_caches(
             config,
             seeds,
             tables.space,
-            batch_size=batch_size,
+            batch_size=batches.batch_size,
             num_batches=num_batches,
             num_threads=threads or num_cores,
             progress=progress,
@@ -173,9 +172,9 @@ def predict_caches(
     needed, num_sampled = distinct_rows(epoch.trace), epoch.trace.num_batches
     document: dict[str, Any] = {
         "store": str(store.path),
-        "num_neighbors": sampling.shown_fanouts,
-        **sampling.of_loader,
-        "batch_size": batch_size,
+        "num_neighbors": shown_fanouts(batches.fanouts),
+        **batches.of_sampling,
+        "batch_size": batches.batch_size,
         "seed": seed,
         **names,
         "num_input_nodes": len(seeds),

@@ -134,19 +134,15 @@ def memory_group() -> Iterator[MemoryGroup | None]:
                 yield MemoryGroup(path)
                 return
         finally:
-            _remove(path)
+            deadline = time.monotonic() + _LEAVING_SECONDS
+            while path.exists():
+                try:
+                    path.rmdir()
+                except OSError:
+                    if time.monotonic() > deadline:
+                        raise
+                    time.sleep(0.05)
     yield None
-
-
-def _remove(path: Path) -> None:
-    deadline = time.monotonic() + _LEAVING_SECONDS
-    while True:
-        try:
-            return path.rmdir()
-        except OSError:
-            if time.monotonic() > deadline:
-                raise
-            time.sleep(0.05)
 
 
 @dataclass(frozen=True)

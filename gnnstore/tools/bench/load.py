@@ -29,7 +29,7 @@ from gnnstore.tools.batches import choose_seeds, config_of
 from gnnstore.tools.bench import harness
 from gnnstore.tools.bench.harness import BASELINE, STAGES, Task, Way, split_tables, ways
 from gnnstore.tools.layout import Block, Layout
-from gnnstore.tools.options import SamplingOptions, SeedOptions
+from gnnstore.tools.options import BatchOptions, shown_fanouts
 from gnnstore.tools.plots import draw_load, draw_profile
 from gnnstore.tools.programs import program
 from gnnstore.tools.session import OK, STORAGE, USAGE, Session
@@ -49,15 +49,11 @@ def bench_disk(
     *,
     plot_file: Path | None,
     is_saved: bool,
-    seconds: float,
-    num_bytes: int,
-    engine: str | None,
+    **options: Any,
 ) -> int:
     """Measure, keep the result, draw it, print it, and return the exit status."""
     with session.progress() as progress:
-        measured = measure_disk(
-            path, num_bytes=num_bytes, seconds=seconds, engine=engine, progress=progress
-        )
+        measured = measure_disk(path, **options, progress=progress)
     profile, tuning = measured.profile, tune_reads(measured.profile)
     document: dict[str, Any] = {
         "what": "disk",
@@ -169,8 +165,7 @@ def bench_load(
     session: Session,
     path: str,
     *,
-    seeds_asked: SeedOptions,
-    sampling: SamplingOptions,
+    batches: BatchOptions,
     strategies: Sequence[str],
     memory: float | int,
     num_batches: int | None,
@@ -181,8 +176,8 @@ def bench_load(
 ) -> int:
     """Time, draw, print, and return the exit status; other options are fields of a `Task`."""
     started, store = perf_counter(), open_store(path)
-    config = config_of(store, sampling, seed=task["seed"])
-    names, seeds = choose_seeds(store, config, seeds_asked)
+    config = config_of(store, batches, seed=task["seed"])
+    names, seeds = choose_seeds(store, config, batches)
     feature_bytes = sum(spec.num_bytes for spec in split_tables(store.schema)[0])
     share = memory if isinstance(memory, float) else memory / max(1, feature_bytes)
     version = 0 if no_limit else harness.require_group()
@@ -196,20 +191,21 @@ def bench_load(
     with tempfile.TemporaryDirectory(prefix="gnnstore-bench-") as scratch:
         suffix = "npz" if isinstance(seeds, InputNodes) and seeds.is_typed else "npy"
         file = Path(scratch, f"seeds.{suffix}")
-        batches = _write_seeds(file, seeds, task["batch_size"], num_batches, task["seed"])
+        count = _write_seeds(file, seeds, batches.batch_size, num_batches, task["seed"])
         edge_type = seeds.edge_type if isinstance(seeds, Links) else ()
         # Of some options 0 is a loader's own choice.
         own: dict[str, Any] = {name: value or 0 for name, value in task.items()}
         epoch = Task(
             strategy="",
             store=str(store.path),
-            batches=batches,
+            batches=count,
+            batch_size=batches.batch_size,
             seeds=str(file) if file.exists() else "",
-            links=None if seeds_asked.links is None else seeds_asked.of_links,
+            links=None if batches.links is None else dict(batches.of_links),
             edge_type=() if store.schema.is_homogeneous else edge_type,
             share=share,
-            fanouts=sampling.fanouts,
-            sampling=sampling.of_loader,
+            fanouts=batches.fanouts,
+            sampling=dict(batches.of_sampling),
             **own,
         )
         tasks = [_task(replace(epoch, strategy=way)) for way in dict.fromkeys(strategies)]
@@ -220,7 +216,7 @@ def bench_load(
                 ways(),
                 repeats=repeats,
                 cgroup_version=version,
-                epoch_batches=batches,
+                epoch_batches=count,
                 progress=progress,
                 seeds={**names, "num_input_nodes": len(seeds)},
             )
@@ -317,7 +313,7 @@ def compare(
     return {
         "what": "load",
         "store": str(store.path),
-        "num_neighbors": SamplingOptions(first.fanouts).shown_fanouts,
+        "num_neighbors": shown_fanouts(first.fanouts),
         "batch_size": first.batch_size,
         "seed": first.seed,
         **seeds,

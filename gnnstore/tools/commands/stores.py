@@ -31,7 +31,7 @@ from gnnstore.tools.options import (
 from gnnstore.tools.session import Session, interrupts_wait
 
 if TYPE_CHECKING:
-    from gnnstore.tools.options import SamplingOptions, SeedOptions
+    from gnnstore.tools.options import BatchOptions
 
 
 # Arguments of a command that make up `ConvertOptions`; the others belong to its converter.
@@ -281,9 +281,7 @@ Examples:
 def reorder_command(
     session: Session,
     *,
-    sampling: SamplingOptions,
-    batch_size: int,
-    seeds_asked: SeedOptions,
+    batches: BatchOptions,
     estimate: bool,
     **arguments: Any,
 ) -> None:
@@ -303,9 +301,7 @@ def reorder_command(
         scores = count_batches(
             session,
             arguments["store"],
-            sampling,
-            batch_size,
-            seeds_asked,
+            batches,
             memory_bytes=arguments["memory_bytes"],
         )
     if estimate:
