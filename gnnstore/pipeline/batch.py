@@ -79,6 +79,14 @@ def sampled_from(sampler: NeighborSampler, seeds: Seeds[SeedLabels], key: BatchK
     return sampler.draw(request_of(seeds, key))
 
 
+@dataclass(slots=True)
+class Stage:
+    """A stage that is measured; see `Recorder.stage`."""
+
+    args: dict[str, Any]  # shown with it
+    seconds: float = 0.0  # that it took, once it is over
+
+
 class Recorder:
     """Receives the stages of a loader and its threads; one recorder for all."""
 
@@ -87,9 +95,19 @@ class Recorder:
         self.progress = progress or WaitProgress()
         self._shows = self.progress.is_shown
 
-    def stage(self, name: str, **args: Any) -> Stage:
-        """Return a context that measures a stage, and records it if somebody asked for that."""
-        return Stage(self, name, args)
+    @contextmanager
+    def stage(self, name: str, **args: Any) -> Iterator[Stage]:
+        """Measure a stage, and record it if somebody asked for that."""
+        stage, start_ns = Stage(args), time.perf_counter_ns()
+        try:
+            yield stage
+        except BaseException as error:
+            args["error"] = type(error).__name__
+            raise
+        finally:
+            end_ns = time.perf_counter_ns()
+            stage.seconds = (end_ns - start_ns) * 1e-9
+            self.add(name, start_ns, end_ns, **args)
 
     def waiting(self, k: int) -> AbstractContextManager[object]:
         """Return a context in which the consumer waits for the k-th batch."""
@@ -110,29 +128,6 @@ class Recorder:
         """Record a stage that has been measured."""
         if self.timeline is not OFF:
             self.timeline.add(name, start_ns, end_ns, **args)
-
-
-class Stage:
-    """A stage that is measured; made by `Recorder.stage`."""
-
-    __slots__ = ("_name", "_recorder", "_start_ns", "args", "seconds")
-
-    def __init__(self, recorder: Recorder, name: str, args: dict[str, Any]) -> None:
-        self._recorder = recorder
-        self._name = name
-        self.args = args  # shown with it
-        self.seconds = 0.0  # seconds that the stage took, once it is over
-
-    def __enter__(self) -> Stage:
-        self._start_ns = time.perf_counter_ns()
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        end_ns = time.perf_counter_ns()
-        self.seconds = (end_ns - self._start_ns) * 1e-9
-        if kind is not None:
-            self.args["error"] = kind.__name__
-        self._recorder.add(self._name, self._start_ns, end_ns, **self.args)
 
 
 @dataclass(frozen=True, eq=False)
@@ -395,7 +390,7 @@ class Finisher:
         cost.seconds_gathering = stage.seconds
         cost.num_bytes = cost.sample_bytes + cost.bytes_gathered
 
-    def _stage(self, name: str, key: BatchKey) -> Stage:
+    def _stage(self, name: str, key: BatchKey) -> AbstractContextManager[Stage]:
         return self.recorder.stage(name, epoch=key.epoch, batch=key.batch)
 
     def _pin(self, batch: Batch) -> None:

@@ -113,39 +113,32 @@ def sampling_fingerprint(
     store: GraphStore, config: SamplingConfig, seeds: SeedSource
 ) -> dict[str, Any]:
     """Return the values that sampled batches depend on besides their seed and their order."""
-    return {
-        "store": store.reader.uuid,
-        "num_neighbors": _shown_fanouts(config.fanouts),
-        "replace": config.replace,
-        "subgraph_type": config.subgraph_type,
-        "disjoint": config.disjoint,
-        **({} if store.selected is None else {"attributes": sorted(store.selected)}),
-        **store.assigned.fingerprint(),
-        **_of_times_and_weights(config),
-        **seeds.labels.fingerprint(),
-        NUM_POSITIONS: len(seeds),
-        **seeds.fingerprint(),
-    }
-
-
-def _shown_fanouts(fanouts: Any) -> Any:
-    if not isinstance(fanouts, Mapping):
-        return list(fanouts)
-    return {"__".join(edge_type): list(hops) for edge_type, hops in fanouts.items()}
-
-
-def _of_times_and_weights(config: SamplingConfig) -> dict[str, Any]:
-    """Return the options of times and weights; none where there are none, as in older states."""
-    found: dict[str, Any] = {}
+    fanouts: Any = config.fanouts
+    if isinstance(fanouts, Mapping):
+        fanouts = {"__".join(kind): list(hops) for kind, hops in fanouts.items()}
+    more: dict[str, Any] = {}  # nothing of what is not used, as in older states
+    if store.selected is not None:
+        more["attributes"] = sorted(store.selected)
+    more |= store.assigned.fingerprint()
     if config.time_attr is not None:
-        found |= {
+        more |= {
             "time_attr": config.time_attr,
             "temporal_strategy": config.temporal_strategy,
             "time_window": config.time_window,
         }
     if config.weight_attr is not None:
-        found["weight_attr"] = config.weight_attr
-    return found
+        more["weight_attr"] = config.weight_attr
+    return {
+        "store": store.reader.uuid,
+        "num_neighbors": fanouts if isinstance(fanouts, dict) else list(fanouts),
+        "replace": config.replace,
+        "subgraph_type": config.subgraph_type,
+        "disjoint": config.disjoint,
+        **more,
+        **seeds.labels.fingerprint(),
+        NUM_POSITIONS: len(seeds),
+        **seeds.fingerprint(),
+    }
 
 
 def checked(state: Any, name: str, *kinds: type) -> Any:

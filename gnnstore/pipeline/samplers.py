@@ -17,7 +17,7 @@ import copy
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any, Self
 
@@ -29,6 +29,17 @@ from torch.utils.data.distributed import DistributedSampler
 from gnnstore.errors import UsageError, whole_number
 from gnnstore.pipeline.order import EpochCursor, EpochOrder, Position, epoch_order
 from gnnstore.seeds.nodes import crc_of_positions
+
+_INT_CHUNK = 65536
+
+_BYPASSED = (
+    "another DataLoader prepares this loader's batches, one at a time: strategy=, cache=, memory= "
+    "and threads have no effect, and batches are not those of the loader. Iterate the loader "
+    "itself; with accelerate, prepare() the model and the optimizer only, make the loader with "
+    "rank=accelerator.process_index, world_size=accelerator.num_processes and seed=, and move each "
+    "batch with batch.to(accelerator.device)"
+)
+_INSTEAD = ("sampler", "batch_sampler")
 
 
 @dataclass(frozen=True)
@@ -52,7 +63,9 @@ class ExternalSampler:
         if (stateful := self._stateful) is not None:
             return {"state": copy.deepcopy(stateful.state_dict()), "epoch_done": epoch_done}
         generator = self._generator
-        state = None if generator is None else _as_text(generator.get_state())
+        state = None
+        if generator is not None:
+            state = base64.b64encode(generator.get_state().numpy().tobytes()).decode()
         return {"generator": state, "crc32c": 0}
 
     def number(self, first: int, k: int) -> int:
@@ -109,7 +122,8 @@ class ExternalSampler:
         found = start.sampler or self.start()
         generator = self._generator
         if start.sampler is not None and generator is not None and found["generator"] is not None:
-            generator.set_state(_from_text(found["generator"]))
+            state = np.frombuffer(base64.b64decode(found["generator"]), np.uint8)
+            generator.set_state(torch.from_numpy(state.copy()))
         batches, given, crc = _each(iter(self.sampler)), 0, 0
         for index in batches:
             if given == start.batches:
@@ -168,26 +182,6 @@ def _crc_of(index: Any, crc: int) -> int:
         return crc_of_positions(index, crc)
     except (TypeError, ValueError):
         return crc  # not positions: where the batch is prepared an error will say so
-
-
-def _as_text(state: torch.Tensor) -> str:
-    return base64.b64encode(state.numpy().tobytes()).decode()
-
-
-def _from_text(text: str) -> torch.Tensor:
-    return torch.from_numpy(np.frombuffer(base64.b64decode(text), np.uint8).copy())
-
-
-_INT_CHUNK = 65536
-
-_BYPASSED = (
-    "another DataLoader prepares this loader's batches, one at a time: strategy=, cache=, memory= "
-    "and threads have no effect, and batches are not those of the loader. Iterate the loader "
-    "itself; with accelerate, prepare() the model and the optimizer only, make the loader with "
-    "rank=accelerator.process_index, world_size=accelerator.num_processes and seed=, and move each "
-    "batch with batch.to(accelerator.device)"
-)
-_INSTEAD = ("sampler", "batch_sampler")
 
 
 @dataclass(frozen=True)
@@ -383,10 +377,9 @@ class RankSampler(DistributedSampler[int]):
         super().__init__(
             positions, shard.world_size, shard.rank, shuffle=shuffle, seed=seed, drop_last=drop_last
         )
-        self._shard = shard
-        self._num_seeds = num_seeds
-        self._batch_size = batch_size
-        self.num_samples = sum(len(batch) for batch in self._batches(range(num_seeds)))
+        self._order = KeyedOrder(num_seeds, batch_size, shuffle, drop_last, shard)
+        in_order = replace(self._order, shuffles=False).batches(Position(0), seed)
+        self.num_samples = sum(len(index) for _, index, _ in in_order)
         self.total_size = num_seeds
         self.cursor: EpochCursor | None = None  # of the loader
 
@@ -398,19 +391,9 @@ class RankSampler(DistributedSampler[int]):
 
     def __iter__(self) -> Iterator[int]:
         """Yield the positions of an epoch, as Python integers; the next call, of the next one."""
-        order: Any = range(self._num_seeds)
-        if self.shuffle:
-            order = epoch_order(self._num_seeds, self.seed, self.epoch)
+        batches = self._order.batches(Position(self.epoch), self.seed)
         self.epoch += 1
-        return chain.from_iterable(map(int, batch) for batch in self._batches(order))
-
-    def _batches(self, order: Any) -> Iterator[Any]:
-        size = self._batch_size
-        total = len(range(0, self._num_seeds, size))
-        if self.drop_last:
-            total = self._num_seeds // size
-        for number, _ in self._shard.batches(0, total, drop_last=self.drop_last):
-            yield order[number * size : (number + 1) * size]
+        return chain.from_iterable(map(int, index) for _, index, _ in batches)
 
 
 class SeedPositions(Dataset[int]):

@@ -173,11 +173,6 @@ class StrategyOptimizer:
         epoch = SampledEpoch.of(loader, placement, progress or loader.progress)
         return None if epoch is None else cls(loader, epoch)
 
-    @property
-    def total_bytes(self) -> int:
-        """Memory of the store's tables and topology."""
-        return StoreSizes.of(self.loader.store.schema).total_bytes
-
     def choice(self, auto: Auto, predictions: list[Prediction]) -> StrategyTraits:
         """Return the strategy that "auto" chooses among all predictions."""
         try:

@@ -262,7 +262,7 @@ def make_job(
         types=Types.of(schema),
         index_dtype=schema.index_dtype,
         most_ids=most_ids(schema),
-        degrees=partial(out_degrees, topology, space, size.degrees_bytes(space.num_rows)),
+        degrees=partial(out_degrees, topology, space, size.counts_bytes - space.num_rows),
         edge_tables={
             kind: [*map(loader.store.reader.paged, specs)] for kind, specs in edges.items()
         },

@@ -16,7 +16,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from gnnstore.budget.ledger import IN_FLIGHT, PLANNED, SLOTS, Ledger, Reservation
-from gnnstore.caching.belady import POLICIES
+from gnnstore.caching.belady import POLICIES, Belady
 from gnnstore.caching.policies import MAX_PLANNED
 from gnnstore.caching.pools import SlotPools, pooled
 from gnnstore.errors import BudgetError, DiskBudgetError
@@ -327,7 +327,7 @@ class _Split:
             return [*counts]
         parts = [2, 3, *(k << n for n in range(counts[-1].bit_length()) for k in (4, 5, 6, 7))]
         found = {counts[0], counts[-1], *(n for k in parts if (n := -(-epoch // k)) in counts)}
-        if self._may_last and self.facts.is_long:
+        if self.facts.is_long:
             found.update(self._several)
         return sorted(found, reverse=True)
 
@@ -337,22 +337,17 @@ class _Split:
         facts, given = self.facts, self.facts.settings.num_batches
         most = max(1, min(facts.epoch_batches, MAX_PLANNED))
         if given is not None:
-            several = [n for n in self._several if n <= given and self._may_last]
-            only = several[-1] if several else min(given, most)
+            only = max((n for n in self._several if n <= given), default=min(given, most))
             return range(only, only + 1)
         return range(min(2, most), most + 1)
 
     @property
-    def _may_last(self) -> bool:
-        """Whether a superbatch may have several epochs: only with packed rows is it worth it."""
-        facts = self.facts
-        is_known = facts.order_bytes is not None and not facts.strategy.is_offline
-        return facts.packs and is_known and not self.is_thrifty
-
-    @property
     def _several(self) -> list[int]:
-        """Batches of several epochs, as many as may be planned at a time."""
-        epoch = self.facts.epoch_batches
+        """Batches of several epochs: only with packed rows are these worth it."""
+        facts, epoch = self.facts, self.facts.epoch_batches
+        is_known = facts.order_bytes is not None and not facts.strategy.is_offline
+        if not (facts.packs and is_known) or self.is_thrifty:
+            return []
         return [n for k in _EPOCHS if 1 < (n := k * epoch) <= MAX_PLANNED]
 
     def _with_pins(self, size: SuperbatchSize) -> Iterator[SuperbatchCosts]:
@@ -360,9 +355,8 @@ class _Split:
         facts, model = self.facts, self.facts.misses
         policy = POLICIES[facts.strategy.policy]
         is_part = 0 < size.num_slots < facts.num_rows and not self.is_thrifty
-        if model is None or not is_part or facts.pools is not None:
-            return
-        if not warms_up(policy, size, facts.num_rows, packs=facts.strategy.packs):
+        warms = warms_up(policy, size, facts.num_rows, packs=facts.strategy.packs)
+        if model is None or not is_part or facts.pools is not None or not warms:
             return
         for share in _PINNED_SHARES:
             pins = model.pins(int(share * size.num_slots))
@@ -435,7 +429,7 @@ class _Split:
         ledger, table, packing = memory.add(*costs.in_memory, *kept), 0, costs.packing
         each = sum(reservation.per.get(PLANNED, 0) for reservation in costs.in_memory)
         is_large = num_batches * each > left // KEPT_SHARE
-        if costs.may_spill and (is_large or ledger.left(sizes) < 0):
+        if isinstance(costs.policy, Belady) and (is_large or ledger.left(sizes) < 0):
             tables = costs.tables(left)
             spilled = memory.add(*costs.spilled(tables[-1]), *kept)
             with_rows = sizes | {SLOTS: self._slots(spilled, costs, sizes)}

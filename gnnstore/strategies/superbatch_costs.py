@@ -217,11 +217,6 @@ class SuperbatchCosts:
         batch_bytes = self.kept_bytes + self.id_bytes * self.batch_nodes
         return Reservation("sampled subgraphs", 0, {PLANNED: 2 * batch_bytes})
 
-    @property
-    def may_spill(self) -> bool:
-        """Whether traces and plans may be on disk."""
-        return isinstance(self.policy, Belady)
-
     def tables(self, left_bytes: int) -> list[int]:
         """Return the possible sizes of a table of next uses, from the largest down.
 

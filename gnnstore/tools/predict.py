@@ -16,6 +16,7 @@ from gnnstore.caching.belady import distinct_rows, policies, run_policy
 from gnnstore.disk.profile import DeviceProfile, load_profile, tune_reads
 from gnnstore.errors import BudgetError, UsageError
 from gnnstore.features.tables import CachedTables
+from gnnstore.graph.sizes import StoreSizes
 from gnnstore.graph.store import open as open_store
 from gnnstore.pictures import draw_into
 from gnnstore.pipeline.lookahead.presample import Presampler
@@ -303,7 +304,8 @@ def _curve(
     shares = np.geomspace(_LEAST_SHARE, _MOST_SHARE, _CURVE_POINTS)
     points = []
     with progress.phase("predict", _CURVE_POINTS, "budgets") as phase:
-        for memory in (optimizer.total_bytes * shares).round().astype(int).tolist():
+        whole = StoreSizes.of(optimizer.loader.store.schema).total_bytes
+        for memory in (whole * shares).round().astype(int).tolist():
             predictions = optimizer.predictions(candidates, memory=memory)
             seconds = {p.choice: _number(p.seconds) for p in predictions}
             points.append({"memory_bytes": memory, "seconds_per_epoch": seconds})

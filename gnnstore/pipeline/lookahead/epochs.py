@@ -291,11 +291,8 @@ class LookaheadEpochs:
     def _keep(
         self, carried: NextSuperbatch | None, coming: list[NextSuperbatch], session: Session
     ) -> None:
-        """Keep for the next iteration what is for it."""
         self._num_ended += 1
-        self._carried = carried
-        for superbatch in coming:
-            self._next = superbatch
+        self._carried, self._next = carried, next(iter(coming), self._next)
         # Last: after Ctrl-C it would wait for the turns of what was lost.
         self._session = session
 

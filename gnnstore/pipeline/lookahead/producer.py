@@ -182,7 +182,8 @@ def warms_up(policy: CachePolicy, size: SuperbatchSize, num_rows: int, *, packs:
     """Whether a cache that is empty is filled before the first batch."""
     if policy.is_fixed:
         return True
-    return policy.looks_ahead and not packs and size.has_room_for_counts(num_rows)
+    # A byte a node counts how often nodes are needed.
+    return policy.looks_ahead and not packs and num_rows <= size.counts_bytes
 
 
 @dataclass(eq=False)

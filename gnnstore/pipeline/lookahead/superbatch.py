@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, Self, TypeVar, cast
+from typing import Any, NamedTuple, Self, TypeVar, cast
 from weakref import WeakSet, ref
 
 import numpy.typing as npt
@@ -96,16 +96,10 @@ class SuperbatchSize:
         """Whether traces and plans are in memory; else in files of the run."""
         return self.table_bytes == 0
 
-    def has_room_for_counts(self, num_nodes: int) -> bool:
-        """Whether there is room to count how often nodes are needed, before the first plan.
-
-        A byte a node, where later rows are.
-        """
-        return num_nodes <= self.num_bytes // _COUNTS_SHARE
-
-    def degrees_bytes(self, num_nodes: int) -> int:
-        """Return the memory for the nodes' degrees where later rows are, beside those counts."""
-        return max(0, self.num_bytes // _COUNTS_SHARE - num_nodes)
+    @property
+    def counts_bytes(self) -> int:
+        """Memory for counts of nodes before the first plan, where later rows are."""
+        return self.num_bytes // _COUNTS_SHARE
 
     def describe(self, policy: str) -> str:
         """Return a phrase for the loader's reason."""
@@ -128,14 +122,7 @@ class SuperbatchSize:
 _POLL_SECONDS = 0.05
 
 
-class Closable(Protocol):
-    """A file, or what has some."""
-
-    def close(self) -> None:
-        """Remove it. Idempotent."""
-
-
-C = TypeVar("C", bound=Closable)
+C = TypeVar("C")
 
 
 class KeptSamples:
@@ -203,8 +190,7 @@ class Superbatch:
     @property
     def planned(self) -> CachePlan:
         """The plan, of a superbatch that has one."""
-        if self.plan is None:
-            raise TypeError("the superbatch is not planned")
+        assert self.plan is not None  # noqa: S101 - for the type checker
         return self.plan
 
     @property
@@ -382,7 +368,7 @@ class SuperbatchFiles:
         self._table_bytes = table_bytes
         self._purpose = purpose
         self._run: RunDirectory | None = None
-        self._open = WeakSet[Closable]()
+        self._open = WeakSet[Any]()
 
     @property
     def directory(self) -> Path:
