@@ -47,7 +47,7 @@ from examples.train_knowledge_graph import ComplEx, loss_of, ranks_of
 from gnnstore.converters import ConvertOptions, from_numpy, from_ogb, from_rmat
 from gnnstore.converters.stores.partition import partition
 from gnnstore.evaluation import mrr
-from gnnstore.partitions.sizes import Contents, places_bytes, sizes_of_partitions
+from gnnstore.partitions.policy import Contents, places_bytes, sizes_of_partitions
 
 IN_MEMORY = "in memory"
 SHARES = {"1/2": 0.5, "1/4": 0.25}

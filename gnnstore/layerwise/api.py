@@ -29,7 +29,6 @@ from gnnstore.errors import (
     UsageError,
     limits_named,
     storage_errors,
-    whole_number,
 )
 from gnnstore.formats import NODE_TYPE, NodeTypeSpec, Schema, StoreManifest, StoreWriter
 from gnnstore.formats.container.files import fsync_directory
@@ -50,8 +49,6 @@ from gnnstore.loaders.options import as_store
 from gnnstore.progress import NullProgress, Progress
 from gnnstore.units import parse_size
 
-_DEFAULT_READERS = 4
-
 
 @torch.no_grad()
 @limits_named("run the model over all nodes")
@@ -66,8 +63,6 @@ def inference(
     memory: int | str | None = None,
     dtype: Any = None,
     device: torch.device | str | None = None,
-    num_threads: int | None = None,
-    io_engine: str | None = None,
     overwrite: bool = False,
     resume: bool = False,
     shard_bytes: int | str | None = None,
@@ -106,10 +101,6 @@ def inference(
         "float64"; by default that of the layer's result.
     device : torch.device or str, optional
         The device of the layers; by default that of their weights.
-    num_threads : int, optional
-        Threads that read; by default up to 4.
-    io_engine : str, optional
-        "io_uring", "pread" or "mmap"; by default the fastest that works.
     overwrite : bool
         Replace an existing `output`, once the new result is complete.
     resume : bool
@@ -141,15 +132,11 @@ def inference(
 
     Notes
     -----
-    With another `memory`, other threads, another engine or measurement of the disk, or after
-    `resume`, blocks begin elsewhere and other rows are kept, and sums may differ in their last
-    bits.
+    With another `memory`, or after `resume`, blocks begin elsewhere and other rows are kept, and
+    sums may differ in their last bits.
     """
     source = as_store(os.fspath(store) if isinstance(store, os.PathLike) else store)
     source.schema.refuse_types(source.path, "layer-wise inference")
-    readers = min(_DEFAULT_READERS, len(os.sched_getaffinity(0)))
-    if num_threads is not None and (readers := whole_number("num_threads", num_threads)) < 1:
-        raise UsageError(f"num_threads={num_threads}: one thread is the least")
     found = read_layers(layers)
     with evaluating(found):
         run = InferenceRun(
@@ -164,8 +151,6 @@ def inference(
             dtype=check_dtype(dtype),
             device=_device(device, found),
             memory_bytes=MemoryBudget.of("auto" if memory is None else memory).num_bytes,
-            num_threads=readers,
-            io_engine=io_engine,
             asked_shard_bytes=(
                 None if shard_bytes is None else parse_size(shard_bytes, name="shard_bytes")
             ),

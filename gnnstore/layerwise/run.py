@@ -6,6 +6,7 @@ is written in another: a copy to the page cache, checksums, and the wait for eac
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
@@ -56,6 +57,7 @@ _LEAST_SHARD_BYTES = 64 << 20
 _MAX_SHARDS = 64
 # Share of a budget for the buffers of reads.
 _STAGING_SHARE = 16
+_READERS = 4
 _WRITER_BYTES = 8 << 20
 _PIECE_BYTES = 96  # for each edge of a piece while it is numbered
 # Memory for each node while out-degrees are counted and compared.
@@ -89,8 +91,6 @@ class InferenceRun:
     dtype: str | None  # the type in which rows are written
     device: torch.device
     memory_bytes: int
-    num_threads: int
-    io_engine: str | None
     asked_shard_bytes: int | None
     progress: Progress
 
@@ -100,7 +100,7 @@ class InferenceRun:
             self.layers, self.input_spec, self.edge_specs, dtype=self.dtype, device=self.device
         )
         path = reader.paged(edge.indptr).file_paths[0]
-        self._engine = shared_tables(self.store).engine(path, self.io_engine)
+        self._engine = shared_tables(self.store).engine(path, None)
         self._num_nodes, self._num_edges = self.store.num_nodes, self.store.num_edges
         self._tables = [plan.disk_bytes(self._num_nodes) for plan in self.plans]
         self._num_sources = -1  # nodes with edges, once they are counted
@@ -247,8 +247,8 @@ class InferenceRun:
 
     def _readers_in(self, memory_bytes: int) -> int:
         """Return the number of threads that read, with buffers within a share of a budget."""
-        each = self._engine.staging_bytes
-        return affordable_threads(memory_bytes, each, self.num_threads, share=_STAGING_SHARE)
+        each, readers = self._engine.staging_bytes, min(_READERS, len(os.sched_getaffinity(0)))
+        return affordable_threads(memory_bytes, each, readers, share=_STAGING_SHARE)
 
     def _kept(self, number: int) -> KeptRows | None:
         """Return room for the rows that a layer keeps, and refers to where they are."""
@@ -319,7 +319,7 @@ class InferenceRun:
         if not names:
             return open_rows(array, "memory")
         # Their file system may differ from the store's.
-        return open_rows(array, open_engine(array.file_paths[0], self.io_engine))
+        return open_rows(array, open_engine(array.file_paths[0]))
 
 
 def check_input(store: GraphStore, name: str) -> AttributeSpec:

@@ -33,8 +33,8 @@ from gnnstore.loaders.assemble import Assembler, Parts
 from gnnstore.loaders.base import BatchLoader
 from gnnstore.loaders.options import LoaderOptions
 from gnnstore.loaders.saved import open_packed_sources
-from gnnstore.partitions.order import PartitionOrder
 from gnnstore.partitions.policy import ResidentTable, Slots
+from gnnstore.partitions.seeds import PartitionOrder
 from gnnstore.partitions.sources import PartitionSources
 from gnnstore.pipeline.lookahead.presample import Presampler, batch_shape
 from gnnstore.pipeline.order import Position, order_bytes, sampling_fingerprint

@@ -20,8 +20,8 @@ import numpy.typing as npt
 
 from gnnstore.errors import CorruptStoreError, UsageError
 from gnnstore.features.source import Rows
+from gnnstore.partitions.policy import EdgesRead
 from gnnstore.partitions.rows import PartitionFiles, PartitionSlots
-from gnnstore.partitions.sizes import EdgesRead
 from gnnstore.sampling.resident import Buckets, Members, ResidentGraph
 from gnnstore.threads import CancelledError, Condition, prefetch
 

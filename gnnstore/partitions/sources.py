@@ -20,11 +20,9 @@ from gnnstore.formats.partitions import BUCKET_PTR_ARRAY, PartitionsReader, open
 from gnnstore.formats.store.schema import EDGE_TYPE, NODE_TYPE
 from gnnstore.graph.shared import StoreSizes, shared_tables
 from gnnstore.partitions.buffer import StateBuffer, StateToRead, building_threads
-from gnnstore.partitions.order import PartitionOrder
-from gnnstore.partitions.policy import BufferShape, PartitionPolicy, Slots
+from gnnstore.partitions.policy import BufferShape, Contents, EdgesRead, PartitionPolicy, Slots
 from gnnstore.partitions.rows import PartitionFiles, PartitionSlots
-from gnnstore.partitions.seeds import by_state
-from gnnstore.partitions.sizes import Contents, EdgesRead
+from gnnstore.partitions.seeds import PartitionOrder, by_state
 from gnnstore.pipeline.batch import Batch, BatchSource, EpochRun, sampled_from
 from gnnstore.pipeline.samplers import KeyedOrder
 from gnnstore.sampling.neighbor import EdgeSample, NeighborSampler, Sample, SamplingConfig, only

@@ -25,7 +25,7 @@ from gnnstore.graph.shared import StoreSizes, shared_tables
 from gnnstore.graph.store import GraphStore
 from gnnstore.graph.store import open as open_store
 from gnnstore.partitions.buffer import building_threads
-from gnnstore.partitions.sizes import (
+from gnnstore.partitions.policy import (
     BufferSizes,
     Contents,
     best_sizes,

@@ -34,7 +34,7 @@ layers = {
 }[kind]()
 begin(group)
 notes = Notes()
-found = gnnstore.inference(layers, store, output, memory=int(memory), progress=notes, num_threads=2)
+found = gnnstore.inference(layers, store, output, memory=int(memory), progress=notes)
 finish(shape=found.shape, blocks=notes.blocks)
 """
 

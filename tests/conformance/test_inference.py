@@ -174,9 +174,7 @@ def test_equals_the_whole_graph(
     x, edges = tensors_of(graph)
     notes = Notes()
     memory = least_memory(layers, path, tmp_path / "out") if is_small else 10**9
-    found = gnnstore.inference(
-        layers, path, tmp_path / "out", memory=memory, progress=notes, num_threads=2
-    )
+    found = gnnstore.inference(layers, path, tmp_path / "out", memory=memory, progress=notes)
     assert isinstance(found, Embeddings)
     expected = on_whole_graph(layers, x, edges)
     torch.testing.assert_close(found.tensor(), expected, atol=1e-5, rtol=1e-5)
@@ -591,11 +589,8 @@ def test_options_that_are_refused(path: Path, tmp_path: Path) -> None:
         ({"input": "z"}, NotFoundError, "no node attribute 'z'"),
         ({"dtype": "int8"}, UsageError, "written as one of float16"),
         ({"memory": "much"}, UsageError, "not a size"),
-        ({"num_threads": 0}, UsageError, "one thread is the least"),
-        ({"num_threads": "a"}, UsageError, "num_threads='a' is not a whole number"),
         ({"device": "nope"}, UsageError, "device='nope'"),
         ({"output": ""}, UsageError, "expected the name of a file or directory"),
-        ({"io_engine": "fast"}, UsageError, "is unknown"),
         ({"resume": True}, UsageError, "need an output="),
         ({"output": tmp_path / "a.npy", "dtype": "bfloat16"}, UsageError, "no bfloat16"),
         ({"output": tmp_path / "no" / "a"}, NotFoundError, "does not exist"),

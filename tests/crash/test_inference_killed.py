@@ -23,7 +23,7 @@ from gnnstore.formats.container.workdir import find_leftovers
 from gnnstore.testing.graphs import random_graph
 from tests.support.forks import ForkServer
 
-OPTIONS: dict[str, Any] = {"memory": "60MB", "shard_bytes": 1 << 16, "num_threads": 1}
+OPTIONS: dict[str, Any] = {"memory": "60MB", "shard_bytes": 1 << 16}
 # After so many nodes of a run, of 4000 a layer, and as many whose out-degrees are counted first:
 # then, twice in the first layer, twice in the second, while degrees are counted for the third, and
 # in it.

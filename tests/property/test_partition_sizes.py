@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from gnnstore.errors import BudgetError
 from gnnstore.formats.partitions import MOST_PARTITIONS
 from gnnstore.partitions.orders import dispersed, two_level
-from gnnstore.partitions.sizes import (
+from gnnstore.partitions.policy import (
     BufferSizes,
     Contents,
     best_sizes,

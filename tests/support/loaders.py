@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from gnnstore import GraphStore
 from gnnstore.features.planned import SlotCache
 from gnnstore.graph.shared import shared_tables
-from gnnstore.partitions.order import PartitionOrder
+from gnnstore.partitions.seeds import PartitionOrder
 from gnnstore.pipeline.lookahead.epochs import LookaheadEpochs
 from gnnstore.threads import THREAD_NAME
 
