@@ -38,7 +38,7 @@ from benchmarks.parts import sequential
 from gnnstore.converters import from_rmat
 from gnnstore.converters.stores.partition import partition
 from gnnstore.formats.partitions import PartitionsReader, open_partitions
-from gnnstore.partitions.rows import PartitionFiles
+from gnnstore.partitions.buffer import PartitionFiles
 from gnnstore.sampling.resident import ResidentGraph
 from gnnstore.tools.bench.harness import drop_from_cache
 from gnnstore.units import spread

@@ -9,10 +9,8 @@ ogbl-collab, ppa and ddi is defined differently: `ogb_hits_at`.
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -99,7 +97,7 @@ def link_ranks(
         dot product: `lambda known, rows, queries: known @ rows.T`.
     queries : edge split, pair or triple of arrays [Q], or array [2, Q]
         Sources and targets of true edges; or sources, relations and targets.
-    table : Tensor, EmbeddingTable, ndarray or path of a .npy file
+    table : Tensor, EmbeddingTable or ndarray
         A row for each of the N nodes: embeddings as `gnnstore.inference` writes them, an attribute
         of a store (`store.features`), a mapping, or a tensor; or embeddings that are learned, best
         in memory or as `export` writes them.
@@ -168,21 +166,15 @@ def link_ranks(
 
 
 class _Table:
-    """Rows by node: of a store, an array, a mapping, a tensor or a .npy file."""
+    """Rows by node: of a store, an array, a mapping or a tensor."""
 
     def __init__(self, table: Any) -> None:
-        if isinstance(table, (str, os.PathLike)):
-            path = Path(table)
-            try:
-                table = np.load(path, mmap_mode="r", allow_pickle=False)
-            except (OSError, ValueError) as error:
-                raise InputError(f"table: {path} is no .npy array ({error})", path=path) from None
         self._table = table
         shape = tuple(getattr(table, "shape", ()))
         if len(shape) < 2:
             raise UsageError(
                 f"table is a {type(table).__name__} of shape {list(shape)}; expected a row for "
-                "each node, [N, ...]: an attribute of a store, an array, a tensor or a .npy file"
+                "each node, [N, ...]: an attribute of a store, an array or a tensor"
             )
         self.num_rows: int = shape[0]
         self.row_bytes: int = max(1, math.prod(shape[1:]) * table.dtype.itemsize)  # in memory

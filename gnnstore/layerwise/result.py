@@ -56,16 +56,6 @@ class Embeddings(LazyTensor):
         return self.source.reader  # type: ignore[attr-defined, no-any-return]
 
     @property
-    def num_nodes(self) -> int:
-        """Number of rows."""
-        return len(self)
-
-    @property
-    def width(self) -> int:
-        """Number of elements in a row."""
-        return self.shape[1]
-
-    @property
     def provenance(self) -> Mapping[str, Any]:
         """The uuid of the store, and the layers that computed the rows."""
         return self._reader.manifest.provenance

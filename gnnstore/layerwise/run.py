@@ -63,9 +63,8 @@ _PIECE_BYTES = 96  # for each edge of a piece while it is numbered
 # Memory for each node while out-degrees are counted and compared.
 _COUNT_BYTES = 4 + 8 + 1
 _SUMMARY = (
-    "{name}: {num_blocks} blocks in {seconds:.1f} s: {seconds_waiting:.1f} s waiting for rows, "
-    "{seconds_running:.1f} s in the layer, {seconds_writing:.1f} s waiting for writes; read "
-    "{bytes_read:,} bytes, wrote {bytes_written:,} ({bytes_packed:,} packed)"
+    "{name}: {num_blocks} blocks in {seconds:.1f} s, {seconds_running:.1f} s of them in the layer; "
+    "read {bytes_read:,} bytes, wrote {bytes_written:,} ({bytes_packed:,} packed)"
 )
 
 
@@ -338,9 +337,8 @@ def run_pass(maker: BlockMaker, writer: PagedArrayWriter, phase: Phase) -> dict[
     start, plan, table, graph = perf_counter(), maker.table.plan, maker.table, maker.graph
     done = writer.skip(writer.num_committed_rows)
     phase.advance(done)
-    graph_bytes, rest_bytes = graph.bytes_read, writer.remaining_bytes
-    waited = ran = 0.0
-    num_blocks = 0
+    before = table.counts.bytes_read + graph.bytes_read, writer.remaining_bytes
+    ran, num_blocks = 0.0, 0
     num_ahead = 1 if maker.limits.is_ahead else 0
     blocks = prefetch(
         maker.blocks(done),
@@ -350,10 +348,8 @@ def run_pass(maker: BlockMaker, writer: PagedArrayWriter, phase: Phase) -> dict[
     )
 
     def run_next() -> Tensor:
-        nonlocal done, waited, ran, num_blocks
-        began = perf_counter()
+        nonlocal done, ran, num_blocks
         first, block, others = next(blocks)
-        waited += perf_counter() - began
         began = perf_counter()
         whole = maker.complete(block, others).to(plan.call.kind.device)
         last = first + whole.num_targets
@@ -385,20 +381,13 @@ def run_pass(maker: BlockMaker, writer: PagedArrayWriter, phase: Phase) -> dict[
     with closing(blocks), closing(written):
         for num_rows in written:
             phase.advance(num_rows)
-    seconds = perf_counter() - start
     return {
         # Of the layer's input; one that is kept or packed counts again.
         "rows_read": table.counts.rows_read,
-        "bytes_read": table.counts.bytes_read
-        + maker.bytes_unpacked
-        + graph.bytes_read
-        - graph_bytes,
-        "bytes_written": rest_bytes - writer.remaining_bytes + maker.bytes_packed,
+        "bytes_read": maker.bytes_unpacked + table.counts.bytes_read + graph.bytes_read - before[0],
+        "bytes_written": maker.bytes_packed + before[1] - writer.remaining_bytes,
         "bytes_packed": maker.bytes_packed,  # of rows that are removed again
         "num_blocks": num_blocks,
-        "seconds": seconds,
-        "seconds_waiting": waited,  # for blocks that were not made yet
+        "seconds": perf_counter() - start,
         "seconds_running": ran,  # in the layer
-        # Waiting for rows of the block before that were not written yet.
-        "seconds_writing": seconds - waited - ran,
     }

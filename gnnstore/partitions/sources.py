@@ -19,9 +19,14 @@ from gnnstore.features.source import AbsentRows, MemoryRows, RowSource
 from gnnstore.formats.partitions import BUCKET_PTR_ARRAY, PartitionsReader, open_partitions
 from gnnstore.formats.store.schema import EDGE_TYPE, NODE_TYPE
 from gnnstore.graph.shared import StoreSizes, shared_tables
-from gnnstore.partitions.buffer import StateBuffer, StateToRead, building_threads
+from gnnstore.partitions.buffer import (
+    PartitionFiles,
+    PartitionSlots,
+    StateBuffer,
+    StateToRead,
+    building_threads,
+)
 from gnnstore.partitions.policy import BufferShape, Contents, EdgesRead, PartitionPolicy, Slots
-from gnnstore.partitions.rows import PartitionFiles, PartitionSlots
 from gnnstore.partitions.seeds import PartitionOrder, by_state
 from gnnstore.pipeline.batch import Batch, BatchSource, EpochRun, sampled_from
 from gnnstore.pipeline.samplers import KeyedOrder

@@ -285,7 +285,7 @@ def test_the_result_can_be_opened(graph: GraphArrays, path: Path, tmp_path: Path
     found = gnnstore.inference(layers, path, output, memory="1GB")
     again = gnnstore.open_embeddings(output)
     assert repr(again) == f"Embeddings({str(output)!r}, float32, shape=[1200, 6])"
-    assert (again.num_nodes, again.width, len(again)) == (1200, 6, 1200)
+    assert len(again) == 1200
     whole = again.read()
     np.testing.assert_array_equal(again[[5, 3, 5]], whole[[5, 3, 5]])
     rows: list[NDArray[Any]] = [part for _, part in again.scan()]

@@ -16,8 +16,8 @@ from gnnstore import Adagrad, EmbeddingTable, LinkNeighborLoader, PartitionPolic
 from gnnstore.budget.ledger import Reservation
 from gnnstore.converters.stores.partition import partition
 from gnnstore.errors import BudgetError, StorageError, UsageError
+from gnnstore.partitions.buffer import PartitionFiles, PartitionSlots
 from gnnstore.partitions.policy import Slots
-from gnnstore.partitions.rows import PartitionFiles, PartitionSlots
 from gnnstore.testing.graphs import random_graph
 
 POLICY = PartitionPolicy(capacity=4, name="spread")

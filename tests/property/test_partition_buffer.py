@@ -12,7 +12,7 @@ import numpy.typing as npt
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gnnstore.embeddings.buffer import PartitionBuffer
+from gnnstore.embeddings.rows import PartitionBuffer
 from gnnstore.errors import StorageError
 from tests.support.effort import examples
 
