@@ -32,7 +32,7 @@ from gnnstore.formats.arrays.dtypes import id_dtype
 from gnnstore.formats.arrays.spec import AttributeSpec
 from gnnstore.formats.container.names import edge_directory, encode
 from gnnstore.formats.store.schema import EdgeType, EdgeTypeSpec
-from gnnstore.formats.store.writer import StoreWriter
+from gnnstore.formats.store.store import StoreWriter
 
 _PREFIX = "rev_"
 _POINTER_BYTES = 2**20
