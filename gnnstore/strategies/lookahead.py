@@ -327,7 +327,8 @@ def policy_of(
         maker = CacheMaker.of(loader, placement, topology, engine)
     if maker is None:
         return POLICIES[placement.strategy.policy]
-    return Fixed(maker.choose, maker.num_rows)
+    scores = maker.scores
+    return Fixed(lambda num_rows: select_nodes(scores(), num_rows), maker.num_rows)
 
 
 @dataclass(frozen=True, eq=False)

@@ -215,7 +215,9 @@ def place(
     why: str = ASKED_FOR,
 ) -> Placement:
     """Decide on the places of a store's parts while a loader runs."""
-    _check_topology(None if isinstance(strategy, Mapping) else strategy, topology)
+    check_choice("topology", topology, TOPOLOGIES)
+    if not isinstance(strategy, Mapping):
+        _check_topology(strategy, topology)
     limit, source = budget.num_bytes + lent_bytes, budget.source
     if not budget.is_measured:
         cached_bytes = 0  # free memory is without the caches of other loaders; a budget is not
@@ -320,10 +322,7 @@ def _place_topology(topology: str, mode: Mode, sizes: StoreSizes, usable_bytes: 
     return cast(Mode, topology)
 
 
-def _check_topology(strategy: StrategyTraits | None, topology: str) -> None:
-    check_choice("topology", topology, TOPOLOGIES)
-    if strategy is None:
-        return
+def _check_topology(strategy: StrategyTraits, topology: str) -> None:
     if strategy.mode == "memory" and topology in {"mmap", "disk"}:
         raise UsageError(
             f"strategy={strategy.name!r} holds everything in memory, the topology included; "

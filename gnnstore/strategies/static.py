@@ -138,10 +138,6 @@ class CacheMaker:
         self.presampler.run(self.topology, self.loader.num_threads, counts)
         return counts
 
-    def choose(self, num_rows: int) -> npt.NDArray[np.int64]:
-        """Return the best `num_rows` nodes, or fewer: int64, ascending."""
-        return select_nodes(self.scores(), num_rows)
-
     def why_none(self, left_bytes: int) -> str:
         """Return the reason for having no cache; empty if there can be one."""
         scores_bytes = self.num_rows * np.dtype(SCORE_DTYPES[self.settings.score]).itemsize
