@@ -33,24 +33,12 @@ class Planner(Protocol):
         """The row in each slot after the last plan, int64 [C]; -1: none that matters. A copy."""
 
     def plan(self, trace: Trace) -> CachePlan:
-        """Plan the next superbatch.
-
-        Plans are followed in the order in which they are made. The trace must not be changed while
-        its plan is used.
-
-        Raises
-        ------
-        UsageError
-            If the trace is not well-formed, or has 2^31 rows or more.
-        """
+        """Plan the next superbatch. Plans are followed in the order in which they are made."""
 
     def restart(self, nodes: npt.NDArray[Any]) -> None:
-        """Go on from a cache that holds these rows; nothing else is known.
+        """Go on from a cache that holds these rows by slot, int64 [C]; -1: none.
 
-        Parameters
-        ----------
-        nodes : ndarray of int64 [C]
-            The row in each slot; -1: none. Of slots with the same row, the first counts.
+        Nothing else is known. Of slots with the same row, the first counts.
         """
 
 
@@ -119,13 +107,7 @@ class CachePolicy(ABC):
         *,
         initial: InitialCache,  # noqa: ARG002 - for policies that look ahead
     ) -> float:
-        """Return the rows that some batches miss, planned together; as LRU by default.
-
-        Parameters
-        ----------
-        initial : "last" or "nothing"
-            The rows in the cache before them; see `Workload.misses`.
-        """
+        """Return the rows that some batches miss, planned together; as LRU by default."""
         return num_batches * reuse.lru_misses(num_slots, num_batches)
 
     def max_kept_distance(self, reuse: ReuseCurve, num_slots: int, num_batches: int) -> int:

@@ -133,33 +133,6 @@ def chunk_bytes(num_rows: npt.NDArray[np.int64], row_bytes: int) -> npt.NDArray[
 
 
 @dataclass(frozen=True, eq=False)
-class MissIndex:
-    """Destinations of the packed rows of each batch."""
-
-    num_rows: npt.NDArray[np.int64]  # int64 [S]: distinct missed rows of each batch
-    places: Spool  # the result of `batch` for each batch
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of memory."""
-        return self.num_rows.nbytes + self.places.num_bytes
-
-    @property
-    def num_disk_bytes(self) -> int:
-        """Bytes on disk, if it is in a file."""
-        return self.places.num_disk_bytes
-
-    def batch(self, i: int) -> Places:
-        """Return where the rows of a batch go, int32, from memory or from a file."""
-        positions, targets, sources = self.places.read(i)
-        return positions, targets, sources
-
-    def close(self) -> None:
-        """Remove the file, if there is one. Idempotent."""
-        self.places.close()
-
-
-@dataclass(frozen=True, eq=False)
 class PackedTable:
     """The file with the packed rows of one table."""
 
@@ -187,34 +160,28 @@ def chunk_reader(engine: str) -> _core.Reader:
     return reader
 
 
+@dataclass(eq=False)
 class PackedSuperbatch:
     """The packed rows of a superbatch. Thread-safe; a context manager that closes it."""
 
-    def __init__(
-        self,
-        directory: Path,
-        index: MissIndex,
-        tables: Mapping[str, PackedTable],
-        reader: _core.Reader,
-        counts: Counter[str],  # of reads, writes, their bytes, and rows: see `_core.pack_rows`
-    ) -> None:
-        self.directory = directory
-        self.index = index
-        self.tables = dict(tables)
-        self.counts = counts
-        self.removed: Callable[[], None] = lambda: None  # to be called once it is closed
-        self._reader = reader
+    directory: Path
+    num_rows: npt.NDArray[np.int64]  # int64 [S]: distinct missed rows of each batch
+    places: Spool  # where rows of each batch go: see `places_within`
+    tables: Mapping[str, PackedTable]
+    reader: _core.Reader
+    counts: Counter[str]  # of reads, writes, their bytes, and rows: see `_core.pack_rows`
+    removed: Callable[[], None] = lambda: None  # to be called once it is closed
 
     @property
     def num_batches(self) -> int:
         """Number of batches, S."""
-        return len(self.index.num_rows)
+        return len(self.num_rows)
 
     @property
     def num_bytes(self) -> int:
         """Bytes on disk."""
         chunks = sum(int(table.chunks.offsets[-1]) for table in self.tables.values())
-        return chunks + self.index.num_disk_bytes
+        return chunks + self.places.num_disk_bytes
 
     def rows(self, i: int) -> dict[str, RowSource]:
         """Return the sources of the rows that batch `i` misses, by the table's path."""
@@ -227,10 +194,10 @@ class PackedSuperbatch:
         """Write the missed rows of a part of batch `i` to their places; the others stay."""
         table = self.tables[path]
         return read_chunk(
-            self._reader,
+            self.reader,
             table.files,
             int(table.chunks.offsets[i]),
-            places_within(part, self.index.batch(i)),
+            places_within(part, *self.places.read(i)),
             out,
             path=table.file_path,
             what=f"batch {i} of the array {path!r}",

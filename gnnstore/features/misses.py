@@ -22,9 +22,8 @@ import numpy.typing as npt
 from gnnstore import _core
 from gnnstore.budget.ledger import Ledger
 from gnnstore.caching.plan import CachePlan, Trace
-from gnnstore.disk.spool import FileSpool, MemorySpool
+from gnnstore.disk.spool import FileSpool, MemorySpool, Spool
 from gnnstore.errors import BudgetError
-from gnnstore.features.chunks import MissIndex
 from gnnstore.sampling.compact import RowRange
 from gnnstore.threads import CancelledError, Flag, for_each, interruptible
 
@@ -44,11 +43,13 @@ POOLED_UNIT_BYTES = 2 << 20
 class MissTable:
     """The distinct rows that each batch misses, and where they go."""
 
-    # int32 or int64 [m]: ``rows[begins[i]:begins[i] + index.num_rows[i]]`` are the rows of batch i
+    # int32 or int64 [m]: ``rows[begins[i]:begins[i] + num_rows[i]]`` are the rows of batch i
     # by node id, type after type, in the order of the table.
     rows: npt.NDArray[Any]
     begins: npt.NDArray[np.int64]  # int64 [S]
-    index: MissIndex
+    num_rows: npt.NDArray[np.int64]  # int64 [S]: distinct missed rows of each batch
+    # Where the rows of each batch go, int32: see `places_within`.
+    places: Spool
     ranges: tuple[RowRange, ...]  # T types, in the order of their rows
     counts: npt.NDArray[np.int64]  # int64 [S, T]: rows of each batch and type
     file: FileSpool | None = None  # the rows of each batch, an array for each type
@@ -62,12 +63,12 @@ class MissTable:
         if self.file is not None:
             samples = sum(each.nbytes for each in self.samples)
             return SPILLED_BATCH_BYTES * len(self.begins) + samples
-        return self.rows.nbytes + self.begins.nbytes + self.index.num_bytes
+        return self.rows.nbytes + 2 * self.begins.nbytes + self.places.num_bytes
 
     def batch(self, i: int) -> npt.NDArray[Any]:
         """Return the rows of a batch that are in memory: a view."""
         begin = int(self.begins[i])
-        return self.rows[begin : begin + int(self.index.num_rows[i])]
+        return self.rows[begin : begin + int(self.num_rows[i])]
 
     def of_type(self, rows: RowRange) -> TypeMisses:
         """Return the rows of a type."""
@@ -86,7 +87,7 @@ class MissTable:
     def close(self) -> None:
         """Remove all files. Idempotent."""
         self.close_rows()
-        self.index.close()
+        self.places.close()
 
 
 class TypeMisses(NamedTuple):
@@ -171,7 +172,7 @@ def _in_memory(
         places.append(i, [positions[begin : begin + int(counts[i].sum())], *repeats])
 
     each(sort_batch)
-    return MissTable(rows, begins, MissIndex(most, places), ranges, counts)
+    return MissTable(rows, begins, most, places, ranges, counts)
 
 
 def _in_files(  # noqa: PLR0917
@@ -206,7 +207,7 @@ def _in_files(  # noqa: PLR0917
         files.pop_all()
     none, begins = idle[0][0][:0], np.zeros(num_batches, np.int64)
     joined = tuple(np.concatenate([none, *(of[t] for of in samples)]) for t in range(len(ranges)))
-    return MissTable(none, begins, MissIndex(most, places), ranges, counts, ids, joined)
+    return MissTable(none, begins, most, places, ranges, counts, ids, joined)
 
 
 def _sort(  # noqa: PLR0917

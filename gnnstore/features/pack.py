@@ -331,7 +331,7 @@ def pack(
             counts.update(more)
         missed.close_rows()
         engine = next(iter(tables.values())).table.engine_name
-        return PackedSuperbatch(own, missed.index, packed, chunk_reader(engine), counts)
+        return PackedSuperbatch(own, misses, missed.places, packed, chunk_reader(engine), counts)
     except BaseException:
         if missed is not None:
             missed.close()

@@ -59,7 +59,7 @@ class SavedRecord:
     slots: npt.NDArray[np.int32]  # int32 [n]
     change_positions: npt.NDArray[np.int32]  # int32 [c]: of the rows that enter
     change_slots: npt.NDArray[np.int32]  # int32 [c]: of these rows, see `PlanStep`
-    positions: npt.NDArray[np.int32]  # of missed rows, see `MissIndex.batch`
+    positions: npt.NDArray[np.int32]  # of missed rows, see `places_within`
     repeat_targets: npt.NDArray[np.int32]  # positions that repeat a missed row
     repeat_sources: npt.NDArray[np.int32]  # positions of these rows
     # Rows of the attributes that are not cached, [n, ...] or [m, ...] of their type.
@@ -283,7 +283,7 @@ class PackedFiles:
             self._chunks,
             table.files,
             int(begins[number]),
-            places_within(part, places),
+            places_within(part, *places),
             out,
             path=table.array.file_paths[0],
             what=f"{self.name_of(number)}, {path!r}",

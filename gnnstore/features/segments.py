@@ -21,9 +21,9 @@ import numpy.typing as npt
 from gnnstore import _core
 from gnnstore._core import ReadCounts
 from gnnstore.caching.segments import SharedRows, segments_of
-from gnnstore.disk.spool import MemorySpool
+from gnnstore.disk.spool import MemorySpool, Spool
 from gnnstore.errors import CorruptStoreError, storage_error, storage_errors
-from gnnstore.features.chunks import MissIndex, PackedChunks, shared_crcs
+from gnnstore.features.chunks import PackedChunks, shared_crcs
 from gnnstore.features.misses import MissTable
 from gnnstore.features.pack import append_missed
 from gnnstore.features.source import FileRows, TypedRows
@@ -69,8 +69,8 @@ class DividedMisses:
     """The misses of a superbatch: shared ones by segment, the others by batch."""
 
     missed: MissTable  # the packed chunks: one for each batch, and then one for each part
-    index: MissIndex  # of all misses
-    # The place of each shared row in its segment's order, in parallel to the positions of `index`.
+    places: Spool  # of all misses
+    # The place of each shared row in its segment's order, in parallel to the positions of `places`.
     ranks: npt.NDArray[Any]
     own: npt.NDArray[np.int64]  # int64 [S]: rows in the chunk of each batch
     ordered: npt.NDArray[Any]  # the rows of all parts, in their segment's order
@@ -88,12 +88,12 @@ class DividedMisses:
         """Bytes of memory."""
         if not self.segments:
             return self.missed.num_bytes
-        kept = self.index.num_bytes + self.ranks.nbytes + self.ordered.nbytes
+        kept = self.places.num_bytes + self.ranks.nbytes + self.ordered.nbytes
         return kept + self.missed.num_bytes
 
     def batch(self, i: int) -> BatchMisses:
         """Return the places of the missed rows of a batch."""
-        positions, targets, sources = self.index.batch(i)
+        positions, targets, sources = self.places.read(i)
         begin, own = int(self.missed.begins[i]), int(self.own[i])
         ranks = self.ranks[begin + own : begin + len(positions)].astype(np.int32)
         return BatchMisses(positions[:own], targets, sources, positions[own:], ranks)
@@ -128,11 +128,10 @@ def divide_misses(
     row_bytes: int,
 ) -> DividedMisses:
     """Find the rows that the batches of each segment share. Changes `missed` and owns it."""
-    index, rows = missed.index, missed.rows
-    own = index.num_rows.copy()
+    rows, own = missed.rows, missed.num_rows.copy()
     if segment == 1:
         none = np.zeros_like(missed.counts)
-        return DividedMisses(missed, index, rows, own, rows[:0], (), none)
+        return DividedMisses(missed, missed.places, rows, own, rows[:0], (), none)
     num_batches, counts = len(own), missed.counts
     own_counts = np.zeros_like(counts)
     found: list[tuple[range, list[int]]] = []
@@ -146,7 +145,7 @@ def divide_misses(
         ordered += [each.in_order() for each in shared]
         found.append((batches, [each.num_rows for each in shared]))
         for i, part in zip(batches, parts, strict=True):
-            own_counts[i] = _divide_batch(missed.batch(i), part, index.batch(i)[0], shared)
+            own_counts[i] = _divide_batch(missed.batch(i), part, missed.places.read(i)[0], shared)
     own = own_counts.sum(axis=1)
     total = sum(sum(sizes) for _, sizes in found)
     part_rows = max(1, _PART_BYTES // row_bytes)
@@ -164,7 +163,7 @@ def divide_misses(
     ordered.clear()
     return DividedMisses(
         missed=_with_parts(missed, own_counts, in_order, segments),
-        index=index,
+        places=missed.places,
         ranks=rows,
         own=own,
         ordered=in_order,
@@ -250,8 +249,7 @@ def _with_parts(
         packed[end - size : end].sort()
     begins = np.concatenate([missed.begins, num_rows + ends - sizes])
     counts = np.concatenate([own, counts])
-    index = MissIndex(counts.sum(axis=1), MemorySpool())
-    return MissTable(packed, begins, index, missed.ranges, counts)
+    return MissTable(packed, begins, counts.sum(axis=1), MemorySpool(), missed.ranges, counts)
 
 
 def _parts(place: SegmentPlace) -> list[tuple[int, int]]:

@@ -380,13 +380,15 @@ class PackedRows(RowSource):
 
 
 def places_within(
-    part: RowRange, places: tuple[npt.NDArray[np.int32], ...]
+    part: RowRange,
+    positions: npt.NDArray[np.int32],  # of each distinct row
+    targets: npt.NDArray[np.int32],  # positions that get the row of another one
+    sources: npt.NDArray[np.int32],  # positions of these other rows
 ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32], npt.NDArray[np.int32]]:
     """Return where packed rows go that are of a node type's part of a batch, from its first row on.
 
-    Places are as `MissIndex.batch` has them: positions and targets ascend from type to type.
+    Positions and targets ascend from type to type.
     """
-    positions, targets, sources = places
     if not part.first and all((each[-1:] < part.num_rows).all() for each in (positions, targets)):
         return positions, targets, sources  # all are of the first type
     _, own = part.part(positions)

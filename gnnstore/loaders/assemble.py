@@ -21,7 +21,7 @@ from gnnstore._core import ReadCounts, empty
 from gnnstore.errors import UsageError
 from gnnstore.features.source import MemoryRows, Rows, RowSource
 from gnnstore.formats.arrays.spec import AttributeSpec
-from gnnstore.formats.store.schema import EdgeType, EdgeTypeSpec, NodeTypeSpec, Schema
+from gnnstore.formats.store.schema import EdgeType, NodeTypeSpec, Schema
 from gnnstore.graph.pyg_data import AssignedAttributes
 from gnnstore.loaders.options import CsrEdges
 from gnnstore.nn.adjacency import AdjT, adjacency
@@ -30,9 +30,8 @@ from gnnstore.sampling.neighbor import NodeType, Sample, each_type, only, with_r
 from gnnstore.seeds.base import SeedLabels
 from gnnstore.strategies.base import Sources
 
-
-def hold_nothing(_: object) -> None:
-    """Do nothing: nobody counts the arrays of this batch."""
+# Is told of the large arrays of a batch.
+_Hold = Callable[[npt.NDArray[Any]], None]
 
 
 @dataclass(frozen=True)
@@ -74,9 +73,7 @@ class AttributeRows:
 class Gathering:
     """The attributes of one batch: rows that its source provided, and others read by ids."""
 
-    def __init__(
-        self, rows: Mapping[str, Rows], hold: Callable[[npt.NDArray[Any]], None] = hold_nothing
-    ) -> None:
+    def __init__(self, rows: Mapping[str, Rows], hold: _Hold | None = None) -> None:
         self._rows = rows
         self._hold = hold
         self._num_bytes, self._counts = 0, ReadCounts()
@@ -88,7 +85,8 @@ class Gathering:
         values: dict[str, Tensor] = {}
         for name, attribute in attributes.items():
             found, read = self._rows.get(attribute.path) or attribute.gather(ids)
-            self._hold(found)
+            if self._hold is not None:
+                self._hold(found)
             tensor = torch.from_numpy(found)
             if attribute.is_bfloat16:
                 tensor = tensor.view(torch.bfloat16)
@@ -118,11 +116,6 @@ class Gathering:
     def note(self, cost: BatchCost) -> None:
         """Note what gathering took."""
         cost.bytes_gathered, cost.counts = self._num_bytes, self._counts
-
-
-def id_path(edge: EdgeTypeSpec, sources: Sources) -> str:
-    """Return the path of the ids that batches show; empty where these are positions."""
-    return edge.edge_id.path if edge.edge_id is not None and sources.e_id == "input" else ""
 
 
 class BatchSchema(Protocol):
@@ -217,7 +210,10 @@ class Assembler:
         }
         # Ids of edges, and the paths of these; without, positions are ids.
         self._edge_ids = {
-            edge.type: (id_path(edge, sources), sources.edge_ids.get(edge.type))
+            edge.type: (
+                edge.edge_id.path if edge.edge_id is not None and sources.e_id == "input" else "",
+                sources.edge_ids.get(edge.type),
+            )
             for edge in schema.edge_types
         }
         self._graph_level = store.graph_attributes()
@@ -232,11 +228,10 @@ class Assembler:
         # A copy in another process opens the store itself; nothing large is pickled.
         return (type(self), self._arguments)
 
-    def assemble(
-        self, batch: Batch, hold: Callable[[npt.NDArray[Any]], None] = hold_nothing
-    ) -> None:
+    def assemble(self, batch: Batch, hold: _Hold | None = None) -> None:
         """Set a batch's output to its sample with the attributes."""
-        sample, labels = _prepared(batch)
+        sample, labels = batch.sample, batch.labels
+        assert sample is not None and labels is not None  # noqa: S101, PT018 - it is prepared
         parts = Parts.of(sample, joins_reverse=self._joins_reverse)
         batch.output = self.join(parts, labels, batch.rows, batch.cost, hold)
 
@@ -297,7 +292,7 @@ class Assembler:
         labels: SeedLabels,
         rows: Mapping[str, Rows],
         cost: BatchCost,
-        hold: Callable[[npt.NDArray[Any]], None] = hold_nothing,
+        hold: _Hold | None = None,
     ) -> Any:
         """Return a subgraph with its attributes; those that are not in `rows` are read by ids."""
         gathering = Gathering(rows, hold)
@@ -393,12 +388,6 @@ class Assembler:
         )
 
 
-def _prepared(batch: Batch) -> tuple[Sample, SeedLabels]:
-    if batch.sample is None or batch.labels is None:
-        raise TypeError("a batch without a sample cannot be assembled")
-    return batch.sample, batch.labels
-
-
 @dataclass(frozen=True)
 class OutputAssembler:
     """The round trip through PyG's `SamplerOutput`, which `transform_sampler_output` may change."""
@@ -409,12 +398,14 @@ class OutputAssembler:
 
     def output(self, batch: Batch) -> Any:
         """Return a sample as PyG's samplers do, but that `edge` holds positions in the columns."""
-        sample, labels = _prepared(batch)
+        sample, labels = batch.sample, batch.labels
+        assert sample is not None and labels is not None  # noqa: S101, PT018 - it is prepared
         return self.assembler.output_of(sample, labels.metadata())
 
     def assemble_output(self, batch: Batch, output: Any) -> None:
         """Set a batch's output; rows that were provided for it are chosen anew."""
-        sample, labels = _prepared(batch)
+        sample, labels = batch.sample, batch.labels
+        assert sample is not None and labels is not None  # noqa: S101, PT018 - it is prepared
         parts = self.assembler.parts_from(output)
         rows: dict[str, Rows] = {}
         for selection in self.assembler.selections(sample, parts):
@@ -453,11 +444,11 @@ class OutputAssembler:
 
 
 def checked_class(data_class: Any, wanted: type) -> Any:
-    """Refuse a class that makes no `Data` or `HeteroData`, before the first batch."""
+    """Refuse what is no class of `Data` or `HeteroData`, before the first batch."""
     if not isinstance(data_class, type) or not issubclass(data_class, wanted):
         raise UsageError(
             f"custom_cls={data_class!r}: expected torch_geometric.data.{wanted.__name__} or a "
-            "subclass, which is made without arguments"
+            "subclass that is made without arguments"
         )
     return data_class
 

@@ -21,7 +21,7 @@ from gnnstore.pictures import (
     save_picture,
 )
 from gnnstore.timeline import Event, Timeline
-from gnnstore.units import format_count, format_duration, format_size
+from gnnstore.units import format_count, format_size
 
 if TYPE_CHECKING:
     from gnnstore.formats.store.schema import Schema
@@ -170,7 +170,6 @@ _NAMES = {
     "partitions": "the next partitions",
 }
 _MOST_ROWS = 40  # threads that are drawn
-_FEW = 2000  # stages
 
 
 def writer_of(path: str | os.PathLike[str]) -> Callable[[Timeline, Path], object]:
@@ -200,7 +199,6 @@ def draw_timeline(timeline: Timeline, file: Path) -> Path:
             of_stage[rows[thread], depth].append(((start - begin_ns) / 1e9, (end - start) / 1e9))
     figure, (axes,) = new_axes(1, 12, 2.2 + 0.45 * len(rows))
     axes.grid(visible=False, axis="y")
-    gap = 0.2 if len(events) < _FEW else 0.0  # between bars, unless it would hide most of them
     looks = looks_of(name for name in (*_NAMES, *sorted(bars.keys() - _NAMES)) if name in bars)
     for name, look in looks.items():
         label: str | None = _NAMES.get(name, name)
@@ -208,7 +206,7 @@ def draw_timeline(timeline: Timeline, file: Path) -> Path:
             height = 0.8 * 0.6**depth  # the stages within another one are seen on it
             place = (row - height / 2, height)
             style: dict[str, Any] = {"facecolor": look.colour, "edgecolor": "white"}
-            axes.broken_barh(spans, place, linewidth=gap, label=label, zorder=2 + depth, **style)
+            axes.broken_barh(spans, place, linewidth=0.2, label=label, zorder=2 + depth, **style)
             label = None
     axes.set_yticks(range(len(rows)), [threads[thread] for thread in rows])
     axes.set_ylim(len(rows) - 0.4, -0.6)
@@ -221,7 +219,7 @@ def draw_timeline(timeline: Timeline, file: Path) -> Path:
         axes.annotate(text, (1, 1), xycoords="axes fraction", ha="right", va="bottom", color=GREY)
     if bars:
         legend_below(figure, axes, fontsize=9, ncols=4)
-    return save_picture(figure, file, _title(file.name, events))
+    return save_picture(figure, file, file.name)
 
 
 def _depths(events: list[Event]) -> list[int]:
@@ -235,19 +233,3 @@ def _depths(events: list[Event]) -> list[int]:
         found.append(len(ends))
         ends.append(end)
     return found
-
-
-def _title(name: str, events: list[Event]) -> str:
-    """Return what the loop did: batches, their time, and what of it was waiting."""
-    seconds: dict[str, float] = defaultdict(float)
-    for start, end, _, stage, _ in events:
-        seconds[stage] += (end - start) / 1e9
-    num_batches = sum(stage == "training" for _, _, _, stage, _ in events)
-    total = seconds["training"] + seconds["wait"]
-    if not total:
-        return name
-    took = f"{total:.3g} s" if total < 100 else format_duration(total)
-    return (
-        f"{name}: {format_count(num_batches, 'batch')} in {took}, "
-        f"of which the loop waited {seconds['wait'] / total:.0%}"
-    )

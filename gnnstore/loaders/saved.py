@@ -143,11 +143,6 @@ class PackedEpochs:
     ----------
     reader : PackedReader
         Manifest and files.
-
-    Raises
-    ------
-    NotFoundError, UnsupportedVersionError, CorruptStoreError, StorageError
-        See `PackedReader.open`.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:

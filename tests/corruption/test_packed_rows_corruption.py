@@ -114,7 +114,7 @@ def test_what_packing_reads_back_is_compared(
     store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def damage(appended: Any, _: Any, missed: Any, files: Any) -> None:
-        last = len(missed.index.num_rows) - 1
+        last = len(missed.num_rows) - 1
         flip(files["nodes/node/x"][0], int(appended["nodes/node/x"].offsets[last]))
 
     altering(monkeypatch, segment_packing, "append_missed", damage)

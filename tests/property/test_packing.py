@@ -53,7 +53,7 @@ def check(
     raw = rows.reshape(len(rows), -1).view(np.uint8)
     content = packed.tables[path].file_path.read_bytes()
     assert content == packed_file(raw, trace.ids, trace.offsets, slots)
-    chunk_bytes = packed.index.num_rows * raw.shape[1]
+    chunk_bytes = packed.num_rows * raw.shape[1]
     offsets = packed.tables[path].chunks.offsets[:-1].tolist()
     assert packed.tables[path].chunks.crcs.tolist() == piece_crcs(
         content, offsets, chunk_bytes.tolist(), BLOCK_BYTES

@@ -165,7 +165,7 @@ def test_files_come_and_go(case: Case) -> None:
     packed = case.pack()
     names = [name.split("/")[-1] for name in case.left() if "/" in name]
     assert names == ["0.rows", "positions"], "ids are of no use any more"
-    assert packed.index.num_bytes < 100 * len(SIZES)
+    assert packed.places.num_bytes < 100 * len(SIZES)
     packed.close()
     packed.close()
     assert case.left() == []
@@ -179,7 +179,7 @@ def test_files_come_and_go(case: Case) -> None:
 def test_positions_that_were_damaged_are_not_used(case: Case, batch: int) -> None:
     with case.pack() as packed:
         (path,) = case.directory.rglob("positions")
-        places = packed.index.places
+        places = packed.places
         assert isinstance(places, FileSpool)
         flip(path, int(places.begins[batch, 0]), 0)
         for i in range(len(SIZES)):

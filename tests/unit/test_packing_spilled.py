@@ -86,7 +86,7 @@ def test_the_same_files(case: Case, num_slots: int, num_threads: int) -> None:
             BLOCK_BYTES,
         )
         end = int(runs["x"].offsets[-1])
-        np.testing.assert_array_equal(missed.index.num_rows, expected.misses)
+        np.testing.assert_array_equal(missed.num_rows, expected.misses)
         spilled.close()
     assert case.left() == [file.name]
 

@@ -243,9 +243,9 @@ def test_packed_rows(
         num_threads=2,
     ) as packed:
         spilled_bytes = 4 * int(plan.misses.sum()) if is_spilled else 0
-        written = packed.num_bytes - packed.index.num_disk_bytes
+        written = packed.num_bytes - packed.places.num_disk_bytes
         assert 0 < written <= packed_bytes(files, plan.misses)
-        assert packed.index.num_disk_bytes >= spilled_bytes
+        assert packed.places.num_disk_bytes >= spilled_bytes
         for i in range(NUM_BATCHES):
             step = PlanStep(case.trace.batch(i), plan.batch_slots(i), *plan.batch_changes(i))
             found = cache.gather(turns, i, step, packed.rows(i))
@@ -263,12 +263,12 @@ def test_room_for_packed_rows(case: Case) -> None:
         case.trace, plan_of(case.trace, slots), ranges_of(files), memory_bytes=MEMORY_BYTES
     )
     exact = packed_bytes(files, missed.counts)
-    assert missed.counts.sum(axis=1).tolist() == missed.index.num_rows.tolist()
+    assert missed.counts.sum(axis=1).tolist() == missed.num_rows.tolist()
     with pack(
         files, case.trace, plan_of(case.trace, slots), case.directory, memory_bytes=MEMORY_BYTES
     ) as packed:
         assert packed.num_bytes == packed.counts["bytes_written"] == exact
-    assert packed_bytes(files, missed.index.num_rows) > exact
+    assert packed_bytes(files, missed.num_rows) > exact
 
 
 @pytest.mark.parametrize("segment", [2, 5, NUM_BATCHES])
