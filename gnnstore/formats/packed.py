@@ -126,14 +126,9 @@ class PackedManifest(Manifest):
         return count if isinstance(count, int) and 0 < count <= _MAX_SEED_ARRAYS else 1
 
     @property
-    def index_columns(self) -> int:
-        """Columns of the index."""
-        return INDEX_COLUMNS + (2 if self.caches_types else 1) * len(self.cached)
-
-    @property
-    def segment_columns(self) -> int:
-        """Columns of the segments."""
-        return SEGMENT_COLUMNS + (2 if self.caches_types else 1) * len(self.cached)
+    def cached_columns(self) -> int:
+        """Columns of the index, and of the segments, for the cached attributes."""
+        return (2 if self.caches_types else 1) * len(self.cached)
 
     @property
     def caches_types(self) -> bool:
@@ -251,12 +246,15 @@ class PackedReader(SealedReader[PackedManifest]):
         """Read the index, and refuse one that names bytes outside of the files."""
         manifest = self.manifest
         expected: dict[str, tuple[tuple[str, ...], tuple[int | None, ...]]] = {
-            INDEX_ARRAY: (("int64",), (manifest.num_batches, manifest.index_columns)),
+            INDEX_ARRAY: (
+                ("int64",),
+                (manifest.num_batches, INDEX_COLUMNS + manifest.cached_columns),
+            ),
             BATCHES_ARRAY: (("uint8",), (None,)),
             **dict.fromkeys(self._rows_arrays(), (("uint8",), (None,))),
         }
         if manifest.has_segments:
-            expected[SEGMENTS_ARRAY] = ("int64",), (None, manifest.segment_columns)
+            expected[SEGMENTS_ARRAY] = ("int64",), (None, SEGMENT_COLUMNS + manifest.cached_columns)
         self.expect(manifest.paged_arrays, expected)
         for path in expected:
             if (count := self._array(path).layout.num_shards) > 1:  # kernels read the only one

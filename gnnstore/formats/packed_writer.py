@@ -39,7 +39,9 @@ from gnnstore.formats.container.writer import SealedWriter
 from gnnstore.formats.packed import (
     BATCHES_ARRAY,
     INDEX_ARRAY,
+    INDEX_COLUMNS,
     PACKED_ALIGNMENT_BYTES,
+    SEGMENT_COLUMNS,
     SEGMENTS_ARRAY,
     PackedManifest,
     PackedReader,
@@ -210,10 +212,11 @@ class PackedWriter(SealedWriter):
         for name, file in self._growing.items():
             arrays.append(AttributeSpec(name, name, "paged", "uint8", (file.size_bytes,)))
             self._files |= file.finish()
-        arrays.append(self._write_table(INDEX_ARRAY, self.index, manifest.index_columns))
+        width = INDEX_COLUMNS + manifest.cached_columns
+        arrays.append(self._write_table(INDEX_ARRAY, self.index, width))
         if manifest.has_segments:
-            columns = manifest.segment_columns
-            arrays.append(self._write_table(SEGMENTS_ARRAY, self.segments, columns))
+            width = SEGMENT_COLUMNS + manifest.cached_columns
+            arrays.append(self._write_table(SEGMENTS_ARRAY, self.segments, width))
         for spec in manifest.schema.graph_arrays.values():
             self.compressed(spec.path, graph[spec.path], name=spec.name, dtype=spec.dtype)
         return self.seal(replace(manifest, paged_arrays=tuple(arrays)))

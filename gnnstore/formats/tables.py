@@ -33,7 +33,7 @@ from gnnstore.formats.container.files import (
     write_new,
 )
 from gnnstore.formats.container.manifest import KINDS, Kind, Manifest
-from gnnstore.formats.container.strict_json import Fields, parse_object
+from gnnstore.formats.container.strict_json import Fields, parse_object, to_json
 
 MANIFEST_FILE = "table.json"
 SLOTS_FILE = "slots"
@@ -215,7 +215,7 @@ class TableManifest(Manifest):
             "version": self.VERSION,
             "created_by": self.created_by,
             "uuid": self.uuid,
-            **self.fields(),
+            **to_json(self, Manifest),
         }
         return json.dumps({"crc32c": crc32c_of(canonical(table)), "table": table}).encode()
 

@@ -10,7 +10,8 @@ import numpy as np
 
 from gnnstore.budget.ledger import Ledger, Reservation
 from gnnstore.caching.segments import Recurrences, search_segment
-from gnnstore.strategies.superbatch_costs import epoch_bytes
+from gnnstore.features.tables import CachedTables
+from gnnstore.strategies.superbatch_costs import epoch_bytes, mean_row_bytes
 from gnnstore.units import format_duration, format_size
 
 if TYPE_CHECKING:
@@ -79,10 +80,13 @@ def estimate_packing(packer: EpochPacker, profile: DeviceProfile | None) -> Pack
     """Sample some batches; let batches share rows if a disk budget asks for it."""
     settings, per_epoch = packer.settings, packer.batches_per_epoch
     epochs, budget, may_choose = settings.epochs, settings.disk_bytes, settings.segment is None
+    misses, seen = packer.sampler.sampled
+    cached, pools = CachedTables.of(packer.store.schema, packer.tables.keys()), packer.pools
+    row_bytes = mean_row_bytes(cached, seen)
     rows, records = epoch_bytes(
-        packer.misses,
-        packer.seen,
-        row_bytes=packer.row_bytes,
+        misses,
+        seen,
+        row_bytes=row_bytes,
         num_slots=packer.num_slots,
         superbatch=packer.superbatch,
         num_batches=per_epoch,
@@ -96,14 +100,15 @@ def estimate_packing(packer: EpochPacker, profile: DeviceProfile | None) -> Pack
             stored = missed * found.stored_rows(segment) / max(1, found.num_missed)
             # A row that is saved was one of at least two that are shared now.
             places = _SHARED_BYTES * 2 * (missed - stored)
-            return int(stored * packer.row_bytes), int(records + places)
+            return int(stored * row_bytes), int(records + places)
 
         if is_tight and budget is not None:
             most = _SAFETY * budget / epochs
             shortest = search_segment(found, lambda segment: sum(shared(segment)) <= most)
             packer.segment = found.num_batches if shortest is None else shortest
         rows, records = shared(packer.segment)
-    total, table_bytes = epochs * (rows + records), packer.table_bytes
+    total = epochs * (rows + records)
+    table_bytes = sum(table.num_rows * table.row_bytes for table in packer.tables.values())
     read_bytes = epochs * -(-per_epoch // packer.superbatch) * table_bytes
     seconds = None
     if profile is not None and profile.is_direct:
@@ -119,7 +124,7 @@ def estimate_packing(packer: EpochPacker, profile: DeviceProfile | None) -> Pack
         blow_up=total / table_bytes if table_bytes else 0.0,
         superbatch=packer.superbatch,
         num_slots=packer.num_slots,
-        cache_bytes=packer.num_slots * packer.slot_bytes,
+        cache_bytes=packer.num_slots * (cached.slot_bytes if pools is None else pools.slot_bytes),
         segment=packer.segment,
         seconds=seconds,
     )

@@ -38,10 +38,8 @@ from gnnstore.formats.packed_writer import PackedWriter
 from gnnstore.graph.shared import shared_tables
 from gnnstore.graph.store import GraphStore
 from gnnstore.packing.sampling import EpochSampler, PackSettings
-from gnnstore.pipeline.lookahead.presample import Presampled
 from gnnstore.pipeline.lookahead.superbatch import Superbatch
 from gnnstore.progress import NullProgress, Progress
-from gnnstore.strategies.superbatch_costs import MissModel, mean_row_bytes
 from gnnstore.threads import ordered_map
 from gnnstore.units import format_at_least, format_size
 
@@ -57,11 +55,11 @@ class EpochPacker:
     def __init__(self, store: GraphStore, settings: PackSettings) -> None:
         self.store = store
         self.settings = settings
-        self._sampler = EpochSampler(store, settings)
-        self.batches_per_epoch = self._sampler.batches_per_epoch
-        cached = [spec.path for spec in self._sampler.tables.specs]
-        size = self._sampler.size
-        segment, pools = settings.segment or 1, self._sampler.pools
+        self.sampler = EpochSampler(store, settings)
+        self.batches_per_epoch = self.sampler.batches_per_epoch
+        cached = [spec.path for spec in self.sampler.tables.specs]
+        size = self.sampler.size
+        segment, pools = settings.segment or 1, self.sampler.pools
         shares = () if pools is None else pools.shares
         self._decide(cached, size.num_slots, shares, size.superbatch, segment)
 
@@ -76,53 +74,19 @@ class EpochPacker:
         """Set the attributes that are packed, the cached rows, and the length of superbatches."""
         widths = CachedTables.of(self.store.schema, cached).widths
         self.pools = SlotPools.divided(widths, shares) if shares else None
-        store, engine = self.store, self._sampler.sources.engine
+        store, engine = self.store, self.sampler.sources.engine
         nodes, edges = store.schema.node_attributes(), store.schema.edge_attributes()
         self.num_slots, self.superbatch = num_slots, superbatch
         opened: dict[str, TypedRows[RowSource]] = {}
         if engine is not None:
             shared, found = shared_tables(store), CachedTables.of(store.schema, cached)
             opened = found.open(lambda spec: shared.rows_on_disk(store, spec, engine))
-        self.sources = {path: rows.table for path, rows in opened.items()}
         self._typed = files_of(opened)
         self.tables = {path: rows.table for path, rows in self._typed.items()}
         # Without rows on disk there is nothing to share.
         self.segment = min(segment, superbatch) if self.tables else 1
         # The attributes whose rows are in the records: of nodes, and then of edges.
         self.plain = (*(spec for spec in nodes if spec.path not in self.tables), *edges)
-
-    @property
-    def slot_bytes(self) -> int:
-        """Bytes of a slot for a node's packed rows, on average over pools of slots."""
-        if self.pools is not None:
-            return self.pools.slot_bytes
-        return CachedTables.of(self.store.schema, self.tables.keys()).slot_bytes
-
-    @property
-    def table_bytes(self) -> int:
-        """Bytes of the tables whose rows are packed."""
-        return sum(table.num_rows * table.row_bytes for table in self.tables.values())
-
-    @property
-    def row_bytes(self) -> int:
-        """Bytes of a node's packed rows, on average over those that batches need."""
-        found = CachedTables.of(self.store.schema, self.tables.keys())
-        return mean_row_bytes(found, self.seen)
-
-    @property
-    def misses(self) -> MissModel | None:
-        """The rows that a cache misses, by a sample; None if no rows are packed."""
-        return self._sampler.sampled[0]
-
-    @property
-    def seen(self) -> Presampled:
-        """The sizes of sampled batches."""
-        return self._sampler.sampled[1]
-
-    @property
-    def reason(self) -> str:
-        """The placement of the store's tables and topology during packing, and its reason."""
-        return self._sampler.sources.placement.reason
 
     def pack(
         self,
@@ -138,7 +102,7 @@ class EpochPacker:
         writer = PackedWriter(
             path,
             asked={
-                "fingerprint": self._sampler.fingerprint,
+                "fingerprint": self.sampler.fingerprint,
                 "seed": settings.config.seed,
                 "epochs": settings.epochs,
                 "memory": settings.memory,
@@ -180,7 +144,7 @@ class EpochPacker:
     def _manifest(self, writer: PackedWriter) -> PackedManifest:
         settings = self.settings
         return PackedManifest(
-            fingerprint=self._sampler.fingerprint,
+            fingerprint=self.sampler.fingerprint,
             seed=settings.config.seed,
             epochs=settings.epochs,
             batches_per_epoch=self.batches_per_epoch,
@@ -191,7 +155,7 @@ class EpochPacker:
             schema=self.store.schema,
             cached=tuple(self.tables),
             plain=tuple(spec.path for spec in self.plain),
-            has_edge_ids=bool(self._sampler.sources.edge_ids),
+            has_edge_ids=bool(self.sampler.sources.edge_ids),
             segment=self.segment,
             cached_by=settings.cached_by,
             piece_bytes=BLOCK_BYTES,
@@ -203,7 +167,7 @@ class EpochPacker:
         if writer.num_superbatches >= (epoch + 1) * per_epoch:
             return
         planner = self._make_planner()
-        superbatches = self._sampler.superbatches(epoch, self.superbatch, planner)
+        superbatches = self.sampler.superbatches(epoch, self.superbatch, planner)
         for number, superbatch in enumerate(superbatches, epoch * per_epoch):
             with closing(superbatch):
                 if number >= writer.num_superbatches:
@@ -211,7 +175,7 @@ class EpochPacker:
 
     def _make_planner(self) -> Planner:
         """Return the planner of cached rows, for the empty cache of an epoch."""
-        return pooled(self._sampler.policy, self.pools).planner(self.num_slots)
+        return pooled(self.sampler.policy, self.pools).planner(self.num_slots)
 
     @property
     def _slot_shares(self) -> tuple[int, ...]:
@@ -220,11 +184,11 @@ class EpochPacker:
     def first_superbatch(self) -> Superbatch:
         """Sample and plan the first batches; to be closed by the caller."""
         planner = self._make_planner()
-        return next(self._sampler.superbatches(0, self.superbatch, planner, reads_edges=False))
+        return next(self.sampler.superbatches(0, self.superbatch, planner, reads_edges=False))
 
     def close(self) -> None:
         """Remove the scratch files. Idempotent."""
-        self._sampler.close()
+        self.sampler.close()
 
     def _pack_superbatch(
         self, writer: PackedWriter, of: Superbatch, advance: Callable[[int], None]
@@ -292,7 +256,7 @@ class EpochPacker:
             shared = (places.shared_positions, places.shared_ranks)
             shared_crcs = tuple(misses.batch_crcs(own, i, places.shared_ranks) for own in chunks)
         change_positions, change_slots = of.planned.batch_changes(i)
-        sources, schema = self._sampler.sources, self.store.schema
+        sources, schema = self.sampler.sources, self.store.schema
         ids_of: dict[str, npt.NDArray[Any]] = {}  # node ids, or positions of edges
         for path, owner in schema.owners().items():
             ids_of[path] = (
@@ -361,7 +325,7 @@ class EpochPacker:
     def packing_memory(self, of: Superbatch) -> int:
         """Return the memory for packing a superbatch."""
         # Packing that is continued keeps its sizes; the memory left now may differ.
-        return max(self._least_memory(of), self._sampler.size.memory_bytes - of.num_bytes)
+        return max(self._least_memory(of), self.sampler.size.memory_bytes - of.num_bytes)
 
     def collect_misses(self, of: Superbatch, memory_bytes: int) -> MissTable:
         """Return the distinct rows that each batch misses, ascending."""

@@ -65,23 +65,6 @@ def test_options_that_nothing_would_read(run: Any, store: Path, tmp_path: Path) 
     assert not (tmp_path / "b.gnn").exists()
 
 
-def test_no_store_lies_in_another(run: Any, store: Path, tmp_path: Path) -> None:
-    """To verify the outer one would find files that do not belong there."""
-    (store / "empty").mkdir()
-    for words in (
-        ("reorder", store, store / "in.gnn"),
-        ("reorder", store, store / "empty" / "in.gnn"),
-        ("reorder", store, store / "plans.gnn" / ".." / "in.gnn"),
-        ("partition", store, "-p", 2, "--output", store / "nodes" / "pp"),
-        ("pack", store, "--num-neighbors", 2, "--output", store / "nodes" / "plan"),
-    ):
-        done = run(*words, "-q")
-        assert done.status in {2, 3}, words
-        assert done.status == 3 or "lies inside" in done.stderr, words
-    (store / "empty").rmdir()
-    assert run("verify", store, "--level", "full").status == 0
-
-
 def test_sampling_keeps_to_the_budget(
     run: Any, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -172,10 +172,6 @@ def test_flipped_byte_in_a_far_block_is_located(
             file.write(bytes([byte ^ 0x80]))
     ranges = [(p.first_byte, p.end_byte) for p in verify(example.path).problems]
     assert ranges == [(2**20, 3 * 2**20), (4 * 2**20, shard.stat().st_size)]
-    monkeypatch.setattr("gnnstore.formats.container.verify._MAX_RANGES_PER_FILE", 1)
-    found = verify(example.path).problems
-    assert [problem.first_byte for problem in found] == [2**20, None]
-    assert found[1].message == "and 1 more damaged ranges"
 
 
 @pytest.mark.parametrize(
@@ -520,7 +516,7 @@ def test_unfinished_conversion_is_mentioned(tmp_path: Path) -> None:
     unfinished = tmp_path / ".a.gnn.tmp-12345678"
     unfinished.mkdir()
     (unfinished / "part").write_bytes(b"x" * 5000)
-    refuse(tmp_path / "a.gnn", r"an unfinished store \(5 kB\) lies next to it", NotFoundError)
+    refuse(tmp_path / "a.gnn", r"an unfinished store lies next to it", NotFoundError)
 
 
 def test_all_damage_is_listed_where_files_are_missing_or_short(tmp_path: Path) -> None:

@@ -73,21 +73,17 @@ def _chunk_shape(shape: tuple[int, ...], item_bytes: int) -> tuple[int, ...]:
     return tuple(chunk)
 
 
-def chunk_counts(shape: tuple[int, ...], chunk_shape: tuple[int, ...]) -> tuple[int, ...]:
+def chunk_counts(shape: tuple[int, ...], chunk_shape: tuple[int, ...]) -> list[int]:
     """Return the number of chunks of a compressed array along each axis."""
-    return tuple(-(-extent // length) for extent, length in zip(shape, chunk_shape, strict=True))
+    return [-(-extent // length) for extent, length in zip(shape, chunk_shape, strict=True)]
 
 
-def chunk_positions(counts: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
-    """Yield the positions of all chunks of a compressed array."""
+def chunk_files(counts: list[int]) -> Iterator[tuple[tuple[int, ...], str]]:
+    """Yield the position and the file name of each chunk of a compressed array."""
     # product() makes lists of its ranges: a hostile array is empty along one axis, long along
     # another.
-    return itertools.product(*map(range, counts)) if 0 not in counts else iter(())
-
-
-def chunk_file_name(position: tuple[int, ...]) -> str:
-    """Return the file name of a chunk."""
-    return ".".join(["c", *map(str, position)])
+    for position in itertools.product(*map(range, counts)) if 0 not in counts else ():
+        yield position, ".".join(["c", *map(str, position)])
 
 
 def read_chunks(
@@ -104,8 +100,8 @@ def read_chunks(
     spec.check(dtype, shape, path)
     chunk = np.empty(chunk_shape, STORAGE_DTYPES[dtype])
     raw = chunk.reshape(-1).view(np.uint8)
-    for position in chunk_positions(chunk_counts(shape, chunk_shape)):
-        file = directory / chunk_file_name(position)
+    for position, name in chunk_files(chunk_counts(shape, chunk_shape)):
+        file = directory / name
         frame = read_small(file, MAX_COMPRESSED_FILE_BYTES)
         try:
             _decode(frame, raw)

@@ -84,11 +84,6 @@ class Manifest(ABC):
     reader_features: tuple[str, ...] = ()
     writer_features: tuple[str, ...] = ()
 
-    def fields(self) -> Mapping[str, Any]:
-        """Return the fields of this kind, as JSON values."""
-        found: Mapping[str, Any] = to_json(self, Manifest)
-        return found
-
     @classmethod
     def parse(cls, own: Fields) -> Mapping[str, Any]:
         """Check the fields of this kind, and return them as arguments of the class."""
@@ -135,7 +130,7 @@ class Manifest(ABC):
             "manifest_crc32c": ZERO_CRC,
             "uuid": self.uuid,
             "created_by": self.created_by,
-            **self.fields(),
+            **to_json(self, Manifest),
             "block_bytes": BLOCK_BYTES,
             "files": [[entry.path, entry.size_bytes] for entry in self.files],
             "checksum_files": [

@@ -20,12 +20,7 @@ from gnnstore.errors import (
     StorageError,
     storage_errors,
 )
-from gnnstore.formats.arrays.compressed import (
-    chunk_counts,
-    chunk_file_name,
-    chunk_positions,
-    read_chunks,
-)
+from gnnstore.formats.arrays.compressed import chunk_counts, chunk_files, read_chunks
 from gnnstore.formats.arrays.dtypes import STORAGE_DTYPES
 from gnnstore.formats.arrays.paged import PagedArray
 from gnnstore.formats.arrays.spec import AttributeSpec
@@ -39,7 +34,6 @@ from gnnstore.formats.arrays.zarr_metadata import (
 from gnnstore.formats.container.files import (
     BLOCK_BYTES,
     Problem,
-    directory_bytes,
     read_small,
 )
 from gnnstore.formats.container.manifest import (
@@ -50,7 +44,6 @@ from gnnstore.formats.container.manifest import (
 )
 from gnnstore.formats.container.strict_json import parse_object
 from gnnstore.formats.container.workdir import leftovers
-from gnnstore.units import format_size
 
 M = TypeVar("M", bound=Manifest)
 R = TypeVar("R")
@@ -308,23 +301,23 @@ class SealedReader(SealedFiles[M]):
             counts = chunk_counts(shape, chunk_shape)
             self._require(math.prod(counts) <= len(self._sizes), spec, path)
             spec.check(dtype, shape, path)
-            for name in map(chunk_file_name, chunk_positions(counts)):
+            for _, name in chunk_files(counts):
                 self._require(f"{spec.path}/{name}" in self._sizes, spec, name)
             return
         dtype, row_shape, layout = parse_paged(document, path)
         self._require(layout.num_shards <= len(self._sizes), spec, path)
         spec.check(dtype, (layout.num_rows, *row_shape), path)
         names = [shard_name(shard, len(row_shape)) for shard in range(layout.num_shards)]
-        files = tuple(self.path / spec.path / name for name in names)
-        self._paged[spec.path] = PagedArray(spec, layout, files, self.check_place)
+        shards = tuple(self.path / spec.path / name for name in names)
+        self._paged[spec.path] = PagedArray(spec, layout, shards, self.check_place)
         for shard, name in enumerate(names):
             listed, size = self._sizes.get(f"{spec.path}/{name}"), layout.shard_file_bytes(shard)
             self._require(listed is not None, spec, name)
             if listed != size:
                 raise CorruptStoreError(
-                    f"{files[shard]}: the file has {listed} bytes, but the array's shape needs "
+                    f"{shards[shard]}: the file has {listed} bytes, but the array's shape needs "
                     f"{size}",
-                    path=files[shard],
+                    path=shards[shard],
                 )
 
     def _require(self, present: bool, spec: AttributeSpec, name: str) -> None:
@@ -365,13 +358,8 @@ def _nothing_at(directory: Path, kind: type[Manifest]) -> NotFoundError:
         message = f"{directory}: not a gnnstore {kind.WORD} (it has no {METADATA_FILE})"
     elif directory.exists():
         message = f"{directory}: a file, not a gnnstore {kind.WORD}"
-    unfinished = leftovers(directory)
-    if unfinished:
-        size = format_size(sum(directory_bytes(path) for path in unfinished))
-        message += (
-            f"; an unfinished {kind.WORD} ({size}) lies next to it as {unfinished[0].name}: "
-            "wait for it, repeat the command with --resume, or remove it with 'gnnstore gc'"
-        )
-    else:
-        message += f"; {kind.MAKE}"
-    return NotFoundError(message, path=directory)
+    advice = kind.MAKE
+    for path in leftovers(directory):
+        advice = f"an unfinished {kind.WORD} lies next to it as {path.name}: wait for it, repeat "
+        advice += "the command with --resume, or remove it with 'gnnstore gc'"
+    return NotFoundError(f"{message}; {advice}", path=directory)

@@ -30,8 +30,6 @@ from gnnstore.formats.container.reader import SealedFiles, SealedReader
 Level = Literal["header", "checksums", "full"]
 LEVELS: tuple[Level, ...] = ("header", "checksums", "full")
 
-_MAX_RANGES_PER_FILE = 20
-
 
 @dataclass
 class Report:
@@ -150,11 +148,8 @@ def _differences(
     bad = np.flatnonzero(found != expected)
     if not len(bad):
         return
-    runs = np.split(bad, np.flatnonzero(np.diff(bad) > 1) + 1)
-    for run in runs[:_MAX_RANGES_PER_FILE]:
+    for run in np.split(bad, np.flatnonzero(np.diff(bad) > 1) + 1):
         first = int(run[0]) * BLOCK_BYTES
         end = min((int(run[-1]) + 1) * BLOCK_BYTES, entry.size_bytes)
         detail = f"expected {int(expected[run[0]]):08x}, found {int(found[run[0]]):08x}"
         yield Problem(str(path), f"checksum mismatch ({detail})", first, end)
-    if len(runs) > _MAX_RANGES_PER_FILE:
-        yield Problem(str(path), f"and {len(runs) - _MAX_RANGES_PER_FILE} more damaged ranges")

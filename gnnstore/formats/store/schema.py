@@ -290,17 +290,11 @@ class Schema:
 
     def node_of(self, node_type: str) -> NodeTypeSpec:
         """Return the node type of a name; raise a `UsageError` with all names if there is none."""
-        for node in self.node_types:
-            if node.name == node_type:
-                return node
-        raise _no_type("node", node_type, [node.name for node in self.node_types])
+        return _of("node", {node.name: node for node in self.node_types}, node_type)
 
     def edge_of(self, edge_type: EdgeType) -> EdgeTypeSpec:
         """Return an edge type; raise a `UsageError` with all types if there is none."""
-        for edge in self.edge_types:
-            if edge.type == edge_type:
-                return edge
-        raise _no_type("edge", edge_type, [edge.type for edge in self.edge_types])
+        return _of("edge", {edge.type: edge for edge in self.edge_types}, edge_type)
 
     def node_attributes(self) -> list[AttributeSpec]:
         """Return the attributes of the nodes of all types."""
@@ -410,9 +404,11 @@ def _only(kind: str, types: tuple[T, ...], names: Sequence[object]) -> T:
     )
 
 
-def _no_type(kind: str, asked: object, there: Sequence[object]) -> UsageError:
-    names = ", ".join(map(repr, there)) or "none"
-    return UsageError(f"the store has no {kind} type {asked!r}; there are: {names}")
+def _of(kind: str, types: Mapping[Any, T], asked: object) -> T:
+    if asked in types:
+        return types[asked]
+    names = ", ".join(map(repr, types)) or "none"
+    raise UsageError(f"the store has no {kind} type {asked!r}; there are: {names}")
 
 
 @dataclass(frozen=True, kw_only=True)
