@@ -33,8 +33,7 @@ from gnnstore.partitions.policy import (
     most_partitions,
 )
 from gnnstore.tools.describe import PARTITIONS_TEXT, describe_partitions, describe_store
-from gnnstore.tools.layout import Block, Layout
-from gnnstore.tools.programs import program_of_partitions
+from gnnstore.tools.layout import Block, Layout, program_of_partitions
 from gnnstore.tools.session import Session
 from gnnstore.units import format_duration, format_size
 

@@ -27,10 +27,9 @@ from gnnstore.strategies.options import PlannedSettings
 from gnnstore.strategies.placement import read_tables
 from gnnstore.strategies.workload import ReadTotals, TableReads
 from gnnstore.tools.batches import TracedEpoch, choose_seeds, config_of, sample_epoch
-from gnnstore.tools.layout import Block, Document, Layout
+from gnnstore.tools.layout import Block, Document, Layout, program
 from gnnstore.tools.options import shown_fanouts
 from gnnstore.tools.plots import draw_predictions
-from gnnstore.tools.programs import program
 from gnnstore.tools.session import OK, STORAGE, Session
 
 if TYPE_CHECKING:

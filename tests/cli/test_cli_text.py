@@ -22,14 +22,16 @@ from gnnstore.tools import cli, describe, partitions
 from gnnstore.tools.bench import load
 from gnnstore.tools.bench.load import LOAD
 from gnnstore.tools.commands import stores, upkeep
-from gnnstore.tools.layout import fill, print_document, rows_at
-from gnnstore.tools.predict import PREDICTIONS
-from gnnstore.tools.programs import (
+from gnnstore.tools.layout import (
+    fill,
+    print_document,
     program,
     program_of,
     program_of_packed,
     program_of_partitions,
+    rows_at,
 )
+from gnnstore.tools.predict import PREDICTIONS
 
 EXPECTED = Path(__file__).parent / "expected"
 WIDTHS = (80, 120)

@@ -207,6 +207,6 @@ Budgets
 def pack_command(session: Session, store: str, **options: Any) -> None:
     """Estimate, pack, and print a summary."""
     # On demand: torch and the kernels take longer to load than --help may.
-    from gnnstore.tools.pack import pack_epochs  # noqa: PLC0415
+    from gnnstore.tools.batches import pack_epochs  # noqa: PLC0415
 
     pack_epochs(session, store, of_seeds={name: options.pop(name) for name in _OF_SEEDS}, **options)

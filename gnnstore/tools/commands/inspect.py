@@ -15,8 +15,8 @@ from gnnstore.formats.store.store import StoreReader
 from gnnstore.formats.store.units import find_unit
 from gnnstore.formats.tables import TableManifest
 from gnnstore.tools import describe
+from gnnstore.tools.layout import next_commands, program_of
 from gnnstore.tools.options import Command, declared, plot_option, session_options
-from gnnstore.tools.programs import next_commands, program_of
 from gnnstore.tools.session import Session
 
 _INSPECT_HELP = """Show the contents of a store and how they will be read.

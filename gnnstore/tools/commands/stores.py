@@ -98,7 +98,7 @@ def convert(
     with interrupts_wait():
         # On demand: they import the strategies, which takes longer than --help may.
         from gnnstore.tools import describe  # noqa: PLC0415
-        from gnnstore.tools.programs import next_commands, program_of  # noqa: PLC0415
+        from gnnstore.tools.layout import next_commands, program_of  # noqa: PLC0415
     store = describe.describe_store(StoreReader.open(path))
     speed = store["state"]["disk_bytes"] / max(seconds, 1e-9)
     document = {"store": store, "seconds": seconds, "written_bytes_per_second": speed}
