@@ -26,6 +26,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from gnnstore.budget.ledger import Ledger, Reservation, least_more
+from gnnstore.caching.scores import select_nodes
 from gnnstore.errors import UsageError
 from gnnstore.formats import AttributeSpec
 from gnnstore.formats.arrays.pages import DEFAULT_PAGE_BYTES, PageGeometry
@@ -211,36 +212,25 @@ class LayerPlan:
 
     def place(
         self, room: int, graph: GraphSize, counts: npt.NDArray[np.uint32] | None
-    ) -> tuple[BlockLimits, npt.NDArray[np.bool_] | None]:
-        """Divide memory between blocks and kept rows; return which nodes' rows are kept.
+    ) -> tuple[BlockLimits, npt.NDArray[np.int64]]:
+        """Divide memory between blocks and kept rows; return the nodes of these, ascending.
 
         Kept are those that most edges come from, by the edges out of each node, if the layer can
         refer to them where they are.
         """
         if self.takes_whole(room, graph):
-            return self.limits(room, graph, 0.0), None
+            return self.limits(room, graph, 0.0), np.empty(0, np.int64)
         if counts is not None and self.call.sums:
             norm_bytes = 0 if self.call.norm is None else self.call.kind.dtype.itemsize
             each = self.call.source_bytes + 8 + norm_bytes  # the row, its id and its factor
             for share in _KEPT_SHARES:
                 number = min(room * share // 16 // each, int(np.count_nonzero(counts)))
-                kept = most_used(counts, number)
+                kept = select_nodes(counts, number)
                 others = (graph.num_edges - int(counts[kept].sum())) / graph.num_nodes
                 limits = self.limits(room - number * each, graph, others)
                 if limits.is_ahead:
                     return limits, kept
-        return self.limits(room, graph), None
-
-
-def most_used(counts: npt.NDArray[np.uint32], number: int) -> npt.NDArray[np.bool_]:
-    """Return for each node whether it is among those with the highest counts."""
-    if number == 0:
-        return np.zeros(len(counts), np.bool_)
-    least = np.partition(counts, -number)[-number]
-    chosen: npt.NDArray[np.bool_] = counts > least
-    # Of nodes with the least count those with the lowest ids.
-    chosen[np.flatnonzero(counts == least)[: number - np.count_nonzero(chosen)]] = True
-    return chosen
+        return self.limits(room, graph), np.empty(0, np.int64)
 
 
 def plan_layers(

@@ -213,7 +213,9 @@ class InferenceRun:
                 self._num_sources = int(np.count_nonzero(counts))
         for number, (plan, room) in layers:
             limits, kept = plan.place(room, size, counts)
-            self._places[number] = limits, np.packbits(np.empty(0, bool) if kept is None else kept)
+            is_kept = np.zeros(self._num_nodes, np.bool_)
+            is_kept[kept] = True
+            self._places[number] = limits, np.packbits(is_kept)
 
     def _degree_scale(self, graph: GraphReader, norm: DegreeNorm, number: int) -> Tensor:
         name = f"degrees for {self.plans[number].call.layer.name}"
@@ -254,7 +256,7 @@ class InferenceRun:
         plan, (limits, bits) = self.plans[number], self._places[number]
         if not plan.call.sums:
             return None
-        nodes = np.flatnonzero(np.unpackbits(bits, count=self._num_nodes if len(bits) else 0))
+        nodes = np.flatnonzero(np.unpackbits(bits, count=self._num_nodes))
         most = min(limits.most(NODES, stages=2), self._num_nodes)
         is_all = len(nodes) == self._num_sources
         return KeptRows(nodes, self._num_nodes, plan, most, is_all=is_all)

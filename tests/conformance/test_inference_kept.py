@@ -16,8 +16,9 @@ pytest.importorskip("torch_geometric")
 from torch_geometric.nn import GATConv, GCNConv, GINConv, GraphConv, LGConv, SAGEConv
 
 import gnnstore
+from gnnstore.caching.scores import select_nodes
 from gnnstore.converters import ConvertOptions
-from gnnstore.layerwise.plan import BlockLimits, GraphSize, LayerPlan, most_used
+from gnnstore.layerwise.plan import BlockLimits, GraphSize, LayerPlan
 from gnnstore.layerwise.result import Embeddings
 from gnnstore.layerwise.run import InferenceRun
 from gnnstore.testing.graphs import GraphArrays, random_graph
@@ -57,10 +58,10 @@ def keeping(monkeypatch: pytest.MonkeyPatch, share: float) -> None:
 
     def place(self: LayerPlan, room: int, graph: GraphSize, counts: Any) -> tuple[BlockLimits, Any]:
         if not self.call.sums:
-            return self.limits(room, graph), None
+            return self.limits(room, graph), np.empty(0, np.int64)
         number = int(share * np.count_nonzero(counts))
         left = room - number * (self.call.source_bytes + 12)
-        return self.limits(left, graph), most_used(counts, number)
+        return self.limits(left, graph), select_nodes(counts, number)
 
     monkeypatch.setattr(LayerPlan, "place", place)
 
@@ -190,9 +191,3 @@ def test_more_memory_moves_no_more_bytes(path: Path) -> None:
     assert sorted(moved, reverse=True) == moved
     # All rows in one block: each is read once.
     assert notes.stats[0]["rows_read"] == NUM_NODES
-
-
-def test_nodes_with_the_most_edges() -> None:
-    counts = np.array([3, 0, 1, 5, 3, 1, 3, 0], np.uint32)
-    chosen = [np.flatnonzero(most_used(counts, k)).tolist() for k in (0, 1, 2, 4, 5, 6)]
-    assert chosen == [[], [3], [0, 3], [0, 3, 4, 6], [0, 2, 3, 4, 6], [0, 2, 3, 4, 5, 6]]
