@@ -78,7 +78,7 @@ def predictions_of(request: Any, auto: Auto) -> list[dict[str, Any]]:
     predictions = [] if optimizer is None else optimizer.with_degrees().predictions(auto.candidates)
     return [
         {
-            "choice": predicted.choice,
+            "choice": predicted.strategy.choice,
             "seconds": predicted.seconds,
             "seconds_once": predicted.seconds_once,
             "bottleneck": predicted.bottleneck,

@@ -117,11 +117,6 @@ class Prediction:
         return max(named, key=lambda name: self.stages[name], default="")
 
     @property
-    def choice(self) -> str:
-        """Name of the strategy with its options."""
-        return self.strategy.choice
-
-    @property
     def is_feasible(self) -> bool:
         """Whether the strategy is possible."""
         return not self.problem

@@ -273,7 +273,7 @@ def _predict(
 def _describe(prediction: Prediction, *, is_chosen: bool) -> dict[str, Any]:
     resources = prediction.resources
     return {
-        "strategy": prediction.choice,
+        "strategy": prediction.strategy.choice,
         "is_chosen": is_chosen,
         "problem": prediction.problem or None,
         "edge_ids": prediction.ids_note or None,
@@ -306,7 +306,7 @@ def _curve(
         whole = StoreSizes.of(optimizer.loader.store.schema).total_bytes
         for memory in (whole * shares).round().astype(int).tolist():
             predictions = optimizer.predictions(candidates, memory=memory)
-            seconds = {p.choice: _number(p.seconds) for p in predictions}
+            seconds = {p.strategy.choice: _number(p.seconds) for p in predictions}
             points.append({"memory_bytes": memory, "seconds_per_epoch": seconds})
             phase.advance()
     return points

@@ -393,7 +393,7 @@ def test_sampling_is_timed_as_a_strategy_would_sample(
         request = requests[here]
         found = optimizer.StrategyOptimizer.of(request, place_for(request, STATIC))
         assert found is not None
-        times = {p.choice: p.stages["sampling"] for p in found.predictions(candidates)}
+        times = {p.strategy.choice: p.stages["sampling"] for p in found.predictions(candidates)}
         assert times["direct"] == times["static-frequency"]
         assert (times["direct"] == times["belady"]) == (here == "memory")
 
@@ -403,6 +403,6 @@ def test_sampling_is_timed_as_a_strategy_would_sample(
         for prediction in there:
             assert prediction.problem == ""
             sampling = prediction.stages["sampling"]
-            assert sampling != times[prediction.choice]
+            assert sampling != times[prediction.strategy.choice]
             if elsewhere == "disk":
                 assert prediction.seconds >= sampling + prediction.stages["reading rows"]

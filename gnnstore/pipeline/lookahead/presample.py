@@ -84,9 +84,9 @@ class Presampled:
 
     num_batches: int  # number of sampled batches
     largest_bytes: int  # bytes of the largest, its attributes included; 0 if there were none
-    largest_nodes: int = 0  # nodes of the largest, and bytes of a subgraph without attributes
-    largest_ids_bytes: int = 0  # nodes of the largest, and bytes of a subgraph without attributes
-    num_nodes: tuple[int, ...] = ()  # of each, attributes included
+    largest_nodes: int = 0
+    largest_ids_bytes: int = 0  # of a subgraph without attributes
+    num_nodes: tuple[int, ...] = ()  # of each
     num_bytes: tuple[int, ...] = ()  # of each, attributes included
     # Bytes of the labels of a batch's seeds, beyond an id for each start node.
     largest_labels_bytes: int = 0
