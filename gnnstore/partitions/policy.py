@@ -354,14 +354,13 @@ class PartitionPolicy:
         for option in ("capacity", "logical"):
             object.__setattr__(self, option, as_plain(getattr(self, option)))
         capacity, logical = self.capacity, self.logical
-        is_number = isinstance(capacity, int | None) and not isinstance(capacity, bool)
-        if not is_number and not (isinstance(capacity, float) and 0 < capacity <= 1):
+        is_share = isinstance(capacity, float) and 0 < capacity <= 1
+        if not is_share and type(capacity) not in (int, type(None)):
             raise UsageError(
                 f"capacity={capacity!r}: expected a number of partitions, or a share of all, above "
                 "0 and up to 1"
             )
-        is_number = isinstance(logical, int) and not isinstance(logical, bool) and logical > 0
-        if logical != "auto" and not is_number:
+        if logical != "auto" and (type(logical) is not int or logical < 1):
             raise UsageError(f"logical={logical!r}: expected a number of groups, or 'auto'")
         if self.kind == "sequential" and logical != "auto":
             raise UsageError(f"logical={logical}: kind='sequential' has no groups; leave it out")
@@ -418,34 +417,28 @@ class PartitionPolicy:
 
     def _of_capacity(self, num_partitions: int, capacity: int | float) -> tuple[int, int]:
         """Return the number of partitions in memory, and of groups of all partitions."""
+        is_share = isinstance(capacity, float)
+        found = max(1, int(num_partitions * capacity + 1e-9)) if is_share else int(capacity)
         if self.kind == "sequential":
-            is_share = isinstance(capacity, float)
-            return _count(num_partitions, capacity) if is_share else int(capacity), num_partitions
+            return found, num_partitions
         # Groups in memory if their number is chosen.
         each = 2 if self.kind == "two-level" else 1
+        if self.logical != "auto":
+            size = max(1, num_partitions // self.logical)
+            found = max(each, found // size) * size if is_share else found
+            group_size(num_partitions, found, self.logical)  # refuses what does not divide
+            return found, self.logical
         sizes = [size for size in range(1, num_partitions // each + 1) if not num_partitions % size]
         allowed = sorted({*(each * size for size in sizes), num_partitions})
-        if isinstance(capacity, float):
-            most = _count(num_partitions, capacity)
-            if self.logical != "auto":
-                size = max(1, num_partitions // self.logical)
-                capacity = max(each, most // size) * size
-            else:
-                capacity = max([c for c in allowed if c <= most], default=allowed[0])
-        if self.logical != "auto":
-            group_size(num_partitions, capacity, self.logical)  # refuses what does not divide
-            return capacity, self.logical
-        if capacity not in allowed:
+        if is_share:
+            found = max([c for c in allowed if c <= found], default=allowed[0])
+        if found not in allowed:
             raise UsageError(
-                f"capacity={capacity} of {num_partitions} partitions: kind={self.kind!r} holds "
+                f"capacity={found} of {num_partitions} partitions: kind={self.kind!r} holds "
                 f"{each} of the groups that they are divided into; the nearest that work are "
-                f"{nearest(allowed, capacity)}"
+                f"{nearest(allowed, found)}"
             )
-        return capacity, 1 if capacity == num_partitions else each * num_partitions // capacity
-
-
-def _count(num_partitions: int, share: float) -> int:
-    return max(1, int(num_partitions * share + 1e-9))
+        return found, 1 if found == num_partitions else each * num_partitions // found
 
 
 class Slots(NamedTuple):
