@@ -32,31 +32,25 @@ from gnnstore.units import format_size
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from gnnstore.tools.scan import (
-        DegreeComparison,
-        DegreeDistribution,
-        Degrees,
-        PackedRowCounts,
-    )
+    from gnnstore.tools import scan
 
 _FEW = 12  # degrees, of which a line alone would not show all
 
 
-def draw_degrees(name: str, degrees: Degrees, file: Path) -> Path:
+def draw_degrees(name: str, degrees: scan.Degrees, file: Path) -> Path:
     """Plot the share of nodes with at least each in-degree and out-degree."""
     figure, (axes,) = new_axes(1, 8)
     for line, (direction, found) in enumerate((("in", degrees.inward), ("out", degrees.outward))):
         none = f"{found.zero_share:.1%} of the nodes have none"
         _draw(axes, found, line, f"{direction}-degree: highest {found.max:,}, {none}")
     inward = degrees.inward
-    axes.set_xlabel("degree")
-    axes.set_ylabel("share of nodes with at least this degree")
+    axes.set(xlabel="degree", ylabel="share of nodes with at least this degree")
     legend_below(figure, axes, ncols=1)
     title = f"{name}: {inward.num_nodes:,} nodes, {inward.num_edges:,} edges, "
     return save_picture(figure, file, f"{title}{inward.mean:.3g} per node")
 
 
-def draw_comparison(comparison: DegreeComparison, file: Path) -> Path:
+def draw_comparison(comparison: scan.DegreeComparison, file: Path) -> Path:
     """Plot the share of nodes with at least each in-degree, before and after."""
     before, after = comparison.before, comparison.after
     figure, (plain, scaled) = new_axes(2, 10)
@@ -69,14 +63,12 @@ def draw_comparison(comparison: DegreeComparison, file: Path) -> Path:
     text = f"distance (Kolmogorov-Smirnov): {comparison.distance:.4f}"
     scaled.annotate(text, (0.03, 0.05), xycoords="axes fraction", fontsize=9)
     legend_below(figure, plain)
-    first, last = (
-        f"{one.num_nodes:,} nodes and {one.num_edges:,} edges" for one in (before, after)
-    )
+    first, last = (f"{d.num_nodes:,} nodes and {d.num_edges:,} edges" for d in (before, after))
     return save_picture(figure, file, f"{first}, expanded to {last}")
 
 
 def _draw(
-    axes: Axes, distribution: DegreeDistribution, line: int, label: str, unit: float = 1.0
+    axes: Axes, distribution: scan.DegreeDistribution, line: int, label: str, unit: float = 1.0
 ) -> None:
     """Draw the survival function; a logarithmic axis has no place for degree 0."""
     look, shown = SERIES[line], distribution.degrees > 0
@@ -92,8 +84,7 @@ def _draw(
         label=label,
     )
     if shown.any():
-        axes.set_xscale("log")
-        axes.set_yscale("log")
+        axes.set(xscale="log", yscale="log")
         axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.12g}")
         axes.yaxis.set_major_formatter(lambda value, _: f"{100 * value:.3g} %")
 
@@ -176,7 +167,7 @@ _LINES = (
 )
 
 
-def draw_packed(name: str, rows: PackedRowCounts, file: Path) -> Path:
+def draw_packed(name: str, rows: scan.PackedRowCounts, file: Path) -> Path:
     """Plot the rows of each batch, and the reuse distances of rows."""
     figure, (by_batch, reuse) = new_axes(2, 10)
     for what, part, dashes, title in _LINES:
@@ -190,8 +181,7 @@ def draw_packed(name: str, rows: PackedRowCounts, file: Path) -> Path:
         label = "the next epoch" if epoch == rows.batches_per_epoch else ""
         by_batch.axvline(epoch - 0.5, color=GREY, linewidth=0.8, label=label)
     by_batch.set_ylim(bottom=0)
-    by_batch.set_xlabel("batch")
-    by_batch.set_ylabel("rows")
+    by_batch.set(xlabel="batch", ylabel="rows")
     by_batch.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
 
     total = max(1, int(rows.ages.sum()))
@@ -205,8 +195,10 @@ def draw_packed(name: str, rows: PackedRowCounts, file: Path) -> Path:
         reuse.set_xscale("log", base=2)
         reuse.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
     reuse.set_ylim(0, 108)
-    reuse.set_xlabel("batches since the row was last needed")
-    reuse.set_ylabel("rows that are needed again by then (%)")
+    reuse.set(
+        xlabel="batches since the row was last needed",
+        ylabel="rows that are needed again by then (%)",
+    )
     legend_below(figure, by_batch, fontsize=9, ncols=2)
     missed = rows.missed.sum() / max(1, rows.needed.sum())
     title = f"{name}: {len(rows.needed):,} batches, {rows.num_slots:,} rows cached; "
@@ -232,12 +224,7 @@ def draw_predictions(document: Mapping[str, Any], file: Path) -> Path:
 def _styles(names: Iterable[str]) -> dict[str, dict[str, Any]]:
     """Return how the line of each strategy is drawn, in all panels, and its label."""
     return {
-        name: {
-            "color": look.colour,
-            "marker": look.marker,
-            "markersize": 5,
-            "label": name,
-        }
+        name: {"color": look.colour, "marker": look.marker, "markersize": 5, "label": name}
         for name, look in looks_of(names).items()
     }
 
@@ -256,21 +243,22 @@ def _draw_reads(axes: Axes, document: Mapping[str, Any]) -> None:
         rows = np.array([one["misses"] + one["filled_rows"] for one in found])
         rates = 100 * rows / max(1, document["rows_needed"])
         axes.plot([100 * cache["share"] for cache in caches], rates, **styles[name])
-    axes.set_xlim(left=0)
-    axes.set_ylim(bottom=0)
+    axes.set(xlim=(0, None), ylim=(0, None))
     axes.set_title("Rows read by the size of the cache", fontsize=10)
-    axes.set_xlabel("rows in the cache (% of all nodes)")
-    axes.set_ylabel("rows read, also to fill the cache\n(% of the rows that batches need)")
+    axes.set(
+        xlabel="rows in the cache (% of all nodes)",
+        ylabel="rows read, also to fill the cache\n(% of the rows that batches need)",
+    )
 
 
 def _draw_times(axes: Axes, predictions: Mapping[str, Any]) -> None:
     """Draw the predicted seconds of an epoch over memory, the budget, and what "auto" takes."""
     styles = _styles(candidate.choice for candidate in auto().candidates)
     for name, style in styles.items():
-        points = [
-            (p["memory_bytes"], p["seconds_per_epoch"].get(name)) for p in predictions["curve"]
-        ]
-        if points := [point for point in points if point[1] is not None]:
+        seconds = {
+            p["memory_bytes"]: p["seconds_per_epoch"].get(name) for p in predictions["curve"]
+        }
+        if points := [(memory, each) for memory, each in seconds.items() if each is not None]:
             axes.plot(*zip(*points, strict=True), **style)
     memory = predictions["memory_bytes"]
     text = f"memory={format_size(memory)}"
@@ -282,8 +270,7 @@ def _draw_times(axes: Axes, predictions: Mapping[str, Any]) -> None:
             star |= {"linestyle": "none", "color": styles[one["strategy"]]["color"], "zorder": 5}
             star["label"] = f"what strategy='auto' takes with it: {one['strategy']}"
             axes.plot([memory], [one["seconds_per_epoch"]], **star)
-    axes.set_xscale("log")
-    axes.set_yscale("log")
+    axes.set(xscale="log", yscale="log")
     ticker = importlib.import_module("matplotlib.ticker")  # optional, as all of matplotlib
     for axis in (axes.xaxis, axes.yaxis):
         # Often less than a power of ten apart: 1 and 10 alone would leave an axis without numbers.
@@ -292,8 +279,7 @@ def _draw_times(axes: Axes, predictions: Mapping[str, Any]) -> None:
     axes.xaxis.set_major_formatter(lambda value, _: format_size(value))
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
     axes.set_title("An epoch by the memory that a loader has", fontsize=10)
-    axes.set_xlabel("memory")
-    axes.set_ylabel("an epoch, predicted (s)")
+    axes.set(xlabel="memory", ylabel="an epoch, predicted (s)")
 
 
 _MARGIN = 0.7  # around the circle, which has a radius of 1
@@ -329,8 +315,7 @@ def draw_types(name: str, graph: Mapping[str, Any], file: Path) -> Path:
         attributes = ", ".join(node["attributes"]) or "no attributes"
         text = f"{node['name']}\n{node['num_nodes']:,} nodes\n{attributes}"
         _write(axes, places[node["name"]], text, "black", GREY)
-    axes.set_xlim(-1 - _MARGIN, 1 + _MARGIN)
-    axes.set_ylim(bottom, top)
+    axes.set(xlim=(-1 - _MARGIN, 1 + _MARGIN), ylim=(bottom, top))
     title = f"{name}: {graph['num_nodes']:,} nodes, {graph['num_edges']:,} edges"
     return save_picture(figure, file, title)
 
