@@ -231,7 +231,8 @@ def _text(entry: _Entry, key: str, default: str | None = None) -> str:
     value = entry.get(key)
     value = default if value in _NULLS else value
     if not isinstance(value, str):
-        raise ValueError(f"{key}: expected a text, found {value!r}")
+        # Never the value: aliases would repeat it billions of times.
+        raise ValueError(f"{key}: expected a text, found {type(value).__name__}")
     return value
 
 
