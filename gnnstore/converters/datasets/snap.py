@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -243,7 +244,7 @@ def from_snap(
                 nodes = found.row_ids
                 check_rows(found.source, writer.num_nodes, hint=_ROWS_HINT)
                 if nodes is not None and ids is not None:
-                    nodes = MappedRows(nodes, _finder(ids.original_ids(), nodes.label))
+                    nodes = MappedRows(nodes, partial(_find, ids.original_ids(), nodes.label))
                 found.write(writer, name, nodes, None if ids is None else ids.original_ids)
         for name, split in split_arrays.items():
             writer.set_split(name, split, where=split.label)
@@ -355,10 +356,10 @@ def _check_ids(num_nodes: int | None, row_ids: PathLike | None, *, string_ids: b
         )
 
 
-def _finder(
-    known: npt.NDArray[np.int64], label: str
-) -> Callable[[npt.NDArray[Any], int], npt.NDArray[Any]]:
-    return lambda piece, _: find_ids(known, piece, label, "occurs in no edge")
+def _find(
+    known: npt.NDArray[np.int64], label: str, piece: npt.NDArray[Any], _: int
+) -> npt.NDArray[Any]:
+    return find_ids(known, piece, label, "occurs in no edge")
 
 
 def _blocks(writer: GraphWriter, table: TextTable, name: str) -> Iterator[Any]:

@@ -24,7 +24,6 @@ from gnnstore.converters.datasets.external import Paths, paths_of
 from gnnstore.converters.edges.numbering import NameBlock, encode_arrow, find_ids
 from gnnstore.converters.inputs.opening import (
     describe_binary,
-    describe_files,
     existing_file,
     existing_path,
     open_input,
@@ -132,14 +131,12 @@ class FileTable(Table):
     @cached_property
     def num_rows(self) -> int:
         """The number of rows."""
+        if set(self._kinds.values()) != {"parquet"}:
+            return super().num_rows
         total = 0
-        for path, kind in self._kinds.items():
-            if kind == "parquet":
-                with self._open(path) as (reader, _):
-                    total += reader.metadata.num_rows
-            else:
-                batches = self._batches_of(path, self.schema.names[:1])
-                total += sum(batch.num_rows for batch in batches)
+        for path in self.files:
+            with self._open(path) as (reader, _):
+                total += reader.metadata.num_rows
         return total
 
     def record_batches(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
@@ -249,14 +246,6 @@ def open_table(given: Any, what: str, memory_bytes: int | None = None) -> Table:
     if not files:
         raise UsageError(f"{what}: no file was given")
     return FileTable(files, memory_bytes)
-
-
-def describe_tables(*tables: Table | None) -> dict[str, Any]:
-    """Return the files of tables for provenance; nothing, if one is in memory."""
-    there = [table for table in tables if table is not None]
-    if not all(table.files for table in there):
-        return {}
-    return {"inputs": describe_files(file for table in there for file in table.files)}
 
 
 # ---- columns

@@ -15,7 +15,6 @@ from gnnstore.converters.datasets.table_files import (
     RowIds,
     Table,
     TableColumns,
-    describe_tables,
     edge_batches,
     is_text,
     name_batches,
@@ -23,13 +22,14 @@ from gnnstore.converters.datasets.table_files import (
 )
 from gnnstore.converters.datasets.text import number_ids, number_names
 from gnnstore.converters.edges.numbering import NameBlock
-from gnnstore.converters.inputs.opening import PathLike
+from gnnstore.converters.inputs.opening import PathLike, describe_files
 from gnnstore.converters.inputs.source import ArraySource, FloatLabels
-from gnnstore.converters.writer.estimates import Workload
+from gnnstore.converters.typed.inputs import EdgeInput, NodeInput, workload_of
 from gnnstore.converters.writer.graph_writer import GraphWriter
 from gnnstore.converters.writer.node_arrays import SPLIT_KEYS
 from gnnstore.converters.writer.options import ConvertOptions, check_features, converter
 from gnnstore.errors import InputError, UsageError
+from gnnstore.formats.store.schema import EDGE_TYPE, NODE_TYPE
 from gnnstore.progress import Progress
 
 _LOG = logging.getLogger(__name__)
@@ -125,8 +125,10 @@ def from_tables(
         _check_columns(node_table, node_names)
         attributes = _node_attributes(node_table, wide, label, more)
     _check_ids(table, node_table, node_id, num_nodes, is_named=is_named)
+    tables = [table] if node_table is None else [table, node_table]
+    files = [file for own in tables for file in own.files]
     origin: dict[str, Any] = {
-        **describe_tables(table, node_table),
+        **({"inputs": describe_files(files)} if files else {}),
         "source": source,
         "target": target,
         "edge_columns": edge_attributes,
@@ -138,6 +140,8 @@ def from_tables(
         "num_nodes": num_nodes,
     }
     ends = (source, target)
+    columns = EdgeInput(tuple, table.label, table.num_rows)
+    columns.attributes |= {own: TableColumns(table, [own]) for own in edge_attributes.values()}
     with GraphWriter(
         output,
         kind="table",
@@ -145,7 +149,7 @@ def from_tables(
         options=options,
         num_nodes=num_nodes,
         progress=progress,
-        workload=_workload(table, edge_attributes, attributes),
+        workload=workload_of({NODE_TYPE: NodeInput(0, attributes)}, {EDGE_TYPE: columns}),
     ) as writer:
         writer.reserve_memory(table.memory_bytes)
         if node_table is not None and not is_named:
@@ -234,19 +238,6 @@ def _check_ids(
         f"{nodes.label}: {node_id} has {kinds[0]}, and the ends of the edges in "
         f"{edges.label} {kinds[1]}; store both alike"
     )
-
-
-def _workload(
-    edges: Table, columns: Mapping[str, str], attributes: Mapping[str, ArraySource]
-) -> Workload:
-    import pyarrow as pa  # noqa: PLC0415
-
-    kinds = [edges.schema.field(column).type for column in columns.values()]
-    wide = sum(kind.bit_width // 8 if pa.types.is_primitive(kind) else 8 for kind in kinds)
-    work = Workload(num_edges=edges.num_rows, edge_row_bytes=wide)
-    for source in attributes.values():
-        work.add_nodes(source)
-    return work
 
 
 # Sources, targets and attributes of the next edges.

@@ -211,7 +211,7 @@ def write_graph(
         "options": options,
         "progress": progress,
         "edge_ids": edge_ids,
-        "workload": _workload(nodes, edges),
+        "workload": workload_of(nodes, edges),
     }
     if is_typed:
         counts = {name: own.count for name, own in nodes.items()}
@@ -256,7 +256,8 @@ def _write_nodes(writer: Any, node: NodeInput, *of: str) -> None:
         writer.set_original_ids(*of, node.original_ids)
 
 
-def _workload(nodes: Mapping[str, NodeInput], edges: Mapping[EdgeType, EdgeInput]) -> Workload:
+def workload_of(nodes: Mapping[str, NodeInput], edges: Mapping[EdgeType, EdgeInput]) -> Workload:
+    """Return the work of writing nodes and edges."""
     sources = [own for node in nodes.values() for own in node.attributes.values() if own.shape]
     work = Workload(
         num_nodes=sum(node.count for node in nodes.values()),
