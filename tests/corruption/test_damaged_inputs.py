@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from gnnstore.converters import ConvertOptions, from_kronecker, from_snap, reorder, split_edges
@@ -117,6 +117,7 @@ def blocks(tmp_path_factory: pytest.TempPathFactory) -> Path:
 PIECES = st.tuples(st.floats(0, 1), st.floats(0, 1))
 
 
+@example(pieces=[(1.0, 1.0)], damaged=4)  # nothing, at the end of the last block
 @given(pieces=st.lists(PIECES, min_size=1, max_size=8), damaged=st.integers(0, 4))
 @settings(max_examples=examples(200), deadline=None)
 def test_any_pieces_are_those_of_the_file(

@@ -212,6 +212,8 @@ class CheckedFiles:
     def fill(self, path: Path, offset: int, out: npt.NDArray[np.uint8]) -> None:
         """Fill an array with bytes of a file, from an offset on."""
         end, (size, crcs) = offset + len(out), self._files[path]
+        if not len(out):
+            return
         for low in range(offset // BLOCK_BYTES * BLOCK_BYTES, end, _READ_BLOCKS * BLOCK_BYTES):
             last = min(low + _READ_BLOCKS * BLOCK_BYTES, -(-end // BLOCK_BYTES) * BLOCK_BYTES, size)
             blocks = empty_piece(last - low, np.uint8)
