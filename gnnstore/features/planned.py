@@ -358,7 +358,7 @@ class SlotCache:
     def _parts(self, rows: npt.NDArray[Any]) -> dict[RowRange, tuple[slice, npt.NDArray[Any]]]:
         """Return the places of each type among rows, and its node ids there."""
         parts = {own: own.part(rows) for own in self._ranges}
-        if sum(len(nodes) for _, nodes in parts.values()) != len(rows):
+        if parts and sum(len(nodes) for _, nodes in parts.values()) != len(rows):
             raise IndexError("rows do not ascend by type, or are of no table")
         return parts
 
