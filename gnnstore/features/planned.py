@@ -205,6 +205,7 @@ class SlotCache:
         self._holds_pinned = False
         self._tables = dict(tables)
         self._ranges = ranges_of(self._tables)
+        self._has_types = len(self._ranges) > 1 or any(own.first for own in self._ranges)
         self._specs = {path: rows.table.spec for path, rows in self._tables.items()}
         # The slots of each type's rows.
         self._sections = dict.fromkeys(self._ranges, slice(0, num_slots))
@@ -357,6 +358,8 @@ class SlotCache:
 
     def _parts(self, rows: npt.NDArray[Any]) -> dict[RowRange, tuple[slice, npt.NDArray[Any]]]:
         """Return the places of each type among rows, and its node ids there."""
+        if not self._has_types:
+            return dict.fromkeys(self._ranges, (slice(0, len(rows)), rows))
         parts = {own: own.part(rows) for own in self._ranges}
         if parts and sum(len(nodes) for _, nodes in parts.values()) != len(rows):
             raise IndexError("rows do not ascend by type, or are of no table")
@@ -373,6 +376,8 @@ class SlotCache:
 
     def _steps(self, step: PlanStep) -> dict[RowRange, PlanStep]:
         """Return the part of each type of a batch."""
+        if not self._has_types:
+            return dict.fromkeys(self._ranges, step)
         return {own: step.of_type(*part) for own, part in self._parts(step.ids).items()}
 
     def _warm_up(self, nodes: npt.NDArray[np.int64]) -> ReadCounts:
