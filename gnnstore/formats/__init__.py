@@ -7,10 +7,8 @@ normative description.
 """
 
 from gnnstore.formats.arrays.paged import PagedArray, PagedArrayWriter
-from gnnstore.formats.arrays.pages import PageGeometry, ShardLayout, plan_shards
+from gnnstore.formats.arrays.pages import PageGeometry, plan_shards
 from gnnstore.formats.arrays.spec import AttributeSpec
-from gnnstore.formats.container.manifest import FileEntry
-from gnnstore.formats.packed import PackedReader
 from gnnstore.formats.partitions import PartitionsReader
 from gnnstore.formats.store.schema import (
     EDGE_TYPE,
@@ -21,7 +19,7 @@ from gnnstore.formats.store.schema import (
     Schema,
     StoreManifest,
 )
-from gnnstore.formats.store.store import Csc, StoreReader, StoreWriter, load_csc
+from gnnstore.formats.store.store import StoreReader, StoreWriter, load_csc
 from gnnstore.formats.tables import TableManifest
 
 __all__ = [
@@ -29,17 +27,13 @@ __all__ = [
     "FORMAT_VERSION",
     "NODE_TYPE",
     "AttributeSpec",
-    "Csc",
     "EdgeTypeSpec",
-    "FileEntry",
     "NodeTypeSpec",
-    "PackedReader",
     "PageGeometry",
     "PagedArray",
     "PagedArrayWriter",
     "PartitionsReader",
     "Schema",
-    "ShardLayout",
     "StoreManifest",
     "StoreReader",
     "StoreWriter",

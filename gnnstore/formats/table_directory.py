@@ -29,15 +29,12 @@ from gnnstore.errors import (
     storage_errors,
 )
 from gnnstore.formats.container.files import (
-    Problem,
     fill_at,
     open_regular,
     write_part,
 )
-from gnnstore.formats.container.verify import Level, Report
 from gnnstore.formats.container.workdir import DirectoryTransaction, take_lock
 from gnnstore.formats.tables import SLOTS_FILE, Commit, TableManifest
-from gnnstore.progress import Progress
 
 # Reading single rows: reads at once, and the gap across which two rows share a read.
 _READS, _GAP_BYTES = 16, 4096
@@ -275,40 +272,3 @@ def _locked(path: Path) -> int:
             "write it; close() that one first"
         )
     return held
-
-
-def verify_table(path: Path, level: Level, progress: Progress) -> Report:
-    """Check the manifest of a table, and unless the level is "header" every slot of its commits.
-
-    A table that is being trained should be closed: its slots come and go with commits.
-    """
-    manifest, report = TableManifest.read(path), Report(level, files=2)
-    size = manifest.slot_bytes
-    slots = {
-        slot: crc
-        for commit in manifest.commits
-        for slot, crc in zip(commit.slots.tolist(), commit.crcs.tolist(), strict=True)
-        if slot >= 0
-    }
-    file = SlotFile(path / SLOTS_FILE, size, manifest.used_bytes, writable=False)
-    try:
-        found, needed = file.path.stat().st_size, (max(slots, default=-1) + 1) * size
-        if found < needed:
-            short = f"{found} bytes, but the commits name slots up to byte {needed}"
-            report.problems.append(Problem(str(file.path), short))
-        if level == "header" or found < size:
-            return report
-        data = np.empty(size, np.uint8)
-        with progress.phase("compare checksums", len(slots) * size, "bytes") as phase:
-            for slot, crc in sorted(slots.items()):
-                try:
-                    file.read(slot, data, crc)
-                except CorruptStoreError as error:
-                    begin = slot * size
-                    problem = Problem(str(file.path), error.message, begin, begin + size)
-                    report.problems.append(problem)
-                report.bytes_read += size
-                phase.advance(size)
-    finally:
-        file.close()
-    return report

@@ -12,7 +12,7 @@ import numpy.typing as npt
 import pytest
 
 from gnnstore.errors import NotFoundError, UsageError
-from gnnstore.features.check import verify
+from gnnstore.features.check import LEVELS, verify
 from gnnstore.formats import (
     EDGE_TYPE,
     AttributeSpec,
@@ -22,7 +22,6 @@ from gnnstore.formats import (
     StoreWriter,
 )
 from gnnstore.formats.arrays.zarr_metadata import group_metadata
-from gnnstore.formats.container.verify import LEVELS
 from tests.support.progress import Recorder
 from tests.support.stores import write_example_store
 

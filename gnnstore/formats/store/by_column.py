@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -11,6 +11,7 @@ import numpy.typing as npt
 from gnnstore.budget.ledger import Ledger, Reservation
 from gnnstore.errors import InputError
 from gnnstore.formats.arrays.dtypes import from_bfloat16_bits
+from gnnstore.formats.arrays.paged import PagedArray
 from gnnstore.formats.arrays.spec import AttributeSpec
 from gnnstore.formats.store.schema import EdgeTypeSpec, Schema
 
@@ -20,19 +21,12 @@ NO_TIME = np.iinfo(np.int64).min
 BLOCK_EDGE_BYTES = 96
 _POINTERS = 2**17
 
-
-class Pieces(Protocol):
-    """A paged array that is read in order."""
-
-    @property
-    def spec(self) -> AttributeSpec:
-        """Name, element type, shape."""
-
-    def pieces(self, num_bytes: int) -> Iterator[tuple[int, npt.NDArray[Any]]]:
-        """Yield the first row and consecutive rows."""
+Counts = npt.NDArray[np.int64]  # of edges, by column
 
 
-def column_blocks(indptr: Pieces, max_edges: int) -> Iterator[tuple[int, npt.NDArray[np.int64]]]:
+def column_blocks(
+    indptr: PagedArray, max_edges: int
+) -> Iterator[tuple[int, npt.NDArray[np.int64]]]:
     """Yield consecutive columns as (first edge, edges of each column), at most some edges each."""
     first = column = 0
     pending = np.empty(0, np.int64)
@@ -63,7 +57,7 @@ def column_blocks(indptr: Pieces, max_edges: int) -> Iterator[tuple[int, npt.NDA
             return
 
 
-def largest_column(indptr: Pieces) -> int:
+def largest_column(indptr: PagedArray) -> int:
     """Return the most edges that a column has."""
     most, latest = 0, np.empty(0, np.int64)
     for _, piece in indptr.pieces(8 * _POINTERS):
