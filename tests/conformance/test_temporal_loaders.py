@@ -463,4 +463,4 @@ def test_memory_for_times_and_weights(path: Path) -> None:
     assert topology["nodes"] - topology["none"] == 2 * timed  # uint16
     assert fixed["nodes"]["times of nodes"] == 8 * (COUNTS["paper"] + COUNTS["author"])
     assert topology["weights"] - topology["none"] == 8 * num_edges
-    assert "times of nodes" not in fixed["none"]
+    assert not fixed["none"].get("times of nodes")
