@@ -26,8 +26,7 @@ import numpy.typing as npt
 from gnnstore import _core
 from gnnstore._core import ReadCounts
 from gnnstore.disk.spool import Spool
-from gnnstore.errors import CorruptStoreError, storage_error
-from gnnstore.features.source import PackedRows, RowSource, RowSpec, places_within
+from gnnstore.features.source import PackedRows, RowSource, RowSpec, places_within, read_chunk
 from gnnstore.formats.packed import CHECKED_ROWS, MAX_PIECE_BYTES
 from gnnstore.sampling.compact import RowRange
 
@@ -92,38 +91,6 @@ def shared_crcs(row_crcs: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint32]:
     to compare: it has one checksum for `CHECKED_ROWS` of its rows, of these rows' own.
     """
     return _core.crc32c_blocks(row_crcs.astype("<u4").view(np.uint8), 4 * CHECKED_ROWS)
-
-
-Places = tuple[npt.NDArray[np.int32], npt.NDArray[np.int32], npt.NDArray[np.int32]]
-
-
-def read_chunk(
-    reader: _core.Reader,
-    files: _core.FileSet,
-    begin: int,
-    places: Places,
-    out: npt.NDArray[Any],
-    *,
-    path: Path,
-    what: str,
-    advice: str,
-    **options: Any,  # `row_bytes`, `crcs` and `piece_bytes`
-) -> ReadCounts:
-    """Write the rows of a chunk to their places; `what` and `advice` are for messages."""
-    if len(places[0]) + len(places[1]) == 0:
-        return ReadCounts()
-    content = out.reshape(-1).view(np.uint8)
-    try:
-        return _core.read_packed_rows(reader, files, 0, begin, *places, content, **options)
-    except OSError as error:
-        where = error.filename or path
-        if error.errno != errno.EBADMSG:
-            raise storage_error(error, f"read the packed rows of {what}", where) from error
-        raise CorruptStoreError(
-            f"{where}: packed rows are damaged: {error.strerror}; they are of {what}. {advice}",
-            path=where,
-            offset=begin,
-        ) from error
 
 
 def chunk_bytes(num_rows: npt.NDArray[np.int64], row_bytes: int) -> npt.NDArray[np.int64]:
@@ -200,7 +167,7 @@ class PackedSuperbatch:
             places_within(part, *self.places.read(i)),
             out,
             path=table.file_path,
-            what=f"batch {i} of the array {path!r}",
+            what=lambda: f"batch {i} of the array {path!r}",
             advice=_HELP,
             row_bytes=table.spec.row_bytes,
             crcs=table.chunks.of_chunk(i),

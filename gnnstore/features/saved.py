@@ -28,10 +28,10 @@ from gnnstore._core import ReadCounts, empty
 from gnnstore.caching.pools import SlotPools
 from gnnstore.disk.engines import Engine, open_engine
 from gnnstore.errors import CorruptStoreError, storage_error, storage_errors
-from gnnstore.features.chunks import chunk_reader, read_chunk
+from gnnstore.features.chunks import chunk_reader
 from gnnstore.features.planned import PlanStep
 from gnnstore.features.segments import read_shared
-from gnnstore.features.source import FileRows, PackedRows, RowSource, places_within
+from gnnstore.features.source import FileRows, PackedRows, RowSource, places_within, read_chunk
 from gnnstore.features.tables import CachedTables
 from gnnstore.formats.arrays.paged import PagedArray
 from gnnstore.formats.arrays.pages import DEFAULT_PAGE_BYTES, PageGeometry, plan_shards
@@ -286,7 +286,7 @@ class PackedFiles:
             places_within(part, *places),
             out,
             path=table.array.file_paths[0],
-            what=f"{self.name_of(number)}, {path!r}",
+            what=lambda: f"{self.name_of(number)}, {path!r}",
             advice=_HELP,
             row_bytes=table.row_bytes,
             crcs=record.chunk_crcs[column],

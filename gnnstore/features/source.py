@@ -7,12 +7,14 @@ callers need not know them. Calls are per batch or per table, never per row.
 
 from __future__ import annotations
 
+import errno
 import math
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any, Generic, NamedTuple, Self, TypeVar
 
 import numpy as np
@@ -21,7 +23,7 @@ import numpy.typing as npt
 from gnnstore import _core
 from gnnstore._core import ReadCounts, empty
 from gnnstore.disk.engines import Engine, remedy_for
-from gnnstore.errors import StorageError, UsageError, storage_error
+from gnnstore.errors import CorruptStoreError, StorageError, UsageError, storage_error
 from gnnstore.formats.arrays.dtypes import STORAGE_DTYPES
 from gnnstore.formats.arrays.paged import PagedArray
 from gnnstore.formats.arrays.spec import AttributeSpec
@@ -29,6 +31,9 @@ from gnnstore.sampling.compact import RowRange
 
 # Two threads copy twice as fast as one; a few more are as fast as memory.
 _MAX_COPYING = 4
+
+# Of packed rows in a batch: see `places_within`.
+Places = tuple[npt.NDArray[np.int32], npt.NDArray[np.int32], npt.NDArray[np.int32]]
 
 
 class Rows(NamedTuple):
@@ -384,7 +389,7 @@ def places_within(
     positions: npt.NDArray[np.int32],  # of each distinct row
     targets: npt.NDArray[np.int32],  # positions that get the row of another one
     sources: npt.NDArray[np.int32],  # positions of these other rows
-) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32], npt.NDArray[np.int32]]:
+) -> Places:
     """Return where packed rows go that are of a node type's part of a batch, from its first row on.
 
     Positions and targets ascend from type to type.
@@ -395,6 +400,35 @@ def places_within(
     repeats, own_targets = part.part(targets)
     sources = sources[repeats]
     return own, own_targets, sources - part.first if part.first else sources
+
+
+def read_chunk(
+    reader: _core.Reader,
+    files: _core.FileSet,
+    begin: int,
+    places: Places,
+    out: npt.NDArray[Any],
+    *,
+    path: Path,
+    what: Callable[[], str],
+    advice: str,
+    **options: Any,  # `row_bytes`, `crcs` and `piece_bytes`
+) -> ReadCounts:
+    """Write the rows of a chunk to their places; `what` and `advice` are for messages."""
+    if len(places[0]) + len(places[1]) == 0:
+        return ReadCounts()
+    content = out.reshape(-1).view(np.uint8)
+    try:
+        return _core.read_packed_rows(reader, files, 0, begin, *places, content, **options)
+    except OSError as error:
+        where = error.filename or path
+        if error.errno != errno.EBADMSG:
+            raise storage_error(error, f"read the packed rows of {what()}", where) from error
+        raise CorruptStoreError(
+            f"{where}: packed rows are damaged: {error.strerror}; they are of {what()}. {advice}",
+            path=where,
+            offset=begin,
+        ) from error
 
 
 _Table_co = TypeVar("_Table_co", bound=RowSource, covariant=True)
