@@ -198,7 +198,7 @@ def no_device_profiles(
 @pytest.fixture(scope="module", params=ENGINES)
 def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> str:
     """Return the name of an engine; parametrised over all, skipped for one that does not work."""
-    from tests.support.engines import available  # noqa: PLC0415
+    from tests.support.twins.reads import available  # noqa: PLC0415
 
     return available(request.param, tmp_path_factory.mktemp("probe"))
 
@@ -228,7 +228,7 @@ def forks() -> Iterator[ForkServer]:
     pytest.importorskip("torch_geometric")
     modules = (
         "gnnstore.layerwise.run",
-        "tests.support.packed",
+        "tests.support.packing",
         "torch_geometric.nn",
         "zarr",
     )

@@ -25,8 +25,8 @@ from gnnstore.converters.edges.columns import EdgeRules, estimate_peak_bytes
 from gnnstore.formats import PartitionsReader, StoreReader
 from tests.support.disks import keep_usual_profile
 from tests.support.effort import choose
-from tests.support.engines import available
 from tests.support.forks import ForkServer
+from tests.support.twins.reads import available
 
 ALLOWANCE_BYTES = 48 * 10**6
 

@@ -13,7 +13,7 @@ from gnnstore.features.saved import PackedFiles
 from gnnstore.formats.packed import PackedReader
 from gnnstore.loaders.saved import open_packed
 from tests.support.hetero import hetero_store
-from tests.support.packed import pack
+from tests.support.packing import pack
 from tests.support.stores import write_example_store
 
 pytest.importorskip("matplotlib")

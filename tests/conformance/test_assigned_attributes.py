@@ -19,7 +19,7 @@ from gnnstore.errors import BudgetError, NotFoundError, UsageError
 from gnnstore.strategies.builtin import STRATEGIES
 from tests.support.batches import Batches, assert_same_batches, batches_of
 from tests.support.hetero import WRITES, hetero_store, make_hetero
-from tests.support.packed import pack
+from tests.support.packing import pack
 
 N, E = 400, 3000
 OPTIONS: dict[str, Any] = {"batch_size": 40, "shuffle": True, "seed": 3, "num_threads": 2}

@@ -21,7 +21,7 @@ from gnnstore.nn import AdjT
 from gnnstore.testing import assert_resumes
 from tests.support.batches import assert_same_batches, batches_of
 from tests.support.csr import assert_those_of, looped_graph
-from tests.support.packed import pack
+from tests.support.packing import pack
 from tests.support.references import OPTIONS
 
 CSR: dict[str, Any] = OPTIONS | {"edge_format": "csr"}

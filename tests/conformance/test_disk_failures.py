@@ -19,11 +19,11 @@ from gnnstore.errors import InputError, StorageError
 from gnnstore.graph.shared import shared_tables
 from tests.support.batches import Batches, assert_same_batches, batches_of
 from tests.support.effort import paired
-from tests.support.engines import available
 from tests.support.faults import inject
 from tests.support.graphs import N
 from tests.support.loaders import threads_of_loaders
 from tests.support.references import OPTIONS
+from tests.support.twins.reads import available
 
 LIMIT_SECONDS = 5.0
 

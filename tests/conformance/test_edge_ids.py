@@ -22,7 +22,7 @@ from gnnstore.testing.graphs import GraphArrays, random_graph
 from tests.support.batches import Batches, assert_same_batches, batches_of
 from tests.support.effort import paired
 from tests.support.hetero import hetero_store, make_hetero
-from tests.support.packed import pack
+from tests.support.packing import pack
 from tests.support.references import OPTIONS, loader_of_packed
 
 STRATEGIES = ("memory", "mmap", "direct", "static", "belady", "packed")

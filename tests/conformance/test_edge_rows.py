@@ -18,7 +18,7 @@ from gnnstore.testing import assert_resumes
 from gnnstore.testing.graphs import random_graph
 from tests.support.batches import Batches, assert_same_batches, batches_of
 from tests.support.hetero import hetero_store, make_hetero
-from tests.support.packed import pack
+from tests.support.packing import pack
 from tests.support.references import OPTIONS, loader_of_packed
 
 PLANNED = ("belady", "packed")

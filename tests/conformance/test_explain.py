@@ -17,7 +17,7 @@ from gnnstore.errors import NotFoundError, UsageError
 from gnnstore.loaders.base import BatchLoader
 from gnnstore.plugins import STRATEGIES
 from gnnstore.testing.graphs import random_graph
-from tests.support.packed import pack
+from tests.support.packing import pack
 from tests.support.stores import CITES, write_two_typed_store
 
 OPTIONS: dict[str, Any] = {"batch_size": 16, "num_threads": 1, "seed": 3}

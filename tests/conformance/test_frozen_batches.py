@@ -22,7 +22,7 @@ from gnnstore.strategies.base import Strategy
 from gnnstore.strategies.builtin import PACKED, auto, find_strategy
 from tests.support.batches import digests
 from tests.support.loaders import override_sizes
-from tests.support.packed import pack
+from tests.support.packing import pack
 
 FROZEN = Path(__file__).parents[1] / "data" / "frozen" / "batches.json"
 SEED, EPOCHS = 11, 2

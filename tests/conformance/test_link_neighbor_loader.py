@@ -29,7 +29,7 @@ from gnnstore.strategies.builtin import STRATEGIES
 from gnnstore.testing.graphs import GraphArrays, random_graph
 from tests.support.batches import Batches, assert_same_batches, batches_of
 from tests.support.effort import paired
-from tests.support.packed import pack
+from tests.support.packing import pack
 
 N, E, FANOUTS, BATCH_SIZE, SEED = 600, 6_000, [4, 3], 40, 5
 KINDS: dict[str, dict[str, Any]] = {

@@ -23,7 +23,7 @@ from gnnstore.testing.graphs import GraphArrays, random_graph
 from tests.support.batches import Batches, assert_same_batches, batches_of
 from tests.support.effort import paired
 from tests.support.graphs import E, N, graph_of_three_tables
-from tests.support.packed import pack
+from tests.support.packing import pack
 from tests.support.references import (
     BATCHES,
     EPOCHS,

@@ -39,7 +39,7 @@ from tests.support.loaders import (
     wait_for,
     wait_until_nothing_is_left,
 )
-from tests.support.packed import pack
+from tests.support.packing import pack
 
 pytestmark = pytest.mark.timeout(120)
 

@@ -26,7 +26,7 @@ from gnnstore.tools.bench.harness import ways
 from gnnstore.tools.cli import main, root
 from tests.support.batches import Batches, assert_same_batches, batches_of
 from tests.support.disks import usual_profile
-from tests.support.packed import pack
+from tests.support.packing import pack
 
 PAGE = Path(__file__).parents[2] / "docs" / "extending.md"
 PLUGINS: dict[str, dict[str, Any]] = {

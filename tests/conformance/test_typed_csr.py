@@ -22,7 +22,7 @@ from tests.support.batches import assert_same_batches, batches_of
 from tests.support.csr import assert_those_of
 from tests.support.effort import paired
 from tests.support.hetero import AT, CITES, TEACHES, WRITES, WRITTEN_BY, hetero_store, make_hetero
-from tests.support.packed import pack
+from tests.support.packing import pack
 
 DATA = make_hetero()
 # HeteroConv takes features of every type.

@@ -36,7 +36,7 @@ from tests.support.batches import batches_of
 from tests.support.disks import keep_usual_profile
 from tests.support.hetero import hetero_store, make_hetero
 from tests.support.hostile import apply_edits, edits, json_edits
-from tests.support.packed import pack
+from tests.support.packing import pack
 from tests.support.stores import write_example_store
 
 NUM_NODES, NUM_EDGES = 40, 200

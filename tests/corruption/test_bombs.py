@@ -173,7 +173,7 @@ def test_a_compressed_array_that_is_encoded_in_another_way(
 
 def test_packed_epochs_graph_array_is_checked_before_it_is_read(tmp_path: Path) -> None:
     pytest.importorskip("torch_geometric")
-    from tests.support.packed import pack  # noqa: PLC0415
+    from tests.support.packing import pack  # noqa: PLC0415
 
     packed = tmp_path / "packed"
     shutil.copytree(pack(write_example_store(tmp_path / "s.gnn").path, [2], epochs=1), packed)

@@ -25,7 +25,7 @@ from tests.support.batches import batches_of
 from tests.support.files import flip
 from tests.support.hetero import hetero_store
 from tests.support.hostile import rewrite
-from tests.support.packed import pack
+from tests.support.packing import pack
 from tests.support.stores import write_example_store
 
 BATCHES = 12

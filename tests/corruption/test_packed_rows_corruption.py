@@ -18,8 +18,8 @@ from gnnstore.pipeline.lookahead import superbatch as rolling
 from gnnstore.testing.graphs import random_graph
 from tests.support.batches import assert_same_batches, batches_of
 from tests.support.files import flip
-from tests.support.packed import pack
-from tests.support.progress import Recorder
+from tests.support.packing import pack
+from tests.support.traces import Recorder
 
 BATCHES = 12
 OPTIONS: dict[str, Any] = {"batch_size": 50, "shuffle": True, "seed": 3}

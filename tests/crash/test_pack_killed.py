@@ -23,7 +23,7 @@ from tests.support.batches import assert_same_batches, batches_of
 from tests.support.effort import choose
 from tests.support.faults import inject
 from tests.support.forks import ForkServer
-from tests.support.packed import pack
+from tests.support.packing import pack
 from tests.support.stores import assert_same_files
 
 NUM_KILLS = choose(8, 30)
@@ -36,7 +36,7 @@ _SERVER = """
 import os, signal, sys
 from pathlib import Path
 
-from tests.support.packed import pack
+from tests.support.packing import pack
 from tests.support.filesystem_calls import signal_at_filesystem_call, serve
 
 # What a process has written outlives it without; 40 of them are half of the time.

@@ -11,8 +11,8 @@ import torch.distributed
 
 import gnnstore
 from gnnstore.converters import from_rmat
+from tests.support.batches import two_forks
 from tests.support.forks import RUN_SCRIPT, ForkServer
-from tests.support.ranks import two_forks
 
 pytest.importorskip("accelerate")
 pytestmark = [

@@ -11,7 +11,7 @@ import pytest
 from gnnstore.features.saved import decode_record
 from gnnstore.formats.packed import PackedReader
 from gnnstore.testing.graphs import random_graph
-from tests.support.packed import pack
+from tests.support.packing import pack
 from tests.support.twins.packing import piece_crcs
 
 zarr = pytest.importorskip("zarr")

@@ -14,9 +14,9 @@ import torch.distributed
 
 import gnnstore
 from gnnstore.converters import from_rmat
+from tests.support.batches import two_forks
 from tests.support.effort import is_long
 from tests.support.forks import ForkServer
-from tests.support.ranks import two_forks
 
 pytestmark = [
     pytest.mark.timeout(600),

@@ -23,10 +23,9 @@ from gnnstore.features.pack import least_memory, pack
 from gnnstore.features.source import FileRows, RowRequest, of_one_type
 from gnnstore.formats import PageGeometry
 from tests.support.effort import examples
-from tests.support.engines import some_rows
 from tests.support.packing import plan_of
 from tests.support.twins.packing import needed_pages, packed_file, piece_crcs, sort_misses
-from tests.support.twins.reads import write_array
+from tests.support.twins.reads import some_rows, write_array
 
 # The widths at which published systems compute the wrong page.
 ROW_BYTES = (1, 2, 100, 400, 511, 512, 513, 1200, 4095, 4096, 4097, 12288)

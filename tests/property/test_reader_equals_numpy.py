@@ -20,10 +20,10 @@ from gnnstore.features.source import FileRows
 from gnnstore.formats import PageGeometry, plan_shards
 from gnnstore.formats.arrays.dtypes import STORAGE_DTYPES
 from tests.support.effort import examples, paired
-from tests.support.engines import some_rows
 from tests.support.twins.reads import (
     files_of,
     plan_reads,
+    some_rows,
     write_array,
 )
 

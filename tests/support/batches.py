@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from gnnstore.testing import assert_same_batches
+from tests.support.forks import RUN_SCRIPT, ForkServer
 
 __all__ = ["Batches", "assert_same_batches", "batches_of", "digest_of", "digests"]
 
@@ -47,3 +49,23 @@ def digests(loader: Iterable[Any], num_epochs: int = 1) -> list[str]:
 def batches_of(loader: Iterable[Any], num_epochs: int = 1) -> Batches:
     """Return the batches of some epochs, as dicts."""
     return [batch.to_dict() for _ in range(num_epochs) for batch in loader]
+
+
+# With the variables that torchrun sets, but without the processors' time to import torch.
+_RANKS = """
+import os, socket
+with socket.create_server(("127.0.0.1", 0)) as free:
+    port = free.getsockname()[1]
+child = os.fork()
+rank = "1" if child == 0 else "0"
+os.environ |= {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+"""
+_BOTH = "if child: sys.exit(os.waitpid(child, 0)[1])"
+
+
+def two_forks(forks: ForkServer, script: Path, *arguments: object) -> str:
+    """Run a script as two processes of torchrun's do, and return what they print."""
+    done = forks.run(_RANKS + RUN_SCRIPT + _BOTH, script, *arguments)
+    assert done.returncode == 0, done.stderr
+    return done.stdout

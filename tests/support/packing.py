@@ -1,9 +1,9 @@
-"""Tables to pack rows of, into files that tests look at."""
+"""Packs rows of tables, and epochs of small graphs, into files that tests look at."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -14,8 +14,14 @@ from numpy.typing import NDArray
 from gnnstore.caching.plan import CachePlan, Trace
 from gnnstore.disk.engines import open_engine
 from gnnstore.features.chunks import PackedSuperbatch
-from gnnstore.features.pack import pack
+from gnnstore.features.pack import pack as pack_rows
 from gnnstore.features.source import FileRows, RowRequest, of_one_type
+from gnnstore.formats.packed import PACKED
+from gnnstore.formats.store.units import make_units_directory, unit_path
+from gnnstore.graph.store import open as open_store
+from gnnstore.packing.job import EpochPacker
+from gnnstore.packing.sampling import PackSettings
+from gnnstore.sampling.neighbor import SamplingConfig
 from tests.support.twins.reads import write_array
 
 MEMORY_BYTES = 1 << 25
@@ -51,7 +57,7 @@ class PackingCase:
         if not isinstance(plan, CachePlan):
             plan = plan_of(trace, plan)
         given: dict[str, Any] = {"memory_bytes": MEMORY_BYTES, "num_threads": 2} | options
-        return pack(self.tables, trace, plan, self.directory, **given)
+        return pack_rows(self.tables, trace, plan, self.directory, **given)
 
     def check_batch(
         self, packed: PackedSuperbatch, i: int, ids: NDArray[Any], slots: NDArray[np.int32]
@@ -99,3 +105,43 @@ def watched_memory() -> Iterator[list[int]]:
 def _anonymous_bytes() -> int:
     status = Path("/proc/self/status").read_text()
     return 1024 * int(status.split("RssAnon:")[1].split()[0])
+
+
+def pack(
+    store: Path,
+    fanouts: Iterable[int],
+    input_nodes: Any = "train",
+    *,
+    output: Path | None = None,
+    resume: bool = False,
+    seed: int = 3,
+    epochs: int = 2,
+    batch_size: int = 50,
+    replace: bool = False,
+    subgraph_type: Any = "directional",
+    disjoint: bool = False,
+    cache_bytes: int | str | None = "100kB",
+    superbatch: int | None = 5,
+    num_threads: int = 2,
+    **settings: Any,
+) -> Path:
+    """Pack epochs and return their path: `output`, or "base" in the store."""
+    if output is None:
+        make_units_directory(PACKED, store)
+    packer = EpochPacker(
+        open_store(store),
+        PackSettings(
+            SamplingConfig(tuple(fanouts), replace, subgraph_type, disjoint, seed),
+            input_nodes,
+            batch_size,
+            epochs,
+            cache_bytes=cache_bytes,
+            superbatch=superbatch,
+            num_threads=num_threads,
+            **settings,
+        ),
+    )
+    try:
+        return packer.pack(output or unit_path(PACKED, store, "base"), resume=resume)
+    finally:
+        packer.close()

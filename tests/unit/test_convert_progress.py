@@ -10,7 +10,7 @@ import pytest
 
 from gnnstore.converters import from_numpy, from_ogb, from_rmat, from_snap
 from gnnstore.progress import NullProgress, Progress
-from tests.support.progress import Recorder
+from tests.support.traces import Recorder
 
 
 def ogb(folder: Path, progress: Progress, request: pytest.FixtureRequest) -> None:

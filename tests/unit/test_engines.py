@@ -30,8 +30,8 @@ from gnnstore.disk.engines import (
 from gnnstore.disk.profile import save_profile
 from gnnstore.errors import StorageError, UsageError
 from tests.support.disks import usual_profile
-from tests.support.engines import available
 from tests.support.faults import Fault, SystemCall, inject, inject_all
+from tests.support.twins.reads import available
 
 T = TypeVar("T")
 

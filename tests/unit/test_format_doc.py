@@ -65,7 +65,7 @@ def test_paged_attributes(tmp_path: Path) -> None:
 def test_plan_manifest_fields(tmp_path: Path) -> None:
     pytest.importorskip("torch_geometric")
     from gnnstore.testing.graphs import random_graph  # noqa: PLC0415
-    from tests.support.packed import pack  # noqa: PLC0415
+    from tests.support.packing import pack  # noqa: PLC0415
 
     graph = random_graph(50, 200, feature_dim=30, num_classes=2)
     packed = pack(graph.write(tmp_path / "s.gnn"), [2], epochs=1)
@@ -88,7 +88,7 @@ def test_plan_manifest_fields(tmp_path: Path) -> None:
 def test_packed_epochs_with_segments(tmp_path: Path) -> None:
     pytest.importorskip("torch_geometric")
     from gnnstore.testing.graphs import random_graph  # noqa: PLC0415
-    from tests.support.packed import pack  # noqa: PLC0415
+    from tests.support.packing import pack  # noqa: PLC0415
 
     graph = random_graph(50, 200, feature_dim=30, num_classes=2)
     packed = pack(graph.write(tmp_path / "s.gnn"), [2], epochs=1, batch_size=5, segment=2)
@@ -124,7 +124,7 @@ def test_packed_epochs_of_several_types(tmp_path: Path) -> None:
     """Each batch's missed rows and edges are where the page says, with nothing of ours to read."""
     pytest.importorskip("torch_geometric")
     from tests.support.hetero import hetero_store, make_hetero  # noqa: PLC0415
-    from tests.support.packed import pack  # noqa: PLC0415
+    from tests.support.packing import pack  # noqa: PLC0415
 
     data = make_hetero(widths={"paper": 60, "author": 25})
     path = hetero_store(tmp_path / "s.gnn", data).path

@@ -26,11 +26,11 @@ from gnnstore.features.chunks import BLOCK_BYTES, PackedSuperbatch
 from gnnstore.features.pack import least_memory, packed_bytes
 from gnnstore.sampling.compact import RowRange
 from gnnstore.threads import CancelledError
-from tests.support.engines import available
 from tests.support.faults import Fault, SystemCall, inject, inject_all
 from tests.support.files import flip
 from tests.support.packing import PackingCase, watched_memory
 from tests.support.twins.packing import packed_file
+from tests.support.twins.reads import available
 
 ROW_BYTES, NUM_ROWS = 1200, 3000
 LIMIT_SECONDS = 5.0

@@ -24,9 +24,8 @@ from numpy.typing import NDArray
 from gnnstore import _core
 from gnnstore.formats import PagedArray
 from tests.support.effort import paired
-from tests.support.engines import available
 from tests.support.faults import Fault, SystemCall, inject, inject_all
-from tests.support.twins.reads import files_of, write_array
+from tests.support.twins.reads import available, files_of, write_array
 
 # A hung disk would be reported within this time, and so must a failing one be.
 LIMIT_SECONDS = 5.0

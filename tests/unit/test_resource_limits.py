@@ -21,7 +21,7 @@ from gnnstore.errors import (
 )
 from gnnstore.tools.session import STORAGE, Session, report
 from tests.support.forks import ForkServer
-from tests.support.packed import pack
+from tests.support.packing import pack
 
 # Forks a process for each limit, so that everything is imported once. Prints what each met.
 SCRIPT = """

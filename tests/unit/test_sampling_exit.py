@@ -8,7 +8,7 @@ import sys
 SCRIPT = """
 import threading, time
 import numpy as np
-from gnnstore.formats import Csc
+from gnnstore.formats.store.store import Csc
 from gnnstore.sampling.neighbor import SamplingConfig
 from gnnstore.sampling.neighbor import NeighborSampler
 

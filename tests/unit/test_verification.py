@@ -22,8 +22,8 @@ from gnnstore.formats import (
     StoreWriter,
 )
 from gnnstore.formats.arrays.zarr_metadata import group_metadata
-from tests.support.progress import Recorder
 from tests.support.stores import write_example_store
+from tests.support.traces import Recorder
 
 
 def write_raw(

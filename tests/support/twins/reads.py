@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from numpy.typing import NDArray
 
 from gnnstore import _core
@@ -94,3 +95,16 @@ def why_unavailable(engine: str, directory: Path) -> str:
     finally:
         path.unlink()
     return ""
+
+
+def available(engine: str, directory: Path) -> str:
+    """Return the engine, or skip the test if it cannot read files of the directory."""
+    if reason := why_unavailable(engine, directory):
+        pytest.skip(f"{engine}: {reason}")
+    return engine
+
+
+def some_rows(num_rows: int, row_bytes: int) -> NDArray[np.uint8]:
+    """Return random rows, the same for the same sizes."""
+    rng = np.random.default_rng(num_rows * row_bytes)
+    return rng.integers(0, 256, (num_rows, row_bytes), dtype=np.uint8)
