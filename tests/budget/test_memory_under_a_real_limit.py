@@ -76,7 +76,6 @@ source, output, group, memory = sys.argv[1:]
 np.linalg.norm(np.zeros(3))
 enter(group)
 from_numpy(source, output, options=ConvertOptions(undirected=True, memory_bytes=int(memory)))
-print("converted")
 """
 
 
@@ -182,12 +181,28 @@ def run(script: str, *arguments: object) -> subprocess.CompletedProcess[str]:
     )
 
 
-def read(forks: ForkServer, *arguments: object) -> dict[str, Any]:
-    """Run a loader under the limit, and return what it says."""
+def write_within(
+    limited: tuple[Path, Path], script: str, source: Path, output: Path, memory: int
+) -> Path:
+    """Run a script that writes `output` within `memory` bytes, in a process of little more."""
+    group, limit = limited
+    limit.write_text(str(memory + ALLOWANCE_BYTES))
+    finished = run(script, source, output, group, memory)
+    assert finished.returncode == 0, finished.stderr or "killed by the kernel"
+    return output
+
+
+def read(
+    forks: ForkServer, store: Path, limited: tuple[Path, Path], options: dict[str, Any]
+) -> dict[str, Any]:
+    """Run a loader in a process of little more than its budget, and return what it says."""
+    group, limit = limited
+    limit.write_text(str(options["memory"] + ALLOWANCE_BYTES))
     # What is read at a time, and what "auto" takes, depend on the disk.
-    keep_usual_profile(Path(str(arguments[0])))
+    keep_usual_profile(store)
     # Of the test, and not of when this was imported: where measurements are kept is part of it.
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    arguments = store, group, json.dumps(options)
     finished = forks.run(ENTER + READ, *arguments, environment=environment, own_memory=True)
     assert finished.returncode == 0, finished.stderr or "killed by the kernel"
     found: dict[str, Any] = json.loads(finished.stdout)
@@ -215,13 +230,10 @@ def test_loader(
     options: dict[str, Any],
     expected: set[str],
 ) -> None:
-    group, limit = limited
-    memory = options["memory"]
-    limit.write_text(str(memory + ALLOWANCE_BYTES))
-    found = read(forks, store, group, json.dumps({"topology": "auto"} | options))
+    found = read(forks, store, limited, {"topology": "auto"} | options)
     assert found["strategy"] in expected
     # Several times the budget went through it, where that does not hold all.
-    assert found["strategy"] == "memory" or found["bytes_gathered"] > 5 * memory
+    assert found["strategy"] == "memory" or found["bytes_gathered"] > 5 * options["memory"]
 
 
 @pytest.mark.timeout(600)
@@ -241,17 +253,14 @@ def test_reads_from_disk(
 ) -> None:
     """Page cache or not: the engines' buffers, the batches and the cache are all counted."""
     available(options.get("io_engine", "pread"), store.parent)
-    group, limit = limited
-    memory = options["memory"]
-    limit.write_text(str(memory + ALLOWANCE_BYTES))
-    found = read(forks, store, group, json.dumps(options))
+    found = read(forks, store, limited, options)
     assert found["strategy"] == options["strategy"]
-    assert found["bytes_gathered"] > 5 * memory
+    assert found["bytes_gathered"] > 5 * options["memory"]
     assert found["reads"] > 0
-    assert found["grown"] <= memory + ALLOWANCE_BYTES
+    assert found["grown"] <= options["memory"] + ALLOWANCE_BYTES
     if options["strategy"] == "static":
         # The budget is used: what the structure and the batches leave is mostly cache.
-        assert found["cache_rows"] * 1024 > memory / 5
+        assert found["cache_rows"] * 1024 > options["memory"] / 5
         assert found["hit_rate"] > 0.9 * found["cache_rows"] / 300_000
     else:
         assert (found["cache_rows"], found["hit_rate"]) == (0, 0)
@@ -312,24 +321,17 @@ def grown_within_budget(
     forks: ForkServer, store: Path, limited: tuple[Path, Path], options: dict[str, Any]
 ) -> dict[str, Any]:
     """Run a loader under a limit, check how far it has grown, and return what it says."""
-    group, limit = limited
-    memory = options["memory"]
-    limit.write_text(str(memory + ALLOWANCE_BYTES))
-    found = read(forks, store, group, json.dumps(options))
+    found = read(forks, store, limited, options)
     assert found["strategy"] == options["strategy"]
-    assert found["bytes_gathered"] > 2 * memory
-    assert found["grown"] <= memory + ALLOWANCE_BYTES
+    assert found["bytes_gathered"] > 2 * options["memory"]
+    assert found["grown"] <= options["memory"] + ALLOWANCE_BYTES
     return found
 
 
 @pytest.mark.timeout(600)
 def test_converter(source: Path, limited: tuple[Path, Path], tmp_path: Path) -> None:
-    group, limit = limited
-    memory = 160 * 10**6
-    limit.write_text(str(memory + ALLOWANCE_BYTES))
-    finished = run(CONVERT, source, tmp_path / "b.gnn", group, memory)
-    assert finished.returncode == 0, finished.stderr or "killed by the kernel"
-    assert finished.stdout == "converted\n"
+    made = write_within(limited, CONVERT, source, tmp_path / "b.gnn", 160 * 10**6)
+    assert StoreReader.open(made).schema.node.num_nodes
 
 
 @pytest.mark.timeout(600)
@@ -344,12 +346,9 @@ def test_converting_four_times_the_budget(limited: tuple[Path, Path], tmp_path: 
     rules = EdgeRules(undirected=True)
     memory = estimate_peak_bytes(rules, num_edges, num_nodes, 0) // 4
     whole = from_numpy(source, tmp_path / "a.gnn", options=ConvertOptions(undirected=True))
-    group, limit = limited
-    limit.write_text(str(memory + ALLOWANCE_BYTES))
-    finished = run(CONVERT, source, tmp_path / "b.gnn", group, memory)
-    assert finished.returncode == 0, finished.stderr or "killed by the kernel"
+    made = write_within(limited, CONVERT, source, tmp_path / "b.gnn", memory)
     # The uuid is derived from the checksums of all bytes.
-    assert StoreReader.open(tmp_path / "b.gnn").uuid == StoreReader.open(whole).uuid
+    assert StoreReader.open(made).uuid == StoreReader.open(whole).uuid
 
 
 @pytest.mark.timeout(600)
@@ -357,13 +356,9 @@ def test_partitioning_five_times_the_budget(
     store: Path, limited: tuple[Path, Path], tmp_path: Path
 ) -> None:
     """Edges and rows are put in order on disk; the result is that with all memory there is."""
-    memory = 64 * 10**6
-    group, limit = limited
-    limit.write_text(str(memory + ALLOWANCE_BYTES))
-    finished = run(PARTITION, store, tmp_path / "small", group, memory)
-    assert finished.returncode == 0, finished.stderr or "killed by the kernel"
+    made = write_within(limited, PARTITION, store, tmp_path / "small", 64 * 10**6)
     whole = partition(store, 16, output=tmp_path / "whole", train_first="train")
-    assert PartitionsReader.open(tmp_path / "small").uuid == PartitionsReader.open(whole).uuid
+    assert PartitionsReader.open(made).uuid == PartitionsReader.open(whole).uuid
 
 
 @pytest.mark.timeout(600)
@@ -371,24 +366,16 @@ def test_reordering_five_times_the_budget(
     store: Path, limited: tuple[Path, Path], tmp_path: Path
 ) -> None:
     """Edges and rows are put in order on disk; the result is that with all memory there is."""
-    memory = 64 * 10**6
-    group, limit = limited
-    limit.write_text(str(memory + ALLOWANCE_BYTES))
-    finished = run(REORDER, store, tmp_path / "small.gnn", group, memory)
-    assert finished.returncode == 0, finished.stderr or "killed by the kernel"
+    made = write_within(limited, REORDER, store, tmp_path / "small.gnn", 64 * 10**6)
     whole = reorder(store, tmp_path / "whole.gnn", "community")
-    assert StoreReader.open(tmp_path / "small.gnn").uuid == StoreReader.open(whole).uuid
+    assert StoreReader.open(made).uuid == StoreReader.open(whole).uuid
 
 
 @pytest.mark.timeout(600)
 def test_splitting_edges(store: Path, limited: tuple[Path, Path], tmp_path: Path) -> None:
     """A store with 307 MB of features, read in order."""
-    group, limit = limited
-    memory = 32 * 10**6
-    limit.write_text(str(memory + ALLOWANCE_BYTES))
-    finished = run(SPLIT, store, tmp_path / "b.gnn", group, memory)
-    assert finished.returncode == 0, finished.stderr or "killed by the kernel"
-    edges = StoreReader.open(tmp_path / "b.gnn").schema.edge
+    made = write_within(limited, SPLIT, store, tmp_path / "b.gnn", 32 * 10**6)
+    edges = StoreReader.open(made).schema.edge
     num_held = sum(split.num_edges for split in edges.splits.values())
     assert 0.15 * 3_000_000 < num_held < 0.25 * 3_000_000
 
@@ -409,12 +396,8 @@ def test_an_archive_that_expands_beyond_the_budget(
         x=np.zeros((num_nodes, 2), np.float32, order="F"),
     )
     del indptr
-    group, limit = limited
-    memory = 100 * 10**6
-    limit.write_text(str(memory + ALLOWANCE_BYTES))
-    finished = run(CONVERT, source, tmp_path / "a.gnn", group, memory)
-    assert finished.returncode == 0, finished.stderr or "killed by the kernel"
-    assert StoreReader.open(tmp_path / "a.gnn").schema.node.num_nodes == num_nodes
+    made = write_within(limited, CONVERT, source, tmp_path / "a.gnn", 100 * 10**6)
+    assert StoreReader.open(made).schema.node.num_nodes == num_nodes
 
 
 @pytest.mark.timeout(600)
