@@ -238,11 +238,7 @@ def test_graphbolt(tmp_path: Path, graph: GraphArrays, edge_format: str) -> None
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        (
-            "  nodes:\n",
-            "  nodes:\n    - num: 3\n",
-            "type: expected a text, found NoneType",
-        ),
+        ("  nodes:\n", "  nodes:\n    - num: 3\n", "type: expected a text, found NoneType"),
         ("num: 50", "num: many", "num: 'many' is not a number of nodes"),
         ("num: 50", "num: 49", "node id 49 at position"),
         ("graph:", "graph_topology:", "has no graph; of what GraphBolt made of a data set, give"),
@@ -255,11 +251,7 @@ def test_graphbolt(tmp_path: Path, graph: GraphArrays, edge_format: str) -> None
         ("domain: node", "domain: nod", "feature_data: domain 'nod' is not 'node' or 'edge'"),
         ("path: data/node", "path: ../data/node", "leaves the directory of the data set"),
         ("path: data/node", "path: /data/node", "leaves the directory of the data set"),
-        (
-            "name: seeds",
-            "name: pairs",
-            "metadata.yaml: the train set has no 'seeds', ",
-        ),
+        ("name: seeds", "name: pairs", "metadata.yaml: the train set has no 'seeds', "),
         ("- data:", "- data: []\n        more:", "which name its nodes: no data"),
         ("data/node-feat.npy", "data/edge-feat.npy", "edge-feat.npy: has 300 rows, but the graph"),
         ("data/edge-feat.npy", "data/node-feat.npy", "node-feat.npy: has 50 rows, but the graph"),
@@ -274,11 +266,7 @@ def test_graphbolt(tmp_path: Path, graph: GraphArrays, edge_format: str) -> None
             "the feature 'x' becomes 'x'",
         ),
         ("tasks:", "tasks: 3\nmore:", "tasks: expected a list of mappings"),
-        (
-            "    train_set:\n",
-            "    train_set:\n      - type: a\n",
-            "train set: has a type twice",
-        ),
+        ("    train_set:\n", "    train_set:\n      - type: a\n", "train set: has a type twice"),
         ("path: data/node-feat.npy", "path: [3]", "path: expected a text, found list"),
         ("set/train-seeds.npy", "edges/bulk.npy", "has shape [2, 300]; a split is a list of"),
         ("set/train-labels.npy", "set/test-seeds.npy", "has labels of shape [6] int64 for 30"),
