@@ -257,18 +257,28 @@ def interruptible(
 
 
 def for_each(num_tasks: int, num_threads: int, work: Callable[[int], None], name: str) -> None:
-    """Call work(0), ... work(num_tasks - 1), on some threads."""
+    """Call work(0), ... work(num_tasks - 1), on some threads, until one fails."""
     numbers = count()  # `next` of it is one step of the interpreter
+    failures: list[BaseException] = []
 
     def run() -> None:
-        while (i := next(numbers)) < num_tasks:
-            work(i)
+        try:
+            while not failures and (i := next(numbers)) < num_tasks:
+                work(i)
+        except BaseException as error:
+            failures.append(error)
 
     threads = [Background(run, name) for _ in range(min(num_threads, num_tasks))]
-    for thread in threads:
-        thread.finish()
-    for thread in threads:
-        thread.result()
+    try:
+        for thread in threads:
+            thread.finish()
+    except BaseException as error:  # an interrupt ends the work, too
+        failures.append(error)
+        for thread in threads:
+            thread.wait_whole()
+        raise
+    if failures:
+        raise failures[0]
 
 
 class Finalizer:

@@ -8,6 +8,7 @@ share of the time, so that a spinning disk and an NVMe drive both take the reque
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import logging
 import mmap
@@ -270,7 +271,16 @@ def write_file(
             data = memoryview(chunk)[: num_bytes - written]
             size, started = len(data), perf_counter()
             while data:
-                done = os.pwrite(descriptor, data, written)
+                try:
+                    done = os.pwrite(descriptor, data, written)
+                except OSError as error:
+                    if error.errno != errno.EINVAL or not is_direct:
+                        raise
+                    # Some file systems take the flag and refuse the write.
+                    flags = fcntl.fcntl(descriptor, fcntl.F_GETFL)
+                    fcntl.fcntl(descriptor, fcntl.F_SETFL, flags & ~os.O_DIRECT)
+                    is_direct = False
+                    continue
                 data, written = data[done:], written + done
             if not is_direct or written == num_bytes:  # else a write is a copy into memory
                 os.fdatasync(descriptor)

@@ -205,7 +205,7 @@ def _in_files(  # noqa: PLR0917
 
         each(sort_batch)
         files.pop_all()
-    none, begins = idle[0][0][:0], np.zeros(num_batches, np.int64)
+    none, begins = np.empty(0, idle[0][0].dtype), np.zeros(num_batches, np.int64)
     joined = tuple(np.concatenate([none, *(of[t] for of in samples)]) for t in range(len(ranges)))
     return MissTable(none, begins, most, places, ranges, counts, ids, joined)
 

@@ -26,6 +26,7 @@ from gnnstore.graph.lazy import LazySource, LazyTensor, Rows, require_memory
 Int64Array = npt.NDArray[np.int64]
 
 _PIECE_BYTES = 2**23
+_KEPT_BYTES = 2**25  # of original ids, which are sorted once for all look-ups
 _NAMED_IDS = 5
 
 T = TypeVar("T")
@@ -227,12 +228,24 @@ class NodeIds:
             return np.where((asked >= 0) & (asked < self._num_nodes), asked, -1)
         if not len(asked):
             return asked
+        if self._original.num_bytes <= _KEPT_BYTES:
+            ids, nodes = self._sorted
+            rank = np.minimum(np.searchsorted(ids, asked), len(ids) - 1)
+            return np.where(ids[rank] == asked, nodes[rank], -1) if len(ids) else asked * 0 - 1
         found = np.full(len(asked), -1, np.int64)
         for first, ids in self._reader.pieces(self._original, _PIECE_BYTES):
             rank = np.minimum(np.searchsorted(asked, ids), len(asked) - 1)
             here = np.flatnonzero(asked[rank] == ids)
             found[rank[here]] = first + here
         return found
+
+    @cached_property
+    def _sorted(self) -> tuple[Int64Array, Int64Array]:
+        """The original ids, ascending, and their nodes."""
+        assert self._original is not None  # noqa: S101 - see its caller
+        ids = self._reader.read(self._original)
+        nodes = np.argsort(ids, kind="stable")
+        return ids[nodes], nodes
 
     @cached_property
     def greatest(self) -> int:

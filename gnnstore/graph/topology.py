@@ -206,20 +206,29 @@ def open_neighbor_cache(csc: Csc, rows: IndexRows, num_bytes: int) -> CachedNeig
     if capacity <= 0:
         return None
     if capacity >= csc.num_edges:
-        return _fill(csc, rows, all_lists(csc))
-    return _fill(
-        csc,
-        rows,
-        choose_lists(csc, count_out_degrees(rows.scan(), csc.num_src, csc.label), capacity),
-    )
+        return _fill(csc, rows, _packed(all_lists(csc)))
+    degrees = count_out_degrees(rows.scan(), csc.num_src, csc.label)
+    bits = _packed(choose_lists(csc, degrees, capacity))
+    del degrees
+    return _fill(csc, rows, bits)
 
 
-def _fill(csc: Csc, rows: IndexRows, chosen: npt.NDArray[np.bool_]) -> CachedNeighbors | None:
+def _packed(chosen: npt.NDArray[np.bool_]) -> npt.NDArray[np.uint64]:
+    return np.packbits(chosen, bitorder="little").view(np.uint64)
+
+
+def _fill(csc: Csc, rows: IndexRows, bits: npt.NDArray[np.uint64]) -> CachedNeighbors | None:
     """Return the lists of the chosen nodes; None if they are empty."""
-    bits = np.packbits(chosen, bitorder="little").view(np.uint64)
+
+    def chosen(first: int, last: int) -> npt.NDArray[np.bool_]:
+        words, begin = bits[first // 64 : -(-last // 64)].view(np.uint8), first % 64
+        unpacked = np.unpackbits(words, count=begin + last - first, bitorder="little")
+        return unpacked[begin:].view(np.bool_)
+
     starts = np.zeros(len(bits) + 1, np.int64)
     for first, degrees in in_degrees(csc):
-        sums = np.add.reduceat(degrees * chosen[first:][: len(degrees)], range(0, len(degrees), 64))
+        cached = degrees * chosen(first, first + len(degrees))
+        sums = np.add.reduceat(cached, range(0, len(degrees), 64))
         starts[first // 64 + 1 :][: len(sums)] = sums
     np.cumsum(starts, out=starts)
     if not (total := int(starts[-1])):
@@ -231,7 +240,7 @@ def _fill(csc: Csc, rows: IndexRows, chosen: npt.NDArray[np.bool_]) -> CachedNei
         first = int(np.searchsorted(csc.indptr, start, side="right")) - 1
         last = int(np.searchsorted(csc.indptr, stop, side="left"))
         bounds: npt.NDArray[np.int64] = np.clip(csc.indptr[first : last + 1], start, stop)
-        wanted = np.repeat(chosen[first:last], bounds[1:] - bounds[:-1])
+        wanted = np.repeat(chosen(first, last), bounds[1:] - bounds[:-1])
         if wanted.any():
             ids = rows.read(start, stop)[wanted]
             neighbors[filled : filled + len(ids)] = ids

@@ -445,12 +445,18 @@ class OutputAssembler:
 
 def checked_class(data_class: Any, wanted: type) -> Any:
     """Refuse what is no class of `Data` or `HeteroData`, before the first batch."""
-    if not isinstance(data_class, type) or not issubclass(data_class, wanted):
-        raise UsageError(
-            f"custom_cls={data_class!r}: expected torch_geometric.data.{wanted.__name__} or a "
-            "subclass that is made without arguments"
-        )
-    return data_class
+    problem = "it is no subclass"
+    if isinstance(data_class, type) and issubclass(data_class, wanted):
+        try:
+            data_class()
+        except TypeError as error:
+            problem = str(error)
+        else:
+            return data_class
+    raise UsageError(
+        f"custom_cls={data_class!r}: expected torch_geometric.data.{wanted.__name__} or a "
+        f"subclass that is made without arguments: {problem}"
+    )
 
 
 def edge_index_of(row: Tensor, col: Tensor) -> Tensor:

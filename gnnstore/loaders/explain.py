@@ -155,6 +155,7 @@ def draw_memory(found: Explanation, file: Path) -> None:
 
 
 # What the legend says of a stage; others have their own names.
+_FEW = 2000  # stages whose bars are told apart by white edges
 _NAMES = {
     "training": "training: your code has the batch",
     "wait": "waiting for a batch",
@@ -199,6 +200,7 @@ def draw_timeline(timeline: Timeline, file: Path) -> Path:
             of_stage[rows[thread], depth].append(((start - begin_ns) / 1e9, (end - start) / 1e9))
     figure, (axes,) = new_axes(1, 12, 2.2 + 0.45 * len(rows))
     axes.grid(visible=False, axis="y")
+    gap = 0.2 if len(events) < _FEW else 0.0  # many bars are narrower than their white edges
     looks = looks_of(name for name in (*_NAMES, *sorted(bars.keys() - _NAMES)) if name in bars)
     for name, look in looks.items():
         label: str | None = _NAMES.get(name, name)
@@ -206,7 +208,7 @@ def draw_timeline(timeline: Timeline, file: Path) -> Path:
             height = 0.8 * 0.6**depth  # the stages within another one are seen on it
             place = (row - height / 2, height)
             style: dict[str, Any] = {"facecolor": look.colour, "edgecolor": "white"}
-            axes.broken_barh(spans, place, linewidth=0.2, label=label, zorder=2 + depth, **style)
+            axes.broken_barh(spans, place, linewidth=gap, label=label, zorder=2 + depth, **style)
             label = None
     axes.set_yticks(range(len(rows)), [threads[thread] for thread in rows])
     axes.set_ylim(len(rows) - 0.4, -0.6)

@@ -298,6 +298,12 @@ def test_a_file_of_another_kind_is_named(
     assert said in " ".join(done.stderr.split())
 
 
+def test_names_may_begin_as_a_file_of_tables_does(run: Any, tmp_path: Path) -> None:
+    (tmp_path / "a.tsv").write_text("PAR1\tTP53\nPAR1\tpar10\n")
+    done = run("convert", "snap", tmp_path / "a.tsv", tmp_path / "o.gnn", "--string-ids")
+    assert done.status == 0, done.stderr
+
+
 def test_no_edges_within_memory_that_holds_no_pointers(convert: Any, tmp_path: Path) -> None:
     options = ("--num-nodes", "4000000", "--memory", "24MB", "--self-loops")
     for loops, num_edges in (("keep", 0), ("add", 4_000_000)):

@@ -300,6 +300,11 @@ def test_an_interrupted_conversion_of_files_resumes(tmp_path: Path) -> None:
     assert read_store(out).num_nodes == 5
     with pytest.raises(UsageError, match="cannot be resumed"):
         from_tables(edges_table(), tmp_path / "p.gnn", options=options)
+    nodes = pa.table({"feature": np.arange(5.0)})
+    parquet.write_table(nodes, tmp_path / "n.parquet")
+    for edges, others in ((edges_table(), tmp_path / "n.parquet"), (tmp_path / "e.parquet", nodes)):
+        with pytest.raises(UsageError, match="cannot be resumed"):
+            from_tables(edges, tmp_path / "q.gnn", nodes=others, options=options)
 
 
 def test_sparse_matrices_of_scipy(run: Any, tmp_path: Path) -> None:

@@ -98,3 +98,20 @@ def test_what_it_would_save_is_said_before(run: Any, tmp_path: Path) -> None:
     assert "50% less" in run("reorder", store, "--estimate", "-q").stdout
     assert [path.name for path in tmp_path.iterdir()] == ["a.gnn"]
     assert run("reorder", store).status == 2
+
+
+def test_no_store_lies_in_another(run: Any, store: Path, tmp_path: Path) -> None:
+    """To verify the outer one would find files that do not belong there."""
+    (store / "empty").mkdir()
+    for words in (
+        ("reorder", store, store / "in.gnn"),
+        ("reorder", store, store / "empty" / "in.gnn"),
+        ("reorder", store, store / "plans.gnn" / ".." / "in.gnn"),
+        ("partition", store, "-p", 2, "--output", store / "nodes" / "pp"),
+        ("pack", store, "--num-neighbors", 2, "--output", store / "nodes" / "plan"),
+    ):
+        done = run(*words, "-q")
+        assert done.status in {2, 3}, words
+        assert done.status == 3 or "lies inside" in done.stderr, words
+    (store / "empty").rmdir()
+    assert run("verify", store, "--level", "full").status == 0

@@ -532,6 +532,11 @@ class Colour(Enum):
 
 
 @pytest.mark.ways("memory")
+class Needy(Data):
+    def __init__(self, needed: Any) -> None:
+        super().__init__(needed)
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -556,6 +561,7 @@ class Colour(Enum):
         ({"rank": "0", "world_size": "2"}, "rank='0' is not a whole number"),
         ({"memory": [], "strategy": "memory"}, "memory=[] is not a size"),
         ({"custom_cls": HeteroData}, "expected torch_geometric.data.Data or a subclass that is ma"),
+        ({"custom_cls": Needy}, "is made without arguments: Needy.__init__() missing 1"),
         ({"custom_cls": 5}, "custom_cls=5: expected torch_geometric.data.Data or a subclass"),
         # torch's own checks and words
         ({"num_workers": -1}, "num_workers option should be non-negative"),

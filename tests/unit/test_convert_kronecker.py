@@ -256,6 +256,22 @@ def test_what_is_no_measurement_gets_no_noise(tmp_path: Path, dtype: str) -> Non
     assert np.array_equal(expanded.attributes["x"], np.concatenate([x, x]))
 
 
+@pytest.mark.parametrize("dtype", ["float16", "float32", "bfloat16"])
+def test_noise_makes_nothing_infinite(tmp_path: Path, dtype: str) -> None:
+    """Finite values stay finite, and what was infinite or no number stays that."""
+    bits = dtype == "bfloat16"
+    top = 3.3895313892515355e38 if bits else float(np.finfo(dtype).max)
+    values = np.tile(np.array([[top], [-top], [np.inf], [np.nan]]), (100, 1))
+    values = values.astype(np.float32 if bits else dtype)
+    x: npt.NDArray[Any] = to_bfloat16_bits(values) if bits else values
+    seed = noisy_store(tmp_path, x, dtype if bits else None)
+    found = expand(seed, tmp_path, factor=2, feature_noise=1).attributes["x"][:, 0]
+    found = (from_bfloat16_bits(found) if bits else found).reshape(-1, 4)
+    assert np.all(np.isfinite(found[:, :2]))
+    assert np.all(np.isposinf(found[:, 2]))
+    assert np.all(np.isnan(found[:, 3]))
+
+
 def test_noise_is_cut_off_at_the_ends_of_an_integer_type(tmp_path: Path) -> None:
     x = np.tile(np.array([[0], [255]], np.uint8), (200, 1))
     seed = noisy_store(tmp_path, x)

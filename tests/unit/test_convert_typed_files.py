@@ -230,8 +230,10 @@ def test_columns_of_text(tmp_path: Path) -> None:
     (tmp_path / "nodes").mkdir()
     (tmp_path / "edges").mkdir()
     (tmp_path / "nodes" / "a.csv").write_text("train,size,year\n1,2,2001\n0,inf,2002\n1,4,2003\n")
+    (tmp_path / "nodes" / "b.csv").write_text("7,year\n5,2004\n")
     (tmp_path / "edges" / "a__to__a.csv").write_text("0,1\n")
     store = convert(tmp_path, tmp_path / "out.gnn")
+    assert store["b"].year.tolist() == [2004]
     assert store["a"].splits["train"].tolist() == [0, 2]
     assert store["a"].size[torch.arange(3)].tolist() == [2, float("inf"), 4]
     assert store["a"].year[torch.arange(3)].tolist() == [2001, 2002, 2003]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import math
 import os
 import zlib
@@ -421,3 +422,26 @@ def test_where_direct_reads_are_of_4096_bytes_there_are_none_of_512(place: Path)
     if not measured.profile.is_direct:
         pytest.skip("this file system knows no direct reads")
     assert set(measured.profile.random_reads_per_second) == {4096, 65536}
+
+
+def test_a_refusal_of_direct_writes_is_met_with_buffered_ones(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = os.pwrite
+    refused: list[int] = []
+
+    def refuse_direct(descriptor: int, data: Any, offset: int) -> int:
+        if not refused:
+            refused.append(offset)
+            raise OSError(errno.EINVAL, "Invalid argument")
+        return real(descriptor, data[: len(data) // 2 + 1], offset)  # short ones besides
+
+    monkeypatch.setattr(os, "pwrite", refuse_direct)
+    with open_scratch_file(place) as file:
+        try:
+            fcntl.fcntl(file, fcntl.F_SETFL, fcntl.fcntl(file, fcntl.F_GETFL) | os.O_DIRECT)
+        except OSError:
+            pytest.skip("this file system knows no direct writes")
+        assert write_file(file, place, 2 * MIB, 60.0, ignore)[0] == 2 * MIB
+        assert not fcntl.fcntl(file, fcntl.F_GETFL) & os.O_DIRECT
+        assert os.fstat(file).st_size == 2 * MIB

@@ -126,7 +126,8 @@ def from_tables(
         attributes = _node_attributes(node_table, wide, label, more)
     _check_ids(table, node_table, node_id, num_nodes, is_named=is_named)
     tables = [table] if node_table is None else [table, node_table]
-    files = [file for own in tables for file in own.files]
+    # Nothing tells whether a table in memory is that of an interrupted run.
+    files = [file for own in tables for file in own.files] if all(t.files for t in tables) else []
     origin: dict[str, Any] = {
         **({"inputs": describe_files(files)} if files else {}),
         "source": source,

@@ -25,7 +25,7 @@ from gnnstore.converters.datasets.table_files import (
     edge_batches,
     open_table,
 )
-from gnnstore.converters.datasets.text import column_names, first_lines
+from gnnstore.converters.datasets.text import first_lines
 from gnnstore.converters.inputs.files import open_npy, open_npz
 from gnnstore.converters.inputs.opening import PathLike, describe_files, existing_directory
 from gnnstore.converters.inputs.source import ArraySource, MappedRows, cut_rows, read_one_number
@@ -35,6 +35,7 @@ from gnnstore.converters.inputs.text_tables import (
     TextColumn,
     TextTable,
     fields_of,
+    is_number,
 )
 from gnnstore.converters.typed.graph_writer import reverse_types
 from gnnstore.converters.typed.inputs import EdgeInput, NodeInput, Pair, largest_ids, write_graph
@@ -321,7 +322,9 @@ def _of_table(table: Table) -> EdgeInput:
 def _first_line(path: Path) -> tuple[list[bytes], bytes, list[str]]:
     """Return the comments before the first line, the line, and the columns that it names."""
     comments, line = first_lines(path)
-    names = column_names(line)
+    names = fields_of(line) if line else []
+    if all(is_number(name.encode()) for name in names):
+        names = []
     if len(set(names)) < len(names):
         raise InputError(f"{path}: the first line has two columns of one name", path=path)
     return comments, line, names

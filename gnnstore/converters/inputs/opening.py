@@ -36,9 +36,11 @@ _ZIP = (
     "by 'gnnstore convert pyg', and of others, extract what is in them"
 )
 # First bytes of files, their kind, and advice.
+_PAGES = (b"<!doctype html", b"<html")
+_PARQUET = b"PAR1"
 _KINDS = (
     (b"\x93NUMPY", f"an array (.npy); {_ARRAY}"),
-    (b"PAR1", f"a Parquet file; {_TABLE}"),
+    (_PARQUET, f"a Parquet file; {_TABLE}"),
     (b"ARROW1\0\0", f"an Arrow or Feather file; {_TABLE}"),
     (b"PK\x03\x04", _ZIP),
     (b"\x89HDF\r\n\x1a\n", "an HDF5 file, which is not read; save its arrays with numpy.savez"),
@@ -47,7 +49,6 @@ _KINDS = (
         for magic in (b"BZh91AY&SY", b"\xfd7zXZ\0", b"\x28\xb5\x2f\xfd")
     ),
     *((magic, "text in UTF-16; convert it to UTF-8") for magic in (b"\xff\xfe", b"\xfe\xff")),
-    *((magic, "a web page; download the file itself") for magic in (b"<!doctype html", b"<html")),
 )
 
 BLOCK_BYTES = 2**20
@@ -91,10 +92,14 @@ def describe_binary(path: Path) -> str | None:
     """Return what a file is by its first bytes, and advice, such as "is a tar archive; ..."."""
     with open_input(path) as file:
         head = file.read(_HEAD_BYTES)
+        if head.startswith(_PARQUET):  # as text may begin as well, but not end
+            file.seek(-len(_PARQUET), os.SEEK_END)
+            head = head if file.read() == _PARQUET else b""
     if head[TAR_MAGIC] == b"ustar":
         return "is a tar archive; extract what is in it"
-    kinds = (kind for magic, kind in _KINDS if head[: len(magic)].lower() == magic.lower())
-    return next((f"is {kind}" for kind in kinds), None)
+    if any(head[: len(tag)].lower() == tag for tag in _PAGES):
+        return "is a web page; download the file itself"
+    return next((f"is {kind}" for magic, kind in _KINDS if head.startswith(magic)), None)
 
 
 def existing_directory(path: PathLike, what: str) -> Path:

@@ -62,7 +62,7 @@ ORDERS: tuple[Order, ...] = get_args(Order)
 _PIECE_BYTES = 2**23  # of edge attributes; some copies exist at a time
 # Bytes of a node: its scores, their order and what sorting takes, and a new number; the same by
 # community, where ranking these takes the most; and of some pieces.
-_NODE_BYTES, _COMMUNITY_BYTES, _PIECES_BYTES = 20, 50, 2**26
+_NODE_BYTES, _COMMUNITY_BYTES, _PIECES_BYTES = 25, 50, 2**26
 # An array is sorted in memory if two copies take at most this share of memory.
 _MEMORY_SHARE = 8
 _MAX_MEMORY_BYTES = 2**28
@@ -254,7 +254,10 @@ def _find_places(
     """Return the new number of each node, and set the writer's memory to the rest."""
     memory = memory_ledger("numbering the nodes", writer.options.memory_bytes)
     is_by_community = order == "community"
-    node_bytes = (_COMMUNITY_BYTES if is_by_community else _NODE_BYTES) * graph.num_nodes
+    node_bytes = _COMMUNITY_BYTES if is_by_community else _NODE_BYTES
+    if scores is not None:
+        node_bytes += 2 * scores.itemsize
+    node_bytes *= graph.num_nodes
     memory.add(
         Reservation("new numbers and degrees of nodes", node_bytes),
         Reservation("pieces", min(_PIECES_BYTES, memory.limit // 2)),

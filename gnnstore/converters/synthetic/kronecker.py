@@ -303,7 +303,9 @@ class _Noise:
     def _added(self, rows: npt.NDArray[Any], first: int) -> npt.NDArray[Any]:
         flat = self._decoded(rows).reshape(len(rows), -1)
         noise = draw_noise(self._seed, _NOISE, first, (flat.shape[0], flat.shape[1]), 1.0)
-        return self._encoded(flat + noise * self._deviations).reshape(rows.shape)
+        with np.errstate(over="ignore", invalid="ignore"):
+            noisy = np.where(np.isfinite(flat), flat + noise * self._deviations, flat)
+        return self._encoded(noisy, flat).reshape(rows.shape)
 
     def _decoded(self, rows: npt.NDArray[Any]) -> npt.NDArray[Any]:
         if self._dtype == "bfloat16":
@@ -312,14 +314,18 @@ class _Noise:
             return rows.astype(np.float64)
         return rows.astype(np.float32) if rows.dtype == np.float16 else rows
 
-    def _encoded(self, noisy: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    def _encoded(self, noisy: npt.NDArray[Any], values: npt.NDArray[Any]) -> npt.NDArray[Any]:
         dtype = STORAGE_DTYPES[self._dtype]
-        if self._dtype == "bfloat16":
-            return to_bfloat16_bits(noisy)
-        if dtype.kind in "iu":
+        if self._dtype != "bfloat16" and dtype.kind in "iu":
             limits = np.iinfo(dtype)
             lowest = -limits.max if self._is_scaled else limits.min
-            noisy = np.clip(np.rint(noisy), lowest, limits.max)
+            return np.asarray(np.clip(np.rint(noisy), lowest, limits.max)).astype(dtype)
+        # bfloat16's largest value is float32's with the lower half of the bits cut off.
+        largest = 3.3895313892515355e38 if self._dtype == "bfloat16" else np.finfo(dtype).max
+        over = (np.abs(noisy) > largest) & np.isfinite(values)  # what was infinite stays so
+        noisy[over] = np.copysign(largest, noisy[over])
+        if self._dtype == "bfloat16":
+            return to_bfloat16_bits(noisy)
         return noisy.astype(dtype, copy=False)
 
 

@@ -334,6 +334,11 @@ class GraphWriter(BaseWriter):
         dtype : str, optional
             Element type, where NumPy has none (bfloat16 as its bits).
         """
+        if name == SCALES and self.options.feature_scale:
+            raise InputError(
+                f"{SCALES!r} is the name of the scales that feature_scale= adds to the graph; "
+                "rename the attribute, or leave it out"
+            )
         values = as_source(values, f"the node attribute {name!r}")
         self._node.write(name, values, dtype=dtype, cat_dim=cat_dim)
         if name in self._node.scales:
@@ -438,11 +443,6 @@ class GraphWriter(BaseWriter):
     def commit(self) -> Path:
         """Finish the store and return its path."""
         self.finish_edges()
-        if self._node.scales and SCALES in self._node.attributes:
-            raise InputError(
-                f"{SCALES!r} is the name of the scales that feature_scale= adds to the graph; "
-                "rename the attribute, or leave it out"
-            )
         edges = self._edges[EDGE_TYPE]
         self._edges[EDGE_TYPE] = replace(
             edges, splits={**edges.splits, **self._edge_splits}, value_names=self._value_names

@@ -34,7 +34,7 @@ from gnnstore.errors import (
 from gnnstore.formats.arrays.zarr_metadata import METADATA_FILE
 from gnnstore.formats.container.files import directory_bytes, files_under, fsync_directory
 from gnnstore.formats.container.journal import JOURNAL_FILE, SPILL_DIRECTORY, Journal
-from gnnstore.formats.container.manifest import CHECKSUMS_ARRAY, KINDS, Manifest
+from gnnstore.formats.container.manifest import CHECKSUMS_ARRAY, KINDS, Manifest, kind_of
 from gnnstore.units import format_size
 
 # 'gnnstore gc' holds a lock while it measures a directory; a writer holds it for good.
@@ -262,6 +262,7 @@ class DirectoryTransaction:
         self.overwrite = overwrite
         self._on_event = on_event
         check_parent(self.final)
+        _check_outside(self.final, manifest)
         found = _sweep(self.final, on_event, adopt)
         self.adopted = found is not None  # whether a dead writer left the directory
         try:
@@ -347,6 +348,24 @@ def check_parent(path: Path) -> None:
         raise NotFoundError(
             f"{path.parent}: the directory to write into does not exist; create it first",
             path=path.parent,
+        )
+
+
+def _check_outside(final: Path, manifest: type[Manifest]) -> None:
+    """Raise if the output lies in another sealed directory, which it would damage."""
+    own_parent = final.parent.resolve()
+    for parent in (own_parent, *own_parent.parents):
+        if parent.name.startswith(".gnnstore-"):
+            return  # a run's directory, which is removed with the run
+        kind = kind_of(parent)
+        if kind is None:
+            continue
+        own = next(each.directory for each in KINDS if each.manifest is manifest)
+        if own and own_parent == parent / own:
+            return
+        raise UsageError(
+            f"{final}: lies inside {parent}, a {kind.manifest.WORD}; choose a place outside",
+            path=final,
         )
 
 

@@ -193,8 +193,16 @@ class LookaheadEpochs:
     ) -> Iterator[Iterator[Batch]]:
         """Sample, plan and hand out the batches of one iteration."""
         self.ends()
-        slots = self._take_slots(self)
+        # Until its superbatches have begun, no other loader takes the slots.
+        former, beginning = self._open, _Iteration(lambda: False, lambda: None)
+        self._open = weakref.ref(beginning)
+        try:
+            slots = self._take_slots(self)
+        except BaseException:
+            beginning.is_over = True
+            raise
         if slots is None:
+            self._open = former
             if not self._has_told:
                 _log.warning("%s", _NO_SLOTS)
             self._has_told = True
@@ -203,8 +211,11 @@ class LookaheadEpochs:
                 self._next = None
             yield batches
             return
-        with self._run(batches, run, seeds, sampler, slots) as planned:
-            yield planned
+        try:
+            with self._run(batches, run, seeds, sampler, slots) as planned:
+                yield planned
+        finally:
+            beginning.is_over = True
 
     @contextmanager
     def _run(
