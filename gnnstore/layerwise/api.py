@@ -73,7 +73,7 @@ def inference(
     The result is that of the model on the whole graph in memory, up to the order of sums. Memory
     has the rows that most edges come from, two blocks of nodes with the other rows of their
     in-neighbours, the results of a third, which are being written, and a few bytes for each node;
-    the disk has the rows of all nodes before and after a layer.
+    the disk has the rows of all nodes before and after a layer, and packed rows of some blocks.
 
     Parameters
     ----------

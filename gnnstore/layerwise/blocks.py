@@ -207,7 +207,8 @@ class BlockMaker:
 
     def _outline_group(self, first: int) -> tuple[list[tuple[int, int]], list[npt.NDArray[Any]]]:
         """Find blocks whose rows are packed together: first and last node, ids of other rows."""
-        dtype, row_bytes = id_dtype(self.graph.num_nodes), self.table.plan.packed_bytes
+        dtype = id_dtype(self.graph.num_nodes)
+        packed_bytes = self.table.plan.packed_bytes + dtype.itemsize
         room, total = self._disk_bytes(), 0
         bounds: list[tuple[int, int]] = []
         wanted: list[npt.NDArray[Any]] = []
@@ -218,7 +219,7 @@ class BlockMaker:
             last = self._grow(first)
             ids = _listed(self._words)
             total += len(ids)
-            if bounds and (total * dtype.itemsize > self._id_bytes or total * row_bytes > room):
+            if bounds and (total * dtype.itemsize > self._id_bytes or total * packed_bytes > room):
                 break
             bounds.append((first, last))
             wanted.append(ids.astype(dtype))
@@ -239,8 +240,8 @@ class BlockMaker:
             # Of a node alone, few in-neighbours may be new rows.
             taken = self._num_fitting(ends[:most], size) or int(at == first)
             grown = int(ends[taken - 1]) + taken if taken else 0
-            is_small = grown < _LEAST_GROWTH * (size[0] + size[2])
-            if not taken or (is_small and at + taken < graph.num_nodes):
+            is_small = taken < most and grown < _LEAST_GROWTH * (size[0] + size[2])
+            if not taken or is_small:
                 break
             end = int(begins[0] if self._keeps_all else begins[taken])
             for sources in graph.sources(int(begins[0]), end):

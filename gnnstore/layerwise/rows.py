@@ -38,7 +38,8 @@ _NUM_PARTS = 3
 
 def part_rows(plan: LayerPlan, part_bytes: int) -> int:
     """Return the number of rows in a part, the unit of reading."""
-    return max(1, part_bytes // plan.call.kind.stored_bytes)
+    call, kind = plan.call, plan.call.kind
+    return max(1, part_bytes // max(kind.stored_bytes, kind.row_bytes, call.source_bytes))
 
 
 def reading_bytes(plan: LayerPlan, part_bytes: int, num_readers: int) -> int:

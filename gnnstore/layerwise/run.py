@@ -120,12 +120,15 @@ class InferenceRun:
 
     def check_disk(self, directory: Path, present: Path | None, copy_bytes: int) -> None:
         """Check that the disk has room for all layers, before hours of work."""
-        needed = max(map(sum, pairwise([0, *self._tables])))
+        # Rows of blocks are packed in groups; with less room, groups are smaller, and more passes.
+        packed = [plan.packed_bytes for plan in self.plans if plan.call.needs_edges]
+        room = min(self.memory_bytes, self._num_nodes * max(packed, default=0))
+        needed = max(map(sum, pairwise([0, *self._tables]))) + room
         require_space(
             directory,
             max(needed, self._tables[-1] + copy_bytes)
             - (0 if present is None else directory_bytes(present)),
-            "write the rows of all nodes, after one layer and the next",
+            "write the rows of all nodes, after one layer and the next, and pack rows of blocks",
             "choose an output on another file system",
             "write narrower rows (dtype='float16')",
         )
@@ -146,22 +149,22 @@ class InferenceRun:
                     norm = plan.call.norm
                     scale = None if norm is None else self._degree_scale(graph, norm, number)
                 part_bytes = _part_bytes(self.memory_bytes)
-                maker = BlockMaker(
-                    graph,
-                    TableReader(source, plan, part_bytes, workers, factors),
-                    self._places[number][0],
-                    self._kept(number),
-                    scale=scale,
-                    directory=spills,
-                    disk_bytes=partial(self._free_bytes, number, spills),
-                )
                 name = plan.call.layer.name
                 with (
                     self._begin(writer, number) as rows,
                     self.progress.phase(f"{name} of {last + 1}", self._num_nodes, "nodes") as phase,
                 ):
+                    maker = BlockMaker(
+                        graph,
+                        TableReader(source, plan, part_bytes, workers, factors),
+                        self._places[number][0],
+                        self._kept(number),
+                        scale=scale,
+                        directory=spills,
+                        disk_bytes=partial(_room_next_to, rows, spills),
+                    )
                     facts = {"name": name, "form": plan.call.form, **run_pass(maker, rows, phase)}
-                del maker
+                    del maker
                 _core.release_memory()
                 self.progress.note(_SUMMARY.format_map(facts), facts)
                 source, factors = self._opened(rows, self._directory(writer, number)), None
@@ -261,10 +264,6 @@ class InferenceRun:
         is_all = len(nodes) == self._num_sources
         return KeptRows(nodes, self._num_nodes, plan, most, is_all=is_all)
 
-    def _free_bytes(self, number: int, directory: Path) -> int:
-        """Return the space that a layer may use besides its results and those of the next."""
-        return max(0, free_bytes(directory) - 2 * self._tables[number])
-
     # ---- tables
 
     def _spec(self, number: int) -> AttributeSpec:
@@ -332,6 +331,11 @@ def check_input(store: GraphStore, name: str) -> AttributeSpec:
             f"{list(spec.shape)}"
         )
     return spec
+
+
+def _room_next_to(rows: PagedArrayWriter, directory: Path) -> int:
+    """Return the free bytes that what is still to be written of a table leaves."""
+    return max(0, free_bytes(directory) - rows.remaining_bytes)
 
 
 def run_pass(maker: BlockMaker, writer: PagedArrayWriter, phase: Phase) -> dict[str, Any]:

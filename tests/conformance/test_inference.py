@@ -21,6 +21,7 @@ from torch import Tensor
 
 pytest.importorskip("torch_geometric")
 
+from torch_geometric.data import Data
 from torch_geometric.nn import (
     APPNP,
     BatchNorm,
@@ -40,7 +41,7 @@ from torch_geometric.nn import (
 from torch_geometric.nn.models import GAT, GCN, GIN, MLP, GraphSAGE
 
 import gnnstore
-from gnnstore.converters import from_numpy, from_ogb
+from gnnstore.converters import from_numpy, from_ogb, from_pyg
 from gnnstore.errors import (
     BudgetError,
     CorruptStoreError,
@@ -616,6 +617,17 @@ def test_budgets_that_are_too_small(path: Path, tmp_path: Path) -> None:
         BudgetError, match=r"(?s)in memory does not fit.* needs 14400 bytes.* 14\.4 kB of rows"
     ):
         gnnstore.inference(layers, path, memory=5_000)
+
+
+def test_rows_that_a_layer_widens(tmp_path: Path) -> None:
+    """Parts of the table are counted as wide as they become."""
+    rng = np.random.default_rng(0)
+    edges = torch.from_numpy(rng.integers(0, 500, (2, 3000)))
+    data = Data(x=torch.rand(500, 1), edge_index=edges, num_nodes=500)
+    layers = [GCNConv(1, 64)]
+    found = gnnstore.inference(layers, from_pyg(data, tmp_path / "s.gnn"), memory="64MB")
+    with torch.no_grad():
+        torch.testing.assert_close(torch.as_tensor(found), layers[0](data.x, edges))
 
 
 def test_a_disk_that_is_too_small(
