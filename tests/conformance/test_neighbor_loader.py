@@ -531,12 +531,12 @@ class Colour(Enum):
     red = "red"
 
 
-@pytest.mark.ways("memory")
-class Needy(Data):
+class Needy(Data):  # type: ignore[misc]
     def __init__(self, needed: Any) -> None:
         super().__init__(needed)
 
 
+@pytest.mark.ways("memory")
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -178,18 +176,6 @@ def test_some_blocks_tell_what_all_tell(batches: list[Any], share_bits: int) -> 
     for num_slots in (1000, 4000):
         found = thinned.misses(BELADY, num_slots, 120)
         assert found == pytest.approx(work.misses(BELADY, num_slots, 120), rel=0.2)
-
-
-def test_thinning_is_as_fine_as_it_may_be() -> None:
-    assert SpatialSampling.fit(1000, 10**6, 512).share == 1
-    assert SpatialSampling.fit(10**9, 2**24, 512) == SpatialSampling(6, 8), "of 2^18 blocks, 2^10"
-    assert SpatialSampling.fit(10**9, 1000, 512).share == 1, "of so few rows all are looked at"
-    ids = np.arange(1 << 16, dtype=np.int32)
-    spatial = SpatialSampling(6, 3)
-    kept = spatial.keeps(ids)
-    assert kept.mean() == pytest.approx(1 / 8, rel=0.2)
-    whole_blocks = kept.reshape(-1, 64)
-    assert (whole_blocks.all(1) | ~whole_blocks.any(1)).all()
 
 
 @given(st.lists(st.sets(st.integers(0, 30), max_size=12), min_size=1, max_size=10), st.data())
@@ -488,13 +474,6 @@ def test_more_slots_never_take_longer(batches: list[Any]) -> None:
         assert all(seconds > 0 for seconds in times)
 
 
-def test_what_cannot_be_costs_without_end() -> None:
-    impossible = Prediction.impossible(ALL.by_choice["packed"], "there is no disk")
-    assert not impossible.is_feasible
-    assert impossible.cost == math.inf
-    assert math.isnan(impossible.seconds)
-
-
 def test_sampling_counts_in_every_strategy(batches: list[Any]) -> None:
     work = workload_of(batches)
     slower = replace(work, seconds_sampling=1.0)
@@ -518,10 +497,3 @@ def test_a_disk_that_is_sampled_from_has_no_time_for_rows(batches: list[Any]) ->
         assert found.seconds >= least or found.seconds == pytest.approx(least), name
         assert predict(candidate, work, machine(), has).seconds < found.seconds, name
         assert predict(candidate, work, machine(), has).stages == found.stages, name
-
-
-def test_arrays_are_left_alone(batches: list[npt.NDArray[Any]]) -> None:
-    copies = [batch.copy() for batch in batches]
-    workload_of(batches, SpatialSampling(3, 1))
-    for batch, copy in zip(batches, copies, strict=True):
-        assert np.array_equal(batch, copy)

@@ -163,19 +163,3 @@ def test_nobody_waits_for_ever(disk: Disk, monkeypatch: pytest.MonkeyPatch) -> N
         assert disk.used_speed() == 1
     finally:
         os.close(other)
-
-
-def test_a_file_system_without_locks(disk: Disk, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: int) -> None:
-        raise OSError(37, "No locks available")
-
-    monkeypatch.setattr(fcntl, "flock", refuse)
-    started = time.monotonic()
-    assert disk.used_speed() == 1
-    assert time.monotonic() - started < 5
-
-
-def test_the_lock_is_given_back(disk: Disk) -> None:
-    before = len(list(Path("/proc/self/fd").iterdir()))
-    disk.used_speed()
-    assert len(list(Path("/proc/self/fd").iterdir())) == before

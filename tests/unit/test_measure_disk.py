@@ -23,7 +23,6 @@ from gnnstore.disk.measure import (
     QUEUE_DEPTHS,
     DiskMeasurement,
     at_random,
-    in_sequence,
     measure_disk,
     open_scratch_file,
     read_rate,
@@ -241,14 +240,6 @@ def test_a_neighbours_burst_does_not_show(place: Path, monkeypatch: pytest.Monke
             assert rate == pytest.approx(1 / nvme(block, depth))
 
 
-def test_where_is_read() -> None:
-    draw = in_sequence(4 * MIB, MIB)
-    assert draw(3).tolist() == [0, MIB, 2 * MIB]
-    assert draw(3).tolist() == [3 * MIB, 0, MIB]
-    offsets = at_random(MIB, 512)(100_000)
-    assert set(offsets.tolist()) == set(range(0, MIB, 512))
-
-
 # --- the file -----------------------------------------------------------------------------------
 
 
@@ -413,15 +404,6 @@ def test_numbers_of_the_page_cache_are_called_so(place: Path) -> None:
     assert not measured.profile.is_direct
     assert any("page cache" in remark and "O_DIRECT" in remark for remark in measured.remarks)
     assert set(measured.profile.random_reads_per_second) == set(BLOCK_BYTES)
-
-
-@pytest.mark.usefixtures("chosen_pread")
-def test_where_direct_reads_are_of_4096_bytes_there_are_none_of_512(place: Path) -> None:
-    with inject("statx", errno=errno.ENOSYS, times=-1):
-        measured = quick(place)
-    if not measured.profile.is_direct:
-        pytest.skip("this file system knows no direct reads")
-    assert set(measured.profile.random_reads_per_second) == {4096, 65536}
 
 
 def test_a_refusal_of_direct_writes_is_met_with_buffered_ones(

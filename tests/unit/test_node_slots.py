@@ -31,20 +31,6 @@ def test_slots_equal_a_table(num_nodes: int, share: float, seed: int, dtype: typ
     assert slots.num_bytes == SlotIndex.bytes_for(num_nodes, len(cached))
 
 
-@pytest.mark.parametrize(
-    ("nodes", "error", "message"),
-    [
-        ([0, 5], IndexError, "row id 5 at position 1"),
-        ([-1], IndexError, "row id -1"),
-        ([2, 1], ValueError, "1 at position 1 follows 2"),
-        ([1, 1], ValueError, "1 at position 1 follows 1"),
-    ],
-)
-def test_bad_nodes(nodes: list[int], error: type[Exception], message: str) -> None:
-    with pytest.raises(error, match=message):
-        SlotIndex.of(np.array(nodes, np.int64), 5)
-
-
 def test_an_id_outside_the_graph() -> None:
     slots = SlotIndex.of(np.array([1, 3]), 64)
     for bad in (-1, 64):

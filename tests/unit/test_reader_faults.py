@@ -239,15 +239,6 @@ def test_a_file_system_without_direct_reads(tmp_path: Path, engine: str) -> None
     table.check()
 
 
-def test_a_kernel_without_statx(tmp_path: Path, engine: str) -> None:
-    table = Table(tmp_path, engine)
-    with inject("statx", errno=errno.ENOSYS, times=-1):
-        table.files = files_of(table.array)
-    if table.files.is_direct:
-        assert table.files.alignment_bytes == 4096
-    table.check()
-
-
 # --- rings, maps and threads -----------------------------------------------------------------
 
 
@@ -318,20 +309,6 @@ def test_a_page_that_cannot_be_mapped(tmp_path: Path, code: int) -> None:
     error = table.error_with(Fault("madvise", errno=code, times=-1))
     assert error.errno == (errno.EIO if code == errno.EFAULT else code)
     table.check_place(error)
-
-
-@pytest.mark.parametrize("code", [errno.EAGAIN, errno.EINTR, errno.EINVAL])
-def test_a_page_that_can_be_mapped_later(tmp_path: Path, code: int) -> None:
-    table = Table(tmp_path, available("mmap", tmp_path))
-    table.is_right_with(Fault("madvise", errno=code, skip=3, times=20))
-
-
-def test_advice_is_only_advice(tmp_path: Path, engine: str) -> None:
-    table = Table(tmp_path, engine)
-    useless = {"errno": errno.EINVAL, "times": -1}
-    with inject_all(Fault("madvise", **useless), Fault("fadvise", **useless)):
-        table.files = files_of(table.array)
-        np.testing.assert_array_equal(table.gather(), table.rows[table.ids])
 
 
 @pytest.mark.parametrize("skip", range(4))
