@@ -154,8 +154,8 @@ def draw_memory(found: Explanation, file: Path) -> None:
     save_picture(figure, file, found.title)
 
 
-# What the legend says of a stage; others have their own names.
 _FEW = 2000  # stages whose bars are told apart by white edges
+# What the legend says of a stage; others have their own names.
 _NAMES = {
     "training": "training: your code has the batch",
     "wait": "waiting for a batch",

@@ -11,6 +11,7 @@ import os
 import signal
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from itertools import islice
 from pathlib import Path
@@ -19,12 +20,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+import gnnstore
 from gnnstore import NeighborLoader
 from gnnstore.disk.spool import FileSpool
 from gnnstore.errors import NoSpaceError, StorageError
 from gnnstore.features.chunks import PackedSuperbatch
 from gnnstore.features.planned import TurnLock
 from gnnstore.pipeline import batch as pipeline
+from gnnstore.pipeline.lookahead.epochs import LookaheadEpochs
 from gnnstore.pipeline.lookahead.producer import Producer
 from gnnstore.pipeline.lookahead.superbatch import DiskQuota
 from gnnstore.strategies.builtin import STRATEGIES
@@ -369,3 +372,28 @@ def test_a_fork_in_the_middle(path: Path, tmp_path: Path, expected: Batches, str
     check_in_fork(check)
     found += batches_of(running)
     assert_same_batches(found, expected)
+
+
+def test_another_loader_begins_while_one_does(
+    path: Path, expected: Batches, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first one keeps the slots that it was given, though it has no superbatch as yet."""
+    store = gnnstore.open(path)
+    first, second = loader_of(store), loader_of(store)
+    begin, own = LookaheadEpochs._begin, first._sources.superbatches
+    is_inside, may_go_on = threading.Event(), threading.Event()
+
+    def waiting(self: LookaheadEpochs, *arguments: Any) -> Any:
+        if self is own and not is_inside.is_set():
+            is_inside.set()
+            assert may_go_on.wait(60)
+        return begin(self, *arguments)
+
+    monkeypatch.setattr(LookaheadEpochs, "_begin", waiting)
+    with ThreadPoolExecutor(1) as pool:
+        found = pool.submit(batches_of, first)
+        assert is_inside.wait(60)
+        others = batches_of(second)
+        may_go_on.set()
+        assert_same_batches(found.result(60), expected)
+    assert_same_batches(others, expected)

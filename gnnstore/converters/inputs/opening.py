@@ -35,9 +35,9 @@ _ZIP = (
     "a zip archive; one of arrays (.npz) is read by 'gnnstore convert numpy', a Data of torch.save "
     "by 'gnnstore convert pyg', and of others, extract what is in them"
 )
-# First bytes of files, their kind, and advice.
 _PAGES = (b"<!doctype html", b"<html")
 _PARQUET = b"PAR1"
+# First bytes of files, their kind, and advice.
 _KINDS = (
     (b"\x93NUMPY", f"an array (.npy); {_ARRAY}"),
     (_PARQUET, f"a Parquet file; {_TABLE}"),
