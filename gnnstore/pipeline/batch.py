@@ -149,11 +149,6 @@ class EpochRun:
     # Returns the run that is expected next and its batches; None if that is not known.
     following: Callable[[], tuple[EpochRun, Iterator[Batch]] | None] = lambda: None
 
-    @property
-    def key(self) -> tuple[int, int]:
-        """The epoch, and the batches of it that were handed out before."""
-        return self.epoch, self.first
-
     def batches(self, order: EpochOrder, start: Position) -> Iterator[Batch]:
         """Yield the batches of an order from a position on."""
         for number, index, after in order.batches(start, self.seed):

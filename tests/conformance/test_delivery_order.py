@@ -21,6 +21,11 @@ WINDOW = 4
 OPTIONS: dict[str, Any] = {"batch_size": 20, "shuffle": True, "seed": 5}
 
 
+def places(epoch: int, window: int, size: int) -> list[int]:
+    """Return the order of a window's batches; the first windows of four epochs are permuted."""
+    return np.random.default_rng([epoch + 2, window]).permutation(size).tolist()
+
+
 class Permuted:
     """The batches of a source, permuted within windows by the epoch and the window's number."""
 
@@ -41,9 +46,9 @@ class Permuted:
     def _permuted(self, whole: Iterator[Batch], run: EpochRun, begin: int) -> Iterator[Batch]:
         delivered = begin
         while window := list(islice(whole, WINDOW)):
-            draw = np.random.default_rng([run.epoch, delivered // WINDOW])
+            order = places(run.epoch, delivered // WINDOW, len(window))
             positions = [batch.position for batch in window]
-            for position, place in zip(positions, draw.permutation(len(window)), strict=True):
+            for position, place in zip(positions, order, strict=True):
                 delivered += 1
                 if delivered > run.first:
                     window[place].position = position
@@ -95,3 +100,19 @@ def test_resumed_in_the_middle_of_a_window(path: Path, options: dict[str, Any]) 
         resumed = permuted(path, **options)
         resumed.load_state_dict(state)
         assert_same_batches([batch.to_dict() for batch in resumed], whole[stop:])
+
+
+@pytest.mark.parametrize("strategy", ["belady", "packed"])
+@pytest.mark.parametrize(
+    "options", [{"superbatch": 3}, {"superbatch": 33}, {"num_threads": 0}], ids=str
+)
+def test_epoch_after_epoch(path: Path, strategy: str, options: dict[str, Any]) -> None:
+    """Superbatches that were made ahead are of the order in which batches are delivered."""
+    plain = NeighborLoader(path, [4, 4], range(200), strategy="memory", **OPTIONS)
+    loader = permuted(path, strategy=strategy, cache_bytes="4kB", **options)
+    for epoch in range(4):
+        expected = batches_of(plain)
+        windows = [places(epoch, first // WINDOW, min(WINDOW, 10 - first)) for first in (0, 4, 8)]
+        assert windows[0] != list(range(WINDOW))  # else the first batches are as without
+        order = [WINDOW * i + place for i, window in enumerate(windows) for place in window]
+        assert_same_batches(batches_of(loader), [expected[number] for number in order])

@@ -11,7 +11,6 @@ import itertools
 import threading
 import time
 import weakref
-from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,6 @@ from gnnstore.errors import NoSpaceError
 from gnnstore.features import pack as packing
 from gnnstore.pipeline.batch import Batch, Finisher
 from gnnstore.pipeline.lookahead import superbatch as rolling
-from gnnstore.pipeline.lookahead.epochs import LookaheadEpochs, NextSuperbatch
 from gnnstore.pipeline.lookahead.producer import Producer
 from gnnstore.sampling.compact import CompactSample
 from gnnstore.strategies.builtin import STRATEGIES
@@ -34,7 +32,6 @@ from tests.support.effort import paired
 from tests.support.forks import ForkServer, check_in_fork
 from tests.support.loaders import (
     nothing_collected,
-    override_sizes,
     superbatches_of,
     threads_of_loaders,
     wait_for,
@@ -65,12 +62,9 @@ def loader_of(path: Any, **options: Any) -> NeighborLoader:
     return NeighborLoader(path, [4, 4], range(200), **(defaults | OPTIONS | options))
 
 
-def coming(loader: NeighborLoader) -> NextSuperbatch | None:
-    """Return what is being made for the next epoch, once it is made."""
-    ahead = superbatches_of(loader)._next
-    if ahead is not None:
-        ahead.making.wait()
-    return ahead
+def wait_until_made() -> None:
+    """Wait until what is being made for the next epoch is made."""
+    wait_for(lambda: not threads_of_loaders())
 
 
 class Counted:
@@ -112,12 +106,9 @@ def test_epoch_after_epoch(
 ) -> None:
     counted = Counted(monkeypatch)
     loader = loader_of(path, strategy=strategy, superbatch=superbatch)
-    made = []
     for epoch in expected[:3]:
-        made.append(superbatches_of(loader)._next is not None)
         assert_same_batches(batches_of(loader), epoch)
-    assert made == [False, True, True]
-    assert coming(loader) is not None
+    wait_until_made()
     # None was made twice: those of three epochs, and the first of the fourth.
     each = -(-BATCHES // superbatch)
     assert counted.sampled == counted.planned == 3 * each + 1
@@ -132,17 +123,21 @@ def test_two_superbatches_must_fit_on_disk(path: Path, tmp_path: Path, expected:
     small = loader_of(path, spill_dir=tmp_path, disk=one + one // 2, superbatch=BATCHES)
     for epoch in expected[:2]:
         assert_same_batches(batches_of(small), epoch)
-        assert coming(small) is None
+        wait_until_made()
+        assert not list(tmp_path.iterdir())
     # Half an epoch at a time is packed while the other half is read.
     halves = loader_of(path, spill_dir=tmp_path, disk=one + one // 2)
     assert halves.stats().superbatch == BATCHES // 2
     for epoch in expected[:2]:
         assert_same_batches(batches_of(halves), epoch)
-        assert coming(halves) is not None
+        wait_until_made()
+        assert list(tmp_path.iterdir())
+    del halves
     large = loader_of(path, spill_dir=tmp_path, disk=3 * one)
     assert_same_batches(batches_of(large), expected[0])
     assert large.stats().superbatch == BATCHES
-    assert coming(large) is not None
+    wait_until_made()
+    assert list(tmp_path.iterdir())
 
 
 # --- what comes between ------------------------------------------------------------------------
@@ -160,11 +155,11 @@ def test_validation_between_epochs(
     for epoch in expected[:4]:
         before = loader.stats().rows_read
         assert_same_batches(batches_of(loader), epoch)
-        coming(loader)
+        wait_until_made()
         read.append(loader.stats().rows_read - before)
         before = validation.stats().rows_cached
         list(validation)
-        coming(validation)
+        wait_until_made()
         cached.append(validation.stats().rows_cached - before)
     # Without a plan that fits, each row of each batch would have been read.
     rows = [sum(len(batch["n_id"]) for batch in epoch) for epoch in expected[:4]]
@@ -175,38 +170,6 @@ def test_validation_between_epochs(
     assert counted.sampled == 11
     assert counted.planned == 9
     assert counted.packed == (9 if strategy == "packed" else 0)
-
-
-@pytest.mark.parametrize("where", ["_session 1", "_next 1", "_session 2", "_next 2", "_carried 2"])
-def test_an_interrupt_while_it_is_kept(
-    path: Path, tmp_path: Path, expected: Epochs, monkeypatch: pytest.MonkeyPatch, where: str
-) -> None:
-    """The next epoch waits for no turn of batches that it has lost."""
-    name, num_epochs = where.split(maxsplit=1)[0], int(where.split()[1])
-    loader = long_loader(path, spill_dir=tmp_path)
-    override_sizes(loader, in_memory=False)
-    for epoch in expected[:num_epochs]:
-        assert_same_batches(batches_of(loader), epoch)
-
-    def interrupted(epochs: LookaheadEpochs, changed: str, value: Any) -> None:
-        object.__setattr__(epochs, changed, value)
-        if changed == name and value is not None:
-            raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(LookaheadEpochs, "__setattr__", interrupted)
-        found: list[Any] = []
-        with suppress(KeyboardInterrupt):
-            found.extend(loader)
-            pytest.fail("it was not interrupted")
-    gc.collect()  # what the error's traceback held
-    ahead = superbatches_of(loader)
-    assert len(list(tmp_path.iterdir())) <= sum(
-        kept is not None for kept in (ahead._next, ahead._carried)
-    )
-    assert_same_batches([batch.to_dict() for batch in found], expected[num_epochs])
-    for epoch in expected[num_epochs + 1 : num_epochs + 5]:
-        assert_same_batches(batches_of(loader), epoch)
 
 
 # --- it fails, or nobody wants it ----------------------------------------------------------------
@@ -229,7 +192,7 @@ def test_a_disk_that_is_full_when_nobody_asked(
     with monkeypatch.context() as patch:
         patch.setattr(rolling, "pack", pack)
         assert_same_batches(batches_of(loader), expected[0])
-        coming(loader)
+        wait_until_made()
         assert calls == 2
         with pytest.raises(NoSpaceError):
             list(loader)
@@ -403,16 +366,10 @@ def test_slots_are_taken_while_the_next_epoch_is_made(
     store = gnnstore.open(path)
     loader, other = (loader_of(store, spill_dir=tmp_path, superbatch=BATCHES) for _ in range(2))
     assert_same_batches(batches_of(loader), expected[0])
-    ahead = superbatches_of(loader)._next
-    assert ahead is not None
     assert has_begun.wait(60)
-    assert not ahead.making.is_set()
     files = set(tmp_path.iterdir())
     theirs: Any = iter(other)
     others = batches_of(islice(theirs, 1))
-    assert ahead.making.is_set()
-    assert ahead.making.error is not None
-    assert superbatches_of(loader)._next is None
     assert not files & set(tmp_path.iterdir())
     others += batches_of(theirs)
     assert_same_batches(others, expected[0])
@@ -429,7 +386,7 @@ def test_who_loses_the_slots_gives_up_what_it_carries(
     loader, other = long_loader(store, spill_dir=tmp_path), loader_of(store, strategy="belady")
     for epoch in expected[:3]:
         assert_same_batches(batches_of(loader), epoch)
-    coming(loader)
+    wait_until_made()
     assert list(tmp_path.iterdir())
     next(iter(other))
     assert not list(tmp_path.iterdir())
@@ -444,13 +401,15 @@ def test_a_fork_between_epochs(
     loader = loader_of(path, spill_dir=tmp_path, superbatch=superbatch)
     for epoch in expected[:3]:
         assert_same_batches(batches_of(loader), epoch)
-    assert coming(loader) is not None
+    wait_until_made()
     files = set(tmp_path.rglob("*"))
+    assert files
 
     def check() -> None:
         if goes_on:
             assert_same_nodes(loader, expected[3])
-        superbatches_of(loader)._next = None
+        loader.set_epoch(7)  # another than was expected
+        assert_same_nodes(loader, expected[7])
         assert files <= set(tmp_path.rglob("*"))
 
     check_in_fork(check)
@@ -482,7 +441,7 @@ def test_epochs_share_superbatches(
     for epoch in expected[:7]:
         before = loader.stats().bytes_packing
         assert_same_batches(batches_of(loader), epoch)
-        coming(loader)
+        wait_until_made()
         sampled.append(counted.sampled)
         packing.append(loader.stats().bytes_packing - before)
     assert sampled == [2, 3, 4, 4, 5, 5, 5]
@@ -525,11 +484,8 @@ def test_whatever_comes_between_epochs(
     loader = loader_of(path, spill_dir=tmp_path, prefetch_batches=1, superbatch=superbatch)
     for epoch in expected[:3]:
         assert_same_batches(batches_of(loader), epoch)
-    if superbatch:
-        assert superbatches_of(loader)._carried is not None  # epoch 3
     loader.set_epoch(5)
     assert_same_batches(batches_of(loader), expected[5])
-    assert superbatches_of(loader)._carried is None
     loader.set_epoch(1)
     for epoch in expected[1:3]:
         assert_same_batches(batches_of(loader), epoch)

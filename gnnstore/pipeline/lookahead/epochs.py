@@ -14,20 +14,17 @@ from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import islice
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from gnnstore._core import empty
 from gnnstore.features.planned import SlotCache
 from gnnstore.pipeline.batch import Batch, EpochRun, Samplers, SamplingSource
+from gnnstore.pipeline.lookahead.cuts import BatchLists, first_list
 from gnnstore.pipeline.lookahead.producer import LookaheadJob, Producer, Session
 from gnnstore.pipeline.lookahead.superbatch import EpochSlice, PlannedPlace, Superbatch
 from gnnstore.sampling.neighbor import NeighborSampler, SamplingConfig
 from gnnstore.seeds.base import SeedSource
 from gnnstore.threads import THREAD_NAME, Background, Finalizer, ordered_map
-
-# The identity of an iteration: its epoch, and the batches of that which were handed out before.
-EpochKey = tuple[int, int]
 
 
 class NextSuperbatch:
@@ -40,25 +37,25 @@ class NextSuperbatch:
     def __init__(
         self,
         producer: Producer,
-        batches: list[Batch],
-        shares: list[tuple[EpochKey, int]],
+        parts: list[list[Batch]],
         *,
         plans: bool,
     ) -> None:
         self.producer = producer  # keeps its files
-        self.shares = shares  # iterations still to come, and their numbers of batches
+        # The keys of the batches of each iteration still to come.
+        self.shares = [[batch.key for batch in part] for part in parts]
         self.plans = plans  # whether it is planned, and not only sampled
         self._begin = 0  # the first batch that has not been handed out
         producer.waits_for_others = True
         # The thread does not know this: it shall not keep the loader alive.
-        work = partial(_make, producer, batches, plans)
+        work = partial(_make, producer, [batch for part in parts for batch in part], plans)
         self.making = Background(work, THREAD_NAME, daemon=True)
         self.abandon = Finalizer(self, _abandon, producer, self.making)
 
-    def is_for(self, key: EpochKey, sampler: NeighborSampler) -> bool:
-        """Whether an iteration is the one that has the next batches, in this process."""
-        is_next = bool(self.shares) and self.shares[0][0] == key
-        return is_next and os.getpid() == self.producer.pid and self.producer.sampler is sampler
+    def is_for(self, lists: BatchLists, sampler: NeighborSampler) -> bool:
+        """Whether an iteration begins with the next batches in their order, in this process."""
+        is_own = os.getpid() == self.producer.pid and self.producer.sampler is sampler
+        return is_own and bool(self.shares) and lists.begins_with(self.shares[0])
 
     def is_made(self) -> bool:
         """Wait until it is made; return whether it could be."""
@@ -90,8 +87,7 @@ class NextSuperbatch:
         """Return the batches of the next iteration, planned."""
         if not self.is_planned:
             self.producer.finish(self.superbatch)
-        _, num_batches = self.shares.pop(0)
-        taken = EpochSlice.of(self.superbatch, self._begin, num_batches)
+        taken = EpochSlice.of(self.superbatch, self._begin, len(self.shares.pop(0)))
         self._begin = taken.end
         return taken
 
@@ -140,6 +136,14 @@ class _Iteration:
         return self.is_over
 
 
+class _Kept(NamedTuple):
+    """What an iteration that came to its end leaves to the next one."""
+
+    session: Session | None = None
+    coming: NextSuperbatch | None = None  # made ahead, for the next iteration or a later one
+    carried: NextSuperbatch | None = None  # begun, with batches of the next iteration
+
+
 class LookaheadEpochs:
     """Makes the superbatches of one loader, iteration after iteration."""
 
@@ -153,9 +157,8 @@ class LookaheadEpochs:
         # The iteration that has the slots. It keeps the files of its superbatches, which go with it
         # where Ctrl-C came while it was closed.
         self._open: weakref.ref[_Iteration] | None = None
-        self._session: Session | None = None  # of the last iteration, if it came to its end
-        self._next: NextSuperbatch | None = None
-        self._carried: NextSuperbatch | None = None  # whose next batches are the coming iteration's
+        # Set at once: with a part of it, batches would wait for turns that nobody takes.
+        self._kept = _Kept()
         # Iterations that came to their end since the slots were taken.
         self._num_ended = 0
         # Whether a plan for the next iteration is worth making: not if another loader takes the
@@ -174,14 +177,14 @@ class LookaheadEpochs:
 
     def lose_slots(self) -> None:
         """Free what was planned for the slots: another loader takes their memory."""
-        self._session, self._plans_next, self._num_ended = None, False, 0
-        coming, carried = self._next, self._carried
-        if coming is not None and coming.plans:
-            self._next = None
-            coming.abandon()
-        if carried is not None:
-            self._carried = None
-            carried.abandon()
+        self._plans_next, self._num_ended = False, 0
+        kept, self._kept = self._kept, _Kept()
+        if kept.coming is not None and not kept.coming.plans:
+            self._kept = _Kept(coming=kept.coming)
+        elif kept.coming is not None:
+            kept.coming.abandon()
+        if kept.carried is not None:
+            kept.carried.abandon()
 
     @contextmanager
     def run(
@@ -206,9 +209,10 @@ class LookaheadEpochs:
             if not self._has_told:
                 _log.warning("%s", _NO_SLOTS)
             self._has_told = True
-            if self._next is not None:  # sampled for this iteration, if not for one before
-                self._next.abandon()
-                self._next = None
+            coming = self._kept.coming
+            if coming is not None:  # sampled for this iteration, if not for one before
+                self._kept = self._kept._replace(coming=None)
+                coming.abandon()
             yield batches
             return
         try:
@@ -227,12 +231,12 @@ class LookaheadEpochs:
         slots: SlotCache,
     ) -> Iterator[Iterator[Batch]]:
         size = self.job.size
-        ahead, coming, session = self._begin(run, sampler, slots)
+        lists = BatchLists(batches, size.num_batches)
+        ahead, coming, session = self._begin(lists, run, sampler, slots)
         own = partial(Producer, self.job, seeds, sampler, run, session=session)
-        producer = own() if ahead is None else ahead.producer
+        producer = ahead.producer if ahead else own()
         num_unplanned = 0 if ahead else size.num_unplanned
-        num_first = ahead.shares[0][1] if ahead else num_unplanned
-        chunks = _Chunks(batches, size.num_batches, num_first)
+        lists.begin_with(len(ahead.shares[0]) if ahead else num_unplanned)
         num_made = num_handed_out = 0
         is_carried = False  # whether the producer serves a later iteration
 
@@ -242,8 +246,8 @@ class LookaheadEpochs:
             if ahead is not None and num_made == 0:
                 taken = ahead.take()
                 # The iteration's own batches know where a state goes on.
-                for i, own in zip(range(taken.begin, taken.end), chunk, strict=False):
-                    taken.superbatch.batches[i].position = own.position
+                for i in range(taken.begin, taken.end):
+                    taken.superbatch.batches[i].position = chunk[i - taken.begin].position
             else:
                 is_planned = first >= num_unplanned
                 superbatch = (producer.make if is_planned else producer.make_unplanned)(
@@ -256,12 +260,12 @@ class LookaheadEpochs:
         def make_next() -> None:
             nonlocal num_handed_out
             num_handed_out += 1
-            is_last = chunks.are_all_taken and num_handed_out == chunks.num_taken
+            is_last = lists.are_all_taken and num_handed_out == lists.num_taken
             if is_last and not coming and run.num_threads and size.overlaps:
                 coming.extend(self._make_next(producer, run, len(ahead.shares) if ahead else 0))
 
         def is_done() -> bool:
-            if not chunks.are_all_taken or num_handed_out < chunks.num_taken:
+            if not lists.are_all_taken or num_handed_out < lists.num_taken:
                 return False
             return producer.is_followed(ahead.num_left if ahead else 0)
 
@@ -288,7 +292,7 @@ class LookaheadEpochs:
 
             superbatches = ordered_map(
                 make,
-                chunks,
+                lists,
                 num_threads=min(1, run.num_threads),
                 lookahead=lambda: _SUPERBATCHES,
                 describe="while sampling superbatch {} of the iteration".format,
@@ -303,28 +307,23 @@ class LookaheadEpochs:
         self, carried: NextSuperbatch | None, coming: list[NextSuperbatch], session: Session
     ) -> None:
         self._num_ended += 1
-        self._carried, self._next = carried, next(iter(coming), self._next)
-        # Last: after Ctrl-C it would wait for the turns of what was lost.
-        self._session = session
+        self._kept = _Kept(session, next(iter(coming), self._kept.coming), carried)
 
     def _begin(
-        self, run: EpochRun, sampler: NeighborSampler, slots: SlotCache
+        self, lists: BatchLists, run: EpochRun, sampler: NeighborSampler, slots: SlotCache
     ) -> tuple[NextSuperbatch | None, list[NextSuperbatch], Session]:
         """Return an iteration's superbatch made ahead, those being made, and its session."""
-        session, self._session = self._session, None
-        coming, self._next = self._next, None
-        carried, self._carried = self._carried, None
-        key = run.key
+        (session, coming, carried), self._kept = self._kept, _Kept()
         if session is not None:  # the slots are as the last iteration left them
             self._plans_next = True
         if carried is not None:
-            if session is not None and carried.is_for(key, sampler):
+            if session is not None and carried.is_for(lists, sampler):
                 carried.producer.go_on(run)
                 return carried, [] if coming is None else [coming], session
             carried.abandon()
             session = None  # what was planned will not be followed
         if coming is not None:
-            is_made = coming.is_for(key, sampler) and coming.is_made()
+            is_made = coming.is_for(lists, sampler) and coming.is_made()
             # Planned for slots that are not followed on, it is of no use.
             if is_made and not (coming.is_planned and session is None):
                 producer = coming.producer
@@ -348,28 +347,19 @@ class LookaheadEpochs:
             following = None if following is None else following[0].following()
         if following is None:
             return
-        most = self.job.size.num_batches
-        coming, items = following
-        batches = list(islice(items, most))
-        if not batches:
-            return
-        shares = [(coming.key, len(batches))]
         # Where another loader takes the slots in between, what is planned beyond is lost.
-        while self._plans_next and len(shares) <= self._num_ended and len(batches) < most:
-            following = following[0].following()
-            more = [] if following is None else list(islice(following[1], most + 1))
-            if following is None or not more or len(batches) + len(more) > most:
-                break
-            batches += more
-            shares.append((following[0].key, len(more)))
+        most_runs = 1 + self._num_ended if self._plans_next else 1
+        parts = first_list(following, self.job.size.num_batches, most_runs)
+        if not parts:
+            return
         own = Producer(
             self.job,
             producer.seeds,
             producer.sampler,
-            coming,
+            parts[0][0],
             session=producer.session,
         )
-        yield NextSuperbatch(own, batches, shares, plans=self._plans_next)
+        yield NextSuperbatch(own, [batches for _, batches in parts], plans=self._plans_next)
 
 
 class LooksAhead(Samplers, Protocol):
@@ -465,36 +455,3 @@ class _PlannedBatches(Iterator[Batch]):
                 yield batch
             if each.error is not None:
                 raise each.error
-
-
-class _Chunks(Iterator[tuple[int, list[Batch]]]):
-    """Lists of `size` batches, each with the number of its first.
-
-    What came before an error is yielded before it is raised.
-    """
-
-    def __init__(self, batches: Iterator[Batch], size: int, num_first: int = 0) -> None:
-        self._batches = batches
-        self._size = size
-        self._num_batches = 0
-        self._num_first = num_first
-        self._error: Exception | None = None
-        self.are_all_taken = False
-        self.num_taken = 0
-
-    def __next__(self) -> tuple[int, list[Batch]]:
-        chunk: list[Batch] = []
-        size, self._num_first = self._num_first or self._size, 0
-        while len(chunk) < size and not self.are_all_taken:
-            try:
-                chunk.append(next(self._batches))
-            except StopIteration:
-                self.are_all_taken = True
-            except Exception as error:
-                self.are_all_taken, self._error = True, error
-        if chunk:
-            self.num_taken += 1
-            first, self._num_batches = self._num_batches, self._num_batches + len(chunk)
-            return first, chunk
-        ended_by, self._error = self._error, None
-        raise StopIteration if ended_by is None else ended_by
