@@ -178,7 +178,7 @@ def test_bad_arrays_are_named(tmp_path: Path, arrays: dict[str, Any], message: s
 
 def test_an_empty_directory_is_named(tmp_path: Path) -> None:
     (tmp_path / "arrays").mkdir()
-    with pytest.raises(NotFoundError, match=r"arrays: there is no \.npy file in this directory"):
+    with pytest.raises(NotFoundError, match=r"arrays has no file \*\.npy"):
         from_numpy(tmp_path / "arrays", tmp_path / "out.gnn")
 
 

@@ -310,7 +310,7 @@ def test_names_with_odd_characters(tmp_path: Path, caplog: pytest.LogCaptureFixt
         ),
         (
             {"edges/a__to__b.csv": "0,1\n", "edges/a__to__b.tsv": "0\t1\n"},
-            "edges in text are in one file, and there is a__to__b.tsv too",
+            "a__to__b.csv and a__to__b.tsv are one table in two formats",
         ),
     ],
 )

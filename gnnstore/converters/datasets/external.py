@@ -15,7 +15,8 @@ import numpy.typing as npt
 from gnnstore.converters.datasets.text import column_names, first_lines, id_column
 from gnnstore.converters.inputs.files import RawLayout, open_npy, open_npz, open_raw
 from gnnstore.converters.inputs.opening import PathLike, existing_file
-from gnnstore.converters.inputs.source import ArraySource, JoinedArrays, MappedRows, MemoryArray
+from gnnstore.converters.inputs.parts import natural_order
+from gnnstore.converters.inputs.source import ArraySource, MappedRows, MemoryArray, joined
 from gnnstore.converters.inputs.text_arrays import TextArray, read_as_stored, read_numbers
 from gnnstore.converters.spill_files import ScatteredRows
 from gnnstore.converters.writer.graph_writer import GraphWriter
@@ -108,14 +109,14 @@ def open_arrays(
             parts[i] = _without(part, place)
             options: dict[str, Any] = {"num_rows": part.shape[0], "skip_header": skip_header}
             columns.append(TextArray(path, "int64", what="node id", column=place, **options))
-        row_ids = _joined(columns)
+        row_ids = joined(columns)
     else:
         for path in () if raw is not None else filter(is_text, files):
             _refuse_named_ids(path, what)
         if ids is not None:
             found = open_arrays(ids, "labels")
             row_ids, files = found.source, (*files, *found.files)
-    source = _joined(parts)
+    source = joined(parts)
     if raw is not None and raw.shape[0] not in (-1, source.shape[0]):
         raise InputError(
             f"{source.label}: has {source.shape[0]} rows of {raw.row_bytes} bytes, but the layout "
@@ -138,10 +139,6 @@ def _refuse_named_ids(path: Path, what: str) -> None:
             "remove the column",
             path=path,
         )
-
-
-def _joined(parts: Sequence[ArraySource]) -> ArraySource:
-    return parts[0] if len(parts) == 1 else JoinedArrays(parts)
 
 
 def _without(source: ArraySource, place: int) -> ArraySource:
@@ -183,17 +180,11 @@ def paths_of(paths: Paths, what: str) -> list[str]:
         if not _PATTERN_MARKS.search(path.name) or path.exists():
             names.append(str(given))
             continue
-        matching = sorted(path.parent.glob(path.name), key=_natural_order)
+        matching = sorted(path.parent.glob(path.name), key=lambda own: natural_order(own.name))
         if not matching:
             raise NotFoundError(f"{what}: no file matches {path}; check the path", path=path)
         names += map(str, matching)
     return names
-
-
-def _natural_order(path: Path) -> list[str | int]:
-    """Order part-2 before part-10: every second piece of a name is a number."""
-    pieces = re.split(r"([0-9]+)", path.name)
-    return [int(piece) if i % 2 else piece for i, piece in enumerate(pieces)]
 
 
 def _split_member(name: str) -> tuple[str, str | None]:

@@ -12,7 +12,7 @@ from numpy.lib.format import read_array
 
 from gnnstore.converters.datasets.external import ArrayFiles, Paths, open_external, recorded
 from gnnstore.converters.edges.buffer import some_targets
-from gnnstore.converters.inputs.files import RawLayout, open_npy_directory, open_npz
+from gnnstore.converters.inputs.files import RawLayout, npy_files, open_npy, open_npz
 from gnnstore.converters.inputs.opening import (
     PathLike,
     describe_files,
@@ -31,7 +31,7 @@ from gnnstore.converters.typed.inputs import EdgeInput
 from gnnstore.converters.writer.graph_writer import GraphWriter
 from gnnstore.converters.writer.node_arrays import SPLIT_KEYS
 from gnnstore.converters.writer.options import ConvertOptions, converter
-from gnnstore.errors import InputError, NotFoundError, check_choice
+from gnnstore.errors import InputError, check_choice
 from gnnstore.progress import Progress
 
 _STRUCTURE = ("edge_index", "indptr", "indices", "num_nodes")
@@ -94,9 +94,7 @@ def from_numpy(
             "directory in which they lie, or save them into one file with numpy.savez",
             path=path,
         )
-    files = sorted(path.glob("*.npy")) if path.is_dir() else [path]
-    if not files:
-        raise NotFoundError(f"{path}: there is no .npy file in this directory", path=path)
+    files = npy_files(path) if path.is_dir() else [path]
     x = open_external(
         features, features_raw, features_ids, options, skip_header=features_skip_header
     )
@@ -116,7 +114,8 @@ def from_numpy(
         if kind is not None:
             arrays = _open_matrix(path, kind)
         else:
-            arrays = dict(open_npy_directory(path)) if path.is_dir() else open_npz(path)
+            is_one = files == [path]
+            arrays = open_npz(path) if is_one else {file.stem: open_npy(file) for file in files}
         if x is not None and "x" in arrays:
             raise InputError(f"{path}: has an array x already; remove it, or the features")
         _copy_arrays(writer, arrays, str(path), kind or layout, x)

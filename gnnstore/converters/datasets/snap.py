@@ -24,7 +24,7 @@ from gnnstore.converters.datasets.text import (
     read_header,
 )
 from gnnstore.converters.edges.numbering import IdMap, NameNumbering, find_ids
-from gnnstore.converters.inputs.files import RawLayout, open_npy_directory, open_npz
+from gnnstore.converters.inputs.files import RawLayout, npy_files, open_npy, open_npz
 from gnnstore.converters.inputs.opening import (
     PathLike,
     describe_files,
@@ -171,7 +171,8 @@ def from_snap(
         raise UsageError(
             "labels_ids= and labels_skip_header= say what the labels are like; give the labels too"
         )
-    split_arrays = {} if splits is None else _open_splits(splits)
+    split_files = [] if splits is None else _files_of(splits)
+    split_arrays = {} if splits is None else _open_splits(Path(splits), split_files)
     marks = _COMMENTS if comment is None else comment.encode()
     header = read_header(path)
     names = [] if header.is_matrix else column_names(first_lines(path, marks)[1])
@@ -193,7 +194,7 @@ def from_snap(
         last_id, num_nodes = header.num_nodes, None
     provenance = {
         "inputs": describe_files(
-            [path, *(file for own in (x, y) if own for file in own.files), *_files_of(splits)]
+            [path, *(file for own in (x, y) if own for file in own.files), *split_files]
         ),
         "extra_columns": extra_columns,
         "num_nodes": num_nodes,
@@ -393,20 +394,20 @@ def _read_edges(
     return num_edges
 
 
-def _files_of(splits: PathLike | None) -> list[Path]:
-    paths = [] if splits is None else [Path(splits)]
-    return [own for path in paths for own in (sorted(path.glob("*.npy")) or [path])]
+def _files_of(splits: PathLike) -> list[Path]:
+    path = existing_path(splits, "the splits")
+    return npy_files(path) if path.is_dir() else [path]
 
 
-def _open_splits(path: PathLike) -> dict[str, ArraySource]:
-    found = existing_path(path, "the splits")
-    arrays = open_npy_directory(found) if found.is_dir() else open_npz(found)
+def _open_splits(path: Path, files: list[Path]) -> dict[str, ArraySource]:
+    is_one = files == [path]
+    arrays = open_npz(path) if is_one else {file.stem: open_npy(file) for file in files}
     splits = {SPLIT_KEYS[name]: source for name, source in arrays.items() if name in SPLIT_KEYS}
     if not arrays or len(splits) < len(arrays):
         raise InputError(
-            f"{found}: expected arrays called train, valid and test, each once, found "
+            f"{path}: expected arrays called train, valid and test, each once, found "
             f"{', '.join(sorted(arrays)) or 'none'}; save them with numpy.savez('splits.npz', "
             "train=..., valid=..., test=...)",
-            path=found,
+            path=path,
         )
     return splits

@@ -7,9 +7,10 @@ times, names, and ids of nodes.
 from __future__ import annotations
 
 import os
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -28,14 +29,21 @@ from gnnstore.converters.inputs.opening import (
     existing_path,
     open_input,
 )
+from gnnstore.converters.inputs.parts import directory_columns, parts_of, refuse_two_formats
 from gnnstore.converters.inputs.source import ArraySource, cut_rows, read_ahead
-from gnnstore.errors import InputError, NotFoundError, UsageError, storage_error
+from gnnstore.errors import InputError, UsageError, storage_error
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 ENDINGS = (".parquet", ".pq", ".arrow", ".feather", ".ipc", ".arrows")
 _MAGIC = {b"PAR1": "parquet", b"ARRO": "file", b"\xff\xff\xff\xff": "stream"}
+# Types of columns in names of directories, by what all their values look like; else text.
+_DIRECTORY_TYPES = {
+    "int64": re.compile(r"-?[0-9]+"),
+    "date32": re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}"),
+    "float64": re.compile(r"-?[0-9]+\.[0-9]+"),
+}
 _BUFFER_BYTES = 2**16  # of a column chunk that is read
 # A batch takes this share of a budget, and at most 4 MiB.
 _MEMORY_SHARE, _MAX_BATCH_BYTES, _MAX_BATCH_ROWS = 16, 2**22, 2**18
@@ -51,9 +59,11 @@ class Table(ABC):
     label: str  # name for messages
     schema: pa.Schema
     files: tuple[Path, ...] = ()  # empty in memory
+    of_directories: list[str]  # columns that names of directories state, and no file has
 
     def __init__(self, memory_bytes: int | None = None) -> None:
         self._memory_bytes = memory_bytes
+        self.of_directories = []
         share = _MAX_BATCH_BYTES if memory_bytes is None else memory_bytes // _MEMORY_SHARE
         self._batch_bytes = min(share, _MAX_BATCH_BYTES)
 
@@ -118,15 +128,26 @@ class MemoryTable(Table):
 
 
 class FileTable(Table):
-    """Files with the same columns, one behind the other."""
+    """Files with the same columns, one behind the other.
+
+    Columns in the names of directories are behind the others.
+    """
 
     def __init__(self, paths: Sequence[Path], memory_bytes: int | None = None) -> None:
         super().__init__(memory_bytes)
         self.files = tuple(paths)
         self.label = str(paths[0]) if len(paths) == 1 else f"{paths[0]} to {paths[-1]}"
+        import pyarrow as pa  # noqa: PLC0415
+
         self._kinds = {path: _kind_of(path) for path in paths}
+        self._above = {path: directory_columns(path) for path in paths}
         with self._open(paths[0]) as (_, schema):
             self.schema = schema
+        for name in dict.fromkeys(name for own in self._above.values() for name in own):
+            if schema.get_field_index(name) < 0:
+                values = [own[name] for own in self._above.values() if name in own]
+                self.schema = self.schema.append(pa.field(name, directory_column(values).type))
+                self.of_directories.append(name)
 
     @cached_property
     def num_rows(self) -> int:
@@ -145,6 +166,44 @@ class FileTable(Table):
             yield from self._batches_of(path, columns)
 
     def _batches_of(self, path: Path, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        import pyarrow as pa  # noqa: PLC0415
+
+        above = {name: text for name, text in self._above[path].items() if name in columns}
+        if not above:
+            yield from self._own_batches(path, columns)
+            return
+        with self._open(path) as (_, schema):
+            own = [name for name in columns if name not in above or name in schema.names]
+            first = schema.names[:1]
+        values = {name: self._scalar(path, name, text) for name, text in above.items()}
+        done = 0
+        for batch in self._own_batches(path, own or first):
+            for name in set(own) & values.keys():
+                _check_equal(batch.column(name), values[name], f"{path}: {name}", done)
+            found = [
+                batch.column(name) if name in own else pa.repeat(values[name], batch.num_rows)
+                for name in columns
+            ]
+            done += batch.num_rows
+            yield pa.RecordBatch.from_arrays(found, names=list(columns))
+
+    def _scalar(self, path: Path, name: str, text: str | None) -> pa.Scalar:
+        """Return the value of a column that the names of directories state."""
+        import pyarrow as pa  # noqa: PLC0415
+
+        kind = self.schema.field(name).type
+        if pa.types.is_dictionary(kind):
+            kind = kind.value_type
+        try:
+            return pa.scalar(text, pa.string()).cast(kind)
+        except pa.ArrowException:
+            raise InputError(
+                f"{path}: the column {name!r} is {kind}, and {text!r} in the name of the "
+                "directory; rename one",
+                path=path,
+            ) from None
+
+    def _own_batches(self, path: Path, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
         with self._open(path, columns) as (reader, schema):
             for name in columns:
                 place, first = schema.get_field_index(name), self.schema.field(name).type
@@ -206,6 +265,33 @@ class FileTable(Table):
         )
 
 
+def directory_column(values: Sequence[str | None]) -> pa.Array:
+    """Return what names of directories state: integers, dates, numbers or texts."""
+    import pyarrow as pa  # noqa: PLC0415
+
+    column = pa.array(values, pa.string())
+    texts = [value for value in values if value is not None]
+    for kind, form in _DIRECTORY_TYPES.items():
+        if texts and all(map(form.fullmatch, texts)):
+            with suppress(pa.ArrowException):  # 2^64, or the 31st of February
+                return column.cast(kind)
+    return column
+
+
+def _check_equal(column: pa.Array, value: pa.Scalar, where: str, first_row: int) -> None:
+    """Refuse a column that differs from the value in the name of the directory."""
+    from pyarrow import compute  # noqa: PLC0415
+
+    is_alike = column.is_null() if not value.is_valid else compute.equal(column, value)
+    wrong = np.flatnonzero(~is_alike.fill_null(False).to_numpy(zero_copy_only=False))
+    if len(wrong):
+        row = int(wrong[0])
+        raise InputError(
+            f"{where}: row {first_row + row} has {column[row].as_py()!r}, and the name of the "
+            f"directory {value.as_py()!r}; rename the directory, or leave the column out"
+        )
+
+
 def _kind_of(path: Path) -> str:
     """Return "parquet", "file" or "stream", by the first bytes."""
     with open_input(path) as file:
@@ -237,11 +323,9 @@ def open_table(given: Any, what: str, memory_bytes: int | None = None) -> Table:
         if not path.is_dir():
             files.append(existing_file(path, what))
             continue
-        found = sorted({file for ending in ENDINGS for file in path.rglob(f"*{ending}")})
-        if not found:
-            raise NotFoundError(
-                f"{what}: {path} has no file *.parquet, *.arrow or *.feather", path=path
-            )
+        wanted = "*.parquet, *.arrow or *.feather"
+        found = parts_of(path, lambda file: file.name.endswith(ENDINGS), wanted)
+        refuse_two_formats(found, ENDINGS)
         files += found
     if not files:
         raise UsageError(f"{what}: no file was given")

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +24,31 @@ from gnnstore.converters.datasets.table_files import (
     RowIds,
     Table,
     TableColumns,
+    directory_column,
     edge_batches,
+    is_text,
     open_table,
+    to_array,
 )
 from gnnstore.converters.datasets.text import first_lines
 from gnnstore.converters.inputs.files import open_npy, open_npz
 from gnnstore.converters.inputs.opening import PathLike, describe_files, existing_directory
-from gnnstore.converters.inputs.source import ArraySource, MappedRows, cut_rows, read_one_number
+from gnnstore.converters.inputs.parts import (
+    Skipped,
+    directory_columns,
+    entries,
+    is_hidden,
+    parts_of,
+    refuse_two_formats,
+)
+from gnnstore.converters.inputs.source import (
+    ArraySource,
+    GeneratedRows,
+    MappedRows,
+    cut_rows,
+    joined,
+    read_one_number,
+)
 from gnnstore.converters.inputs.text_arrays import TextArray
 from gnnstore.converters.inputs.text_tables import (
     TableFormat,
@@ -51,8 +71,8 @@ _LOG = logging.getLogger(__name__)
 _TEXTS = (".csv", ".tsv", ".csv.gz", ".tsv.gz")
 _ENDINGS = (".npy", ".npz", *_TABLES, *_TEXTS)
 _ENDS, _SHORT_ENDS = ("source", "target"), ("src", "dst")
+_WANTED = ".npy, .npz, .parquet, .arrow, .feather, .csv, .tsv and KONECT's out.*"
 _KONECT = "out."  # begins the names of files of edges
-_ABOUT = ("README", "meta.", "ent.")  # files about the graph in KONECT's archives
 _KONECT_UNDIRECTED = re.compile(rb"%\s*sym\b", re.IGNORECASE)
 _KONECT_SIZES = re.compile(rb"%\s*(\d{1,18})\s+(\d{1,18})\s+(\d{1,18})\s*")
 _FEATURE = re.compile(r"x_\d+")
@@ -101,11 +121,12 @@ def from_typed(
     budget = options.memory_bytes
     nodes: dict[str, NodeInput] = {}
     ids: dict[str, RowIds] = {}  # by which edges name nodes
-    for name, paths in _parts(root / "nodes").items():
+    of_nodes = _parts(root / "nodes", _is_table)
+    for name, paths in of_nodes.items():
         nodes[decode(name)], own_ids = _open_nodes(paths, root / "nodes", budget)
         if own_ids is not None:
             ids[decode(name)] = own_ids
-    found = _parts(root / "edges")
+    found = _parts(root / "edges", _is_edges)
     if not found:
         raise NotFoundError(
             f"{root}: there is nothing in edges/; expected SOURCE__RELATION__TARGET.parquet, .npz, "
@@ -142,41 +163,44 @@ def from_typed(
             own = [count for (of, end), count in stated.items() if of[::2][end] == name]
             node.count = max([largest_ids(edges, name) + 1, *own])
             _LOG.warning("%s: only edges name its nodes, up to number %d", name, node.count - 1)
-    files = [path for name in ("nodes", "edges") for path in sorted((root / name).rglob("*"))]
     return write_graph(
         output,
         {name: nodes[name] for name in names},
         {edge_type: _numbered(own, edge_type, ids) for edge_type, own in edges.items()},
         kind="typed",
-        source={"inputs": describe_files(path for path in files if path.is_file())},
+        source={"inputs": describe_files(chain(*of_nodes.values(), *found.values()))},
         options=options,
         progress=progress,
     )
 
 
-def _parts(directory: Path) -> dict[str, list[Path]]:
-    """Return the files of each type, by names as they are on disk, in the order of names."""
+def _is_table(path: Path) -> bool:
+    return path.name.endswith(_ENDINGS)
+
+
+def _is_edges(path: Path) -> bool:
+    return _is_table(path) or path.name.startswith(_KONECT)
+
+
+def _parts(directory: Path, is_part: Callable[[Path], bool]) -> dict[str, list[Path]]:
+    """Return the files of each type, by names as they are on disk, in natural order."""
     found: dict[str, list[Path]] = {}
-    for path in sorted(directory.iterdir()) if directory.is_dir() else ():
-        if path.name.startswith("."):
-            continue
+    skipped = Skipped(directory)
+    for path in entries(directory, skipped) if directory.is_dir() else ():
         if path.is_dir():
-            files = sorted(file for file in path.iterdir() if not file.name.startswith("."))
+            files = parts_of(path, is_part, f"of {_WANTED}", skipped=skipped)
             found.setdefault(path.name, []).extend(files)
-            continue
-        ending = next((ending for ending in _ENDINGS if path.name.endswith(ending)), None)
-        if ending is None:
-            raise _unknown(path)
-        found.setdefault(path.name.removesuffix(ending), []).append(path)
-    return {name: paths for name, paths in found.items() if paths}
-
-
-def _unknown(path: Path) -> InputError:
-    return InputError(
-        f"{path}: is none of .npy, .npz, .parquet, .arrow, .feather, .csv, .tsv and KONECT's "
-        "out.*; remove or convert it",
-        path=path,
-    )
+        elif _is_table(path):
+            ending = next(ending for ending in _ENDINGS if path.name.endswith(ending))
+            found.setdefault(path.name.removesuffix(ending), []).append(path)
+        else:
+            skipped.paths.append(path)
+    for paths in found.values():
+        refuse_two_formats(paths, (*_TABLES, *_TEXTS))
+    if not found and (others := [path for path in skipped.paths if not is_hidden(path)]):
+        raise InputError(f"{others[0]}: is none of {_WANTED}; remove or convert it", path=others[0])
+    skipped.warn()
+    return found
 
 
 def _edge_type(name: str, path: Path) -> EdgeType:
@@ -200,13 +224,27 @@ def _arrays(
             yield (whole if path.parent == directory else path.stem), open_npy(path)
         elif path.suffix == ".npz":
             yield from open_npz(path).items()
-        elif path.suffix not in _TABLES:
-            raise _unknown(path)
     tables = [path for path in paths if path.suffix in _TABLES]
     if tables:
         table = open_table(tables, "a table", budget)
-        for name in table.schema.names:
+        for name in _columns_of(table):
             yield name, TableColumns(table, [name])
+
+
+def _columns_of(table: Table) -> list[str]:
+    """Return the columns that become attributes: all but texts that name directories."""
+    texts = [name for name in table.of_directories if is_text(table, name)]
+    _warn_of_texts(table.label, texts)
+    return [name for name in table.schema.names if name not in texts]
+
+
+def _warn_of_texts(label: str, names: list[str]) -> None:
+    if names:
+        _LOG.warning(
+            "%s: names of directories state %s in text, which is left out; number it to keep it",
+            label,
+            ", ".join(names),
+        )
 
 
 def _open_nodes(
@@ -217,8 +255,8 @@ def _open_nodes(
     texts = [path for path in paths if path.name.endswith(_TEXTS)]
     others = [path for path in paths if path not in texts]
     arrays = list(_arrays(others, directory, "x", budget))
-    for path in texts:
-        arrays += _open_text_nodes(path, budget).items()
+    for names, parts in _by_header(texts).items():
+        arrays += _open_text_nodes(parts, names, budget).items()
     for name, source in arrays:
         if name == "num_nodes":
             found.count = read_one_number(source, "one non-negative integer")
@@ -260,17 +298,18 @@ def _open_edges(
     paths: list[Path], directory: Path, budget: int | None, comments: list[bytes]
 ) -> EdgeInput:
     """Open the edges of a type; `comments` becomes the header of a file of KONECT."""
-    others = [path for path in paths if not path.name.startswith(_ABOUT)]
-    texts = [p for p in others if p.name.endswith(_TEXTS) or p.name.startswith(_KONECT)]
-    if texts and len(others) > 1:
-        more = next(path for path in others if path != texts[0])
+    texts = [p for p in paths if p.name.endswith(_TEXTS) or p.name.startswith(_KONECT)]
+    whole = next((path for path in texts if path.name.startswith(_KONECT)), None)
+    more = [path for path in paths if path not in texts or whole not in (None, path)]
+    if texts and more:
         raise InputError(
-            f"{texts[0]}: edges in text are in one file, and there is {more.name} too; remove one",
-            path=texts[0],
+            f"{whole or texts[0]}: edges in text are all in one kind of files, and there is "
+            f"{more[0].name} too; remove one",
+            path=whole or texts[0],
         )
     if texts:
-        return _open_text_edges(texts[0], budget, comments)
-    tables = [path for path in others if path.suffix in _TABLES]
+        return _open_text_edges(texts, budget, comments)
+    tables = [path for path in paths if path.suffix in _TABLES]
     pointers = [path for path in tables if path.stem.startswith("indptr")]
     if pointers:  # by source, next to tables of the targets with attributes
         columns = dict(_arrays(pointers, directory, "", budget))
@@ -283,10 +322,10 @@ def _open_edges(
             )
         indices = arrays.pop("indices" if "indices" in arrays else next(iter(arrays)))
         return EdgeInput.of_columns(columns.popitem()[1], indices, "csr", arrays)
-    if tables and tables == others:
+    if tables and tables == paths:
         return _of_table(open_table(tables, "the edges", budget))
     arrays = {}
-    for name, source in _arrays(others, directory, "edge_index", budget):
+    for name, source in _arrays(paths, directory, "edge_index", budget):
         if name in arrays:
             raise InputError(f"{source.label}: {name!r} was given already, by {arrays[name].label}")
         arrays[name] = source
@@ -295,7 +334,7 @@ def _open_edges(
     if "edge_index" in arrays:
         return EdgeInput.of_array(arrays.pop("edge_index"), arrays)
     if not set(_ENDS) <= arrays.keys():
-        where = others[0].parent if others else paths[0]
+        where = paths[0].parent
         raise InputError(
             f"{where}: expected edge_index, or source and target, found "
             f"{', '.join(sorted(arrays)) or 'no array'}",
@@ -311,7 +350,7 @@ def _of_table(table: Table) -> EdgeInput:
 
     table.check_columns(_ENDS)
     attributes: dict[str, ArraySource] = {
-        name: TableColumns(table, [name]) for name in table.schema.names if name not in _ENDS
+        name: TableColumns(table, [name]) for name in _columns_of(table) if name not in _ENDS
     }
     return EdgeInput(pairs, table.label, table.num_rows, attributes, table.memory_bytes)
 
@@ -330,12 +369,74 @@ def _first_line(path: Path) -> tuple[list[bytes], bytes, list[str]]:
     return comments, line, names
 
 
-def _open_text_nodes(path: Path, budget: int | None) -> dict[str, ArraySource]:
+def _by_header(paths: list[Path]) -> dict[tuple[str, ...], list[Path]]:
+    """Return files of text by the names of their columns; () if these have none."""
+    found: dict[tuple[str, ...], list[Path]] = {}
+    for path in paths:
+        _, line, names = _first_line(path)
+        if line:
+            found.setdefault(tuple(names), []).append(path)
+    return found
+
+
+def _of_directories(paths: list[Path], counts: list[int]) -> dict[str, ArraySource]:
+    """Return the columns that names of directories state, given the rows of each file."""
+    stated = [directory_columns(path) for path in paths]
+    found: dict[str, ArraySource] = {}
+    texts = []
+    for name in dict.fromkeys(chain.from_iterable(stated)):
+        without = next((p for p, own in zip(paths, stated, strict=True) if name not in own), None)
+        if without is not None:
+            raise InputError(
+                f"{without}: the names of its directories do not state {name!r}, as those of other "
+                "files do; move it",
+                path=without,
+            )
+        column = directory_column([own[name] for own in stated])
+        if column.type == "string":
+            texts.append(name)
+            continue
+        values = to_array(column, f"{paths[0].parent}: {name}")
+        found[name] = joined(
+            [
+                GeneratedRows(f"{path}: {name}", (count,), values.dtype, partial(_repeated, value))
+                for path, count, value in zip(paths, counts, values, strict=True)
+            ]
+        )
+    _warn_of_texts(str(paths[0]), texts)
+    return found
+
+
+def _with_stated(
+    own: dict[str, ArraySource], stated: Mapping[str, ArraySource]
+) -> dict[str, ArraySource]:
+    """Return columns with those that names of directories state; refuse one that differs."""
+    for name in own.keys() & stated.keys():
+        pairs = zip(own[name].rows(_STEP_ROWS), stated[name].rows(_STEP_ROWS), strict=True)
+        if not all(np.array_equal(*pair) for pair in pairs):
+            raise InputError(
+                f"{own[name].label}: the column {name!r} differs from the names of directories; "
+                "rename these"
+            )
+    return {**stated, **own}
+
+
+def _repeated(value: Any, first: int, last: int) -> npt.NDArray[Any]:
+    return np.full(last - first, value)
+
+
+def _open_text_nodes(
+    paths: list[Path], names: tuple[str, ...], budget: int | None
+) -> dict[str, ArraySource]:
     """Open a table of nodes: an array for each column, or the features if columns have no names."""
-    _, line, names = _first_line(path)
     if not names:
-        return {"x": TextArray(path, memory_bytes=budget)} if line else {}
-    table = TextArray(path, "float64", is_exact=True, skip_header=True, memory_bytes=budget)
+        parts = [TextArray(path, memory_bytes=budget) for path in paths]
+        stated = _of_directories(paths, [own.shape[0] for own in parts])
+        return _with_stated({"x": joined(parts)}, stated)
+    how: dict[str, Any] = {"is_exact": True, "skip_header": True, "memory_bytes": budget}
+    tables = [TextArray(path, "float64", **how) for path in paths]
+    tables = [table for table in tables if table.shape[0]] or tables[:1]  # parts may be empty
+    table = joined(tables)
     is_whole, is_mask = np.ones(len(names), bool), np.ones(len(names), bool)
     for rows in table.rows(_STEP_ROWS):
         is_whole &= (np.isfinite(rows) & (rows == np.rint(rows))).all(axis=0)
@@ -349,7 +450,8 @@ def _open_text_nodes(path: Path, budget: int | None) -> dict[str, ArraySource]:
             kind: type = np.int64 if is_whole[place] else np.float32
             kind = np.bool_ if name in SPLIT_KEYS and is_mask[place] else kind
             found[name] = _columns(table, place, np.dtype(kind))
-    return found
+    stated = _of_directories([own.path for own in tables], [own.shape[0] for own in tables])
+    return _with_stated(found, stated)
 
 
 def _columns(table: ArraySource, places: int | list[int], dtype: np.dtype[Any]) -> ArraySource:
@@ -360,13 +462,23 @@ def _columns(table: ArraySource, places: int | list[int], dtype: np.dtype[Any]) 
     )
 
 
-def _open_text_edges(path: Path, budget: int | None, comments: list[bytes]) -> EdgeInput:
-    """Open the edges in one file: ends in the first two columns, numbers in the others.
+def _open_text_edges(paths: list[Path], budget: int | None, comments: list[bytes]) -> EdgeInput:
+    """Open edges in text: ends in the first two columns, numbers in the others.
 
-    The file is read once for the ends and once for each attribute.
+    The files are read once for the ends and once for each attribute.
     """
-    is_konect = path.name.startswith(_KONECT)
-    header, line, names = _first_line(path)
+    path, is_konect = paths[0], paths[0].name.startswith(_KONECT)
+    headers = {own: _first_line(own) for own in paths}
+    paths = [own for own in paths if headers[own][1]] or paths[:1]  # parts may be empty
+    header, line, names = headers[paths[0]]
+    other = next((own for own in paths if headers[own][2] != names), None)
+    if other is not None:
+        raise InputError(
+            f"{other}: the first line names the columns {', '.join(headers[other][2]) or '(none)'},"
+            f" and that of {paths[0].name} {', '.join(names) or '(none)'}; files of one table "
+            "need the same first line",
+            path=other,
+        )
     fields = fields_of(line) if line else list(_ENDS)
     if is_konect:
         comments += header
@@ -395,20 +507,29 @@ def _open_text_edges(path: Path, budget: int | None, comments: list[bytes]) -> E
         what="node id",
         skip_header=bool(names) and not is_konect,
     )
-    table = TextTable(path, table_format, memory_bytes=budget)
-    num_edges = sum(map(len, table.blocks()))  # which also finds the types of columns
-    table.settle_types()
+    tables = [TextTable(own, table_format, memory_bytes=budget) for own in paths]
+    # The pass that counts them also finds the types of columns, which are those of all parts.
+    counts = [sum(map(len, table.blocks())) for table in tables]
+    for table in tables:
+        columns = zip(*(own.types for own in tables), strict=True)
+        table.types = tuple("int64" if {*own} == {"int64"} else "float64" for own in columns)
+    for table in tables:
+        table.settle_types()
 
     def pairs() -> Iterator[Pair]:
-        for block in table.blocks():
-            ends = table.ends(block)
+        for block in chain.from_iterable(table.blocks() for table in tables):
+            ends = tables[0].ends(block)
             sources, targets = (ends - 1 if is_konect else ends).T
             yield sources, targets
 
-    found: dict[str, ArraySource] = {
-        name: _TextColumn(table, num_edges, place, name) for place, name in enumerate(attributes)
+    sizes = list(zip(tables, counts, strict=True))
+    found = {
+        name: joined([_TextColumn(*own, place, name) for own in sizes])
+        for place, name in enumerate(attributes)
     }
-    return EdgeInput(pairs, str(path), num_edges, found, table.memory_bytes)
+    found = _with_stated(found, _of_directories(paths, counts))
+    memory = max(table.memory_bytes for table in tables)
+    return EdgeInput(pairs, str(path), sum(counts), found, memory)
 
 
 class _TextColumn(ArraySource):

@@ -13,7 +13,7 @@ import math
 import os
 import zipfile
 import zlib
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +25,7 @@ import numpy.typing as npt
 
 from gnnstore import _core
 from gnnstore.converters.inputs.opening import describe_binary, existing_file, open_input, open_zip
+from gnnstore.converters.inputs.parts import parts_of
 from gnnstore.converters.inputs.source import (
     MAX_POOLED_BYTES,
     ArraySource,
@@ -267,9 +268,9 @@ def open_npy(path: Path) -> ArraySource:
     )
 
 
-def open_npy_directory(path: Path) -> Mapping[str, ArraySource]:
-    """Open every `.npy` file of a directory; other files are ignored."""
-    return {file.stem: open_npy(file) for file in sorted(path.glob("*.npy"))}
+def npy_files(path: Path) -> list[Path]:
+    """Return every `.npy` file in a directory; what else is there is named."""
+    return parts_of(path, lambda file: file.suffix == ".npy", "*.npy", is_deep=False)
 
 
 class NpzMember(StoredArray):

@@ -273,6 +273,7 @@ class JoinedArrays(ArraySource):
         self.label = f"{first.label} to {parts[-1].label}"
         self.shape: tuple[int, ...] = (sum(part.shape[0] for part in parts), *first.shape[1:])
         self.dtype = first.dtype
+        self.memory_bytes = max(part.memory_bytes for part in parts)
         self._parts = parts
 
     def rows(self, step: int, start: int = 0) -> Iterator[npt.NDArray[Any]]:
@@ -281,6 +282,11 @@ class JoinedArrays(ArraySource):
             if start < part.shape[0]:
                 yield from part.rows(step, start)
             start = max(0, start - part.shape[0])
+
+
+def joined(parts: Sequence[ArraySource]) -> ArraySource:
+    """Return arrays of like rows as one."""
+    return parts[0] if len(parts) == 1 else JoinedArrays(parts)
 
 
 class MappedRows(ArraySource):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import zlib
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,6 +19,7 @@ from gnnstore.converters.edges.columns import EdgeRules, estimate_peak_bytes
 from gnnstore.converters.edges.runs import record_bytes_for, spill_bytes_per_edge
 from gnnstore.converters.inputs.files import open_npy, open_npz
 from gnnstore.converters.inputs.opening import open_input
+from gnnstore.converters.inputs.parts import Skipped, parts_of
 from gnnstore.converters.inputs.source import ArraySource, row_bytes
 from gnnstore.converters.writer.node_arrays import MAX_COMPRESSED_ROW_BYTES
 from gnnstore.converters.writer.options import ConvertOptions
@@ -142,7 +144,7 @@ def inspect_inputs(paths: Iterable[Path]) -> Workload:
     """Return the work of converting some input files, or all files of directories."""
     work = Workload()
     for path in paths:
-        for file in filter(Path.is_file, sorted(path.rglob("*")) if path.is_dir() else [path]):
+        for file in _files_of(path):
             try:
                 if file.suffix in (".npy", ".npz"):
                     _inspect_arrays(file, work)
@@ -152,6 +154,14 @@ def inspect_inputs(paths: Iterable[Path]) -> Workload:
             except (GnnstoreError, OSError, zlib.error):
                 work.is_exact = False
     return work
+
+
+def _files_of(path: Path) -> list[Path]:
+    if not path.is_dir():
+        return [path] if path.is_file() else []
+    with suppress(GnnstoreError):  # a directory without files
+        return parts_of(path, Path.is_file, "", skipped=Skipped(path))
+    return []
 
 
 def _inspect_arrays(path: Path, work: Workload) -> None:
