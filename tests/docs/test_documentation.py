@@ -244,7 +244,7 @@ def test_files_that_the_architecture_names_exist() -> None:
 def test_batches_enter_the_modules_that_the_architecture_names() -> None:
     text = (ROOT / "docs" / "architecture.md").read_text()
     rows = re.findall(r"^\| `(\w+)` \| (\d+) \| (.*) \|$", text, re.MULTILINE)
-    options = ["--repeats", "1", "--json", "--strategies"]
+    options = ["--repeats", "1", "--json", "--ways"]
     options.append(",".join(name for name, _, _ in rows))
     command = [sys.executable, "-m", "benchmarks.batch_path", *options]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
