@@ -13,7 +13,7 @@ import pytest
 from pyarrow import feather, parquet
 
 import gnnstore
-from gnnstore.converters import from_numpy, from_snap, from_tables, from_typed
+from gnnstore.converters import ConvertOptions, from_numpy, from_snap, from_tables, from_typed
 from gnnstore.converters.writer.estimates import inspect_inputs
 from gnnstore.errors import GnnstoreError, InputError, NotFoundError
 
@@ -121,7 +121,9 @@ def test_columns_in_names_of_directories(tmp_path: Path) -> None:
     assert store.day.tolist() == [(days[i] - since).days for i in (1, 1, 0, 0)]
     assert np.array_equal(store.share[:].numpy(), [np.nan, np.nan, 0.5, 0.5], equal_nan=True)
     out = from_tables(tmp_path / "e", tmp_path / "p.gnn", source="city", target="city")
-    assert gnnstore.open(out).original_names[:] == ["Pune", "São Paulo"]
+    names_of_nodes = gnnstore.open(out).original_names
+    assert names_of_nodes is not None
+    assert names_of_nodes[:] == ["Pune", "São Paulo"]
 
 
 _MISSING = "__HIVE_DEFAULT_PARTITION__"
@@ -157,10 +159,10 @@ def test_a_column_in_the_file_and_in_the_name(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="year: row 0 has 2018, and the name of the directory 201"):
         from_tables(tmp_path / "e", tmp_path / "o.gnn", **how)
     touch(tmp_path / "t" / "edges" / "a__to__a" / "year=3" / "p.csv", "source,target,year\n0,1,3\n")
-    assert from_typed(tmp_path / "t", tmp_path / "o.gnn", overwrite=True)
+    assert from_typed(tmp_path / "t", tmp_path / "o.gnn", options=ConvertOptions(overwrite=True))
     touch(tmp_path / "t" / "edges" / "a__to__a" / "year=3" / "p.csv", "source,target,year\n0,1,4\n")
     with pytest.raises(InputError, match="'year' differs from the names of directories"):
-        from_typed(tmp_path / "t", tmp_path / "o.gnn", overwrite=True)
+        from_typed(tmp_path / "t", tmp_path / "o.gnn", options=ConvertOptions(overwrite=True))
 
 
 def test_parts_of_csv_may_be_empty_and_have_fractions(tmp_path: Path) -> None:

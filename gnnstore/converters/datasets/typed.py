@@ -510,10 +510,9 @@ def _open_text_edges(paths: list[Path], budget: int | None, comments: list[bytes
     tables = [TextTable(own, table_format, memory_bytes=budget) for own in paths]
     # The pass that counts them also finds the types of columns, which are those of all parts.
     counts = [sum(map(len, table.blocks())) for table in tables]
+    types = list(zip(*(table.types for table in tables), strict=True))
     for table in tables:
-        columns = zip(*(own.types for own in tables), strict=True)
-        table.types = tuple("int64" if {*own} == {"int64"} else "float64" for own in columns)
-    for table in tables:
+        table.types = tuple("int64" if {*own} == {"int64"} else "float64" for own in types)
         table.settle_types()
 
     def pairs() -> Iterator[Pair]:
