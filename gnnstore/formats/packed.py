@@ -151,8 +151,8 @@ class PackedManifest(Manifest):
         return {edge.type: edge.edge_id.path for edge in edges if edge.edge_id is not None}
 
     def arrays(self) -> tuple[AttributeSpec, ...]:
-        """Return the arrays, graph-level ones included."""
-        return (*self.paged_arrays, *self.schema.graph_arrays.values())
+        """Return the arrays, those that batches have whole included."""
+        return (*self.paged_arrays, *self.schema.whole_arrays())
 
     @classmethod
     def parse(cls, own: Fields) -> Mapping[str, Any]:

@@ -217,7 +217,7 @@ class PackedWriter(SealedWriter):
         if manifest.has_segments:
             width = SEGMENT_COLUMNS + manifest.cached_columns
             arrays.append(self._write_table(SEGMENTS_ARRAY, self.segments, width))
-        for spec in manifest.schema.graph_arrays.values():
+        for spec in manifest.schema.whole_arrays():
             self.compressed(spec.path, graph[spec.path], name=spec.name, dtype=spec.dtype)
         return self.seal(replace(manifest, paged_arrays=tuple(arrays)))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import reprlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Generic, TypeVar, overload
@@ -21,6 +21,7 @@ from gnnstore.errors import (
 )
 from gnnstore.formats import AttributeSpec, StoreReader
 from gnnstore.formats.store.schema import EdgeSplitSpec, EdgeTypeSpec, NodeTypeSpec, TextSpec
+from gnnstore.formats.store.values import decode_value
 from gnnstore.graph.lazy import LazySource, LazyTensor, Rows, require_memory
 
 Int64Array = npt.NDArray[np.int64]
@@ -96,6 +97,16 @@ def as_tensor(values: npt.NDArray[Any], dtype: str) -> Tensor:
     """Return a tensor that shares memory with `values`; bits of bfloat16 become bfloat16."""
     tensor = torch.from_numpy(np.asarray(values))  # a single value is no array
     return tensor.view(torch.bfloat16) if dtype == "bfloat16" else tensor
+
+
+def whole_values(
+    values: Mapping[str, Any],
+    arrays: Mapping[str, AttributeSpec],
+    read: Callable[[AttributeSpec], npt.NDArray[Any]],
+) -> dict[str, Any]:
+    """Return what a graph or a type has as a whole: copies of JSON values, and tensors."""
+    tensors = {name: as_tensor(read(spec), spec.dtype) for name, spec in arrays.items()}
+    return {**{name: decode_value(value) for name, value in values.items()}, **tensors}
 
 
 class Texts(Sequence[str]):

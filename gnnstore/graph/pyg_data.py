@@ -17,7 +17,8 @@ from torch_geometric.data import Data, HeteroData
 from gnnstore import _core
 from gnnstore.errors import CorruptStoreError, NotFoundError, UsageError
 from gnnstore.formats import AttributeSpec, EdgeTypeSpec, NodeTypeSpec, StoreReader
-from gnnstore.graph.arrays import ArrayRows, NodeIds, Splits, as_tensor
+from gnnstore.formats.store.values import decode_value
+from gnnstore.graph.arrays import ArrayRows, NodeIds, Splits, as_tensor, whole_values
 from gnnstore.graph.lazy import LazySource, LazyTensor, Rows, require_memory
 
 if TYPE_CHECKING:
@@ -154,11 +155,15 @@ def read_graph(reader: StoreReader, csc: Mapping[EdgeType, Csc]) -> Data | Heter
         part = part_of(node.name)
         for name, spec in node.attributes.items():
             part[name] = rows_of(reader, spec).read()
+        for name, value in whole_values(node.values, node.value_arrays, reader.read).items():
+            part[name] = value
     for edge in schema.edge_types:
         part = part_of(edge.type)
         part["edge_index"] = read_edge_index(reader, edge, csc[edge.type])
         for name, spec in edge.attributes.items():
             part[name] = EdgeRows.of(reader, edge, spec).read()
+        for name, value in whole_values(edge.values, edge.value_arrays, reader.read).items():
+            part[name] = value
     for node in schema.node_types:
         part = part_of(node.name)
         for mask, split in split_masks(node).items():
@@ -247,7 +252,11 @@ class EdgeRows(ArrayRows):
         """Return all rows, after a check that there is memory for them twice, and their order."""
         require_memory(self.name, 2 * self.num_bytes + 16 * self.spec.num_rows)
         order = None if self.edge is None else order_of_ids(self.reader, self.edge)
-        return super().read() if order is None else super().read().index_select(self.axis, order)
+        if order is None:
+            return super().read()
+        # By NumPy: torch cannot choose rows of unsigned numbers of more than 8 bits.
+        rows = as_tensor(self.reader.read(self.spec)[order.numpy()], self.spec.dtype)
+        return rows.movedim(0, self.axis) if self.axis else rows
 
     def take(self, rows: Rows) -> Tensor:
         """Return the rows of some edges, whose places are looked up."""
@@ -343,12 +352,33 @@ class StoreTensors:
         """Return an attribute by its description, rows first; what is kept of it is shared."""
         return LazyTensor(self._rows(spec))
 
-    def value_of(self, node: NodeTypeSpec, name: str) -> Tensor | None:
+    def values_of(self, own: NodeTypeSpec | EdgeTypeSpec) -> dict[str, Any]:
+        """Return what a type has as a whole: JSON values, and tensors."""
+        return whole_values(own.values, own.value_arrays, self.reader.read)
+
+    @staticmethod
+    def has_value(own: NodeTypeSpec | EdgeTypeSpec, name: object) -> bool:
+        """Whether a type has a value of a name as a whole."""
+        return name in own.values or name in own.value_arrays
+
+    def whole_value(self, own: NodeTypeSpec | EdgeTypeSpec, name: str) -> Any:
+        """Return one of the values of a type as a whole."""
+        if name in own.values:
+            return decode_value(own.values[name])
+        return self.whole_array(own.value_arrays[name])
+
+    def whole_array(self, spec: AttributeSpec) -> Tensor:
+        """Return an array that is no attribute of nodes or edges."""
+        return as_tensor(self.reader.read(spec), spec.dtype)
+
+    def value_of(self, node: NodeTypeSpec, name: str) -> Any:
         """Return what nodes have under a name: assigned, stored, or a split as mask or ids."""
         if (found := self.assigned.of(node.name).get(name)) is not None:
             return LazyTensor(found)
         if (spec := node.attributes.get(name)) is not None:
             return LazyTensor(self._rows(spec, spec.cat_dim % len(spec.shape)))
+        if self.has_value(node, name):
+            return self.whole_value(node, name)
         if (split := split_masks(node).get(name)) is not None:
             return read_mask(self.reader, node, split)
         split = split_ids(node).get(name)
@@ -357,7 +387,8 @@ class StoreTensors:
     def names_of(self, node: NodeTypeSpec) -> tuple[Container[str], ...]:
         """Return the names for which `value_of` has a tensor."""
         own = self.assigned.of(node.name)
-        return own, node.attributes, split_masks(node), split_ids(node)
+        values = (node.values, node.value_arrays)
+        return own, node.attributes, *values, split_masks(node), split_ids(node)
 
     def edges_of(self, edge: EdgeTypeSpec, spec: AttributeSpec) -> LazyTensor:
         """Return an attribute of edges as PyG has it: in the order of their ids."""

@@ -377,7 +377,7 @@ class StoreSizes:
         ids = {edge.type: edge.edge_id for edge in edges if edge.edge_id and with_edge_ids}
         shared = [edge.shared_row for edge in edges if edge.shared_row]
         tables += _tables(spec for spec in shared if spec not in ids.values())
-        attributes = [*schema.node_attributes(), *schema.graph_arrays.values()]
+        attributes = [*schema.node_attributes(), *schema.whole_arrays()]
         attributes += [spec for edge in edges for spec in edge.own_attributes()]
         indptr_bytes = sum(edge.indptr.num_bytes for edge in edges)
         indices_bytes = sum(edge.indices.num_bytes for edge in edges)

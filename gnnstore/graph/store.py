@@ -6,7 +6,6 @@ as its path), and it reads an array only when it is used.
 
 from __future__ import annotations
 
-import copy
 import os
 import threading
 from collections.abc import Callable
@@ -28,7 +27,8 @@ from gnnstore.formats import AttributeSpec, EdgeTypeSpec, NodeTypeSpec, Schema, 
 from gnnstore.formats.container.reader import reopened
 from gnnstore.formats.store.schema import EdgeType
 from gnnstore.formats.store.store import TopologyMode
-from gnnstore.graph.arrays import ArrayRows, EdgeSplits, Texts, as_tensor
+from gnnstore.formats.store.values import decode_value
+from gnnstore.graph.arrays import ArrayRows, EdgeSplits, Texts, whole_values
 from gnnstore.graph.lazy import LazyTensor
 from gnnstore.graph.pyg_data import (
     AssignedAttributes,
@@ -40,7 +40,7 @@ from gnnstore.graph.pyg_data import (
     spec_of,
 )
 from gnnstore.graph.topology import Topology
-from gnnstore.graph.typed import EdgeData, EdgeView, NodeData, NodeView
+from gnnstore.graph.typed import EdgeData, EdgeView, NodeData, NodeView, count_classes
 
 _FIELDS = ("reader", "assigned", "selected")  # of a store, that no class has
 
@@ -178,12 +178,8 @@ class GraphStore(StoreTensors, NodeData, EdgeData, FeatureStore, PygGraphStore):
 
     def graph_attributes(self) -> dict[str, Any]:
         """Return the graph-level attributes: JSON values, and tensors."""
-        arrays = {name: self._graph_array(name) for name in self.schema.graph_arrays}
-        return {**copy.deepcopy(dict(self.schema.graph_attributes)), **arrays}
-
-    def _graph_array(self, name: str) -> Tensor:
-        spec = self.schema.graph_arrays[name]
-        return as_tensor(self.reader.read(spec), spec.dtype)
+        schema = self.schema
+        return whole_values(schema.graph_attributes, schema.graph_arrays, self.reader.read)
 
     def topology(self, mode: TopologyMode = "memory", num_threads: int = 1) -> Topology:
         """Return the adjacency, in RAM or mapped; made once per mode and shared.
@@ -217,10 +213,12 @@ class GraphStore(StoreTensors, NodeData, EdgeData, FeatureStore, PygGraphStore):
                         return found
                     if name in schema.edge.attributes:
                         return self.edges_of(schema.edge, schema.edge.attributes[name])
+                    if self.has_value(schema.edge, name):
+                        return self.whole_value(schema.edge, name)
                 if name in schema.graph_attributes:
-                    return copy.deepcopy(schema.graph_attributes[name])
+                    return decode_value(schema.graph_attributes[name])
                 if name in schema.graph_arrays:
-                    return self._graph_array(name)
+                    return self.whole_array(schema.graph_arrays[name])
                 owners = [node.name for node in schema.node_types if name in node.attributes]
                 if owners:
                     raise AttributeError(
@@ -240,7 +238,7 @@ class GraphStore(StoreTensors, NodeData, EdgeData, FeatureStore, PygGraphStore):
             return name in (*self.node_types, *self.edge_types, *graph)
         if not isinstance(name, str) or name.startswith("_"):
             return False
-        of_edges = (edge.attributes for edge in schema.edge_types)
+        of_edges = (p for edge in schema.edge_types for p in (edge.attributes, edge.values))
         places = (graph, ("edge_index",), *of_edges, *self.names_of(schema.node))
         return any(name in place for place in places)
 
@@ -325,15 +323,16 @@ class GraphStore(StoreTensors, NodeData, EdgeData, FeatureStore, PygGraphStore):
     @property
     def num_classes(self) -> int:
         """Number of classes of `y`, as PyG counts them; 0 where there is none."""
-        spec = self.schema.node.attributes.get("y")
-        if spec is None or not spec.num_bytes:
-            return 0
-        if len(spec.shape) == 2 and spec.shape[1] > 1:
-            return spec.shape[1]
-        labels = self.labels
-        if labels.is_floating_point():
-            return len(labels[~labels.isnan()].unique())  # NaN: a node without a class
-        return int(labels.max()) + 1
+        schema = self.schema
+        if schema.is_homogeneous:
+            return count_classes(getattr(self, "y", None))
+        labelled = [node.name for node in schema.node_types if "y" in self[node.name]]
+        if len(labelled) > 1:
+            raise UsageError(
+                f"{self.path}: nodes of several types have y: write "
+                f"store[{labelled[0]!r}].num_classes"
+            )
+        return self[labelled[0]].num_classes if labelled else 0
 
     def to_pyg(self) -> Data | HeteroData:
         """Read the whole graph into a `Data`, or a `HeteroData` if it has types.

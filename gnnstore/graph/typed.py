@@ -108,6 +108,18 @@ class EdgeData:
         return LazyTensor(EdgeIndex(self._store, self._edge))
 
 
+def count_classes(y: Any) -> int:
+    """Return the number of classes of labels, as PyG counts them."""
+    if not isinstance(y, Tensor) or not y.numel():
+        return 0
+    if y.dim() and y.numel() > y.size(0):
+        return y.size(-1)
+    labels = (y.tensor() if isinstance(y, LazyTensor) else y).reshape(-1)
+    if labels.is_floating_point():
+        return len(labels[~labels.isnan()].unique())  # NaN: a node without a class
+    return int(labels.numpy().max()) + 1  # torch has no max of uint16
+
+
 class NodeView(NodeData, AttrView):  # type: ignore[misc]
     """The nodes of one type, and PyG's view of their attributes: `store["paper"].x[ids]`."""
 
@@ -119,6 +131,11 @@ class NodeView(NodeData, AttrView):  # type: ignore[misc]
     def num_nodes(self) -> int:
         """Number of nodes of the type."""
         return self._node.num_nodes
+
+    @property
+    def num_classes(self) -> int:
+        """Number of classes of `y`, as PyG counts them; 0 where there is none."""
+        return count_classes(self._store.value_of(self._node, "y"))
 
     def __getattr__(self, name: str) -> Any:
         """Return an attribute of the nodes, or a split as a mask; else as PyG's view does."""
@@ -192,12 +209,15 @@ class EdgeView(EdgeData):
             """Return an attribute of the edges."""
             if not name.startswith("_") and name in self._edge.attributes:
                 return self._store.edges_of(self._edge, self._edge.attributes[name])
+            if not name.startswith("_") and self._store.has_value(self._edge, name):
+                return self._store.whole_value(self._edge, name)
             raise AttributeError(
                 f"edges of type {None if name.startswith('_') else self.type} have no {name!r}"
             )
 
     def __contains__(self, name: object) -> bool:
-        return name == "edge_index" or name in self._edge.attributes
+        is_attribute = name == "edge_index" or name in self._edge.attributes
+        return is_attribute or self._store.has_value(self._edge, name)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return EdgeView, (self._store, self._edge)

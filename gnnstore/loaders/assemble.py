@@ -6,6 +6,7 @@ types. All types of the graph are there, in its order, also those that no seed r
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
@@ -21,7 +22,7 @@ from gnnstore._core import ReadCounts, empty
 from gnnstore.errors import UsageError
 from gnnstore.features.source import MemoryRows, Rows, RowSource
 from gnnstore.formats.arrays.spec import AttributeSpec
-from gnnstore.formats.store.schema import EdgeType, NodeTypeSpec, Schema
+from gnnstore.formats.store.schema import EdgeType, EdgeTypeSpec, NodeTypeSpec, Schema
 from gnnstore.graph.pyg_data import AssignedAttributes
 from gnnstore.loaders.options import CsrEdges
 from gnnstore.nn.adjacency import AdjT, adjacency
@@ -30,6 +31,7 @@ from gnnstore.sampling.neighbor import NodeType, Sample, each_type, only, with_r
 from gnnstore.seeds.base import SeedLabels
 from gnnstore.strategies.base import Sources
 
+_LOG = logging.getLogger(__name__)
 # Is told of the large arrays of a batch.
 _Hold = Callable[[npt.NDArray[Any]], None]
 
@@ -132,6 +134,9 @@ class BatchSchema(Protocol):
     def graph_attributes(self) -> dict[str, Any]:
         """Return the graph-level attributes."""
 
+    def values_of(self, own: NodeTypeSpec | EdgeTypeSpec) -> dict[str, Any]:
+        """Return what a type has as a whole."""
+
 
 class Parts(NamedTuple):
     """The parts of a batch other than attributes, by type; n nodes or m edges of each."""
@@ -217,6 +222,7 @@ class Assembler:
             for edge in schema.edge_types
         }
         self._graph_level = store.graph_attributes()
+        self._of_type = _whole_values(store)
         of_all = schema.explicit_num_nodes
         self._explicit_num_nodes = {
             node.name
@@ -304,12 +310,12 @@ class Assembler:
             if csr is not None and csr.value not in attributes
         }
         nodes: dict[NodeType, dict[str, Any]] = {
-            name: {**gathering.tensors(attributes, parts.node[name].numpy())}
+            name: self._of_type[name] | gathering.tensors(attributes, parts.node[name].numpy())
             for name, attributes in self._nodes.items()
         }
         edges, ids = {}, {}
         for kind, attributes in self._edges.items():
-            values: dict[str, Any] = {}
+            values: dict[str, Any] = {**self._of_type[kind]}
             if csr is None:
                 values["edge_index"] = parts.edge_index[kind]
             if (positions := parts.edge[kind]) is not None:
@@ -386,6 +392,29 @@ class Assembler:
             values,
             edge_type=None if self._is_homogeneous else kind,
         )
+
+
+def _whole_values(store: BatchSchema) -> dict[str | EdgeType, dict[str, Any]]:
+    """Return what types have as a whole, without lists that name each node or edge of the graph."""
+    schema = store.schema
+    found: dict[str | EdgeType, dict[str, Any]] = {}
+    left: list[str] = []
+    for key, own, num_rows in (
+        *((node.name, node, node.num_nodes) for node in schema.node_types),
+        *((edge.type, edge, edge.num_edges) for edge in schema.edge_types),
+    ):
+        values = store.values_of(own)
+        lists = {name for name, value in values.items() if isinstance(value, list | tuple)}
+        long = [name for name in values if name in lists and len(values[name]) == num_rows]
+        found[key] = {name: value for name, value in values.items() if name not in long}
+        left += long
+    if left:
+        _LOG.warning(
+            "batches are without %s, lists as long as the graph: look values up in the store's, by "
+            "n_id of nodes or e_id of edges",
+            ", ".join(left),
+        )
+    return found
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy.typing as npt
 from torch_geometric.data import Data
 
 from gnnstore.budget.ledger import CACHED, SLOTS, STAGING, Ledger, Reservation
@@ -18,11 +19,12 @@ from gnnstore.features.planned import SlotCache
 from gnnstore.features.saved import PackedFiles
 from gnnstore.features.source import AbsentRows
 from gnnstore.features.tables import CachedTables
+from gnnstore.formats.arrays.spec import AttributeSpec
 from gnnstore.formats.container.reader import reopened
 from gnnstore.formats.packed import NUM_POSITIONS, PACKED, PackedReader
-from gnnstore.formats.store.schema import Schema
+from gnnstore.formats.store.schema import EdgeTypeSpec, NodeTypeSpec, Schema
 from gnnstore.formats.store.units import find_unit
-from gnnstore.graph.arrays import as_tensor
+from gnnstore.graph.arrays import whole_values
 from gnnstore.graph.pyg_data import AssignedAttributes
 from gnnstore.loaders.assemble import Assembler
 from gnnstore.loaders.base import BatchLoader
@@ -179,11 +181,16 @@ class PackedEpochs:
 
     def graph_attributes(self) -> dict[str, Any]:
         """Return the graph-level attributes: JSON values, and tensors."""
-        arrays = {}
-        for name, spec in self.schema.graph_arrays.items():
-            self.reader.check_array(spec.path)
-            arrays[name] = as_tensor(self.reader.compressed(spec), spec.dtype)
-        return {**self.schema.graph_attributes, **arrays}
+        schema = self.schema
+        return whole_values(schema.graph_attributes, schema.graph_arrays, self._read)
+
+    def values_of(self, own: NodeTypeSpec | EdgeTypeSpec) -> dict[str, Any]:
+        """Return what a type has as a whole: JSON values, and tensors."""
+        return whole_values(own.values, own.value_arrays, self._read)
+
+    def _read(self, spec: AttributeSpec) -> npt.NDArray[Any]:
+        self.reader.check_array(spec.path)
+        return self.reader.compressed(spec)
 
     def loader(
         self,

@@ -135,7 +135,7 @@ class EpochPacker:
                 for epoch in range(settings.epochs):
                     self._pack_epoch(writer, epoch, phase.advance)
             manifest = self._manifest(writer)
-            arrays = self.store.schema.graph_arrays.values()
+            arrays = self.store.schema.whole_arrays()
             with progress.phase("commit"):
                 return writer.commit(
                     manifest, {spec.path: self.store.reader.read(spec) for spec in arrays}

@@ -14,11 +14,12 @@ from torch_geometric.sampler.utils import to_csc
 from torch_geometric.utils import add_remaining_self_loops, coalesce, to_undirected
 
 import gnnstore
-from gnnstore.converters import ConvertOptions, from_pyg
+from gnnstore.converters import ConvertOptions, from_pyg, reorder
 from gnnstore.errors import InputError, UsageError
 from gnnstore.formats import StoreReader
 from gnnstore.testing.graphs import random_graph
 from tests.support.graphs import read_store
+from tests.support.packing import pack
 
 OVERWRITE = ConvertOptions(overwrite=True)
 
@@ -270,8 +271,13 @@ class Odd:
     ("name", "value", "message"),
     [
         ("thing", Odd(), "data.thing: a Odd like this cannot be stored as JSON"),
-        ("thing", (1, 2), "data.thing: a tuple like this cannot be stored"),
-        ("thing", {1: 2}, "data.thing: a dict like this cannot be stored"),
+        ("thing", (1, Odd()), "data.thing: a tuple like this cannot be stored"),
+        ("thing", {1: Odd()}, "data.thing: a dict like this cannot be stored"),
+        ("y", torch.ones(20), "data.y: has shape [20], and there are 30 nodes and 5 edges; give"),
+        ("y", [1, 2, 3], "data.y: has shape [3], and there are 30 nodes and 5 edges"),
+        ("val_mask", torch.ones(29) > 0, "data.val_mask: has shape [29], and there are"),
+        ("edge_attr", torch.ones(30, 2), "give it a row for each edge"),
+        ("edge_weight", torch.ones(4), "data.edge_weight: has shape [4], and there are"),
         ("thing", float("nan"), "a float like this cannot be stored as JSON, which has no NaN"),
         ("thing", [torch.ones(2)], "data.thing: a list like this cannot be stored"),
         (
@@ -436,3 +442,121 @@ def test_a_pair_with_several_types(tmp_path: Path) -> None:
     assert (columns.indices.tolist(), columns.indptr.tolist()) == ([0, 2], [0, 0, 2, 2])
     with pytest.raises(UsageError, match=r"or a pair .*, got tuple"):
         from_pyg((features, features), tmp_path / "b.gnn")
+
+
+def test_stores_with_more_rows_than_the_sizes_of_their_edges(tmp_path: Path) -> None:
+    from torch_geometric.testing import MyFeatureStore, MyGraphStore  # noqa: PLC0415
+
+    ends = torch.tensor([0, 1]), torch.tensor([1, 2])
+    features, graph = MyFeatureStore(), MyGraphStore()
+    feat = torch.arange(10.0)
+    features.put_tensor(feat, group_name=None, attr_name="feat", index=None)
+    graph.put_edge_index(ends, edge_type=None, layout="coo", size=(3, 3))
+    store = gnnstore.open(from_pyg((features, graph), tmp_path / "a.gnn"))
+    assert (store.num_nodes, store.feat.tolist()) == (10, feat.tolist())
+    features.put_tensor(torch.ones(9), group_name=None, attr_name="time", index=None)
+    with pytest.raises(InputError, match="time: has 9 rows, and there are 10 nodes"):
+        from_pyg((features, graph), tmp_path / "b.gnn")
+
+
+def test_groups_of_tensors_and_edges_without_a_type(tmp_path: Path) -> None:
+    from torch_geometric.testing import MyFeatureStore, MyGraphStore  # noqa: PLC0415
+
+    features, graph = MyFeatureStore(), MyGraphStore()
+    features.put_tensor(torch.eye(3), group_name="paper", attr_name="x", index=None)
+    ends = torch.tensor([0, 1]), torch.tensor([1, 2])
+    graph.put_edge_index(ends, edge_type=None, layout="coo", size=(3, 3))
+    store = gnnstore.open(from_pyg((features, graph), tmp_path / "a.gnn"))
+    assert torch.equal(store.to_pyg().x, torch.eye(3))
+    features.put_tensor(torch.eye(3), group_name="author", attr_name="x", index=None)
+    with pytest.raises(InputError, match=r"edges without a type .* 'author', 'paper'; give each a"):
+        from_pyg((features, graph), tmp_path / "b.gnn")
+
+
+# --- values without a row for each node or edge ---------------------------------------------------
+
+
+def test_one_row_of_y_is_a_label_of_the_graph(tmp_path: Path) -> None:
+    data = data_of(num_edges=5)
+    for i, y in enumerate((torch.tensor([4]), torch.tensor([[0.5, 1, 2]]), torch.tensor(4))):
+        data.y = y
+        store = gnnstore.open(from_pyg(data, tmp_path / f"{i}.gnn"))
+        assert torch.equal(store.to_pyg().y, y)
+        assert store.num_classes == (3 if i == 1 else 5)
+
+
+@pytest.mark.parametrize("dtype", [torch.uint16, torch.uint32, torch.uint64])
+def test_unsigned_attributes_of_edges(tmp_path: Path, dtype: torch.dtype) -> None:
+    data = Data(edge_index=torch.tensor([[1, 0, 2, 0], [2, 1, 0, 0]]), num_nodes=3)
+    data.edge_attr = torch.tensor([7, 5, 6, 200]).to(dtype)
+    data.y = torch.tensor([2, 0, 1]).to(dtype)
+    store = gnnstore.open(from_pyg(data, tmp_path / "g.gnn"))
+    for found in (store.to_pyg().edge_attr, store.edge_attr.tensor(), store.edge_attr[:]):
+        assert (found.dtype, found.tolist()) == (dtype, [7, 5, 6, 200])
+    assert store.num_classes == 3
+
+
+def test_classes_by_type(tmp_path: Path) -> None:
+    data = HeteroData()
+    data["a"].x, data["b"].x = torch.ones(3, 1), torch.ones(2, 1)
+    data["a"].y = torch.tensor([0, 3, 1])
+    data["a", "to", "b"].edge_index = torch.tensor([[0], [1]])
+    store = gnnstore.open(from_pyg(data, tmp_path / "a.gnn"))
+    assert (store.num_classes, store["a"].num_classes, store["b"].num_classes) == (4, 4, 0)
+    data["b"].y = torch.eye(2)
+    store = gnnstore.open(from_pyg(data, tmp_path / "b.gnn"))
+    assert (store["a"].num_classes, store["b"].num_classes) == (4, 2)
+    with pytest.raises(UsageError, match=r"of several types have y: write store\['a'\]"):
+        _ = store.num_classes
+
+
+def test_what_transforms_leave_in_the_types_of_a_heterodata(tmp_path: Path) -> None:
+    writes, cites = ("a", "writes", "p"), ("p", "cites", "p")
+    data = HeteroData()
+    data["a"].x, data["p"].x = torch.eye(4), torch.eye(6)
+    data[writes].edge_index = torch.tensor([[0, 1, 2, 3, 0, 1], [0, 1, 2, 3, 4, 5]])
+    data[cites].edge_index = torch.tensor([[0, 1, 2, 3, 4], [1, 2, 3, 4, 5]])
+    # As RandomLinkSplit and AddMetaPaths leave them.
+    data[writes].edge_label_index = torch.tensor([[0, 1, 3], [5, 1, 3]])
+    data[writes].edge_label = torch.tensor([0.0, 1, 1])
+    data.metapath_dict = {("a", "metapath_0", "p"): [writes, cites]}
+    data[cites].source, data["p"].scale = "a file", torch.tensor([2, 3, 4])
+    path = from_pyg(data, tmp_path / "g.gnn")
+    store = gnnstore.open(path)
+    assert store[cites].source == "a file"
+    assert store[writes].edge_label.tolist() == [0, 1, 1]
+    assert store["p"].scale.tolist() == [2, 3, 4]
+    loader = gnnstore.NeighborLoader(store, num_neighbors=[2], input_nodes="p", batch_size=6)
+    batches = pack(path, [2], "p", output=tmp_path / "packed", epochs=1, superbatch=None)
+    for found in (store.to_pyg(), *loader, *gnnstore.open_packed(batches).loader()):
+        assert torch.equal(found[writes].edge_label, data[writes].edge_label)
+        assert torch.equal(found[writes].edge_label_index, data[writes].edge_label_index)
+        assert found["p"].scale.tolist() == [2, 3, 4]
+        assert (found[cites].source, found.metapath_dict) == ("a file", data.metapath_dict)
+
+
+def test_lists_as_long_as_the_nodes_or_edges(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    data = Data(edge_index=torch.tensor([[3, 0, 1], [0, 2, 2]]), num_nodes=4)
+    data.club, data.age, data.kind = ["w", "x", "y", "z"], [7, 8, 9, 2**40], ["p", "q", "r"]
+    data.weight, data.names = [0.5, 0.25, 2], ("one", "two")
+    path = from_pyg(data, tmp_path / "g.gnn")
+    again = gnnstore.open(path).to_pyg()
+    assert (again.club, again.kind, again.names) == (data.club, data.kind, ("one", "two"))
+    assert again.age.tolist() == data.age
+    assert again.weight.tolist() == data.weight
+    caplog.clear()
+    seeds = torch.tensor([3])
+    (batch,) = gnnstore.NeighborLoader(gnnstore.open(path), num_neighbors=[2], input_nodes=seeds)
+    (said,) = caplog.records
+    assert said.message.startswith("batches are without club, kind, lists as long as the graph")
+    assert "club" not in batch
+    assert "kind" not in batch
+    assert (batch.age.tolist(), batch.names) == ([2**40], ("one", "two"))
+    moved = gnnstore.open(reorder(path, tmp_path / "r.gnn")).to_pyg()
+    assert dict(zip(moved.age.tolist(), moved.club, strict=True)) == dict(
+        zip(data.age, data.club, strict=True)
+    )
+    with pytest.raises(InputError, match=r"data\.kind: a list without numbers cannot follow edges"):
+        from_pyg(data, tmp_path / "u.gnn", undirected=True)

@@ -11,8 +11,8 @@ import json
 import logging
 import os
 import warnings
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,12 +22,14 @@ import numpy.typing as npt
 from gnnstore.converters.edges.buffer import edge_pairs
 from gnnstore.converters.inputs.opening import PathLike
 from gnnstore.converters.inputs.pickled import open_saved_data
-from gnnstore.converters.inputs.source import ArraySource, MemoryArray
+from gnnstore.converters.inputs.source import ArraySource, MemoryArray, as_float32
 from gnnstore.converters.typed.graph_writer import HeteroGraphWriter, reverse_types
 from gnnstore.converters.writer.graph_writer import GraphWriter
 from gnnstore.converters.writer.node_arrays import SPLIT_KEYS
 from gnnstore.converters.writer.options import ConvertOptions, converter
 from gnnstore.errors import InputError, UsageError
+from gnnstore.formats.store.schema import EDGE_TYPE, NODE_TYPE
+from gnnstore.formats.store.values import decode_value, encode_value
 from gnnstore.progress import Progress
 
 if TYPE_CHECKING:
@@ -38,6 +40,14 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger(__name__)
 
 _STRUCTURE = {"edge_index", "num_nodes"}
+# What has a row for each node or edge; of another length it is a mistake, not a value of the graph.
+_WITH_ROWS = {
+    "x": ("node",),
+    "y": ("node", "edge"),
+    "edge_attr": ("edge",),
+    "edge_weight": ("edge",),
+    **{name: ("node", "edge") for name in SPLIT_KEYS if name.endswith("_mask")},
+}
 
 
 @converter
@@ -51,11 +61,14 @@ def from_pyg(
 ) -> Path:
     """Convert a `Data` or `HeteroData` with any node, edge and graph attributes.
 
-    Tensors and arrays whose length along `Data.__cat_dim__` is N or E become node and edge
-    attributes, as `Data.is_node_attr` and `is_edge_attr` say. Other tensors, numbers,
-    strings, and lists and dicts of them, are kept as values of the whole graph. Masks
-    `train_mask`, `val_mask` and `test_mask` of shape [N] are node attributes and also the
-    splits train, valid and test. An `edge_index` of int32 gives batches of int32.
+    Tensors, arrays and lists of numbers whose length along `Data.__cat_dim__` is N or E become node
+    and edge attributes, as `Data.is_node_attr` and `is_edge_attr` say. Other tensors, numbers,
+    strings, and lists, tuples and dicts of them, are kept as values of the whole graph, or of the
+    type that has them, and batches have them whole, but for lists as long as the nodes or edges.
+    `x`, `y`, masks, `edge_attr` and `edge_weight` of another length are refused; a `y` of one row
+    is a label of the graph. Masks `train_mask`, `val_mask` and `test_mask` of shape [N] are node
+    attributes and also the splits train, valid and test. An `edge_index` of int32 gives batches of
+    int32.
 
     Parameters
     ----------
@@ -82,36 +95,37 @@ def from_pyg(
         data = open_saved_data(data, None if options is None else options.memory_bytes)
     whole, has_types = _as_data(data)
     # Parts by their types; a `Data`, which has none, is the only part.
-    nodes: dict[Any, tuple[Any, str]] = {(): (whole, "data")}
+    nodes: dict[Any, _Part] = {(): _Part(whole, "data", ("node", "edge"))}
     edges = nodes
     if has_types:
-        nodes = {(name,): (whole[name], f"data[{name!r}]") for name in whole.node_types}
-        edges = {(own,): (whole[own], f"data[{own}]") for own in whole.edge_types}
-    counts = [_count_nodes(*part) for part in nodes.values()]
-    indices = {of: _edge_array(*part) for of, part in edges.items()}
+        nodes = {(n,): _Part(whole[n], f"data[{n!r}]", ("node",)) for n in whole.node_types}
+        edges = {(e,): _Part(whole[e], f"data[{e}]", ("edge",)) for e in whole.edge_types}
+    counts = [part.count_nodes() for part in nodes.values()]
+    indices = {of: part.edge_array() for of, part in edges.items()}
     is_narrow = next((ids.dtype == np.int32 for ids in indices.values()), False)
     how: dict[str, Any] = {"kind": "pyg", "options": options, "progress": progress}
     how["index_dtype"] = "int32" if is_narrow else "int64"
     with (_typed_writer if has_types else _writer)(output, whole, counts, how) as writer:
-        for of, (part, where) in nodes.items():
-            for name, rows, dtype, cat_dim in _rows(whole, part, part.is_node_attr, where):
+        for of, part in nodes.items():
+            for name, rows, dtype, cat_dim in part.attributes("node"):
                 writer.set_node_attribute(*of, name, rows, dtype=dtype, cat_dim=cat_dim)
-                if _is_split_mask(name, rows, dtype, where):
-                    writer.set_split(*of, SPLIT_KEYS[name], rows, where=f"{where}.{name}")
-        for name, value in whole._global_store.items() if has_types else _of_graph(whole):
-            if _is_array(value):
-                array, dtype = _to_numpy(value, name)
-                writer.set_graph_array(name, array, dtype=dtype)
-            else:
-                writer.set_graph_attribute(name, _json_value(value, name))
-        for of, (part, where) in edges.items():
+                if _is_split_mask(name, rows, dtype, part.where):
+                    writer.set_split(*of, SPLIT_KEYS[name], rows, where=f"{part.where}.{name}")
+            _write_values(writer, part, *(of or (NODE_TYPE,)), "node")
+        of_graph = whole._global_store.items() if has_types else nodes[()].owned_by("")
+        _write_graph_values(writer, of_graph)
+        for of, part in edges.items():
             attributes: dict[str, ArraySource] = {}
-            for name, rows, dtype, cat_dim in _rows(whole, part, part.is_edge_attr, where):
+            for name, rows, dtype, cat_dim in part.attributes("edge"):
                 writer.describe_edge_attribute(*of, name, dtype=dtype, cat_dim=cat_dim)
-                attributes[name] = MemoryArray(f"{where}.{name}", rows)
-            index = MemoryArray(f"{where}.edge_index", indices[of])
+                attributes[name] = MemoryArray(f"{part.where}.{name}", rows)
+            _write_values(writer, part, *(of or (EDGE_TYPE,)), "edge")
+            index = MemoryArray(f"{part.where}.edge_index", indices[of])
             pairs, num_edges = edge_pairs(index), index.shape[1]
             writer.read_edges(*of, pairs, num_edges, attributes, where=index.label)
+        if has_types:
+            for of, part in (nodes | edges).items():
+                _write_values(writer, part, *of, "")
         path: Path = writer.commit()
         return path
 
@@ -155,61 +169,200 @@ def _as_data(data: Any) -> tuple[Any, bool]:
             "expected a torch_geometric.data.Data or HeteroData, or a pair (FeatureStore, "
             f"GraphStore), got {type(data).__name__}"
         )
+    return _joined(features, graph)
+
+
+def _joined(features: FeatureStore, graph: GraphStore) -> tuple[Any, bool]:
+    """Return the graph of a pair of stores, and whether it has types."""
+    from torch_geometric.data import Data, HeteroData  # noqa: PLC0415
+
     tensors = features.get_all_tensor_attrs()
     edges: dict[Any, EdgeAttr] = {}
     for edge_attr in graph.get_all_edge_attrs():  # may have the same edges in several layouts
         edges.setdefault(edge_attr.edge_type, edge_attr)
-    groups = [attr.group_name for attr in tensors if attr.is_set("group_name")]
-    has_types = any(name is not None for name in (*groups, *edges))
+    groups = {attr.group_name if attr.is_set("group_name") else None for attr in tensors}
+    names = {own for own in groups if isinstance(own, str)}
+    # A group whose edges have no type is that of the only type.
+    has_types = any(own is not None for own in edges) or len(names) > (1 if edges else 0)
+    if has_types and None in (*groups, *edges):
+        raise InputError(
+            "the stores have edges without a type (edge_type=None), or tensors without a group, "
+            f"beside {', '.join(map(repr, sorted(names) or filter(None, edges)))}; give each a type"
+        )
     found: Any = HeteroData() if has_types else Data()
+    counts = _counts(edges.values(), has_types=has_types)
+    is_sized = bool(counts)
+    by_type: dict[Any, list[tuple[str, int]]] = {}
     for attr in tensors:
         all_rows = copy.copy(attr)
         all_rows.index = None
-        if not attr.is_set("group_name"):  # in a Data, there is one group
-            all_rows.group_name = None
-        part = found[attr.group_name] if has_types else found
-        part[attr.attr_name] = features.get_tensor(all_rows)
+        own = attr.group_name if attr.is_set("group_name") else None
+        all_rows.group_name = own  # in a Data, there is one group
+        values = features.get_tensor(all_rows)
+        (found[own] if has_types else found)[attr.attr_name] = values
+        if not isinstance(own, tuple) and not attr.attr_name.startswith("edge_"):
+            of = own if has_types else None
+            num_rows = values.shape[found.__cat_dim__(attr.attr_name, values)]
+            by_type.setdefault(of, []).append((attr.attr_name, num_rows))
+    for of, lengths in by_type.items():
+        # Sizes may be those of the part of the nodes that edges have.
+        count = max([counts.get(of, 0), *(length for _, length in lengths)])
+        for name, length in lengths:
+            if length < count:
+                raise InputError(
+                    f"{'' if of is None else f'{of}.'}{name}: has {length} rows, and there are "
+                    f"{count} nodes, by size= of the edges or by another tensor; give it a row for "
+                    "each node"
+                )
+        counts[of] = count
     for edge_type, edge_attr in edges.items():
         part = found[edge_type] if has_types else found
         part.edge_index = _edge_index_of(graph, edge_attr)
-        sizes = edge_attr.size or (None, None)
-        if has_types:
-            for name, size in zip(edge_type[::2], sizes, strict=True):
-                if size is not None and name not in found.node_types:
-                    found[name].num_nodes = int(size)
-        elif any(size is not None for size in sizes):
-            found.num_nodes = max(size for size in sizes if size is not None)
+    for of, count in counts.items():
+        part = found[of] if has_types else found
+        if (is_sized and not has_types) or _find_count(part) != count:
+            part.num_nodes = count
     return found, has_types
 
 
-def _rows(
-    data: Any, part: Any, is_own: Callable[[str], bool], where: str
-) -> Iterator[tuple[str, npt.NDArray[Any], str, int]]:
-    """Yield name, rows, type and original axis of the attributes of nodes or edges."""
-    has_types = part is not data
-    for name in part.keys() if has_types else sorted(part.keys()):
-        value = part[name]
-        if name in _STRUCTURE:
-            continue
-        if _is_array(value) and _belongs_to(is_own, name, where):
-            array, dtype = _to_numpy(value, name, where)
-            cat_dim = data.__cat_dim__(name, value, part)
-            yield name, np.moveaxis(array, cat_dim, 0), dtype, cat_dim
-        elif has_types:
+def _counts(edges: Iterable[EdgeAttr], *, has_types: bool) -> dict[Any, int]:
+    """Return the numbers of nodes that the sizes of edges say, by type (None: without types)."""
+    counts: dict[Any, int] = {}
+    for own in edges:
+        ends = own.edge_type[::2] if has_types else (None, None)
+        for name, size in zip(ends, own.size or (None, None), strict=True):
+            if size is not None:
+                counts[name] = max(counts.get(name, 0), int(size))
+    return counts
+
+
+@dataclass(frozen=True)
+class _Part:
+    """A `Data`, or what a `HeteroData` has of one type."""
+
+    data: Any
+    where: str
+    kinds: tuple[str, ...]  # what its attributes can be of: "node", "edge"
+
+    def owned_by(self, kind: str) -> Iterator[tuple[str, Any]]:
+        """Yield what has a row for each of the nodes or edges, or ("") for neither."""
+        names = list(self.data.keys())
+        for name in names if len(self.kinds) == 1 else sorted(names):
+            if name not in _STRUCTURE and self._owner(name) == kind:
+                yield name, self.data[name]
+
+    def _owner(self, name: str) -> str:
+        """Return what PyG takes a value to be of; refuse rows that others have than are there."""
+        value = self.data[name]
+        if not _is_array(value) and not isinstance(value, list | tuple):
+            return ""
+        try:
+            answers = {"node": self.data.is_node_attr(name), "edge": self.data.is_edge_attr(name)}
+        except (NotImplementedError, RuntimeError, TypeError) as error:
             raise InputError(
-                f"{where}.{name}: a {type(value).__name__}, which has no row for each node or edge "
-                "of the type, cannot be stored: make it a tensor with such rows (numeric columns "
-                "or embeddings of tables and texts), set it on the graph as a whole "
-                f"(data.{name}), or remove it"
+                f"{self.where}.{name}: PyG cannot tell whether it belongs to nodes or edges "
+                f"({error}); rename or remove the attribute num_edges, if there is one, or this one"
+            ) from error
+        found = next((kind for kind, is_of in answers.items() if is_of), "")
+        wanted = _WITH_ROWS.get(name, ())
+        shape = list(value.shape if _is_array(value) else (len(value),))
+        if wanted and found not in (wanted if len(self.kinds) > 1 else self.kinds):
+            if not found and name == "y" and shape[:1] in ([], [1]):
+                return ""
+            rows = {"node": self.count_nodes, "edge": lambda: self.edge_array().shape[1]}
+            there = " and ".join(f"{rows[kind]()} {kind}s" for kind in self.kinds)
+            raise InputError(
+                f"{self.where}.{name}: has shape {shape}, and there are {there}; give it a row for "
+                f"each {' or '.join(k for k in wanted if k in self.kinds) or self.kinds[0]}, set "
+                f"{self.where}.num_nodes where some nodes have no edges, or rename it if it is "
+                "something else"
             )
+        return found
+
+    def attributes(self, kind: str) -> Iterator[tuple[str, npt.NDArray[Any], str, int]]:
+        """Yield name, rows, type and original axis of the attributes of nodes or edges."""
+        for name, value in self.owned_by(kind):
+            values = value if _is_array(value) else _numbers(value)
+            if values is not None:
+                array, dtype = _to_numpy(values, f"{self.where}.{name}")
+                parent = self.data if len(self.kinds) > 1 else self.data._parent()
+                cat_dim = parent.__cat_dim__(name, values, self.data)
+                yield name, np.moveaxis(array, cat_dim, 0), dtype, cat_dim
+
+    def count_nodes(self) -> int:
+        """Return the number of nodes."""
+        count = _find_count(self.data)
+        if count is None:
+            raise InputError(
+                f"{self.where} does not say how many nodes it has; set {self.where}.num_nodes"
+            )
+        return int(count)
+
+    def edge_array(self) -> npt.NDArray[Any]:
+        """Return the `edge_index` as an array [2, E]."""
+        data, where = self.data, f"{self.where}.edge_index"
+        if "adj_t" in data:
+            raise InputError(
+                f"{self.where}.adj_t: adjacency matrices cannot be converted; keep the edges in "
+                f"{where} (leave out the ToSparseTensor transform)"
+            )
+        value = data["edge_index"] if "edge_index" in data else None  # noqa: SIM401 - no dict
+        if value is None:
+            return np.empty((2, 0), np.int64)
+        if not _is_array(value):
+            raise InputError(
+                f"{where}: expected a tensor of shape [2, E], got a {type(value).__name__}"
+            )
+        array, _ = _to_numpy(value, where)
+        if array.ndim != 2 or array.shape[0] != 2:
+            raise InputError(f"{where}: has shape {list(array.shape)}, expected [2, E]")
+        return array
 
 
-def _of_graph(data: Data) -> Iterator[tuple[str, Any]]:
-    """Yield what belongs to neither nodes nor edges."""
-    for name in sorted(set(data.keys()) - _STRUCTURE):
-        is_own = (data.is_edge_attr, data.is_node_attr)
-        if not _is_array(data[name]) or not any(_belongs_to(of, name) for of in is_own):
-            yield name, data[name]
+def _find_count(data: Any) -> int | None:
+    """Return the number of nodes; None if nothing says it."""
+    with warnings.catch_warnings():  # counting nodes by the largest id is intended
+        warnings.simplefilter("ignore")
+        found: int | None = data.num_nodes
+    return found
+
+
+def _write_graph_values(writer: Any, values: Iterable[tuple[str, Any]]) -> None:
+    for name, value in values:
+        if _is_array(value):
+            array, dtype = _to_numpy(value, f"data.{name}")
+            writer.set_graph_array(name, array, dtype=dtype)
+        else:
+            writer.set_graph_attribute(name, _json_value(value, f"data.{name}"))
+
+
+def _write_values(writer: Any, part: _Part, of: Any, kind: str) -> None:
+    """Write the values of a type without numbers by row: lists of what are none, or others."""
+    for name, value in part.owned_by(kind):
+        where = f"{part.where}.{name}"
+        if _is_array(value):
+            if not kind:
+                array, dtype = _to_numpy(value, where)
+                writer.set_type_value(of, name, array, dtype=dtype)
+        elif not kind or _numbers(value) is None:
+            options = writer.options
+            if kind == "edge" and (options.undirected or options.self_loops != "keep"):
+                raise InputError(
+                    f"{where}: a list without numbers cannot follow edges that undirected= and "
+                    "self_loops= add or drop; leave these out, or remove it"
+                )
+            writer.set_type_value(of, name, _json_value(value, where))
+
+
+def _numbers(values: list[Any] | tuple[Any, ...]) -> npt.NDArray[Any] | None:
+    """Return a list as an array; None if it holds something else than numbers."""
+    try:
+        array = np.array(values)
+    except (ValueError, TypeError, OverflowError, RuntimeError):  # rows of several lengths
+        return None
+    if array.dtype.kind not in "biuf":
+        return None
+    return as_float32(array) if array.dtype == np.float64 else array
 
 
 def _is_array(value: object) -> bool:
@@ -219,18 +372,7 @@ def _is_array(value: object) -> bool:
     return isinstance(value, (torch.Tensor, np.ndarray))
 
 
-def _belongs_to(is_of: Callable[[str], bool], name: str, where: str = "data") -> bool:
-    """Return PyG's answer for an attribute, which depends on shapes and the number of edges."""
-    try:
-        return is_of(name)
-    except (NotImplementedError, RuntimeError, TypeError) as error:
-        raise InputError(
-            f"{where}.{name}: PyG cannot tell whether it belongs to nodes or edges ({error}); "
-            "rename or remove the attribute num_edges, if there is one, or this one"
-        ) from error
-
-
-def _to_numpy(value: Any, name: str, where: str = "data") -> tuple[npt.NDArray[Any], str]:
+def _to_numpy(value: Any, where: str) -> tuple[npt.NDArray[Any], str]:
     """Return a tensor or array, without a copy if on the CPU, and its type's name."""
     import torch  # noqa: PLC0415
 
@@ -245,27 +387,28 @@ def _to_numpy(value: Any, name: str, where: str = "data") -> tuple[npt.NDArray[A
             array = tensor.numpy()
         except (TypeError, RuntimeError, NotImplementedError) as error:  # sparse, nested, meta
             raise InputError(
-                f"{where}.{name}: a {value.layout} tensor of {dtype} cannot be stored ({error}); "
+                f"{where}: a {value.layout} tensor of {dtype} cannot be stored ({error}); "
                 "make it dense, convert it, or remove it"
             ) from None
     if array.dtype.kind not in "biuf":
-        raise InputError(f"{where}.{name}: elements of type {dtype} cannot be stored; use numbers")
+        raise InputError(f"{where}: elements of type {dtype} cannot be stored; use numbers")
     return array, dtype
 
 
-def _json_value(value: Any, name: str) -> Any:
-    """Return a graph-level value; refuse one that JSON would change."""
+def _json_value(value: Any, where: str) -> Any:
+    """Return a value as JSON has it; refuse one that JSON would change."""
     if isinstance(value, np.generic):
         value = value.item()
     try:
-        if json.loads(json.dumps(value, allow_nan=False)) == value:
-            return value
+        stored = json.loads(json.dumps(encode_value(value), allow_nan=False))
+        if decode_value(stored) == value:
+            return stored
     except (TypeError, ValueError, RecursionError):
         pass
     raise InputError(
-        f"data.{name}: a {type(value).__name__} like this cannot be stored as JSON, which has no "
-        "NaN or infinity; use a tensor, a finite number, a string, or a list or dict (with text "
-        "keys) of them, or remove it"
+        f"{where}: a {type(value).__name__} like this cannot be stored as JSON, which has no NaN "
+        "or infinity; use a tensor, a finite number, a string, or a list, tuple or dict of them, "
+        "or remove it"
     )
 
 
@@ -279,36 +422,6 @@ def _edge_index_of(graph: GraphStore, edges: EdgeAttr) -> torch.Tensor:
     elif edges.layout.value == "csc":
         columns = torch.repeat_interleave(torch.arange(len(columns) - 1), columns.diff())
     return torch.stack([rows, columns.to(rows.dtype)])
-
-
-def _count_nodes(data: Any, where: str = "data") -> int:
-    """Return the number of nodes of a data object, or of one of its types."""
-    with warnings.catch_warnings():  # counting nodes by the largest id is intended
-        warnings.simplefilter("ignore")
-        count = data.num_nodes
-    if count is None:
-        raise InputError(f"{where} does not say how many nodes it has; set {where}.num_nodes")
-    return int(count)
-
-
-def _edge_array(data: Any, where: str = "data") -> npt.NDArray[Any]:
-    """Return the `edge_index` of a data object, or of one of its types, as an array [2, E]."""
-    if "adj_t" in data:
-        raise InputError(
-            f"{where}.adj_t: adjacency matrices cannot be converted; keep the edges in "
-            f"{where}.edge_index (leave out the ToSparseTensor transform)"
-        )
-    value = data["edge_index"] if "edge_index" in data else None  # noqa: SIM401 - no dict
-    if value is None:
-        return np.empty((2, 0), np.int64)
-    if not _is_array(value):
-        raise InputError(
-            f"{where}.edge_index: expected a tensor of shape [2, E], got a {type(value).__name__}"
-        )
-    array, _ = _to_numpy(value, "edge_index", where)
-    if array.ndim != 2 or array.shape[0] != 2:
-        raise InputError(f"{where}.edge_index: has shape {list(array.shape)}, expected [2, E]")
-    return array
 
 
 def _is_split_mask(name: str, rows: npt.NDArray[Any], dtype: str, where: str) -> bool:

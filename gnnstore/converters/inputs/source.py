@@ -31,6 +31,7 @@ from gnnstore.threads import Background
 # clears in fresh memory are an eighth of the CPU time of a conversion. Whole arrays should not
 # stay behind in the pool.
 MAX_POOLED_BYTES = 2**24
+EXACT_IN_FLOAT32, EXACT_IN_FLOAT64 = 2**24, 2**53  # from here on whole numbers are rounded
 _SMALL_BYTES = 2**26  # smaller arrays are read without asking for free memory
 _PIECE_ITEMS = 2**18  # read at a time where elements go to an array that is there
 Items = Callable[[int, int], npt.NDArray[Any]]  # returns elements: the first, and their number
@@ -343,6 +344,21 @@ def cut_rows(
         for first in range(start, len(block), step):
             yield block[first : first + step]
         start = max(0, start - len(block))
+
+
+def as_float32(values: npt.NDArray[np.float64]) -> npt.NDArray[Any]:
+    """Return numbers as float32, or as they are if that changed one of 2^24 or more."""
+    with np.errstate(over="ignore"):
+        narrow = values.astype(np.float32)
+    return values if rounds(values, narrow).any() else narrow
+
+
+def rounds(values: npt.NDArray[Any], narrow: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
+    """Return which numbers are too large for float32 to hold as they are: whole ones, above all.
+
+    Smaller ones lose digits behind the point, which features and labels have too many of.
+    """
+    return (np.abs(values) >= EXACT_IN_FLOAT32) & (narrow != values)
 
 
 class FloatLabels(MappedRows):

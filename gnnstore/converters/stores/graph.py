@@ -7,6 +7,7 @@ pieces are read from the files into temporary arrays.
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -32,9 +33,11 @@ from gnnstore.formats.arrays.dtypes import STORAGE_DTYPES, id_dtype
 from gnnstore.formats.arrays.spec import AttributeSpec
 from gnnstore.formats.container.files import BLOCK_BYTES
 from gnnstore.formats.container.reader import SealedReader
-from gnnstore.formats.store.schema import EdgeTypeSpec, NodeTypeSpec, TextSpec
+from gnnstore.formats.store.schema import NODE_TYPE, EdgeTypeSpec, NodeTypeSpec, TextSpec
 from gnnstore.formats.store.store import StoreReader
+from gnnstore.formats.store.values import decode_value, encode_value
 
+_LOG = logging.getLogger(__name__)
 _BLOCK_COLUMNS = 2**17  # columns whose pointers are read together: 1 MiB
 _READ_EDGES = 2**20
 _READ_BLOCKS = 8  # of which each is compared with its checksum
@@ -263,9 +266,17 @@ def describe_edges(writer: GraphWriter, attributes: Mapping[str, AttributeSpec])
 
 
 def copy_graph(
-    writer: GraphWriter, graph: StoreInput, *, without: frozenset[str] = frozenset()
+    writer: GraphWriter,
+    graph: StoreInput,
+    *,
+    without: frozenset[str] = frozenset(),
+    places: npt.NDArray[Any] | None = None,
 ) -> None:
-    """Write the graph-level attributes, except for some arrays, and names of edges' values."""
+    """Write the graph-level attributes, except for some arrays, and names of edges' values.
+
+    Lists as long as the nodes are put in their new order, `places`; edges are others or numbered
+    anew, so that lists as long as these are left out.
+    """
     schema = graph.reader.schema
     writer.explicit_num_nodes = schema.explicit_num_nodes
     for name, value in schema.graph_attributes.items():
@@ -273,6 +284,20 @@ def copy_graph(
     for name, spec in schema.graph_arrays.items():
         if name not in without:
             writer.set_graph_array(name, graph.read(spec), dtype=spec.dtype)
+    left = list(graph.edges.values)
+    for name, value in graph.nodes.values.items():
+        items: Any = decode_value(value)
+        if writer.num_nodes != len(items):
+            left.append(name)
+            continue
+        if places is not None:
+            items = [items[i] for i in np.argsort(places).tolist()]
+        writer.set_type_value(NODE_TYPE, name, encode_value(items))
+    if left:
+        _LOG.warning(
+            "%s: lists of texts are left out, whose nodes or edges are others here: %s",
+            *(graph.reader.path, ", ".join(left)),
+        )
     for name, text in graph.edges.value_names.items():
         writer.set_value_names(name, [one for some in texts_of(graph, text) for one in some])
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -27,11 +28,12 @@ from gnnstore.formats.arrays.spec import AttributeSpec
 from gnnstore.formats.container import names as store_names
 from gnnstore.formats.container.files import directory_bytes, require_space
 from gnnstore.formats.container.journal import SPILL_DIRECTORY, foreign_spill_name
-from gnnstore.formats.store.schema import EdgeType, EdgeTypeSpec, Schema
+from gnnstore.formats.store.schema import EdgeType, EdgeTypeSpec, NodeTypeSpec, Schema
 from gnnstore.formats.store.store import StoreWriter
 from gnnstore.progress import NullProgress, Progress
 from gnnstore.units import format_size
 
+TypeSpec = TypeVar("TypeSpec", NodeTypeSpec, EdgeTypeSpec)
 Pairs = Iterable[tuple[npt.NDArray[Any], npt.NDArray[Any]]]
 _LOG = logging.getLogger(__name__)
 
@@ -139,6 +141,8 @@ class BaseWriter:
         self._store = open_store(output, options, self._provenance, graph)
         self._graph_values: dict[str, Any] = {}
         self._graph_arrays: dict[str, AttributeSpec] = {}
+        self._type_values: defaultdict[str | EdgeType, dict[str, Any]] = defaultdict(dict)
+        self._type_arrays: defaultdict[str | EdgeType, dict[str, AttributeSpec]] = defaultdict(dict)
         # By edge type: the types of attributes that NumPy does not have, and axes of their rows.
         self._attribute_types: defaultdict[EdgeType, dict[str, tuple[str, int]]] = defaultdict(dict)
         self._edges: dict[EdgeType, EdgeTypeSpec] = {}
@@ -218,8 +222,23 @@ class BaseWriter:
         values, path = as_array(array, f"the array {name!r}"), store_names.graph_array(name)
         self._graph_arrays[name] = self._store.compressed(path, values, name=name, dtype=dtype)
 
+    def set_type_value(
+        self, of: str | EdgeType, name: str, value: Any, *, dtype: str | None = None
+    ) -> None:
+        """Record what a type has as a whole: an array, or anything that JSON can hold."""
+        if isinstance(value, np.ndarray):
+            path = store_names.value_array(of, name)
+            self._type_arrays[of][name] = self._store.compressed(
+                path, value, name=name, dtype=dtype
+            )
+        else:
+            self._type_values[of][name] = value
+
+    def _with_values(self, spec: TypeSpec, of: str | EdgeType) -> TypeSpec:
+        return replace(spec, values=self._type_values[of], value_arrays=self._type_arrays[of])
+
     def _commit(self, *, explicit_num_nodes: bool = False) -> Path:
-        node_types = tuple(own.spec() for own in self._nodes.values())
+        node_types = tuple(self._with_values(own.spec(), name) for name, own in self._nodes.items())
         num_nodes = max(own.num_nodes for own in node_types)
         if self._index_dtype == "int32" and num_nodes > np.iinfo(np.int32).max:
             raise UsageError(
@@ -227,7 +246,7 @@ class BaseWriter:
             )
         schema = Schema(
             node_types=node_types,
-            edge_types=tuple(self._edges.values()),
+            edge_types=tuple(self._with_values(own, of) for of, own in self._edges.items()),
             graph_attributes=self._graph_values,
             graph_arrays=self._graph_arrays,
             index_dtype=self._index_dtype,

@@ -121,6 +121,12 @@ def graph_array(name: str) -> str:
     return f"graph/{encode(name)}"
 
 
+def value_array(of: str | tuple[str, str, str], name: str) -> str:
+    """Path of an array of a node type or an edge type as a whole."""
+    directory = f"values/{encode(of)}" if isinstance(of, str) else f"{edge_directory(*of)}/values"
+    return f"{directory}/{encode(name)}"
+
+
 def check_relative_path(path: str, *, file: str) -> str:
     """Return a path that a store's metadata claims, if it stays inside the store."""
     parts = path.split("/")

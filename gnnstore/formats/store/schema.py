@@ -118,7 +118,9 @@ class NodeTypeSpec:
     Nodes whose original ids are texts have names [N] instead.
     """
 
-    OMITTED: ClassVar[frozenset[str]] = frozenset({"original_name", "explicit_num_nodes"})
+    OMITTED: ClassVar[frozenset[str]] = frozenset(
+        {"original_name", "explicit_num_nodes", "values", "value_arrays"}
+    )
 
     name: str
     num_nodes: int
@@ -128,6 +130,9 @@ class NodeTypeSpec:
     original_name: TextSpec | None = None
     # In stores of several types: whether batches carry `num_nodes` of this type.
     explicit_num_nodes: bool = False
+    # Of the type as a whole, without a row for each node: what JSON can hold, and arrays.
+    values: Mapping[str, Any] = field(default_factory=dict)
+    value_arrays: Mapping[str, AttributeSpec] = field(default_factory=dict)
 
     def only(self, names: Container[str]) -> NodeTypeSpec:
         """Return the type with some attributes alone."""
@@ -146,6 +151,7 @@ class EdgeTypeSpec:
     # Of fields that few stores have.
     OMITTED: ClassVar[frozenset[str]] = frozenset(
         {"splits", "value_names", "orders", "weight_sums", "original_id", "shared", "shared_row"}
+        | {"values", "value_arrays"}
     )
 
     source: str
@@ -169,6 +175,9 @@ class EdgeTypeSpec:
     # What `attributes` has under these names has no files.
     shared: Mapping[str, str] = field(default_factory=dict)
     shared_row: AttributeSpec | None = None
+    # Of the type as a whole, without a row for each edge: what JSON can hold, and arrays.
+    values: Mapping[str, Any] = field(default_factory=dict)
+    value_arrays: Mapping[str, AttributeSpec] = field(default_factory=dict)
 
     @property
     def type(self) -> EdgeType:
@@ -351,7 +360,13 @@ class Schema:
                 found += [node.original_name.bytes, node.original_name.offsets]
         for edge in self.edge_types:
             found += edge.arrays()
-        return (*found, *self.graph_arrays.values())
+        return (*found, *self.whole_arrays())
+
+    def whole_arrays(self) -> tuple[AttributeSpec, ...]:
+        """Return the arrays that each batch has whole: of the graph, and of types."""
+        types = (*self.node_types, *self.edge_types)
+        of_types = (spec for own in types for spec in own.value_arrays.values())
+        return (*self.graph_arrays.values(), *of_types)
 
     @classmethod
     def from_json(cls, fields: Fields) -> Schema:
