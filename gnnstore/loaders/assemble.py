@@ -399,10 +399,11 @@ def _whole_values(store: BatchSchema) -> dict[str | EdgeType, dict[str, Any]]:
     schema = store.schema
     found: dict[str | EdgeType, dict[str, Any]] = {}
     left: list[str] = []
-    for key, own, num_rows in (
-        *((node.name, node, node.num_nodes) for node in schema.node_types),
-        *((edge.type, edge, edge.num_edges) for edge in schema.edge_types),
-    ):
+    types: list[tuple[str | EdgeType, NodeTypeSpec | EdgeTypeSpec, int]] = [
+        (node.name, node, node.num_nodes) for node in schema.node_types
+    ]
+    types += [(edge.type, edge, edge.num_edges) for edge in schema.edge_types]
+    for key, own, num_rows in types:
         values = store.values_of(own)
         lists = {name for name, value in values.items() if isinstance(value, list | tuple)}
         long = [name for name in values if name in lists and len(values[name]) == num_rows]

@@ -111,7 +111,7 @@ def from_pyg(
                 writer.set_node_attribute(*of, name, rows, dtype=dtype, cat_dim=cat_dim)
                 if _is_split_mask(name, rows, dtype, part.where):
                     writer.set_split(*of, SPLIT_KEYS[name], rows, where=f"{part.where}.{name}")
-            _write_values(writer, part, *(of or (NODE_TYPE,)), "node")
+            _write_values(writer, part, of[0] if of else NODE_TYPE, "node")
         of_graph = whole._global_store.items() if has_types else nodes[()].owned_by("")
         _write_graph_values(writer, of_graph)
         for of, part in edges.items():
@@ -119,13 +119,13 @@ def from_pyg(
             for name, rows, dtype, cat_dim in part.attributes("edge"):
                 writer.describe_edge_attribute(*of, name, dtype=dtype, cat_dim=cat_dim)
                 attributes[name] = MemoryArray(f"{part.where}.{name}", rows)
-            _write_values(writer, part, *(of or (EDGE_TYPE,)), "edge")
+            _write_values(writer, part, of[0] if of else EDGE_TYPE, "edge")
             index = MemoryArray(f"{part.where}.edge_index", indices[of])
             pairs, num_edges = edge_pairs(index), index.shape[1]
             writer.read_edges(*of, pairs, num_edges, attributes, where=index.label)
         if has_types:
             for of, part in (nodes | edges).items():
-                _write_values(writer, part, *of, "")
+                _write_values(writer, part, of[0], "")
         path: Path = writer.commit()
         return path
 
@@ -269,8 +269,10 @@ class _Part:
         if wanted and found not in (wanted if len(self.kinds) > 1 else self.kinds):
             if not found and name == "y" and shape[:1] in ([], [1]):
                 return ""
-            rows = {"node": self.count_nodes, "edge": lambda: self.edge_array().shape[1]}
-            there = " and ".join(f"{rows[kind]()} {kind}s" for kind in self.kinds)
+            there = " and ".join(
+                f"{self.count_nodes() if kind == 'node' else self.edge_array().shape[1]} {kind}s"
+                for kind in self.kinds
+            )
             raise InputError(
                 f"{self.where}.{name}: has shape {shape}, and there are {there}; give it a row for "
                 f"each {' or '.join(k for k in wanted if k in self.kinds) or self.kinds[0]}, set "

@@ -358,7 +358,8 @@ def rounds(values: npt.NDArray[Any], narrow: npt.NDArray[Any]) -> npt.NDArray[np
 
     Smaller ones lose digits behind the point, which features and labels have too many of.
     """
-    return (np.abs(values) >= EXACT_IN_FLOAT32) & (narrow != values)
+    found: npt.NDArray[np.bool_] = (np.abs(values) >= EXACT_IN_FLOAT32) & (narrow != values)
+    return found
 
 
 class FloatLabels(MappedRows):

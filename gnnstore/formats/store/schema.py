@@ -364,9 +364,9 @@ class Schema:
 
     def whole_arrays(self) -> tuple[AttributeSpec, ...]:
         """Return the arrays that each batch has whole: of the graph, and of types."""
-        types = (*self.node_types, *self.edge_types)
-        of_types = (spec for own in types for spec in own.value_arrays.values())
-        return (*self.graph_arrays.values(), *of_types)
+        by_type = [node.value_arrays for node in self.node_types]
+        by_type += [edge.value_arrays for edge in self.edge_types]
+        return (*self.graph_arrays.values(), *(spec for own in by_type for spec in own.values()))
 
     @classmethod
     def from_json(cls, fields: Fields) -> Schema:
