@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import reprlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from typing import Any, Generic, TypeVar, overload
 
 import numpy as np
@@ -27,7 +28,9 @@ from gnnstore.graph.lazy import LazySource, LazyTensor, Rows, require_memory
 Int64Array = npt.NDArray[np.int64]
 
 _PIECE_BYTES = 2**23
-_KEPT_BYTES = 2**25  # of original ids, which are sorted once for all look-ups
+_KEPT_BYTES = 2**25  # of original ids or names, which are sorted once for all look-ups
+_PIECE_TEXTS = 2**16
+_KEPT_TEXT_BYTES = 150  # of a text in a dictionary, but its letters
 _NAMED_IDS = 5
 
 T = TypeVar("T")
@@ -141,6 +144,32 @@ class Texts(Sequence[str]):
             )
         return self._letters.read_slice(begin, end).tobytes().decode("utf-8", "replace")
 
+    def find(self, texts: Iterable[str]) -> dict[str, int]:
+        """Return the numbers of those texts that are there."""
+        asked = set(texts)
+        num_bytes = self._letters.num_rows + _KEPT_TEXT_BYTES * len(self)
+        if num_bytes <= _KEPT_BYTES:
+            return {text: self._numbers[text] for text in asked & self._numbers.keys()}
+        return {text: number for text, number in self._numbered() if text in asked}
+
+    @cached_property
+    def _numbers(self) -> dict[str, int]:
+        return dict(self._numbered())
+
+    def _numbered(self) -> Iterator[tuple[str, int]]:
+        for first in range(0, len(self), _PIECE_TEXTS):
+            ends = self._offsets.read_slice(first, min(first + _PIECE_TEXTS, len(self)) + 1)
+            begin, end = int(ends[0]), int(ends[-1])
+            if not 0 <= begin <= end <= self._letters.num_rows or (np.diff(ends) < 0).any():
+                raise CorruptStoreError(
+                    f"{self._offsets.spec.path}: the texts from {first} on do not follow one "
+                    "another; run gnnstore verify --level full"
+                )
+            letters = self._letters.read_slice(begin, end).tobytes()
+            places = (ends - begin).tolist()
+            for number, (low, high) in enumerate(pairwise(places), first):
+                yield letters[low:high].decode("utf-8", "replace"), number
+
     def __repr__(self) -> str:
         return f"Texts({len(self)})"
 
@@ -202,36 +231,72 @@ class Splits(ByName[Tensor, AttributeSpec]):
         return f"Splits({sizes})"
 
 
-class NodeIds:
-    """Finds nodes by their ids in the original data."""
+def _as_names(given: Any) -> npt.NDArray[Any] | None:
+    """Return texts, of any shape, as an array of str; None if they are not all text."""
+    if isinstance(given, torch.Tensor) or (
+        isinstance(given, np.ndarray) and given.dtype.kind in "biuf"
+    ):
+        return None
+    try:
+        found = np.asarray(given, dtype=object)
+    except ValueError:
+        return None
+    is_text = found.size and all(isinstance(name, str) for name in found.reshape(-1))
+    return found if is_text else None
 
-    def __init__(self, reader: StoreReader, original: AttributeSpec | None, num_nodes: int) -> None:
+
+class NodeIds:
+    """Finds nodes by their ids or names in the original data."""
+
+    def __init__(
+        self,
+        reader: StoreReader,
+        original: AttributeSpec | None,
+        num_nodes: int,
+        names: TextSpec | None = None,
+    ) -> None:
         self._reader = reader
         self._original = original
         self._num_nodes = num_nodes
+        self._names = None if names is None else Texts(reader, names)
 
     def find(self, ids: Any) -> Any:
-        """Return nodes by their original ids, int64, as a tensor if these are one."""
+        """Return nodes by their original ids or names, int64, as a tensor if these are one."""
+        if (names := _as_names(ids)) is not None:
+            return self._find_names(names)
         try:
             given = torch.as_tensor(ids).cpu().numpy()
             if given.size and given.dtype.kind not in "iu":
                 raise TypeError(f"they are {given.dtype}")
         except (TypeError, ValueError, RuntimeError) as error:
             raise InputError(
-                f"original ids are integers, got {reprlib.repr(ids)} ({error}); names are "
-                "original_names"
+                f"original ids are integers or names, got {reprlib.repr(ids)} ({error})"
             ) from error
         asked, places = np.unique(given.astype(np.int64), return_inverse=True)
         nodes = self.find_ascending(asked)
         if (missing := asked[nodes < 0]).size:
-            named = ", ".join(map(str, missing[:_NAMED_IDS].tolist()))
-            more = f" and {len(missing) - _NAMED_IDS} more" if len(missing) > _NAMED_IDS else ""
-            raise InputError(
-                f"{self._reader.path}: no node has the original id {named}{more}; "
-                "store.original_ids are those there are"
-            )
+            raise self._unknown("id", missing.tolist())
         found = nodes[places].reshape(given.shape)
         return torch.from_numpy(found) if isinstance(ids, torch.Tensor) else found
+
+    def _find_names(self, names: npt.NDArray[Any]) -> Int64Array:
+        if self._names is None:
+            raise InputError(
+                f"{self._reader.path}: the nodes have no names; look them up by integers"
+            )
+        flat = names.reshape(-1).tolist()
+        known = self._names.find(flat)
+        if missing := [name for name in dict.fromkeys(flat) if name not in known]:
+            raise self._unknown("name", missing)
+        return np.array([known[name] for name in flat], np.int64).reshape(names.shape)
+
+    def _unknown(self, what: str, missing: Sequence[Any]) -> InputError:
+        named = ", ".join(map(repr, missing[:_NAMED_IDS]))
+        more = f" and {len(missing) - _NAMED_IDS} more" if len(missing) > _NAMED_IDS else ""
+        return InputError(
+            f"{self._reader.path}: no node has the original {what} {named}{more}; "
+            f"store.original_{what}s are those there are"
+        )
 
     def find_ascending(self, asked: Int64Array) -> Int64Array:
         """Return the node of each id, -1 where there is none."""

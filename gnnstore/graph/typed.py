@@ -54,12 +54,14 @@ class NodeData:
 
     @limits_named("look original ids up")
     def ids_of(self, original: Any) -> Any:
-        """Return the nodes that have these ids in the original data: `original_ids`, reversed.
+        """Return the nodes that have these ids or names in the original data.
+
+        It reverses `original_ids`, and `original_names` of text.
 
         Parameters
         ----------
-        original : Tensor, ndarray or list of integers, any shape
-            Ids in the original data; they may repeat.
+        original : Tensor, ndarray or list of integers, or of str, any shape
+            Ids or names in the original data; they may repeat.
 
         Returns
         -------
@@ -69,13 +71,14 @@ class NodeData:
         Raises
         ------
         InputError
-            If they are no integers; naming ids that no node has.
+            If they are neither integers nor text; naming ids or names that no node has.
         """
         return self._node_ids.find(original)
 
     @cached_property
     def _node_ids(self) -> NodeIds:
-        return NodeIds(self._store.reader, self._node.original_id, self._node.num_nodes)
+        node = self._node
+        return NodeIds(self._store.reader, node.original_id, node.num_nodes, node.original_name)
 
     @property
     def original_names(self) -> Texts | None:

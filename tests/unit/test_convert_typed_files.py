@@ -16,6 +16,7 @@ from torch_geometric.data import HeteroData
 
 import gnnstore
 from gnnstore.converters import ConvertOptions, HeteroGraphWriter, from_typed
+from gnnstore.errors import InputError
 from gnnstore.formats.container.names import joined
 from gnnstore.tools.cli import main
 from tests.support.hetero import AT, CITES, WRITES, make_hetero
@@ -84,7 +85,7 @@ def write_text(path: Path, arrays: Arrays, mark: str, ending: str) -> None:
         else:
             columns[name] = values.astype(np.int64) if values.dtype == bool else values
     rows = zip(*(column.tolist() for column in columns.values()), strict=True)
-    lines = [mark.join(columns), *(mark.join(map(repr, row)) for row in rows)]
+    lines = [mark.join(columns), *(mark.join(map(str, row)) for row in rows)]
     text = "\n".join(lines).encode() + b"\n"
     file = path.with_name(f"{path.name}{ending}")
     file.write_bytes(gzip.compress(text) if ending.endswith(".gz") else text)
@@ -298,7 +299,10 @@ def test_names_with_odd_characters(tmp_path: Path, caplog: pytest.LogCaptureFixt
         ({"edges/a__to__b.txt": "0,1\n"}, "a__to__b.txt: is none of .npy, .npz, .parquet"),
         ({"edges/a__to__b.csv": "from,to\n0,1\n"}, "first columns are from, to; expected source"),
         ({"edges/a__to__b.csv": "0,1,2\n"}, "has 3 columns; say what those behind source and"),
-        ({"edges/a__to__b.csv": "source,target\n0,x\n"}, "line 2: column 2: 'x' is not an integer"),
+        (
+            {"edges/a__to__b.csv": "source,target\n0,x\n", "nodes/b.csv": "y\n1\n"},
+            "a__to__b.csv: names nodes of type 'b' by text, and these have no id; give them a",
+        ),
         ({"edges/a__to__b/out.c": "% bip\n0 1\n"}, "line 2: column 1: node id 0 is outside [1,"),
         (
             {"edges/a__to__b.csv": "0,5\n", "nodes/b.csv": "y\n1\n2\n"},
@@ -365,3 +369,125 @@ def test_compressed_edges(tmp_path: Path, data: HeteroData, form: str) -> None:
     store = convert(tmp_path / "in", tmp_path / "a.gnn")
     assert torch.equal(store[WRITES].edge_index.tensor(), own.edge_index[:, order])
     assert torch.equal(store[WRITES].w[:], own.w[order])
+
+
+USERS = ["zoe", "#1", "é", "7"]
+RATES: Arrays = {
+    "source": np.array(["7", "zoe", "é"]),
+    "target": np.array(["tt2", "tt1", "tt2"]),
+    "w": np.array([1, 2, 3]),
+}
+
+
+@pytest.mark.parametrize("on_disk", [False, True])
+@pytest.mark.parametrize("form", ["parquet", "csv", "tsv.gz"])
+def test_names_of_nodes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str, on_disk: bool
+) -> None:
+    """Users go by the rows of their table, items by appearance, and ids of years are integers."""
+    if on_disk:
+        monkeypatch.setattr("gnnstore.converters.edges.numbering._ENTRY_BYTES", 2**23)
+    write = FORMS[form]
+    write(tmp_path / "nodes" / "user", {"id": np.array(USERS), "y": np.array([3, 4, 5, 6])})
+    write(tmp_path / "edges" / "user__rates__item", RATES)
+    follows = {"source": np.array(["#1", "zoe"]), "target": np.array(["zoe", "7"])}
+    write(tmp_path / "edges" / "user__follows__user", follows)
+    made = {"source": np.array(["tt0", "tt2"]), "target": np.array([1, 0])}
+    write(tmp_path / "edges" / "item__from__year", made)
+    alike = {"source": np.array(["tt9", "b"]), "target": np.array(["b", "tt0"])}
+    write(tmp_path / "edges" / "item__like__item", alike)
+    options = ConvertOptions(memory_bytes=2**25, reverse=("from",))
+    store = gnnstore.open(from_typed(tmp_path, tmp_path / "a.gnn", options=options))
+    assert list(store["user"].original_names or ()) == USERS
+    # In the order of edge types: item__from__year, item__like__item, user__rates__item.
+    assert list(store["item"].original_names or ()) == ["tt0", "tt2", "tt9", "b", "tt1"]
+    assert store["year"].original_names is None
+    assert store["user"].y.tolist() == [3, 4, 5, 6]
+    found = {name: store[of].edge_index.tolist() for of in store.edge_types for name in [of[1]]}
+    assert found == {
+        "from": [[0, 1], [1, 0]],
+        "rev_from": [[1, 0], [0, 1]],
+        "follows": [[1, 0], [0, 3]],
+        "rates": [[3, 0, 2], [1, 4, 1]],
+        "like": [[2, 3], [3, 0]],
+    }
+    assert store["user", "rates", "item"].w.tolist() == [1, 2, 3]
+    assert store["user"].ids_of([["é", "zoe"], ["7", "7"]]).tolist() == [[2, 0], [3, 3]]
+    assert store["item"].ids_of("b").tolist() == 3
+    with pytest.raises(InputError, match=r"no node has the original name 'tt0', 'x'; store\.o"):
+        store["user"].ids_of(["tt0", "7", "x"])
+    with pytest.raises(InputError, match="nodes have no names; look them up by integers"):
+        store["year"].ids_of(["tt0"])
+
+
+def test_names_without_types(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The types of a store without types have names, too, which are found piece by piece."""
+    (tmp_path / "in" / "edges").mkdir(parents=True)
+    text = "source,target\n" + "".join(f"n{i},n{i + 1}\n" for i in range(7))
+    (tmp_path / "in" / "edges" / "node__to__node.csv").write_text(text)
+    monkeypatch.setattr("gnnstore.graph.arrays._PIECE_TEXTS", 3)
+    store = gnnstore.open(from_typed(tmp_path / "in", tmp_path / "a.gnn"))
+    assert (store.num_nodes, store.ids_of(["n7", "n3", "n0"]).tolist()) == (8, [7, 3, 0])
+    monkeypatch.setattr("gnnstore.graph.arrays._KEPT_BYTES", 0)
+    assert gnnstore.open(tmp_path / "a.gnn").ids_of(np.array(["n6", "n6"])).tolist() == [6, 6]
+
+
+@pytest.mark.parametrize(
+    ("nodes", "edges", "message"),
+    [
+        ({"id": ["a", "b"]}, {"source": [0], "target": [1]}, "source: names nodes of type 'a' by"),
+        ({"id": [0, 1]}, {"source": ["a"], "target": ["b"]}, "and these have integers as ids"),
+        ({"y": [0, 1]}, {"source": ["a"], "target": ["b"]}, "and these have no id; give them a"),
+        ({"id": ["a", "a"]}, {"source": ["a"], "target": ["a"]}, "row 1 has the name 'a', which"),
+        ({"id": ["a", "b"]}, {"source": ["a", "b"], "target": ["b", "c"]}, "row 1: the name 'c' "),
+        ({"id": ["a", ""]}, {"source": ["a"], "target": ["a"]}, "row 1 has an empty name"),
+        ({"id": ["a", None]}, {"source": ["a"], "target": ["a"]}, "id: row 1 has no name"),
+        ({"id": ["a", "b"]}, {"source": ["a"], "target": [b"\xff"]}, "is not UTF-8; convert it"),
+    ],
+)
+def test_names_that_do_not_go_together(
+    tmp_path: Path, nodes: Arrays, edges: Arrays, message: str
+) -> None:
+    for name in ("nodes", "edges"):
+        (tmp_path / name).mkdir()
+    columns = {
+        name: pa.Array.from_buffers(pa.string(), 1, pa.array(values).buffers())
+        if isinstance(values[0], bytes)
+        else values
+        for name, values in edges.items()
+    }
+    parquet.write_table(pa.table(nodes), tmp_path / "nodes" / "a.parquet")
+    parquet.write_table(pa.table(columns), tmp_path / "edges" / "a__to__a.parquet")
+    with pytest.raises(InputError, match=message):
+        from_typed(tmp_path, tmp_path / "out.gnn")
+    assert {path.name for path in tmp_path.iterdir()} == {"nodes", "edges"}
+
+
+def test_names_beside_integers(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A file of digits alone has names if other files of the type have; mixtures are told."""
+    for name in ("nodes", "edges"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "edges" / "u__a__u.csv").write_text("source,target\n12,34\n")
+    (tmp_path / "edges" / "u__b__u.csv").write_text("source,target\n34,5f\n")
+    (tmp_path / "nodes" / "u.csv").write_text("id,x_0\n34,0.5\n5f,1\n12,2\n")
+    store = gnnstore.open(from_typed(tmp_path, tmp_path / "a.gnn"))
+    assert store["u", "a", "u"].edge_index.tolist() == [[2], [0]]
+    assert store["u", "b", "u"].edge_index.tolist() == [[0], [1]]
+    assert store["u"].x[torch.arange(3)].tolist() == [[0.5], [1], [2]]
+    (tmp_path / "edges" / "u__b__u.csv").write_text("source,target\n34,5f\n34,12\n")
+    from_typed(tmp_path, tmp_path / "b.gnn")
+    assert "the column target has integers, such as 12, and text, such as '5f'" in caplog.text
+    (tmp_path / "nodes" / "u.csv").write_text("id,z\n12,9007199254740993\n34,1\n5f,2\n")
+    with pytest.raises(InputError, match="has numbers of 2\\^53 or more next to names"):
+        from_typed(tmp_path, tmp_path / "c.gnn")
+
+
+@pytest.mark.parametrize("folder", ["nodes", "edges"])
+def test_two_files_of_one_type(tmp_path: Path, folder: str) -> None:
+    names = {"nodes": ("a", "%61"), "edges": ("a__to__a", "%61__to__a")}[folder]
+    write_npz(tmp_path / "edges" / "a__to__a", {"edge_index": np.array([[0], [1]])})
+    for name in names:
+        values = {"edge_index": np.array([[0], [1]])} if folder == "edges" else {"x": np.ones(2)}
+        write_npz(tmp_path / folder / name, values)
+    with pytest.raises(InputError, match=r"is the type of .*, written in another way; remove one"):
+        from_typed(tmp_path, tmp_path / "out.gnn")

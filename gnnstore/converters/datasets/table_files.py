@@ -22,7 +22,7 @@ import numpy.typing as npt
 from gnnstore.budget.ledger import Reservation
 from gnnstore.budget.limits import memory_ledger
 from gnnstore.converters.datasets.external import Paths, paths_of
-from gnnstore.converters.edges.numbering import NameBlock, encode_arrow, find_ids
+from gnnstore.converters.edges.numbering import NameBlock, encode_arrow, find_ids, wrong_name
 from gnnstore.converters.inputs.opening import (
     describe_binary,
     existing_file,
@@ -442,31 +442,63 @@ def edge_batches(
     """Yield sources, targets and other columns of the next edges; ends are integers."""
     for sources, targets, *others in read_ahead(_batches(table, [*ends, *columns])):
         for name, ids in zip(ends, (sources, targets), strict=True):
-            if ids.ndim != 1 or ids.dtype.kind not in "iu":
-                raise InputError(
-                    f"{table.label}: {name}: is {ids.dtype}; ids of nodes are integers or names"
-                )
+            _check_ids(ids, f"{table.label}: {name}")
         yield sources, targets, others
+
+
+def _check_ids(ids: npt.NDArray[Any], where: str) -> None:
+    if ids.ndim != 1 or ids.dtype.kind not in "iu":
+        raise InputError(f"{where}: is {ids.dtype}; ids of nodes are integers or names")
 
 
 def name_batches(
     table: Table, ends: Sequence[str], columns: Sequence[str] = ()
 ) -> Iterator[NameBlock]:
     """Yield the next rows of one or two columns of names, with other columns as numbers."""
-    import pyarrow as pa  # noqa: PLC0415
-
     done = 0
     for batch in table.record_batches(list(dict.fromkeys([*ends, *columns]))):
-        if not batch.num_rows:
-            continue
-        for name in ends:
-            if batch.column(name).null_count:
-                row = done + _first_null(batch.column(name))
-                raise InputError(f"{table.label}: {name}: row {row} has no name")
-        texts = [pa.chunked_array([batch.column(name).cast(pa.string())]) for name in ends]
-        numbers = tuple(to_array(batch.column(c), f"{table.label}: {c}", done) for c in columns)
-        yield replace(encode_arrow(texts), columns=numbers)
+        if batch.num_rows:
+            block = _encode(table, batch, ends, done)
+            numbers = [to_array(batch.column(c), f"{table.label}: {c}", done) for c in columns]
+            yield replace(block, columns=tuple(numbers))
         done += batch.num_rows
+
+
+def end_batches(
+    table: Table, ends: Sequence[str], has_names: Sequence[bool]
+) -> Iterator[list[NameBlock | npt.NDArray[Any]]]:
+    """Yield each end of the next edges: a block of names, or ids."""
+    done = 0
+    for batch in table.record_batches(ends):
+        found: list[NameBlock | npt.NDArray[Any]] = []
+        for end, is_name in zip(ends, has_names, strict=True):
+            if is_name:
+                found.append(_encode(table, batch, [end], done))
+                continue
+            ids = to_array(batch.column(end), f"{table.label}: {end}", done)
+            _check_ids(ids, f"{table.label}: {end}")
+            found.append(ids)
+        if batch.num_rows:
+            yield found
+        done += batch.num_rows
+
+
+def _encode(table: Table, batch: pa.RecordBatch, ends: Sequence[str], first_row: int) -> NameBlock:
+    """Return columns of names as a block; refuse rows without one."""
+    import pyarrow as pa  # noqa: PLC0415
+
+    texts = [batch.column(name).cast(pa.string()) for name in ends]
+    for name, text in zip(ends, texts, strict=True):
+        if text.null_count:
+            row = first_row + _first_null(text)
+            raise InputError(f"{table.label}: {name}: row {row} has no name")
+    block = encode_arrow([pa.chunked_array([text]) for text in texts])
+    wrong = wrong_name(block.names)
+    if wrong is not None:
+        place, problem = int(block.first[wrong[0]]), wrong[1]
+        row, end = first_row + place // len(ends), ends[place % len(ends)]
+        raise InputError(f"{table.label}: {end}: row {row} {problem}")
+    return block
 
 
 def is_text(table: Table, column: str) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +19,11 @@ from gnnstore.converters.datasets.table_files import (
     name_batches,
     open_table,
 )
-from gnnstore.converters.datasets.text import number_ids, number_names
-from gnnstore.converters.edges.numbering import NameBlock
+from gnnstore.converters.datasets.text import number_ids
 from gnnstore.converters.inputs.opening import PathLike, describe_files
 from gnnstore.converters.inputs.source import ArraySource, FloatLabels
 from gnnstore.converters.typed.inputs import EdgeInput, NodeInput, workload_of
+from gnnstore.converters.typed.names import Names, NodeNames
 from gnnstore.converters.writer.graph_writer import GraphWriter
 from gnnstore.converters.writer.node_arrays import SPLIT_KEYS
 from gnnstore.converters.writer.options import ConvertOptions, check_features, converter
@@ -291,30 +290,16 @@ def _number_names(
     writer: GraphWriter, edges: Table, ends: _Ends, columns: list[str], own_ids: _OwnIds
 ) -> _Reading:
     """Assign numbers to names; return what reads these, and what ends it."""
-
-    def own_names() -> Iterator[NameBlock]:
-        return iter(()) if own_ids is None else name_batches(own_ids[0], [own_ids[1]])
-
-    with writer.progress.phase("read names"):
-        names = number_names(writer, lambda: chain(own_names(), name_batches(edges, ends)))
-    done = 0
-    for block in own_names():
-        numbers = names.numbers(block)[:, 0]
-        wrong = np.flatnonzero(numbers != np.arange(done, done + len(numbers)))
-        if len(wrong) and own_ids is not None:
-            name = block.names[int(block.codes[wrong[0], 0])].decode()
-            raise InputError(
-                f"{own_ids[0].label}: row {done + int(wrong[0])} has the name {name!r}, which row "
-                f"{int(numbers[wrong[0]])} has; each node has one row"
-            )
-        done += len(numbers)
-    if own_ids is not None and names.num_nodes > done:
-        unknown = next(islice(chain.from_iterable(names.names()), done, None)).decode()
-        raise InputError(f"{edges.label}: the name {unknown!r} is not in {own_ids[0].label}")
+    table = None
+    if own_ids is not None:
+        table = Names(own_ids[0].label, lambda: name_batches(own_ids[0], [own_ids[1]]))
+    names = NodeNames(table)
+    names.add(Names(edges.label, lambda: name_batches(edges, ends)))
+    names.number(writer)
 
     def read() -> _Edges:
         for block in name_batches(edges, ends, columns):
-            sources, targets = names.numbers(block).T
+            sources, targets = names.numbering.numbers(block).T
             yield sources, targets, block.columns
 
-    return read, names.close
+    return read, names.numbering.close

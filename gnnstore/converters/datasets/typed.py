@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -26,11 +26,15 @@ from gnnstore.converters.datasets.table_files import (
     TableColumns,
     directory_column,
     edge_batches,
+    end_batches,
     is_text,
+    name_batches,
     open_table,
     to_array,
 )
 from gnnstore.converters.datasets.text import first_lines
+from gnnstore.converters.datasets.typed_text import BesideNames, open_edges
+from gnnstore.converters.edges.numbering import NameBlock, join_columns
 from gnnstore.converters.inputs.files import open_npy, open_npz
 from gnnstore.converters.inputs.opening import PathLike, describe_files, existing_directory
 from gnnstore.converters.inputs.parts import (
@@ -45,20 +49,20 @@ from gnnstore.converters.inputs.source import (
     ArraySource,
     GeneratedRows,
     MappedRows,
-    cut_rows,
     joined,
+    read_ahead,
     read_one_number,
 )
 from gnnstore.converters.inputs.text_arrays import TextArray
 from gnnstore.converters.inputs.text_tables import (
     TableFormat,
     TextColumn,
-    TextTable,
     fields_of,
     is_number,
 )
 from gnnstore.converters.typed.graph_writer import reverse_types
 from gnnstore.converters.typed.inputs import EdgeInput, NodeInput, Pair, largest_ids, write_graph
+from gnnstore.converters.typed.names import Names, NodeNames
 from gnnstore.converters.writer.node_arrays import SPLIT_KEYS
 from gnnstore.converters.writer.options import ConvertOptions, converter
 from gnnstore.errors import InputError, NotFoundError
@@ -67,6 +71,8 @@ from gnnstore.formats.store.schema import EdgeType
 from gnnstore.progress import Progress
 
 _LOG = logging.getLogger(__name__)
+T = TypeVar("T")
+_Ids = RowIds | Names | None
 
 _TEXTS = (".csv", ".tsv", ".csv.gz", ".tsv.gz")
 _ENDINGS = (".npy", ".npz", *_TABLES, *_TEXTS)
@@ -92,14 +98,15 @@ def from_typed(
     `nodes/TYPE` and `edges/SOURCE__RELATION__TARGET` are directories, or files with an ending; in
     names, characters may be percent-encoded. Arrays and columns become attributes. Of nodes,
     `num_nodes` is their number, `train`, `valid` (or `val`) and `test` are splits (ids, or masks),
-    and `id` has their ids, by which edges name them: without, nodes are numbered by their rows. Of
-    edges, `edge_index` [2, E] or [E, 2], or `source` and `target` [E], are their ends; or `indptr`
-    and `indices`, by target as in `from_numpy`, or by source in tables called so. Tables of
+    and `id` has their ids, integers or text, by which edges name them: without, nodes are numbered
+    by their rows. Of edges, `edge_index` [2, E] or [E, 2], or `source` and `target` [E], are their
+    ends; or `indptr` and `indices`, by target as in `from_numpy`, or by source in tables called so. Tables of
     text have a line with the names of columns; without one, those of nodes are features, and those
     of edges begin with the ends. Columns `x_0`, `x_1`, ... of text are features. Edges in `out.*`
     are KONECT's: source, target, perhaps `weight` and `time`.
 
-    Node types that only edges name have as many nodes as the largest id says. Types are in the
+    Node types that only edges name have as many nodes as the largest id says, or, by text, are
+    numbered as edges name them first; the store keeps names (`original_names`). Types are in the
     order of their names.
 
     Parameters
@@ -120,14 +127,12 @@ def from_typed(
     root = existing_directory(input, "the data set")
     budget = options.memory_bytes
     nodes: dict[str, NodeInput] = {}
-    ids: dict[str, RowIds] = {}  # by which edges name nodes
-    of_nodes = _parts(root / "nodes", _is_table)
-    for name, paths in of_nodes.items():
-        nodes[decode(name)], own_ids = _open_nodes(paths, root / "nodes", budget)
-        if own_ids is not None:
-            ids[decode(name)] = own_ids
-    found = _parts(root / "edges", _is_edges)
-    if not found:
+    ids: dict[str, _Ids] = {}  # by which edges name nodes
+    node_files = _parts(root / "nodes", lambda name, _: decode(name), _is_table)
+    for name, paths in node_files.items():
+        nodes[name], ids[name] = _open_nodes(paths, root / "nodes", budget)
+    edge_files = _parts(root / "edges", _edge_type, _is_edges)
+    if not edge_files:
         raise NotFoundError(
             f"{root}: there is nothing in edges/; expected SOURCE__RELATION__TARGET.parquet, .npz, "
             ".csv or .tsv, or directories of these names",
@@ -135,9 +140,9 @@ def from_typed(
         )
     edges: dict[EdgeType, EdgeInput] = {}
     stated: dict[tuple[EdgeType, int], int] = {}  # numbers of nodes at the ends, by headers
-    backward = set(reverse_types(options.reverse, [_edge_type(n, p[0]) for n, p in found.items()]))
-    for name, paths in found.items():
-        edge_type, comments = _edge_type(name, paths[0]), list[bytes]()
+    backward = set(reverse_types(options.reverse, list(edge_files)))
+    for edge_type, paths in edge_files.items():
+        comments = list[bytes]()
         edges[edge_type] = _open_edges(paths, root / "edges", budget, comments)
         if sizes := next(filter(None, map(_KONECT_SIZES.fullmatch, comments)), None):
             stated |= {(edge_type, 0): int(sizes[2]), (edge_type, 1): int(sizes[3])}
@@ -156,6 +161,13 @@ def from_typed(
                 edges[edge_type].label,
                 edge_type[1],
             )
+    _settle_names(
+        nodes,
+        ids,
+        edges,
+        lambda name: _open_nodes(node_files[name], root / "nodes", budget, has_names=True),
+        lambda of, has: _open_edges(edge_files[of], root / "edges", budget, [], has_names=has),
+    )
     names = sorted({*nodes, *(end for edge_type in edges for end in edge_type[::2])})
     for name in names:
         node = nodes.setdefault(name, NodeInput(-1))
@@ -166,9 +178,9 @@ def from_typed(
     return write_graph(
         output,
         {name: nodes[name] for name in names},
-        {edge_type: _numbered(own, edge_type, ids) for edge_type, own in edges.items()},
+        {edge_type: _numbered(own, edge_type, nodes, ids) for edge_type, own in edges.items()},
         kind="typed",
-        source={"inputs": describe_files(chain(*of_nodes.values(), *found.values()))},
+        source={"inputs": describe_files(chain(*node_files.values(), *edge_files.values()))},
         options=options,
         progress=progress,
     )
@@ -182,8 +194,10 @@ def _is_edges(path: Path) -> bool:
     return _is_table(path) or path.name.startswith(_KONECT)
 
 
-def _parts(directory: Path, is_part: Callable[[Path], bool]) -> dict[str, list[Path]]:
-    """Return the files of each type, by names as they are on disk, in natural order."""
+def _parts(
+    directory: Path, type_of: Callable[[str, Path], T], is_part: Callable[[Path], bool]
+) -> dict[T, list[Path]]:
+    """Return the files of each type, in natural order of their names on disk."""
     found: dict[str, list[Path]] = {}
     skipped = Skipped(directory)
     for path in entries(directory, skipped) if directory.is_dir() else ():
@@ -200,7 +214,15 @@ def _parts(directory: Path, is_part: Callable[[Path], bool]) -> dict[str, list[P
     if not found and (others := [path for path in skipped.paths if not is_hidden(path)]):
         raise InputError(f"{others[0]}: is none of {_WANTED}; remove or convert it", path=others[0])
     skipped.warn()
-    return found
+    types: dict[T, list[Path]] = {}
+    for name, paths in found.items():
+        if paths and (known := types.setdefault(type_of(name, paths[0]), paths)) is not paths:
+            raise InputError(
+                f"{paths[0]}: {name!r} is the type of {known[0]} too, written in another way; "
+                "remove one, or give it another name",
+                path=paths[0],
+            )
+    return types
 
 
 def _edge_type(name: str, path: Path) -> EdgeType:
@@ -217,8 +239,11 @@ def _edge_type(name: str, path: Path) -> EdgeType:
 
 def _arrays(
     paths: list[Path], directory: Path, whole: str, budget: int | None
-) -> Iterator[tuple[str, ArraySource]]:
-    """Yield the arrays in files that are no text; `whole` is the name of a `directory/TYPE.npy`."""
+) -> Iterator[tuple[str, Any]]:
+    """Yield the arrays, and names `id`, in files that are no text.
+
+    `whole` is the name of a `directory/TYPE.npy`.
+    """
     for path in paths:
         if path.suffix == ".npy":
             yield (whole if path.parent == directory else path.stem), open_npy(path)
@@ -228,6 +253,10 @@ def _arrays(
     if tables:
         table = open_table(tables, "a table", budget)
         for name in _columns_of(table):
+            if name == "id" and is_text(table, name):
+                label = f"{table.label}: id"
+                yield name, Names(label, lambda: name_batches(table, ["id"]), table.num_rows)
+                continue
             yield name, TableColumns(table, [name])
 
 
@@ -248,56 +277,148 @@ def _warn_of_texts(label: str, names: list[str]) -> None:
 
 
 def _open_nodes(
-    paths: list[Path], directory: Path, budget: int | None
-) -> tuple[NodeInput, RowIds | None]:
-    """Open the nodes of a type, and their ids if they have some; -1 nodes if nothing tells."""
-    found, ids = NodeInput(-1), None
+    paths: list[Path], directory: Path, budget: int | None, *, has_names: bool = False
+) -> tuple[NodeInput, _Ids]:
+    """Open the nodes of a type, and their ids if they have some; -1 nodes if nothing tells.
+
+    With `has_names`, ids in text are names.
+    """
+    found = NodeInput(-1)
+    ids: _Ids = None
     texts = [path for path in paths if path.name.endswith(_TEXTS)]
     others = [path for path in paths if path not in texts]
     arrays = list(_arrays(others, directory, "x", budget))
     for names, parts in _by_header(texts).items():
-        arrays += _open_text_nodes(parts, names, budget).items()
+        arrays += _open_text_nodes(parts, names, budget, has_names=has_names).items()
     for name, source in arrays:
         if name == "num_nodes":
             found.count = read_one_number(source, "one non-negative integer")
             continue
+        if name == "id" and isinstance(source, Names):
+            found.count, ids = source.num_rows, source
+            continue
         if name == "id":
-            ids = RowIds(source, budget)
-            found.original_ids = None if ids.is_identity else ids.ids
-            found.memory_bytes = ids.num_bytes
+            ids = rows = RowIds(source, budget)
+            found.original_ids = None if rows.is_identity else rows.ids
+            found.memory_bytes = rows.num_bytes
             continue
         place: dict[str, Any] = found.splits if name in SPLIT_KEYS else found.attributes
         if SPLIT_KEYS.get(name, name) in place:
             raise InputError(f"{source.label}: {name!r} was given already")
         place[SPLIT_KEYS.get(name, name)] = source
-    counts = [] if ids is None else [ids.num_nodes]
+    counts = [ids.num_nodes] if isinstance(ids, RowIds) else []
     counts += [source.shape[0] for source in found.attributes.values() if source.shape]
     if found.count < 0 and counts:
         found.count = counts[0]
     return found, ids
 
 
-def _numbered(own: EdgeInput, edge_type: EdgeType, ids: Mapping[str, RowIds]) -> EdgeInput:
-    """Return edges with numbers of nodes at their ends, which may be ids of nodes."""
-    of_ends = [ids.get(name) for name in edge_type[::2]]
-    if not any(of_ends):
-        return own
+def _settle_names(
+    nodes: dict[str, NodeInput],
+    ids: dict[str, _Ids],
+    edges: dict[EdgeType, EdgeInput],
+    nodes_with_names: Callable[[str], tuple[NodeInput, _Ids]],
+    edges_with_names: Callable[[EdgeType, tuple[bool, bool]], EdgeInput],
+) -> None:
+    """Let all files name the nodes of a type by text if some do; refuse those that cannot."""
+    named = {name for name, own in ids.items() if isinstance(own, Names)}
+    for edge_type, own in edges.items():
+        named |= {end for end, has in zip(edge_type[::2], own.has_names, strict=True) if has}
+    for name in sorted(named & nodes.keys()):
+        if not isinstance(ids[name], Names):
+            nodes[name], ids[name] = nodes_with_names(name)
+            _check_named(name, ids[name], edges)
+    for edge_type, own in edges.items():
+        wanted = (edge_type[0] in named, edge_type[2] in named)
+        if own.has_names != wanted:
+            edges[edge_type] = edges_with_names(edge_type, wanted)
+            _check_ends(edge_type, edges[edge_type], wanted)
+    for name in sorted(named):
+        known = ids.get(name)
+        of_type = nodes.setdefault(name, NodeInput(0))
+        of_type.names = NodeNames(known if isinstance(known, Names) else None)
+
+
+def _check_named(name: str, ids: _Ids, edges: Mapping[EdgeType, EdgeInput]) -> None:
+    """Refuse nodes without names that edges name by text."""
+    if isinstance(ids, Names):
+        return
+    by_name = next(
+        own.label
+        for edge_type, own in edges.items()
+        if (name, True) in zip(edge_type[::2], own.has_names, strict=True)
+    )
+    there = "have no id" if ids is None else f"have integers as ids, in {ids.label}"
+    raise InputError(
+        f"{by_name}: names nodes of type {name!r} by text, and these {there}; give them a column "
+        "id with the names"
+    )
+
+
+def _check_ends(edge_type: EdgeType, own: EdgeInput, wanted: tuple[bool, bool]) -> None:
+    """Refuse edges that name nodes by integers whose names are text in other files."""
+    for end, name, has, wants in zip(_ENDS, edge_type[::2], own.has_names, wanted, strict=True):
+        if wants and not has:
+            raise InputError(
+                f"{own.label}: {end}: names nodes of type {name!r} by integers, and other files "
+                "by text; store them alike"
+            )
+
+
+def _numbered(
+    own: EdgeInput, edge_type: EdgeType, nodes: Mapping[str, NodeInput], ids: Mapping[str, _Ids]
+) -> EdgeInput:
+    """Return edges with numbers of nodes at their ends, which may be ids or names of nodes."""
+    types = edge_type[::2]
+    rows = [ids.get(name) for name in types]
+    named = [nodes[name].names for name in types]
+    is_one = types[0] == types[1] and named[0] is not None  # names of both ends are one text
+
+    def read(column: int) -> Iterator[NameBlock]:
+        blocks: Iterable[Any] = own.pairs()
+        for ends in blocks:
+            yield join_columns(*ends) if is_one else ends[column]
+
+    texts = [
+        0 if names is None or (is_one and i) else names.add(Names(own.label, partial(read, i)))
+        for i, names in enumerate(named)
+    ]
+
+    def to_nodes(column: int, end: Any) -> npt.NDArray[Any]:
+        names, known = named[column], rows[column]
+        if names is not None:
+            return names.numbering.numbers(end)
+        return known.to_nodes(end, own.label) if isinstance(known, RowIds) else end
 
     def pairs() -> Iterator[Pair]:
-        for ends in own.pairs():
-            sources, targets = (
-                end if known is None else known.to_nodes(end, own.label)
-                for known, end in zip(of_ends, ends, strict=True)
-            )
-            yield sources, targets
+        for names, text in zip(named, texts, strict=True):
+            if names is not None and text:
+                names.numbering.begin(text)
+        blocks: Iterable[Any] = own.pairs()
+        for ends in blocks:
+            if is_one:
+                sources, targets = to_nodes(0, join_columns(*ends)).T
+                yield sources, targets
+            else:
+                sources, targets = to_nodes(0, ends[0]), to_nodes(1, ends[1])
+                yield sources.reshape(-1), targets.reshape(-1)
 
-    return replace(own, pairs=pairs)
+    is_plain = not any(texts) and not any(isinstance(known, RowIds) for known in rows)
+    return own if is_plain else replace(own, pairs=pairs)
 
 
 def _open_edges(
-    paths: list[Path], directory: Path, budget: int | None, comments: list[bytes]
+    paths: list[Path],
+    directory: Path,
+    budget: int | None,
+    comments: list[bytes],
+    *,
+    has_names: tuple[bool, bool] | None = None,
 ) -> EdgeInput:
-    """Open the edges of a type; `comments` becomes the header of a file of KONECT."""
+    """Open the edges of a type; `comments` becomes the header of a file of KONECT.
+
+    `has_names` says which ends in text are names; None: the text does.
+    """
     texts = [p for p in paths if p.name.endswith(_TEXTS) or p.name.startswith(_KONECT)]
     whole = next((path for path in texts if path.name.startswith(_KONECT)), None)
     more = [path for path in paths if path not in texts or whole not in (None, path)]
@@ -308,7 +429,7 @@ def _open_edges(
             path=whole or texts[0],
         )
     if texts:
-        return _open_text_edges(texts, budget, comments)
+        return _open_text_edges(texts, budget, comments, has_names)
     tables = [path for path in paths if path.suffix in _TABLES]
     pointers = [path for path in tables if path.stem.startswith("indptr")]
     if pointers:  # by source, next to tables of the targets with attributes
@@ -344,15 +465,21 @@ def _open_edges(
 
 
 def _of_table(table: Table) -> EdgeInput:
-    def pairs() -> Iterator[Pair]:
+    table.check_columns(_ENDS)
+    has_names = (is_text(table, _ENDS[0]), is_text(table, _ENDS[1]))
+
+    def pairs() -> Iterator[Any]:
+        if any(has_names):
+            yield from read_ahead(end_batches(table, _ENDS, has_names))
+            return
         for sources, targets, _ in edge_batches(table, _ENDS, []):
             yield sources, targets
 
-    table.check_columns(_ENDS)
     attributes: dict[str, ArraySource] = {
         name: TableColumns(table, [name]) for name in _columns_of(table) if name not in _ENDS
     }
-    return EdgeInput(pairs, table.label, table.num_rows, attributes, table.memory_bytes)
+    memory = table.memory_bytes
+    return EdgeInput(pairs, table.label, table.num_rows, attributes, memory, has_names=has_names)
 
 
 # ---- text
@@ -426,17 +553,47 @@ def _repeated(value: Any, first: int, last: int) -> npt.NDArray[Any]:
 
 
 def _open_text_nodes(
-    paths: list[Path], names: tuple[str, ...], budget: int | None
-) -> dict[str, ArraySource]:
-    """Open a table of nodes: an array for each column, or the features if columns have no names."""
+    paths: list[Path], names: tuple[str, ...], budget: int | None, *, has_names: bool
+) -> dict[str, Any]:
+    """Open a table of nodes: an array for each column, or the features if columns have no names.
+
+    A column `id` is `Names` if not all of it are integers, or with `has_names`.
+    """
     if not names:
         parts = [TextArray(path, memory_bytes=budget) for path in paths]
         stated = _of_directories(paths, [own.shape[0] for own in parts])
         return _with_stated({"x": joined(parts)}, stated)
+    if "id" in names and (has_names or not _has_integers(paths, names.index("id"), budget)):
+        beside = [BesideNames(path, names, "id", budget) for path in paths]
+        found: dict[str, Any] = _text_columns(joined(beside), [n for n in names if n != "id"])
+        found["id"] = Names(
+            f"{paths[0]}: id",
+            lambda: chain.from_iterable(own.table.blocks() for own in beside),
+            sum(own.shape[0] for own in beside),
+        )
+        return _with_stated(found, _of_directories(paths, [own.shape[0] for own in beside]))
     how: dict[str, Any] = {"is_exact": True, "skip_header": True, "memory_bytes": budget}
     tables = [TextArray(path, "float64", **how) for path in paths]
     tables = [table for table in tables if table.shape[0]] or tables[:1]  # parts may be empty
-    table = joined(tables)
+    found = _text_columns(joined(tables), names)
+    stated = _of_directories([own.path for own in tables], [own.shape[0] for own in tables])
+    return _with_stated(found, stated)
+
+
+def _has_integers(paths: list[Path], place: int, budget: int | None) -> bool:
+    """Whether a column of a table of text has integers alone."""
+    try:
+        for path in paths:
+            ids = TextArray(path, "int64", column=place, skip_header=True, memory_bytes=budget)
+            for _ in ids.rows(_STEP_ROWS):
+                pass
+    except InputError:
+        return False  # what is wrong with other columns is found where these are read
+    return True
+
+
+def _text_columns(table: ArraySource, names: Sequence[str]) -> dict[str, ArraySource]:
+    """Return each column of a table [N, k], and the features in some of them, by names."""
     is_whole, is_mask = np.ones(len(names), bool), np.ones(len(names), bool)
     for rows in table.rows(_STEP_ROWS):
         is_whole &= (np.isfinite(rows) & (rows == np.rint(rows))).all(axis=0)
@@ -450,8 +607,7 @@ def _open_text_nodes(
             kind: type = np.int64 if is_whole[place] else np.float32
             kind = np.bool_ if name in SPLIT_KEYS and is_mask[place] else kind
             found[name] = _columns(table, place, np.dtype(kind))
-    stated = _of_directories([own.path for own in tables], [own.shape[0] for own in tables])
-    return _with_stated(found, stated)
+    return found
 
 
 def _columns(table: ArraySource, places: int | list[int], dtype: np.dtype[Any]) -> ArraySource:
@@ -462,10 +618,16 @@ def _columns(table: ArraySource, places: int | list[int], dtype: np.dtype[Any]) 
     )
 
 
-def _open_text_edges(paths: list[Path], budget: int | None, comments: list[bytes]) -> EdgeInput:
+def _open_text_edges(
+    paths: list[Path],
+    budget: int | None,
+    comments: list[bytes],
+    has_names: tuple[bool, bool] | None,
+) -> EdgeInput:
     """Open edges in text: ends in the first two columns, numbers in the others.
 
-    The files are read once for the ends and once for each attribute.
+    The files are read once for the ends and once for each attribute. `has_names` says which ends
+    are names; None: those of which not all are integers.
     """
     path, is_konect = paths[0], paths[0].name.startswith(_KONECT)
     headers = {own: _first_line(own) for own in paths}
@@ -507,42 +669,10 @@ def _open_text_edges(paths: list[Path], budget: int | None, comments: list[bytes
         what="node id",
         skip_header=bool(names) and not is_konect,
     )
-    tables = [TextTable(own, table_format, memory_bytes=budget) for own in paths]
-    # The pass that counts them also finds the types of columns, which are those of all parts.
-    counts = [sum(map(len, table.blocks())) for table in tables]
-    types = list(zip(*(table.types for table in tables), strict=True))
-    for table in tables:
-        table.types = tuple("int64" if {*own} == {"int64"} else "float64" for own in types)
-        table.settle_types()
-
-    def pairs() -> Iterator[Pair]:
-        for block in chain.from_iterable(table.blocks() for table in tables):
-            ends = tables[0].ends(block)
-            sources, targets = (ends - 1 if is_konect else ends).T
-            yield sources, targets
-
-    sizes = list(zip(tables, counts, strict=True))
-    found = {
-        name: joined([_TextColumn(*own, place, name) for own in sizes])
-        for place, name in enumerate(attributes)
-    }
-    found = _with_stated(found, _of_directories(paths, counts))
-    memory = max(table.memory_bytes for table in tables)
-    return EdgeInput(pairs, str(path), sum(counts), found, memory)
-
-
-class _TextColumn(ArraySource):
-    """A column of numbers of a text table of edges."""
-
-    def __init__(self, table: TextTable, num_rows: int, place: int, name: str) -> None:
-        self.label = f"{table.path}: {name}"
-        self.shape = (num_rows,)
-        self.dtype = np.dtype(table.types[place])
-        self.memory_bytes = table.memory_bytes
-        self._table = table
-        self._place = place
-
-    def rows(self, step: int, start: int = 0) -> Iterator[npt.NDArray[Any]]:
-        """Yield the rows from `start` on, at most `step` at a time."""
-        blocks = (self._table.values(block, self._place) for block in self._table.blocks())
-        return cut_rows(blocks, step, start)
+    # Names may begin with the mark of a comment, if a line names the columns.
+    marks = b"" if names and not any(header) else table_format.comments
+    of_names = replace(table_format, comments=marks, comments_lead=True)
+    has_names = (False, False) if is_konect else has_names
+    edges, counts = open_edges(paths, table_format, of_names, has_names, budget)
+    stated = _of_directories(paths, counts)
+    return replace(edges, attributes=_with_stated(edges.attributes, stated))

@@ -195,11 +195,11 @@ IdMap = OneBasedIds | _DenseMap | _SortedMap
 
 @dataclass(frozen=True)
 class NameBlock:
-    """Rows with two fields that are names of nodes."""
+    """Rows with one or two fields that are names of nodes."""
 
     names: list[bytes]  # the distinct names, in order of appearance, as UTF-8
-    codes: npt.NDArray[np.int64]  # int64, shape [k, 2]: the position in `names` of each field
-    # int64, shape [len(names)]: the first place of each name: 2 i + c for column c of row i.
+    codes: npt.NDArray[np.int64]  # int64, shape [k, C]: the position in `names` of each field
+    # int64, shape [len(names)]: the first place of each name: C i + c for column c of row i.
     first: npt.NDArray[np.int64]
     columns: tuple[npt.NDArray[Any], ...] = ()  # the other columns, shape [k]
     labels: NameBlock | None = None  # the label column, as a block of its own of one column
@@ -225,6 +225,35 @@ def encode_arrow(columns: list[Any]) -> NameBlock:
     return NameBlock(names, rank[codes], first[order].astype(np.int64))
 
 
+def wrong_name(names: list[bytes]) -> tuple[int, str] | None:
+    """Return the place of a name that a store cannot hold, and what is wrong with it."""
+    if b"" in names:
+        return names.index(b""), "has an empty name"
+    try:
+        b"\n".join(names).decode()
+    except UnicodeDecodeError:
+        odd = (i for i, n in enumerate(names) if n.decode(errors="replace").encode() != n)
+        wrong = next(odd)
+        shown = names[wrong].decode(errors="replace")[:40]
+        return wrong, f"has {shown!r}, which is not UTF-8; convert it to UTF-8"
+    return None
+
+
+def join_columns(sources: NameBlock, targets: NameBlock) -> NameBlock:
+    """Return two blocks of one column as one of two columns, in which a name has one place."""
+    names = [*sources.names, *targets.names]
+    places = np.concatenate([2 * sources.first, 2 * targets.first + 1])
+    first: dict[bytes, int] = {}
+    for i in np.argsort(places).tolist():
+        first.setdefault(names[i], int(places[i]))
+    numbers = {name: number for number, name in enumerate(first)}
+    codes = [
+        np.array([numbers[name] for name in block.names], np.int64)[block.codes[:, 0]]
+        for block in (sources, targets)
+    ]
+    return NameBlock(list(first), np.stack(codes, axis=1), np.array([*first.values()], np.int64))
+
+
 # Memory of a name in a dictionary without its text: objects of bytes and int, an entry.
 _ENTRY_BYTES = 160
 _NUM_PARTS = 256
@@ -234,28 +263,37 @@ _MERGED = 256, 2**13
 _LISTED = 2**12  # names in a list
 
 
-class NameNumbering:
-    """Numbers names in order of appearance."""
+ReadNames = Callable[[], Iterable[NameBlock]]  # each call starts anew
 
-    def __init__(self, directory: Path, memory_bytes: int | None = None) -> None:
+
+class NameNumbering:
+    """Numbers names in order of appearance in several texts."""
+
+    def __init__(
+        self, directory: Path, memory_bytes: int | None = None, taken_bytes: int = 0
+    ) -> None:
         self.num_nodes = self.name_bytes = self.memory_bytes = 0  # distinct names
         self._memory_bytes = memory_bytes
         self._memory = memory_ledger("numbering the names of nodes", memory_bytes)
+        if taken_bytes:
+            self._memory = self._memory.add(Reservation("names of other types", taken_bytes))
         self._numbers: dict[bytes, int] = {}
         self._spilled: _SpilledNames | None = None
         self._ids: _DenseMap | _SortedMap | None = None
         self._directory = directory
 
-    def collect(self, read: Callable[[], Iterable[NameBlock]]) -> None:
-        """Collect all names of a text, and number them."""
-        if self._collect_in_memory(read()):
+    def collect(self, *texts: ReadNames) -> None:
+        """Collect all names of some texts, and number them."""
+        if self._collect_in_memory(block for read in texts for block in read()):
             return
         self._numbers = {}
         self._spilled = _SpilledNames(self._directory)
         num_ends = 0
-        for block in read():
-            self._spilled.add(block.names, block.first + num_ends)
-            num_ends += 2 * len(block)
+        for read in texts:
+            self._spilled.begin_text()
+            for block in read():
+                self._spilled.add(block.names, block.first + num_ends)
+                num_ends += block.codes.size
         collector = IdCollector(memory_bytes=self._memory_bytes)
         self.num_nodes, self.name_bytes = self._spilled.find_first(self._memory, collector)
         self._ids = collector.finish()
@@ -272,8 +310,13 @@ class NameNumbering:
                 return False
         return True
 
+    def begin(self, text: int) -> None:
+        """Go to the begin of a text, whose blocks `numbers` is given in order."""
+        if self._spilled is not None:
+            self._spilled.go_to(text)
+
     def numbers(self, block: NameBlock) -> npt.NDArray[Any]:
-        """Return the node of each end of the next rows, [k, 2]; blocks come in order."""
+        """Return the node of each field of the next rows, [k, C]; blocks come in order."""
         if self._spilled is not None and self._ids is not None:
             known = self._ids.to_nodes(self._spilled.take_first(block.names))
         else:
@@ -309,9 +352,14 @@ class _SpilledNames:
         self.files = RangeSort(directory, "names of nodes")
         self._counts = np.zeros(_NUM_PARTS, np.int64)  # names of each part
         self._next_ids = np.zeros(_NUM_PARTS, np.int64)  # position of each part in the file of ids
+        self._texts: list[npt.NDArray[np.int64]] = []  # names of each part before each text
         # Distinct names of each part and their bytes, before the next.
         self._ends: list[tuple[int, int]] = [(0, 0)]
         self._longest = 0  # bytes of the longest name
+
+    def begin_text(self) -> None:
+        """Begin a text to which `go_to` can return."""
+        self._texts.append(self._counts.copy())
 
     def add(self, names: list[bytes], first: npt.NDArray[np.int64]) -> None:
         """Add names and the position at which each appears."""
@@ -344,8 +392,12 @@ class _SpilledNames:
             self._ends.append((self._ends[-1][0] + len(known), self._ends[-1][1] + num_bytes))
             endings = ("names", "names.lengths", "first")
             self.files.remove(*(f"{part:06d}.{ending}" for ending in endings))
-        self._next_ids = np.cumsum(self._counts) - self._counts
+        self.go_to(0)
         return self._ends[-1]
+
+    def go_to(self, text: int) -> None:
+        """Let `take_first` go on with the first names of a text."""
+        self._next_ids = np.cumsum(self._counts) - self._counts + self._texts[text]
 
     def take_first(self, names: list[bytes]) -> npt.NDArray[np.int64]:
         """Return where each of the next names appears first."""

@@ -38,7 +38,7 @@ _MEMORY_SHARE = 4
 # Names take the most: for every five bytes of text a place (8 bytes) and its copy, a code (8), the
 # first place (8), and up to 16 in a table of hashes; the text is there as read and as parsed.
 _BYTES_PER_BYTE = 12
-_INTEGER = re.compile(rb"[+-]?[0-9]+")
+INTEGER = re.compile(rb"[+-]?[0-9]+")
 _DECIMAL = re.compile(rb"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?|[+-]?(nan|inf|infinity)")
 _MAX_DIGITS = 25  # that a message writes out
 _SEPARATORS = {",": "commas", "\t": "tabs", " ": "spaces"}
@@ -111,7 +111,7 @@ def is_number(field: bytes) -> bool:
 
 def is_fraction(field: bytes) -> bool:
     """Whether a field is a number, but no integer."""
-    return not _INTEGER.fullmatch(field) and is_number(field)
+    return not INTEGER.fullmatch(field) and is_number(field)
 
 
 def word_count(
@@ -136,7 +136,7 @@ def word_field(table_format: TableFormat, dtype: str, position: int, field: byte
     wanted = f"{'an' if what[:1] in 'aeiou' else 'a'} {what}"
     if dtype == "text":
         return f"{where} is empty: {wanted} is missing"
-    if not has_number or (dtype == "int64" and not _INTEGER.fullmatch(field)):
+    if not has_number or (dtype == "int64" and not INTEGER.fullmatch(field)):
         is_whole = dtype == "int64" and (column is None or has_number)
         hint = QUOTES if field[:1] == b'"' else form.hint if column is None else ""
         kind = "an integer" if is_whole else "a number"

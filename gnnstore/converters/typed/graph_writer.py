@@ -24,7 +24,7 @@ from gnnstore.converters.edges.columns import CARRIED_IDS, EdgeRules
 from gnnstore.converters.inputs.source import ArraySource
 from gnnstore.converters.typed.orders import checked_edges
 from gnnstore.converters.writer.adjacency import finished_array, write_adjacency
-from gnnstore.converters.writer.base import BaseWriter, Pairs
+from gnnstore.converters.writer.base import BaseWriter, Pairs, check_pointers
 from gnnstore.converters.writer.node_arrays import NodeArrays, RowSink
 from gnnstore.converters.writer.options import refuse_options
 from gnnstore.errors import InputError, UsageError
@@ -161,8 +161,9 @@ class HeteroGraphWriter(BaseWriter):
     ----------
     output : path-like
         The store to be.
-    num_nodes : Mapping of str to int
-        Number of nodes of each type, in the order that the store's node types get.
+    num_nodes : Mapping of str to int or None
+        Number of nodes of each type, in the order that the store's node types get; None:
+        `set_num_nodes` says it before the edges.
     options : ConvertOptions, optional
         The common options. `feature_dtype` applies to `x` of each node type. Those that are for
         graphs of one type are refused: `undirected`, `self_loops`, `feature_scale`.
@@ -193,6 +194,11 @@ class HeteroGraphWriter(BaseWriter):
             "is for graphs of one node type and one edge type, and this one has several; leave it "
             "out; reverse= adds reverse edges as types of their own",
         )
+
+    def set_num_nodes(self, node_type: str, num_nodes: int) -> None:
+        """Set the number of nodes of a type, before its edges and splits are written."""
+        check_pointers(self._store, num_nodes)
+        self._arrays(node_type).set_num_nodes(num_nodes)
 
     # ---- edges
 

@@ -20,6 +20,7 @@ from gnnstore.converters.edges.buffer import (
 from gnnstore.converters.inputs.opening import PathLike
 from gnnstore.converters.inputs.source import ArraySource, RowTaker, check_rows, row_bytes
 from gnnstore.converters.typed.graph_writer import HeteroGraphWriter, check_node_type, reverse_types
+from gnnstore.converters.typed.names import NodeNames
 from gnnstore.converters.typed.orders import check_names
 from gnnstore.converters.writer.estimates import Workload, inspect_inputs
 from gnnstore.converters.writer.graph_writer import GraphWriter
@@ -42,7 +43,13 @@ class NodeInput:
     attributes: dict[str, ArraySource] = field(default_factory=dict)  # [count, ...]
     splits: dict[str, ArraySource | npt.NDArray[Any]] = field(default_factory=dict)
     original_ids: npt.NDArray[np.int64] | None = None
+    names: NodeNames | None = None  # which number the nodes, before the edges are read
     memory_bytes: int = 0  # what stays in memory while edges are sorted
+
+    @property
+    def known_count(self) -> int | None:
+        """The number of nodes; None if names have to be read first."""
+        return self.count if self.names is None else None
 
 
 @dataclass
@@ -55,6 +62,8 @@ class EdgeInput:
     attributes: dict[str, ArraySource] = field(default_factory=dict)  # [num_edges, ...]
     memory_bytes: int = 0  # what reading the pairs takes
     array: ArraySource | None = None  # [2, E], if the edges lie like this
+    # Whether sources, and targets, are blocks of one column of names, in place of numbers.
+    has_names: tuple[bool, bool] = (False, False)
 
     @property
     def reading_bytes(self) -> int:
@@ -213,11 +222,21 @@ def write_graph(
         "edge_ids": edge_ids,
         "workload": workload_of(nodes, edges),
     }
+
+    def close_names() -> None:
+        for node in nodes.values():
+            if node.names is not None:
+                node.names.numbering.close()
+
     if is_typed:
-        counts = {name: own.count for name, own in nodes.items()}
+        counts = {name: own.known_count for name, own in nodes.items()}
         reverse_types(options.reverse, tuple(edges))  # refuses unknown ones
         with HeteroGraphWriter(output, counts, **how) as writer:
+            name_bytes = 0
             for name, node in nodes.items():
+                if node.names is not None:
+                    node.names.number(writer, name, taken_bytes=name_bytes)
+                    name_bytes += node.names.numbering.memory_bytes
                 writer.reserve_memory(node.memory_bytes)
                 _write_nodes(writer, node, name)
             for edge_type, own in edges.items():
@@ -226,10 +245,13 @@ def write_graph(
                     edge_type, own.pairs(), own.num_edges, own.attributes, where=own.label
                 )
                 writer.reserve_memory(-own.reading_bytes)
+            close_names()
             return writer.commit()
-    edge = edges[EDGE_TYPE]
-    with GraphWriter(output, num_nodes=nodes[NODE_TYPE].count, **how) as one:
-        one.reserve_memory(nodes[NODE_TYPE].memory_bytes + edge.reading_bytes)
+    edge, node = edges[EDGE_TYPE], nodes[NODE_TYPE]
+    with GraphWriter(output, num_nodes=node.known_count, **how) as one:
+        one.reserve_memory(node.memory_bytes + edge.reading_bytes)
+        if node.names is not None:
+            node.names.number(one)
         one.read_edges(
             edge.pairs(),
             edge.num_edges,
@@ -241,7 +263,8 @@ def write_graph(
         if finish is not None:
             finish(one)
         one.finish_edges()
-        _write_nodes(one, nodes[NODE_TYPE])
+        close_names()
+        _write_nodes(one, node)
         return one.commit()
 
 

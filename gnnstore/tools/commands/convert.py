@@ -257,8 +257,8 @@ Examples:
 
 INPUT has edges/SOURCE__RELATION__TARGET and nodes/TYPE: files .parquet, .arrow, .feather, .npz,
 .npy, .csv or .tsv (also .gz), or directories of them; and KONECT's out.* as edges. Columns and
-arrays become attributes. Edges have source and target, or edge_index. Nodes may have id, by which
-edges name them, and train, valid and test.
+arrays become attributes. Edges have source and target, or edge_index. Nodes may have id, integers
+or text, by which edges name them, and train, valid and test. The store keeps ids and names.
 
 \b
 Examples:
