@@ -100,10 +100,10 @@ def from_typed(
     `num_nodes` is their number, `train`, `valid` (or `val`) and `test` are splits (ids, or masks),
     and `id` has their ids, integers or text, by which edges name them: without, nodes are numbered
     by their rows. Of edges, `edge_index` [2, E] or [E, 2], or `source` and `target` [E], are their
-    ends; or `indptr` and `indices`, by target as in `from_numpy`, or by source in tables called so. Tables of
-    text have a line with the names of columns; without one, those of nodes are features, and those
-    of edges begin with the ends. Columns `x_0`, `x_1`, ... of text are features. Edges in `out.*`
-    are KONECT's: source, target, perhaps `weight` and `time`.
+    ends; or `indptr` and `indices`, by target as in `from_numpy`, or by source in tables called so.
+    Tables of text have a line with the names of columns; without one, those of nodes are features,
+    and those of edges begin with the ends. Columns `x_0`, `x_1`, ... of text are features. Edges in
+    `out.*` are KONECT's: source, target, perhaps `weight` and `time`.
 
     Node types that only edges name have as many nodes as the largest id says, or, by text, are
     numbered as edges name them first; the store keeps names (`original_names`). Types are in the
