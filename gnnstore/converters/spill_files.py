@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, closing, nullcontext
-from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -19,75 +18,17 @@ from gnnstore.converters.inputs.source import (
     ArraySource,
     MemoryArray,
     RowTaker,
-    empty_piece,
     read_ahead,
     row_bytes,
 )
-from gnnstore.errors import CorruptStoreError, InputError, storage_errors
-from gnnstore.formats.arrays.paged import PagedArray
-from gnnstore.formats.container.files import fill_at, open_regular, require_space
+from gnnstore.errors import InputError, storage_errors
+from gnnstore.formats.container.files import open_regular, require_space
+from gnnstore.formats.container.reads import read_exactly
 
 # A range of nodes takes an eighth of the memory: one is in memory unsorted and sorted while the
 # next is read ahead. Much smaller ranges would make the pieces of a read tiny.
 _MEMORY_SHARE = 8
 _MIN_RANGE_BYTES, _MAX_RANGE_BYTES = 2**20, 2**28
-
-
-def read_exactly(
-    path: str | os.PathLike[str], offset: int, out: npt.NDArray[np.uint8], what: str
-) -> None:
-    """Fill an array with bytes of a file; `what` names the file in an error."""
-    with storage_errors(f"read {what}", path):
-        file = open_regular(path)
-        try:
-            done = fill_at(file, out.data, offset)
-        finally:
-            os.close(file)
-    if done < len(out):
-        raise CorruptStoreError(
-            f"{path}: ends at byte {offset + done}: it was truncated; restore it from a copy, or "
-            "convert again",
-            path=path,
-        )
-
-
-class ReadArray(PagedArray):
-    """A paged array that is read, not mapped: pages that were touched would count as memory."""
-
-    def read_slice(self, start: int, stop: int) -> npt.NDArray[Any]:
-        """Read rows start, ..., stop - 1."""
-        return read_rows(self, start, stop, partial(read_exactly, what="the array"))
-
-
-def read_rows(
-    array: PagedArray,
-    first: int,
-    last: int,
-    fill: Callable[[Path, int, npt.NDArray[np.uint8]], None],
-) -> npt.NDArray[Any]:
-    """Read rows first, ..., last - 1; `fill` reads bytes of a file from an offset on."""
-    geometry, shard_rows = array.geometry, array.layout.shard_rows
-    per_run, stride, row_bytes = (
-        geometry.rows_per_page,
-        geometry.page_stride_bytes,
-        geometry.row_bytes,
-    )
-    out = empty_piece((last - first) * row_bytes, np.uint8).reshape(last - first, row_bytes)
-    done = first
-    while done < last:
-        shard, row = divmod(done, shard_rows)
-        count = min(last - done, shard_rows - row)
-        here, path = out[done - first :][:count], array.file_paths[shard]
-        if geometry.is_exact:
-            fill(path, geometry.offset(row), here.reshape(-1))
-        else:
-            begin, end = row // per_run, geometry.num_runs(row + count)
-            runs = empty_piece((end - begin) * stride, np.uint8).reshape(end - begin, stride)
-            fill(path, begin * stride, runs.reshape(-1))
-            rows = runs[:, : per_run * row_bytes].reshape(-1, row_bytes)
-            here[:] = rows[row - begin * per_run :][:count]
-        done += count
-    return out.reshape(-1).view(array.dtype).reshape(last - first, *array.row_shape)
 
 
 def by_key(keys: npt.NDArray[Any]) -> Iterator[tuple[int, npt.NDArray[np.intp]]]:

@@ -26,6 +26,7 @@ from gnnstore.errors import (
 )
 from gnnstore.formats import AttributeSpec, NodeTypeSpec, Schema, StoreReader, StoreWriter
 from gnnstore.formats.container.names import node_array
+from gnnstore.formats.container.reads import CheckedFiles
 from gnnstore.formats.container.writer import SealedWriter
 from gnnstore.formats.partitions import PartitionsReader, open_partitions
 from gnnstore.formats.table_directory import TableDirectory
@@ -182,8 +183,9 @@ def export_rows(
         raise UsageError(f"{path} is the store of the table; choose another place for the rows")
     with StoreWriter(path, overwrite=overwrite) as writer:
         if with_graph:
+            files = CheckedFiles(source)
             for spec in source.manifest.arrays():
-                _copy(writer, source, spec)
+                _copy(writer, files, spec)
         rows = writer.paged(
             node_array(node.name, name),
             name=name,
@@ -200,9 +202,9 @@ def export_rows(
         return writer.commit(replace(schema, node_types=(nodes,)), whole)
 
 
-def _copy(writer: SealedWriter, source: StoreReader, spec: AttributeSpec) -> None:
+def _copy(writer: SealedWriter, files: CheckedFiles, spec: AttributeSpec) -> None:
     if spec.layout == "cold":
-        values = source.read(spec)
+        values = files.read(spec)
         writer.compressed(spec.path, values, name=spec.name, dtype=spec.dtype, cat_dim=spec.cat_dim)
         return
     copy = writer.paged(
@@ -214,5 +216,5 @@ def _copy(writer: SealedWriter, source: StoreReader, spec: AttributeSpec) -> Non
         cat_dim=spec.cat_dim,
     )
     with copy:
-        for _, rows in source.paged(spec).pieces():
+        for _, rows in files.paged(spec).pieces():
             copy.append(rows)

@@ -348,8 +348,12 @@ class TableRows(LazySource):
         """Return all rows."""
         return self.take(range(self.shape[0]))
 
-    def take(self, rows: Rows) -> Tensor:
-        """Return the rows of nodes [len(rows), dim] as they are now."""
+    def take(self, rows: Rows, compared: set[int] | None = None) -> Tensor:
+        """Return the rows of nodes [len(rows), dim] as they are now.
+
+        Single rows come without a checksum, unless `compared` is given: partitions whose checksums
+        were compared, to which others are added.
+        """
         nodes = np.asarray(rows, np.int64)
         directory, manifest = self._directory, self._manifest
         dim, per_partition = manifest.dim, manifest.rows_per_partition
@@ -368,11 +372,14 @@ class TableRows(LazySource):
                 out[part] = made.reshape(-1, dim)
                 continue
             if slot is None:
-                if len(part) * _READ_WHOLE < per_partition:
+                is_few = len(part) * _READ_WHOLE < per_partition
+                if is_few and (compared is None or partition in compared):
                     alone.append(part)
                     continue
                 slot = np.empty(manifest.slot_floats, np.float32)
                 directory.read(partition, slot.view(np.uint8))
+                if compared is not None:
+                    compared.add(partition)
             values = slot[: per_partition * dim].reshape(-1, dim)
             out[part] = values[places[part] - partition * per_partition]
         if alone:

@@ -426,6 +426,8 @@ class EmbeddingTable(FollowingTable):
             If the store has an attribute of that name, and is copied.
         StoreExistsError, StorageError
             If the directory exists, or cannot be written.
+        CorruptStoreError
+            If bytes of the table, or of the store that is copied, are damaged.
         """
         row_bytes = self.embedding_dim * FLOAT_BYTES
         # Memory for the rows, a partition that is read, and sorting ids.
@@ -433,9 +435,15 @@ class EmbeddingTable(FollowingTable):
         if self._rows.are_resident:
             most = min(most, _PIECE_BYTES // row_bytes)
         step = max(1, most)
+        self._check_usable()
+        compared: set[int] = set()  # partitions
+        pieces = (
+            self._rows.take(range(first, min(first + step, len(self))), compared).numpy()
+            for first in range(0, len(self), step)
+        )
         provenance = {"table": self._manifest.uuid, "commit": self.commit_id, "steps": self._steps}
         return export_rows(
-            (self[first : first + step].numpy() for first in range(0, len(self), step)),
+            pieces,
             self.embedding_dim,
             self._store.reader,
             path,

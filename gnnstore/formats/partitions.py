@@ -186,7 +186,7 @@ class PartitionsReader(SealedReader[PartitionsManifest]):
         All of the array is compared with its checksums: a damaged one would train other seeds in
         a state before it were found.
         """
-        self.check_array(PLACE_ARRAY)
+        self.check_arrays(PLACE_ARRAY)
         place = self.paged(self.place_spec)
         found = place.load() if nodes is None else place.gather(nodes)
         if len(found) and not 0 <= found.min() <= found.max() < self.num_nodes:

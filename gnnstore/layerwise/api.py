@@ -198,6 +198,7 @@ def _to_directory(
     resume: bool = False,
     copy_bytes: int = 0,
 ) -> Embeddings:
+    run.compare()  # before the writer, which would remove the work of an interrupted attempt
     with StoreWriter(
         path,
         overwrite=overwrite,

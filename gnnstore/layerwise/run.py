@@ -118,6 +118,15 @@ class InferenceRun:
             return self.asked_shard_bytes
         return max(_LEAST_SHARD_BYTES, max(self._tables) // _MAX_SHARDS)
 
+    def compare(self) -> None:
+        """Compare the checksums of the store's files that the layers read."""
+        schema, edge = self.store.schema, self.store.schema.edge
+        scales = schema.scales_of(self.input_spec)
+        specs = [edge.indptr, edge.indices, self.input_spec, *self.edge_specs.values()]
+        specs += [] if scales is None else [scales]
+        with self.progress.phase("compare checksums"):
+            self.store.reader.check_arrays(*(spec.path for spec in specs))
+
     def check_disk(self, directory: Path, present: Path | None, copy_bytes: int) -> None:
         """Check that the disk has room for all layers, before hours of work."""
         # Rows of blocks are packed in groups; with less room, groups are smaller, and more passes.

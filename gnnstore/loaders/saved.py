@@ -189,7 +189,7 @@ class PackedEpochs:
         return whole_values(own.values, own.value_arrays, self._read)
 
     def _read(self, spec: AttributeSpec) -> npt.NDArray[Any]:
-        self.reader.check_array(spec.path)
+        self.reader.check_arrays(spec.path)
         return self.reader.compressed(spec)
 
     def loader(

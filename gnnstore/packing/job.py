@@ -98,7 +98,7 @@ class EpochPacker:
         on_event: Callable[[str], None] = lambda _: None,
     ) -> Path:
         """Pack the epochs and give them their name once they are complete."""
-        settings = self.settings
+        settings, progress = self.settings, progress or NullProgress()
         writer = PackedWriter(
             path,
             asked={
@@ -124,7 +124,6 @@ class EpochPacker:
             resume=resume,
             on_event=on_event,
         )
-        progress = progress or NullProgress()
         with writer:
             known = writer.journal.decided
             names = ("cached", "num_slots", "slot_shares", "superbatch", "segment")

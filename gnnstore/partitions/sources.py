@@ -70,7 +70,7 @@ class PartitionSources(Sources):
         self.unit = unit = open_partitions(
             store.path, policy.name, store_uuid=store.reader.manifest.uuid
         )
-        unit.check_array(BUCKET_PTR_ARRAY)  # says how many edges each state trains
+        unit.check_arrays(BUCKET_PTR_ARRAY)  # says how many edges each state trains
         for table in tables:
             table.attach(unit.uuid)
         self._tables = tuple(tables)

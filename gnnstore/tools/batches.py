@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
@@ -344,20 +344,26 @@ def pack_epochs(
         disjoint=disjoint,
         seed=seed,
     )
-    _, seeds = choose_seeds(store, config, batches, **of_seeds)
-    packer = EpochPacker(
-        store,
-        PackSettings(
-            config=config,
-            input_nodes=None,
-            seeds=seeds,
-            batch_size=batches.batch_size,
-            spill_dir=None if spill_dir is None else Path(spill_dir),
-            num_threads=threads or len(os.sched_getaffinity(0)),
-            **settings,
-        ),
-    )
-    with closing(packer), session.progress() as progress:
+    with session.progress() as progress, ExitStack() as closing_packer:
+        if not estimate:
+            # Records have checksums of their own. Before any sampling, which damage would mislead.
+            with progress.phase("compare checksums"):
+                paths = [spec.path for spec in store.reader.manifest.arrays()]
+                store.reader.check_arrays(*(path for path in paths if path.split("/")[0] != "maps"))
+        _, seeds = choose_seeds(store, config, batches, **of_seeds)
+        packer = EpochPacker(
+            store,
+            PackSettings(
+                config=config,
+                input_nodes=None,
+                seeds=seeds,
+                batch_size=batches.batch_size,
+                spill_dir=None if spill_dir is None else Path(spill_dir),
+                num_threads=threads or len(os.sched_getaffinity(0)),
+                **settings,
+            ),
+        )
+        closing_packer.callback(packer.close)
         with progress.phase("estimate"):
             profile = load_profile(store.path)
             expected = estimate_packing(packer, profile)

@@ -2,23 +2,44 @@
 
 from __future__ import annotations
 
+import io
 import shutil
 from collections.abc import Callable
+from contextlib import redirect_stderr
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from torch_geometric.nn import SAGEConv
 
-from gnnstore.converters import ConvertOptions, from_kronecker, from_snap, reorder, split_edges
-from gnnstore.converters.stores.graph import CheckedFiles
+import gnnstore
+from gnnstore.converters import (
+    ConvertOptions,
+    add_order,
+    from_kronecker,
+    from_snap,
+    reorder,
+    split_edges,
+)
 from gnnstore.converters.stores.partition import partition
 from gnnstore.errors import CorruptStoreError
 from gnnstore.formats import StoreReader
+from gnnstore.formats.arrays.compressed import write_compressed_files
+from gnnstore.formats.arrays.dtypes import STORAGE_DTYPES
 from gnnstore.formats.container.files import BLOCK_BYTES
+from gnnstore.formats.container.reader import SealedReader
+from gnnstore.formats.container.reads import CheckedFiles
+from gnnstore.formats.packed import PackedReader
 from gnnstore.testing.graphs import write_store
+from gnnstore.tools.cli import main
 from tests.support.effort import examples
+from tests.support.files import flip
+from tests.support.hetero import WRITES, hetero_store, make_hetero
+from tests.support.hostile import reseal
 from tests.support.stores import write_example_store
 
 Derive = Callable[[Path, Path], object]
@@ -29,6 +50,56 @@ DERIVED: dict[str, Derive] = {
     "split": split_edges,
     "kronecker": lambda store, out: from_kronecker(store, out, factor=2),
     "partition": lambda store, out: partition(store, 3, output=out, train_first="train"),
+}
+
+
+def infer(store: Path, out: Path) -> None:
+    """Run a layer over all nodes."""
+    layer = SAGEConv(7, 3)
+    with torch.no_grad():
+        for number, weights in enumerate(layer.parameters()):
+            weights[:] = torch.arange(weights.numel()).reshape(weights.shape) * 0.1 + number
+    gnnstore.inference([layer], store, out)
+
+
+def export(store: Path, out: Path) -> None:
+    """Write embeddings with their graph."""
+    table = gnnstore.EmbeddingTable.open(store.with_name("t.emb"), store)
+    try:
+        table.export(out, "z", with_graph=True)
+    finally:
+        table.close()
+
+
+def add_orders(store: Path, out: Path) -> None:
+    """Give a copy orders by times of edges and of nodes, and sums of weights."""
+    shutil.copytree(store, out)
+    try:
+        add_order(out, ["edge_time", "y"], "edge_weight")
+    except BaseException:
+        assert not [path for path in out.parent.iterdir() if path.name.startswith(f".{out.name}")]
+        shutil.rmtree(out)
+        raise
+
+
+def pack_epoch(store: Path, out: Path) -> None:
+    """Pack an epoch by the command."""
+    is_typed = len(StoreReader.open(store).schema.node_types) > 1
+    words = ["--input-nodes", "paper:train" if is_typed else "train", "--num-neighbors", "3,2"]
+    words += ["--batch-size", "20", "--memory", "64MB", "--output", str(out), "--quiet"]
+    messages = io.StringIO()
+    with redirect_stderr(messages):
+        status = main(["pack", str(store), *words])
+    if status:
+        assert status == 1
+        raise CorruptStoreError(messages.getvalue().removeprefix("gnnstore: error: "))
+
+
+COMMANDS: dict[str, tuple[Derive, type[SealedReader[Any]]]] = {
+    "pack": (pack_epoch, PackedReader),
+    "inference": (infer, StoreReader),
+    "export": (export, StoreReader),
+    "add-order": (add_orders, StoreReader),
 }
 # Arrays whose values the result does not have.
 UNREAD: dict[str, tuple[str, ...]] = {
@@ -55,6 +126,7 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
         x=rng.normal(size=(300, 7)).astype(np.float32),
         y=rng.integers(0, 4, 300),
         edge_weight=rng.random(3000),
+        edge_time=rng.integers(0, 50, 3000),
         options=ConvertOptions(edge_ids=True),
     )
 
@@ -77,6 +149,75 @@ def test_every_array_is_compared(tmp_path: Path, sound: Path, derive: str) -> No
         file.write_bytes(data)
     assert len(read) >= 4
     DERIVED[derive](store, out)
+
+
+@pytest.fixture(scope="module")
+def sound_types(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Write a store with types."""
+    data = make_hetero(counts={"paper": 60, "author": 35}, degrees={WRITES: 3})
+    data[WRITES].edge_weight = data[WRITES].pop("w")
+    return hetero_store(tmp_path_factory.mktemp("typed") / "a.gnn", data, edge_ids=True).path
+
+
+@pytest.mark.parametrize(
+    ("command", "made"),
+    [*((command, "sound") for command in COMMANDS), ("pack", "types"), ("add-order", "types")],
+)
+def test_a_bit_is_found_or_was_not_read(
+    tmp_path: Path, sound: Path, sound_types: Path, command: str, made: str
+) -> None:
+    """What writes refuses the store, or writes what it makes of the sound one."""
+    (derive, kind), store, out = COMMANDS[command], tmp_path / "a.gnn", tmp_path / "b"
+    shutil.copytree(sound if made == "sound" else sound_types, store)
+    if command == "export":
+        gnnstore.EmbeddingTable.create(tmp_path / "t.emb", store, dim=2).close()
+    derive(store, out)
+    expected, found = kind.open(out).uuid, 0
+    for spec in StoreReader.open(store).manifest.arrays():
+        shutil.rmtree(out)
+        (file,) = (path for path in (store / spec.path).iterdir() if path.name[0] == "c")
+        # In the third element, or at the end of what is compressed.
+        offset = 2 * STORAGE_DTYPES[spec.dtype].itemsize
+        offset = offset if spec.layout == "paged" else file.stat().st_size - 1
+        flip(file, offset, bit=1)
+        try:
+            derive(store, out)
+        except CorruptStoreError as error:
+            assert "bytes 0-" in str(error), spec.path  # noqa: PT017
+            assert str(error).startswith(str(out if command == "add-order" else store))  # noqa: PT017
+            assert not out.exists()
+            out.mkdir()
+            found += 1
+        else:
+            assert kind.open(out).uuid == expected, spec.path
+        flip(file, offset, bit=1)
+    assert found >= 3
+
+
+@pytest.mark.parametrize("derive", [*DERIVED, "add-order"])
+def test_ids_that_no_node_has(tmp_path: Path, sound: Path, derive: str) -> None:
+    """Those of a store whose checksums are right."""
+    store, make = tmp_path / "a.gnn", DERIVED.get(derive, add_orders)
+    shutil.copytree(sound, store)
+    schema = StoreReader.open(store).schema
+    for spec, words in ((schema.edge.indices, "outside"), (schema.edge.indptr, "ascend")):
+        file = store / spec.path / "c.0"
+        whole = file.read_bytes()
+        flip(file, 8 * 4, bit=30)
+        reseal(store)
+        with pytest.raises(CorruptStoreError, match=words):
+            make(store, tmp_path / "b.gnn")
+        assert not (tmp_path / "b.gnn").exists()
+        file.write_bytes(whole)
+    if derive == "add-order":
+        return
+    train = schema.node.splits["train"]
+    for name in ("c.0", "zarr.json"):
+        (store / train.path / name).unlink()
+    write_compressed_files(store / train.path, train, np.full(40, 300))
+    reseal(store)
+    with pytest.raises(CorruptStoreError, match=r"splits/node/train: has nodes outside \[0, 300\)"):
+        make(store, tmp_path / "b.gnn")
 
 
 def test_names_are_compared(tmp_path: Path) -> None:

@@ -30,9 +30,9 @@ import numpy.typing as npt
 from gnnstore import _core
 from gnnstore.converters.edges.buffer import EdgeBuffer, RowBlocks
 from gnnstore.converters.edges.columns import EdgeRules
-from gnnstore.converters.spill_files import read_exactly
 from gnnstore.errors import storage_errors
 from gnnstore.formats.container.files import open_regular, write_all
+from gnnstore.formats.container.reads import read_exactly
 
 NARROW_BYTES, WIDE_BYTES = 12, 24
 # 3 KiB or 6 KiB of records between two entries: one read.

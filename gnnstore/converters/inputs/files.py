@@ -27,16 +27,15 @@ from gnnstore import _core
 from gnnstore.converters.inputs.opening import describe_binary, existing_file, open_input, open_zip
 from gnnstore.converters.inputs.parts import parts_of
 from gnnstore.converters.inputs.source import (
-    MAX_POOLED_BYTES,
     ArraySource,
     Items,
     MemoryArray,
     StoredArray,
-    empty_piece,
 )
 from gnnstore.errors import InputError, UsageError, storage_errors
 from gnnstore.formats.arrays.dtypes import STORAGE_DTYPES
 from gnnstore.formats.container.files import fill_at, open_regular
+from gnnstore.formats.container.reads import MAX_POOLED_BYTES, empty_piece
 
 # Direct reads are of whole blocks of this size, and from here on pay for a second descriptor.
 _ALIGNMENT, _MIN_DIRECT_BYTES = 4096, 2**20

@@ -27,10 +27,6 @@ from gnnstore.budget.limits import memory_ledger
 from gnnstore.errors import InputError, UsageError
 from gnnstore.threads import Background
 
-# Pieces of up to this size are read into memory that was used before: the pages that the kernel
-# clears in fresh memory are an eighth of the CPU time of a conversion. Whole arrays should not
-# stay behind in the pool.
-MAX_POOLED_BYTES = 2**24
 EXACT_IN_FLOAT32, EXACT_IN_FLOAT64 = 2**24, 2**53  # from here on whole numbers are rounded
 _SMALL_BYTES = 2**26  # smaller arrays are read without asking for free memory
 _PIECE_ITEMS = 2**18  # read at a time where elements go to an array that is there
@@ -171,17 +167,6 @@ def _fill(out: npt.NDArray[Any], items: Items, first: int) -> None:
     for begin in range(0, len(out), _PIECE_ITEMS):
         piece = out[begin : begin + _PIECE_ITEMS]
         piece[:] = items(first + begin, len(piece))
-
-
-def empty_piece(count: int, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
-    """Return uninitialised memory for a piece of an array; small ones come from a pool.
-
-    Otherwise memory that threads allocate stays with the allocator of each thread.
-    """
-    dtype = np.dtype(dtype)
-    if count * dtype.itemsize > MAX_POOLED_BYTES:
-        return np.empty(count, dtype)
-    return _core.pool_empty(count * dtype.itemsize).view(dtype)
 
 
 def as_array(values: Any, what: str) -> npt.NDArray[Any]:

@@ -1,8 +1,7 @@
 """A store as the input of a conversion, read in order in pieces of any size, or copied.
 
-A mapping would be simpler, but every page that was touched would count as memory of the
-process, and a conversion with a budget of 1 GB would seem to take the size of its input. So
-pieces are read from the files into temporary arrays.
+Every byte that is read is compared with its checksum, and ids that others are looked up by are
+compared with their number: a result would vouch for damage, or be refused by `gnnstore verify`.
 """
 
 from __future__ import annotations
@@ -13,7 +12,6 @@ import os
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -21,18 +19,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gnnstore import _core
 from gnnstore.converters.edges.buffer import columns_of_edges
 from gnnstore.converters.inputs.opening import PathLike
-from gnnstore.converters.inputs.source import ArraySource, empty_piece
-from gnnstore.converters.spill_files import read_exactly, read_rows
+from gnnstore.converters.inputs.source import ArraySource
 from gnnstore.converters.writer.estimates import NodeTable, Workload
 from gnnstore.converters.writer.graph_writer import GraphWriter
 from gnnstore.errors import UsageError
 from gnnstore.formats.arrays.dtypes import STORAGE_DTYPES, id_dtype
 from gnnstore.formats.arrays.spec import AttributeSpec
-from gnnstore.formats.container.files import BLOCK_BYTES
-from gnnstore.formats.container.reader import SealedReader
+from gnnstore.formats.container.reads import CheckedFiles
 from gnnstore.formats.store.schema import NODE_TYPE, EdgeTypeSpec, NodeTypeSpec, TextSpec
 from gnnstore.formats.store.store import StoreReader
 from gnnstore.formats.store.values import decode_value, encode_value
@@ -40,7 +35,6 @@ from gnnstore.formats.store.values import decode_value, encode_value
 _LOG = logging.getLogger(__name__)
 _BLOCK_COLUMNS = 2**17  # columns whose pointers are read together: 1 MiB
 _READ_EDGES = 2**20
-_READ_BLOCKS = 8  # of which each is compared with its checksum
 
 _TEXTS_AT_ONCE = 2**16
 
@@ -112,17 +106,22 @@ class StoreInput:
 
     def read(self, spec: AttributeSpec) -> npt.NDArray[Any]:
         """Read any array of the store whole, in its storage type."""
-        if spec.layout == "paged":
-            return self.rows(spec, 0, spec.num_rows)
-        self.reader.check_array(spec.path)
-        return self.reader.compressed(spec)
+        return self._files.read(spec)
 
     def rows(self, spec: AttributeSpec, first: int, last: int) -> npt.NDArray[Any]:
         """Read consecutive rows of a paged array of the store."""
-        array = self.reader.paged(spec)
-        found = read_rows(array, first, last, self._files.fill)
-        array.check_place()
-        return found
+        return self._files.paged(spec).read_slice(first, last)
+
+    def split(self, name: str) -> npt.NDArray[Any]:
+        """Read the nodes of a split."""
+        return self.checked_ids(self.nodes.splits[name], self.read(self.nodes.splits[name]))
+
+    def checked_ids(self, spec: AttributeSpec, ids: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Return ids of nodes that were read from an array, if the store has such nodes."""
+        if ids.size and not 0 <= int(ids.min()) <= int(ids.max()) < self.num_nodes:
+            problem = f"has nodes outside [0, {self.num_nodes})"
+            raise self.reader.corrupt(problem, spec.path)
+        return ids
 
     @property
     def edge_id_dtype(self) -> np.dtype[Any]:
@@ -148,9 +147,15 @@ class StoreInput:
 
     def edge_pieces(self, max_edges: int) -> Iterator[EdgePiece]:
         """Yield all edges in the order of the store, at most `max_edges` at a time."""
+        latest = -1, -1  # target and source
         for first, indptr in self._pointers(_BLOCK_COLUMNS):
             for begin, targets in columns_of_edges(first, indptr, max_edges):
                 sources = self._sources(begin, begin + len(targets))
+                same = np.diff(targets, prepend=latest[0]) == 0
+                if (same & (np.diff(sources, prepend=latest[1]) < 0)).any():
+                    problem = "the sources of a column do not ascend"
+                    raise self.reader.corrupt(problem, self.edges.indices.path)
+                latest = int(targets[-1]), int(sources[-1])
                 yield EdgePiece(begin, sources, targets)
 
     def column_blocks(self, num_columns: int, max_degree: int) -> Iterator[ColumnBlock]:
@@ -185,46 +190,18 @@ class StoreInput:
 
     def _pointers(self, num_columns: int) -> Iterator[tuple[int, npt.NDArray[np.int64]]]:
         """Yield (first column, the pointers of `num_columns` columns and of the one behind)."""
+        limit = self.num_edges
         for first in range(0, self.num_nodes, num_columns):
             last = min(first + num_columns, self.num_nodes)
-            yield first, self.rows(self.edges.indptr, first, last + 1)
+            pointers = self.rows(self.edges.indptr, first, last + 1)
+            if (np.diff(pointers) < 0).any() or not 0 <= pointers[0] <= pointers[-1] <= limit:
+                problem = f"the pointers of columns do not ascend from 0 to {limit}"
+                raise self.reader.corrupt(problem, self.edges.indptr.path)
+            yield first, pointers
 
     def _sources(self, begin: int, end: int) -> npt.NDArray[np.int64]:
-        return self.rows(self.edges.indices, begin, end).astype(np.int64)
-
-
-class CheckedFiles:
-    """The files of a sealed directory, read in pieces of any size; every block is compared.
-
-    Else a store made from another would vouch, by checksums of its own, for bytes that were damaged
-    before. Where a piece needs a part of a block, the whole block is read.
-    """
-
-    def __init__(self, reader: SealedReader[Any]) -> None:
-        self._reader = reader
-
-    @cached_property
-    def _files(self) -> dict[Path, tuple[int, npt.NDArray[np.uint32]]]:
-        """The size of each file, and the crc32c of each of its blocks."""
-        manifest, crcs = self._reader.manifest, self._reader.block_checksums()
-        return {
-            self._reader.path / entry.path: (entry.size_bytes, crcs[first:][: entry.num_blocks])
-            for entry, first in zip(manifest.files, manifest.first_blocks()[:-1], strict=True)
-        }
-
-    def fill(self, path: Path, offset: int, out: npt.NDArray[np.uint8]) -> None:
-        """Fill an array with bytes of a file, from an offset on."""
-        end, (size, crcs) = offset + len(out), self._files[path]
-        if not len(out):
-            return
-        for low in range(offset // BLOCK_BYTES * BLOCK_BYTES, end, _READ_BLOCKS * BLOCK_BYTES):
-            last = min(low + _READ_BLOCKS * BLOCK_BYTES, -(-end // BLOCK_BYTES) * BLOCK_BYTES, size)
-            blocks = empty_piece(last - low, np.uint8)
-            read_exactly(path, low, blocks, "the store")
-            first, found = low // BLOCK_BYTES, _core.crc32c_blocks(blocks, BLOCK_BYTES)
-            self._reader.check_blocks(path, first, found, crcs[first : first + len(found)])
-            begin, stop = max(low, offset), min(last, end)
-            out[begin - offset : stop - offset] = blocks[begin - low : stop - low]
+        sources = self.rows(self.edges.indices, begin, end)
+        return self.checked_ids(self.edges.indices, sources).astype(np.int64)
 
 
 def open_copy(
@@ -254,8 +231,8 @@ def copy_nodes(
     for name, spec in graph.nodes.attributes.items():
         with ordered(CopiedRows(graph, spec)) as source:
             writer.set_node_attribute(name, source, dtype=spec.dtype, cat_dim=spec.cat_dim)
-    for name, spec in graph.nodes.splits.items():
-        ids = graph.read(spec)
+    for name in graph.nodes.splits:
+        ids = graph.split(name)
         writer.set_split(name, ids if places is None else places[ids].astype(np.int64))
 
 
@@ -334,11 +311,19 @@ class CopiedRows(ArraySource):
 
 def texts_of(graph: StoreInput, text: TextSpec) -> Iterator[list[bytes]]:
     """Yield the texts of a store in order, in lists."""
-    num_texts = text.offsets.num_rows - 1
+    num_texts, num_bytes, begin = text.offsets.num_rows - 1, text.bytes.num_rows, 0
     for first in range(0, num_texts, _TEXTS_AT_ONCE):
         last = min(first + _TEXTS_AT_ONCE, num_texts)
         offsets = graph.rows(text.offsets, first, last + 1)
-        begin = int(offsets[0])
-        letters = graph.rows(text.bytes, begin, int(offsets[-1])).tobytes()
-        bounds = (offsets - begin).tolist()
-        yield [letters[i:j] for i, j in pairwise(bounds)]
+        end = num_bytes if last == num_texts else min(int(offsets[-1]), num_bytes)
+        if (np.diff(offsets) < 0).any() or [offsets[0], offsets[-1]] != [begin, end]:
+            problem = f"the offsets of texts do not ascend from 0 to {num_bytes}"
+            raise graph.reader.corrupt(problem, text.offsets.path)
+        letters = graph.rows(text.bytes, begin, end).tobytes()
+        found = [letters[i:j] for i, j in pairwise((offsets - begin).tolist())]
+        try:
+            b"\n".join(found).decode()
+        except UnicodeDecodeError:
+            raise graph.reader.corrupt("a text is not UTF-8", text.bytes.path) from None
+        begin = end
+        yield found

@@ -386,7 +386,7 @@ class _Work:
 def _nodes_of(graph: StoreInput, split: str) -> npt.NDArray[np.bool_]:
     """Return a mask of the nodes of a split; a node that is listed twice counts once."""
     found = np.zeros(graph.num_nodes, bool)
-    found[graph.read(graph.nodes.splits[split])] = True
+    found[graph.split(split)] = True
     if not found.any():
         raise InputError(f"{graph.reader.path}: the split {split!r} has no nodes")
     return found

@@ -93,8 +93,8 @@ def out_degrees(graph: StoreInput, progress: Progress) -> npt.NDArray[np.uint32]
 def ranks_at_rest(graph: StoreInput) -> npt.NDArray[np.uint8]:
     """Return the rank of nodes that are never drawn: training nodes first, isolated ones last."""
     ranks = np.zeros(graph.num_nodes, np.uint8)
-    for name, spec in graph.nodes.splits.items():
-        ids = graph.read(spec)
+    for name in graph.nodes.splits:
+        ids = graph.split(name)
         ranks[ids] = np.maximum(ranks[ids], _TRAINING if name == "train" else _OTHER)
     ranks *= 2
     first = 0
@@ -345,7 +345,9 @@ def _names_in_order(
 def _write_edge_splits(graph: StoreInput, writer: GraphWriter, places: npt.NDArray[Any]) -> None:
     def renumbered(spec: AttributeSpec) -> ArraySource:
         rows = CopiedRows(graph, spec)
-        return MappedRows(rows, lambda ids, _: np.asarray(places[ids]), dtype=places.dtype)
+        return MappedRows(
+            rows, lambda ids, _: places[graph.checked_ids(spec, ids)], dtype=places.dtype
+        )
 
     for name, split in graph.edges.splits.items():
         parts: dict[str, Any] = {

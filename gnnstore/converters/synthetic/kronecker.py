@@ -244,8 +244,8 @@ def _write_nodes(
         source = CopiedRows(graph, spec, num_copies, None if noise is None else noise.added)
         writer.set_node_attribute(name, source, dtype=spec.dtype, cat_dim=spec.cat_dim)
     first_ids = np.arange(num_copies, dtype=np.int64)[:, None] * graph.num_nodes
-    for name, spec in graph.nodes.splits.items():
-        writer.set_split(name, (first_ids + graph.read(spec)).reshape(-1))
+    for name in graph.nodes.splits:
+        writer.set_split(name, (first_ids + graph.split(name)).reshape(-1))
 
 
 class _Noise:

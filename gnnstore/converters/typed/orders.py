@@ -15,15 +15,15 @@ from gnnstore.budget.ledger import Reservation
 from gnnstore.budget.limits import memory_ledger
 from gnnstore.converters.inputs.opening import PathLike
 from gnnstore.converters.inputs.source import ArraySource, MappedRows
-from gnnstore.converters.spill_files import ReadArray
 from gnnstore.converters.writer.adjacency import finished_array
 from gnnstore.converters.writer.options import ConvertOptions
-from gnnstore.errors import InputError, UsageError, limits_named
+from gnnstore.errors import CorruptStoreError, InputError, UsageError, limits_named
 from gnnstore.formats.arrays.dtypes import dtype_name
 from gnnstore.formats.arrays.paged import PagedArray, PagedArrayWriter
 from gnnstore.formats.arrays.spec import AttributeSpec
 from gnnstore.formats.container import names as store_names
 from gnnstore.formats.container.manifest import KINDS
+from gnnstore.formats.container.reads import CheckedFiles
 from gnnstore.formats.store.by_column import (
     BLOCK_EDGE_BYTES,
     NO_TIME,
@@ -248,7 +248,7 @@ class Orders:
 
         def places(first: int, last: int, counts: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
             if times is not None:
-                of_edges = times[self.paged(edge.indices).read_slice(first, last)]
+                of_edges = times[self._sources(edge, first, last, len(times))]
             else:
                 of_edges = self.paged(edge.attributes[name]).read_slice(first, last)
                 checked_times(of_edges, first, f"the times {name!r} of {edge.type}")
@@ -260,6 +260,19 @@ class Orders:
         with progress.phase(f"order edges by {name}", edge.num_edges, "edges") as phase:
             held = 0 if times is None else times.nbytes
             return self._write(array, edge, places, phase, held)
+
+    def _sources(
+        self, edge: EdgeTypeSpec, first: int, last: int, num_nodes: int
+    ) -> npt.NDArray[Any]:
+        ids = self.paged(edge.indices).read_slice(first, last)
+        if ids.size and not 0 <= int(ids.min()) <= int(ids.max()) < num_nodes:
+            where = self.paged(edge.indices).file_paths[0]
+            raise CorruptStoreError(
+                f"{where}: edges {first} to {last - 1} come from nodes outside [0, {num_nodes}); "
+                "restore the store from a copy or convert again",
+                path=where,
+            )
+        return ids
 
     def _node_times(self, spec: AttributeSpec) -> npt.NDArray[np.int64]:
         if spec.path not in self._times:
@@ -312,10 +325,6 @@ def add_orders(
     ).add(store, schema, progress)
 
 
-def _read_array(array: PagedArray) -> ReadArray:
-    return ReadArray(array.spec, array.layout, array.file_paths, array.check_place)
-
-
 @limits_named("add an order")
 def add_order(
     store: PathLike,
@@ -357,13 +366,9 @@ def add_order(
     if not names.time_attr and not names.weight_attr:
         raise UsageError("name what to add: time_attr (--time-attr) or weight_attr (--weight-attr)")
     reader = StoreReader.open(store)
-    schema = reader.schema
+    schema, files = reader.schema, CheckedFiles(reader)
     orders = Orders(
-        names.time_attr,
-        names.weight_attr,
-        lambda spec: _read_array(reader.paged(spec)),
-        reader.read,
-        memory_bytes=memory_bytes,
+        names.time_attr, names.weight_attr, files.paged, files.read, memory_bytes=memory_bytes
     )
     orders.check(schema)
     if orders.are_in(schema):

@@ -16,13 +16,13 @@ import numpy as np
 import numpy.typing as npt
 
 from gnnstore.converters.edges.columns import CARRIED_IDS, BuiltEdges, EdgeChunk, SortedEdges
-from gnnstore.converters.spill_files import ReadArray
 from gnnstore.formats.arrays.dtypes import STORAGE_DTYPES, dtype_name, to_bfloat16_bits
 from gnnstore.formats.arrays.paged import PagedArray, PagedArrayWriter
 from gnnstore.formats.arrays.pages import PageGeometry, ShardLayout, plan_shards
 from gnnstore.formats.arrays.spec import AttributeSpec
 from gnnstore.formats.arrays.zarr_metadata import shard_name
 from gnnstore.formats.container import names
+from gnnstore.formats.container.reads import ReadArray
 from gnnstore.formats.container.strict_json import Fields
 from gnnstore.formats.store.schema import EDGE_TYPE, EdgeSplitSpec, EdgeType, EdgeTypeSpec
 from gnnstore.formats.store.store import StoreWriter

@@ -122,12 +122,12 @@ class SealedFiles(Generic[M]):
             raise error
         return self.checksum_table()
 
-    def check_array(self, array_path: str) -> None:
-        """Compare every block of an array's files with its checksum."""
+    def check_arrays(self, *array_paths: str) -> None:
+        """Compare every block of some arrays' files with its checksum."""
         crcs, threads = self.block_checksums(), min(8, len(os.sched_getaffinity(0)))
         first_blocks = self.manifest.first_blocks()[:-1]
         for entry, first in zip(self.manifest.files, first_blocks, strict=True):
-            if PurePosixPath(entry.path).parent != PurePosixPath(array_path):
+            if str(PurePosixPath(entry.path).parent) not in array_paths:
                 continue
             path = self.path / entry.path
             with storage_errors(f"read the {self.manifest.WORD}", path):

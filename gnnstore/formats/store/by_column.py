@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gnnstore.budget.ledger import Ledger, Reservation
-from gnnstore.errors import InputError
+from gnnstore.errors import CorruptStoreError, InputError
 from gnnstore.formats.arrays.dtypes import from_bfloat16_bits
 from gnnstore.formats.arrays.paged import PagedArray
 from gnnstore.formats.arrays.spec import AttributeSpec
@@ -38,6 +38,13 @@ def column_blocks(
             pointers = np.concatenate([latest, piece])
             latest = pointers[-1:]
             pending = np.concatenate([pending, np.diff(pointers)])
+            if (pending < 0).any():
+                where = indptr.file_paths[0]
+                problem = "the pointers of columns do not ascend"
+                raise CorruptStoreError(
+                    f"{where}: {problem}; restore the store from a copy or convert again",
+                    path=where,
+                )
         while len(pending):
             ends = np.cumsum(pending)
             take = int(np.searchsorted(ends, max_edges, side="right"))
