@@ -231,7 +231,7 @@ def test_an_input_of_the_wrong_kind_is_named(tmp_path: Path, output: Path) -> No
     said = refused(InputError, output, lambda: from_snap(tmp_path, output))
     assert f"should be a file, but {tmp_path} is a directory" in said
     said = refused(InputError, output, lambda: from_numpy(file, output))
-    assert f"{file}: not a complete .npz archive" in said
+    assert f"{file}: is text; 'gnnstore convert snap' reads lists of edges" in said
     (tmp_path / "empty").mkdir()
     said = refused(NotFoundError, output, lambda: from_ogb(tmp_path / "empty", output))
     assert "neither edge.csv.gz nor data.npz is there" in said

@@ -189,7 +189,7 @@ def test_floats(tmp_path: Path) -> None:
         ("1,2\n3,9223372036854775808\n", "value 9223372036854775808 is outside [-2^63, 2^63)"),
         ("from,to\n1,2\n", "line 1: column 1: 'from' is not an integer"),
         (b"1,2\n\xff\xfe,1\n", "line 2: column 1: '\ufffd\ufffd' is not an integer"),
-        (b"1,2\n\x00,1\n", r"line 2: column 1: '\x00' is not an integer"),
+        (b"1,2\n\x00,1\n", r"line 2: a NUL byte: the file is binary; raw edges: np.savez("),
     ],
 )
 @pytest.mark.parametrize("block_bytes", [4, 2**20])

@@ -30,6 +30,7 @@ from gnnstore.converters.inputs.opening import (
     existing_directory,
     existing_file,
     open_input,
+    refuse_kind,
 )
 from gnnstore.converters.inputs.source import ArraySource, MemoryArray
 from gnnstore.converters.inputs.text_arrays import TextEdges
@@ -147,6 +148,7 @@ def _read_metadata(directory: Path) -> _Metadata:
         # Only text, lists and dicts: tags are ignored, and all scalars are text.
         return _metadata(path, yaml.load(text, Loader=yaml.BaseLoader))  # noqa: S506
     except (yaml.YAMLError, RecursionError, ValueError) as error:
+        refuse_kind(path, is_raw=True)
         found = " ".join(str(error).split())[:300]
         raise InputError(f"{path}: is no metadata of GraphBolt: {found}", path=path) from None
 

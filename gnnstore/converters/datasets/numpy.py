@@ -13,11 +13,14 @@ from numpy.lib.format import read_array
 from gnnstore.converters.datasets.external import ArrayFiles, Paths, open_external, recorded
 from gnnstore.converters.edges.buffer import some_targets
 from gnnstore.converters.inputs.files import RawLayout, npy_files, open_npy, open_npz
+from gnnstore.converters.inputs.kinds import ZIP_MAGIC
 from gnnstore.converters.inputs.opening import (
     PathLike,
     describe_files,
+    existing_file,
     existing_path,
     open_zip,
+    refuse_kind,
 )
 from gnnstore.converters.inputs.source import (
     ArraySource,
@@ -94,6 +97,9 @@ def from_numpy(
             "directory in which they lie, or save them into one file with numpy.savez",
             path=path,
         )
+    if not path.is_dir():
+        existing_file(path, "the archive")
+        refuse_kind(path, ZIP_MAGIC, what="the archive", is_input=True)
     files = npy_files(path) if path.is_dir() else [path]
     x = open_external(
         features, features_raw, features_ids, options, skip_header=features_skip_header

@@ -24,10 +24,10 @@ from gnnstore.budget.limits import memory_ledger
 from gnnstore.converters.datasets.external import Paths, paths_of
 from gnnstore.converters.edges.numbering import NameBlock, encode_arrow, find_ids, wrong_name
 from gnnstore.converters.inputs.opening import (
-    describe_binary,
     existing_file,
     existing_path,
     open_input,
+    refuse_kind,
 )
 from gnnstore.converters.inputs.parts import directory_columns, parts_of, refuse_two_formats
 from gnnstore.converters.inputs.source import ArraySource, cut_rows, read_ahead
@@ -297,11 +297,12 @@ def _kind_of(path: Path) -> str:
     with open_input(path) as file:
         kind = _MAGIC.get(file.read(4))
     if kind is None:
-        found = describe_binary(path) or (
-            "is neither Parquet, Arrow nor Feather; 'gnnstore convert snap' reads lists of edges "
-            "in text"
+        refuse_kind(path)
+        raise InputError(
+            f"{path}: is neither Parquet, Arrow nor Feather; 'gnnstore convert snap' reads lists "
+            "of edges in text",
+            path=path,
         )
-        raise InputError(f"{path}: {found}", path=path)
     return kind
 
 

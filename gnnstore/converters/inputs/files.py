@@ -24,7 +24,8 @@ import numpy.lib.format as npy
 import numpy.typing as npt
 
 from gnnstore import _core
-from gnnstore.converters.inputs.opening import describe_binary, existing_file, open_input, open_zip
+from gnnstore.converters.inputs.kinds import ZIP_MAGIC
+from gnnstore.converters.inputs.opening import existing_file, open_input, open_zip, refuse_kind
 from gnnstore.converters.inputs.parts import parts_of
 from gnnstore.converters.inputs.source import (
     ArraySource,
@@ -199,6 +200,7 @@ class RawLayout:
 def open_raw(path: Path, layout: RawLayout) -> FileArray:
     """Open a raw file, with as many rows as it has."""
     existing_file(path, "the raw file")
+    refuse_kind(path, is_raw=True)
     with storage_errors("read the raw file", path):
         found = path.stat().st_size
     rows, rest = divmod(found, layout.row_bytes)
@@ -254,6 +256,7 @@ def read_npy_header(stream: IO[bytes], label: str, path: Path, num_bytes: int) -
 def open_npy(path: Path) -> ArraySource:
     """Open a `.npy` file; only its header is read."""
     existing_file(path, "the array")
+    refuse_kind(path, npy.MAGIC_PREFIX, what="the array")
     with storage_errors("read the array", path), open_input(path) as stream:
         header = read_npy_header(stream, str(path), path, path.stat().st_size)
     if 0 in header.shape:  # nothing to read
@@ -318,10 +321,14 @@ def open_npz(path: Path, leave_out: Collection[str] = ()) -> dict[str, ArraySour
         with storage_errors("read the archive", path), open_zip(path) as archive:
             members = archive.infolist()
     except zipfile.BadZipFile as error:
-        found = describe_binary(path) or "zip"
-        if "zip" in found:
-            found = f"not a complete .npz archive ({error}); it is truncated or something else"
+        refuse_kind(path, ZIP_MAGIC)
+        found = f"not a complete .npz archive ({error}); it is truncated or something else"
         raise InputError(f"{path}: {found}", path=path) from None
+    if any(member.filename.endswith("/data.pkl") for member in members):
+        raise InputError(
+            f"{path}: is a file of torch.save; a Data in one is read by 'gnnstore convert pyg'",
+            path=path,
+        )
     sources: dict[str, ArraySource] = {}
     for member in members:
         name = member.filename.removesuffix(".npy")

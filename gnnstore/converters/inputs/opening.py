@@ -18,43 +18,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, BinaryIO, cast
 
+from gnnstore.converters.inputs.kinds import (
+    BINARY,
+    GZIP_MAGIC,
+    HEAD_BYTES,
+    describe_binary,
+    describe_raw,
+    describe_text,
+)
 from gnnstore.errors import InputError, NotFoundError, UsageError, storage_error, storage_errors
 from gnnstore.formats.container.files import check_regular, open_binary
 from gnnstore.progress import NullPhase, Phase
 
 PathLike = str | os.PathLike[str]
 
-_HEAD_BYTES = 512
-TAR_MAGIC = slice(257, 262)
-_TABLE = "convert it with 'gnnstore convert table'"
-_ARRAY = (
-    "give it to an option that takes arrays, or put it, as edge_index.npy, into a directory for "
-    "'gnnstore convert numpy'"
-)
-_ZIP = (
-    "a zip archive; one of arrays (.npz) is read by 'gnnstore convert numpy', a Data of torch.save "
-    "by 'gnnstore convert pyg', and of others, extract what is in them"
-)
-_PAGES = (b"<!doctype html", b"<html")
-_PARQUET = b"PAR1"
-# First bytes of files, their kind, and advice.
-_KINDS = (
-    (b"\x93NUMPY", f"an array (.npy); {_ARRAY}"),
-    (_PARQUET, f"a Parquet file; {_TABLE}"),
-    (b"ARROW1\0\0", f"an Arrow or Feather file; {_TABLE}"),
-    (b"PK\x03\x04", _ZIP),
-    (b"\x89HDF\r\n\x1a\n", "an HDF5 file, which is not read; save its arrays with numpy.savez"),
-    *(
-        (magic, "compressed, but not with gzip; decompress it")
-        for magic in (b"BZh91AY&SY", b"\xfd7zXZ\0", b"\x28\xb5\x2f\xfd")
-    ),
-    *((magic, "text in UTF-16; convert it to UTF-8") for magic in (b"\xff\xfe", b"\xfe\xff")),
-)
-
 BLOCK_BYTES = 2**20
 # Longer than any row of numbers: the file is not text, or a bomb of a gigabyte without a line end.
 MAX_LINE_BYTES = 2**26
-_GZIP_MAGIC = b"\x1f\x8b"
 
 
 def existing_path(path: PathLike, what: str) -> Path:
@@ -88,18 +68,21 @@ def open_zip(path: Path) -> Iterator[zipfile.ZipFile]:
         yield archive
 
 
-def describe_binary(path: Path) -> str | None:
-    """Return what a file is by its first bytes, and advice, such as "is a tar archive; ..."."""
-    with open_input(path) as file:
-        head = file.read(_HEAD_BYTES)
-        if head.startswith(_PARQUET):  # as text may begin as well, but not end
-            file.seek(-len(_PARQUET), os.SEEK_END)
-            head = head if file.read() == _PARQUET else b""
-    if head[TAR_MAGIC] == b"ustar":
-        return "is a tar archive; extract what is in it"
-    if any(head[: len(tag)].lower() == tag for tag in _PAGES):
-        return "is a web page; download the file itself"
-    return next((f"is {kind}" for magic, kind in _KINDS if head.startswith(magic)), None)
+def refuse_kind(
+    path: Path,
+    *wanted: bytes,
+    what: str = "the file",
+    is_raw: bool = False,
+    is_input: bool = False,
+) -> None:
+    """Raise if the first bytes of a file are not wanted ones, but those of another kind."""
+    with storage_errors(f"read {what}", path), open_input(path) as file:
+        head = file.read(HEAD_BYTES)
+    if wanted and head.startswith(wanted):
+        return
+    found = describe_raw(head) if is_raw else describe_binary(head, is_input=is_input)
+    if found is not None:
+        raise InputError(f"{path}: {found}", path=path)
 
 
 def existing_directory(path: PathLike, what: str) -> Path:
@@ -153,9 +136,11 @@ def read_blocks(
     line, rest = 1, b""  # blank lines at the end of a block wait for others to follow
     try:
         with open_input(path) as raw:
-            zipped = raw.read(len(_GZIP_MAGIC)) == _GZIP_MAGIC
+            zipped = raw.read(len(GZIP_MAGIC)) == GZIP_MAGIC
             raw.seek(0)
-            problem = describe_binary(path)
+            stream = cast(IO[bytes], gzip.GzipFile(fileobj=raw) if zipped else raw)
+            chunk = stream.read(block_bytes)
+            problem = describe_text(chunk[:HEAD_BYTES])
             if problem is not None:
                 raise InputError(f"{path}: {problem}", path=path)
             if path.suffix == ".gz" and not zipped:
@@ -164,14 +149,15 @@ def read_blocks(
                     "decompress or rename it, or download it again",
                     path=path,
                 )
-            stream = cast(IO[bytes], gzip.GzipFile(fileobj=raw) if zipped else raw)
             position = 0
-            while chunk := stream.read(block_bytes):
+            while chunk:
                 phase.advance(raw.tell() - position)
                 position = raw.tell()
-                if line == 1 and chunk[TAR_MAGIC] == b"ustar":
-                    raise InputError(f"{path}: is a tar archive; extract what is in it", path=path)
-                data, rest = _cut(rest + chunk)
+                chunk = rest + chunk
+                if b"\0" in chunk:
+                    line += chunk.count(b"\n", 0, chunk.index(b"\0"))
+                    raise InputError(f"{path}: line {line}: {BINARY}", path=path)
+                data, rest = _cut(chunk)
                 if data:
                     yield _block(line, data)
                     line += data.count(b"\n")
@@ -181,6 +167,7 @@ def read_blocks(
                         "this is not a table of numbers",
                         path=path,
                     )
+                chunk = stream.read(block_bytes)
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise InputError(
             f"{path}: the gzip stream is damaged or ends early, in or soon after line {line} "

@@ -25,7 +25,14 @@ import numpy.typing as npt
 
 from gnnstore.budget.ledger import Ledger, Reservation
 from gnnstore.budget.limits import memory_ledger
-from gnnstore.converters.inputs.opening import PathLike, existing_file, open_input, open_zip
+from gnnstore.converters.inputs.kinds import ZIP_MAGIC
+from gnnstore.converters.inputs.opening import (
+    PathLike,
+    existing_file,
+    open_input,
+    open_zip,
+    refuse_kind,
+)
 from gnnstore.converters.inputs.source import ArraySource, MemoryArray
 from gnnstore.errors import InputError, storage_error, storage_errors
 
@@ -103,6 +110,8 @@ def read_pickled(
         raise storage_error(error, f"read {what}", path) from error
     except MemoryError:
         found = "more than there is memory for, or a malformed pickle"
+    except InputError:  # a file of another kind
+        raise
     except NotArraysError as error:
         found = str(error)
     except (zipfile.BadZipFile, zlib.error, EOFError) as error:
@@ -123,8 +132,14 @@ def _load(path: Path, names: Mapping[str, Any]) -> Any:
             for _ in range(_NUM_PICKLES_BEFORE):
                 _check_opcodes(stream, _OPCODES)
             return _unpickle(stream, _no_storage, names)
+    refuse_kind(path, ZIP_MAGIC)
     with open_zip(path) as archive:
         members, read = archive.infolist(), cache(archive.read)
+        if members and all(m.filename.endswith(".npy") for m in members):
+            raise InputError(
+                f"{path}: is an archive of arrays (.npz), which 'gnnstore convert numpy' reads",
+                path=path,
+            )
         # Stored members that do not overlap are no larger than the file, whose bytes are counted.
         is_stored = all(m.compress_type == zipfile.ZIP_STORED for m in members)
         if not is_stored or sum(m.file_size for m in members) > path.stat().st_size:
@@ -350,7 +365,8 @@ def open_saved_data(path: PathLike, memory_bytes: int | None) -> Data:
             raise NotArraysError(f"a {type(attributes).__name__}")
         return _data_of(attributes)
 
-    place = Path(path)
+    place = existing_file(path, "the data")
+    refuse_kind(place, ZIP_MAGIC, _OLD_TORCH, is_input=True)
     memory = memory_ledger("reading the data", memory_bytes)
     return read_pickled(place, "the data", memory, read, expected="a Data of PyG", names=names)
 
