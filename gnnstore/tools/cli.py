@@ -6,10 +6,14 @@ runs and not before; this module has only the names and one line about each.
 
 from __future__ import annotations
 
+import ctypes
 import importlib
 import logging
+import os
 import sys
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, redirect_stdout, suppress
 from functools import cache
 
 import click
@@ -20,6 +24,7 @@ from gnnstore.tools.options import GENERAL, Group, section
 from gnnstore.tools.session import (
     BROKEN_PIPE,
     OK,
+    PLUGINS,
     Session,
     interrupts_wait,
     no_interrupt_lost,
@@ -27,6 +32,10 @@ from gnnstore.tools.session import (
     report,
     start_logging,
 )
+
+_LOG = logging.getLogger(__name__)
+_STDOUT = 1  # its descriptor
+_MOST_SHOWN = 200  # bytes that a plug-in printed
 
 # By section: a command, and one line for --help.
 _SECTIONS = {
@@ -90,11 +99,52 @@ def load_plugins() -> None:
     from importlib.metadata import entry_points  # noqa: PLC0415 - of some commands only
 
     for plugin in entry_points(group="gnnstore.plugins"):
+        PLUGINS[plugin.module] = plugin.name
+        problem = ""
+        with _stdout_kept() as printed:
+            try:
+                plugin.load()
+            except KeyboardInterrupt:
+                raise
+            except BaseException as error:  # whatever its author has done, exits too
+                problem = f"cannot be imported and is left out: {described(error)}"
+        for text in (
+            problem,
+            printed and f"printed on stdout when it was imported: {printed[0]!r}",
+        ):
+            if text:
+                _LOG.warning("the plug-in %s (%s) %s", plugin.name, plugin.value, text)
+
+
+@contextmanager
+def _stdout_kept() -> Iterator[list[str]]:
+    """Keep what a block prints on stdout, also by its descriptor, as the item of a list."""
+    printed: list[str] = []
+    with tempfile.TemporaryFile() as file:
+        _flush()
+        before = os.dup(_STDOUT)
+        os.dup2(file.fileno(), _STDOUT)
+        # Left open: what is imported may keep it, as handlers of logging do.
+        stream = open(_STDOUT, "w", 1, errors="backslashreplace", closefd=False)  # noqa: SIM115
         try:
-            plugin.load()
-        except Exception as error:  # whatever its author has done
-            text = "the plug-in %s (%s) cannot be imported and is left out: %s"
-            logging.getLogger(__name__).warning(text, plugin.name, plugin.value, described(error))
+            with redirect_stdout(stream):
+                yield printed
+        finally:
+            stream.flush()
+            _flush()
+            os.dup2(before, _STDOUT)
+            os.close(before)
+            file.seek(0)
+            if text := file.read(_MOST_SHOWN).decode(errors="replace").strip():
+                printed.append(text)
+
+
+def _flush() -> None:
+    """Write what streams on stdout hold: Python's, and the C library's."""
+    for stream in (sys.stdout, sys.__stdout__):
+        with suppress(OSError, ValueError, AttributeError):  # closed, or None
+            stream.flush()  # type: ignore[union-attr]
+    ctypes.CDLL(None).fflush(None)
 
 
 class _LazyGroup(Group):

@@ -63,6 +63,8 @@ class Group(click.Group):
     """A group that suggests a name for a mistyped one."""
 
     noun = "command"
+    # What else users may call a command, or endings of files, and what to say then.
+    other_names: Mapping[str, str] = {}
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -74,6 +76,9 @@ class Group(click.Group):
 
             known = self.list_commands(ctx)
             is_path = "." in name or "/" in name  # of an input, without its kind
+            ending = name.lower().removesuffix(".gz").rpartition(".")[2]
+            if (advice := self.other_names.get(ending)) is not None:
+                raise click.UsageError(f"No such {self.noun} {name!r}. {advice}", ctx)
             found = [] if is_path else get_close_matches(name.lower(), known)
             advice = f"Did you mean {' or '.join(found)}?"
             if not found:

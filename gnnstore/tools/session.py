@@ -52,6 +52,9 @@ DEFECT = 70  # sysexits.h EX_SOFTWARE: an error that gnnstore did not foresee
 INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 BROKEN_PIPE = 141  # 128 + SIGPIPE: the reader of the output left
 
+# The modules of plug-ins that were imported, and the plug-ins' names.
+PLUGINS: dict[str, str] = {}
+
 
 @dataclass
 class Session:
@@ -238,9 +241,28 @@ def _describe(error: BaseException) -> tuple[str, int]:
         where = f": {os.fsdecode(error.filename)}" if error.filename is not None else ""
         status = NOT_FOUND if error.errno == errno.ENOENT else STORAGE
         return f"{error.strerror or error}{where}", status
+    if plugin := _plugin_of(error):
+        said = (
+            f"{plugin} raised {described(error)}\n"
+            "Report it to the plug-in's author with the traceback above. What is wrong with an "
+            "input, a plug-in says by raising gnnstore.errors.InputError."
+        )
+        return said, DEFECT
     defect = (
         f"gnnstore met an error it did not foresee: {described(error)}\n"
         "This is a defect. Please report it with the traceback above and what "
         "`gnnstore info` prints."
     )
     return defect, DEFECT
+
+
+def _plugin_of(error: BaseException) -> str:
+    """Return the name of the plug-in in whose code an error was raised; "" if in none."""
+    packages = {module.partition(".")[0]: module for module in PLUGINS}
+    found = ""
+    for part in (error.__cause__ or error.__context__, error):
+        for frame, _ in traceback.walk_tb(None if part is None else part.__traceback__):
+            module = packages.get(str(frame.f_globals.get("__name__")).partition(".")[0])
+            if module is not None:
+                found = f"the plug-in {PLUGINS[module]} ({module})"
+    return found

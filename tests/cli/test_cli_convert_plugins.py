@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from importlib.metadata import EntryPoint
 from pathlib import Path
@@ -55,6 +56,7 @@ def plugins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
     monkeypatch.setattr(CONVERTERS, "_values", {})
     yield install
+    cli.PLUGINS.clear()
     for name in ("gnnstore_lines", "gnnstore_broken"):
         sys.modules.pop(name, None)
 
@@ -71,6 +73,57 @@ def test_a_plugin_s_converter_is_a_command(run: Any, tmp_path: Path, plugins: An
     assert "lines" in done.stdout
     assert said not in done.stderr, "a plug-in is imported once"
     assert "Convert lines of two numbers." in run("convert", "lines", "--help").stdout
+
+
+MISBEHAVING = {
+    "gnnstore_exits": ("import sys\nsys.exit(3)", "is left out: SystemExit: 3"),
+    "gnnstore_raises": ("raise GeneratorExit('no')", "is left out: GeneratorExit: no"),
+    "gnnstore_prints": (
+        "import os, sys; os.write(1, b'by hand, '); print('by print', file=sys.__stdout__)",
+        "printed on stdout when it was imported: 'by hand, by print'",
+    ),
+}
+
+
+def test_what_plugins_do_when_they_are_imported_costs_a_warning(
+    tmp_path: Path, plugins: Any, capfd: Any
+) -> None:
+    plugins(**{name: text for name, (text, _) in MISBEHAVING.items()}, gnnstore_lines=PLUGIN)
+    (tmp_path / "e.lines").write_text("0 1\n1 2\n")
+    words = ["convert", "lines", str(tmp_path / "e.lines"), str(tmp_path / "o.gnn"), "--json"]
+    assert cli.main(words) == 0
+    done = capfd.readouterr()
+    assert json.loads(done.out)["command"] == "convert"
+    for name, (_, said) in MISBEHAVING.items():
+        assert f"the plug-in {name} ({name}) " in done.err
+        assert said in done.err
+        sys.modules.pop(name, None)
+
+
+def test_ctrl_c_during_an_import_ends_the_command(plugins: Any, run: Any) -> None:
+    plugins(gnnstore_broken="raise KeyboardInterrupt")
+    assert run("convert", "--help").status == 130
+
+
+@pytest.mark.parametrize(
+    ("raised", "said"),
+    [
+        ("KeyError('weight')", "the plug-in gnnstore_lines (gnnstore_lines) raised KeyError: "),
+        ("InputError('line 2 is odd')", "gnnstore: error: line 2 is odd"),
+    ],
+)
+def test_an_error_in_a_plugin_names_it(
+    run: Any, tmp_path: Path, plugins: Any, raised: str, said: str
+) -> None:
+    status = 1 if raised.startswith("InputError") else 70
+    text = PLUGIN.replace("    source = {", f"    raise {raised}\n    source = {{")
+    plugins(gnnstore_lines="from gnnstore.errors import InputError\n" + text)
+    (tmp_path / "e.lines").write_text("0 1\n")
+    done = run("convert", "lines", tmp_path / "e.lines", tmp_path / "o.gnn")
+    assert done.status == status
+    assert said in done.stderr
+    assert ("InputError." in done.stderr) == ("Traceback" in done.stderr) == (status == 70)
+    assert "a defect" not in done.stderr
 
 
 @pytest.mark.parametrize("kind", [list, np.array, torch.tensor])

@@ -406,10 +406,35 @@ Examples:
 }
 
 
+# Names of formats and endings, by what is said of them.
+_OTHER_NAMES = {
+    "'gnnstore convert snap' reads lists of edges in text (CSV, TSV, Matrix Market, SNAP, KONECT), "
+    "'gnnstore convert typed' tables of nodes, too.": (
+        *("csv", "tsv", "txt", "text", "edgelist", "edge-list", "edges", "mtx", "konect"),
+    ),
+    "'gnnstore convert table' reads Parquet, Arrow and Feather.": (
+        *("parquet", "pq", "arrow", "feather", "tables", "pandas", "polars"),
+    ),
+    "'gnnstore convert numpy' reads arrays (.npz, .npy) and matrices of scipy.sparse.save_npz.": (
+        *("npz", "npy", "arrays", "scipy"),
+    ),
+    "'gnnstore convert pyg' reads a Data of torch.save.": ("pt", "pth", "torch", "data"),
+    "'gnnstore convert triples' reads triples in text.": ("kg", "openke", "nt", "ntriples"),
+    "'gnnstore convert typed' reads files for each type of nodes and edges.": (
+        *("hetero", "types"),
+    ),
+    "'gnnstore convert graphbolt' reads an OnDiskDataset of DGL GraphBolt.": ("dgl",),
+    "Read it with networkx and give from_pyg(from_networkx(g), OUTPUT), in Python.": (
+        *("networkx", "graphml", "gexf", "gml", "pajek", "net", "dot", "json", "jsonl"),
+    ),
+}
+
+
 class _Kinds(Group):
     """The kinds of this module, and those that plug-ins have registered."""
 
     noun = "kind"
+    other_names = {name: advice for advice, names in _OTHER_NAMES.items() for name in names}  # noqa: RUF012
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return our own kinds, then others."""
