@@ -205,6 +205,13 @@ class ByName(Mapping[str, T], Generic[T, S]):
         return len(self._specs)
 
 
+_HOW_TO_SPLIT = (
+    ". Name the nodes yourself with input_nodes= (ids, or a mask), or convert again with splits: "
+    "train_mask, val_mask and test_mask of a Data, --splits FILE.npz of 'gnnstore convert snap', "
+    "or, of every kind, --split-fractions [TYPE=]0.8,0.1,0.1, which draws them"
+)
+
+
 class Splits(ByName[Tensor, AttributeSpec]):
     """Node ids by split name, int64; "val" finds "valid"."""
 
@@ -219,8 +226,9 @@ class Splits(ByName[Tensor, AttributeSpec]):
         if spec is None:
             there = ", ".join(self._specs) or "none"
             path = self._reader.path
+            help_ = "" if self._specs else _HOW_TO_SPLIT
             raise NoSplitError(
-                f"{path}: there is no split {name!r}; the store's splits: {there}", path=path
+                f"{path}: there is no split {name!r}; the store's splits: {there}{help_}", path=path
             )
         ids = self._reader.read(spec)
         check_nodes(self._reader, spec, ids, self._num_nodes)

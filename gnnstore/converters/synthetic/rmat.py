@@ -26,7 +26,7 @@ from gnnstore.converters.inputs.opening import PathLike
 from gnnstore.converters.inputs.source import GeneratedRows, num_threads
 from gnnstore.converters.typed.inputs import EdgeInput, NodeInput, write_graph
 from gnnstore.converters.writer.graph_writer import GraphWriter
-from gnnstore.converters.writer.options import ConvertOptions, converter
+from gnnstore.converters.writer.options import ConvertOptions, check_fractions, converter
 from gnnstore.errors import UsageError, whole_number
 from gnnstore.formats.store.schema import EDGE_TYPE, NODE_TYPE
 from gnnstore.progress import Progress
@@ -122,7 +122,9 @@ class SyntheticNodes:
     ) -> dict[str, npt.NDArray[np.int64]]:
         """Assign nodes to the splits at random."""
         draws = draw_words(self.seed, _SPLIT, 0, 1 << self.scale)[candidates] / 2.0**64
-        split = np.searchsorted(np.cumsum(fractions), draws, side="right")
+        bounds = np.cumsum(fractions)
+        bounds[bounds > 1 - 1e-9] = 1  # or the sum may be rounded to less
+        split = np.searchsorted(bounds, draws, side="right")
         return {name: candidates[split == i] for i, name in enumerate(("train", "valid", "test"))}
 
 
@@ -193,10 +195,7 @@ def from_rmat(
         "seed": seed,
     }
     check_numbers(**{**parameters, "homophily": homophily or 0})
-    if len(split_fractions) != 3 or min(split_fractions) < 0 or sum(split_fractions) > 1 + 1e-9:
-        raise UsageError(
-            f"split_fractions={split_fractions} are not three shares that add up to at most 1"
-        )
+    split_fractions = check_fractions("split_fractions", split_fractions)
     right_sum = len(probabilities) == 4 and abs(sum(probabilities) - 1) <= 1e-6
     if not right_sum or min(probabilities) < 0:
         raise UsageError(

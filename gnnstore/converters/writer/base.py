@@ -128,6 +128,7 @@ class BaseWriter:
         self._check_options()
         if not num_nodes:
             raise UsageError("a graph without a node type cannot be stored")
+        options.check_types(tuple(num_nodes))
         self.progress = progress or NullProgress()
         self._provenance = provenance(kind, source or {}, options)
         self._index_dtype: IndexDtype = options.index_dtype or index_dtype
@@ -238,6 +239,8 @@ class BaseWriter:
         return replace(spec, values=self._type_values[of], value_arrays=self._type_arrays[of])
 
     def _commit(self, *, explicit_num_nodes: bool = False) -> Path:
+        for own in self._nodes.values():
+            own.draw_splits()
         node_types = tuple(self._with_values(own.spec(), name) for name, own in self._nodes.items())
         num_nodes = max(own.num_nodes for own in node_types)
         if self._index_dtype == "int32" and num_nodes > np.iinfo(np.int32).max:

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterable, Iterator
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -47,6 +48,7 @@ from gnnstore.formats.container import names
 from gnnstore.formats.store.schema import NODE_TYPE, NodeTypeSpec, TextSpec
 from gnnstore.formats.store.store import StoreWriter
 from gnnstore.progress import Phase, Progress
+from gnnstore.random_words import keyed, permutation
 
 SCALES = "x_scale"  # the graph array with the scales of features that are stored as multiples
 LARGEST = 127  # -128 is left out, so that negating never overflows
@@ -61,6 +63,9 @@ MAX_COMPRESSED_BYTES = 2**26
 _SUFFIXES = ("", "_mask", "_idx")
 _NAMES = {"train": "train", "valid": "valid", "val": "valid", "test": "test"}
 SPLIT_KEYS = {name + suffix: split for name, split in _NAMES.items() for suffix in _SUFFIXES}
+_NAMES_DRAWN = ("train", "valid", "test")
+_SPLITS = 0x73706C697473_0000  # the second word of the generator's key; a type's checksum is added
+_BYTES_PER_DRAW = 4 * 8  # a word, its place, and both while they are sorted
 # The array, its ids as int64, and these sorted to find repeated ids.
 _BYTES_PER_ENTRY = 3 * 8
 
@@ -226,6 +231,7 @@ class NodeArrays:
         self._progress = progress
         self._type = node_type
         self._of = "" if node_type == NODE_TYPE else f" of {node_type!r}"
+        self._fractions = options.fractions_of(node_type)  # of the splits to draw
         self._splits: dict[str, AttributeSpec] = {}
         # Splits that wait until N is known: their name for messages, and their values.
         self._waiting: dict[str, tuple[str, npt.NDArray[Any]]] = {}
@@ -348,6 +354,11 @@ class NodeArrays:
     ) -> int:
         """Name a set of nodes; return the bytes that are kept in memory until N is known."""
         name = split_name(name)
+        if self._fractions is not None:
+            raise UsageError(
+                f"{where or 'the input'}: has the split {name!r}{self._of}, next to which none is "
+                "drawn; leave out split_fractions=, or the splits"
+            )
         where = where or f"the split {name!r}{self._of}"
         if name in self._splits or name in self._waiting:
             raise InputError(f"{where}: the split {name!r}{self._of} was given already")
@@ -365,6 +376,22 @@ class NodeArrays:
     def _write_split(self, name: str, where: str, values: npt.NDArray[Any], num_nodes: int) -> None:
         path, ids = names.split_array(self._type, name), split_ids(values, num_nodes, where)
         self._splits[name] = self._store.compressed(path, ids, name=name)
+
+    def draw_splits(self) -> None:
+        """Write the splits that the options ask for, once N is known."""
+        if self._fractions is None:
+            return
+        count = self.num_nodes or 0
+        drawn = Reservation(f"an order of {count} nodes", _BYTES_PER_DRAW * count)
+        memory_ledger("drawing splits", self._options.memory_bytes).add(drawn).check()
+        key = (self._options.seed, _SPLITS + zlib.crc32(self._type.encode()))
+        order = permutation(count, keyed(key, (0, 0, 0, 0)))
+        begin = 0
+        for name, end in zip(_NAMES_DRAWN, split_ends(count, self._fractions), strict=True):
+            if end > begin:
+                where = f"the split {name!r}{self._of}"
+                self._write_split(name, where, np.sort(order[begin:end]), count)
+            begin = end
 
     def set_original_ids(self, ids: npt.ArrayLike | ArraySource) -> None:
         """Record the input's own id [N] of every node."""
@@ -449,6 +476,12 @@ def split_ids(values: npt.NDArray[Any], num_nodes: int, where: str) -> npt.NDArr
             + ("; a mask must be of the type bool" if len(ids) == num_nodes else "")
         )
     return ids
+
+
+def split_ends(num_nodes: int, fractions: Sequence[float]) -> list[int]:
+    """Return where splits of rounded shares of the nodes end: with N, if the shares make 1."""
+    ends = (min(1.0, sum(fractions[: i + 1])) for i in range(len(fractions)))
+    return [num_nodes if end > 1 - 1e-9 else math.floor(end * num_nodes + 0.5) for end in ends]
 
 
 def split_ranges(

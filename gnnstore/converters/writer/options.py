@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from functools import partial, wraps
 from pathlib import Path
 from typing import Any, Literal, ParamSpec, get_args
 
 from gnnstore.budget.limits import parse_memory
-from gnnstore.errors import UsageError, check_choice, limits_named
+from gnnstore.errors import UsageError, check_choice, limits_named, whole_number
 from gnnstore.formats import StoreManifest
 from gnnstore.formats.arrays.dtypes import STORAGE_DTYPES
 from gnnstore.formats.container.workdir import check_final
@@ -21,6 +21,7 @@ from gnnstore.units import Registry, parse_size
 SelfLoops = Literal["keep", "drop", "add"]
 IndexDtype = Literal["int64", "int32"]
 FeatureScale = Literal["column"]
+Fractions = tuple[float, float, float]  # of train, valid and test
 
 _CHOICES = {
     "self_loops": get_args(SelfLoops),
@@ -85,6 +86,14 @@ class ConvertOptions:
         Of graphs of several types: edge types that also get a reverse type `rev_RELATION`, with the
         same ids and attributes: "all", relations, or types as in "author__writes__paper". Rows of
         more than 64 bytes are shared by both types, narrower ones are copied.
+    split_fractions : tuple of three floats, or Mapping of str to such tuples, optional
+        Draw the splits train, valid and test of nodes at random: shares that add up to at most 1,
+        rounded so that all nodes are in a split where they add up to 1. By node type, if there are
+        several: {"paper": (0.8, 0.1, 0.1)}. Refused where the input has splits of its own.
+        (`from_rmat` has a parameter of this name.)
+    seed : int
+        In [0, 2**64): of what is drawn for `split_fractions`; that of the converter where it has
+        one.
     spill_dir : str, optional
         An existing directory for temporary files while edges are sorted on disk. None:
         next to the output.
@@ -104,6 +113,8 @@ class ConvertOptions:
     time_attr: tuple[str, ...] = ()
     weight_attr: tuple[str, ...] = ()
     reverse: tuple[str, ...] = ()
+    split_fractions: Mapping[str, Fractions] | Fractions | None = None
+    seed: int = 0
 
     def __post_init__(self) -> None:
         set_value = partial(object.__setattr__, self)
@@ -111,6 +122,9 @@ class ConvertOptions:
             given = getattr(self, name)
             names = (given,) if isinstance(given, str) else given
             set_value(name, tuple(dict.fromkeys(names)))
+        set_value("split_fractions", _by_type(self.split_fractions))
+        if not 0 <= whole_number("seed", self.seed) < 2**64:
+            raise UsageError(f"seed={self.seed} is not in [0, 2**64)")
         if self.page_bytes is not None:
             set_value("page_bytes", parse_size(self.page_bytes, name="page_bytes"))
         if self.memory_bytes is not None:
@@ -124,13 +138,57 @@ class ConvertOptions:
                 f"{self.feature_dtype!r}: floats need no scale"
             )
 
+    def fractions_of(self, node_type: str) -> Fractions | None:
+        """Return the shares of the splits to draw of a node type; None: none are drawn."""
+        given: Any = self.split_fractions or {}  # by type: see __post_init__
+        found: Fractions | None = given.get(node_type, given.get(""))
+        return found
+
+    def check_types(self, node_types: Sequence[str]) -> None:
+        """Raise if splits are to be drawn of a type that is not there, or of no type of several."""
+        given: Any = self.split_fractions or {}
+        for name in given:
+            if name not in node_types and (name or len(node_types) > 1):
+                what = f"there is no node type {name!r}" if name else "nodes have types"
+                raise UsageError(
+                    f"split_fractions: {what}; there are {', '.join(map(repr, node_types))}: write "
+                    f"{node_types[0]}=0.8,0.1,0.1 for one, as --split-fractions, or "
+                    f"{{{node_types[0]!r}: (0.8, 0.1, 0.1)}} in Python"
+                )
+
     def to_json(self) -> dict[str, Any]:
         """Return the options that affect the store's contents, for its provenance."""
         return {
             name: value
             for name, value in asdict(self).items()
-            if name not in _WITHOUT_EFFECT and (value or name not in _LISTS)
+            if name not in _WITHOUT_EFFECT
+            and (value or name not in (*_LISTS, "split_fractions"))
+            and (name != "seed" or self.split_fractions)
         }
+
+
+def _by_type(given: Any) -> Mapping[str, Fractions] | None:
+    """Return fractions of splits by node type, "" being the only one."""
+    if given is None:
+        return None
+    found: dict[str, Fractions] = {}
+    for name, fractions in (given if isinstance(given, Mapping) else {"": given}).items():
+        found[name] = check_fractions("split_fractions", fractions)
+    return found
+
+
+def check_fractions(name: str, fractions: Any) -> Fractions:
+    """Return the shares of train, valid and test; raise UsageError if they are none."""
+    try:
+        train, valid, test = (float(share) for share in fractions)
+    except (TypeError, ValueError):
+        train = valid = test = -1.0
+    if not (min(train, valid, test) >= 0 and train + valid + test <= 1 + 1e-9):
+        raise UsageError(
+            f"{name}={fractions} are not three shares that add up to at most 1; write those of "
+            "train, valid and test, as in 0.8,0.1,0.1"
+        )
+    return train, valid, test
 
 
 def check_features(options: ConvertOptions | None, *, has_features: bool, remedy: str) -> None:
@@ -172,6 +230,8 @@ def converter(convert: Callable[P, Path]) -> Callable[P, Path]:
             kwargs["options"] = replace(options, **more)
         given = signature.bind(*args, **kwargs).arguments
         options = given.get("options") or ConvertOptions()
+        if "seed" in signature.parameters and options.split_fractions:
+            kwargs["options"] = replace(options, seed=given.get("seed", options.seed))
         if "output" in given and not (options.overwrite or options.resume):
             final = Path(os.path.abspath(given["output"]))  # noqa: PTH100 - links stay
             check_final(final, StoreManifest, overwrite=False)

@@ -11,7 +11,7 @@ import click
 
 from gnnstore import converters
 from gnnstore.converters.inputs.files import RawLayout
-from gnnstore.converters.writer.options import CONVERTERS, ConvertOptions
+from gnnstore.converters.writer.options import CONVERTERS, ConvertOptions, check_fractions
 from gnnstore.errors import UsageError
 from gnnstore.formats.arrays.dtypes import STORAGE_DTYPES
 from gnnstore.tools.commands.stores import convert, output_options
@@ -80,6 +80,19 @@ Output and progress
     ),
     output_options,
 )
+# The same of converters that have no options of these names.
+_SPLITS = {
+    "--split-fractions": """
+Splits
+  --split-fractions [TYPE=]F,F,F*
+      Draw the splits train, valid and test of the nodes at random, as in 0.8,0.1,0.1: all nodes are
+      used if the shares add up to 1. Where nodes have types, those of a TYPE; repeat it for more.
+""",
+    "--seed": """
+Splits
+  --seed N>=0  Seed of the splits that are drawn.
+""",
+}
 _FEATURES = """
 Features
   --features FILE*
@@ -463,6 +476,11 @@ def _column(text: str, _: str) -> tuple[str, str]:
     return name, column or name
 
 
+def _fractions(text: str, option: str) -> tuple[str, tuple[float, ...]]:
+    node_type, _, shares = text.rpartition("=")
+    return node_type, check_fractions(option, shares.split(","))
+
+
 def _numbered_column(text: str, _: str) -> tuple[str, str]:
     name, mark, column = text.partition("=")
     if not mark:
@@ -487,6 +505,11 @@ def _command_of(kind: str, text: str, options: str, function: Callable[..., Path
         if each.default is each.empty and each.kind is each.POSITIONAL_OR_KEYWORD
     ]
     words = [word for word in words if f"--{word} " not in options]
+    splits = [
+        declared(text, ConvertOptions.__init__, split_fractions=Pairs(_fractions))
+        for flag, text in _SPLITS.items()
+        if f"{flag} " not in options
+    ]
     plot = [plot_option("Plot the degree distributions before and after.")]
 
     @click.command(name=kind, cls=Command, help=text)
@@ -494,6 +517,7 @@ def _command_of(kind: str, text: str, options: str, function: Callable[..., Path
     @declared(options, function, **_TYPES.get(kind, {}))
     @together(*(plot if kind == "kronecker" else ()))
     @_common_options
+    @together(*splits)
     @session_options
     def run(session: Session, **arguments: Any) -> None:
         if arguments.pop("plain", False):

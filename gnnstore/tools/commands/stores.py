@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import importlib
+import inspect
 import time
 from collections.abc import Callable
 from dataclasses import fields
@@ -86,7 +87,9 @@ def convert(
     **arguments: Any,
 ) -> None:
     """Run a converter of the library and print a summary."""
-    options = ConvertOptions(**{n: arguments.pop(n) for n in COMMON if n in arguments})
+    own = inspect.signature(run).parameters
+    given = {name: arguments.pop(name) for name in COMMON if name in arguments and name not in own}
+    options = ConvertOptions(**given)
     if options.memory_bytes is not None:
         _return_large_blocks()
     with interrupts_wait():

@@ -141,7 +141,7 @@ def from_ogb(
         finish = partial(
             set_link_splits, splits=links, edges=edges[EDGE_TYPE], is_as_given=is_as_given
         )
-    elif not is_typed:
+    elif not (is_typed or options.split_fractions):
         warn_of_missing(directory, nodes[NODE_TYPE], progress)
     places = [raw] if place is None else [raw, place]
     files = (path for where in places for path in sorted(where.rglob("*")) if path.is_file())
@@ -217,7 +217,8 @@ def _convert_papers(
         )
     papers = NodeInput(next(iter(arrays.values())).shape[0], arrays)
     how = _open_parts(root, {NODE_TYPE: papers}, {EDGE_TYPE: _CITES}, options)
-    warn_of_missing(root, papers, progress)
+    if not options.split_fractions:
+        warn_of_missing(root, papers, progress)
     return write_graph(output, kind="ogb", options=options, progress=progress, **how)
 
 
