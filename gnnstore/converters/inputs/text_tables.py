@@ -136,7 +136,9 @@ def word_field(table_format: TableFormat, dtype: str, position: int, field: byte
     wanted = f"{'an' if what[:1] in 'aeiou' else 'a'} {what}"
     if dtype == "text":
         return f"{where} is empty: {wanted} is missing"
-    if not has_number or (dtype == "int64" and not INTEGER.fullmatch(field)):
+    if has_number and dtype == "int64" and not INTEGER.fullmatch(field):
+        return f"{where}: {show(field)} is not written as an integer, expected {wanted}"
+    if not has_number:
         is_whole = dtype == "int64" and (column is None or has_number)
         hint = QUOTES if field[:1] == b'"' else form.hint if column is None else ""
         kind = "an integer" if is_whole else "a number"
