@@ -63,7 +63,7 @@ class Group(click.Group):
     """A group that suggests a name for a mistyped one."""
 
     noun = "command"
-    # What else users may call a command, or endings of files, and what to say then.
+    # Names that users may give for a command, and what to say then.
     other_names: Mapping[str, str] = {}
 
     def resolve_command(
@@ -76,8 +76,7 @@ class Group(click.Group):
 
             known = self.list_commands(ctx)
             is_path = "." in name or "/" in name  # of an input, without its kind
-            ending = name.lower().removesuffix(".gz").rpartition(".")[2]
-            if (advice := self.other_names.get(ending)) is not None:
+            if (advice := self.other_names.get(name.lower())) is not None:
                 raise click.UsageError(f"No such {self.noun} {name!r}. {advice}", ctx)
             found = [] if is_path else get_close_matches(name.lower(), known)
             advice = f"Did you mean {' or '.join(found)}?"

@@ -350,10 +350,16 @@ def _of_matrix(
 def _check_ids(num_nodes: int | None, row_ids: PathLike | None, *, string_ids: bool) -> None:
     if num_nodes is not None and num_nodes < 0:
         raise UsageError(f"num_nodes={num_nodes} is negative")
-    if string_ids and (num_nodes is not None or row_ids is not None):
+    if string_ids and num_nodes is not None:
         raise UsageError(
-            "string_ids numbers nodes in order of appearance; leave out num_nodes= and "
-            "features_ids= and labels_ids=, which go by ids that are numbers"
+            "string_ids=True numbers nodes in order of appearance; leave out num_nodes=, which is "
+            "about ids that are numbers"
+        )
+    if string_ids and row_ids is not None:
+        raise UsageError(
+            "features_ids= and labels_ids= go by ids that are numbers, and string_ids=True by "
+            "names; with names, put edges and nodes into tables: from_tables takes nodes= and "
+            "node_id=, and 'gnnstore convert table' --nodes and --node-id"
         )
 
 

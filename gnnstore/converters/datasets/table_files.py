@@ -336,10 +336,13 @@ def open_table(given: Any, what: str, memory_bytes: int | None = None) -> Table:
 # ---- columns
 
 
-def to_array(column: pa.Array, where: str, first_row: int = 0) -> npt.NDArray[Any]:
+def to_array(
+    column: pa.Array, where: str, first_row: int = 0, per_row: int = 1
+) -> npt.NDArray[Any]:
     """Return a column as an array [k] or, of lists of equal length, [k, ...].
 
-    Times become int64 in their own unit, and missing floats NaN.
+    Times become int64 in their own unit, and missing floats NaN. `per_row` values, which are those
+    of lists, lie in a row.
     """
     import pyarrow as pa  # noqa: PLC0415
 
@@ -347,21 +350,25 @@ def to_array(column: pa.Array, where: str, first_row: int = 0) -> npt.NDArray[An
     kind = column.type
     if isinstance(column, pa.ExtensionArray):
         shape = getattr(kind, "shape", None)  # of tensors
-        values = to_array(column.storage, where, first_row)
+        values = to_array(column.storage, where, first_row, per_row)
         return values if shape is None else values.reshape(len(values), *shape)
     if types.is_dictionary(kind):
-        return to_array(column.dictionary_decode(), where, first_row)
-    if column.null_count and not types.is_floating(kind):
-        raise InputError(f"{where}: row {first_row + _first_null(column)} has no value; fill it")
-    if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
-        return _list_to_array(column, where, first_row)
-    if types.is_temporal(kind) and not types.is_interval(kind):
-        width = pa.int32() if kind.bit_width == 32 else pa.int64()
-        return to_array(column.cast(width), where, first_row)
-    if not (types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind)):
+        return to_array(column.dictionary_decode(), where, first_row, per_row)
+    is_list = types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)
+    is_time = types.is_temporal(kind) and not types.is_interval(kind)
+    is_number = types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind)
+    if not (is_list or is_time or is_number or types.is_null(kind)):
         raise InputError(
             f"{where}: is {kind}, which is no number; number it, cast it, or leave it out"
         )
+    if column.null_count and not types.is_floating(kind):
+        row = first_row + _first_null(column) // per_row
+        raise InputError(f"{where}: row {row} has no value; fill it")
+    if is_list:
+        return _list_to_array(column, where, first_row, per_row)
+    if is_time:
+        width = pa.int32() if kind.bit_width == 32 else pa.int64()
+        return to_array(column.cast(width), where, first_row, per_row)
     found: npt.NDArray[Any] = column.to_numpy(zero_copy_only=False)
     return found
 
@@ -370,19 +377,19 @@ def _first_null(column: pa.Array) -> int:
     return int(np.argmax(column.is_null().to_numpy(zero_copy_only=False)))
 
 
-def _list_to_array(column: pa.Array, where: str, first_row: int) -> npt.NDArray[Any]:
+def _list_to_array(column: pa.Array, where: str, first_row: int, per_row: int) -> npt.NDArray[Any]:
     from pyarrow import compute  # noqa: PLC0415
 
     lengths = compute.list_value_length(column).to_numpy(zero_copy_only=False)
     others = np.flatnonzero(lengths != lengths[:1])
     if len(others):
-        row = int(others[0])
+        place = int(others[0])
         raise InputError(
-            f"{where}: row {first_row + row} has {lengths[row]} values, and row {first_row} "
-            f"{lengths[0]}; lists must have equal lengths"
+            f"{where}: row {first_row + place // per_row} has {lengths[place]} values, and row "
+            f"{first_row} {lengths[0]}; lists must have equal lengths"
         )
-    values = to_array(column.flatten(), where)
     width = int(lengths[0]) if len(lengths) else 0
+    values = to_array(column.flatten(), where, first_row, per_row * max(1, width))
     return values.reshape(len(column), width, *values.shape[1:])
 
 

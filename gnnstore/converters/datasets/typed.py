@@ -59,6 +59,7 @@ from gnnstore.converters.inputs.text_tables import (
     TextColumn,
     fields_of,
     is_number,
+    separator_hint,
 )
 from gnnstore.converters.typed.graph_writer import reverse_types
 from gnnstore.converters.typed.inputs import EdgeInput, NodeInput, Pair, largest_ids, write_graph
@@ -647,7 +648,8 @@ def _open_text_edges(
         names = [*_ENDS, "weight", "time"][: len(fields)]
     if names and tuple(names[:2]) not in (_ENDS, _SHORT_ENDS):
         raise InputError(
-            f"{path}: the first columns are {', '.join(names[:2])}; expected source and target",
+            f"{path}: the first columns are {', '.join(names[:2])}; expected source and target"
+            + separator_hint(line),
             path=path,
         )
     if not names and len(fields) != 2:

@@ -12,6 +12,7 @@ import re
 import zlib
 from collections.abc import Sequence
 from contextlib import suppress
+from pathlib import Path
 
 HEAD_BYTES = 4096
 GZIP_MAGIC = b"\x1f\x8b"
@@ -159,3 +160,34 @@ def _describe_json(text: bytes) -> str | None:
     if not isinstance(document, dict | list):
         return None
     return _JSON_LINES if rest.strip() else _JSON
+
+
+# Kinds of directories, by files that one of them has, in the order in which they are looked for.
+_DIRECTORIES = {
+    "graphbolt": ("metadata.yaml",),
+    "mag240m": ("processed/paper/node_feat.npy", "mag240m_kddcup2021/processed"),
+    "ogb": (
+        "raw/edge.csv*",
+        "raw/data.npz",
+        "raw/edge_index_dict.npz",
+        "raw/triplet-type-list.csv*",
+    ),
+    "igbh": ("paper__written_by__author", "processed/paper__written_by__author"),
+    "igb": ("paper__cites__paper", "processed/paper__cites__paper"),
+    "typed": ("edges/*__*__*",),
+    "triples": ("train.txt*", "train.tsv*", "train2id.txt"),
+    "pyg": ("processed/data.pt", "data.pt"),
+    "numpy": ("edge_index.npy", "indptr.npy"),
+    "table": ("*.parquet", "*.arrow", "*.feather"),
+}
+
+
+def describe_directory(path: Path, own: str) -> str | None:
+    """Return the converter of another kind than one's own that reads a directory, in words."""
+    with suppress(OSError):
+        for kind, patterns in _DIRECTORIES.items():
+            found = next((file for name in patterns for file in path.glob(name)), None)
+            if found is not None:
+                what = f"reads {found}" if kind in ("pyg", "table") else "reads such a directory"
+                return None if kind == own else f"'gnnstore convert {kind}' {what}"
+    return None

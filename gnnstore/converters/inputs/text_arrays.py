@@ -81,7 +81,7 @@ class TextArray(ArraySource):
         if rounded.any():
             place = np.unravel_index(int(np.argmax(rounded)), rounded.shape)
             raise InputError(
-                f"{self.label}: row {first + int(place[0])}: {rows[place]:.0f} may have been "
+                f"{self.label}: row {first + int(place[0])}: {rows[place]:.17g} may have been "
                 "rounded: numbers with a point or an exponent are read as float64, which does not "
                 "tell integers this large apart; write them without, or store them as float64",
                 path=self.path,

@@ -28,7 +28,7 @@ _EXACT_IN_FLOAT32 = 2**24
 # As the core calls the types of columns, and of the ends of edges.
 _KINDS = {"int64": "i", "float32": "f", "float64": "d"}
 _END_KINDS = {**_KINDS, "int64": "e", "text": "n"}
-_INT64 = np.iinfo(np.int64)
+_INT64, _MAX_FLOAT32 = np.iinfo(np.int64), float(np.finfo(np.float32).max)
 _LONE_RETURN = re.compile(rb"\r(?!\r*(?:\n|\Z))")
 
 
@@ -41,6 +41,7 @@ _BYTES_PER_BYTE = 12
 INTEGER = re.compile(rb"[+-]?[0-9]+")
 _DECIMAL = re.compile(rb"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?|[+-]?(nan|inf|infinity)")
 _MAX_DIGITS = 25  # that a message writes out
+_OTHER_MARKS = {b";": "semicolons", b"|": "bars"}
 _SEPARATORS = {",": "commas", "\t": "tabs", " ": "spaces"}
 QUOTES = (
     "; quotation marks have no meaning in numbers, and a comma within them is not read: write the "
@@ -114,6 +115,15 @@ def is_fraction(field: bytes) -> bool:
     return not INTEGER.fullmatch(field) and is_number(field)
 
 
+def separator_hint(text: bytes) -> str:
+    """Return what to do if something else than commas, tabs or blanks separates columns."""
+    name = next((name for mark, name in _OTHER_MARKS.items() if mark in text), "")
+    return name and (
+        f". If {name} separate the columns, which is not read, write tabs in their place, and "
+        "points in numbers"
+    )
+
+
 def word_count(
     table_format: TableFormat, separator: str, wanted: int, line: bytes, found: int
 ) -> str:
@@ -125,7 +135,7 @@ def word_count(
     return (
         f"found {found} {fields}, expected {wanted}, in {show(text)}, where "
         f"{_SEPARATORS[separator]} separate fields as in the first line"
-    ) + (QUOTES if b'"' in text else table_format.hint)
+    ) + (separator_hint(text) or (QUOTES if b'"' in text else table_format.hint))
 
 
 def word_field(table_format: TableFormat, dtype: str, position: int, field: bytes) -> str:
@@ -137,16 +147,21 @@ def word_field(table_format: TableFormat, dtype: str, position: int, field: byte
     if dtype == "text":
         return f"{where} is empty: {wanted} is missing"
     if has_number and dtype == "int64" and not INTEGER.fullmatch(field):
-        return f"{where}: {show(field)} is not written as an integer, expected {wanted}"
+        written = "written as an integer" if float(field).is_integer() else "an integer"
+        return f"{where}: {show(field)} is not {written}, expected {wanted}"
     if not has_number:
-        is_whole = dtype == "int64" and (column is None or has_number)
-        hint = QUOTES if field[:1] == b'"' else form.hint if column is None else ""
+        is_whole = dtype == "int64" and column is None
+        hint = separator_hint(field)
+        if not hint:
+            hint = QUOTES if field[:1] == b'"' else form.hint if column is None else ""
         kind = "an integer" if is_whole else "a number"
         return f"{where}: {show(field)} is not {kind}, expected {wanted}{hint}"
     if dtype != "int64":
         is_nan = field.lower().lstrip(b"+-") == b"nan"
-        return f"{where}: " + (
-            f"NaN is not {wanted}" if is_nan else f"{show(field)} overflows {dtype}"
+        return (
+            f"{where}: "
+            + (f"NaN is not {wanted}" if is_nan else f"{show(field)} overflows {dtype}")
+            + (f"; say the type, as in {position + 1}:float64" if column and not is_nan else "")
         )
     low, limit = (form.minimum, form.limit) if column is None else (None, None)
     allowed = f"[{'-2^63' if low is None else low}, {'2^63' if limit is None else limit})"
@@ -260,6 +275,11 @@ class TextTable:
         for column, value in self._rounded.items():
             if self.types[column] == "float64" and self.format.columns[column].dtype is None:
                 number = self.format.columns[column].position + 1
+                if abs(value) > _MAX_FLOAT32:  # reading again names the line
+                    self.types = (*self.types[:column], "float32", *self.types[column + 1 :])
+                    self.has_all_types = True
+                    for _ in self.blocks():
+                        pass
                 raise InputError(
                     f"{self.path}: column {number} has fractions, so that it would be float32, "
                     f"which rounds {value:.17g} to {float(np.float32(value)):.15g}; say the type, "

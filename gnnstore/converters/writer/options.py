@@ -11,7 +11,15 @@ from pathlib import Path
 from typing import Any, Literal, ParamSpec, get_args
 
 from gnnstore.budget.limits import parse_memory
-from gnnstore.errors import UsageError, check_choice, limits_named, whole_number
+from gnnstore.converters.inputs.kinds import describe_directory
+from gnnstore.errors import (
+    InputError,
+    NotFoundError,
+    UsageError,
+    check_choice,
+    limits_named,
+    whole_number,
+)
 from gnnstore.formats import StoreManifest
 from gnnstore.formats.arrays.dtypes import STORAGE_DTYPES
 from gnnstore.formats.container.workdir import check_final
@@ -235,7 +243,18 @@ def converter(convert: Callable[P, Path]) -> Callable[P, Path]:
         if "output" in given and not (options.overwrite or options.resume):
             final = Path(os.path.abspath(given["output"]))  # noqa: PTH100 - links stay
             check_final(final, StoreManifest, overwrite=False)
-        return convert(*args, **kwargs)
+        try:
+            return convert(*args, **kwargs)
+        except (NotFoundError, InputError) as error:
+            path = given.get("input", given.get("data"))
+            if not isinstance(path, str | os.PathLike) or not Path(path).is_dir():
+                raise
+            is_about = isinstance(error, NotFoundError) or error.path == os.fspath(path)
+            other = describe_directory(Path(path), convert.__name__.removeprefix("from_"))
+            if other is None or not is_about:
+                raise
+            where = {"path": error.path, "offset": error.offset}
+            raise type(error)(f"{error.message}. {other}", **where) from error
 
     return limits_named("convert")(checked)
 

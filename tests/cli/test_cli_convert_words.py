@@ -1,0 +1,158 @@
+"""Messages name what there is, where, and the remedy that applies, spelt as the reader has it."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from gnnstore.converters import (
+    from_graphbolt,
+    from_igb,
+    from_igbh,
+    from_mag240m,
+    from_numpy,
+    from_ogb,
+    from_pyg,
+    from_snap,
+    from_tables,
+    from_triples,
+    from_typed,
+)
+from gnnstore.errors import GnnstoreError, InputError, UsageError
+
+EDGES = pa.table({"source": [0, 1], "target": [1, 2]})
+
+
+@pytest.mark.parametrize(
+    ("word", "kind"),
+    [
+        *((word, "snap") for word in ("csv", "TSV", "txt", "edgelist", "mtx")),
+        *((word, "table") for word in ("parquet", "feather", "pandas")),
+        *((word, "numpy") for word in ("npz", "npy")),
+        ("pt", "pyg"),
+        ("openke", "triples"),
+    ],
+)
+def test_names_of_formats_lead_to_the_kind_that_reads_them(run: Any, word: str, kind: str) -> None:
+    done = run("convert", word, "a", "b")
+    assert done.status == 2
+    assert f"No such kind {word!r}. 'gnnstore convert {kind}' reads" in done.stderr
+
+
+def said_of(tmp_path: Path, text: str, **options: Any) -> str:
+    (tmp_path / "e.txt").write_text(text)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(GnnstoreError) as raised:
+            from_snap(tmp_path / "e.txt", tmp_path / "o.gnn", **options)
+    assert [path.name for path in tmp_path.iterdir()] == ["e.txt"]
+    return str(raised.value)
+
+
+@pytest.mark.parametrize("string_ids", [False, True])
+@pytest.mark.parametrize(("mark", "name"), [(";", "semicolons"), ("|", "bars")])
+def test_other_separators_are_named(tmp_path: Path, mark: str, name: str, string_ids: bool) -> None:
+    said = said_of(tmp_path, f"0{mark}1\n1{mark}2\n", string_ids=string_ids)
+    assert said.endswith(
+        f". If {name} separate the columns, which is not read, write tabs in their place, and "
+        "points in numbers"
+    )
+
+
+def test_semicolons_next_to_commas_in_numbers_are_named(tmp_path: Path) -> None:
+    said = said_of(tmp_path, "0;1;0,5\n1;2;1,5\n")
+    assert "line 1: column 1: '0;1;0' is not an integer" in said
+    assert "If semicolons separate the columns" in said
+
+
+def test_numbers_that_are_not_written_as_integers(tmp_path: Path) -> None:
+    said = said_of(tmp_path, "0 1\n1.01e+02 1\n")
+    assert said.endswith(
+        "line 2: column 1: '1.01e+02' is not written as an integer, expected a node id"
+    )
+    said = said_of(tmp_path, "0 1 1\n1 2 1.01e+02\n", edge_weight="3:int64")
+    assert said.endswith("column 3: '1.01e+02' is not written as an integer, expected a weight")
+
+
+def test_the_line_of_a_weight_that_float32_does_not_hold(tmp_path: Path) -> None:
+    text = "# head\n" + "".join(f"{i} {i + 1} 1.5\n" for i in range(5)) + "5 6 1e300\n"
+    said = said_of(tmp_path, text, edge_weight=3)
+    assert said.endswith(
+        "line 7: column 3: '1e300' overflows float32; say the type, as in 3:float64"
+    )
+
+
+def test_the_row_of_a_value_in_lists(tmp_path: Path) -> None:
+    for values, said in (
+        ([[1, 2], [3, None], [5, 6]], "x: row 1 has no value"),
+        ([[1, 2], [3, 4], None], "x: row 2 has no value"),
+        ([[[1], [2]], [[3], [4]], [[5], [None]]], "x: row 2 has no value"),
+        ([[[1], [2]], [[3], [4, 5]], [[5], [6]]], "x: row 1 has 2 values, and row 0 1"),
+    ):
+        nodes = pa.table({"x": pa.array(values)})
+        with pytest.raises(InputError, match=said):
+            from_tables(EDGES, tmp_path / "o.gnn", nodes=nodes, features="x")
+
+
+def test_labels_of_text_are_refused_as_text(tmp_path: Path) -> None:
+    nodes = pa.table({"c": ["a", None, "b"]})
+    with pytest.raises(InputError, match="c: is string, which is no number"):
+        from_tables(EDGES, tmp_path / "o.gnn", nodes=nodes, label="c")
+
+
+def test_ids_of_labels_next_to_names(tmp_path: Path) -> None:
+    (tmp_path / "e.txt").write_text("a b\n")
+    (tmp_path / "y.csv").write_text("0,1\n")
+    with pytest.raises(UsageError, match=r"from_tables takes nodes= and node_id="):
+        from_snap(
+            tmp_path / "e.txt",
+            tmp_path / "o.gnn",
+            string_ids=True,
+            labels=tmp_path / "y.csv",
+            labels_ids=tmp_path / "y.csv",
+        )
+
+
+CONVERTERS = {
+    "ogb": from_ogb,
+    "igb": from_igb,
+    "igbh": from_igbh,
+    "mag240m": from_mag240m,
+    "graphbolt": from_graphbolt,
+    "triples": from_triples,
+    "numpy": from_numpy,
+    "typed": from_typed,
+    "snap": from_snap,
+    "pyg": from_pyg,
+}
+DIRECTORIES = {
+    "typed": "edges/a__b__a.csv",
+    "numpy": "edge_index.npy",
+    "triples": "train.txt",
+    "ogb": "raw/edge.csv.gz",
+    "graphbolt": "metadata.yaml",
+    "igb": "processed/paper__cites__paper/edge_index.npy",
+}
+
+
+@pytest.mark.parametrize("kind", DIRECTORIES)
+def test_directories_of_other_kinds(tmp_path: Path, kind: str) -> None:
+    file = tmp_path / "d" / DIRECTORIES[kind]
+    file.parent.mkdir(parents=True)
+    if file.suffix == ".npy":
+        np.save(file, np.array([[0], [1]]))
+    else:
+        file.write_text("0,1\n")
+    for own, convert in CONVERTERS.items():
+        is_taken = own == kind or {own, kind} == {"igb", "igbh"}
+        # In a directory without .npy files arrays are none, but a file may be one.
+        if is_taken:
+            continue
+        with pytest.raises(GnnstoreError) as raised:
+            convert(tmp_path / "d", tmp_path / "o.gnn")
+        assert f". 'gnnstore convert {kind}' reads such a directory" in str(raised.value), own
