@@ -173,7 +173,7 @@ def test_floats(tmp_path: Path) -> None:
     [
         ("1,2\n3,x\n", "line 2: column 2: 'x' is not an integer, expected a value"),
         ("1,2\n3,nan\n", "line 2: column 2: 'nan' is not an integer"),
-        ("1,2\n3,4.0\n", "line 2: column 2: '4.0' is not an integer"),
+        ("1,2\n3,4.0\n", "line 2: column 2: '4.0' is not written as an integer"),
         ("1,2\n0x1F,4\n", "line 2: column 1: '0x1F' is not an integer"),
         ("1,2\n1_0,4\n", "line 2: column 1: '1_0' is not an integer"),
         ("1,2\n3,\n", "line 2: column 2: '' is not an integer, expected a value"),
