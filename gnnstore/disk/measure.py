@@ -11,7 +11,6 @@ from __future__ import annotations
 import errno
 import fcntl
 import logging
-import mmap
 import os
 import tempfile
 import time
@@ -44,7 +43,7 @@ from gnnstore.errors import (
     UsageError,
     storage_errors,
 )
-from gnnstore.formats.container.files import free_bytes
+from gnnstore.formats.container.files import free_bytes, page_aligned
 from gnnstore.formats.container.workdir import take_lock
 from gnnstore.progress import NullProgress, Phase, Progress
 from gnnstore.units import format_size
@@ -258,7 +257,7 @@ def write_file(
     on_bytes: Callable[[int], None],
 ) -> tuple[int, float]:
     """Fill a file with incompressible bytes; return how many, and the seconds that it took."""
-    chunk = mmap.mmap(-1, min(_WRITE_BYTES, num_bytes))  # aligned, for direct writes
+    chunk = page_aligned(min(_WRITE_BYTES, num_bytes)).data
     rng = np.random.default_rng()
     is_direct = False
     with suppress(OSError):  # else writes are copied into the page cache
@@ -268,7 +267,7 @@ def write_file(
     with storage_errors("write a file to measure with", directory):
         while written < num_bytes and (written == 0 or elapsed < seconds):
             chunk[:] = rng.bytes(len(chunk))  # other ones: some disks store equal blocks once
-            data = memoryview(chunk)[: num_bytes - written]
+            data = chunk[: num_bytes - written]
             size, started = len(data), perf_counter()
             while data:
                 try:
@@ -375,9 +374,9 @@ def read_rate(
     )
     reader.describe()  # starts the engine before the measurement
     # Reads in flight share buffers: their content is not used, and loaders with little memory
-    # measure too. Aligned to pages, for direct reads.
+    # measure too.
     num_places = max(1, min(2 * depth, _BUFFER_BYTES // block_bytes))
-    out = np.frombuffer(mmap.mmap(-1, num_places * block_bytes), np.uint8)
+    out = page_aligned(num_places * block_bytes)
 
     def seconds_of(size: int) -> float:
         offsets, places = draw(size), np.arange(size) % num_places * block_bytes

@@ -9,10 +9,8 @@ has changed, it is written first, by the thread that then reads into the slot.
 from __future__ import annotations
 
 import math
-import mmap
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import suppress
 from functools import partial, wraps
 from typing import NamedTuple, ParamSpec, TypeVar
 
@@ -23,6 +21,7 @@ from torch import Tensor
 
 from gnnstore import _core
 from gnnstore.errors import BadIndexError, UsageError, limits_named
+from gnnstore.formats.container.files import page_aligned
 from gnnstore.formats.partitions import PartitionsReader
 from gnnstore.formats.table_directory import TableDirectory
 from gnnstore.formats.tables import INITIAL, TableManifest
@@ -106,12 +105,8 @@ class PartitionBuffer:
         self._held.clear()
         self.memory = np.empty(0, np.float32)  # first, or both would be in memory at once
         if num_slots:
-            # Whole pages, which disks write to directly.
             num_bytes = num_slots * self._slot_floats * self.memory.itemsize
-            mapped = mmap.mmap(-1, num_bytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-            with suppress(AttributeError, OSError):
-                mapped.madvise(mmap.MADV_HUGEPAGE)
-            self.memory = np.frombuffer(mapped, np.float32)
+            self.memory = page_aligned(num_bytes).view(np.float32)
 
     def slot(self, partition: int) -> Slot:
         """Return the slot of a held partition."""
@@ -362,7 +357,7 @@ class TableRows(LazySource):
         partitions = places // per_partition
         order = np.argsort(partitions, kind="stable")
         cuts = np.flatnonzero(np.diff(partitions[order])) + 1
-        alone = []
+        alone, spare = [], None
         for part in np.split(order, cuts) if len(order) else []:
             partition = int(partitions[part[0]])
             slot = self.buffer.find(partition)
@@ -376,8 +371,9 @@ class TableRows(LazySource):
                 if is_few and (compared is None or partition in compared):
                     alone.append(part)
                     continue
-                slot = np.empty(manifest.slot_floats, np.float32)
-                directory.read(partition, slot.view(np.uint8))
+                spare = page_aligned(manifest.slot_bytes) if spare is None else spare
+                directory.read(partition, spare)
+                slot = spare.view(np.float32)
                 if compared is not None:
                     compared.add(partition)
             values = slot[: per_partition * dim].reshape(-1, dim)

@@ -33,7 +33,7 @@ from gnnstore.errors import (
 from gnnstore.features.saved import PackedFiles
 from gnnstore.features.source import RowRequest
 from gnnstore.formats.arrays.zarr_metadata import METADATA_FILE
-from gnnstore.formats.container.files import BLOCK_BYTES, Problem
+from gnnstore.formats.container.files import BLOCK_BYTES, Problem, page_aligned
 from gnnstore.formats.container.manifest import KINDS, FileEntry, Kind, kind_of
 from gnnstore.formats.container.reader import SealedFiles, SealedReader
 from gnnstore.formats.packed import PackedReader
@@ -302,7 +302,7 @@ def _verify_table(path: Path, level: Level, progress: Progress) -> Report:
             report.problems.append(Problem(str(file.path), short))
         if level == "header" or found < size:
             return report
-        data = np.empty(size, np.uint8)
+        data = page_aligned(size)
         with progress.phase("compare checksums", len(slots) * size, "bytes") as phase:
             for slot, crc in sorted(slots.items()):
                 try:

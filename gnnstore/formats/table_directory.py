@@ -13,7 +13,7 @@ import os
 import threading
 import uuid
 from collections.abc import Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
@@ -31,6 +31,7 @@ from gnnstore.errors import (
 from gnnstore.formats.container.files import (
     fill_at,
     open_regular,
+    page_aligned,
     write_part,
 )
 from gnnstore.formats.container.workdir import DirectoryTransaction, take_lock
@@ -49,7 +50,8 @@ _BLOCK_BYTES = 4096
 class SlotFile:
     """Slots that are read and written whole, bypassing the page cache if they are large.
 
-    Threads may read and write different slots at once.
+    They are read into, and written from, memory in pages of its own (`page_aligned`), which disks
+    ask for. Threads may read and write different slots at once.
     """
 
     def __init__(
@@ -114,6 +116,12 @@ class SlotFile:
                 write_part(self._descriptor, piece.data, offset + begin)
         return _core.crc32c(data[self._written_bytes :], crc)
 
+    def reopened(self) -> tuple[_core.FileSet, int]:
+        """Open the same file, wherever it is now, for single rows; return it and its slots."""
+        num_slots = os.fstat(self._descriptor).st_size // self.slot_bytes
+        path, size = f"/proc/self/fd/{self._descriptor}", num_slots * self.slot_bytes
+        return _core.FileSet([path], [size], direct=False), num_slots
+
     def sync(self) -> None:
         """Make all writes durable."""
         with storage_errors("synchronise embeddings", self.path):
@@ -149,20 +157,22 @@ class TableDirectory:
     @classmethod
     def create(cls, path: Path, manifest: TableManifest, *, overwrite: bool = False) -> Self:
         """Make a table of initial rows, and open it."""
-        if overwrite and TableManifest.is_at(path):
-            os.close(_locked(path))  # raises if a process is writing the table
-        on_event = logging.getLogger(__name__).warning
-        transaction = DirectoryTransaction(path, TableManifest, overwrite, on_event)
-        try:
-            with storage_errors("create the table", path):
-                flags = os.O_RDWR | os.O_CREAT | os.O_EXCL
-                os.close(open_regular(transaction.path / SLOTS_FILE, flags, error=UsageError))
-            first = Commit.first(manifest.num_partitions)
-            replace(manifest, commits=(first,)).write(transaction.path)
-            transaction.commit()
-        except BaseException:
-            transaction.abort()
-            raise
+        with ExitStack() as held:
+            if overwrite and TableManifest.is_at(path):
+                # Raises if a process is writing the table; none begins before it is replaced.
+                held.callback(os.close, _locked(path))
+            on_event = logging.getLogger(__name__).warning
+            transaction = DirectoryTransaction(path, TableManifest, overwrite, on_event)
+            try:
+                with storage_errors("create the table", path):
+                    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL
+                    os.close(open_regular(transaction.path / SLOTS_FILE, flags, error=UsageError))
+                first = Commit.first(manifest.num_partitions)
+                replace(manifest, commits=(first,)).write(transaction.path)
+                transaction.commit()
+            except BaseException:
+                transaction.abort()
+                raise
         return cls(path)
 
     def read(self, partition: int, out: npt.NDArray[np.uint8]) -> bool:
@@ -180,14 +190,13 @@ class TableDirectory:
         """Read the values of rows [n] of written partitions, without comparing checksums."""
         manifest = self.manifest
         partition, row = np.divmod(rows, manifest.rows_per_partition)
-        path = self._file.path
         with storage_errors("read embeddings", self._file.path):
-            size = path.stat().st_size // manifest.slot_bytes
+            files, num_slots = self._file.reopened()
             _core.Reader("pread", queue_depth=_READS, num_threads=_READS).gather_rows(
-                _core.FileSet([path], [size * manifest.slot_bytes], direct=False),
+                files,
                 self._slots[partition] * manifest.rows_per_partition + row,
                 out.reshape(-1).view(np.uint8),
-                num_rows=size * manifest.rows_per_partition,
+                num_rows=num_slots * manifest.rows_per_partition,
                 row_bytes=manifest.dim * out.itemsize,
                 rows_per_page=manifest.rows_per_partition,
                 page_stride_bytes=manifest.slot_bytes,
@@ -224,7 +233,7 @@ class TableDirectory:
     def commit(self, steps: int, position: Mapping[str, Any] | None) -> str:
         """Commit the partitions written since the last commit, and return the new commit's id."""
         for partition in self.doubtful():
-            data = np.empty(self.manifest.slot_bytes, np.uint8)
+            data = page_aligned(self.manifest.slot_bytes)
             self.read(partition, data)
             self.write(partition, data)
         with self._lock:
@@ -239,7 +248,8 @@ class TableDirectory:
             manifest = self.manifest.following(self.base, new)
             try:
                 self._file.sync()
-                manifest.write(self.path)
+                # By the descriptor: another table may lie at the path by now.
+                manifest.write(Path(f"/proc/self/fd/{self._lock_file}"), self.path)
             except BaseException:
                 # After a failed fsync, the bytes on disk are unknown; after a failed rename, the
                 # manifest is. Neither may be overwritten.

@@ -176,9 +176,9 @@ class TableManifest(Manifest):
         before = self.commits[: 1 + [each.id for each in self.commits].index(base.id)]
         return replace(self, commits=(*before, new)[-self.keep :])
 
-    def write(self, directory: Path) -> None:
-        """Write this manifest to a directory, durably and atomically."""
-        text, path = self.encode(), directory / MANIFEST_FILE
+    def write(self, directory: Path, named: Path | None = None) -> None:
+        """Write this manifest to a directory, durably and atomically; messages may name another."""
+        text, path = self.encode(), (named or directory) / MANIFEST_FILE
         try:
             if len(text) > _MAX_BYTES:
                 raise CorruptStoreError(f"{path}: more than {_MAX_BYTES} bytes", path=path)
@@ -189,11 +189,11 @@ class TableManifest(Manifest):
                 "commit() the state of a loader, and keep other values in the checkpoint"
             ) from None
         new = directory / f"{MANIFEST_FILE}.tmp"
-        with storage_errors("commit the table", directory):
+        with storage_errors("commit the table", named or directory):
             with suppress(FileNotFoundError):
                 new.unlink()
             write_new(new, text)
-            os.replace(new, path)  # noqa: PTH105 - what audit hooks see
+            os.replace(new, directory / MANIFEST_FILE)  # noqa: PTH105 - what audit hooks see
             fsync_directory(directory)
 
     @classmethod

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import errno
+import fcntl
 import json
 import multiprocessing
 import os
@@ -556,6 +557,75 @@ def test_a_file_system_without_direct_reads(
     assert torch.equal(table_of()[:], learned), "nothing holds it"
 
 
+def test_a_disk_that_wants_aligned_memory(
+    table_of: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Past the page cache, many read into and write from whole pages alone."""
+    read, write, moved = os.preadv, os.pwrite, 0
+
+    def check(descriptor: int, data: Any) -> None:
+        nonlocal moved
+        if fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_DIRECT:
+            moved += 1
+            if (np.frombuffer(data, np.uint8).ctypes.data | len(data)) % 4096:
+                raise OSError(errno.EINVAL, "Invalid argument")
+
+    def checked_read(descriptor: int, buffers: Any, offset: int) -> int:
+        check(descriptor, buffers[0])
+        return read(descriptor, buffers, offset)
+
+    def checked_write(descriptor: int, data: Any, offset: int) -> int:
+        check(descriptor, data)
+        return write(descriptor, data, offset)
+
+    def fail(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("gnnstore.formats.table_directory._MIN_DIRECT_BYTES", 0)
+    monkeypatch.setattr(os, "preadv", checked_read)
+    monkeypatch.setattr(os, "pwrite", checked_write)
+    table = table_of(partitions="five")
+    table.load()
+    learn(table, np.arange(N))
+    learned = table[:]
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", fail)
+        with pytest.raises(StorageError, match="No space left"):
+            table.commit()
+    enter(table, 0, 1)  # the others are on disk alone
+    table.commit()
+    assert gnnstore.verify(table.path).ok
+    table = table_of()
+    assert torch.equal(table[:], learned)
+    rows = gnnstore.open(table.export(tmp_path / "rows.gnn", "z"))
+    assert torch.equal(rows.node_attribute("z").tensor(), learned)
+    assert moved > 20
+
+
+def test_a_table_that_was_moved_keeps_out_of_its_successor(
+    table_of: Open, store: Path, tmp_path: Path
+) -> None:
+    table = table_of(partitions="two")
+    table.load()
+    learn(table, np.arange(N))
+    table.commit()
+    learn(table, [1])
+    learned, moved = table[:], table.path.rename(tmp_path / "b.emb")
+    other = gnnstore.EmbeddingTable.create(table.path, store, dim=3)
+    before = {file.name: file.read_bytes() for file in table.path.iterdir()}
+    assert torch.equal(table[:], learned)
+    done = table.commit()
+    table.leave(table)
+    assert torch.equal(table[[7]], learned[[7]])
+    other.close()
+    assert {file.name: file.read_bytes() for file in table.path.iterdir()} == before
+    table.close()
+    found = gnnstore.EmbeddingTable.open(moved, store)
+    assert found.commit_id == done
+    assert torch.equal(found[:], learned)
+    found.close()
+
+
 def test_one_writer_in_one_process(table_of: Open, store: Path) -> None:
     table = table_of()
     gnnstore.RowwiseAdagrad(table)
@@ -700,6 +770,23 @@ def test_rows_are_exported_as_an_attribute(
         assert torch.equal(batch.n_id, other.n_id)
         assert torch.equal(batch.x, other.x)
         assert torch.equal(batch.z, table[batch.n_id])
+
+
+def test_rows_that_are_exported_were_compared(
+    table_of: Open, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    table = table_of(partitions="two")
+    table.load()
+    learn(table, np.arange(N))
+    table.commit()
+    table = table_of()
+    data = bytearray((table.path / "slots").read_bytes())
+    data[5 * 4 * DIM] ^= 1
+    (table.path / "slots").write_bytes(data)
+    for memory in (10, 10**6):  # row by row, and all at once
+        with pytest.raises(CorruptStoreError, match="slots: damaged at byte 0"):
+            table.export(tmp_path / "rows.gnn", "z", memory=memory)
+        assert not (tmp_path / "rows.gnn").exists()
 
 
 def test_edges_are_ranked_by_rows_of_a_table(table_of: Open, store: Path) -> None:

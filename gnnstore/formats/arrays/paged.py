@@ -27,7 +27,12 @@ from gnnstore.formats.arrays.zarr_metadata import (
     shard_index,
     shard_name,
 )
-from gnnstore.formats.container.files import ChecksummedFile, StoredFile, write_json
+from gnnstore.formats.container.files import (
+    ChecksummedFile,
+    StoredFile,
+    page_aligned,
+    write_json,
+)
 from gnnstore.formats.container.journal import Journal
 
 Advice = Literal["normal", "random", "sequential"]
@@ -223,14 +228,10 @@ class SharedArray(PagedArray):
 
 # Rows are gathered into runs of pages in two buffers: one is written while the other is filled.
 _BUFFER_BYTES = 2 * 2**20
-# The place of buffers in memory, so that writes can bypass the page cache.
-_ALIGNMENT = 4096
 
 
 def _zeroed_pages(num_runs: int, run_bytes: int) -> npt.NDArray[np.uint8]:
-    memory = np.zeros(num_runs * run_bytes + _ALIGNMENT, dtype=np.uint8)
-    begin = -memory.ctypes.data % _ALIGNMENT
-    return memory[begin : begin + num_runs * run_bytes].reshape(num_runs, run_bytes)
+    return page_aligned(num_runs * run_bytes).reshape(num_runs, run_bytes)
 
 
 class PagedArrayWriter:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import mmap
 import os
 import stat
 from collections.abc import Iterator, Mapping
@@ -61,6 +62,16 @@ class Problem:
         where = "" if self.first_byte is None else f" bytes {self.first_byte}-{self.end_byte}"
         # An error that was raised names the file by itself.
         return f"{self.path}{where}: {self.message.removeprefix(f'{self.path}: ')}"
+
+
+def page_aligned(num_bytes: int) -> npt.NDArray[np.uint8]:
+    """Return zeroed memory in pages of its own, which disks read into and write from directly."""
+    if not num_bytes:
+        return np.empty(0, np.uint8)
+    mapped = mmap.mmap(-1, num_bytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with suppress(AttributeError, OSError):
+        mapped.madvise(mmap.MADV_HUGEPAGE)
+    return np.frombuffer(mapped, np.uint8)
 
 
 def fill_at(descriptor: int, out: memoryview, offset: int) -> int:
