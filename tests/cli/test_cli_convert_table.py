@@ -5,14 +5,16 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from contextlib import suppress
+from decimal import Decimal
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
 import torch
-from pyarrow import feather, parquet
+from pyarrow import dataset, feather, parquet
 from torch_geometric.data import Data, HeteroData, InMemoryDataset
 
 import gnnstore
@@ -174,6 +176,119 @@ class Frame:
         return self.table.__arrow_c_stream__(requested_schema)
 
 
+class LazyFrame:
+    """What Polars' lazy frame offers, and Polars' frames."""
+
+    def __init__(self, table: pa.Table) -> None:
+        self.table = table
+
+    def collect_schema(self) -> Any:
+        raise NotImplementedError
+
+    def head(self, rows: int) -> LazyFrame:
+        return LazyFrame(self.table.slice(0, rows))
+
+    def select(self, columns: list[str]) -> LazyFrame:
+        return LazyFrame(self.table.select(columns))
+
+    def collect(self) -> LazyFrame:
+        return self
+
+    def collect_batches(self, *, maintain_order: bool) -> Any:
+        assert maintain_order
+        return (LazyFrame(self.table.slice(first, 2)) for first in range(0, len(self.table), 2))
+
+    def to_arrow(self) -> pa.Table:
+        return self.table
+
+
+def test_what_is_read_in_batches(tmp_path: Path) -> None:
+    """Lazy frames, data sets and scanners have the columns and rows of their tables."""
+    table = edges_table(w=[5, 4, 3, 2, 1])
+    parquet.write_table(table, tmp_path / "e.parquet", row_group_size=2)
+    found = dataset.dataset(tmp_path / "e.parquet")
+    for i, frame in enumerate((LazyFrame(table), found, found.scanner())):
+        out = from_tables(frame, tmp_path / f"{i}.gnn", edge_columns=["w"])
+        assert gnnstore.open(out).edge_index.tolist() == [[0, 1, 2, 2, 4], [1, 2, 0, 3, 4]]
+        assert gnnstore.open(out).w[:].tolist() == [5, 4, 3, 2, 1]
+
+
+def test_names_of_polars(tmp_path: Path) -> None:
+    """Categories and enumerations have a dictionary of views."""
+    names = pa.array(["c", "a", "b"], pa.string_view())
+    for i, codes in enumerate((pa.uint32(), pa.uint8())):
+        ends = {
+            "source": pa.DictionaryArray.from_arrays(pa.array([0, 2], codes), names),
+            "target": pa.DictionaryArray.from_arrays(pa.array([2, 1], codes), names),
+        }
+        store = gnnstore.open(from_tables(pa.table(ends), tmp_path / f"{i}.gnn"))
+        assert list(store.original_names or ()) == ["c", "b", "a"]
+        assert store.edge_index.tolist() == [[0, 1], [1, 2]]
+
+
+def test_levels_of_an_index_are_columns(tmp_path: Path) -> None:
+    nodes = pa.table({"uid": [70, 5], "day": [1, 2], "y": [8, 9]}).to_pandas()
+    edges = pa.table({"source": [5], "target": [70], "w": [3]}).to_pandas()
+    out = from_tables(
+        edges.set_index("source"),
+        tmp_path / "o.gnn",
+        nodes=nodes.set_index(["uid", "day"]),
+        node_id="uid",
+        node_columns=["day"],
+        label="y",
+    )
+    store = gnnstore.open(out)
+    assert store.edge_index.tolist() == [[1], [0]]
+    assert (store.labels.tolist(), store.day.tolist()) == ([8, 9], [1, 2])
+    nodes["uid"] = [70, "a"]
+    for frame, message in (
+        (edges.set_index("w", drop=False), "there are two columns 'w'"),
+        (nodes, "the column 'uid' has values of several types, or objects that"),
+    ):
+        with pytest.raises(InputError, match=message):
+            from_tables(frame, tmp_path / "p.gnn", source="y", target="y")
+
+
+def test_decimals(tmp_path: Path) -> None:
+    """Whole ones are int64, ids too; others are float64 that tells them apart."""
+    ends = {name: pa.array([Decimal(1), Decimal(2)]) for name in ("source", "target")}
+    money = pa.array([Decimal("0.10"), Decimal("1234567890.25")], pa.decimal128(38, 18))
+    out = from_tables(pa.table({**ends, "m": money}), tmp_path / "o.gnn", edge_columns=["m"])
+    assert gnnstore.open(out).original_ids.tolist() == [1, 2]
+    assert gnnstore.open(out).m[:].tolist() == [0.1, 1234567890.25]
+    for value, message in (
+        ("1234567890123456.78", "m: row 1 has 1234567890123456.78, which float64 cannot hold"),
+        ("12345678901234567890", "m: row 1 has 12345678901234567890, which int64 cannot hold"),
+    ):
+        wrong = pa.array([Decimal(0), Decimal(value)])
+        with pytest.raises(InputError, match=message):
+            from_tables(pa.table({**ends, "m": wrong}), tmp_path / "p.gnn", edge_columns=["m"])
+
+
+def test_one_column_of_features(tmp_path: Path) -> None:
+    out = from_tables(edges_table(), tmp_path / "o.gnn", nodes=nodes_table(), features="y")
+    assert gnnstore.open(out).features.tolist() == [[0], [1], [0], [1], [2]]
+
+
+@pytest.mark.parametrize("kind", ["csr", "bsr"])
+def test_matrices_in_memory(tmp_path: Path, kind: str) -> None:
+    """Entry [i, j] is the edge from i to j; zeros fill the blocks of a bsr matrix."""
+    data = np.array([0.5, 0.0])
+    coo = SimpleNamespace(row=np.array([0, 1]), col=np.array([2, 1]), data=data)
+    matrix = SimpleNamespace(tocoo=lambda: coo, shape=(3, 3), format=kind)
+    count = 1 if kind == "bsr" else 2
+    for i, arrays in enumerate((matrix, {"edge_index": matrix, "y": [4, 5, 6]})):
+        store = gnnstore.open(gnnstore.from_arrays(arrays, tmp_path / f"{i}.gnn"))
+        assert store.edge_index.tolist() == [[0, 1][:count], [2, 1][:count]]
+        assert store.edge_weight[:].tolist() == [0.5, 0.0][:count]
+    assert store.labels.tolist() == [4, 5, 6]
+    matrix.shape = (3, 4)
+    with pytest.raises(InputError, match="a matrix of 3 x 4 joins two kinds of nodes"):
+        gnnstore.from_arrays(matrix, tmp_path / "p.gnn")
+    with pytest.raises(UsageError, match="num_nodes: the matrix has it already; leave it out"):
+        gnnstore.from_arrays({"edge_index": matrix, "num_nodes": 3}, tmp_path / "p.gnn")
+
+
 def test_frames(tmp_path: Path) -> None:
     table = edges_table()
     graphs = [
@@ -184,7 +299,7 @@ def test_frames(tmp_path: Path) -> None:
     labels = pa.table({"y": [1.0, None, 2, 0, 1]}).to_pandas()
     out = from_tables(table, tmp_path / "y.gnn", nodes=labels, label="y")
     assert gnnstore.open(out).num_classes == 3
-    with pytest.raises(UsageError, match="the edges: a int is no table"):
+    with pytest.raises(UsageError, match="the edges: a int is not a table"):
         from_tables(3, tmp_path / "z.gnn")
 
 
@@ -230,7 +345,14 @@ def test_columns_that_cannot_be_stored(
         ({"nodes": nodes_table(id=[1, 2, 3, 4, 9]), "node_id": "id"}, "the id 0 is not in the nod"),
         ({"nodes": nodes_table(id=[0, 1, 1, 4, 9]), "node_id": "id"}, "id 1 is in rows 1 and 2"),
         ({"nodes": nodes_table(id=list("abcde")), "node_id": "id"}, "id has names, and the ends"),
-        ({"nodes": nodes_table(), "features": "y"}, "is one number a node, where features are"),
+        (
+            {"nodes": nodes_table().to_pandas().iloc[::-1], "label": "y"},
+            r"the nodes: the index of the frame is not 0 to N - 1, .* call frame.reset_index",
+        ),
+        (
+            {"nodes": nodes_table(id=pa.array([0, 1, 2, 3, 2**63], pa.uint64())), "node_id": "id"},
+            r"id: row 4: the id 9223372036854775808 is not below 2\^63; store ids as text",
+        ),
         ({"label": "y"}, "node_id, features, label, split and node_columns go with nodes="),
         ({"nodes": nodes_table(), "num_nodes": 5}, "num_nodes= goes without nodes="),
     ],

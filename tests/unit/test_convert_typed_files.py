@@ -366,9 +366,47 @@ def test_compressed_edges(tmp_path: Path, data: HeteroData, form: str) -> None:
         FORMS[form](folder, {"indptr": indptr, "indices": indices, "w": own.w.numpy()[order]})
     for name in ("paper", "author"):
         FORMS["npz"](tmp_path / "in" / "nodes" / name, {"x": data[name].x.numpy()})
-    store = convert(tmp_path / "in", tmp_path / "a.gnn")
+    if not by_source:
+        with pytest.raises(InputError, match="does not say whose edges it counts; say layout="):
+            from_typed(tmp_path / "in", tmp_path / "a.gnn")
+    words = () if by_source else ("--layout", "csc")
+    store = convert(tmp_path / "in", tmp_path / "a.gnn", *words)
     assert torch.equal(store[WRITES].edge_index.tensor(), own.edge_index[:, order])
     assert torch.equal(store[WRITES].w[:], own.w[order])
+
+
+def write_matrix(path: Path, kind: str, shape: tuple[int, int], **arrays: Any) -> None:
+    """Write what `scipy.sparse.save_npz` does."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    np.savez(path, format=np.array(kind.encode()), shape=np.array(shape), **arrays)
+
+
+@pytest.mark.parametrize("kind", ["csr", "csc", "coo"])
+def test_matrices_of_scipy(tmp_path: Path, kind: str) -> None:
+    """Rows are sources and columns targets, whose numbers the shape says; ids are not in it."""
+    data = np.array([0.5, 2.0, 3.0])
+    arrays = {
+        "csr": {"indptr": np.array([0, 2, 2, 3]), "indices": np.array([0, 3, 1])},
+        "csc": {"indptr": np.array([0, 1, 2, 2, 3, 3]), "indices": np.array([0, 2, 0])},
+        "coo": {"row": np.array([0, 2, 0]), "col": np.array([3, 1, 0])},
+    }
+    path = tmp_path / "edges" / "user__rates__item.npz"
+    write_matrix(path, kind, (3, 5), data=data, **arrays[kind])
+    write_npz(tmp_path / "nodes" / "user", {"id": np.array([70, 5, 9])})
+    store = gnnstore.open(from_typed(tmp_path, tmp_path / "a.gnn"))
+    expected = {
+        "csr": [(0, 0, 0.5), (0, 3, 2), (2, 1, 3)],
+        "csc": [(0, 0, 0.5), (2, 1, 2), (0, 3, 3)],
+        "coo": [(0, 3, 0.5), (2, 1, 2), (0, 0, 3)],
+    }
+    rates = store["user", "rates", "item"]
+    rows = zip(*rates.edge_index.tolist(), rates.edge_weight.tolist(), strict=True)
+    assert list(rows) == expected[kind]
+    assert (store["user"].num_nodes, store["item"].num_nodes) == (3, 5)
+    assert store["user"].original_ids.tolist() == [70, 5, 9]
+    write_npz(tmp_path / "nodes" / "item", {"num_nodes": np.array(4)})
+    with pytest.raises(InputError, match="is a matrix with 5 nodes of type 'item', and there are"):
+        from_typed(tmp_path, tmp_path / "b.gnn")
 
 
 USERS = ["zoe", "#1", "é", "7"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -34,7 +34,7 @@ from gnnstore.converters.typed.inputs import EdgeInput
 from gnnstore.converters.writer.graph_writer import GraphWriter
 from gnnstore.converters.writer.node_arrays import SPLIT_KEYS
 from gnnstore.converters.writer.options import ConvertOptions, converter
-from gnnstore.errors import InputError, check_choice
+from gnnstore.errors import InputError, UsageError, check_choice
 from gnnstore.progress import Progress
 
 _STRUCTURE = ("edge_index", "indptr", "indices", "num_nodes")
@@ -116,9 +116,11 @@ def from_numpy(
     with GraphWriter(
         output, kind="numpy", source=source, options=options, progress=progress
     ) as writer:
-        kind = None if path.is_dir() else _matrix_kind(path)
+        kind = None if path.is_dir() else matrix_kind(path)
         if kind is not None:
-            arrays = _open_matrix(path, kind)
+            arrays, shape = open_matrix(path, kind)
+            check_square(str(path), shape)
+            arrays["num_nodes"] = MemoryArray(f"{path}: shape", np.array(shape[0]))
         else:
             is_one = files == [path]
             arrays = open_npz(path) if is_one else {file.stem: open_npy(file) for file in files}
@@ -130,7 +132,7 @@ def from_numpy(
 
 @converter
 def from_arrays(
-    arrays: Mapping[str, Any],
+    arrays: Any,
     output: PathLike,
     *,
     layout: Literal["csc", "csr"] = "csc",
@@ -143,8 +145,10 @@ def from_arrays(
 
     Parameters
     ----------
-    arrays : Mapping of str to array
-        Arrays of NumPy, tensors of torch on any device, or lists of numbers.
+    arrays : Mapping of str to array, or matrix of scipy.sparse
+        Arrays of NumPy, tensors of torch on any device, or lists of numbers. In a matrix, which
+        `edge_index` may be too, entry [i, j] is the edge from i to j, with its value as
+        `edge_weight`.
     layout : "csc" or "csr"
         The meaning of `indptr`.
     output, options, progress
@@ -158,7 +162,10 @@ def from_arrays(
         If something is no array of numbers.
     """
     check_choice("layout", layout, ("csc", "csr"))
-    sources = {name: MemoryArray(name, as_array(values, name)) for name, values in arrays.items()}
+    given = {"edge_index": arrays} if hasattr(arrays, "tocoo") else dict(arrays)
+    if hasattr(given.get("edge_index"), "tocoo"):
+        given |= _arrays_of(given)
+    sources = {name: MemoryArray(name, as_array(values, name)) for name, values in given.items()}
     source = {"attributes": sorted(sources), "layout": layout}
     with GraphWriter(
         output, kind="arrays", source=source, options=options, progress=progress
@@ -167,7 +174,31 @@ def from_arrays(
         return writer.commit()
 
 
-def _matrix_kind(path: Path) -> str | None:
+def _arrays_of(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arrays of a graph whose `edge_index` is a matrix: entry [i, j] is an edge."""
+    matrix = given["edge_index"]
+    twice = next((name for name in ("edge_weight", "num_nodes") if name in given), None)
+    if twice is not None:
+        raise UsageError(f"{twice}: the matrix has it already; leave it out")
+    check_square("edge_index", matrix.shape)
+    entries = matrix.tocoo()
+    ends, weights = np.stack([entries.row, entries.col]), entries.data
+    if matrix.format == "bsr":  # whose blocks are filled with zeros
+        ends, weights = ends[:, weights != 0], weights[weights != 0]
+    return {"edge_index": ends, "edge_weight": weights, "num_nodes": matrix.shape[0]}
+
+
+def check_square(label: str, shape: Sequence[int]) -> None:
+    """Refuse a matrix that joins two kinds of nodes."""
+    if len(shape) != 2 or shape[0] != shape[1]:
+        raise InputError(
+            f"{label}: a matrix of {' x '.join(map(str, shape))} joins two kinds of nodes, and row "
+            "and column of one number would be one node; convert it as a graph with two node "
+            "types ('gnnstore convert typed')"
+        )
+
+
+def matrix_kind(path: Path) -> str | None:
     """Return the format of a matrix of `scipy.sparse.save_npz`; None for other archives."""
     try:
         with open_zip(path) as archive:
@@ -180,8 +211,8 @@ def _matrix_kind(path: Path) -> str | None:
     return kind.decode() if isinstance(kind, bytes) else str(kind)
 
 
-def _open_matrix(path: Path, kind: str) -> dict[str, ArraySource]:
-    """Open a matrix as the arrays of a graph: entry [i, j] is the edge from i to j."""
+def open_matrix(path: Path, kind: str) -> tuple[dict[str, ArraySource], tuple[int, ...]]:
+    """Open the arrays of a matrix, whose values are `edge_weight`, and return its shape."""
     members = open_npz(path, leave_out=("format", "_is_array"))
     wanted = ("row", "col") if kind == "coo" else ("indptr", "indices")
     if kind not in ("csr", "csc", "coo") or not members.keys() >= {*wanted, "shape", "data"}:
@@ -190,19 +221,8 @@ def _open_matrix(path: Path, kind: str) -> dict[str, ArraySource]:
             "as csr: scipy.sparse.save_npz(path, matrix.tocsr())",
             path=path,
         )
-    shape = members["shape"].read().reshape(-1).tolist()
-    if len(shape) != 2 or shape[0] != shape[1]:
-        raise InputError(
-            f"{path}: a matrix of {' x '.join(map(str, shape))} joins two kinds of nodes, and row "
-            "and column of one number would be one node; convert it as a graph with two node "
-            "types ('gnnstore convert typed')",
-            path=path,
-        )
-    return {
-        "edge_weight": members["data"],
-        "num_nodes": MemoryArray(f"{path}: shape", np.array(shape[0])),
-        **{name: members[name] for name in wanted},
-    }
+    arrays = {"edge_weight": members["data"], **{name: members[name] for name in wanted}}
+    return arrays, tuple(members["shape"].read().reshape(-1).tolist())
 
 
 def _copy_arrays(

@@ -9,9 +9,10 @@ from __future__ import annotations
 import os
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from decimal import Decimal
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeGuard
@@ -60,6 +61,7 @@ class Table(ABC):
     schema: pa.Schema
     files: tuple[Path, ...] = ()  # empty in memory
     of_directories: list[str]  # columns that names of directories state, and no file has
+    is_reindexed = False  # whether rows have numbers that are not those of their places
 
     def __init__(self, memory_bytes: int | None = None) -> None:
         self._memory_bytes = memory_bytes
@@ -103,7 +105,9 @@ class Table(ABC):
 
 
 class MemoryTable(Table):
-    """A table of pyarrow, pandas or Polars."""
+    """A table of pyarrow, pandas or Polars, or what gives one in batches."""
+
+    _batches: Callable[[list[str]], Iterator[pa.RecordBatch]]
 
     def __init__(self, label: str, frame: Any, memory_bytes: int | None = None) -> None:
         import pyarrow as pa  # noqa: PLC0415
@@ -111,20 +115,86 @@ class MemoryTable(Table):
         super().__init__(memory_bytes)
         self.label = label
         if hasattr(frame, "iloc"):
-            self._table = pa.Table.from_pandas(frame, preserve_index=False)
+            frame, self.is_reindexed = _of_pandas(label, frame)
         elif isinstance(frame, dict | pa.RecordBatch) or hasattr(frame, "__arrow_c_stream__"):
-            self._table = pa.table(frame)
+            frame = pa.table(frame)
+        elif hasattr(frame, "collect_schema"):  # a LazyFrame
+            empty = frame.head(0).collect()
+            self.schema, self._batches = empty.to_arrow().schema, self._of_lazy_frame
+        elif hasattr(frame, "to_batches"):  # a data set or a scanner
+            schema = frame.schema if hasattr(frame, "scanner") else frame.projected_schema
+            self.schema, self._batches = schema, self._of_dataset
         else:
             raise UsageError(
-                f"{label}: a {type(frame).__name__} is no table; give files, a table of pyarrow, "
-                "or a frame of pandas or Polars"
+                f"{label}: a {type(frame).__name__} is not a table; give files, a table, data set "
+                "or scanner of pyarrow, or a frame of pandas or Polars"
             )
-        self.schema = self._table.schema
+        if isinstance(frame, pa.Table):
+            self.schema, self._batches = frame.schema, self._of_table
+        self._frame = frame
 
     def record_batches(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
         """Yield the rows of some columns in order."""
-        for batch in self._table.select(list(columns)).to_batches():
-            yield from self._pieces(batch)
+        import pyarrow as pa  # noqa: PLC0415
+
+        try:
+            for batch in self._batches(list(columns)):
+                yield from self._pieces(batch)
+        except pa.ArrowException as error:
+            found = " ".join(str(error).split())[:200]
+            raise InputError(f"{self.label}: cannot be read ({found})") from error
+
+    def _of_table(self, columns: list[str]) -> Iterator[pa.RecordBatch]:
+        yield from self._frame.select(columns).to_batches()
+
+    def _of_lazy_frame(self, columns: list[str]) -> Iterator[pa.RecordBatch]:
+        chosen = self._frame.select(columns)
+        if not hasattr(chosen, "collect_batches"):
+            yield from chosen.collect().to_arrow().to_batches()
+            return
+        for some in chosen.collect_batches(maintain_order=True):
+            yield from some.to_arrow().to_batches()
+
+    def _of_dataset(self, columns: list[str]) -> Iterator[pa.RecordBatch]:
+        if hasattr(self._frame, "scanner"):
+            rows = _MAX_BATCH_ROWS if self._memory_bytes is None else _FIRST_ROWS
+            how = {"batch_size": rows, "batch_readahead": 1, "fragment_readahead": 1}
+            yield from self._frame.to_batches(columns=columns, **how)
+            return
+        for batch in self._frame.to_batches():
+            yield batch.select(columns)
+
+
+def _of_pandas(label: str, frame: Any) -> tuple[pa.Table, bool]:
+    """Return a frame of pandas, and whether an index without a name is not 0, ..., N - 1.
+
+    Levels of the index that have a name are columns.
+    """
+    import pyarrow as pa  # noqa: PLC0415
+
+    index = frame.index
+    levels = [(place, name) for place, name in enumerate(index.names) if name is not None]
+    names = [str(name) for name in (*frame.columns, *(name for _, name in levels))]
+    twice = next((name for i, name in enumerate(names) if name in names[:i]), None)
+    if twice is not None:
+        raise InputError(
+            f"{label}: there are two columns {twice!r} (a level of the index with a name is one); "
+            "rename one"
+        )
+    columns = [frame.iloc[:, place] for place in range(frame.shape[1])]
+    columns += [index.get_level_values(place) for place, _ in levels]
+    arrays = []
+    for name, column in zip(names, columns, strict=True):
+        try:
+            arrays.append(pa.array(column, from_pandas=True))
+        except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+            found = " ".join(str(error).split())[:200]
+            raise InputError(
+                f"{label}: the column {name!r} has values of several types, or objects that are "
+                f"neither numbers nor text ({found}); convert it to one type"
+            ) from None
+    is_plain = bool(levels) or np.array_equal(np.asarray(index), np.arange(len(index)))
+    return pa.table(arrays, names=names), not is_plain
 
 
 class FileTable(Table):
@@ -353,7 +423,9 @@ def to_array(
         values = to_array(column.storage, where, first_row, per_row)
         return values if shape is None else values.reshape(len(values), *shape)
     if types.is_dictionary(kind):
-        return to_array(column.dictionary_decode(), where, first_row, per_row)
+        return to_array(_plain(column), where, first_row, per_row)
+    if types.is_decimal(kind):
+        return to_array(_of_decimals(column, where, first_row), where, first_row, per_row)
     is_list = types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)
     is_time = types.is_temporal(kind) and not types.is_interval(kind)
     is_number = types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind)
@@ -370,6 +442,39 @@ def to_array(
         width = pa.int32() if kind.bit_width == 32 else pa.int64()
         return to_array(column.cast(width), where, first_row, per_row)
     found: npt.NDArray[Any] = column.to_numpy(zero_copy_only=False)
+    return found
+
+
+def _plain(column: pa.Array) -> pa.Array:
+    """Return the values of a column that may have a dictionary."""
+    import pyarrow as pa  # noqa: PLC0415
+
+    if not pa.types.is_dictionary(column.type):
+        return column
+    values = column.dictionary
+    if pa.types.is_string_view(values.type):  # of Polars; Arrow does not take from views
+        values = values.cast(pa.large_string())
+    return values.take(column.indices)
+
+
+def _of_decimals(column: pa.Array, where: str, first_row: int) -> pa.Array:
+    """Return decimals without a fraction as int64, and others as float64 that tells them apart."""
+    import pyarrow as pa  # noqa: PLC0415
+
+    has_fraction = column.type.scale > 0
+    with suppress(pa.ArrowException):
+        found = column.cast(pa.float64() if has_fraction else pa.int64())
+        if not has_fraction or found.cast(column.type).equals(column):
+            return found
+    for row, value in enumerate(column.to_pylist()):
+        if value is not None and (
+            Decimal(repr(float(value))) != value if has_fraction else not -(2**63) <= value < 2**63
+        ):
+            kind = "float64" if has_fraction else "int64"
+            raise InputError(
+                f"{where}: row {first_row + row} has {value}, which {kind} cannot hold; cast the "
+                "column"
+            )
     return found
 
 
@@ -495,7 +600,7 @@ def _encode(table: Table, batch: pa.RecordBatch, ends: Sequence[str], first_row:
     """Return columns of names as a block; refuse rows without one."""
     import pyarrow as pa  # noqa: PLC0415
 
-    texts = [batch.column(name).cast(pa.string()) for name in ends]
+    texts = [_plain(batch.column(name)).cast(pa.string()) for name in ends]
     for name, text in zip(ends, texts, strict=True):
         if text.null_count:
             row = first_row + _first_null(text)
@@ -525,11 +630,17 @@ class RowIds:
                 "nodes are integers or names"
             )
         self.label, self.num_nodes = column.label, column.shape[0]
-        ids = Reservation(f"{self.num_nodes} ids and their rows", _ID_BYTES * self.num_nodes)
-        memory_ledger("numbering the nodes of a table", memory_bytes).add(ids).check(
+        memory = Reservation(f"{self.num_nodes} ids and their rows", _ID_BYTES * self.num_nodes)
+        memory_ledger("numbering the nodes of a table", memory_bytes).add(memory).check(
             None, "number the nodes from 0 in the order of the table"
         )
-        self.ids = column.read().astype(np.int64)  # of row i, shape [N]
+        ids = column.read()
+        if ids.dtype == np.uint64 and (is_large := ids > np.iinfo(np.int64).max).any():
+            row = int(np.argmax(is_large))
+            raise InputError(
+                f"{column.label}: row {row}: the id {ids[row]} is not below 2^63; store ids as text"
+            )
+        self.ids = ids.astype(np.int64)  # of row i, shape [N]
         self._order = np.argsort(self.ids, kind="stable")
         self._sorted = self.ids[self._order]
         same = np.flatnonzero(self._sorted[1:] == self._sorted[:-1])

@@ -21,7 +21,7 @@ from gnnstore.converters.datasets.table_files import (
 )
 from gnnstore.converters.datasets.text import number_ids
 from gnnstore.converters.inputs.opening import PathLike, describe_files
-from gnnstore.converters.inputs.source import ArraySource, FloatLabels
+from gnnstore.converters.inputs.source import ArraySource, FloatLabels, MappedRows
 from gnnstore.converters.typed.inputs import EdgeInput, NodeInput, workload_of
 from gnnstore.converters.typed.names import Names, NodeNames
 from gnnstore.converters.writer.graph_writer import GraphWriter
@@ -69,7 +69,8 @@ def from_tables(
     ----------
     edges : path-like, sequence of path-like, or table
         The edges: files of Parquet, Arrow IPC (files and streams) or Feather, patterns, or
-        directories; or a table of pyarrow, a frame of pandas or Polars.
+        directories; or a table, data set or scanner of pyarrow, a frame of pandas, in which levels
+        of the index with a name are columns, or a frame of Polars, lazy or not.
     source, target : str
         The columns of the ends of an edge.
     edge_columns : Mapping of str to str, or sequence of str, optional
@@ -79,7 +80,7 @@ def from_tables(
     node_id : str, optional
         The column of `nodes` with the ids or names that edges go by.
     features : str, or sequence of str, optional
-        The columns that become `x` [N, F]: one of lists, or several, which are joined.
+        The columns that become `x` [N, F]: one of lists or numbers, or several, which are joined.
     label : str, optional
         The column that becomes `y`: int64, or float32 with NaN where there is none.
     split : str, optional
@@ -122,6 +123,12 @@ def from_tables(
     if nodes is not None:
         node_table = open_table(nodes, "the nodes", options.memory_bytes)
         _check_columns(node_table, node_names)
+        if node_id is None and node_table.is_reindexed:
+            raise InputError(
+                f"{node_table.label}: the index of the frame is not 0 to N - 1, so that rows may "
+                "not be the nodes of their numbers; call frame.reset_index() and name the column "
+                "of ids (node_id=), or frame.reset_index(drop=True) if rows are the nodes"
+            )
         attributes = _node_attributes(node_table, wide, label, more)
     _check_ids(table, node_table, node_id, num_nodes, is_named=is_named)
     tables = [table] if node_table is None else [table, node_table]
@@ -196,12 +203,9 @@ def _node_attributes(
 ) -> dict[str, ArraySource]:
     attributes: dict[str, ArraySource] = {}
     if wide:
-        x = TableColumns(table, wide)
-        if len(x.shape) == 1:
-            raise InputError(
-                f"{x.label}: is one number a node, where features are [N, F]; name more columns, "
-                "or a column of lists"
-            )
+        x: ArraySource = TableColumns(table, wide)
+        if len(x.shape) == 1:  # one column of numbers
+            x = MappedRows(x, lambda rows, _: rows[:, None], row_shape=(1,))
         attributes["x"] = x
     if label is not None:
         attributes["y"] = FloatLabels(TableColumns(table, [label]))

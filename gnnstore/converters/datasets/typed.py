@@ -14,11 +14,12 @@ from dataclasses import replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
+from gnnstore.converters.datasets.numpy import matrix_kind, open_matrix
 from gnnstore.converters.datasets.table_files import ENDINGS as _TABLES
 from gnnstore.converters.datasets.table_files import (
     RowIds,
@@ -33,7 +34,7 @@ from gnnstore.converters.datasets.table_files import (
     to_array,
 )
 from gnnstore.converters.datasets.text import first_lines
-from gnnstore.converters.datasets.typed_text import BesideNames, open_edges
+from gnnstore.converters.datasets.typed_text import BesideNames, open_text_edges
 from gnnstore.converters.edges.numbering import NameBlock, join_columns
 from gnnstore.converters.inputs.files import open_npy, open_npz
 from gnnstore.converters.inputs.opening import PathLike, describe_files, existing_directory
@@ -66,7 +67,7 @@ from gnnstore.converters.typed.inputs import EdgeInput, NodeInput, Pair, largest
 from gnnstore.converters.typed.names import Names, NodeNames
 from gnnstore.converters.writer.node_arrays import SPLIT_KEYS
 from gnnstore.converters.writer.options import ConvertOptions, converter
-from gnnstore.errors import InputError, NotFoundError
+from gnnstore.errors import InputError, NotFoundError, check_choice
 from gnnstore.formats.container.names import decode
 from gnnstore.formats.store.schema import EdgeType
 from gnnstore.progress import Progress
@@ -91,6 +92,7 @@ def from_typed(
     input: PathLike,  # noqa: A002 - the word the command line uses
     output: PathLike,
     *,
+    layout: Literal["csc", "csr"] | None = None,
     options: ConvertOptions | None = None,
     progress: Progress | None = None,
 ) -> Path:
@@ -101,10 +103,12 @@ def from_typed(
     `num_nodes` is their number, `train`, `valid` (or `val`) and `test` are splits (ids, or masks),
     and `id` has their ids, integers or text, by which edges name them: without, nodes are numbered
     by their rows. Of edges, `edge_index` [2, E] or [E, 2], or `source` and `target` [E], are their
-    ends; or `indptr` and `indices`, by target as in `from_numpy`, or by source in tables called so.
-    Tables of text have a line with the names of columns; without one, those of nodes are features,
-    and those of edges begin with the ends. Columns `x_0`, `x_1`, ... of text are features. Edges in
-    `out.*` are KONECT's: source, target, perhaps `weight` and `time`.
+    ends; or `indptr` and `indices`, whose `layout` has to be said, or by source in tables called
+    so; or a matrix of `scipy.sparse.save_npz`, whose entry [i, j] is the edge from row i of the
+    sources to row j of the targets, with its value as `edge_weight`. Tables of text have a line
+    with the names of columns; without one, those of nodes are features, and those of edges begin
+    with the ends. Columns `x_0`, `x_1`, ... of text are features. Edges in `out.*` are KONECT's:
+    source, target, perhaps `weight` and `time`.
 
     Node types that only edges name have as many nodes as the largest id says, or, by text, are
     numbered as edges name them first; the store keeps names (`original_names`). Types are in the
@@ -114,6 +118,9 @@ def from_typed(
     ----------
     input : path-like
         The directory, with `edges/` in it, and perhaps `nodes/`.
+    layout : "csc" or "csr", optional
+        The meaning of `indptr`: "csc" counts the edges to each target, whose sources are in
+        `indices`; "csr" counts the edges from each source.
     output, options, progress
         See `gnnstore.converters`.
 
@@ -124,6 +131,7 @@ def from_typed(
     InputError
         If a file is damaged or none of the forms, or parts of a type disagree.
     """
+    check_choice("layout", layout or "csc", ("csc", "csr"))
     options = options or ConvertOptions()
     root = existing_directory(input, "the data set")
     budget = options.memory_bytes
@@ -142,9 +150,10 @@ def from_typed(
     edges: dict[EdgeType, EdgeInput] = {}
     stated: dict[tuple[EdgeType, int], int] = {}  # numbers of nodes at the ends, by headers
     backward = set(reverse_types(options.reverse, list(edge_files)))
+    open_edges = partial(_open_edges, directory=root / "edges", budget=budget, layout=layout)
     for edge_type, paths in edge_files.items():
         comments = list[bytes]()
-        edges[edge_type] = _open_edges(paths, root / "edges", budget, comments)
+        edges[edge_type] = open_edges(paths, comments=comments)
         if sizes := next(filter(None, map(_KONECT_SIZES.fullmatch, comments)), None):
             stated |= {(edge_type, 0): int(sizes[2]), (edge_type, 1): int(sizes[3])}
             if edges[edge_type].num_edges != int(sizes[1]):
@@ -167,11 +176,12 @@ def from_typed(
         ids,
         edges,
         lambda name: _open_nodes(node_files[name], root / "nodes", budget, has_names=True),
-        lambda of, has: _open_edges(edge_files[of], root / "edges", budget, [], has_names=has),
+        lambda of, has: open_edges(edge_files[of], comments=[], has_names=has),
     )
     names = sorted({*nodes, *(end for edge_type in edges for end in edge_type[::2])})
     for name in names:
         node = nodes.setdefault(name, NodeInput(-1))
+        _take_shapes(name, node, edges)
         if node.count < 0:
             own = [count for (of, end), count in stated.items() if of[::2][end] == name]
             node.count = max([largest_ids(edges, name) + 1, *own])
@@ -331,13 +341,33 @@ def _settle_names(
             _check_named(name, ids[name], edges)
     for edge_type, own in edges.items():
         wanted = (edge_type[0] in named, edge_type[2] in named)
-        if own.has_names != wanted:
+        if own.has_names != wanted and own.shape is None:
             edges[edge_type] = edges_with_names(edge_type, wanted)
             _check_ends(edge_type, edges[edge_type], wanted)
     for name in sorted(named):
         known = ids.get(name)
         of_type = nodes.setdefault(name, NodeInput(0))
         of_type.names = NodeNames(known if isinstance(known, Names) else None)
+
+
+def _take_shapes(name: str, node: NodeInput, edges: Mapping[EdgeType, EdgeInput]) -> None:
+    """Let matrices say how many nodes a type has; refuse one that says another number."""
+    for edge_type, own in edges.items():
+        for end, count in zip(edge_type[::2], own.shape or (), strict=False):
+            if end != name:
+                continue
+            if node.count < 0:
+                node.count = count
+            if node.names is not None and not node.count:
+                raise InputError(
+                    f"{own.label}: is a matrix, and other edges name nodes of type {name!r} by "
+                    "text; give nodes with a column id, in the order of the matrix"
+                )
+            if node.count != count:
+                raise InputError(
+                    f"{own.label}: is a matrix with {count} nodes of type {name!r}, and there are "
+                    f"{node.count}; rows and columns are the nodes in their order"
+                )
 
 
 def _check_named(name: str, ids: _Ids, edges: Mapping[EdgeType, EdgeInput]) -> None:
@@ -370,6 +400,8 @@ def _numbered(
     own: EdgeInput, edge_type: EdgeType, nodes: Mapping[str, NodeInput], ids: Mapping[str, _Ids]
 ) -> EdgeInput:
     """Return edges with numbers of nodes at their ends, which may be ids or names of nodes."""
+    if own.shape is not None:
+        return own
     types = edge_type[::2]
     rows = [ids.get(name) for name in types]
     named = [nodes[name].names for name in types]
@@ -412,8 +444,9 @@ def _open_edges(
     paths: list[Path],
     directory: Path,
     budget: int | None,
-    comments: list[bytes],
     *,
+    comments: list[bytes],
+    layout: str | None,
     has_names: tuple[bool, bool] | None = None,
 ) -> EdgeInput:
     """Open the edges of a type; `comments` becomes the header of a file of KONECT.
@@ -443,26 +476,57 @@ def _open_edges(
                 path=pointers[0],
             )
         indices = arrays.pop("indices" if "indices" in arrays else next(iter(arrays)))
-        return EdgeInput.of_columns(columns.popitem()[1], indices, "csr", arrays)
+        return EdgeInput.of_columns(columns.popitem()[1], indices, layout or "csr", arrays)
     if tables and tables == paths:
         return _of_table(open_table(tables, "the edges", budget))
+    if matrix := next((p for p in paths if p.suffix == ".npz" and matrix_kind(p)), None):
+        return _of_matrix(matrix, paths)
     arrays = {}
     for name, source in _arrays(paths, directory, "edge_index", budget):
         if name in arrays:
             raise InputError(f"{source.label}: {name!r} was given already, by {arrays[name].label}")
         arrays[name] = source
+    return _of_arrays(arrays, paths[0], layout)
+
+
+def _of_arrays(arrays: dict[str, ArraySource], path: Path, layout: str | None) -> EdgeInput:
+    """Open edges of arrays by their names, one of which lies at a path."""
     if {"indptr", "indices"} <= arrays.keys():
-        return EdgeInput.of_columns(arrays.pop("indptr"), arrays.pop("indices"), "csc", arrays)
+        if layout is None:
+            raise InputError(
+                f"{arrays['indptr'].label}: does not say whose edges it counts; say layout='csr' "
+                "(from each source) or layout='csc' (to each target)"
+            )
+        return EdgeInput.of_columns(arrays.pop("indptr"), arrays.pop("indices"), layout, arrays)
     if "edge_index" in arrays:
         return EdgeInput.of_array(arrays.pop("edge_index"), arrays)
     if not set(_ENDS) <= arrays.keys():
-        where = paths[0].parent
+        where = path.parent
         raise InputError(
             f"{where}: expected edge_index, or source and target, found "
             f"{', '.join(sorted(arrays)) or 'no array'}",
             path=where,
         )
     return EdgeInput.of_ends(arrays.pop("source"), arrays.pop("target"), arrays)
+
+
+def _of_matrix(path: Path, paths: list[Path]) -> EdgeInput:
+    """Open a matrix of `scipy.sparse.save_npz`: rows are sources, columns targets."""
+    kind = matrix_kind(path) or ""
+    arrays, shape = open_matrix(path, kind)
+    if len(paths) > 1 or len(shape) != 2:
+        other = next((own.name for own in paths if own != path), "")
+        found = f"{other} is next to it" if other else f"it has {len(shape)} axes"
+        raise InputError(
+            f"{path}: a matrix has all edges of a type, and {found}; give it alone, with two axes",
+            path=path,
+        )
+    weights = {"edge_weight": arrays.pop("edge_weight")}
+    if kind == "coo":
+        edges = EdgeInput.of_ends(arrays["row"], arrays["col"], weights)
+    else:
+        edges = EdgeInput.of_columns(arrays["indptr"], arrays["indices"], kind, weights)
+    return replace(edges, shape=(shape[0], shape[1]))
 
 
 def _of_table(table: Table) -> EdgeInput:
@@ -675,6 +739,6 @@ def _open_text_edges(
     marks = b"" if names and not any(header) else table_format.comments
     of_names = replace(table_format, comments=marks, comments_lead=True)
     has_names = (False, False) if is_konect else has_names
-    edges, counts = open_edges(paths, table_format, of_names, has_names, budget)
+    edges, counts = open_text_edges(paths, table_format, of_names, has_names, budget)
     stated = _of_directories(paths, counts)
     return replace(edges, attributes=_with_stated(edges.attributes, stated))

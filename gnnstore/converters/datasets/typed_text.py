@@ -60,7 +60,7 @@ class BesideNames(ArraySource):
             yield rows
 
 
-def open_edges(
+def open_text_edges(
     paths: Sequence[Path],
     of_numbers: TableFormat,
     of_names: TableFormat,

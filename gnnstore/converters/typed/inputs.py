@@ -64,6 +64,8 @@ class EdgeInput:
     array: ArraySource | None = None  # [2, E], if the edges lie like this
     # Whether sources, and targets, are blocks of one column of names, in place of numbers.
     has_names: tuple[bool, bool] = (False, False)
+    # Numbers of nodes of both types, of a matrix, whose rows and columns are the nodes in order.
+    shape: tuple[int, int] | None = None
 
     @property
     def reading_bytes(self) -> int:

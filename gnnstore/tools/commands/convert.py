@@ -256,7 +256,7 @@ Examples:
   --node-id COLUMN
       Ids or names of the nodes, by which edges go. Default: the numbers of rows.
   --features COLUMN*
-      Features: a column of lists, or several of numbers, which are joined.
+      Features: a column of lists or of numbers, or several, which are joined.
   --label COLUMN  Labels.
   --split COLUMN  Names of splits: text such as train, valid and test.
   --node-column NAME[=COLUMN]* -> node_columns
@@ -279,7 +279,10 @@ Examples:
   gnnstore convert typed reviews/ reviews.gnn --time-attr time \\
     --weight-attr weight
 """,
-        "",
+        """
+  --layout csc|csr
+      indptr counts the edges to each target (csc) or from each source (csr).
+""",
         "from_typed",
     ),
     "graphbolt": (
