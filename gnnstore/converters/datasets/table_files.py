@@ -425,7 +425,7 @@ def to_array(
     if types.is_dictionary(kind):
         return to_array(_plain(column), where, first_row, per_row)
     if types.is_decimal(kind):
-        return to_array(_of_decimals(column, where, first_row), where, first_row, per_row)
+        return to_array(_of_decimals(column, where, first_row, per_row), where, first_row, per_row)
     is_list = types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)
     is_time = types.is_temporal(kind) and not types.is_interval(kind)
     is_number = types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind)
@@ -457,7 +457,7 @@ def _plain(column: pa.Array) -> pa.Array:
     return values.take(column.indices)
 
 
-def _of_decimals(column: pa.Array, where: str, first_row: int) -> pa.Array:
+def _of_decimals(column: pa.Array, where: str, first_row: int, per_row: int) -> pa.Array:
     """Return decimals without a fraction as int64, and others as float64 that tells them apart."""
     import pyarrow as pa  # noqa: PLC0415
 
@@ -472,7 +472,7 @@ def _of_decimals(column: pa.Array, where: str, first_row: int) -> pa.Array:
         ):
             kind = "float64" if has_fraction else "int64"
             raise InputError(
-                f"{where}: row {first_row + row} has {value}, which {kind} cannot hold; cast the "
+                f"{where}: row {first_row + row // per_row} has {value}, which {kind} cannot hold; cast the "
                 "column"
             )
     return found
