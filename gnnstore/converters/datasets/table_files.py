@@ -472,8 +472,8 @@ def _of_decimals(column: pa.Array, where: str, first_row: int, per_row: int) -> 
         ):
             kind = "float64" if has_fraction else "int64"
             raise InputError(
-                f"{where}: row {first_row + row // per_row} has {value}, which {kind} cannot hold; cast the "
-                "column"
+                f"{where}: row {first_row + row // per_row} has {value}, which {kind} cannot hold; "
+                "cast the column"
             )
     return found
 
