@@ -3,12 +3,17 @@
 PyG's layers that have `message_and_aggregate` call `torch.sparse.mm` on a matrix in CSR, instead of
 gathering and scattering a row for each edge. For the backward pass torch transposes the matrix each
 time; here the transposes come with the batch, so it is one more product of the same kind.
+
+Indices are int32 in memory and in these products, and int64 wherever else they are taken out: what
+layers without a fused form do with them, such as `gather` with an expanded index, is wrong for
+int32 in torch 2.13, without an error.
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Self, TypeAlias
@@ -16,7 +21,7 @@ from typing import Any, Self, TypeAlias
 import numpy.typing as npt
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import register_pytree_node, tree_map_only
 
 from gnnstore import _core
 from gnnstore.errors import UsageError
@@ -27,18 +32,31 @@ _MAXIMA = ("max", "amax", "min", "amin")
 _Function: TypeAlias = Callable[[Tensor], Tensor]
 
 
-@dataclass(frozen=True, eq=False)
 class Transpose:
-    """The edges that a layer keeps, by source: m edges of n source nodes."""
+    """The edges that a layer keeps, by source: m edges of n source nodes.
 
-    ptr: Tensor  # int32 [n + 1]
-    index: Tensor  # int32 [m]: targets, for each source in the order of the edges
-    values: Tensor | None = None  # [m], in the order of `index`; None: ones
+    Parameters
+    ----------
+    ptr : tensor of int32 or int64 [n + 1]
+        The edges of source i are at ``ptr[i]`` to ``ptr[i + 1]``.
+    index : tensor of int32 or int64 [m]
+        Targets, for each source in the order of the edges.
+    values : tensor [m], optional
+        Weights, in the order of `index`; None: ones.
+    """
+
+    def __init__(self, ptr: Tensor, index: Tensor, values: Tensor | None = None) -> None:
+        self._ptr, self._index, self.values = ptr, index, values
 
     @property
-    def arrays(self) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Pointers, targets, and values if any."""
-        return self.ptr, self.index, self.values
+    def ptr(self) -> Tensor:
+        """Bounds of the sources' edges, int64 [n + 1]."""
+        return self._ptr.long()
+
+    @property
+    def index(self) -> Tensor:
+        """Targets, int64 [m]."""
+        return self._index.long()
 
 
 class AdjT(Tensor):
@@ -51,9 +69,9 @@ class AdjT(Tensor):
 
     Parameters
     ----------
-    crow : tensor of int32 [n + 1]
+    crow : tensor of int32 or int64 [n + 1]
         The edges of target i are at ``crow[i]`` to ``crow[i + 1]``.
-    col : tensor of int32 [m]
+    col : tensor of int32 or int64 [m]
         Their sources, in the order of the batch's edges.
     values : tensor [m], optional
         Weights of the edges, which take no gradient. None: ones, made where they are needed.
@@ -86,7 +104,8 @@ class AdjT(Tensor):
     _crow: Tensor
     _col: Tensor
     _edge_values: Tensor | None
-    _weights: dict[torch.dtype, Tensor]  # values by element type; trimmed matrices share them
+    # Values by element type, and columns as int64, once made; trimmed matrices share them.
+    _made: dict[torch.dtype | str, Tensor]
 
     @staticmethod
     def __new__(
@@ -124,20 +143,25 @@ class AdjT(Tensor):
     ) -> None:
         self._crow, self._col, self._edge_values = crow, col, values
         self.transposes = tuple(transposes)
-        self._weights = {}
+        self._made = {}
 
     @property
     def layout(self) -> torch.layout:  # type: ignore[override]  # a wrapper does not know its own
         """`torch.sparse_csr`."""
         return torch.sparse_csr
 
+    @property
+    def num_edges(self) -> int:
+        """Number of edges, m."""
+        return len(self._col)
+
     def crow_indices(self) -> Tensor:
-        """Return the bounds of the targets' edges, int32 [n + 1]."""
-        return self._crow
+        """Return the bounds of the targets' edges, int64 [n + 1]."""
+        return self._crow.long()
 
     def col_indices(self) -> Tensor:
-        """Return the sources of the edges, int32 [m]."""
-        return self._col
+        """Return the sources of the edges, int64 [m]."""
+        return self._first_edges("columns", self._col.long)
 
     def values(self) -> Tensor:
         """Return the weights of the edges [m]; ones if there are none."""
@@ -147,15 +171,6 @@ class AdjT(Tensor):
     def has_values(self) -> bool:
         """Whether edges have weights."""
         return self._edge_values is not None
-
-    def arrays(self) -> list[Tensor | None]:
-        """Return all arrays: pointers, columns, values if any, and those of the transposes."""
-        return [
-            self._crow,
-            self._col,
-            self._edge_values,
-            *(a for each in self.transposes for a in each.arrays),
-        ]
 
     def narrowed(self, num_rows: int, num_columns: int, num_edges: int, layers_left: int) -> Self:
         """Return the matrix of the first edges; rows that have none of these are empty."""
@@ -168,7 +183,7 @@ class AdjT(Tensor):
             transposes=transposes[max(0, len(transposes) - layers_left) :],
             dtype=self.dtype,
         )
-        narrow._weights = self._weights
+        narrow._made = self._made
         return narrow
 
     def narrow(self, *_: Any, **__: Any) -> Tensor:
@@ -178,16 +193,22 @@ class AdjT(Tensor):
             "num_sampled_nodes_per_hop; use gnnstore.nn.trim in a model of your own"
         )
 
+    def _first_edges(self, what: torch.dtype | str, make: Callable[[], Tensor]) -> Tensor:
+        """Return one number for each edge, made once for a matrix and what is trimmed of it."""
+        known = self._made.get(what)
+        if known is None or len(known) < self.num_edges:
+            known = make()
+            if not _is_transformed():  # there it would be a tensor of the transformation's
+                self._made[what] = known
+        return known[: self.num_edges]
+
     def _weights_as(self, dtype: torch.dtype) -> Tensor:
-        """Return the weights, made once for each element type."""
-        num_edges, known = len(self._col), self._weights.get(dtype)
-        if known is None or len(known) < num_edges:
+        def make() -> Tensor:
             if self._edge_values is None:
-                known = torch.ones(num_edges, dtype=dtype, device=self._col.device)
-            else:
-                known = self._edge_values.to(dtype)
-            self._weights[dtype] = known
-        return known[:num_edges]
+                return torch.ones(self.num_edges, dtype=dtype, device=self._col.device)
+            return self._edge_values.to(dtype)
+
+        return self._first_edges(dtype, make)
 
     def _forward_matrix(self, dtype: torch.dtype) -> _Matrix:
         return _Matrix(self._crow, self._col, self._weights_as(dtype), self.size(1))
@@ -195,7 +216,7 @@ class AdjT(Tensor):
     def _backward_matrix(self, dtype: torch.dtype, *, mean: bool) -> _Matrix:
         """Return the transpose; of means, each weight over the number of edges of its target."""
         transpose = self.transposes[0] if self.transposes else self._transposed()
-        ptr, index, values = transpose.arrays
+        ptr, index, values = transpose._ptr, transpose._index, transpose.values
         weights = self._weights_as(dtype) if values is None else values.to(dtype)
         if mean:
             share = self._crow.diff().clamp(min=1).to(dtype).reciprocal().index_select(0, index)
@@ -206,7 +227,7 @@ class AdjT(Tensor):
         order = torch.argsort(self._col, stable=True)
         ptr = self._crow.new_zeros(self.size(1) + 1)
         ptr[1:] = torch.bincount(self._col, minlength=self.size(1)).cumsum(0)
-        targets = torch.arange(self.size(0), dtype=torch.int32, device=self._col.device)
+        targets = torch.arange(self.size(0), dtype=self._crow.dtype, device=self._col.device)
         index = targets.repeat_interleave(self._crow.diff(), output_size=len(self._col))
         values = None if self._edge_values is None else self._edge_values[order]
         return Transpose(ptr, index[order], values)
@@ -218,8 +239,9 @@ class AdjT(Tensor):
                     f"torch has no sparse product on a GPU that takes the {reduce}; make the "
                     'loader with edge_format="coo" for this aggregation'
                 )
-            found: Tensor = torch.sparse.mm(self._plain(x.dtype), x, reduce)
-            return found
+            with _not_transformed(f"the {reduce} over neighbours"):
+                found: Tensor = torch.sparse.mm(self._forward_matrix(x.dtype).in_csr(), x, reduce)
+                return found
         matrix, mean = self._forward_matrix(x.dtype), reduce == "mean"
 
         def apply(rows: Tensor) -> Tensor:
@@ -231,10 +253,10 @@ class AdjT(Tensor):
         product: Tensor = _Linear.apply(x, apply, adjoint)  # type: ignore[no-untyped-call]
         return product
 
-    def _plain(self, dtype: torch.dtype | None = None) -> Tensor:
-        """Return the matrix as a plain tensor in CSR, of the same memory."""
-        dtype = self.dtype if dtype is None else dtype
-        return self._forward_matrix(dtype).in_csr()
+    def _plain(self) -> Tensor:
+        """Return the matrix as a plain tensor in CSR, with indices of int64."""
+        indices = self.crow_indices(), self.col_indices()
+        return _Matrix(*indices, self.values(), self.size(1)).in_csr()
 
     @classmethod
     def __torch_function__(
@@ -264,8 +286,9 @@ class AdjT(Tensor):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         """Call a function on plain tensors in CSR."""
-        args, kwargs = tree_map_only(AdjT, AdjT._plain, (args, kwargs or {}))
-        return func(*args, **kwargs)
+        with _not_transformed(getattr(func, "__name__", str(func))):
+            args, kwargs = tree_map_only(AdjT, AdjT._plain, (args, kwargs or {}), _is_matrix)
+            return func(*args, **kwargs)
 
     def _map(self, function: Callable[[Tensor], Tensor], dtype: torch.dtype | None = None) -> Self:
 
@@ -273,7 +296,7 @@ class AdjT(Tensor):
             return None if array is None else function(array)
 
         transposes = [
-            Transpose(function(each.ptr), function(each.index), mapped(each.values))
+            Transpose(function(each._ptr), function(each._index), mapped(each.values))
             for each in self.transposes
         ]
         return type(self)(
@@ -329,7 +352,7 @@ class AdjT(Tensor):
     def __repr__(self) -> str:  # type: ignore[override]
         rows, columns = self.size()
         return (
-            f"AdjT(size=({rows}, {columns}), edges={len(self._col)}, "
+            f"AdjT(size=({rows}, {columns}), edges={self.num_edges}, "
             f"layers={len(self.transposes)}, device='{self.device}')"
         )
 
@@ -363,16 +386,59 @@ class _Matrix:
 
 
 class _Linear(torch.autograd.Function):
-    """A linear function, whose gradient is its adjoint."""
+    """A linear function of each column, whose gradient is its adjoint."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, apply: _Function, adjoint: _Function) -> Tensor:
-        ctx.functions = adjoint, apply
+    def forward(x: Tensor, apply: _Function, adjoint: _Function) -> Tensor:  # noqa: ARG004
         return apply(x)
 
     @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:  # noqa: ARG004
+        _, *ctx.functions = inputs
+
+    @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
-        return _Linear.apply(*grads, *ctx.functions), None, None  # type: ignore[no-untyped-call]
+        apply, adjoint = ctx.functions
+        return _Linear.apply(*grads, adjoint, apply), None, None  # type: ignore[no-untyped-call]
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> Any:
+        return _Linear.apply(tangents[0], *ctx.functions)  # type: ignore[no-untyped-call]
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, x: Tensor, apply: _Function, adjoint: _Function) -> Any:
+        """Map over one dimension of x, which becomes more columns."""
+        rows = x.movedim(in_dims[0], 1)
+        product = _Linear.apply(rows.flatten(1), apply, adjoint)  # type: ignore[no-untyped-call]
+        return product.unflatten(1, (info.batch_size, rows.size(2))), 1
+
+
+def _is_transformed() -> bool:
+    """Whether this runs inside a transformation of torch.func."""
+    return torch._C._functorch.peek_interpreter_stack() is not None
+
+
+@contextmanager
+def _not_transformed(what: str) -> Iterator[None]:
+    """Say what to do where torch.func does not take a plain matrix."""
+    try:
+        yield
+    except RuntimeError as error:
+        if not _is_transformed():
+            raise
+        raise UsageError(
+            f"{what} of an AdjT inside a transformation of torch.func ({error}): only sums and "
+            'means over neighbours work there; make the loader with edge_format="coo"'
+        ) from error
+
+
+def _is_matrix(value: Any) -> bool:
+    return isinstance(value, AdjT)
+
+
+# Transformations of torch.func wrap tensors among the arguments, and would not find the arrays of a
+# matrix in the wrapper. It takes no gradient and is not mapped over: to them it is a constant.
+register_pytree_node(AdjT, lambda adj: ([], adj), lambda _, adj: adj)
 
 
 # What the wrapper knows itself.

@@ -114,9 +114,9 @@ def _check(adj_t: Any, sums: list[int], left: int) -> None:
             f"adj_t is a {type(adj_t).__name__}: trim takes a batch's adj_t, of a loader with "
             'edge_format="csr"; for edge_index use torch_geometric.utils.trim_to_layer'
         )
-    if len(adj_t.col_indices()) not in sums[left:]:
+    if adj_t.num_edges not in sums[left:]:
         raise UsageError(
-            f"adj_t has {len(adj_t.col_indices())} edges, and the batch's hops have {sums[1:]} in "
+            f"adj_t has {adj_t.num_edges} edges, and the batch's hops have {sums[1:]} in "
             "all: trim before gcn_norm, layer by layer"
         )
 
@@ -151,14 +151,14 @@ def gcn_norm(adj_t: AdjT) -> AdjT:
         )
     values = adj_t.values() if adj_t.has_values else None
     with torch.no_grad():
-        ptr, index, weights, targets = _with_loops(
-            adj_t.crow_indices(), adj_t.col_indices(), values, adj_t.dtype
-        )
+        ptr, index, weights, targets = _with_loops(adj_t._crow, adj_t._col, values, adj_t.dtype)
         degrees = weights.new_zeros(rows).index_add_(0, targets, weights)
         root = degrees.pow(-0.5).masked_fill_(degrees == 0, 0)
         transposes = []
         for each in adj_t.transposes[:1]:
-            back, of, weights_back, sources = _with_loops(*each.arrays, adj_t.dtype)
+            back, of, weights_back, sources = _with_loops(
+                each._ptr, each._index, each.values, adj_t.dtype
+            )
             normed = weights_back * root[sources] * root[of]
             transposes.append(Transpose(back, of, normed))
         normed = weights * root[targets] * root[index]

@@ -129,10 +129,22 @@ def _same(value: Any, expected: Any) -> bool:
             isinstance(value, AdjT)
             and value.size() == expected.size()
             and len(value.transposes) == len(expected.transposes)
-            and all(map(_same, value.arrays(), expected.arrays()))
+            and all(map(_same, _arrays(value), _arrays(expected)))
         )
     if not isinstance(expected, torch.Tensor):
         return bool(value == expected)
     if value.dtype != expected.dtype or value.shape != expected.shape:
         return False
     return bool(((value == expected) | (value.isnan() & expected.isnan())).all())
+
+
+def _arrays(adj_t: AdjT) -> list[torch.Tensor | None]:
+    """Return the arrays of a matrix and of its transposes."""
+    found = [
+        adj_t.crow_indices(),
+        adj_t.col_indices(),
+        adj_t.values() if adj_t.has_values else None,
+    ]
+    for each in adj_t.transposes:
+        found += [each.ptr, each.index, each.values]
+    return found

@@ -42,9 +42,16 @@ def batch_pair(path: Path, fanouts: list[int], **options: Any) -> tuple[Any, Any
 
 def edges_of(adj_t: AdjT) -> Tensor:
     """Return the edges of a matrix as `edge_index`."""
-    crow = adj_t.crow_indices().long()
-    targets = torch.arange(adj_t.size(0)).repeat_interleave(crow.diff())
-    return torch.stack([adj_t.col_indices().long(), targets])
+    targets = torch.arange(adj_t.size(0)).repeat_interleave(adj_t.crow_indices().diff())
+    return torch.stack([adj_t.col_indices(), targets])
+
+
+def indices_of(adj_t: AdjT) -> list[Tensor]:
+    """Return all indices that can be taken out of a matrix."""
+    found = [adj_t.crow_indices(), adj_t.col_indices()]
+    found += [each for of in adj_t.transposes for each in (of.ptr, of.index)]
+    plain, coo = adj_t * 1, adj_t.to_sparse_coo()
+    return [*found, plain.crow_indices(), plain.col_indices(), coo.indices()]
 
 
 def assert_sound(adj_t: AdjT, edge_index: Tensor, hops: Any = None) -> None:
@@ -57,7 +64,7 @@ def assert_sound(adj_t: AdjT, edge_index: Tensor, hops: Any = None) -> None:
     assert len(adj_t.transposes) == len(ends)
     for layer, (end, each) in enumerate(zip(ends, adj_t.transposes, strict=True)):
         order = torch.argsort(edge_index[0, :end], stable=True)
-        assert torch.equal(each.index, edge_index[1, :end][order].int())
+        assert torch.equal(each.index, edge_index[1, :end][order].long())
         assert len(each.ptr) == sum(nodes[: len(nodes) - layer]) + 1
         found = [each.index[a:b].tolist() for a, b in pairwise(each.ptr.tolist())]
         assert sum(map(len, found)) == end
@@ -66,7 +73,7 @@ def assert_sound(adj_t: AdjT, edge_index: Tensor, hops: Any = None) -> None:
             assert torch.equal(each.values, adj_t.values()[:end][order])
         else:
             assert each.values is None
-    assert {adj_t.crow_indices().dtype, adj_t.col_indices().dtype} == {torch.int32}
+    assert {each.dtype for each in indices_of(adj_t)} == {torch.int64}
 
 
 def assert_those_of(csr: Iterable[Any], coo: Iterable[Any], adj_value: str | None = None) -> None:
