@@ -88,6 +88,8 @@ class LoaderOptions:
             given.get("adj_value"),
             config.subgraph_type,
         )
+        if csr is None:
+            warn_of_narrow_edges(store.schema)
         seen = _seen(store, given.get("attributes"), given.get("adj_value"))
         return cls(given, store, seen, config, read, csr, parameters["kwargs"], times)
 
@@ -362,6 +364,19 @@ def warn_of_idle(loader: DataLoader[Any]) -> None:
             "are prepared by threads, and pinned where there is an accelerator",
             UserWarning,
             stacklevel=6,  # behind the constructors
+        )
+
+
+def warn_of_narrow_edges(schema: Schema) -> None:
+    """Warn of an `edge_index` that some layers of PyG take, and compute wrong gradients with."""
+    if schema.index_dtype == "int32":
+        warnings.warn(
+            "edge_index of these batches is of int32, as the store was converted with index_dtype="
+            '"int32": layers that gather with it, such as GATConv, have wrong gradients in some '
+            'releases of torch, without an error. Convert with index_dtype="int64", or give layers '
+            "batch.edge_index.long()",
+            UserWarning,
+            stacklevel=5,  # behind the loader's constructor
         )
 
 

@@ -28,7 +28,7 @@ from gnnstore.graph.arrays import whole_values
 from gnnstore.graph.pyg_data import AssignedAttributes
 from gnnstore.loaders.assemble import Assembler
 from gnnstore.loaders.base import BatchLoader
-from gnnstore.loaders.options import CsrEdges, checked_edge_ids
+from gnnstore.loaders.options import CsrEdges, checked_edge_ids, warn_of_narrow_edges
 from gnnstore.pipeline.order import OrderFields, checked, order_bytes
 from gnnstore.pipeline.saved import SavedSource, not_packed
 from gnnstore.seeds.labels import labels_of
@@ -245,6 +245,8 @@ class PackedLoader(BatchLoader):
         found = manifest.fingerprint
         subgraph_type = checked(found, "subgraph_type", str)
         csr = CsrEdges.of(packed.schema, given["edge_format"], given["adj_value"], subgraph_type)
+        if csr is None:
+            warn_of_narrow_edges(packed.schema)
         num_seeds = checked(found, NUM_POSITIONS, int)
         order = {
             "batch_size": checked(found, "batch_size", int),

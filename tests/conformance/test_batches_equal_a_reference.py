@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import gnnstore
 from gnnstore.converters import from_pyg
 
 N, E, B = 60, 240, 8
+ENDS = ("src_index", "dst_pos_index", "dst_neg_index")
 
 pytestmark = pytest.mark.usefixtures("way_of_reading")
 
@@ -209,12 +211,23 @@ def test_directional(  # noqa: PLR0917
 
 
 def test_int32_stays_int32(tmp_path: Path) -> None:
+    """Where a store was asked for it, and with a warning: layers may be wrong on it."""
     data = make_data(torch.int32)
-    store = gnnstore.open(from_pyg(data, tmp_path / "s.gnn"))
-    for batch in gnnstore.NeighborLoader(store, [-1, -1], INDEX, batch_size=B):
-        assert batch.n_id.dtype == batch.edge_index.dtype == torch.int32
-        assert batch.e_id.dtype == batch.input_id.dtype == torch.int64
-        check_attributes(batch, data)
+    path = from_pyg(data, tmp_path / "s.gnn", index_dtype="int32")
+    links: dict[str, Any] = {"neg_sampling": "triplet", "seed": 0}
+    for make in (
+        partial(gnnstore.NeighborLoader, path, [-1, -1], INDEX, batch_size=B),
+        partial(gnnstore.LinkNeighborLoader, path, [-1], batch_size=200, **links),
+    ):
+        with pytest.warns(UserWarning, match='Convert with index_dtype="int64"') as found:
+            loader = make()
+        assert [each.filename for each in found] == [__file__]
+        for batch in loader:
+            assert batch.n_id.dtype == batch.edge_index.dtype == torch.int32
+            ends = [batch.pop(name) for name in ENDS if name in batch]
+            assert {ids.dtype for ids in (batch.e_id, batch.input_id, *ends)} == {torch.int64}
+            check_attributes(batch, data)
+        make(edge_format="csr")  # gives int64 in any case
 
 
 def test_num_nodes_is_there_if_the_source_has_it(tmp_path: Path) -> None:

@@ -24,6 +24,10 @@ from tests.support.batches import digests
 from tests.support.loaders import override_sizes
 from tests.support.packing import pack
 
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:edge_index of these batches is of int32:UserWarning"
+)
+
 FROZEN = Path(__file__).parents[1] / "data" / "frozen" / "batches.json"
 SEED, EPOCHS = 11, 2
 # Batches of the first epoch before the state that is recorded.
@@ -67,7 +71,7 @@ def planted() -> Data:
 
 
 def rmat() -> Data:
-    """Return an R-MAT graph with parallel edges, edge attributes and ids of int32."""
+    """Return an R-MAT graph with parallel edges, edge attributes, whose store has ids of int32."""
     scale, num_edges = 10, 9000
     corner = _below(100, 1, scale, num_edges)
     bits = torch.stack([corner >= 76, (corner >= 57) & (corner < 76) | (corner >= 95)]).long()
@@ -75,7 +79,7 @@ def rmat() -> Data:
     edge_index = (bits * weights[None, :, None]).sum(dim=1)
     return Data(
         x=_below(2048, 2, 1 << scale, 33).half(),
-        edge_index=edge_index.int(),
+        edge_index=edge_index,
         edge_attr=_below(1000, 3, num_edges, 19).float(),
         edge_weight=_below(16, 4, num_edges).float() / 16,
     )
@@ -94,6 +98,12 @@ def odd() -> Data:
 
 
 GRAPHS: dict[str, Callable[[], Data]] = {"planted": planted, "rmat": rmat, "odd": odd}
+
+
+def write_store(directory: Path, graph: str) -> Path:
+    """Write the store of a graph."""
+    index_dtype: Any = "int32" if graph == "rmat" else "int64"
+    return from_pyg(GRAPHS[graph](), directory / f"{graph}.gnn", index_dtype=index_dtype)
 
 
 # --- samplings and ways ----------------------------------------------------------------------
@@ -264,7 +274,7 @@ def state_of(loader: NeighborLoader) -> dict[str, Any]:
 def record(directory: Path) -> dict[str, Any]:
     """Return what is to be recorded, from loaders that have everything in memory."""
     recorded = {}
-    stores = {name: from_pyg(make(), directory / f"{name}.gnn") for name, make in GRAPHS.items()}
+    stores = {name: write_store(directory, name) for name in GRAPHS}
     for sampling in SAMPLINGS:
         options = {"strategy": "memory", "num_threads": 0}
         loader = loader_of(stores[sampling.graph], sampling, **options)
@@ -287,7 +297,7 @@ class Stores:
     def store(self, graph: str) -> Path:
         """Return the store of a graph."""
         if graph not in self._made:
-            self._made[graph] = from_pyg(GRAPHS[graph](), self.directory / f"{graph}.gnn")
+            self._made[graph] = write_store(self.directory, graph)
         return self._made[graph]
 
     def packed(self, sampling: Sampling) -> Path:

@@ -143,6 +143,7 @@ def test_graphs_with_little(tmp_path: Path, graph: GraphArrays) -> None:
     assert_same_batches(batches_of(NeighborLoader(path, [3], packed="base", **options), 2), plain)
 
 
+@pytest.mark.filterwarnings("ignore:edge_index of these batches is of int32:UserWarning")
 def test_attributes_of_every_kind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Narrow rows are packed or held, compressed ones stand in the records; ids may be int32."""
     rng = np.random.default_rng(2)
@@ -161,6 +162,9 @@ def test_attributes_of_every_kind(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         manifest = gnnstore.open_packed(packed).reader.manifest
         assert ("nodes/node/year" in manifest.cached) == (held_bytes == 0)
         assert_same_batches(batches_of(loader_of_packed(path, packed=packed), 2), plain)
+    with pytest.warns(UserWarning, match='Convert with index_dtype="int64"') as found:
+        gnnstore.open_packed(packed).loader()
+    assert [each.filename for each in found] == [__file__]
 
 
 @pytest.mark.parametrize(

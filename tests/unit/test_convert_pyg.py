@@ -198,7 +198,7 @@ def test_masks_are_attributes_and_splits(tmp_path: Path, caplog: pytest.LogCaptu
     ("given", "option", "stored"),
     [
         (torch.int64, None, "int64"),
-        (torch.int32, None, "int32"),
+        (torch.int32, None, "int64"),
         (torch.int32, "int64", "int64"),
         (torch.int64, "int32", "int32"),
     ],

@@ -103,8 +103,8 @@ def test_times_beyond_int32(tmp_path: Path, seconds: int) -> None:
     data = HeteroData()
     data["a"].time = seconds + torch.tensor([1, -1, 0])
     data["a"].num_nodes, data["b"].num_nodes = 3, 1
-    data["a", "to", "b"].edge_index = torch.tensor([[0, 1, 2], [0, 0, 0]], dtype=torch.int32)
-    store = hetero_store(tmp_path / "a.gnn", data, time_attr=["time"])
+    data["a", "to", "b"].edge_index = torch.tensor([[0, 1, 2], [0, 0, 0]])
+    store = hetero_store(tmp_path / "a.gnn", data, time_attr=["time"], index_dtype="int32")
     assert store.schema.index_dtype == "int32"
     assert read(store, ("a", "to", "b"), "orders", "time").tolist() == [1, 2, 0]
 

@@ -67,8 +67,7 @@ def from_pyg(
     type that has them, and batches have them whole, but for lists as long as the nodes or edges.
     `x`, `y`, masks, `edge_attr` and `edge_weight` of another length are refused; a `y` of one row
     is a label of the graph. Masks `train_mask`, `val_mask` and `test_mask` of shape [N] are node
-    attributes and also the splits train, valid and test. An `edge_index` of int32 gives batches of
-    int32.
+    attributes and also the splits train, valid and test.
 
     Parameters
     ----------
@@ -102,9 +101,7 @@ def from_pyg(
         edges = {(e,): _Part(whole[e], f"data[{e}]", ("edge",)) for e in whole.edge_types}
     counts = [part.count_nodes() for part in nodes.values()]
     indices = {of: part.edge_array() for of, part in edges.items()}
-    is_narrow = next((ids.dtype == np.int32 for ids in indices.values()), False)
     how: dict[str, Any] = {"kind": "pyg", "options": options, "progress": progress}
-    how["index_dtype"] = "int32" if is_narrow else "int64"
     with (_typed_writer if has_types else _writer)(output, whole, counts, how) as writer:
         for of, part in nodes.items():
             for name, rows, dtype, cat_dim in part.attributes("node"):

@@ -57,7 +57,7 @@ Graph
       Store the position of each edge in the input. Default: yes, but not for generated and expanded
       graphs.
   --index-dtype int64|int32
-      Type of node ids in batches. Default: that of the input, else int64.
+      Type of node ids in batches. Default: int64.
   --reverse RELATION*
       Of graphs with types: add a type rev_RELATION with the edges reversed. Repeat it for more;
       all: of every type.
