@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import secrets
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -258,10 +258,14 @@ class PartitionsWriter(SealedWriter):
         name = path.rpartition("/")[2]
         return self.paged(path, name=name, row_shape=row_shape, dtype=dtype, num_rows=num_rows)
 
-    def commit(self, **fields: Any) -> Path:
+    def commit(self, *, time_units: Mapping[str, str | None], **fields: Any) -> Path:
         """Finish every array, write the manifest, and rename the partitions into place."""
         specs = [writer.spec for writer in self._writers.values()]
-        nodes = {s.name: s for s in specs if s.path.startswith(f"{NODES_GROUP}/")}
+        nodes = {
+            s.name: replace(s, time_unit=time_units[s.name])
+            for s in specs
+            if s.path.startswith(f"{NODES_GROUP}/")
+        }
         return self.seal(
             PartitionsManifest(
                 nodes=nodes,

@@ -43,7 +43,7 @@ from gnnstore.seeds.links import (
     resolve_labels,
 )
 from gnnstore.seeds.negatives import MODES, SIDES, Negatives, NodeTimes, cumulative_weights
-from gnnstore.seeds.nodes import whole_numbers
+from gnnstore.seeds.nodes import in_unit_of_store, whole_numbers
 from gnnstore.strategies.loader_spec import EdgeIds
 
 
@@ -72,7 +72,7 @@ class LinkNeighborLoader(SampledLoader, PygLinkNeighborLoader):  # type: ignore[
         an edge type (or its source and target), or a pair of it and any of these.
     edge_label : tensor or array [L, ...], optional
         Labels by position in `edge_label_index`; without it, by edge id.
-    edge_label_time : tensor or array of int64 [L], optional
+    edge_label_time : tensor or array of int64 or datetime64 [L], optional
         Time of each seed edge, as `edge_label`; set if and only if `time_attr` is. If nodes have
         the times, a negative exists at the time of its positive; if edges have them, negatives are
         drawn from all nodes.
@@ -326,6 +326,8 @@ def resolve_links(
         check_ids_are_dense(store, given.edge)
     times = None
     if edge_label_time is not None:
+        named = store.schema, config.time_attr
+        edge_label_time = in_unit_of_store(*named, edge_label_time, "edge_label_time")
         times = whole_numbers(edge_label_time, "edge_label_time", num_edges, "edges")
     return Links(
         store,

@@ -24,7 +24,7 @@ from gnnstore.graph.store import GraphStore
 from gnnstore.loaders.options import LoaderOptions
 from gnnstore.loaders.sampled import SampledLoader, StoreSampler
 from gnnstore.partitions.policy import PartitionPolicy, ResidentTable
-from gnnstore.seeds.nodes import InputNodes, resolve_input_nodes
+from gnnstore.seeds.nodes import InputNodes, in_unit_of_store, resolve_input_nodes
 from gnnstore.strategies.loader_spec import EdgeIds
 
 
@@ -49,8 +49,9 @@ class NeighborLoader(SampledLoader, PygNeighborLoader):  # type: ignore[misc]
         node attributes ("train_mask"), a mask [N], or node ids. If nodes have types:
         ("paper", any of these), "paper" for all papers, or a dict of several types, whose seeds
         are mixed.
-    input_time : tensor or array of int64, optional
-        Time of each input node, in place of its own.
+    input_time : tensor or array of int64 or datetime64, optional
+        Time of each input node, in place of its own: in the unit of the attribute, which
+        datetime64 is rounded down to.
     replace : bool
         Sample neighbours with replacement.
     subgraph_type : str or SubgraphType
@@ -248,6 +249,8 @@ class NeighborLoader(SampledLoader, PygNeighborLoader):  # type: ignore[misc]
             )
         options = LoaderOptions.of(locals())
         # Seeds are kept once: the loader's tensors share the memory of the source of seeds.
+        named = options.store.schema, options.config.time_attr
+        input_time = in_unit_of_store(*named, input_time, "input_time")
         seeds = resolve_input_nodes(options.store, input_nodes, input_id, input_time)
         options.check_times(seeds.parts, input_time)
         if seeds.is_typed:

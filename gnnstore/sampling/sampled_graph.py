@@ -204,7 +204,28 @@ def columns_needed(
             specs[edge.type, "order"] = _made(path, edge, "time", time_attr)
             if not of_nodes:
                 specs[edge.type, "times"] = edge.attributes[time_attr]
+        of_edges = {edge.type: edge.attributes[time_attr] for edge in timed if not of_nodes}
+        _refuse_units(time_attr, of_nodes or of_edges)
     return of_nodes, specs
+
+
+def _refuse_units(name: str, owners: Mapping[Any, AttributeSpec]) -> None:
+    """Refuse to compare times of different units."""
+    units = {owner: spec.time_unit for owner, spec in owners.items() if spec.time_unit}
+    if len(set(units.values())) > 1:
+        raise UsageError(
+            f"time_attr={name!r}: "
+            + ", ".join(f"that of {owner} is in {unit}" for owner, unit in units.items())
+            + "; times of different units cannot be compared: convert again, which brings them to "
+            "one unit"
+        )
+
+
+def unit_of_times(schema: Schema, name: str) -> str | None:
+    """Return the unit of a time attribute, of nodes or of edges; None: the store records none."""
+    of_nodes, timed = _with(schema, "time", name)
+    specs = [*of_nodes.values()] or [edge.attributes[name] for edge in timed]
+    return next((spec.time_unit for spec in specs if spec.time_unit), None)
 
 
 def _made(path: object, edge: EdgeTypeSpec, kind: str, name: str) -> AttributeSpec:

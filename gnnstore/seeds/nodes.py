@@ -20,11 +20,12 @@ import torch
 
 from gnnstore import _core
 from gnnstore.errors import InputError, UsageError
-from gnnstore.formats.store.schema import NODE_TYPE, NodeTypeSpec
+from gnnstore.formats.store.schema import NODE_TYPE, NodeTypeSpec, Schema
 from gnnstore.graph.arrays import SPLIT_ALIASES, Splits
 from gnnstore.graph.pyg_data import read_mask, split_masks
 from gnnstore.graph.store import GraphStore
 from gnnstore.sampling.neighbor import only
+from gnnstore.sampling.sampled_graph import unit_of_times
 from gnnstore.seeds.base import BatchKey, SeedLabels, Seeds
 
 Int64Array = npt.NDArray[np.int64]
@@ -177,6 +178,34 @@ def nodes_of_type(
     if input_time is not None:
         times = whole_numbers(input_time, "input_time", num_seeds, "input nodes")
     return NodesOfType(num_seeds, nodes, ids, "all" if input_nodes is None else name, times)
+
+
+def in_unit_of_store(schema: Schema, time_attr: str | None, values: Any, name: str) -> Any:
+    """Return times of seeds, of which datetime64 become whole numbers in the unit of the store.
+
+    A finer unit rounds down: a seed sees nothing later than its time.
+    """
+    if isinstance(values, Mapping):
+        return {of: in_unit_of_store(schema, time_attr, v, name) for of, v in values.items()}
+    times = None if values is None or time_attr is None else to_numpy(values)
+    if times is None or times.dtype.kind != "M":
+        return values
+    unit = unit_of_times(schema, str(time_attr))
+    if unit is None:
+        raise UsageError(
+            f"{name} is {times.dtype}, and the store records no unit of {time_attr!r}; give whole "
+            f"numbers in its unit, or convert again with time_unit={{{time_attr!r}: 's'}}"
+        )
+    if np.isnat(times).any():
+        raise InputError(
+            f"{name}: entry {int(np.argmax(np.isnat(times)))} is NaT; decide on a time for it"
+        )
+    wanted = np.dtype(f"M8[{unit}]")
+    found = times.astype(wanted)
+    if np.can_cast(times.dtype, wanted, "safe") and (found.astype(times.dtype) != times).any():
+        place = int(np.argmax(found.astype(times.dtype) != times))
+        raise InputError(f"{name}: {times[place]} does not fit int64 in {unit}, the store's unit")
+    return found.astype(np.int64)
 
 
 def whole_numbers(values: Any, name: str, count: int, what: str) -> Int64Array:

@@ -46,7 +46,7 @@ from gnnstore.sampling.compact import RowSpace
 from gnnstore.sampling.neighbor import SamplingConfig
 from gnnstore.sampling.sampled_graph import columns_needed
 from gnnstore.seeds.base import BatchKey, SeedSource
-from gnnstore.seeds.nodes import InputNodes, resolve_input_nodes
+from gnnstore.seeds.nodes import InputNodes, in_unit_of_store, resolve_input_nodes
 from gnnstore.strategies.builtin import MMAP
 from gnnstore.strategies.placement import place
 from gnnstore.strategies.sampled_epoch import row_degrees
@@ -89,6 +89,7 @@ def choose_seeds(
         names = {"input_nodes": None, "links": asked.links}
         return names, resolve_links(store, config, edges, **given)
     input_time = more.pop("input_time", None)
+    input_time = in_unit_of_store(store.schema, config.time_attr, input_time, "--input-time")
     if more:
         raise UsageError(
             f"{' and '.join(more)}: only of use with links; give these with --links, or leave the "

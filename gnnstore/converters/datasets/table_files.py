@@ -32,6 +32,7 @@ from gnnstore.converters.inputs.opening import (
 )
 from gnnstore.converters.inputs.parts import directory_columns, parts_of, refuse_two_formats
 from gnnstore.converters.inputs.source import ArraySource, cut_rows, read_ahead
+from gnnstore.converters.inputs.times import finest, in_unit
 from gnnstore.errors import InputError, UsageError, storage_error
 
 if TYPE_CHECKING:
@@ -78,6 +79,10 @@ class Table(ABC):
     def num_rows(self) -> int:
         """The number of rows; of some files only a pass over one column tells."""
         return sum(batch.num_rows for batch in self.record_batches(self.schema.names[:1]))
+
+    def time_unit(self, column: str) -> str | None:
+        """Return the unit in which times of a column are read; None for other columns."""
+        return unit_of(self.schema.field(column).type)
 
     @abstractmethod
     def record_batches(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
@@ -210,6 +215,7 @@ class FileTable(Table):
         import pyarrow as pa  # noqa: PLC0415
 
         self._kinds = {path: _kind_of(path) for path in paths}
+        self._units: dict[str, str] = {}  # of times, by column
         self._above = {path: directory_columns(path) for path in paths}
         with self._open(paths[0]) as (_, schema):
             self.schema = schema
@@ -229,6 +235,20 @@ class FileTable(Table):
             with self._open(path) as (reader, _):
                 total += reader.metadata.num_rows
         return total
+
+    def time_unit(self, column: str) -> str | None:
+        """Return the finest unit of all files, in which times of a column are read."""
+        unit = super().time_unit(column)
+        if unit is None or len(self.files) == 1:
+            return unit
+        if column not in self._units:
+            units = {unit}
+            for path in self.files:
+                with self._open(path) as (_, schema):
+                    place = schema.get_field_index(column)
+                    units.add((place >= 0 and unit_of(schema.field(place).type)) or unit)
+            self._units[column] = finest(units)
+        return self._units[column]
 
     def record_batches(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
         """Yield the rows of some columns in order."""
@@ -278,7 +298,7 @@ class FileTable(Table):
             for name in columns:
                 place, first = schema.get_field_index(name), self.schema.field(name).type
                 found = "missing" if place < 0 else schema.field(place).type
-                if found != first:
+                if found != first and not (place >= 0 and _are_times(found, first)):
                     raise InputError(
                         f"{path}: the column {name!r} is {found}, and {first} in {self.files[0]}; "
                         "files of one table need the same columns",
@@ -440,7 +460,7 @@ def to_array(
         return _list_to_array(column, where, first_row, per_row)
     if is_time:
         width = pa.int32() if kind.bit_width == 32 else pa.int64()
-        return to_array(column.cast(width), where, first_row, per_row)
+        return to_array(column.cast(width).cast(pa.int64()), where, first_row, per_row)
     found: npt.NDArray[Any] = column.to_numpy(zero_copy_only=False)
     return found
 
@@ -478,6 +498,25 @@ def _of_decimals(column: pa.Array, where: str, first_row: int, per_row: int) -> 
     return found
 
 
+def unit_of(kind: pa.DataType) -> str | None:
+    """Return the unit of dates and timestamps, or of lists of them; None for other types."""
+    import pyarrow as pa  # noqa: PLC0415
+
+    inner = getattr(kind, "storage_type", kind)
+    inner = getattr(inner, "value_type", None) or inner  # of a list or a dictionary
+    if inner is not kind:
+        return unit_of(inner)
+    if pa.types.is_date(kind):
+        return "D" if pa.types.is_date32(kind) else "ms"
+    return str(kind.unit) if pa.types.is_timestamp(kind) else None
+
+
+def _are_times(one: pa.DataType, other: pa.DataType) -> bool:
+    """Whether two types can be brought to one unit: both of dates, or in UTC, or neither."""
+    zones = [getattr(kind, "tz", None) is None for kind in (one, other)]
+    return zones[0] == zones[1] and None not in (unit_of(one), unit_of(other))
+
+
 def _first_null(column: pa.Array) -> int:
     return int(np.argmax(column.is_null().to_numpy(zero_copy_only=False)))
 
@@ -512,6 +551,7 @@ class TableColumns(ArraySource):
             empty = table.schema.empty_table().combine_chunks()
             first = _join([to_array(empty.column(c).chunk(0), self.label) for c in self._columns])
         self.dtype = first.dtype
+        self.time_unit = table.time_unit(columns[0]) if len(columns) == 1 else None
         self.shape: tuple[int, ...] = (table.num_rows, *first.shape[1:])
 
     def rows(self, step: int, start: int = 0) -> Iterator[npt.NDArray[Any]]:
@@ -545,8 +585,15 @@ def _batches(table: Table, columns: Sequence[str]) -> Iterator[list[npt.NDArray[
     done = 0
     for batch in table.record_batches(list(dict.fromkeys(columns))):
         if batch.num_rows:
-            yield [to_array(batch.column(c), f"{table.label}: {c}", done) for c in columns]
+            yield [_column(table, batch, name, done) for name in columns]
         done += batch.num_rows
+
+
+def _column(table: Table, batch: pa.RecordBatch, name: str, first: int) -> npt.NDArray[Any]:
+    """Return a column of a batch whose first row is that of a number; times in one unit."""
+    where, column = f"{table.label}: {name}", batch.column(name)
+    rows, own, unit = to_array(column, where, first), unit_of(column.type), table.time_unit(name)
+    return rows if own is None or unit is None else in_unit(rows, own, unit, where, first)
 
 
 def edge_batches(
@@ -572,7 +619,7 @@ def name_batches(
     for batch in table.record_batches(list(dict.fromkeys([*ends, *columns]))):
         if batch.num_rows:
             block = _encode(table, batch, ends, done)
-            numbers = [to_array(batch.column(c), f"{table.label}: {c}", done) for c in columns]
+            numbers = [_column(table, batch, name, done) for name in columns]
             yield replace(block, columns=tuple(numbers))
         done += batch.num_rows
 

@@ -22,12 +22,14 @@ from gnnstore.converters.datasets.table_files import (
 from gnnstore.converters.datasets.text import number_ids
 from gnnstore.converters.inputs.opening import PathLike, describe_files
 from gnnstore.converters.inputs.source import ArraySource, FloatLabels, MappedRows
+from gnnstore.converters.inputs.times import TimesInUnit, settle_units
 from gnnstore.converters.typed.inputs import EdgeInput, NodeInput, workload_of
 from gnnstore.converters.typed.names import Names, NodeNames
 from gnnstore.converters.writer.graph_writer import GraphWriter
 from gnnstore.converters.writer.node_arrays import SPLIT_KEYS
 from gnnstore.converters.writer.options import ConvertOptions, check_features, converter
 from gnnstore.errors import InputError, UsageError
+from gnnstore.formats.arrays.dtypes import dtype_name
 from gnnstore.formats.store.schema import EDGE_TYPE, NODE_TYPE
 from gnnstore.progress import Progress
 
@@ -62,8 +64,9 @@ def from_tables(
     Columns of text are names: nodes are numbered in the order of `nodes`, else in order of
     appearance, and the store keeps the names (`original_names`).
 
-    A column keeps its type; lists of equal length become rows [k, F], times int64 in their unit,
-    and a missing float NaN. A missing integer is an error. A message lists columns left out.
+    A column keeps its type; lists of equal length become rows [k, F], dates and timestamps int64 in
+    one unit for each name, the finest, and a missing float NaN. A missing integer or time is an
+    error. A message lists columns left out.
 
     Parameters
     ----------
@@ -131,6 +134,10 @@ def from_tables(
             )
         attributes = _node_attributes(node_table, wide, label, more)
     _check_ids(table, node_table, node_id, num_nodes, is_named=is_named)
+    own: dict[str, ArraySource] = {
+        name: TableColumns(table, [column]) for name, column in edge_attributes.items()
+    }
+    settle_units({NODE_TYPE: attributes, EDGE_TYPE: own}, options.time_attr, options.time_units)
     tables = [table] if node_table is None else [table, node_table]
     # Nothing tells whether a table in memory is that of an interrupted run.
     files = [file for own in tables for file in own.files] if all(t.files for t in tables) else []
@@ -148,7 +155,7 @@ def from_tables(
     }
     ends = (source, target)
     columns = EdgeInput(tuple, table.label, table.num_rows)
-    columns.attributes |= {own: TableColumns(table, [own]) for own in edge_attributes.values()}
+    columns.attributes |= own
     with GraphWriter(
         output,
         kind="table",
@@ -169,14 +176,7 @@ def from_tables(
                 writer.set_split(name, ids)
         for name, column in attributes.items():
             writer.set_node_attribute(name, column)
-        if not writer.has_edges:
-            if not is_named:
-                writer.expect_edges(table.num_rows)
-            with writer.progress.phase("read edges", table.num_rows, "edges") as phase:
-                for sources, targets, others in read():
-                    rows = dict(zip(edge_attributes, others, strict=True))
-                    writer.add_edges(sources, targets, rows, where=table.label)
-                    phase.advance(len(sources))
+        _write_edges(writer, table, own, read, is_named=is_named)
         close()
         return writer.commit()
 
@@ -249,6 +249,33 @@ _Edges = Iterator[tuple[npt.NDArray[Any], npt.NDArray[Any], Sequence[npt.NDArray
 _Ends = tuple[str, str]
 _OwnIds = tuple[Table, str] | None  # the nodes, and the column with their ids or names
 _Reading = tuple[Callable[[], _Edges], Callable[[], None]]
+
+
+def _write_edges(
+    writer: GraphWriter,
+    table: Table,
+    attributes: Mapping[str, ArraySource],
+    read: Callable[[], _Edges],
+    *,
+    is_named: bool,
+) -> None:
+    for name, column in attributes.items():
+        dtype = dtype_name(column.dtype)
+        writer.describe_edge_attribute(name, dtype=dtype, time_unit=column.time_unit)
+    if writer.has_edges:
+        return
+    if not is_named:
+        writer.expect_edges(table.num_rows)
+    done = 0
+    with writer.progress.phase("read edges", table.num_rows, "edges") as phase:
+        for sources, targets, others in read():
+            rows = dict(zip(attributes, others, strict=True))
+            for name, column in attributes.items():
+                if isinstance(column, TimesInUnit):
+                    rows[name] = column.convert(rows[name], done)
+            writer.add_edges(sources, targets, rows, where=table.label)
+            done += len(sources)
+            phase.advance(len(sources))
 
 
 def _number_ids(

@@ -45,6 +45,7 @@ class ArraySource(ABC):
     shape: tuple[int, ...]
     dtype: np.dtype[Any]  # element type, in native byte order
     memory_bytes: int = 0  # the peak memory of reading, where that is not little
+    time_unit: str | None = None  # of times since 1970, where the input states it
 
     @abstractmethod
     def rows(self, step: int, start: int = 0) -> Iterator[npt.NDArray[Any]]:

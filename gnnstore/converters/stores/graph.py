@@ -230,6 +230,7 @@ def copy_nodes(
     """Write the attributes and the splits of a store's nodes, perhaps in another order."""
     for name, spec in graph.nodes.attributes.items():
         with ordered(CopiedRows(graph, spec)) as source:
+            source.time_unit = spec.time_unit
             writer.set_node_attribute(name, source, dtype=spec.dtype, cat_dim=spec.cat_dim)
     for name in graph.nodes.splits:
         ids = graph.split(name)
@@ -239,7 +240,9 @@ def copy_nodes(
 def describe_edges(writer: GraphWriter, attributes: Mapping[str, AttributeSpec]) -> None:
     """Tell a writer the types of a store's edge attributes."""
     for name, spec in attributes.items():
-        writer.describe_edge_attribute(name, dtype=spec.dtype, cat_dim=spec.cat_dim)
+        writer.describe_edge_attribute(
+            name, dtype=spec.dtype, cat_dim=spec.cat_dim, time_unit=spec.time_unit
+        )
 
 
 def copy_graph(

@@ -279,6 +279,7 @@ class _Work:
             array.append(self._crcs)
         with self._progress.phase("commit"):
             return self._writer.commit(
+                time_units={name: spec.time_unit for name, spec in plan.attributes.items()},
                 store_uuid=graph.reader.uuid,
                 num_nodes=graph.num_nodes,
                 num_edges=graph.num_edges,

@@ -242,6 +242,7 @@ def _write_nodes(
                 continue
             noise = _Noise(graph, spec, feature_noise, seed) if feature_noise > 0 else None
         source = CopiedRows(graph, spec, num_copies, None if noise is None else noise.added)
+        source.time_unit = spec.time_unit
         writer.set_node_attribute(name, source, dtype=spec.dtype, cat_dim=spec.cat_dim)
     first_ids = np.arange(num_copies, dtype=np.int64)[:, None] * graph.num_nodes
     for name in graph.nodes.splits:

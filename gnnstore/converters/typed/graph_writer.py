@@ -212,10 +212,16 @@ class HeteroGraphWriter(BaseWriter):
         self._reserved += num_bytes
 
     def describe_edge_attribute(
-        self, edge_type: EdgeType, name: str, *, dtype: str, cat_dim: int = 0
+        self,
+        edge_type: EdgeType,
+        name: str,
+        *,
+        dtype: str,
+        cat_dim: int = 0,
+        time_unit: str | None = None,
     ) -> None:
-        """Give an edge attribute's element type, where NumPy has none, and its row axis."""
-        self._describe(edge_type, name, dtype, cat_dim)
+        """Give an edge attribute's element type, where NumPy has none, its row axis, and unit."""
+        self._describe(edge_type, name, dtype, cat_dim, time_unit)
 
     def read_edges(
         self,
@@ -243,6 +249,7 @@ class HeteroGraphWriter(BaseWriter):
         NoSpaceError, StorageError, BudgetError
             If the disk or the budget has no room.
         """
+        self._take_units(edge_type, attributes)
         builder = self._begin(edge_type, self._rules, num_edges, where)
         if builder is None:
             return
@@ -285,6 +292,7 @@ class HeteroGraphWriter(BaseWriter):
     def _add_reverse(self, forward: EdgeTypeSpec) -> None:
         """Write the reverse of the edges of a type, which are in the store already."""
         reverse = reverse_of(forward.type)
+        self._time_units[reverse] = self._time_units[forward.type]
         # The ids come as an attribute.
         rules = EdgeRules(keep_ids=False)
         builder = self._begin(reverse, rules, forward.num_edges, "reverse=")

@@ -19,6 +19,7 @@ from gnnstore.converters.edges.buffer import (
 )
 from gnnstore.converters.inputs.opening import PathLike
 from gnnstore.converters.inputs.source import ArraySource, RowTaker, check_rows, row_bytes
+from gnnstore.converters.inputs.times import settle_units
 from gnnstore.converters.typed.graph_writer import HeteroGraphWriter, check_node_type, reverse_types
 from gnnstore.converters.typed.names import NodeNames
 from gnnstore.converters.typed.orders import check_names
@@ -216,6 +217,7 @@ def write_graph(
         {name: own.attributes for name, own in some.items()} for some in (nodes, edges)
     )
     check_names(options.time_attr, options.weight_attr, of_nodes, of_edges)
+    settle_units({**of_nodes, **of_edges}, options.time_attr, options.time_units)
     how: dict[str, Any] = {
         "kind": kind,
         "source": source,

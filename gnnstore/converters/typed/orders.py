@@ -201,6 +201,14 @@ class Orders:
                         f"time_attr={name!r}: that of {owner!r} is {spec.dtype} "
                         f"{list(spec.shape)}; times are int64 [N]: convert again with time_attr="
                     )
+            units = {owner: spec.time_unit for owner, spec in {**nodes, **edges}.items()}
+            if len(set(units.values())) > 1:
+                found = ", ".join(f"{owner}: {unit or 'none'}" for owner, unit in units.items())
+                raise InputError(
+                    f"time_attr={name!r}: its units differ ({found}), so that times cannot be "
+                    f"compared; convert again with time_attr={name!r}, and time_unit= for what "
+                    "states no unit"
+                )
         for name in self.weights:
             for owner, own in of_edges.items():
                 if name in own and not is_weight(spec := own[name]):
@@ -356,7 +364,7 @@ def add_order(
     UsageError
         If no attribute has such a name, or the store has packed epochs or partitions.
     InputError
-        If times are no int64, or weights negative, NaN or infinite.
+        If times are no int64 or differ in their units, or weights are negative, NaN or infinite.
     BudgetError
         If the edges into one node, or the times of nodes, do not fit.
     NotFoundError, CorruptStoreError, StorageError

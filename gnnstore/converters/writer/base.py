@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self, TypeVar
@@ -23,7 +23,8 @@ from gnnstore.converters.writer.adjacency import finished_edges
 from gnnstore.converters.writer.estimates import Workload, announce
 from gnnstore.converters.writer.node_arrays import NodeArrays
 from gnnstore.converters.writer.options import ConvertOptions, IndexDtype
-from gnnstore.errors import UsageError
+from gnnstore.errors import InputError, UsageError
+from gnnstore.formats.arrays.dtypes import STORAGE_DTYPES
 from gnnstore.formats.arrays.spec import AttributeSpec
 from gnnstore.formats.container import names as store_names
 from gnnstore.formats.container.files import directory_bytes, require_space
@@ -108,6 +109,19 @@ def check_pointers(store: StoreWriter, num_nodes: int) -> None:
     )
 
 
+def _check_units(stated: Iterable[str], types: Sequence[NodeTypeSpec | EdgeTypeSpec]) -> None:
+    """Refuse a unit of an attribute that is not there, or does not hold integers."""
+    for name in stated:
+        found = [own.attributes[name] for own in types if name in own.attributes]
+        if not found:
+            raise UsageError(f"time_unit={name!r}: there is no such node or edge attribute")
+        if wrong := [own for own in found if STORAGE_DTYPES[own.dtype].kind not in "iu"]:
+            raise InputError(
+                f"time_unit={name!r}: the attribute is {wrong[0].dtype}, and times in a unit are "
+                "integers; convert it"
+            )
+
+
 class BaseWriter:
     """Opens a store and commits it; a context manager, and without a `commit` there is no store."""
 
@@ -146,6 +160,7 @@ class BaseWriter:
         self._type_arrays: defaultdict[str | EdgeType, dict[str, AttributeSpec]] = defaultdict(dict)
         # By edge type: the types of attributes that NumPy does not have, and axes of their rows.
         self._attribute_types: defaultdict[EdgeType, dict[str, tuple[str, int]]] = defaultdict(dict)
+        self._time_units: defaultdict[EdgeType, dict[str, str]] = defaultdict(dict)
         self._edges: dict[EdgeType, EdgeTypeSpec] = {}
         self._reserved = 0
         try:
@@ -180,9 +195,20 @@ class BaseWriter:
         builder.reserve(self._reserved)
         return builder
 
-    def _describe(self, edge_type: EdgeType, name: str, dtype: str, cat_dim: int) -> None:
+    def _describe(
+        self, edge_type: EdgeType, name: str, dtype: str, cat_dim: int, time_unit: str | None
+    ) -> None:
+        if time_unit is not None:
+            self._time_units[edge_type][name] = time_unit
         is_time = name in self.options.time_attr
         self._attribute_types[edge_type][name] = ("int64" if is_time else dtype, cat_dim)
+
+    def _take_units(
+        self, edge_type: EdgeType, attributes: Mapping[str, ArraySource] | None
+    ) -> None:
+        """Note the units of times that attributes of edges have."""
+        units = {name: own.time_unit for name, own in (attributes or {}).items()}
+        self._time_units[edge_type] |= {name: unit for name, unit in units.items() if unit}
 
     def _read_pairs(
         self,
@@ -241,7 +267,16 @@ class BaseWriter:
     def _commit(self, *, explicit_num_nodes: bool = False) -> Path:
         for own in self._nodes.values():
             own.draw_splits()
-        node_types = tuple(self._with_values(own.spec(), name) for name, own in self._nodes.items())
+        stated = self.options.time_units
+        node_types = tuple(
+            self._with_values(own.spec().with_time_units({**stated, **own.time_units}), name)
+            for name, own in self._nodes.items()
+        )
+        edge_types = tuple(
+            self._with_values(own.with_time_units({**stated, **self._time_units[of]}), of)
+            for of, own in self._edges.items()
+        )
+        _check_units(stated, [*node_types, *edge_types])
         num_nodes = max(own.num_nodes for own in node_types)
         if self._index_dtype == "int32" and num_nodes > np.iinfo(np.int32).max:
             raise UsageError(
@@ -249,7 +284,7 @@ class BaseWriter:
             )
         schema = Schema(
             node_types=node_types,
-            edge_types=tuple(self._with_values(own, of) for of, own in self._edges.items()),
+            edge_types=edge_types,
             graph_attributes=self._graph_values,
             graph_arrays=self._graph_arrays,
             index_dtype=self._index_dtype,

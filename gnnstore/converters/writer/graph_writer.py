@@ -151,9 +151,11 @@ class GraphWriter(BaseWriter):
         """Leave memory to the caller: that much less of the budget goes to the edges."""
         self._builder.reserve(num_bytes)
 
-    def describe_edge_attribute(self, name: str, *, dtype: str, cat_dim: int = 0) -> None:
-        """Give an edge attribute's element type, where NumPy has none, and its row axis."""
-        self._describe(EDGE_TYPE, name, dtype, cat_dim)
+    def describe_edge_attribute(
+        self, name: str, *, dtype: str, cat_dim: int = 0, time_unit: str | None = None
+    ) -> None:
+        """Give an edge attribute's element type, where NumPy has none, its row axis, and unit."""
+        self._describe(EDGE_TYPE, name, dtype, cat_dim, time_unit)
 
     def carry_edge_ids(self, dtype: np.dtype[Any]) -> None:
         """Take original ids of edges from `CARRIED_IDS`; their ids here are their positions."""
@@ -216,6 +218,7 @@ class GraphWriter(BaseWriter):
         add_inverse_edge : bool
             Follow every edge by its reverse, with the same attributes.
         """
+        self._take_units(EDGE_TYPE, attributes)
         if self.has_edges:
             return
         if num_edges is not None:

@@ -225,6 +225,7 @@ class NodeArrays:
         self.scales: dict[str, npt.NDArray[np.float32]] = {}
         # Times that lie compressed, by path: edges are ordered by them.
         self.times: dict[str, npt.NDArray[np.int64]] = {}
+        self.time_units: dict[str, str] = {}  # of attributes whose input states them
         self.shows_num_nodes = False  # whether batches have `num_nodes`
         self._store = store
         self._options = options
@@ -303,6 +304,8 @@ class NodeArrays:
         """Write an attribute: compressed if its rows are single values, else in pages."""
         source = MemoryArray(repr(name), values) if isinstance(values, np.ndarray) else values
         check_rows(source, self.num_nodes)
+        if source.time_unit is not None:
+            self.time_units[name] = source.time_unit
         is_time = name in self._options.time_attr
         if is_time:
             of = f" of type {self._type!r}" if self._of else ""

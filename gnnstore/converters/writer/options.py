@@ -22,6 +22,7 @@ from gnnstore.errors import (
 )
 from gnnstore.formats import StoreManifest
 from gnnstore.formats.arrays.dtypes import STORAGE_DTYPES
+from gnnstore.formats.arrays.spec import TIME_UNITS
 from gnnstore.formats.container.workdir import check_final
 from gnnstore.formats.store.schema import EdgeTypeSpec
 from gnnstore.units import Registry, parse_size
@@ -37,7 +38,7 @@ _CHOICES = {
     "feature_scale": get_args(FeatureScale),
     "index_dtype": get_args(IndexDtype),
 }
-_LISTS = ("time_attr", "weight_attr", "reverse")
+_LISTS = ("time_attr", "weight_attr", "reverse", "time_unit")
 # Options that change no byte of the result.
 _WITHOUT_EFFECT = ("overwrite", "memory_bytes", "resume", "spill_dir")
 
@@ -87,6 +88,10 @@ class ConvertOptions:
     time_attr : sequence of str
         Attributes of nodes or edges with int64 times. For each, edges get an order by time, which
         loaders with this `time_attr` need; other integers become int64.
+    time_unit : mapping of str to str, or sequence of str
+        Units of times since 1970 whose input states none, as {"time": "s"} or ("time=s",): days D,
+        s, ms, us or ns. Times of one name are stored in the finest of their units, which the store
+        records.
     weight_attr : sequence of str
         Attributes of edges with weights, [E] or [E, 1]: finite and not negative. For each, edges
         get the sums that loaders with this `weight_attr` need.
@@ -123,16 +128,25 @@ class ConvertOptions:
     reverse: tuple[str, ...] = ()
     split_fractions: Mapping[str, Fractions] | Fractions | None = None
     seed: int = 0
+    time_unit: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         set_value = partial(object.__setattr__, self)
         for name in _LISTS:
             given = getattr(self, name)
+            if isinstance(given, Mapping):
+                given = [f"{key}={value}" for key, value in given.items()]
             names = (given,) if isinstance(given, str) else given
             set_value(name, tuple(dict.fromkeys(names)))
         set_value("split_fractions", _by_type(self.split_fractions))
         if not 0 <= whole_number("seed", self.seed) < 2**64:
             raise UsageError(f"seed={self.seed} is not in [0, 2**64)")
+        for entry in self.time_unit:
+            attribute, _, unit = entry.rpartition("=")
+            if not attribute or unit not in TIME_UNITS:
+                raise UsageError(
+                    f"time_unit={entry!r}: expected NAME=UNIT, with one of {', '.join(TIME_UNITS)}"
+                )
         if self.page_bytes is not None:
             set_value("page_bytes", parse_size(self.page_bytes, name="page_bytes"))
         if self.memory_bytes is not None:
@@ -163,6 +177,12 @@ class ConvertOptions:
                     f"{node_types[0]}=0.8,0.1,0.1 for one, as --split-fractions, or "
                     f"{{{node_types[0]!r}: (0.8, 0.1, 0.1)}} in Python"
                 )
+
+    @property
+    def time_units(self) -> dict[str, str]:
+        """The units that `time_unit` states, by attribute."""
+        pairs = (entry.rpartition("=") for entry in self.time_unit)
+        return {name: unit for name, _, unit in pairs}
 
     def to_json(self) -> dict[str, Any]:
         """Return the options that affect the store's contents, for its provenance."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from gnnstore.errors import CorruptStoreError
 from gnnstore.formats.arrays.dtypes import STORAGE_DTYPES
@@ -11,11 +11,14 @@ from gnnstore.formats.container.names import check_relative_path
 from gnnstore.formats.container.strict_json import Fields
 
 Layout = Literal["paged", "cold"]
+TIME_UNITS = ("D", "s", "ms", "us", "ns")  # of times since 1970, from the coarsest
 
 
 @dataclass(frozen=True)
 class AttributeSpec:
     """One array of a store."""
+
+    OMITTED: ClassVar[frozenset[str]] = frozenset({"time_unit"})
 
     name: str  # the user's name ("x"); a role ("indptr") for structural arrays
     path: str  # directory of the Zarr array, relative to the store
@@ -23,6 +26,7 @@ class AttributeSpec:
     dtype: str  # element type, "bfloat16" included
     shape: tuple[int, ...]  # shape as stored: rows first
     cat_dim: int = 0  # the axis that counted rows in the original data (PyG's `__cat_dim__`)
+    time_unit: str | None = None  # of times since 1970: one of `TIME_UNITS`; None: not recorded
 
     @property
     def num_rows(self) -> int:
@@ -94,4 +98,5 @@ class AttributeSpec:
             dtype=fields.choice("dtype", tuple(STORAGE_DTYPES)),
             shape=shape,
             cat_dim=fields.integer("cat_dim", -num_axes, num_axes - 1),
+            time_unit=fields.choice("time_unit", TIME_UNITS) if fields.has("time_unit") else None,
         )

@@ -94,6 +94,17 @@ NODE_TYPE = "node"
 EDGE_TYPE = ("node", "to", "node")
 
 T = TypeVar("T")
+
+
+def _with_units(
+    attributes: Mapping[str, AttributeSpec], units: Mapping[str, str]
+) -> dict[str, AttributeSpec]:
+    return {
+        name: replace(spec, time_unit=units[name]) if name in units else spec
+        for name, spec in attributes.items()
+    }
+
+
 IndexDtype = Literal["int64", "int32"]
 EdgeType = tuple[str, str, str]  # source, relation, target
 
@@ -133,6 +144,10 @@ class NodeTypeSpec:
     # Of the type as a whole, without a row for each node: what JSON can hold, and arrays.
     values: Mapping[str, Any] = field(default_factory=dict)
     value_arrays: Mapping[str, AttributeSpec] = field(default_factory=dict)
+
+    def with_time_units(self, units: Mapping[str, str]) -> NodeTypeSpec:
+        """Return the type with the units of some attributes, by name."""
+        return replace(self, attributes=_with_units(self.attributes, units))
 
     def only(self, names: Container[str]) -> NodeTypeSpec:
         """Return the type with some attributes alone."""
@@ -202,6 +217,14 @@ class EdgeTypeSpec:
     def own_attributes(self) -> list[AttributeSpec]:
         """Return the attributes whose rows are the type's own."""
         return [spec for name, spec in self.attributes.items() if name not in self.shared]
+
+    def with_time_units(self, units: Mapping[str, str]) -> EdgeTypeSpec:
+        """Return the type with the units of some attributes, those of splits too, by name."""
+        splits = {
+            name: replace(own, attributes=_with_units(own.attributes, units))
+            for name, own in self.splits.items()
+        }
+        return replace(self, attributes=_with_units(self.attributes, units), splits=splits)
 
     def only(self, names: Container[str]) -> EdgeTypeSpec:
         """Return the type with some attributes alone."""

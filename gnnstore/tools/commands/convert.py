@@ -69,6 +69,9 @@ Temporal and weighted sampling
   --time-attr NAME*
       Order edges by this attribute of nodes or edges, for loaders with time_attr=; repeat it for
       more.
+  --time-unit NAME=UNIT*
+      Unit of times whose input states none: D (days), s, ms, us or ns since 1970; repeat it for
+      more.
   --weight-attr NAME*
       Sum this attribute of edges, for loaders with weight_attr=; repeat it for more.
 Output and progress
