@@ -192,9 +192,10 @@ def in_unit_of_store(schema: Schema, time_attr: str | None, values: Any, name: s
         return values
     unit = unit_of_times(schema, str(time_attr))
     if unit is None:
-        raise UsageError(
-            f"{name} is {times.dtype}, and the store records no unit of {time_attr!r}; give whole "
-            f"numbers in its unit, or convert again with time_unit={{{time_attr!r}: 's'}}"
+        raise InputError(
+            f"{name} has values of {times.dtype}, and the store records no unit of {time_attr!r}; "
+            "give whole numbers in its unit, or convert again with "
+            f"time_unit={{{time_attr!r}: 's'}}"
         )
     if np.isnat(times).any():
         raise InputError(

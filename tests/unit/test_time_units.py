@@ -61,8 +61,8 @@ def shop(tmp_path: Path) -> Path:
 
 
 def units(store: gnnstore.GraphStore, name: str = "time") -> list[str | None]:
-    owners = [*store.schema.node_types, *store.schema.edge_types]
-    return [own.attributes[name].time_unit for own in owners if name in own.attributes]
+    specs = [*store.schema.node_attributes(), *store.schema.edge_attributes()]
+    return [spec.time_unit for spec in specs if spec.name == name]
 
 
 def test_a_seed_sees_what_was_there(tmp_path: Path, shop: Path) -> None:
@@ -123,9 +123,13 @@ def test_integers_of_a_stated_unit(tmp_path: Path, capsys: pytest.CaptureFixture
     assert [batch["user"].num_nodes for batch in loader] == [0, 1]
 
 
+def stated(units: dict[str, str]) -> ConvertOptions:
+    return ConvertOptions(time_unit=units)  # type: ignore[arg-type]
+
+
 def test_units_that_are_stated_wrongly(tmp_path: Path, shop: Path) -> None:
     edges = {"edge_index": [[0, 1], [1, 0]], "time": np.arange(2), "x": np.ones((2, 1))}
-    store = gnnstore.open(from_arrays(edges, tmp_path / "a.gnn", time_unit={"time": "ms"}))
+    store = gnnstore.open(from_arrays(edges, tmp_path / "a.gnn", options=stated({"time": "ms"})))
     assert units(store) == ["ms"]
     for given, message in (
         ({"tiem": "s"}, "time_unit='tiem': there is no such node or edge attribute"),
@@ -133,8 +137,8 @@ def test_units_that_are_stated_wrongly(tmp_path: Path, shop: Path) -> None:
         ({"time": "h"}, "time_unit='time=h': expected NAME=UNIT, with one of D, s, ms, us, ns"),
     ):
         with pytest.raises((UsageError, InputError), match=message):
-            from_arrays(edges, tmp_path / "b.gnn", time_unit=given)
-    options = ConvertOptions(time_unit={"time": "s"})  # type: ignore[arg-type]
+            from_arrays(edges, tmp_path / "b.gnn", options=stated(given))
+    options = stated({"time": "s"})
     with pytest.raises(UsageError, match="all columns of this name state their unit"):
         from_typed(shop, tmp_path / "b.gnn", options=options)
     assert not (tmp_path / "b.gnn").exists()
