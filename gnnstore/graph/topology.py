@@ -27,15 +27,14 @@ from gnnstore.formats.arrays.paged import PagedArray
 from gnnstore.formats.store.store import Csc, load_csc
 from gnnstore.sampling.disk import CachedNeighbors, DiskNeighborSampler
 from gnnstore.sampling.neighbor import NeighborSampler
-from gnnstore.sampling.sampled_graph import StoredColumns
+from gnnstore.sampling.sampled_graph import EdgeFinder, StoredColumns
 
 if TYPE_CHECKING:
     from gnnstore.formats.arrays.spec import AttributeSpec
     from gnnstore.formats.store.schema import EdgeType, Schema
     from gnnstore.formats.store.store import StoreReader, TopologyMode
-    from gnnstore.sampling.disk import Fetch
     from gnnstore.sampling.neighbor import IndexDtype, SamplingConfig
-    from gnnstore.sampling.sampled_graph import Column
+    from gnnstore.sampling.sampled_graph import Column, Fetch
 
 
 # A pass takes pieces of this many ids: 8 or 16 MB, read in pieces of 1 MB side by side. A
@@ -141,6 +140,11 @@ class Topology:
         schema = self.schema
         return self.csc[(schema.edge if edge_type is None else schema.edge_of(edge_type)).type]
 
+    def finder(self, edge_type: EdgeType) -> EdgeFinder:
+        """Return what finds the edges of a type, where they lie."""
+        rows = self.rows.get(edge_type)
+        return EdgeFinder(self.csc[edge_type], None if rows is None else rows.fetch)
+
     @property
     def is_read(self) -> bool:
         """Whether in-neighbours are read from disk, so that batches are best sampled together."""
@@ -171,10 +175,11 @@ class Topology:
             (of, "indices"): rows.fetch for of, rows in self.rows.items()
         }
         for of, spec in specs.items():
-            fetch[of] = self._rows_of(spec).fetch
+            fetch[of] = self.rows_of(spec).fetch
         return DiskNeighborSampler(types, config, index_dtype, fetch, self.neighbors)
 
-    def _rows_of(self, spec: AttributeSpec) -> IndexRows:
+    def rows_of(self, spec: AttributeSpec) -> IndexRows:
+        """Return integers that lie along edges, to be read from disk; opened once."""
         if spec.path not in self.columns_read:
             assert self.open_rows is not None  # noqa: S101 - given with the rows
             self.columns_read.setdefault(spec.path, self.open_rows(spec))

@@ -253,7 +253,7 @@ edge_format, adj_value, edge_ids, tables, progress
     @property
     def input_data(self) -> EdgeSamplerInput:
         """The seed edges as PyG's samplers take them; they are copied."""
-        seeds = self._seeds
+        seeds: Links = self._seeds.over(self.data.topology_at_hand())
         positions = np.arange(len(seeds))
         sources, targets = seeds.ends(positions)
         ids = positions if seeds.edges is not None else seeds.edge_ids(positions)

@@ -211,7 +211,7 @@ class EpochSampler:
         )
         producer = Producer(
             self._job,
-            self.seeds,
+            self.seeds.over(self.sources.topology),
             self._sampler,
             run,
             purpose="the batches that 'gnnstore pack' has sampled",

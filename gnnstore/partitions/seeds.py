@@ -20,7 +20,7 @@ from gnnstore.pipeline.order import MAX_SORTED, Position, drawn_order
 from gnnstore.sampling.sampled_graph import EdgeFinder
 from gnnstore.seeds.base import BatchKey, SeedLabels, Seeds
 from gnnstore.seeds.labels import LinkLabels
-from gnnstore.seeds.links import LinkGraph, Links
+from gnnstore.seeds.links import LinkGraph, Links, edge_ids_of
 from gnnstore.seeds.nodes import InputNodes
 
 if TYPE_CHECKING:
@@ -196,7 +196,8 @@ class LinksByState:
         index = index.astype(np.int64, copy=False)
         finder = None if graph is None else EdgeFinder(graph.columns)
         known = None if graph is None else graph.positions
-        within = LinkGraph(finder, (members.num_nodes, members.num_nodes), known)
+        ids = edge_ids_of(self._links.store, self._links.given.edge)
+        within = LinkGraph(finder, (members.num_nodes, members.num_nodes), known, ids)
         if self._new_ends is not None:
             source, target = (members.local(of) for of in self._new_ends[:, index])
         elif graph is not None and finder is not None:

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from gnnstore._core import ReadCounts, pool_exchange, pool_trim, release_heap
 from gnnstore.errors import limits_named
 from gnnstore.features.source import Rows
+from gnnstore.graph.topology import Topology
 from gnnstore.pipeline.order import EpochOrder, Iteration, Position
 from gnnstore.progress import WaitProgress
 from gnnstore.sampling.neighbor import BatchRequest, NeighborSampler, Sample, SamplingConfig
@@ -216,6 +217,8 @@ class BatchSource(ABC):
 class Samplers(Protocol):
     """An open graph that can be sampled; pickles as what is to be opened."""
 
+    topology: Topology
+
     def sampler(self, config: SamplingConfig) -> NeighborSampler:
         """Return a sampler."""
 
@@ -225,7 +228,7 @@ class SamplingSource(BatchSource):
 
     def __init__(self, graph: Samplers, seeds: SeedSource, config: SamplingConfig) -> None:
         self._arguments = (graph, seeds, config)
-        self.seeds = seeds
+        self.seeds = seeds.over(graph.topology)
         self._sampler = graph.sampler(config)
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -30,15 +30,12 @@ from gnnstore.sampling.neighbor import (
     Sample,
     SamplingConfig,
 )
-from gnnstore.sampling.sampled_graph import COLUMNS, Column, SampledTypes
+from gnnstore.sampling.sampled_graph import COLUMNS, Column, Fetch, SampledTypes
 from gnnstore.threads import Workers
 
 # Positions of whole in-neighbour lists that are requested at once: 8 MB, and as many bytes for
 # fetching them, which is little for such a batch and enough to keep a disk busy.
 MAX_COLUMN_POSITIONS = 1 << 20
-
-# Returns the elements of `indices` (its dtype, [n]) at some positions (int64 [n]).
-Fetch = Callable[[npt.NDArray[np.int64]], npt.NDArray[Any]]
 
 
 @dataclass(frozen=True, eq=False)

@@ -266,11 +266,25 @@ def _with(
 # ---- edges between nodes
 
 
-class EdgeFinder:
-    """Finds the edges between pairs of nodes. Safe to use from many threads at once."""
+# Returns the elements of a column (its dtype, [n]) at some positions (int64 [n]).
+Fetch = Callable[[Int64Array], npt.NDArray[Any]]
 
-    def __init__(self, csc: Csc) -> None:
+# A longer list on disk is searched until a part of this many ids is left, which is read: a page of
+# 4 KiB, the least that direct reads take.
+_READ_IDS = 1 << 10
+# Ids of such lists that are read together: 1 MB with their positions.
+_READ_TOGETHER = 1 << 16
+
+
+class EdgeFinder:
+    """Finds the edges between pairs of nodes. Safe to use from many threads at once.
+
+    `fetch` reads `indices` where these lie on disk.
+    """
+
+    def __init__(self, csc: Csc, fetch: Fetch | None = None) -> None:
         self._csc = csc
+        self._fetch = fetch
 
     def are_edges(self, sources: Int64Array, targets: Int64Array) -> npt.NDArray[np.bool_]:
         """Return for each pair [B] of nodes whether an edge leads from one to the other."""
@@ -279,10 +293,12 @@ class EdgeFinder:
 
     def ranges(self, sources: Int64Array, targets: Int64Array) -> tuple[Int64Array, Int64Array]:
         """Return the first position of the edges between each pair [B], and the end."""
-        indptr, indices = self._csc.indptr, self._csc.indices
+        begins, ends = self._csc.indptr[targets], self._csc.indptr[targets + 1]
         try:
+            if self._fetch is not None:
+                return self._read_ranges(self._fetch, begins, ends, sources)
             return _core.equal_ranges(
-                indices, indptr[targets], indptr[targets + 1], np.ascontiguousarray(sources)
+                self._csc.indices, begins, ends, np.ascontiguousarray(sources)
             )
         except IndexError as error:
             raise CorruptStoreError(
@@ -291,12 +307,55 @@ class EdgeFinder:
                 path=self._csc.label,
             ) from error
 
+    def _read_ranges(
+        self, fetch: Fetch, begins: Int64Array, ends: Int64Array, sources: Int64Array
+    ) -> tuple[Int64Array, Int64Array]:
+        """Return what `ranges` does, with as much of each list as a search needs."""
+        if ((begins < 0) | (begins > ends) | (ends > self._csc.num_edges)).any():
+            raise IndexError(f"indptr does not ascend from 0 to {self._csc.num_edges}")
+        # The edges from a source end where those from the next one would begin.
+        begins, ends = np.tile(begins, 2), np.tile(ends, 2)
+        wanted = np.concatenate([sources, sources + 1])
+        while (long := np.flatnonzero(ends - begins > _READ_IDS)).size:
+            middles = (begins[long] + ends[long]) // 2
+            is_before = fetch(middles) < wanted[long]
+            begins[long[is_before]] = middles[is_before] + 1
+            ends[long[~is_before]] = middles[~is_before]
+        # Each list once, although several searches may end in it.
+        firsts, which = np.unique(begins, return_inverse=True)
+        lengths = np.zeros(len(firsts), np.int64)
+        np.maximum.at(lengths, which, ends - begins)
+        places = np.cumsum(lengths) - lengths
+        groups = places // _READ_TOGETHER
+        for group in np.unique(groups):
+            low, high = np.searchsorted(groups, [group, group + 1])
+            own = np.flatnonzero((which >= low) & (which < high))
+            shifts = firsts[low:high] - (places[low:high] - places[low])
+            positions = np.repeat(shifts, lengths[low:high])
+            ids = fetch(positions + np.arange(len(positions)))
+            starts = places[which[own]] - places[low]
+            lasts = starts + (ends[own] - begins[own])
+            begins[own] += _core.equal_ranges(ids, starts, lasts, wanted[own])[0] - starts
+        return begins[: len(sources)], begins[len(sources) :]
+
     def excluding(self, sources: Int64Array, targets: Int64Array) -> Excluded:
         """Return the edges between some pairs [B] in the form that samplers leave them out."""
         begins, ends = self.ranges(sources, targets)
         there = np.flatnonzero(begins < ends)
         begins, first = np.unique(begins[there], return_index=True)
         return targets[there[first]], begins, ends[there[first]]
+
+    def ends(self, positions: Int64Array) -> tuple[Int64Array, Int64Array]:
+        """Return the sources and targets of the edges at some positions [B]."""
+        csc = self._csc
+        sources = csc.indices[positions] if self._fetch is None else self._fetch(positions)
+        if sources.size and (sources.min() < 0 or sources.max() >= csc.num_src):
+            raise CorruptStoreError(
+                f"{csc.label}: edges of its topology lead from nodes {sources.min()} to "
+                f"{sources.max()}, expected 0 to {csc.num_src - 1}; run 'gnnstore verify' on it",
+                path=csc.label,
+            )
+        return sources.astype(np.int64), self.targets_of(positions)
 
     def targets_of(self, positions: Int64Array) -> Int64Array:
         """Return the nodes that the edges at some positions [B] lead to."""

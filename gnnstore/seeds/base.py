@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, ClassVar, Generic, NamedTuple, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, Protocol, Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +17,9 @@ import numpy.typing as npt
 from gnnstore.formats.packed import KIND, SEED_ARRAYS
 from gnnstore.formats.store.schema import EdgeType
 from gnnstore.sampling.sampled_graph import Excluded
+
+if TYPE_CHECKING:
+    from gnnstore.graph.topology import Topology
 
 Int64Array = npt.NDArray[np.int64]
 
@@ -110,6 +113,13 @@ class SeedSource(Protocol):
 
     def __len__(self) -> int:
         """Return the number of positions."""
+
+    def over(self, topology: Topology) -> SeedSource:  # noqa: ARG002 - most do not look at edges
+        """Return the seeds of batches that are sampled from a topology, by which edges are found.
+
+        Called once when a loader is opened, and for samples that are drawn beforehand.
+        """
+        return self
 
     def select(self, index: Any, key: BatchKey) -> Seeds[SeedLabels]:
         """Return the seeds at some positions [B].

@@ -6,25 +6,26 @@ store, and are never copied.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import copy
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from gnnstore import _core
-from gnnstore.errors import CorruptStoreError, InputError, UsageError
+from gnnstore.errors import InputError, UsageError
 from gnnstore.formats.arrays.dtypes import id_dtype
 from gnnstore.formats.packed import ALL_EDGES
-from gnnstore.formats.store.schema import EdgeTypeSpec, Schema
-from gnnstore.formats.store.store import Csc
+from gnnstore.formats.store.schema import EdgeType, EdgeTypeSpec, Schema
 from gnnstore.graph.arrays import EdgeSplits
 from gnnstore.graph.shared import shared_tables
 from gnnstore.graph.store import GraphStore
-from gnnstore.sampling.sampled_graph import EdgeFinder, reverse_of
+from gnnstore.graph.topology import Topology
+from gnnstore.sampling.sampled_graph import EdgeFinder, Fetch, reverse_of
 from gnnstore.seeds.base import BatchKey, Int64Array, Seeds
 from gnnstore.seeds.labels import LinkLabels, TypedLinkLabels, bytes_of
 from gnnstore.seeds.negatives import Negatives
@@ -147,6 +148,8 @@ class LinkGraph(NamedTuple):
     counts: tuple[int, int]  # nodes that negatives are drawn from: as sources, and as targets
     # int32 or int64 [E] or None: in the store, of each of its edges; None: it is the store's graph.
     positions: npt.NDArray[Any] | None = None
+    edge_ids: Fetch | None = None  # of the store's edges, by position; None: positions are ids
+    finder_of: Callable[[EdgeType], EdgeFinder] | None = None  # of edges of other types
 
 
 @dataclass(eq=False)
@@ -167,17 +170,13 @@ class Links:
     def __post_init__(self) -> None:
         edge, self.edges, self.split = self.given
         self.edge_type, schema = edge.type, self.store.schema
-        ends = schema.node_of(edge.source), schema.node_of(edge.target)
-        self._counts = ends[0].num_nodes, ends[1].num_nodes
+        # Kind of the labels of its seeds.
+        self.labels = LinkLabels if schema.is_homogeneous else TypedLinkLabels
+        self._graph: LinkGraph | None = None  # of the store; see `over`
 
     def __len__(self) -> int:
         """Return the number of seed edges."""
         return self.given.edge.num_edges if self.edges is None else self.edges.shape[1]
-
-    @property
-    def labels(self) -> type[LinkLabels]:
-        """Kind of the labels of its seeds."""
-        return LinkLabels if self.store.schema.is_homogeneous else TypedLinkLabels
 
     @property
     def name(self) -> str | None:
@@ -216,19 +215,28 @@ class Links:
             **times,
         }
 
-    @property
-    def _columns(self) -> Csc:
-        return self.store.topology_at_hand().columns(self.edge_type)
+    def over(self, topology: Topology) -> Self:
+        """Return the same with a topology of the store, in which edges are found."""
+        found, schema, edge = copy.copy(self), self.store.schema, self.given.edge
+        source, target = (schema.node_of(name).num_nodes for name in (edge.source, edge.target))
+        found._graph = LinkGraph(
+            topology.finder(self.edge_type),
+            (source, target),
+            edge_ids=edge_ids_of(self.store, edge, topology),
+            finder_of=topology.finder,
+        )
+        return found
 
     @property
-    def _finder(self) -> EdgeFinder:
-        return EdgeFinder(self._columns)
+    def graph(self) -> LinkGraph:
+        """The graph of the store, of seeds that have a topology."""
+        assert self._graph is not None  # noqa: S101 - see `over`
+        return self._graph
 
     def select(self, index: Any, key: BatchKey) -> Seeds[LinkLabels]:
         """Return the seed edges at some positions [P], and the negatives of the batch."""
         positions = checked_positions(index, len(self), "edge_label_index")
-        graph = LinkGraph(self._finder, self._counts)
-        return self.seeds_in(graph, positions, self.ends(positions), key)
+        return self.seeds_in(self.graph, positions, self.ends(positions), key)
 
     def seeds_in(
         self,
@@ -243,7 +251,7 @@ class Links:
         they come.
         """
         places = positions if self.edges is None else None
-        ids = positions if self.edges is not None else self.edge_ids(positions)
+        ids = positions if self.edges is not None else self.edge_ids(positions, graph)
         values: dict[str, torch.Tensor] = {
             "input_id": torch.from_numpy(ids if self.ids is None else self.ids[ids])
         }
@@ -254,7 +262,7 @@ class Links:
         else:
             found, kept = self._pairs(graph, key, ends, times, values, ids=ids)
         without = None if self.exclude_edges is None else self._excluded(graph, ends)
-        edge_type = None if self.store.schema.is_homogeneous else self.edge_type
+        edge_type = None if self.labels is LinkLabels else self.edge_type
         labels = self.labels({**values, **attributes}, {"negatives_kept": kept}, edge_type)
         return Seeds(found.nodes, labels, without, found.times, found.places)
 
@@ -263,28 +271,18 @@ class Links:
         if self.edges is not None:
             sources, targets = self.edges[:, positions].astype(np.int64)
             return sources, targets
-        csc, count = self._columns, self._counts[0]
-        sources = csc.indices[positions].astype(np.int64)
-        if sources.size and (sources.min() < 0 or sources.max() >= count):
-            raise CorruptStoreError(
-                f"{self.store.path}: edges of its topology lead from nodes {sources.min()} to "
-                f"{sources.max()}, expected 0 to {count - 1}; run 'gnnstore verify' on it",
-                path=self.store.path,
-            )
-        return sources, self._finder.targets_of(positions)
+        found: tuple[Int64Array, Int64Array] = self.graph.finder.ends(positions)
+        return found
 
-    def edge_ids(self, positions: Int64Array) -> Int64Array:
+    def edge_ids(self, positions: Int64Array, graph: LinkGraph | None = None) -> Int64Array:
         """Return the ids of the graph's edges at some positions."""
-        spec = self.store.schema.edge_of(self.edge_type).edge_id
-        if spec is None:
-            return positions
-        rows = shared_tables(self.store).rows_at_hand(self.store, spec)
-        return rows.gather(positions).values.astype(np.int64, copy=False)
+        read = (graph or self.graph).edge_ids
+        return positions if read is None else read(positions).astype(np.int64, copy=False)
 
     def _excluded(self, graph: LinkGraph, ends: tuple[Int64Array, Int64Array]) -> Any:
         """Return the seed edges, and their reverses if asked for, as samplers leave them out."""
         backward, finder = ends[::-1], graph.finder
-        if self.store.schema.is_homogeneous:
+        if self.labels is LinkLabels:
             pairs = [ends, backward] if self.exclude_edges == "reverse" else [ends]
             return finder.excluding(*np.concatenate(pairs, axis=1))
         reverse = None
@@ -294,8 +292,8 @@ class Links:
             return {reverse: finder.excluding(*np.concatenate([ends, backward], axis=1))}
         found = {self.edge_type: finder.excluding(*ends)}
         if reverse is not None:
-            columns = self.store.topology_at_hand().columns(reverse)
-            found[reverse] = EdgeFinder(columns).excluding(*backward)
+            assert graph.finder_of is not None  # noqa: S101 - partitions have one edge type
+            found[reverse] = graph.finder_of(reverse).excluding(*backward)
         return found
 
     def _negatives_in(self, graph: LinkGraph) -> Negatives | None:
@@ -449,6 +447,22 @@ class _Numbered(NamedTuple):
     local: list[Int64Array]  # of each part: places of its nodes among those of their type
     times: dict[str, Int64Array] | None = None
     places: dict[str, Int64Array] | None = None
+
+
+def edge_ids_of(
+    store: GraphStore, edge: EdgeTypeSpec, topology: Topology | None = None
+) -> Fetch | None:
+    """Return what reads the ids of edges by position; None: positions are ids.
+
+    They come from memory if it has them, else from disk as the topology does, else from a mapping.
+    """
+    if (spec := edge.edge_id) is None:
+        return None
+    shared = shared_tables(store)
+    if topology is not None and topology.is_read and spec.path not in shared.tables_in_memory:
+        return topology.rows_of(spec).fetch
+    rows = shared.rows_at_hand(store, spec)
+    return lambda positions: rows.gather(positions).values
 
 
 def _crc(values: Any) -> str | None:

@@ -24,6 +24,7 @@ from gnnstore.formats.store.schema import NODE_TYPE, NodeTypeSpec, Schema
 from gnnstore.graph.arrays import SPLIT_ALIASES, Splits
 from gnnstore.graph.pyg_data import read_mask, split_masks
 from gnnstore.graph.store import GraphStore
+from gnnstore.graph.topology import Topology
 from gnnstore.sampling.neighbor import only
 from gnnstore.sampling.sampled_graph import unit_of_times
 from gnnstore.seeds.base import BatchKey, SeedLabels, Seeds
@@ -110,6 +111,10 @@ class InputNodes:
             for node_type, part in self.parts.items()
             for what, value in (("number", len(part)), *part.checksums.items())
         }
+
+    def over(self, topology: Topology) -> InputNodes:  # noqa: ARG002
+        """Return the same seeds, which are nodes of any topology."""
+        return self
 
     def select(self, index: Any, key: BatchKey | None = None) -> Seeds[SeedLabels]:  # noqa: ARG002
         """Return the seed nodes at some positions, whatever the key."""

@@ -200,7 +200,7 @@ def sample_epoch(
         sampler = topology.sampler(config, store.schema.index_dtype)
         batches = islice(order.batches(Position(0), config.seed), num_batches)
         sampled = sample_batches(
-            seeds,
+            seeds.over(topology),
             sampler,
             (Batch(BatchKey(config.seed, 0, number), index) for number, index, _ in batches),
             keep,

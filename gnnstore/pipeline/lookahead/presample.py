@@ -210,7 +210,7 @@ class Presampler:
             for number, positions in enumerate(self._positions(num_batches))
         )
         subgraphs = sample_batches(
-            self.seeds,
+            self.seeds.over(topology),
             sampler,
             batches,
             lambda _, batch: sized(batch),

@@ -79,7 +79,7 @@ class Run:
             resolve_input_nodes(self.store, self.seeds)
             if task.links is None
             else resolve_links(self.store, self.config, self.seeds, **task.links)
-        )
+        ).over(self.topology)
         wide, narrow = split_tables(self.store.schema)
         self.features = [self.store.reader.paged(spec) for spec in wide]  # read from disk
         self.held = {s.path: shared.rows(self.store, s, "memory", self.num_threads) for s in narrow}
