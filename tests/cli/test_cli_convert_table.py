@@ -98,6 +98,33 @@ def test_several_files_are_one_table(tmp_path: Path, how: str) -> None:
     assert sorted(read_store(out).pairs()) == sorted(pairs)
 
 
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        (pa.array([2, 10, None, 2, 0]), {"0": [4], "2": [0, 3], "10": [1]}),
+        (pa.array([True, False, None, True, True]), {"True": [0, 3, 4], "False": [1]}),
+        (pa.array([b"train", b"val", b"", b"a", None]), {"train": [0], "valid": [1], "a": [3]}),
+        (pa.array([b"ab", b"cd", b"cd", b"ab", None], pa.binary(2)), {"ab": [0, 3], "cd": [1, 2]}),
+        (pa.array([1.5, float("nan"), 1.5, 0.0, 0.0]), {"1.5": [0, 2], "0.0": [3, 4]}),
+        (pa.array(list("abacb")).dictionary_encode(), {"a": [0, 2], "b": [1, 4], "c": [3]}),
+    ],
+)
+def test_values_of_splits(tmp_path: Path, values: pa.Array, expected: dict[str, list[int]]) -> None:
+    nodes = pa.table({"split": values})
+    out = from_tables(edges_table(), tmp_path / "o.gnn", nodes=nodes, split="split")
+    assert {name: ids.tolist() for name, ids in read_store(out).splits.items()} == expected
+
+
+def test_values_that_name_no_splits(tmp_path: Path) -> None:
+    for values, message in (
+        (pa.array([[i] for i in range(5)]), "whose values do not name splits"),
+        (pa.array([b"\xff"] * 5), "split: is large_binary, whose values do not name splits"),
+    ):
+        nodes = pa.table({"split": values})
+        with pytest.raises(InputError, match=message):
+            from_tables(edges_table(), tmp_path / "o.gnn", nodes=nodes, split="split")
+
+
 def test_equal_to_arrays(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     ends = rng.integers(0, 500, (2, 5000))

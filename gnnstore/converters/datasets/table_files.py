@@ -443,7 +443,7 @@ def to_array(
         values = to_array(column.storage, where, first_row, per_row)
         return values if shape is None else values.reshape(len(values), *shape)
     if types.is_dictionary(kind):
-        return to_array(_plain(column), where, first_row, per_row)
+        return to_array(plain(column), where, first_row, per_row)
     if types.is_decimal(kind):
         return to_array(_of_decimals(column, where, first_row, per_row), where, first_row, per_row)
     is_list = types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)
@@ -465,7 +465,7 @@ def to_array(
     return found
 
 
-def _plain(column: pa.Array) -> pa.Array:
+def plain(column: pa.Array) -> pa.Array:
     """Return the values of a column that may have a dictionary."""
     import pyarrow as pa  # noqa: PLC0415
 
@@ -647,7 +647,7 @@ def _encode(table: Table, batch: pa.RecordBatch, ends: Sequence[str], first_row:
     """Return columns of names as a block; refuse rows without one."""
     import pyarrow as pa  # noqa: PLC0415
 
-    texts = [_plain(batch.column(name)).cast(pa.string()) for name in ends]
+    texts = [plain(batch.column(name)).cast(pa.string()) for name in ends]
     for name, text in zip(ends, texts, strict=True):
         if text.null_count:
             row = first_row + _first_null(text)

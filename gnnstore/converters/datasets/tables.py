@@ -18,6 +18,7 @@ from gnnstore.converters.datasets.table_files import (
     is_text,
     name_batches,
     open_table,
+    plain,
 )
 from gnnstore.converters.datasets.text import number_ids
 from gnnstore.converters.inputs.opening import PathLike, describe_files
@@ -87,7 +88,8 @@ def from_tables(
     label : str, optional
         The column that becomes `y`: int64, or float32 with NaN where there is none.
     split : str, optional
-        A column of text, with "train", "valid" (or "val") and "test".
+        A column with "train", "valid" (or "val") and "test", or other values, whose texts name the
+        splits.
     node_columns : Mapping of str to str, or sequence of str, optional
         More columns of `nodes` by the names of the node attributes that they become.
     num_nodes : int, optional
@@ -215,16 +217,38 @@ def _node_attributes(
 
 
 def _splits(table: Table, column: str) -> dict[str, npt.NDArray[np.int64]]:
-    """Return the rows of each split, by the names in a column of text."""
+    """Return the rows of each split, named by the texts of a column's values."""
     rows: dict[str, list[npt.NDArray[np.int64]]] = {}
     done = 0
     for batch in table.record_batches([column]):
-        names = batch.column(0).to_numpy(zero_copy_only=False).astype(object)
-        for name in sorted({str(name) for name in names if name not in (None, "")}):
-            found = np.flatnonzero(names == name) + done
-            rows.setdefault(SPLIT_KEYS.get(name, name), []).append(found)
-        done += len(names)
+        for name, found in _rows_by_value(batch.column(0), f"{table.label}: {column}"):
+            rows.setdefault(SPLIT_KEYS.get(name, name), []).append(found + done)
+        done += batch.num_rows
     return {name: np.sort(np.concatenate(found)) for name, found in rows.items()}
+
+
+def _rows_by_value(column: Any, where: str) -> Iterator[tuple[str, npt.NDArray[np.int64]]]:
+    """Yield the text of each value of an Arrow array, in their order, and its rows."""
+    import pyarrow as pa  # noqa: PLC0415
+
+    column = plain(column)
+    try:
+        if "binary" in str(column.type):  # of any width
+            column = column.cast(pa.large_binary())
+        if "binary" in str(column.type) or "view" in str(column.type):
+            column = column.cast(pa.large_string())
+        encoded = column.dictionary_encode()
+    except pa.ArrowException as error:
+        raise InputError(
+            f"{where}: is {column.type}, whose values do not name splits ({error}); name them in "
+            "text"
+        ) from None
+    codes = encoded.indices.fill_null(-1).to_numpy()
+    values = encoded.dictionary.to_pylist()
+    texts = ["" if value != value else str(value) for value in values]  # noqa: PLR0124 - NaN
+    for text, code in sorted(zip(texts, range(len(texts)), strict=True)):
+        if text:
+            yield text, np.flatnonzero(codes == code)
 
 
 def _check_ids(
