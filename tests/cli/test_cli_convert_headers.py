@@ -141,12 +141,6 @@ def test_a_late_fraction_makes_a_column_float32(convert: Any, stored: Any, ids: 
 @pytest.mark.parametrize(
     ("text", "column", "message"),
     [
-        (
-            "0 1 1609459201\n1 2 .5\n",
-            "3",
-            "rounds 1609459201 to 1609459200; say the type",
-        ),
-        ("0 1 1609459201.5\n", "3", "rounds 1609459201.5 to 1609459200; say the type"),
         ("0 1 1609459201.5\n", "3:int64", "'1609459201.5' is not an integer, expected a time"),
         ("0 1 99999999999999999999\n", "3", "is outside [-2^63, 2^63)"),
         ("0 1 '7'\n", "3", "is not a number, expected a time"),

@@ -150,7 +150,7 @@ def test_labels_that_were_saved_as_floats_become_integers() -> None:
         ([1.0, np.nan], np.float32),
         ([1.0, np.inf], np.float32),
         ([1.0, 2.5], np.float32),
-        ([1.0, 1e20], np.float32),
+        ([1.0, 1e20], np.float64),
         ([1.0, -(2.0**62)], np.int64),
     ):
         source = FloatLabels(MemoryArray("y", np.array(values)))
@@ -161,11 +161,8 @@ def test_labels_that_were_saved_as_floats_become_integers() -> None:
 # ---- what is wrong
 
 
-@pytest.mark.parametrize(
-    "values", [np.array([1, 2**63], np.uint64), np.array([1.5, 1e300]), np.array([[1.5], [-1e39]])]
-)
-def test_labels_that_cannot_be_stored_are_named(values: npt.NDArray[Any]) -> None:
-    labels = FloatLabels(MemoryArray("y", values))
+def test_labels_that_cannot_be_stored_are_named() -> None:
+    labels = FloatLabels(MemoryArray("y", np.array([1, 2**63], np.uint64)))
     for read in (labels.read, lambda: list(labels.rows(1))):
         assert "y: row 1: " in refused(read)
 

@@ -16,7 +16,14 @@ from gnnstore.converters.datasets.text import column_names, first_lines, id_colu
 from gnnstore.converters.inputs.files import RawLayout, open_npy, open_npz, open_raw
 from gnnstore.converters.inputs.opening import PathLike, existing_file
 from gnnstore.converters.inputs.parts import natural_order
-from gnnstore.converters.inputs.source import ArraySource, MappedRows, MemoryArray, joined
+from gnnstore.converters.inputs.source import (
+    EXACT_IN_FLOAT64,
+    ArraySource,
+    MappedRows,
+    MemoryArray,
+    joined,
+    rounds,
+)
 from gnnstore.converters.inputs.text_arrays import TextArray, read_as_stored, read_numbers
 from gnnstore.converters.spill_files import ScatteredRows
 from gnnstore.converters.writer.graph_writer import GraphWriter
@@ -150,17 +157,18 @@ def _without(source: ArraySource, place: int) -> ArraySource:
 
 
 def _label_tables(files: Sequence[Path], *, skip_header: bool) -> list[ArraySource]:
-    """Read labels in text, which are all float32 if some have fractions."""
+    """Read labels in text; all are float32 or float64 if some have fractions."""
     how: dict[str, Any] = {"skip_header": skip_header, "hint": _header_hint("labels")}
     tables = [read_numbers(existing_file(path, "the labels"), "label", **how) for path in files]
     if len({table.dtype for table in tables}) > 1:
+        is_wide = any(table.dtype == np.float64 or rounds(table).any() for table in tables)
         for i, (path, table) in enumerate(zip(files, tables, strict=True)):
-            tables[i] = table.astype(np.float32)
-            if (tables[i] != table).any():
-                number = table[tables[i] != table].flat[0]
+            tables[i] = table.astype(np.float64 if is_wide else np.float32)
+            lost = np.abs(table) > EXACT_IN_FLOAT64
+            if table.dtype == np.int64 and lost.any():
                 raise InputError(
-                    f"{path}: the label {number} is no float32, which labels with fractions are; "
-                    "the other files have some",
+                    f"{path}: float64, which labels with fractions are, rounds the label "
+                    f"{table[lost].flat[0]}; other files have fractions",
                     path=path,
                 )
     return [MemoryArray(str(path), table) for path, table in zip(files, tables, strict=True)]

@@ -32,7 +32,7 @@ from gnnstore.converters.inputs.opening import (
     open_input,
     refuse_kind,
 )
-from gnnstore.converters.inputs.source import ArraySource, MemoryArray
+from gnnstore.converters.inputs.source import ArraySource, MemoryArray, rounds
 from gnnstore.converters.inputs.text_arrays import TextEdges
 from gnnstore.converters.typed.inputs import EdgeInput, NodeInput, write_graph
 from gnnstore.converters.writer.node_arrays import Caster, split_ids
@@ -337,7 +337,9 @@ def _read_labels(
     whole = Reservation(f"labels of {num_nodes} nodes", 8 * math.prod(shape))
     ledger = memory_ledger("reading the labels", options.memory_bytes)
     ledger.add(whole).check(None, "check the number of nodes")
-    labels = np.full(shape, np.nan if is_float else -1, np.float32 if is_float else np.int64)
+    is_wide = is_float and any(rounds(_open(file).read()).any() for _, file in sets)
+    dtype = np.int64 if not is_float else np.float64 if is_wide else np.float32
+    labels = np.full(shape, np.nan if is_float else -1, dtype)
     for nodes, file in sets:
         values = _open(file).read()
         is_alike = values.dtype.kind in ("f" if is_float else "biu")

@@ -132,8 +132,8 @@ def from_snap(
     edge_weight : int or str, optional
         Number or name of the column that becomes the edge attribute `edge_weight` [E]; columns
         between are skipped. Perhaps with a type, as in "3:float64": int64, float32 or float64.
-        Without, integers are int64, and a column with fractions is float32, if that does not round
-        its large numbers. (A matrix says the type of its entries.)
+        Without, integers are int64, and a column with fractions or gaps is float32, or float64 if
+        that would round a number of 2^24 or more. (A matrix says the type of its entries.)
     edge_columns : Mapping of str to int or str, optional
         More columns of numbers by the names of their edge attributes, such as {"time": 4}
         or {"time": "timestamp"}.

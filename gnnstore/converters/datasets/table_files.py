@@ -31,7 +31,12 @@ from gnnstore.converters.inputs.opening import (
     refuse_kind,
 )
 from gnnstore.converters.inputs.parts import directory_columns, parts_of, refuse_two_formats
-from gnnstore.converters.inputs.source import ArraySource, cut_rows, read_ahead
+from gnnstore.converters.inputs.source import (
+    EXACT_IN_FLOAT64,
+    ArraySource,
+    cut_rows,
+    read_ahead,
+)
 from gnnstore.converters.inputs.times import finest, in_unit
 from gnnstore.errors import InputError, UsageError, storage_error
 
@@ -549,7 +554,8 @@ class TableColumns(ArraySource):
         first = next(self._arrays(), None)
         if first is None:  # the types of a table without rows
             empty = table.schema.empty_table().combine_chunks()
-            first = _join([to_array(empty.column(c).chunk(0), self.label) for c in self._columns])
+            chunks = (empty.column(c).chunk(0) for c in self._columns)
+            first = _join([to_array(chunk, self.label) for chunk in chunks], self.label)
         self.dtype = first.dtype
         self.time_unit = table.time_unit(columns[0]) if len(columns) == 1 else None
         self.shape: tuple[int, ...] = (table.num_rows, *first.shape[1:])
@@ -570,14 +576,23 @@ class TableColumns(ArraySource):
             yield rows
 
     def _arrays(self) -> Iterator[npt.NDArray[Any]]:
-        return map(_join, _batches(self._table, self._columns))
+        batches = _batches(self._table, self._columns)
+        return (_join(arrays, self.label) for arrays in batches)
 
 
-def _join(arrays: list[npt.NDArray[Any]]) -> npt.NDArray[Any]:
+def _join(arrays: list[npt.NDArray[Any]], where: str) -> npt.NDArray[Any]:
     if len(arrays) == 1:
         return arrays[0]
     flat = [array.reshape(len(array), -1) for array in arrays]
-    return np.concatenate(flat, axis=1, dtype=np.result_type(*flat))
+    dtype = np.result_type(*flat)
+    for values in flat if dtype.kind == "f" else ():
+        is_lost = values > EXACT_IN_FLOAT64
+        if values.dtype.kind in "iu" and (is_lost := is_lost | (values < -EXACT_IN_FLOAT64)).any():
+            raise InputError(
+                f"{where}: joined columns are {dtype}, which rounds {values[is_lost].flat[0]}; "
+                "take integers of more than 2^53 as an attribute of their own"
+            )
+    return np.concatenate(flat, axis=1, dtype=dtype)
 
 
 def _batches(table: Table, columns: Sequence[str]) -> Iterator[list[npt.NDArray[Any]]]:

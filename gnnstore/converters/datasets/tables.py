@@ -86,7 +86,8 @@ def from_tables(
     features : str, or sequence of str, optional
         The columns that become `x` [N, F]: one of lists or numbers, or several, which are joined.
     label : str, optional
-        The column that becomes `y`: int64, or float32 with NaN where there is none.
+        The column that becomes `y`: int64; with fractions or NaN float32, or float64 if that would
+        round a number of 2^24 or more.
     split : str, optional
         A column with "train", "valid" (or "val") and "test", or other values, whose texts name the
         splits.

@@ -53,6 +53,7 @@ from gnnstore.converters.inputs.source import (
     joined,
     read_ahead,
     read_one_number,
+    rounds,
 )
 from gnnstore.converters.inputs.text_arrays import TextArray
 from gnnstore.converters.inputs.text_tables import (
@@ -659,17 +660,19 @@ def _has_integers(paths: list[Path], place: int, budget: int | None) -> bool:
 
 def _text_columns(table: ArraySource, names: Sequence[str]) -> dict[str, ArraySource]:
     """Return each column of a table [N, k], and the features in some of them, by names."""
-    is_whole, is_mask = np.ones(len(names), bool), np.ones(len(names), bool)
+    is_whole, is_mask, is_wide = (np.full(len(names), own) for own in (True, True, False))
     for rows in table.rows(_STEP_ROWS):
         is_whole &= (np.isfinite(rows) & (rows == np.rint(rows))).all(axis=0)
         is_mask &= ((rows == 0) | (rows == 1)).all(axis=0)
+        is_wide |= rounds(rows).any(axis=0)
     features = [place for place, name in enumerate(names) if _FEATURE.fullmatch(name)]
     found: dict[str, ArraySource] = {}
     if features:
         found["x"] = _columns(table, features, np.dtype(np.float32))
     for place, name in enumerate(names):
         if place not in features:
-            kind: type = np.int64 if is_whole[place] else np.float32
+            kind: type = np.float64 if is_wide[place] else np.float32
+            kind = np.int64 if is_whole[place] else kind
             kind = np.bool_ if name in SPLIT_KEYS and is_mask[place] else kind
             found[name] = _columns(table, place, np.dtype(kind))
     return found

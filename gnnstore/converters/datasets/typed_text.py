@@ -136,10 +136,8 @@ def _open(
     tables = _tables(paths, table_format, has_names, budget)
     # The pass that counts them also finds the types of columns, which are those of all parts.
     counts = [sum(map(len, table.blocks())) for table in tables]
-    types = list(zip(*(table.types for table in tables), strict=True))
+    tables[0].settle_types(*tables[1:])
     for table in tables:
-        table.types = tuple("int64" if {*own} == {"int64"} else "float64" for own in types)
-        table.settle_types()
         if any(has_names) and table.num_comments:
             _LOG.warning(
                 "%s: %d lines that begin with # or %% were passed over as comments",

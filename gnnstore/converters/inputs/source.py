@@ -334,30 +334,39 @@ def cut_rows(
 
 def as_float32(values: npt.NDArray[np.float64]) -> npt.NDArray[Any]:
     """Return numbers as float32, or as they are if that changed one of 2^24 or more."""
-    with np.errstate(over="ignore"):
-        narrow = values.astype(np.float32)
-    return values if rounds(values, narrow).any() else narrow
+    return values if rounds(values).any() else values.astype(np.float32)
 
 
-def rounds(values: npt.NDArray[Any], narrow: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
-    """Return which numbers are too large for float32 to hold as they are: whole ones, above all.
+def rounds(values: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
+    """Return which numbers float32 rounds before the point, such as times in seconds.
 
-    Smaller ones lose digits behind the point, which features and labels have too many of.
+    Smaller ones may lose digits behind the point.
     """
-    found: npt.NDArray[np.bool_] = (np.abs(values) >= EXACT_IN_FLOAT32) & (narrow != values)
+    with np.errstate(over="ignore"):
+        is_changed = values.astype(np.float32) != values
+    if values.dtype.kind in "iu":  # which are compared as float64
+        is_changed |= np.abs(values) > EXACT_IN_FLOAT64
+    found: npt.NDArray[np.bool_] = is_changed & np.isfinite(values)
+    found &= np.abs(values) >= EXACT_IN_FLOAT32
     return found
 
 
 class FloatLabels(MappedRows):
-    """Labels as int64, or as float32 if some are fractions, NaN or beyond int64.
+    """Labels as int64, or, if some are fractions, NaN or beyond int64, as float32 or float64.
 
     Public data sets store class numbers as float32 to have NaN for nodes without one. Where every
-    node has a class they are integers, as a loss expects.
+    node has a class they are integers, as a loss expects. float64 is for what float32 rounds.
     """
 
     def __init__(self, source: ArraySource) -> None:
-        is_whole = source.dtype.kind != "f" or all(map(_is_whole, source.rows(_STEP_ROWS)))
-        super().__init__(source, self._cast, dtype=np.int64 if is_whole else np.float32)
+        is_whole, is_wide = True, False
+        for rows in source.rows(_STEP_ROWS) if source.dtype.kind == "f" else ():
+            is_whole &= _is_whole(rows)
+            is_wide |= bool(rounds(rows).any())
+            if is_wide and not is_whole:
+                break
+        dtype = np.int64 if is_whole else np.float64 if is_wide else np.float32
+        super().__init__(source, self._cast, dtype=dtype)
 
     def _cast(self, values: npt.NDArray[Any], first: int) -> npt.NDArray[Any]:
         with np.errstate(over="ignore"):
@@ -368,7 +377,7 @@ class FloatLabels(MappedRows):
             at = np.argwhere(lost)[0]
             raise InputError(
                 f"{self.label}: row {first + int(at[0])}: {values[tuple(at)]} overflows "
-                f"{self.dtype}; labels are stored as int64 or float32"
+                f"{self.dtype}; labels are stored as int64, float32 or float64"
             )
         return found
 

@@ -11,11 +11,15 @@ import numpy as np
 import numpy.typing as npt
 
 from gnnstore.converters.inputs.opening import read_blocks
-from gnnstore.converters.inputs.source import ArraySource, check_count, cut_rows
+from gnnstore.converters.inputs.source import (
+    EXACT_IN_FLOAT64,
+    ArraySource,
+    as_float32,
+    check_count,
+    cut_rows,
+)
 from gnnstore.converters.inputs.text_tables import TableFormat, TextTable
 from gnnstore.errors import InputError
-
-_EXACT_IN_FLOAT64 = 2**53
 
 # Types whose values float32 holds exactly.
 _OF_64_BITS = ("int64", "uint64")
@@ -77,7 +81,7 @@ class TextArray(ArraySource):
         check_count(self.label, rows_read, num_rows, self._unit)
 
     def _check_exact(self, rows: npt.NDArray[Any], first: int) -> None:
-        rounded = np.isfinite(rows) & (np.abs(rows) >= _EXACT_IN_FLOAT64)
+        rounded = np.isfinite(rows) & (np.abs(rows) >= EXACT_IN_FLOAT64)
         if rounded.any():
             place = np.unravel_index(int(np.argmax(rounded)), rounded.shape)
             raise InputError(
@@ -106,7 +110,7 @@ def read_as_stored(
 def read_numbers(
     path: Path, what: str, *, skip_header: bool = False, hint: str = ""
 ) -> npt.NDArray[Any]:
-    """Return a table as int64, or as float32 if it has fractions."""
+    """Return a table as int64, or with fractions as float32, or float64 if that rounds some."""
     lines = TableFormat(
         "float64",
         delimiter=None,
@@ -120,12 +124,9 @@ def read_numbers(
         return TextTable(path, replace(lines, dtype=dtype)).read()
 
     values = read("float64")
-    if not np.all(values == np.rint(values)) or not np.isfinite(values).all():
-        with np.errstate(over="ignore"):
-            found = values.astype(np.float32)
-        overflows = np.isfinite(found) != np.isfinite(values)
-        return read("float32") if overflows.any() else found  # reading again names the line
-    if np.all(np.abs(values) < _EXACT_IN_FLOAT64):
+    if not np.all(values == np.rint(values)):
+        return as_float32(values)
+    if np.all(np.abs(values) < EXACT_IN_FLOAT64):
         return values.astype(np.int64)
     return read("int64")
 

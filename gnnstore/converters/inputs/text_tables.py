@@ -19,16 +19,21 @@ from gnnstore import _core
 from gnnstore.budget.limits import available_bytes
 from gnnstore.converters.edges.numbering import NameBlock
 from gnnstore.converters.inputs.opening import BLOCK_BYTES, TextBlock, read_blocks
-from gnnstore.converters.inputs.source import map_in_order, num_threads, read_ahead
+from gnnstore.converters.inputs.source import (
+    EXACT_IN_FLOAT64,
+    map_in_order,
+    num_threads,
+    read_ahead,
+    rounds,
+)
 from gnnstore.errors import InputError
 from gnnstore.progress import Phase
 from gnnstore.units import format_size
 
-_EXACT_IN_FLOAT32 = 2**24
 # As the core calls the types of columns, and of the ends of edges.
 _KINDS = {"int64": "i", "float32": "f", "float64": "d"}
 _END_KINDS = {**_KINDS, "int64": "e", "text": "n"}
-_INT64, _MAX_FLOAT32 = np.iinfo(np.int64), float(np.finfo(np.float32).max)
+_INT64 = np.iinfo(np.int64)
 _LONE_RETURN = re.compile(rb"\r(?!\r*(?:\n|\Z))")
 
 
@@ -54,7 +59,8 @@ class TextColumn:
     """A column of numbers in a table of edges."""
 
     position: int  # from 0
-    dtype: str | None = None  # None: int64, or float32 if some of its values have fractions
+    # None: int64; with fractions or gaps float32, or float64 if that rounds a number from 2^24 on.
+    dtype: str | None = None
     what: str = "value"  # name of a value, for messages
 
 
@@ -180,6 +186,27 @@ def _num_in_flight() -> int:
     return num_threads() + 3
 
 
+@dataclass
+class _Found:
+    """What decides on the type of a column."""
+
+    is_wide: bool = False  # whether float32 would round a number of 2^24 or more
+    has_fraction: bool = False
+    has_gap: bool = False
+    huge: float | None = None  # a number that float64 may round
+
+    def look_at(self, values: npt.NDArray[Any]) -> None:
+        """Note what some values have."""
+        self.is_wide |= bool(rounds(values).any())
+        is_huge = np.isfinite(values) & (np.abs(values) >= EXACT_IN_FLOAT64)
+        if self.huge is None and is_huge.any():
+            self.huge = values[int(np.argmax(is_huge))]
+        if values.dtype.kind == "f":
+            gaps = np.isnan(values)
+            self.has_gap |= bool(gaps.any())
+            self.has_fraction |= bool((~gaps & (values != np.rint(values))).any())
+
+
 class TextTable:
     """A text file of numbers, read as arrays [rows, columns] one block at a time."""
 
@@ -205,7 +232,7 @@ class TextTable:
         self._skips_blank = table_format.skip_blank or bool(table_format.comments)
         self.header = b""  # the first line, if it was skipped
         self.num_comments = 0  # lines of names that were skipped as comments, in the last pass
-        self._rounded: dict[int, Any] = {}  # by column, a value that float32 would change
+        self._found = tuple(_Found() for _ in table_format.columns)
         if memory_bytes is not None:
             fitting = memory_bytes // (_MEMORY_SHARE * _BYTES_PER_BYTE * _num_in_flight())
             block_bytes = min(max(fitting, _MIN_BLOCK_BYTES), block_bytes)
@@ -270,36 +297,32 @@ class TextTable:
             return rows
         return np.stack([rows[f"end{position}"] for position in self.format.ends], axis=1)
 
-    def settle_types(self) -> None:
-        """Decide the types of columns after a pass over the file."""
-        for column, value in self._rounded.items():
-            if self.types[column] == "float64" and self.format.columns[column].dtype is None:
-                number = self.format.columns[column].position + 1
-                if abs(value) > _MAX_FLOAT32:  # reading again names the line
-                    self.types = (*self.types[:column], "float32", *self.types[column + 1 :])
-                    self.has_all_types = True
-                    for _ in self.blocks():
-                        pass
+    def settle_types(self, *others: TextTable) -> None:
+        """Decide the types of columns, the same in other parts, after a pass over the files."""
+        parts = (self, *others)
+        types = list(self.types)
+        for i, column in enumerate(self.format.columns):
+            if column.dtype is not None or {part.types[i] for part in parts} == {"int64"}:
+                continue
+            found = [part._found[i] for part in parts]
+            huge = next((own.huge for own in found if own.huge is not None), None)
+            is_whole = not any(own.has_fraction for own in found)
+            if huge is not None and is_whole and any(own.has_gap for own in found):
                 raise InputError(
-                    f"{self.path}: column {number} has fractions, so that it would be float32, "
-                    f"which rounds {value:.17g} to {float(np.float32(value)):.15g}; say the type, "
-                    f"as in {number}:float64 or {number}:float32",
+                    f"{self.path}: column {column.position + 1} has whole numbers and gaps, which "
+                    f"float64 holds, but that rounds {huge:.0f}; write a number into the gaps, as "
+                    "-1",
                     path=self.path,
                 )
-        self.types = tuple(
-            "float32" if column.dtype is None and dtype == "float64" else dtype
-            for column, dtype in zip(self.format.columns, self.types, strict=True)
-        )
-        self.has_all_types = True
+            types[i] = "float64" if any(own.is_wide for own in found) else "float32"
+        for part in parts:
+            part.types, part.has_all_types = tuple(types), True
 
     def _look_at_columns(self, rows: Any) -> None:
-        for i in range(len(self.types)):
-            values = self.values(rows, i)
-            with np.errstate(over="ignore"):
-                is_rounded = np.isfinite(values) & (values.astype(np.float32) != values)
-            is_rounded &= np.abs(values) >= _EXACT_IN_FLOAT32
-            if is_rounded.any():
-                self._rounded.setdefault(i, values[int(np.argmax(is_rounded))])
+        for i, column in enumerate(self.format.columns):
+            if column.dtype is not None:
+                continue
+            self._found[i].look_at(self.values(rows, i))
 
     # ---- lines
 

@@ -179,7 +179,7 @@ Examples:
   --skip-header  Skip the first line that is not a comment: it names the columns.
   --edge-weight COLUMN[:TYPE]
       Store this column, by number or name, as the edge attribute edge_weight. TYPE is int64,
-      float32 or float64; by default int64, or float32 for fractions.
+      float32 or float64; by default int64, for fractions float32, or float64 where that rounds.
   --edge-column NAME=COLUMN[:TYPE]* -> edge_columns
       Store a column as the edge attribute NAME, such as time=4:int64; repeat it for more.
   --string-ids  Ids are names: number nodes in order of appearance and store the names.

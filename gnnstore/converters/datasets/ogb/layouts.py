@@ -23,6 +23,7 @@ from gnnstore.converters.inputs.source import (
     MemoryArray,
     check_count,
     read_one_number,
+    rounds,
 )
 from gnnstore.converters.inputs.text_arrays import (
     TextArray,
@@ -239,12 +240,13 @@ def _read_count(path: Path) -> int:
 
 
 def _number_type(path: Path) -> str:
-    """Return "int64" if a table has integers only (relations, years), else "float32"."""
+    """Return "int64" if a table has integers only (relations, years), else a type of floats."""
     try:
         for _ in TextTable(path, TableFormat("int64", delimiter=None)).blocks():
             pass
     except InputError:
-        return "float32"
+        blocks = TextTable(path, TableFormat("float64", delimiter=None)).blocks()
+        return "float64" if any(rounds(rows).any() for rows in blocks) else "float32"
     return "int64"
 
 
