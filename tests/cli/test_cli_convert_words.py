@@ -81,7 +81,7 @@ def test_numbers_that_are_not_written_as_integers(tmp_path: Path) -> None:
 
 def test_the_line_of_a_weight_that_float32_does_not_hold(tmp_path: Path) -> None:
     text = "# head\n" + "".join(f"{i} {i + 1} 1.5\n" for i in range(5)) + "5 6 1e300\n"
-    said = said_of(tmp_path, text, edge_weight=3)
+    said = said_of(tmp_path, text, edge_weight="3:float32")
     assert said.endswith(
         "line 7: column 3: '1e300' overflows float32; say the type, as in 3:float64"
     )

@@ -26,6 +26,7 @@ from gnnstore.formats.arrays import pages
 from gnnstore.formats.container.workdir import find_leftovers
 from gnnstore.formats.container.writer import SealedWriter
 from tests.support.effort import choose
+from tests.support.graphs import pair_weights
 from tests.support.stores import assert_same_files
 
 NUM_KILLS = choose(6, 30)
@@ -81,11 +82,11 @@ Attempt = Callable[..., int]
 def source(tmp_path: Path) -> Path:
     """Write a graph with features and edge attributes of several shards."""
     rng = np.random.default_rng(0)
-    path = tmp_path / "graph.npz"
+    path, edges = tmp_path / "graph.npz", rng.integers(0, NUM_NODES, (2, NUM_EDGES))
     np.savez(
         path,
-        edge_index=rng.integers(0, NUM_NODES, (2, NUM_EDGES)),
-        edge_weight=rng.random(NUM_EDGES, dtype=np.float32),
+        edge_index=edges,
+        edge_weight=pair_weights(edges),
         x=rng.standard_normal((NUM_NODES, 40), dtype=np.float32),
         y=rng.integers(0, 5, NUM_NODES),
         train=np.arange(0, NUM_NODES, 3),

@@ -20,6 +20,7 @@ from gnnstore.formats.container.workdir import find_leftovers
 from gnnstore.formats.store.store import StoreWriter
 from gnnstore.progress import NullProgress, Phase
 from tests.support.effort import choose
+from tests.support.graphs import pair_weights
 from tests.support.stores import assert_same_files
 
 NUM_NODES, NUM_EDGES = 5000, 30_000
@@ -70,7 +71,7 @@ def folder(tmp_path: Path) -> Path:
     np.savez(
         tmp_path / "graph.npz",
         edge_index=edges,
-        edge_weight=rng.random(NUM_EDGES, dtype=np.float32),
+        edge_weight=pair_weights(edges),
         x=rng.standard_normal((NUM_NODES, 16), dtype=np.float32),
         train=np.arange(9),
     )

@@ -71,3 +71,9 @@ def read_store(path: PathLike) -> StoredGraph:
         read_all(reader.schema.graph_arrays),
         None if node.original_id is None else reader.read(node.original_id),
     )
+
+
+def pair_weights(edge_index: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
+    """Return a weight for each edge, the same for its reverse and for edges that are equal."""
+    low, high = np.sort(edge_index, axis=0).astype(np.int64)
+    return ((low * 7919 + high) % 997).astype(np.float32)

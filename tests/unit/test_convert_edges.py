@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -27,6 +28,7 @@ from gnnstore.converters.inputs.files import open_npy
 from gnnstore.errors import BudgetError, InputError
 from gnnstore.testing.graphs import GraphArrays, random_graph
 from tests.support.effort import examples
+from tests.support.graphs import pair_weights
 from tests.support.strategies import graphs
 
 RULES = st.builds(
@@ -39,10 +41,17 @@ RULES = st.builds(
 Edge = tuple[int, int, int, float]  # target, source, edge id, attribute
 
 
+def weights_of(graph: GraphArrays, rules: EdgeRules) -> npt.NDArray[np.float32]:
+    """Return an attribute, which equal edges share if one of them is kept."""
+    if rules.undirected:
+        return pair_weights(graph.edge_index)
+    return np.arange(graph.num_edges, dtype=np.float32)
+
+
 def reference(graph: GraphArrays, rules: EdgeRules) -> list[Edge]:
     """Apply the rules one edge at a time, as the options' documentation has them."""
     pairs = [(int(s), int(t)) for s, t in graph.edge_index.T]
-    weights = [float(e) for e in range(len(pairs))]
+    weights = weights_of(graph, rules).tolist()
     listed = [(t, s, e, w) for e, ((s, t), w) in enumerate(zip(pairs, weights, strict=True))]
     if rules.undirected:
         listed += [(s, t, len(pairs) + e, weights[e]) for e, (s, t) in enumerate(pairs)]
@@ -68,7 +77,7 @@ def build(
     graph: GraphArrays, rules: EdgeRules, *, chunk: int = 7, num_nodes: int | None = None
 ) -> list[Edge]:
     builder = EdgeBuilder(rules, num_nodes=num_nodes)
-    weights = np.arange(graph.num_edges, dtype=np.float32)
+    weights = weights_of(graph, rules)
     for begin in range(0, max(1, graph.num_edges), chunk):
         part = slice(begin, begin + chunk)
         sources, targets = graph.edge_index[:, part]

@@ -110,12 +110,6 @@ def test_mag240m_with_an_error_is_refused(
     assert list((tmp_path / "out").iterdir()) == []
 
 
-def test_mag240m_has_no_inverse_edges_of_its_own(tmp_path: Path, graph: GraphArrays) -> None:
-    folder = published.write_mag240m(tmp_path, graph)
-    with pytest.raises(UsageError, match=r"is MAG240M, which has one split and no inverse edges"):
-        from_ogb(folder, tmp_path / "out.gnn", add_inverse_edge=True)
-
-
 def test_papers100m(tmp_path: Path, graph: GraphArrays) -> None:
     root = published.write_papers100m(tmp_path / "ogbn_papers100M", graph)
     options = ConvertOptions(feature_dtype="float16")

@@ -26,6 +26,7 @@ from gnnstore.errors import BudgetError, CorruptStoreError, InputError, NoSpaceE
 from gnnstore.formats.container.journal import Journal
 from gnnstore.testing.graphs import random_graph
 from tests.support.effort import choose
+from tests.support.graphs import pair_weights
 
 CHUNK = 10_000
 
@@ -48,6 +49,8 @@ def columns(built: BuiltEdges) -> dict[str, npt.NDArray[Any]]:
 
 def feed(builder: Any, edges: npt.NDArray[Any], *, attributes: bool = True) -> None:
     weights = np.arange(edges.shape[1], dtype=np.float32)
+    if builder._rules.undirected:
+        weights = pair_weights(edges)
     for begin in range(0, edges.shape[1], CHUNK):
         part = slice(begin, begin + CHUNK)
         rows = {"w": weights[part]} if attributes else {}

@@ -24,7 +24,7 @@ from gnnstore.errors import (
 from gnnstore.features.check import verify
 from gnnstore.formats import StoreReader
 from gnnstore.testing.graphs import random_graph, write_store
-from tests.support.graphs import read_store
+from tests.support.graphs import pair_weights, read_store
 from tests.support.stores import arrays_of, assert_same_files
 
 FRACTIONS = (0.7, 0.2, 0.1)
@@ -33,15 +33,16 @@ ID_ARRAYS = ("/original_id", "/edge_id")
 
 def graph(path: Path, **options: Any) -> Path:
     rng = np.random.default_rng(1)
+    edges = rng.integers(0, 300, (2, 4000))
     return write_store(
         path,
-        rng.integers(0, 300, (2, 4000)),
+        edges,
         splits={"train": np.arange(9)},
         original_ids=np.arange(300)[::-1].copy(),
         x=rng.normal(size=(300, 7)).astype(np.float32),
         y=rng.integers(0, 4, 300),
-        edge_weight=rng.random(4000),
-        edge_attr=rng.random((4000, 3), dtype=np.float32),
+        edge_weight=pair_weights(edges),
+        edge_attr=np.stack([pair_weights(edges + i) for i in range(3)], axis=1),
         options=ConvertOptions(**options),
     )
 

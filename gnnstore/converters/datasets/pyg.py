@@ -345,10 +345,11 @@ def _write_values(writer: Any, part: _Part, of: Any, kind: str) -> None:
                 writer.set_type_value(of, name, array, dtype=dtype)
         elif not kind or _numbers(value) is None:
             options = writer.options
-            if kind == "edge" and (options.undirected or options.self_loops != "keep"):
+            keeps_all = not (options.undirected or options.add_inverse_edge)
+            if kind == "edge" and not (keeps_all and options.self_loops == "keep"):
                 raise InputError(
-                    f"{where}: a list without numbers cannot follow edges that undirected= and "
-                    "self_loops= add or drop; leave these out, or remove it"
+                    f"{where}: a list without numbers cannot follow edges that undirected=, "
+                    "add_inverse_edge= and self_loops= add or drop; leave these out, or remove it"
                 )
             writer.set_type_value(of, name, _json_value(value, where))
 

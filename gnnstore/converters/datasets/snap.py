@@ -186,7 +186,7 @@ def from_snap(
     skip_header |= any(c and not str(c).partition(":")[0].isdecimal() for c in chosen)
     if source is None and names:
         check_ends(path, names, is_skipped=skip_header or not string_ids)
-    header.check_direction(undirected=options.undirected)
+    header.check_direction(undirected=options.undirected or options.add_inverse_edge)
     header.check_count("nodes by num_nodes=", num_nodes, header.num_nodes)
     last_id = None
     if header.is_matrix:

@@ -23,6 +23,7 @@ import numpy.typing as npt
 from gnnstore import _core
 from gnnstore.budget.ledger import Reservation
 from gnnstore.converters.edges.buffer import EdgeBuffer, glimpses
+from gnnstore.converters.edges.equal import EqualEdges, SortedEnds
 from gnnstore.converters.inputs.source import map_in_order, num_threads
 from gnnstore.formats.arrays.dtypes import id_dtype
 from gnnstore.threads import Background
@@ -194,6 +195,15 @@ def sort_edges(buffer: EdgeBuffer, rules: EdgeRules, num_nodes: int) -> InMemory
     )
     del sources, targets
     _core.pool_trim()  # the kernel's scratch memory
+    if rules.undirected and attributes and edge_id is not None:
+        equal = EqualEdges(num_edges, drops_loops=rules.self_loops == "drop")
+        for first, last, begin, end in _column_blocks(indptr):
+            columns = np.repeat(np.arange(first, last), np.diff(indptr[first : last + 1]))
+            ids = edge_id[begin:end]
+            rows = rules.attribute_rows(ids, num_edges)[0]
+            ends = SortedEnds(indices[begin:end], columns, ids, rows)
+            equal.compare(ends, attributes.items())
+        equal.refuse()
     indices, edge_id = compact_columns(indptr, indices, edge_id, rules)
     stores_ids = edge_id is not None and rules.keep_ids and not is_identity(edge_id)
     return InMemoryEdges(

@@ -18,7 +18,8 @@ import numpy.typing as npt
 
 from gnnstore import _core
 from gnnstore.converters.edges.columns import EdgeChunk, EdgeRules
-from gnnstore.converters.edges.runs import Range, SpilledPart, plan_ranges
+from gnnstore.converters.edges.equal import EqualEdges, SortedEnds
+from gnnstore.converters.edges.runs import EdgeRun, Range, SpilledPart, lower_bound, plan_ranges
 from gnnstore.errors import CorruptStoreError
 from gnnstore.formats.arrays.dtypes import id_dtype
 from gnnstore.formats.container.journal import Journal
@@ -111,22 +112,74 @@ class SpilledEdges:
         in_place = self._rules.keep_ids
         edges = added = 0
         total_ids = self.num_input_edges * self._rules.copies
+        compares = self._rules.undirected and bool(self._schema)
+        drops_loops = self._rules.self_loops == "drop"
+        equal = EqualEdges(self.num_input_edges, drops_loops=drops_loops)
 
-        def merge(piece: Range) -> tuple[int, int, npt.NDArray[Any] | None]:
+        def merge(piece: Range) -> tuple[int, int, npt.NDArray[Any] | None, EqualEdges]:
+            found = EqualEdges(self.num_input_edges, drops_loops=drops_loops)
+            if compares:
+                self._compare(piece, found)
             if not in_place:
                 with self._damage_named():
-                    return *_core.count_edge_runs(*self._load(piece), **self._where(piece)), None
+                    counts = _core.count_edge_runs(*self._load(piece), **self._where(piece))
+                    return *counts, None, found
             merged = self._merge(piece, 8, with_origins=False)
-            return len(merged.sources), merged.num_added, merged.edge_ids
+            return len(merged.sources), merged.num_added, merged.edge_ids, found
 
-        for num_edges, num_added, ids in self._in_order(merge):
+        for num_edges, num_added, ids, found in self._in_order(merge):
+            equal.add(found)
             if in_place and ids is not None:
                 ids[ids >= total_ids] += added
                 in_place = np.array_equal(ids, np.arange(edges, edges + num_edges))
             edges += num_edges
             added += num_added
+        equal.refuse()
         self.num_edges, self._num_added = edges, added
         return in_place
+
+    def _compare(self, piece: Range, equal: EqualEdges) -> None:
+        """Compare the attributes of equal edges of a range, and of the one before it."""
+        begin = piece.begin
+        runs = list(zip(self._runs, begin.places, piece.end.places, self._first_ids, strict=True))
+        places = runs
+        if begin.repeats:  # the edge that is kept lies before the range
+            ends = begin.target, begin.source
+            found = (
+                (run, lower_bound(run, ends, 0, first), first, at) for run, first, _, at in runs
+            )
+            kept = next((run, low, low + 1, at) for run, low, first, at in found if low < first)
+            places = [kept, *runs]
+        records = [(run.records(first, last - first), at) for run, first, last, at in places]
+        targets, sources = (
+            np.concatenate([found[end].astype(np.int64) for found, _ in records])
+            for end in ("target", "source")
+        )
+        ids = np.concatenate([found["position"].astype(np.int64) + at for found, at in records])
+        order = np.lexsort((ids, sources, targets))
+
+        def attributes() -> Iterator[tuple[str, npt.NDArray[Any]]]:
+            for number, (name, empty) in enumerate(self._schema.items()):
+                rows = np.empty((len(order), *empty.shape[1:]), empty.dtype)
+                self._read_rows(number, [(run, *at) for run, *at, _ in places], rows)
+                yield name, rows
+
+        equal.compare(SortedEnds(sources[order], targets[order], ids[order], order), attributes())
+
+    def _read_rows(
+        self, number: int, places: Iterable[tuple[EdgeRun, int, int]], rows: npt.NDArray[Any]
+    ) -> None:
+        """Fill the rows of an attribute that some runs have in places."""
+        if not rows.size:
+            return
+        flat = rows.reshape(-1).view(np.uint8)
+        row_bytes = len(flat) // len(rows)
+        done = 0
+        for run, begin, end in places:
+            out = flat[done : done + (end - begin) * row_bytes]
+            if len(out):
+                run.read(f"attr{number}", begin * row_bytes, out)
+            done += len(out)
 
     def _runs_are_in_place(self) -> bool:
         """Whether the input was sorted, and edges were dropped at its end only."""
@@ -199,14 +252,8 @@ class SpilledEdges:
         rows = np.empty((piece.num_records, *empty.shape[1:]), empty.dtype)
         if not rows.size:
             return np.zeros((len(origins), *empty.shape[1:]), empty.dtype)
-        flat = rows.reshape(-1).view(np.uint8)
-        row_bytes = len(flat) // len(rows)
-        place = 0
-        for run, begin, end in zip(self._runs, piece.begin.places, piece.end.places, strict=True):
-            out = flat[place : place + (end - begin) * row_bytes]
-            if len(out):
-                run.read(f"attr{number}", begin * row_bytes, out)
-            place += len(out)
+        places = zip(self._runs, piece.begin.places, piece.end.places, strict=True)
+        self._read_rows(number, places, rows)
         taken: npt.NDArray[Any] = rows[origins]
         if self._rules.self_loops == "add":
             taken[origins < 0] = 0

@@ -147,6 +147,8 @@ def write_part(
     records = _core.pool_empty(num_edges * record_bytes)
     scratch = _core.pool_empty(num_edges * record_bytes)
     ends = buffer.sources.front(num_edges), buffer.targets.front(num_edges)
+    # Of equal edges with attributes all are needed, to compare these.
+    is_unique = rules.undirected and not attributes
     runs, crcs = [], []
     for is_reverse in (False, True)[: rules.copies]:
         count = position = 0
@@ -156,9 +158,7 @@ def write_part(
                 sources, targets, records, record_bytes, count, position, is_dropped
             )
             position += len(sources)
-        count = _core.sort_edges(
-            records, scratch, record_bytes, count, rules.undirected, num_threads
-        )
+        count = _core.sort_edges(records, scratch, record_bytes, count, is_unique, num_threads)
         sorted_records = records[: count * record_bytes].view(record_dtype(record_bytes))
         run = EdgeRun(
             stem=f"{stem}-reverse" if is_reverse else str(stem),
@@ -275,7 +275,7 @@ def plan_ranges(runs: Sequence[EdgeRun], num_nodes: int, most: int) -> Iterator[
         while end.target - begin.target > most:
             target = begin.target + most
             places = tuple(
-                _lower_bound(run, (target, 0), low, high)
+                lower_bound(run, (target, 0), low, high)
                 for run, low, high in zip(runs, begin.places, end.places, strict=True)
             )
             between = Boundary(target, 0, places)
@@ -333,20 +333,20 @@ def _at_record(
     repeats = False
     for j, run in enumerate(runs):
         if j == number:
-            places.append(int(entries["place"][position]))
+            place = int(entries["place"][position])
+            repeats |= place > 0 and run.ends(place - 1) == ends
+            places.append(place)
             continue
-        first = _lower_bound(run, ends, low[j], run.num_records, entry_records)
+        first = lower_bound(run, ends, low[j], run.num_records, entry_records)
         if j < number:
-            behind = _lower_bound(
-                run, (ends[0], ends[1] + 1), first, run.num_records, entry_records
-            )
+            behind = lower_bound(run, (ends[0], ends[1] + 1), first, run.num_records, entry_records)
             repeats |= behind > first
             first = behind
         places.append(first)
     return Boundary(*ends, tuple(places), is_record=True, repeats=repeats)
 
 
-def _lower_bound(run: EdgeRun, ends: tuple[int, int], low: int, high: int, guess: int = 0) -> int:
+def lower_bound(run: EdgeRun, ends: tuple[int, int], low: int, high: int, guess: int = 0) -> int:
     """Return the first of the records [low, high) at or behind (target, source), or `high`."""
     # Mostly the record is close behind `low`: look there before halving the run.
     while guess and low + guess < high:

@@ -166,7 +166,8 @@ class HeteroGraphWriter(BaseWriter):
         `set_num_nodes` says it before the edges.
     options : ConvertOptions, optional
         The common options. `feature_dtype` applies to `x` of each node type. Those that are for
-        graphs of one type are refused: `undirected`, `self_loops`, `feature_scale`.
+        graphs of one type are refused: `undirected`, `add_inverse_edge`, `self_loops`,
+        `feature_scale`.
     kind, source, index_dtype, edge_ids, progress
         See `GraphWriter`.
 
@@ -190,7 +191,7 @@ class HeteroGraphWriter(BaseWriter):
     def _check_options(self) -> None:
         refuse_options(
             self.options,
-            ("undirected", "self_loops", "feature_scale"),
+            ("undirected", "add_inverse_edge", "self_loops", "feature_scale"),
             "is for graphs of one node type and one edge type, and this one has several; leave it "
             "out; reverse= adds reverse edges as types of their own",
         )

@@ -194,13 +194,12 @@ def write_graph(
     options: ConvertOptions | None,
     progress: Progress | None,
     edge_ids: bool = True,
-    add_inverse_edge: bool = False,
     finish: Callable[[GraphWriter], None] | None = None,
 ) -> Path:
     """Write nodes and edges as a store, types in their order.
 
-    If there is one type of each, with a store's name of it, edges may be followed by their reverse
-    ones, and `finish` is called behind the last edge.
+    If there is one type of each, with a store's name of it, `finish` is called behind the last
+    edge.
     """
     options = options or ConvertOptions()
     for edge_type, own in edges.items():
@@ -262,7 +261,6 @@ def write_graph(
             edge.attributes,
             where=edge.label,
             some_targets=None if edge.array is None else some_targets(edge.array),
-            add_inverse_edge=add_inverse_edge,
         )
         if finish is not None:
             finish(one)

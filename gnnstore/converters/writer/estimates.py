@@ -102,6 +102,7 @@ def estimate(
     """Estimate the cost of a conversion with some memory for edges."""
     cast = options.feature_dtype
     num_nodes, num_edges = workload.num_nodes, workload.num_edges
+    num_edges *= 2 if options.add_inverse_edge else 1
     total = num_edges * rules.copies + (num_nodes if rules.self_loops == "add" else 0)
     id_bytes = id_dtype(num_nodes).itemsize
     fixed = least = 8 * (num_nodes + 1)

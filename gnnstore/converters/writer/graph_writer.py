@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from gnnstore.converters.edges.buffer import check_ids
 from gnnstore.converters.edges.builder import EdgeBuilder
 from gnnstore.converters.edges.columns import BuiltEdges, SortedEdges
 from gnnstore.converters.edges.split import SplitEdges, SplitRule
@@ -86,6 +87,7 @@ class GraphWriter(BaseWriter):
         self._carried: np.dtype[Any] | None = None
         self._edge_splits: dict[str, EdgeSplitSpec] = {}
         self._value_names: dict[str, TextSpec] = {}
+        self._adds_inverse = options is not None and options.add_inverse_edge
         super().__init__(
             output,
             {NODE_TYPE: num_nodes},
@@ -144,7 +146,9 @@ class GraphWriter(BaseWriter):
 
         With targets from all over the edges these may be sorted while they are added.
         """
-        if not self.has_edges:
+        if not self.has_edges and self._adds_inverse:
+            self._builder.expect(2 * num_edges)
+        elif not self.has_edges:
             self._builder.expect(num_edges, some_targets)
 
     def reserve_memory(self, num_bytes: int) -> None:
@@ -185,10 +189,12 @@ class GraphWriter(BaseWriter):
             given = {
                 name: as_array(v, f"{where}: {name}") for name, v in (attributes or {}).items()
             }
-            first = self._builder.buffer.num_seen
+            first = self._builder.buffer.num_seen // (2 if self._adds_inverse else 1)
             rows = checked_edges(
                 given, self._attribute_types[EDGE_TYPE], self.options, first, where
             )
+            if self._adds_inverse:
+                ends, rows = _with_inverse(*ends, rows, first, where)
             self._builder.add(*ends, rows, where)
 
     def read_edges(
@@ -216,22 +222,16 @@ class GraphWriter(BaseWriter):
         some_targets : iterable of ndarray of integers, optional
             Targets from all over the edges, which may then be sorted while they are read.
         add_inverse_edge : bool
-            Follow every edge by its reverse, with the same attributes.
+            As the option of this name.
         """
         self._take_units(EDGE_TYPE, attributes)
         if self.has_edges:
             return
+        self._adds_inverse |= add_inverse_edge
         if num_edges is not None:
-            are_plain = not attributes and not add_inverse_edge
-            self.expect_edges(
-                num_edges * (2 if add_inverse_edge else 1), some_targets if are_plain else None
-            )
+            self.expect_edges(num_edges, None if attributes else some_targets)
 
         def add(sources: Any, targets: Any, rows: dict[str, npt.NDArray[Any]], _: int) -> None:
-            if add_inverse_edge:
-                rows = {name: np.repeat(values, 2, axis=0) for name, values in rows.items()}
-                both = np.stack((sources, targets, targets, sources), axis=1).reshape(-1, 2)
-                sources, targets = both.T
             self.add_edges(sources, targets, rows, where=where)
 
         self._read_pairs(pairs, num_edges, attributes, add)
@@ -451,3 +451,19 @@ class GraphWriter(BaseWriter):
             edges, splits={**edges.splits, **self._edge_splits}, value_names=self._value_names
         )
         return self._commit(explicit_num_nodes=self.explicit_num_nodes)
+
+
+def _with_inverse(
+    sources: npt.NDArray[Any],
+    targets: npt.NDArray[Any],
+    rows: Mapping[str, npt.NDArray[Any]],
+    first: int,
+    where: str,
+) -> tuple[tuple[npt.NDArray[Any], npt.NDArray[Any]], dict[str, npt.NDArray[Any]]]:
+    """Return edges with the reverse of each behind it; the first has a position in the input."""
+    if sources.shape != targets.shape or sources.ndim != 1:
+        return (sources, targets), dict(rows)  # which is refused as a whole
+    for ids, end in ((sources, "source"), (targets, "target")):
+        check_ids(ids, None, f"{where}: {end} node id", first)
+    both = np.stack((sources, targets, targets, sources), axis=1).reshape(-1, 2)
+    return (both[:, 0], both[:, 1]), {n: np.repeat(values, 2, axis=0) for n, values in rows.items()}

@@ -39,6 +39,8 @@ _CHOICES = {
     "index_dtype": get_args(IndexDtype),
 }
 _LISTS = ("time_attr", "weight_attr", "reverse", "time_unit")
+# Options that provenance names only where they are given.
+_ADDED = (*_LISTS, "add_inverse_edge", "split_fractions")
 # Options that change no byte of the result.
 _WITHOUT_EFFECT = ("overwrite", "memory_bytes", "resume", "spill_dir")
 
@@ -55,6 +57,10 @@ class ConvertOptions:
         Add the reverse of every edge, then keep one of each set of equal edges: the one
         that comes first in the input, with its attributes. Reverse edges come after all
         edges of the input: the reverse of edge e of E has id E + e and e's attributes.
+        Refused where equal edges differ in a stored attribute.
+    add_inverse_edge : bool
+        Follow every edge by its reverse, with its attributes: edge e of the input becomes edges
+        2e and 2e + 1. All edges are kept, equal ones too. For graphs without types.
     self_loops : "keep", "drop" or "add"
         "drop" removes every edge from a node to itself. "add" gives one to each node that
         has none, in ascending order of node, with ids after those of all other edges; their
@@ -129,6 +135,7 @@ class ConvertOptions:
     split_fractions: Mapping[str, Fractions] | Fractions | None = None
     seed: int = 0
     time_unit: tuple[str, ...] = ()
+    add_inverse_edge: bool = False
 
     def __post_init__(self) -> None:
         set_value = partial(object.__setattr__, self)
@@ -154,6 +161,11 @@ class ConvertOptions:
         for name, choices in _CHOICES.items():
             if getattr(self, name) is not None:
                 check_choice(name, getattr(self, name), choices)
+        if self.add_inverse_edge and self.undirected:
+            raise UsageError(
+                "add_inverse_edge and undirected both add reverse edges: choose add_inverse_edge "
+                "to keep all edges, or undirected to keep one of each set of equal edges"
+            )
         if self.feature_scale is not None and self.feature_dtype != "int8":
             raise UsageError(
                 f"feature_scale={self.feature_scale!r} goes with feature_dtype='int8', not "
@@ -190,7 +202,7 @@ class ConvertOptions:
             name: value
             for name, value in asdict(self).items()
             if name not in _WITHOUT_EFFECT
-            and (value or name not in (*_LISTS, "split_fractions"))
+            and (value or name not in _ADDED)
             and (name != "seed" or self.split_fractions)
         }
 
@@ -241,7 +253,7 @@ def refuse_options(options: ConvertOptions, names: Iterable[str], why: str) -> N
 
 def refuse_rules(options: ConvertOptions, doing: str) -> None:
     """Refuse the rules for edges and features where a store is made from a store."""
-    rules = ("undirected", "self_loops", "feature_dtype", *_LISTS)
+    rules = ("undirected", "add_inverse_edge", "self_loops", "feature_dtype", *_LISTS)
     refuse_options(options, rules, f"is not for {doing}; convert with it")
 
 

@@ -51,7 +51,9 @@ _common_options = together(
     declared(
         """
 Graph
-  --undirected  Add the reverse of every edge; drop duplicates.
+  --undirected
+      Add the reverse of every edge; drop duplicates. Refused where their attributes differ.
+  --add-inverse-edge  Add the reverse after every edge, with its attributes; keep duplicates.
   --self-loops keep|drop|add  Edges from a node to itself.
   --edge-ids/--no-edge-ids
       Store the position of each edge in the input. Default: yes, but not for generated and expanded
@@ -140,8 +142,6 @@ Examples:
     --time-attr node_year
 """,
         """
-  --add-inverse-edge
-      Add the reverse after every edge, as OGB's loader does for some data sets.
   --split NAME  Directory below split/. Default: the only one.
 """,
         "from_ogb",

@@ -13,6 +13,7 @@ institutions have no features; how many there are is in `meta.pt`, a dict of num
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -107,19 +108,13 @@ def from_ogb(
         names the file and, in text, the line.
     """
     options = options or ConvertOptions()
-    if add_inverse_edge and options.undirected:
-        raise UsageError(
-            "add_inverse_edge and undirected both add reverse edges: choose add_inverse_edge "
-            "for OGB's numbering, or undirected to remove duplicates as well"
-        )
+    options = replace(options, add_inverse_edge=add_inverse_edge or options.add_inverse_edge)
+    add_inverse_edge = options.add_inverse_edge
     directory = existing_directory(input, "the OGB data set")
     papers = _find_mag240m(directory)
     if papers is not None:
-        if add_inverse_edge or split is not None:
-            raise UsageError(
-                f"{papers} is MAG240M, which has one split and no inverse edges of its own; leave "
-                "out add_inverse_edge and split, and use undirected for reverse edges"
-            )
+        if split is not None:
+            raise UsageError(f"{papers} is MAG240M, which has one split; leave out split")
         return _convert_papers(papers, output, options, progress)
     raw = directory / "raw" if (directory / "raw").is_dir() else directory
     place = _find_split(raw.absolute().parent / "split", split)
@@ -152,12 +147,10 @@ def from_ogb(
         kind="ogb",
         source={
             "inputs": describe_files(files),
-            "add_inverse_edge": add_inverse_edge,
             "split": None if place is None else place.name,
         },
         options=options,
         progress=progress,
-        add_inverse_edge=add_inverse_edge,
         finish=finish,
     )
 
