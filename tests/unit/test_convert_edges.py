@@ -12,9 +12,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
+import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from torch_geometric.data import Data
 
+from gnnstore.converters import from_arrays, from_pyg, from_typed
 from gnnstore.converters.edges import columns as edges
 from gnnstore.converters.edges.buffer import check_ids, edge_pairs, some_targets
 from gnnstore.converters.edges.builder import EdgeBuilder
@@ -391,3 +394,27 @@ def test_garbage_ids_and_counts_are_not_a_matter_of_memory() -> None:
         builder.add(np.array([2**62]), np.array([0]), {}, "test")
     with pytest.raises(InputError, match=r"the input says 4611686018427387904 nodes"):
         EdgeBuilder(EdgeRules(), num_nodes=2**62)
+
+
+# ---- ids that are no node numbers
+
+
+def test_stray_ids_are_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    edge_index = np.array([[0, 2**20 + 5], [1, 2]])
+    said = "1,048,582 nodes, at most 4 with edges: are these ids of a database? 'gnnstore convert s"
+    from_arrays({"edge_index": edge_index}, tmp_path / "a.gnn")
+    (tmp_path / "t" / "edges").mkdir(parents=True)
+    np.savez(tmp_path / "t" / "edges" / "n__to__n.npz", edge_index=edge_index)
+    from_typed(tmp_path / "t", tmp_path / "b.gnn")
+    from_pyg(Data(edge_index=torch.from_numpy(edge_index)), tmp_path / "c.gnn")
+    found = [record.message for record in caplog.records if "database" in record.message]
+    for message, where in zip(
+        found, ("the edges", "nodes of type 'n'", "data.edge_index"), strict=True
+    ):
+        assert message.startswith(f"{where}: {said}")
+    caplog.clear()
+    counts = {"num_nodes": 2**20 + 6}
+    from_arrays({"edge_index": edge_index, **counts}, tmp_path / "d.gnn")
+    from_arrays({"edge_index": np.array([[0, 2**20 - 1], [1, 2]])}, tmp_path / "e.gnn")
+    from_pyg(Data(edge_index=torch.from_numpy(edge_index), **counts), tmp_path / "f.gnn")
+    assert not caplog.records

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from gnnstore.converters.edges.buffer import edge_pairs
+from gnnstore.converters.edges.buffer import edge_pairs, warn_of_stray_ids
 from gnnstore.converters.inputs.opening import PathLike
 from gnnstore.converters.inputs.pickled import open_saved_data
 from gnnstore.converters.inputs.source import ArraySource, MemoryArray, as_float32
@@ -101,6 +101,8 @@ def from_pyg(
         edges = {(e,): _Part(whole[e], f"data[{e}]", ("edge",)) for e in whole.edge_types}
     counts = [part.count_nodes() for part in nodes.values()]
     indices = {of: part.edge_array() for of, part in edges.items()}
+    if not has_types and "num_nodes" not in whole and not any(nodes[()].owned_by("node")):
+        warn_of_stray_ids(counts[0], indices[()].size, "data.edge_index")
     how: dict[str, Any] = {"kind": "pyg", "options": options, "progress": progress}
     with (_typed_writer if has_types else _writer)(output, whole, counts, how) as writer:
         for of, part in nodes.items():

@@ -6,6 +6,7 @@ soon as they are freed, so that a join needs no more memory than the rows.
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -21,6 +22,10 @@ from gnnstore.formats.arrays.dtypes import id_dtype
 _CHUNK_BYTES = 2**22
 # Targets are sampled in at most this many places, a kilobyte or two in each.
 _MAX_GLIMPSES, _GLIMPSE_TARGETS = 2**12, 2**8
+
+# So many nodes for each end of an edge are suspicious, in graphs of more nodes than these.
+_NODES_PER_END, _FEW_NODES = 16, 2**20
+_LOG = logging.getLogger(__name__)
 
 # More than any disk has bytes: a larger id or count is garbage, not a graph.
 MAX_NODES = 2**48
@@ -41,6 +46,16 @@ def check_ids(ids: npt.NDArray[Any], limit: int | None, what: str, first_positio
     raise InputError(
         f"{what} {int(ids[position])} at position {first_position + position} is outside {allowed}"
     )
+
+
+def warn_of_stray_ids(num_nodes: int, num_ends: int, where: str) -> None:
+    """Warn if the largest id says that there are far more nodes than edges have ends."""
+    if num_nodes > max(_FEW_NODES, _NODES_PER_END * num_ends):
+        _LOG.warning(
+            "%s: %s nodes, at most %s with edges: are these ids of a database? 'gnnstore convert "
+            "snap' and 'table' number such ids; state the number of nodes if it is right",
+            *(where, f"{num_nodes:,}", f"{num_ends:,}"),
+        )
 
 
 def check_edge_index(source: ArraySource) -> None:

@@ -16,6 +16,7 @@ from gnnstore.converters.edges.buffer import (
     columns_of_edges,
     edge_pairs,
     some_targets,
+    warn_of_stray_ids,
 )
 from gnnstore.converters.inputs.opening import PathLike
 from gnnstore.converters.inputs.source import ArraySource, RowTaker, check_rows, row_bytes
@@ -173,14 +174,15 @@ def _pointers(indptr: ArraySource, num_edges: int) -> Iterator[tuple[int, npt.ND
 
 def largest_ids(edges: Mapping[EdgeType, EdgeInput], node_type: str) -> int:
     """Return the largest id of a node type at the ends of all edges; -1 if there is none."""
-    largest = -1
+    largest, num_ends = -1, 0
     for (source, _, target), own in edges.items():
         if node_type not in (source, target):
             continue
         for sources, targets in own.pairs():
             for name, ids in ((source, sources), (target, targets)):
                 if name == node_type and len(ids):
-                    largest = max(largest, int(ids.max()))
+                    largest, num_ends = max(largest, int(ids.max())), num_ends + len(ids)
+    warn_of_stray_ids(largest + 1, num_ends, f"nodes of type {node_type!r}")
     return largest
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gnnstore.converters.edges.buffer import check_ids
+from gnnstore.converters.edges.buffer import check_ids, warn_of_stray_ids
 from gnnstore.converters.edges.builder import EdgeBuilder
 from gnnstore.converters.edges.columns import BuiltEdges, SortedEdges
 from gnnstore.converters.edges.split import SplitEdges, SplitRule
@@ -245,7 +245,9 @@ class GraphWriter(BaseWriter):
             self._node.set_num_nodes(num_nodes)
             return
         if self.num_nodes is None:  # the largest id decides, which may be a wrong one
-            check_pointers(self._store, self._builder.buffer.max_id + 1)
+            found = self._builder.buffer
+            warn_of_stray_ids(found.max_id + 1, 2 * found.num_seen, "the edges")
+            check_pointers(self._store, found.max_id + 1)
         with self.progress.phase("sort edges", unit="edges"):
             built = self._builder.finish(self.num_nodes)
         self._write_edges(built)
