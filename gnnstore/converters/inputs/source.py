@@ -342,6 +342,8 @@ def rounds(values: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
 
     Smaller ones may lose digits behind the point.
     """
+    if values.dtype.kind == "f" and values.dtype.itemsize <= 4:
+        return np.zeros(values.shape, np.bool_)
     with np.errstate(over="ignore"):
         is_changed = values.astype(np.float32) != values
     if values.dtype.kind in "iu":  # which are compared as float64
