@@ -84,6 +84,8 @@ def test_marks_of_writers_are_passed_over_and_named(
     for name in ("_SUCCESS", ".part.2.parquet.crc", "notes.md", "_temporary"):
         assert caplog.text.count(name) == 1
     assert from_tables(root / "_temporary", tmp_path / "p.gnn", num_nodes=12)
+    touch(root / "._part.2.parquet", "a copy of a desktop")
+    assert from_tables(str(root / "*.parquet"), tmp_path / "r.gnn", num_nodes=12)
     hidden = root / "_temporary" / "0" / "part.3.parquet"
     assert from_tables(hidden, tmp_path / "q.gnn", num_nodes=12)
 

@@ -188,7 +188,9 @@ def paths_of(paths: Paths, what: str) -> list[str]:
         if not _PATTERN_MARKS.search(path.name) or path.exists():
             names.append(str(given))
             continue
-        matching = sorted(path.parent.glob(path.name), key=lambda own: natural_order(own.name))
+        found = path.parent.glob(path.name)  # a shell's pattern does not match names as .part-0
+        shown = [own for own in found if own.name[0] != "." or path.name[0] == "."]
+        matching = sorted(shown, key=lambda own: natural_order(own.name))
         if not matching:
             raise NotFoundError(f"{what}: no file matches {path}; check the path", path=path)
         names += map(str, matching)
