@@ -292,12 +292,23 @@ class _Part:
 
     def count_nodes(self) -> int:
         """Return the number of nodes."""
-        count = _find_count(self.data)
+        try:
+            count = _find_count(self.data)
+        except IndexError as error:  # of an attribute that should have a row for each node
+            raise InputError(
+                f"{self.where}: the number of nodes cannot be told ({error}); give x and other "
+                f"attributes of nodes rows, or set {self.where}.num_nodes"
+            ) from None
         if count is None:
             raise InputError(
                 f"{self.where} does not say how many nodes it has; set {self.where}.num_nodes"
             )
-        return int(count)
+        numbers = np.asarray(count).reshape(-1)
+        if len(numbers) != 1 or not numbers[0] >= 0 or numbers[0] % 1:  # NaN is not
+            raise InputError(
+                f"{self.where}.num_nodes: is {count}, expected one non-negative integer"
+            )
+        return int(numbers[0])
 
     def edge_array(self) -> npt.NDArray[Any]:
         """Return the `edge_index` as an array [2, E]."""
@@ -320,12 +331,11 @@ class _Part:
         return array
 
 
-def _find_count(data: Any) -> int | None:
+def _find_count(data: Any) -> Any:
     """Return the number of nodes; None if nothing says it."""
     with warnings.catch_warnings():  # counting nodes by the largest id is intended
         warnings.simplefilter("ignore")
-        found: int | None = data.num_nodes
-    return found
+        return data.num_nodes
 
 
 def _write_graph_values(writer: Any, values: Iterable[tuple[str, Any]]) -> None:
