@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import gnnstore
-from gnnstore.converters import ConvertOptions, from_numpy, from_snap
+from gnnstore.converters import ConvertOptions, from_numpy, from_snap, from_triples
 from gnnstore.converters.edges.columns import EdgeRules
 from gnnstore.converters.writer.estimates import NodeTable, Workload, estimate, inspect_inputs
 from gnnstore.errors import NoSpaceError
@@ -35,7 +35,7 @@ class Notes(NullProgress):
 
     def final_bytes(self) -> int:
         (text,) = self.texts
-        match = re.match(r"expected: ([\d.]+ \w+) in the store, ", text)
+        match = re.match(r"expected: (?:at most )?([\d.]+ \w+) in the store, ", text)
         assert match is not None
         return parse_size(match[1])
 
@@ -118,6 +118,84 @@ def test_the_store_takes_what_was_said(tmp_path: Path, options: ConvertOptions) 
     notes = Notes()
     path = from_numpy(tmp_path / "g.npz", tmp_path / "g.gnn", options=options, progress=notes)
     assert notes.final_bytes() == pytest.approx(directory_bytes(path), rel=0.03)
+
+
+def lines(rows: Any, mark: str = "\t", head: str = "") -> str:
+    return head + "".join(mark.join(map(str, row)) + "\n" for row in rows)
+
+
+def texts(place: Path) -> dict[str, Any]:
+    """Return calls that convert text of many forms, by what is particular about them."""
+    rng = np.random.default_rng(0)
+    small, large = rng.integers(10**6, 10**6 + 800, (3000, 2)), rng.integers(0, 20_000, (60_000, 2))
+    few = rng.integers(0, 2**40, 30_000)[rng.integers(0, 30_000, (60_000, 2))]
+    named = [(f"the user {a}", f"the item {b}") for a, b in large]
+    columns = [(a, b, f"{a / 7:.3f}", b) for a, b in large]
+    rows = [[f"{v:.3f}" for v in row] for row in rng.random((len(np.unique(small)), 16))]
+    triples = [(f"e{a}", f"r{a % 9}", f"e{b}") for a, b in large // 7]
+    ordered = large[np.argsort(large[:, 0], kind="stable")]
+    files = {
+        "small": lines(small, " "),
+        "edges of features.csv": lines(columns, ",", "src,dst,weight,time\n"),
+        "names": lines(named),
+        "sparse": lines(few, ","),
+        "tiny": "0 1\n1 2\n",
+        "x.csv": lines(rows, ","),
+        "feat.csv": lines([row[:2] for row in rows], ",", "age,size\n"),
+        "kg.txt": lines(triples),
+        "valid.txt": lines(triples[:9000]),
+        "ordered": lines(ordered, head="# SNAP\n"),
+    }
+    paths = {name: place / name for name in files}
+    for name, text in files.items():
+        paths[name].write_text(text)
+    (place / "large.gz").write_bytes(gzip.compress(lines(large).encode(), 1))
+    chosen: dict[str, Any] = {"source": "src", "target": "dst", "skip_header": True}
+    chosen["edge_columns"] = {"w": "weight", "t": "time"}
+    edges = paths["edges of features.csv"]
+    features: dict[str, Any] = {"features": paths["x.csv"]}
+    two: dict[str, Any] = {"features": paths["feat.csv"], "features_skip_header": True}
+    return {
+        "small": lambda **how: from_snap(paths["small"], **how),
+        "named columns": lambda **how: from_snap(edges, **chosen, **how),
+        "undirected": lambda **how: from_snap(edges, **chosen, undirected=True, **how),
+        "names": lambda **how: from_snap(paths["names"], string_ids=True, **how),
+        "sparse ids": lambda **how: from_snap(paths["sparse"], **how),
+        "no edge ids": lambda **how: from_snap(paths["sparse"], edge_ids=False, **how),
+        "tiny": lambda **how: from_snap(paths["tiny"], **how),
+        "features": lambda **how: from_snap(paths["small"], **features, **how),
+        "two features": lambda **how: from_snap(paths["small"], **two, **how),
+        "triples": lambda **how: from_triples(paths["kg.txt"], valid=paths["valid.txt"], **how),
+        "ordered": lambda **how: from_snap(paths["ordered"], **how),
+        "gzipped": lambda **how: from_snap(place / "large.gz", **how),
+    }
+
+
+def test_stores_of_text_are_about_as_large_as_was_said(tmp_path: Path) -> None:
+    for name, convert in texts(tmp_path).items():
+        notes = Notes()
+        path = convert(output=tmp_path / "o.gnn", overwrite=True, progress=notes)
+        ratio = notes.final_bytes() / directory_bytes(path)
+        assert 1 / 1.25 <= ratio <= 1.25, (name, ratio)
+        assert ("at most" in notes.texts[0].partition(",")[0]) == (name == "undirected"), name
+
+
+def test_a_disk_that_is_too_small_for_text_is_refused_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "e.txt").write_text("".join(f"{i} {i + 1}\n" for i in range(50_000, 0, -1)))
+    size = directory_bytes(from_snap(tmp_path / "e.txt", tmp_path / "o.gnn"))
+    for share, fits in ((0.6, False), (1.3, True)):
+        free = int(share * size)
+        monkeypatch.setattr(
+            "gnnstore.formats.container.files.free_bytes", lambda _, free=free: free
+        )
+        if fits:
+            from_snap(tmp_path / "e.txt", tmp_path / "p.gnn")
+            continue
+        with pytest.raises(NoSpaceError, match="write a store of at least"):
+            from_snap(tmp_path / "e.txt", tmp_path / "p.gnn")
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["e.txt", "o.gnn"]
 
 
 def test_text_says_that_it_is_a_guess(tmp_path: Path) -> None:

@@ -31,6 +31,7 @@ from gnnstore.converters.inputs.source import (
     read_one_number,
 )
 from gnnstore.converters.typed.inputs import EdgeInput
+from gnnstore.converters.writer.estimates import inspect_inputs
 from gnnstore.converters.writer.graph_writer import GraphWriter
 from gnnstore.converters.writer.node_arrays import SPLIT_KEYS
 from gnnstore.converters.writer.options import ConvertOptions, converter
@@ -113,8 +114,11 @@ def from_numpy(
             features_skip_header=features_skip_header,
         ),
     }
+    work = inspect_inputs(files)
+    if x is not None:
+        work.add_nodes(x.source)
     with GraphWriter(
-        output, kind="numpy", source=source, options=options, progress=progress
+        output, kind="numpy", source=source, options=options, progress=progress, workload=work
     ) as writer:
         kind = None if path.is_dir() else matrix_kind(path)
         if kind is not None:

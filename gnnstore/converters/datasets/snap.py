@@ -33,6 +33,7 @@ from gnnstore.converters.inputs.opening import (
 )
 from gnnstore.converters.inputs.source import ArraySource, MappedRows, check_rows
 from gnnstore.converters.inputs.text_tables import TableFormat, TextColumn, TextTable
+from gnnstore.converters.writer.estimates import text_workload
 from gnnstore.converters.writer.graph_writer import GraphWriter
 from gnnstore.converters.writer.node_arrays import SPLIT_KEYS
 from gnnstore.converters.writer.options import ConvertOptions, check_features, converter
@@ -236,6 +237,12 @@ def from_snap(
         options=options,
         num_nodes=num_nodes,
         progress=progress,
+        workload=text_workload(
+            [path],
+            table_format,
+            header.num_nodes if header.is_matrix else num_nodes,
+            [own.source for own in (x, y) if own is not None],
+        ),
     ) as writer:
         table = TextTable(path, table_format, memory_bytes=writer.options.memory_bytes)
         writer.reserve_memory(table.memory_bytes)

@@ -23,9 +23,9 @@ from gnnstore.converters.inputs.opening import (
     existing_file,
     existing_path,
 )
-from gnnstore.converters.inputs.text_tables import TableFormat, TextTable
+from gnnstore.converters.inputs.text_tables import TableFormat, TextColumn, TextTable
 from gnnstore.converters.spill_files import SpillDirectory
-from gnnstore.converters.writer.estimates import Workload, inspect_inputs
+from gnnstore.converters.writer.estimates import Workload, text_workload
 from gnnstore.converters.writer.graph_writer import GraphWriter
 from gnnstore.converters.writer.options import ConvertOptions, check_features, converter
 from gnnstore.errors import InputError, NotFoundError, UsageError
@@ -136,7 +136,7 @@ def from_triples(
         source=source,
         options=options,
         progress=progress,
-        workload=_workload(files),
+        workload=_workload(files, table_format, columns),
     ) as writer:
         memory_bytes = writer.options.memory_bytes
         tables = {
@@ -184,17 +184,11 @@ def _find(
     }
 
 
-def _workload(files: Mapping[str, Path]) -> Workload:
+def _workload(files: Mapping[str, Path], form: TableFormat, columns: str) -> Workload:
     """Return the work of converting the files: lines of the first become edges."""
-    train = inspect_inputs([files["train"]])
-    return replace(
-        train,
-        num_nodes=0,
-        num_edges=train.num_nodes,
-        node_tables=(),
-        edge_row_bytes=8,
-        text_bytes=inspect_inputs(files.values()).text_bytes,
-    )
+    form = replace(form, ends=(columns.index("h"), columns.index("t")))
+    relation = TextColumn(columns.index("r"), "int64")
+    return text_workload(list(files.values()), replace(form, columns=(relation,)))
 
 
 def _read(

@@ -19,12 +19,18 @@ from gnnstore.converters.edges.buffer import (
     warn_of_stray_ids,
 )
 from gnnstore.converters.inputs.opening import PathLike
-from gnnstore.converters.inputs.source import ArraySource, RowTaker, check_rows, row_bytes
+from gnnstore.converters.inputs.source import (
+    ArraySource,
+    MemoryArray,
+    RowTaker,
+    check_rows,
+    row_bytes,
+)
 from gnnstore.converters.inputs.times import settle_units
 from gnnstore.converters.typed.graph_writer import HeteroGraphWriter, check_node_type, reverse_types
 from gnnstore.converters.typed.names import NodeNames
 from gnnstore.converters.typed.orders import check_names
-from gnnstore.converters.writer.estimates import Workload, inspect_inputs
+from gnnstore.converters.writer.estimates import EdgeTable, Workload, inspect_inputs
 from gnnstore.converters.writer.graph_writer import GraphWriter
 from gnnstore.converters.writer.options import ConvertOptions, check_features
 from gnnstore.errors import InputError
@@ -301,4 +307,16 @@ def workload_of(nodes: Mapping[str, NodeInput], edges: Mapping[EdgeType, EdgeInp
         work.num_edges += texts.num_edges
     for source in sources:
         work.add_nodes(source)
+    for node in nodes.values():
+        if node.original_ids is not None:
+            work.add_map(MemoryArray("ids", node.original_ids))
+    is_only = len(nodes) == 1
+    work.edge_types = tuple(
+        EdgeTable(
+            max(nodes[edge_type[2]].count, work.num_nodes if is_only else 0),
+            work.num_edges if own.num_edges is None else own.num_edges,
+            tuple(map(row_bytes, own.attributes.values())),
+        )
+        for edge_type, own in edges.items()
+    )
     return work

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from gnnstore.budget.limits import available_bytes
 from gnnstore.converters.edges.columns import EdgeRules, estimate_peak_bytes
@@ -21,6 +23,8 @@ from gnnstore.converters.inputs.files import open_npy, open_npz
 from gnnstore.converters.inputs.opening import open_input
 from gnnstore.converters.inputs.parts import Skipped, parts_of
 from gnnstore.converters.inputs.source import ArraySource, row_bytes
+from gnnstore.converters.inputs.text_sizes import guess_sizes
+from gnnstore.converters.inputs.text_tables import TableFormat
 from gnnstore.converters.writer.node_arrays import MAX_COMPRESSED_ROW_BYTES
 from gnnstore.converters.writer.options import ConvertOptions
 from gnnstore.errors import GnnstoreError
@@ -37,9 +41,22 @@ _EDGES, _WRITTEN, _TEXT = 20e6, 500e6, 150e6
 # what is left of equal edges and missing loops.
 _EDGE_WORK, _SPILL_WORK, _COUNT_WORK = 3.0, 1.1, 1.0
 _BASE_MEMORY_BYTES = 2**27  # the interpreter, NumPy, pyarrow and buffers
-_SAMPLE_BYTES = 2**20
+_SAMPLE_BYTES, _SAMPLE_ROWS = 2**20, 2**14
+# Bytes of a store without its arrays, and of the metadata of an array. Estimates are within this
+# factor, in which a disk that has less room than estimated may have enough.
+_FIXED_BYTES, _METADATA_BYTES, _TOLERANCE = 8_300, 1_020, 1.25
 _TEXT_ITEM_BYTES = 4  # numbers in text become float32
+_OF_MATRIX = ("data", "format", "shape", "row", "col")
 _EDGE_LISTS = ("edge", "edges", "edge_index")  # other names that begin with "edge": attributes
+
+
+class EdgeTable(NamedTuple):
+    """The edges of a type."""
+
+    num_nodes: int  # which they may lead to
+    num_edges: int  # of the input
+    attribute_bytes: tuple[int, ...]  # of one edge, by attribute
+    are_sorted: bool = False  # whether the positions of edges in the input are not stored
 
 
 class NodeTable(NamedTuple):
@@ -60,14 +77,24 @@ class Workload:
     text_bytes: int = 0  # bytes of text to read, after decompression
     is_exact: bool = True  # whether all sizes are from headers
     node_tables: tuple[NodeTable, ...] = ()  # node attributes of wide rows
+    # Number of nodes and of edges, and bytes of each attribute, by edge type. Of one type that has
+    # what is said above there need be none.
+    edge_types: tuple[EdgeTable, ...] = field(default=(), compare=False)
+    more_bytes: int = field(default=0, compare=False)  # what lies compressed, and ids of nodes
 
     def add_nodes(self, source: ArraySource) -> None:
         """Add an array of node attributes [N, ...]."""
         if source.shape and source.shape[0]:
             self.num_nodes = max(self.num_nodes, source.shape[0])
+            if row_bytes(source) <= MAX_COMPRESSED_ROW_BYTES:
+                self.add_map(source)
             if row_bytes(source) > MAX_COMPRESSED_ROW_BYTES:
                 size = math.prod(source.shape[1:])
                 self.node_tables += (NodeTable(source.shape[0], size, source.dtype.itemsize),)
+
+    def add_map(self, source: ArraySource) -> None:
+        """Add an array that lies compressed."""
+        self.more_bytes += _METADATA_BYTES + _compressed_bytes(source)
 
 
 @dataclass(frozen=True)
@@ -75,16 +102,18 @@ class Estimate:
     """The expected cost of a conversion."""
 
     final_bytes: int  # the finished store
-    least_bytes: int  # a lower bound of the store; 0 if the inputs do not state their sizes exactly
+    least_bytes: int  # a lower bound of the store, for the check of space
     spill_bytes: int  # temporary files while edges are sorted that memory cannot hold
     memory_bytes: int  # peak memory
     seconds: float
     basis: str  # the source of the numbers
+    is_bound: bool = False  # whether the store may be much smaller, which nobody knows
 
     def __str__(self) -> str:
+        most = "at most " if self.is_bound else ""
         spilled = f"{format_size(self.spill_bytes)} of temporary space, "
         return (
-            f"expected: {format_size(self.final_bytes)} in the store, "
+            f"expected: {most}{format_size(self.final_bytes)} in the store, "
             f"{spilled if self.spill_bytes else 'no temporary space, '}"
             f"up to {format_size(self.memory_bytes - _BASE_MEMORY_BYTES)} of memory and "
             f"{format_size(_BASE_MEMORY_BYTES)} for the program itself, "
@@ -105,7 +134,7 @@ def estimate(
     num_edges *= 2 if options.add_inverse_edge else 1
     total = num_edges * rules.copies + (num_nodes if rules.self_loops == "add" else 0)
     id_bytes = id_dtype(num_nodes).itemsize
-    fixed = least = 8 * (num_nodes + 1)
+    fixed, least = workload.more_bytes + _FIXED_BYTES, 8 * (num_nodes + 1)
     for num_rows, row_items, item_bytes in workload.node_tables:
         if not row_items:
             continue
@@ -113,12 +142,17 @@ def estimate(
             PageGeometry.of(row_items * size, num_rows, options.page_bytes).body_bytes(num_rows)
             for size in (STORAGE_DTYPES[cast].itemsize if cast else item_bytes, item_bytes)
         ]
-        fixed, least = fixed + sizes[0], least + min(sizes)
-    id_of_edge = id_dtype(total).itemsize if rules.keep_ids else 0
-    final = fixed + total * (id_bytes + workload.edge_row_bytes + id_of_edge)
+        fixed, least = fixed + sizes[0] + _METADATA_BYTES, least + min(sizes)
+    of_edges = (workload.edge_row_bytes,) if workload.edge_row_bytes else ()
+    edge_types = workload.edge_types or (EdgeTable(num_nodes, num_edges, of_edges),)
+    final = fixed + sum(_edge_bytes(own, rules, options.page_bytes, id_bytes) for own in edge_types)
     # Equal edges and self-loops may be almost all; ids are left out where they are 0, 1, 2, ...
-    if not rules.undirected and rules.self_loops != "drop":
+    is_bound = rules.undirected or rules.self_loops == "drop"
+    if not is_bound:
         least += num_edges * (id_bytes + workload.edge_row_bytes)
+    least = least if workload.is_exact else 0
+    if not is_bound:
+        least = max(least, round(final / _TOLERANCE))
     peak = estimate_peak_bytes(rules, num_edges, num_nodes, workload.edge_row_bytes)
     spill, work = 0, _EDGE_WORK
     if peak > memory_bytes:
@@ -130,7 +164,7 @@ def estimate(
     said = "roughly" if not workload.text_bytes else "guessed from the beginning of each file"
     return Estimate(
         final_bytes=final,
-        least_bytes=least if workload.is_exact else 0,
+        least_bytes=least,
         spill_bytes=spill,
         memory_bytes=min(peak, memory_bytes) + _BASE_MEMORY_BYTES,
         seconds=total / _EDGES * work
@@ -138,7 +172,30 @@ def estimate(
         + workload.text_bytes / _TEXT,
         basis=f"sizes {'as the input states them' if workload.is_exact else said}, time at the "
         "rates of an ordinary laptop",
+        is_bound=is_bound,
     )
+
+
+def _edge_bytes(own: EdgeTable, rules: EdgeRules, page_bytes: int | None, id_bytes: int) -> int:
+    """Return the bytes of the edges of a type in a store."""
+    total = own.num_edges * rules.copies + (own.num_nodes if rules.self_loops == "add" else 0)
+    arrays = [(own.num_nodes + 1, 8), (total, id_bytes), *((total, n) for n in own.attribute_bytes)]
+    if rules.keep_ids and not (own.are_sorted and rules == EdgeRules()):
+        arrays.append((total, id_dtype(total).itemsize))
+    return sum(
+        _METADATA_BYTES + PageGeometry.of(width, rows, page_bytes).body_bytes(rows)
+        for rows, width in arrays
+        if width
+    )
+
+
+def _compressed_bytes(source: ArraySource) -> int:
+    """Return about the bytes of an array that lies compressed, by its first rows."""
+    with suppress(GnnstoreError, StopIteration):
+        rows = next(source.rows(_SAMPLE_ROWS))
+        share = len(zlib.compress(np.ascontiguousarray(rows).tobytes(), 3)) / max(1, rows.nbytes)
+        return round(share * source.shape[0] * row_bytes(source))
+    return 0
 
 
 def inspect_inputs(paths: Iterable[Path]) -> Workload:
@@ -178,6 +235,10 @@ def _inspect_arrays(path: Path, work: Workload) -> None:
             work.edge_row_bytes += row_bytes(source)
         elif row_bytes(source) > MAX_COMPRESSED_ROW_BYTES:
             work.add_nodes(source)
+        elif name == "data" and "format" in arrays:  # of a matrix
+            work.edge_row_bytes += row_bytes(source)
+        elif len(shape) and name not in _OF_MATRIX:
+            work.add_map(source)
 
 
 def _inspect_text(path: Path, work: Workload) -> None:
@@ -198,13 +259,44 @@ def _inspect_text(path: Path, work: Workload) -> None:
         return
     num_rows = round(num_bytes * len(lines) / sum(len(line) + 1 for line in lines))
     num_fields = len(lines[0].replace(b",", b" ").split())
-    if num_fields == 2 and "feat" not in path.name:
+    if num_fields == 2:
         work.num_edges += num_rows
-    elif path.name.startswith("edge"):
-        work.edge_row_bytes += num_fields * _TEXT_ITEM_BYTES
     elif num_fields > 1:
         work.num_nodes = max(work.num_nodes, num_rows)
         work.node_tables += (NodeTable(num_rows, num_fields, _TEXT_ITEM_BYTES),)
+
+
+def text_workload(
+    paths: Sequence[Path],
+    form: TableFormat,
+    num_nodes: int | None = None,
+    tables: Iterable[ArraySource] = (),
+) -> Workload:
+    """Return the work of converting edges in text, with attributes of nodes.
+
+    The edges of files behind the first become edge splits.
+    """
+    work = Workload(is_exact=False)
+    for path in paths:
+        with suppress(GnnstoreError, OSError, ValueError, zlib.error):
+            if (sizes := guess_sizes(path, form, num_nodes)) is None:
+                continue
+            work.text_bytes += sizes.num_bytes
+            if path == paths[0]:
+                work.num_nodes, work.num_edges = sizes.num_nodes, sizes.num_edges
+                work.edge_row_bytes = sum(sizes.attribute_bytes)
+                own = (sizes.num_nodes, sizes.num_edges, sizes.attribute_bytes)
+                work.edge_types = (EdgeTable(*own, sizes.are_sorted),)
+                if sizes.map_bytes:
+                    work.more_bytes += sizes.map_bytes + 2 * _METADATA_BYTES
+                continue
+            id_bytes = id_dtype(work.num_nodes).itemsize
+            for width in (id_bytes, id_bytes, *sizes.attribute_bytes):
+                body = PageGeometry.of(width, sizes.num_edges).body_bytes(sizes.num_edges)
+                work.more_bytes += _METADATA_BYTES + body
+    for source in tables:
+        work.add_nodes(source)
+    return work
 
 
 def announce(
