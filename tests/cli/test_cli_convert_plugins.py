@@ -16,6 +16,7 @@ from gnnstore.converters import GraphWriter
 from gnnstore.errors import GnnstoreError, InputError, UsageError
 from gnnstore.plugins import CONVERTERS
 from gnnstore.tools import cli
+from gnnstore.tools.session import PLUGINS
 from tests.support.graphs import read_store
 
 PLUGIN = '''
@@ -56,7 +57,7 @@ def plugins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
     monkeypatch.setattr(CONVERTERS, "_values", {})
     yield install
-    cli.PLUGINS.clear()
+    PLUGINS.clear()
     for name in ("gnnstore_lines", "gnnstore_broken"):
         sys.modules.pop(name, None)
 

@@ -118,7 +118,7 @@ def test_ids_of_labels_next_to_names(tmp_path: Path) -> None:
         )
 
 
-CONVERTERS = {
+CONVERTERS: dict[str, Any] = {
     "ogb": from_ogb,
     "igb": from_igb,
     "igbh": from_igbh,

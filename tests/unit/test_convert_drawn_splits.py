@@ -9,15 +9,15 @@ import numpy as np
 import pytest
 
 import gnnstore
-from gnnstore.converters import (
-    HeteroGraphWriter,
-    from_arrays,
-    from_kronecker,
-    from_rmat,
-    from_snap,
-)
+from gnnstore import converters
+from gnnstore.converters import HeteroGraphWriter, from_rmat
 from gnnstore.errors import NotFoundError, UsageError
 from gnnstore.tools.cli import main
+
+# Single options are arguments, too, which types do not say.
+from_arrays: Any = converters.from_arrays
+from_kronecker: Any = converters.from_kronecker
+from_snap: Any = converters.from_snap
 
 
 def splits_of(path: Path, node_type: str | None = None) -> dict[str, list[int]]:
@@ -80,7 +80,7 @@ def test_next_to_given_splits_they_are_refused(tmp_path: Path) -> None:
 
 def shop(output: Path, **options: Any) -> Path:
     edges = [(np.array([0, 1]), np.array([0, 1]))]
-    given = gnnstore.converters.ConvertOptions(**options)
+    given = converters.ConvertOptions(**options)
     with HeteroGraphWriter(output, {"user": 20, "item": 10}, kind="x", options=given) as writer:
         writer.read_edges(("user", "buys", "item"), edges, where="edges")
         return writer.commit()

@@ -153,15 +153,17 @@ def texts(place: Path) -> dict[str, Any]:
     chosen: dict[str, Any] = {"source": "src", "target": "dst", "skip_header": True}
     chosen["edge_columns"] = {"w": "weight", "t": "time"}
     edges = paths["edges of features.csv"]
+    both: dict[str, Any] = {"undirected": True}
+    no_ids: dict[str, Any] = {"edge_ids": False}
     features: dict[str, Any] = {"features": paths["x.csv"]}
     two: dict[str, Any] = {"features": paths["feat.csv"], "features_skip_header": True}
     return {
         "small": lambda **how: from_snap(paths["small"], **how),
         "named columns": lambda **how: from_snap(edges, **chosen, **how),
-        "undirected": lambda **how: from_snap(edges, **chosen, undirected=True, **how),
+        "undirected": lambda **how: from_snap(edges, **chosen, **both, **how),
         "names": lambda **how: from_snap(paths["names"], string_ids=True, **how),
         "sparse ids": lambda **how: from_snap(paths["sparse"], **how),
-        "no edge ids": lambda **how: from_snap(paths["sparse"], edge_ids=False, **how),
+        "no edge ids": lambda **how: from_snap(paths["sparse"], **no_ids, **how),
         "tiny": lambda **how: from_snap(paths["tiny"], **how),
         "features": lambda **how: from_snap(paths["small"], **features, **how),
         "two features": lambda **how: from_snap(paths["small"], **two, **how),

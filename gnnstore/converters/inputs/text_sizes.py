@@ -85,7 +85,7 @@ def _extrapolated(ends: list[list[bytes]], scale: float) -> int:
     unseen = once * once / (2 * twice)
     if not unseen:
         return len(counts)
-    missed = (1 - once / (len(pieces) * unseen + once)) ** (len(pieces) * (scale - 1))
+    missed: float = (1 - once / (len(pieces) * unseen + once)) ** (len(pieces) * (scale - 1))
     return len(counts) + round(unseen * (1 - missed))
 
 

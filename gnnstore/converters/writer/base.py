@@ -174,6 +174,8 @@ class BaseWriter:
             for count in num_nodes.values():
                 if count is not None:
                     check_pointers(self._store, count)
+            if workload is not None and len(num_nodes) == 1:
+                check_pointers(self._store, workload.num_nodes)
             said = announce(self._store, options, self._rules, workload, self._provenance)
             if said:
                 self.progress.note(said)

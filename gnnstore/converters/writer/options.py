@@ -285,8 +285,8 @@ def converter(convert: Callable[P, Path]) -> Callable[P, Path]:
             other = describe_directory(Path(path), convert.__name__.removeprefix("from_"))
             if other is None or not is_about:
                 raise
-            where = {"path": error.path, "offset": error.offset}
-            raise type(error)(f"{error.message}. {other}", **where) from error
+            said = f"{error.message}. {other}"
+            raise type(error)(said, path=error.path, offset=error.offset) from error
 
     return limits_named("convert")(checked)
 
