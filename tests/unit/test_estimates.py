@@ -160,7 +160,7 @@ def texts(place: Path) -> dict[str, Any]:
     return {
         "small": lambda **how: from_snap(paths["small"], **how),
         "named columns": lambda **how: from_snap(edges, **chosen, **how),
-        "undirected": lambda **how: from_snap(edges, **chosen, **both, **how),
+        "undirected": lambda **how: from_snap(paths["sparse"], **both, **how),
         "names": lambda **how: from_snap(paths["names"], string_ids=True, **how),
         "sparse ids": lambda **how: from_snap(paths["sparse"], **how),
         "no edge ids": lambda **how: from_snap(paths["sparse"], **no_ids, **how),

@@ -144,8 +144,17 @@ def estimate(
         ]
         fixed, least = fixed + sizes[0] + _METADATA_BYTES, least + min(sizes)
     of_edges = (workload.edge_row_bytes,) if workload.edge_row_bytes else ()
-    edge_types = workload.edge_types or (EdgeTable(num_nodes, num_edges, of_edges),)
-    final = fixed + sum(_edge_bytes(own, rules, options.page_bytes, id_bytes) for own in edge_types)
+    times = 2 if options.add_inverse_edge else 1
+    edge_types = workload.edge_types or (EdgeTable(num_nodes, num_edges // times, of_edges),)
+    final = fixed + sum(
+        _edge_bytes(
+            own._replace(num_edges=times * own.num_edges, are_sorted=own.are_sorted and times == 1),
+            rules,
+            options.page_bytes,
+            id_bytes,
+        )
+        for own in edge_types
+    )
     # Equal edges and self-loops may be almost all; ids are left out where they are 0, 1, 2, ...
     is_bound = rules.undirected or rules.self_loops == "drop"
     if not is_bound:
