@@ -23,6 +23,7 @@ from gnnstore.converters.edges import numbering
 from gnnstore.errors import BudgetError, GnnstoreError, InputError, NotFoundError, UsageError
 from gnnstore.features.check import verify
 from tests.support.graphs import read_store
+from tests.support.hetero import make_hetero
 
 Writer = Callable[[pa.Table, Path], None]
 
@@ -483,6 +484,24 @@ def test_sparse_matrices_of_scipy(run: Any, tmp_path: Path) -> None:
         assert said in done.stderr
 
 
+def test_a_hetero_data_that_torch_saved(run: Any, tmp_path: Path) -> None:
+    data = make_hetero()
+    data.source = "small"
+    used = data.clone()
+    assert used["paper"].is_node_attr("x")
+    collated, places = InMemoryDataset.collate([data])
+    for saved in (data, used, data.to_dict(), (collated.to_dict(), places, HeteroData)):
+        torch.save(saved, tmp_path / "data.pt")
+        done = run("convert", "pyg", tmp_path / "data.pt", tmp_path / "o.gnn", "--overwrite")
+        assert done.status == 0, done.stderr
+        found = gnnstore.open(tmp_path / "o.gnn").to_pyg()
+        assert found.source == "small"
+        for of in (*data.node_types, *data.edge_types):
+            for name, values in data[of].items():
+                own = found[of][name]
+                assert own == values if isinstance(values, int) else torch.equal(own, values)
+
+
 @pytest.mark.usefixtures("small_budgets")
 def test_a_data_that_torch_saved(run: Any, tmp_path: Path) -> None:
     data = Data(
@@ -506,11 +525,12 @@ def test_a_data_that_torch_saved(run: Any, tmp_path: Path) -> None:
         assert graph.splits["train"].tolist() == [0]
         assert gnnstore.open(tmp_path / "o.gnn").to_pyg().name == "small"
     collated, slices = InMemoryDataset.collate([data, data])
+    hetero, places = InMemoryDataset.collate([make_hetero(), make_hetero()])
     for saved, said in (
         ((collated.to_dict(), slices, Data), "a data set of 2 graphs; save one of them"),
-        (HeteroData(), "a HeteroData, which is converted in Python, with from_pyg"),
+        ((hetero.to_dict(), places, HeteroData), "a data set of 2 graphs; save one of them"),
         ({"x": os.getcwd}, "the name "),
-        ([1, 2], "expected a Data of PyG as torch.save writes it, found a list"),
+        ([1, 2], "expected a Data or HeteroData of PyG as torch.save writes it, found a list"),
     ):
         torch.save(saved, tmp_path / "data.pt")
         done = run("convert", "pyg", tmp_path / "data.pt", tmp_path / "o.gnn", "--overwrite")

@@ -529,3 +529,30 @@ def test_two_files_of_one_type(tmp_path: Path, folder: str) -> None:
         write_npz(tmp_path / folder / name, values)
     with pytest.raises(InputError, match=r"is the type of .*, written in another way; remove one"):
         from_typed(tmp_path, tmp_path / "out.gnn")
+
+
+@pytest.mark.parametrize("form", ["parquet", "csv"])
+def test_a_column_that_may_have_the_ids(tmp_path: Path, form: str) -> None:
+    """Ids of another name are refused until they are named; rows go by `TYPE=`."""
+    users = {"user_id": np.array([70, 5, 9]), "age": np.array([30, 40, 40])}
+    FORMS[form](tmp_path / "in" / "nodes" / "user", users)
+    FORMS[form](tmp_path / "in" / "nodes" / "item", {"code": np.array([2, 0, 1])})
+    ends = {"source": np.array([0, 1]), "target": np.array([2, 1])}
+    FORMS[form](tmp_path / "in" / "edges" / "user__buys__item", ends)
+    with pytest.raises(InputError, match=r"'code' has .*; say node_id=.'item': 'code'. if they"):
+        from_typed(tmp_path / "in", tmp_path / "a.gnn", node_id={"user": ""})
+    with pytest.raises(InputError, match="'user_id' has different integers, as ids have, by wh"):
+        from_typed(tmp_path / "in", tmp_path / "a.gnn", node_id={"item": "code"})
+    store = convert(
+        tmp_path / "in", tmp_path / "a.gnn", *("--node-id", "user=", "--node-id", "item=")
+    )
+    assert store["user", "buys", "item"].edge_index.tolist() == [[0, 1], [2, 1]]
+    ends["source"] = np.array([5, 70])
+    FORMS[form](tmp_path / "in" / "edges" / "user__buys__item", ends)
+    ids = ("--node-id", "user=user_id", "--node-id", "item=code")
+    store = convert(tmp_path / "in", tmp_path / "b.gnn", *ids)
+    assert store["user", "buys", "item"].edge_index.tolist() == [[1, 0], [0, 2]]
+    assert store["user"].age.tolist() == [30, 40, 40]
+    assert store["user"].original_ids.tolist() == [70, 5, 9]
+    with pytest.raises(InputError, match="there is no column 'uid', which node_id= names; there"):
+        from_typed(tmp_path / "in", tmp_path / "c.gnn", node_id={"user": "uid", "item": "code"})

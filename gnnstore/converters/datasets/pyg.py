@@ -72,7 +72,7 @@ def from_pyg(
     Parameters
     ----------
     data : torch_geometric.data.Data, HeteroData, a pair (FeatureStore, GraphStore), or path-like
-        On any device; or a file of `torch.save` with a `Data`, or the processed file of a data set
+        On any device; or a file of `torch.save` with one, or the processed file of a data set
         of one graph. Such a file is unpickled with a list of allowed names, and read whole: four
         times the file counts in `options.memory_bytes`. Of a pair, one type of nodes or edges after
         the other is read into memory.

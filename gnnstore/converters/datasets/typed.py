@@ -63,7 +63,7 @@ from gnnstore.converters.inputs.text_tables import (
     is_number,
     separator_hint,
 )
-from gnnstore.converters.typed.graph_writer import reverse_types
+from gnnstore.converters.typed.graph_writer import check_node_type, reverse_types
 from gnnstore.converters.typed.inputs import EdgeInput, NodeInput, Pair, largest_ids, write_graph
 from gnnstore.converters.typed.names import Names, NodeNames
 from gnnstore.converters.writer.node_arrays import SPLIT_KEYS
@@ -94,6 +94,7 @@ def from_typed(
     output: PathLike,
     *,
     layout: Literal["csc", "csr"] | None = None,
+    node_id: Mapping[str, str] | None = None,
     options: ConvertOptions | None = None,
     progress: Progress | None = None,
 ) -> Path:
@@ -122,6 +123,11 @@ def from_typed(
     layout : "csc" or "csr", optional
         The meaning of `indptr`: "csc" counts the edges to each target, whose sources are in
         `indices`; "csr" counts the edges from each source.
+    node_id : Mapping of str to str, optional
+        By node type, the column with its ids, if that is not `id`; "": the numbers of rows are the
+        ids, whatever the columns are. Without, nodes that have no `id` are refused if a column of
+        different integers, other than 0, ..., N - 1, has a name that ends in "id", or has every id
+        by which edges name them.
     output, options, progress
         See `gnnstore.converters`.
 
@@ -139,8 +145,12 @@ def from_typed(
     nodes: dict[str, NodeInput] = {}
     ids: dict[str, _Ids] = {}  # by which edges name nodes
     node_files = _parts(root / "nodes", lambda name, _: decode(name), _is_table)
+    named_ids = dict(node_id or {})
+    for name in named_ids:
+        check_node_type(name, node_files, "node_id: ")
+    open_nodes = partial(_open_nodes, directory=root / "nodes", budget=budget)
     for name, paths in node_files.items():
-        nodes[name], ids[name] = _open_nodes(paths, root / "nodes", budget)
+        nodes[name], ids[name] = open_nodes(paths, node_id=named_ids.get(name, "id"))
     edge_files = _parts(root / "edges", _edge_type, _is_edges)
     if not edge_files:
         raise NotFoundError(
@@ -176,9 +186,14 @@ def from_typed(
         nodes,
         ids,
         edges,
-        lambda name: _open_nodes(node_files[name], root / "nodes", budget, has_names=True),
+        lambda name: open_nodes(
+            node_files[name], node_id=named_ids.get(name, "id"), has_names=True
+        ),
         lambda of, has: open_edges(edge_files[of], comments=[], has_names=has),
     )
+    for name in sorted(nodes.keys() - named_ids.keys()):
+        if ids.get(name) is None and nodes[name].names is None:
+            _refuse_ids(name, nodes[name], edges)
     names = sorted({*nodes, *(end for edge_type in edges for end in edge_type[::2])})
     for name in names:
         node = nodes.setdefault(name, NodeInput(-1))
@@ -192,7 +207,11 @@ def from_typed(
         {name: nodes[name] for name in names},
         {edge_type: _numbered(own, edge_type, nodes, ids) for edge_type, own in edges.items()},
         kind="typed",
-        source={"inputs": describe_files(chain(*node_files.values(), *edge_files.values()))},
+        source={
+            "inputs": describe_files(chain(*node_files.values(), *edge_files.values())),
+            **({"layout": layout} if layout else {}),
+            **({"node_id": named_ids} if named_ids else {}),
+        },
         options=options,
         progress=progress,
     )
@@ -250,9 +269,9 @@ def _edge_type(name: str, path: Path) -> EdgeType:
 
 
 def _arrays(
-    paths: list[Path], directory: Path, whole: str, budget: int | None
+    paths: list[Path], directory: Path, whole: str, budget: int | None, node_id: str = ""
 ) -> Iterator[tuple[str, Any]]:
-    """Yield the arrays, and names `id`, in files that are no text.
+    """Yield the arrays, and names `node_id`, in files that are not text.
 
     `whole` is the name of a `directory/TYPE.npy`.
     """
@@ -265,9 +284,9 @@ def _arrays(
     if tables:
         table = open_table(tables, "a table", budget)
         for name in _columns_of(table):
-            if name == "id" and is_text(table, name):
-                label = f"{table.label}: id"
-                yield name, Names(label, lambda: name_batches(table, ["id"]), table.num_rows)
+            if name == node_id and is_text(table, name):
+                read = partial(name_batches, table, [name])
+                yield name, Names(f"{table.label}: {name}", read, table.num_rows)
                 continue
             yield name, TableColumns(table, [name])
 
@@ -289,27 +308,32 @@ def _warn_of_texts(label: str, names: list[str]) -> None:
 
 
 def _open_nodes(
-    paths: list[Path], directory: Path, budget: int | None, *, has_names: bool = False
+    paths: list[Path],
+    directory: Path,
+    budget: int | None,
+    *,
+    node_id: str = "id",
+    has_names: bool = False,
 ) -> tuple[NodeInput, _Ids]:
     """Open the nodes of a type, and their ids if they have some; -1 nodes if nothing tells.
 
-    With `has_names`, ids in text are names.
+    The column `node_id` has these; with `has_names`, ids in text are names.
     """
     found = NodeInput(-1)
     ids: _Ids = None
     texts = [path for path in paths if path.name.endswith(_TEXTS)]
     others = [path for path in paths if path not in texts]
-    arrays = list(_arrays(others, directory, "x", budget))
+    arrays = list(_arrays(others, directory, "x", budget, node_id))
     for names, parts in _by_header(texts).items():
-        arrays += _open_text_nodes(parts, names, budget, has_names=has_names).items()
+        arrays += _open_text_nodes(parts, names, budget, node_id, has_names=has_names).items()
     for name, source in arrays:
         if name == "num_nodes":
             found.count = read_one_number(source, "one non-negative integer")
             continue
-        if name == "id" and isinstance(source, Names):
+        if isinstance(source, Names):
             found.count, ids = source.num_rows, source
             continue
-        if name == "id":
+        if name == node_id:
             ids = rows = RowIds(source, budget)
             found.original_ids = None if rows.is_identity else rows.ids
             found.memory_bytes = rows.num_bytes
@@ -318,6 +342,12 @@ def _open_nodes(
         if SPLIT_KEYS.get(name, name) in place:
             raise InputError(f"{source.label}: {name!r} was given already")
         place[SPLIT_KEYS.get(name, name)] = source
+    if ids is None and node_id not in ("", "id"):
+        raise InputError(
+            f"{paths[0]}: there is no column {node_id!r}, which node_id= names; there are "
+            f"{', '.join(name for name, _ in arrays) or 'none'}",
+            path=paths[0],
+        )
     counts = [ids.num_nodes] if isinstance(ids, RowIds) else []
     counts += [source.shape[0] for source in found.attributes.values() if source.shape]
     if found.count < 0 and counts:
@@ -349,6 +379,40 @@ def _settle_names(
         known = ids.get(name)
         of_type = nodes.setdefault(name, NodeInput(0))
         of_type.names = NodeNames(known if isinstance(known, Names) else None)
+
+
+def _refuse_ids(name: str, node: NodeInput, edges: Mapping[EdgeType, EdgeInput]) -> None:
+    """Refuse nodes without ids one of whose columns may have them."""
+    for attribute, source in node.attributes.items():
+        if len(source.shape) != 1 or source.dtype.kind not in "iu" or not source.shape[0]:
+            continue
+        values = source.read()
+        ascending = np.sort(values)
+        if (ascending[1:] == ascending[:-1]).any() or (values == np.arange(len(values))).all():
+            continue
+        of_ids = attribute.lower().endswith("id") or _has_all(ascending, name, edges)
+        if of_ids:
+            raise InputError(
+                f"{source.label}: {attribute!r} has different integers, as ids have, by which edges "
+                f"may name the nodes of type {name!r}; say node_id={{{name!r}: {attribute!r}}} if they are the "
+                f"ids, as --node-id {name}={attribute}, or {{{name!r}: ''}}, as --node-id {name}=, "
+                "if the numbers of rows are"
+            )
+
+
+def _has_all(ascending: npt.NDArray[Any], name: str, edges: Mapping[EdgeType, EdgeInput]) -> bool:
+    """Whether a column has every id by which edges name nodes of a type."""
+    has_some = False
+    for edge_type, own in edges.items():
+        wanted = [i for i, end in enumerate(edge_type[::2]) if end == name]
+        for ends in own.pairs() if wanted and own.shape is None else ():
+            for i in wanted:
+                ids = np.asarray(ends[i]).astype(ascending.dtype)
+                places = np.minimum(np.searchsorted(ascending, ids), len(ascending) - 1)
+                if (ascending[places] != ids).any():
+                    return False
+                has_some |= len(ids) > 0
+    return has_some
 
 
 def _take_shapes(name: str, node: NodeInput, edges: Mapping[EdgeType, EdgeInput]) -> None:
@@ -619,21 +683,21 @@ def _repeated(value: Any, first: int, last: int) -> npt.NDArray[Any]:
 
 
 def _open_text_nodes(
-    paths: list[Path], names: tuple[str, ...], budget: int | None, *, has_names: bool
+    paths: list[Path], names: tuple[str, ...], budget: int | None, node_id: str, *, has_names: bool
 ) -> dict[str, Any]:
     """Open a table of nodes: an array for each column, or the features if columns have no names.
 
-    A column `id` is `Names` if not all of it are integers, or with `has_names`.
+    A column `node_id` is `Names` if not all of it are integers, or with `has_names`.
     """
     if not names:
         parts = [TextArray(path, memory_bytes=budget) for path in paths]
         stated = _of_directories(paths, [own.shape[0] for own in parts])
         return _with_stated({"x": joined(parts)}, stated)
-    if "id" in names and (has_names or not _has_integers(paths, names.index("id"), budget)):
-        beside = [BesideNames(path, names, "id", budget) for path in paths]
-        found: dict[str, Any] = _text_columns(joined(beside), [n for n in names if n != "id"])
-        found["id"] = Names(
-            f"{paths[0]}: id",
+    if node_id in names and (has_names or not _has_integers(paths, names.index(node_id), budget)):
+        beside = [BesideNames(path, names, node_id, budget) for path in paths]
+        found: dict[str, Any] = _text_columns(joined(beside), [n for n in names if n != node_id])
+        found[node_id] = Names(
+            f"{paths[0]}: {node_id}",
             lambda: chain.from_iterable(own.table.blocks() for own in beside),
             sum(own.shape[0] for own in beside),
         )

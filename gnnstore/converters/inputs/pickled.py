@@ -16,6 +16,7 @@ import zipfile
 import zlib
 from collections.abc import Callable, Collection, Mapping
 from functools import cache
+from itertools import chain
 from operator import index
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, TypeVar, cast
@@ -37,7 +38,7 @@ from gnnstore.converters.inputs.source import ArraySource, MemoryArray
 from gnnstore.errors import InputError, storage_error, storage_errors
 
 if TYPE_CHECKING:
-    from torch_geometric.data import Data
+    from torch_geometric.data import Data, HeteroData
 
 _MAX_MESSAGE = 200  # characters of what was found
 # Bytes in memory for each byte of the file: the pickle, its texts, their bytes, and a read piece.
@@ -168,8 +169,6 @@ def _check_opcodes(stream: IO[bytes], allowed: Collection[str]) -> None:
     for count, (opcode, argument, _) in enumerate(pickletools.genops(stream)):
         if count >= _MAX_OPCODES:
             raise NotArraysError(f"more than {_MAX_OPCODES} opcodes")
-        if opcode.name == "GLOBAL" and str(argument).endswith(" HeteroData"):
-            raise NotArraysError("a HeteroData, which is converted in Python, with from_pyg")
         if opcode.name not in allowed:
             raise NotArraysError(f"the opcode {opcode.name}")
         if opcode.name in _PUTS:
@@ -317,13 +316,14 @@ def _counts(value: Any) -> dict[str, int]:
     return dict(value)
 
 
-# ---- a Data of PyG
+# ---- a Data or HeteroData of PyG
 
 _MODULE = "torch_geometric.data"
 
 
-def open_saved_data(path: PathLike, memory_bytes: int | None) -> Data:
-    """Read a `Data`, or the single graph of an `InMemoryDataset`'s processed file."""
+def open_saved_data(path: PathLike, memory_bytes: int | None) -> Data | HeteroData:
+    """Read a `Data` or `HeteroData`, or the single graph of a data set's processed file."""
+    from torch_geometric.data import Data, HeteroData  # noqa: PLC0415  (seconds to import)
 
     class Saved:
         """An object of PyG; a class of its own for each file, which a pickle could change."""
@@ -339,7 +339,12 @@ def open_saved_data(path: PathLike, memory_bytes: int | None) -> Data:
 
     names: dict[str, Any] = {
         f"{_MODULE}.data.Data": Saved,
-        f"{_MODULE}.storage.GlobalStorage": Saved,
+        f"{_MODULE}.hetero_data.HeteroData": Saved,
+        f"{_MODULE}.graph_store.EdgeAttr": None,
+        f"{_MODULE}.feature_store.TensorAttr": None,
+        **{
+            f"{_MODULE}.storage.{kind}Storage": Saved for kind in ("Global", "Base", "Node", "Edge")
+        },
         f"{_MODULE}.data.DataEdgeAttr": None,
         f"{_MODULE}.data.DataTensorAttr": None,
         # What a `Data` that was used remembers of its attributes.
@@ -350,7 +355,7 @@ def open_saved_data(path: PathLike, memory_bytes: int | None) -> Data:
         "torch.Size": lambda shape=(): list(shape),
     }
 
-    def read(found: Any) -> Data:
+    def read(found: Any) -> Data | HeteroData:
         if isinstance(found, tuple):  # of a data set: attributes, where each graph begins, a class
             _check_one_graph(found)
             attributes = found[0]
@@ -358,33 +363,56 @@ def open_saved_data(path: PathLike, memory_bytes: int | None) -> Data:
             attributes = found
         if isinstance(attributes, Saved):
             attributes = attributes.state
-            store = attributes.get("_store") if isinstance(attributes, dict) else None
-            if isinstance(store, Saved) and isinstance(store.state, dict):
-                attributes = store.state.get("_mapping")
-        if not isinstance(attributes, dict):
-            raise NotArraysError(f"a {type(attributes).__name__}")
-        return _data_of(attributes)
+            if isinstance(attributes, dict) and "_node_store_dict" in attributes:
+                attributes = {
+                    "_global_store": mapping(attributes.get("_global_store")),
+                    **mapping(attributes["_node_store_dict"]),
+                    **mapping(attributes.get("_edge_store_dict")),
+                }
+            elif isinstance(attributes, dict) and isinstance(attributes.get("_store"), Saved):
+                attributes = mapping(attributes["_store"])
+        attributes = mapping(attributes)
+        if "_global_store" not in attributes:
+            return _filled(Data(), attributes)
+        data = HeteroData()
+        for of, own in attributes.items():
+            is_edge = isinstance(of, tuple) and len(of) == 3 and all(isinstance(n, str) for n in of)
+            if of == "_global_store":
+                _filled(data, mapping(own))
+            elif is_edge or (isinstance(of, str) and not of.startswith("_")):
+                _filled(data[of], mapping(own))
+        return data
+
+    def mapping(found: Any) -> dict[Any, Any]:
+        """Return the attributes of a store of PyG, or a dictionary as it is."""
+        if isinstance(found, Saved) and isinstance(found.state, dict):
+            found = found.state.get("_mapping")
+        if not isinstance(found, dict):
+            raise NotArraysError(f"a {type(found).__name__}")
+        return found
 
     place = existing_file(path, "the data")
     refuse_kind(place, ZIP_MAGIC, _OLD_TORCH, is_input=True)
     memory = memory_ledger("reading the data", memory_bytes)
-    return read_pickled(place, "the data", memory, read, expected="a Data of PyG", names=names)
+    return read_pickled(
+        place, "the data", memory, read, expected="a Data or HeteroData of PyG", names=names
+    )
 
 
 def _check_one_graph(found: tuple[Any, ...]) -> None:
     slices = found[1] if len(found) > 1 else None
     if not isinstance(slices, dict):
         return
-    for places in slices.values():
+    of_types = (own.values() for own in slices.values() if isinstance(own, dict))
+    for places in chain(slices.values(), *of_types):
         if isinstance(places, PickledArray) and len(places.values) > 2:
             raise NotArraysError(f"a data set of {len(places.values) - 1} graphs; save one of them")
 
 
-def _data_of(attributes: Mapping[Any, Any]) -> Data:
+def _filled(data: Any, attributes: Mapping[Any, Any]) -> Any:
+    """Return a `Data`, or a part of one, with attributes."""
     import torch  # noqa: PLC0415
-    from torch_geometric.data import Data  # noqa: PLC0415  (seconds to import)
 
-    data = Data()
     for name, value in attributes.items():
         if not isinstance(name, str) or name.startswith("_") or value is None:
             continue

@@ -37,7 +37,12 @@ from gnnstore.converters.stores.graph import (
 )
 from gnnstore.converters.writer.graph_writer import GraphWriter
 from gnnstore.converters.writer.node_arrays import MAX_COMPRESSED_BYTES
-from gnnstore.converters.writer.options import ConvertOptions, refuse_rules, with_orders
+from gnnstore.converters.writer.options import (
+    ConvertOptions,
+    refuse_rules,
+    single_options,
+    with_orders,
+)
 from gnnstore.errors import UsageError, check_choice, limits_named
 from gnnstore.formats.arrays.dtypes import id_dtype
 from gnnstore.formats.arrays.spec import AttributeSpec
@@ -167,6 +172,7 @@ def rank_communities(
 
 
 @limits_named("reorder")
+@single_options
 def reorder(
     store: PathLike,
     output: PathLike,
@@ -199,7 +205,8 @@ def reorder(
     seed : int
         With "community": which of communities that are equally good a node joins.
     output, options, progress
-        See `gnnstore.converters`. The rules for edges and features are not for stores.
+        See `gnnstore.converters`; single options as well, such as `overwrite=True`. The rules for
+        edges and features are not for stores.
 
     Raises
     ------

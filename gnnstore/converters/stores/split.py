@@ -23,7 +23,12 @@ from gnnstore.converters.stores.graph import (
 )
 from gnnstore.converters.writer.base import provenance
 from gnnstore.converters.writer.graph_writer import GraphWriter
-from gnnstore.converters.writer.options import ConvertOptions, refuse_rules, with_orders
+from gnnstore.converters.writer.options import (
+    ConvertOptions,
+    refuse_rules,
+    single_options,
+    with_orders,
+)
 from gnnstore.errors import UsageError, limits_named
 from gnnstore.formats.store.schema import StoreManifest
 from gnnstore.formats.store.store import StoreReader
@@ -34,6 +39,7 @@ _PIECE_BYTES = 2**23  # of attributes; some copies exist at a time
 
 
 @limits_named("split the edges")
+@single_options
 def split_edges(
     store: PathLike,
     output: PathLike,
@@ -71,7 +77,8 @@ def split_edges(
         A second store to write, for the evaluation on "test": messages pass by the edges of train
         and of valid.
     output, options, progress
-        See `gnnstore.converters`. The rules for edges and features are not for stores.
+        See `gnnstore.converters`; single options as well, such as `overwrite=True`. The rules for
+        edges and features are not for stores.
 
     Raises
     ------

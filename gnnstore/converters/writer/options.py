@@ -257,17 +257,28 @@ def refuse_rules(options: ConvertOptions, doing: str) -> None:
     refuse_options(options, rules, f"is not for {doing}; convert with it")
 
 
-def converter(convert: Callable[P, Path]) -> Callable[P, Path]:
-    """Take single options, refuse an output that exists, and let errors name a system's limit."""
-    signature = inspect.signature(convert)
+def single_options(function: Callable[P, Path]) -> Callable[P, Path]:
+    """Take single options, such as `overwrite=True`, next to or in place of `options=`."""
+    signature = inspect.signature(function)
     single = {field.name for field in fields(ConvertOptions)} - signature.parameters.keys()
 
-    @wraps(convert)
-    def checked(*args: P.args, **kwargs: P.kwargs) -> Path:
+    @wraps(function)
+    def with_options(*args: P.args, **kwargs: P.kwargs) -> Path:
         if "options" in signature.parameters and kwargs.keys() & single:
             more: dict[str, Any] = {name: kwargs.pop(name) for name in kwargs.keys() & single}
             options: Any = kwargs.get("options") or ConvertOptions()
             kwargs["options"] = replace(options, **more)
+        return function(*args, **kwargs)
+
+    return with_options
+
+
+def converter(convert: Callable[P, Path]) -> Callable[P, Path]:
+    """Take single options, refuse an output that exists, and let errors name a system's limit."""
+    signature = inspect.signature(convert)
+
+    @wraps(convert)
+    def checked(*args: P.args, **kwargs: P.kwargs) -> Path:
         given = signature.bind(*args, **kwargs).arguments
         options = given.get("options") or ConvertOptions()
         if "seed" in signature.parameters and options.split_fractions:
@@ -288,7 +299,7 @@ def converter(convert: Callable[P, Path]) -> Callable[P, Path]:
             said = f"{error.message}. {other}"
             raise type(error)(said, path=error.path, offset=error.offset) from error
 
-    return limits_named("convert")(checked)
+    return limits_named("convert")(single_options(checked))
 
 
 @dataclass(frozen=True)

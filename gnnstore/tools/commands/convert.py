@@ -285,6 +285,8 @@ Examples:
         """
   --layout csc|csr
       indptr counts the edges to each target (csc) or from each source (csr).
+  --node-id TYPE=COLUMN* -> node_id
+      The column with the ids of a type, if not id; TYPE=: the numbers of rows are its ids.
 """,
         "from_typed",
     ),
@@ -408,11 +410,11 @@ Examples:
         "from_planted_types",
     ),
     "pyg": (
-        """Convert a torch_geometric.data.Data that torch.save wrote.
+        """Convert a Data or HeteroData of PyG that torch.save wrote.
 
 INPUT is such a file, or the processed file of a data set of one graph (processed/data.pt). It is
 unpickled with a list of allowed names, so that no code in it runs, and read whole: four times the
-file counts in --memory. In Python, gnnstore.converters.from_pyg takes a Data in memory.
+file counts in --memory. In Python, gnnstore.converters.from_pyg takes one in memory.
 
 \b
 Examples:
@@ -494,12 +496,20 @@ def _numbered_column(text: str, _: str) -> tuple[str, str]:
     return name, column
 
 
+def _ids_of_type(text: str, _: str) -> tuple[str, str]:
+    name, mark, column = text.partition("=")
+    if not mark:
+        raise UsageError(f"{text!r} is not TYPE=COLUMN; write it as in user=uid, or user=")
+    return name, column
+
+
 # Types of options' values, by kind.
 _RAW = {"features_raw": Parsed(lambda text, _: RawLayout.parse(text))}
 _TYPES: dict[str, dict[str, Any]] = {
     "numpy": _RAW,
     "snap": {**_RAW, "edge_columns": Pairs(_numbered_column)},
     "table": {"edge_columns": Pairs(_column), "node_columns": Pairs(_column)},
+    "typed": {"node_id": Pairs(_ids_of_type)},
 }
 
 
