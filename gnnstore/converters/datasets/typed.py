@@ -393,9 +393,10 @@ def _refuse_ids(name: str, node: NodeInput, edges: Mapping[EdgeType, EdgeInput])
         of_ids = attribute.lower().endswith("id") or _has_all(ascending, name, edges)
         if of_ids:
             raise InputError(
-                f"{source.label}: {attribute!r} has different integers, as ids have, by which edges "
-                f"may name the nodes of type {name!r}; say node_id={{{name!r}: {attribute!r}}} if they are the "
-                f"ids, as --node-id {name}={attribute}, or {{{name!r}: ''}}, as --node-id {name}=, "
+                f"{source.label}: {attribute!r} has different integers, as ids have, by which "
+                f"edges may name the nodes of type {name!r}; say node_id={{{name!r}: "
+                f"{attribute!r}}} if they are the ids, as --node-id {name}={attribute}, or "
+                f"{{{name!r}: ''}}, as --node-id {name}=, "
                 "if the numbers of rows are"
             )
 
