@@ -51,6 +51,7 @@ class Block:
     rows: str = ""  # path of the list whose entries are rows
 
 
+_MAX_INPUTS = 10  # files of a store's inputs that are printed
 # Texts are paragraphs, but for the first, which is the heading; a path has its value's own layout.
 Layout: TypeAlias = Sequence["Block | str | tuple[str, Layout]"]
 
@@ -173,9 +174,12 @@ def flatten(values: Document, prefix: str = "") -> dict[str, str]:
         if isinstance(value, Mapping):
             flat |= flatten(value, f"{prefix}{name}.")
         elif isinstance(value, list) and any(isinstance(each, Mapping) for each in value):
-            flat[f"{prefix}{name}"] = "\n".join(
-                fill("{path}[ ({size_bytes})]", each) or str(each) for each in value
-            )
+            lines = [
+                fill("{path}[ ({size_bytes})]", each) or str(each) for each in value[:_MAX_INPUTS]
+            ]
+            if len(value) > _MAX_INPUTS:
+                lines.append(f"… {len(value) - _MAX_INPUTS:,} more; --json has all")
+            flat[f"{prefix}{name}"] = "\n".join(lines)
         elif value is not None:
             is_plain = isinstance(value, int) and not name.endswith("_bytes")
             text = str(value) if is_plain else shown(value, name)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from gnnstore.budget import limits
+from gnnstore.converters import from_numpy
 from gnnstore.disk.engines import ENGINES, ENVIRONMENT_VARIABLE
 from gnnstore.tools import scan
 from gnnstore.tools.scan import _ValueRange
@@ -27,6 +28,19 @@ def test_the_description_adds_up(run: Any, example: Path) -> None:
     assert sum(array["share"] for array in document["arrays"]) < 1
     on_disk = sum(file.stat().st_size for file in example.rglob("*") if file.is_file())
     assert on_disk == total + (example / "zarr.json").stat().st_size
+
+
+def test_a_store_of_many_files_names_the_first_ten(run: Any, tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    np.save(tmp_path / "in" / "edge_index.npy", np.array([[0], [1]]))
+    for i in range(11):
+        np.save(tmp_path / "in" / f"x{i:02}.npy", np.arange(2))
+    path = from_numpy(tmp_path / "in", tmp_path / "a.gnn")
+    done = run("inspect", path)
+    assert "… 2 more; --json has all" in done.stdout
+    assert done.stdout.count(".npy (") == 10
+    document = run("inspect", path, "--json").document
+    assert len(document["provenance"]["inputs"]) == 12
 
 
 def test_page_geometry(run: Any, tmp_path: Path) -> None:
