@@ -254,7 +254,7 @@ def check_batches(reader: PackedReader, num_threads: int, progress: Progress) ->
             for rows in packed.rows(number, record).values():
                 out = rows.spec.empty(len(record.slots))
                 rows.read_into(RowRequest(record.subgraph.rows(packed.space), record.slots), out)
-        except (ValueError, IndexError) as error:  # gnnstore's errors included
+        except (ValueError, TypeError, IndexError) as error:  # gnnstore's errors included
             message = str(error)
             if not getattr(error, "path", None):
                 message = f"{packed.name_of(number)} cannot be read: {message}"

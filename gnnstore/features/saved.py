@@ -33,11 +33,14 @@ from gnnstore.features.planned import PlanStep
 from gnnstore.features.segments import read_shared
 from gnnstore.features.source import FileRows, PackedRows, RowSource, places_within, read_chunk
 from gnnstore.features.tables import CachedTables
+from gnnstore.formats.arrays.dtypes import STORAGE_DTYPES
 from gnnstore.formats.arrays.paged import PagedArray
 from gnnstore.formats.arrays.pages import DEFAULT_PAGE_BYTES, PageGeometry, plan_shards
 from gnnstore.formats.arrays.spec import AttributeSpec
+from gnnstore.formats.arrays.zarr_metadata import MAX_DIMENSIONS
 from gnnstore.formats.container.files import fill_at, open_regular
-from gnnstore.formats.packed import PackedReader, name_of_batch
+from gnnstore.formats.packed import PackedManifest, PackedReader, name_of_batch
+from gnnstore.formats.store.schema import EdgeType, Schema
 from gnnstore.sampling.compact import ONE_TYPE, CompactSample, RowRange, RowSpace, Types
 
 _HELP = "Restore the epochs from a copy, or pack again; 'gnnstore verify' shows all that is damaged"
@@ -111,12 +114,71 @@ class SavedRecord:
             return tuple(islice(left, number))
 
         seeds, step = take(num_seeds), take(_STEP_ARRAYS)
-        shared = (next(left), next(left)) if has_segments else None
+        shared = take(2) if has_segments else None
         chunk_crcs, shared_crcs = take(num_cached), take(num_cached if has_segments else 0)
         plain, edge_ids = take(num_plain), take(num_edge_ids)
         subgraph = CompactSample.from_arrays(list(left), types)
         fields = (seeds, *step, plain, edge_ids, subgraph, shared, chunk_crcs, shared_crcs)
         return cls(*fields)
+
+
+def _check_vector(
+    what: str, array: npt.NDArray[Any], length: int | None, most: int = 2**62, least: int = 0
+) -> None:
+    """Raise ValueError unless these are integers from `least` to below `most`; None: any length."""
+    if array.ndim != 1 or array.dtype.kind != "i" or length not in (None, len(array)):
+        raise ValueError(f"{what} are {array.dtype} {list(array.shape)}")
+    if array.size and not least <= int(array.min()) <= int(array.max()) < most:
+        raise ValueError(f"{what} are outside [{least}, {most})")
+
+
+def _check_subgraph(subgraph: CompactSample, schema: Schema) -> dict[str | EdgeType, int]:
+    """Raise ValueError unless a subgraph is of a graph; return its nodes and edges by type."""
+    num_rows: dict[str | EdgeType, int] = {}
+    for name, nodes in subgraph.nodes.items():
+        _check_vector("nodes", nodes, None, schema.node_of(name).num_nodes)
+        num_rows[name] = len(nodes)
+        if subgraph.trees is not None:
+            _check_vector("trees", subgraph.trees[name], len(nodes))
+    for of, edges in subgraph.edges.items():
+        num_rows[of] = count = len(edges.sources)
+        _check_vector("sources", edges.sources, None, num_rows[of[0]])
+        _check_vector("edges", edges.positions, count, schema.edge_of(of).num_edges)
+        _check_vector("in-degrees", edges.num_incoming, None, count + 1)
+        is_sum = int(edges.num_incoming.sum(dtype=np.int64)) == count
+        if not is_sum or len(edges.num_incoming) > num_rows[of[2]]:
+            raise ValueError("in-degrees are not those of the edges")
+    hops = (*(subgraph.hop_nodes or {}).items(), *(subgraph.hop_edges or {}).items())
+    if any(min(counts, default=0) < 0 or sum(counts) > num_rows[key] for key, counts in hops):
+        raise ValueError("hops are not those of the nodes and edges")
+    return num_rows
+
+
+def check_record(record: SavedRecord, manifest: PackedManifest, space: RowSpace) -> None:
+    """Raise ValueError unless a record's arrays fit one another, and the graph of the epochs."""
+    schema = manifest.schema
+    num_rows = _check_subgraph(record.subgraph, schema)
+    count = len(record.subgraph.rows(space))
+    _check_vector("slots", record.slots, count, max(1, manifest.num_slots), -1)
+    for places, of_places in (
+        (record.change_positions, record.change_slots),
+        (record.positions, record.positions),
+        (record.repeat_targets, record.repeat_sources),
+        *([] if record.shared is None else [record.shared]),
+    ):
+        _check_vector("positions of rows", places, None, count)
+        _check_vector("places of rows", of_places, len(places), least=-(2**31))
+    for crcs in (*record.chunk_crcs, *record.shared_crcs):
+        if crcs.dtype != np.uint32 or crcs.ndim != 1:
+            raise ValueError(f"checksums are {crcs.dtype} {list(crcs.shape)}")
+    owners = schema.owners()
+    specs = {spec.path: spec for spec in (*schema.node_attributes(), *schema.edge_attributes())}
+    for path, rows in zip(manifest.plain, record.plain, strict=True):
+        expected = (num_rows[owners[path]], *specs[path].shape[1:])
+        if (rows.dtype, rows.shape) != (STORAGE_DTYPES[specs[path].dtype], expected):
+            raise ValueError(f"rows of {path!r} are {rows.dtype} {list(rows.shape)}")
+    for of, ids in zip(manifest.edge_id_paths, record.edge_ids, strict=True):
+        _check_vector("edge ids", ids, num_rows[of])
 
 
 def crc_seed(i: int) -> int:
@@ -141,12 +203,15 @@ def encode_record(arrays: Sequence[npt.NDArray[Any]]) -> list[memoryview]:
 
 
 def decode_record(record: npt.NDArray[np.uint8]) -> list[npt.NDArray[Any]]:
-    """Return the arrays of a record whose checksum is right, as views."""
+    """Return the arrays of a record whose checksum is right, as views; ValueError: it has none."""
     words = record.view(np.int64)
     shapes: list[tuple[np.dtype[Any], tuple[int, ...]]] = []
     at = 1
-    for _ in range(int(words[0])):
-        end = at + 2 + int(words[at + 1])
+    while len(shapes) < int(words[0]):
+        axes = int(words[at + 1])
+        end = at + 2 + axes
+        if not 0 <= axes <= MAX_DIMENSIONS or end > len(words):
+            raise ValueError(f"an array has {axes} axes")
         dtype = np.dtype(words[at].tobytes().rstrip(b"\0").decode())
         shapes.append((dtype, tuple(words[at + 2 : end].tolist())))
         at = end
@@ -154,6 +219,8 @@ def decode_record(record: npt.NDArray[np.uint8]) -> list[npt.NDArray[Any]]:
     arrays = []
     for dtype, shape in shapes:
         num_bytes = math.prod(shape) * dtype.itemsize
+        if dtype.kind not in "biuf" or min(shape, default=0) < 0:
+            raise ValueError(f"an array is {dtype} {list(shape)}")
         arrays.append(record[begin : begin + num_bytes].view(dtype).reshape(shape))
         begin += num_bytes + _padding(num_bytes)
     return arrays
@@ -244,9 +311,11 @@ class PackedFiles:
         if found != crc:
             raise self._damaged(number, f"the crc32c is {found:08x}, not {crc:08x}")
         try:
-            return SavedRecord.of(decode_record(record), **self._num_arrays)
+            found_record = SavedRecord.of(decode_record(record), **self._num_arrays)
+            check_record(found_record, self.reader.manifest, self.space)
         except (ValueError, TypeError, IndexError) as error:  # CorruptStoreError included
-            raise self._damaged(number, f"it is no record of these epochs ({error})") from error
+            raise self.forged(number, error) from error
+        return found_record
 
     def rows(self, number: int, record: SavedRecord) -> dict[str, RowSource]:
         """Return the sources of the rows that a batch misses, by the attribute's path."""
@@ -296,6 +365,10 @@ class PackedFiles:
     def name_of(self, number: int) -> str:
         """Return the name of a batch in messages."""
         return name_of_batch(number, self.reader.manifest.batches_per_epoch)
+
+    def forged(self, number: int, error: Exception) -> CorruptStoreError:
+        """Return the error for a record whose checksum is right, and its contents are not."""
+        return self._damaged(number, f"it is not a record of these epochs ({error})")
 
     def _damaged(self, number: int, what: str) -> CorruptStoreError:
         begin, num_bytes = (int(value) for value in self.reader.index[number, :2])

@@ -144,7 +144,10 @@ class SavedSource(BatchSource):
         record = self.packed.record(place.number)
         batch.place = place._replace(record=record)
         batch.sample = record.subgraph.expand(self.index_dtype, empty)
-        batch.labels = self.labels.from_arrays([_owned(array) for array in record.seeds])
+        try:
+            batch.labels = self.labels.from_arrays([_owned(array) for array in record.seeds])
+        except (ValueError, TypeError, LookupError, AttributeError) as error:
+            raise self.packed.forged(place.number, error) from error
 
     def gather(self, batch: Batch) -> None:
         """Gather the rows of all attributes, and ids of edges, from the packed epochs."""
@@ -173,7 +176,10 @@ class SavedSource(BatchSource):
     def _rows(self, place: RecordPlace, record: SavedRecord) -> dict[str, Rows]:
         missed = self.packed.rows(place.number, record)
         step = record.step(self.packed.space)
-        return place.slots.gather(place.turns, place.turn, step, missed)
+        try:
+            return place.slots.gather(place.turns, place.turn, step, missed)
+        except (TypeError, IndexError) as error:  # kernels refuse places of rows
+            raise self.packed.forged(place.number, error) from error
 
 
 class RecordPlace(NamedTuple):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Self
@@ -99,6 +100,9 @@ class LinkLabels(SeedLabels):
         *edge_type, contents = (json.loads(each.tobytes()) for each in documents)
         values, begin = {}, 0
         for name, dtype, shape in contents:
+            size = math.prod(shape) * getattr(torch, dtype).itemsize
+            if min(shape, default=0) < 0 or size > len(data) - begin:
+                raise ValueError(f"{name!r} is {dtype} {shape}, in {len(data)} bytes")
             value = torch.empty(shape, dtype=getattr(torch, dtype))
             # Copied: they may lie anywhere, and tensors must be aligned.
             end = begin + value.nbytes

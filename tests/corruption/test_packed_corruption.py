@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import shutil
 from functools import partial
 from pathlib import Path
@@ -11,9 +12,10 @@ import numpy as np
 import pytest
 
 import gnnstore
+from gnnstore import _core
 from gnnstore.errors import CorruptStoreError, UnsupportedVersionError
 from gnnstore.features.chunks import BLOCK_BYTES
-from gnnstore.features.saved import PackedFiles
+from gnnstore.features.saved import PackedFiles, crc_seed
 from gnnstore.formats.packed import (
     CHECKED_ROWS,
     PACKED_FORMAT_VERSION,
@@ -24,7 +26,7 @@ from gnnstore.testing.graphs import random_graph
 from tests.support.batches import batches_of
 from tests.support.files import flip
 from tests.support.hetero import hetero_store
-from tests.support.hostile import rewrite
+from tests.support.hostile import reseal, rewrite
 from tests.support.packing import pack
 from tests.support.stores import write_example_store
 
@@ -244,6 +246,58 @@ def test_slots_are_checked(packed: Path) -> None:
     rewrite(packed, lambda own: own.update(num_slots=3))
     with pytest.raises((IndexError, gnnstore.GnnstoreError)):
         batches_of(gnnstore.open_packed(packed).loader(num_threads=1))
+
+
+def forge(packed: Path, place: int, value: int) -> None:
+    """Change a word of the first record, and all checksums."""
+    index, records = packed / "index" / "c.0.0", packed / "batches" / "c.0"
+    numbers = np.fromfile(index, np.uint8)
+    begin, size = (int(number) for number in numbers[:16].view(np.int64))
+    data = np.fromfile(records, np.uint8)
+    data[begin : begin + size].view(np.int64)[place] = value
+    numbers[16:24].view(np.int64)[0] = _core.crc32c(data[begin : begin + size], crc_seed(0))
+    numbers.tofile(index)
+    data.tofile(records)
+    reseal(packed)
+
+
+# The number of arrays; the axes, the length and the type of the first one.
+@pytest.mark.parametrize(
+    ("place", "value"), [(0, 2**40), (2, -2), (2, 2**40), (3, -7), (3, 2**60), (1, 0x4F7C)]
+)
+def test_a_record_that_was_forged(packed: Path, place: int, value: int) -> None:
+    """Its checksums are right: told as soon as a sound one is read."""
+    forge(packed, place, value)
+    with pytest.raises(CorruptStoreError, match="record of batch 0 of epoch 0, are damaged"):
+        next(iter(gnnstore.open_packed(packed).loader(num_threads=1)))
+    (problem,) = gnnstore.verify(packed, "full").problems
+    assert "it is not a record of these epochs" in problem.message
+
+
+@pytest.mark.parametrize("is_typed", [False, True])
+def test_words_of_a_record(packed: Path, tmp_path: Path, is_typed: bool) -> None:
+    """Whatever they are, the record is refused as damaged, or fits the graph."""
+    if is_typed:
+        graph = hetero_store(tmp_path / "t.gnn", edge_ids=True)
+        packed = tmp_path / "typed"
+        pack(graph.path, [2, 2], ("paper", "train"), output=packed, batch_size=9, superbatch=2)
+    reader = PackedReader.open(packed)
+    begin, size = (int(value) for value in reader.index[0, :2])
+    path, files, num_refused = packed / "batches" / "c.0", PackedFiles.open(reader), 0
+    data = np.fromfile(path, np.uint8)[begin : begin + size]
+    places = {*range(200), *range(0, size // 8, 101)}
+    for place, value in itertools.product(places, (-2, 2**31 + 5)):
+        words = data.view(np.int64).copy()
+        words[place] = value
+        with path.open("r+b") as file:
+            file.seek(begin)
+            file.write(words.tobytes())
+        reader.index[0, 2] = _core.crc32c(words.view(np.uint8), crc_seed(0))
+        try:
+            files.record(0)
+        except CorruptStoreError:
+            num_refused += 1
+    assert num_refused > 200
 
 
 # --- rows that batches share ---------------------------------------------------------------
