@@ -13,7 +13,7 @@ import os
 import threading
 import uuid
 from collections.abc import Mapping
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
@@ -157,22 +157,20 @@ class TableDirectory:
     @classmethod
     def create(cls, path: Path, manifest: TableManifest, *, overwrite: bool = False) -> Self:
         """Make a table of initial rows, and open it."""
-        with ExitStack() as held:
-            if overwrite and TableManifest.is_at(path):
-                # Raises if a process is writing the table; none begins before it is replaced.
-                held.callback(os.close, _locked(path))
-            on_event = logging.getLogger(__name__).warning
-            transaction = DirectoryTransaction(path, TableManifest, overwrite, on_event)
-            try:
-                with storage_errors("create the table", path):
-                    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL
-                    os.close(open_regular(transaction.path / SLOTS_FILE, flags, error=UsageError))
-                first = Commit.first(manifest.num_partitions)
-                replace(manifest, commits=(first,)).write(transaction.path)
-                transaction.commit()
-            except BaseException:
-                transaction.abort()
-                raise
+        if overwrite and TableManifest.is_at(path):
+            os.close(_locked(path))  # raises if a process is writing the table
+        on_event = logging.getLogger(__name__).warning
+        transaction = DirectoryTransaction(path, TableManifest, overwrite, on_event)
+        try:
+            with storage_errors("create the table", path):
+                flags = os.O_RDWR | os.O_CREAT | os.O_EXCL
+                os.close(open_regular(transaction.path / SLOTS_FILE, flags, error=UsageError))
+            first = Commit.first(manifest.num_partitions)
+            replace(manifest, commits=(first,)).write(transaction.path)
+            transaction.commit()
+        except BaseException:
+            transaction.abort()
+            raise
         return cls(path)
 
     def read(self, partition: int, out: npt.NDArray[np.uint8]) -> bool:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +16,15 @@ from torch_geometric.data import Data
 
 import gnnstore
 from gnnstore.converters import add_order, from_pyg
-from gnnstore.errors import InputError, UsageError
+from gnnstore.converters.typed.orders import Orders
+from gnnstore.errors import InputError, StorageError, UsageError
 from gnnstore.formats import StoreReader
+from gnnstore.formats.container import workdir
+from gnnstore.formats.container.manifest import Kind
+from gnnstore.formats.container.workdir import take_lock
+from gnnstore.formats.packed import PACKED
+from gnnstore.formats.partitions import PARTITIONS, PartitionsManifest
+from gnnstore.formats.store.units import make_units_directory
 from tests.cli.conftest import Run
 from tests.support.hetero import CITES, hetero_store, make_hetero
 from tests.support.stores import arrays_of
@@ -202,3 +211,59 @@ def test_functions_that_need_a_graph_without_types(tmp_path: Path) -> None:
             call()
         assert TYPES in str(caught.value)
         assert f"and {what} works on graphs without types only" in str(caught.value)
+
+
+@pytest.mark.parametrize("kind", [PACKED, PARTITIONS])
+@pytest.mark.parametrize("state", ["made", "at work"])
+def test_a_unit_that_another_command_makes_meanwhile_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: Kind, state: str
+) -> None:
+    """Of the two commands, the second one is refused, and leaves nothing."""
+    store = hetero_store(tmp_path / "s.gnn").path
+    before = StoreReader.open(store).uuid
+    unit = store / kind.directory / ("base" if state == "made" else ".base.tmp-01234567")
+    add, locks = Orders.add, []
+
+    def add_slowly(*arguments: Any) -> Any:
+        """Let another process write a unit while orders are added."""
+        unit.mkdir(parents=True)
+        (unit / "batches").mkdir()
+        locks.append(take_lock(unit))
+        return add(*arguments)
+
+    monkeypatch.setattr(Orders, "add", add_slowly)
+    with pytest.raises(StorageError, match=f"{kind.directory}/base (was|is being) made"):
+        add_order(store, "time")
+    monkeypatch.undo()
+    assert (unit / "batches").is_dir()
+    assert StoreReader.open(store).uuid == before
+    assert [path.name for path in tmp_path.iterdir()] == ["s.gnn"]
+    if state == "at work":
+        with pytest.raises(UsageError, match="base is being made"):
+            add_order(store, "time")
+        os.close(locks[0])
+
+
+def test_a_unit_waits_for_the_store_to_have_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its directory and its name are made while no other process replaces the store."""
+    store = hetero_store(tmp_path / "s.gnn").path
+    make_units_directory(PARTITIONS, store)
+    held, waits = take_lock(store), threading.Event()
+    assert held is not None
+
+    def note(path: Path, attempts: int = 1) -> int | None:
+        waits.set()
+        return take_lock(path, attempts)
+
+    monkeypatch.setattr(workdir, "take_lock", note)
+    with ThreadPoolExecutor(1) as pool:
+        unit = store / "partitions/p"
+        made = pool.submit(workdir.DirectoryTransaction, unit, PartitionsManifest, False, print)
+        assert waits.wait(20)
+        assert [path.name for path in unit.parent.iterdir()] == ["zarr.json"]
+        os.close(held)
+        transaction = made.result()
+    assert transaction.path.is_dir()
+    transaction.abort()

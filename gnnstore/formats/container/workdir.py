@@ -18,7 +18,7 @@ import os
 import re
 import secrets
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +27,7 @@ from typing import Literal
 from gnnstore import _core
 from gnnstore.errors import (
     NotFoundError,
+    StorageError,
     StoreExistsError,
     UsageError,
     storage_errors,
@@ -40,6 +41,8 @@ from gnnstore.units import format_size
 # 'gnnstore gc' holds a lock while it measures a directory; a writer holds it for good.
 LOCK_ATTEMPTS = 5
 _LOCK_SECONDS = 0.1
+# Directories of a name are locked while another gets its name, for a few system calls.
+_NAME_ATTEMPTS = 50
 
 State = Literal["running", "resumable", "unfinished", "set aside", "stale"]
 
@@ -262,7 +265,12 @@ class DirectoryTransaction:
         self.overwrite = overwrite
         self._on_event = on_event
         check_parent(self.final)
-        _check_outside(self.final, manifest)
+        # The directory that this one is a unit of, if any.
+        self._whole = _check_outside(self.final, manifest)
+        # What lies in the directory to be replaced, and would be removed with it.
+        self._units = _units_in(self.final) if overwrite else set()
+        if (working := _unit_at_work(self._units)) is not None:
+            raise UsageError(_unit_message(self.final, working, "is being made"), path=self.final)
         found = _sweep(self.final, on_event, adopt)
         self.adopted = found is not None  # whether a dead writer left the directory
         try:
@@ -272,7 +280,7 @@ class DirectoryTransaction:
                 os.close(found[1])
             raise
         if found is None:
-            with storage_errors("create the output", self.final):
+            with storage_errors("create the output", self.final), _in_place(self._whole):
                 found = make_locked(self.final.parent, f".{self.final.name}.tmp-")
         self.path, self._lock = found
 
@@ -290,22 +298,9 @@ class DirectoryTransaction:
     def _rename(self) -> None:
         new, final = os.fspath(self.path), os.fspath(self.final)
         if self.overwrite and self.final.exists():
-            try:
-                _core.rename_exchange(new, final)
-            except OSError as error:
-                if error.errno not in _NO_RENAME_FLAGS:
-                    raise
-                # Without an atomic exchange there is a moment with neither name. The old
-                # store then lies under .old-, and the next sweep puts it back.
-                old = self.final.parent / f".{self.final.name}.old-{secrets.token_hex(4)}"
-                self.final.rename(old)
-                try:
-                    self.path.rename(self.final)
-                except BaseException:
-                    with suppress(OSError):  # the new one has the name
-                        old.rename(self.final)
-                    raise
-                self.path = old
+            with _in_place(self.final):
+                self._refuse_new_units()
+                self._exchange()
             # The old store, under the temporary name now.
             _core.remove_tree(self.path)
             if self.path.exists():
@@ -315,20 +310,49 @@ class DirectoryTransaction:
                 )
             return
         try:
-            try:
-                _core.rename_noreplace(new, final)
-            except OSError as error:
-                if error.errno not in _NO_RENAME_FLAGS:
-                    raise
-                if os.path.lexists(final):
-                    raise FileExistsError(errno.EEXIST, "exists", final) from None
-                self.path.rename(self.final)
+            with _in_place(self._whole):
+                try:
+                    _core.rename_noreplace(new, final)
+                except OSError as error:
+                    if error.errno not in _NO_RENAME_FLAGS:
+                        raise
+                    if os.path.lexists(final):
+                        raise FileExistsError(errno.EEXIST, "exists", final) from None
+                    self.path.rename(self.final)
         except FileExistsError:
             raise StoreExistsError(
                 f"{final} was created by another process while it was being written; nothing was "
                 "replaced. Choose another output or pass --overwrite",
                 path=final,
             ) from None
+
+    def _exchange(self) -> None:
+        """Give the directory its name, and its own to the one that had it."""
+        try:
+            _core.rename_exchange(os.fspath(self.path), os.fspath(self.final))
+        except OSError as error:
+            if error.errno not in _NO_RENAME_FLAGS:
+                raise
+            # Without an atomic exchange there is a moment with neither name. The old
+            # store then lies under .old-, and the next sweep puts it back.
+            old = self.final.parent / f".{self.final.name}.old-{secrets.token_hex(4)}"
+            self.final.rename(old)
+            try:
+                self.path.rename(self.final)
+            except BaseException:
+                with suppress(OSError):  # the new one has the name
+                    old.rename(self.final)
+                raise
+            self.path = old
+
+    def _refuse_new_units(self) -> None:
+        """Refuse to remove what another process has made in the directory, or is making."""
+        units = _units_in(self.final)
+        found, doing = next(iter(sorted(units - self._units)), None), "was made"
+        if found is None or found.name.startswith("."):
+            found, doing = _unit_at_work(units), "is being made"
+        if found is not None:
+            raise StorageError(_unit_message(self.final, found, doing), path=self.final)
 
     def abort(self) -> None:
         """Remove everything that was written."""
@@ -351,22 +375,70 @@ def check_parent(path: Path) -> None:
         )
 
 
-def _check_outside(final: Path, manifest: type[Manifest]) -> None:
-    """Raise if the output lies in another sealed directory, which it would damage."""
+@contextmanager
+def _in_place(path: Path | None) -> Iterator[None]:
+    """Hold the lock of a directory with a name, so that no process replaces it meanwhile."""
+    with ExitStack() as held:
+        is_there = path is None
+        while path is not None and not is_there:
+            try:
+                lock = take_lock(path.resolve(), _NAME_ATTEMPTS)
+            except OSError:  # a file system without locks, or the directory is gone
+                break
+            if lock is None:
+                message = f"{path}: another process is at work there; wait for it, and try again"
+                raise StorageError(message, path=path)
+            held.callback(os.close, lock)
+            is_there = os.path.samestat(os.fstat(lock), path.stat())
+        yield
+
+
+def _units_in(final: Path) -> set[Path]:
+    """Return what lies in the directories for units of a directory, work in progress included."""
+    places = [path for kind in KINDS if kind.directory for path in _entries(final / kind.directory)]
+    return {path for path in places if METADATA_FILE not in path.name}
+
+
+def _unit_at_work(units: Iterable[Path]) -> Path | None:
+    """Return a directory that a process works in."""
+    for path in sorted(units):
+        if path.name.startswith("."):
+            with locked(path) as free:
+                if not free and path.is_dir():
+                    return path
+    return None
+
+
+def _unit_message(final: Path, unit: Path, doing: str) -> str:
+    match = _NAME.fullmatch(unit.name)
+    name = unit.name if match is None else match["final"]
+    return (
+        f"{final}: {unit.parent.name}/{name} {doing} in it meanwhile by another process, and would "
+        "be removed with what is replaced; wait for it, and move it, or remove it with 'gnnstore "
+        "rm', before the command is repeated"
+    )
+
+
+def _check_outside(final: Path, manifest: type[Manifest]) -> Path | None:
+    """Raise if the output lies in another sealed directory, which it would damage.
+
+    Return the directory that it is a unit of.
+    """
     own_parent = final.parent.resolve()
     for parent in (own_parent, *own_parent.parents):
         if parent.name.startswith(".gnnstore-"):
-            return  # a run's directory, which is removed with the run
+            return None  # a run's directory, which is removed with the run
         kind = kind_of(parent)
         if kind is None:
             continue
         own = next(each.directory for each in KINDS if each.manifest is manifest)
         if own and own_parent == parent / own:
-            return
+            return parent
         raise UsageError(
             f"{final}: lies inside {parent}, a {kind.manifest.WORD}; choose a place outside",
             path=final,
         )
+    return None
 
 
 def check_final(final: Path, manifest: type[Manifest], overwrite: bool) -> None:

@@ -85,6 +85,8 @@ class SealedWriter:
             )
         self.page_bytes = page_bytes  # None: chosen for each array
         self.shard_bytes = shard_bytes
+        # Without a fingerprint no later attempt can be the same.
+        self._may_resume = fingerprint is not None
         self._on_event = on_event or (lambda _: None)
         self._writers: dict[str, PagedArrayWriter] = {}
         self._paths: set[str] = set()
@@ -360,6 +362,7 @@ class SealedWriter:
             error, StorageError | OSError | MemoryError | KeyboardInterrupt
         )
         keeps = keeps and not isinstance(error, NotFoundError | StoreExistsError)
+        keeps = keeps and self._may_resume
         if not keeps:
             self.abort()
             return
