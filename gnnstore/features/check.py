@@ -25,6 +25,7 @@ from gnnstore import _core
 from gnnstore.errors import (
     CorruptStoreError,
     NotFoundError,
+    StorageError,
     UnsupportedVersionError,
     check_choice,
     limits_named,
@@ -100,9 +101,11 @@ def _sealed_kind(path: Path) -> Kind | None:
 def _open(kind: Kind, directory: Path) -> tuple[SealedFiles[Any], list[Problem]]:
     try:
         return kind.open(directory), []
-    except CorruptStoreError as error:
+    except (CorruptStoreError, StorageError) as error:
         files: SealedFiles[Any] = SealedFiles.find(directory, kind.manifest)
-        wrong = [Problem(found.path or "", str(found)) for _, found in files.wrong_sizes()]
+        wrong = [Problem(found.path or "", str(found)) for _, found in files.wrong_files()]
+        if isinstance(error, StorageError) and not wrong:
+            raise
         return files, wrong or [Problem(error.path or str(directory), str(error))]
 
 
@@ -125,7 +128,7 @@ def compare_checksums(
     """Compare every file with its checksums; yield the ranges that differ."""
     wrong: set[str] = set()
     if not isinstance(reader, SealedReader):
-        wrong = {entry.path for entry, _ in reader.wrong_sizes()}
+        wrong = {entry.path for entry, _ in reader.wrong_files()}
     if not wrong.isdisjoint(entry.path for entry, _ in reader.manifest.checksum_files):
         return
     altered = [

@@ -241,7 +241,7 @@ def test_a_unit_that_another_command_makes_meanwhile_stays(
     if state == "at work":
         with pytest.raises(UsageError, match="base is being made"):
             add_order(store, "time")
-        os.close(locks[0])
+    os.close(locks[0])
 
 
 def test_a_unit_waits_for_the_store_to_have_its_name(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +17,8 @@ from gnnstore.errors import CorruptStoreError, InputError, NotFoundError, Storag
 from gnnstore.features.check import verify
 from gnnstore.formats import StoreReader
 from gnnstore.formats.packed import PackedReader
+from gnnstore.tools.cli import main
+from tests.support.files import flip
 from tests.support.stores import write_example_store
 
 # A call that hangs is ended by an exception: an open that waits can be interrupted.
@@ -45,6 +49,40 @@ def test_every_file_of_a_store(tmp_path: Path, kind: str) -> None:
     assert verify(store, "full").ok
     (tmp_path / "link").symlink_to(store)
     assert verify(tmp_path / "link", "full").ok
+
+
+def test_files_that_are_links(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What `cp -rs` makes, or a shard that was moved to another disk, is refused with a remedy."""
+    whole = write_example_store(tmp_path / "a.gnn").path
+    store = shutil.copytree(whole, tmp_path / "b.gnn", copy_function=os.symlink)
+    advice = f"a symbolic link, which is not followed; .*: cp -rL {store} COPY"
+    out = str(tmp_path / "out")
+    for words in (
+        ("verify",),
+        ("inspect",),
+        ("reorder", out),
+        ("split-edges", out),
+        ("partition", "--num-partitions", "2"),
+        ("pack", "--output", out),
+        ("add-order", "--weight-attr", "w"),
+    ):
+        assert main([words[0], str(store), *words[1:]]) == (1 if words[0] == "verify" else 5)
+        told = "".join(capsys.readouterr())
+        assert re.search(advice, told), told
+        assert "--resume" not in told
+    problems = verify(store).problems
+    assert len(problems) == len(StoreReader.open(whole).files)
+    array = store / "nodes/node/x"
+    shutil.rmtree(store)
+    shutil.copytree(whole, store)
+    (shard,) = (path for path in array.iterdir() if path.name[0] == "c")
+    shard.rename(tmp_path / "moved")
+    shard.symlink_to(tmp_path / "moved")
+    flip(store / "edges/node__to__node/indices/c.0", 5)
+    assert [problem.path for problem in verify(store).problems] == [
+        str(shard),
+        str(store / "edges/node__to__node/indices/c.0"),
+    ]
 
 
 def test_inputs(tmp_path: Path) -> None:

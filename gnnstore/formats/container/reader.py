@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import stat
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
@@ -89,14 +90,19 @@ class SealedFiles(Generic[M]):
         """Bytes on disk, the root metadata not counted."""
         return sum(entry.size_bytes for entry in self.files)
 
-    def wrong_sizes(self) -> Iterator[tuple[FileEntry, CorruptStoreError]]:
-        """Yield the files that are missing or do not have the size in the manifest."""
+    def wrong_files(self) -> Iterator[tuple[FileEntry, CorruptStoreError | StorageError]]:
+        """Yield the files that are missing, links, or not of the size in the manifest."""
         word, verb = self.manifest.WORD, self.manifest.VERB
         for entry in self.files:
             path, size = self.path / entry.path, entry.size_bytes
             with storage_errors(f"open the {word}", path):
-                found = path.stat().st_size if path.exists() else None
-            if found != size:
+                status = path.lstat() if os.path.lexists(path) else None
+            found = None if status is None else status.st_size
+            if status is not None and stat.S_ISLNK(status.st_mode):
+                message = f"{path}: a symbolic link, which is not followed; copy the {word} with "
+                message += f"what its links lead to: cp -rL {self.path} COPY"
+                yield entry, StorageError(message, path=path)
+            elif found != size:
                 state = "is missing" if found is None else f"has {found} bytes"
                 message = f"{path}: the file {state}, but the manifest says {size} bytes; restore "
                 message += f"it from a copy or {verb} again"
@@ -242,7 +248,7 @@ class SealedReader(SealedFiles[M]):
     def open(cls, path: str | os.PathLike[str]) -> Self:
         """Open a directory."""
         found: SealedFiles[Any] = SealedFiles.find(path, cls.MANIFEST)
-        for _, error in found.wrong_sizes():
+        for _, error in found.wrong_files():
             raise error
         return cls(found.path, found.manifest)
 
