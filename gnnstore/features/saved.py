@@ -148,7 +148,10 @@ def _check_subgraph(subgraph: CompactSample, schema: Schema) -> dict[str | EdgeT
         is_sum = int(edges.num_incoming.sum(dtype=np.int64)) == count
         if not is_sum or len(edges.num_incoming) > num_rows[of[2]]:
             raise ValueError("in-degrees are not those of the edges")
-    hops = (*(subgraph.hop_nodes or {}).items(), *(subgraph.hop_edges or {}).items())
+    hops: list[tuple[str | EdgeType, tuple[int, ...]]] = [
+        *(subgraph.hop_nodes or {}).items(),
+        *(subgraph.hop_edges or {}).items(),
+    ]
     if any(min(counts, default=0) < 0 or sum(counts) > num_rows[key] for key, counts in hops):
         raise ValueError("hops are not those of the nodes and edges")
     return num_rows
