@@ -1180,7 +1180,6 @@ def parse_text(
     comments: bytes,
     *,
     skip_blank: bool = False,
-    ignore_extra: bool = False,
     allow_nan: bool = True,
     low: int = -9223372036854775808,
     high: int = 9223372036854775807,
@@ -1197,14 +1196,16 @@ def parse_text(
         Whole lines; the last may lack its end.
     kinds : str
         A letter for each field of a line: "e" int64 within the limits, "i" int64, "f" float32,
-        "d" float64, "n" a name, as the two uint32 of its first byte and its length, "-" skipped.
+        "d" float64, "n" a name, as the two uint32 of its first byte and its length, "-" skipped,
+        and "*", the last one, the rest of a line in braces, which is skipped.
     separator : str
-        A comma; a space for runs of blanks, in which a field is missing between two tabs; a tab for
-        such runs, where a first tab follows a missing field, and between names for single tabs.
+        A comma; a tab, of which those at the end of a line count only if fields are wanted there; a
+        space for runs of blanks, in which a field is missing between two tabs; a stop for the terms
+        of N-Triples, behind which it is.
     comments : bytes
         Characters that begin lines that are skipped.
-    skip_blank, ignore_extra, allow_nan : bool
-        Whether blank lines are skipped, more fields may follow, and NaN is a value.
+    skip_blank, allow_nan : bool
+        Whether blank lines are skipped, and NaN is a value.
     low, high : int
         The limits of fields of the kind "e", inclusive.
 
@@ -1217,7 +1218,14 @@ def parse_text(
     fault : tuple of int, optional
         Of the first line that is no row: its first byte, the number of its fields, the field at
         fault, and where this begins and ends. The field is -1 if their number is wrong; a blank
-        line has none.
+        line has none, and a line that is not of N-Triples, where a stop separates.
+    """
+
+def split_text(line: bytes, separator: str) -> list[bytes]:
+    """Return the fields of a line, separated as `parse_text` has them.
+
+    All tabs count, and braces at the end, as networkx writes them, are one field. A blank line has
+    none, and a line that is not of N-Triples, where a stop separates.
     """
 
 def encode_names(

@@ -453,7 +453,7 @@ def session_options(command: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(command)
     def with_session(session: Session, /, *args: Any, **kwargs: Any) -> Any:
         session.options = {
-            name: (option.opts[-1], not option.is_flag)
+            name: (option.opts[-1], not option.is_flag, (option.secondary_opts or option.opts)[-1])
             for option in click.get_current_context().command.params
             if isinstance(option, click.Option)
             for short in [option.opts[-1].lstrip("-").replace("-", "_")]

@@ -64,8 +64,9 @@ class Session:
     as_json: bool = False
     quiet: bool = False
     debug: bool = False
-    # By Python's name of each of the command's options: its flags, and whether it takes a value.
-    options: Mapping[str, tuple[str, bool]] = field(default_factory=dict)
+    # By Python's name of each of the command's options: its flag, whether it takes a value, and the
+    # flag that turns it off.
+    options: Mapping[str, tuple[str, bool, str]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Let the environment turn tracebacks on if the option cannot be added."""
@@ -101,8 +102,10 @@ class Session:
             name, value = found.groups()
             if name not in self.options or "/" in value:
                 return found[0]
-            option, takes_value = self.options[name]
-            return option + f" {value}" * (takes_value and value != "")
+            option, takes_value, off = self.options[name]
+            if not takes_value:
+                return off if value == "False" else option
+            return option + f" {value}" * (value != "")
 
         return re.sub(r"(?<![^\s(])([a-z_]+)=([^\s,:;)]*(?<!\.))", flag, message)
 

@@ -303,7 +303,7 @@ def test_paths_that_cannot_be_shown_are_escaped(example: Path, tmp_path: Path) -
 def test_messages_name_options_as_they_are_typed(run: Any, tmp_path: Path) -> None:
     """The library's messages have Python's names; the command line's those of its options."""
     edges = tmp_path / "edges.txt"
-    edges.write_text("source target\n1 2\n")
+    edges.write_text("from to\n1 2\n")
     asked = run("convert", "snap", edges, tmp_path / "g.gnn")
     assert "skipped with --skip-header" in asked.stderr  # a flag, without the value
     words = ("--skip-header", "--feature-dtype", "float16")

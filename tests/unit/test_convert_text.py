@@ -112,7 +112,7 @@ def test_edge_lists_come_in_many_forms(tmp_path: Path, text: str) -> None:
     [
         ("1\t2\n3\t\t4\n", SNAP, "line 2: found 3 fields, expected 2"),
         ("1\t2\t9\n3\t\t4\n", IGNORING, "line 2: column 2: '' is not an integer, expected a value"),
-        ("1\t2\n\t4\t9\n", IGNORING, "line 2: column 1: '' is not an integer, expected a value"),
+        ("1\t2\t8\n\t4\t9\n", IGNORING, "line 2: column 1: '' is not an integer, expected a value"),
         ("1\t2\t.5\t7\n3\t4\t\t7\n", WEIGHTED, "line 2: column 3: '' is not a number"),
         ("1\t\t2\n3\t4\t\n", FEATURES, "line 1: column 2: '' is not a number, expected a value"),
         ("\t1\t2\n3\t4\t5\n", FEATURES, "line 1: column 1: '' is not a number, expected a value"),
@@ -152,9 +152,22 @@ def test_blanks_around_rows_are_no_columns(
 
 
 def test_extra_columns_are_skipped_on_demand(tmp_path: Path) -> None:
-    for text in ("1 2 0.5\n3 4 nan\n", "1,2,x,y\n3,4,z,\n", "1 2\n3 4 5\n"):
+    for text in (
+        "1 2 0.5\n3 4 nan\n",
+        "1,2,x,y\n3,4,z,\n",
+        "1\t2\tsome text\t\n3\t4\t\tmore\n",  # a last column without a value is a field
+        "1\t2\tx\ty\n3\t4\tz\t\n",
+        "1 2 {}\n3 4 {'w': 3, 'at': {1: 2}}\n",  # networkx writes these
+        "1,2, {'w': 1, 'v': 2}\n3,4,{}\n",
+        "1 2\t0.5\t7\n3 4\t0.5\t7\n",  # KONECT has both
+    ):
         path = write(tmp_path / "t", text)
         assert read(path, IGNORING).tolist() == [[1, 2], [3, 4]]
+    for text in ("1 2\n3 4 5\n", "1,2,x,y\n3,4,z\n", "1 2 {}\n3 4 5\n"):
+        with pytest.raises(
+            InputError, match=r"line 2: (found \d fields|column 3: '5' is not in b)"
+        ):
+            read(write(tmp_path / "t", text), IGNORING)
     with pytest.raises(InputError, match=r"line 1: found 3 fields, expected 2"):
         read(write(tmp_path / "t", "1 2 0.5\n"), SNAP)
 

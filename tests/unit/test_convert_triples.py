@@ -183,7 +183,8 @@ def test_any_names_come_back(
         return  # decides that commas separate
     folder = tmp_path_factory.mktemp("kg")
     path = write(folder / "a.txt", triples, columns)
-    store = gnnstore.open(from_triples(path, folder / "a.gnn", columns=columns))
+    how: dict[str, Any] = {"skip_header": False, "quotes": "keep"}
+    store = gnnstore.open(from_triples(path, folder / "a.gnn", columns=columns, **how))
     assert triples_of(store) == triples
 
 
@@ -282,5 +283,6 @@ def test_tabs_separate_names_with_commas(tmp_path: Path) -> None:
     triples = [("Smith, John", "born in", "Paris, France"), ("Rome", "in", "Europe")]
     for some in (triples, triples[::-1]):
         path = write(tmp_path / "t.tsv", some)
-        out = from_triples(path, tmp_path / "o.gnn", options=ConvertOptions(overwrite=True))
+        options = ConvertOptions(overwrite=True)
+        out = from_triples(path, tmp_path / "o.gnn", skip_header=False, options=options)
         assert sorted(triples_of(gnnstore.open(out))) == sorted(triples)

@@ -22,23 +22,33 @@ std::string_view view_of(const nb::bytes &text) {
     return {text.c_str(), text.size()};
 }
 
+char checked_separator(const std::string &separator) {
+    if (separator.size() != 1 || std::string_view(",\t .").find(separator) == std::string_view::npos)
+        throw invalid("separator must be a comma, a tab, a space or a stop");
+    return separator[0];
+}
+
+nb::list split(const nb::bytes &line, const std::string &separator) {
+    nb::list fields;
+    for (const auto field : split_text(view_of(line), checked_separator(separator)))
+        fields.append(nb::bytes(field.data(), field.size()));
+    return fields;
+}
+
 using Fault = std::optional<std::tuple<int64_t, int64_t, int64_t, int64_t, int64_t>>;
 
 std::tuple<NumpyVector<uint8_t>, int64_t, Fault> parse(
     const nb::bytes &text, const std::string &kinds, const std::string &separator,
-    const nb::bytes &comments, bool skip_blank, bool ignore_extra, bool allow_nan, int64_t low,
-    int64_t high) {
+    const nb::bytes &comments, bool skip_blank, bool allow_nan, int64_t low, int64_t high) {
     const std::string_view lines = view_of(text);
-    if (separator != "," && separator != "\t" && separator != " ")
-        throw invalid("separator must be a comma, a tab or a space");
-    TextForm form{{},          separator[0], {comments.c_str(), comments.size()}, skip_blank,
-                  ignore_extra, allow_nan,    low,
+    TextForm form{{},        checked_separator(separator), {comments.c_str(), comments.size()},
+                  skip_blank, allow_nan,                    low,
                   high};
     for (const char kind : kinds) {
-        if (std::string_view("eifdn-").find(kind) == std::string_view::npos)
-            throw invalid("kinds must be of the letters e, i, f, d, n and -, got ", kinds);
+        if (std::string_view("eifdn-*").find(kind) == std::string_view::npos)
+            throw invalid("kinds must be of the letters e, i, f, d, n, - and *, got ", kinds);
         form.fields.push_back({kind, form.record_bytes});
-        form.record_bytes += kind == '-' ? 0 : kind == 'f' ? 4 : 8;
+        form.record_bytes += kind == '-' || kind == '*' ? 0 : kind == 'f' ? 4 : 8;
         form.has_names |= kind == 'n';
     }
     std::unique_ptr<PooledBuffer> buffer;
@@ -77,8 +87,8 @@ std::tuple<nb::list, NumpyVector<int64_t>, NumpyVector<int64_t>> encode(const nb
 
 void bind_text_table(nb::module_ &m) {
     m.def("parse_text", parse, "text"_a, "kinds"_a, "separator"_a, "comments"_a, nb::kw_only(),
-          "skip_blank"_a = false, "ignore_extra"_a = false, "allow_nan"_a = true,
-          "low"_a = std::numeric_limits<int64_t>::min(),
+          "skip_blank"_a = false, "allow_nan"_a = true, "low"_a = std::numeric_limits<int64_t>::min(),
           "high"_a = std::numeric_limits<int64_t>::max());
+    m.def("split_text", split, "line"_a, "separator"_a);
     m.def("encode_names", encode, "text"_a, "places"_a);
 }

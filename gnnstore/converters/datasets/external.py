@@ -12,7 +12,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from gnnstore.converters.datasets.text import column_names, first_lines, id_column
+from gnnstore.converters.datasets.text import id_column
 from gnnstore.converters.inputs.files import RawLayout, open_npy, open_npz, open_raw
 from gnnstore.converters.inputs.opening import PathLike, existing_file
 from gnnstore.converters.inputs.parts import natural_order
@@ -25,6 +25,7 @@ from gnnstore.converters.inputs.source import (
     rounds,
 )
 from gnnstore.converters.inputs.text_arrays import TextArray, read_as_stored, read_numbers
+from gnnstore.converters.inputs.text_tables import read_head
 from gnnstore.converters.spill_files import ScatteredRows
 from gnnstore.converters.writer.graph_writer import GraphWriter
 from gnnstore.converters.writer.options import ConvertOptions
@@ -112,7 +113,7 @@ def open_arrays(
     if ids is not None and is_table and paths_of(ids, "the ids") == names:  # a column of them
         columns = []
         for i, (path, part) in enumerate(zip(files, parts, strict=True)):
-            place = id_column(column_names(first_lines(path, b"")[1]) if skip_header else []) or 0
+            place = id_column(read_head(path, b"").names() if skip_header else []) or 0
             parts[i] = _without(part, place)
             options: dict[str, Any] = {"num_rows": part.shape[0], "skip_header": skip_header}
             columns.append(TextArray(path, "int64", what="node id", column=place, **options))
@@ -137,7 +138,7 @@ def open_arrays(
 
 def _refuse_named_ids(path: Path, what: str) -> None:
     """Refuse a table whose first line names a column of ids, which nobody takes for ids."""
-    columns = column_names(first_lines(path, b"")[1])
+    columns = read_head(path, b"").names()
     place = id_column(columns)
     if place is not None and len(columns) > 1:
         raise InputError(

@@ -15,15 +15,16 @@ import numpy.typing as npt
 from gnnstore.converters.datasets.external import Paths, open_arrays, open_external, recorded
 from gnnstore.converters.datasets.text import (
     Header,
-    check_ends,
-    column_names,
-    first_lines,
+    check_counts,
     number_from_one,
     number_ids,
     number_names,
     read_header,
+    refuse_header,
+    refuse_marks,
 )
-from gnnstore.converters.edges.numbering import IdMap, NameNumbering, find_ids
+from gnnstore.converters.edges.numbering import IdMap, NameBlock, NameNumbering, find_ids
+from gnnstore.converters.inputs.edge_columns import choose_columns
 from gnnstore.converters.inputs.files import RawLayout, npy_files, open_npy, open_npz
 from gnnstore.converters.inputs.opening import (
     PathLike,
@@ -32,7 +33,7 @@ from gnnstore.converters.inputs.opening import (
     existing_path,
 )
 from gnnstore.converters.inputs.source import ArraySource, MappedRows, check_rows
-from gnnstore.converters.inputs.text_tables import TableFormat, TextColumn, TextTable
+from gnnstore.converters.inputs.text_tables import TableFormat, TextColumn, TextTable, read_head
 from gnnstore.converters.writer.estimates import text_workload
 from gnnstore.converters.writer.graph_writer import GraphWriter
 from gnnstore.converters.writer.node_arrays import SPLIT_KEYS
@@ -43,13 +44,15 @@ from gnnstore.progress import Progress
 _LOG = logging.getLogger(__name__)
 
 _COMMENTS = b"#%"
-_COLUMN_TYPES = ("int64", "float32", "float64")
-_NODE_NAMES = ("x", "y", "edge_index", "num_nodes", "n_id", "e_id", "batch_size", "input_id")
 _HINT = (
     ". A line that names the columns is skipped with skip_header=True, and nodes that go by names "
     "are numbered with string_ids=True. Columns after the first two are skipped with "
     "extra_columns='ignore', or kept with edge_weight=COLUMN and edge_columns=; if the first two "
     "are not the ends of an edge, say which are (source=, target=)"
+)
+_DIFFER_HINT = (
+    ": an adjacency list? Write one edge a line. If only the first line differs, skip it "
+    "(skip_header=True)"
 )
 _ROWS_HINT = (
     "each needs exactly one row; if row i is that of the node with id i, where some ids occur in "
@@ -72,12 +75,13 @@ def from_snap(
     splits: PathLike | None = None,
     num_nodes: int | None = None,
     extra_columns: Literal["refuse", "ignore"] = "refuse",
-    skip_header: bool = False,
+    skip_header: bool | None = None,
     edge_weight: int | str | None = None,
     edge_columns: Mapping[str, int | str] | None = None,
     source: int | str | None = None,
     target: int | str | None = None,
     string_ids: bool = False,
+    quotes: Literal["keep", "strip"] | None = None,
     comment: str | None = None,
     options: ConvertOptions | None = None,
     progress: Progress | None = None,
@@ -85,11 +89,14 @@ def from_snap(
     """Convert a text edge list.
 
     A line is "source target", with a tab, spaces or a comma (CSV) between; lines that begin with
-    `#` or `%`, and blank ones, are skipped. The file may be gzipped. Names between commas may have
-    quotation marks, which are not part of the name. A Matrix Market file has as many nodes as its
-    line of sizes says rows, of which those without entries are isolated; it must have as many
-    entries as the line says, and be general, or symmetric with `options.undirected`. KONECT's
-    bipartite graphs are refused.
+    `#` or `%`, and blank ones, are skipped. The file may be gzipped. Columns that the first line
+    calls source and target, or src and dst, are the ends wherever they stand; names of rows, as R
+    writes them, are passed over. A first line of two integers that fit the numbers of nodes and
+    lines is refused, unless `skip_header` says what it is.
+
+    A Matrix Market file has as many nodes as its line of sizes says rows, of which those without
+    entries are isolated; it must have as many entries as the line says, and be general, or
+    symmetric with `options.undirected`. KONECT's bipartite graphs are refused.
 
     Ids need not be contiguous: nodes are numbered 0, ..., N - 1 in ascending order of their
     ids, and the store keeps the ids (`original_id`), unless they are 0, ..., N - 1 already.
@@ -109,8 +116,8 @@ def from_snap(
     features_ids : path-like, optional
         `.npy` or CSV of integers [N]: the id, as in the edge list, of each row of the features,
         if they are not in ascending order of ids; or the features again, if they are CSV with a
-        column of ids: the one that the first line calls `id` or `node`, or else the first. Rows
-        are then sorted on disk.
+        column of ids: the one that the first line calls `id`, or else the first. Rows are then
+        sorted on disk.
     features_skip_header, labels_skip_header : bool
         Skip the first line of each file of text: it names the columns.
     labels : path-like, optional
@@ -123,13 +130,16 @@ def from_snap(
     num_nodes : int, optional
         N, where ids are the node numbers already.
     extra_columns : "refuse" or "ignore"
-        Whether columns after the first two (weights, times) are an error or are skipped.
-    skip_header : bool
-        Skip the first line that is no comment: it names the columns. So it is where a column is
-        chosen by its name.
+        Whether columns after the first two (weights, times) are an error or are skipped. All lines
+        have as many.
+    skip_header : bool, optional
+        Whether the first line that is no comment is skipped, since it names the columns, or is an
+        edge. By default it is skipped if a column is chosen by its name, or if ids are integers and
+        it has names for the ends; a line of names that are in no other line is refused.
     source, target : int or str, optional
         The columns of sources and targets, if they are not the first two: numbers, counted from 1,
-        or names in the first line. Columns that nothing names are skipped then.
+        or names in the first line. Columns that nothing names are skipped then; a message lists
+        them.
     edge_weight : int or str, optional
         Number or name of the column that becomes the edge attribute `edge_weight` [E]; columns
         between are skipped. Perhaps with a type, as in "3:float64": int64, float32 or float64.
@@ -143,6 +153,9 @@ def from_snap(
         appearance, and the store keeps the names (`original_names`). Names that do not fit in
         half of the memory allowed are numbered on disk. Lines that begin with `#` or `%` are
         comments before the first edge, and edges of such names behind it.
+    quotes : "keep" or "strip", optional
+        Whether quotation marks around names are part of them. By default they are not, between
+        commas; between tabs or blanks, if all names have them, and a mixture is refused.
     comment : str, optional
         Characters that begin comments, wherever they are: "#". With "" no line is a comment.
     output, options, progress
@@ -160,6 +173,8 @@ def from_snap(
     """
     options = options or ConvertOptions()
     _check_ids(num_nodes, features_ids or labels_ids, string_ids=string_ids)
+    if quotes is not None and not string_ids:
+        raise UsageError("quotes= is about names of nodes; give string_ids=True, or leave it out")
     path = existing_file(input, "the edge list")
     x = open_external(
         features, features_raw, features_ids, options, skip_header=features_skip_header
@@ -176,17 +191,16 @@ def from_snap(
     split_arrays = {} if splits is None else _open_splits(Path(splits), split_files)
     marks = _COMMENTS if comment is None else comment.encode()
     header = read_header(path)
-    names = [] if header.is_matrix else column_names(first_lines(path, marks)[1])
-    given = dict(edge_columns or {})
-    if edge_weight is not None:
-        if "edge_weight" in given:
-            raise UsageError("edge_weight= is given twice; leave it out of edge_columns=")
-        given = {"edge_weight": edge_weight, **given}
-    ends, columns = _choose_columns(path, names, (source, target), given)
-    chosen = (source, target, *given.values())
-    skip_header |= any(c and not str(c).partition(":")[0].isdecimal() for c in chosen)
-    if source is None and names:
-        check_ends(path, names, is_skipped=skip_header or not string_ids)
+    chosen = choose_columns(
+        path,
+        read_head(path, marks, is_named=string_ids, mixes=not string_ids),
+        (source, target),
+        _attribute_columns(edge_weight, edge_columns or {}),
+        skip_header=skip_header,
+        is_named=string_ids,
+        ignores=extra_columns == "ignore",
+    )
+    columns = chosen.attributes
     header.check_direction(undirected=options.undirected or options.add_inverse_edge)
     header.check_count("nodes by num_nodes=", num_nodes, header.num_nodes)
     last_id = None
@@ -211,13 +225,14 @@ def from_snap(
             source=source,
             target=target,
             string_ids=string_ids,
+            quotes=quotes,
             comment=comment,
         ),
     }
     table_format = TableFormat(
         "text" if string_ids else "int64",
-        num_columns=1 + max([*ends, *(column.position for column in columns.values())]),
-        ends=ends,
+        num_columns=1 + max([*chosen.ends, *(column.position for column in columns.values())]),
+        ends=chosen.ends,
         columns=tuple(columns.values()),
         delimiter=None,
         comments=marks,
@@ -226,9 +241,11 @@ def from_snap(
         minimum=0 if last_id is None else 1,
         limit=num_nodes if last_id is None else last_id + 1,
         what="node name" if string_ids else "node id",
-        ignore_extra=extra_columns == "ignore" or source is not None,
-        skip_header=skip_header or header.is_matrix,
+        ignore_extra=chosen.ignores_others,
+        skip_header=chosen.has_header or header.is_matrix,
+        quotes=quotes,
         hint=_HINT,
+        differ_hint=_DIFFER_HINT,
     )
     with GraphWriter(
         output,
@@ -246,7 +263,11 @@ def from_snap(
     ) as writer:
         table = TextTable(path, table_format, memory_bytes=writer.options.memory_bytes)
         writer.reserve_memory(table.memory_bytes)
-        ids, numbering = _number_nodes(writer, table, header, num_nodes)
+        is_open = skip_header is None and not table_format.skip_header
+        ids, numbering = _number_nodes(
+            writer, table, header, num_nodes, is_open=is_open, checks_ends=chosen.may_be_marks
+        )
+        check_counts(table, numbering, is_skipped=not is_open)
         for name, found in (("x", x), ("y", y)):
             if found is not None:
                 nodes = found.row_ids
@@ -259,18 +280,34 @@ def from_snap(
         if not writer.has_edges:
             num_edges = _read_edges(writer, table, list(columns), ids, numbering)
             header.check_count("edges", num_edges, header.num_edges)
+            check_counts(table, numbering, is_skipped=not is_open)
         if numbering is not None:
             numbering.close()
         return writer.commit()
 
 
 def _number_nodes(
-    writer: GraphWriter, table: TextTable, header: Header, num_nodes: int | None
+    writer: GraphWriter,
+    table: TextTable,
+    header: Header,
+    num_nodes: int | None,
+    *,
+    is_open: bool,
+    checks_ends: bool,
 ) -> tuple[IdMap | None, NameNumbering | None]:
-    """Read the edges a first time, where that is needed to number nodes or to find types."""
+    """Read the edges a first time, where that is needed to number nodes or to find types.
+
+    Other lines show whether the first is an edge, if that `is_open`, and whether ends are marks.
+    """
     ids, names, path = None, None, table.path
     if table.format.dtype == "text":
-        names = number_names(writer, lambda: _blocks(writer, table, "read names"))
+
+        def read() -> Iterator[NameBlock]:
+            blocks = _blocks(writer, table, "read names")
+            blocks = refuse_marks(path, blocks) if checks_ends else blocks
+            return refuse_header(path, blocks) if is_open else blocks
+
+        names = number_names(writer, read)
     elif header.is_matrix:
         ids = number_from_one(writer, header.num_nodes or 0)
     elif num_nodes is None:
@@ -294,44 +331,14 @@ def _number_nodes(
     return ids, names
 
 
-def _choose_columns(
-    path: Path,
-    names: list[str],
-    given_ends: tuple[int | str | None, int | str | None],
-    given: Mapping[str, int | str],
-) -> tuple[tuple[int, int], dict[str, TextColumn]]:
-    """Return the positions of the ends, and the columns that become edge attributes by names."""
-
-    def position(what: str, chosen: int | str, place: str) -> int:
-        if place in names and not place.isdecimal():
-            return names.index(place)
-        if place.isascii() and place.isdecimal() and 0 < int(place[:11]) < 10**10:
-            return int(place) - 1
-        raise UsageError(
-            f"{what}={chosen!r} is not a column of {path.name}; give its number, counted from 1, "
-            f"or its name in the first line, as in {', '.join(names) or '3 or 3:int64'}"
-        )
-
-    source, target = given_ends
-    ends = (0, 1)
-    if source is not None and target is not None:
-        ends = (position("source", source, str(source)), position("target", target, str(target)))
-    elif source is not None or target is not None:
-        raise UsageError("source= and target= go together; give both")
-    columns = {}
-    for name, text in given.items():
-        what = "edge_weight" if name == "edge_weight" else f"edge_columns: {name}"
-        place, _, dtype = str(text).partition(":")
-        if dtype and dtype not in _COLUMN_TYPES:
-            raise UsageError(f"{what}={text!r}: {dtype!r} is not one of {', '.join(_COLUMN_TYPES)}")
-        if not name.isidentifier() or name in _NODE_NAMES:
-            raise UsageError(f"{name!r} cannot be the name of an edge attribute; choose another")
-        columns[name] = TextColumn(
-            position(what, text, place), dtype or None, name.removeprefix("edge_")
-        )
-    if len({*ends, *(column.position for column in columns.values())}) < 2 + len(columns):
-        raise UsageError("two of the ends and attributes come from one column; give each its own")
-    return ends, columns
+def _attribute_columns(
+    edge_weight: int | str | None, edge_columns: Mapping[str, int | str]
+) -> dict[str, int | str]:
+    if edge_weight is None:
+        return dict(edge_columns)
+    if "edge_weight" in edge_columns:
+        raise UsageError("edge_weight= is given twice; leave it out of edge_columns=")
+    return {"edge_weight": edge_weight, **edge_columns}
 
 
 def _of_matrix(

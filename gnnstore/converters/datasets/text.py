@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 
 from gnnstore.converters.edges.numbering import (
@@ -22,8 +23,7 @@ from gnnstore.converters.edges.numbering import (
     NameNumbering,
     OneBasedIds,
 )
-from gnnstore.converters.inputs.opening import read_blocks
-from gnnstore.converters.inputs.text_tables import fields_of, is_number
+from gnnstore.converters.inputs.text_tables import TextTable, read_head
 from gnnstore.converters.writer.graph_writer import GraphWriter
 from gnnstore.errors import InputError
 
@@ -34,12 +34,6 @@ _BANNER = re.compile(rb"%{1,2}\s*matrixmarket\b(.*)", re.IGNORECASE)
 _SIZES = re.compile(rb"(\d{1,19})\s+(\d{1,19})\s+(\d{1,19})")
 _UNDIRECTED = re.compile(rb"\bundirected\b", re.IGNORECASE)
 _KONECT = re.compile(rb"^%\s*(sym|asym|bip)\b", re.IGNORECASE | re.MULTILINE)
-_MAX_LINES = 10_000
-# Names of columns, in lower case and without marks between words.
-_SOURCE = re.compile(r"(source|src|from)s?(node)?(id)?|head|h|subj(ect)?|node1|u")
-_TARGET = re.compile(r"(target|dst|to)s?(node)?(id)?|dest|destination|tail|t|obj(ect)?|node2|v")
-_NO_END = re.compile(r"time|timestamp|ts|date|weight|edgeid|eid|index")
-_ID = re.compile(r"(node|vertex)?ids?|nid|nodes?|vertex")
 _FIELDS = {b"pattern": None, b"real": "float32", b"integer": "int64", b"complex": "float32"}
 
 
@@ -76,57 +70,160 @@ class Header:
         _LOG.warning("%s: %s", self.path, problem)
 
 
-def first_lines(path: Path, marks: bytes = b"#%") -> tuple[list[bytes], bytes]:
-    """Return the comments before the first row, and its line."""
-    block = next(read_blocks(path), None)
-    comments: list[bytes] = []
-    for line in [] if block is None else block.data.split(b"\n", _MAX_LINES):
-        text = line.strip()
-        if text and text[0] not in marks:
-            return comments, text
-        comments.append(text)
-    return comments, b""
-
-
-def column_names(line: bytes) -> list[str]:
-    """Return the names of columns in a first line; none if it has a number."""
-    names = fields_of(line) if line else []
-    return [] if any(is_number(name.encode()) for name in names) else names
-
-
-def _place(names: list[str], words: re.Pattern[str]) -> int | None:
-    """Return the position of the first name that is one of some words."""
-    plain = (re.sub(r"[\s_.:-]", "", name.lower()) for name in names)
-    return next((place for place, name in enumerate(plain) if words.fullmatch(name)), None)
+# ---- first lines that name columns
 
 
 def id_column(names: list[str]) -> int | None:
     """Return the position of a column that is called as ids of nodes are."""
-    return _place(names, _ID)
+    return next((place for place, name in enumerate(names) if name.lower() == "id"), None)
 
 
-def are_ends(names: list[str]) -> bool:
-    """Whether the first name and the last are called as the ends of an edge are."""
-    return _place(names[:1], _SOURCE) == 0 and _place(names[-1:], _TARGET) == 0
+class HeaderSearch:
+    """Finds first rows of files that share no name with any other row: names of columns."""
+
+    def __init__(self) -> None:
+        self._num_rows: dict[Path, int] = {}
+        # Names of ends and labels in the first rows that have none in common with others.
+        self._first: dict[Path, tuple[set[bytes], set[bytes]]] = {}
+
+    def add(self, path: Path, block: NameBlock | None) -> None:
+        """Add a file by its first rows, before any other row is seen."""
+        self._num_rows[path] = 0
+        if block is not None:
+            self._first[path] = (set(_names(block, 0, 1)), set(_names(block.labels, 0, 1)))
+
+    def see(self, path: Path, block: NameBlock) -> None:
+        """Look at the next rows of a file."""
+        if path not in self._num_rows:
+            self.add(path, block)
+        begin = int(not self._num_rows[path])
+        self._num_rows[path] += len(block)
+        if not self._first:
+            return
+        ends, labels = _names(block, begin), _names(block.labels, begin)
+        self._first = {
+            path: own
+            for path, own in self._first.items()
+            if own[0].isdisjoint(ends) and own[1].isdisjoint(labels)
+        }
+
+    def check(self) -> None:
+        """Raise if the first row of a file is a header."""
+        for path, own in self._first.items():
+            if self._num_rows[path] > 1:
+                names = b", ".join(sorted(own[0]) + sorted(own[1])).decode()
+                raise InputError(
+                    f"{path}: the first line looks like a header: none of its names ({names}) is "
+                    "in another line. Skip it with skip_header=True, or keep it with "
+                    "skip_header=False",
+                    path=path,
+                )
 
 
-def check_ends(path: Path, names: list[str], *, is_skipped: bool) -> None:
-    """Refuse names of columns of which the first two are not the ends of an edge."""
-    ends = (_place(names, _SOURCE), _place(names, _TARGET))
-    is_odd = len(names) > 2 and _place(names[:2], _NO_END) is not None
-    if ends == (0, 1):
-        advice = "skip it (skip_header=True), or, if it is an edge, move it down"
-    else:
-        advice = "say which are the ends of an edge, with source= and target="
-    if (ends == (0, 1) and not is_skipped) or (ends != (0, 1) and (None not in ends or is_odd)):
+def refuse_header(path: Path, blocks: Iterable[NameBlock]) -> Iterator[NameBlock]:
+    """Yield the rows of a file, and raise if the first is a header."""
+    search = HeaderSearch()
+    for block in blocks:
+        search.see(path, block)
+        yield block
+    search.check()
+
+
+def refuse_marks(path: Path, blocks: Iterable[NameBlock]) -> Iterator[NameBlock]:
+    """Yield the rows of a file, and raise if a column of ends has the same name in each.
+
+    Columns behind the ends are skipped then, which may be the ends: "->" stands between, or "a"
+    before them.
+    """
+    same: dict[int, bytes] = {}
+    num_rows = 0
+    for block in blocks:
+        if not num_rows:
+            same = {i: block.names[code] for i, code in enumerate(block.codes[0])}
+        num_rows += len(block)
+        for i, name in list(same.items()):
+            codes = block.codes[:, i]
+            if block.names[codes[0]] != name or (codes != codes[0]).any():
+                del same[i]
+        yield block
+    if same and num_rows > 1:
+        place, name = next(iter(same.items()))
         raise InputError(
-            f"{path}: the first line names the columns {', '.join(names)}; {advice}", path=path
+            f"{path}: column {place + 1} is {name.decode()!r} on every line; say which columns are "
+            "the ends of an edge, with source= and target=",
+            path=path,
         )
+
+
+def check_counts(table: TextTable, names: NameNumbering | None, *, is_skipped: bool) -> None:
+    """Refuse a first line of two integers that fit the numbers of nodes and lines behind it.
+
+    So does METIS's first line: behind it are lists of neighbours, which each edge is in twice. If
+    the line is skipped, as it was said, only lists of more than two are no edges for sure.
+    """
+    path, num_lines = table.path, table.num_rows - (not is_skipped)
+    first = _integers(table.header.split() if is_skipped else table.first_ends())
+    if len(first) != 2 or num_lines < 1:
+        return
+    has_lists = first[0] == num_lines and 2 * first[1] == num_lines * table.num_fields
+    if is_skipped:
+        if has_lists and table.num_fields > 2:
+            raise InputError(
+                f"{path}: these are lists of neighbours: write one edge a line", path=path
+            )
+        return
+    if table.num_fields != 2 or first[1] != num_lines:
+        return
+    if not (has_lists or _are_counted(table, names, first[0])):
+        return
+    raise InputError(
+        f"{path}: the first line, {first[0]} {first[1]}, fits the numbers of nodes and lines "
+        "behind it; skip it with skip_header=True, or, if it is an edge, keep it with "
+        "skip_header=False. If lines are lists of neighbours, as in METIS, write one edge a line",
+        path=path,
+    )
+
+
+def _integers(fields: Iterable[bytes | int]) -> list[int]:
+    """Return fields as integers; none if some are not."""
+    texts = [field if isinstance(field, bytes) else b"%d" % field for field in fields]
+    return [int(text) for text in texts] if all(text.isdigit() for text in texts) else []
+
+
+def _are_counted(table: TextTable, names: NameNumbering | None, count: int) -> bool:
+    """Whether the rows behind the first have a number of nodes, perhaps with isolated ones."""
+    begin = 1
+    if names is not None:
+        seen: set[bytes] = set()
+        first = set(table.first_ends())
+        for block in table.blocks():
+            seen |= first.intersection(_names(block, begin))
+            begin = 0
+        return names.num_nodes - len(first - seen) == count
+    collector, highest = IdCollector(), 0
+    for block in table.blocks():
+        ids = table.ends(block)[begin:].reshape(-1)
+        highest, begin = max(highest, int(ids.max(initial=0))), 0
+        collector.add(ids)
+    return collector.finish().num_nodes == count or highest <= count
+
+
+def _names(block: NameBlock | None, begin: int, end: int | None = None) -> list[bytes]:
+    """Return the distinct names in some rows."""
+    if block is None:
+        return []
+    if not begin and end is None:
+        return block.names
+    return [block.names[code] for code in np.unique(block.codes[begin:end])]
+
+
+# ---- what comments and lines of sizes state
 
 
 def read_header(path: Path) -> Header:
     """Return what a file states before its first edge."""
-    comments, first = first_lines(path)
+    head = read_head(path)
+    comments, first = head.comments, head.lines[0].data.strip() if head.lines else b""
     banner = next(filter(None, map(_BANNER.match, comments)), None)
     if banner is not None:
         return _read_matrix(path, banner[1].lower().split(), first)

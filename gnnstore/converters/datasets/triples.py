@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -14,7 +14,7 @@ import numpy.typing as npt
 from gnnstore.budget.ledger import Reservation
 from gnnstore.budget.limits import memory_ledger
 from gnnstore.converters.datasets.external import recorded
-from gnnstore.converters.datasets.text import are_ends, number_ids, number_names
+from gnnstore.converters.datasets.text import HeaderSearch, number_ids, number_names
 from gnnstore.converters.edges.numbering import NameBlock
 from gnnstore.converters.inputs.files import FileArray
 from gnnstore.converters.inputs.opening import (
@@ -30,8 +30,6 @@ from gnnstore.converters.writer.graph_writer import GraphWriter
 from gnnstore.converters.writer.options import ConvertOptions, check_features, converter
 from gnnstore.errors import InputError, NotFoundError, UsageError
 from gnnstore.progress import Progress
-
-_LOG = logging.getLogger(__name__)
 
 EDGE_ATTRIBUTE = "edge_type"
 _ENDINGS = (".txt", ".tsv", ".txt.gz", ".tsv.gz")
@@ -57,7 +55,8 @@ def from_triples(
     test: PathLike | None = None,
     columns: str = "hrt",
     integer_ids: bool = False,
-    skip_header: bool = False,
+    skip_header: bool | None = None,
+    quotes: Literal["keep", "strip"] | None = None,
     openke: bool = False,
     options: ConvertOptions | None = None,
     progress: Progress | None = None,
@@ -67,7 +66,8 @@ def from_triples(
     The triples to train on become the edges, from head to tail, with the number of the relation
     as the edge attribute `edge_type` (int64); the others become the edge splits "valid" and
     "test" with the attribute of the same name. Fields are separated by a tab, by spaces or by a
-    comma, as in the first line; files may be gzipped. No line is a comment.
+    comma, as in the first line, and no line is a comment; or the file is N-Triples, whose names are
+    the terms as they are written, without the stop behind them. Files may be gzipped.
 
     Entities and relations are numbered in order of appearance, in the training triples first, and
     the store keeps their names (`original_names`, `relation_names`). Names of entities that do
@@ -86,8 +86,12 @@ def from_triples(
         Entities and relations are numbers already. Relations keep theirs; entities are numbered
         in ascending order, and the store keeps their ids (`original_ids`), unless these are
         0, ..., N - 1 already.
-    skip_header : bool
-        Skip the first line of each file: it names the columns.
+    skip_header : bool, optional
+        Whether the first line of each file is skipped, since it names the columns, or is a triple.
+        By default it is a triple, and a line of names that are in no other line is refused.
+    quotes : "keep" or "strip", optional
+        Whether quotation marks around names are part of them. By default they are not, between
+        commas; between tabs or blanks, if all names have them, and a mixture is refused.
     openke : bool
         The files are OpenKE's: `train2id.txt` and so on, whose first line is the number of triples,
         and the others head, tail and relation, as integers.
@@ -106,8 +110,10 @@ def from_triples(
         raise UsageError(
             f"columns={columns!r} is no order of head, relation and tail; write 'hrt', 'htr', ..."
         )
-    if openke and (skip_header or columns not in ("hrt", "htr")):
+    if openke and (skip_header is not None or columns not in ("hrt", "htr")):
         raise UsageError("openke=True says what the lines are; leave out columns= and skip_header=")
+    if quotes is not None and (integer_ids or openke):
+        raise UsageError("quotes= is about names; leave out integer_ids= and openke=, or quotes=")
     if openke:
         columns, integer_ids = "htr", True
     check_features(options, has_features=False, remedy="leave it out")
@@ -117,7 +123,7 @@ def from_triples(
         "splits": list(files),
         "columns": columns,
         "integer_ids": integer_ids,
-        **recorded(skip_header=skip_header, openke=openke),
+        **recorded(skip_header=skip_header, quotes=quotes, openke=openke),
     }
     table_format = TableFormat(
         "int64" if integer_ids else "text",
@@ -127,7 +133,8 @@ def from_triples(
         delimiter=None,
         minimum=0,
         what="id" if integer_ids else "name",
-        skip_header=skip_header or openke,
+        skip_header=bool(skip_header) or openke,
+        quotes=quotes,
         hint=_HINT,
     )
     with GraphWriter(
@@ -144,8 +151,13 @@ def from_triples(
             for name, path in files.items()
         }
         writer.reserve_memory(max(table.memory_bytes for table in tables.values()))
-        number = _number_ids if integer_ids else _number_names
-        triples, close = number(writer, tables, columns)
+        if integer_ids:
+            triples, close = _number_ids(writer, tables, columns)
+        else:
+            is_open = (
+                skip_header is None
+            )  # whether only other lines show that the first is a triple
+            triples, close = _number_names(writer, tables, columns, is_open=is_open)
         _write(writer, triples, tables, has_counts=openke)
         close()
         return writer.commit()
@@ -214,7 +226,7 @@ _Reader = Callable[[Any], Triples]
 
 
 def _number_names(
-    writer: GraphWriter, tables: Mapping[str, TextTable], columns: str
+    writer: GraphWriter, tables: Mapping[str, TextTable], columns: str, *, is_open: bool
 ) -> tuple[_Reader, Callable[[], None]]:
     """Assign numbers to names in a first pass; return what reads triples, and what ends it."""
     is_reversed = columns.index("t") < columns.index("h")
@@ -222,15 +234,20 @@ def _number_names(
     memory = memory_ledger("numbering the names of relations", writer.options.memory_bytes)
 
     def read() -> Iterator[NameBlock]:
-        for _, block in _read(writer, tables, "names"):
-            if not relations:
-                _warn_of_header(tables["train"].path, block)
+        search = HeaderSearch()
+        for table in tables.values() if is_open else ():
+            with closing(table.blocks()) as blocks:
+                search.add(table.path, next(blocks, None))
+        for split, block in _read(writer, tables, "names"):
+            search.see(tables[split].path, block)
             for name in _relations(block).names:
                 relations.setdefault(name, len(relations))
             num_bytes = _ENTRY_BYTES * len(relations)
             names = Reservation(f"{len(relations)} names or more", num_bytes)
             memory.add(names).check(None, "check the order of head, relation and tail (columns=)")
             yield block
+        if is_open:
+            search.check()
 
     entities = number_names(writer, read)
     writer.set_value_names(EDGE_ATTRIBUTE, list(relations))
@@ -242,19 +259,6 @@ def _number_names(
         return heads, tails, numbers[own.codes[:, 0]]
 
     return triples, entities.close
-
-
-def _warn_of_header(path: Path, block: NameBlock) -> None:
-    """Warn if the first triple seems to name the columns."""
-    head, tail = (block.names[code] for code in block.codes[0])
-    words = [word.decode() for word in (head, _relations(block).names[0], tail)]
-    if are_ends(words):
-        _LOG.warning(
-            "%s: the first line, with %s, seems to name the columns, and is taken as a triple; "
-            "skip it with skip_header=True",
-            path,
-            ", ".join(words),
-        )
 
 
 def _relations(block: NameBlock) -> NameBlock:

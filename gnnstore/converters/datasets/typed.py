@@ -33,9 +33,9 @@ from gnnstore.converters.datasets.table_files import (
     open_table,
     to_array,
 )
-from gnnstore.converters.datasets.text import first_lines
 from gnnstore.converters.datasets.typed_text import BesideNames, open_text_edges
 from gnnstore.converters.edges.numbering import NameBlock, join_columns
+from gnnstore.converters.inputs.edge_columns import named_ends
 from gnnstore.converters.inputs.files import open_npy, open_npz
 from gnnstore.converters.inputs.opening import PathLike, describe_files, existing_directory
 from gnnstore.converters.inputs.parts import (
@@ -59,8 +59,9 @@ from gnnstore.converters.inputs.text_arrays import TextArray
 from gnnstore.converters.inputs.text_tables import (
     TableFormat,
     TextColumn,
-    fields_of,
+    TextHead,
     is_number,
+    read_head,
     separator_hint,
 )
 from gnnstore.converters.typed.graph_writer import check_node_type, reverse_types
@@ -79,7 +80,7 @@ _Ids = RowIds | Names | None
 
 _TEXTS = (".csv", ".tsv", ".csv.gz", ".tsv.gz")
 _ENDINGS = (".npy", ".npz", *_TABLES, *_TEXTS)
-_ENDS, _SHORT_ENDS = ("source", "target"), ("src", "dst")
+_ENDS = ("source", "target")
 _WANTED = ".npy, .npz, .parquet, .arrow, .feather, .csv, .tsv and KONECT's out.*"
 _KONECT = "out."  # begins the names of files of edges
 _KONECT_UNDIRECTED = re.compile(rb"%\s*sym\b", re.IGNORECASE)
@@ -616,24 +617,29 @@ def _of_table(table: Table) -> EdgeInput:
 # ---- text
 
 
-def _first_line(path: Path) -> tuple[list[bytes], bytes, list[str]]:
-    """Return the comments before the first line, the line, and the columns that it names."""
-    comments, line = first_lines(path)
-    names = fields_of(line) if line else []
-    if all(is_number(name.encode()) for name in names):
-        names = []
+def _column_names(path: Path, head: TextHead) -> list[str]:
+    """Return the names of columns in the first line; none if it has numbers alone."""
+    if all(map(is_number, head.fields(0))):
+        return []
+    names = head.names()
     if len(set(names)) < len(names):
         raise InputError(f"{path}: the first line has two columns of one name", path=path)
-    return comments, line, names
+    if head.lines[1:] and len(names) != len(head.fields(1)):
+        raise InputError(
+            f"{path}: the first line names {len(names)} columns, and the next has "
+            f"{len(head.fields(1))} fields; name each column",
+            path=path,
+        )
+    return names
 
 
 def _by_header(paths: list[Path]) -> dict[tuple[str, ...], list[Path]]:
     """Return files of text by the names of their columns; () if these have none."""
     found: dict[tuple[str, ...], list[Path]] = {}
     for path in paths:
-        _, line, names = _first_line(path)
-        if line:
-            found.setdefault(tuple(names), []).append(path)
+        head = read_head(path, b"")
+        if head.lines:
+            found.setdefault(tuple(_column_names(path, head)), []).append(path)
     return found
 
 
@@ -762,39 +768,44 @@ def _open_text_edges(
     The files are read once for the ends and once for each attribute. `has_names` says which ends
     are names; None: those of which not all are integers.
     """
-    path, is_konect = paths[0], paths[0].name.startswith(_KONECT)
-    headers = {own: _first_line(own) for own in paths}
-    paths = [own for own in paths if headers[own][1]] or paths[:1]  # parts may be empty
-    header, line, names = headers[paths[0]]
-    other = next((own for own in paths if headers[own][2] != names), None)
+    is_konect = paths[0].name.startswith(_KONECT)
+    heads = {path: read_head(path, mixes=True) for path in paths}
+    paths = [path for path in paths if heads[path].lines] or paths[:1]  # parts may be empty
+    path, head = paths[0], heads[paths[0]]
+    headers = {own: _column_names(own, heads[own]) for own in paths}
+    names = headers[path]
+    other = next((own for own in paths if headers[own] != names), None)
     if other is not None:
         raise InputError(
-            f"{other}: the first line names the columns {', '.join(headers[other][2]) or '(none)'},"
-            f" and that of {paths[0].name} {', '.join(names) or '(none)'}; files of one table "
+            f"{other}: the first line names the columns {', '.join(headers[other]) or '(none)'},"
+            f" and that of {path.name} {', '.join(names) or '(none)'}; files of one table "
             "need the same first line",
             path=other,
         )
-    fields = fields_of(line) if line else list(_ENDS)
+    num_columns = len(head.fields(0)) if head.lines else 2
     if is_konect:
-        comments += header
-        names = [*_ENDS, "weight", "time"][: len(fields)]
-    if names and tuple(names[:2]) not in (_ENDS, _SHORT_ENDS):
+        comments += head.comments
+        names = [*_ENDS, "weight", "time"][:num_columns]
+    ends = named_ends(names) if names else (0, 1)
+    if ends is None:
         raise InputError(
-            f"{path}: the first columns are {', '.join(names[:2])}; expected source and target"
-            + separator_hint(line),
+            f"{path}: the columns are {', '.join(names)}; expected source and target"
+            + separator_hint(head.lines[0].data if head.lines else b""),
             path=path,
         )
-    if not names and len(fields) != 2:
+    if not names and num_columns != 2:
         raise InputError(
-            f"{path}: has {len(fields)} columns; say what those behind source and target are "
+            f"{path}: has {num_columns} columns; say what those behind source and target are "
             "called, in a first line as 'source,target,weight,time'",
             path=path,
         )
-    attributes = names[2:]
-    columns = tuple(TextColumn(place, None, name) for place, name in enumerate(attributes, 2))
+    columns = tuple(
+        TextColumn(place, None, name) for place, name in enumerate(names) if place not in ends
+    )
     table_format = TableFormat(
         "int64",
         num_columns=2 + len(columns),
+        ends=ends,
         columns=columns,
         delimiter=None,
         comments=b"#%",
@@ -804,7 +815,7 @@ def _open_text_edges(
         skip_header=bool(names) and not is_konect,
     )
     # Names may begin with the mark of a comment, if a line names the columns.
-    marks = b"" if names and not any(header) else table_format.comments
+    marks = b"" if names and not any(head.comments) else table_format.comments
     of_names = replace(table_format, comments=marks, comments_lead=True)
     has_names = (False, False) if is_konect else has_names
     edges, counts = open_text_edges(paths, table_format, of_names, has_names, budget)

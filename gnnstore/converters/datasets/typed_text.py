@@ -115,12 +115,14 @@ def _tables(
 ) -> list[TextTable]:
     form = table_format
     if any(has_names):
-        number = () if all(has_names) else (TextColumn(has_names.index(False), "int64", "node id"),)
+        own = form.ends[has_names.index(True)]
+        other = form.ends[1] if all(has_names) else form.ends[has_names.index(False)]
+        number = () if all(has_names) else (TextColumn(other, "int64", "node id"),)
         form = replace(
             form,
             dtype="text",
-            ends=(has_names.index(True),),
-            label_column=1 if all(has_names) else None,
+            ends=(own,),
+            label_column=other if all(has_names) else None,
             columns=(*number, *form.columns),
             what="node name",
         )

@@ -56,13 +56,10 @@ class TextArray(ArraySource):
             table_format = replace(table_format, ends=(column,))
         self._table = TextTable(path, table_format, memory_bytes=memory_bytes)
         self.memory_bytes = self._table.memory_bytes  # the peak memory of reading
-        num_columns = lines = 0
-        for block in read_blocks(path):
-            num_columns = num_columns or self._table.columns_of(block)
-            if num_rows is not None:
-                break
-            lines += block.data.count(b"\n") + (not block.data.endswith(b"\n"))
+        num_columns = self._table.find_width()
         if num_rows is None:
+            texts = (block.data for block in read_blocks(path))
+            lines = sum(text.count(b"\n") + (not text.endswith(b"\n")) for text in texts)
             num_rows = lines - (skip_header and lines > 0)
         self.shape: tuple[int, ...] = (num_rows, num_columns)[: 1 if column is not None else 2]
 

@@ -6,7 +6,7 @@ The core returns the first line that is no row, and the field at fault, which th
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from threading import Lock
@@ -48,6 +48,13 @@ _DECIMAL = re.compile(rb"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?|[+-]?
 _MAX_DIGITS = 25  # that a message writes out
 _OTHER_MARKS = {b";": "semicolons", b"|": "bars"}
 _SEPARATORS = {",": "commas", "\t": "tabs", " ": "spaces"}
+_MAX_COMMENTS = 10_000
+# A statement of Turtle before the first triple.
+_TURTLE = re.compile(rb"@?(prefix\s+\S*:|base)\s*<", re.IGNORECASE)
+NO_NAME = (
+    "the first column has no name, as that of the index that pandas writes (index=False leaves it "
+    "out) and of R's row names (row.names=FALSE); "
+)
 QUOTES = (
     "; quotation marks have no meaning in numbers, and a comma within them is not read: write the "
     "file without them, or separate the columns by tabs"
@@ -76,7 +83,8 @@ class TableFormat:
     # Position of a field that is a name of another kind than the ends, in a table of text of three
     # columns: the relation of a triple.
     label_column: int | None = None
-    # The separator of fields; None: a comma, a tab or spaces, as in the first line.
+    # The separator of fields; None: a comma, a tab or spaces, as in the first line, or, between
+    # names of triples, the form of N-Triples.
     delimiter: str | None = ","
     comments: bytes = b""  # a line that begins with one of these characters is a comment
     comments_lead: bool = False  # whether comments come only before the first row
@@ -85,9 +93,14 @@ class TableFormat:
     limit: int | None = None  # allowed values are below
     what: str = "value"  # name of a value, for messages
     allow_nan: bool = True  # whether NaN is a value (in a table of floats)
-    ignore_extra: bool = False  # whether fields after the `num_columns` first ones are skipped
+    # Whether fields after the `num_columns` first ones are skipped, as many as in the first row.
+    ignore_extra: bool = False
     skip_header: bool = False  # whether the first line that is no comment is skipped
+    # Whether quotation marks around names are "keep", part of them, or "strip", not. None: not,
+    # between commas, and elsewhere if all names have them.
+    quotes: str | None = None
     hint: str = ""  # advice for messages about lines that have another form
+    differ_hint: str = ""  # the same, if lines have different numbers of fields
 
     @property
     def is_plain(self) -> bool:
@@ -95,15 +108,75 @@ class TableFormat:
         return self.dtype != "text" and not self.columns and self.ends == (0, 1)
 
 
-def fields_of(line: bytes) -> list[str]:
-    """Return the fields of a line, separated by commas, tabs or blanks, without quotation marks."""
-    mark = next((mark for mark in (b",", b"\t") if mark in line), None)
-    fields = (field.strip().decode("utf-8", "replace") for field in line.split(mark))
-    return [field[1:-1] if field[:1] == field[-1:] == '"' else field for field in fields]
+@dataclass(frozen=True)
+class TextHead:
+    """The beginning of a text."""
+
+    comments: list[bytes]  # before the first line, without blanks around them
+    lines: list[TextBlock]  # the first two that are not comments, nor blank if these are skipped
+    delimiter: str  # as the first of them has it
+
+    def fields(self, place: int) -> list[bytes]:
+        """Return the fields of the first line or the second; none if there is none."""
+        if place >= len(self.lines):
+            return []
+        return _core.split_text(self.lines[place].data.rstrip(b"\n"), self.delimiter)
+
+    def names(self, place: int = 0) -> list[str]:
+        """Return these fields as names of columns, without quotation marks."""
+        fields = self.fields(place)
+        plain = (unquoted(field) if is_quoted(field) else field for field in fields)
+        return [name.decode("utf-8", "replace") for name in plain]
+
+
+def read_head(
+    path: Path,
+    comments: bytes = b"#%",
+    *,
+    is_named: bool = False,
+    mixes: bool = False,
+    skips_blank: bool = True,
+) -> TextHead:
+    """Read the beginning of a text, and detect its separator.
+
+    Tabs separate before commas if names do, which may have commas in them. Blanks next to tabs
+    separate if there are `mixes`, and the first field has several numbers in it, as KONECT's have.
+    """
+    found, lines = list[bytes](), list[TextBlock]()
+    for number, line in _lines(path):
+        text = line.strip()
+        if text[0] not in comments if text else not skips_blank:
+            lines.append(TextBlock(number, line))
+        elif not lines and len(found) < _MAX_COMMENTS:
+            found.append(text)
+        if len(lines) == 2:
+            break
+    first = lines[0].data.strip() if lines else b""
+    marks = "\t," if is_named else ",\t"
+    delimiter = next((mark for mark in marks if mark.encode() in first), " ")
+    if mixes and delimiter == "\t":
+        ends = first.partition(b"\t")[0].split()
+        delimiter = " " if len(ends) > 1 and all(map(is_number, ends)) else "\t"
+    return TextHead(found, lines, delimiter)
+
+
+def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
+    """Yield the lines of a text with their numbers."""
+    for block in read_blocks(path):
+        begin, number = 0, block.first_line
+        while begin < len(block.data):
+            end = block.data.find(b"\n", begin) + 1 or len(block.data)
+            yield number, block.data[begin:end]
+            begin, number = end, number + 1
+
+
+def is_quoted(name: bytes) -> bool:
+    """Whether a name has quotation marks around it."""
+    return len(name) > 1 and name[:1] == name[-1:] == b'"'
 
 
 def unquoted(name: bytes) -> bytes:
-    """Return a name of a file with commas without quotation marks (RFC 4180); b"" if one is odd."""
+    """Return a name without quotation marks, as between commas (RFC 4180); b"" if one is odd."""
     if name[:1] != b'"':
         return name
     inner = name[1:-1]
@@ -128,20 +201,6 @@ def separator_hint(text: bytes) -> str:
         f". If {name} separate the columns, which is not read, write tabs in their place, and "
         "points in numbers"
     )
-
-
-def word_count(
-    table_format: TableFormat, separator: str, wanted: int, line: bytes, found: int
-) -> str:
-    """Return what is wrong with a line that has another number of fields than wanted."""
-    if found == 0:
-        return "the line is blank where a row was expected"
-    text = line.rstrip(b" \t\r").lstrip(b" " if separator == "\t" else b" \t")
-    fields = "field" if found == 1 else "fields"
-    return (
-        f"found {found} {fields}, expected {wanted}, in {show(text)}, where "
-        f"{_SEPARATORS[separator]} separate fields as in the first line"
-    ) + (separator_hint(text) or (QUOTES if b'"' in text else table_format.hint))
 
 
 def word_field(table_format: TableFormat, dtype: str, position: int, field: bytes) -> str:
@@ -230,14 +289,28 @@ class TextTable:
         self._end_positions = (*table_format.ends, *(() if label is None else (label,)))
         self._comments = b"" if table_format.comments_lead else table_format.comments
         self._skips_blank = table_format.skip_blank or bool(table_format.comments)
+        self._has_braces = False  # whether the last field is in braces, which are skipped
+        self._quotes = table_format.quotes  # or "all" or "none", which names must have them
         self.header = b""  # the first line, if it was skipped
-        self.num_comments = 0  # lines of names that were skipped as comments, in the last pass
+        # In the last pass: lines of names that were skipped as comments, rows, and the first row.
+        self.num_comments = self.num_rows = 0
+        self.first: Any = None
         self._found = tuple(_Found() for _ in table_format.columns)
         if memory_bytes is not None:
             fitting = memory_bytes // (_MEMORY_SHARE * _BYTES_PER_BYTE * _num_in_flight())
             block_bytes = min(max(fitting, _MIN_BLOCK_BYTES), block_bytes)
         self._block_bytes = block_bytes
         self._has_header = False
+
+    @property
+    def _num_values(self) -> int:
+        """The number of fields that are values, in a table of one type."""
+        return self.format.num_columns or self._num_columns or 0
+
+    @property
+    def num_fields(self) -> int:
+        """The number of fields of a row, once one was read."""
+        return self._num_columns or 0
 
     @property
     def memory_bytes(self) -> int:
@@ -260,26 +333,31 @@ class TextTable:
         empty = np.empty((0, self._num_columns or 0), self.format.dtype)
         return np.concatenate(blocks) if blocks else empty
 
-    def blocks(self, phase: Phase | None = None) -> Iterator[Any]:
+    def blocks(self, phase: Phase | None = None) -> Generator[Any, None, None]:
         """Yield the rows in order."""
-        self.num_comments = 0
+        self.num_comments = self.num_rows = 0
         # Decompressing and looking for lines is one thread's work, parsing that of all others.
         blocks = read_ahead(self._prepared(phase))
         for rows, num_comments in map_in_order(self._parse, blocks, num_threads()):
             self.num_comments += num_comments
             if len(rows):
+                if not self.num_rows:
+                    self.first = rows if isinstance(rows, NameBlock) else rows[:1].copy()
+                self.num_rows += len(rows)
                 if not self.has_all_types:
                     self._look_at_columns(rows)
                 yield rows
 
-    def columns_of(self, block: TextBlock) -> int:
-        """Return the number of fields in the first row of a block, which is checked."""
-        if self.format.skip_header:
-            self._has_header = True
-            block = self._without_head(block)
-        line = self._find_form(block)
-        if line is not None:
-            self._parse(line)
+    def find_width(self) -> int:
+        """Return the number of fields in the first row, which is checked."""
+        head = self._find_form()
+        names, rows = head.fields(0), head.lines[int(self.format.skip_header) :]
+        if self.format.skip_header and (
+            names[:1] in ([b""], [b'""']) or len(names) + 1 == self._num_columns
+        ):
+            self._fail(head.lines[0], 0, NO_NAME + "write the file without them")
+        if rows:
+            self._parse(rows[0])
         return self._num_columns or 0
 
     # ---- types of columns
@@ -296,6 +374,14 @@ class TextTable:
         if self.format.is_plain:
             return rows
         return np.stack([rows[f"end{position}"] for position in self.format.ends], axis=1)
+
+    def first_ends(self) -> list[Any]:
+        """Return the ends in the first row of the last pass; none if there was no row."""
+        if self.first is None:
+            return []
+        if isinstance(self.first, NameBlock):
+            return [self.first.names[code] for code in self.first.codes[0]]
+        return list(self.ends(self.first)[0])
 
     def settle_types(self, *others: TextTable) -> None:
         """Decide the types of columns, the same in other parts, after a pass over the files."""
@@ -329,6 +415,8 @@ class TextTable:
     def _prepared(self, phase: Phase | None) -> Iterator[TextBlock]:
         """Yield the blocks behind comments and headers, after detecting the form of fields."""
         self._has_header = self.format.skip_header
+        if self._delimiter is None or self._num_columns is None or self.format.ignore_extra:
+            self._find_form()
         in_head = self._has_header or self.format.comments_lead
         for found in read_blocks(self.path, phase, block_bytes=self._block_bytes):
             block = found
@@ -338,9 +426,6 @@ class TextTable:
                 in_head = not block.data
                 if in_head:
                     continue
-            is_known = self._delimiter is not None and self._num_columns is not None
-            if not is_known and self._find_form(block) is None:
-                continue
             yield block
 
     def _check_returns(self, block: TextBlock) -> None:
@@ -362,9 +447,6 @@ class TextTable:
                 self.num_comments += 1 if line else 0
             elif self._has_header:
                 self._has_header, self.header = False, line
-                if line[:1] == b"," or data[begin : begin + 1] == b"\t":
-                    problem = "the first column has no name, as that of the index that pandas "
-                    self._fail(block, begin, problem + "writes: write the file with index=False")
                 is_over = not self.format.comments_lead
             else:
                 break
@@ -373,25 +455,47 @@ class TextTable:
 
     # ---- blocks
 
-    def _find_form(self, block: TextBlock) -> TextBlock | None:
-        """Detect the separator and the number of columns by the first row, and return its line."""
-        comments, skip = self._comments, self._skips_blank
-        _, _, fault = _core.parse_text(block.data, "", ",", comments, skip_blank=skip)
-        if fault is None:
+    def _find_form(self) -> TextHead:
+        """Detect the separator and the number of columns by the first row."""
+        form, is_named = self.format, self.format.dtype == "text"
+        is_edges = form.dtype == "int64" and form.num_columns is not None
+        head = read_head(
+            self.path,
+            form.comments,
+            is_named=is_named,
+            mixes=is_edges,
+            skips_blank=self._skips_blank or form.skip_header,
+        )
+        place = int(form.skip_header)
+        if len(self._end_positions) == 3:  # triples of names
+            head = self._with_terms(place) or head
+        head = replace(head, delimiter=form.delimiter or head.delimiter)
+        self._delimiter, row = head.delimiter, head.fields(place)
+        width = len(row)
+        self._has_braces = form.ignore_extra and row[-1:] != [] and row[-1].startswith(b"{")
+        if form.num_columns is not None:
+            width = max(width, form.num_columns) if form.ignore_extra else form.num_columns
+        elif self._delimiter == "\t":
+            width = max((i for i, field in enumerate(row, 1) if field), default=0)
+        self._num_columns = width or self._num_columns
+        if is_named and self._quotes is None and self._delimiter in "\t " and row:
+            names = [row[place] for place in self._end_positions if place < len(row)]
+            marked = [is_quoted(name) for name in names]
+            self._quotes = "all" if all(marked) else "none"
+        return head
+
+    def _with_terms(self, place: int) -> TextHead | None:
+        """Return the head of a file of N-Triples, in which lines may be blank or comments."""
+        head = read_head(self.path, b"#")
+        line = head.lines[place] if place < len(head.lines) else TextBlock(1, b"")
+        text = line.data.strip()
+        if _TURTLE.match(text):
+            self._fail(line, 0, "this is Turtle, which is not read: write it as N-Triples")
+        terms = _core.split_text(text, ".") if text.startswith((b"<", b"_:")) else []
+        if not terms:
             return None
-        begin = fault[0]
-        line = block.data[begin:].partition(b"\n")[0]
-        first = TextBlock(block.first_line + block.data.count(b"\n", 0, begin), line)
-        if self._delimiter is None:
-            # Names may have commas in them, or spaces, but no tabs.
-            marks = "\t," if self.format.dtype == "text" else ",\t"
-            self._delimiter = next((mark for mark in marks if mark.encode() in line.strip()), " ")
-        if self._num_columns is None:
-            _, _, found = _core.parse_text(line, "", self._delimiter, b"")
-            self._num_columns = 0 if found is None else found[1]
-            if not self._num_columns:
-                self._fail(first, 0, word_count(self.format, ",", 0, b"", 0))
-        return first
+        self._comments, self._skips_blank = b"#", True
+        return replace(head, delimiter=".")
 
     def _row_dtype(self, types: tuple[str, ...]) -> np.dtype[Any]:
         """Return the type of rows: numbers, or ends by position and columns "0", "1", ..."""
@@ -407,12 +511,14 @@ class TextTable:
         """Return the kind of each field, as the core has them."""
         form = self.format
         end = _END_KINDS[form.dtype]
-        kinds = [end if form.is_plain else "-"] * (self._num_columns or 0)
-        if not form.is_plain:
-            for position in self._end_positions:
-                kinds[position] = end
+        kinds = ["-"] * (self._num_columns or 0)
+        places = range(self._num_values) if form.is_plain else self._end_positions
+        for position in places:
+            kinds[position] = end
         for column, dtype in zip(form.columns, types, strict=True):
             kinds[column.position] = _KINDS[dtype]
+        if self._has_braces and kinds[-1] == "-":
+            kinds[-1] = "*"
         return "".join(kinds)
 
     def _parse(self, block: TextBlock) -> tuple[Any, int]:
@@ -428,7 +534,6 @@ class TextTable:
                 self._delimiter or " ",
                 self._comments,
                 skip_blank=self._skips_blank,
-                ignore_extra=form.ignore_extra and is_possible,
                 allow_nan=form.allow_nan,
                 low=_INT64.min if form.minimum is None else form.minimum,
                 high=_INT64.max if form.limit is None else form.limit - 1,
@@ -440,19 +545,51 @@ class TextTable:
             field = data[begin:end]
             if column is not None and types[column] == "int64" and self._widens(column, field):
                 continue
-            text, wanted = data[line:].partition(b"\n")[0], self._num_columns or 0
             dtype = form.dtype if column is None else types[column]
-            self._fail(
-                block,
-                line,
-                word_count(form, self._delimiter or " ", wanted, text, num_fields)
-                if position < 0
-                else word_field(form, dtype, position, field),
-            )
+            if position < 0:
+                self._fail(block, line, self._word_count(block, line, num_fields))
+            if self._has_braces and position == self.num_fields - 1:
+                braces = (
+                    f"column {position + 1}: {show(field)} is not in braces, as in the first line"
+                )
+                self._fail(block, line, braces)
+            form = replace(form, hint=self._advice(block, line))
+            self._fail(block, line, word_field(form, dtype, position, field))
         rows = records.view(self._row_dtype(types))
         if form.dtype == "text":
             return self._encode(block, rows), num_comments
-        return rows.reshape(-1, self._num_columns or 0) if form.is_plain else rows, 0
+        return rows.reshape(-1, self._num_values) if form.is_plain else rows, 0
+
+    def _word_count(self, block: TextBlock, begin: int, found: int) -> str:
+        """Return what is wrong with a line that has another number of fields than wanted."""
+        line, separator = block.data[begin:].partition(b"\n")[0], self._delimiter or " "
+        text = line.rstrip(b" \t\r").lstrip(b" " if separator == "\t" else b" \t")
+        if not line.strip():
+            return "the line is blank where a row was expected"
+        if separator == ".":
+            wanted = "subject, predicate, object and a stop, as the lines before it"
+            if found > 3:
+                return f"found {found} terms, as N-Quads have, where N-Triples have {wanted}"
+            return f"{show(text)} is not of N-Triples, which have {wanted}"
+        problem = (
+            f"found {found} {'field' if found == 1 else 'fields'}, expected {self._num_columns}, "
+            f"in {show(text)}, where {_SEPARATORS[separator]} separate fields as in the first line"
+        )
+        quotes = QUOTES if b'"' in text else ""
+        return problem + (separator_hint(text) or quotes or self._advice(block, begin))
+
+    def _advice(self, block: TextBlock, begin: int) -> str:
+        """Return advice about a line that is no row, which also depends on others."""
+        if not self.format.differ_hint:
+            return self.format.hint
+        counts = {
+            len(_core.split_text(line, self._delimiter or " "))
+            for line in block.data.split(b"\n")
+            if line.strip() and line.strip()[0] not in self._comments
+        }
+        counts |= {self.num_fields} if begin or block.first_line > 1 else set()
+        many = f". Lines have {min(counts)} to {max(counts)} fields"
+        return self.format.hint if len(counts) < 2 else many + self.format.differ_hint
 
     def _widens(self, column: int, field: bytes) -> bool:
         """Give a column whose type is not known yet that of a fraction, if a field is one."""
@@ -482,8 +619,7 @@ class TextTable:
             except UnicodeDecodeError:
                 odd = (i for i, n in enumerate(names) if n.decode(errors="replace").encode() != n)
                 fail(next(odd), "is not UTF-8; convert the file to UTF-8")
-            if self._delimiter == "," and any(name[:1] == b'"' for name in names):
-                plain = [unquoted(name) for name in names]
+            if plain := self._without_quotes(block, names, fail):
                 for i, name in enumerate(plain):
                     if not name:
                         fail(i, "is no name in quotation marks" + QUOTES)
@@ -496,6 +632,33 @@ class TextTable:
         names, label = encode(self.format.ends), self.format.label_column
         columns = tuple(rows[str(i)] for i in range(len(self.format.columns)))
         return replace(names, columns=columns, labels=None if label is None else encode((label,)))
+
+    def _without_quotes(
+        self, block: TextBlock, names: list[bytes], fail: Callable[[int, str], NoReturn]
+    ) -> list[bytes]:
+        """Return names without quotation marks; none if they have none, or these are part of them.
+
+        A name that is odd becomes b"".
+        """
+        is_literal = self._delimiter == "." and self._quotes is None
+        if (
+            is_literal
+            or self._quotes == "keep"
+            or (self._quotes != "all" and b'"' not in block.data)
+        ):
+            return []
+        if self._delimiter == ",":
+            return [unquoted(name) for name in names]
+        marked = [is_quoted(name) for name in names]
+        wrong = {"all": False, "none": True}.get(self._quotes or "")
+        if wrong in marked:
+            fail(
+                marked.index(wrong),
+                f"has {'' if wrong else 'no '}quotation marks around it, and other names have "
+                f"{'none' if wrong else 'them'}; write them around all names or none, or say of "
+                "edges and triples whether they are part of names (quotes=keep|strip)",
+            )
+        return [unquoted(n) if has else n for n, has in zip(names, marked, strict=True)]
 
     def _fail(self, block: TextBlock, place: int, problem: str) -> NoReturn:
         line = block.first_line + block.data.count(b"\n", 0, place)

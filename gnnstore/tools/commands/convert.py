@@ -149,10 +149,11 @@ Examples:
     "snap": (
         """Convert a text edge list: CSV, TSV, or as snap.stanford.edu serves them.
 
-INPUT has a line "source target" for each edge, separated by a tab, spaces or a comma; --source and
---target choose other columns. Lines that begin with # or % are skipped; the file may be gzipped.
-Ids need not be contiguous: the store keeps the original ones. What Matrix Market, SNAP and KONECT
-files say of themselves is checked.
+INPUT has a line "source target" for each edge, separated by a tab, spaces or a comma. Columns that
+the first line calls source and target, or src and dst, are the ends wherever they stand; --source
+and --target choose others. Lines that begin with # or % are skipped; the file may be gzipped. Ids
+need not be contiguous: the store keeps the original ones. What Matrix Market, SNAP and KONECT files
+say of themselves is checked.
 
 \b
 Examples:
@@ -171,18 +172,25 @@ Examples:
   --labels-skip-header  Skip the first line of each .csv of labels: it names the columns.
   --splits FILE.npz  Arrays train, valid and test.
   --num-nodes N>=0  Use ids below this as node numbers.
-  --ignore-extra-columns  Read the first two columns and drop the rest.
+  --ignore-extra-columns
+      Read the first two columns and drop the rest, of which each line has as many.
   --source COLUMN
       Sources of edges, if not the first column: a number, counted from 1, or a name in the first
       line.
   --target COLUMN  Targets of edges, if not the second column.
-  --skip-header  Skip the first line that is not a comment: it names the columns.
+  --skip-header/--no-header
+      Skip the first line that is not a comment, since it names the columns, or take it as an edge.
+      By default a line is skipped that has names for columns chosen by name or for the ends of
+      integers, and one that only looks like a header is refused.
   --edge-weight COLUMN[:TYPE]
       Store this column, by number or name, as the edge attribute edge_weight. TYPE is int64,
       float32 or float64; by default int64, for fractions float32, or float64 where that rounds.
   --edge-column NAME=COLUMN[:TYPE]* -> edge_columns
       Store a column as the edge attribute NAME, such as time=4:int64; repeat it for more.
   --string-ids  Ids are names: number nodes in order of appearance and store the names.
+  --quotes keep|strip
+      Whether quotation marks around names are part of them. Default: strip them between commas, and
+      elsewhere if all names have them.
   --comment CHARACTERS
       Lines that begin with one of these are comments, such as '#'; '': none are. Default: # and %,
       with --string-ids only before the first edge.
@@ -195,8 +203,9 @@ Examples:
 
 INPUT is the file of the triples to train on, which become the edges; or a directory with train,
 valid and test, ending in .txt or .tsv, plain or .gz. Fields are separated by tabs, spaces or
-commas. Entities and relations are numbered in order of appearance; the store keeps their names.
-The relation of an edge is its attribute edge_type; other splits are kept as edge splits.
+commas; or the files are N-Triples. Entities and relations are numbered in order of appearance; the
+store keeps their names. The relation of an edge is its attribute edge_type; other splits are kept
+as edge splits.
 
 \b
 Examples:
@@ -208,7 +217,12 @@ Examples:
   --test FILE  Triples of the split test.
   --columns hrt|htr|rht|rth|thr|trh  Order of head, relation and tail in a line.
   --integer-ids  Entities and relations are numbers already.
-  --skip-header  Skip the first line of each file: it names the columns.
+  --skip-header/--no-header
+      Skip the first line of each file, since it names the columns, or take it as a triple. By
+      default a line that only looks like a header is refused.
+  --quotes keep|strip
+      Whether quotation marks around names are part of them. Default: strip them between commas, and
+      elsewhere if all names have them.
   --openke
       Files of OpenKE, train2id.txt and so on: their number, then head, tail and relation.
 """,

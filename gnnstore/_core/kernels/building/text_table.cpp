@@ -172,18 +172,19 @@ bool read_number(const char *&place, const char *end, char kind, const TextForm 
 
 // Whether a line that is written as most are has the right numbers; `place` is behind it then.
 bool read_plain_line(const char *&place, const char *end, const TextForm &form, uint8_t *record) {
-    const bool has_runs = form.separator != ',';
+    const bool has_runs = form.separator == ' ';
+    const char separator = form.separator == ',' ? ',' : '\t';
     const auto skip_spaces = [&] {
         while (place < end && *place == ' ') ++place;
     };
-    if (form.has_names || form.fields.empty()) return false;
+    if (form.has_names || form.has_braces() || form.fields.empty()) return false;
     skip_spaces();
     if (place < end && form.comments.find(*place) != std::string_view::npos) return false;
     for (size_t i = 0; i < form.fields.size(); ++i) {
         if (i > 0) {
             const char *const behind = place;
             skip_spaces();
-            if (place < end && *place == (has_runs ? '\t' : ',')) {
+            if (place < end && *place == separator) {
                 ++place;
                 skip_spaces();
             } else if (place == behind || !has_runs) {
@@ -211,16 +212,71 @@ std::string_view trimmed(std::string_view text) {
     return text;
 }
 
+// The end of a term of N-Triples that begins at a place; npos: none does.
+size_t end_of_term(std::string_view line, size_t begin) {
+    const auto behind = [&](char mark, size_t from) {
+        const size_t found = line.find(mark, from);
+        return found == std::string_view::npos ? found : found + 1;
+    };
+    if (line[begin] == '<') return behind('>', begin);
+    if (line.substr(begin, 2) == "_:") {
+        size_t end = std::min(line.find_first_of(" \t\r<\"", begin), line.size());
+        while (line[end - 1] == '.') --end;
+        return end;
+    }
+    if (line[begin] != '"') return std::string_view::npos;
+    size_t end = begin + 1;
+    for (; end < line.size() && line[end] != '"'; ++end) end += line[end] == '\\' ? 1 : 0;
+    if (end >= line.size()) return std::string_view::npos;
+    ++end;
+    if (line.substr(end, 3) == "^^<") return behind('>', end);
+    if (line.substr(end, 1) == "@") {
+        constexpr std::string_view letters =
+            "-0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz";
+        end = std::min(line.find_first_not_of(letters, end + 1), line.size());
+    }
+    return end;
+}
+
+// The terms of a line of N-Triples; none if it is none.
+void split_terms(std::string_view line, Fields &fields) {
+    size_t place = 0;
+    const auto skip_blanks = [&] {
+        while (place < line.size() && is_blank(line[place])) ++place;
+        return place < line.size();
+    };
+    while (skip_blanks() && line[place] != '.') {
+        const size_t end = end_of_term(line, place);
+        if (end == std::string_view::npos) break;
+        fields.push_back(line.substr(place, end - place));
+        place = end;
+    }
+    const bool has_stop = place < line.size() && line[place++] == '.';
+    if (!has_stop || (skip_blanks() && line[place] != '#')) fields.clear();
+}
+
+// Where braces begin that are the last field of a line; npos: none do.
+size_t begin_of_braces(std::string_view line, char separator) {
+    const size_t begin = line.find('{');
+    if (begin == std::string_view::npos || trimmed(line).back() != '}') return line.npos;
+    std::string_view before = line.substr(0, begin);
+    if (separator == ' ') return !before.empty() && is_blank(before.back()) ? begin : line.npos;
+    while (!before.empty() && is_blank(before.back()) && before.back() != separator)
+        before.remove_suffix(1);
+    return before.ends_with(separator) ? begin : line.npos;
+}
+
 // The fields of a line that is not blank.
-void split(std::string_view line, const TextForm &form, Fields &fields) {
+void split(std::string_view line, char separator, bool has_braces, Fields &fields) {
     fields.clear();
-    while (is_blank(line.back())) line.remove_suffix(1);
-    while (is_blank(line.front()) && (form.separator != '\t' || line.front() != '\t'))
-        line.remove_prefix(1);
-    const char separator = form.separator == ',' ? ',' : '\t';
-    const bool has_runs = form.separator == ' ' || (separator == '\t' && !form.has_names);
+    if (separator == '.') return split_terms(line, fields);
+    const size_t braces = has_braces ? begin_of_braces(line, separator) : line.npos;
+    const auto rest = braces == line.npos ? std::string_view() : trimmed(line.substr(braces));
+    line = line.substr(0, braces);
+    const bool has_runs = separator == ' ';
+    if (has_runs) line = trimmed(line);
     for (size_t begin = 0; begin <= line.size();) {
-        const size_t end = std::min(line.find(separator, begin), line.size());
+        const size_t end = std::min(line.find(has_runs ? '\t' : separator, begin), line.size());
         std::string_view part = trimmed(line.substr(begin, end - begin));
         begin = end + 1;
         while (has_runs) {
@@ -231,11 +287,15 @@ void split(std::string_view line, const TextForm &form, Fields &fields) {
         }
         fields.push_back(part);
     }
+    if (rest.empty()) return;
+    if (!has_runs) fields.pop_back();
+    fields.push_back(rest);
 }
 
 bool read_field(std::string_view field, char kind, const TextForm &form, const char *text,
                 uint8_t *out) {
     if (kind == '-') return true;
+    if (kind == '*') return field.starts_with('{');
     if (kind == 'n') {
         const uint32_t place[] = {static_cast<uint32_t>(field.data() - text),
                                   static_cast<uint32_t>(field.size())};
@@ -251,6 +311,12 @@ bool read_field(std::string_view field, char kind, const TextForm &form, const c
 
 int64_t count_lines(std::string_view text) {
     return std::count(text.begin(), text.end(), '\n') + (!text.empty() && text.back() != '\n');
+}
+
+std::vector<std::string_view> split_text(std::string_view line, char separator) {
+    Fields fields;
+    if (!trimmed(line).empty()) split(line, separator, true, fields);
+    return fields;
 }
 
 ParsedText parse_text(std::string_view text, const TextForm &form, uint8_t *records) {
@@ -278,10 +344,12 @@ ParsedText parse_text(std::string_view text, const TextForm &form, uint8_t *reco
             ++parsed.num_comments;
             continue;
         }
-        split({line, line_end}, form, fields);
+        split({line, line_end}, form.separator, form.has_braces(), fields);
+        // Tabs at the end of a line separate fields only if others are wanted there.
+        while (form.separator == '\t' && fields.size() > form.fields.size() && fields.back().empty())
+            fields.pop_back();
         TextFault fault{line - text.data(), static_cast<int64_t>(fields.size())};
-        if (fields.size() < form.fields.size() ||
-            (fields.size() > form.fields.size() && !form.ignores_extra)) {
+        if (fields.size() != form.fields.size()) {
             parsed.fault = fault;
             return parsed;
         }

@@ -13,24 +13,26 @@ namespace gnnstore {
 // A field of a line, and where its value goes in the record of the line.
 struct TextField {
     // 'e': int64 within limits, 'i': int64, 'f': float32, 'd': float64, 'n': a name, as the two
-    // uint32 of its first byte and its length, '-': skipped, whatever it is
+    // uint32 of its first byte and its length, '-': skipped, whatever it is, '*': the rest of a
+    // line, which is skipped, in braces as networkx writes them
     char kind;
     int64_t offset;
 };
 
 struct TextForm {
     std::vector<TextField> fields;
-    // ',': commas with blanks around them. ' ': runs of blanks, in which a field is missing between
-    // two tabs. '\t': such runs, where a first tab follows a missing field; between names, tabs.
+    // ',' and '\t': commas or tabs with blanks around them. ' ': runs of blanks, in which a field is
+    // missing between two tabs. '.': the terms of N-Triples, behind which a stop is.
     char separator;
     std::string_view comments;  // begin lines that are skipped
     bool skips_blank;           // whether blank lines are skipped
-    bool ignores_extra;         // whether more fields may follow
     bool allows_nan;
     int64_t low = std::numeric_limits<int64_t>::min();  // the limits of kind 'e', inclusive
     int64_t high = std::numeric_limits<int64_t>::max();
     int64_t record_bytes = 0;
     bool has_names = false;
+
+    bool has_braces() const { return !fields.empty() && fields.back().kind == '*'; }
 };
 
 // The most rows that a text can have.
@@ -49,6 +51,9 @@ struct ParsedText {
     int64_t num_comments = 0;
     std::optional<TextFault> fault;
 };
+
+// The fields of a line; none if it is blank, or has other terms than N-Triples.
+std::vector<std::string_view> split_text(std::string_view line, char separator);
 
 // Writes a record for each line, up to the first fault.
 ParsedText parse_text(std::string_view text, const TextForm &form, uint8_t *records);
