@@ -7,6 +7,7 @@ in any loader that samples (`sampled`).
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,7 @@ from gnnstore.errors import (
     truth,
     whole_number,
 )
-from gnnstore.formats.store.schema import EdgeTypeSpec, NodeTypeSpec
+from gnnstore.formats.store.schema import EdgeType, EdgeTypeSpec, NodeTypeSpec
 from gnnstore.graph.arrays import EdgeSplits
 from gnnstore.graph.store import GraphStore
 from gnnstore.loaders.options import LoaderOptions, call
@@ -39,6 +40,7 @@ from gnnstore.seeds.links import (
     GivenEdges,
     Links,
     check_ids_are_dense,
+    edge_of,
     resolve_edges,
     resolve_labels,
 )
@@ -104,6 +106,9 @@ class LinkNeighborLoader(SampledLoader, PygLinkNeighborLoader):  # type: ignore[
         Exclude the seed edges of a batch from its `edge_index` ("self"), and their reverses as
         well ("reverse", for undirected graphs; those of the reverse edge type), since they give the
         answer away. They are excluded before neighbours are drawn, so that fan-outs stay full.
+    reverse_types : dict of edge type to edge type, optional
+        With "reverse": the type that has the reverses of a type's edges, which may be the type
+        itself. By default the type called "rev_NAME", or the only one that can have them.
     strict_negatives : bool
         Redraw negatives that are edges of the graph, self-loops or the positive itself, up to 16
         times; `stats().negatives_kept` counts those that still are.
@@ -152,7 +157,8 @@ edge_format, adj_value, edge_ids, tables, progress
     Examples
     --------
     >>> loader = LinkNeighborLoader("cora.gnn", [10, 10], batch_size=256, shuffle=True, seed=0,
-    ...                             neg_sampling="binary")         # doctest: +SKIP
+    ...                             neg_sampling="binary",
+    ...                             exclude_edges="reverse")       # doctest: +SKIP
     >>> for batch in loader:                                       # doctest: +SKIP
     ...     h = model(batch.x, batch.edge_index)
     ...     source, target = batch.edge_label_index
@@ -185,6 +191,7 @@ edge_format, adj_value, edge_ids, tables, progress
         *,
         time_window: int | None = None,
         exclude_edges: str | None = None,
+        reverse_types: Mapping[Any, Any] | None = None,
         strict_negatives: bool = False,
         neg_side: str = "dst",
         negative_chunks: int | None = None,
@@ -236,6 +243,15 @@ edge_format, adj_value, edge_ids, tables, progress
         seeds: Links = call(
             resolve_links, {**options.given, "store": options.store, "config": options.config}
         )
+        if _shows_answers(seeds, options.config):
+            warnings.warn(
+                f"edge_label_time of some seed edges is at or after their own {time_attr!r}, so "
+                "that batches have them among their edges, and a model sees its answers: give "
+                'exclude_edges="self", or "reverse" where the graph has the reverses, too; or an '
+                "earlier edge_label_time, such as the time of each edge - 1",
+                UserWarning,
+                stacklevel=3,  # behind the decorator
+            )
         kept: dict[str, Any] = {
             "neg_sampling": NegativeSampling.cast(neg_sampling),
             "neg_sampling_ratio": None,
@@ -296,6 +312,7 @@ def resolve_links(
     input_id: Any = None,
     neg_sampling: Any = None,
     exclude_edges: str | None = None,
+    reverse_types: Mapping[Any, Any] | None = None,
     strict_negatives: bool = False,
     neg_side: str = "dst",
     negative_chunks: int | None = None,
@@ -338,7 +355,8 @@ def resolve_links(
         negatives=negatives,
         disjoint=config.disjoint,
         attributes=edge_label_attrs,
-        exclude_edges=_exclusion(store, given, exclude_edges, config.subgraph_type),
+        exclude_edges=exclude_edges,
+        excluded=_exclusion(store, given, exclude_edges, reverse_types, config.subgraph_type),
     )
 
 
@@ -426,22 +444,117 @@ def _check_attributes(store: GraphStore, given: GivenEdges, names: Sequence[str]
 
 
 def _exclusion(
-    store: GraphStore, given: GivenEdges, exclude_edges: str | None, subgraph_type: str
-) -> str | None:
-    if exclude_edges is not None:
-        check_choice("exclude_edges", exclude_edges, ("self", "reverse"))
-    if exclude_edges == "self" and subgraph_type == "bidirectional":
+    store: GraphStore,
+    given: GivenEdges,
+    exclude_edges: str | None,
+    reverse_types: Mapping[Any, Any] | None,
+    subgraph_type: str,
+) -> tuple[tuple[EdgeType, bool], ...]:
+    """Return the edge types in which seed edges are excluded, and whether as their reverses."""
+    schema, own = store.schema, given.edge.type
+    if reverse_types is not None and (exclude_edges != "reverse" or schema.is_homogeneous):
         raise UsageError(
-            "exclude_edges='self': the reverse of a sampled edge may be a seed edge, and "
-            "subgraph_type='bidirectional' adds it; choose exclude_edges='reverse'"
+            "reverse_types= is of use with exclude_edges='reverse' on a store whose edge types "
+            "have names; leave it out"
         )
-    is_typed = exclude_edges == "reverse" and not store.schema.is_homogeneous
-    if is_typed and reverse_of(given.edge.type, store.edge_types) is None:
+    if exclude_edges is None:
+        return ()
+    check_choice("exclude_edges", exclude_edges, ("self", "reverse"))
+    if exclude_edges == "self":
+        if subgraph_type == "bidirectional":
+            raise UsageError(
+                "exclude_edges='self': the reverse of a sampled edge may be a seed edge, and "
+                "subgraph_type='bidirectional' adds it; choose exclude_edges='reverse'"
+            )
+        return ((own, False),)
+    if schema.is_homogeneous:
+        return ((own, False), (own, True))
+    known = {}
+    for pair in (reverse_types or {}).items():
+        forward, backward = (edge_of(schema, each, "reverse_types").type for each in pair)
+        if (forward[0], forward[2]) != (backward[2], backward[0]):
+            raise UsageError(
+                f"reverse_types: {backward} is not the reverse of {forward}: it does not lead from "
+                f"{forward[2]!r} to {forward[0]!r}"
+            )
+        known |= {forward: backward, backward: known.get(backward, forward)}
+    found = [(own, False), (_reverse_type(own, store.edge_types, known), True)]
+    if subgraph_type == "bidirectional":  # adds the reverses of sampled edges, as PyG finds them
+        for of, is_reverse in tuple(found):
+            if (added := reverse_of(of, store.edge_types)) is not None:
+                found.append((added, not is_reverse))
+    return tuple(dict.fromkeys(found))
+
+
+def _reverse_type(
+    own: EdgeType, edge_types: Sequence[EdgeType], known: Mapping[EdgeType, EdgeType]
+) -> EdgeType:
+    """Return the type of the reverses of a type's edges: given, by its name, or the only one."""
+
+    def reverse(of: EdgeType) -> EdgeType | None:
+        source, relation, target = of
+        names = f"rev_{relation}", relation.removeprefix("rev_")
+        named = [(target, name, source) for name in names if name != relation]
+        return known.get(of) or next((each for each in named if each in edge_types), None)
+
+    if (found := reverse(own)) is not None:
+        return found
+    source, _, target = own
+    others = [
+        each
+        for each in edge_types
+        if each != own and {each[0], each[2]} == {source, target} and reverse(each) is None
+    ]
+    backward = [each for each in others if (each[0], each[2]) == (target, source)]
+    if source == target and not others:
+        return own
+    if source != target and len(others) == len(backward) == 1:
+        return backward[0]
+    if not backward:
         raise UsageError(
-            f"exclude_edges='reverse': no edge type is the reverse of {given.edge.type}; choose "
+            f"exclude_edges='reverse': no edge type is the reverse of {own}; choose "
             "exclude_edges='self'"
         )
-    return exclude_edges
+    itself = own if source == target else backward[0]
+    raise UsageError(
+        f"exclude_edges='reverse': which edge type has the reverses of {own} is not known, as "
+        f"{', '.join(map(str, others))} join the same node types; name it, as "
+        f"reverse_types={{{own}: {itself}}}" + (", if it is its own" if itself == own else "")
+    )
+
+
+# The most seed edges whose times are compared before the first batch.
+_COMPARED = 4096
+
+
+def _shows_answers(links: Links, config: SamplingConfig) -> bool:
+    """Whether seed edges, which are edges of the store, are no later than what batches may show."""
+    edge, name, schema = links.given.edge, config.time_attr, links.store.schema
+    if links.times is None or name is None or links.exclude_edges is not None:
+        return False
+    of_nodes = name not in edge.attributes
+    specs = schema.node_of(edge.source).attributes if of_nodes else edge.attributes
+    if name not in specs or not len(links) or not any(config.fanouts_of(edge.type)):
+        return False
+    positions = np.unique(np.linspace(0, len(links) - 1, _COMPARED).astype(np.int64))
+    links = links.over(links.store.topology_at_hand())
+    ends, given = links.ends(positions), links.times
+    assert given is not None  # noqa: S101 - as before
+    if links.edges is None:  # all of the store, by their positions in it
+        shown, first, last = given[links.edge_ids(positions)], positions, positions + 1
+    else:
+        shown, (first, last) = given[positions], links.graph.finder.ranges(*ends)
+    there = np.flatnonzero(first < last)
+    if not there.size:
+        return False
+    if of_nodes:
+        rows, starts = ends[0][there], np.arange(len(there))
+    else:  # of copies of an edge the latest, as earlier ones may be shown
+        counts = (last - first)[there]
+        starts = np.cumsum(counts) - counts
+        rows = np.repeat(first[there] - starts, counts) + np.arange(counts.sum())
+    times = links.store.attribute_of(specs[name]).tensor(rows).reshape(-1).numpy()
+    return bool((shown[there] >= np.maximum.reduceat(times, starts)).any())
 
 
 def _labels(edge_label: Any, num_edges: int, negatives: Negatives | None) -> torch.Tensor | None:

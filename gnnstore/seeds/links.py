@@ -88,10 +88,10 @@ def _typed(store: GraphStore, edge_label_index: Any) -> tuple[EdgeTypeSpec, Any]
     """Return the edge type that edges are given with, and the edges without it."""
     schema, given = store.schema, edge_label_index
     if _is_edge_type(given):
-        return _edge_of(schema, given), None
+        return edge_of(schema, given), None
     is_pair = isinstance(given, (tuple, list)) and len(given) == 2
     if is_pair and _is_edge_type(given[0]):
-        return _edge_of(schema, given[0]), given[1]
+        return edge_of(schema, given[0]), given[1]
     if not schema.is_homogeneous:
         example = schema.edge_types[0].type
         raise UsageError(
@@ -103,14 +103,16 @@ def _typed(store: GraphStore, edge_label_index: Any) -> tuple[EdgeTypeSpec, Any]
     return schema.edge, given
 
 
-def _edge_of(schema: Schema, given: Any) -> EdgeTypeSpec:
+def edge_of(schema: Schema, given: Any, option: str = "edge_label_index") -> EdgeTypeSpec:
     """Return an edge type, also by its source and target if no other has them, as in PyG."""
+    if not _is_edge_type(given):
+        raise UsageError(f"{option}: {given!r} is not an edge type. {_edge_types(schema)}")
     if len(given) == 3:
         return schema.edge_of(tuple(given))
     found = [edge for edge in schema.edge_types if (edge.source, edge.target) == tuple(given)]
     if len(found) != 1:
         raise UsageError(
-            f"edge_label_index: {len(found)} edge types lead from {given[0]!r} to {given[1]!r}; "
+            f"{option}: {len(found)} edge types lead from {given[0]!r} to {given[1]!r}; "
             f"name one by source, relation and target. {_edge_types(schema)}"
         )
     return found[0]
@@ -166,6 +168,8 @@ class Links:
     disjoint: bool = False
     attributes: Sequence[str] = ()
     exclude_edges: str | None = None
+    # The edge types in which seed edges are excluded, and whether as their reverses.
+    excluded: Sequence[tuple[EdgeType, bool]] = ()
 
     def __post_init__(self) -> None:
         edge, self.edges, self.split = self.given
@@ -202,8 +206,17 @@ class Links:
             **self._checksums,
             "edge_label_attrs": list(self.attributes),
             "exclude_edges": self.exclude_edges,
+            **self._reverses,
             **negatives,
         }
+
+    @property
+    def _reverses(self) -> dict[str, Any]:
+        """The types of excluded reverses, where these are not as PyG finds them."""
+        types = self.store.edge_types
+        found = [of for of, is_reverse in self.excluded if is_reverse]
+        usual = [reverse_of(self.edge_type, types)]
+        return {} if found in ([], usual) else {"reverse types": [list(of) for of in found]}
 
     @cached_property
     def _checksums(self) -> dict[str, str | None]:
@@ -261,7 +274,7 @@ class Links:
             found, kept = self._triplets(graph, key, ends, times, values)
         else:
             found, kept = self._pairs(graph, key, ends, times, values, ids=ids)
-        without = None if self.exclude_edges is None else self._excluded(graph, ends)
+        without = self._excluded(graph, ends) if self.excluded else None
         edge_type = None if self.labels is LinkLabels else self.edge_type
         labels = self.labels({**values, **attributes}, {"negatives_kept": kept}, edge_type)
         return Seeds(found.nodes, labels, without, found.times, found.places)
@@ -281,20 +294,17 @@ class Links:
 
     def _excluded(self, graph: LinkGraph, ends: tuple[Int64Array, Int64Array]) -> Any:
         """Return the seed edges, and their reverses if asked for, as samplers leave them out."""
-        backward, finder = ends[::-1], graph.finder
-        if self.labels is LinkLabels:
-            pairs = [ends, backward] if self.exclude_edges == "reverse" else [ends]
-            return finder.excluding(*np.concatenate(pairs, axis=1))
-        reverse = None
-        if self.exclude_edges == "reverse":
-            reverse = reverse_of(self.edge_type, self.store.edge_types)
-        if reverse == self.edge_type:
-            return {reverse: finder.excluding(*np.concatenate([ends, backward], axis=1))}
-        found = {self.edge_type: finder.excluding(*ends)}
-        if reverse is not None:
-            assert graph.finder_of is not None  # noqa: S101 - partitions have one edge type
-            found[reverse] = graph.finder_of(reverse).excluding(*backward)
-        return found
+        pairs: dict[EdgeType, list[Any]] = {}
+        for of, is_reverse in self.excluded:
+            pairs.setdefault(of, []).append(ends[::-1] if is_reverse else ends)
+        found = {}
+        for of, own in pairs.items():
+            finder = graph.finder
+            if of != self.edge_type:
+                assert graph.finder_of is not None  # noqa: S101 - partitions have one edge type
+                finder = graph.finder_of(of)
+            found[of] = finder.excluding(*np.concatenate(own, axis=1))
+        return found[self.edge_type] if self.labels is LinkLabels else found
 
     def _negatives_in(self, graph: LinkGraph) -> Negatives | None:
         negatives = self.negatives
