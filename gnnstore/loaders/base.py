@@ -166,7 +166,7 @@ class BatchLoader(DataLoader[Any]):
     def __repr__(self) -> str:
         return f"{type(self).__name__}()"
 
-    def __str__(self) -> str:
+    def _described(self) -> str:
         """Return the graph, the seeds, and the strategy with its reason, each in a line."""
         path, schema, name = self._origin()
         order, shard, positions = self._order, self._shard, cast("Any", self.dataset)
@@ -403,14 +403,15 @@ class BatchLoader(DataLoader[Any]):
         return cast("LoaderStats", self._sources.account(stats))
 
     def explain(self, plot: str | os.PathLike[str] | None = None) -> Explanation:
-        """Return the memory of the loader by its parts; it prints as a table.
+        """Return what the loader reads and why, and its memory by its parts; it prints as a table.
 
         Parameters
         ----------
         plot : path-like, optional
             A file to draw stacked bars to, SVG or PNG by its suffix; needs matplotlib.
         """
-        found = Explanation.of(type(self).__name__, self._sources.placement)
+        placement = self._sources.placement
+        found = Explanation.of(type(self).__name__, self._described(), placement)
         if plot is not None:
             draw_memory(found, Path(plot))
         return found

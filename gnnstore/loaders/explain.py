@@ -1,4 +1,4 @@
-"""What a loader says of itself: three lines, its memory as a table, and pictures."""
+"""What a loader reads and why, in three lines, its memory as a table, and pictures."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def describe(what: str, schema: Schema, placement: Placement, seeds: list[str]) 
 
 @dataclass(frozen=True, repr=False)
 class Explanation:
-    """The memory of a loader by its parts; prints as a table.
+    """What a loader reads and why, and its memory by its parts; prints as a table.
 
     Parts of different phases, such as sampling and packing a superbatch, are never there at once:
     of the phases, the one that takes the most counts.
@@ -55,6 +55,8 @@ class Explanation:
     Attributes
     ----------
     loader, strategy : str
+    about : str
+        A line each for the graph, the seeds, and the strategy with its reason.
     limit_bytes : int
         The budget of memory.
     source : str
@@ -67,6 +69,7 @@ class Explanation:
     """
 
     loader: str
+    about: str
     strategy: str
     limit_bytes: int
     source: str
@@ -74,7 +77,7 @@ class Explanation:
     parts: tuple[Part, ...]
 
     @classmethod
-    def of(cls, loader: str, placement: Placement) -> Explanation:
+    def of(cls, loader: str, about: str, placement: Placement) -> Explanation:
         """Return the parts of a loader's memory."""
         ledger, is_promise = placement.ledger, placement.budget_is_promise
         parts = placement.parts
@@ -83,7 +86,7 @@ class Explanation:
         rest = "batches in flight" if is_promise else "free, also for batches in flight"
         parts.append(Part(rest, ALWAYS, max(0, placement.left_bytes)))
         name = placement.strategy.choice
-        return cls(loader, name, ledger.limit, ledger.source, is_promise, tuple(parts))
+        return cls(loader, about, name, ledger.limit, ledger.source, is_promise, tuple(parts))
 
     @property
     def phases(self) -> list[str]:
@@ -91,7 +94,7 @@ class Explanation:
         return list(dict.fromkeys(part.phase for part in self.parts if part.phase))
 
     def __str__(self) -> str:
-        """Return the table."""
+        """Return the lines about the loader, and the table."""
         rows = [("part", "while", "memory", "share")]
         rows += [(part.what, part.phase, *self._amount(part.num_bytes)) for part in self.parts]
         rows.append(("budget", "", *self._amount(self.limit_bytes)))
@@ -105,7 +108,7 @@ class Explanation:
         if len(self.phases) > 1:
             most = largest_phase(self.parts)
             note = ["", f"One phase at a time: {most} takes the most, and counts."]
-        return "\n".join([self.title, "", *lines, *note])
+        return "\n".join([self.about, self.title, "", *lines, *note])
 
     __repr__ = __str__
 

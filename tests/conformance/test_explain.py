@@ -1,4 +1,4 @@
-"""What loaders say of themselves: three lines when printed, and their memory as a table."""
+"""What loaders read and why, in three lines, and their memory as a table."""
 
 from __future__ import annotations
 
@@ -33,13 +33,14 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def without_path(loader: BatchLoader) -> list[str]:
-    """Return the lines of a printed loader, of the path its last name."""
-    first, *others = str(loader).splitlines()
+    """Return the lines about a loader, of the path its last name."""
+    assert str(loader) == repr(loader) == f"{type(loader).__name__}()", "as PyG's"
+    first, *others = loader.explain().about.splitlines()
     words = first.split(" ", 2)
     return [" ".join([*words[:2], words[2][words[2].rfind("/") + 1 :]]), *others]
 
 
-# --- print(loader) -------------------------------------------------------------------------
+# --- explain().about -------------------------------------------------------------------------
 
 
 def test_a_loader_of_nodes(path: Path) -> None:
@@ -50,8 +51,7 @@ def test_a_loader_of_nodes(path: Path) -> None:
         f"seeds: {num_seeds} nodes (train), 16 a batch, shuffled: {len(loader)} batches an epoch",
         "strategy 'memory' because all 149 kB of the store fit 100 MB of the memory= budget",
     ]
-    assert loader.stats().reason.startswith(str(loader).splitlines()[2] + "; ")
-    assert repr(loader) == "NeighborLoader()", "as PyG's"
+    assert loader.stats().reason.startswith(without_path(loader)[2] + "; ")
 
 
 def test_seeds_without_a_name_in_order_by_a_rank(path: Path) -> None:
@@ -103,11 +103,11 @@ def test_partitions_do_not_make_the_loader_draw_its_seed(path: Path) -> None:
 def test_the_memory_of_a_loader_is_a_table(path: Path) -> None:
     loader = NeighborLoader(path, [4, 4], "train", strategy="mmap", memory="1MB", **OPTIONS)
     explained = loader.explain()
-    assert (
-        str(explained)
-        == repr(explained)
-        == inspect.cleandoc(
-            """
+    lines = str(explained).splitlines()
+    assert lines[:3] == explained.about.splitlines()
+    assert repr(explained) == str(explained)
+    assert "\n".join(lines[3:]) == inspect.cleandoc(
+        """
         NeighborLoader, strategy 'mmap': 1 MB of the memory= budget
 
           part                    memory   share
@@ -117,7 +117,6 @@ def test_the_memory_of_a_loader_is_a_table(path: Path) -> None:
           batches in flight       980 kB   98.0%
           budget                    1 MB  100.0%
         """
-        )
     )
 
 
