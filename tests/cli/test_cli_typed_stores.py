@@ -77,6 +77,7 @@ def test_packed_epochs(
         NeighborLoader(path, packed=output, **(arguments | {"num_neighbors": [4, 4]}))
 
 
+@pytest.mark.filterwarnings("ignore:edge_label_time of some seed edges:UserWarning")
 @pytest.mark.parametrize("mode", ["binary", "triplet"])
 def test_packed_links(
     path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], mode: str

@@ -28,7 +28,10 @@ from tests.support.hetero import (
 )
 from tests.support.loaders import threads_of_loaders
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*is the reverse of")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*is the reverse of"),
+    pytest.mark.filterwarnings("ignore:edge_label_time of some seed edges:UserWarning"),
+]
 
 # Rows that are wide enough to be read from disk.
 DATA = make_hetero(widths={"paper": 60, "author": 25})

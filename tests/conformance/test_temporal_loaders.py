@@ -22,6 +22,9 @@ DATA = make_hetero(widths={"paper": 60, "author": 25})
 TRAIN = ("paper", "train")
 TIMES = ("time", "edge_time")
 # Those of the papers that are seeds.
+# Batches are compared, and nothing is predicted.
+pytestmark = pytest.mark.filterwarnings("ignore:edge_label_time of some seed edges:UserWarning")
+
 INPUT_TIME = torch.arange(int(DATA["paper"].train_mask.sum())) * 7 - 40
 
 
