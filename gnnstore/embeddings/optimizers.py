@@ -112,7 +112,7 @@ class RowwiseAdagrad(_RowOptimizer):
         return {"rate": float(group["lr"]), "eps": group["eps"]}
 
 
-class Adagrad(_RowOptimizer):
+class TableAdagrad(_RowOptimizer):
     """The rule of `torch.optim.Adagrad` on sparse gradients.
 
     Parameters
@@ -132,7 +132,7 @@ class Adagrad(_RowOptimizer):
         return {"rate": group["lr"] / (1 + (steps - 1) * group["lr_decay"]), "eps": group["eps"]}
 
 
-class SGD(_RowOptimizer):
+class TableSGD(_RowOptimizer):
     """The rule of `torch.optim.SGD` on sparse gradients, without momentum.
 
     Parameters
@@ -150,7 +150,7 @@ class SGD(_RowOptimizer):
         return {"rate": float(group["lr"])}
 
 
-class SparseAdam(_RowOptimizer):
+class TableSparseAdam(_RowOptimizer):
     """The rule of `torch.optim.SparseAdam`: moments change with the rows that have gradients.
 
     Parameters
@@ -187,3 +187,7 @@ def _check_options(options: Mapping[str, Any]) -> None:
     is_pair = isinstance(betas, list | tuple) and all(isinstance(b, int | float) for b in betas)
     if not is_pair or not all(0 <= beta < 1 for beta in betas):
         raise UsageError(f"betas={betas!r}: expected numbers in [0, 1)")
+
+
+# Registries of torch's optimizers, as PyKEEN's, go by class name, and refuse a second `SGD`.
+Adagrad, SGD, SparseAdam = TableAdagrad, TableSGD, TableSparseAdam

@@ -72,7 +72,9 @@ class LoaderOptions:
         attributes = given.get("attributes")
         if isinstance(attributes, Iterable) and not isinstance(attributes, str):
             given["attributes"] = list(attributes)  # is read more than once
-        _refuse_unsupported(**given)
+        of_torch = dict(parameters["kwargs"])
+        direction = of_torch.pop("sample_direction", "forward")  # of PyG's samplers
+        _refuse_unsupported(**given, sample_direction=direction)
         edge_ids = checked_edge_ids(given.get("edge_ids", "input"))
         read = dataclasses.replace(call(read_options, given), edge_ids=edge_ids)
         store = as_store(given["data"])
@@ -91,7 +93,7 @@ class LoaderOptions:
         if csr is None:
             warn_of_narrow_edges(store.schema)
         seen = _seen(store, given.get("attributes"), given.get("adj_value"))
-        return cls(given, store, seen, config, read, csr, parameters["kwargs"], times)
+        return cls(given, store, seen, config, read, csr, of_torch, times)
 
     def check_times(self, seed_types: Iterable[str], input_time: Any) -> None:
         """Refuse seed nodes without times."""
@@ -290,6 +292,7 @@ def _refuse_unsupported(
     neighbor_sampler: Any = None,
     partitions: Any = None,
     tables: Any = None,
+    sample_direction: Any = "forward",
     **given: Any,
 ) -> None:
     """Refuse options that contradict one another, or do not work here."""
@@ -297,6 +300,11 @@ def _refuse_unsupported(
         raise UsageError(
             "input_time is set while time_attr is not; leave input_time out, or name the attribute "
             "that has the times of nodes or edges"
+        )
+    if sample_direction != "forward":
+        raise UsageError(
+            f"sample_direction={sample_direction!r}: gnnstore samples along incoming edges; convert "
+            "the graph with its edges reversed, or with reverse edge types (convert --reverse)"
         )
     if neighbor_sampler is not None:
         raise UsageError(

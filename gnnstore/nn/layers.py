@@ -19,13 +19,16 @@ from gnnstore.nn.adjacency import AdjT, Transpose
 
 def trim(  # noqa: PLR0917 - PyG's parameters, in PyG's order
     layer: int,
-    num_sampled_nodes: Any,
-    num_sampled_edges: Any,
-    x: Any,
-    adj_t: Any,
+    num_sampled_nodes: Any = None,
+    num_sampled_edges: Any = None,
+    x: Any = None,
+    adj_t: Any = None,
     edge_attr: Any = None,
     *,
     pairs: bool = False,
+    num_sampled_nodes_per_hop: Any = None,
+    num_sampled_edges_per_hop: Any = None,
+    edge_index: Any = None,
 ) -> tuple[Any, Any, Any]:
     """Trim a batch to what a layer needs, as PyG's `trim_to_layer` does for `edge_index`.
 
@@ -44,6 +47,8 @@ def trim(  # noqa: PLR0917 - PyG's parameters, in PyG's order
     pairs : bool
         Whether to return input and matrix for layers that take pairs, such as `SAGEConv`: they
         compute only the nodes that have edges in this layer, which are all that the next one needs.
+    num_sampled_nodes_per_hop, num_sampled_edges_per_hop, edge_index
+        PyG's names of `num_sampled_nodes`, `num_sampled_edges` and `adj_t`.
 
     Returns
     -------
@@ -65,6 +70,11 @@ def trim(  # noqa: PLR0917 - PyG's parameters, in PyG's order
     ...     x, adj_t, _ = trim(i, batch.num_sampled_nodes, batch.num_sampled_edges, x, adj_t)
     ...     x = conv(x, adj_t)
     """
+    if num_sampled_nodes is None:
+        num_sampled_nodes = num_sampled_nodes_per_hop
+    if num_sampled_edges is None:
+        num_sampled_edges = num_sampled_edges_per_hop
+    adj_t = edge_index if adj_t is None else adj_t
     if num_sampled_nodes is None or num_sampled_edges is None:
         raise UsageError(
             "only batches that were sampled hop by hop can be trimmed: they have "

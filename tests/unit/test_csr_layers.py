@@ -272,6 +272,14 @@ def test_trimming_takes_attributes_of_edges(path: Path) -> None:
         for i in range(layer + 1):
             expected = trim_to_layer(i, *hops, *expected)
         assert torch.equal(x, expected[0])
+        named = trim(
+            layer=layer,
+            num_sampled_nodes_per_hop=hops[0],
+            num_sampled_edges_per_hop=hops[1],
+            x=csr.x,
+            edge_index=csr.adj_t,
+        )
+        assert torch.equal(edges_of(named[1]), edges_of(adj_t)), "PyG's keywords"
         assert torch.equal(edges_of(adj_t), expected[1])
         assert torch.equal(attr, expected[2])
         assert adj_t.size() == (len(x), len(x))
@@ -322,3 +330,25 @@ def test_what_cannot_be_trimmed_is_refused(path: Path) -> None:
     _, adj_t, _ = trim(0, *hops, csr.x, csr.adj_t, pairs=True)
     with pytest.raises(UsageError, match="trim without pairs"):
         gcn_norm(adj_t)
+
+
+@pytest.mark.parametrize("reduce", ["sum", "mean"])
+def test_transformations_of_torch_func(path: Path, reduce: str) -> None:
+    coo, csr = batch_pair(path, [4, 3])
+    conv = SAGEConv(WIDTH, WIDTH, aggr=reduce)
+
+    def loss(params: Any, x: Tensor, edges: Tensor) -> Tensor:
+        return torch.func.functional_call(conv, params, (x, edges)).square().sum()
+
+    params, xs = dict(conv.named_parameters()), torch.stack([csr.x, 2 * csr.x])
+    for transform in (
+        lambda edges: torch.func.grad(loss)(params, csr.x, edges)["lin_l.weight"],
+        lambda edges: torch.vmap(lambda x: conv(x, edges))(xs),
+        lambda edges: torch.vmap(torch.func.grad(lambda x: loss(params, x, edges)))(xs),
+        lambda edges: torch.func.jvp(lambda x: conv(x, edges), (csr.x,), (csr.x,))[1],
+    ):
+        assert_close([transform(csr.adj_t)], [transform(coo.edge_index)])
+    with pytest.raises(UsageError, match=r'the max over neighbours .* edge_format="coo"'):
+        torch.func.grad(lambda x: mm(csr.adj_t, x, "max").sum())(csr.x)
+    with pytest.raises(UsageError, match=r'to_dense of an AdjT .* edge_format="coo"'):
+        torch.func.grad(lambda x: (csr.adj_t.to_dense() @ x).sum())(csr.x)

@@ -188,3 +188,10 @@ def test_wrong_tables_and_options_are_refused(make: Make) -> None:
         optimizer.add_param_group({"params": []})
     with pytest.raises(UsageError, match="betas="):
         gnnstore.SparseAdam(make(optimizer="sparse_adam"), betas=(0.9, 1.0))
+
+
+def test_class_names_are_not_those_of_torch() -> None:
+    """Registries of optimizers, as PyKEEN's, go by the names of `Optimizer`'s subclasses."""
+    own = {gnnstore.SGD, gnnstore.Adagrad, gnnstore.SparseAdam, gnnstore.RowwiseAdagrad}
+    assert not {each.__name__ for each in own} & set(vars(torch.optim))
+    assert len({each.__name__ for each in own}) == 4

@@ -172,3 +172,10 @@ def test_of_whose_times_loaders_warn(timed: Data) -> None:
         make(timed.store, [], None, edge_label_time=timed.time, **given)
         times = torch.full((strangers.size(1),), 2000)
         make(timed.store, [2], strangers, edge_label_time=times, **given)
+
+
+def test_sampling_along_outgoing_edges_is_refused(timed: Data) -> None:
+    for make in (gnnstore.NeighborLoader, gnnstore.LinkNeighborLoader):
+        make(timed.store, [2], sample_direction="forward")
+        with pytest.raises(UsageError, match="sample_direction='backward': gnnstore samples along"):
+            make(timed.store, [2], sample_direction="backward")
