@@ -303,8 +303,8 @@ def _refuse_unsupported(
         )
     if sample_direction != "forward":
         raise UsageError(
-            f"sample_direction={sample_direction!r}: gnnstore samples along incoming edges; convert "
-            "the graph with its edges reversed, or with reverse edge types (convert --reverse)"
+            f"sample_direction={sample_direction!r}: gnnstore samples along incoming edges; "
+            "convert the graph with its edges reversed, or with reverse types (convert --reverse)"
         )
     if neighbor_sampler is not None:
         raise UsageError(
