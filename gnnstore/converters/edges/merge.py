@@ -161,7 +161,9 @@ class SpilledEdges:
         def attributes() -> Iterator[tuple[str, npt.NDArray[Any]]]:
             for number, (name, empty) in enumerate(self._schema.items()):
                 rows = np.empty((len(order), *empty.shape[1:]), empty.dtype)
-                self._read_rows(number, [(run, *at) for run, *at, _ in places], rows)
+                self._read_rows(
+                    number, [(run, first, last) for run, first, last, _ in places], rows
+                )
                 yield name, rows
 
         equal.compare(SortedEnds(sources[order], targets[order], ids[order], order), attributes())
