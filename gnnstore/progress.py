@@ -196,8 +196,8 @@ class _WaitPhase:
 def open_progress(*, quiet: bool = False, style: Style = "auto") -> Iterator[Progress]:
     """Show progress while the context lasts."""
     if style == "auto":
-        style = "bar" if sys.stderr.isatty() else "lines"
-    if quiet or style == "none":
+        style = "bar" if is_terminal(sys.stderr) else "lines"
+    if quiet or style == "none" or (style == "bar" and not _is_open(sys.stderr)):
         yield NullProgress()
     elif style == "bar":
         with _bars() as bars:
@@ -212,7 +212,17 @@ def open_progress(*, quiet: bool = False, style: Style = "auto") -> Iterator[Pro
 
 class _StderrHandler(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
-        print(record.getMessage(), file=sys.stderr, flush=True)
+        if _is_open(sys.stderr):  # `print` without a stream would write to stdout
+            print(record.getMessage(), file=sys.stderr, flush=True)
+
+
+def is_terminal(stream: Any) -> bool:
+    """Whether a stream is there, open, and a terminal."""
+    return _is_open(stream) and hasattr(stream, "isatty") and bool(stream.isatty())
+
+
+def _is_open(stream: Any) -> bool:
+    return stream is not None and not getattr(stream, "closed", False)
 
 
 class LineProgress:

@@ -192,7 +192,7 @@ def split_ids(node: NodeTypeSpec) -> dict[str, str]:
 def read_mask(reader: StoreReader, node: NodeTypeSpec, split: str) -> Tensor:
     """Return a split of nodes as a mask."""
     require_memory(f"the mask of {split!r}", node.num_nodes)
-    mask = torch.zeros(node.num_nodes, dtype=torch.bool)
+    mask = torch.zeros(node.num_nodes, dtype=torch.bool, device="cpu")
     mask[Splits(reader, node)[split]] = True
     return mask
 

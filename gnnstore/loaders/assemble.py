@@ -255,7 +255,7 @@ class Assembler:
                 return value
             return None if value is None else dict.fromkeys(types, value)
 
-        none = torch.empty(0, dtype=torch.long)
+        none = torch.empty(0, dtype=torch.long, device="cpu")
         nodes, edges = by_type(output.node, node_types), by_type(output.edge, edge_types) or {}
         rows, cols = by_type(output.row, edge_types), by_type(output.col, edge_types)
         original = None

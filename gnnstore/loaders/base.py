@@ -34,6 +34,7 @@ from gnnstore.loaders.options import (
     is_called_by_lightning,
     threads_given,
     warn_of_idle,
+    warn_of_no_batch,
 )
 from gnnstore.pipeline.batch import (
     Batch,
@@ -114,6 +115,8 @@ class BatchLoader(DataLoader[Any]):
         self._prefetch_given = None if prefetch_batches is None else int(prefetch_batches)
         self._loader_cores: set[int] | None = None
         warn_of_idle(self)
+        if options.get("drop_last") and num_seeds and not self._order.varies and not len(self):
+            warn_of_no_batch(self, num_seeds)
 
     def _most_threads(self, *, waits_for_disk: bool = True) -> int:
         """Return the number of preparing threads, if memory does not limit it."""

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
-from typing import Any, cast, get_args
+from typing import Any, SupportsIndex, cast, get_args
 
 import torch
 from torch import Tensor
@@ -30,7 +30,7 @@ from gnnstore.graph.store import GraphStore
 from gnnstore.graph.store import open as open_store
 from gnnstore.partitions.policy import PartitionPolicy, ResidentTable
 from gnnstore.pipeline.samplers import RankShard
-from gnnstore.progress import WaitProgress, open_progress
+from gnnstore.progress import WaitProgress, is_terminal, open_progress
 from gnnstore.sampling.neighbor import SamplingConfig, TemporalStrategy
 from gnnstore.sampling.sampled_graph import columns_needed
 from gnnstore.strategies.base import Auto
@@ -189,6 +189,12 @@ def fanouts_of(num_neighbors: Any, schema: Schema) -> Any:
             "num_neighbors gives fan-outs by edge type, and the store's edges have no named types; "
             "give one list of fan-outs, such as [10, 10]"
         )
+    for edge_type, own in values.items():
+        if isinstance(own, SupportsIndex):
+            raise UsageError(
+                f"num_neighbors has {own} for the edge type {edge_type}; give a list with a "
+                f"fan-out for each hop, such as [{own}]"
+            )
     edge_types = [edge.type for edge in schema.edge_types]
     try:
         default = num_neighbors.default if is_pyg else None
@@ -388,11 +394,21 @@ def warn_of_narrow_edges(schema: Schema) -> None:
         )
 
 
+def warn_of_no_batch(loader: DataLoader[Any], num_seeds: int) -> None:
+    """Warn of `drop_last=True` where it drops all there is."""
+    warnings.warn(
+        f"drop_last=True of {type(loader).__name__} leaves no batch: there are {num_seeds} seeds, "
+        f"and a batch has {loader.batch_size}; choose smaller batches, or drop_last=False",
+        UserWarning,
+        stacklevel=6,  # behind the constructors
+    )
+
+
 def displayed(wanted: bool | None, shard: RankShard) -> WaitProgress:
     """Return the display of a loader's progress, if there is one."""
     if wanted is None:
         is_first = get_worker_info() is None and shard.rank == 0
-        wanted = is_first and os.environ.get("RANK", "0") == "0" and sys.stderr.isatty()
+        wanted = is_first and os.environ.get("RANK", "0") == "0" and is_terminal(sys.stderr)
     return WaitProgress(open_progress if wanted else None)
 
 

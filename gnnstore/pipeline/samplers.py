@@ -421,7 +421,8 @@ class SeedPositions(Dataset[int]):
 
 def drawn_seed(generator: torch.Generator | None) -> int:
     """Return a seed from torch's generator, or another one."""
-    return int(torch.empty((), dtype=torch.int64).random_(generator=generator))
+    device = "cpu" if generator is None else generator.device  # whatever torch's default is
+    return int(torch.empty((), dtype=torch.int64, device=device).random_(generator=generator))
 
 
 def shuffles(options: Mapping[str, Any]) -> bool:

@@ -103,7 +103,7 @@ class LinkLabels(SeedLabels):
             size = math.prod(shape) * getattr(torch, dtype).itemsize
             if min(shape, default=0) < 0 or size > len(data) - begin:
                 raise ValueError(f"{name!r} is {dtype} {shape}, in {len(data)} bytes")
-            value = torch.empty(shape, dtype=getattr(torch, dtype))
+            value = torch.empty(shape, dtype=getattr(torch, dtype), device="cpu")
             # Copied: they may lie anywhere, and tensors must be aligned.
             end = begin + value.nbytes
             bytes_of(value)[:] = data[begin:end]

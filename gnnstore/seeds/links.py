@@ -131,8 +131,10 @@ def resolve_labels(edge_label: Any, num_edges: int) -> torch.Tensor | None:
     """Check the labels of edges; returns a copy [L, ...]."""
     if edge_label is None:
         return None
+    if isinstance(edge_label, np.ma.MaskedArray):
+        edge_label = to_numpy(edge_label)
     try:
-        labels = torch.as_tensor(edge_label).detach().cpu().to_dense().clone()
+        labels = torch.as_tensor(edge_label, device="cpu").detach().to_dense().clone()
         if labels.dim() == 0 or len(labels) != num_edges:
             raise ValueError(f"it has the shape {list(labels.shape)}")
     except (TypeError, ValueError, RuntimeError) as error:
@@ -335,7 +337,7 @@ class Links:
         label = None if self.edge_label is None else self.edge_label[ids]
         if self.negatives is not None:
             if label is None:
-                label = torch.ones(num_positives)
+                label = torch.ones(num_positives, device="cpu")
             label = torch.cat([label, label.new_zeros(num_negatives, *label.shape[1:])])
         if label is not None:
             values["edge_label"] = label

@@ -305,10 +305,20 @@ def _nodes_and_ids(
             f"input_nodes has the element type {values.dtype}; give node ids (integers) or a "
             "mask (booleans)"
         )
+    if not is_named and 2 < len(values) == node.num_nodes and _are_flags(values):
+        raise InputError(
+            f"input_nodes has {len(values)} zeros and ones, one for each node: as ids they name "
+            "nodes 0 and 1 alone. Give a mask of booleans: mask.bool(), or mask.astype(bool) of "
+            "an array"
+        )
     where = "the graph" if node.name == NODE_TYPE else f"{node.name!r}"
     check_range(values, node.num_nodes, "node id", where, "nodes")
     # A copy: what the user does to the array later must not reach running batches.
     return values.astype(np.int64), None
+
+
+def _are_flags(values: npt.NDArray[Any]) -> bool:
+    return bool(values.min() >= 0 and values.max() <= 1)
 
 
 def has_nodes_named(node: NodeTypeSpec, name: str) -> bool:
@@ -465,7 +475,12 @@ def to_numpy(values: Any) -> npt.NDArray[Any]:
     """Return a tensor, an array or a sequence as an array; the memory may be shared."""
     try:
         if isinstance(values, torch.Tensor):
+            if values.is_meta:
+                raise TypeError("it is on the meta device, which has no values")
             return values.detach().cpu().numpy()
+        if np.ma.is_masked(values):
+            count = int(np.ma.count_masked(values))
+            raise ValueError(f"{count} entries are masked; choose .compressed() or .filled(...)")
         if isinstance(values, range):  # which NumPy would walk
             return np.arange(values.start, values.stop, values.step, dtype=np.int64)
         return np.asarray(values)

@@ -69,7 +69,9 @@ class SealedFiles(Generic[M]):
         """Read the manifest of a directory of some kind."""
         directory = Path(os.path.abspath(path))  # noqa: PTH100  (resolve() would hide links)
         root = directory / METADATA_FILE
-        if not directory.is_dir() or not root.exists():
+        with storage_errors(f"open the {kind.WORD}", directory):
+            is_there = directory.is_dir() and root.exists()
+        if not is_there:
             raise _nothing_at(directory, kind)
         text = read_small(root, MAX_MANIFEST_BYTES)
         return SealedFiles(directory, kind.decode(text, str(root)))
