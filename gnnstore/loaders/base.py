@@ -115,7 +115,7 @@ class BatchLoader(DataLoader[Any]):
         self._prefetch_given = None if prefetch_batches is None else int(prefetch_batches)
         self._loader_cores: set[int] | None = None
         warn_of_idle(self)
-        if options.get("drop_last") and num_seeds and not self._order.varies and not len(self):
+        if self.drop_last and 0 < num_seeds < (self.batch_size or 0) and not self._order.varies:
             warn_of_no_batch(self, num_seeds)
 
     def _most_threads(self, *, waits_for_disk: bool = True) -> int:
