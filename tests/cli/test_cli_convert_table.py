@@ -293,6 +293,16 @@ def test_decimals(tmp_path: Path) -> None:
             from_tables(pa.table({**ends, "m": wrong}), tmp_path / "p.gnn", edge_columns=["m"])
 
 
+def test_text_that_is_not_utf8(tmp_path: Path) -> None:
+    text = pa.Array.from_buffers(pa.string(), 2, pa.array([b"a", b"\xff"]).buffers())
+    ends = pa.table({"source": text, "target": text})
+    with pytest.raises(InputError, match="source: row 1 has '\ufffd', which is not UTF-8"):
+        from_tables(ends, tmp_path / "o.gnn")
+    ends = pa.table({"source": [0], "target": [1]})
+    with pytest.raises(InputError, match="s: has text that is not UTF-8; convert it to UTF-8"):
+        from_tables(ends, tmp_path / "o.gnn", nodes=pa.table({"s": text}), split="s")
+
+
 def test_one_column_of_features(tmp_path: Path) -> None:
     out = from_tables(edges_table(), tmp_path / "o.gnn", nodes=nodes_table(), features="y")
     assert gnnstore.open(out).features.tolist() == [[0], [1], [0], [1], [2]]

@@ -239,13 +239,15 @@ def _rows_by_value(column: Any, where: str) -> Iterator[tuple[str, npt.NDArray[n
         if "binary" in str(column.type) or "view" in str(column.type):
             column = column.cast(pa.large_string())
         encoded = column.dictionary_encode()
+        values = encoded.dictionary.to_pylist()
+    except UnicodeDecodeError:
+        raise InputError(f"{where}: has text that is not UTF-8; convert it to UTF-8") from None
     except pa.ArrowException as error:
         raise InputError(
             f"{where}: is {column.type}, whose values do not name splits ({error}); name them in "
             "text"
         ) from None
     codes = encoded.indices.fill_null(-1).to_numpy()
-    values = encoded.dictionary.to_pylist()
     texts = ["" if value != value else str(value) for value in values]  # noqa: PLR0124 - NaN
     for text, code in sorted(zip(texts, range(len(texts)), strict=True)):
         if text:
