@@ -76,4 +76,5 @@ def read_store(path: PathLike) -> StoredGraph:
 def pair_weights(edge_index: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
     """Return a weight for each edge, the same for its reverse and for edges that are equal."""
     low, high = np.sort(edge_index, axis=0).astype(np.int64)
-    return ((low * 7919 + high) % 997).astype(np.float32)
+    weights: npt.NDArray[np.float32] = ((low * 7919 + high) % 997).astype(np.float32)
+    return weights
