@@ -70,7 +70,7 @@ class Belady(CachePolicy):
     """Keeps the rows that are needed again soonest."""
 
     name, title = "belady", "Belady"
-    looks_ahead = True
+    looks_ahead = spills = True
     # It does not depend on which rows are needed, or on how many there are: neither on the graph's
     # size, nor on how far ids lie apart. All but the state is given back when the plan is made.
     planning: ClassVar[PlanningBytes] = PlanningBytes(

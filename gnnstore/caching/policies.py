@@ -75,6 +75,9 @@ class CachePolicy(ABC):
     is_fixed : bool
         Whether the rows do not depend on the batches, so that a cache is always filled beforehand,
         and the number of batches that are planned together does not matter.
+    spills : bool
+        Whether its traces and plans can wait in files. Then its planner's `plan` also takes the
+        `PlanPlace` of such a plan.
     planning : PlanningBytes
         Memory for planning.
     """
@@ -83,6 +86,7 @@ class CachePolicy(ABC):
     title: ClassVar[str]
     looks_ahead: ClassVar[bool] = False
     is_fixed: ClassVar[bool] = False
+    spills: ClassVar[bool] = False
     planning: ClassVar[PlanningBytes]
 
     @abstractmethod
@@ -122,6 +126,12 @@ class CachePolicy(ABC):
             Reservation("planning", of.fixed + of.per_batch_row * batch_rows, per, PLANNING),
             Reservation("what a cache holds", 0, {SLOTS: of.per_slot}),
         ]
+
+    def reserve_spilled(
+        self, *, num_nodes: int, largest_batch: int, table_bytes: int
+    ) -> list[Reservation]:
+        """Return the memory for making a plan in files, without the cached rows."""
+        raise NotImplementedError(f"plans of {self.name} do not wait in files")
 
 
 def slot_layout(nodes: npt.NDArray[np.int64], num_slots: int) -> npt.NDArray[np.int64]:

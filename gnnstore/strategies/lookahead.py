@@ -55,9 +55,6 @@ if TYPE_CHECKING:
     from gnnstore.sampling.neighbor import SamplingConfig
     from gnnstore.seeds.base import SeedSource
 
-# Sampling and counting these takes about 1.5 s for batches of 136,000 nodes: less than a tenth of
-# an epoch that they make faster; of a mapped topology, 60,000 page faults for each.
-PROFILE_BATCHES, _SLOW_BATCHES = 128, 32
 # The share of the memory for batches that counts of rows may take before there are any.
 _COUNTS_SHARE = 4
 # Of the disk, for rows of edges of one of two superbatches.
@@ -98,8 +95,6 @@ class LookaheadStrategy(Strategy):
                 spare_bytes=spare_bytes,
                 progress=loader.progress,
                 counts=counts,
-                # By their number, not by a clock: sizes are the same in every run.
-                most_batches=_SLOW_BATCHES if topology.is_slow else PROFILE_BATCHES,
             )
             model = MissModel(workload, policy)
         release_memory()  # the samples' buffers, which would stay until the first batch
@@ -371,8 +366,9 @@ class _Epoch(EpochCosts):
         making_disk, making_computing = writing + reading_edges, self.sampling + planning
         stages = {"sampling": self.sampling, "planning": planning}
         if packs:
-            reads, packed = ReadTotals(), int(work.misses(policy, *sizes) * work.row_bytes)
-            scanned = work.pass_reads(policy, *sizes).scaled(passes)
+            misses = work.misses(policy, *sizes)
+            reads, packed = ReadTotals(), int(misses * work.row_bytes)
+            scanned = work.pass_reads(misses, sizes[1]).scaled(passes)
             packing = machine.pass_seconds(scanned) + disk.sequential_seconds(0, packed)
             reading = disk.sequential_seconds(packed)
             in_order, written = in_order + scanned.num_bytes + packed, written + packed

@@ -29,10 +29,12 @@ if TYPE_CHECKING:
     from gnnstore.sampling.compact import RowSpace
     from gnnstore.strategies.placement import Placement
 
-# 255 batches of 136,000 nodes take two; an epoch that is worth predicting takes longer.
-_SECONDS = 3.0
+# Batches of a sample, by number and not by a clock: sizes are the same in every run. Sampling and
+# counting them takes about 1.5 s for batches of 136,000 nodes: less than a tenth of an epoch that
+# they make faster; of a mapped topology, 60,000 page faults for each.
+PROFILE_BATCHES, _SLOW_BATCHES = 128, 32
 _LEAST_SPARE_BYTES = 1 << 20
-# The fewest batches that show how often rows are needed again, even if they take long.
+# The fewest batches that show how often rows are needed again.
 _LEAST_BATCHES = 16
 # Out-degrees of this many edges are counted in two seconds, if the graph is in memory.
 _MAX_COUNTED_EDGES = 1 << 28
@@ -149,9 +151,8 @@ def sample_workload(
     spare_bytes: int | None,
     progress: Progress,
     counts: npt.NDArray[np.uint8] | None = None,
-    most_batches: int | None = None,
 ) -> tuple[Presampled, Workload]:
-    """Sample as many batches as some seconds allow, or `most_batches`, and analyse them.
+    """Sample batches, and analyse them.
 
     If there are `counts`, the number of batches that need each row is added to them.
     """
@@ -163,7 +164,7 @@ def sample_workload(
         seen = presampler.run(topology, num_threads, spare_bytes=spare_bytes)
         each = (perf_counter() - began) / max(1, seen.num_batches)
         batch_nodes = max(1, seen.largest_nodes)
-        wanted = int(_SECONDS / max(each, 1e-6)) if most_batches is None else most_batches
+        wanted = _SLOW_BATCHES if topology.is_slow else PROFILE_BATCHES
         wanted = min(wanted, ENOUGH_VISITS * num_nodes // batch_nodes)
         num_batches = min(max(wanted, _LEAST_BATCHES), MAX_COUNTED_BATCHES)
         spare = None if spare_bytes is None else spare_bytes // 2

@@ -1,8 +1,11 @@
 """Divides a budget between batches in flight, sampling threads, cached rows and their plans.
 
-Superbatches of an epoch and of parts of it are tried, also with rows pinned. What is left for
-cached rows with each follows by division, and the one that moves the fewest rows is taken. A
-prediction is solved as a loader is: it is of the epoch that would run.
+Each way of dividing it has a price: the bytes that an epoch moves, twice as many where one thread
+prepares all batches. Ways differ in the length of superbatches, from some epochs to two batches; in
+where samples and plans wait, in memory or on disk; in rows that are pinned, pools of slots, and the
+batches in flight. What is left for cached rows follows by division, and the cheapest way is taken.
+Rates of the machine play no part, so that sizes are the same in every run; and since more memory
+never takes a way away, it never raises the price. A prediction is solved as a loader is.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from gnnstore.budget.ledger import IN_FLIGHT, PLANNED, SLOTS, Ledger, Reservation
-from gnnstore.caching.belady import POLICIES, Belady
+from gnnstore.caching.belady import POLICIES
 from gnnstore.caching.policies import MAX_PLANNED
 from gnnstore.caching.pools import SlotPools, pooled
 from gnnstore.errors import BudgetError, DiskBudgetError
@@ -27,7 +30,8 @@ from gnnstore.pipeline.lookahead.presample import MARGIN, with_margin
 from gnnstore.pipeline.lookahead.producer import warms_up
 from gnnstore.pipeline.lookahead.superbatch import SuperbatchSize
 from gnnstore.strategies.placement import check_two_batches, prefetch_wish, with_batches
-from gnnstore.strategies.superbatch_costs import KEPT_SHARE, SuperbatchCosts
+from gnnstore.strategies.superbatch_costs import SuperbatchCosts
+from gnnstore.strategies.workload import ReadTotals
 from gnnstore.threads import LONG_READ_BYTES
 
 if TYPE_CHECKING:
@@ -40,10 +44,11 @@ if TYPE_CHECKING:
 # read half as often; but training may stop before it uses all packed rows, so they must cost less
 # than this share of fewer ones.
 _EPOCHS, _WORTH_LENGTHENING = (2, 4), 0.9
-# Shares of the slots for pinned rows.
-_PINNED_SHARES = (1 / 4, 1 / 2, 3 / 4)
-# Planning a row, and writing its plan and reading it back, as a share of reading a row by itself.
-_PLANNING = 1 / 200
+# The share of the slots for pinned rows. A quarter and three quarters were tried as well: without
+# them an epoch moves at most 7.5 % more.
+_PINNED_SHARE = 1 / 2
+# The price of planning a row, in bytes, and the least of a read.
+_PLANNING_BYTES, _LEAST_READ_BYTES = 20, 4096
 # With pinned rows, the largest share of a batch's rows that may be left to plan: the index of
 # pinned rows takes a little more than a bit for each node of the graph.
 _MOST_PLANNED = 0.9
@@ -53,9 +58,8 @@ _BY_TURNS = 1.5
 _NO_LIMIT = 2**62
 # Where memory is short, two batches, which may be larger by what a sample varies, or by this.
 _THRIFTY_MARGIN = 0.4
-# From this many superbatches in an epoch on, waiting for each batch is worth it if superbatches get
-# this many times longer.
-_MANY, _WORTH_WAITING = 8, 4
+# The price of a byte where one thread samples and assembles all batches.
+_ONE_THREAD = 2
 # Without memory= the memory of the model is unknown.
 _UNPROMISED_SHARE = 2
 # Bytes of a plan for each node of a batch: its slot, and the change that brings it into one.
@@ -125,30 +129,34 @@ class Solved:
     num_threads: int
     size: SuperbatchSize
     disk_bytes: int  # disk space that superbatches take
+    price: float = 0.0  # bytes that an epoch moves, weighted; infinite where the disk is too small
 
 
 def solve(facts: LookaheadFacts) -> Solved:
-    """Return the sizes with as many batches in flight as fit; fewer, and one thread, if need be."""
-    split, found = _Split(facts), None
-    is_promise = facts.placement.budget_is_promise
-    try:
-        found = split.solve()
-    except BudgetError as error:
-        # With less memory, more disk would be missing.
-        if isinstance(error, DiskBudgetError) or not is_promise:
-            raise
-    thrifty = replace(split, is_thrifty=True)
-    if found is None:
-        return thrifty.solve()
-    # A pass over the table for every few batches is slower than waiting for each batch.
-    most = min(facts.epoch_batches, MAX_PLANNED) // _MANY
-    may_be_longer = is_promise and facts.packs and facts.settings.num_batches is None
-    if may_be_longer and found.size.num_batches < most:
-        with suppress(BudgetError):
-            longer = thrifty.solve()
-            if longer.size.num_batches >= _WORTH_WAITING * found.size.num_batches:
-                return longer
-    return found
+    """Return the cheapest sizes."""
+    pools = dict.fromkeys((facts.pools, None))
+    found: list[Solved] = []
+    refusals: list[BudgetError] = []
+    # Without a promise, batches in flight are not counted.
+    for is_thrifty in (False, True) if facts.placement.budget_is_promise else (False,):
+        for each in pools:
+            try:
+                found.append(_Split(replace(facts, pools=each), is_thrifty).solve())
+            except BudgetError as error:
+                refusals.append(error)
+    if found:
+        return min(found, key=lambda solved: solved.price)
+    # If memory suffices and disk does not, disk is what to raise.
+    of_disk = [error for error in refusals if isinstance(error, DiskBudgetError)]
+    raise min(of_disk or refusals, key=lambda error: error.missing_bytes or 0)
+
+
+@dataclass(frozen=True)
+class _Way:
+    """Where the samples and the plans of superbatches wait."""
+
+    keeps_samples: bool  # in memory; else on disk
+    keeps_plans: bool
 
 
 @dataclass(frozen=True, eq=False)
@@ -164,9 +172,10 @@ class _Split:
         sampling = self._sampling(memory)
         memory = memory.add(*sampling)
         # What is refused does not depend on a sample, which may be small where memory is.
-        least = self.costs, self._size(memory, self.costs, self._counts[0])
+        least = self.costs, self._least(memory)
         sizes = list(self._candidates(memory))
         costs, size = min(sizes, key=lambda each: self._price(*each), default=least)
+        price = self._price(costs, size)
         disk = self._disk(costs, size)
         if disk.left() < 0:  # so none fits
             disk = min((self._disk(*each) for each in sizes), key=Ledger.peak, default=disk)
@@ -183,7 +192,7 @@ class _Split:
             overlaps=self._overlaps(size, disk),
             num_unplanned=self._num_unplanned(min(size.num_batches, facts.epoch_batches)),
         )
-        return Solved(self._placed, self._num_threads, size, disk.peak())
+        return Solved(self._placed, self._num_threads, size, disk.peak(), price)
 
     # --- what is always used -----------------------------------------------------------------
 
@@ -305,19 +314,39 @@ class _Split:
 
     # --- the sizes that are compared ---------------------------------------------------------
 
+    @property
+    def _ways(self) -> list[_Way]:
+        """Where samples and plans may wait, of equal ones the best first."""
+        may_spill = self.costs.policy.spills and self.facts.row_bytes > 0
+        plans = (True, False) if may_spill else (True,)
+        return [_Way(samples, keeps) for keeps in plans for samples in (True, False)]
+
+    def _least(self, memory: Ledger) -> SuperbatchSize:
+        """Return the smallest size; refuse memory that has no room for it."""
+        refusals: list[BudgetError] = []
+        for way in reversed(self._ways):
+            try:
+                return self._size(memory, self.costs, self._counts[0], way)
+            except DiskBudgetError:
+                continue  # plans can be in memory
+            except BudgetError as error:
+                refusals.append(error)
+        raise min(refusals, key=lambda error: error.missing_bytes or 0)
+
     def _candidates(self, memory: Ledger) -> Iterator[tuple[SuperbatchCosts, SuperbatchSize]]:
         """Yield sizes, of equal ones the best first: of the longest superbatches."""
         for length in self._lengths:
-            try:
-                costs, size = self._sized(memory, self.costs, length)
-            except BudgetError:
-                continue
-            yield costs, size
-            if length > self.facts.epoch_batches:
-                continue  # rows of several epochs are many, and their passes are few
-            for other in self._with_pins(size):
-                with suppress(BudgetError):
-                    yield self._sized(memory, other, length)
+            for way in self._ways:
+                try:
+                    costs, size = self._sized(memory, self.costs, length, way)
+                except BudgetError:
+                    continue
+                yield costs, size
+                # Rows of several epochs are many, and their passes are few.
+                pinned = self._with_pins(size) if length <= self.facts.epoch_batches else None
+                if pinned is not None:
+                    with suppress(BudgetError):
+                        yield self._sized(memory, pinned, length, way)
 
     @property
     def _lengths(self) -> list[int]:
@@ -350,33 +379,33 @@ class _Split:
             return []
         return [n for k in _EPOCHS if 1 < (n := k * epoch) <= MAX_PLANNED]
 
-    def _with_pins(self, size: SuperbatchSize) -> Iterator[SuperbatchCosts]:
-        """Yield costs with pinned rows, if the cache is warmed up and memory is not short."""
+    def _with_pins(self, size: SuperbatchSize) -> SuperbatchCosts | None:
+        """Return costs with pinned rows, if the cache is warmed up and memory is not short."""
         facts, model = self.facts, self.facts.misses
         policy = POLICIES[facts.strategy.policy]
         is_part = 0 < size.num_slots < facts.num_rows and not self.is_thrifty
         warms = warms_up(policy, size, facts.num_rows, packs=facts.strategy.packs)
         if model is None or not is_part or facts.pools is not None or not warms:
-            return
-        for share in _PINNED_SHARES:
-            pins = model.pins(int(share * size.num_slots))
-            if pins is not None and pins.planned_share <= _MOST_PLANNED:
-                yield replace(self.costs, pins=pins)
+            return None
+        pins = model.pins(int(_PINNED_SHARE * size.num_slots))
+        if pins is None or pins.planned_share > _MOST_PLANNED:
+            return None
+        return replace(self.costs, pins=pins)
 
     # --- the size of a length ----------------------------------------------------------------
 
     def _sized(
-        self, memory: Ledger, costs: SuperbatchCosts, num_batches: int
+        self, memory: Ledger, costs: SuperbatchCosts, num_batches: int, way: _Way
     ) -> tuple[SuperbatchCosts, SuperbatchSize]:
         """Return a size, and the costs with the rows that it misses."""
         try:
-            size = self._size(memory, costs, num_batches)
+            size = self._size(memory, costs, num_batches, way)
         except BudgetError:
             # Batches that miss all rows are the worst case, and so many may have no room.
-            size = SuperbatchSize(num_batches, costs.num_pinned, True)
+            size = SuperbatchSize(num_batches, costs.num_pinned, way.keeps_samples)
         for _ in range(2):
             costs = self._expecting(costs, size)
-            size = self._size(memory, costs, num_batches)
+            size = self._size(memory, costs, num_batches, way)
         return costs, size
 
     def _expecting(self, costs: SuperbatchCosts, size: SuperbatchSize) -> SuperbatchCosts:
@@ -398,21 +427,32 @@ class _Split:
         return model.misses(size.num_slots, size.num_batches, num_pinned=size.num_pinned)
 
     def _price(self, costs: SuperbatchCosts, size: SuperbatchSize) -> float:
-        """Return the rows that an epoch reads singly; or moves, of the table and of packed ones."""
-        missed, model = self._misses(size), self.facts.misses
-        if not self.facts.packs:
-            share = 1.0 if costs.pins is None else costs.pins.planned_share
-            return missed + (0.0 if model is None else _PLANNING * share * model.accesses)
-        disk = self._disk(costs, size)
-        if disk.left() < 0:
-            return math.inf
-        # The table is read once for each superbatch; packed rows are written and read.
-        moved = self.facts.epoch_batches / size.num_batches * costs.num_rows + 2 * missed
-        if size.num_batches > self.facts.epoch_batches:
-            moved /= _WORTH_LENGTHENING
-        return moved if self._overlaps(size, disk) else _BY_TURNS * moved
+        """Return the bytes that an epoch moves, weighted."""
+        facts, model = self.facts, self.facts.misses
+        missed, spilled = self._misses(size), 2 * facts.epoch_batches * costs.spilled_bytes(size)
+        if facts.packs:
+            disk = self._disk(costs, size)
+            if disk.left() < 0:
+                return math.inf
+            # What a pass for each superbatch reads; and packed rows are written and read.
+            passes = facts.epoch_batches / size.num_batches
+            scanned = ReadTotals() if model is None else model.pass_reads(missed, size.num_batches)
+            moved = passes * (scanned.num_bytes + _LEAST_READ_BYTES * scanned.reads)
+            moved += 2 * missed * facts.row_bytes
+            if size.num_batches > facts.epoch_batches:
+                moved /= _WORTH_LENGTHENING
+            if not self._overlaps(size, disk):
+                moved *= _BY_TURNS
+        else:
+            moved = missed * max(_LEAST_READ_BYTES, facts.row_bytes)
+            if model is not None:
+                share = 1.0 if costs.pins is None else costs.pins.planned_share
+                moved += _PLANNING_BYTES * share * model.accesses
+        return (_ONE_THREAD if self.is_thrifty else 1) * (moved + spilled)
 
-    def _size(self, memory: Ledger, costs: SuperbatchCosts, num_batches: int) -> SuperbatchSize:
+    def _size(
+        self, memory: Ledger, costs: SuperbatchCosts, num_batches: int, way: _Way
+    ) -> SuperbatchSize:
         """Return a superbatch of `num_batches` batches, with the cache that fits next to it."""
         facts = self.facts
         # Before training, what is planned on disk is little next to what is packed.
@@ -424,29 +464,22 @@ class _Split:
             memory = memory.add(
                 Reservation("orders of later epochs", 0, {PLANNED: facts.order_bytes})
             )
-        in_memory = Ledger(left // KEPT_SHARE, (costs.samples,)).left(sizes) >= 0
-        kept = [costs.samples] * in_memory
-        ledger, table, packing = memory.add(*costs.in_memory, *kept), 0, costs.packing
-        each = sum(reservation.per.get(PLANNED, 0) for reservation in costs.in_memory)
-        is_large = num_batches * each > left // KEPT_SHARE
-        if isinstance(costs.policy, Belady) and (is_large or ledger.left(sizes) < 0):
-            tables = costs.tables(left)
-            spilled = memory.add(*costs.spilled(tables[-1]), *kept)
-            with_rows = sizes | {SLOTS: self._slots(spilled, costs, sizes)}
-            saves = spilled.peak(with_rows) < ledger.peak(with_rows)
-            if saves and on_disk.left() >= 0:
-                # With memory that other phases leave free there are fewer passes.
-                roomier = ((t, memory.add(*costs.spilled(t), *kept)) for t in tables[:-1])
-                found = (each for each in roomier if each[1].left(with_rows) >= 0)
-                table, ledger = next(found, (tables[-1], spilled))
-                packing = costs.spilled_packing
+        kept = [costs.samples] * way.keeps_samples
+        if way.keeps_plans:
+            table, parts, packing = 0, costs.in_memory, costs.packing
+        else:
+            if on_disk.left() < 0:
+                raise on_disk.refusal(error=DiskBudgetError)
+            table = costs.table_bytes(left)
+            parts, packing = costs.spilled(table), costs.spilled_packing
+        ledger = memory.add(*parts, *kept)
         sizes[SLOTS] = self._slots(ledger, costs, sizes)
         given = facts.settings.cache_bytes is not None
         ledger.check(sizes, *["lower cache_bytes="] * given, "lower superbatch=")
         return SuperbatchSize(
             num_batches,
             sizes[SLOTS] + costs.num_pinned,
-            in_memory,
+            way.keeps_samples,
             reservations=ledger.reservations[len(kept_memory.reservations) :],
             packing_bytes=Ledger(0, tuple(packing)).peak(sizes),
             table_bytes=table,

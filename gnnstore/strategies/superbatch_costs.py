@@ -11,22 +11,22 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, NamedTuple, cast
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from gnnstore.budget.ledger import PLANNED, SLOTS, Ledger, Reservation
-from gnnstore.caching.belady import Belady
 from gnnstore.caching.policies import MAX_PLANNED, CachePolicy
 from gnnstore.caching.pools import SlotPools
 from gnnstore.features.pack import PackedBatch
 from gnnstore.features.planned import SlotCache
-from gnnstore.strategies.workload import Workload
+from gnnstore.strategies.workload import ReadTotals, Workload
 
 if TYPE_CHECKING:
     from gnnstore.caching.reuse import InitialCache
     from gnnstore.features.tables import CachedTables
     from gnnstore.pipeline.lookahead.presample import Presampled
+    from gnnstore.pipeline.lookahead.superbatch import SuperbatchSize
     from gnnstore.strategies.placement import Placement
 
 # Fewer batches do not show which rows are needed often.
@@ -82,6 +82,10 @@ class MissModel:
         others = self._without[num_pinned]
         return others.misses(self.policy, num_slots - num_pinned, num_batches, initial=initial)
 
+    def pass_reads(self, epoch_misses: float, num_batches: int) -> ReadTotals:
+        """Return the reads of a pass over the tables for the misses of a superbatch."""
+        return self.workload.pass_reads(epoch_misses, num_batches)
+
     def pins(self, num_rows: int) -> Pins | None:
         """Return at most `num_rows` rows that most batches need; None if there are none."""
         work = self.workload
@@ -97,11 +101,8 @@ class MissModel:
 _ACCESS_BYTES = 2 * np.dtype(np.int32).itemsize
 # A row that enters the cache: its position and slot, in two plans.
 _CHANGE_BYTES = 2 * 2 * np.dtype(np.int32).itemsize
-# A share of the rest for subgraphs in memory, and as much for plans: more is cheap to write to disk
-# and read back (2.8 MB for a batch of 136,000 nodes, in one piece), unlike rows.
-KEPT_SHARE = 16
-# The same share at most for the table in which a plan on disk finds next uses, but at least this.
-_LEAST_TABLE_BYTES = 1 << 20
+# The share of the rest for the table in which a plan on disk finds next uses, but at least this.
+_TABLE_SHARE, _LEAST_TABLE_BYTES = 16, 1 << 20
 _TABLE_ENTRY_BYTES = 4
 # On disk, for each node of a batch: its slot, and the change that it may bring; its id is counted
 # once for the trace and the subgraph.
@@ -188,7 +189,7 @@ class SuperbatchCosts:
 
     def spilled(self, table_bytes: int) -> list[Reservation]:
         """Return the memory of superbatches whose traces and plans are on disk."""
-        planning = cast("Belady", self.policy).reserve_spilled(
+        planning = self.policy.reserve_spilled(
             num_nodes=self.num_rows, largest_batch=self.planned_nodes, table_bytes=table_bytes
         )
         return [*self._always, *planning, *self.spilled_packing]
@@ -217,15 +218,20 @@ class SuperbatchCosts:
         batch_bytes = self.kept_bytes + self.id_bytes * self.batch_nodes
         return Reservation("sampled subgraphs", 0, {PLANNED: 2 * batch_bytes})
 
-    def tables(self, left_bytes: int) -> list[int]:
-        """Return the possible sizes of a table of next uses, from the largest down.
+    def table_bytes(self, left_bytes: int) -> int:
+        """Return the size of a table of next uses.
 
         With fewer than 4 bytes a node, a plan reads its trace in several passes: 0.8 ms each for a
         batch of 136,000 nodes, and more if the files have to come from the disk.
         """
         whole = _TABLE_ENTRY_BYTES * max(1, self.num_rows)
-        most = max(_LEAST_TABLE_BYTES, left_bytes // KEPT_SHARE)
-        return [-(-whole // num_passes) for num_passes in range(1, 1 - (-whole // most))]
+        return min(whole, max(_LEAST_TABLE_BYTES, left_bytes // _TABLE_SHARE))
+
+    def spilled_bytes(self, size: SuperbatchSize) -> int:
+        """Return the bytes of a batch that wait on disk."""
+        plan = self.planned_nodes * (self.id_bytes + _SPILLED_NODE_BYTES)
+        sample = self.kept_bytes + self.id_bytes * self.batch_nodes
+        return (not size.plans_in_memory) * plan + (not size.in_memory) * sample
 
     def packed_on_disk(self, num_batches: int) -> list[Reservation]:
         """Return the disk space of packed rows: of two superbatches, or an epoch's only one."""

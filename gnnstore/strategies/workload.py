@@ -362,12 +362,12 @@ class Workload:
         longest = policy.max_kept_distance(self.rows, num_slots, superbatch)
         return self._reads(misses, lambda s: (s.distances == 0) | (s.distances > longest))
 
-    def pass_reads(self, policy: CachePolicy, num_slots: int, superbatch: int) -> ReadTotals:
+    def pass_reads(self, epoch_misses: float, superbatch: int) -> ReadTotals:
         """Return the reads of one pass over the tables for the misses of a superbatch.
 
         Missed rows are counted as if they were anywhere in the tables.
         """
-        misses = self.misses(policy, num_slots, superbatch) * superbatch / self.epoch_batches
+        misses = epoch_misses * superbatch / self.epoch_batches
         share = min(misses, self.rows.distinct_rows(superbatch)) / max(1, self.num_rows)
         share = min(1.0, share)
         reads, row_bytes = self._sample.reads, max(1, self.row_bytes)

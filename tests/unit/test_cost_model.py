@@ -265,13 +265,17 @@ def test_uses_of_the_kept_blocks_count_for_all(batches: list[Any]) -> None:
         assert part.misses(BELADY, 1000, 120) == pytest.approx(expected, rel=0.1)
 
 
+def pass_reads(work: Workload, num_slots: int, superbatch: int) -> ReadTotals:
+    return work.pass_reads(work.misses(BELADY, num_slots, superbatch), superbatch)
+
+
 def test_what_packing_scans(batches: list[Any]) -> None:
     work = workload_of(batches)
-    assert work.pass_reads(BELADY, NUM_ROWS, 120) == ReadTotals()
-    few, many = (work.pass_reads(BELADY, n, 120).num_bytes for n in (8000, 100))
+    assert pass_reads(work, NUM_ROWS, 120) == ReadTotals()
+    few, many = (pass_reads(work, n, 120).num_bytes for n in (8000, 100))
     assert 0 < few < many <= NUM_ROWS * ROW_BYTES
     longer = workload_of(batches[:30], epoch_batches=1000)
-    scanned = longer.pass_reads(BELADY, 100, 1000)
+    scanned = pass_reads(longer, 100, 1000)
     assert scanned.num_bytes == pytest.approx(NUM_ROWS * ROW_BYTES, rel=0.05)
     assert scanned.reads < NUM_ROWS / 100
 
@@ -377,7 +381,7 @@ def test_one_pass_packs_the_rows_of_several_epochs(batches: list[Any]) -> None:
         predict(ALL.by_choice["packed"], work, on_disk, Resources(0, 1000, superbatch=120 * n))
         for n in (1, 4)
     )
-    scan = work.pass_reads(BELADY, 1000, 120).num_bytes
+    scan = pass_reads(work, 1000, 120).num_bytes
     assert one.sequential_bytes - four.sequential_bytes == pytest.approx(0.75 * scan, rel=0.1)
     assert four.seconds < one.seconds
     # Superbatches become longer as training goes on: the first is an epoch, as ever.
@@ -409,7 +413,7 @@ def test_packing_trades_reads_for_bytes(batches: list[Any]) -> None:
     assert packed.cost < belady.cost
     misses = work.misses(BELADY, 500, 120)
     assert packed.written_bytes == pytest.approx(misses * ROW_BYTES, rel=0.01)
-    scanned = work.pass_reads(BELADY, 500, 120)
+    scanned = pass_reads(work, 500, 120)
     in_order = scanned.num_bytes + misses * ROW_BYTES
     assert packed.sequential_bytes == pytest.approx(in_order, rel=0.01)
     assert packed.reads == ReadTotals()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any, cast
 
 import numpy as np
@@ -29,6 +30,8 @@ from gnnstore.strategies.options import PlannedSettings
 from gnnstore.strategies.placement import Placement
 from gnnstore.strategies.solve import LookaheadFacts, solve
 from gnnstore.strategies.superbatch_costs import Pins, SuperbatchCosts
+from gnnstore.strategies.workload import ReadTotals
+from tests.support.effort import choose
 
 MB = 10**6
 NUM_ROWS, EPOCH_ACCESSES = 10**6, 100 * 10_000
@@ -54,6 +57,10 @@ class Misses:
     least_uses: int = 2
     pinned_share: float | None = None
     misses: Callable[..., float] = misses
+
+    def pass_reads(self, epoch_misses: float, num_batches: int) -> ReadTotals:
+        """Return the read of the whole table, or of the rows that are missed if these are fewer."""
+        return ReadTotals(1, int(512 * min(NUM_ROWS, epoch_misses * num_batches)))
 
     def pins(self, num_rows: int) -> Pins | None:
         """Return a share of a batch's rows that is always the same."""
@@ -160,13 +167,14 @@ def test_more_memory_is_for_rows() -> None:
 
 def test_plans_that_are_large_go_to_the_disk() -> None:
     assert solved(10**9, epoch=10, disk_bytes=10**9).plans_in_memory
-    whole = solved(100 * MB, epoch=500, disk_bytes=10**9)
+    model = Misses(5 * EPOCH_ACCESSES, misses=lambda *sizes, **_: 5 * misses(*sizes))
+    whole = solved(100 * MB, epoch=500, disk_bytes=10**9, model=model)
     assert (whole.num_batches, whole.plans_in_memory) == (500, False)
-    without = solved(100 * MB, epoch=500)
+    without = solved(100 * MB, epoch=500, model=model)
     assert without.plans_in_memory
     assert without.num_batches < 500
-    assert COSTS.tables(48 * MB) == [4 * MB, 2 * MB], "two passes are worth their memory"
-    assert COSTS.tables(0)[-1] == 10**6, "four"
+    assert COSTS.table_bytes(48 * MB) == 3 * MB
+    assert COSTS.table_bytes(0) == 2**20, "four passes"
 
 
 def test_rows_are_pinned_where_that_misses_less() -> None:
@@ -239,6 +247,36 @@ def test_one_thread_before_a_refusal() -> None:
     assert "one thread" in found.placement.reason
     with pytest.raises(BudgetError):
         solve(facts(least, may_use_fewer=False))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"epoch": 12},
+        {"epoch": 100, "disk_bytes": 10**9},
+        {"epoch": 12, "strategy": PACKED, "disk_bytes": 10**9},
+        {"epoch": 100, "strategy": PACKED, "disk_bytes": 300 * MB, "order_bytes": 80},
+    ],
+)
+def test_more_memory_never_costs_more(options: dict[str, Any]) -> None:
+    model = Misses(
+        options["epoch"] * 10_000,
+        pinned_share=0.6,
+        misses=lambda *sizes, **_: (options["epoch"] / 100) * misses(*sizes),
+    )
+    prices = []
+    num_steps = choose(24, 240)
+    for step in range(num_steps):
+        memory = int(17 * MB * 30 ** (step / num_steps))
+        try:
+            found = solve(facts(memory, model=model, **options))
+        except BudgetError:
+            assert not prices, "what fits within less memory fits within more"
+            continue
+        prices.append((found.price, found.num_threads, found.size))
+    assert {threads for _, threads, _ in prices} == {1, 2}
+    rises = [(a, b) for a, b in pairwise(prices) if b[0] > a[0] * (1 + 1e-9)]
+    assert not rises, rises
 
 
 @given(
