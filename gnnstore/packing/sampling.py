@@ -25,7 +25,7 @@ from gnnstore.seeds.base import SeedSource
 from gnnstore.seeds.nodes import resolve_input_nodes
 from gnnstore.strategies.builtin import PACKED, open_sources
 from gnnstore.strategies.loader_spec import LoaderSpec
-from gnnstore.strategies.lookahead import PROFILE_BATCHES, make_job, policy_of
+from gnnstore.strategies.lookahead import make_job, policy_of
 from gnnstore.strategies.sampled_epoch import row_degrees, sample_workload
 from gnnstore.strategies.superbatch_costs import MissModel, size_packing
 
@@ -177,7 +177,6 @@ class EpochSampler:
             num_threads=num_threads,
             spare_bytes=spare_bytes,
             progress=NullProgress(),
-            most_batches=PROFILE_BATCHES,
         )
         if self.settings.cached_by == "degree":
             workload = workload.with_degrees(row_degrees(topology, tables.space))
