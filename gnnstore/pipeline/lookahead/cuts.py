@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import islice
 
-from gnnstore.pipeline.batch import Batch, BatchKey, EpochRun
+from gnnstore.pipeline.batch import Batch, EpochRun
+from gnnstore.seeds.base import BatchKey
 
 
 class BatchLists(Iterator[tuple[int, list[Batch]]]):
