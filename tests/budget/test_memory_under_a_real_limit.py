@@ -311,7 +311,7 @@ def test_topology_on_disk(
 @pytest.mark.timeout(600)
 def test_pinned_rows(forks: ForkServer, linked_store: Path, limited: tuple[Path, Path]) -> None:
     """Pinned rows, their index, and filling the cache with them; plans in memory."""
-    options = {"strategy": "belady", "memory": 110 * 10**6, "most_batches": 40, "disk": "0B"}
+    options = {"strategy": "belady", "memory": 130 * 10**6, "most_batches": 40, "disk": "0B"}
     found = grown_within_budget(forks, linked_store, limited, options)
     assert "of them pinned" in found["reason"]
     assert found["hit_rate"] > 0.5
