@@ -469,7 +469,7 @@ def _exclusion(
         return ((own, False),)
     if schema.is_homogeneous:
         return ((own, False), (own, True))
-    known = {}
+    known: dict[EdgeType, EdgeType] = {}
     for pair in (reverse_types or {}).items():
         forward, backward = (edge_of(schema, each, "reverse_types").type for each in pair)
         if (forward[0], forward[2]) != (backward[2], backward[0]):
