@@ -12,7 +12,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeAlias
 
 import torch
 
@@ -190,4 +190,6 @@ def _check_options(options: Mapping[str, Any]) -> None:
 
 
 # Registries of torch's optimizers, as PyKEEN's, go by class name, and refuse a second `SGD`.
-Adagrad, SGD, SparseAdam = TableAdagrad, TableSGD, TableSparseAdam
+Adagrad: TypeAlias = TableAdagrad
+SGD: TypeAlias = TableSGD
+SparseAdam: TypeAlias = TableSparseAdam

@@ -479,7 +479,7 @@ def to_numpy(values: Any) -> npt.NDArray[Any]:
                 raise TypeError("it is on the meta device, which has no values")
             return values.detach().cpu().numpy()
         if np.ma.is_masked(values):
-            count = int(np.ma.count_masked(values))
+            count = int(np.ma.getmaskarray(values).sum())
             raise ValueError(f"{count} entries are masked; choose .compressed() or .filled(...)")
         if isinstance(values, range):  # which NumPy would walk
             return np.arange(values.start, values.stop, values.step, dtype=np.int64)

@@ -241,6 +241,7 @@ def test_a_unit_that_another_command_makes_meanwhile_stays(
     if state == "at work":
         with pytest.raises(UsageError, match="base is being made"):
             add_order(store, "time")
+    assert locks[0] is not None
     os.close(locks[0])
 
 

@@ -282,7 +282,9 @@ def test_decimals(tmp_path: Path) -> None:
     ends = {name: pa.array([Decimal(1), Decimal(2)]) for name in ("source", "target")}
     money = pa.array([Decimal("0.10"), Decimal("1234567890.25")], pa.decimal128(38, 18))
     out = from_tables(pa.table({**ends, "m": money}), tmp_path / "o.gnn", edge_columns=["m"])
-    assert gnnstore.open(out).original_ids.tolist() == [1, 2]
+    ids = gnnstore.open(out).original_ids
+    assert ids is not None
+    assert ids.tolist() == [1, 2]
     assert gnnstore.open(out).m[:].tolist() == [0.1, 1234567890.25]
     for value, message in (
         ("1234567890123456.78", "m: row 1 has 1234567890123456.78, which float64 cannot hold"),

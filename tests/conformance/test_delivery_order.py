@@ -23,7 +23,7 @@ OPTIONS: dict[str, Any] = {"batch_size": 20, "shuffle": True, "seed": 5}
 
 def places(epoch: int, window: int, size: int) -> list[int]:
     """Return the order of a window's batches; the first windows of four epochs are permuted."""
-    return np.random.default_rng([epoch + 2, window]).permutation(size).tolist()
+    return [int(place) for place in np.random.default_rng([epoch + 2, window]).permutation(size)]
 
 
 class Permuted:

@@ -50,7 +50,7 @@ def indices_of(adj_t: AdjT) -> list[Tensor]:
     """Return all indices that can be taken out of a matrix."""
     found = [adj_t.crow_indices(), adj_t.col_indices()]
     found += [each for of in adj_t.transposes for each in (of.ptr, of.index)]
-    plain, coo = adj_t * 1, adj_t.to_sparse_coo()
+    plain, coo = adj_t * 1, adj_t.to_sparse_coo()  # type: ignore[no-untyped-call]
     return [*found, plain.crow_indices(), plain.col_indices(), coo.indices()]
 
 

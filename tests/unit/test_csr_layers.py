@@ -338,14 +338,16 @@ def test_transformations_of_torch_func(path: Path, reduce: str) -> None:
     conv = SAGEConv(WIDTH, WIDTH, aggr=reduce)
 
     def loss(params: Any, x: Tensor, edges: Tensor) -> Tensor:
-        return torch.func.functional_call(conv, params, (x, edges)).square().sum()
+        out: Tensor = torch.func.functional_call(conv, params, (x, edges))
+        return out.square().sum()
 
     params, xs = dict(conv.named_parameters()), torch.stack([csr.x, 2 * csr.x])
+    jvp: Any = torch.func.jvp
     for transform in (
         lambda edges: torch.func.grad(loss)(params, csr.x, edges)["lin_l.weight"],
         lambda edges: torch.vmap(lambda x: conv(x, edges))(xs),
         lambda edges: torch.vmap(torch.func.grad(lambda x: loss(params, x, edges)))(xs),
-        lambda edges: torch.func.jvp(lambda x: conv(x, edges), (csr.x,), (csr.x,))[1],
+        lambda edges: jvp(lambda x: conv(x, edges), (csr.x,), (csr.x,))[1],
     ):
         assert_close([transform(csr.adj_t)], [transform(coo.edge_index)])
     with pytest.raises(UsageError, match=r'the max over neighbours .* edge_format="coo"'):

@@ -22,7 +22,8 @@ CITES, SIMILAR = ("paper", "cites", "paper"), ("paper", "similar", "paper")
 def random_pairs(num_nodes: int, num_edges: int, seed: int = 0) -> Tensor:
     draws = torch.Generator().manual_seed(seed)
     pairs = torch.randint(num_nodes, (2, num_edges), generator=draws)
-    return torch.unique(pairs[:, pairs[0] != pairs[1]], dim=1)
+    unique: Tensor = torch.unique(pairs[:, pairs[0] != pairs[1]], dim=1)
+    return unique
 
 
 def typed_store(path: Path, **edges: Tensor) -> Any:

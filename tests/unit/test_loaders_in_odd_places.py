@@ -100,7 +100,7 @@ def test_without_a_terminal(
     monkeypatch.setattr(logger, "handlers", [])
     monkeypatch.setattr(logger, "propagate", False)
     for style in ("auto", "bar", "lines"):
-        with open_progress(style=style) as shown:  # type: ignore[arg-type]
+        with open_progress(style=style) as shown:
             shown.note("said")
             with shown.phase("counting", 3) as phase:
                 phase.advance()

@@ -264,7 +264,7 @@ def test_more_memory_never_costs_more(options: dict[str, Any]) -> None:
         pinned_share=0.6,
         misses=lambda *sizes, **_: (options["epoch"] / 100) * misses(*sizes),
     )
-    prices = []
+    prices: list[tuple[float, int, SuperbatchSize]] = []
     num_steps = choose(24, 240)
     for step in range(num_steps):
         memory = int(17 * MB * 30 ** (step / num_steps))
