@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from decimal import Decimal
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,10 +18,11 @@ from pyarrow import dataset, feather, parquet
 from torch_geometric.data import Data, HeteroData, InMemoryDataset
 
 import gnnstore
-from gnnstore.converters import ConvertOptions, from_numpy, from_tables
+from gnnstore.converters import ConvertOptions, from_numpy, from_tables, from_triples
 from gnnstore.converters.edges import numbering
 from gnnstore.errors import BudgetError, GnnstoreError, InputError, NotFoundError, UsageError
 from gnnstore.features.check import verify
+from gnnstore.progress import NullPhase, NullProgress
 from tests.support.graphs import read_store
 from tests.support.hetero import make_hetero
 
@@ -420,6 +421,74 @@ def test_damaged_files(tmp_path: Path, kind: str) -> None:
         with suppress(GnnstoreError):
             from_tables(tmp_path / "e", tmp_path / "o.gnn", options=ConvertOptions(overwrite=True))
     assert not list(tmp_path.glob(".o.gnn*"))
+
+
+def damaged_arrow(place: Callable[[bytes], int]) -> bytes:
+    """Return a file of names with a dictionary, in which one place holds 2^30 + 9."""
+    ends = pa.array([f"node {i}" for i in range(9)])
+    stream = pa.BufferOutputStream()
+    table = pa.table({"source": ends, "target": ends.dictionary_encode()})
+    with pa.ipc.new_file(stream, table.schema) as file:
+        file.write_table(table)
+    data = bytearray(stream.getvalue().to_pybytes())
+    first = place(bytes(data))
+    assert first > 0
+    data[first : first + 4] = (2**30 + 9).to_bytes(4, "little")
+    return bytes(data)
+
+
+@pytest.mark.parametrize(
+    ("array", "message"),
+    [
+        (np.arange(10, dtype=np.int32) * 6, "Offset invariant failure"),  # of texts
+        (np.arange(9, dtype=np.int32), "indices invalid"),  # of a dictionary
+    ],
+)
+def test_an_arrow_file_that_lies(run: Any, tmp_path: Path, array: Any, message: str) -> None:
+    path = tmp_path / "e.arrow"
+    path.write_bytes(damaged_arrow(lambda data: data.rfind(array.tobytes()) + 16))
+    done = run("convert", "table", tmp_path / "o.gnn", "--edges", path)
+    assert done.status == 1, done.stderr
+    assert "e.arrow: the table is damaged" in done.stderr
+    assert message in done.stderr
+    assert [file.name for file in tmp_path.iterdir()] == ["e.arrow"]
+
+
+class Rewriting(NullProgress):
+    """Writes a file anew when edges are read."""
+
+    def __init__(self, write: Callable[[], object]) -> None:
+        self._write = write
+
+    @contextmanager
+    def phase(
+        self, name: str, total: int | None = None, unit: str = "items"
+    ) -> Iterator[NullPhase]:
+        if name.startswith(("read edges", "read triples")):
+            self._write()
+        with super().phase(name, total, unit) as phase:
+            yield phase
+
+
+@pytest.mark.parametrize("ends", [[["a", "bc"], ["d", "e"]], [[5, 70], [70, 900]]])
+@pytest.mark.parametrize("kind", ["parquet", "triples"])
+def test_a_file_that_changes_between_passes(tmp_path: Path, ends: Any, kind: str) -> None:
+    path = tmp_path / "e"
+
+    def write(sources: list[Any], targets: list[Any]) -> None:
+        if kind == "parquet":
+            parquet.write_table(pa.table({"source": sources, "target": targets}), path)
+        else:
+            rows = zip(sources, targets, strict=True)
+            path.write_text("".join(f"{source}\tr\t{target}\n" for source, target in rows))
+
+    write(*ends)
+    others = [2 * list(reversed(end)) for end in reversed(ends)]
+    others[0][0] = type(others[0][0])(31)
+    convert: Any = from_tables if kind == "parquet" else from_triples
+    with pytest.raises(InputError, match="e: has changed while it was read; convert it again"):
+        convert(path, tmp_path / "o.gnn", progress=Rewriting(lambda: write(*others)))
+    assert [file.name for file in tmp_path.iterdir()] == ["e"]
 
 
 def test_files_that_are_none(run: Any, tmp_path: Path) -> None:

@@ -109,6 +109,8 @@ class Table(ABC):
         return min(max(1, self._batch_bytes // row_bytes), _MAX_BATCH_ROWS)
 
     def _pieces(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+        for name in batch.schema.names:
+            _as_bytes(batch.column(name)).validate(full=True)  # else what lies reads anywhere
         step = self._rows_for(batch)
         for first in range(0, batch.num_rows, step):
             yield batch.slice(first, step)
@@ -468,6 +470,19 @@ def to_array(
         return to_array(column.cast(width).cast(pa.int64()), where, first_row, per_row)
     found: npt.NDArray[Any] = column.to_numpy(zero_copy_only=False)
     return found
+
+
+def _as_bytes(column: pa.Array) -> pa.Array:
+    """Return text as bytes: if it is not UTF-8, messages are to name the row."""
+    import pyarrow as pa  # noqa: PLC0415
+
+    kind = column.type
+    if pa.types.is_dictionary(kind):
+        values = _as_bytes(column.dictionary)
+        return pa.DictionaryArray.from_arrays(column.indices, values, safe=False)
+    if pa.types.is_string(kind) or pa.types.is_large_string(kind):
+        return column.view(pa.binary() if pa.types.is_string(kind) else pa.large_binary())
+    return column
 
 
 def plain(column: pa.Array) -> pa.Array:

@@ -6,6 +6,7 @@ import logging
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
@@ -23,7 +24,7 @@ from gnnstore.converters.writer.adjacency import finished_edges
 from gnnstore.converters.writer.estimates import Workload, announce
 from gnnstore.converters.writer.node_arrays import NodeArrays
 from gnnstore.converters.writer.options import ConvertOptions, IndexDtype
-from gnnstore.errors import InputError, UsageError
+from gnnstore.errors import GnnstoreError, InputError, UsageError
 from gnnstore.formats.arrays.dtypes import STORAGE_DTYPES
 from gnnstore.formats.arrays.spec import AttributeSpec
 from gnnstore.formats.container import names as store_names
@@ -54,13 +55,33 @@ def _fingerprint(document: Mapping[str, Any]) -> dict[str, Any] | None:
     inputs = document.get("inputs")
     if inputs is None and "parameters" not in document:
         return None
-    changed = []
-    for entry in inputs or ():
+    return {**document, "inputs_changed": _input_states(document)}
+
+
+def _input_states(document: Mapping[str, Any]) -> list[list[list[Any]]]:
+    """Return the path, size and time of the last change of each file, by input."""
+    found = []
+    for entry in document.get("inputs") or ():
         path = Path(entry["path"])
         files = filter(Path.is_file, sorted(path.rglob("*")) if path.is_dir() else [path])
-        states = [(file, file.stat()) for file in files]
-        changed.append([[str(file), own.st_size, own.st_mtime_ns] for file, own in states])
-    return {**document, "inputs_changed": changed}
+        found.append([_state(file) for file in files])
+    return found
+
+
+def _state(file: Path) -> list[Any]:
+    own = file.stat() if file.is_file() else None
+    return [str(file), *((own.st_size, own.st_mtime_ns) if own else ())]
+
+
+def _refuse_changed(states: list[list[list[Any]]], cause: BaseException | None = None) -> None:
+    """Raise if a file has changed: passes over it may have read what differs."""
+    for before in chain.from_iterable(states):
+        file = Path(before[0])
+        if _state(file) != before:
+            raise InputError(
+                f"{file}: has changed while it was read; convert it again when it is complete",
+                path=file,
+            ) from cause
 
 
 def open_store(
@@ -153,6 +174,7 @@ class BaseWriter:
             "index_dtype": self._index_dtype,
             "edge_ids": keep_ids,
         }
+        self._inputs = _input_states(self._provenance)
         self._store = open_store(output, options, self._provenance, graph)
         self._graph_values: dict[str, Any] = {}
         self._graph_arrays: dict[str, AttributeSpec] = {}
@@ -294,6 +316,7 @@ class BaseWriter:
         )
         times = {path: rows for own in self._nodes.values() for path, rows in own.times.items()}
         schema = add_orders(self._store, schema, times, self.options, self.progress)
+        _refuse_changed(self._inputs)
         with self.progress.phase("commit"):
             return self._store.commit(schema, self._provenance)
 
@@ -304,3 +327,5 @@ class BaseWriter:
         self._store.__exit__(kind, error, traceback)
         # Frees columns from the kernels' pool, which would keep up to a gigabyte.
         _core.pool_trim()
+        if isinstance(error, Exception) and not isinstance(error, GnnstoreError):
+            _refuse_changed(self._inputs, error)
