@@ -565,8 +565,8 @@ class MemoryGate:
         self._changed.notify_all()
 
     @contextmanager
-    def enter(self, batch: Hashable) -> Iterator[Callable[[npt.NDArray[Any]], None]]:
-        """Wait until a batch may have memory; it leaves with the last array that it holds."""
+    def enter(self, batch: Hashable) -> Iterator[Callable[[Any], None]]:
+        """Wait until a batch may have memory; it leaves with the last that it holds."""
 
         def look() -> bool | None:
             if self._is_closed:
@@ -599,11 +599,11 @@ class MemoryGate:
 
 
 class _Admitted:
-    """A batch in memory, to which all arrays refer that it holds."""
+    """A batch in memory, to which all refers that it holds."""
 
-    def hold(self, array: npt.NDArray[Any]) -> None:
-        """Stay in memory as long as an array lives."""
-        weakref.finalize(array, id, self).atexit = False
+    def hold(self, memory: Any) -> None:
+        """Stay in memory as long as an array, or a storage of torch's, lives."""
+        weakref.finalize(memory, id, self).atexit = False
 
 
 def ordered_map(

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any, Self, SupportsIndex, cast
 
 from torch.utils.data import DataLoader, get_worker_info
-from torch.utils.data._utils.pin_memory import pin_memory
 from torch_geometric.sampler import SamplerOutput
 
 from gnnstore.errors import UsageError, whole_number
@@ -28,7 +27,6 @@ from gnnstore.loaders.explain import (
     writer_of,
 )
 from gnnstore.loaders.options import (
-    can_pin,
     displayed,
     forget_records_of_bases,
     is_called_by_lightning,
@@ -36,6 +34,7 @@ from gnnstore.loaders.options import (
     warn_of_idle,
     warn_of_no_batch,
 )
+from gnnstore.loaders.pinning import can_pin, pinned
 from gnnstore.pipeline.batch import (
     Batch,
     BatchSource,
@@ -245,9 +244,9 @@ class BatchLoader(DataLoader[Any]):
         self._num_iterations += 1
         pin = None
         if self.pin_memory and can_pin():
-            pin = partial(pin_memory, device=self.pin_memory_device)
-        # Copies of a batch, and batches joined in the consumer's thread, are freed unnoticed.
-        waits = pin is None and self.transform_sampler_output is None
+            pin = partial(pinned, device=self.pin_memory_device)
+        # Batches that are joined in the consumer's thread are few.
+        waits = self.transform_sampler_output is None
         lookahead = Lookahead(
             self.prefetch_batches, self._spare_bytes, admits=waits, before=self._gate
         )

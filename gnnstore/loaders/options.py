@@ -17,7 +17,6 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, SupportsIndex, cast, get_args
 
-import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, get_worker_info
 from torch_geometric.sampler.base import NumNeighbors
@@ -28,6 +27,7 @@ from gnnstore.errors import NotFoundError, UsageError, as_whole_number, check_ch
 from gnnstore.formats.store.schema import Schema
 from gnnstore.graph.store import GraphStore
 from gnnstore.graph.store import open as open_store
+from gnnstore.loaders.pinning import can_pin
 from gnnstore.partitions.policy import PartitionPolicy, ResidentTable
 from gnnstore.pipeline.samplers import RankShard
 from gnnstore.progress import WaitProgress, is_terminal, open_progress
@@ -356,14 +356,6 @@ def threads_given(num_threads: int | None, num_workers: int) -> int | None:
             f"num_workers={num_workers} if both are given"
         )
     return num_threads
-
-
-def can_pin() -> bool:
-    """Return whether there is an accelerator that reads pinned memory, as torch's loader asks."""
-    if torch.cuda.is_available() or not hasattr(torch, "accelerator"):  # torch 2.6 and later
-        return torch.cuda.is_available()
-    found = torch.accelerator.current_accelerator(check_available=True)
-    return found is not None and found.type != "mps"
 
 
 def warn_of_idle(loader: DataLoader[Any]) -> None:

@@ -32,6 +32,7 @@ from gnnstore.graph.store import GraphStore
 from gnnstore.loaders.assemble import Assembler, Parts
 from gnnstore.loaders.base import BatchLoader
 from gnnstore.loaders.options import LoaderOptions
+from gnnstore.loaders.pinning import can_pin
 from gnnstore.loaders.saved import open_packed_sources
 from gnnstore.partitions.policy import ResidentTable, Slots
 from gnnstore.partitions.seeds import PartitionOrder
@@ -205,6 +206,7 @@ class SampledLoader(BatchLoader):
             seeds,
             *batch_shape(of_torch),
             world_size=shard.world_size,
+            pins=self.pin_memory and can_pin(),
             progress=progress,
         )
         spec = LoaderSpec(

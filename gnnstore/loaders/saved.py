@@ -29,6 +29,7 @@ from gnnstore.graph.pyg_data import AssignedAttributes
 from gnnstore.loaders.assemble import Assembler
 from gnnstore.loaders.base import BatchLoader
 from gnnstore.loaders.options import CsrEdges, checked_edge_ids, warn_of_narrow_edges
+from gnnstore.loaders.pinning import can_pin
 from gnnstore.pipeline.order import OrderFields, checked, order_bytes
 from gnnstore.pipeline.saved import SavedSource, not_packed
 from gnnstore.seeds.labels import labels_of
@@ -54,6 +55,7 @@ class PackedSources(Sources):
         seeds_bytes: int = 0,
         num_threads: int = 1,
         may_use_fewer: bool = False,
+        pins: bool = False,  # whether batches are copied to pinned memory
         edge_ids: EdgeIds | None = "input",
     ) -> None:
         self.e_id = edge_ids
@@ -93,7 +95,7 @@ class PackedSources(Sources):
         if budget.is_promise:
             check_two_batches(
                 self.placement.ledger,
-                manifest.largest_batch_bytes,
+                manifest.largest_batch_bytes * (2 if pins else 1),
                 "lower num_threads=",
                 "pack with a smaller --memory",
             )
@@ -129,6 +131,7 @@ def open_packed_sources(loader: LoaderSpec) -> PackedSources:
         seeds_bytes=loader.seeds_bytes,
         num_threads=loader.num_threads,
         may_use_fewer=loader.may_use_fewer,
+        pins=loader.presampler.pins,
         edge_ids=options.edge_ids,
     )
 
@@ -271,6 +274,7 @@ class PackedLoader(BatchLoader):
             seeds_bytes=order_bytes(num_seeds, shuffles=order["shuffle"]),
             num_threads=max(1, self._most_threads()),
             may_use_fewer=self._num_threads_given is None,
+            pins=self.pin_memory and can_pin(),
             edge_ids=checked_edge_ids(given["edge_ids"]),
         )
         assembler = Assembler(packed, opened, given["custom_cls"], csr, subgraph_type)

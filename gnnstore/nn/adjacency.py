@@ -172,6 +172,13 @@ class AdjT(Tensor):
         """Whether edges have weights."""
         return self._edge_values is not None
 
+    def arrays(self) -> Iterator[Tensor]:
+        """Yield the tensors that have the matrix's memory."""
+        found = [self._crow, self._col, self._edge_values]
+        for each in self.transposes:
+            found += each._ptr, each._index, each.values
+        yield from (array for array in found if array is not None)
+
     def narrowed(self, num_rows: int, num_columns: int, num_edges: int, layers_left: int) -> Self:
         """Return the matrix of the first edges; rows that have none of these are empty."""
         transposes = self.transposes

@@ -45,7 +45,7 @@ class BatchCost:
     num_nodes: int = 0
     num_edges: int = 0
     sample_bytes: int = 0  # the sample, with the labels of its seeds
-    num_bytes: int = 0  # these, and the attributes once they are there
+    num_bytes: int = 0  # these, and once they are there the attributes, and a pinned copy
     bytes_gathered: int = 0
     seconds_sampling: float = 0.0
     seconds_gathering: float = 0.0
@@ -298,7 +298,9 @@ class Finisher:
     transform: Callable[[Any], Any] | None
     transform_sampler_output: Callable[[Any], Any] | None
     from_output: OutputAssembler | None  # with `transform_sampler_output`
-    pin: Callable[[Any], Any] | None  # copies a batch to where a GPU can fetch it by itself
+    # Copies an output to where a GPU can fetch it by itself; the second argument is told of the
+    # copy's memory.
+    pin: Callable[[Any, Callable[[Any], None]], Any] | None
     totals: Totals
     recorder: Recorder
     # Where a batch waits for its memory in a thread; None: it does not.
@@ -306,24 +308,25 @@ class Finisher:
 
     def prepare(self, batch: Batch) -> Batch:
         """Sample and assemble a batch, except what must wait for its turn."""
-        source, cost = self.source, batch.cost
-        try:
-            with self._stage(source.stage_of(batch), batch.key) as stage:
-                source.prepare(batch)
-                _measure(batch)
-                stage.args |= {"nodes": cost.num_nodes, "edges": cost.num_edges}
-            cost.seconds_sampling += stage.seconds
-            if self.from_output is not None:
-                return batch
-            if self.gate is None:
-                self._join(batch)
-            else:
-                with self.gate.enter(batch) as hold:
-                    self._join(batch, hold)
-        except BaseException as error:
-            source.release(batch, error)
-            raise
-        self._pin(batch)
+        source, cost, hold = self.source, batch.cost, _hold_nothing
+        with ExitStack() as stack:
+            try:
+                with self._stage(source.stage_of(batch), batch.key) as stage:
+                    source.prepare(batch)
+                    _measure(batch)
+                    stage.args |= {"nodes": cost.num_nodes, "edges": cost.num_edges}
+                cost.seconds_sampling += stage.seconds
+                if self.from_output is not None:
+                    return batch
+                if self.gate is not None:
+                    hold = stack.enter_context(self.gate.enter(batch))
+                self._join(batch, hold)
+            except BaseException as error:
+                source.release(batch, error)
+                raise
+            self._pin(batch, hold)
+            if self.pin is not None:
+                cost.num_bytes *= 2  # while it is copied
         return batch
 
     def finish(self, batch: Batch, seconds_waiting: float) -> Any:
@@ -391,10 +394,10 @@ class Finisher:
     def _stage(self, name: str, key: BatchKey) -> AbstractContextManager[Stage]:
         return self.recorder.stage(name, epoch=key.epoch, batch=key.batch)
 
-    def _pin(self, batch: Batch) -> None:
+    def _pin(self, batch: Batch, hold: Callable[[Any], None] = _hold_nothing) -> None:
         if self.pin is not None:
             with self._stage("pinning", batch.key):
-                batch.output = self.pin(batch.output)
+                batch.output = self.pin(batch.output, hold)
 
 
 def _measure(batch: Batch) -> None:

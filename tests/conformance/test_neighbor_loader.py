@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import inspect
+import itertools
 import logging
 import os
 import threading
@@ -38,7 +39,7 @@ import gnnstore
 from gnnstore import NeighborLoader, _core
 from gnnstore.converters import from_pyg
 from gnnstore.errors import BudgetError, InputError, NotFoundError, UsageError
-from gnnstore.loaders import base
+from gnnstore.loaders import pinning
 from tests.support.effort import paired
 
 N, E = 100, 1500
@@ -615,7 +616,7 @@ def test_pinning_is_the_last_thing_that_happens(
         return output
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(base, "pin_memory", pin)
+    monkeypatch.setattr(pinning, "pin_memory", pin)
     identity: dict[str, Any] = {} if option == "none" else {option: lambda given: given}
     loader = NeighborLoader(store, [2], batch_size=25, pin_memory=True, num_threads=1, **identity)
     outputs = list(loader)
@@ -640,11 +641,60 @@ def test_batches_are_pinned_for_any_accelerator_that_can(
         pinned.append(output)
         return output
 
-    monkeypatch.setattr(base, "pin_memory", pin)
+    monkeypatch.setattr(pinning, "pin_memory", pin)
     with nullcontext() if is_pinned else pytest.warns(UserWarning, match="pin_memory=True of"):
         loader = NeighborLoader(store, [2], batch_size=50, pin_memory=True)
     assert len(list(loader)) == 2
     assert len(pinned) == (2 if is_pinned else 0)
+
+
+@pytest.mark.ways("memory")
+@pytest.mark.parametrize("edge_format", ["coo", "csr"])
+def test_pinned_copies_are_in_the_budget(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, edge_format: str
+) -> None:
+    """Without a GPU a copy takes the place of a pinned one."""
+    ring = torch.stack([torch.arange(400).roll(-1), torch.arange(400)])  # batches are of one size
+    path = from_pyg(Data(x=torch.rand(400, 64), edge_index=ring), tmp_path / "s.gnn")
+    fourth, num_pinned = threading.Event(), itertools.count(1)
+
+    def pin(output: Data, device: str) -> Data:
+        if next(num_pinned) == 4:
+            fourth.set()
+        return output.clone()
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(pinning, "pin_memory", pin)
+
+    def loader(memory: int, **options: Any) -> NeighborLoader:
+        return NeighborLoader(
+            path,
+            [1],
+            batch_size=40,
+            strategy="mmap",
+            memory=memory,
+            num_threads=2,
+            edge_format=edge_format,
+            **options,
+        )
+
+    def missing_bytes(**options: Any) -> int:
+        with pytest.raises(BudgetError) as caught:
+            loader(6000, **options)
+        return caught.value.missing_bytes or 0
+
+    missing = missing_bytes(pin_memory=True)
+    assert missing - missing_bytes() > 2 * 41 * 64 * 4  # a copy of each of two batches
+    # With room for some samples besides, which are not waited for.
+    batches = iter(loader(22_000 + missing, pin_memory=True))
+    next(batches)
+    batch = next(batches)
+    part = batch.edge_index[0, 1:] if edge_format == "coo" else batch.adj_t
+    batch = next(batches)
+    assert not fourth.wait(0.2), "beside a batch that is used, and the one after it"
+    del part
+    assert fourth.wait(10)
+    assert len(list(batches)) == 7
 
 
 @pytest.mark.ways("memory")

@@ -233,7 +233,7 @@ def test_transforms_and_pinning_are_stages(
     store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr("gnnstore.loaders.base.pin_memory", lambda output, **_: output)
+    monkeypatch.setattr("gnnstore.loaders.pinning.pin_memory", lambda output, _: output)
     loader = NeighborLoader(
         store,
         [5],

@@ -121,6 +121,7 @@ class Presampler:
     edge_id_bytes: Mapping[EdgeType, int]  # of an edge's id in the input, where the store has them
     index_dtype: IndexDtype = "int64"  # of `n_id` and `edge_index`
     world_size: int = 1  # loaders that the batches of an epoch are dealt out to
+    pins: bool = False  # whether a batch is copied to pinned memory
     # Displays the batches that are sampled.
     progress: Progress = field(default_factory=NullProgress)
 
@@ -134,6 +135,7 @@ class Presampler:
         in_order: bool,
         *,
         world_size: int = 1,
+        pins: bool = False,
         progress: Progress | None = None,
     ) -> Self:
         """Take the widths of rows and the type of ids from a store's schema."""
@@ -157,6 +159,7 @@ class Presampler:
             },
             index_dtype=schema.index_dtype,
             world_size=world_size,
+            pins=pins,
             progress=progress or NullProgress(),
         )
 
@@ -281,7 +284,9 @@ class Presampler:
 
     def _bytes_of(self, subgraph: Sample) -> int:
         more_bytes = 8 * (subgraph.num_seeds + subgraph.num_edges)  # input_id and e_id
-        return subgraph.num_bytes + more_bytes + self._values_of(subgraph)
+        return (2 if self.pins else 1) * (
+            subgraph.num_bytes + more_bytes + self._values_of(subgraph)
+        )
 
     def _values_of(self, subgraph: Sample) -> int:
         each = self.value_bytes
