@@ -61,6 +61,7 @@ _MIN_QUEUE_DEPTH = 16
 _ROW_BLOCK_BYTES = (512, 4 << 10)  # the reads that rows of features need
 
 _log = logging.getLogger(__name__)
+_warned: set[str] = set()  # disks, and files with what is wrong with them, in this process
 
 
 @dataclass(frozen=True)
@@ -177,7 +178,16 @@ def load_profile(path: str | os.PathLike[str]) -> DeviceProfile | None:
     where: object = path
     try:
         identity = filesystem_id(path)
-        where = file = profile_path(identity)
+        try:
+            where = file = profile_path(identity)
+        except StorageError:  # without a home directory
+            _warn_once(
+                identity,
+                "measurements of disks are not kept: there is no home directory. Where "
+                f"XDG_CACHE_HOME names one, `gnnstore bench disk {path}` keeps them in "
+                f"$XDG_CACHE_HOME/gnnstore/devices/{identity}.json",
+            )
+            return None
         if not file.exists():
             return None
         document = parse_object(read_small(file, _MAX_FILE_BYTES), path=str(file))
@@ -189,15 +199,20 @@ def load_profile(path: str | os.PathLike[str]) -> DeviceProfile | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     except Exception as error:  # whatever somebody else has written
-        _log.warning(
-            "%s: %s; the measurements of the disk are not used. Make new ones: gnnstore bench "
-            "disk %s",
-            where,
-            error,
-            path,
+        _warn_once(
+            f"{where}: {error}",
+            f"{where}: {error}; the measurements of the disk are not used. Make new ones: gnnstore "
+            f"bench disk {path}",
         )
         return None
     return profile
+
+
+def _warn_once(what: str, message: str) -> None:
+    """Log a warning, unless there was one on the same before."""
+    if what not in _warned:
+        _warned.add(what)
+        _log.warning("%s", message)
 
 
 def save_profile(profile: DeviceProfile) -> Path:

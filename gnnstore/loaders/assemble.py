@@ -19,7 +19,7 @@ from torch_geometric.data import Data, HeteroData
 from torch_geometric.sampler import HeteroSamplerOutput, SamplerOutput
 
 from gnnstore._core import ReadCounts, empty
-from gnnstore.errors import UsageError
+from gnnstore.errors import InputError, UsageError
 from gnnstore.features.source import MemoryRows, Rows, RowSource
 from gnnstore.formats.arrays.spec import AttributeSpec
 from gnnstore.formats.store.schema import EdgeType, EdgeTypeSpec, NodeTypeSpec, Schema
@@ -198,6 +198,7 @@ class Assembler:
     ) -> None:
         self._arguments = (store, sources, data_class, csr, subgraph_type)
         schema = store.schema
+        _refuse_labels_of_no_nodes(schema)
         self._is_homogeneous = schema.is_homogeneous
         base = Data if self._is_homogeneous else HeteroData
         self._data_class = checked_class(data_class or base, base)
@@ -392,6 +393,22 @@ class Assembler:
             values,
             edge_type=None if self._is_homogeneous else kind,
         )
+
+
+def _refuse_labels_of_no_nodes(schema: Schema) -> None:
+    """Refuse labels of another length than nodes: a batch would show all, and not its own.
+
+    A `y` of one row is the graph's.
+    """
+    for node in schema.node_types:
+        arrays = schema.graph_arrays if schema.is_homogeneous else node.value_arrays
+        y = arrays.get("y")
+        if y is not None and y.num_rows not in (1, node.num_nodes):
+            what = "nodes" if schema.is_homogeneous else f"nodes of {node.name!r}"
+            raise InputError(
+                f"y has {y.num_rows} rows, and there are {node.num_nodes} {what}; convert the "
+                "graph anew with a label for each node, or under another name than 'y'"
+            )
 
 
 def _whole_values(store: BatchSchema) -> dict[str | EdgeType, dict[str, Any]]:

@@ -114,8 +114,9 @@ class BatchLoader(DataLoader[Any]):
         self._prefetch_given = None if prefetch_batches is None else int(prefetch_batches)
         self._loader_cores: set[int] | None = None
         warn_of_idle(self)
-        if self.drop_last and 0 < num_seeds < (self.batch_size or 0) and not self._order.varies:
-            warn_of_no_batch(self, num_seeds)
+        least = (self.batch_size or 0) * shard.world_size  # seeds of a batch for each rank
+        if self.drop_last and 0 < num_seeds < least and not self._order.varies:
+            warn_of_no_batch(self, num_seeds, shard.world_size)
 
     def _most_threads(self, *, waits_for_disk: bool = True) -> int:
         """Return the number of preparing threads, if memory does not limit it."""

@@ -386,11 +386,12 @@ def warn_of_narrow_edges(schema: Schema) -> None:
         )
 
 
-def warn_of_no_batch(loader: DataLoader[Any], num_seeds: int) -> None:
+def warn_of_no_batch(loader: DataLoader[Any], num_seeds: int, num_ranks: int) -> None:
     """Warn of `drop_last=True` where it drops all there is."""
+    each = f", one for each of {num_ranks} ranks" if num_ranks > 1 else ""
     warnings.warn(
         f"drop_last=True of {type(loader).__name__} leaves no batch: there are {num_seeds} seeds, "
-        f"and a batch has {loader.batch_size}; choose smaller batches, or drop_last=False",
+        f"and a batch has {loader.batch_size}{each}; choose smaller batches, or drop_last=False",
         UserWarning,
         stacklevel=6,  # behind the constructors
     )

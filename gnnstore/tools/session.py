@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from gnnstore.errors import GnnstoreError, described, resource_error
-from gnnstore.progress import LOGGER, Progress, Style, open_progress
+from gnnstore.progress import LOGGER, Progress, Style, is_terminal, open_progress
 from gnnstore.tools.layout import Layout, print_document
 
 if TYPE_CHECKING:
@@ -163,12 +163,12 @@ def print_text(document: Mapping[str, Any], layout: Layout, *more: Any) -> None:
     from rich.console import Console  # noqa: PLC0415 - 40 ms that --version need not pay
 
     plain: dict[str, Any] = {"highlight": False, "markup": False, "emoji": False}
-    if sys.stdout.isatty():
+    if is_terminal(sys.stdout):
         print_document(Console(file=sys.stdout, **plain), document, layout, *more)
         return
     # In memory first, to drop the spaces with which rich fills lines. The encoding matters: rich
     # chooses its characters by it.
-    encoding = sys.stdout.encoding or "utf-8"
+    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
     text = io.TextIOWrapper(io.BytesIO(), encoding=encoding, errors="backslashreplace")
     print_document(Console(file=text, width=_PIPE_WIDTH, **plain), document, layout, *more)
     text.seek(0)

@@ -214,10 +214,15 @@ def test_a_user_without_a_home_has_no_profiles(
         raise RuntimeError("Could not determine home directory.")
 
     monkeypatch.setattr(Path, "home", no_home)
+    monkeypatch.setattr("gnnstore.disk.profile._warned", set(), raising=False)
     with pytest.raises(StorageError, match="set XDG_CACHE_HOME"):
         save_profile(make_profile(tmp_path))
-    assert load_profile(tmp_path) is None
-    assert "XDG_CACHE_HOME" in caplog.text
+    (tmp_path / "other").mkdir()
+    for path in (tmp_path, tmp_path, tmp_path / "other"):
+        assert load_profile(path) is None
+    (said,) = (record.getMessage() for record in caplog.records)  # once for a disk
+    kept = f"$XDG_CACHE_HOME/gnnstore/devices/{filesystem_id(tmp_path)}.json"
+    assert said.endswith(f"`gnnstore bench disk {tmp_path}` keeps them in {kept}")
 
 
 # --- the file system's name ---------------------------------------------------------------------

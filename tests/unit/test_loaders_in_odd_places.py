@@ -12,13 +12,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch_geometric.data import Data
 
 import gnnstore
 from gnnstore import LinkNeighborLoader, NeighborLoader
+from gnnstore.converters import from_pyg
+from gnnstore.converters.datasets import pyg
 from gnnstore.errors import InputError, StorageError, UsageError
 from gnnstore.progress import open_progress
 from gnnstore.testing import assert_same_batches
 from gnnstore.testing.graphs import random_graph
+from gnnstore.tools.session import Session
 from tests.support.hetero import CITES, hetero_store, make_hetero
 
 N = 40
@@ -131,6 +135,41 @@ def test_a_batch_that_is_dropped(store: gnnstore.GraphStore) -> None:
     assert len(list(loader)) == 0
     assert [Path(each.filename).name for each in found] == [Path(__file__).name]
     NeighborLoader(store, [2], batch_size=40, drop_last=True)
+
+
+def test_a_round_of_ranks_that_is_dropped(store: gnnstore.GraphStore) -> None:
+    ranks: dict[str, Any] = {"rank": 1, "world_size": 3, "seed": 0, "drop_last": True}
+    with pytest.warns(UserWarning, match="40 seeds, and a batch has 15, one for each of 3 ranks"):
+        loader = NeighborLoader(store, [2], batch_size=15, **ranks)
+    assert len(list(loader)) == 0
+    assert len(NeighborLoader(store, [2], batch_size=13, **ranks)) == 1
+
+
+@pytest.mark.parametrize("make", [io.StringIO, _Plain], ids=["string", "plain"])
+def test_a_result_is_printed_where_stdout_is_no_terminal(
+    monkeypatch: pytest.MonkeyPatch, make: Any
+) -> None:
+    stream = make()
+    monkeypatch.setattr(sys, "stdout", stream)
+    Session("info").emit({"version": "0.1"}, ["it is {version}"])
+    text = stream.text if isinstance(stream, _Plain) else stream.getvalue()
+    assert text == "it is 0.1\n"
+
+
+@pytest.mark.parametrize("length", [N - 3, N + 3])
+def test_labels_of_a_store_are_as_many_as_its_nodes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, length: int
+) -> None:
+    """Stores that were converted before this was refused have a value of the graph."""
+    lengths = {name: kinds for name, kinds in pyg._WITH_ROWS.items() if name != "y"}
+    monkeypatch.setattr(pyg, "_WITH_ROWS", lengths)
+    edges = torch.arange(N).repeat(2, 1)
+    path = from_pyg(Data(edge_index=edges, num_nodes=N, y=torch.ones(length)), tmp_path / "s.gnn")
+    with pytest.raises(InputError, match=rf"y has {length} rows, and there are {N} nodes; convert"):
+        NeighborLoader(path, [2])
+    of_graph = Data(edge_index=edges, num_nodes=N, y=torch.ones(1))
+    batch = next(iter(NeighborLoader(from_pyg(of_graph, tmp_path / "g.gnn"), [2])))
+    assert batch.y.tolist() == [1]
 
 
 def test_fan_outs_by_edge_type_are_lists(tmp_path: Path) -> None:
