@@ -167,7 +167,10 @@ class GraphStore(StoreTensors, NodeData, EdgeData, FeatureStore, PygGraphStore):
         return self._attribute(name)
 
     def edge_attribute(self, name: str) -> LazyTensor:
-        """Return an edge attribute, [E, ...]; its rows are in the order of the CSC's `indices`.
+        """Return an edge attribute in the order of the CSC's `indices`, not of `edge_index`.
+
+        It is [E, ...]. In the order of `edge_index`, the edges' ids, is `store.edge_attr`, and
+        others under their own names.
 
         Raises
         ------

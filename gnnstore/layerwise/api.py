@@ -49,6 +49,9 @@ from gnnstore.loaders.options import as_store
 from gnnstore.progress import NullProgress, Progress
 from gnnstore.units import parse_size
 
+# Names of files that readers of them would expect, and that are not written.
+_OTHER_FILES = {".arrow", ".csv", ".feather", ".h5", ".npz", ".parquet", ".pkl", ".pt", ".txt"}
+
 
 @torch.no_grad()
 @limits_named("run the model over all nodes")
@@ -175,6 +178,12 @@ def inference(
 def _check_output(path: Path, store: Path) -> None:
     """Refuse to replace the store, or a directory of other files."""
     places = [path]
+    if path.suffix in _OTHER_FILES:
+        raise UsageError(
+            f"{path}: embeddings are written to a directory, or to a .npy file, and not as "
+            f"{path.suffix}; name {path.with_suffix('.npy')}, or a directory such as "
+            f"{path.with_suffix('')}"
+        )
     if path.suffix == ".npy":
         if path.is_dir():
             raise UsageError(f"{path} is a directory, and .npy is a file; choose another output")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -21,13 +21,21 @@ from torch_geometric.sampler import HeteroSamplerOutput, SamplerOutput
 from gnnstore._core import ReadCounts, empty
 from gnnstore.errors import InputError, UsageError
 from gnnstore.features.source import MemoryRows, Rows, RowSource
+from gnnstore.formats import EDGE_TYPE, NODE_TYPE
 from gnnstore.formats.arrays.spec import AttributeSpec
 from gnnstore.formats.store.schema import EdgeType, EdgeTypeSpec, NodeTypeSpec, Schema
 from gnnstore.graph.pyg_data import AssignedAttributes
 from gnnstore.loaders.options import CsrEdges
 from gnnstore.nn.adjacency import AdjT, adjacency
 from gnnstore.pipeline.batch import Batch, BatchCost
-from gnnstore.sampling.neighbor import NodeType, Sample, each_type, only, with_reverse_edges
+from gnnstore.sampling.neighbor import (
+    EdgeSample,
+    NodeType,
+    Sample,
+    each_type,
+    only,
+    with_reverse_edges,
+)
 from gnnstore.seeds.base import SeedLabels
 from gnnstore.strategies.base import Sources
 
@@ -155,6 +163,12 @@ class Parts(NamedTuple):
         sampled = sample.edges
         if joins_reverse:
             sample = with_reverse_edges(sample)
+        if not sampled and sample.nodes.keys() == {NODE_TYPE}:  # a `Data` has edges, if none
+            hops = each_type(sample.hop_nodes, lambda num: [0] * (len(num) - 1))
+            none = EdgeSample(np.empty((2, 0), np.int64), np.empty(0, np.int64))
+            sampled = {EDGE_TYPE: none}
+            hop_edges = None if hops is None else {EDGE_TYPE: hops[NODE_TYPE]}
+            sample = replace(sample, edges=sampled, hop_edges=hop_edges)
         return cls(
             {name: torch.from_numpy(ids) for name, ids in sample.nodes.items()},
             {kind: torch.from_numpy(each.index) for kind, each in sample.edges.items()},
@@ -214,8 +228,12 @@ class Assembler:
             edge.type: AttributeRows.all_of(edge.attributes, sources.tables)
             for edge in schema.edge_types
         }
+        if self._is_homogeneous and not self._edges:
+            self._edges = {EDGE_TYPE: {}}
         # Ids of edges, and the paths of these; without, positions are ids.
-        self._edge_ids = {
+        self._edge_ids: dict[EdgeType, tuple[str, RowSource | None]] = dict.fromkeys(
+            self._edges, ("", None)
+        ) | {
             edge.type: (
                 edge.edge_id.path if edge.edge_id is not None and sources.e_id == "input" else "",
                 sources.edge_ids.get(edge.type),
@@ -288,7 +306,8 @@ class Assembler:
             what = "nodes" if self._is_homogeneous else f"nodes of {name!r}"
             paths = {each.path for each in attributes.values()}
             yield what, paths, sample.nodes[name], parts.node[name]
-        for kind, attributes in self._edges.items():
+        for kind in sample.edges:
+            attributes = self._edges[kind]
             what = "edges" if self._is_homogeneous else f"edges of {kind}"
             paths = {each.path for each in attributes.values()} | {self._edge_ids[kind][0]}
             yield what, paths, sample.edges[kind].positions, parts.edge[kind]
@@ -316,7 +335,7 @@ class Assembler:
         }
         edges, ids = {}, {}
         for kind, attributes in self._edges.items():
-            values: dict[str, Any] = {**self._of_type[kind]}
+            values: dict[str, Any] = {**self._of_type.get(kind, {})}
             if csr is None:
                 values["edge_index"] = parts.edge_index[kind]
             if (positions := parts.edge[kind]) is not None:

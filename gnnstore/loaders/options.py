@@ -307,9 +307,14 @@ def _refuse_unsupported(
             "input_time is set while time_attr is not; leave input_time out, or name the attribute "
             "that has the times of nodes or edges"
         )
+    asked = None
     if sample_direction != "forward":
+        asked = f"sample_direction={sample_direction!r}"
+    elif type(neighbor_sampler).__name__ == "BidirectionalNeighborSampler":  # not in every PyG
+        asked = "neighbor_sampler=BidirectionalNeighborSampler"
+    if asked is not None:
         raise UsageError(
-            f"sample_direction={sample_direction!r}: gnnstore samples along incoming edges; "
+            f"{asked}: gnnstore samples along incoming edges; "
             "convert the graph with its edges reversed, or with reverse types (convert --reverse)"
         )
     if neighbor_sampler is not None:

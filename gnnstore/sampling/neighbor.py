@@ -427,6 +427,9 @@ class NeighborSampler:
         config = self.config
         nodes = dict(zip(self.types.num_nodes, arrays[0], strict=True))
         edges = dict(zip(self.types.edges, arrays[1], strict=True))
+        if not edges:  # by whose fan-outs the kernels count hops
+            none = [0] * config.num_hops
+            nodes = {name: (n_id, tree, [*num, *none]) for name, (n_id, tree, num) in nodes.items()}
         if config.subgraph_type == "bidirectional" and len(nodes) == len(edges) == 1:
             (((n_id, *_),), ((of, (index, positions, hops)),)) = nodes.values(), edges.items()
             edges = {of: (*_core.add_reverse_edges(index, positions, len(n_id)), hops)}

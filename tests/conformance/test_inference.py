@@ -302,6 +302,9 @@ def test_the_result_can_be_opened(graph: GraphArrays, path: Path, tmp_path: Path
         gnnstore.inference(layers, path, tmp_path / "e.npy")
     with pytest.raises(StoreExistsError, match="exists"):
         gnnstore.inference(layers, path, output)
+    with pytest.raises(UsageError, match=r"not as \.parquet; name .*e\.npy, or a directory"):
+        gnnstore.inference(layers, path, tmp_path / "e.parquet")
+    assert sorted(item.name for item in tmp_path.iterdir()) == ["e.npy", "embeddings"]
     gnnstore.inference(layers, path, tmp_path / "e.npy", overwrite=True)
     gnnstore.inference(layers, path, output, overwrite=True)
     with pytest.raises(NotFoundError, match="not one that inference has written"):

@@ -194,3 +194,30 @@ def test_a_loader_of_pyg_samples_with_ours(
         for batch in batches:
             assert torch.equal(batch.x, data.x[batch.n_id])
             assert torch.equal(batch.n_id[batch.edge_index], data.edge_index[:, batch.e_id])
+
+
+@pytest.mark.parametrize("strategy", ["mmap", "belady"])
+def test_a_store_without_edges_gives_batches_without_edges(tmp_path: Path, strategy: str) -> None:
+    """As a graph gives that was converted with an empty `edge_index`; embeddings have none."""
+    x = torch.arange(15.0).reshape(5, 3)
+    with_none = gnnstore.open(from_pyg(Data(x=x), tmp_path / "a.gnn"))
+    gnnstore.inference([lambda rows: rows + 1], with_none, tmp_path / "embeddings")
+    store = gnnstore.open(tmp_path / "embeddings")
+    assert store.edge_types == ()
+    options: dict[str, Any] = {"batch_size": 2, "strategy": strategy}
+    expected = list(gnnstore.NeighborLoader(with_none, [2, 2], **options))
+    for given in ({}, {"transform_sampler_output": lambda output: output}):
+        found = list(gnnstore.NeighborLoader(store, [2, 2], **options, **given))
+        assert len(found) == len(expected) == 3
+        for batch, like in zip(found, expected, strict=True):
+            assert torch.equal(batch.x, x[batch.n_id] + 1)
+            assert torch.equal(batch.n_id, like.n_id)
+            assert torch.equal(batch.edge_index, like.edge_index)
+            assert batch.num_sampled_nodes == [batch.batch_size, 0, 0]
+            assert batch.num_sampled_edges == [0, 0]
+            assert batch.keys() == like.keys()
+    (batch, *_) = gnnstore.NeighborLoader(store, [2], edge_format="csr", **options)
+    assert (batch.adj_t.shape, batch.adj_t.values().numel()) == ((2, 2), 0)
+    sampled = gnnstore.NeighborLoader(store, [2]).node_sampler
+    (batch, *_) = NodeLoader((store, store), sampled, torch.tensor([3, 1]), batch_size=2)
+    assert torch.equal(batch.x, x[[3, 1]] + 1)

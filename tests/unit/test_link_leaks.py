@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
+from torch_geometric.sampler import BidirectionalNeighborSampler
 
 import gnnstore
 from gnnstore.converters import from_pyg
@@ -180,3 +181,7 @@ def test_sampling_along_outgoing_edges_is_refused(timed: Data) -> None:
         make(timed.store, [2], sample_direction="forward")
         with pytest.raises(UsageError, match="sample_direction='backward': gnnstore samples along"):
             make(timed.store, [2], sample_direction="backward")
+        both = object.__new__(BidirectionalNeighborSampler)
+        said = "neighbor_sampler=BidirectionalNeighborSampler: gnnstore samples along incoming"
+        with pytest.raises(UsageError, match=said):
+            make(timed.store, [2], neighbor_sampler=both)
