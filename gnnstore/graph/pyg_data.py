@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -384,7 +385,7 @@ class StoreTensors:
         split = split_ids(node).get(name)
         return None if split is None else Splits(self.reader, node)[split]
 
-    def names_of(self, node: NodeTypeSpec) -> tuple[Container[str], ...]:
+    def names_of(self, node: NodeTypeSpec) -> tuple[Collection[str], ...]:
         """Return the names for which `value_of` has a tensor."""
         own = self.assigned.of(node.name)
         values = (node.values, node.value_arrays)
@@ -424,3 +425,23 @@ def immutable(path: Path, problem: str = "a store is immutable") -> UsageError:
         f"{path}: {problem}; change batches with transform= of a loader, or convert the changed "
         "data into a new store ('gnnstore convert', or gnnstore.converters.from_pyg)"
     )
+
+
+def undeletable(path: Path, name: str) -> UsageError:
+    """Return the error for what is on disk and should not be in batches."""
+    return UsageError(
+        f"{path}: {name!r} cannot be deleted; for batches without it, name the attributes that "
+        "they have: NeighborLoader(..., attributes=['y'])"
+    )
+
+
+def not_there(problem: str, name: object, names: Iterable[object]) -> AttributeError:
+    """Return the error for a name that is none of some, with the one that was perhaps meant."""
+    by_text = {_as_text(each): each for each in names}
+    likely = get_close_matches(_as_text(name), by_text, 1)
+    meant = f"; did you mean {by_text[likely[0]]!r}?" if likely else ""
+    return AttributeError(f"{problem} {name!r}{meant}")
+
+
+def _as_text(name: object) -> str:
+    return "__".join(map(str, name)) if isinstance(name, tuple) else str(name)

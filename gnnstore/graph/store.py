@@ -23,7 +23,7 @@ from gnnstore.errors import (
     UsageError,
     limits_named,
 )
-from gnnstore.formats import AttributeSpec, EdgeTypeSpec, NodeTypeSpec, Schema, StoreReader
+from gnnstore.formats import EdgeTypeSpec, NodeTypeSpec, Schema, StoreReader
 from gnnstore.formats.container.reader import reopened
 from gnnstore.formats.store.schema import EdgeType
 from gnnstore.formats.store.store import TopologyMode
@@ -36,11 +36,13 @@ from gnnstore.graph.pyg_data import (
     as_rows,
     immutable,
     is_same,
+    not_there,
     read_graph,
     spec_of,
+    undeletable,
 )
 from gnnstore.graph.topology import Topology
-from gnnstore.graph.typed import EdgeData, EdgeView, NodeData, NodeView, count_classes
+from gnnstore.graph.typed import EdgeData, EdgeView, NodeData, NodeView, count_classes, width
 
 _FIELDS = ("reader", "assigned", "selected")  # of a store, that no class has
 
@@ -117,11 +119,61 @@ class GraphStore(StoreTensors, NodeData, EdgeData, FeatureStore, PygGraphStore):
         `store["paper"]` is a `NodeView`, `store["author", "writes", "paper"]` an `EdgeView`, and
         `store["paper", "x"][ids]` a tensor.
         """
-        if isinstance(key, str) and key in self.node_types:
-            return NodeView(self, self.schema.node_of(key))
-        if isinstance(key, tuple) and key in self.edge_types:
-            return EdgeView(self, self.schema.edge_of(key))
+        if isinstance(key, str):
+            if key in self.node_types:
+                return NodeView(self, self.schema.node_of(key))
+            if self.schema.is_homogeneous:
+                return getattr(self, key)
+            raise not_there(f"{self.path} has no node type", key, self.node_types)
+        if isinstance(key, tuple) and isinstance(key[0], str) and not self._is_of_nodes(key):
+            return EdgeView(self, self.schema.edge_of(self._edge_type_of(key)))
         return super().__getitem__(key)
+
+    def _is_of_nodes(self, key: tuple[Any, ...]) -> bool:
+        """Whether a key of PyG's `FeatureStore` begins with a node type and its attribute."""
+        if key in self.edge_types:
+            return False
+        node = next((each for each in self.schema.node_types if each.name == key[0]), None)
+        return node is not None and (
+            len(key) == 1 or key[1] in (*node.attributes, *self.assigned.of(node.name))
+        )
+
+    def _edge_type_of(self, key: tuple[Any, ...]) -> EdgeType:
+        """Return an edge type, which may be given by its ends alone where no other joins them."""
+        ends = [each for each in self.edge_types if (each[0], each[2]) == key]
+        found = [key] if key in self.edge_types else ends
+        if len(found) == 1:
+            return found[0]
+        if ends:
+            raise AttributeError(
+                f"{self.path} has several edge types of {key}; name one in full: "
+                f"{', '.join(map(str, ends))}"
+            )
+        pairs = {(each[0], each[2]) for each in self.edge_types}
+        known: Any = pairs if len(key) == 2 else self.edge_types
+        attributes = {(n.name, name) for n in self.schema.node_types for name in n.attributes}
+        raise not_there(
+            f"{self.path} has neither an edge type nor an attribute of nodes",
+            key,
+            (*known, *attributes),
+        )
+
+    def node_items(self) -> list[tuple[str, NodeView]]:
+        """Return the node types with their data, as `HeteroData.node_items()` does."""
+        return [(node.name, NodeView(self, node)) for node in self.schema.node_types]
+
+    def edge_items(self) -> list[tuple[EdgeType, EdgeView]]:
+        """Return the edge types with their data, as `HeteroData.edge_items()` does."""
+        return [(edge.type, EdgeView(self, edge)) for edge in self.schema.edge_types]
+
+    def _by_type(self, name: str) -> dict[str | EdgeType, Any]:
+        """Return what types have under a name, or as a number of theirs, as `num_nodes`."""
+        views: list[tuple[Any, Any]] = [*self.node_items(), *self.edge_items()]
+        return {
+            of: getattr(view, name)
+            for of, view in views
+            if name in view or (name.startswith("num_") and hasattr(type(view), name))
+        }
 
     @property
     def num_nodes(self) -> int:
@@ -214,10 +266,11 @@ class GraphStore(StoreTensors, NodeData, EdgeData, FeatureStore, PygGraphStore):
                 if schema.is_homogeneous:
                     if (found := self.value_of(schema.node, name)) is not None:
                         return found
-                    if name in schema.edge.attributes:
-                        return self.edges_of(schema.edge, schema.edge.attributes[name])
-                    if self.has_value(schema.edge, name):
-                        return self.whole_value(schema.edge, name)
+                    for edge in schema.edge_types:
+                        if name in edge.attributes:
+                            return self.edges_of(edge, edge.attributes[name])
+                        if self.has_value(edge, name):
+                            return self.whole_value(edge, name)
                 if name in schema.graph_attributes:
                     return decode_value(schema.graph_attributes[name])
                 if name in schema.graph_arrays:
@@ -228,7 +281,25 @@ class GraphStore(StoreTensors, NodeData, EdgeData, FeatureStore, PygGraphStore):
                         f"the nodes of several types have attributes of their own: write "
                         f"store[{owners[0]!r}].{name}"
                     )
+                is_dict = not schema.is_homogeneous and name.endswith("_dict")
+                if is_dict and (by_type := self._by_type(name.removesuffix("_dict"))):
+                    return by_type
+                raise not_there("a GraphStore has no attribute", name, self._names())
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+    def _names(self) -> set[str]:
+        """Return the names that attributes can be asked for by."""
+        schema = self.schema
+        found = {*schema.graph_attributes, *schema.graph_arrays}
+        of_nodes = {
+            name for node in schema.node_types for own in self.names_of(node) for name in own
+        }
+        of_edges = {name for edge in schema.edge_types for name in (*edge.attributes, *edge.values)}
+        if schema.is_homogeneous:
+            found |= of_nodes | of_edges
+        else:
+            found |= {f"{name}_dict" for name in (*of_nodes, *of_edges, "edge_index", "num_nodes")}
+        return found | {name for name in dir(type(self)) if not name.startswith("_")}
 
     def __contains__(self, name: object) -> bool:
         """Whether there is such an attribute of nodes, edges or the graph, as in PyG's `Data`.
@@ -305,23 +376,13 @@ class GraphStore(StoreTensors, NodeData, EdgeData, FeatureStore, PygGraphStore):
         if self.schema.is_homogeneous and self.assigned.remove(self.schema.node.name, name):
             return
         if name in self:
-            raise UsageError(
-                f"{self.path}: {name!r} cannot be deleted; for batches without it, name the "
-                "attributes that they have: NeighborLoader(..., attributes=['y'])"
-            )
+            raise undeletable(self.path, name)
         super().__delattr__(name)
-
-    @property
-    def num_node_features(self) -> int:
-        """Width of `x`; 0 where there is none."""
-        return _width(self.schema.node.attributes.get("x"))
-
-    num_features = num_node_features
 
     @property
     def num_edge_features(self) -> int:
         """Width of `edge_attr`; 0 where there is none."""
-        return _width(self.schema.edge.attributes.get("edge_attr"))
+        return width(getattr(self, "edge_attr", None) if self.schema.edge_types else None)
 
     @property
     def num_classes(self) -> int:
@@ -429,13 +490,6 @@ def _restored(
 
 def _is_property(of: type, name: str) -> bool:
     return isinstance(getattr(of, name, None), property | cached_property)
-
-
-def _width(spec: AttributeSpec | None) -> int:
-    """Return the number of features of a table, as PyG counts them."""
-    if spec is None:
-        return 0
-    return spec.shape[-1] if len(spec.shape) > 1 else 1
 
 
 @limits_named("open the store")

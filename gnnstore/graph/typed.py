@@ -14,7 +14,7 @@ from gnnstore.errors import UsageError, limits_named
 from gnnstore.formats import EdgeTypeSpec, NodeTypeSpec
 from gnnstore.graph.arrays import NodeIds, Splits, Texts
 from gnnstore.graph.lazy import LazyTensor
-from gnnstore.graph.pyg_data import EdgeIndex, spec_of
+from gnnstore.graph.pyg_data import EdgeIndex, not_there, spec_of, undeletable
 
 if TYPE_CHECKING:
     from gnnstore.formats.store.schema import EdgeType
@@ -40,6 +40,13 @@ class NodeData:
     def labels(self) -> Tensor:
         """The node labels, PyG's `y`, whole; [N] or [N, tasks]. Do not write to it."""
         return self._attribute("y").tensor()
+
+    @property
+    def num_node_features(self) -> int:
+        """Width of `x`; 0 where there is none."""
+        return width(self._store.value_of(self._node, "x"))
+
+    num_features = num_node_features
 
     @property
     def splits(self) -> Splits:
@@ -111,6 +118,13 @@ class EdgeData:
         return LazyTensor(EdgeIndex(self._store, self._edge))
 
 
+def width(values: Any) -> int:
+    """Return the number of features of a table, as PyG counts them."""
+    if not isinstance(values, Tensor):
+        return 0
+    return values.shape[-1] if values.dim() > 1 else 1
+
+
 def count_classes(y: Any) -> int:
     """Return the number of classes of labels, as PyG counts them."""
     if not isinstance(y, Tensor) or not y.numel():
@@ -140,12 +154,15 @@ class NodeView(NodeData, AttrView):  # type: ignore[misc]
         """Number of classes of `y`, as PyG counts them; 0 where there is none."""
         return count_classes(self._store.value_of(self._node, "y"))
 
-    def __getattr__(self, name: str) -> Any:
-        """Return an attribute of the nodes, or a split as a mask; else as PyG's view does."""
-        found = None
-        if not self._attr.is_set("attr_name"):
-            found = self._store.value_of(self._node, name)
-        return super().__getattr__(name) if found is None else found
+    def __getattr__(self, name: Any) -> Any:
+        """Return an attribute of the nodes, or a split as a mask."""
+        if self._attr.is_set("attr_name"):
+            return super().__getattr__(name)
+        if isinstance(name, str) and name in self:
+            return self._store.value_of(self._node, name)
+        places = self._store.names_of(self._node)
+        names = {each for place in places for each in place} | set(dir(type(self)))
+        raise not_there(f"nodes of type {self._node.name!r} have no", name, names)
 
     def __contains__(self, name: object) -> bool:
         return any(name in names for names in self._store.names_of(self._node))
@@ -163,6 +180,8 @@ class NodeView(NodeData, AttrView):  # type: ignore[misc]
     def __delattr__(self, name: str) -> None:
         """Forget what was assigned."""
         if not self._store.assigned.remove(self._node.name, name):
+            if name in self:
+                raise undeletable(self._store.path, name)
             raise AttributeError(f"nothing was assigned to {name!r} of {self._node.name!r}")
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -214,13 +233,20 @@ class EdgeView(EdgeData):
                 return self._store.edges_of(self._edge, self._edge.attributes[name])
             if not name.startswith("_") and self._store.has_value(self._edge, name):
                 return self._store.whole_value(self._edge, name)
-            raise AttributeError(
-                f"edges of type {None if name.startswith('_') else self.type} have no {name!r}"
-            )
+            if name.startswith("_"):
+                raise AttributeError(f"edges of a type have no {name!r}")
+            names = {*self._edge.attributes, *self._edge.values, *self._edge.value_arrays}
+            raise not_there(f"edges of type {self.type} have no", name, names | set(dir(EdgeView)))
 
     def __contains__(self, name: object) -> bool:
         is_attribute = name == "edge_index" or name in self._edge.attributes
         return is_attribute or self._store.has_value(self._edge, name)
+
+    def __delattr__(self, name: str) -> None:
+        """Refuse to forget what is on disk."""
+        if name in self:
+            raise undeletable(self._store.path, name)
+        super().__delattr__(name)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return EdgeView, (self._store, self._edge)

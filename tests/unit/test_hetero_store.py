@@ -11,11 +11,13 @@ import numpy as np
 import pytest
 import torch
 from torch_geometric.data import HeteroData
+from torch_geometric.data.feature_store import AttrView
 
 import gnnstore
 from gnnstore.converters import ConvertOptions, HeteroGraphWriter, from_pyg
 from gnnstore.errors import InputError, NoSplitError, UsageError
 from gnnstore.formats import StoreReader
+from gnnstore.graph.lazy import LazyTensor
 from tests.support.hetero import (
     AT,
     CITES,
@@ -131,6 +133,66 @@ def test_types_of_a_store(tmp_path: Path) -> None:
     again = pickle.loads(pickle.dumps(cites))  # noqa: S301
     assert torch.equal(again.edge_index.tensor(), data[CITES].edge_index)
     assert pickle.loads(pickle.dumps(papers)).num_nodes == 60  # noqa: S301
+
+
+def test_data_of_all_types_by_name(tmp_path: Path) -> None:
+    data = make_hetero()
+    store = hetero_store(tmp_path / "a.gnn", data)
+    for name in ("x", "edge_index", "edge_attr"):
+        by_type, expected = getattr(store, f"{name}_dict"), getattr(data, f"{name}_dict")
+        assert by_type.keys() == expected.keys()
+        for of, values in by_type.items():
+            assert isinstance(values, LazyTensor)
+            assert torch.equal(values.tensor(), expected[of])
+    assert store.num_nodes_dict == data.num_nodes_dict
+    for ours, theirs in ((store.node_items(), data.node_items()),):
+        assert [of for of, _ in ours] == [of for of, _ in theirs]
+        for (_, own), (_, like) in zip(ours, theirs, strict=True):
+            assert own.num_features == own.num_node_features == like.num_features
+    assert [(of, edges.num_edges) for of, edges in store.edge_items()] == [
+        (of, edges.num_edges) for of, edges in data.edge_items()
+    ]
+    assert store["author", "paper"].type == WRITES
+    assert isinstance(store["paper", "x"], AttrView)
+    with pytest.raises(UsageError, match=r"'x' cannot be deleted; .*attributes=\['y'\]"):
+        del store["paper"].x
+    with pytest.raises(UsageError, match=r"'edge_attr' cannot be deleted; .*attributes=\['y'\]"):
+        del store[CITES].edge_attr
+    store["paper"].x2 = torch.arange(60)
+    assert store["paper"].x2[torch.tensor([7])].tolist() == [7]
+    del store["paper"].x2
+
+
+@pytest.mark.parametrize(
+    ("ask", "meant"),
+    [
+        (lambda store: store["papr"], "'paper'"),
+        (lambda store: store["paper"].train_msk, "'train_mask'"),
+        (lambda store: store["paper"].num_feature, "'num_features'"),
+        (lambda store: store[CITES].edge_atr, "'edge_attr'"),
+        (lambda store: store["author", "papr"], r"\('author', 'paper'\)"),
+        (lambda store: store["paper", "cite", "paper"], r"\('paper', 'cites', 'paper'\)"),
+        (lambda store: store.x_dct, "'x_dict'"),
+        (lambda store: store.metadat, "'metadata'"),
+    ],
+)
+def test_a_misspelt_name_is_not_a_view(tmp_path: Path, ask: Any, meant: str) -> None:
+    store = hetero_store(tmp_path / "a.gnn")
+    with pytest.raises(AttributeError, match=f"did you mean {meant}"):
+        ask(store)
+
+
+def test_edge_types_by_their_ends_alone(tmp_path: Path) -> None:
+    """An attribute of the name comes first; two types with the same ends are named in full."""
+    data = HeteroData()
+    data["a"].x, data["a"].b, data["b"].x = torch.rand(3, 2), torch.arange(3), torch.rand(2, 2)
+    data["a", "to", "b"].edge_index = torch.tensor([[0, 2], [1, 0]])
+    for relation in ("likes", "knows"):
+        data["b", relation, "a"].edge_index = torch.tensor([[0], [1]])
+    store = gnnstore.open(from_pyg(data, tmp_path / "a.gnn"))
+    assert store["a", "b"][torch.tensor([2])].tolist() == [2]
+    with pytest.raises(AttributeError, match=r"several edge types.*'likes'.*'knows'"):
+        _ = store["b", "a"]
 
 
 def test_what_a_type_does_not_have(tmp_path: Path) -> None:
