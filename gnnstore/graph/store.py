@@ -140,10 +140,9 @@ class GraphStore(StoreTensors, NodeData, EdgeData, FeatureStore, PygGraphStore):
 
     def _edge_type_of(self, key: tuple[Any, ...]) -> EdgeType:
         """Return an edge type, which may be given by its ends alone where no other joins them."""
-        ends = [each for each in self.edge_types if (each[0], each[2]) == key]
-        found = [key] if key in self.edge_types else ends
-        if len(found) == 1:
-            return found[0]
+        ends = [each for each in self.edge_types if key in (each, (each[0], each[2]))]
+        if len(ends) == 1:
+            return ends[0]
         if ends:
             raise AttributeError(
                 f"{self.path} has several edge types of {key}; name one in full: "

@@ -228,18 +228,16 @@ class Assembler:
             edge.type: AttributeRows.all_of(edge.attributes, sources.tables)
             for edge in schema.edge_types
         }
-        if self._is_homogeneous and not self._edges:
-            self._edges = {EDGE_TYPE: {}}
         # Ids of edges, and the paths of these; without, positions are ids.
-        self._edge_ids: dict[EdgeType, tuple[str, RowSource | None]] = dict.fromkeys(
-            self._edges, ("", None)
-        ) | {
+        self._edge_ids = {
             edge.type: (
                 edge.edge_id.path if edge.edge_id is not None and sources.e_id == "input" else "",
                 sources.edge_ids.get(edge.type),
             )
             for edge in schema.edge_types
         }
+        if self._is_homogeneous and not self._edges:
+            self._edges[EDGE_TYPE], self._edge_ids[EDGE_TYPE] = {}, ("", None)
         self._graph_level = store.graph_attributes()
         self._of_type = _whole_values(store)
         of_all = schema.explicit_num_nodes

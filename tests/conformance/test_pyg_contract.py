@@ -206,7 +206,8 @@ def test_a_store_without_edges_gives_batches_without_edges(tmp_path: Path, strat
     assert store.edge_types == ()
     options: dict[str, Any] = {"batch_size": 2, "strategy": strategy}
     expected = list(gnnstore.NeighborLoader(with_none, [2, 2], **options))
-    for given in ({}, {"transform_sampler_output": lambda output: output}):
+    changed: dict[str, Any] = {"transform_sampler_output": lambda output: output}
+    for given in ({}, changed):
         found = list(gnnstore.NeighborLoader(store, [2, 2], **options, **given))
         assert len(found) == len(expected) == 3
         for batch, like in zip(found, expected, strict=True):
