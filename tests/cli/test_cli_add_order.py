@@ -88,7 +88,7 @@ def test_a_store_of_one_type(tmp_path: Path) -> None:
     [
         (("--time-attr", "year"), 2, "--time-attr 'year': there is no such node or edge attribute"),
         (("--weight-attr", "x"), 2, "--weight-attr 'x': there is no such edge attribute"),
-        ((), 2, "name what to add: time_attr (--time-attr) or weight_attr (--weight-attr)"),
+        ((), 2, "name what to add: --time-attr or --weight-attr"),
         (
             ("--time-attr", "x"),
             1,

@@ -87,6 +87,58 @@ def test_the_line_of_a_weight_that_float32_does_not_hold(tmp_path: Path) -> None
     )
 
 
+REMEDIES = {
+    "0 1 5\n1 2 6\n": "the other columns with --ignore-extra-columns, or keep them with "
+    "--edge-weight COLUMN and --edge-column",
+    "4\n0 1\n1 2\n": "If the first, which alone differs, is not an edge, skip it (--skip-header)",
+    "0 1\n1 2 3\n": "Lines have 2 to 3 fields: an adjacency list? Write one edge a line",
+    "n m\n0 1\n": "If the line names the columns, skip it with --skip-header",
+    "ann bob\nbob cy\n": "If nodes go by names, number them with --string-ids",
+    "a 0 1\na 1 2\n": "Say which columns are the ends of an edge, with --source and --target",
+    "0 1 1e400\n": "overflows float64; it holds numbers up to 1.79e308, and inf",
+}
+
+
+def test_the_remedy_that_applies_is_named_alone(run: Any, tmp_path: Path) -> None:
+    for text, remedy in REMEDIES.items():
+        (tmp_path / "e.txt").write_text(text)
+        more = ["--edge-weight", "3"] if "1e" in text else []
+        more = ["--ignore-extra-columns"] if text[0] == "a" else more
+        done = run("convert", "snap", tmp_path / "e.txt", tmp_path / "o.gnn", *more)
+        assert done.status == 1
+        assert done.stderr.endswith(f"{remedy}\n"), text
+        told = ("--skip-header", "--string-ids", "--ignore-", "--source")
+        assert not [o for o in told if o in done.stderr and o not in remedy], text
+        assert "=" not in done.stderr.partition("error:")[2].replace(str(tmp_path), ""), text
+
+
+def test_remedies_for_triples(run: Any, tmp_path: Path) -> None:
+    for text, remedy in (
+        (
+            "2\n0 1 2\n0 1 2\n",
+            "If files begin with the number of triples, as OpenKE's do, say --openke",
+        ),
+        ("a b r\nb c r\n", "If entities and relations go by names, leave out --integer-ids"),
+        ("h t r\n0 1 2\n", "If the line names the columns, skip it with --skip-header"),
+    ):
+        (tmp_path / "t.txt").write_text(text)
+        done = run("convert", "triples", tmp_path / "t.txt", tmp_path / "o.gnn", "--integer-ids")
+        assert done.stderr.endswith(f". {remedy}\n"), text
+
+
+def test_options_of_other_kinds_are_spelt_as_there(run: Any, tmp_path: Path) -> None:
+    (tmp_path / "e.txt").write_text("0 1 2\n")
+    for words, said in (
+        (
+            ["snap", tmp_path / "e.txt", "OUT", "--edge-column", "t=3:int9"],
+            "--edge-column t='3:int9'",
+        ),
+        (["table", "OUT", "--edges", "e", "--features", "x"], "--features, --label, --split and"),
+    ):
+        done = run("convert", *[tmp_path / "o.gnn" if word == "OUT" else word for word in words])
+        assert (done.status, said in done.stderr) == (2, True), done.stderr
+
+
 def test_the_row_of_a_value_in_lists(tmp_path: Path) -> None:
     for values, said in (
         ([[1, 2], [3, None], [5, 6]], "x: row 1 has no value"),

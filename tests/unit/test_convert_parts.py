@@ -172,7 +172,7 @@ def test_parts_of_csv_may_be_empty_and_have_fractions(tmp_path: Path) -> None:
     for i, text in enumerate(texts):
         touch(tmp_path / "edges" / "a__to__a" / f"{i}.csv", text)
         touch(tmp_path / "nodes" / "a" / f"{i}.csv", text.replace("source,target", "y,z"))
-    store = gnnstore.open(from_typed(tmp_path, tmp_path / "o.gnn"))
+    store = gnnstore.open(from_typed(tmp_path, tmp_path / "o.gnn", node_id={"a": ""}))
     assert store[EDGES].edge_index.tolist() == [[0, 1], [1, 0]]
     assert store[EDGES].w.tolist() == [3, 0.5]
     assert (store["a"].y[:].tolist(), store["a"].w[:].tolist()) == ([0, 1], [3, 0.5])

@@ -127,8 +127,8 @@ def lines(rows: Any, mark: str = "\t", head: str = "") -> str:
 def texts(place: Path) -> dict[str, Any]:
     """Return calls that convert text of many forms, by what is particular about them."""
     rng = np.random.default_rng(0)
-    small, large = rng.integers(10**6, 10**6 + 800, (3000, 2)), rng.integers(0, 20_000, (60_000, 2))
-    few = rng.integers(0, 2**40, 30_000)[rng.integers(0, 30_000, (60_000, 2))]
+    small, large = rng.integers(10**6, 10**6 + 800, (3000, 2)), rng.integers(0, 10_000, (30_000, 2))
+    few = rng.integers(0, 2**40, 15_000)[rng.integers(0, 15_000, (30_000, 2))]
     named = [(f"the user {a}", f"the item {b}") for a, b in large]
     columns = [(a, b, f"{a / 7:.3f}", b) for a, b in large]
     rows = [[f"{v:.3f}" for v in row] for row in rng.random((len(np.unique(small)), 16))]
@@ -143,7 +143,7 @@ def texts(place: Path) -> dict[str, Any]:
         "x.csv": lines(rows, ","),
         "feat.csv": lines([row[:2] for row in rows], ",", "age,size\n"),
         "kg.txt": lines(triples),
-        "valid.txt": lines(triples[:9000]),
+        "valid.txt": lines(triples[:4500]),
         "ordered": lines(ordered, head="# SNAP\n"),
     }
     paths = {name: place / name for name in files}

@@ -33,7 +33,14 @@ from gnnstore.converters.inputs.opening import (
     existing_path,
 )
 from gnnstore.converters.inputs.source import ArraySource, MappedRows, check_rows
-from gnnstore.converters.inputs.text_tables import TableFormat, TextColumn, TextTable, read_head
+from gnnstore.converters.inputs.text_tables import (
+    INTEGER,
+    OddLine,
+    TableFormat,
+    TextColumn,
+    TextTable,
+    read_head,
+)
 from gnnstore.converters.writer.estimates import text_workload
 from gnnstore.converters.writer.graph_writer import GraphWriter
 from gnnstore.converters.writer.node_arrays import SPLIT_KEYS
@@ -44,16 +51,6 @@ from gnnstore.progress import Progress
 _LOG = logging.getLogger(__name__)
 
 _COMMENTS = b"#%"
-_HINT = (
-    ". A line that names the columns is skipped with skip_header=True, and nodes that go by names "
-    "are numbered with string_ids=True. Columns after the first two are skipped with "
-    "extra_columns='ignore', or kept with edge_weight=COLUMN and edge_columns=; if the first two "
-    "are not the ends of an edge, say which are (source=, target=)"
-)
-_DIFFER_HINT = (
-    ": an adjacency list? Write one edge a line. If only the first line differs, skip it "
-    "(skip_header=True)"
-)
 _ROWS_HINT = (
     "each needs exactly one row; if row i is that of the node with id i, where some ids occur in "
     "no edge, pass num_nodes="
@@ -244,8 +241,7 @@ def from_snap(
         ignore_extra=chosen.ignores_others,
         skip_header=chosen.has_header or header.is_matrix,
         quotes=quotes,
-        hint=_HINT,
-        differ_hint=_DIFFER_HINT,
+        advise=partial(_advise, ends=chosen.ends),
     )
     with GraphWriter(
         output,
@@ -284,6 +280,34 @@ def from_snap(
         if numbering is not None:
             numbering.close()
         return writer.commit()
+
+
+def _advise(line: OddLine, ends: tuple[int, int]) -> str:
+    """Return the remedy for a line that is not an edge."""
+    counts = {*line.counts}
+    if len(counts) > 1:
+        skip = ". If the first, which alone differs, is not an edge, skip it (skip_header=True)"
+        return (
+            f". Lines have {min(counts)} to {max(counts)} fields: an adjacency list? Write one "
+            f"edge a line{skip if line.has_wrong_first else ''}"
+        )
+    if len(line.fields) != line.num_wanted:
+        return (
+            ". Skip the other columns with extra_columns='ignore', or keep them with "
+            "edge_weight=COLUMN and edge_columns="
+            if len(line.fields) > line.num_wanted
+            else ""
+        )
+    numbers = [place for place, field in enumerate(line.fields) if INTEGER.fullmatch(field)]
+    if line.is_first and not {*ends}.intersection(numbers) and _are_ids(line.next_fields, ends):
+        return ". If the line names the columns, skip it with skip_header=True"
+    if len(numbers) > 1:
+        return ". Say which columns are the ends of an edge, with source= and target="
+    return ". If nodes go by names, number them with string_ids=True"
+
+
+def _are_ids(fields: list[bytes], ends: tuple[int, int]) -> bool:
+    return len(fields) > max(ends) and all(INTEGER.fullmatch(fields[place]) for place in ends)
 
 
 def _number_nodes(

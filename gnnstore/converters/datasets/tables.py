@@ -113,7 +113,7 @@ def from_tables(
     more, edge_attributes = _as_mapping(node_columns), _as_mapping(edge_columns)
     node_names = [c for c in (node_id, label, split, *wide, *more.values()) if c]
     if nodes is None and node_names:
-        raise UsageError("node_id, features, label, split and node_columns go with nodes=")
+        raise UsageError("node_id=, features=, label=, split= and node_columns= go with nodes=")
     if nodes is not None and num_nodes is not None:
         raise UsageError("num_nodes= goes without nodes=, which has a row for each node")
     check_features(options, has_features=bool(wide), remedy="name their columns (features=)")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -23,7 +24,13 @@ from gnnstore.converters.inputs.opening import (
     existing_file,
     existing_path,
 )
-from gnnstore.converters.inputs.text_tables import TableFormat, TextColumn, TextTable
+from gnnstore.converters.inputs.text_tables import (
+    INTEGER,
+    OddLine,
+    TableFormat,
+    TextColumn,
+    TextTable,
+)
 from gnnstore.converters.spill_files import SpillDirectory
 from gnnstore.converters.writer.estimates import Workload, text_workload
 from gnnstore.converters.writer.graph_writer import GraphWriter
@@ -37,11 +44,6 @@ _ENDINGS = (".txt", ".tsv", ".txt.gz", ".tsv.gz")
 _STEMS = {"train": ("train",), "valid": ("valid", "val"), "test": ("test",)}
 _OPENKE_STEMS = {"train": ("train2id",), "valid": ("valid2id",), "test": ("test2id",)}
 _ENTRY_BYTES = 256  # of a relation in a dictionary
-_HINT = (
-    "; a line is head, relation and tail, separated by tabs or, if no name has one, by spaces. If "
-    "files begin with the number of triples, as OpenKE's do, say openke=True; if entities and "
-    "relations go by names, leave out integer_ids=True"
-)
 
 Triples = tuple[npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[np.int64]]
 
@@ -135,7 +137,7 @@ def from_triples(
         what="id" if integer_ids else "name",
         skip_header=bool(skip_header) or openke,
         quotes=quotes,
-        hint=_HINT,
+        advise=partial(_advise, openke=openke),
     )
     with GraphWriter(
         output,
@@ -194,6 +196,23 @@ def _find(
         for name, path in given.items()
         if path is not None
     }
+
+
+def _advise(line: OddLine, *, openke: bool) -> str:
+    """Return the remedy for a line that is not a triple."""
+    has_count = line.is_first and len(line.fields) == 1 and line.fields[0].isdigit()
+    if has_count and not openke:
+        return ". If files begin with the number of triples, as OpenKE's do, say openke=True"
+    if len(line.fields) != line.num_wanted:
+        return (
+            "; a line is head, relation and tail, separated by tabs or, if no name has one, by "
+            "spaces"
+        )
+    if openke:
+        return "; OpenKE's files have numbers alone: leave out openke=True"
+    if line.is_first and any(map(INTEGER.fullmatch, line.next_fields)):
+        return ". If the line names the columns, skip it with skip_header=True"
+    return ". If entities and relations go by names, leave out integer_ids=True"
 
 
 def _workload(files: Mapping[str, Path], form: TableFormat, columns: str) -> Workload:

@@ -147,13 +147,13 @@ class _Places:
             return int(text) - 1
         raise UsageError(
             f"{given} is not a column of {self.path.name}; give its number, counted from 1, or its "
-            f"name in the first line, as in {', '.join(self.names) or '3 or 3:int64'}"
+            f"name in the first line, as in {', '.join(self.names) or '3'}"
         )
 
 
 def _attribute(name: str, text: str, place_of: _Places) -> TextColumn:
     """Return the column of an attribute: `text`, whose name may have a colon, or `text:type`."""
-    what = "edge_weight" if name == "edge_weight" else f"edge_columns: {name}"
+    what = "edge_weight" if name == "edge_weight" else f"edge_columns={name}"
     place, mark, dtype = text.rpartition(":")
     if text in place_of.names or not mark:
         place, dtype = text, ""

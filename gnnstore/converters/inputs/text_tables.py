@@ -72,6 +72,25 @@ class TextColumn:
 
 
 @dataclass(frozen=True)
+class OddLine:
+    """A line that is not a row, and the lines around it, by which the remedy is chosen."""
+
+    fields: list[bytes]
+    num_wanted: int  # fields
+    next_fields: list[bytes]  # of the line behind it; none behind the last
+    is_first: bool  # whether it is the first row of the file
+    begins_file: bool  # whether the lines around it are the first of the file
+    counts: tuple[int, ...]  # of fields of the lines around it, in order
+
+    @property
+    def has_wrong_first(self) -> bool:
+        """Whether the first line of the file alone has another number of fields."""
+        others = set(self.counts[1:])
+        is_sure = self.begins_file and len(self.counts) > 2
+        return is_sure and len(others) == 1 and self.counts[0] not in others
+
+
+@dataclass(frozen=True)
 class TableFormat:
     """The form that the lines of a table must have."""
 
@@ -100,7 +119,7 @@ class TableFormat:
     # between commas, and elsewhere if all names have them.
     quotes: str | None = None
     hint: str = ""  # advice for messages about lines that have another form
-    differ_hint: str = ""  # the same, if lines have different numbers of fields
+    advise: Callable[[OddLine], str] | None = None  # the same, by what is in the line
 
     @property
     def is_plain(self) -> bool:
@@ -223,10 +242,15 @@ def word_field(table_format: TableFormat, dtype: str, position: int, field: byte
         return f"{where}: {show(field)} is not {kind}, expected {wanted}{hint}"
     if dtype != "int64":
         is_nan = field.lower().lstrip(b"+-") == b"nan"
+        remedy = ""
+        if column is not None and not is_nan:
+            is_wide = dtype == "float64"
+            remedy = f"; say the type, as in {position + 1}:float64"
+            remedy = "; it holds numbers up to 1.79e308, and inf" if is_wide else remedy
         return (
             f"{where}: "
             + (f"NaN is not {wanted}" if is_nan else f"{show(field)} overflows {dtype}")
-            + (f"; say the type, as in {position + 1}:float64" if column and not is_nan else "")
+            + remedy
         )
     low, limit = (form.minimum, form.limit) if column is None else (None, None)
     allowed = f"[{'-2^63' if low is None else low}, {'2^63' if limit is None else limit})"
@@ -301,6 +325,7 @@ class TextTable:
             block_bytes = min(max(fitting, _MIN_BLOCK_BYTES), block_bytes)
         self._block_bytes = block_bytes
         self._has_header = False
+        self._first_line = 1  # the number of the first row's line
 
     @property
     def _num_values(self) -> int:
@@ -478,6 +503,7 @@ class TextTable:
         elif self._delimiter == "\t":
             width = max((i for i, field in enumerate(row, 1) if field), default=0)
         self._num_columns = width or self._num_columns
+        self._first_line = head.lines[place].first_line if place < len(head.lines) else 1
         if is_named and self._quotes is None and self._delimiter in "\t " and row:
             names = [row[place] for place in self._end_positions if place < len(row)]
             marked = [is_quoted(name) for name in names]
@@ -553,7 +579,8 @@ class TextTable:
                     f"column {position + 1}: {show(field)} is not in braces, as in the first line"
                 )
                 self._fail(block, line, braces)
-            form = replace(form, hint=self._advice(block, line))
+            if column is None:
+                form = replace(form, hint=self._advice(block, line))
             self._fail(block, line, word_field(form, dtype, position, field))
         rows = records.view(self._row_dtype(types))
         if form.dtype == "text":
@@ -580,16 +607,28 @@ class TextTable:
 
     def _advice(self, block: TextBlock, begin: int) -> str:
         """Return advice about a line that is no row, which also depends on others."""
-        if not self.format.differ_hint:
+        if self.format.advise is None:
             return self.format.hint
-        counts = {
-            len(_core.split_text(line, self._delimiter or " "))
-            for line in block.data.split(b"\n")
-            if line.strip() and line.strip()[0] not in self._comments
-        }
-        counts |= {self.num_fields} if begin or block.first_line > 1 else set()
-        many = f". Lines have {min(counts)} to {max(counts)} fields"
-        return self.format.hint if len(counts) < 2 else many + self.format.differ_hint
+
+        def split(text: bytes) -> list[list[bytes]]:
+            lines = (line for line in text.split(b"\n") if line.strip())
+            rows = (line for line in lines if line.strip()[0] not in self._comments)
+            return [_core.split_text(line, self._delimiter or " ") for line in rows]
+
+        rows, before = split(block.data), len(split(block.data[:begin]))
+        begins_file = block.first_line <= self._first_line
+        counts = tuple(map(len, rows)) + (() if begins_file else (self.num_fields,))
+        own, *others = rows[before : before + 2]
+        return self.format.advise(
+            OddLine(
+                own,
+                self.num_fields,
+                others[0] if others else [],
+                is_first=begins_file and not before,
+                begins_file=begins_file,
+                counts=counts,
+            )
+        )
 
     def _widens(self, column: int, field: bytes) -> bool:
         """Give a column whose type is not known yet that of a fraction, if a field is one."""

@@ -372,7 +372,7 @@ def add_order(
     """
     names = ConvertOptions(time_attr=time_attr, weight_attr=weight_attr)  # type: ignore[arg-type]
     if not names.time_attr and not names.weight_attr:
-        raise UsageError("name what to add: time_attr (--time-attr) or weight_attr (--weight-attr)")
+        raise UsageError("name what to add: time_attr= or weight_attr=")
     reader = StoreReader.open(store)
     schema, files = reader.schema, CheckedFiles(reader)
     orders = Orders(

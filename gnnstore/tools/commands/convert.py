@@ -172,7 +172,7 @@ Examples:
   --labels-skip-header  Skip the first line of each .csv of labels: it names the columns.
   --splits FILE.npz  Arrays train, valid and test.
   --num-nodes N>=0  Use ids below this as node numbers.
-  --ignore-extra-columns
+  --ignore-extra-columns -> extra_columns
       Read the first two columns and drop the rest, of which each line has as many.
   --source COLUMN
       Sources of edges, if not the first column: a number, counted from 1, or a name in the first
@@ -552,8 +552,8 @@ def _command_of(kind: str, text: str, options: str, function: Callable[..., Path
     def run(session: Session, **arguments: Any) -> None:
         if arguments.pop("plain", False):
             arguments["homophily"] = None
-        if arguments.pop("ignore_extra_columns", False):
-            arguments["extra_columns"] = "ignore"
+        if "extra_columns" in arguments:
+            arguments["extra_columns"] = "ignore" if arguments["extra_columns"] else "refuse"
         convert(session, function, **arguments)
 
     made: click.Command = run

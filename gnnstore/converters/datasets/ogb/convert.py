@@ -122,8 +122,8 @@ def from_ogb(
     is_typed = list(nodes) != [NODE_TYPE]
     if is_typed and add_inverse_edge:
         raise UsageError(
-            f"{raw}: add_inverse_edge is for data sets of one type; use reverse= (--reverse all), "
-            "which makes the reverse edges types of their own"
+            f"{raw}: add_inverse_edge= is for data sets of one type; use reverse=all, which makes "
+            "the reverse edges types of their own"
         )
     links: dict[str, LinkSplit] = {}
     if place is not None and not is_typed:
