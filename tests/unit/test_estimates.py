@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import gnnstore
-from gnnstore.converters import ConvertOptions, from_numpy, from_snap, from_triples
+from gnnstore.converters import ConvertOptions, from_numpy, from_snap, from_triples, from_typed
 from gnnstore.converters.edges.columns import EdgeRules
 from gnnstore.converters.writer.estimates import NodeTable, Workload, estimate, inspect_inputs
 from gnnstore.errors import NoSpaceError
@@ -180,6 +180,23 @@ def test_stores_of_text_are_about_as_large_as_was_said(tmp_path: Path) -> None:
         ratio = notes.final_bytes() / directory_bytes(path)
         assert 1 / 1.25 <= ratio <= 1.25, (name, ratio)
         assert ("at most" in notes.texts[0].partition(",")[0]) == (name == "undirected"), name
+
+
+def test_reverse_types_and_drawn_splits_are_counted(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    (tmp_path / "g" / "edges").mkdir(parents=True)
+    np.savez(
+        tmp_path / "g" / "edges" / "user__buys__item.npz",
+        source=rng.integers(0, 50_000, 20_000),
+        target=rng.integers(0, 3_000, 20_000),
+        price=rng.random(20_000),
+    )
+    split = {"user": (0.5, 0.25, 0.25)}
+    for options in (ConvertOptions(reverse=("all",)), ConvertOptions(split_fractions=split)):
+        notes, place = Notes(), tmp_path / "o.gnn"
+        own = replace(options, overwrite=True)
+        from_typed(tmp_path / "g", place, options=own, progress=notes)
+        assert notes.final_bytes() == pytest.approx(directory_bytes(place), rel=0.1)
 
 
 def test_a_disk_that_is_too_small_for_text_is_refused_at_once(

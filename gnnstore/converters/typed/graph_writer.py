@@ -83,6 +83,16 @@ def reverse_types(wanted: Sequence[str], edge_types: Sequence[EdgeType]) -> list
     return list(found)
 
 
+def reverse_widths(widths: Sequence[int], num_edges: int, edge_ids: bool | None) -> tuple[int, ...]:
+    """Return the bytes of an edge's attributes that a reverse type stores, and its positions.
+
+    Wide ones are shared, by positions; ids are stored even where the edges have none.
+    """
+    copied = tuple(width for width in widths if width <= _MOST_COPIED_BYTES)
+    num_added = (len(copied) < len(widths)) + (edge_ids is False)
+    return copied + num_added * (id_dtype(num_edges).itemsize,)
+
+
 class ReversedEdges:
     """The edges of a type that lies in a store, from targets to sources."""
 

@@ -27,7 +27,12 @@ from gnnstore.converters.inputs.source import (
     row_bytes,
 )
 from gnnstore.converters.inputs.times import settle_units
-from gnnstore.converters.typed.graph_writer import HeteroGraphWriter, check_node_type, reverse_types
+from gnnstore.converters.typed.graph_writer import (
+    HeteroGraphWriter,
+    check_node_type,
+    reverse_types,
+    reverse_widths,
+)
 from gnnstore.converters.typed.names import NodeNames
 from gnnstore.converters.typed.orders import check_names
 from gnnstore.converters.writer.estimates import EdgeTable, Workload, inspect_inputs
@@ -231,7 +236,7 @@ def write_graph(
         "options": options,
         "progress": progress,
         "edge_ids": edge_ids,
-        "workload": workload_of(nodes, edges),
+        "workload": workload_of(nodes, edges, options if is_typed else None),
     }
 
     def close_names() -> None:
@@ -241,7 +246,6 @@ def write_graph(
 
     if is_typed:
         counts = {name: own.known_count for name, own in nodes.items()}
-        reverse_types(options.reverse, tuple(edges))  # refuses unknown ones
         with HeteroGraphWriter(output, counts, **how) as writer:
             name_bytes = 0
             for name, node in nodes.items():
@@ -289,8 +293,18 @@ def _write_nodes(writer: Any, node: NodeInput, *of: str) -> None:
         writer.set_original_ids(*of, node.original_ids)
 
 
-def workload_of(nodes: Mapping[str, NodeInput], edges: Mapping[EdgeType, EdgeInput]) -> Workload:
-    """Return the work of writing nodes and edges."""
+def workload_of(
+    nodes: Mapping[str, NodeInput],
+    edges: Mapping[EdgeType, EdgeInput],
+    options: ConvertOptions | None = None,
+) -> Workload:
+    """Return the work of writing nodes and edges; where these have types, by options.
+
+    Raises
+    ------
+    UsageError
+        If reverse types are wanted of types that are not there.
+    """
     sources = [own for node in nodes.values() for own in node.attributes.values() if own.shape]
     work = Workload(
         num_nodes=sum(node.count for node in nodes.values()),
@@ -319,4 +333,12 @@ def workload_of(nodes: Mapping[str, NodeInput], edges: Mapping[EdgeType, EdgeInp
         )
         for edge_type, own in edges.items()
     )
+    if options is not None:
+        work.node_counts = {name: node.count for name, node in nodes.items()}
+        by_type = dict(zip(edges, work.edge_types, strict=True))
+        for forward in reverse_types(options.reverse, tuple(edges)):
+            own = by_type[forward]
+            widths = reverse_widths(own.attribute_bytes, own.num_edges, options.edge_ids)
+            count = nodes[forward[0]].count
+            work.edge_types += (EdgeTable(count, own.num_edges, widths),)
     return work

@@ -22,15 +22,16 @@ from gnnstore.converters.edges.runs import record_bytes_for, spill_bytes_per_edg
 from gnnstore.converters.inputs.files import open_npy, open_npz
 from gnnstore.converters.inputs.opening import open_input
 from gnnstore.converters.inputs.parts import Skipped, parts_of
-from gnnstore.converters.inputs.source import ArraySource, row_bytes
+from gnnstore.converters.inputs.source import ArraySource, MemoryArray, row_bytes
 from gnnstore.converters.inputs.text_sizes import guess_sizes
 from gnnstore.converters.inputs.text_tables import TableFormat
 from gnnstore.converters.writer.node_arrays import MAX_COMPRESSED_ROW_BYTES
-from gnnstore.converters.writer.options import ConvertOptions
+from gnnstore.converters.writer.options import ConvertOptions, Fractions
 from gnnstore.errors import GnnstoreError
 from gnnstore.formats.arrays.dtypes import STORAGE_DTYPES, id_dtype
 from gnnstore.formats.arrays.pages import PageGeometry
 from gnnstore.formats.container.files import directory_bytes, require_space
+from gnnstore.formats.store.schema import NODE_TYPE
 from gnnstore.formats.store.store import StoreWriter
 from gnnstore.units import format_duration, format_size
 
@@ -81,6 +82,7 @@ class Workload:
     # what is said above there need be none.
     edge_types: tuple[EdgeTable, ...] = field(default=(), compare=False)
     more_bytes: int = field(default=0, compare=False)  # what lies compressed, and ids of nodes
+    node_counts: Mapping[str, int] = field(default_factory=dict, compare=False)  # of several types
 
     def add_nodes(self, source: ArraySource) -> None:
         """Add an array of node attributes [N, ...]."""
@@ -135,6 +137,8 @@ def estimate(
     total = num_edges * rules.copies + (num_nodes if rules.self_loops == "add" else 0)
     id_bytes = id_dtype(num_nodes).itemsize
     fixed, least = workload.more_bytes + _FIXED_BYTES, 8 * (num_nodes + 1)
+    counts = workload.node_counts or {NODE_TYPE: num_nodes}
+    fixed += sum(_split_bytes(options.fractions_of(name), n) for name, n in counts.items())
     for num_rows, row_items, item_bytes in workload.node_tables:
         if not row_items:
             continue
@@ -168,8 +172,8 @@ def estimate(
         spill = num_edges * spill_bytes_per_edge(
             rules, record_bytes_for(num_nodes - 1), workload.edge_row_bytes
         )
-        counts = rules.undirected or rules.self_loops == "add"
-        work *= _SPILL_WORK + (_COUNT_WORK if counts else 0)
+        is_counted = rules.undirected or rules.self_loops == "add"
+        work *= _SPILL_WORK + (_COUNT_WORK if is_counted else 0)
     said = "roughly" if not workload.text_bytes else "guessed from the beginning of each file"
     return Estimate(
         final_bytes=final,
@@ -196,6 +200,14 @@ def _edge_bytes(own: EdgeTable, rules: EdgeRules, page_bytes: int | None, id_byt
         for rows, width in arrays
         if width
     )
+
+
+def _split_bytes(fractions: Fractions | None, num_nodes: int) -> int:
+    """Return about the bytes of the splits that are drawn of some nodes, by a sample."""
+    drawn = np.random.default_rng(0).random(min(num_nodes, _SAMPLE_ROWS))
+    ids = [np.flatnonzero(drawn < share) for share in fractions or () if share]
+    sampled = (_compressed_bytes(MemoryArray("a split", own)) for own in ids)
+    return sum(_METADATA_BYTES + round(size * num_nodes / max(1, len(drawn))) for size in sampled)
 
 
 def _compressed_bytes(source: ArraySource) -> int:
