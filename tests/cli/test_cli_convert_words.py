@@ -128,13 +128,14 @@ def test_remedies_for_triples(run: Any, tmp_path: Path) -> None:
 
 def test_options_of_other_kinds_are_spelt_as_there(run: Any, tmp_path: Path) -> None:
     (tmp_path / "e.txt").write_text("0 1 2\n")
-    for words, said in (
+    cases: list[tuple[list[Any], str]] = [
         (
             ["snap", tmp_path / "e.txt", "OUT", "--edge-column", "t=3:int9"],
             "--edge-column t='3:int9'",
         ),
         (["table", "OUT", "--edges", "e", "--features", "x"], "--features, --label, --split and"),
-    ):
+    ]
+    for words, said in cases:
         done = run("convert", *[tmp_path / "o.gnn" if word == "OUT" else word for word in words])
         assert (done.status, said in done.stderr) == (2, True), done.stderr
 
