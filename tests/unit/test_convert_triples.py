@@ -243,7 +243,7 @@ def test_bad_input(tmp_path: Path, directory: Path, monkeypatch: pytest.MonkeyPa
     refused(UsageError, "is a directory, whose files", directory, output, valid=train)
     refused(NotFoundError, "the file of triples: .* does not exist", tmp_path / "none", output)
     refused(NotFoundError, "test triples: .* does not", train, output, test=tmp_path / "none")
-    refused(InputError, r"line 1: column 1: '/m/\S+' is not an integer, expected an id. If entities",
+    refused(InputError, r"line 1: column 1: '/m/\S+' is not an integer, expected an id. If",
             directory, output, integer_ids=True)  # fmt: skip
     (directory / "valid.txt").unlink()
     (directory / "val.tsv").write_bytes(b"")
