@@ -308,7 +308,8 @@ class Finisher:
 
     def prepare(self, batch: Batch) -> Batch:
         """Sample and assemble a batch, except what must wait for its turn."""
-        source, cost, hold = self.source, batch.cost, _hold_nothing
+        source, cost = self.source, batch.cost
+        hold: Callable[[Any], None] = _hold_nothing
         with ExitStack() as stack:
             try:
                 with self._stage(source.stage_of(batch), batch.key) as stage:
