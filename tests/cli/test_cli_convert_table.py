@@ -512,16 +512,28 @@ def test_columns_that_are_left_out_are_told(run: Any, tmp_path: Path) -> None:
     assert "columns that no option names are left out: w" in done.stderr
 
 
-def test_a_batch_beyond_memory_is_refused(tmp_path: Path) -> None:
-    ends = np.zeros(4_000_000, np.int64)
-    feather.write_feather(
-        pa.table({"source": ends, "target": ends}),
-        tmp_path / "e",
-        compression="uncompressed",
-        chunksize=4_000_000,
-    )
-    with pytest.raises(BudgetError, match="write it in smaller batches, or as Parquet"):
-        from_tables(tmp_path / "e", tmp_path / "o", options=ConvertOptions(memory_bytes=40_000_000))
+@pytest.mark.parametrize("kind", ["file", "compressed", "stream", "dictionary", "parquet"])
+def test_batches_and_rows_beyond_memory_are_refused(tmp_path: Path, kind: str) -> None:
+    ends = np.zeros(2_600_000, np.int64)
+    path, remedy = tmp_path / "e", "write it in smaller batches, or as Parquet"
+    table = pa.table({"source": ends, "target": ends})
+    if kind in {"dictionary", "parquet"}:
+        values = pa.array([np.zeros(5_000_000, np.float32)])
+        rows = pa.DictionaryArray.from_arrays(pa.array([0, 0], pa.int8()), values)
+        row = values if kind == "parquet" else rows
+        table = pa.table({"source": [0] * len(row), "target": [1] * len(row), "w": row})
+        remedy = "split its lists" if kind == "parquet" else "dictionaries of e"
+    if kind == "parquet":
+        parquet.write_table(table, path)
+    else:
+        options = pa.ipc.IpcWriteOptions(compression="zstd" if kind == "compressed" else None)
+        new = pa.ipc.new_stream if kind == "stream" else pa.ipc.new_file
+        with new(path, table.schema, options=options) as file:
+            file.write_batch(table.combine_chunks().to_batches()[0])
+    convert = ConvertOptions(memory_bytes=30_000_000)
+    columns = ["w"] if "w" in table.schema.names else None
+    with pytest.raises(BudgetError, match=remedy):
+        from_tables(path, tmp_path / "o", edge_columns=columns, options=convert)
 
 
 def test_an_interrupted_conversion_of_files_resumes(tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ from gnnstore.budget.ledger import Reservation
 from gnnstore.budget.limits import memory_ledger
 from gnnstore.converters.datasets.external import Paths, paths_of
 from gnnstore.converters.edges.numbering import NameBlock, encode_arrow, find_ids, wrong_name
+from gnnstore.converters.inputs.arrow_sizes import BatchSizes, read_sizes
 from gnnstore.converters.inputs.opening import (
     existing_file,
     existing_path,
@@ -55,6 +56,8 @@ _BUFFER_BYTES = 2**16  # of a column chunk that is read
 # A batch takes this share of a budget, and at most 4 MiB.
 _MEMORY_SHARE, _MAX_BATCH_BYTES, _MAX_BATCH_ROWS = 16, 2**22, 2**18
 _ID_BYTES = 32  # of an id: itself, its row, and both while they are sorted
+_ROW_TIMES = 8  # copies of a row that is longer than a batch: decoded, as an array, read ahead
+_PARQUET_BYTES = {"BOOLEAN": 1, "INT32": 4, "FLOAT": 4, "INT64": 8, "DOUBLE": 8, "INT96": 8}
 _FIRST_ROWS = 1024  # whose bytes say how many rows a batch may have
 # Batches at a time: decoded, as arrays, read ahead, and what Arrow's pool keeps.
 _IN_FLIGHT = 6
@@ -105,8 +108,19 @@ class Table(ABC):
 
     def _rows_for(self, batch: pa.RecordBatch) -> int:
         """Return the number of rows that a batch may have, by one with some rows."""
-        row_bytes = max(1, int(batch.nbytes) // max(1, int(batch.num_rows)))
-        return min(max(1, self._batch_bytes // row_bytes), _MAX_BATCH_ROWS)
+        row_bytes = int(batch.nbytes) // max(1, int(batch.num_rows))
+        return self._rows_of(row_bytes + sum(map(_value_bytes, batch.columns)))
+
+    def _rows_of(self, row_bytes: int) -> int:
+        """Return the number of rows of a size that a batch may have."""
+        if row_bytes > self._batch_bytes:
+            row = Reservation(f"a row of {self.label}", _ROW_TIMES * row_bytes)
+            self._check_memory("split its lists into several columns", row)
+        return min(max(1, self._batch_bytes // max(1, row_bytes)), _MAX_BATCH_ROWS)
+
+    def _check_memory(self, remedy: str, *parts: Reservation) -> None:
+        ledger = memory_ledger(f"reading {self.label}", self._memory_bytes)
+        ledger.add(*parts).check(None, remedy)
 
     def _pieces(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         for name in batch.schema.names:
@@ -223,6 +237,7 @@ class FileTable(Table):
 
         self._kinds = {path: _kind_of(path) for path in paths}
         self._units: dict[str, str] = {}  # of times, by column
+        self._sizes: dict[Path, BatchSizes] = {}  # of Arrow files that were opened
         self._above = {path: directory_columns(path) for path in paths}
         with self._open(paths[0]) as (_, schema):
             self.schema = schema
@@ -231,6 +246,11 @@ class FileTable(Table):
                 values = [own[name] for own in self._above.values() if name in own]
                 self.schema = self.schema.append(pa.field(name, directory_column(values).type))
                 self.of_directories.append(name)
+
+    @property
+    def memory_bytes(self) -> int:
+        """The peak memory of reading."""
+        return super().memory_bytes + max((sum(own) for own in self._sizes.values()), default=0)
 
     @cached_property
     def num_rows(self) -> int:
@@ -312,9 +332,12 @@ class FileTable(Table):
                         path=path,
                     )
             if self._kinds[path] == "parquet":
-                head = next(reader.iter_batches(_FIRST_ROWS, columns=list(columns)), None)
+                most = self._rows_of(_row_bytes(reader.metadata, columns))
+                first = min(most, _FIRST_ROWS)
+                head = next(reader.iter_batches(first, columns=list(columns)), None)
                 if head is not None:
-                    yield from reader.iter_batches(self._rows_for(head), columns=list(columns))
+                    step = min(most, self._rows_for(head))
+                    yield from reader.iter_batches(step, columns=list(columns))
                 return
             is_file = self._kinds[path] == "file"
             numbers = range(reader.num_record_batches) if is_file else ()
@@ -334,11 +357,10 @@ class FileTable(Table):
                     reader = parquet.ParquetFile(file, buffer_size=_BUFFER_BYTES, pre_buffer=False)
                     yield reader, reader.schema_arrow
                     return
+                self._check_batches(path)
                 opened = pa.ipc.open_file if kind == "file" else pa.ipc.open_stream
                 reader = opened(file)
                 schema, names = reader.schema, reader.schema.names
-                if kind == "file":
-                    self._check_batches(path, reader.num_record_batches)
                 if columns and set(columns) <= set(names):
                     file.seek(0)
                     fields = sorted(names.index(name) for name in set(columns))
@@ -353,13 +375,49 @@ class FileTable(Table):
                 f"{path}: the table is damaged ({found}); copy it again", path=path
             ) from None
 
-    def _check_batches(self, path: Path, num_batches: int) -> None:
+    def _check_batches(self, path: Path) -> None:
         """Refuse a file whose batches do not fit in memory: each is read as a whole."""
-        each = path.stat().st_size // max(1, num_batches)
-        batch = Reservation(f"{path.name}, of whose {num_batches} batches one", 2 * each)
-        memory_ledger(f"reading {path}", self._memory_bytes).add(batch).check(
-            None, "write it in smaller batches, or as Parquet"
+        if path in self._sizes:
+            return
+        sizes = read_sizes(path, is_stream=self._kinds[path] == "stream")
+        self._sizes[path] = sizes
+        self._check_memory(
+            "write it in smaller batches, or as Parquet",
+            Reservation(f"{path.name}, of whose batches the largest", sizes.largest),
+            Reservation(f"the dictionaries of {path.name}", sizes.dictionaries),
         )
+
+
+def _row_bytes(metadata: Any, columns: Sequence[str]) -> int:
+    """Return the bytes of a row of Parquet, by the row group whose rows are the longest."""
+    largest = 0
+    for group in map(metadata.row_group, range(metadata.num_row_groups)):
+        total = 0
+        for column in map(group.column, range(group.num_columns)):
+            path = column.path_in_schema
+            if any(path == name or path.startswith(f"{name}.") for name in columns):
+                width = _PARQUET_BYTES.get(column.physical_type, 0)
+                total += max(column.total_uncompressed_size, width * column.num_values)
+        largest = max(largest, total // max(1, group.num_rows))
+    return largest
+
+
+def _value_bytes(column: pa.Array) -> int:
+    """Return the bytes of the largest value of a dictionary: each row has a copy of one."""
+    from pyarrow import compute, types  # noqa: PLC0415
+
+    if not types.is_dictionary(column.type) or not len(column.dictionary):
+        return 0
+    values = column.dictionary
+    each = 1
+    if types.is_list(values.type) or types.is_large_list(values.type):
+        lengths, inner = compute.list_value_length(values), values.flatten()
+        each = -(-int(inner.nbytes) // max(1, len(inner)))
+    elif types.is_string(values.type) or types.is_large_string(values.type):
+        lengths = compute.binary_length(values)
+    else:
+        return -(-int(values.nbytes) // len(values))
+    return each * int(compute.max(lengths).as_py() or 0)
 
 
 def directory_column(values: Sequence[str | None]) -> pa.Array:
