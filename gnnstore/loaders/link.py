@@ -71,7 +71,8 @@ class LinkNeighborLoader(SampledLoader, PygLinkNeighborLoader):  # type: ignore[
         edges of the graph, in the order of the store (by target, then source); they are not
         copied, and `input_id` has their ids. A name: an edge split of the store, in its order;
         if the store was made by splitting, "train" is all edges of its graph. If nodes have types,
-        an edge type (or its source and target), or a pair of it and any of these.
+        an edge type (or its source and target), or a pair of it and any of these. The store may
+        have no edges of a type that comes with sources and targets.
     edge_label : tensor or array [L, ...], optional
         Labels by position in `edge_label_index`; without it, by edge id.
     edge_label_time : tensor or array of int64 or datetime64 [L], optional
@@ -460,6 +461,11 @@ def _exclusion(
     if exclude_edges is None:
         return ()
     check_choice("exclude_edges", exclude_edges, ("self", "reverse"))
+    if own not in store.edge_types:
+        raise UsageError(
+            f"exclude_edges={exclude_edges!r}: the store has no edges of {own} to leave out; leave "
+            "the option out"
+        )
     if exclude_edges == "self":
         if subgraph_type == "bidirectional":
             raise UsageError(
@@ -534,7 +540,9 @@ def _shows_answers(links: Links, config: SamplingConfig) -> bool:
         return False
     of_nodes = name not in edge.attributes
     specs = schema.node_of(edge.source).attributes if of_nodes else edge.attributes
-    if name not in specs or not len(links) or not any(config.fanouts_of(edge.type)):
+    if name not in specs or not len(links) or not edge.num_edges:
+        return False
+    if not any(config.fanouts_of(edge.type)):
         return False
     positions = np.unique(np.linspace(0, len(links) - 1, _COMPARED).astype(np.int64))
     links = links.over(links.store.topology_at_hand())

@@ -19,8 +19,10 @@ import torch
 from gnnstore import _core
 from gnnstore.errors import InputError, UsageError
 from gnnstore.formats.arrays.dtypes import id_dtype
+from gnnstore.formats.arrays.spec import AttributeSpec
 from gnnstore.formats.packed import ALL_EDGES
 from gnnstore.formats.store.schema import EdgeType, EdgeTypeSpec, Schema
+from gnnstore.formats.store.store import Csc
 from gnnstore.graph.arrays import EdgeSplits
 from gnnstore.graph.shared import shared_tables
 from gnnstore.graph.store import GraphStore
@@ -91,7 +93,9 @@ def _typed(store: GraphStore, edge_label_index: Any) -> tuple[EdgeTypeSpec, Any]
         return edge_of(schema, given), None
     is_pair = isinstance(given, (tuple, list)) and len(given) == 2
     if is_pair and _is_edge_type(given[0]):
-        return edge_of(schema, given[0]), given[1]
+        has_ends = given[1] is not None and not isinstance(given[1], str)
+        own = _without_edges(schema, given[0]) if has_ends else None
+        return own or edge_of(schema, given[0]), given[1]
     if not schema.is_homogeneous:
         example = schema.edge_types[0].type
         raise UsageError(
@@ -116,6 +120,16 @@ def edge_of(schema: Schema, given: Any, option: str = "edge_label_index") -> Edg
             f"name one by source, relation and target. {_edge_types(schema)}"
         )
     return found[0]
+
+
+def _without_edges(schema: Schema, given: Any) -> EdgeTypeSpec | None:
+    """Return an edge type between the store's nodes of which it has no edges; None: it has."""
+    nodes = {node.name for node in schema.node_types}
+    is_known = any(edge.type == tuple(given) for edge in schema.edge_types)
+    if schema.is_homogeneous or len(given) != 3 or is_known or not {given[0], given[2]} <= nodes:
+        return None
+    none = AttributeSpec("none", "none", "cold", "int64", (0,))
+    return EdgeTypeSpec(*given, num_edges=0, indptr=none, indices=none)
 
 
 def _edge_types(schema: Schema) -> str:
@@ -234,8 +248,10 @@ class Links:
         """Return the same with a topology of the store, in which edges are found."""
         found, schema, edge = copy.copy(self), self.store.schema, self.given.edge
         source, target = (schema.node_of(name).num_nodes for name in (edge.source, edge.target))
+        has_edges = edge.type in self.store.edge_types
+        none = np.broadcast_to(np.int64(0), target + 1), np.empty(0, np.int64)
         found._graph = LinkGraph(
-            topology.finder(self.edge_type),
+            topology.finder(edge.type) if has_edges else EdgeFinder(Csc(*none, source)),
             (source, target),
             edge_ids=edge_ids_of(self.store, edge, topology),
             finder_of=topology.finder,

@@ -76,6 +76,7 @@ def choose_seeds(
     store: GraphStore, config: SamplingConfig, asked: BatchOptions, **more: Any
 ) -> tuple[dict[str, str | None], InputNodes | Links]:
     """Return the seeds of batches: by name, as "input_nodes" or "links", and as a source."""
+    named_times = more.pop("input_time", None)
     more = {option: _read_if_file(value) for option, value in more.items() if value}
     if asked.links is not None:
         edges = _edges_of(store, asked.links)
@@ -88,14 +89,14 @@ def choose_seeds(
             given["neg_sampling"] = {**given["neg_sampling"], **tensors}
         names = {"input_nodes": None, "links": asked.links}
         return names, resolve_links(store, config, edges, **given)
-    input_time = more.pop("input_time", None)
-    input_time = in_unit_of_store(store.schema, config.time_attr, input_time, "--input-time")
     if more:
         raise UsageError(
             f"{' and '.join(more)}: only of use with links; give these with --links, or leave the "
             "option out"
         )
     name, given = _nodes_of(store, asked.input_nodes)
+    input_time = _times_of(named_times, given) if named_times else None
+    input_time = in_unit_of_store(store.schema, config.time_attr, input_time, "--input-time")
     nodes = resolve_input_nodes(store, given, input_time=input_time)
     if config.time_attr is not None and input_time is None:
         timed, _ = columns_needed(store.schema, store.path, config.time_attr, None)
@@ -131,6 +132,22 @@ def _nodes_of(store: GraphStore, named: str | None) -> tuple[str, Any]:
         node_type, _, split = part.partition(":")
         given[node_type] = None if split in ("", _ALL) else split
     return named, given
+
+
+def _times_of(named: str, given: Any) -> Any:
+    """Return the times of seed nodes, by type if these have types: of a file, or TYPE=FILE,..."""
+    if not isinstance(given, dict):
+        return open_npy(Path(named)).read()
+    if named.partition("=")[0] in given:
+        pairs = (part.partition("=") for part in named.split(","))
+        return {node_type: open_npy(Path(file)).read() for node_type, _, file in pairs}
+    if len(given) > 1:
+        example = ",".join(f"{node_type}=FILE.npy" for node_type in given)
+        raise UsageError(
+            f"--input-time {named}: the seeds have the types {', '.join(given)}; name a file for "
+            f"each: --input-time {example}"
+        )
+    return dict.fromkeys(given, open_npy(Path(named)).read())
 
 
 def _edges_of(store: GraphStore, named: str) -> Any:

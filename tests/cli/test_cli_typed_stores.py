@@ -77,6 +77,32 @@ def test_packed_epochs(
         NeighborLoader(path, packed=output, **(arguments | {"num_neighbors": [4, 4]}))
 
 
+def test_packed_times_of_seeds(
+    path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Seeds of one type have the times of a file, and of several those of a file each."""
+    files = {"paper": tmp_path / "p.npy", "author": tmp_path / "a.npy"}
+    times = {name: np.arange(DATA[name].num_nodes) for name in files}
+    for name, file in files.items():
+        np.save(file, times[name])
+    shared = ["--time-attr", "time", "--num-neighbors", "2", "--batch-size", "30"]
+    for kinds, given in (
+        (["author"], str(files["author"])),
+        (["paper", "author"], ",".join(f"{name}={file}" for name, file in files.items())),
+    ):
+        nodes, output = ",".join(f"{name}:all" for name in kinds), str(tmp_path / kinds[0])
+        words = ["--output", output, "--input-nodes", nodes, "--input-time", given]
+        run(capsys, "pack", str(path), *words, *shared)
+        of_type = {name: times[name] for name in kinds}
+        inputs = {"input_nodes": dict.fromkeys(kinds), "input_time": of_type}
+        how: dict[str, Any] = {"time_attr": "time", "batch_size": 30, "shuffle": True, "seed": 0}
+        expected = batches_of(NeighborLoader(path, [2], **inputs, **how))
+        assert_same_batches(batches_of(gnnstore.open_packed(output).loader()), expected)
+    words[-1] = str(files["paper"])
+    assert main(["pack", str(path), *words, *shared, "--overwrite"]) == 2
+    assert "--input-time paper=FILE.npy,author=FILE.npy" in capsys.readouterr().err
+
+
 @pytest.mark.filterwarnings("ignore:edge_label_time of some seed edges:UserWarning")
 @pytest.mark.parametrize("mode", ["binary", "triplet"])
 def test_packed_links(

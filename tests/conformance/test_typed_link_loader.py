@@ -238,6 +238,7 @@ def test_attributes_of_seed_edges(path: Path) -> None:
         (None, r"give for example edge_label_index=\(\('paper', 'cites', 'paper'\), None\)"),
         (PAIRS, "edge_label_index does not name an edge type"),
         (("paper", "x", "paper"), r"no edge type \('paper', 'x', 'paper'\); there are:"),
+        ((("paper", "x", "y"), PAIRS), r"no edge type \('paper', 'x', 'y'\); there are:"),
         (("institution", "paper"), "0 edge types lead from 'institution' to 'paper'"),
         ((WRITES, "train"), "there is no edge split 'train'"),
         (
@@ -253,6 +254,21 @@ def test_attributes_of_seed_edges(path: Path) -> None:
 def test_seed_edges_that_cannot_be(path: Path, given: Any, message: str) -> None:
     with pytest.raises((UsageError, InputError, NotFoundError), match=message):
         LinkNeighborLoader(path, [1], given)
+
+
+def test_seed_edges_of_a_type_without_edges(path: Path) -> None:
+    """As in PyG, a type that is only predicted has no edges in the graph that is sampled."""
+    kind, how = ("author", "likes", "paper"), {"batch_size": 9, "neg_sampling": "binary", "seed": 3}
+    likes = LinkNeighborLoader(path, [2, 1], (kind, PAIRS), **how)
+    writes = LinkNeighborLoader(path, [2, 1], (WRITES, PAIRS), **how)
+    assert len(likes) == 5
+    for batch, like in zip(likes, writes, strict=True):
+        assert batch.input_type == kind
+        for name in ("edge_label_index", "edge_label", "input_id"):
+            assert torch.equal(batch[kind][name], like[WRITES][name])
+        assert torch.equal(batch[WRITES].edge_index, like[WRITES].edge_index)
+    with pytest.raises(UsageError, match=r"no edges of .* to leave out"):
+        LinkNeighborLoader(path, [1], (kind, PAIRS), exclude_edges="self")
 
 
 # --- the same batches however they come ------------------------------------------------------

@@ -183,7 +183,9 @@ Batches
   --subgraph-type directional|bidirectional|induced = directional
       Edges of a subgraph, as in PyG.
   --disjoint  One subgraph per seed.
-  --input-time FILE.npy  Times of the seed nodes, in place of their own.
+  --input-time FILE.npy
+      Times of the seed nodes, in place of their own. If these have several types:
+      TYPE=FILE.npy,TYPE=FILE.npy.
 Links to start from
   --src-weight FILE.npy  Weights [N] by which sources of negatives are drawn.
   --dst-weight FILE.npy  Weights [N] by which targets of negatives are drawn.
