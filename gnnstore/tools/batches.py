@@ -137,17 +137,17 @@ def _nodes_of(store: GraphStore, named: str | None) -> tuple[str, Any]:
 def _times_of(named: str, given: Any) -> Any:
     """Return the times of seed nodes, by type if these have types: of a file, or TYPE=FILE,..."""
     if not isinstance(given, dict):
-        return open_npy(Path(named)).read()
+        return _array_of(named)
     if named.partition("=")[0] in given:
         pairs = (part.partition("=") for part in named.split(","))
-        return {node_type: open_npy(Path(file)).read() for node_type, _, file in pairs}
+        return {node_type: _array_of(file) for node_type, _, file in pairs}
     if len(given) > 1:
         example = ",".join(f"{node_type}=FILE.npy" for node_type in given)
         raise UsageError(
             f"--input-time {named}: the seeds have the types {', '.join(given)}; name a file for "
             f"each: --input-time {example}"
         )
-    return dict.fromkeys(given, open_npy(Path(named)).read())
+    return dict.fromkeys(given, _array_of(named))
 
 
 def _edges_of(store: GraphStore, named: str) -> Any:
@@ -166,7 +166,11 @@ def _edges_of(store: GraphStore, named: str) -> Any:
 
 def _read_if_file(value: Any) -> Any:
     """Return the array of a `.npy` file, and anything else as it is."""
-    return open_npy(Path(value)).read() if str(value).endswith(".npy") else value
+    return _array_of(value) if str(value).endswith(".npy") else value
+
+
+def _array_of(path: str) -> npt.NDArray[Any]:
+    return open_npy(Path(path)).read()
 
 
 @dataclass(frozen=True, eq=False)

@@ -121,6 +121,7 @@ def describe_array(reader: StoreReader, spec: AttributeSpec) -> dict[str, Any]:
         "layout": spec.layout,
         "geometry": "compressed",
         "dtype": spec.dtype,
+        "time_unit": spec.time_unit,
         "shape": list(spec.shape),
         "value_bytes": spec.num_bytes,
         "disk_bytes": disk_bytes,
@@ -317,7 +318,7 @@ _ARRAYS = Block(
     "Arrays",
     {
         "array": "{path}",
-        "values": "{dtype}[ {shape:x}]",
+        "values": "{dtype}[ {shape:x}][ in {time_unit}]",
         "on disk": "{disk_bytes}",
         "share": "{share}",
         "layout": "{geometry}",

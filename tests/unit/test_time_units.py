@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import pyarrow as pa
 import pytest
 import torch
 from pyarrow import parquet
+from torch_geometric.data import Data
 
 import gnnstore
 from gnnstore.converters import (
@@ -19,6 +21,8 @@ from gnnstore.converters import (
     add_order,
     from_arrays,
     from_kronecker,
+    from_numpy,
+    from_pyg,
     from_tables,
     from_typed,
     partition,
@@ -133,7 +137,7 @@ def test_units_that_are_stated_wrongly(tmp_path: Path, shop: Path) -> None:
     assert units(store) == ["ms"]
     for given, message in (
         ({"tiem": "s"}, "time_unit='tiem': there is no such node or edge attribute"),
-        ({"x": "s"}, "time_unit='x': the attribute is float64, and times in a unit are integers"),
+        ({"x": "s"}, "x: is float64, and times in a unit are integers"),
         ({"time": "h"}, "time_unit='time=h': expected NAME=UNIT, with one of D, s, ms, us, ns"),
     ):
         with pytest.raises((UsageError, InputError), match=message):
@@ -258,3 +262,70 @@ def test_seed_times_are_in_the_unit_of_the_store(tmp_path: Path) -> None:
     ):
         with pytest.raises((InputError, UsageError), match=message):
             gnnstore.NeighborLoader(store, [-1], [0, 0, 0], input_time=wrong, **how)
+
+
+def test_arrays_of_times_have_units(tmp_path: Path, shop: Path) -> None:
+    """Arrays of datetime64 are columns of time, whatever way they come."""
+    there = np.array(["2020-01-01", "1969-12-31", "2020-01-03"], "M8[D]")
+    of_edges, ends = there.astype(">M8[h]"), np.array([[0, 1, 2], [1, 2, 0]])
+    arrays = {"edge_index": ends, "time": there, "edge_time": of_edges}
+    np.savez(tmp_path / "a.npz", **arrays)
+    data = Data(edge_index=torch.from_numpy(ends), num_nodes=3, time=there, edge_time=of_edges)
+    for path in (
+        from_numpy(tmp_path / "a.npz", tmp_path / "a.gnn"),
+        from_arrays(arrays, tmp_path / "b.gnn", time_attr="time"),
+        from_pyg(data, tmp_path / "c.gnn", time_attr="edge_time"),
+    ):
+        store = gnnstore.open(path)
+        assert (units(store), units(store, "edge_time")) == (["D"], ["s"])
+        assert store.time[:].tolist() == [18262, -1, 18264]
+        hours = torch.from_numpy(of_edges.astype("M8[s]").astype(np.int64))
+        assert torch.equal(store.edge_time[:], hours[store.edge_index[0]])
+    (shop / "nodes" / "user.parquet").unlink()
+    (shop / "nodes" / "user").mkdir()
+    np.save(shop / "nodes" / "user" / "time.npy", seed_times("2020-12-31", "2021-01-02"))
+    options = ConvertOptions(time_attr=("time",))
+    store = gnnstore.open(from_typed(shop, tmp_path / "d.gnn", options=options))
+    assert units(store) == ["us", "us"]
+    loader = gnnstore.NeighborLoader(store, [-1], ("item", None), time_attr="time")
+    assert [batch["user"].n_id.tolist() for batch in loader] == [[0], [0, 1]]
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"time": np.array(["2020", "NaT"], "M8[Y]")}, "time: row 1 is NaT; decide on a time"),
+        ({"time": np.array([1, 2], "M8[ps]")}, r"datetime64\[ps\], and units of times are D, s,"),
+        ({"time": np.array([0, 2**62], "M8[h]")}, "time: row 1: .* does not fit int64 in s"),
+        ({"time": np.array([1, 2], "m8[s]")}, "'timedelta64.*', which a store cannot hold"),
+        ({"train": seed_times("1970", "1970")}, "ids are integers"),
+        ({"edge_index": seed_times("1970", "1970").reshape(2, 1)}, "expected integers: node ids"),
+        ({"num_nodes": seed_times("1970")}, "expected one non-negative integer"),
+    ],
+)
+def test_times_that_cannot_be(tmp_path: Path, given: Any, message: str) -> None:
+    arrays = {"edge_index": np.zeros((2, 1), np.int64), **given}
+    with pytest.raises(InputError, match=message):
+        from_arrays({"num_nodes": 2, **arrays}, tmp_path / "o.gnn")
+    assert not list(tmp_path.iterdir())
+
+
+def test_packed_epochs_keep_units(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A file of datetime64 has times of seeds, in the unit of the store, which epochs record."""
+    arrays = {"edge_index": [[0, 1], [1, 0]], "time": np.array(["2020", "2021"], "M8[D]")}
+    path = from_arrays(arrays, tmp_path / "a.gnn", time_attr="time")
+    np.save(tmp_path / "at.npy", seed_times("2020-06-01T23:00", "1969-12-31T23:00"))
+    asked = ["--input-nodes", "all", "--time-attr", "time", "--num-neighbors", "2"]
+    words = ["--input-time", str(tmp_path / "at.npy"), "--no-shuffle", "--quiet"]
+    assert main(["pack", str(path), "--output", str(tmp_path / "p"), *asked, *words]) == 0
+    packed = gnnstore.open_packed(tmp_path / "p")
+    (batch,) = packed.loader()
+    assert batch.seed_time.tolist() == [18414, -1]
+    assert batch.n_id.tolist() == [0, 1]
+    assert packed.reader.manifest.schema.node.attributes["time"].time_unit == "D"
+    capsys.readouterr()
+    assert main(["inspect", str(path), "--json"]) == 0
+    found = {own["name"]: own["time_unit"] for own in json.loads(capsys.readouterr().out)["arrays"]}
+    assert (found["time"], found["indices"]) == ("D", None)
+    assert main(["inspect", str(path)]) == 0
+    assert "int64 2 in D" in capsys.readouterr().out

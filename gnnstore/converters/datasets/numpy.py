@@ -30,12 +30,14 @@ from gnnstore.converters.inputs.source import (
     check_rows,
     read_one_number,
 )
+from gnnstore.converters.inputs.times import settle_units
 from gnnstore.converters.typed.inputs import EdgeInput
 from gnnstore.converters.writer.estimates import inspect_inputs
 from gnnstore.converters.writer.graph_writer import GraphWriter
 from gnnstore.converters.writer.node_arrays import SPLIT_KEYS
 from gnnstore.converters.writer.options import ConvertOptions, converter
 from gnnstore.errors import InputError, UsageError, check_choice
+from gnnstore.formats.store.schema import EDGE_TYPE, NODE_TYPE
 from gnnstore.progress import Progress
 
 _STRUCTURE = ("edge_index", "indptr", "indices", "num_nodes")
@@ -246,6 +248,12 @@ def _copy_arrays(
         else:
             check_rows(source, None)
             node_attributes[name] = source
+    options = writer.options
+    settle_units(
+        {NODE_TYPE: node_attributes, EDGE_TYPE: edge_attributes},
+        options.time_attr,
+        {name: unit for name, unit in options.time_units.items() if name in arrays},
+    )
     if "num_nodes" in arrays:
         count = read_one_number(arrays["num_nodes"], "one non-negative integer")
         writer.set_num_nodes(count)

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from torch_geometric.data.graph_store import EdgeAttr
 
 _LOG = logging.getLogger(__name__)
+_KINDS = "biuf"  # of arrays that are numbers
 
 _STRUCTURE = {"edge_index", "num_nodes"}
 # What has a row for each node or edge; of another length it is a mistake, not a value of the graph.
@@ -285,7 +286,7 @@ class _Part:
         for name, value in self.owned_by(kind):
             values = value if _is_array(value) else _numbers(value)
             if values is not None:
-                array, dtype = _to_numpy(values, f"{self.where}.{name}")
+                array, dtype = _to_numpy(values, f"{self.where}.{name}", _KINDS + "M")
                 parent = self.data if len(self.kinds) > 1 else self.data._parent()
                 cat_dim = parent.__cat_dim__(name, values, self.data)
                 yield name, np.moveaxis(array, cat_dim, 0), dtype, cat_dim
@@ -372,7 +373,7 @@ def _numbers(values: list[Any] | tuple[Any, ...]) -> npt.NDArray[Any] | None:
         array = np.array(values)
     except (ValueError, TypeError, OverflowError, RuntimeError):  # rows of several lengths
         return None
-    if array.dtype.kind not in "biuf":
+    if array.dtype.kind not in _KINDS:
         return None
     return as_float32(array) if array.dtype == np.float64 else array
 
@@ -384,8 +385,8 @@ def _is_array(value: object) -> bool:
     return isinstance(value, (torch.Tensor, np.ndarray))
 
 
-def _to_numpy(value: Any, where: str) -> tuple[npt.NDArray[Any], str]:
-    """Return a tensor or array, without a copy if on the CPU, and its type's name."""
+def _to_numpy(value: Any, where: str, kinds: str = _KINDS) -> tuple[npt.NDArray[Any], str]:
+    """Return a tensor or array, without a copy if on the CPU, and its type's name in a store."""
     import torch  # noqa: PLC0415
 
     if isinstance(value, np.ndarray):
@@ -402,9 +403,9 @@ def _to_numpy(value: Any, where: str) -> tuple[npt.NDArray[Any], str]:
                 f"{where}: a {value.layout} tensor of {dtype} cannot be stored ({error}); "
                 "make it dense, convert it, or remove it"
             ) from None
-    if array.dtype.kind not in "biuf":
+    if array.dtype.kind not in kinds:
         raise InputError(f"{where}: elements of type {dtype} cannot be stored; use numbers")
-    return array, dtype
+    return array, "int64" if array.dtype.kind == "M" else dtype
 
 
 def _json_value(value: Any, where: str) -> Any:

@@ -41,7 +41,7 @@ from gnnstore.formats.container.reads import MAX_POOLED_BYTES, empty_piece
 # Direct reads are of whole blocks of this size, and from here on pay for a second descriptor.
 _ALIGNMENT, _MIN_DIRECT_BYTES = 4096, 2**20
 
-_KINDS = "biuf"  # booleans, integers, floats: what a store can hold
+_KINDS = "biufM"  # booleans, integers, floats, times: what a store can hold
 # zipfile decodes others without a limit: 1 kB of bzip2 took 2 GB. NumPy writes these.
 _METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 # Read from a stream at a time: zipfile takes twice as much, from a heap that keeps it.
@@ -238,8 +238,8 @@ def read_npy_header(stream: IO[bytes], label: str, path: Path, num_bytes: int) -
     if dtype.kind not in _KINDS or dtype.itemsize > 8:
         what = "pickled Python objects" if dtype.hasobject else f"elements of type {dtype}"
         raise InputError(
-            f"{label}: holds {what}, which a store cannot hold; save integers or floats of at most "
-            "64 bits",
+            f"{label}: holds {what}, which a store cannot hold; save integers, floats or times, of "
+            "at most 64 bits",
             path=path,
         )
     header = NpyHeader(shape, dtype, fortran_order, stream.tell())

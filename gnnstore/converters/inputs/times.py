@@ -1,6 +1,7 @@
 """Units of times: one name has one unit in all types of a graph, the finest of its columns.
 
-Tables state units (days of a date, seconds to nanoseconds of a timestamp), arrays and text do not.
+Tables state units (days of a date, seconds to nanoseconds of a timestamp), and so do arrays of
+datetime64; other arrays and text do not.
 Times of one name are compared with one another when a loader samples by them.
 """
 
@@ -20,6 +21,8 @@ _PER_DAY = dict(
     zip(TIME_UNITS, (1, 86_400, 86_400 * 10**3, 86_400 * 10**6, 86_400 * 10**9), strict=True)
 )
 _LIMITS = np.iinfo(np.int64)
+# Units of datetime64 that stores do not record: the unit in which their times are kept.
+_RECORDED = {"Y": "D", "M": "D", "W": "D", "h": "s", "m": "s"}
 
 Attributes = MutableMapping[str, ArraySource]
 
@@ -43,12 +46,49 @@ def in_unit(
         place = np.unravel_index(int(np.argmax(bad)), bad.shape)
         value, row = int(times[place]), first + int(place[0])
         if value == _LIMITS.min:
-            raise InputError(f"{where}: row {row} is NaT; decide on a time for rows without one")
+            raise _missing(where, row)
         raise InputError(
             f"{where}: row {row}: {value} {own} does not fit int64 in {wanted}, the finest unit of "
             "this name; store all of its columns in a coarser one"
         )
     return times * factor
+
+
+class Datetimes(MappedRows):
+    """Times of an array of datetime64 as int64, in its unit or the next that a store records."""
+
+    def __init__(self, source: ArraySource) -> None:
+        super().__init__(source, self._to_unit, dtype=np.int64)
+        own, _ = np.datetime_data(source.dtype)
+        unit = _RECORDED.get(own, own)
+        if unit not in TIME_UNITS:
+            raise InputError(
+                f"{source.label}: is {source.dtype}, and units of times are "
+                f"{', '.join(TIME_UNITS)}; convert it: values.astype('datetime64[ns]')"
+            )
+        self.time_unit, self.memory_bytes = unit, source.memory_bytes
+
+    def _to_unit(self, rows: npt.NDArray[Any], first: int) -> npt.NDArray[np.int64]:
+        found = rows.astype(f"M8[{self.time_unit}]")
+        bad = np.isnat(rows) | (found.astype(rows.dtype) != rows)
+        if bad.any():
+            place = np.unravel_index(int(np.argmax(bad)), bad.shape)
+            row, value = first + int(place[0]), rows[place]
+            if np.isnat(value):
+                raise _missing(self.label, row)
+            raise InputError(
+                f"{self.label}: row {row}: {value} does not fit int64 in {self.time_unit}"
+            )
+        return found.view(np.int64)
+
+
+def as_times(source: ArraySource) -> ArraySource:
+    """Return an array of datetime64 as integers that have a unit, and others as they are."""
+    return Datetimes(source) if source.dtype.kind == "M" else source
+
+
+def _missing(where: str, row: int) -> InputError:
+    return InputError(f"{where}: row {row} is NaT; decide on a time for rows without one")
 
 
 class TimesInUnit(MappedRows):
@@ -72,6 +112,8 @@ def settle_units(
 
     A unit that is stated for a name is that of the columns that have none.
     """
+    for attributes in owners.values():
+        attributes.update({name: as_times(own) for name, own in attributes.items()})
     known = {name for own in owners.values() for name, of in own.items() if of.time_unit}
     for name in sorted(known | stated.keys()):
         having = {owner: own for owner, own in owners.items() if name in own}

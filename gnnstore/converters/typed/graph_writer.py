@@ -260,7 +260,7 @@ class HeteroGraphWriter(BaseWriter):
         NoSpaceError, StorageError, BudgetError
             If the disk or the budget has no room.
         """
-        self._take_units(edge_type, attributes)
+        attributes = self._take_units(edge_type, attributes)
         builder = self._begin(edge_type, self._rules, num_edges, where)
         if builder is None:
             return

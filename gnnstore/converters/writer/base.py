@@ -19,6 +19,7 @@ from gnnstore.converters.edges.builder import EdgeBuilder
 from gnnstore.converters.edges.columns import EdgeRules
 from gnnstore.converters.inputs.opening import PathLike, existing_directory
 from gnnstore.converters.inputs.source import ArraySource, RowTaker, as_array, check_rows
+from gnnstore.converters.inputs.times import as_times
 from gnnstore.converters.typed.orders import add_orders
 from gnnstore.converters.writer.adjacency import finished_edges
 from gnnstore.converters.writer.estimates import Workload, announce
@@ -229,10 +230,12 @@ class BaseWriter:
 
     def _take_units(
         self, edge_type: EdgeType, attributes: Mapping[str, ArraySource] | None
-    ) -> None:
-        """Note the units of times that attributes of edges have."""
-        units = {name: own.time_unit for name, own in (attributes or {}).items()}
+    ) -> dict[str, ArraySource]:
+        """Note the units of times that attributes of edges have; return times as integers."""
+        found = {name: as_times(own) for name, own in (attributes or {}).items()}
+        units = {name: own.time_unit for name, own in found.items()}
         self._time_units[edge_type] |= {name: unit for name, unit in units.items() if unit}
+        return found
 
     def _read_pairs(
         self,

@@ -224,7 +224,7 @@ class GraphWriter(BaseWriter):
         add_inverse_edge : bool
             As the option of this name.
         """
-        self._take_units(EDGE_TYPE, attributes)
+        attributes = self._take_units(EDGE_TYPE, attributes)
         if self.has_edges:
             return
         self._adds_inverse |= add_inverse_edge

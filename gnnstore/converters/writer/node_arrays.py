@@ -31,6 +31,7 @@ from gnnstore.converters.inputs.source import (
     read_ahead,
     row_bytes,
 )
+from gnnstore.converters.inputs.times import as_times
 from gnnstore.converters.typed.orders import integer_times
 from gnnstore.converters.writer.edge_splits import copy_array
 from gnnstore.converters.writer.options import ConvertOptions
@@ -304,6 +305,8 @@ class NodeArrays:
         """Write an attribute: compressed if its rows are single values, else in pages."""
         source = MemoryArray(repr(name), values) if isinstance(values, np.ndarray) else values
         check_rows(source, self.num_nodes)
+        if source.dtype.kind == "M":
+            source, dtype = as_times(source), None
         if source.time_unit is not None:
             self.time_units[name] = source.time_unit
         is_time = name in self._options.time_attr

@@ -275,7 +275,9 @@ Examples:
   --features COLUMN*
       Features: a column of lists or of numbers, or several, which are joined.
   --label COLUMN  Labels.
-  --split COLUMN  Names of splits: text such as train, valid and test.
+  --split COLUMN
+      Names of splits: text such as train, valid and test, or numbers, booleans and bytes, by their
+      text.
   --node-column NAME[=COLUMN]* -> node_columns
       Store a column as the node attribute NAME; repeat it for more.
   --num-nodes N>=0  Without --nodes: use integer ids below this as node numbers.
