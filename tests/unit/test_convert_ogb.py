@@ -226,6 +226,15 @@ def test_parts_of_data_sets_of_several_types(
         from_ogb(root, tmp_path / "out.gnn")
 
 
+def test_names_of_types_are_utf8(tmp_path: Path, graph: GraphArrays) -> None:
+    root = csv_data_set(tmp_path / "data", graph)
+    (root / "raw" / "edge.csv.gz").unlink()
+    for name in ("triplet-type-list.csv.gz", "num-node-dict.csv.gz"):
+        (root / "raw" / name).write_bytes(gzip.compress("größe\n1\n".encode("latin-1")))
+    with pytest.raises(InputError, match="names that are not UTF-8; convert it to UTF-8"):
+        from_ogb(root, tmp_path / "out.gnn")
+
+
 def test_cora(tmp_path: Path, cora_directory: Path) -> None:
     stored = read_store(from_ogb(cora_directory, tmp_path / "cora.gnn"))
     assert stored.num_nodes == 2708

@@ -470,6 +470,17 @@ def test_names_without_types(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert gnnstore.open(tmp_path / "a.gnn").ids_of(np.array(["n6", "n6"])).tolist() == [6, 6]
 
 
+def test_names_of_columns_are_utf8(tmp_path: Path) -> None:
+    (tmp_path / "edges").mkdir()
+    header = "source,target,größe\n"
+    (tmp_path / "edges" / "a__to__a.csv").write_bytes(f"{header}0,1,2\n".encode("latin-1"))
+    with pytest.raises(InputError, match=r"the first line names a column .*, which is not UTF-8"):
+        from_typed(tmp_path, tmp_path / "out.gnn")
+    (tmp_path / "edges" / "a__to__a.csv").write_text(f"{header}0,1,2\n")
+    (edge,) = gnnstore.open(from_typed(tmp_path, tmp_path / "out.gnn")).schema.edge_types
+    assert list(edge.attributes) == ["größe"]
+
+
 @pytest.mark.parametrize(
     ("nodes", "edges", "message"),
     [

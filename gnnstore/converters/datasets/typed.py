@@ -622,6 +622,13 @@ def _column_names(path: Path, head: TextHead) -> list[str]:
     if all(map(is_number, head.fields(0))):
         return []
     names = head.names()
+    for field, name in zip(head.fields(0), names, strict=True):
+        if b"\xef\xbf\xbd" not in field and "\ufffd" in name:  # put in place of other bytes
+            raise InputError(
+                f"{path}: the first line names a column {name!r}, which is not UTF-8; convert the "
+                "file to UTF-8",
+                path=path,
+            )
     if len(set(names)) < len(names):
         raise InputError(f"{path}: the first line has two columns of one name", path=path)
     if head.lines[1:] and len(names) != len(head.fields(1)):

@@ -255,7 +255,12 @@ def _number_type(path: Path) -> str:
 
 def _read_table(path: Path) -> list[list[str]]:
     """Return the fields of a small table of names."""
-    blocks = [block.data.decode("utf-8", "replace") for block in islice(read_blocks(path), 2)]
+    try:
+        blocks = [block.data.decode() for block in islice(read_blocks(path), 2)]
+    except UnicodeDecodeError:
+        raise InputError(
+            f"{path}: has names that are not UTF-8; convert it to UTF-8", path=path
+        ) from None
     if len(blocks) != 1:
         raise InputError(f"{path}: is empty, or has more than 1 MiB of names", path=path)
     return [[field.strip() for field in row] for row in csv.reader(blocks[0].splitlines()) if row]
