@@ -129,7 +129,8 @@ def _without_edges(schema: Schema, given: Any) -> EdgeTypeSpec | None:
     if schema.is_homogeneous or len(given) != 3 or is_known or not {given[0], given[2]} <= nodes:
         return None
     none = AttributeSpec("none", "none", "cold", "int64", (0,))
-    return EdgeTypeSpec(*given, num_edges=0, indptr=none, indices=none)
+    source, relation, target = given
+    return EdgeTypeSpec(source, relation, target, num_edges=0, indptr=none, indices=none)
 
 
 def _edge_types(schema: Schema) -> str:

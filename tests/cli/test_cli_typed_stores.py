@@ -94,7 +94,7 @@ def test_packed_times_of_seeds(
         words = ["--output", output, "--input-nodes", nodes, "--input-time", given]
         run(capsys, "pack", str(path), *words, *shared)
         of_type = {name: times[name] for name in kinds}
-        inputs = {"input_nodes": dict.fromkeys(kinds), "input_time": of_type}
+        inputs: dict[str, Any] = {"input_nodes": dict.fromkeys(kinds), "input_time": of_type}
         how: dict[str, Any] = {"time_attr": "time", "batch_size": 30, "shuffle": True, "seed": 0}
         expected = batches_of(NeighborLoader(path, [2], **inputs, **how))
         assert_same_batches(batches_of(gnnstore.open_packed(output).loader()), expected)

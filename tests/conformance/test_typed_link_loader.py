@@ -258,7 +258,8 @@ def test_seed_edges_that_cannot_be(path: Path, given: Any, message: str) -> None
 
 def test_seed_edges_of_a_type_without_edges(path: Path) -> None:
     """As in PyG, a type that is only predicted has no edges in the graph that is sampled."""
-    kind, how = ("author", "likes", "paper"), {"batch_size": 9, "neg_sampling": "binary", "seed": 3}
+    kind = ("author", "likes", "paper")
+    how: dict[str, Any] = {"batch_size": 9, "neg_sampling": "binary", "seed": 3}
     likes = LinkNeighborLoader(path, [2, 1], (kind, PAIRS), **how)
     writes = LinkNeighborLoader(path, [2, 1], (WRITES, PAIRS), **how)
     assert len(likes) == 5

@@ -268,13 +268,13 @@ def test_arrays_of_times_have_units(tmp_path: Path, shop: Path) -> None:
     """Arrays of datetime64 are columns of time, whatever way they come."""
     there = np.array(["2020-01-01", "1969-12-31", "2020-01-03"], "M8[D]")
     of_edges, ends = there.astype(">M8[h]"), np.array([[0, 1, 2], [1, 2, 0]])
-    arrays = {"edge_index": ends, "time": there, "edge_time": of_edges}
+    arrays: dict[str, Any] = {"edge_index": ends, "time": there, "edge_time": of_edges}
     np.savez(tmp_path / "a.npz", **arrays)
     data = Data(edge_index=torch.from_numpy(ends), num_nodes=3, time=there, edge_time=of_edges)
     for path in (
         from_numpy(tmp_path / "a.npz", tmp_path / "a.gnn"),
-        from_arrays(arrays, tmp_path / "b.gnn", time_attr="time"),
-        from_pyg(data, tmp_path / "c.gnn", time_attr="edge_time"),
+        from_arrays(arrays, tmp_path / "b.gnn", options=ConvertOptions(time_attr=("time",))),
+        from_pyg(data, tmp_path / "c.gnn", options=ConvertOptions(time_attr=("edge_time",))),
     ):
         store = gnnstore.open(path)
         assert (units(store), units(store, "edge_time")) == (["D"], ["s"])
@@ -313,7 +313,8 @@ def test_times_that_cannot_be(tmp_path: Path, given: Any, message: str) -> None:
 def test_packed_epochs_keep_units(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A file of datetime64 has times of seeds, in the unit of the store, which epochs record."""
     arrays = {"edge_index": [[0, 1], [1, 0]], "time": np.array(["2020", "2021"], "M8[D]")}
-    path = from_arrays(arrays, tmp_path / "a.gnn", time_attr="time")
+    options = ConvertOptions(time_attr=("time",))
+    path = from_arrays(arrays, tmp_path / "a.gnn", options=options)
     np.save(tmp_path / "at.npy", seed_times("2020-06-01T23:00", "1969-12-31T23:00"))
     asked = ["--input-nodes", "all", "--time-attr", "time", "--num-neighbors", "2"]
     words = ["--input-time", str(tmp_path / "at.npy"), "--no-shuffle", "--quiet"]
