@@ -22,7 +22,7 @@ from gnnstore.converters import ConvertOptions, from_numpy, from_tables, from_tr
 from gnnstore.converters.edges import numbering
 from gnnstore.errors import BudgetError, GnnstoreError, InputError, NotFoundError, UsageError
 from gnnstore.features.check import verify
-from gnnstore.progress import NullPhase, NullProgress
+from gnnstore.progress import NullProgress, Phase
 from tests.support.graphs import read_store
 from tests.support.hetero import make_hetero
 
@@ -461,9 +461,7 @@ class Rewriting(NullProgress):
         self._write = write
 
     @contextmanager
-    def phase(
-        self, name: str, total: int | None = None, unit: str = "items"
-    ) -> Iterator[NullPhase]:
+    def phase(self, name: str, total: int | None = None, unit: str = "items") -> Iterator[Phase]:
         if name.startswith(("read edges", "read triples")):
             self._write()
         with super().phase(name, total, unit) as phase:
