@@ -249,7 +249,8 @@ def _write_seeds(
         return count  # a loader knows all edges without a copy
     positions = epoch_order(len(seeds), seed, 0)[: count * batch_size]
     if isinstance(seeds, Links):
-        np.save(file, np.stack(seeds.ends(positions)))
+        links = seeds.over(seeds.store.topology_at_hand())
+        np.save(file, np.stack(links.ends(positions)))
     elif seeds.is_typed:
         by_type: dict[str, Any] = {**seeds.select(positions).nodes}
         np.savez(file, **by_type)
