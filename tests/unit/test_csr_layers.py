@@ -343,12 +343,13 @@ def test_transformations_of_torch_func(path: Path, reduce: str) -> None:
 
     params, xs = dict(conv.named_parameters()), torch.stack([csr.x, 2 * csr.x])
     jvp: Any = torch.func.jvp
-    for transform in (
+    transforms: list[Any] = [
         lambda edges: torch.func.grad(loss)(params, csr.x, edges)["lin_l.weight"],
         lambda edges: torch.vmap(lambda x: conv(x, edges))(xs),
         lambda edges: torch.vmap(torch.func.grad(lambda x: loss(params, x, edges)))(xs),
         lambda edges: jvp(lambda x: conv(x, edges), (csr.x,), (csr.x,))[1],
-    ):
+    ]
+    for transform in transforms:
         assert_close([transform(csr.adj_t)], [transform(coo.edge_index)])
     with pytest.raises(UsageError, match=r'the max over neighbours .* edge_format="coo"'):
         torch.func.grad(lambda x: mm(csr.adj_t, x, "max").sum())(csr.x)
