@@ -305,7 +305,7 @@ def test_messages_name_options_as_they_are_typed(run: Any, tmp_path: Path) -> No
     edges = tmp_path / "edges.txt"
     edges.write_text("from to\n1 2\n")
     asked = run("convert", "snap", edges, tmp_path / "g.gnn")
-    assert "skipped with --skip-header" in asked.stderr  # a flag, without the value
+    assert "skip it with --skip-header" in asked.stderr  # a flag, without the value
     words = ("--skip-header", "--feature-dtype", "float16")
     unused = run("convert", "snap", edges, tmp_path / "g.gnn", *words)
     assert "--feature-dtype 'float16': there are no features to store; name" in unused.stderr

@@ -394,7 +394,7 @@ def test_columns_that_cannot_be_stored(
             {"nodes": nodes_table(id=pa.array([0, 1, 2, 3, 2**63], pa.uint64())), "node_id": "id"},
             r"id: row 4: the id 9223372036854775808 is not below 2\^63; store ids as text",
         ),
-        ({"label": "y"}, "node_id, features, label, split and node_columns go with nodes="),
+        ({"label": "y"}, "node_id=, features=, label=, split= and node_columns= go with nodes="),
         ({"nodes": nodes_table(), "num_nodes": 5}, "num_nodes= goes without nodes="),
     ],
 )

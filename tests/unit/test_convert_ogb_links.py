@@ -154,7 +154,7 @@ def test_other_ways_to_save_the_splits(tmp_path: Path, saved_as: str) -> None:
     check(store, data, names=("valid", "test"))
 
 
-@pytest.mark.parametrize("why", ["inverse", "undirected", "subset", "other", "weight"])
+@pytest.mark.parametrize("why", ["inverse", "subset", "other", "weight"])
 def test_edges_to_train_on_that_are_not_the_graph(tmp_path: Path, why: str) -> None:
     data = DataSet("collab")
     if why == "subset":
@@ -164,10 +164,9 @@ def test_edges_to_train_on_that_are_not_the_graph(tmp_path: Path, why: str) -> N
     if why == "weight":
         data.splits["train"]["weight"][0] += 1
     root = data.write(tmp_path / "data")
-    options = ConvertOptions(undirected=why == "undirected")
-    output = from_ogb(root, tmp_path / "a.gnn", add_inverse_edge=why == "inverse", options=options)
+    output = from_ogb(root, tmp_path / "a.gnn", add_inverse_edge=why == "inverse")
     store = gnnstore.open(output)
-    assert store.num_edges > E if why in ("inverse", "undirected") else store.num_edges == E
+    assert store.num_edges > E if why == "inverse" else store.num_edges == E
     check(store, data, names=("train", "valid", "test"))
     loader = gnnstore.LinkNeighborLoader(
         store, [4], edge_label_index="train", edge_label_attrs=("edge_year",), batch_size=8

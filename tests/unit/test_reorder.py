@@ -25,23 +25,28 @@ from gnnstore.converters.writer.graph_writer import GraphWriter
 from gnnstore.errors import BudgetError, InputError, StoreExistsError, UsageError
 from gnnstore.features.check import verify
 from gnnstore.testing.graphs import random_graph, write_store
-from tests.support.graphs import read_store
+from tests.support.graphs import pair_weights, read_store
 from tests.support.stores import assert_same_files
 
 
 def graph(path: Path, *, original: bool = True, **options: Any) -> Path:
     """Write a store with isolated nodes, parallel edges and every kind of array."""
     rng = np.random.default_rng(1)
+    edges = (rng.random((2, 3000)) ** 2 * 250).astype(np.int64)
+    weights, attributes = rng.random(3000), rng.random((3000, 3), dtype=np.float32)
+    if options.get("undirected"):  # equal edges have equal attributes
+        weights = pair_weights(edges).astype(np.float64)
+        attributes = np.repeat(pair_weights(edges)[:, None], 3, axis=1)
     return write_store(
         path,
-        (rng.random((2, 3000)) ** 2 * 250).astype(np.int64),
+        edges,
         splits={"train": rng.permutation(300)[:40], "valid": np.arange(7)},
         original_ids=rng.permutation(900)[:300] if original else None,
         x=rng.normal(size=(300, 7)).astype(np.float32),
         y=rng.integers(0, 4, 300),
         train_mask=rng.random(300) < 0.3,
-        edge_weight=rng.random(3000),
-        edge_attr=rng.random((3000, 3), dtype=np.float32),
+        edge_weight=weights,
+        edge_attr=attributes,
         options=ConvertOptions(**options),
     )
 
@@ -269,7 +274,7 @@ def test_ids_of(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=f"{missing[0]}, {missing[1]}.* and 695 more"):
         mapped.ids_of(missing)
     for wrong in ([0.5], ["x"], [None], [2**70], [[1], [2, 3]]):
-        with pytest.raises(InputError, match="are integers"):
+        with pytest.raises(InputError, match="are integers|look them up by integers"):
             mapped.ids_of(wrong)
 
 

@@ -145,7 +145,7 @@ class ConvertOptions:
                 given = [f"{key}={value}" for key, value in given.items()]
             names = (given,) if isinstance(given, str) else given
             set_value(name, tuple(dict.fromkeys(names)))
-        set_value("split_fractions", _by_type(self.split_fractions))
+        set_value("split_fractions", _by_type(self.split_fractions) or None)
         if not 0 <= whole_number("seed", self.seed) < 2**64:
             raise UsageError(f"seed={self.seed} is not in [0, 2**64)")
         for entry in self.time_unit:
