@@ -274,7 +274,7 @@ def test_ids_of(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=f"{missing[0]}, {missing[1]}.* and 695 more"):
         mapped.ids_of(missing)
     for wrong in ([0.5], ["x"], [None], [2**70], [[1], [2, 3]]):
-        with pytest.raises(InputError, match="are integers|look them up by integers"):
+        with pytest.raises(InputError, match=r"are integers|look them up by integers"):
             mapped.ids_of(wrong)
 
 
