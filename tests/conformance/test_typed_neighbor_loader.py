@@ -166,7 +166,7 @@ def test_a_few_fanouts_per_edge_type(store: gnnstore.GraphStore) -> None:
             {"paper": [2]},
             r"num_neighbors: Cannot convert the edge type 'paper'.*there are",
         ),
-        ({CITES: 3}, "Missing number of neighbors"),
+        ({CITES: 3}, "give a list with a fan-out for each hop"),
         ({**TYPES, CITES: [2, -2]}, "fan-out of hop 1 is -2"),
     ],
 )
