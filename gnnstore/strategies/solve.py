@@ -44,8 +44,7 @@ if TYPE_CHECKING:
 # read half as often; but training may stop before it uses all packed rows, so they must cost less
 # than this share of fewer ones.
 _EPOCHS, _WORTH_LENGTHENING = (2, 4), 0.9
-# The share of the slots for pinned rows. A quarter and three quarters were tried as well: without
-# them an epoch moves at most 7.5 % more.
+# The share of the slots for pinned rows.
 _PINNED_SHARE = 1 / 2
 # The price of planning a row, in bytes, and the least of a read.
 _PLANNING_BYTES, _LEAST_READ_BYTES = 20, 4096
