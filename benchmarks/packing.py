@@ -39,7 +39,7 @@ from gnnstore.features.chunks import PackedSuperbatch
 from gnnstore.features.pack import pack
 from gnnstore.features.source import FileRows, files_of, of_one_type
 from gnnstore.formats import PagedArray
-from gnnstore.sampling.compact import RowRange
+from gnnstore.sampling.row_space import RowRange
 from gnnstore.tools.bench.harness import drop_from_cache
 from gnnstore.units import format_size, parse_size, spread
 

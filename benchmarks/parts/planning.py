@@ -29,8 +29,9 @@ from gnnstore.graph.store import GraphStore
 from gnnstore.pipeline.batch import Batch, EpochRun, Recorder
 from gnnstore.pipeline.lookahead.producer import LookaheadJob, Producer, most_ids
 from gnnstore.pipeline.lookahead.superbatch import DiskQuota, Superbatch, SuperbatchSize
-from gnnstore.sampling.compact import RowSpace, Types
+from gnnstore.sampling.compact import Types
 from gnnstore.sampling.neighbor import NeighborSampler, SamplingConfig
+from gnnstore.sampling.row_space import RowSpace
 from gnnstore.seeds.base import BatchKey
 from gnnstore.seeds.nodes import InputNodes, NodesOfType
 from gnnstore.tools.bench.harness import Task

@@ -19,7 +19,7 @@ from gnnstore.budget.ledger import PLANNED, Reservation
 from gnnstore.caching.plan import CachePlan, PlannedStep, Trace
 from gnnstore.caching.policies import PLANNING, CachePolicy, Planner, slot_layout
 from gnnstore.caching.reuse import InitialCache, ReuseCurve
-from gnnstore.sampling.compact import RowRange
+from gnnstore.sampling.row_space import RowRange
 
 # Rows share slots if the widest is at most this many times as wide.
 _SPREAD = 2

@@ -28,7 +28,7 @@ from gnnstore._core import ReadCounts
 from gnnstore.disk.spool import Spool
 from gnnstore.features.source import PackedRows, RowSource, RowSpec, places_within, read_chunk
 from gnnstore.formats.packed import CHECKED_ROWS, MAX_PIECE_BYTES
-from gnnstore.sampling.compact import RowRange
+from gnnstore.sampling.row_space import RowRange
 
 # Chunks begin at multiples of this: what direct reads of any common disk are aligned to.
 CHUNK_ALIGNMENT_BYTES = 4096

@@ -24,7 +24,7 @@ from gnnstore.budget.ledger import Ledger
 from gnnstore.caching.plan import CachePlan, Trace
 from gnnstore.disk.spool import FileSpool, MemorySpool, Spool
 from gnnstore.errors import BudgetError
-from gnnstore.sampling.compact import RowRange
+from gnnstore.sampling.row_space import RowRange
 from gnnstore.threads import CancelledError, Flag, for_each, interruptible
 
 # Of each batch, in the index of missed rows: begin, number of rows, and number of repeated ones.

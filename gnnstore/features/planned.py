@@ -26,7 +26,7 @@ from gnnstore.errors import GnnstoreError, UsageError, described
 from gnnstore.features.source import RowRequest, Rows, RowSource, TypedRows, ranges_of
 from gnnstore.features.static import Part, SlotIndex, buffer_bytes, fill_slots, warm_up
 from gnnstore.formats.arrays.dtypes import id_dtype
-from gnnstore.sampling.compact import RowRange
+from gnnstore.sampling.row_space import RowRange
 from gnnstore.threads import Condition
 
 _NODE_BYTES = 8

@@ -41,7 +41,8 @@ from gnnstore.formats.arrays.zarr_metadata import MAX_DIMENSIONS
 from gnnstore.formats.container.files import fill_at, open_regular
 from gnnstore.formats.packed import PackedManifest, PackedReader, name_of_batch
 from gnnstore.formats.store.schema import EdgeType, Schema
-from gnnstore.sampling.compact import ONE_TYPE, CompactSample, RowRange, RowSpace, Types
+from gnnstore.sampling.compact import ONE_TYPE, CompactSample, Types
+from gnnstore.sampling.row_space import RowRange, RowSpace
 
 _HELP = "Restore the epochs from a copy, or pack again; 'gnnstore verify' shows all that is damaged"
 _ALIGNMENT_BYTES = 8

@@ -27,7 +27,7 @@ from gnnstore.errors import CorruptStoreError, StorageError, UsageError, storage
 from gnnstore.formats.arrays.dtypes import STORAGE_DTYPES
 from gnnstore.formats.arrays.paged import PagedArray
 from gnnstore.formats.arrays.spec import AttributeSpec
-from gnnstore.sampling.compact import RowRange
+from gnnstore.sampling.row_space import RowRange
 
 # Two threads copy twice as fast as one; a few more are as fast as memory.
 _MAX_COPYING = 4

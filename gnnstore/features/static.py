@@ -22,7 +22,7 @@ from gnnstore import _core
 from gnnstore._core import ReadCounts, empty, pool_trim
 from gnnstore.caching.scores import SCORE_DTYPES, CacheCost, Score, select_nodes
 from gnnstore.features.source import RowRequest, RowSource, Tier, TypedRows
-from gnnstore.sampling.compact import RowRange
+from gnnstore.sampling.row_space import RowRange
 from gnnstore.threads import LONG_READ_BYTES, Flag, run_in_background
 
 FILLING_THREAD = "gnnstore-fill"

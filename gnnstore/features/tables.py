@@ -18,7 +18,7 @@ from gnnstore.disk.engines import Engine
 from gnnstore.features.source import FileRows, MemoryRows, RowSource, RowSpec, TypedRows, copy_rows
 from gnnstore.formats import AttributeSpec, PagedArray, StoreReader
 from gnnstore.formats.store.schema import Schema
-from gnnstore.sampling.compact import RowRange, RowSpace
+from gnnstore.sampling.row_space import RowRange, RowSpace
 
 # A page fault blocks the thread that takes it, so a mapping is read faster by more threads
 # than there are cores. A batch of 136,000 rows, none of them cached, two batches at a time,

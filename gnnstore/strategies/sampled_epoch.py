@@ -26,7 +26,7 @@ from gnnstore.threads import for_each
 
 if TYPE_CHECKING:
     from gnnstore.disk.engines import Engine
-    from gnnstore.sampling.compact import RowSpace
+    from gnnstore.sampling.row_space import RowSpace
     from gnnstore.strategies.placement import Placement
 
 # Batches of a sample, by number and not by a clock: sizes are the same in every run. Sampling and

@@ -25,7 +25,7 @@ from gnnstore.formats.arrays.pages import ShardLayout
 
 if TYPE_CHECKING:
     from gnnstore.formats.arrays.paged import PagedArray
-    from gnnstore.sampling.compact import RowRange
+    from gnnstore.sampling.row_space import RowRange
 
 
 @dataclass(frozen=True)

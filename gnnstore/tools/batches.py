@@ -42,8 +42,8 @@ from gnnstore.pipeline.lookahead.presample import Presampler
 from gnnstore.pipeline.lookahead.producer import sample_batches
 from gnnstore.pipeline.order import Position
 from gnnstore.pipeline.samplers import KeyedOrder
-from gnnstore.sampling.compact import RowSpace
 from gnnstore.sampling.neighbor import SamplingConfig
+from gnnstore.sampling.row_space import RowSpace
 from gnnstore.sampling.sampled_graph import columns_needed
 from gnnstore.seeds.base import BatchKey, SeedSource
 from gnnstore.seeds.nodes import InputNodes, in_unit_of_store, resolve_input_nodes

@@ -11,7 +11,7 @@ from torch_geometric.data import HeteroData
 
 import gnnstore
 from gnnstore import NeighborLoader
-from gnnstore.sampling.compact import RowSpace
+from gnnstore.sampling.row_space import RowSpace
 from tests.support.batches import assert_same_batches, batches_of
 from tests.support.hetero import hetero_store
 from tests.support.loaders import slots_of

@@ -12,7 +12,7 @@ from gnnstore.caching.plan import Trace
 from gnnstore.errors import NoSpaceError
 from gnnstore.features.misses import collect_misses
 from gnnstore.features.pack import append_missed
-from gnnstore.sampling.compact import RowRange
+from gnnstore.sampling.row_space import RowRange
 from tests.support.faults import inject
 from tests.support.packing import MEMORY_BYTES, PackingCase, plan_of
 from tests.support.twins.packing import packed_file

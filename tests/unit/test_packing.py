@@ -24,7 +24,7 @@ from gnnstore.errors import (
 )
 from gnnstore.features.chunks import BLOCK_BYTES, PackedSuperbatch
 from gnnstore.features.pack import least_memory, packed_bytes
-from gnnstore.sampling.compact import RowRange
+from gnnstore.sampling.row_space import RowRange
 from gnnstore.threads import CancelledError
 from tests.support.faults import Fault, SystemCall, inject, inject_all
 from tests.support.files import flip

@@ -25,7 +25,7 @@ from gnnstore.features.chunks import PackedSuperbatch
 from gnnstore.features.misses import MissTable
 from gnnstore.features.pack import least_memory, packed_bytes
 from gnnstore.features.source import FileRows
-from gnnstore.sampling.compact import RowRange
+from gnnstore.sampling.row_space import RowRange
 from tests.support.effort import examples
 from tests.support.faults import inject
 from tests.support.files import flip

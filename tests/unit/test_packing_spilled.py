@@ -22,7 +22,7 @@ from gnnstore.features.chunks import BLOCK_BYTES
 from gnnstore.features.misses import collect_misses
 from gnnstore.features.pack import append_missed, least_memory, pack
 from gnnstore.features.source import FileRows, of_one_type
-from gnnstore.sampling.compact import RowRange
+from gnnstore.sampling.row_space import RowRange
 from gnnstore.threads import CancelledError, Flag, for_each
 from tests.support.faults import inject
 from tests.support.files import flip

@@ -29,7 +29,7 @@ from gnnstore.features.source import (
     ranges_of,
 )
 from gnnstore.features.static import StaticCache
-from gnnstore.sampling.compact import RowRange, RowSpace
+from gnnstore.sampling.row_space import RowRange, RowSpace
 from tests.support.packing import plan_of
 from tests.support.twins.caches import belady_plan
 from tests.support.twins.reads import write_array

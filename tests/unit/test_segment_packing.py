@@ -17,7 +17,7 @@ from gnnstore.features.chunks import BLOCK_BYTES, chunk_bytes
 from gnnstore.features.misses import collect_misses
 from gnnstore.features.segments import append_divided, divide_misses
 from gnnstore.features.source import FileRows, of_one_type
-from gnnstore.sampling.compact import RowRange
+from gnnstore.sampling.row_space import RowRange
 from tests.support.packing import plan_of
 from tests.support.twins.packing import piece_crcs
 from tests.support.twins.reads import write_array

@@ -21,8 +21,9 @@ from gnnstore.features.source import RowSource, TypedRows, files_of
 from gnnstore.formats.container.names import edge_directory, node_array
 from gnnstore.formats.store.store import StoreReader
 from gnnstore.graph.shared import StoreSizes, shared_tables
-from gnnstore.sampling.compact import CompactSample, RowSpace, Types
+from gnnstore.sampling.compact import CompactSample, Types
 from gnnstore.sampling.neighbor import EdgeSample, NeighborSampler, Sample, SamplingConfig
+from gnnstore.sampling.row_space import RowSpace
 from tests.support.stores import (
     CITES,
     WRITES,

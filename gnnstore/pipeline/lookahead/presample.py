@@ -27,8 +27,9 @@ from gnnstore.pipeline.batch import Batch
 from gnnstore.pipeline.lookahead.producer import most_ids, sample_batches
 from gnnstore.pipeline.order import epoch_order
 from gnnstore.progress import NullProgress, Progress
-from gnnstore.sampling.compact import CompactSample, RowRange, RowSpace
+from gnnstore.sampling.compact import CompactSample
 from gnnstore.sampling.neighbor import SamplingConfig
+from gnnstore.sampling.row_space import RowRange, RowSpace
 from gnnstore.seeds.base import FIRST_EPOCH_OF_NO_RUN, BatchKey, SeedSource
 from gnnstore.threads import Lookahead
 

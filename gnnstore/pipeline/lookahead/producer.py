@@ -40,8 +40,9 @@ from gnnstore.pipeline.lookahead.superbatch import (
     SuperbatchFiles,
     SuperbatchSize,
 )
-from gnnstore.sampling.compact import CompactSample, RowSpace, Types
+from gnnstore.sampling.compact import CompactSample, Types
 from gnnstore.sampling.neighbor import BatchRequest, IndexDtype, NeighborSampler
+from gnnstore.sampling.row_space import RowSpace
 from gnnstore.seeds.base import SeedSource
 from gnnstore.threads import CancelledError, Flag, ordered_map
 

@@ -29,8 +29,9 @@ from gnnstore.features.planned import PinnedRows, PlanStep, SlotCache, TurnLock
 from gnnstore.features.source import FileRows, Rows, TypedRows
 from gnnstore.pipeline.batch import Batch, Recorder
 from gnnstore.pipeline.lookahead.edge_rows import SuperbatchEdges
-from gnnstore.sampling.compact import CompactSample, RowSpace, Types
+from gnnstore.sampling.compact import CompactSample, Types
 from gnnstore.sampling.neighbor import Subgraph
+from gnnstore.sampling.row_space import RowSpace
 from gnnstore.threads import CancelledError, Flag
 from gnnstore.units import format_size
 
