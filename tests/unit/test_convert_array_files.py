@@ -107,6 +107,7 @@ def test_pickles_are_never_loaded(tmp_path: Path) -> None:
 def test_types_that_no_store_holds_are_refused(tmp_path: Path, array: npt.NDArray[Any]) -> None:
     message = refused(tmp_path, npy_bytes(array))
     assert "which a store cannot hold" in message
+    assert ("names of nodes, goes into a table" in message) == (array.dtype.kind == "U")
 
 
 def test_truncated_and_foreign_files_are_refused(tmp_path: Path) -> None:

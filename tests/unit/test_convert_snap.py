@@ -11,7 +11,7 @@ import numpy.typing as npt
 import pytest
 
 import gnnstore
-from gnnstore.converters import ConvertOptions, from_rmat, from_snap
+from gnnstore.converters import ConvertOptions, from_numpy, from_rmat, from_snap
 from gnnstore.converters.edges.numbering import IdCollector, OneBasedIds
 from gnnstore.converters.inputs import source
 from gnnstore.converters.inputs.text_tables import TextTable
@@ -497,34 +497,88 @@ def test_a_column_beyond_any_line_is_refused_at_once(tmp_path: Path) -> None:
         convert(tmp_path, "1 2 .5\n", edge_weight=10**9)
 
 
-@pytest.mark.parametrize("header", ["node_id,label", "Label,ID", ""])
-def test_ids_of_labels_in_their_own_file(tmp_path: Path, header: str) -> None:
-    rows = ["1000,7", "5,8", "70,9"]
+@pytest.mark.parametrize(
+    ("header", "column", "shown"),
+    [("node_id,label", ":node_id", "'node_id'"), ("Label,ID", "", "'ID'"), ("", ":1", "1")],
+)
+def test_ids_of_labels_in_their_own_file(
+    tmp_path: Path, header: str, column: str, shown: str
+) -> None:
+    rows = ["1000,.7", "5,8", "16777217,9"]
     if header.startswith("Label"):
         rows = [",".join(row.split(",")[::-1]) for row in rows]
     labels = tmp_path / "y.csv"
     labels.write_text("\n".join([header, *rows] if header else rows) + "\n")
-    more: dict[str, Any] = {"labels": labels, "labels_skip_header": bool(header)}
-    with pytest.raises(InputError, match=r"labels_ids=y\.csv"):
-        convert(tmp_path, "70 5\n5 1000\n", **more)
-    stored = convert(tmp_path, "70 5\n5 1000\n", **more, labels_ids=labels)
-    assert stored.attributes["y"].tolist() == [8, 9, 7]
-    ids = saved(tmp_path, "ids.npy", [1000, 5, 70])
+    edges = "16777217 5\n5 1000\n"
+    with pytest.raises(InputError, match=rf"the column {shown} has .* labels_ids=y\.csv:"):
+        convert(tmp_path, edges, labels=labels, labels_skip_header=bool(header))
+    if column:
+        with pytest.raises(InputError, match=r"which column has the ids; say labels_ids=y\.csv:CO"):
+            convert(tmp_path, edges, labels=labels, labels_ids=labels)
+    stored = convert(tmp_path, edges, labels=labels, labels_ids=f"{labels}{column}")
+    np.testing.assert_array_equal(stored.attributes["y"], np.array([8, 0.7, 9], np.float32))
+    assert stored.attributes["y"].dtype == np.float32  # large as ids are, and labels are not
+    with pytest.raises(InputError, match=r"'uid' is not a column; .* there are"):
+        convert(tmp_path, edges, labels=labels, labels_ids=f"{labels}:uid")
+    ids = saved(tmp_path, "ids.npy", [1000, 5, 16777217])
+    stored = convert(tmp_path, edges, labels=saved(tmp_path, "y.npy", [7, 8, 9]), labels_ids=ids)
+    assert stored.attributes["y"].tolist() == [8, 7, 9]
+
+
+def test_ids_in_a_column_of_another_file(tmp_path: Path) -> None:
     labels = saved(tmp_path, "y.npy", [7, 8, 9])
+    (tmp_path / "nodes.csv").write_text("name,code\n1,1000\n2,5\n3,70\n")
+    ids = f"{tmp_path}/nodes.csv:code"
     stored = convert(tmp_path, "70 5\n5 1000\n", labels=labels, labels_ids=ids)
     assert stored.attributes["y"].tolist() == [8, 9, 7]
+    with pytest.raises(UsageError, match=r"nodes.csv:code names a column, as labels_ids= does"):
+        convert(tmp_path, "70 5\n5 1000\n", labels=ids)
 
 
-@pytest.mark.parametrize("header", ["", "id,a,b\n"])
-def test_ids_of_features_in_their_own_files(tmp_path: Path, header: str) -> None:
+@pytest.mark.parametrize(("header", "column"), [("", ":1"), ("id,a,b\n", "")])
+def test_ids_of_features_in_their_own_files(tmp_path: Path, header: str, column: str) -> None:
     (tmp_path / "x-1.csv").write_text(f"{header}1000,0.5,1\n5,2,3\n")
     (tmp_path / "x-2.csv").write_text(f"{header}70,4,5\n")
-    files = [tmp_path / "x-1.csv", tmp_path / "x-2.csv"]
+    files = f"{tmp_path}/x-?.csv"
     more: dict[str, Any] = {"features": files, "features_skip_header": bool(header)}
     with pytest.raises(InputError, match="features_ids="):
         convert(tmp_path, "70 5\n5 1000\n", **more)
-    stored = convert(tmp_path, "70 5\n5 1000\n", **more, features_ids=files)
+    stored = convert(tmp_path, "70 5\n5 1000\n", **more, features_ids=f"{files}{column}")
     assert stored.attributes["x"].tolist() == [[2, 3], [4, 5], [0.5, 1]]
+    (tmp_path / "x-2.csv").write_text("a,id,b\n4,70,5\n" if header else "70,4\n")
+    if header:  # ids may be elsewhere, other columns not
+        stored = convert(tmp_path, "70 5\n5 1000\n", **more, features_ids=files)
+        assert stored.attributes["x"].tolist() == [[2, 3], [4, 5], [0.5, 1]]
+        (tmp_path / "x-2.csv").write_text("id,b,a\n70,5,4\n")
+        with pytest.raises(InputError, match=r"x-2.csv: .* columns b, a, and in x-1.csv a, b; "):
+            convert(tmp_path, "70 5\n5 1000\n", **more, features_ids=files)
+
+
+@pytest.mark.parametrize(
+    ("text", "column"),
+    [
+        ("age,user_id\n30,70\n40,9\n40,5\n", "'user_id'"),
+        ("age,code\n30,1000\n40,5\n40,70\n", "'code'"),
+        ("30,70.0\n40,1000.0\n40,5.0\n", "2"),
+    ],
+)
+def test_a_column_next_to_features_that_may_have_the_ids(
+    tmp_path: Path, text: str, column: str
+) -> None:
+    """By its name, or by the ids of all nodes: whatever column it is."""
+    (tmp_path / "x.csv").write_text(text)
+    more: dict[str, Any] = {
+        "features": tmp_path / "x.csv",
+        "features_skip_header": text.startswith("age"),
+    }
+    said = f"the column {column} has different integers, as ids of nodes have, and would be"
+    with pytest.raises(InputError, match=said):
+        convert(tmp_path, "70 5\n5 1000\n", **more)
+    np.savez(tmp_path / "g.npz", edge_index=[[0, 1], [1, 2]])
+    text = text.replace("1000", "0").replace("70", "2").replace("5", "1")
+    (tmp_path / "x.csv").write_text(text)
+    with pytest.raises(InputError, match=said):
+        from_numpy(tmp_path / "g.npz", tmp_path / "o.gnn", **more)
 
 
 def test_a_first_column_of_features_that_only_resembles_ids(tmp_path: Path) -> None:

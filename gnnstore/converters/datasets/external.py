@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, Literal
 
@@ -13,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gnnstore.converters.datasets.text import id_column
+from gnnstore.converters.edges.numbering import may_be_ids
 from gnnstore.converters.inputs.files import RawLayout, open_npy, open_npz, open_raw
 from gnnstore.converters.inputs.opening import PathLike, existing_file
 from gnnstore.converters.inputs.parts import natural_order
@@ -25,7 +27,7 @@ from gnnstore.converters.inputs.source import (
     rounds,
 )
 from gnnstore.converters.inputs.text_arrays import TextArray, read_as_stored, read_numbers
-from gnnstore.converters.inputs.text_tables import read_head
+from gnnstore.converters.inputs.text_tables import TableFormat, TextTable, is_number, read_head
 from gnnstore.converters.spill_files import ScatteredRows
 from gnnstore.converters.writer.graph_writer import GraphWriter
 from gnnstore.converters.writer.options import ConvertOptions
@@ -33,7 +35,9 @@ from gnnstore.errors import InputError, NotFoundError, UsageError
 
 _TEXT_SUFFIXES = (".csv", ".tsv", ".txt")
 _PATTERN_MARKS = re.compile(r"[*?\[]")
-_HEAD_ROWS = 2**12  # in which ids are looked for
+# A file with several arrays or columns, and one of these.
+_MEMBER = re.compile(r"(.*\.(?:npz|(?:csv|tsv|txt)(?:\.gz)?)):(.+)", re.IGNORECASE | re.DOTALL)
+_HEAD_ROWS = 2**12  # which tell most columns of values from ids
 
 Paths = PathLike | Sequence[PathLike]
 
@@ -47,6 +51,7 @@ class ArrayFiles:
     files: tuple[Path, ...]  # in the order of their rows
     row_ids: ArraySource | None = None  # the id of each row; None: row i is that of node i
     ids_option: str = ""  # the option that names ids, if text without ids may hold some
+    skip_header: bool = False  # whether text has names of columns
 
     def write(
         self,
@@ -57,11 +62,10 @@ class ArrayFiles:
     ) -> None:
         """Write the array as a node attribute, each row to its node.
 
-        `ids` returns the ids of all nodes in the input; None: their numbers.
+        `ids` returns the ids of all nodes in the input, ascending; None: their numbers.
         """
         if nodes is None:
-            if self.ids_option and len(self.source.shape) > 1 and self.source.shape[1] > 1:
-                self._refuse_ids(ids or (lambda: np.arange(self.source.shape[0])))
+            self.refuse_ids(ids or (lambda: np.arange(self.source.shape[0])))
             writer.set_node_attribute(name, self.source, dtype=self.dtype)
             return
         place = writer.spill_directory / f"rows of {name}"
@@ -69,18 +73,42 @@ class ArrayFiles:
         writer.set_node_attribute(name, ordered, dtype=self.dtype)
         ordered.close()
 
-    def _refuse_ids(self, ids: Callable[[], npt.NDArray[Any]]) -> None:
-        """Refuse an array of text whose first column begins with different ids of nodes."""
-        rows = next(self.source.rows(_HEAD_ROWS), None)
-        if rows is None or len(np.unique(rows[:, 0])) < len(rows):
+    def refuse_ids(self, ids: Callable[[], npt.NDArray[Any]]) -> None:
+        """Refuse text that has a column, next to others, which may be the ids of the nodes."""
+        if not self.ids_option or len(self.source.shape) < 2 or self.source.shape[1] < 2:
             return
-        # As the column has them: it may be float32, in which large ids are equal.
-        if np.isin(rows[:, 0], ids().astype(rows.dtype)).all():
-            raise InputError(
-                f"{self.source.label}: the first column has ids of nodes, and would be stored as "
-                f"values; take the ids from it with {self.ids_option}={self.files[0].name}, or "
-                "remove it"
-            )
+        first = self.files[0]
+        names = read_head(first, b"").names() if self.skip_header else []
+        head = TextTable(first, TableFormat("float64", delimiter=None, skip_header=bool(names)))
+        for place, values in enumerate(next(head.blocks(), np.empty((0, 0)))[:_HEAD_ROWS].T):
+            name = names[place] if names else ""
+            exact = values[np.abs(values) < EXACT_IN_FLOAT64]
+            if (values != np.rint(values)).any() or len(np.unique(exact)) < len(exact):
+                continue
+            found = self._integers(place)
+            if found is not None and may_be_ids(name, found, lambda a: np.array_equal(a, ids())):
+                raise InputError(
+                    f"{first}: the column {repr(name) if name else place + 1} has different "
+                    "integers, as ids of nodes have, and would be stored as values; take the ids "
+                    f"from it with {self.ids_option}={first.name}:{name or place + 1}, or remove "
+                    "it",
+                    path=first,
+                )
+
+    def _integers(self, place: int) -> npt.NDArray[Any] | None:
+        """Return a column of text as integers; None if it has others."""
+        found = None
+        for dtype in ("float64", "int64"):  # the latter if the former may round some
+            columns = [_IdColumn(path, place, self.skip_header) for path in self.files]
+            try:
+                found = joined([column.open(dtype=dtype) for column in columns]).read()
+            except InputError:
+                return None
+            if (found != np.rint(found)).any():
+                return None
+            if np.all(np.abs(found) < EXACT_IN_FLOAT64):
+                break
+        return found
 
 
 def open_arrays(
@@ -90,7 +118,7 @@ def open_arrays(
     raw: RawLayout | None = None,
     stored: str | None = None,
     skip_header: bool = False,
-    ids: PathLike | None = None,
+    ids: Paths | None = None,
 ) -> ArrayFiles:
     """Open an array in one or several files, perhaps with the ids of its rows.
 
@@ -99,31 +127,38 @@ def open_arrays(
     names = paths_of(paths, f"the {what}")
     if not names:
         raise UsageError(f"the {what}: no file was given")
-    files = tuple(Path(_split_member(name)[0]) for name in names)
+    files = tuple(_file_of(name, what) for name in names)
     is_table = raw is None and all(map(is_text, files))
+    id_names = [] if ids is None else paths_of(ids, "the ids")
+    id_files = tuple(Path(_split_member(name)[0]) for name in id_names)
+    # They may be in a column of the same table.
+    is_own = is_table and [f.resolve() for f in id_files] == [f.resolve() for f in files]
+    columns = [
+        _IdColumn.find(name, f"{what}_ids", skip_header=is_own and skip_header) for name in id_names
+    ]
+    own = [column for column in columns if column is not None] if is_own else []
+    skip_header |= any(column.has_header for column in own)
+    if is_table and skip_header:
+        _check_names(files, own)
     parts: list[ArraySource]
     if raw is not None:
         layout = RawLayout(raw.dtype, (-1, *raw.shape[1:]))
         parts = [open_raw(path, layout) for path in files]
     elif is_table and what == "labels":
-        parts = _label_tables(files, skip_header=skip_header)
+        parts = _label_tables(files, own, skip_header=skip_header)
     else:
         parts = [_open_file(name, what, stored, skip_header=skip_header) for name in names]
+        for i, column in enumerate(own):
+            parts[i] = _without(parts[i], column.place)
     row_ids = None
-    if ids is not None and is_table and paths_of(ids, "the ids") == names:  # a column of them
-        columns = []
-        for i, (path, part) in enumerate(zip(files, parts, strict=True)):
-            place = id_column(read_head(path, b"").names() if skip_header else []) or 0
-            parts[i] = _without(part, place)
-            options: dict[str, Any] = {"num_rows": part.shape[0], "skip_header": skip_header}
-            columns.append(TextArray(path, "int64", what="node id", column=place, **options))
-        row_ids = joined(columns)
-    else:
-        for path in () if raw is not None else filter(is_text, files):
-            _refuse_named_ids(path, what)
-        if ids is not None:
-            found = open_arrays(ids, "labels")
-            row_ids, files = found.source, (*files, *found.files)
+    if own:
+        row_ids = joined([c.open(part.shape[0]) for c, part in zip(own, parts, strict=True)])
+    elif columns:
+        files += id_files
+        opened = zip(id_names, columns, strict=True)
+        row_ids = joined(
+            [_open_file(name, "ids", None) if c is None else c.open() for name, c in opened]
+        )
     source = joined(parts)
     if raw is not None and raw.shape[0] not in (-1, source.shape[0]):
         raise InputError(
@@ -133,20 +168,74 @@ def open_arrays(
     if is_table and what == "labels" and source.shape[1] == 1:
         source = MappedRows(source, lambda rows, _: rows[:, 0], row_shape=())
     dtype = "bfloat16" if raw and raw.dtype == "bfloat16" else None
-    return ArrayFiles(source, dtype, files, row_ids, f"{what}_ids" if is_table else "")
+    option = f"{what}_ids" if is_table and row_ids is None else ""
+    found = ArrayFiles(source, dtype, files, row_ids, option, skip_header=skip_header)
+    found.refuse_ids(lambda: np.empty(0))
+    return found
 
 
-def _refuse_named_ids(path: Path, what: str) -> None:
-    """Refuse a table whose first line names a column of ids, which nobody takes for ids."""
-    columns = read_head(path, b"").names()
-    place = id_column(columns)
-    if place is not None and len(columns) > 1:
-        raise InputError(
-            f"{path}: the column {columns[place]} has ids of nodes, and no {what}; take them from "
-            f"it with {what}_ids={path.name} and skip the first line ({what}_skip_header=True), or "
-            "remove the column",
-            path=path,
-        )
+@dataclass(frozen=True)
+class _IdColumn:
+    """The column of a table of text that has the ids of its rows."""
+
+    path: Path
+    place: int
+    has_header: bool
+
+    @classmethod
+    def find(cls, name: str, option: str, *, skip_header: bool) -> _IdColumn | None:
+        """Find the column that a name has behind a colon, else that called `id`, else the only one.
+
+        None if the file is not a table of text.
+        """
+        file, column = _split_member(name)
+        path = Path(file)
+        if not is_text(path):
+            return None
+        head = read_head(existing_file(path, "the ids"), b"")
+        fields = head.fields(0)
+        has_header = skip_header or not all(map(is_number, fields))
+        names = head.names() if has_header else []
+        place = id_column(names) if column is None else None
+        if column is not None and names.count(column) == 1:
+            place = names.index(column)
+        elif column is not None and column.isdecimal() and 0 < int(column[:9]) <= len(fields):
+            place = int(column) - 1
+        elif column is None and len(fields) < 2:
+            place = 0
+        if place is None:
+            problem = "nothing says which column has the ids"
+            if column is not None:
+                problem = f"{column!r} is not a column"
+            raise InputError(
+                f"{path}: {problem}; say {option}={path.name}:COLUMN with its name in the first "
+                "line or its number, counted from 1; there are "
+                + (", ".join(names) or f"{len(fields)} columns without names"),
+                path=path,
+            )
+        return cls(path, place, has_header)
+
+    def open(self, num_rows: int | None = None, dtype: str = "int64") -> ArraySource:
+        """Open the column."""
+        how: dict[str, Any] = {"num_rows": num_rows, "skip_header": self.has_header}
+        return TextArray(self.path, dtype, what="node id", column=self.place, **how)
+
+
+def _check_names(files: Sequence[Path], ids: Sequence[_IdColumn]) -> None:
+    """Refuse parts of a table whose first lines name other columns, or in another order."""
+    first: list[str] | None = None
+    for path, own in zip_longest(files, ids):
+        names = read_head(existing_file(path, "the table"), b"").names()
+        if own is not None:
+            del names[own.place]
+        first = first if first is not None else names
+        if names != first:
+            raise InputError(
+                f"{path}: the first line names the columns {', '.join(names)}, and in "
+                f"{files[0].name} {', '.join(first)}; files of one table need the same columns in "
+                "the same order",
+                path=path,
+            )
 
 
 def _without(source: ArraySource, place: int) -> ArraySource:
@@ -157,10 +246,15 @@ def _without(source: ArraySource, place: int) -> ArraySource:
     return MappedRows(source, lambda rows, _: np.delete(rows, place, axis=1), row_shape=(width,))
 
 
-def _label_tables(files: Sequence[Path], *, skip_header: bool) -> list[ArraySource]:
-    """Read labels in text; all are float32 or float64 if some have fractions."""
+def _label_tables(
+    files: Sequence[Path], ids: Sequence[_IdColumn], *, skip_header: bool
+) -> list[ArraySource]:
+    """Read labels in text, without ids; all are float32 or float64 if some have fractions."""
     how: dict[str, Any] = {"skip_header": skip_header, "hint": _header_hint("labels")}
-    tables = [read_numbers(existing_file(path, "the labels"), "label", **how) for path in files]
+    tables = [
+        read_numbers(existing_file(path, "the labels"), "label", **how, ids=place)
+        for path, place in zip_longest(files, [column.place for column in ids])
+    ]
     if len({table.dtype for table in tables}) > 1:
         is_wide = any(table.dtype == np.float64 or rounds(table).any() for table in tables)
         for i, (path, table) in enumerate(zip(files, tables, strict=True)):
@@ -185,7 +279,8 @@ def paths_of(paths: Paths, what: str) -> list[str]:
     """Return the names of files, with those that match patterns in place of these."""
     names: list[str] = []
     for given in [paths] if isinstance(paths, str | os.PathLike) else paths:
-        path = Path(given)
+        file, member = _split_member(str(given))
+        path = Path(file)
         if not _PATTERN_MARKS.search(path.name) or path.exists():
             names.append(str(given))
             continue
@@ -194,20 +289,34 @@ def paths_of(paths: Paths, what: str) -> list[str]:
         matching = sorted(shown, key=lambda own: natural_order(own.name))
         if not matching:
             raise NotFoundError(f"{what}: no file matches {path}; check the path", path=path)
-        names += map(str, matching)
+        names += [str(own) if member is None else f"{own}:{member}" for own in matching]
     return names
 
 
 def _split_member(name: str) -> tuple[str, str | None]:
-    path, mark, member = name.rpartition(".npz:")
-    return (f"{path}.npz", member) if mark else (name, None)
+    """Return a file, and the array or the column in it that its name has behind a colon."""
+    found = _MEMBER.fullmatch(name)
+    return (name, None) if found is None or Path(name).exists() else (found[1], found[2])
+
+
+def _file_of(name: str, what: str) -> Path:
+    """Return the file of a name; refuse a column of text, as ids alone have."""
+    file, member = _split_member(name)
+    if member is not None and is_text(Path(file)):
+        raise UsageError(
+            f"the {what}: {name} names a column, as {what}_ids= does; give a file that has the "
+            f"columns of the {what} alone"
+        )
+    return Path(file)
 
 
 def _header_hint(what: str) -> str:
     return f". If the line names the columns, skip it ({what}_skip_header=True)"
 
 
-def _open_file(name: str, what: str, stored: str | None, *, skip_header: bool) -> ArraySource:
+def _open_file(
+    name: str, what: str, stored: str | None, *, skip_header: bool = False
+) -> ArraySource:
     what, (file, member) = f"the {what}", _split_member(name)
     path = Path(file)
     if path.suffix == ".npy":
@@ -235,7 +344,7 @@ def _open_file(name: str, what: str, stored: str | None, *, skip_header: bool) -
 def open_external(
     features: Paths | None,
     raw: RawLayout | None,
-    ids: PathLike | None,
+    ids: Paths | None,
     options: ConvertOptions | None,
     *,
     skip_header: bool = False,

@@ -53,7 +53,7 @@ def from_numpy(
     layout: Literal["csc", "csr"] = "csc",
     features: Paths | None = None,
     features_raw: RawLayout | None = None,
-    features_ids: PathLike | None = None,
+    features_ids: Paths | None = None,
     features_skip_header: bool = False,
     options: ConvertOptions | None = None,
     progress: Progress | None = None,

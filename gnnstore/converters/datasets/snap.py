@@ -64,7 +64,7 @@ def from_snap(
     *,
     features: Paths | None = None,
     features_raw: RawLayout | None = None,
-    features_ids: PathLike | None = None,
+    features_ids: Paths | None = None,
     features_skip_header: bool = False,
     labels: PathLike | None = None,
     labels_ids: PathLike | None = None,
@@ -110,11 +110,11 @@ def from_snap(
         binary, one file or several.
     features_raw : RawLayout, optional
         The features are raw binary, like this.
-    features_ids : path-like, optional
+    features_ids : path-like, or sequence of path-like, optional
         `.npy` or CSV of integers [N]: the id, as in the edge list, of each row of the features,
-        if they are not in ascending order of ids; or the features again, if they are CSV with a
-        column of ids: the one that the first line calls `id`, or else the first. Rows are then
-        sorted on disk.
+        if they are not in ascending order of ids; or a column of CSV, which may be that of the
+        features: "x.csv:node", by its name in the first line, or "x.csv:1", by its number; without,
+        the column `id`. Rows are then sorted on disk.
     features_skip_header, labels_skip_header : bool
         Skip the first line of each file of text: it names the columns.
     labels : path-like, optional
@@ -385,7 +385,7 @@ def _of_matrix(
     }
 
 
-def _check_ids(num_nodes: int | None, row_ids: PathLike | None, *, string_ids: bool) -> None:
+def _check_ids(num_nodes: int | None, row_ids: Paths | None, *, string_ids: bool) -> None:
     if num_nodes is not None and num_nodes < 0:
         raise UsageError(f"num_nodes={num_nodes} is negative")
     if string_ids and num_nodes is not None:

@@ -34,7 +34,7 @@ from gnnstore.converters.datasets.table_files import (
     to_array,
 )
 from gnnstore.converters.datasets.typed_text import BesideNames, open_text_edges
-from gnnstore.converters.edges.numbering import NameBlock, join_columns
+from gnnstore.converters.edges.numbering import NameBlock, join_columns, may_be_ids
 from gnnstore.converters.inputs.edge_columns import named_ends
 from gnnstore.converters.inputs.files import open_npy, open_npz
 from gnnstore.converters.inputs.opening import PathLike, describe_files, existing_directory
@@ -388,11 +388,9 @@ def _refuse_ids(name: str, node: NodeInput, edges: Mapping[EdgeType, EdgeInput])
         if len(source.shape) != 1 or source.dtype.kind not in "iu" or not source.shape[0]:
             continue
         values = source.read()
-        ascending = np.sort(values)
-        if (ascending[1:] == ascending[:-1]).any() or (values == np.arange(len(values))).all():
+        if (values == np.arange(len(values))).all():
             continue
-        of_ids = attribute.lower().endswith("id") or _has_all(ascending, name, edges)
-        if of_ids:
+        if may_be_ids(attribute, values, partial(_has_all, name, edges)):
             raise InputError(
                 f"{source.label}: {attribute!r} has different integers, as ids have, by which "
                 f"edges may name the nodes of type {name!r}; say node_id={{{name!r}: "
@@ -402,8 +400,8 @@ def _refuse_ids(name: str, node: NodeInput, edges: Mapping[EdgeType, EdgeInput])
             )
 
 
-def _has_all(ascending: npt.NDArray[Any], name: str, edges: Mapping[EdgeType, EdgeInput]) -> bool:
-    """Whether a column has every id by which edges name nodes of a type."""
+def _has_all(name: str, edges: Mapping[EdgeType, EdgeInput], ascending: npt.NDArray[Any]) -> bool:
+    """Whether a column, sorted, has every id by which edges name nodes of a type."""
     has_some = False
     for edge_type, own in edges.items():
         wanted = [i for i, end in enumerate(edge_type[::2]) if end == name]

@@ -50,6 +50,20 @@ def find_ids(
     return places
 
 
+def may_be_ids(
+    name: str, column: npt.NDArray[Any], has_all: Callable[[npt.NDArray[Any]], bool]
+) -> bool:
+    """Whether a column of integers [N] may have the ids of nodes.
+
+    All differ, and its name ends in "id", or it `has_all` ids by which edges name nodes; these are
+    looked for in the column as it is sorted.
+    """
+    ascending = np.sort(column)
+    if (ascending[1:] == ascending[:-1]).any():
+        return False
+    return name.lower().endswith("id") or has_all(ascending)
+
+
 class OneBasedIds:
     """Ids 1, ..., N; some may occur in no edge."""
 

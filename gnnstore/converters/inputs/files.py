@@ -237,9 +237,10 @@ def read_npy_header(stream: IO[bytes], label: str, path: Path, num_bytes: int) -
         raise InputError(f"{label}: not a valid .npy array ({error})", path=path) from None
     if dtype.kind not in _KINDS or dtype.itemsize > 8:
         what = "pickled Python objects" if dtype.hasobject else f"elements of type {dtype}"
+        text = "; text, such as names of nodes, goes into a table (Parquet, Arrow, CSV)"
         raise InputError(
             f"{label}: holds {what}, which a store cannot hold; save integers, floats or times, of "
-            "at most 64 bits",
+            f"at most 64 bits{text if dtype.kind in 'US' else ''}",
             path=path,
         )
     header = NpyHeader(shape, dtype, fortran_order, stream.tell())

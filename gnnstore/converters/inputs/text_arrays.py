@@ -105,9 +105,12 @@ def read_as_stored(
 
 
 def read_numbers(
-    path: Path, what: str, *, skip_header: bool = False, hint: str = ""
+    path: Path, what: str, *, skip_header: bool = False, hint: str = "", ids: int | None = None
 ) -> npt.NDArray[Any]:
-    """Return a table as int64, or with fractions as float32, or float64 if that rounds some."""
+    """Return a table as int64, or with fractions as float32, or float64 if that rounds some.
+
+    A column of `ids` is left out.
+    """
     lines = TableFormat(
         "float64",
         delimiter=None,
@@ -118,7 +121,8 @@ def read_numbers(
     )
 
     def read(dtype: str) -> npt.NDArray[Any]:
-        return TextTable(path, replace(lines, dtype=dtype)).read()
+        table = TextTable(path, replace(lines, dtype=dtype)).read()
+        return table if ids is None else np.delete(table, ids, axis=1)
 
     values = read("float64")
     if not np.all(values == np.rint(values)):

@@ -105,9 +105,10 @@ Features
       the option or give a quoted pattern.
   --features-raw TYPE,ROWS,WIDTH
       Type and shape of raw binary features; ROWS -1: as many as the file has.
-  --features-ids FILE
-      The id of each row of the features, if not in order: .npy or .csv; or the .csv of features
-      itself, if it has a column of ids.
+  --features-ids FILE[:COLUMN]
+      The id of each row of the features, if not in order: .npy, or a column of a .csv, which may be
+      that of features itself. COLUMN is a name in the first line, or a number, counted from 1; the
+      column called id needs none.
   --features-skip-header
       Skip the first line of each .csv of features: it names the columns.
 """
@@ -162,13 +163,13 @@ Examples:
   gnnstore convert snap edges.txt graph.gnn --features x.npy \\
     --labels y.npy --splits splits.npz
   gnnstore convert snap edges.csv graph.gnn --source src --target dst \\
-    --edge-column time=timestamp --labels labels.csv --labels-ids labels.csv
+    --edge-column time=timestamp --labels y.csv --labels-ids y.csv:node
   gnnstore convert snap edges.txt graph.gnn --features 'x-*.bin' \\
     --features-raw float32,-1,128
 """,
         """
   --labels FILE  Node labels [N]: .npy or .csv.
-  --labels-ids FILE  The id of each row of the labels, as --features-ids.
+  --labels-ids FILE[:COLUMN]  The id of each row of the labels, as --features-ids.
   --labels-skip-header  Skip the first line of each .csv of labels: it names the columns.
   --splits FILE.npz  Arrays train, valid and test.
   --num-nodes N>=0  Use ids below this as node numbers.
