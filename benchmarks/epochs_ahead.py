@@ -33,7 +33,7 @@ import gnnstore
 from benchmarks.harness import device_numbers, device_row, directory_of, parser, report, several
 from benchmarks.parts.workloads import BATCH_SIZE, FANOUTS, SEED, WORKLOADS, Workload
 from gnnstore.converters import reorder
-from gnnstore.graph.shared import StoreSizes
+from gnnstore.graph.sizes import StoreSizes
 from gnnstore.tools.bench.harness import DeviceLimits, measure_disk_of
 from gnnstore.units import spread
 

@@ -48,7 +48,7 @@ from benchmarks.harness import device_row, directory_of, parser, report, several
 from benchmarks.loader import seconds_of
 from gnnstore.converters import ConvertOptions, from_planted_types
 from gnnstore.errors import UsageError
-from gnnstore.graph.shared import StoreSizes
+from gnnstore.graph.sizes import StoreSizes
 from gnnstore.tools.bench.harness import (
     BASELINE,
     DeviceLimits,

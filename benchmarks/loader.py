@@ -28,7 +28,7 @@ from benchmarks.harness import Timing, add_loader_options, directory_of, parser,
 from benchmarks.parts.peers import LOADERS, PeerLoader, arrays_of, missing, peers_of
 from benchmarks.parts.workloads import make_store
 from gnnstore.features.source import RowSource
-from gnnstore.graph.shared import shared_tables
+from gnnstore.graph.table_registry import shared_tables
 from gnnstore.sampling.neighbor import SamplingConfig
 from gnnstore.units import format_size
 

@@ -33,7 +33,8 @@ from gnnstore.converters.writer.node_arrays import RowSink
 from gnnstore.converters.writer.options import CONVERTERS, Converter, ConvertOptions, converter
 from gnnstore.features.source import RowRequest, Rows, RowSource, RowSpec, Tier
 from gnnstore.formats.store.schema import NODE_TYPE
-from gnnstore.graph.shared import CacheKey, SharedCache, shared_tables
+from gnnstore.graph.cache_owner import CacheKey, SharedCache, shared_caches
+from gnnstore.graph.table_registry import shared_tables
 from gnnstore.pipeline.batch import Batch, BatchSource, EpochRun, SamplingSource
 from gnnstore.pipeline.order import EpochOrder, Position
 from gnnstore.seeds.base import BatchKey, SeedLabels, Seeds, SeedSource
@@ -111,6 +112,7 @@ __all__ = [
     "Trace",
     "check_two_batches",
     "converter",
+    "shared_caches",
     "shared_tables",
 ]
 

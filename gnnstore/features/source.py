@@ -27,6 +27,7 @@ from gnnstore.errors import CorruptStoreError, StorageError, UsageError, storage
 from gnnstore.formats.arrays.dtypes import STORAGE_DTYPES
 from gnnstore.formats.arrays.paged import PagedArray
 from gnnstore.formats.arrays.spec import AttributeSpec
+from gnnstore.machine import PRIVATE, Machine
 from gnnstore.sampling.row_space import RowRange
 
 # Two threads copy twice as fast as one; a few more are as fast as memory.
@@ -176,9 +177,9 @@ class MemoryRows(RowSource):
         return cls(np.ascontiguousarray(table))
 
     @classmethod
-    def load(cls, array: PagedArray, num_threads: int) -> Self:
+    def load(cls, array: PagedArray, num_threads: int, machine: Machine = PRIVATE) -> Self:
         """Load a stored array into a huge-page buffer, without the padding of its pages."""
-        return cls.from_array(array.load(num_threads))
+        return cls.from_array(array.load(num_threads, machine))
 
     @cached_property
     def spec(self) -> RowSpec:

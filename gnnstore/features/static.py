@@ -9,6 +9,7 @@ batches read the rows that are not there yet.
 from __future__ import annotations
 
 import logging
+import math
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from gnnstore import _core
 from gnnstore._core import ReadCounts, empty, pool_trim
 from gnnstore.caching.scores import SCORE_DTYPES, CacheCost, Score, select_nodes
 from gnnstore.features.source import RowRequest, RowSource, Tier, TypedRows
+from gnnstore.machine import PRIVATE, Growing, Machine
 from gnnstore.sampling.row_space import RowRange
 from gnnstore.threads import LONG_READ_BYTES, Flag, run_in_background
 
@@ -73,9 +75,20 @@ class SlotIndex:
     ranks: npt.NDArray[np.int32]
 
     @classmethod
-    def of(cls, nodes: npt.NDArray[np.int64], num_rows: int) -> Self:
+    def of(
+        cls,
+        nodes: npt.NDArray[np.int64],
+        num_rows: int,
+        machine: Machine = PRIVATE,
+        key: str = "",
+    ) -> Self:
         """Return the index of strictly ascending rows among `num_rows`."""
-        return cls(nodes, *_core.index_nodes(nodes, num_rows))
+        bits, ranks = _core.index_nodes(nodes, num_rows)
+        return cls(
+            machine.share_values(f"{key}: nodes", nodes),
+            machine.share_values(f"{key}: bits", bits),
+            machine.share_values(f"{key}: ranks", ranks),
+        )
 
     @staticmethod
     def bytes_for(num_rows: int, num_cached: int) -> int:
@@ -167,12 +180,20 @@ def _merged(
 class StaticCache:
     """Rows from some tables in memory, of the same nodes where these are of one type. Thread-safe.
 
-    Its nodes are given by the numbers of a row space.
+    Its nodes are given by the numbers of a row space. On a machine, caches of the same name and of
+    the same nodes have the same rows.
     """
 
-    def __init__(self, tables: Mapping[str, TypedRows[RowSource]], num_rows: int) -> None:
+    def __init__(
+        self,
+        tables: Mapping[str, TypedRows[RowSource]],
+        num_rows: int,
+        machine: Machine = PRIVATE,
+        name: str = "",
+    ) -> None:
         self._tables = {path: StaticRows(*rows) for path, rows in tables.items()}
         self._num_rows = num_rows
+        self._machine, self._name = machine, name
         self._lock = threading.Lock()
         self._index: SlotIndex | None = None
         self._scores: npt.NDArray[Any] = np.empty(0, np.uint8)
@@ -208,21 +229,42 @@ class StaticCache:
         if len(nodes) == 0:
             return
         pool_trim(0)  # the buffers of an old cache
-        index = SlotIndex.of(nodes, self._num_rows)
-        tables = list(self._tables.values())
-        filling = [
-            (rows.below, _CachedRows.empty(index, rows.range, rows.row_bytes)) for rows in tables
-        ]
+        key = f"{self._name} {len(nodes)} rows {_core.crc32c(nodes.view(np.uint8)):08x}"
+        index = SlotIndex.of(nodes, self._num_rows, self._machine, key)
+        filling: list[tuple[RowSource, _CachedRows]] = []
+        held_by = {
+            path: self._open(rows, index, f"{key}: {path}", filling)
+            for path, rows in self._tables.items()
+        }
         sizes = ((rows.num_rows, rows.row_bytes, len(held.table)) for rows, held in filling)
         is_long = sum(bytes_to_read(*each) for each in sizes) >= LONG_READ_BYTES
         if not is_long:
             _fill(filling, WARM_UP_BYTES, Flag())
         self._index, self._scores = index, scores
-        for rows, (_, held) in zip(tables, filling, strict=True):
-            rows.held = held
+        for path, held in held_by.items():
+            self._tables[path].held = held
         if is_long:
             work = partial(_fill_in_background, filling)
             self._end_warm_up = run_in_background(self, work, FILLING_THREAD)
+
+    def _open(
+        self,
+        rows: StaticRows,
+        index: SlotIndex,
+        key: str,
+        filling: list[tuple[RowSource, _CachedRows]],
+    ) -> _CachedRows:
+        """Return room for the rows of a table; if this process is to fill it, add it to a list."""
+        slots = rows.range.within(index.nodes)
+        shape = slots.stop - slots.start, rows.row_bytes
+        # The rows of a tier, which may be a user's, are this process's own.
+        machine = self._machine if rows.below.file_rows is rows.below else PRIVATE
+        own: list[Growing] = []
+        room = machine.share_growing(key, math.prod(shape), own.append)
+        held = _CachedRows(index, slots.start, rows.range.first, room.array.reshape(shape), room)
+        if own:
+            filling.append((rows.below, held))
+        return held
 
     @property
     def num_rows(self) -> int:
@@ -253,14 +295,7 @@ class _CachedRows:
     first_slot: int  # in the index, of the table's type
     first_row: int  # in the row space, of the table's type
     table: npt.NDArray[np.uint8]  # uint8 [C, row_bytes]
-    num_filled: int = 0  # slots, from the first on, whose rows are there
-
-    @classmethod
-    def empty(cls, index: SlotIndex, of_type: RowRange, row_bytes: int) -> Self:
-        """Return room for the rows of an index that are of a type."""
-        slots = of_type.within(index.nodes)
-        table = empty((slots.stop - slots.start, row_bytes), np.uint8)
-        return cls(index, slots.start, of_type.first, table)
+    room: Growing  # the memory of the table, with the number of slots whose rows are there
 
     @property
     def rows(self) -> npt.NDArray[np.int64]:
@@ -269,7 +304,7 @@ class _CachedRows:
 
     def places(self, ids: npt.NDArray[Any]) -> npt.NDArray[np.int32]:
         """Return the place of each node whose row is there; negative: it is not."""
-        num_filled = self.num_filled
+        num_filled = self.room.num_filled
         if self.first_row:
             ids = np.add(ids, self.first_row, dtype=np.int64)
         slots = self.index.slots(ids)
@@ -285,7 +320,7 @@ def _fill(tables: list[tuple[RowSource, _CachedRows]], piece_bytes: int, stop: F
     for source, held in tables:
         filled = _warm_up(source, held.rows, held.table, piece_bytes, held.first_row)
         for num_filled, _ in filled:
-            held.num_filled = num_filled
+            held.room.publish(num_filled)
             if stop.is_set():
                 return
 

@@ -12,12 +12,12 @@ from typing import Any, Literal, Self
 import numpy as np
 import numpy.typing as npt
 
-from gnnstore import _core
 from gnnstore._core import ReadCounts, empty
 from gnnstore.disk.engines import Engine
 from gnnstore.features.source import FileRows, MemoryRows, RowSource, RowSpec, TypedRows, copy_rows
 from gnnstore.formats import AttributeSpec, PagedArray, StoreReader
 from gnnstore.formats.store.schema import Schema
+from gnnstore.machine import PRIVATE, Machine
 from gnnstore.sampling.row_space import RowRange, RowSpace
 
 # A page fault blocks the thread that takes it, so a mapping is read faster by more threads
@@ -52,13 +52,17 @@ class CompactRows(RowSource):
     dtype: np.dtype[Any]  # of the rows that are read
 
     @classmethod
-    def load(cls, array: PagedArray) -> Self:
+    def load(cls, array: PagedArray, machine: Machine = PRIVATE) -> Self:
         """Load a stored array a piece at a time, so that memory never holds it in full width."""
         narrow, shape = array.narrowest_dtype, (array.num_rows, *array.row_shape)
-        table = _core.pool_empty(math.prod(shape) * narrow.itemsize).view(narrow).reshape(shape)
-        for first, piece in array.pieces():
-            table[first : first + len(piece)] = piece
-        return cls(MemoryRows(table), array.dtype)
+
+        def fill(out: npt.NDArray[np.uint8]) -> None:
+            table = out.view(narrow).reshape(shape)
+            for first, piece in array.pieces():
+                table[first : first + len(piece)] = piece
+
+        found = machine.share(array.key(narrow), math.prod(shape) * narrow.itemsize, fill)
+        return cls(MemoryRows(found.view(narrow).reshape(shape)), array.dtype)
 
     @cached_property
     def spec(self) -> RowSpec:
@@ -127,24 +131,31 @@ class SharedRows(RowSource):
 Mode = Literal["memory", "mmap"]
 
 
-def open_rows(array: PagedArray, place: Mode | Engine, num_threads: int = 1) -> RowSource:
+def open_rows(
+    array: PagedArray, place: Mode | Engine, num_threads: int = 1, machine: Machine = PRIVATE
+) -> RowSource:
     """Open the rows of a stored array."""
     if place == "memory":
-        is_compact = held_row_bytes(array) < array.geometry.row_bytes
-        return CompactRows.load(array) if is_compact else MemoryRows.load(array, num_threads)
+        if held_row_bytes(array) < array.geometry.row_bytes:
+            return CompactRows.load(array, machine)
+        return MemoryRows.load(array, num_threads, machine)
     if place == "mmap":
         return MappedRows.map(array)
     return FileRows.open(array, place)
 
 
 def open_attribute(
-    reader: StoreReader, spec: AttributeSpec, place: Mode | Engine, num_threads: int = 1
+    reader: StoreReader,
+    spec: AttributeSpec,
+    place: Mode | Engine,
+    num_threads: int = 1,
+    machine: Machine = PRIVATE,
 ) -> RowSource:
     """Open the rows of an attribute of a store; a compressed or empty one is loaded."""
     if spec.layout == "cold":
-        return MemoryRows.from_array(reader.compressed(spec))
+        return MemoryRows.from_array(reader.compressed(spec, machine))
     array = reader.paged(spec)
-    return open_rows(array, place if array.num_rows else "memory", num_threads)
+    return open_rows(array, place if array.num_rows else "memory", num_threads, machine)
 
 
 @dataclass(frozen=True, eq=False)

@@ -43,6 +43,7 @@ from gnnstore.graph.pyg_data import (
 )
 from gnnstore.graph.topology import Topology
 from gnnstore.graph.typed import EdgeData, EdgeView, NodeData, NodeView, count_classes, width
+from gnnstore.machine import PRIVATE, Machine
 
 _FIELDS = ("reader", "assigned", "selected")  # of a store, that no class has
 
@@ -235,7 +236,9 @@ class GraphStore(StoreTensors, NodeData, EdgeData, FeatureStore, PygGraphStore):
         schema = self.schema
         return whole_values(schema.graph_attributes, schema.graph_arrays, self.reader.read)
 
-    def topology(self, mode: TopologyMode = "memory", num_threads: int = 1) -> Topology:
+    def topology(
+        self, mode: TopologyMode = "memory", num_threads: int = 1, machine: Machine = PRIVATE
+    ) -> Topology:
         """Return the adjacency, in RAM or mapped; made once per mode and shared.
 
         `topology.columns()` has the arrays, `topology.columns(edge_type)` those of an edge type.
@@ -244,10 +247,14 @@ class GraphStore(StoreTensors, NodeData, EdgeData, FeatureStore, PygGraphStore):
         ----------
         mode : "memory", "mmap" or "disk"
             Read into RAM; a view of the files; or that with `indptr` in RAM.
+        num_threads : int
+            Threads that read.
+        machine : Machine
+            The place of arrays in RAM, the first time.
         """
         with self._lock:
             if mode not in self._topologies:
-                self._topologies[mode] = Topology.load(self.reader, mode, num_threads)
+                self._topologies[mode] = Topology.load(self.reader, mode, num_threads, machine)
             return self._topologies[mode]
 
     def topology_at_hand(self) -> Topology:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 import numpy.typing as npt
 
-from gnnstore._core import ReadCounts, empty
+from gnnstore._core import ReadCounts, crc32c, empty
 from gnnstore.caching.scores import count_out_degrees, highest_that_overflows
 from gnnstore.disk.engines import Engine
 from gnnstore.errors import CorruptStoreError
@@ -25,6 +25,7 @@ from gnnstore.features.source import RowSource
 from gnnstore.features.tables import open_rows
 from gnnstore.formats.arrays.paged import PagedArray
 from gnnstore.formats.store.store import Csc, load_csc
+from gnnstore.machine import PRIVATE, Machine
 from gnnstore.sampling.disk import CachedNeighbors, DiskNeighborSampler
 from gnnstore.sampling.neighbor import NeighborSampler
 from gnnstore.sampling.sampled_graph import EdgeFinder, StoredColumns
@@ -79,6 +80,11 @@ class IndexRows:
         return self._files.array.dtype
 
     @property
+    def key(self) -> str:
+        """The name of all ids in memory on a machine."""
+        return self._files.array.key(self.dtype)
+
+    @property
     def counts(self) -> ReadCounts:
         """Reads of all calls so far; a row is one id."""
         return self._counts
@@ -120,11 +126,17 @@ class Topology:
     columns_read: dict[str, IndexRows] = field(default_factory=dict)
 
     @classmethod
-    def load(cls, reader: StoreReader, mode: TopologyMode, num_threads: int) -> Self:
+    def load(
+        cls,
+        reader: StoreReader,
+        mode: TopologyMode,
+        num_threads: int,
+        machine: Machine = PRIVATE,
+    ) -> Self:
         """Read a store's topology into memory, or map it."""
         edges = reader.schema.edge_types
-        csc = {e.type: load_csc(reader, e, mode, num_threads) for e in edges}
-        return cls(reader.schema, StoredColumns(reader, mode, num_threads), csc)
+        csc = {e.type: load_csc(reader, e, mode, num_threads, machine) for e in edges}
+        return cls(reader.schema, StoredColumns(reader, mode, num_threads, machine), csc)
 
     def on_disk(self, reader: StoreReader, engine: Engine) -> Self:
         """Return the topology with in-neighbours that an engine reads."""
@@ -205,24 +217,28 @@ def bytes_to_choose(csc: Csc) -> int:
     return 4 * csc.num_src + csc.num_nodes + 3 * SCAN_IDS * csc.indices.itemsize
 
 
-def open_neighbor_cache(csc: Csc, rows: IndexRows, num_bytes: int) -> CachedNeighbors | None:
+def open_neighbor_cache(
+    csc: Csc, rows: IndexRows, num_bytes: int, machine: Machine = PRIVATE
+) -> CachedNeighbors | None:
     """Return the most important in-neighbour lists that fit; None if none does."""
     capacity = (num_bytes - index_bytes(csc.num_nodes)) // csc.indices.itemsize
     if capacity <= 0:
         return None
     if capacity >= csc.num_edges:
-        return _fill(csc, rows, _packed(all_lists(csc)))
+        return _fill(csc, rows, _packed(all_lists(csc)), machine)
     degrees = count_out_degrees(rows.scan(), csc.num_src, csc.label)
     bits = _packed(choose_lists(csc, degrees, capacity))
     del degrees
-    return _fill(csc, rows, bits)
+    return _fill(csc, rows, bits, machine)
 
 
 def _packed(chosen: npt.NDArray[np.bool_]) -> npt.NDArray[np.uint64]:
     return np.packbits(chosen, bitorder="little").view(np.uint64)
 
 
-def _fill(csc: Csc, rows: IndexRows, bits: npt.NDArray[np.uint64]) -> CachedNeighbors | None:
+def _fill(
+    csc: Csc, rows: IndexRows, bits: npt.NDArray[np.uint64], machine: Machine
+) -> CachedNeighbors | None:
     """Return the lists of the chosen nodes; None if they are empty."""
 
     def chosen(first: int, last: int) -> npt.NDArray[np.bool_]:
@@ -238,19 +254,28 @@ def _fill(csc: Csc, rows: IndexRows, bits: npt.NDArray[np.uint64]) -> CachedNeig
     np.cumsum(starts, out=starts)
     if not (total := int(starts[-1])):
         return None
-    neighbors, filled = empty((total,), rows.dtype), 0
-    for start in range(0, csc.num_edges, SCAN_IDS):
-        stop = min(start + SCAN_IDS, csc.num_edges)
-        # From the first node whose list reaches into the range to the last one.
-        first = int(np.searchsorted(csc.indptr, start, side="right")) - 1
-        last = int(np.searchsorted(csc.indptr, stop, side="left"))
-        bounds: npt.NDArray[np.int64] = np.clip(csc.indptr[first : last + 1], start, stop)
-        wanted = np.repeat(chosen(first, last), bounds[1:] - bounds[:-1])
-        if wanted.any():
-            ids = rows.read(start, stop)[wanted]
-            neighbors[filled : filled + len(ids)] = ids
-            filled += len(ids)
-    return CachedNeighbors(bits, starts[:-1], neighbors)
+
+    def fill(out: npt.NDArray[np.uint8]) -> None:
+        neighbors, filled = out.view(rows.dtype), 0
+        for start in range(0, csc.num_edges, SCAN_IDS):
+            stop = min(start + SCAN_IDS, csc.num_edges)
+            # From the first node whose list reaches into the range to the last one.
+            first = int(np.searchsorted(csc.indptr, start, side="right")) - 1
+            last = int(np.searchsorted(csc.indptr, stop, side="left"))
+            bounds: npt.NDArray[np.int64] = np.clip(csc.indptr[first : last + 1], start, stop)
+            wanted = np.repeat(chosen(first, last), bounds[1:] - bounds[:-1])
+            if wanted.any():
+                ids = rows.read(start, stop)[wanted]
+                neighbors[filled : filled + len(ids)] = ids
+                filled += len(ids)
+
+    key = f"{rows.key} of nodes {crc32c(bits.view(np.uint8)):08x}"
+    neighbors = machine.share(key, total * rows.dtype.itemsize, fill).view(rows.dtype)
+    return CachedNeighbors(
+        machine.share_values(f"{key}: bits", bits),
+        machine.share_values(f"{key}: starts", starts[:-1]),
+        neighbors,
+    )
 
 
 # Nodes are processed in pieces, so that choosing takes only a few MB more than the out-degrees.

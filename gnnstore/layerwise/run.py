@@ -33,8 +33,8 @@ from gnnstore.formats.arrays.zarr_metadata import shard_name
 from gnnstore.formats.container.files import directory_bytes, free_bytes, require_space
 from gnnstore.formats.container.names import node_array
 from gnnstore.graph.arrays import as_tensor
-from gnnstore.graph.shared import shared_tables
 from gnnstore.graph.store import GraphStore
+from gnnstore.graph.table_registry import shared_tables
 from gnnstore.graph.topology import IndexRows
 from gnnstore.layerwise.blocks import LISTED_BYTES, BlockMaker, GraphReader
 from gnnstore.layerwise.calls import DegreeNorm

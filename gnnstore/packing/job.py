@@ -35,8 +35,8 @@ from gnnstore.features.source import RowSource, TypedRows, files_of, ranges_of
 from gnnstore.features.tables import CachedTables
 from gnnstore.formats.packed import PackedManifest, name_of_batch, rows_array
 from gnnstore.formats.packed_writer import PackedWriter
-from gnnstore.graph.shared import shared_tables
 from gnnstore.graph.store import GraphStore
+from gnnstore.graph.table_registry import shared_tables
 from gnnstore.packing.sampling import EpochSampler, PackSettings
 from gnnstore.pipeline.lookahead.superbatch import Superbatch
 from gnnstore.progress import NullProgress, Progress

@@ -18,7 +18,8 @@ from gnnstore.errors import BudgetError, UsageError
 from gnnstore.features.source import AbsentRows, MemoryRows, RowSource
 from gnnstore.formats.partitions import BUCKET_PTR_ARRAY, PartitionsReader, open_partitions
 from gnnstore.formats.store.schema import EDGE_TYPE, NODE_TYPE
-from gnnstore.graph.shared import StoreSizes, shared_tables
+from gnnstore.graph.sizes import StoreSizes
+from gnnstore.graph.table_registry import shared_tables
 from gnnstore.partitions.buffer import (
     PartitionFiles,
     PartitionSlots,

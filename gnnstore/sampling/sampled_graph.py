@@ -19,6 +19,7 @@ from gnnstore.formats.arrays.paged import PagedArray
 from gnnstore.formats.arrays.spec import AttributeSpec
 from gnnstore.formats.store.schema import EdgeType, EdgeTypeSpec, NodeTypeSpec, Schema
 from gnnstore.formats.store.store import Csc, StoreReader, TopologyMode, load_column
+from gnnstore.machine import PRIVATE, Machine
 
 Int64Array = npt.NDArray[np.int64]
 
@@ -146,8 +147,15 @@ class StoredColumns:
     Those of nodes are in memory, like `indptr`.
     """
 
-    def __init__(self, reader: StoreReader, mode: TopologyMode, num_threads: int) -> None:
+    def __init__(
+        self,
+        reader: StoreReader,
+        mode: TopologyMode,
+        num_threads: int,
+        machine: Machine = PRIVATE,
+    ) -> None:
         self._reader = reader
+        self._machine = machine
         self._threads = num_threads if mode == "memory" else None
         self._arrays: dict[str, npt.NDArray[Any]] = {}
         self._mapped: list[PagedArray] = []
@@ -182,9 +190,9 @@ class StoredColumns:
         with self._lock:
             if spec.path not in self._arrays:
                 self._arrays[spec.path] = (
-                    self._reader.read(spec)
+                    self._reader.read(spec, self._machine)
                     if of_nodes
-                    else load_column(self._reader, spec, self._mapped, self._threads)
+                    else load_column(self._reader, spec, self._mapped, self._threads, self._machine)
                 )
             return self._arrays[spec.path]
 

@@ -24,8 +24,8 @@ from gnnstore.formats.packed import ALL_EDGES
 from gnnstore.formats.store.schema import EdgeType, EdgeTypeSpec, Schema
 from gnnstore.formats.store.store import Csc
 from gnnstore.graph.arrays import EdgeSplits
-from gnnstore.graph.shared import shared_tables
 from gnnstore.graph.store import GraphStore
+from gnnstore.graph.table_registry import shared_tables
 from gnnstore.graph.topology import Topology
 from gnnstore.sampling.sampled_graph import EdgeFinder, Fetch, reverse_of
 from gnnstore.seeds.base import BatchKey, Int64Array, Seeds

@@ -12,7 +12,7 @@ from gnnstore.caching.scores import SCORES
 from gnnstore.disk.engines import Engine
 from gnnstore.features.source import RowSource
 from gnnstore.features.tables import SharedRows
-from gnnstore.graph.shared import shared_tables
+from gnnstore.graph.table_registry import shared_tables
 from gnnstore.pipeline.batch import SamplingSource
 from gnnstore.strategies.loader_spec import EdgeIds, LoaderSpec
 from gnnstore.strategies.options import Mode, StrategyTraits
@@ -209,7 +209,11 @@ class OpenStore(Sources):
                 return shared.rows_on_disk(store, spec, engine)
             with loader.progress.phase(f"load {spec.path}"):
                 return shared.rows(
-                    store, spec, "memory" if mode == "memory" else "mmap", num_threads
+                    store,
+                    spec,
+                    "memory" if mode == "memory" else "mmap",
+                    num_threads,
+                    loader.machine,
                 )
 
         schema = store.schema

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, cast
 
 from gnnstore.disk.measure import disk_profile
 from gnnstore.errors import BudgetError, UsageError
-from gnnstore.graph.shared import StoreSizes
+from gnnstore.graph.sizes import StoreSizes
 from gnnstore.progress import Progress
 from gnnstore.strategies.base import Auto, OpenStore, Strategy
 from gnnstore.strategies.loader_spec import LoaderSpec, first_that_fits, place_for

@@ -15,7 +15,10 @@ from gnnstore.disk.spool import default_parent
 from gnnstore.errors import BudgetError, DiskBudgetError
 from gnnstore.features.tables import CachedTables
 from gnnstore.formats.container.files import free_bytes
-from gnnstore.graph.shared import StoreSizes, shared_tables
+from gnnstore.graph.cache_owner import shared_caches
+from gnnstore.graph.sizes import StoreSizes
+from gnnstore.graph.table_registry import shared_tables
+from gnnstore.machine import PRIVATE, Machine
 from gnnstore.pipeline.lookahead.edge_rows import MAX_ROW_BYTES, PassSize
 from gnnstore.progress import NullProgress, Progress
 from gnnstore.strategies.options import CacheSettings, PlannedSettings, StrategyTraits
@@ -68,6 +71,7 @@ class LoaderSpec:
     # Whether the batches of later epochs are known, and there are threads to prepare them.
     knows_epochs: bool = False
     progress: Progress = field(default_factory=NullProgress)  # displays long waits
+    machine: Machine = PRIVATE  # the place of arrays that are loaded whole
 
     @property
     def sizes(self) -> StoreSizes:
@@ -110,14 +114,14 @@ class LoaderSpec:
         if where == "memory" and placement.is_trial:
             where = "mmap"
         with self.progress.phase("load the topology"):
-            topology = shared.topology(store, where, self.num_threads)
+            topology = shared.topology(store, where, self.num_threads, self.machine)
         if placement.topology != "disk" or engine is None:
             return topology
         topology = topology.on_disk(store.reader, engine)
         if placement.is_trial:
             return topology
         spare = placement.left_bytes + placement.neighbors_bytes
-        neighbors = shared.neighbors(topology, placement.neighbors_bytes, spare)
+        neighbors = shared.neighbors(topology, placement.neighbors_bytes, spare, self.machine)
         return replace(topology, neighbors=neighbors)
 
     def check_two_batches(self, placement: Placement) -> None:
@@ -148,7 +152,7 @@ class LoaderSpec:
         """Return the part of the budget in other loaders' caches, under some strategy."""
         if self.options.memory in {None, "auto"}:
             return 0
-        return shared_tables(self.store).taken_bytes(self.cache_kind(strategy))
+        return shared_caches(self.store).taken_bytes(self.cache_kind(strategy))
 
     def cache_kind(self, strategy: StrategyTraits) -> Hashable:
         """Return what loaders share that have the same cache, of the same tables."""
@@ -163,7 +167,7 @@ class LoaderSpec:
 
     def shared_cache_bytes(self) -> int:
         """Return the bytes of caches, part of a placement's rest, that "auto" may share."""
-        shared = shared_tables(self.store)
+        shared = shared_caches(self.store)
         if self.options.memory in {None, "auto"}:
             return shared.cached_bytes
         return shared.own_bytes(self.static_kind(self.options.cache or CacheSettings()))
@@ -258,10 +262,10 @@ def _placers(
         place,
         loader.sizes,
         # Free memory is measured once.
-        MemoryBudget.of(options.memory, shared.resident_bytes - shared.cached_bytes),
+        MemoryBudget.of(options.memory, shared.resident_bytes),
         strategy=strategy.by_mode or strategy,
         seeds_bytes=loader.seeds_bytes,
-        cached_bytes=shared.cached_bytes,
+        cached_bytes=shared_caches(loader.store).cached_bytes,
         taken_bytes=loader.taken_bytes(strategy),
         shared_tables=shared.tables_in_memory,
         held_row_bytes=partial(shared.held_row_bytes, loader.store, progress=loader.progress),

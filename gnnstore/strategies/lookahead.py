@@ -19,7 +19,8 @@ from gnnstore.errors import DiskBudgetError
 from gnnstore.features.planned import SlotCache
 from gnnstore.features.tables import CachedTables
 from gnnstore.formats.arrays.dtypes import id_dtype
-from gnnstore.graph.shared import shared_tables
+from gnnstore.graph.cache_owner import shared_caches
+from gnnstore.graph.table_registry import shared_tables
 from gnnstore.pipeline.lookahead.epochs import LookaheadEpochs, LookaheadSource
 from gnnstore.pipeline.lookahead.producer import LookaheadJob, most_ids
 from gnnstore.pipeline.lookahead.superbatch import DiskQuota
@@ -283,10 +284,11 @@ class LookaheadSources(OpenStore):
             opened = tables.open(lambda spec: shared.rows_on_disk(store, spec, engine))
             return SlotCache(opened, size.num_slots, size.pinned, tables.space.num_rows, size.pools)
 
-        self.superbatches = LookaheadEpochs(job, partial(shared.take_slots, make=make))
+        caches = shared_caches(store)
+        self.superbatches = LookaheadEpochs(job, partial(caches.take_slots, make=make))
         # Planners stay as well, and the memory of plans is not freed at once.
         kind = loader.cache_kind(placement.strategy)
-        shared.use(self.superbatches, kind, promised_bytes=size.num_bytes)
+        caches.use(self.superbatches, kind, promised_bytes=size.num_bytes)
 
     @property
     def cached_by(self) -> str:

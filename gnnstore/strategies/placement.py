@@ -15,7 +15,7 @@ from gnnstore.budget.limits import MemoryBudget
 from gnnstore.caching.scores import StaticCacheInfo
 from gnnstore.errors import UsageError, check_choice
 from gnnstore.features.tables import MAX_ROW_BYTES
-from gnnstore.graph.shared import StoreSizes, TableSize
+from gnnstore.graph.sizes import StoreSizes, TableSize
 from gnnstore.pipeline.lookahead.edge_rows import MAX_ROW_BYTES as MAX_PASS_ROW_BYTES
 from gnnstore.pipeline.lookahead.edge_rows import PassSize
 from gnnstore.pipeline.lookahead.superbatch import SuperbatchSize

@@ -15,7 +15,7 @@ from gnnstore.caching.scores import MAX_COUNTED_BATCHES, count_out_degrees
 from gnnstore.disk.measure import disk_profile
 from gnnstore.features.source import MemoryRows
 from gnnstore.features.tables import MAX_FAULT_THREADS, MIN_ROWS_PER_FAULT_THREAD, CachedTables
-from gnnstore.graph.shared import shared_tables
+from gnnstore.graph.table_registry import shared_tables
 from gnnstore.graph.topology import Topology
 from gnnstore.pipeline.lookahead.presample import ENOUGH_VISITS, Presampled, Presampler
 from gnnstore.progress import Progress
@@ -104,7 +104,9 @@ class SampledEpoch:
         key = (is_read, alone, placement.left_bytes.bit_length())
         if key not in self.timed_sampling:
             if not is_read:
-                topology = shared_tables(store).topology(store, "mmap", self.machine.num_threads)
+                topology = shared_tables(store).topology(
+                    store, "mmap", self.machine.num_threads, loader.machine
+                )
             elif not topology.is_read:
                 topology = topology.on_disk(store.reader, self.engine)
             began = perf_counter()

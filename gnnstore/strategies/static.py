@@ -22,7 +22,8 @@ from gnnstore.features.static import (
     cache_cost,
 )
 from gnnstore.features.tables import CachedTables
-from gnnstore.graph.shared import CacheKey, shared_tables
+from gnnstore.graph.cache_owner import CacheKey, shared_caches
+from gnnstore.graph.table_registry import shared_tables
 from gnnstore.pipeline.lookahead.presample import Presampled, with_margin
 from gnnstore.strategies.base import OpenStore, Strategy
 from gnnstore.strategies.loader_spec import LoaderSpec
@@ -104,14 +105,15 @@ class CacheMaker:
 
         def make() -> StaticCache:
             tables = self.tables.open(lambda of: shared.rows_on_disk(store, of, self.engine))
-            cache = StaticCache(tables, self.num_rows)
+            name = f"{store.reader.uuid} cache by {self.settings.score}"
+            cache = StaticCache(tables, self.num_rows, self.loader.machine, name)
             scores = counted.pop() if counted else self.scores()
             nodes = self._best(scores, num_rows) if fills else select_nodes(scores, num_rows)
             scores = scores[nodes]
             cache.warm_up(nodes, scores)
             return cache
 
-        return shared.cache(self.key, make)
+        return shared_caches(store).cache(self.key, make)
 
     def _best(self, scores: npt.NDArray[Any], num_rows: int) -> npt.NDArray[np.int64]:
         """Return the best nodes that take the memory of about `num_rows` of the widest type."""
@@ -156,16 +158,16 @@ class StaticStrategy(Strategy):
 
     def reserve(self, loader: LoaderSpec, placement: Placement) -> Placement:
         """Divide the rest between batches in flight and a cache; fill the cache."""
-        engine, shared = loader.open_engine(placement.topology), shared_tables(loader.store)
+        engine, caches = loader.open_engine(placement.topology), shared_caches(loader.store)
         placement = placement.read_by(engine)
         topology = loader.open_topology(placement, engine)
         maker = CacheMaker.of(loader, placement, topology, engine)
-        cache = None if maker is None else shared.find_cache(maker.key)
+        cache = None if maker is None else caches.find_cache(maker.key)
         counted: list[npt.NDArray[Any]] = []
         note = ""
         if maker is not None and cache is None:
             if not placement.budget_is_promise:  # memory of other caches, which stay
-                placement = placement.with_limit(placement.budget_bytes - shared.cached_bytes)
+                placement = placement.with_limit(placement.budget_bytes - caches.cached_bytes)
             note = maker.why_none(placement.left_bytes)
             if not note and maker.settings.score == "frequency":
                 counted = [np.zeros(maker.num_rows, np.uint8)]
@@ -251,7 +253,7 @@ class _CachedSources(OpenStore):
         if maker is None or cached is None or not cached.num_rows:
             return None
         cache = maker.open(cached.num_rows)
-        shared_tables(loader.store).use(self, maker.key.kind, cache)
+        shared_caches(loader.store).use(self, maker.key.kind, cache)
         return cache
 
 

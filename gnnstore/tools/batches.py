@@ -29,7 +29,7 @@ from gnnstore.formats.packed import PACKED as KIND
 from gnnstore.formats.packed import PackedReader
 from gnnstore.formats.store.store import StoreReader
 from gnnstore.formats.store.units import unit_path, units_directory
-from gnnstore.graph.shared import StoreSizes
+from gnnstore.graph.sizes import StoreSizes
 from gnnstore.graph.store import open as open_store
 from gnnstore.graph.topology import Topology
 from gnnstore.loaders.link import resolve_links

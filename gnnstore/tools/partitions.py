@@ -21,9 +21,10 @@ from gnnstore.errors import UsageError
 from gnnstore.formats.arrays.dtypes import id_dtype
 from gnnstore.formats.container.workdir import check_final
 from gnnstore.formats.partitions import PartitionsManifest, PartitionsReader
-from gnnstore.graph.shared import StoreSizes, shared_tables
+from gnnstore.graph.sizes import StoreSizes
 from gnnstore.graph.store import GraphStore
 from gnnstore.graph.store import open as open_store
+from gnnstore.graph.table_registry import shared_tables
 from gnnstore.partitions.buffer import building_threads
 from gnnstore.partitions.policy import (
     BufferSizes,

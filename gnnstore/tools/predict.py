@@ -16,7 +16,7 @@ from gnnstore.caching.belady import distinct_rows, policies, run_policy
 from gnnstore.disk.profile import DeviceProfile, load_profile, tune_reads
 from gnnstore.errors import BudgetError, UsageError
 from gnnstore.features.tables import CachedTables
-from gnnstore.graph.shared import StoreSizes
+from gnnstore.graph.sizes import StoreSizes
 from gnnstore.graph.store import open as open_store
 from gnnstore.pictures import draw_into
 from gnnstore.pipeline.lookahead.presample import Presampler

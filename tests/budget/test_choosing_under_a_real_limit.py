@@ -24,7 +24,8 @@ from gnnstore.caching.belady import BELADY
 from gnnstore.converters import ConvertOptions, from_numpy
 from gnnstore.disk.profile import tune_reads
 from gnnstore.formats.arrays.pages import PageGeometry, ShardLayout
-from gnnstore.graph.shared import shared_tables
+from gnnstore.graph.cache_owner import shared_caches
+from gnnstore.graph.table_registry import shared_tables
 from gnnstore.strategies.sampled_epoch import sample_workload
 from gnnstore.strategies.workload import SampledTrace, SpatialSampling, TableReads, Workload
 from gnnstore.tools.bench.harness import Task, memory_group
@@ -143,7 +144,8 @@ def test_choosing_beside_the_cache_of_another_loader(
     memory, given, opened = 170 * 10**6, [], gnnstore.open(store)
 
     def sampling(*arguments: Any, spare_bytes: int, **options: Any) -> Any:
-        given.append((spare_bytes, shared_tables(opened).resident_bytes))
+        held = shared_tables(opened).resident_bytes + shared_caches(opened).cached_bytes
+        given.append((spare_bytes, held))
         return sample_workload(*arguments, spare_bytes=spare_bytes, **options)
 
     monkeypatch.setattr("gnnstore.strategies.sampled_epoch.sample_workload", sampling)

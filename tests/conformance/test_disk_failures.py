@@ -16,7 +16,7 @@ from torch_geometric.sampler import SamplerOutput
 import gnnstore
 from gnnstore import NeighborLoader
 from gnnstore.errors import InputError, StorageError
-from gnnstore.graph.shared import shared_tables
+from gnnstore.graph.cache_owner import shared_caches
 from tests.support.batches import Batches, assert_same_batches, batches_of
 from tests.support.effort import paired
 from tests.support.faults import inject
@@ -194,7 +194,7 @@ def test_a_disk_that_fails_while_the_cache_is_filled(
         pytest.raises(StorageError, match=os.strerror(errno.EIO)),
     ):
         NeighborLoader(store, [4], "train", cache="degree", **options)
-    assert shared_tables(store).resident_bytes < 400 * N, "no half cache is kept"
+    assert shared_caches(store).cached_bytes < 400 * N, "no half cache is kept"
     loader = NeighborLoader(store, [4], "train", cache="degree", **options)
     assert loader.stats().cache_rows > 0
     assert len(batches_of(loader)) == 12

@@ -41,8 +41,8 @@ def unmapped(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fill mappings of the topology with nonsense: batches that look at them are wrong."""
     load = formats.load_column
 
-    def load_column(reader: Any, spec: Any, mapped: Any, num_threads: int | None) -> Any:
-        found = load(reader, spec, mapped, num_threads)
+    def load_column(reader: Any, spec: Any, mapped: Any, num_threads: int | None, *at: Any) -> Any:
+        found = load(reader, spec, mapped, num_threads, *at)
         return found if num_threads is not None else np.full_like(found, -1)
 
     monkeypatch.setattr(formats, "load_column", load_column)

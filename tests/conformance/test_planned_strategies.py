@@ -16,7 +16,7 @@ import gnnstore
 from gnnstore import NeighborLoader
 from gnnstore.caching.policies import Fixed
 from gnnstore.errors import BudgetError, StorageError, UsageError
-from gnnstore.graph.shared import shared_tables
+from gnnstore.graph.cache_owner import shared_caches
 from gnnstore.strategies.builtin import STRATEGIES
 from tests.support.batches import Batches, assert_same_batches, batches_of
 from tests.support.effort import paired
@@ -270,11 +270,11 @@ def test_a_smaller_budget_takes_memory_back(path: Path, expected: Batches) -> No
     store = gnnstore.open(path)
     large, small = loader_of(store, cache_bytes="100kB"), loader_of(store, cache_bytes="10kB")
     assert_same_batches(batches_of(large), expected[:BATCHES])
-    former = shared_tables(store).cached_bytes
+    former = shared_caches(store).cached_bytes
     assert 50_000 < former <= 100_000
     slots = slots_of(store)
     assert_same_batches(batches_of(small), expected[:BATCHES])
-    assert shared_tables(store).cached_bytes <= 10_000
+    assert shared_caches(store).cached_bytes <= 10_000
     assert slots.num_bytes < former / 50
     large.set_epoch(0)
     small.set_epoch(0)

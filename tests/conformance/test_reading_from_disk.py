@@ -19,7 +19,7 @@ from gnnstore.converters import ConvertOptions
 from gnnstore.disk.engines import ENGINES, ENVIRONMENT_VARIABLE, probe_engines
 from gnnstore.errors import BudgetError, UsageError
 from gnnstore.features.static import cache_cost
-from gnnstore.graph.shared import shared_tables
+from gnnstore.graph.cache_owner import shared_caches
 from gnnstore.strategies.placement import Placement
 from gnnstore.testing.graphs import GraphArrays, random_graph
 from tests.support.batches import Batches, assert_same_batches, batches_of
@@ -324,9 +324,9 @@ def test_loaders_share_a_cache(path: Path, expected: Batches) -> None:
     store = gnnstore.open(path)
     options: dict[str, Any] = {**OPTIONS, "strategy": "static", "cache_bytes": 60_000}
     train = NeighborLoader(store, [4, 4], "train", **options)
-    held = shared_tables(store).resident_bytes
+    held = shared_caches(store).cached_bytes
     valid = NeighborLoader(store, [-1], "valid", **options)
-    assert shared_tables(store).resident_bytes == held
+    assert shared_caches(store).cached_bytes == held
     assert train._sources.cache is valid._sources.cache
     other = NeighborLoader(store, [4, 4], "train", **{**options, "cache": "degree"})
     assert other._sources.cache is not train._sources.cache

@@ -20,7 +20,7 @@ from gnnstore.converters.writer import base as graph_writer
 from gnnstore.errors import CorruptStoreError
 from gnnstore.features.tables import SharedRows
 from gnnstore.formats.container.strict_json import Fields, to_json
-from gnnstore.graph.shared import StoreSizes
+from gnnstore.graph.sizes import StoreSizes
 from gnnstore.tools.cli import main
 from tests.support.batches import assert_same_batches, batches_of
 from tests.support.hetero import AT, CITES, TEACHES, hetero_store, make_hetero

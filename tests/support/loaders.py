@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from gnnstore import GraphStore
 from gnnstore.features.planned import SlotCache
-from gnnstore.graph.shared import shared_tables
+from gnnstore.graph.cache_owner import shared_caches
 from gnnstore.partitions.seeds import PartitionOrder
 from gnnstore.pipeline.lookahead.epochs import LookaheadEpochs
 from gnnstore.threads import THREAD_NAME
@@ -69,7 +69,7 @@ def override_sizes(loader: Loader, **sizes: Any) -> Loader:
 
 def slots_of(store: GraphStore) -> SlotCache:
     """Return the slots of the loader that planned for them last."""
-    slots = shared_tables(store)._slots
+    slots = shared_caches(store)._slots
     assert slots is not None
     return slots
 

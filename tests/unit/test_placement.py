@@ -10,7 +10,7 @@ from gnnstore.budget import limits
 from gnnstore.budget.limits import MemoryBudget
 from gnnstore.errors import BudgetError
 from gnnstore.formats.arrays.spec import AttributeSpec
-from gnnstore.graph.shared import StoreSizes, TableSize
+from gnnstore.graph.sizes import StoreSizes, TableSize
 from gnnstore.pipeline.lookahead.presample import with_margin
 from gnnstore.strategies import placement
 from gnnstore.strategies.base import Auto

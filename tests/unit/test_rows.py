@@ -21,7 +21,7 @@ from gnnstore.features.tables import (
     open_rows,
 )
 from gnnstore.formats import AttributeSpec, PagedArray, StoreReader
-from gnnstore.graph.shared import shared_tables
+from gnnstore.graph.table_registry import shared_tables
 from gnnstore.testing.graphs import write_store
 from tests.support.effort import paired
 from tests.support.stores import write_example_store

@@ -20,7 +20,8 @@ from gnnstore.errors import CorruptStoreError, StorageError, UsageError
 from gnnstore.features import static as tier
 from gnnstore.features.source import FileRows, Tier, of_one_type
 from gnnstore.features.static import StaticCache, cache_cost
-from gnnstore.graph.shared import SharedTables, shared_tables
+from gnnstore.graph.cache_owner import shared_caches
+from gnnstore.graph.table_registry import TableRegistry
 from gnnstore.loaders.options import read_options
 from gnnstore.strategies.loader_spec import ReadOptions
 from gnnstore.strategies.options import CacheSettings
@@ -268,13 +269,13 @@ def test_a_cache_is_in_use_while_its_loader_is_made(
     """Other tables are loaded meanwhile: another loader that needs memory must not take it."""
     graph = random_graph(2000, 9000, feature_dim=64, num_classes=3)
     store = gnnstore.open(graph.write(tmp_path / "g.gnn"))
-    shared, rows = shared_tables(store), SharedTables.rows
+    caches, rows = shared_caches(store), TableRegistry.rows
 
-    def loaded(self: SharedTables, *args: Any) -> Any:
-        shared.taken_bytes("another kind")
+    def loaded(self: TableRegistry, *args: Any) -> Any:
+        caches.taken_bytes("another kind")
         return rows(self, *args)
 
-    monkeypatch.setattr(SharedTables, "rows", loaded)
+    monkeypatch.setattr(TableRegistry, "rows", loaded)
     loader = gnnstore.NeighborLoader(
         store, [3], np.arange(500), batch_size=50, strategy="static", cache_bytes="100kB"
     )

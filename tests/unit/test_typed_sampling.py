@@ -14,7 +14,7 @@ from gnnstore import _core
 from gnnstore.disk.engines import open_engine
 from gnnstore.errors import InputError, UsageError
 from gnnstore.formats.store.store import Csc
-from gnnstore.graph.shared import SharedTables
+from gnnstore.graph.table_registry import TableRegistry
 from gnnstore.graph.topology import Topology
 from gnnstore.sampling.neighbor import (
     BatchRequest,
@@ -122,7 +122,7 @@ def test_wherever_the_topology_lies(store: gnnstore.GraphStore, config: Sampling
         store.reader, open_engine(store.path / "zarr.json", "pread")
     )
     for num_bytes in (0, 8_000, 10**8):
-        caches = SharedTables().neighbors(on_disk, num_bytes, 10**9)
+        caches = TableRegistry().neighbors(on_disk, num_bytes, 10**9)
         before = sum(rows.counts.rows_read for rows in on_disk.rows.values())
         cached: Topology = replace(on_disk, neighbors=caches)
         disk = cached.sampler(config, "int64")

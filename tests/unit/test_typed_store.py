@@ -20,7 +20,8 @@ from gnnstore.features.planned import PlanStep, SlotCache
 from gnnstore.features.source import RowSource, TypedRows, files_of
 from gnnstore.formats.container.names import edge_directory, node_array
 from gnnstore.formats.store.store import StoreReader
-from gnnstore.graph.shared import StoreSizes, shared_tables
+from gnnstore.graph.sizes import StoreSizes
+from gnnstore.graph.table_registry import shared_tables
 from gnnstore.sampling.compact import CompactSample, Types
 from gnnstore.sampling.neighbor import EdgeSample, NeighborSampler, Sample, SamplingConfig
 from gnnstore.sampling.row_space import RowSpace

@@ -34,6 +34,7 @@ from gnnstore.formats.container.files import (
     write_json,
 )
 from gnnstore.formats.container.journal import Journal
+from gnnstore.machine import PRIVATE, Machine
 
 Advice = Literal["normal", "random", "sequential"]
 
@@ -47,6 +48,7 @@ class PagedArray:
     file_paths: tuple[Path, ...]  # the shards, in order
     # Called when the shards have been opened; raises if they are not this array's.
     check_place: Callable[[], None] = field(default=lambda: None, repr=False, compare=False)
+    uuid: str = ""  # identity of the directory that it lies in; empty while that is written
     _maps: dict[Advice, npt.NDArray[np.uint8]] = field(
         default_factory=dict, repr=False, compare=False
     )
@@ -136,21 +138,29 @@ class PagedArray:
         used = self.num_rows * self.geometry.row_bytes
         return self.map(advice)[:used].view(self.dtype).reshape(self.spec.shape)
 
-    def load(self, num_threads: int = 1) -> npt.NDArray[Any]:
+    def load(self, num_threads: int = 1, machine: Machine = PRIVATE) -> npt.NDArray[Any]:
         """Read the whole array into memory, densely, on huge pages."""
-        dense = _core.pool_empty(self.num_rows * self.geometry.row_bytes)
-        try:
-            _core.read_pages(
-                [str(path) for path in self.file_paths],
-                self.body_bytes,
-                dense,
-                **self.place,
-                num_threads=num_threads,
-            )
-        except OSError as error:
-            raise self._storage_error(error, "read") from error
-        self.check_place()
+
+        def fill(dense: npt.NDArray[np.uint8]) -> None:
+            try:
+                _core.read_pages(
+                    [str(path) for path in self.file_paths],
+                    self.body_bytes,
+                    dense,
+                    **self.place,
+                    num_threads=num_threads,
+                )
+            except OSError as error:
+                raise self._storage_error(error, "read") from error
+            self.check_place()
+
+        num_bytes = self.num_rows * self.geometry.row_bytes
+        dense = machine.share(self.key(self.dtype), num_bytes, fill)
         return dense.view(self.dtype).reshape(self.spec.shape)
+
+    def key(self, dtype: np.dtype[Any]) -> str:
+        """Return the name of the whole array in memory, as elements of a type, on a machine."""
+        return self.spec.key(self.uuid, dtype)
 
     def gather(self, ids: npt.ArrayLike, num_threads: int = 1) -> npt.NDArray[Any]:
         """Copy rows out of the mapping."""
@@ -164,6 +174,12 @@ class PagedArray:
             )
         wanted = np.ascontiguousarray(wanted, dtype=np.int64)
         out = _core.pool_empty(len(wanted) * self.geometry.row_bytes)
+        self._copy_rows(wanted, out, num_threads)
+        return out.view(self.dtype).reshape(len(wanted), *self.row_shape)
+
+    def _copy_rows(
+        self, wanted: npt.NDArray[Any], out: npt.NDArray[np.uint8], num_threads: int
+    ) -> None:
         try:
             _core.gather_rows(
                 self.map(),
@@ -174,7 +190,6 @@ class PagedArray:
             )
         except IndexError as error:
             raise InputError(f"{self.spec.path}: {error}") from None
-        return out.view(self.dtype).reshape(len(wanted), *self.row_shape)
 
     def read_slice(self, start: int, stop: int) -> npt.NDArray[Any]:
         """Copy consecutive rows out of a sequential mapping; for scans."""
@@ -213,9 +228,15 @@ class SharedArray(PagedArray):
 
     rows: PagedArray  # int32 or int64 [rows]: the row of each in the other array
 
-    def load(self, num_threads: int = 1) -> npt.NDArray[Any]:
+    def load(self, num_threads: int = 1, machine: Machine = PRIVATE) -> npt.NDArray[Any]:
         """Return all rows."""
-        return super().gather(self.rows.load(), num_threads)
+
+        def fill(out: npt.NDArray[np.uint8]) -> None:
+            self._copy_rows(np.ascontiguousarray(self.rows.load(), np.int64), out, num_threads)
+
+        num_bytes = self.rows.num_rows * self.geometry.row_bytes
+        out = machine.share(self.key(self.dtype), num_bytes, fill)
+        return out.view(self.dtype).reshape(self.rows.num_rows, *self.row_shape)
 
     def gather(self, ids: npt.ArrayLike, num_threads: int = 1) -> npt.NDArray[Any]:
         """Copy rows out of the mapping of the other array."""

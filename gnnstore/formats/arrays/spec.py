@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from gnnstore.errors import CorruptStoreError
 from gnnstore.formats.arrays.dtypes import STORAGE_DTYPES
 from gnnstore.formats.container.names import check_relative_path
 from gnnstore.formats.container.strict_json import Fields
+
+if TYPE_CHECKING:
+    import numpy as np
 
 Layout = Literal["paged", "cold"]
 TIME_UNITS = ("D", "s", "ms", "us", "ns")  # of times since 1970, from the coarsest
@@ -45,6 +48,10 @@ class AttributeSpec:
     def row_bytes(self) -> int:
         """Bytes of a row's values; 0 where there are no rows."""
         return self.num_bytes // max(1, self.num_rows)
+
+    def key(self, uuid: str, dtype: np.dtype[Any]) -> str:
+        """Return the name of the whole array of a directory in memory, as elements of a type."""
+        return f"{uuid}/{self.path} {dtype.name} {list(self.shape)}"
 
     def dimension_names(self, rows: str | None = None) -> list[str]:
         """Return a name for each axis."""

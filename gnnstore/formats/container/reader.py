@@ -45,6 +45,7 @@ from gnnstore.formats.container.manifest import (
 )
 from gnnstore.formats.container.strict_json import parse_object
 from gnnstore.formats.container.workdir import leftovers
+from gnnstore.machine import PRIVATE, Machine
 
 M = TypeVar("M", bound=Manifest)
 R = TypeVar("R")
@@ -274,12 +275,17 @@ class SealedReader(SealedFiles[M]):
         """Return a paged array."""
         return self._paged[spec.path]
 
-    def compressed(self, spec: AttributeSpec) -> npt.NDArray[Any]:
-        """Read a compressed array whole into a new array in its storage type."""
-        values = np.empty(spec.shape, STORAGE_DTYPES[spec.dtype])
-        for place, chunk in self.compressed_chunks(spec):
-            values[place] = chunk
-        return values
+    def compressed(self, spec: AttributeSpec, machine: Machine = PRIVATE) -> npt.NDArray[Any]:
+        """Read a compressed array whole into memory, in its storage type."""
+        dtype = STORAGE_DTYPES[spec.dtype]
+
+        def fill(out: npt.NDArray[np.uint8]) -> None:
+            values = out.view(dtype).reshape(spec.shape)
+            for place, chunk in self.compressed_chunks(spec):
+                values[place] = chunk
+
+        found = machine.share(spec.key(self.uuid, dtype), spec.num_bytes, fill)
+        return found.view(dtype).reshape(spec.shape)
 
     def compressed_chunks(
         self, spec: AttributeSpec
@@ -296,9 +302,11 @@ class SealedReader(SealedFiles[M]):
             for (place,), rows in self.compressed_chunks(spec):
                 yield place.start, rows
 
-    def read(self, spec: AttributeSpec) -> npt.NDArray[Any]:
+    def read(self, spec: AttributeSpec, machine: Machine = PRIVATE) -> npt.NDArray[Any]:
         """Read any array whole into memory, in its storage type."""
-        return self.compressed(spec) if spec.layout == "cold" else self.paged(spec).load()
+        if spec.layout == "cold":
+            return self.compressed(spec, machine)
+        return self.paged(spec).load(machine=machine)
 
     def _check_array(self, spec: AttributeSpec) -> None:
         """Check that an array matches the manifest, and that all its files are listed."""
@@ -317,7 +325,7 @@ class SealedReader(SealedFiles[M]):
         spec.check(dtype, (layout.num_rows, *row_shape), path)
         names = [shard_name(shard, len(row_shape)) for shard in range(layout.num_shards)]
         shards = tuple(self.path / spec.path / name for name in names)
-        self._paged[spec.path] = PagedArray(spec, layout, shards, self.check_place)
+        self._paged[spec.path] = PagedArray(spec, layout, shards, self.check_place, self.uuid)
         for shard, name in enumerate(names):
             listed, size = self._sizes.get(f"{spec.path}/{name}"), layout.shard_file_bytes(shard)
             self._require(listed is not None, spec, name)

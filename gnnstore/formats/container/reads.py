@@ -24,6 +24,7 @@ from gnnstore.formats.arrays.paged import PagedArray, SharedArray
 from gnnstore.formats.arrays.spec import AttributeSpec
 from gnnstore.formats.container.files import BLOCK_BYTES, fill_at, open_regular
 from gnnstore.formats.container.reader import SealedReader
+from gnnstore.machine import PRIVATE, Machine
 
 # Pieces of up to this size are read into memory that was used before: the pages that the kernel
 # clears in fresh memory are an eighth of the CPU time of a conversion. Whole arrays should not
@@ -73,10 +74,16 @@ class ReadArray(PagedArray):
     @classmethod
     def of(cls, array: PagedArray, fill: Fill) -> ReadArray:
         """Return an array whose files are read by a function."""
-        return cls(array.spec, array.layout, array.file_paths, array.check_place, fill=fill)
+        return cls(
+            array.spec, array.layout, array.file_paths, array.check_place, array.uuid, fill=fill
+        )
 
-    def load(self, num_threads: int = 1) -> npt.NDArray[Any]:  # noqa: ARG002 - one reads
-        """Read all rows."""
+    def load(
+        self,
+        num_threads: int = 1,  # noqa: ARG002 - one reads
+        machine: Machine = PRIVATE,  # noqa: ARG002
+    ) -> npt.NDArray[Any]:
+        """Read all rows, into memory of this process."""
         return self.read_slice(0, self.num_rows)
 
     def read_slice(self, start: int, stop: int) -> npt.NDArray[Any]:

@@ -29,6 +29,7 @@ from gnnstore.formats.store.schema import (
     StoreManifest,
     TextSpec,
 )
+from gnnstore.machine import PRIVATE, Machine
 
 
 class StoreReader(SealedReader[StoreManifest]):
@@ -47,7 +48,9 @@ class StoreReader(SealedReader[StoreManifest]):
         if shared is None:
             return super().paged(spec)
         array, rows = super().paged(shared.array), super().paged(shared.rows)
-        return SharedArray(spec, array.layout, array.file_paths, array.check_place, rows=rows)
+        return SharedArray(
+            spec, array.layout, array.file_paths, array.check_place, array.uuid, rows=rows
+        )
 
     @cached_property
     def _shared(self) -> dict[str, SharedRows]:
@@ -197,14 +200,18 @@ class Csc:
 
 
 def load_csc(
-    reader: StoreReader, edge: EdgeTypeSpec, mode: TopologyMode = "memory", num_threads: int = 1
+    reader: StoreReader,
+    edge: EdgeTypeSpec,
+    mode: TopologyMode = "memory",
+    num_threads: int = 1,
+    machine: Machine = PRIVATE,
 ) -> Csc:
     """Return the adjacency of an edge type."""
     mapped: list[PagedArray] = []
 
     def get(spec: AttributeSpec) -> npt.NDArray[Any]:
         in_memory = mode == "memory" or (mode == "disk" and spec is edge.indptr)
-        return load_column(reader, spec, mapped, None if not in_memory else num_threads)
+        return load_column(reader, spec, mapped, None if not in_memory else num_threads, machine)
 
     indptr, indices = get(edge.indptr), get(edge.indices)
     return Csc(
@@ -218,11 +225,15 @@ def load_csc(
 
 
 def load_column(
-    reader: StoreReader, spec: AttributeSpec, mapped: list[PagedArray], num_threads: int | None
+    reader: StoreReader,
+    spec: AttributeSpec,
+    mapped: list[PagedArray],
+    num_threads: int | None,
+    machine: Machine = PRIVATE,
 ) -> npt.NDArray[Any]:
     """Read an array of the topology, by some threads; None maps it, and adds it to `mapped`."""
     array = reader.paged(spec)
     if num_threads is not None:
-        return array.load(num_threads)
+        return array.load(num_threads, machine)
     mapped.append(array)
     return array.view("random")

@@ -27,7 +27,7 @@ import numpy.typing as npt
 import gnnstore
 from gnnstore.errors import GnnstoreError
 from gnnstore.formats.arrays.paged import PagedArray
-from gnnstore.graph.shared import shared_tables
+from gnnstore.graph.table_registry import shared_tables
 from gnnstore.loaders.link import resolve_links
 from gnnstore.loaders.options import fanouts_of
 from gnnstore.pipeline.batch import request_of

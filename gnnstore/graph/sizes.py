@@ -1,0 +1,125 @@
+"""Bytes that the parts of a store take when they lie in memory, from its schema alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from gnnstore.formats.arrays.spec import AttributeSpec
+    from gnnstore.formats.store.schema import EdgeType, Schema
+    from gnnstore.sampling.neighbor import SamplingConfig
+
+
+@dataclass(frozen=True)
+class TableSize:
+    """A paged attribute: rows that can be read one by one."""
+
+    path: str  # the attribute's path in the store
+    num_rows: int  # number of rows
+    row_bytes: int  # bytes of a row without padding
+    of_nodes: bool = True  # whether rows belong to nodes; else to edges
+    edge_type: EdgeType | None = None  # of the edges whose rows these are, by position
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all rows."""
+        return self.num_rows * self.row_bytes
+
+
+@dataclass(frozen=True)
+class StoreSizes:
+    """Bytes that the parts of a store take when they lie in memory."""
+
+    # `indptr` and `indices`; and what sampling by time or weight needs along edges.
+    topology_bytes: int
+    tables: tuple[TableSize, ...]  # paged attributes of nodes and edges
+    # Attributes that are stored compressed and are therefore always read whole.
+    compressed_bytes: int
+    indptr_bytes: int  # bytes of `indptr`, part of `topology_bytes`
+    indices_bytes: int  # bytes of `indices`, part of `topology_bytes`
+    times_bytes: int = 0  # times of nodes, which sampling has in memory
+    edge_ids: tuple[TableSize, ...] = ()  # ids of edges in the input, if batches show them
+    has_types: bool = False  # whether nodes have several types
+
+    @property
+    def rows_bytes(self) -> int:
+        """Bytes of all paged attributes, without padding."""
+        return sum(table.num_bytes for table in self.tables)
+
+    @property
+    def edge_ids_bytes(self) -> int:
+        """Bytes of the ids of edges."""
+        return sum(table.num_bytes for table in self.edge_ids)
+
+    @property
+    def total_bytes(self) -> int:
+        """Bytes of everything."""
+        rows_bytes = self.rows_bytes + self.edge_ids_bytes
+        return self.topology_bytes + self.times_bytes + rows_bytes + self.compressed_bytes
+
+    @classmethod
+    def of(
+        cls,
+        schema: Schema,
+        config: SamplingConfig | None = None,
+        *,
+        whole: Schema | None = None,
+        with_edge_ids: bool = True,
+    ) -> StoreSizes:
+        """Return the sizes of a store, all of its types together, as a loader needs it.
+
+        `whole` has the times that sampling needs, if batches do not show them.
+        """
+        edges = schema.edge_types
+        tables = _tables(schema.node_attributes(), of_nodes=True)
+        for edge in edges:
+            tables += _tables(edge.own_attributes(), edge_type=edge.type)
+        ids = {edge.type: edge.edge_id for edge in edges if edge.edge_id and with_edge_ids}
+        shared = [edge.shared_row for edge in edges if edge.shared_row]
+        tables += _tables(spec for spec in shared if spec not in ids.values())
+        attributes = [*schema.node_attributes(), *schema.whole_arrays()]
+        attributes += [spec for edge in edges for spec in edge.own_attributes()]
+        indptr_bytes = sum(edge.indptr.num_bytes for edge in edges)
+        indices_bytes = sum(edge.indices.num_bytes for edge in edges)
+        along, times_bytes = (0, 0) if config is None else _for_sampling(whole or schema, config)
+        return cls(
+            topology_bytes=indptr_bytes + indices_bytes + along,
+            tables=tuple(tables),
+            compressed_bytes=sum(spec.num_bytes for spec in attributes if spec.layout == "cold"),
+            indptr_bytes=indptr_bytes,
+            indices_bytes=indices_bytes,
+            times_bytes=times_bytes,
+            edge_ids=tuple(
+                table for kind, spec in ids.items() for table in _tables([spec], edge_type=kind)
+            ),
+            has_types=len(schema.node_types) > 1,
+        )
+
+
+def _for_sampling(schema: Schema, config: SamplingConfig) -> tuple[int, int]:
+    """Return the bytes that times and weights take along edges, and of nodes."""
+    time, weight = config.time_attr or "", config.weight_attr or ""
+    along = [
+        spec
+        for edge in schema.edge_types
+        for spec in (
+            edge.orders.get(time),
+            edge.attributes.get(time),
+            edge.weight_sums.get(weight),
+        )
+    ]
+    of_nodes = [node.attributes.get(time) for node in schema.node_types]
+    sizes = [sum(s.num_bytes for s in specs if s is not None) for specs in (along, of_nodes)]
+    return sizes[0], sizes[1]
+
+
+def _tables(
+    specs: Iterable[AttributeSpec], *, of_nodes: bool = False, edge_type: EdgeType | None = None
+) -> list[TableSize]:
+    return [
+        TableSize(spec.path, spec.num_rows, spec.row_bytes, of_nodes, edge_type)
+        for spec in specs
+        if spec.layout == "paged"
+    ]
