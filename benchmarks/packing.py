@@ -36,8 +36,9 @@ from gnnstore._core import ReadCounts, empty
 from gnnstore.caching.plan import CachePlan, Trace
 from gnnstore.disk.engines import open_engine
 from gnnstore.features.chunks import PackedSuperbatch
+from gnnstore.features.file_rows import FileRows, files_of
 from gnnstore.features.pack import pack
-from gnnstore.features.source import FileRows, files_of, of_one_type
+from gnnstore.features.source import of_one_type
 from gnnstore.formats import PagedArray
 from gnnstore.sampling.row_space import RowRange
 from gnnstore.tools.bench.harness import drop_from_cache

@@ -32,7 +32,7 @@ from benchmarks.harness import Turn, measure, parser, report
 from benchmarks.parts import fio
 from gnnstore import _core
 from gnnstore.disk.engines import Engine, open_engine, probe_engines
-from gnnstore.features.source import FileRows
+from gnnstore.features.file_rows import FileRows
 from gnnstore.formats import AttributeSpec, PagedArray, PagedArrayWriter
 from gnnstore.tools.bench.harness import drop_from_cache
 from gnnstore.units import format_size, spread

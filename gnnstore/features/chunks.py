@@ -26,7 +26,8 @@ import numpy.typing as npt
 from gnnstore import _core
 from gnnstore._core import ReadCounts
 from gnnstore.disk.spool import Spool
-from gnnstore.features.source import PackedRows, RowSource, RowSpec, places_within, read_chunk
+from gnnstore.features.chunk_rows import PackedRows, places_within, read_chunk
+from gnnstore.features.source import RowSource, RowSpec
 from gnnstore.formats.packed import CHECKED_ROWS, MAX_PIECE_BYTES
 from gnnstore.sampling.row_space import RowRange
 

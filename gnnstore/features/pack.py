@@ -34,6 +34,7 @@ from gnnstore.features.chunks import (
     chunk_bytes,
     chunk_reader,
 )
+from gnnstore.features.file_rows import FileRows
 from gnnstore.features.misses import (
     POOLED_UNIT_BYTES,
     SPILLED_BATCH_BYTES,
@@ -43,7 +44,7 @@ from gnnstore.features.misses import (
     sorting_bytes,
     too_little_memory,
 )
-from gnnstore.features.source import FileRows, RowSpec, TypedRows, ranges_of
+from gnnstore.features.source import RowSpec, TypedRows, ranges_of
 from gnnstore.threads import CancelledError, Flag, interruptible
 from gnnstore.units import format_size
 

@@ -28,10 +28,12 @@ from gnnstore._core import ReadCounts, empty
 from gnnstore.caching.pools import SlotPools
 from gnnstore.disk.engines import Engine, open_engine
 from gnnstore.errors import CorruptStoreError, storage_error, storage_errors
+from gnnstore.features.chunk_rows import PackedRows, places_within, read_chunk
 from gnnstore.features.chunks import chunk_reader
+from gnnstore.features.file_rows import FileRows
 from gnnstore.features.planned import PlanStep
 from gnnstore.features.segments import read_shared
-from gnnstore.features.source import FileRows, PackedRows, RowSource, places_within, read_chunk
+from gnnstore.features.source import RowSource
 from gnnstore.features.tables import CachedTables
 from gnnstore.formats.arrays.dtypes import STORAGE_DTYPES
 from gnnstore.formats.arrays.paged import PagedArray

@@ -24,9 +24,10 @@ from gnnstore.caching.segments import SharedRows, segments_of
 from gnnstore.disk.spool import MemorySpool, Spool
 from gnnstore.errors import CorruptStoreError, storage_error, storage_errors
 from gnnstore.features.chunks import PackedChunks, shared_crcs
+from gnnstore.features.file_rows import FileRows
 from gnnstore.features.misses import MissTable
 from gnnstore.features.pack import append_missed
-from gnnstore.features.source import FileRows, TypedRows
+from gnnstore.features.source import TypedRows
 from gnnstore.formats.container.files import open_regular, read_part, write_part
 from gnnstore.formats.packed import CHECKED_ROWS, PackedReader, segment_layout
 

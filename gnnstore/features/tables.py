@@ -1,32 +1,21 @@
-"""Tables of rows: in memory, mapped from files, or read from disk by an engine on request."""
+"""Opens the tables of a store in their places, and names those that are cached together."""
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Callable, Container, Mapping
-from dataclasses import dataclass, replace
-from functools import cached_property
-from typing import Any, Literal, Self
+from dataclasses import dataclass
+from typing import Literal, Self
 
-import numpy as np
-import numpy.typing as npt
-
-from gnnstore._core import ReadCounts, empty
 from gnnstore.disk.engines import Engine
-from gnnstore.features.source import FileRows, MemoryRows, RowSource, RowSpec, TypedRows, copy_rows
+from gnnstore.features.file_rows import FileRows
+from gnnstore.features.mapped_rows import MappedRows
+from gnnstore.features.memory_rows import CompactRows, MemoryRows
+from gnnstore.features.source import RowSource, TypedRows
 from gnnstore.formats import AttributeSpec, PagedArray, StoreReader
 from gnnstore.formats.store.schema import Schema
 from gnnstore.machine import PRIVATE, Machine
 from gnnstore.sampling.row_space import RowRange, RowSpace
-
-# A page fault blocks the thread that takes it, so a mapping is read faster by more threads
-# than there are cores. A batch of 136,000 rows, none of them cached, two batches at a time,
-# on a disk of 100,000 reads a second: 3.9 s with 1 thread, 0.54 s with 4, 0.27 s with 16,
-# 0.21 s with 32. Their cost when every page is cached: half a millisecond.
-MAX_FAULT_THREADS = 32
-MIN_ROWS_PER_FAULT_THREAD = 512
-
 
 # Wider rows are features, of which hardly any are integers: a search for them would read twice.
 MAX_ROW_BYTES = 64
@@ -38,94 +27,6 @@ def held_row_bytes(array: PagedArray) -> int:
     if row_bytes > MAX_ROW_BYTES:
         return row_bytes
     return row_bytes // array.dtype.itemsize * array.narrowest_dtype.itemsize
-
-
-@dataclass(frozen=True, eq=False)
-class CompactRows(RowSource):
-    """A table of integers in memory, narrower than in a batch.
-
-    Labels are int64 for PyTorch's sake, and few have more than 256 values: of 16 million nodes they
-    take 17 MB instead of 134, which cached rows have then.
-    """
-
-    table: MemoryRows
-    dtype: np.dtype[Any]  # of the rows that are read
-
-    @classmethod
-    def load(cls, array: PagedArray, machine: Machine = PRIVATE) -> Self:
-        """Load a stored array a piece at a time, so that memory never holds it in full width."""
-        narrow, shape = array.narrowest_dtype, (array.num_rows, *array.row_shape)
-
-        def fill(out: npt.NDArray[np.uint8]) -> None:
-            table = out.view(narrow).reshape(shape)
-            for first, piece in array.pieces():
-                table[first : first + len(piece)] = piece
-
-        found = machine.share(array.key(narrow), math.prod(shape) * narrow.itemsize, fill)
-        return cls(MemoryRows(found.view(narrow).reshape(shape)), array.dtype)
-
-    @cached_property
-    def spec(self) -> RowSpec:
-        """The rows as they are read."""
-        held = self.table.spec
-        return RowSpec(held.num_rows, held.shape, self.dtype)
-
-    @property
-    def resident_bytes(self) -> int:
-        """Bytes of memory that the table occupies."""
-        return self.table.resident_bytes
-
-    def read_rows(self, ids: npt.NDArray[Any], out: npt.NDArray[Any]) -> ReadCounts:
-        """Copy the rows of `ids` to `out`, widened."""
-        spec = self.table.spec
-        rows = empty((len(ids), *spec.shape), spec.dtype)
-        counts = self.table.read_rows(ids, rows)
-        out.reshape(-1).view(self.dtype)[:] = rows.reshape(-1)
-        return counts
-
-
-@dataclass(frozen=True, eq=False)
-class MappedRows(RowSource):
-    """A stored table, mapped: the operating system reads a page on the first access to it."""
-
-    array: PagedArray
-    body: npt.NDArray[np.uint8]
-
-    @classmethod
-    def map(cls, array: PagedArray) -> Self:
-        """Map a stored array, advising the system not to read ahead."""
-        return cls(array, array.map("random"))
-
-    @cached_property
-    def spec(self) -> RowSpec:
-        """The rows of the array."""
-        return RowSpec.of(self.array.spec)
-
-    def read_rows(self, ids: npt.NDArray[Any], out: npt.NDArray[Any]) -> ReadCounts:
-        """Copy the rows of `ids` to `out`.
-
-        Several threads share one call, so that their page faults overlap.
-        """
-        num_threads = max(1, min(MAX_FAULT_THREADS, ids.size // MIN_ROWS_PER_FAULT_THREAD))
-        return copy_rows(self.body, ids, out, **self.array.place, num_threads=num_threads)
-
-
-@dataclass(frozen=True, eq=False)
-class SharedRows(RowSource):
-    """Rows of another table, in an order of its own."""
-
-    table: RowSource
-    rows: RowSource  # int32 or int64: the row of each in the other table
-
-    @property
-    def spec(self) -> RowSpec:
-        """The rows of the other table, as many as there are here."""
-        return replace(self.table.spec, num_rows=self.rows.num_rows)
-
-    def read_rows(self, ids: npt.NDArray[Any], out: npt.NDArray[Any]) -> ReadCounts:
-        """Fill `out` with the rows of `ids`."""
-        places, counts = self.rows.gather(ids)
-        return counts + self.table.read_rows(places, out)
 
 
 Mode = Literal["memory", "mmap"]

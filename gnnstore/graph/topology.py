@@ -21,6 +21,7 @@ from gnnstore._core import ReadCounts, crc32c, empty
 from gnnstore.caching.scores import count_out_degrees, highest_that_overflows
 from gnnstore.disk.engines import Engine
 from gnnstore.errors import CorruptStoreError
+from gnnstore.features.file_rows import FileRows
 from gnnstore.features.source import RowSource
 from gnnstore.features.tables import open_rows
 from gnnstore.formats.arrays.paged import PagedArray
@@ -51,7 +52,7 @@ class IndexRows:
 
     def __init__(self, rows: RowSource) -> None:
         files = rows.file_rows
-        assert files is not None  # noqa: S101 - an engine reads files
+        assert isinstance(files, FileRows)  # noqa: S101 - an engine reads files
         array = files.array
         if not array.geometry.is_exact or array.row_shape != ():
             raise CorruptStoreError(

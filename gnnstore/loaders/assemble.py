@@ -20,7 +20,8 @@ from torch_geometric.sampler import HeteroSamplerOutput, SamplerOutput
 
 from gnnstore._core import ReadCounts, empty
 from gnnstore.errors import InputError, UsageError
-from gnnstore.features.source import MemoryRows, Rows, RowSource
+from gnnstore.features.memory_rows import MemoryRows
+from gnnstore.features.source import Rows, RowSource
 from gnnstore.formats import EDGE_TYPE, NODE_TYPE
 from gnnstore.formats.arrays.spec import AttributeSpec
 from gnnstore.formats.store.schema import EdgeType, EdgeTypeSpec, NodeTypeSpec, Schema

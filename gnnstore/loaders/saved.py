@@ -15,9 +15,9 @@ from gnnstore.budget.ledger import CACHED, SLOTS, STAGING, Ledger, Reservation
 from gnnstore.budget.limits import MemoryBudget, affordable_threads
 from gnnstore.disk.engines import Engine
 from gnnstore.errors import limits_named
+from gnnstore.features.chunk_rows import AbsentRows
 from gnnstore.features.planned import SlotCache
 from gnnstore.features.saved import PackedFiles
-from gnnstore.features.source import AbsentRows
 from gnnstore.features.tables import CachedTables
 from gnnstore.formats.arrays.spec import AttributeSpec
 from gnnstore.formats.container.reader import reopened

@@ -20,6 +20,7 @@ from gnnstore.caching.policies import Planner
 from gnnstore.caching.pools import SlotPools, pooled
 from gnnstore.errors import NoSpaceError
 from gnnstore.features.chunks import BLOCK_BYTES
+from gnnstore.features.file_rows import files_of
 from gnnstore.features.misses import MissTable, collect_misses
 from gnnstore.features.pack import least_memory, packed_bytes
 from gnnstore.features.saved import SavedRecord
@@ -31,7 +32,7 @@ from gnnstore.features.segments import (
     divide_misses,
     segment_memory,
 )
-from gnnstore.features.source import RowSource, TypedRows, files_of, ranges_of
+from gnnstore.features.source import RowSource, TypedRows, ranges_of
 from gnnstore.features.tables import CachedTables
 from gnnstore.formats.packed import PackedManifest, name_of_batch, rows_array
 from gnnstore.formats.packed_writer import PackedWriter

@@ -22,7 +22,9 @@ import numpy.typing as npt
 from gnnstore._core import ReadCounts
 from gnnstore.disk.engines import Engine
 from gnnstore.errors import CorruptStoreError, UsageError
-from gnnstore.features.source import FileRows, MemoryRows, Rows, RowSpec
+from gnnstore.features.file_rows import FileRows
+from gnnstore.features.memory_rows import MemoryRows
+from gnnstore.features.source import Rows, RowSpec
 from gnnstore.formats.arrays.spec import AttributeSpec
 from gnnstore.formats.partitions import PartitionsReader
 from gnnstore.partitions.policy import EdgesRead

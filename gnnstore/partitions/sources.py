@@ -15,7 +15,9 @@ import numpy.typing as npt
 from gnnstore.budget.ledger import STAGING, Ledger, Reservation
 from gnnstore.budget.limits import MemoryBudget
 from gnnstore.errors import BudgetError, UsageError
-from gnnstore.features.source import AbsentRows, MemoryRows, RowSource
+from gnnstore.features.chunk_rows import AbsentRows
+from gnnstore.features.memory_rows import MemoryRows
+from gnnstore.features.source import RowSource
 from gnnstore.formats.partitions import BUCKET_PTR_ARRAY, PartitionsReader, open_partitions
 from gnnstore.formats.store.schema import EDGE_TYPE, NODE_TYPE
 from gnnstore.graph.sizes import StoreSizes

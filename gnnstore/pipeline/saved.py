@@ -16,9 +16,10 @@ import numpy.typing as npt
 
 from gnnstore._core import ReadCounts, empty
 from gnnstore.errors import UsageError
+from gnnstore.features.chunk_rows import AbsentRows
 from gnnstore.features.planned import SlotCache, TurnLock
 from gnnstore.features.saved import PackedFiles, SavedRecord
-from gnnstore.features.source import AbsentRows, Rows, RowSource, TypedRows
+from gnnstore.features.source import Rows, RowSource, TypedRows
 from gnnstore.graph.pyg_data import FINGERPRINT
 from gnnstore.pipeline.batch import Batch, BatchSource, EpochRun
 from gnnstore.pipeline.order import LoaderState, Position

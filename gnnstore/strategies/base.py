@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from gnnstore.caching.scores import SCORES
 from gnnstore.disk.engines import Engine
+from gnnstore.features.shared_rows import SharedRows
 from gnnstore.features.source import RowSource
-from gnnstore.features.tables import SharedRows
 from gnnstore.graph.table_registry import shared_tables
 from gnnstore.pipeline.batch import SamplingSource
 from gnnstore.strategies.loader_spec import EdgeIds, LoaderSpec

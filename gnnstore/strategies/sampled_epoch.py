@@ -13,8 +13,9 @@ import numpy.typing as npt
 from gnnstore._core import release_memory
 from gnnstore.caching.scores import MAX_COUNTED_BATCHES, count_out_degrees
 from gnnstore.disk.measure import disk_profile
-from gnnstore.features.source import MemoryRows
-from gnnstore.features.tables import MAX_FAULT_THREADS, MIN_ROWS_PER_FAULT_THREAD, CachedTables
+from gnnstore.features.mapped_rows import MAX_FAULT_THREADS, MIN_ROWS_PER_FAULT_THREAD
+from gnnstore.features.memory_rows import MemoryRows
+from gnnstore.features.tables import CachedTables
 from gnnstore.graph.table_registry import shared_tables
 from gnnstore.graph.topology import Topology
 from gnnstore.pipeline.lookahead.presample import ENOUGH_VISITS, Presampled, Presampler

@@ -19,8 +19,9 @@ from gnnstore.caching.belady import BeladyPlanner
 from gnnstore.caching.plan import Trace
 from gnnstore.disk.engines import open_engine
 from gnnstore.features.chunks import BLOCK_BYTES, PackedSuperbatch
+from gnnstore.features.file_rows import FileRows
 from gnnstore.features.pack import least_memory, pack
-from gnnstore.features.source import FileRows, RowRequest, of_one_type
+from gnnstore.features.source import RowRequest, of_one_type
 from gnnstore.formats import PageGeometry
 from tests.support.effort import examples
 from tests.support.packing import plan_of

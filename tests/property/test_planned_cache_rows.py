@@ -21,8 +21,10 @@ from gnnstore.budget.ledger import SLOTS
 from gnnstore.caching.belady import POLICIES
 from gnnstore.caching.plan import Trace
 from gnnstore.disk.engines import open_engine
+from gnnstore.features.file_rows import FileRows
+from gnnstore.features.memory_rows import MemoryRows
 from gnnstore.features.planned import PlanStep, SlotCache, TurnLock
-from gnnstore.features.source import FileRows, MemoryRows, Rows, RowSource, of_one_type
+from gnnstore.features.source import Rows, RowSource, of_one_type
 from tests.support.effort import examples
 from tests.support.twins.reads import write_array
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from gnnstore import _core
 from gnnstore.disk.engines import open_engine
-from gnnstore.features.source import FileRows
+from gnnstore.features.file_rows import FileRows
 from gnnstore.formats import PageGeometry, plan_shards
 from gnnstore.formats.arrays.dtypes import STORAGE_DTYPES
 from tests.support.effort import examples, paired

@@ -14,8 +14,9 @@ from numpy.typing import NDArray
 from gnnstore.caching.plan import CachePlan, Trace
 from gnnstore.disk.engines import open_engine
 from gnnstore.features.chunks import PackedSuperbatch
+from gnnstore.features.file_rows import FileRows
 from gnnstore.features.pack import pack as pack_rows
-from gnnstore.features.source import FileRows, RowRequest, of_one_type
+from gnnstore.features.source import RowRequest, of_one_type
 from gnnstore.formats.packed import PACKED
 from gnnstore.formats.store.units import make_units_directory, unit_path
 from gnnstore.graph.store import open as open_store

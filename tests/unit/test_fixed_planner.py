@@ -13,9 +13,10 @@ from gnnstore.caching.plan import PlanPlace, Trace
 from gnnstore.caching.policies import FixedPlanner
 from gnnstore.disk.engines import open_engine
 from gnnstore.errors import CorruptStoreError, NoSpaceError, UsageError
+from gnnstore.features.file_rows import FileRows, files_of
 from gnnstore.features.pack import pack
 from gnnstore.features.planned import PlanStep, SlotCache
-from gnnstore.features.source import FileRows, files_of, of_one_type
+from gnnstore.features.source import of_one_type
 from tests.support.faults import inject
 from tests.support.traces import spill_trace
 from tests.support.twins.reads import write_array

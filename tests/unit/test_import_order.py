@@ -7,7 +7,6 @@ import importlib
 import re
 import subprocess
 import sys
-from collections import Counter
 from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
@@ -127,16 +126,9 @@ def test_every_package_has_a_rule() -> None:
     assert {package_of(path) for path in MODULES} <= ALLOWED.keys()
 
 
-def test_no_folder_has_more_than_twelve_modules() -> None:
-    folders = Counter(path.parent for path in MODULES if path.name != "__init__.py")
-    assert {str(folder): n for folder, n in folders.items() if n > 12} == {}
-
-
 def test_kernels_include_only_from_folders_before_theirs() -> None:
     files = sorted((PACKAGE / "_core/kernels").rglob("*.*"))
     assert {path.parent.name for path in files} == set(KERNELS)
-    modules = Counter(folder for folder, _ in {(path.parent.name, path.stem) for path in files})
-    assert {folder: n for folder, n in modules.items() if n > 12} == {}
     above = [
         f"{path.parent.name}/{path.name} includes {folder}/"
         for path in files

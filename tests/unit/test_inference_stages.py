@@ -19,7 +19,7 @@ pytest.importorskip("torch_geometric")
 import gnnstore
 from gnnstore.disk.engines import open_engine
 from gnnstore.errors import CorruptStoreError, NoSpaceError, UsageError, storage_error
-from gnnstore.features.source import FileRows
+from gnnstore.features.file_rows import FileRows
 from gnnstore.formats.container.files import ChecksummedFile
 from gnnstore.layerwise import blocks as inference_blocks
 from gnnstore.layerwise.blocks import BlockMaker

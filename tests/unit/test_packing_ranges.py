@@ -22,9 +22,9 @@ from gnnstore.errors import CorruptStoreError, NoSpaceError, StorageError
 from gnnstore.features import misses as sorted_misses
 from gnnstore.features import pack as packing
 from gnnstore.features.chunks import PackedSuperbatch
+from gnnstore.features.file_rows import FileRows
 from gnnstore.features.misses import MissTable
 from gnnstore.features.pack import least_memory, packed_bytes
-from gnnstore.features.source import FileRows
 from gnnstore.sampling.row_space import RowRange
 from tests.support.effort import examples
 from tests.support.faults import inject

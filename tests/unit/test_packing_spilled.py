@@ -19,9 +19,10 @@ from gnnstore.caching.plan import PlanPlace, Trace, TraceBuilder
 from gnnstore.disk.engines import open_engine
 from gnnstore.errors import BudgetError, CorruptStoreError, StorageError, UsageError
 from gnnstore.features.chunks import BLOCK_BYTES
+from gnnstore.features.file_rows import FileRows
 from gnnstore.features.misses import collect_misses
 from gnnstore.features.pack import append_missed, least_memory, pack
-from gnnstore.features.source import FileRows, of_one_type
+from gnnstore.features.source import of_one_type
 from gnnstore.sampling.row_space import RowRange
 from gnnstore.threads import CancelledError, Flag, for_each
 from tests.support.faults import inject

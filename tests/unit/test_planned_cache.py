@@ -29,8 +29,9 @@ from gnnstore.disk.engines import open_engine
 from gnnstore.errors import GnnstoreError, StorageError, UsageError
 from gnnstore.features import planned as planned_cache
 from gnnstore.features import planned as turns_module
+from gnnstore.features.file_rows import FileRows
 from gnnstore.features.planned import PlanStep, SlotCache, TurnLock
-from gnnstore.features.source import FileRows, RowSource, RowSpec, of_one_type
+from gnnstore.features.source import RowSource, RowSpec, of_one_type
 from tests.support.faults import inject
 from tests.support.twins.reads import write_array
 

@@ -17,17 +17,12 @@ from gnnstore.caching.pools import SlotPools, pooled
 from gnnstore.disk.engines import open_engine
 from gnnstore.errors import UsageError
 from gnnstore.features import misses as sorted_misses
+from gnnstore.features.file_rows import FileRows, files_of
 from gnnstore.features.misses import collect_misses
 from gnnstore.features.pack import least_memory, pack, packed_bytes
 from gnnstore.features.planned import PlanStep, SlotCache
 from gnnstore.features.segments import divide_misses
-from gnnstore.features.source import (
-    FileRows,
-    RowSource,
-    TypedRows,
-    files_of,
-    ranges_of,
-)
+from gnnstore.features.source import RowSource, TypedRows, ranges_of
 from gnnstore.features.static import StaticCache
 from gnnstore.sampling.row_space import RowRange, RowSpace
 from tests.support.packing import plan_of

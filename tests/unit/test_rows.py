@@ -13,13 +13,10 @@ import pytest
 
 import gnnstore
 from gnnstore import _core
-from gnnstore.features.source import MemoryRows, RowSource, RowSpec
-from gnnstore.features.tables import (
-    MIN_ROWS_PER_FAULT_THREAD,
-    MappedRows,
-    held_row_bytes,
-    open_rows,
-)
+from gnnstore.features.mapped_rows import MIN_ROWS_PER_FAULT_THREAD, MappedRows
+from gnnstore.features.memory_rows import MemoryRows
+from gnnstore.features.source import RowSource, RowSpec
+from gnnstore.features.tables import held_row_bytes, open_rows
 from gnnstore.formats import AttributeSpec, PagedArray, StoreReader
 from gnnstore.graph.table_registry import shared_tables
 from gnnstore.testing.graphs import write_store

@@ -14,9 +14,10 @@ from gnnstore.caching.segments import SharedRows
 from gnnstore.disk.engines import open_engine
 from gnnstore.features import segments as segment_packing
 from gnnstore.features.chunks import BLOCK_BYTES, chunk_bytes
+from gnnstore.features.file_rows import FileRows
 from gnnstore.features.misses import collect_misses
 from gnnstore.features.segments import append_divided, divide_misses
-from gnnstore.features.source import FileRows, of_one_type
+from gnnstore.features.source import of_one_type
 from gnnstore.sampling.row_space import RowRange
 from tests.support.packing import plan_of
 from tests.support.twins.packing import piece_crcs

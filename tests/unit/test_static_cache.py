@@ -18,7 +18,8 @@ from gnnstore.caching.scores import Score, count_out_degrees, select_nodes
 from gnnstore.disk.engines import open_engine
 from gnnstore.errors import CorruptStoreError, StorageError, UsageError
 from gnnstore.features import static as tier
-from gnnstore.features.source import FileRows, Tier, of_one_type
+from gnnstore.features.file_rows import FileRows
+from gnnstore.features.source import Tier, of_one_type
 from gnnstore.features.static import StaticCache, cache_cost
 from gnnstore.graph.cache_owner import shared_caches
 from gnnstore.graph.table_registry import TableRegistry

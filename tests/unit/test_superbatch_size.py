@@ -17,9 +17,9 @@ from gnnstore.budget.ledger import PLANNED, STAGING, Ledger, Reservation
 from gnnstore.caching.belady import BELADY
 from gnnstore.caching.plan import TraceBuilder
 from gnnstore.errors import BudgetError, DiskBudgetError
+from gnnstore.features.file_rows import FileRows
 from gnnstore.features.misses import held_bytes, sorting_bytes
 from gnnstore.features.pack import PackedBatch, PackingBuffers, choose_buffers
-from gnnstore.features.source import FileRows
 from gnnstore.formats.arrays.dtypes import id_dtype
 from gnnstore.pipeline.lookahead.presample import Presampled
 from gnnstore.pipeline.lookahead.superbatch import SuperbatchSize

@@ -15,9 +15,10 @@ from gnnstore.caching.belady import BeladyPlanner
 from gnnstore.caching.plan import Trace
 from gnnstore.disk.engines import open_engine
 from gnnstore.errors import UsageError
+from gnnstore.features.file_rows import files_of
 from gnnstore.features.pack import pack
 from gnnstore.features.planned import PlanStep, SlotCache
-from gnnstore.features.source import RowSource, TypedRows, files_of
+from gnnstore.features.source import RowSource, TypedRows
 from gnnstore.formats.container.names import edge_directory, node_array
 from gnnstore.formats.store.store import StoreReader
 from gnnstore.graph.sizes import StoreSizes

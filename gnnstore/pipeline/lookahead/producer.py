@@ -20,8 +20,8 @@ import numpy.typing as npt
 
 from gnnstore._core import ReadCounts, release_heap, release_memory
 from gnnstore.caching.policies import CachePolicy, Planner, slot_layout
+from gnnstore.features.file_rows import files_of
 from gnnstore.features.planned import PinnedRows, SlotCache, TurnLock
-from gnnstore.features.source import files_of
 from gnnstore.formats.arrays.dtypes import id_dtype
 from gnnstore.formats.arrays.paged import PagedArray
 from gnnstore.formats.store.schema import EdgeType, Schema

@@ -24,9 +24,10 @@ from gnnstore.caching.policies import Planner
 from gnnstore.caching.pools import SlotPools
 from gnnstore.disk.spool import FileSpool, MemorySpool, RunDirectory, Spool
 from gnnstore.features.chunks import PackedSuperbatch
+from gnnstore.features.file_rows import FileRows
 from gnnstore.features.pack import pack, packed_bytes
 from gnnstore.features.planned import PinnedRows, PlanStep, SlotCache, TurnLock
-from gnnstore.features.source import FileRows, Rows, TypedRows
+from gnnstore.features.source import Rows, TypedRows
 from gnnstore.pipeline.batch import Batch, Recorder
 from gnnstore.pipeline.lookahead.edge_rows import SuperbatchEdges
 from gnnstore.sampling.compact import CompactSample, Types
