@@ -44,11 +44,9 @@ from gnnstore.pipeline.batch import (
     Totals,
     load_batches,
 )
-from gnnstore.pipeline.order import EpochCursor, EpochOrder, LoaderState, OrderFields, Position
-from gnnstore.pipeline.samplers import (
-    ALONE,
-    RankSampler,
-    RankShard,
+from gnnstore.pipeline.order import EpochCursor, EpochOrder, Position
+from gnnstore.pipeline.ranks import ALONE, RankSampler, RankShard
+from gnnstore.pipeline.shown_samplers import (
     SeededShuffle,
     SeedPositions,
     drawn_seed,
@@ -56,6 +54,7 @@ from gnnstore.pipeline.samplers import (
     own_sampler,
     shuffles,
 )
+from gnnstore.pipeline.states import LoaderState, OrderFields
 from gnnstore.pipeline.stats import LoaderStats
 from gnnstore.progress import peak_rss_bytes
 from gnnstore.sampling.neighbor import check_word

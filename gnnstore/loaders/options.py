@@ -29,7 +29,7 @@ from gnnstore.graph.store import GraphStore
 from gnnstore.graph.store import open as open_store
 from gnnstore.loaders.pinning import can_pin
 from gnnstore.partitions.policy import PartitionPolicy, ResidentTable
-from gnnstore.pipeline.samplers import RankShard
+from gnnstore.pipeline.ranks import RankShard
 from gnnstore.progress import WaitProgress, is_terminal, open_progress
 from gnnstore.sampling.neighbor import SamplingConfig, TemporalStrategy
 from gnnstore.sampling.sampled_graph import columns_needed

@@ -38,8 +38,10 @@ from gnnstore.partitions.policy import ResidentTable, Slots
 from gnnstore.partitions.seeds import PartitionOrder
 from gnnstore.partitions.sources import PartitionSources
 from gnnstore.pipeline.lookahead.presample import Presampler, batch_shape
-from gnnstore.pipeline.order import Position, order_bytes, sampling_fingerprint
-from gnnstore.pipeline.samplers import RankShard
+from gnnstore.pipeline.order import Position
+from gnnstore.pipeline.ranks import RankShard
+from gnnstore.pipeline.shuffle import order_bytes
+from gnnstore.pipeline.states import sampling_fingerprint
 from gnnstore.sampling.neighbor import EdgeSample, NeighborSampler, Sample, SamplingConfig
 from gnnstore.seeds.base import ON_DEMAND_EPOCH, SeedSource
 from gnnstore.strategies.builtin import open_sources

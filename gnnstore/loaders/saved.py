@@ -30,8 +30,9 @@ from gnnstore.loaders.assemble import Assembler
 from gnnstore.loaders.base import BatchLoader
 from gnnstore.loaders.options import CsrEdges, checked_edge_ids, warn_of_narrow_edges
 from gnnstore.loaders.pinning import can_pin
-from gnnstore.pipeline.order import OrderFields, checked, order_bytes
 from gnnstore.pipeline.saved import SavedSource, not_packed
+from gnnstore.pipeline.shuffle import order_bytes
+from gnnstore.pipeline.states import OrderFields, checked
 from gnnstore.seeds.labels import labels_of
 from gnnstore.strategies.base import Sources
 from gnnstore.strategies.loader_spec import EdgeIds, LoaderSpec

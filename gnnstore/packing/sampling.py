@@ -17,8 +17,10 @@ from gnnstore.pipeline.batch import EpochRun, Recorder
 from gnnstore.pipeline.lookahead.presample import Presampled, Presampler
 from gnnstore.pipeline.lookahead.producer import Producer
 from gnnstore.pipeline.lookahead.superbatch import Superbatch, SuperbatchSize
-from gnnstore.pipeline.order import OrderFields, Position, order_bytes, sampling_fingerprint
-from gnnstore.pipeline.samplers import KeyedOrder
+from gnnstore.pipeline.order import Position
+from gnnstore.pipeline.ranks import KeyedOrder
+from gnnstore.pipeline.shuffle import order_bytes
+from gnnstore.pipeline.states import OrderFields, sampling_fingerprint
 from gnnstore.progress import NullProgress
 from gnnstore.sampling.neighbor import SamplingConfig
 from gnnstore.seeds.base import SeedSource

@@ -16,7 +16,8 @@ from gnnstore.formats.arrays.dtypes import id_dtype
 from gnnstore.formats.store.schema import NODE_TYPE
 from gnnstore.partitions.orders import Purpose, Schedule, draws, states_of_buckets, states_of_nodes
 from gnnstore.partitions.policy import BufferShape, EdgesRead
-from gnnstore.pipeline.order import MAX_SORTED, Position, drawn_order
+from gnnstore.pipeline.order import Position
+from gnnstore.pipeline.shuffle import MAX_SORTED, drawn_order
 from gnnstore.sampling.sampled_graph import EdgeFinder
 from gnnstore.seeds.base import BatchKey, SeedLabels, Seeds
 from gnnstore.seeds.labels import LinkLabels

@@ -32,7 +32,7 @@ from gnnstore.partitions.buffer import (
 from gnnstore.partitions.policy import BufferShape, Contents, EdgesRead, PartitionPolicy, Slots
 from gnnstore.partitions.seeds import PartitionOrder, by_state
 from gnnstore.pipeline.batch import Batch, BatchSource, EpochRun, sampled_from
-from gnnstore.pipeline.samplers import KeyedOrder
+from gnnstore.pipeline.ranks import KeyedOrder
 from gnnstore.sampling.neighbor import EdgeSample, NeighborSampler, Sample, SamplingConfig, only
 from gnnstore.strategies.base import Sources
 from gnnstore.strategies.options import StrategyTraits

@@ -22,7 +22,8 @@ from gnnstore.features.saved import PackedFiles, SavedRecord
 from gnnstore.features.source import Rows, RowSource, TypedRows
 from gnnstore.graph.pyg_data import FINGERPRINT
 from gnnstore.pipeline.batch import Batch, BatchSource, EpochRun
-from gnnstore.pipeline.order import LoaderState, Position
+from gnnstore.pipeline.order import Position
+from gnnstore.pipeline.states import LoaderState
 from gnnstore.sampling.neighbor import NeighborSampler
 from gnnstore.seeds.labels import labels_of
 from gnnstore.threads import ordered_map

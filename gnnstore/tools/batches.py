@@ -41,7 +41,7 @@ from gnnstore.pipeline.batch import Batch
 from gnnstore.pipeline.lookahead.presample import Presampler
 from gnnstore.pipeline.lookahead.producer import sample_batches
 from gnnstore.pipeline.order import Position
-from gnnstore.pipeline.samplers import KeyedOrder
+from gnnstore.pipeline.ranks import KeyedOrder
 from gnnstore.sampling.neighbor import SamplingConfig
 from gnnstore.sampling.row_space import RowSpace
 from gnnstore.sampling.sampled_graph import columns_needed

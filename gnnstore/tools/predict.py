@@ -20,7 +20,7 @@ from gnnstore.graph.sizes import StoreSizes
 from gnnstore.graph.store import open as open_store
 from gnnstore.pictures import draw_into
 from gnnstore.pipeline.lookahead.presample import Presampler
-from gnnstore.pipeline.order import order_bytes
+from gnnstore.pipeline.shuffle import order_bytes
 from gnnstore.strategies.builtin import STATIC, StrategyOptimizer, auto
 from gnnstore.strategies.loader_spec import LoaderSpec, ReadOptions, place_for
 from gnnstore.strategies.options import PlannedSettings

@@ -406,7 +406,7 @@ def test_the_order_is_reserved_with_the_store_and_without(
     path: Path, monkeypatch: pytest.MonkeyPatch, is_sorted: bool
 ) -> None:
     if not is_sorted:
-        monkeypatch.setattr("gnnstore.pipeline.order.MAX_SORTED", 10)
+        monkeypatch.setattr("gnnstore.pipeline.shuffle.MAX_SORTED", 10)
 
     def reserved(loader: Any) -> int:
         parts = loader._sources.placement.ledger.reservations

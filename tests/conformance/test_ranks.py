@@ -15,7 +15,7 @@ from torch.utils.data.distributed import DistributedSampler
 import gnnstore
 from gnnstore import GraphStore, NeighborLoader, UsageError
 from gnnstore.converters import from_rmat
-from gnnstore.pipeline.samplers import ALONE, RankSampler, RankShard
+from gnnstore.pipeline.ranks import ALONE, RankSampler, RankShard
 
 NUM_SEEDS = 150
 BATCH_SIZE = 32

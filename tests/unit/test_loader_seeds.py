@@ -17,15 +17,16 @@ from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler
 import gnnstore
 from gnnstore.errors import InputError, NotFoundError, UnsupportedVersionError, UsageError
 from gnnstore.formats.packed import KIND
-from gnnstore.pipeline.order import (
+from gnnstore.pipeline.order import Position
+from gnnstore.pipeline.ranks import KeyedOrder
+from gnnstore.pipeline.shown_samplers import SeededShuffle
+from gnnstore.pipeline.shuffle import (
     MAX_SORTED,
     KeyedBijection,
-    Position,
     epoch_order,
     order_bytes,
     shuffle_draws,
 )
-from gnnstore.pipeline.samplers import KeyedOrder, SeededShuffle
 from gnnstore.seeds.labels import LinkLabels, labels_of
 from gnnstore.seeds.nodes import NodeLabels, resolve_input_nodes
 from tests.support.effort import choose
@@ -299,7 +300,7 @@ import sys
 from collections import deque
 from itertools import chain, islice
 from pathlib import Path
-from gnnstore.pipeline.samplers import KeyedOrder
+from gnnstore.pipeline.ranks import KeyedOrder
 from gnnstore.pipeline.order import Position
 
 def resident(name):

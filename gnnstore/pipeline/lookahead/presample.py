@@ -25,7 +25,7 @@ from gnnstore.formats.arrays.dtypes import id_dtype
 from gnnstore.formats.store.schema import EdgeType
 from gnnstore.pipeline.batch import Batch
 from gnnstore.pipeline.lookahead.producer import most_ids, sample_batches
-from gnnstore.pipeline.order import epoch_order
+from gnnstore.pipeline.shuffle import epoch_order
 from gnnstore.progress import NullProgress, Progress
 from gnnstore.sampling.compact import CompactSample
 from gnnstore.sampling.neighbor import SamplingConfig

@@ -19,7 +19,7 @@ from gnnstore.errors import StorageError, UsageError
 from gnnstore.graph.store import GraphStore
 from gnnstore.graph.store import open as open_store
 from gnnstore.pictures import draw_into
-from gnnstore.pipeline.order import epoch_order
+from gnnstore.pipeline.shuffle import epoch_order
 from gnnstore.progress import NullProgress, Progress
 from gnnstore.sampling.neighbor import only
 from gnnstore.seeds.links import Links

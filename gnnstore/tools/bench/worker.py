@@ -32,7 +32,7 @@ from gnnstore.loaders.link import resolve_links
 from gnnstore.loaders.options import fanouts_of
 from gnnstore.pipeline.batch import request_of
 from gnnstore.pipeline.order import Position
-from gnnstore.pipeline.samplers import KeyedOrder
+from gnnstore.pipeline.ranks import KeyedOrder
 from gnnstore.pipeline.stats import LoaderStats
 from gnnstore.progress import peak_rss_bytes
 from gnnstore.sampling.neighbor import SamplingConfig
