@@ -17,12 +17,7 @@ from typing import Any, cast
 from gnnstore.errors import UsageError, whole_number
 from gnnstore.formats.store.schema import Schema
 from gnnstore.loaders.assemble import Assembler
-from gnnstore.loaders.explain import (
-    Explanation,
-    describe,
-    draw_memory,
-    writer_of,
-)
+from gnnstore.loaders.explain import Explanation, describe, draw_memory, writer_of
 from gnnstore.loaders.options import (
     displayed,
     forget_records_of_bases,
@@ -44,9 +39,7 @@ from gnnstore.pipeline.batch import (
 )
 from gnnstore.pipeline.order import EpochOrder, Position
 from gnnstore.pipeline.ranks import ALONE, RankShard
-from gnnstore.pipeline.shown_samplers import (
-    SeededShuffle,
-)
+from gnnstore.pipeline.shown_samplers import SeededShuffle
 from gnnstore.pipeline.stats import LoaderStats
 from gnnstore.progress import peak_rss_bytes
 from gnnstore.seeds.base import SeedLabels

@@ -12,12 +12,8 @@ from typing import Any, SupportsIndex, cast
 from torch.utils.data import DataLoader
 
 from gnnstore.errors import UsageError, whole_number
-from gnnstore.loaders.options import (
-    is_called_by_lightning,
-)
-from gnnstore.pipeline.batch import (
-    BatchSource,
-)
+from gnnstore.loaders.options import is_called_by_lightning
+from gnnstore.pipeline.batch import BatchSource
 from gnnstore.pipeline.order import EpochCursor, EpochOrder, Position
 from gnnstore.pipeline.ranks import RankSampler, RankShard
 from gnnstore.pipeline.shown_samplers import (

@@ -1,4 +1,4 @@
-"""What torch, PyG and frameworks call of a `DataLoader`, or look for in it, besides iterating it."""
+"""What torch, PyG and frameworks call or look for in a `DataLoader` besides iterating it."""
 
 from __future__ import annotations
 
@@ -14,10 +14,7 @@ from torch_geometric.sampler import SamplerOutput
 from gnnstore.errors import UsageError
 from gnnstore.loaders.assemble import Assembler, OutputAssembler
 from gnnstore.loaders.stateful import StatefulLoader
-from gnnstore.pipeline.batch import (
-    Batch,
-    Recorder,
-)
+from gnnstore.pipeline.batch import Batch, Recorder
 from gnnstore.seeds.base import ON_DEMAND_EPOCH, BatchKey, SeedLabels
 
 

@@ -31,7 +31,7 @@ from gnnstore.partitions.buffer import (
 )
 from gnnstore.partitions.policy import BufferShape, Contents, EdgesRead, PartitionPolicy, Slots
 from gnnstore.partitions.seeds import PartitionOrder, by_state
-from gnnstore.pipeline.batch import Batch, BatchSource, EpochRun, sampled_from
+from gnnstore.pipeline.batch import Batch, BatchSource, EpochRun, request_of
 from gnnstore.pipeline.ranks import KeyedOrder
 from gnnstore.sampling.neighbor import EdgeSample, NeighborSampler, Sample, SamplingConfig, only
 from gnnstore.strategies.base import Sources
@@ -291,7 +291,7 @@ class PartitionSource(BatchSource):
             nodes = only(seeds.nodes)
             sample = _seeds_alone(nodes, self.config, self.of.index_dtype)
         else:
-            sample = sampled_from(sampler, seeds, batch.key)
+            sample = sampler.draw(request_of(seeds, batch.key))
             positions = MemoryRows.from_array(state.graph.positions).gather(sample.edge_pos).values
             of_store = EdgeSample(sample.edge_index, positions.astype(np.int64, copy=False))
             sample = replace(sample, edges=dict.fromkeys(sample.edges, of_store))

@@ -75,9 +75,11 @@ def request_of(seeds: Seeds[SeedLabels], key: BatchKey) -> BatchRequest:
     )
 
 
-def sampled_from(sampler: NeighborSampler, seeds: Seeds[SeedLabels], key: BatchKey) -> Sample:
-    """Return the subgraph of a batch's seeds."""
-    return sampler.draw(request_of(seeds, key))
+def sample_batch(batch: Batch, seeds: SeedSource, sampler: NeighborSampler) -> None:
+    """Select the seeds of a batch and sample from them: set its sample and labels."""
+    selected = seeds.select(batch.index, batch.key)
+    batch.labels = selected.labels
+    batch.sample = sampler.draw(request_of(selected, batch.key))
 
 
 @dataclass(slots=True)
@@ -251,9 +253,7 @@ class SamplingSource(BatchSource):
 
     def prepare(self, batch: Batch) -> None:
         """Select the seeds, and sample from them."""
-        seeds = self.seeds.select(batch.index, batch.key)
-        batch.sample = sampled_from(self.sampler, seeds, batch.key)
-        batch.labels = seeds.labels
+        sample_batch(batch, self.seeds, self._sampler)
 
 
 class Assembler(Protocol):

@@ -31,7 +31,7 @@ from gnnstore.pipeline.batch import (
     EpochRun,
     Recorder,
     request_of,
-    sampled_from,
+    sample_batch,
 )
 from gnnstore.pipeline.lookahead.edge_rows import SuperbatchEdges
 from gnnstore.pipeline.lookahead.superbatch import (
@@ -112,11 +112,9 @@ def sample_batches(
         check()
         key = batch.key
         with recorder.stage("sampling", epoch=key.epoch, batch=key.batch) as stage:
-            selected = seeds.select(batch.index, key)
-            batch.labels = selected.labels
-            batch.sample = sample = sampled_from(sampler, selected, key)
-            stage.args |= {"nodes": sample.num_nodes, "edges": sample.num_edges}
-            del sample
+            sample_batch(batch, seeds, sampler)
+            assert batch.sample is not None  # noqa: S101 - for the type checker
+            stage.args |= {"nodes": batch.sample.num_nodes, "edges": batch.sample.num_edges}
         batch.cost.seconds_sampling = stage.seconds
         return then(place, batch)
 
