@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from gnnstore.layerwise.result import open_embeddings
     from gnnstore.loaders.link import LinkNeighborLoader
     from gnnstore.loaders.node import NeighborLoader
-    from gnnstore.loaders.saved import open_packed
+    from gnnstore.loaders.packed_loader import open_packed
     from gnnstore.partitions.policy import PartitionPolicy
     from gnnstore.sampling.dense import batch_to_dense
 
@@ -67,7 +67,7 @@ _HOMES: dict[str, str | None] = {
     "nn": None,
     "open": "gnnstore.graph.store",
     "open_embeddings": "gnnstore.layerwise.result",
-    "open_packed": "gnnstore.loaders.saved",
+    "open_packed": "gnnstore.loaders.packed_loader",
     "verify": "gnnstore.features.check",
 }
 

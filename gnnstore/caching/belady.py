@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from gnnstore import _core
 from gnnstore.budget.ledger import PLANNED, SLOTS, Reservation
-from gnnstore.caching.plan import CachePlan, PlanFiles, PlanPlace, Trace
+from gnnstore.caching.plan import CachePlan, PlanFiles, PlanLocation, Trace
 from gnnstore.caching.policies import (
     MAX_PLANNED,
     PLANNING,
@@ -145,7 +145,7 @@ class BeladyPlanner:
         """The row in each slot after the last plan, int64 [C]; -1: none that matters. A copy."""
         return self._nodes.copy()
 
-    def plan(self, trace: Trace, place: PlanPlace | None = None) -> CachePlan:
+    def plan(self, trace: Trace, place: PlanLocation | None = None) -> CachePlan:
         """Plan the next superbatch: in memory, or in files if the trace is in one."""
         if place is not None:
             return self._plan_in_files(trace, place)
@@ -157,7 +157,7 @@ class BeladyPlanner:
             raise UsageError(f"cannot plan a superbatch: {error}") from error
         return CachePlan(trace.offsets, *planned)
 
-    def _plan_in_files(self, trace: Trace, place: PlanPlace) -> CachePlan:
+    def _plan_in_files(self, trace: Trace, place: PlanLocation) -> CachePlan:
         ids, num_batches, sizes = trace.file, trace.num_batches, np.diff(trace.offsets)
         assert ids is not None  # noqa: S101 - a plan goes to files if its trace is in one
         files = PlanFiles.make(place.path, num_batches)

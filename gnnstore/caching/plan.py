@@ -131,7 +131,7 @@ def _offsets(sizes: list[int]) -> npt.NDArray[np.int64]:
 
 
 @dataclass(frozen=True)
-class PlanPlace:
+class PlanLocation:
     """The files of a plan that is made on disk."""
 
     # Without a suffix: `path.slots` and `path.changes` are made, and removed by the plan's `close`,
@@ -212,7 +212,7 @@ class CachePlan:
         cls,
         offsets: npt.NDArray[np.int64],
         steps: Iterable[PlannedStep],
-        place: PlanPlace | None = None,
+        place: PlanLocation | None = None,
     ) -> Self:
         """Make a plan batch by batch, as planners do that do not look ahead."""
         if place is None:

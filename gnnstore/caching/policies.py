@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from gnnstore import _core
 from gnnstore.budget.ledger import PLANNED, SLOTS, Reservation
-from gnnstore.caching.plan import CachePlan, PlannedStep, PlanPlace, Trace
+from gnnstore.caching.plan import CachePlan, PlanLocation, PlannedStep, Trace
 from gnnstore.caching.scores import most_needed
 from gnnstore.errors import UsageError
 from gnnstore.formats.packed import MAX_SLOTS
@@ -77,7 +77,7 @@ class CachePolicy(ABC):
         and the number of batches that are planned together does not matter.
     spills : bool
         Whether its traces and plans can wait in files. Then its planner's `plan` also takes the
-        `PlanPlace` of such a plan.
+        `PlanLocation` of such a plan.
     planning : PlanningBytes
         Memory for planning.
     """
@@ -216,7 +216,7 @@ class FixedPlanner:
         """The row in each slot after the last plan, int64 [C]; -1: none that matters. A copy."""
         return np.where(self._held, self._fixed, -1)
 
-    def plan(self, trace: Trace, place: PlanPlace | None = None) -> CachePlan:
+    def plan(self, trace: Trace, place: PlanLocation | None = None) -> CachePlan:
         """Plan the next superbatch."""
         held = self._held.copy()
         plan = CachePlan.collect(trace.offsets, self._steps(trace, held), place)

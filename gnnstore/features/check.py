@@ -31,7 +31,7 @@ from gnnstore.errors import (
     limits_named,
     storage_errors,
 )
-from gnnstore.features.saved import PackedFiles
+from gnnstore.features.packed_rows import PackedFiles
 from gnnstore.features.source import RowRequest
 from gnnstore.formats.arrays.zarr_metadata import METADATA_FILE
 from gnnstore.formats.container.files import BLOCK_BYTES, Problem, page_aligned

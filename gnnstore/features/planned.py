@@ -107,8 +107,8 @@ class TurnLock:
         self._next = 0
         self._in_turn: int | None = None
         self._failure: tuple[int, str] | None = None
-        self._is_closed = False
-        self.is_left = False  # because new turns have begun
+        self._is_cancelled = False
+        self.is_closed = False  # because new turns have begun
         self._pid = os.getpid()
 
     @property
@@ -125,9 +125,9 @@ class TurnLock:
                     f"cannot assemble batch {number}: an earlier batch failed, {failed}, whose "
                     f"rows the cache was to receive ({error}). Start a new iteration"
                 )
-            if self._is_closed:
+            if self._is_cancelled:
                 raise UsageError(f"cannot assemble batch {number}: its iteration was ended")
-            if self.is_left:
+            if self.is_closed:
                 return None
             if number > self._next:
                 return False
@@ -135,7 +135,7 @@ class TurnLock:
             return True
 
     def wait(self, number: int) -> bool:
-        """Take the turn of a batch when it comes; return False if turns are left."""
+        """Take the turn of a batch when it comes; return False if turns are closed."""
 
         def look() -> bool | None:
             has_turn = self.look(number)
@@ -153,20 +153,20 @@ class TurnLock:
         """Give up a batch: those after it fail when they look, or now if they wait."""
         with self._changed.lock:
             is_first = self._failure is None or number < self._failure[0]
-            if is_first and not self._is_closed:
+            if is_first and not self._is_cancelled:
                 # Not the error itself, whose traceback would keep the buffers of the batch.
                 self._failure = (number, described(error))
             self._release(number)
 
-    def close(self) -> None:
+    def cancel(self) -> None:
         """End all turns; batches that wait fail. Idempotent."""
-        self._is_closed = True
+        self._is_cancelled = True
         if os.getpid() == self._pid:
             self._changed.notify_all()
 
-    def leave(self) -> None:
+    def close(self) -> None:
         """Give no more turns after the batch that has one is done."""
-        self.is_left = True
+        self.is_closed = True
         if os.getpid() == self._pid:
             self._changed.notify_all()
             self._changed.wait_until(lambda: self._in_turn is None or None)
@@ -279,7 +279,7 @@ class SlotCache:
         Batches of former turns read all of their rows from now on.
         """
         with self._beginning:
-            self._turns.leave()
+            self._turns.close()
             self._turns = TurnLock()
             return self._turns
 
@@ -293,7 +293,7 @@ class SlotCache:
         """Return the rows of a batch as new arrays [n, *row_shape], one for each table.
 
         With several types, n counts the batch's nodes of the table's type. Missed rows are read
-        before its turn, from `missed` or from the table. Nothing is returned if turns are left.
+        before its turn, from `missed` or from the table. Nothing is returned if turns are closed.
         """
         try:
             if (has_turn := turns.look(number)) is None:
@@ -342,9 +342,9 @@ class SlotCache:
             raise
         return counts
 
-    def retire(self) -> None:
+    def close(self) -> None:
         """Free the slots' memory: no batch uses them any more."""
-        self._turns.leave()
+        self._turns.close()
         self._slots, self._slots_bytes = {}, 0
         self._nodes.fill(-1)
         self._holds_pinned = False

@@ -42,7 +42,7 @@ _LOOKING_BYTES = 24 << 20
 
 
 @dataclass(frozen=True)
-class SegmentPlace:
+class SegmentLocation:
     """Positions of the shared rows of one segment."""
 
     first: int  # its first batch in the superbatch
@@ -75,7 +75,7 @@ class DividedMisses:
     ranks: npt.NDArray[Any]
     own: npt.NDArray[np.int64]  # int64 [S]: rows in the chunk of each batch
     ordered: npt.NDArray[Any]  # the rows of all parts, in their segment's order
-    segments: tuple[SegmentPlace, ...]
+    segments: tuple[SegmentLocation, ...]
     # int64 [S, T]: shared rows of each batch and type; types follow one another in `ranks`.
     shared: npt.NDArray[np.int64]
 
@@ -157,7 +157,7 @@ def divide_misses(
         cut = [-(-size // part_rows) for size in sizes]
         firsts = tuple(num_parts + sum(cut[:t]) for t in range(len(cut)))
         place = (tuple(sizes), part_rows, firsts, tuple(first_row.tolist()))
-        segments.append(SegmentPlace(batches.start, batches.stop, *place))
+        segments.append(SegmentLocation(batches.start, batches.stop, *place))
         num_parts += sum(cut)
         first_row += sizes
     in_order = np.concatenate([rows[:0], *ordered])
@@ -235,7 +235,7 @@ def _with_parts(
     missed: MissTable,
     own: npt.NDArray[np.int64],
     ordered: npt.NDArray[Any],
-    segments: list[SegmentPlace],
+    segments: list[SegmentLocation],
 ) -> MissTable:
     """Return the misses for the kernel to pack: parts of segments are further batches."""
     parts = [part for place in segments for part in _parts(place)]
@@ -253,7 +253,7 @@ def _with_parts(
     return MissTable(packed, begins, counts.sum(axis=1), MemorySpool(), missed.ranges, counts)
 
 
-def _parts(place: SegmentPlace) -> list[tuple[int, int]]:
+def _parts(place: SegmentLocation) -> list[tuple[int, int]]:
     """Return the type and the rows of each part of a segment."""
     return [
         (of_type, min(place.part_rows, num_rows - first))

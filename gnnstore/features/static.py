@@ -217,7 +217,7 @@ class StaticCache:
             nodes, scores = self._index.nodes[kept], self._scores[kept]
             self._warm_up(nodes, scores)
 
-    def retire(self) -> None:
+    def close(self) -> None:
         """Free the memory of all rows, which are read from now on."""
         self.shrink(0)
 

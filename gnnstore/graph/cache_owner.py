@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, cast
 from weakref import WeakKeyDictionary
 
 from gnnstore._core import pool_trim
+from gnnstore.errors import UsageError
 
 if TYPE_CHECKING:
     from gnnstore.features.planned import SlotCache
@@ -30,17 +31,17 @@ class SharedCache(Protocol):
     def num_bytes(self) -> int:
         """Bytes of memory that it occupies."""
 
-    def retire(self) -> None:
+    def close(self) -> None:
         """Free its memory: a loader that still uses it reads every row from now on."""
 
 
 class SlotOwner(Protocol):
     """What plans for the slots of a loader."""
 
-    def ends(self) -> bool:
-        """Whether all batches of its last iteration have their rows."""
+    def close_if_done(self) -> bool:
+        """Whether all batches of its last iteration have their rows, which ends it."""
 
-    def lose_slots(self) -> None:
+    def release_slots(self) -> None:
         """Free what was planned for them: another loader takes their memory."""
 
 
@@ -84,7 +85,13 @@ class CacheOwner:
         """Return a cache, making it the first time."""
         with self._lock:
             if key not in self._caches:
-                self._caches[key] = make()
+                made = make()
+                if not hasattr(made, "close"):
+                    raise UsageError(
+                        f"a {type(made).__name__} has no close(), by which a shared cache frees "
+                        "its memory: rename its retire() to close()"
+                    )
+                self._caches[key] = made
             return cast("C", self._caches[key])
 
     def take_slots(self, owner: SlotOwner, make: Callable[[], SlotCache]) -> SlotCache | None:
@@ -94,7 +101,7 @@ class CacheOwner:
         """
         with self._lock:
             former = None if self._slots_of is None else self._slots_of()
-            if former is not None and former is not owner and not former.ends():
+            if former is not None and former is not owner and not former.close_if_done():
                 return None
             if self._slots is None or former is not owner:
                 self._free_slots()
@@ -106,9 +113,9 @@ class CacheOwner:
         slots, of = self._slots, None if self._slots_of is None else self._slots_of()
         self._slots = self._slots_of = None
         if of is not None:
-            of.lose_slots()
+            of.release_slots()
         if slots is not None:
-            slots.retire()
+            slots.close()
             pool_trim(0)  # the freed buffers would not fit slots of another size
 
     def use(
@@ -148,7 +155,7 @@ class CacheOwner:
         for key, cache in list(self._caches.items()):
             if key.kind not in promised and id(cache) not in kept:
                 del self._caches[key]
-                cache.retire()
+                cache.close()
         if self._slots_of is not None and self._slots_of() is None:
             self._free_slots()
         pool_trim(0)

@@ -1,4 +1,4 @@
-"""The epochs of a loader: threads, a source of batches and a finisher; statistics of them all.
+"""The epochs of a loader: threads, a source of batches and a preparer; statistics of them all.
 
 The way of a batch is in `pipeline.batch`; the loader's state is in `loaders.stateful`, and what
 else torch, PyG and frameworks find in it in `loaders.torch_loader`.
@@ -30,9 +30,9 @@ from gnnstore.loaders.stateful import checked_epoch
 from gnnstore.loaders.torch_loader import TorchLoader
 from gnnstore.pipeline.batch import (
     Batch,
+    BatchPreparer,
     BatchSource,
     EpochRun,
-    Finisher,
     Recorder,
     Totals,
     load_batches,
@@ -186,7 +186,7 @@ class BatchLoader(TorchLoader):
         )
         if waits:
             self._gate = lookahead.gate
-        finisher = Finisher(
+        preparer = BatchPreparer(
             self._source,
             self._assembler,
             self.transform,
@@ -216,7 +216,7 @@ class BatchLoader(TorchLoader):
             partial(_run_from, run_from, order, is_followed),
             iteration,
             order,
-            finisher,
+            preparer,
             lookahead=lookahead,
             initializer=initializer,
         )

@@ -32,8 +32,8 @@ from gnnstore.graph.store import GraphStore
 from gnnstore.loaders.assemble import Assembler, Parts
 from gnnstore.loaders.base import BatchLoader
 from gnnstore.loaders.options import LoaderOptions
+from gnnstore.loaders.packed_loader import open_packed_sources
 from gnnstore.loaders.pinning import can_pin
-from gnnstore.loaders.saved import open_packed_sources
 from gnnstore.partitions.policy import ResidentTable, Slots
 from gnnstore.partitions.seeds import PartitionOrder
 from gnnstore.partitions.sources import PartitionSources

@@ -23,7 +23,7 @@ from gnnstore.features.chunks import BLOCK_BYTES
 from gnnstore.features.file_rows import files_of
 from gnnstore.features.misses import MissTable, collect_misses
 from gnnstore.features.pack import least_memory, packed_bytes
-from gnnstore.features.saved import SavedRecord
+from gnnstore.features.packed_rows import PackedRecord
 from gnnstore.features.segments import (
     BatchMisses,
     DividedChunks,
@@ -243,7 +243,7 @@ class EpochPacker:
 
     def _record(
         self, of: Superbatch, i: int, misses: DividedMisses | None, chunks: Sequence[DividedChunks]
-    ) -> tuple[SavedRecord, int]:
+    ) -> tuple[PackedRecord, int]:
         """Return the record of a batch of a superbatch, and the batch's bytes as it is loaded."""
         subgraph, labels = of.samples.read(i), of.batches[i].labels
         assert labels is not None  # noqa: S101 - for the type checker
@@ -271,7 +271,7 @@ class EpochPacker:
             spec = schema.edge_of(edge_type).edge_id
             known = None if spec is None else edge_rows.get(spec.path)
             edge_ids.append(known or ids.gather(subgraph.edges[edge_type].positions))
-        record = SavedRecord(
+        record = PackedRecord(
             seeds=tuple(labels.arrays()),
             slots=of.planned.batch_slots(i),
             change_positions=change_positions,

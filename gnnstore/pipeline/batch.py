@@ -1,9 +1,9 @@
 """The life of a batch: from its number in an epoch to the training loop.
 
 A `Batch` is the one thing that travels. The order of seeds makes it, a source of batches samples or
-recalls it and provides rows (`BatchSource`), an assembler joins both (`Finisher.prepare`, in any
-thread), and the consumer's thread transforms and counts what came of it (`Finisher.finish`).
-Sources differ by strategy, and nothing else here does.
+recalls it and provides rows (`BatchSource`), an assembler joins both (`BatchPreparer.prepare`, in
+any thread), and the consumer's thread transforms and counts what came of it
+(`BatchPreparer.deliver`). Sources differ by strategy, and nothing else here does.
 """
 
 from __future__ import annotations
@@ -289,7 +289,7 @@ class Totals:
 
 
 @dataclass(frozen=True, eq=False)
-class Finisher:
+class BatchPreparer:
     """Prepares and finishes the batches of a source, in the same way for all sources."""
 
     source: BatchSource
@@ -330,7 +330,7 @@ class Finisher:
                 cost.num_bytes *= 2  # while it is copied
         return batch
 
-    def finish(self, batch: Batch, seconds_waiting: float) -> Any:
+    def deliver(self, batch: Batch, seconds_waiting: float) -> Any:
         """Do in the consumer's thread what must happen in the order of the batches."""
         start, cost = time.perf_counter(), batch.cost
         gathering = 0.0
@@ -428,7 +428,7 @@ def load_batches(
     run_from: Callable[[Position], EpochRun],
     iteration: Iteration,
     order: EpochOrder,
-    finisher: Finisher,
+    preparer: BatchPreparer,
     *,
     lookahead: Lookahead,
     initializer: Callable[[], None] | None,
@@ -436,7 +436,7 @@ def load_batches(
     """Yield the batches of an iteration, prepared ahead by threads."""
     start = iteration.begin()
     run, unreleased = run_from(start), 0
-    recorder, gate = finisher.recorder, finisher.gate
+    recorder, gate = preparer.recorder, preparer.gate
 
     def waiting(k: int) -> AbstractContextManager[object]:
         if gate is not None:
@@ -446,9 +446,9 @@ def load_batches(
     if lookahead.recycled_bytes is not None:
         pool_exchange(True)
     with limits_named("prepare a batch"), ExitStack() as stack:
-        batches = stack.enter_context(finisher.source.epoch(run.batches(order, start), run))
+        batches = stack.enter_context(preparer.source.epoch(run.batches(order, start), run))
         prepared = ordered_map(
-            finisher.prepare,
+            preparer.prepare,
             batches if gate is None else _Submitted(batches, gate),
             num_threads=run.num_threads,
             lookahead=lookahead,
@@ -471,7 +471,7 @@ def load_batches(
                 if unreleased >= RELEASED_BYTES:
                     release_heap()
                     unreleased = 0
-            output = finisher.finish(batch, (end_ns - start_ns) * 1e-9)
+            output = preparer.deliver(batch, (end_ns - start_ns) * 1e-9)
             if batch.position is not None:
                 iteration.position, iteration.is_left = batch.position, False
             start_ns = time.perf_counter_ns()

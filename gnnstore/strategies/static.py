@@ -247,7 +247,7 @@ class _CachedSources(OpenStore):
     """The parts of a store, with rows in a static cache."""
 
     def open_cache(self, loader: LoaderSpec) -> StaticCache | None:
-        """Return the cache; it is in use from now on, so that no other loader retires it."""
+        """Return the cache; it is in use from now on, so that no other loader closes it."""
         cached = self.placement.cache
         maker = CacheMaker.of(loader, self.placement, self.topology, self.engine)
         if maker is None or cached is None or not cached.num_rows:

@@ -318,7 +318,7 @@ class PackedRowCounts:
 
 def scan_packed(reader: PackedReader, progress: Progress) -> PackedRowCounts:
     """Count rows from records, in one pass and 4 bytes per node; reads no row."""
-    from gnnstore.features.saved import PackedFiles  # noqa: PLC0415 - engines, on demand
+    from gnnstore.features.packed_rows import PackedFiles  # noqa: PLC0415 - engines, on demand
 
     manifest = reader.manifest
     packed = PackedFiles.open(reader)

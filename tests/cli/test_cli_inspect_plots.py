@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gnnstore.features.saved import PackedFiles
+from gnnstore.features.packed_rows import PackedFiles
 from gnnstore.formats.packed import PackedReader
-from gnnstore.loaders.saved import open_packed
+from gnnstore.loaders.packed_loader import open_packed
 from tests.support.hetero import hetero_store
 from tests.support.packing import pack
 from tests.support.stores import write_example_store

@@ -22,7 +22,7 @@ import gnnstore
 from gnnstore import NeighborLoader
 from gnnstore.errors import NoSpaceError
 from gnnstore.features import pack as packing
-from gnnstore.pipeline.batch import Batch, Finisher
+from gnnstore.pipeline.batch import Batch, BatchPreparer
 from gnnstore.pipeline.lookahead import superbatch as rolling
 from gnnstore.pipeline.lookahead.producer import Producer
 from gnnstore.sampling.compact import CompactSample
@@ -235,14 +235,14 @@ def test_no_batch_is_left_of_an_iteration(
 ) -> None:
     """Prepared ahead, some of them waiting for memory: all of it is there for the next one."""
     outputs: list[weakref.ref[Any]] = []
-    prepare = Finisher.prepare
+    prepare = BatchPreparer.prepare
 
-    def noted(finisher: Finisher, batch: Batch) -> Batch:
-        prepared = prepare(finisher, batch)
+    def noted(preparer: BatchPreparer, batch: Batch) -> Batch:
+        prepared = prepare(preparer, batch)
         outputs.append(weakref.ref(prepared.output))
         return prepared
 
-    monkeypatch.setattr(Finisher, "prepare", noted)
+    monkeypatch.setattr(BatchPreparer, "prepare", noted)
     loader = NeighborLoader(
         path, [4, 4], range(200), strategy=strategy, memory="64MB", num_threads=2, **OPTIONS
     )

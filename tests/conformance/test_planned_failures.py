@@ -142,7 +142,7 @@ def test_a_batch_that_fails_between_its_sample_and_its_rows(
     training.join(30)
     is_held_up = training.is_alive()
     for turns in locks:
-        turns.close()  # or a failure of this test would hold up all others
+        turns.cancel()  # or a failure of this test would hold up all others
     training.join()
     monkeypatch.undo()
     assert is_waited_for.is_set()

@@ -15,7 +15,7 @@ import gnnstore
 from gnnstore import _core
 from gnnstore.errors import CorruptStoreError, UnsupportedVersionError
 from gnnstore.features.chunks import BLOCK_BYTES
-from gnnstore.features.saved import PackedFiles, crc_seed
+from gnnstore.features.packed_rows import PackedFiles, crc_seed
 from gnnstore.formats.packed import (
     CHECKED_ROWS,
     PACKED_FORMAT_VERSION,

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gnnstore.features.saved import decode_record
+from gnnstore.features.packed_rows import decode_record
 from gnnstore.formats.packed import PackedReader
 from gnnstore.testing.graphs import random_graph
 from tests.support.packing import pack

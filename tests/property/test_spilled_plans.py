@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from gnnstore import _core
 from gnnstore.caching import belady
 from gnnstore.caching.belady import BeladyPlanner
-from gnnstore.caching.plan import CachePlan, PlanPlace, Trace, TraceBuilder
+from gnnstore.caching.plan import CachePlan, PlanLocation, Trace, TraceBuilder
 from tests.support.effort import paired
 
 Batch = npt.NDArray[Any]
@@ -69,7 +69,7 @@ def check(
         for batches in parts:
             with spilled(path, batches, num_nodes, seed, dtype) as trace:
                 expected = in_memory.plan(Trace.of([b.astype(trace.ids.dtype) for b in batches]))
-                found = in_files.plan(trace, PlanPlace(path / "plan", table_bytes))
+                found = in_files.plan(trace, PlanLocation(path / "plan", table_bytes))
                 assert_same(found, expected)
                 assert found.num_disk_bytes == expected.slots.nbytes + 8 * len(
                     expected.change_slots
@@ -196,7 +196,7 @@ def test_frequencies_stop_at_their_largest(tmp_path: Path) -> None:
     planner.restart(np.array([7, 8, 9]))
     planner._frequencies[:] = [65534, 65535, 70000]
     with spilled(tmp_path, batches, 10, 0) as trace:
-        planner.plan(trace, PlanPlace(tmp_path / "plan", 40)).close()
+        planner.plan(trace, PlanLocation(tmp_path / "plan", 40)).close()
     assert planner.nodes.tolist() == [7, 8, 9]
     assert planner._frequencies.tolist() == [65535] * 3
 
@@ -231,6 +231,6 @@ def test_rows_of_more_kinds_than_are_counted() -> None:
     with tempfile.TemporaryDirectory() as name:
         spilling = BeladyPlanner(num_slots)
         with spilled(Path(name), batches, len(last), 0) as trace:
-            spilling.plan(trace, PlanPlace(Path(name) / "plan", 4 * len(last))).close()
+            spilling.plan(trace, PlanLocation(Path(name) / "plan", 4 * len(last))).close()
     assert spilling.nodes.tolist() == planner.nodes.tolist()
     assert spilling._frequencies.tolist() == planner._frequencies.tolist()

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from gnnstore.caching.plan import CachePlan, PlanPlace, Trace
+from gnnstore.caching.plan import CachePlan, PlanLocation, Trace
 from gnnstore.caching.policies import FixedPlanner
 from tests.support.effort import examples
 from tests.support.traces import spill_trace
@@ -30,7 +30,7 @@ def traces(draw: st.DrawFn, num_nodes: int) -> Trace:
 def spilled(planner: FixedPlanner, trace: Trace, num_nodes: int, directory: Path) -> CachePlan:
     """Plan in files, and read all of it."""
     built = spill_trace(trace, num_nodes, directory / "trace")
-    plan = planner.plan(built, PlanPlace(directory / "plan", 1 << 20))
+    plan = planner.plan(built, PlanLocation(directory / "plan", 1 << 20))
     built.close()
     whole = in_memory(plan)
     assert sum(path.stat().st_size for path in directory.iterdir()) == plan.num_disk_bytes

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from numcodecs import zstd
 
 from gnnstore import _core
-from gnnstore.features.saved import crc_seed
+from gnnstore.features.packed_rows import crc_seed
 from gnnstore.formats.arrays.dtypes import STORAGE_DTYPES, zarr_data_type
 from gnnstore.formats.arrays.zarr_metadata import METADATA_FILE
 from gnnstore.formats.container.files import BLOCK_BYTES, crc32c_of

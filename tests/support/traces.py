@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from gnnstore.caching.belady import BeladyPlanner
-from gnnstore.caching.plan import CachePlan, PlanPlace, Trace, TraceBuilder
+from gnnstore.caching.plan import CachePlan, PlanLocation, Trace, TraceBuilder
 from gnnstore.progress import Phase
 
 
@@ -34,7 +34,7 @@ def spill_trace(trace: Trace, num_nodes: int, path: Path) -> Trace:
 def spill(trace: Trace, planner: BeladyPlanner, directory: Path, num_nodes: int) -> Spilled:
     """Write a trace and its plan to files of a directory."""
     on_disk = spill_trace(trace, num_nodes, directory / "trace")
-    plan = planner.plan(on_disk, PlanPlace(directory / "plan", 4 * num_nodes))
+    plan = planner.plan(on_disk, PlanLocation(directory / "plan", 4 * num_nodes))
     return Spilled(on_disk, plan)
 
 

@@ -11,7 +11,7 @@ import pytest
 from gnnstore import _core
 from gnnstore.budget.ledger import PLANNED, SLOTS, Ledger
 from gnnstore.caching.belady import BELADY, BeladyPlanner
-from gnnstore.caching.plan import PlanPlace, Trace, TraceBuilder
+from gnnstore.caching.plan import PlanLocation, Trace, TraceBuilder
 from tests.support.effort import choose, paired
 
 # Of a slot, between two plans: the row, and how often it was needed.
@@ -124,7 +124,7 @@ def test_planning_in_files_takes_no_more_than_it_says(
     table_bytes = 4 * num_nodes // num_rounds
     for name in ("first", "second"):
         before = start_counting()
-        plan = planner.plan(spilled, PlanPlace(tmp_path / name, table_bytes))
+        plan = planner.plan(spilled, PlanLocation(tmp_path / name, table_bytes))
         taken = taken_since(before)
         least = 12 * batch_rows + max(table_bytes, 4 * num_slots)
         if not needs_table:

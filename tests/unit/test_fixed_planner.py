@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from gnnstore.caching.plan import PlanPlace, Trace
+from gnnstore.caching.plan import PlanLocation, Trace
 from gnnstore.caching.policies import FixedPlanner
 from gnnstore.disk.engines import open_engine
 from gnnstore.errors import CorruptStoreError, NoSpaceError, UsageError
@@ -49,7 +49,7 @@ def test_following_it_behind_packed_rows(tmp_path: Path, is_filled: bool, is_spi
         trace = some_trace(seed)
         if is_spilled:
             on_disk = spill_trace(trace, NUM_NODES, tmp_path / "trace")
-            plan = planner.plan(on_disk, PlanPlace(tmp_path / "plan"))
+            plan = planner.plan(on_disk, PlanLocation(tmp_path / "plan"))
             packed = pack(files_of(tables), on_disk, plan, tmp_path, memory_bytes=1 << 26)
             on_disk.close()
         else:
@@ -100,11 +100,11 @@ def test_what_cannot_be_planned(tmp_path: Path) -> None:
         inject("pwrite", errno=errno.ENOSPC, skip=3, times=-1) as fault,
         pytest.raises(NoSpaceError, match="no space left"),
     ):
-        planner.plan(trace, PlanPlace(tmp_path / "plan"))
+        planner.plan(trace, PlanLocation(tmp_path / "plan"))
     assert fault.count > 0
     trace.close()
     with pytest.raises(UsageError, match="closed"):
-        planner.plan(trace, PlanPlace(tmp_path / "plan"))
+        planner.plan(trace, PlanLocation(tmp_path / "plan"))
     # Nothing is left, and nothing is taken for held that did not come.
     assert list(tmp_path.iterdir()) == []
     assert planner.nodes.tolist() == [*range(50), *[-1] * 50]
@@ -116,10 +116,10 @@ def test_a_plan_that_was_damaged(tmp_path: Path) -> None:
     with (tmp_path / "plan.slots").open("wb") as file:  # of somebody else
         file.write(b"mine")
     with pytest.raises(OSError, match=r"plan\.slots"):
-        planner.plan(trace, PlanPlace(tmp_path / "plan"))
+        planner.plan(trace, PlanLocation(tmp_path / "plan"))
     assert (tmp_path / "plan.slots").read_bytes() == b"mine"
     (tmp_path / "plan.slots").unlink()
-    plan = planner.plan(trace, PlanPlace(tmp_path / "plan"))
+    plan = planner.plan(trace, PlanLocation(tmp_path / "plan"))
     for name, read in (("slots", plan.batch_slots), ("changes", plan.batch_changes)):
         path = tmp_path / f"plan.{name}"
         begin = 4 * plan.offsets[3] if name == "slots" else 8

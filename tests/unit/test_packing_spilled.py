@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from gnnstore import _core
 from gnnstore.caching.belady import BeladyPlanner
-from gnnstore.caching.plan import PlanPlace, Trace, TraceBuilder
+from gnnstore.caching.plan import PlanLocation, Trace, TraceBuilder
 from gnnstore.disk.engines import open_engine
 from gnnstore.errors import BudgetError, CorruptStoreError, StorageError, UsageError
 from gnnstore.features.chunks import BLOCK_BYTES
@@ -104,7 +104,7 @@ def test_memory_is_not_for_what_is_missed(tmp_path: Path) -> None:
     trace = file.build()
     planner = BeladyPlanner(200_000)
     planner.restart(np.arange(200_000))
-    plan = planner.plan(trace, PlanPlace(tmp_path / "plan", 1 << 21))
+    plan = planner.plan(trace, PlanLocation(tmp_path / "plan", 1 << 21))
     assert 500_000 < plan.num_misses < 1_000_000
     least = least_memory(tables, plan.misses, 4, batch_rows, spills=True)
     in_memory = least_memory(tables, plan.misses, 4, batch_rows)

@@ -66,7 +66,7 @@ def steps() -> list[PlanStep]:
 def pool(cache: SlotCache) -> Iterator[ThreadPoolExecutor]:
     with ThreadPoolExecutor(8) as executor:
         yield executor
-        cache._turns.close()  # a test that fails may leave threads that wait
+        cache._turns.cancel()  # a test that fails may leave threads that wait
 
 
 def planned_steps(planner: BeladyPlanner, seed: int = 1) -> list[PlanStep]:
@@ -337,7 +337,7 @@ def test_new_turns_take_over(
     second = cache.begin()
     for future in waiting:
         assert future.result(LIMIT_SECONDS) == {}
-    assert (turns.is_left, second.is_left) == (True, False)
+    assert (turns.is_closed, second.is_closed) == (True, False)
 
     planner = BeladyPlanner(NUM_SLOTS)
     planner.restart(cache.planned_nodes)
@@ -367,7 +367,7 @@ def test_a_retired_cache_has_no_slots_any_more(
     waiting = pool.submit(cache.gather, turns, 2, steps[2])
     assert gate.reached.wait(LIMIT_SECONDS)
     wait_until_waiting(turns, 2)
-    retiring = pool.submit(cache.retire)
+    retiring = pool.submit(cache.close)
     assert waiting.result(LIMIT_SECONDS) == {}
     assert not retiring.done(), "a batch copies from the slots"
     gate.opened.set()
@@ -397,7 +397,7 @@ def test_turns_that_interleave(
                     assert (gathered["x"].values == rows[step.ids]).all()
                     num_cached += gathered["x"].counts.rows_cached
                 else:
-                    assert turns.is_left
+                    assert turns.is_closed
         return num_cached
 
     num_cached = list(pool.map(iterate, range(40)))
@@ -429,13 +429,13 @@ def test_a_fork_with_a_batch_in_turn(
             signal.signal(signal.SIGALRM, signal.SIG_DFL)
             signal.alarm(int(LIMIT_SECONDS))
             own = cache.begin()
-            turns.close()
+            turns.cancel()
             planner = BeladyPlanner(NUM_SLOTS)
             planner.restart(cache.planned_nodes)
             for i, step in enumerate(planned_steps(planner, seed=6)):
                 assert_is(cache, own, i, step, rows)
-            cache.retire()
-            status = 0 if turns.is_left else 1
+            cache.close()
+            status = 0 if turns.is_closed else 1
         finally:
             os._exit(status)
     _, ended = os.waitpid(child, 0)
@@ -459,17 +459,17 @@ def test_closing_releases_those_that_wait(
     assert gate.reached.wait(LIMIT_SECONDS)
     waiting = [pool.submit(cache.gather, turns, i, steps[i]) for i in (1, 2, 5)]
     wait_until_waiting(turns, 1, 2, 5)
-    turns.close()
+    turns.cancel()
     for future in waiting:
         assert isinstance(failed(future), UsageError)
         assert "its iteration was ended" in str(failed(future))
     gate.opened.set()
     assert (running.result(LIMIT_SECONDS)["x"].values == rows[steps[0].ids]).all()
-    turns.close()
+    turns.cancel()
     with pytest.raises(UsageError, match="batch 1: its iteration was ended"):
         cache.gather(turns, 1, steps[1])
     second = cache.begin()
-    turns.close()
+    turns.cancel()
     planner = BeladyPlanner(NUM_SLOTS)
     planner.restart(cache.planned_nodes)
     assert_is(cache, second, 0, planned_steps(planner, seed=7)[0], rows)
@@ -479,7 +479,7 @@ def test_closing_from_within(cache: SlotCache, steps: list[PlanStep]) -> None:
     """The garbage collector may do so at any point, with the lock in the same thread's hands."""
     turns = cache.begin()
     with turns._changed.lock:
-        turns.close()
+        turns.cancel()
         turns.fail(3, KeyboardInterrupt())
     with pytest.raises(UsageError, match="was ended"):
         cache.gather(turns, 0, steps[0])
@@ -650,7 +650,7 @@ def test_pinned_rows_are_read_once_and_with_the_others(
     assert counts.rows_read == 7
     assert cache.holds_pinned
     assert (cache.planned_nodes[7:] == -1).all()
-    cache.retire()
+    cache.close()
     assert not cache.holds_pinned
 
 

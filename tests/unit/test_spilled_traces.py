@@ -19,7 +19,7 @@ import numpy.typing as npt
 import pytest
 
 from gnnstore.caching.belady import BeladyPlanner
-from gnnstore.caching.plan import CachePlan, PlanPlace, Trace, TraceBuilder
+from gnnstore.caching.plan import CachePlan, PlanLocation, Trace, TraceBuilder
 from gnnstore.disk.spool import FileSpool
 from gnnstore.errors import CorruptStoreError, NoSpaceError, StorageError, UsageError
 from tests.support.faults import inject
@@ -72,7 +72,7 @@ def trace(tmp_path: Path, shape: Shape) -> Iterator[Trace]:
 
 @pytest.fixture
 def plan(trace: Trace, tmp_path: Path) -> Iterator[CachePlan]:
-    planned = BeladyPlanner(NUM_SLOTS).plan(trace, PlanPlace(tmp_path / "plan", TABLE_BYTES))
+    planned = BeladyPlanner(NUM_SLOTS).plan(trace, PlanLocation(tmp_path / "plan", TABLE_BYTES))
     yield planned
     planned.close()
 
@@ -185,9 +185,9 @@ def test_a_full_disk_while_a_trace_is_put(tmp_path: Path) -> None:
 
 
 def test_short_writes_and_reads_go_on(trace: Trace, tmp_path: Path) -> None:
-    expected = BeladyPlanner(NUM_SLOTS).plan(trace, PlanPlace(tmp_path / "first", TABLE_BYTES))
+    expected = BeladyPlanner(NUM_SLOTS).plan(trace, PlanLocation(tmp_path / "first", TABLE_BYTES))
     with inject("pwrite", short_bytes=77, times=40) as fault:
-        plan = BeladyPlanner(NUM_SLOTS).plan(trace, PlanPlace(tmp_path / "second", TABLE_BYTES))
+        plan = BeladyPlanner(NUM_SLOTS).plan(trace, PlanLocation(tmp_path / "second", TABLE_BYTES))
     assert fault.count == 40
     with inject("pread", short_bytes=33, times=5) as fault:
         found = [plan.batch_slots(i).tolist() for i in range(NUM_BATCHES)]
@@ -222,12 +222,12 @@ def test_planning_on_a_disk_that_fails(
     skips = itertools.count(0, 1 if call == "fallocate" else 7)
     for skip in skips:
         planner = BeladyPlanner(NUM_SLOTS)
-        planner.plan(trace, PlanPlace(tmp_path / "before", table_bytes)).close()
+        planner.plan(trace, PlanLocation(tmp_path / "before", table_bytes)).close()
         before = planner.nodes
         raised: list[str] = []
         with inject(call, errno=code, skip=skip) as injection:
             try:
-                planner.plan(trace, PlanPlace(tmp_path / "plan", table_bytes)).close()
+                planner.plan(trace, PlanLocation(tmp_path / "plan", table_bytes)).close()
             except error as found:
                 raised.append(str(found))
         assert names(tmp_path) == ["trace"]
@@ -238,7 +238,7 @@ def test_planning_on_a_disk_that_fails(
         # What was not reached leaves the cache as it is; from then on it counts as empty.
         held = planner.nodes
         assert (held == before).all() or (held == -1).all()
-        again = planner.plan(trace, PlanPlace(tmp_path / "again", table_bytes))
+        again = planner.plan(trace, PlanLocation(tmp_path / "again", table_bytes))
         assert again.misses[0] == len(np.setdiff1d(batch(0, len(trace.batch(0))), held))
         again.close()
     assert skip > 0
@@ -256,7 +256,7 @@ def test_a_bit_of_the_trace(trace: Trace, shape: Shape, tmp_path: Path) -> None:
     assert raised.value.path == str(tmp_path / "trace")
     assert trace.batch(3).tolist() == batch(3, len(trace.batch(0))).tolist()
     with pytest.raises(CorruptStoreError, match=text):
-        BeladyPlanner(NUM_SLOTS).plan(trace, PlanPlace(tmp_path / "plan", shape.table_bytes))
+        BeladyPlanner(NUM_SLOTS).plan(trace, PlanLocation(tmp_path / "plan", shape.table_bytes))
     assert names(tmp_path) == ["trace"]
 
 
@@ -281,7 +281,7 @@ def test_a_file_that_ends_early_between_the_passes(
         inject("pread", short_bytes=0, skip=skip, times=1),
         pytest.raises(StorageError, match="the file ends at byte"),
     ):
-        BeladyPlanner(NUM_SLOTS).plan(trace, PlanPlace(tmp_path / "plan", shape.table_bytes))
+        BeladyPlanner(NUM_SLOTS).plan(trace, PlanLocation(tmp_path / "plan", shape.table_bytes))
 
 
 def test_a_batch_that_lies_where_another_should(trace: Trace) -> None:
@@ -299,14 +299,14 @@ def test_nodes_that_the_graph_does_not_have(tmp_path: Path) -> None:
     file = TraceBuilder(1, NUM_NODES, tmp_path / "trace")
     file.put(0, np.array([1, NUM_NODES]))
     with pytest.raises(UsageError, match=r"row id 500 at position 1 is outside \[0, 500\)"):
-        BeladyPlanner(2).plan(file.build(), PlanPlace(tmp_path / "plan", TABLE_BYTES))
+        BeladyPlanner(2).plan(file.build(), PlanLocation(tmp_path / "plan", TABLE_BYTES))
     file.close()
     planner = BeladyPlanner(2)
     planner.restart(np.array([NUM_NODES, 0]))
     file = TraceBuilder(1, NUM_NODES, tmp_path / "trace")
     file.put(0, np.array([1, 2]))
     with pytest.raises(UsageError, match="slot 0 holds row 500, but there are only 500"):
-        planner.plan(file.build(), PlanPlace(tmp_path / "plan", TABLE_BYTES))
+        planner.plan(file.build(), PlanLocation(tmp_path / "plan", TABLE_BYTES))
     assert sorted(planner.nodes.tolist()) == [0, NUM_NODES]
     assert names(tmp_path) == ["trace"]
     file.close()

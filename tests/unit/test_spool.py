@@ -17,7 +17,7 @@ import pytest
 
 from gnnstore.disk.spool import FileSpool, MemorySpool, Spool
 from gnnstore.errors import CorruptStoreError, NoSpaceError, StorageError, UsageError
-from gnnstore.features.saved import decode_record, encode_record
+from gnnstore.features.packed_rows import decode_record, encode_record
 from tests.support.faults import inject
 
 Arrays = list[npt.NDArray[Any]]

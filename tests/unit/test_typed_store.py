@@ -197,7 +197,7 @@ def test_rows_of_an_opened_store_by_type(store: gnnstore.GraphStore, tmp_path: P
     options: dict[str, Any] = {"memory_bytes": 1 << 25}
     with pack(files_of(tables), trace, plan, tmp_path, **options) as packed:
         for source in ("packed", "tables"):
-            slots.retire()
+            slots.close()
             slots = SlotCache(tables, num_slots, num_rows=space.num_rows)
             turns = slots.begin()
             for i, sample in enumerate(samples):

@@ -21,7 +21,7 @@ from gnnstore.features.planned import SlotCache
 from gnnstore.pipeline.batch import Batch, EpochRun, Samplers, SamplingSource
 from gnnstore.pipeline.lookahead.cuts import BatchLists, first_list
 from gnnstore.pipeline.lookahead.producer import LookaheadJob, Producer, Session
-from gnnstore.pipeline.lookahead.superbatch import EpochSlice, PlannedPlace, Superbatch
+from gnnstore.pipeline.lookahead.superbatch import EpochSlice, PlannedLocation, Superbatch
 from gnnstore.sampling.neighbor import NeighborSampler, SamplingConfig
 from gnnstore.seeds.base import SeedSource
 from gnnstore.threads import THREAD_NAME, Background, Finalizer, ordered_map
@@ -50,7 +50,7 @@ class NextSuperbatch:
         # The thread does not know this: it shall not keep the loader alive.
         work = partial(_make, producer, [batch for part in parts for batch in part], plans)
         self.making = Background(work, THREAD_NAME, daemon=True)
-        self.abandon = Finalizer(self, _abandon, producer, self.making)
+        self.cancel = Finalizer(self, _cancel, producer, self.making)
 
     def is_for(self, lists: BatchLists, sampler: NeighborSampler) -> bool:
         """Whether an iteration begins with the next batches in their order, in this process."""
@@ -86,7 +86,7 @@ class NextSuperbatch:
     def take(self) -> EpochSlice:
         """Return the batches of the next iteration, planned."""
         if not self.is_planned:
-            self.producer.finish(self.superbatch)
+            self.producer.plan_and_pack(self.superbatch)
         taken = EpochSlice.of(self.superbatch, self._begin, len(self.shares.pop(0)))
         self._begin = taken.end
         return taken
@@ -95,12 +95,12 @@ class NextSuperbatch:
 def _make(producer: Producer, batches: list[Batch], plans: bool) -> Superbatch:
     superbatch = producer.sample(0, batches)
     if plans:
-        return producer.finish(superbatch)
+        return producer.plan_and_pack(superbatch)
     producer.session = None  # whose slots may be another loader's by then
     return superbatch
 
 
-def _abandon(producer: Producer, making: Background[Superbatch]) -> None:
+def _cancel(producer: Producer, making: Background[Superbatch]) -> None:
     producer.stop()
     try:
         making.finish()
@@ -128,7 +128,7 @@ class _Iteration:
     is_over: bool = False
     pid: int = field(default_factory=os.getpid)
 
-    def ends(self) -> bool:
+    def close_if_done(self) -> bool:
         """Whether it is done; then what was made ahead is left to the next iteration."""
         if not self.is_over and self._is_done():
             self.is_over = True
@@ -166,25 +166,25 @@ class LookaheadEpochs:
         self._plans_next = True
         self._has_told = False  # that an iteration has no slots
 
-    def ends(self) -> bool:
+    def close_if_done(self) -> bool:
         """Whether all batches of the last iteration have their rows: the slots are free.
 
         A loop that counts batches, as Lightning's, asks for none after the last one: its iteration
         is closed after validation, or when the next one begins.
         """
         iteration = None if self._open is None else self._open()
-        return iteration is None or iteration.pid != os.getpid() or iteration.ends()
+        return iteration is None or iteration.pid != os.getpid() or iteration.close_if_done()
 
-    def lose_slots(self) -> None:
+    def release_slots(self) -> None:
         """Free what was planned for the slots: another loader takes their memory."""
         self._plans_next, self._num_ended = False, 0
         kept, self._kept = self._kept, _Kept()
         if kept.coming is not None and not kept.coming.plans:
             self._kept = _Kept(coming=kept.coming)
         elif kept.coming is not None:
-            kept.coming.abandon()
+            kept.coming.cancel()
         if kept.carried is not None:
-            kept.carried.abandon()
+            kept.carried.cancel()
 
     @contextmanager
     def run(
@@ -195,7 +195,7 @@ class LookaheadEpochs:
         sampler: NeighborSampler,
     ) -> Iterator[Iterator[Batch]]:
         """Sample, plan and hand out the batches of one iteration."""
-        self.ends()
+        self.close_if_done()
         # Until its superbatches have begun, no other loader takes the slots.
         former, beginning = self._open, _Iteration(lambda: False, lambda: None)
         self._open = weakref.ref(beginning)
@@ -212,7 +212,7 @@ class LookaheadEpochs:
             coming = self._kept.coming
             if coming is not None:  # sampled for this iteration, if not for one before
                 self._kept = self._kept._replace(coming=None)
-                coming.abandon()
+                coming.cancel()
             yield batches
             return
         try:
@@ -281,10 +281,10 @@ class LookaheadEpochs:
             @stack.callback
             def close() -> None:
                 try:
-                    if not iteration.ends():
-                        session.turns.close()  # what waits for earlier batches fails
+                    if not iteration.close_if_done():
+                        session.turns.cancel()  # what waits for earlier batches fails
                         for superbatch in coming:
-                            superbatch.abandon()
+                            superbatch.cancel()
                 finally:
                     if not is_carried:
                         producer.close()
@@ -296,7 +296,7 @@ class LookaheadEpochs:
                 num_threads=min(1, run.num_threads),
                 lookahead=lambda: _SUPERBATCHES,
                 describe="while sampling superbatch {} of the iteration".format,
-                stop=lambda: None if iteration.ends() else producer.stop(),
+                stop=lambda: None if iteration.close_if_done() else producer.stop(),
             )
             stack.enter_context(closing(superbatches))
             planned = _PlannedBatches(self.job, superbatches, make_next, lambda: num_made)
@@ -320,7 +320,7 @@ class LookaheadEpochs:
             if session is not None and carried.is_for(lists, sampler):
                 carried.producer.go_on(run)
                 return carried, [] if coming is None else [coming], session
-            carried.abandon()
+            carried.cancel()
             session = None  # what was planned will not be followed
         if coming is not None:
             is_made = coming.is_for(lists, sampler) and coming.is_made()
@@ -330,7 +330,7 @@ class LookaheadEpochs:
                 producer.run = run
                 producer.session = session or self._new_session(slots)
                 return coming, [], producer.session
-            coming.abandon()
+            coming.cancel()
             session = None if coming.plans else session
         return None, [], session or self._new_session(slots)
 
@@ -392,7 +392,7 @@ class LookaheadSource(SamplingSource):
             return
         superbatch, i = batch.place.superbatch, batch.place.i
         compact, step = superbatch.recall(i)
-        batch.place = PlannedPlace(superbatch, i, step)
+        batch.place = PlannedLocation(superbatch, i, step)
         batch.sample = compact.expand(self._superbatches.job.index_dtype, empty)
 
     def gather(self, batch: Batch) -> None:
@@ -404,7 +404,7 @@ class LookaheadSource(SamplingSource):
         if step is None:
             return
         batch.rows |= superbatch.gather(i, step)
-        batch.place = PlannedPlace(superbatch, i, has_rows=True)
+        batch.place = PlannedLocation(superbatch, i, has_rows=True)
 
     def release(self, batch: Batch, error: BaseException | None = None) -> None:
         """Give up the place of its packed rows, and its turn if it failed."""
@@ -451,7 +451,7 @@ class _PlannedBatches(Iterator[Batch]):
                 if i == each.begin and superbatch.error is None:
                     then()
                 batch = superbatch.batches.pop(i)
-                batch.place = PlannedPlace(superbatch, i)
+                batch.place = PlannedLocation(superbatch, i)
                 yield batch
             if each.error is not None:
                 raise each.error

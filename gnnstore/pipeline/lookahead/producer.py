@@ -272,7 +272,7 @@ class Producer:
         session = self.session
         return (
             session is not None
-            and not session.turns.is_left
+            and not session.turns.is_closed
             and session.turns.num_done >= self._end - num_left
         )
 
@@ -283,12 +283,12 @@ class Producer:
 
     def make(self, first: int, batches: list[Batch]) -> Superbatch:
         """Sample, plan and pack batches that follow all those before; `first` is their number."""
-        return self.finish(self.sample(first, batches))
+        return self.plan_and_pack(self.sample(first, batches))
 
     def make_unplanned(self, first: int, batches: list[Batch]) -> Superbatch:
         """Sample batches that will read all of their rows."""
         superbatch = self.sample(first, batches, reads_edges=False)
-        superbatch.forget_trace()
+        superbatch.release_trace()
         if self.run.num_threads:
             self._reading = superbatch.read
         return superbatch
@@ -387,7 +387,7 @@ class Producer:
         found = SuperbatchEdges(job.edge_tables, path, num_batches, job.edge_rows_bytes)
         return self._files.hold(found)
 
-    def finish(self, superbatch: Superbatch) -> Superbatch:
+    def plan_and_pack(self, superbatch: Superbatch) -> Superbatch:
         """Plan batches that have been sampled, after all that have been planned, and pack them."""
         session = self.session
         if session is not None and len(superbatch):
@@ -401,7 +401,7 @@ class Producer:
             self._end = session.num_planned = session.num_planned + len(superbatch)
             self._check_wanted()
             self._pack(superbatch)
-        superbatch.forget_trace()  # its memory is counted for the superbatch that is made next
+        superbatch.release_trace()  # its memory is counted for the superbatch that is made next
         return superbatch
 
     def plan(self, superbatch: Superbatch, planner: Planner) -> None:

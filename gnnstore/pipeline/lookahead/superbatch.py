@@ -19,7 +19,7 @@ import numpy.typing as npt
 from gnnstore._core import release_memory
 from gnnstore.budget.ledger import PLANNED, SLOTS, Ledger, Reservation
 from gnnstore.caching.belady import BeladyPlanner
-from gnnstore.caching.plan import CachePlan, PlanPlace, Trace, TraceBuilder
+from gnnstore.caching.plan import CachePlan, PlanLocation, Trace, TraceBuilder
 from gnnstore.caching.policies import Planner
 from gnnstore.caching.pools import SlotPools
 from gnnstore.disk.spool import FileSpool, MemorySpool, RunDirectory, Spool
@@ -294,14 +294,14 @@ class Superbatch:
                     advance=advance,
                 )
         except BaseException:
-            quota.give_back(stop, wanted)
+            quota.release(stop, wanted)
             raise
         finally:
             release_memory()
-        packed.removed = partial(quota.give_back, stop, wanted)
+        packed.removed = partial(quota.release, stop, wanted)
         return packed
 
-    def forget_trace(self) -> None:
+    def release_trace(self) -> None:
         """Free the trace: once a plan is made of it, or none will be. Idempotent."""
         if self.samples.has_ids:
             self.trace.close()
@@ -326,7 +326,7 @@ class Superbatch:
             plan.close()
 
 
-class PlannedPlace(NamedTuple):
+class PlannedLocation(NamedTuple):
     """The place of a batch in its superbatch."""
 
     superbatch: Superbatch
@@ -408,7 +408,7 @@ class SuperbatchFiles:
         """Plan a superbatch, in files if its trace is in one."""
         if trace.file is None:
             return planner.plan(trace)
-        place = PlanPlace(self.directory / f"plan-{name}", self._table_bytes)
+        place = PlanLocation(self.directory / f"plan-{name}", self._table_bytes)
         return self.hold(cast("BeladyPlanner", planner).plan(trace, place))
 
     def close(self) -> None:
@@ -444,7 +444,7 @@ class DiskQuota:
         with self._lock:
             return all(other() is owner for other, _ in self._taken)
 
-    def give_back(self, owner: Flag, taken: int) -> None:
+    def release(self, owner: Flag, taken: int) -> None:
         """Give back what a superbatch has taken."""
         with self._lock:
             self._taken.remove((ref(owner), taken))

@@ -16,8 +16,8 @@ from gnnstore.budget.limits import MemoryBudget, affordable_threads
 from gnnstore.disk.engines import Engine
 from gnnstore.errors import limits_named
 from gnnstore.features.chunk_rows import AbsentRows
+from gnnstore.features.packed_rows import PackedFiles
 from gnnstore.features.planned import SlotCache
-from gnnstore.features.saved import PackedFiles
 from gnnstore.features.tables import CachedTables
 from gnnstore.formats.arrays.spec import AttributeSpec
 from gnnstore.formats.container.reader import reopened
@@ -30,7 +30,7 @@ from gnnstore.loaders.assemble import Assembler
 from gnnstore.loaders.base import BatchLoader
 from gnnstore.loaders.options import CsrEdges, checked_edge_ids, warn_of_narrow_edges
 from gnnstore.loaders.pinning import can_pin
-from gnnstore.pipeline.saved import SavedSource, not_packed
+from gnnstore.pipeline.packed_batches import PackedBatches, not_packed
 from gnnstore.pipeline.shuffle import order_bytes
 from gnnstore.pipeline.states import OrderFields, checked
 from gnnstore.seeds.labels import labels_of
@@ -116,9 +116,9 @@ class PackedSources(Sources):
         """Nodes whose rows have room to be cached."""
         return self.packed.reader.manifest.num_slots
 
-    def batches(self, *_: Any) -> SavedSource:
+    def batches(self, *_: Any) -> PackedBatches:
         """Return the packed batches; sampling options do not matter."""
-        return SavedSource(self.packed)
+        return PackedBatches(self.packed)
 
 
 def open_packed_sources(loader: LoaderSpec) -> PackedSources:

@@ -17,8 +17,8 @@ import numpy.typing as npt
 from gnnstore._core import ReadCounts, empty
 from gnnstore.errors import UsageError
 from gnnstore.features.chunk_rows import AbsentRows
+from gnnstore.features.packed_rows import PackedFiles, PackedRecord
 from gnnstore.features.planned import SlotCache, TurnLock
-from gnnstore.features.saved import PackedFiles, SavedRecord
 from gnnstore.features.source import Rows, RowSource, TypedRows
 from gnnstore.graph.pyg_data import FINGERPRINT
 from gnnstore.pipeline.batch import Batch, BatchSource, EpochRun
@@ -29,7 +29,7 @@ from gnnstore.seeds.labels import labels_of
 from gnnstore.threads import ordered_map
 
 
-class SavedSource(BatchSource):
+class PackedBatches(BatchSource):
     """Hands out the batches of packed epochs, iteration after iteration."""
 
     def __init__(self, packed: PackedFiles) -> None:
@@ -44,14 +44,14 @@ class SavedSource(BatchSource):
         self._lock = threading.Lock()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (SavedSource, (self.packed,))
+        return (PackedBatches, (self.packed,))
 
     @property
     def sampler(self) -> NeighborSampler:
         """Refuse: nothing is sampled any more."""
         raise not_packed("other batches to sample")
 
-    def with_seed(self, seed: int) -> SavedSource:
+    def with_seed(self, seed: int) -> PackedBatches:
         """Refuse: the seed was decided when the epochs were packed."""
         raise not_packed(f"batches of the seed {seed}")
 
@@ -95,7 +95,7 @@ class SavedSource(BatchSource):
         try:
             yield self._hand_out(batches, run, slots, turns)
         finally:
-            turns.close()
+            turns.cancel()
             with self._lock:
                 self._free.append(slots)
 
@@ -123,7 +123,7 @@ class SavedSource(BatchSource):
                 skipped = 0 if self.packed.reader.manifest.num_slots else number
                 filled = ordered_map(
                     self._fill,
-                    [RecordPlace(slots, turns, k, first + k) for k in range(number - skipped)],
+                    [RecordLocation(slots, turns, k, first + k) for k in range(number - skipped)],
                     num_threads=run.num_threads,
                     lookahead=lambda: 2,
                     describe=lambda k: f"while reading batch {k} for what it leaves in the cache",
@@ -131,7 +131,7 @@ class SavedSource(BatchSource):
                 with closing(filled):
                     for _ in filled:
                         pass
-            batch.place = RecordPlace(slots, turns, number - skipped, first + number)
+            batch.place = RecordLocation(slots, turns, number - skipped, first + number)
             yield batch
 
     def stage_of(self, batch: Batch) -> str:  # noqa: ARG002
@@ -167,7 +167,7 @@ class SavedSource(BatchSource):
         if place is not None and error is not None and not place.has_rows:
             place.turns.fail(place.turn, error)
 
-    def _fill(self, place: RecordPlace) -> None:
+    def _fill(self, place: RecordLocation) -> None:
         """Read a batch for what it leaves in the cache."""
         try:
             self._rows(place, self.packed.record(place.number))
@@ -175,7 +175,7 @@ class SavedSource(BatchSource):
             place.turns.fail(place.turn, error)  # or later ones would wait
             raise
 
-    def _rows(self, place: RecordPlace, record: SavedRecord) -> dict[str, Rows]:
+    def _rows(self, place: RecordLocation, record: PackedRecord) -> dict[str, Rows]:
         missed = self.packed.rows(place.number, record)
         step = record.step(self.packed.space)
         try:
@@ -184,14 +184,14 @@ class SavedSource(BatchSource):
             raise self.packed.forged(place.number, error) from error
 
 
-class RecordPlace(NamedTuple):
+class RecordLocation(NamedTuple):
     """The place of a batch among packed epochs."""
 
     slots: SlotCache
     turns: TurnLock
     turn: int
     number: int  # of its record, in all epochs
-    record: SavedRecord | None = None  # once it is read, until its rows are
+    record: PackedRecord | None = None  # once it is read, until its rows are
     has_rows: bool = False  # so that its turn is over
 
 

@@ -57,7 +57,7 @@ _SHARED_ARRAYS = 2
 
 
 @dataclass(frozen=True, eq=False)
-class SavedRecord:
+class PackedRecord:
     """The contents of a batch of n nodes and m edges in packed epochs, without its packed rows."""
 
     # Attributes that describe the seeds: `input_id`, int64 [B], where these are nodes.
@@ -109,7 +109,7 @@ class SavedRecord:
         *,
         num_seeds: int = 1,
         types: Types = ONE_TYPE,
-    ) -> SavedRecord:
+    ) -> PackedRecord:
         """Return the record that was encoded as these arrays; it keeps them."""
         left = iter(arrays)
 
@@ -160,7 +160,7 @@ def _check_subgraph(subgraph: CompactSample, schema: Schema) -> dict[str | EdgeT
     return num_rows
 
 
-def check_record(record: SavedRecord, manifest: PackedManifest, space: RowSpace) -> None:
+def check_record(record: PackedRecord, manifest: PackedManifest, space: RowSpace) -> None:
     """Raise ValueError unless a record's arrays fit one another, and the graph of the epochs."""
     schema = manifest.schema
     num_rows = _check_subgraph(record.subgraph, schema)
@@ -302,7 +302,7 @@ class PackedFiles:
         shared = 0 if self.reader.segments is None else self.engine.staging_bytes
         return self._chunks.staging_bytes + shared + int(records.max(initial=0))
 
-    def record(self, number: int) -> SavedRecord:
+    def record(self, number: int) -> PackedRecord:
         """Read the record of a batch, by its number among all epochs."""
         begin, num_bytes, crc = (int(value) for value in self.reader.index[number, :3])
         record = empty((num_bytes,), np.uint8)
@@ -317,13 +317,13 @@ class PackedFiles:
         if found != crc:
             raise self._damaged(number, f"the crc32c is {found:08x}, not {crc:08x}")
         try:
-            found_record = SavedRecord.of(decode_record(record), **self._num_arrays)
+            found_record = PackedRecord.of(decode_record(record), **self._num_arrays)
             check_record(found_record, self.reader.manifest, self.space)
         except (ValueError, TypeError, IndexError) as error:  # CorruptStoreError included
             raise self.forged(number, error) from error
         return found_record
 
-    def rows(self, number: int, record: SavedRecord) -> dict[str, RowSource]:
+    def rows(self, number: int, record: PackedRecord) -> dict[str, RowSource]:
         """Return the sources of the rows that a batch misses, by the attribute's path."""
         return {
             path: PackedRows(table.rows.spec, partial(self.read_missed, number, record, path))
@@ -333,7 +333,7 @@ class PackedFiles:
     def read_missed(
         self,
         number: int,
-        record: SavedRecord,
+        record: PackedRecord,
         path: str,
         part: RowRange,
         out: npt.NDArray[Any],
