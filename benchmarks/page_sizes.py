@@ -21,7 +21,7 @@ import torch
 import gnnstore
 from benchmarks.harness import Timing, device_numbers, device_row, directory_of, parser, report
 from benchmarks.parts.workloads import BATCH_SIZE, EDGE_FACTOR, SEED, make_store
-from gnnstore.formats.container.files import directory_bytes
+from gnnstore.formats.base.files import directory_bytes
 from gnnstore.graph.sizes import StoreSizes
 from gnnstore.tools.bench.harness import DeviceLimits, measure_disk_of
 from gnnstore.units import format_size, spread

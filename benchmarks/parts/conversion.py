@@ -15,7 +15,7 @@ import numpy as np
 from benchmarks.harness import measure
 from gnnstore import _core
 from gnnstore.converters import ConvertOptions, from_numpy
-from gnnstore.formats.container.files import directory_bytes
+from gnnstore.formats.base.files import directory_bytes
 from gnnstore.tools.bench.harness import MemoryGroup, ask_process
 
 _CHUNK_EDGES = 2**22
@@ -123,7 +123,7 @@ class _Spilled:
     """Watches how much is recorded as spilled, through the journal's own door."""
 
     def __init__(self) -> None:
-        from gnnstore.formats.container.journal import Journal  # noqa: PLC0415
+        from gnnstore.formats.arrays.journal import Journal  # noqa: PLC0415
 
         self.num_bytes = 0
         record_run = Journal.record_run

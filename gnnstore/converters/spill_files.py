@@ -22,7 +22,7 @@ from gnnstore.converters.inputs.source import (
     row_bytes,
 )
 from gnnstore.errors import InputError, storage_errors
-from gnnstore.formats.container.files import open_regular, require_space
+from gnnstore.formats.base.files import open_regular, require_space
 from gnnstore.formats.container.reads import read_exactly
 
 # A range of nodes takes an eighth of the memory: one is in memory unsorted and sorted while the

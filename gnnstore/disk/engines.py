@@ -18,7 +18,7 @@ from weakref import WeakValueDictionary
 from gnnstore import _core
 from gnnstore.disk.profile import ReadTuning, filesystem_id, load_profile, tune_reads
 from gnnstore.errors import UsageError, check_choice, storage_errors
-from gnnstore.formats.container.files import open_binary
+from gnnstore.formats.base.files import open_binary
 
 ENGINES = ("io_uring", "pread", "mmap")  # the fastest first
 ENVIRONMENT_VARIABLE = "GNNSTORE_IO_ENGINE"

@@ -43,7 +43,7 @@ from gnnstore.errors import (
     UsageError,
     storage_errors,
 )
-from gnnstore.formats.container.files import free_bytes, page_aligned
+from gnnstore.formats.base.files import free_bytes, page_aligned
 from gnnstore.formats.container.workdir import take_lock
 from gnnstore.progress import NullProgress, Phase, Progress
 from gnnstore.units import format_size

@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from gnnstore.errors import StorageError, storage_errors
-from gnnstore.formats.container.files import read_small
-from gnnstore.formats.container.strict_json import parse_object
+from gnnstore.formats.base.files import read_small
+from gnnstore.formats.base.strict_json import parse_object
 
 _FORMAT_VERSION = 1
 # A profile takes 2 kB; a file that is far larger is something else.

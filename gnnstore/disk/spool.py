@@ -34,7 +34,7 @@ from gnnstore.errors import (
     storage_error,
     storage_errors,
 )
-from gnnstore.formats.container.files import free_bytes
+from gnnstore.formats.base.files import free_bytes
 from gnnstore.formats.container.workdir import RUN_PREFIX, locked, make_locked, run_directories
 from gnnstore.units import format_size
 

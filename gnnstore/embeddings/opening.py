@@ -25,7 +25,7 @@ from gnnstore.errors import (
     whole_number,
 )
 from gnnstore.formats import AttributeSpec, NodeTypeSpec, Schema, StoreReader, StoreWriter
-from gnnstore.formats.container.names import node_array
+from gnnstore.formats.base.names import node_array
 from gnnstore.formats.container.reads import CheckedFiles
 from gnnstore.formats.container.writer import SealedWriter
 from gnnstore.formats.partitions import PartitionsReader, open_partitions

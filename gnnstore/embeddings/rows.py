@@ -21,7 +21,7 @@ from torch import Tensor
 
 from gnnstore import _core
 from gnnstore.errors import BadIndexError, UsageError, limits_named
-from gnnstore.formats.container.files import page_aligned
+from gnnstore.formats.base.files import page_aligned
 from gnnstore.formats.partitions import PartitionsReader
 from gnnstore.formats.table_directory import TableDirectory
 from gnnstore.formats.tables import INITIAL, TableManifest

@@ -34,7 +34,7 @@ from gnnstore.errors import (
 from gnnstore.features.packed_rows import PackedFiles
 from gnnstore.features.source import RowRequest
 from gnnstore.formats.arrays.zarr_metadata import METADATA_FILE
-from gnnstore.formats.container.files import BLOCK_BYTES, Problem, page_aligned
+from gnnstore.formats.base.files import BLOCK_BYTES, Problem, page_aligned
 from gnnstore.formats.container.manifest import KINDS, FileEntry, Kind, kind_of
 from gnnstore.formats.container.reader import SealedFiles, SealedReader
 from gnnstore.formats.packed import PackedReader

@@ -40,7 +40,7 @@ from gnnstore.formats.arrays.paged import PagedArray
 from gnnstore.formats.arrays.pages import DEFAULT_PAGE_BYTES, PageGeometry, plan_shards
 from gnnstore.formats.arrays.spec import AttributeSpec
 from gnnstore.formats.arrays.zarr_metadata import MAX_DIMENSIONS
-from gnnstore.formats.container.files import fill_at, open_regular
+from gnnstore.formats.base.files import fill_at, open_regular
 from gnnstore.formats.packed import PackedManifest, PackedReader, name_of_batch
 from gnnstore.formats.store.schema import EdgeType, Schema
 from gnnstore.sampling.compact import ONE_TYPE, CompactSample, Types

@@ -28,7 +28,7 @@ from gnnstore.features.file_rows import FileRows
 from gnnstore.features.misses import MissTable
 from gnnstore.features.pack import append_missed
 from gnnstore.features.source import TypedRows
-from gnnstore.formats.container.files import open_regular, read_part, write_part
+from gnnstore.formats.base.files import open_regular, read_part, write_part
 from gnnstore.formats.packed import CHECKED_ROWS, PackedReader, segment_layout
 
 # Parts are put in order in pieces of this size, twice in memory.

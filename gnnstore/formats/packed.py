@@ -15,10 +15,10 @@ import numpy.typing as npt
 
 from gnnstore.formats.arrays.paged import PagedArray
 from gnnstore.formats.arrays.spec import AttributeSpec
+from gnnstore.formats.base.names import encode, joined
+from gnnstore.formats.base.strict_json import Fields
 from gnnstore.formats.container.manifest import KINDS, Kind, Manifest
-from gnnstore.formats.container.names import encode, joined
 from gnnstore.formats.container.reader import SealedReader
-from gnnstore.formats.container.strict_json import Fields
 from gnnstore.formats.store.schema import EdgeType, Schema
 
 PACKED_DIRECTORY = "plans"

@@ -27,7 +27,7 @@ from gnnstore.formats.arrays.zarr_metadata import (
     shard_index,
     shard_name,
 )
-from gnnstore.formats.container.files import (
+from gnnstore.formats.base.files import (
     BlockChecksums,
     open_regular,
     read_part,

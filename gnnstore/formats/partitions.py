@@ -21,11 +21,11 @@ import numpy.typing as npt
 from gnnstore.errors import CorruptStoreError, GnnstoreError, UsageError
 from gnnstore.formats.arrays.paged import PagedArrayWriter
 from gnnstore.formats.arrays.spec import AttributeSpec
-from gnnstore.formats.container.files import Problem, add_crcs
+from gnnstore.formats.base.files import Problem, add_crcs
+from gnnstore.formats.base.names import encode
+from gnnstore.formats.base.strict_json import Fields
 from gnnstore.formats.container.manifest import CHECKSUMS_ARRAY, KINDS, Kind, Manifest
-from gnnstore.formats.container.names import encode
 from gnnstore.formats.container.reader import SealedReader
-from gnnstore.formats.container.strict_json import Fields
 from gnnstore.formats.container.writer import SealedWriter
 from gnnstore.formats.store.schema import ID_DTYPES, StoreManifest
 from gnnstore.formats.store.store import StoreReader

@@ -28,7 +28,7 @@ from gnnstore.errors import (
     storage_error,
     storage_errors,
 )
-from gnnstore.formats.container.files import (
+from gnnstore.formats.base.files import (
     fill_at,
     open_regular,
     page_aligned,

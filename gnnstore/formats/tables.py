@@ -26,14 +26,14 @@ from gnnstore.errors import (
     storage_errors,
 )
 from gnnstore.formats.arrays.spec import AttributeSpec
-from gnnstore.formats.container.files import (
+from gnnstore.formats.base.files import (
     crc32c_of,
     fsync_directory,
     read_small,
     write_new,
 )
+from gnnstore.formats.base.strict_json import Fields, parse_object, to_json
 from gnnstore.formats.container.manifest import KINDS, Kind, Manifest
-from gnnstore.formats.container.strict_json import Fields, parse_object, to_json
 
 MANIFEST_FILE = "table.json"
 SLOTS_FILE = "slots"

@@ -31,7 +31,7 @@ from gnnstore.errors import (
     storage_errors,
 )
 from gnnstore.formats import NODE_TYPE, NodeTypeSpec, Schema, StoreManifest, StoreWriter
-from gnnstore.formats.container.files import fsync_directory
+from gnnstore.formats.base.files import fsync_directory
 from gnnstore.formats.container.workdir import (
     COPY_FILE,
     alone_in,

@@ -30,8 +30,8 @@ from gnnstore.features.source import RowSource
 from gnnstore.features.tables import open_attribute, open_rows
 from gnnstore.formats import NODE_TYPE, AttributeSpec, PagedArray, PagedArrayWriter, StoreWriter
 from gnnstore.formats.arrays.zarr_metadata import shard_name
-from gnnstore.formats.container.files import directory_bytes, free_bytes, require_space
-from gnnstore.formats.container.names import node_array
+from gnnstore.formats.base.files import directory_bytes, free_bytes, require_space
+from gnnstore.formats.base.names import node_array
 from gnnstore.graph.arrays import as_tensor
 from gnnstore.graph.store import GraphStore
 from gnnstore.graph.table_registry import shared_tables

@@ -14,7 +14,7 @@ from gnnstore.budget.limits import MemoryBudget, affordable_threads
 from gnnstore.disk.spool import default_parent
 from gnnstore.errors import BudgetError, DiskBudgetError
 from gnnstore.features.tables import CachedTables
-from gnnstore.formats.container.files import free_bytes
+from gnnstore.formats.base.files import free_bytes
 from gnnstore.graph.cache_owner import shared_caches
 from gnnstore.graph.sizes import StoreSizes
 from gnnstore.graph.table_registry import shared_tables

@@ -23,7 +23,7 @@ from gnnstore.converters.stores.graph import StoreInput
 from gnnstore.converters.stores.reorder import out_degrees
 from gnnstore.disk.profile import load_profile, tune_reads
 from gnnstore.errors import UsageError
-from gnnstore.formats.container.files import require_space
+from gnnstore.formats.base.files import require_space
 from gnnstore.formats.container.workdir import check_final
 from gnnstore.formats.packed import PACKED as KIND
 from gnnstore.formats.packed import PackedReader

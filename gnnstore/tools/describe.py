@@ -16,7 +16,7 @@ from gnnstore.budget.limits import MemoryBudget, available_bytes
 from gnnstore.disk.engines import choose_engine
 from gnnstore.errors import GnnstoreError, NotFoundError
 from gnnstore.formats.arrays.spec import AttributeSpec
-from gnnstore.formats.container.files import allocated_bytes
+from gnnstore.formats.base.files import allocated_bytes
 from gnnstore.formats.container.manifest import CHECKSUMS_ARRAY
 from gnnstore.formats.container.workdir import leftovers
 from gnnstore.formats.packed import KIND, NUM_POSITIONS, PACKED, PackedReader

@@ -13,8 +13,8 @@ import pytest
 from gnnstore.converters import from_rmat
 from gnnstore.disk.spool import RunDirectory
 from gnnstore.formats import StoreWriter
+from gnnstore.formats.base.files import directory_bytes
 from gnnstore.formats.container import workdir
-from gnnstore.formats.container.files import directory_bytes
 from gnnstore.formats.tables import MANIFEST_FILE, SLOTS_FILE
 from gnnstore.tools.commands import upkeep
 

@@ -10,7 +10,7 @@ import pytest
 from gnnstore.converters import ConvertOptions, from_numpy, from_rmat
 from gnnstore.disk import measure
 from gnnstore.disk.profile import save_profile
-from gnnstore.formats.container.files import directory_bytes
+from gnnstore.formats.base.files import directory_bytes
 from tests.support.disks import usual_profile
 from tests.support.effort import paired
 

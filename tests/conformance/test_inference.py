@@ -636,7 +636,7 @@ def test_rows_that_a_layer_widens(tmp_path: Path) -> None:
 def test_a_disk_that_is_too_small(
     path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gnnstore.formats.container.files.free_bytes", lambda _: 1000)
+    monkeypatch.setattr("gnnstore.formats.base.files.free_bytes", lambda _: 1000)
     with pytest.raises(NoSpaceError, match=r"and 1 kB are free\. Free .* narrower rows"):
         gnnstore.inference([SAGEConv(NUM_FEATURES, 3)], path, tmp_path / "a")
     assert list(tmp_path.iterdir()) == []

@@ -19,7 +19,7 @@ from gnnstore.converters.typed.graph_writer import ReversedEdges
 from gnnstore.converters.writer import base as graph_writer
 from gnnstore.errors import CorruptStoreError
 from gnnstore.features.shared_rows import SharedRows
-from gnnstore.formats.container.strict_json import Fields, to_json
+from gnnstore.formats.base.strict_json import Fields, to_json
 from gnnstore.graph.sizes import StoreSizes
 from gnnstore.tools.cli import main
 from tests.support.batches import assert_same_batches, batches_of

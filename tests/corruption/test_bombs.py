@@ -25,7 +25,7 @@ from gnnstore.errors import CorruptStoreError, InputError
 from gnnstore.features.check import verify
 from gnnstore.formats import StoreReader
 from gnnstore.formats.arrays.zarr_metadata import MAX_COMPRESSED_FILE_BYTES
-from gnnstore.formats.container.strict_json import parse_object
+from gnnstore.formats.base.strict_json import parse_object
 from gnnstore.formats.packed import PackedReader
 from tests.support.hostile import reseal
 from tests.support.stores import write_example_store

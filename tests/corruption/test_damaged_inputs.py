@@ -30,7 +30,7 @@ from gnnstore.errors import CorruptStoreError
 from gnnstore.formats import StoreReader
 from gnnstore.formats.arrays.compressed import write_compressed_files
 from gnnstore.formats.arrays.dtypes import STORAGE_DTYPES
-from gnnstore.formats.container.files import BLOCK_BYTES
+from gnnstore.formats.base.files import BLOCK_BYTES
 from gnnstore.formats.container.reader import SealedReader
 from gnnstore.formats.container.reads import CheckedFiles
 from gnnstore.formats.packed import PackedReader

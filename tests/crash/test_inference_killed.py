@@ -18,7 +18,7 @@ from torch_geometric.nn import GCNConv, SAGEConv
 
 import gnnstore
 from gnnstore.errors import NoSpaceError, UsageError, storage_error
-from gnnstore.formats.container.files import ChecksummedFile
+from gnnstore.formats.base.files import ChecksummedFile
 from gnnstore.formats.container.workdir import find_leftovers
 from gnnstore.testing.graphs import random_graph
 from tests.support.forks import ForkServer

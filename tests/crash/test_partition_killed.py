@@ -141,7 +141,7 @@ def test_a_full_disk(store: Path, whole: Path, small_memory: dict[str, Any]) -> 
 def test_too_little_space_is_told_before_anything_is_written(
     store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gnnstore.formats.container.files.free_bytes", lambda _: 10_000)
+    monkeypatch.setattr("gnnstore.formats.base.files.free_bytes", lambda _: 10_000)
     with pytest.raises(NoSpaceError, match=r"about .* needed, and 10 kB are free\. Free .* or "):
         partition(store, 5)
     assert not (store / "partitions").exists()

@@ -112,7 +112,7 @@ def test_a_disk_that_is_too_small_is_told_before_anything_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     graph = StoreInput(random_graph(100, 2000).write(tmp_path / "graph.gnn"))
-    monkeypatch.setattr("gnnstore.formats.container.files.free_bytes", lambda _: 10_000)
+    monkeypatch.setattr("gnnstore.formats.base.files.free_bytes", lambda _: 10_000)
     assert edges_at_once(Ledger(_MEMORY_BYTES)) == 400
     with pytest.raises(NoSpaceError, match=r"48 kB are needed, and 10 kB are free"):
         sort(graph, Grid(4, 25, np.arange(100)), tmp_path / "spill", _MEMORY_BYTES)

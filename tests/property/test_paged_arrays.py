@@ -18,7 +18,7 @@ from gnnstore.formats.arrays.dtypes import (
     storage_dtype,
     to_bfloat16_bits,
 )
-from gnnstore.formats.container.names import decode, encode
+from gnnstore.formats.base.names import decode, encode
 from tests.support.effort import examples
 
 # The widths at which published systems compute the wrong page.

@@ -23,7 +23,7 @@ from gnnstore import _core
 from gnnstore.features.packed_rows import crc_seed
 from gnnstore.formats.arrays.dtypes import STORAGE_DTYPES, zarr_data_type
 from gnnstore.formats.arrays.zarr_metadata import METADATA_FILE
-from gnnstore.formats.container.files import BLOCK_BYTES, crc32c_of
+from gnnstore.formats.base.files import BLOCK_BYTES, crc32c_of
 from gnnstore.formats.container.manifest import CHECKSUMS_ARRAY, ZERO_CRC
 
 Json: TypeAlias = dict[str, Any]

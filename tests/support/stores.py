@@ -21,7 +21,7 @@ from gnnstore.formats import (
     Schema,
     StoreWriter,
 )
-from gnnstore.formats.container.names import (
+from gnnstore.formats.base.names import (
     edge_directory,
     graph_array,
     node_array,

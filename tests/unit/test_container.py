@@ -23,10 +23,10 @@ from gnnstore.errors import (
 )
 from gnnstore.formats import AttributeSpec
 from gnnstore.formats.arrays import paged
-from gnnstore.formats.container.files import Problem
+from gnnstore.formats.base.files import Problem
+from gnnstore.formats.base.strict_json import Fields
 from gnnstore.formats.container.manifest import KINDS, Kind, Manifest
 from gnnstore.formats.container.reader import SealedReader
-from gnnstore.formats.container.strict_json import Fields
 from gnnstore.formats.container.workdir import find_leftovers
 from gnnstore.formats.container.writer import SealedWriter
 from tests.support.stores import assert_same_files, write_example_store

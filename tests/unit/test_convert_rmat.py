@@ -135,7 +135,7 @@ def test_common_options_apply(tmp_path: Path) -> None:
 def test_what_fits_nowhere_fails_before_anything_is_drawn(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gnnstore.formats.container.files.free_bytes", lambda _: 10**11)
+    monkeypatch.setattr("gnnstore.formats.base.files.free_bytes", lambda _: 10**11)
     with pytest.raises(NoSpaceError, match=r"a store of at least \d+ GB: .* 100 GB are free"):
         from_rmat(tmp_path / "r.gnn", scale=30, options=ConvertOptions(memory_bytes=8 * 10**9))
     assert list(tmp_path.iterdir()) == []

@@ -23,7 +23,7 @@ from gnnstore.converters.edges.columns import BuiltEdges, EdgeRules, estimate_pe
 from gnnstore.converters.edges.merge import SpilledEdges
 from gnnstore.converters.edges.runs import plan_ranges, record_dtype, write_part
 from gnnstore.errors import BudgetError, CorruptStoreError, InputError, NoSpaceError, StorageError
-from gnnstore.formats.container.journal import Journal
+from gnnstore.formats.arrays.journal import Journal
 from gnnstore.testing.graphs import random_graph
 from tests.support.effort import choose
 from tests.support.graphs import pair_weights
@@ -269,7 +269,7 @@ def test_ranges_keep_their_limits(tmp_path: Path) -> None:
 def test_expecting_what_fits_nowhere_fails_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gnnstore.formats.container.files.free_bytes", lambda _: 10**9)
+    monkeypatch.setattr("gnnstore.formats.base.files.free_bytes", lambda _: 10**9)
     builder = EdgeBuilder(
         EdgeRules(undirected=True), tmp_path / "s", num_nodes=1000, memory_bytes=2 * 10**7
     )
@@ -286,7 +286,7 @@ def test_expecting_what_fits_nowhere_fails_at_once(
 def test_space_is_checked_before_a_run_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gnnstore.formats.container.files.free_bytes", lambda _: 10**5)
+    monkeypatch.setattr("gnnstore.formats.base.files.free_bytes", lambda _: 10**5)
     builder = EdgeBuilder(EdgeRules(), tmp_path / "s", memory_bytes=MIN_SPILL_BYTES)
     with pytest.raises(NoSpaceError, match=r"left for .*/s: .* 100 kB are free\. Free"):
         feed(builder, np.zeros((2, 2_000_000), np.int64), attributes=False)

@@ -17,7 +17,7 @@ from torch_geometric.data import HeteroData
 import gnnstore
 from gnnstore.converters import ConvertOptions, HeteroGraphWriter, from_typed
 from gnnstore.errors import InputError
-from gnnstore.formats.container.names import joined
+from gnnstore.formats.base.names import joined
 from gnnstore.tools.cli import main
 from tests.support.hetero import AT, CITES, WRITES, make_hetero
 

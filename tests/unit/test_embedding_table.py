@@ -30,7 +30,7 @@ from gnnstore.errors import (
     UnsupportedVersionError,
     UsageError,
 )
-from gnnstore.formats.container.files import crc32c_of
+from gnnstore.formats.base.files import crc32c_of
 from gnnstore.formats.partitions import PartitionsReader
 from gnnstore.formats.tables import canonical
 from gnnstore.partitions.policy import Slots

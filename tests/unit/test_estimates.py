@@ -17,7 +17,7 @@ from gnnstore.converters import ConvertOptions, from_numpy, from_snap, from_trip
 from gnnstore.converters.edges.columns import EdgeRules
 from gnnstore.converters.writer.estimates import NodeTable, Workload, estimate, inspect_inputs
 from gnnstore.errors import NoSpaceError
-from gnnstore.formats.container.files import directory_bytes
+from gnnstore.formats.base.files import directory_bytes
 from gnnstore.progress import NullProgress
 from gnnstore.units import parse_size
 
@@ -206,9 +206,7 @@ def test_a_disk_that_is_too_small_for_text_is_refused_at_once(
     size = directory_bytes(from_snap(tmp_path / "e.txt", tmp_path / "o.gnn"))
     for share, fits in ((0.6, False), (1.3, True)):
         free = int(share * size)
-        monkeypatch.setattr(
-            "gnnstore.formats.container.files.free_bytes", lambda _, free=free: free
-        )
+        monkeypatch.setattr("gnnstore.formats.base.files.free_bytes", lambda _, free=free: free)
         if fits:
             from_snap(tmp_path / "e.txt", tmp_path / "p.gnn")
             continue
@@ -254,7 +252,7 @@ def test_sorting_on_disk_takes_somewhat_longer(rules: EdgeRules, low: float, hig
 def test_what_the_disk_cannot_hold_is_refused_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gnnstore.formats.container.files.free_bytes", lambda _: 500_000)
+    monkeypatch.setattr("gnnstore.formats.base.files.free_bytes", lambda _: 500_000)
     (tmp_path / "out").mkdir()
     np.savez(tmp_path / "g.npz", **arrays())
     expected = r"of at least 874 kB: no space .* and 500 kB are free\. Free 37\d kB, or choose"
@@ -269,7 +267,7 @@ def test_a_largest_id_that_an_emptier_disk_has_room_for_can_be_resumed(
     np.savez(tmp_path / "g.npz", edge_index=np.array([[0], [2**23]]))
     options = ConvertOptions(memory_bytes=2**26)
     with monkeypatch.context() as patch:
-        patch.setattr("gnnstore.formats.container.files.free_bytes", lambda _: 2**20)
+        patch.setattr("gnnstore.formats.base.files.free_bytes", lambda _: 2**20)
         message = f"cannot convert {2**23 + 1} nodes, whose pointers .* with resume=True to go on"
         with pytest.raises(NoSpaceError, match=f"(?s){message}"):
             from_numpy(tmp_path / "g.npz", tmp_path / "g.gnn", options=options)

@@ -153,6 +153,21 @@ def test_no_modules_import_each_other_in_a_cycle() -> None:
     TopologicalSorter(graph).prepare()  # raises CycleError, which names the cycle
 
 
+def test_no_folders_import_each_other_in_a_cycle() -> None:
+    """Folders within packages too; plug-ins and what a package shows of itself aside."""
+    by_name = {
+        module_name(path): path
+        for path in MODULES
+        if path.name not in {"__init__.py", "plugins.py"} and path.parent != PACKAGE
+    }
+    graph: dict[Path, set[Path]] = {}
+    for path in by_name.values():
+        names = {each for name in imported_names(path) for each in (name, name.rpartition(".")[0])}
+        used = {by_name[name].parent for name in names & by_name.keys()}
+        graph.setdefault(path.parent, set()).update(used - {path.parent})
+    TopologicalSorter(graph).prepare()
+
+
 @pytest.mark.parametrize("package", sorted(ALLOWED))
 def test_imports_only_from_packages_before_it(package: str) -> None:
     found = {

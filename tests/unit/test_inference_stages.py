@@ -20,7 +20,7 @@ import gnnstore
 from gnnstore.disk.engines import open_engine
 from gnnstore.errors import CorruptStoreError, NoSpaceError, UsageError, storage_error
 from gnnstore.features.file_rows import FileRows
-from gnnstore.formats.container.files import ChecksummedFile
+from gnnstore.formats.base.files import ChecksummedFile
 from gnnstore.layerwise import blocks as inference_blocks
 from gnnstore.layerwise.blocks import BlockMaker
 from gnnstore.layerwise.plan import BlockLimits

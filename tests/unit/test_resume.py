@@ -17,7 +17,7 @@ from gnnstore.converters.writer.graph_writer import GraphWriter
 from gnnstore.errors import InputError, NotFoundError, StorageError, StoreExistsError, UsageError
 from gnnstore.formats import Schema, StoreReader, StoreWriter
 from gnnstore.formats.arrays import paged
-from gnnstore.formats.container.journal import (
+from gnnstore.formats.arrays.journal import (
     JOURNAL_FILE,
     Journal,
     append_record,

@@ -23,7 +23,7 @@ from gnnstore.errors import (
     UsageError,
 )
 from gnnstore.formats import Schema, StoreReader, StoreWriter
-from gnnstore.formats.container.names import (
+from gnnstore.formats.base.names import (
     edge_directory,
     edge_split_directory,
     node_array,

@@ -19,7 +19,7 @@ from gnnstore.features.file_rows import files_of
 from gnnstore.features.pack import pack
 from gnnstore.features.planned import PlanStep, SlotCache
 from gnnstore.features.source import RowSource, TypedRows
-from gnnstore.formats.container.names import edge_directory, node_array
+from gnnstore.formats.base.names import edge_directory, node_array
 from gnnstore.formats.store.store import StoreReader
 from gnnstore.graph.sizes import StoreSizes
 from gnnstore.graph.table_registry import shared_tables

@@ -70,7 +70,7 @@ from gnnstore.converters.typed.names import Names, NodeNames
 from gnnstore.converters.writer.node_arrays import SPLIT_KEYS
 from gnnstore.converters.writer.options import ConvertOptions, converter
 from gnnstore.errors import InputError, NotFoundError, check_choice
-from gnnstore.formats.container.names import decode
+from gnnstore.formats.base.names import decode
 from gnnstore.formats.store.schema import EdgeType
 from gnnstore.progress import Progress
 

@@ -42,8 +42,8 @@ from gnnstore.converters.edges.runs import (
 )
 from gnnstore.converters.inputs.source import num_threads
 from gnnstore.errors import InputError, storage_errors
-from gnnstore.formats.container.files import require_space
-from gnnstore.formats.container.journal import Journal
+from gnnstore.formats.arrays.journal import Journal
+from gnnstore.formats.base.files import require_space
 
 # Below, the buffers of written arrays take most of the budget.
 MIN_SPILL_BYTES = 2**24

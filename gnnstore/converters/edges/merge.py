@@ -22,7 +22,7 @@ from gnnstore.converters.edges.equal import EqualEdges, SortedEnds
 from gnnstore.converters.edges.runs import EdgeRun, Range, SpilledPart, lower_bound, plan_ranges
 from gnnstore.errors import CorruptStoreError
 from gnnstore.formats.arrays.dtypes import id_dtype
-from gnnstore.formats.container.journal import Journal
+from gnnstore.formats.arrays.journal import Journal
 from gnnstore.threads import ordered_map
 
 T = TypeVar("T")

@@ -31,7 +31,7 @@ from gnnstore import _core
 from gnnstore.converters.edges.buffer import EdgeBuffer, RowBlocks
 from gnnstore.converters.edges.columns import EdgeRules
 from gnnstore.errors import storage_errors
-from gnnstore.formats.container.files import open_regular, write_all
+from gnnstore.formats.base.files import open_regular, write_all
 from gnnstore.formats.container.reads import read_exactly
 
 NARROW_BYTES, WIDE_BYTES = 12, 24

@@ -35,7 +35,7 @@ from gnnstore.converters.inputs.source import (
 )
 from gnnstore.errors import InputError, UsageError, storage_errors
 from gnnstore.formats.arrays.dtypes import STORAGE_DTYPES
-from gnnstore.formats.container.files import fill_at, open_regular
+from gnnstore.formats.base.files import fill_at, open_regular
 from gnnstore.formats.container.reads import MAX_POOLED_BYTES, empty_piece
 
 # Direct reads are of whole blocks of this size, and from here on pay for a second descriptor.

@@ -27,7 +27,7 @@ from gnnstore.converters.inputs.kinds import (
     describe_text,
 )
 from gnnstore.errors import InputError, NotFoundError, UsageError, storage_error, storage_errors
-from gnnstore.formats.container.files import check_regular, open_binary
+from gnnstore.formats.base.files import check_regular, open_binary
 from gnnstore.progress import NullPhase, Phase
 
 PathLike = str | os.PathLike[str]

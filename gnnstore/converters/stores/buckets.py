@@ -21,7 +21,7 @@ from gnnstore.converters.edges.runs import NARROW_BYTES, WIDE_BYTES, record_dtyp
 from gnnstore.converters.inputs.source import num_threads, read_ahead
 from gnnstore.converters.spill_files import RangeSort
 from gnnstore.converters.stores.graph import EdgePiece, StoreInput
-from gnnstore.formats.container.files import require_space
+from gnnstore.formats.base.files import require_space
 from gnnstore.progress import Progress
 
 Int64Array = npt.NDArray[np.int64]

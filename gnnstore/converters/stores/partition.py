@@ -28,7 +28,7 @@ from gnnstore.errors import InputError, UsageError, check_choice, limits_named
 from gnnstore.formats.arrays.dtypes import id_dtype
 from gnnstore.formats.arrays.pages import PageGeometry
 from gnnstore.formats.arrays.spec import AttributeSpec
-from gnnstore.formats.container.files import RangeCrcs, require_space
+from gnnstore.formats.base.files import RangeCrcs, require_space
 from gnnstore.formats.partitions import (
     BUCKET_CRCS_ARRAY,
     BUCKET_PTR_ARRAY,

@@ -30,7 +30,7 @@ from gnnstore.converters.writer.options import refuse_options
 from gnnstore.errors import InputError, UsageError
 from gnnstore.formats.arrays.dtypes import id_dtype
 from gnnstore.formats.arrays.spec import AttributeSpec
-from gnnstore.formats.container.names import edge_directory, encode
+from gnnstore.formats.base.names import edge_directory, encode
 from gnnstore.formats.store.schema import EdgeType, EdgeTypeSpec
 from gnnstore.formats.store.store import StoreWriter
 

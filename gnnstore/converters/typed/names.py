@@ -9,7 +9,7 @@ import numpy as np
 
 from gnnstore.converters.edges.numbering import NameNumbering, ReadNames
 from gnnstore.errors import InputError
-from gnnstore.formats.container.names import encode
+from gnnstore.formats.base.names import encode
 
 
 @dataclass(frozen=True)

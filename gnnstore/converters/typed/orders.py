@@ -21,7 +21,7 @@ from gnnstore.errors import CorruptStoreError, InputError, UsageError, limits_na
 from gnnstore.formats.arrays.dtypes import dtype_name
 from gnnstore.formats.arrays.paged import PagedArray, PagedArrayWriter
 from gnnstore.formats.arrays.spec import AttributeSpec
-from gnnstore.formats.container import names as store_names
+from gnnstore.formats.base import names as store_names
 from gnnstore.formats.container.manifest import KINDS
 from gnnstore.formats.container.reads import CheckedFiles
 from gnnstore.formats.store.by_column import (

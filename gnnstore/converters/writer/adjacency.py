@@ -21,9 +21,9 @@ from gnnstore.formats.arrays.paged import PagedArray, PagedArrayWriter
 from gnnstore.formats.arrays.pages import PageGeometry, ShardLayout, plan_shards
 from gnnstore.formats.arrays.spec import AttributeSpec
 from gnnstore.formats.arrays.zarr_metadata import shard_name
-from gnnstore.formats.container import names
+from gnnstore.formats.base import names
+from gnnstore.formats.base.strict_json import Fields
 from gnnstore.formats.container.reads import ReadArray
-from gnnstore.formats.container.strict_json import Fields
 from gnnstore.formats.store.schema import EDGE_TYPE, EdgeSplitSpec, EdgeType, EdgeTypeSpec
 from gnnstore.formats.store.store import StoreWriter
 from gnnstore.progress import Progress

@@ -27,10 +27,10 @@ from gnnstore.converters.writer.node_arrays import NodeArrays
 from gnnstore.converters.writer.options import ConvertOptions, IndexDtype
 from gnnstore.errors import GnnstoreError, InputError, UsageError
 from gnnstore.formats.arrays.dtypes import STORAGE_DTYPES
+from gnnstore.formats.arrays.journal import SPILL_DIRECTORY, foreign_spill_name
 from gnnstore.formats.arrays.spec import AttributeSpec
-from gnnstore.formats.container import names as store_names
-from gnnstore.formats.container.files import directory_bytes, require_space
-from gnnstore.formats.container.journal import SPILL_DIRECTORY, foreign_spill_name
+from gnnstore.formats.base import names as store_names
+from gnnstore.formats.base.files import directory_bytes, require_space
 from gnnstore.formats.store.schema import EdgeType, EdgeTypeSpec, NodeTypeSpec, Schema
 from gnnstore.formats.store.store import StoreWriter
 from gnnstore.progress import NullProgress, Progress

@@ -31,7 +31,7 @@ from gnnstore.errors import InputError
 from gnnstore.formats.arrays.dtypes import dtype_name, id_dtype
 from gnnstore.formats.arrays.paged import PagedArray
 from gnnstore.formats.arrays.spec import AttributeSpec
-from gnnstore.formats.container import names
+from gnnstore.formats.base import names
 from gnnstore.formats.store.schema import EDGE_TYPE, EdgeSplitSpec, EdgeTypeSpec
 from gnnstore.formats.store.store import StoreWriter
 from gnnstore.progress import Progress

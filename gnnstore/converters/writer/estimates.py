@@ -30,7 +30,7 @@ from gnnstore.converters.writer.options import ConvertOptions, Fractions
 from gnnstore.errors import GnnstoreError
 from gnnstore.formats.arrays.dtypes import STORAGE_DTYPES, id_dtype
 from gnnstore.formats.arrays.pages import PageGeometry
-from gnnstore.formats.container.files import directory_bytes, require_space
+from gnnstore.formats.base.files import directory_bytes, require_space
 from gnnstore.formats.store.schema import NODE_TYPE
 from gnnstore.formats.store.store import StoreWriter
 from gnnstore.units import format_duration, format_size

@@ -30,7 +30,7 @@ from gnnstore.converters.writer.estimates import Workload
 from gnnstore.converters.writer.node_arrays import SCALES, NodeArrays, RowSink, split_name
 from gnnstore.converters.writer.options import ConvertOptions, IndexDtype, refuse_options
 from gnnstore.errors import InputError, UsageError
-from gnnstore.formats.container import names as store_names
+from gnnstore.formats.base import names as store_names
 from gnnstore.formats.store.schema import EDGE_TYPE, NODE_TYPE, EdgeSplitSpec, TextSpec
 from gnnstore.progress import Progress
 

@@ -45,7 +45,7 @@ from gnnstore.formats.arrays.dtypes import (
 )
 from gnnstore.formats.arrays.paged import PagedArrayWriter
 from gnnstore.formats.arrays.spec import AttributeSpec
-from gnnstore.formats.container import names
+from gnnstore.formats.base import names
 from gnnstore.formats.store.schema import NODE_TYPE, NodeTypeSpec, TextSpec
 from gnnstore.formats.store.store import StoreWriter
 from gnnstore.progress import Phase, Progress

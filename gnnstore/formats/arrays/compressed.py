@@ -23,8 +23,8 @@ from gnnstore.formats.arrays.zarr_metadata import (
     METADATA_FILE,
     parse_compressed,
 )
-from gnnstore.formats.container.files import BLOCK_BYTES, StoredFile, open_binary, read_small
-from gnnstore.formats.container.strict_json import parse_object
+from gnnstore.formats.base.files import BLOCK_BYTES, StoredFile, open_binary, read_small
+from gnnstore.formats.base.strict_json import parse_object
 
 # Level 3 is zstd's own default: the sizes of label arrays hardly change above it.
 _ZSTD_LEVEL = 3

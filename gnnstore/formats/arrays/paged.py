@@ -19,6 +19,7 @@ import numpy.typing as npt
 from gnnstore import _core
 from gnnstore.errors import CorruptStoreError, InputError, StorageError, storage_error
 from gnnstore.formats.arrays.dtypes import STORAGE_DTYPES, storage_dtype
+from gnnstore.formats.arrays.journal import Journal
 from gnnstore.formats.arrays.pages import PageGeometry, ShardLayout, plan_shards
 from gnnstore.formats.arrays.spec import AttributeSpec
 from gnnstore.formats.arrays.zarr_metadata import (
@@ -27,13 +28,12 @@ from gnnstore.formats.arrays.zarr_metadata import (
     shard_index,
     shard_name,
 )
-from gnnstore.formats.container.files import (
+from gnnstore.formats.base.files import (
     ChecksummedFile,
     StoredFile,
     page_aligned,
     write_json,
 )
-from gnnstore.formats.container.journal import Journal
 from gnnstore.machine import PRIVATE, Machine
 
 Advice = Literal["normal", "random", "sequential"]

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from gnnstore.errors import CorruptStoreError
 from gnnstore.formats.arrays.dtypes import STORAGE_DTYPES
-from gnnstore.formats.container.names import check_relative_path
-from gnnstore.formats.container.strict_json import Fields
+from gnnstore.formats.base.names import check_relative_path
+from gnnstore.formats.base.strict_json import Fields
 
 if TYPE_CHECKING:
     import numpy as np

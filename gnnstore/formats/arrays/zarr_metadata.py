@@ -24,7 +24,7 @@ from gnnstore.formats.arrays.pages import (
     PageGeometry,
     ShardLayout,
 )
-from gnnstore.formats.container.strict_json import Fields
+from gnnstore.formats.base.strict_json import Fields
 
 METADATA_FILE = "zarr.json"
 MAX_ARRAY_METADATA_BYTES = 2**20

@@ -27,9 +27,9 @@ from gnnstore._version import __version__
 from gnnstore.errors import CorruptStoreError, StorageError, UnsupportedVersionError
 from gnnstore.formats.arrays.spec import AttributeSpec
 from gnnstore.formats.arrays.zarr_metadata import METADATA_FILE, group_metadata
-from gnnstore.formats.container.files import BLOCK_BYTES, crc32c_of, open_binary
-from gnnstore.formats.container.names import check_relative_path
-from gnnstore.formats.container.strict_json import Fields, parse_object, to_json
+from gnnstore.formats.base.files import BLOCK_BYTES, crc32c_of, open_binary
+from gnnstore.formats.base.names import check_relative_path
+from gnnstore.formats.base.strict_json import Fields, parse_object, to_json
 from gnnstore.units import Registry
 
 CHECKSUMS_ARRAY = "checksums"

@@ -32,18 +32,18 @@ from gnnstore.formats.arrays.zarr_metadata import (
     parse_paged,
     shard_name,
 )
-from gnnstore.formats.container.files import (
+from gnnstore.formats.base.files import (
     BLOCK_BYTES,
     Problem,
     read_small,
 )
+from gnnstore.formats.base.strict_json import parse_object
 from gnnstore.formats.container.manifest import (
     CHECKSUMS_ARRAY,
     MAX_MANIFEST_BYTES,
     FileEntry,
     Manifest,
 )
-from gnnstore.formats.container.strict_json import parse_object
 from gnnstore.formats.container.workdir import leftovers
 from gnnstore.machine import PRIVATE, Machine
 

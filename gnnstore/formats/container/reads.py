@@ -22,7 +22,7 @@ from gnnstore import _core
 from gnnstore.errors import CorruptStoreError, storage_errors
 from gnnstore.formats.arrays.paged import PagedArray, SharedArray
 from gnnstore.formats.arrays.spec import AttributeSpec
-from gnnstore.formats.container.files import BLOCK_BYTES, fill_at, open_regular
+from gnnstore.formats.base.files import BLOCK_BYTES, fill_at, open_regular
 from gnnstore.formats.container.reader import SealedReader
 from gnnstore.machine import PRIVATE, Machine
 

@@ -32,9 +32,9 @@ from gnnstore.errors import (
     UsageError,
     storage_errors,
 )
+from gnnstore.formats.arrays.journal import JOURNAL_FILE, SPILL_DIRECTORY, Journal
 from gnnstore.formats.arrays.zarr_metadata import METADATA_FILE
-from gnnstore.formats.container.files import directory_bytes, files_under, fsync_directory
-from gnnstore.formats.container.journal import JOURNAL_FILE, SPILL_DIRECTORY, Journal
+from gnnstore.formats.base.files import directory_bytes, files_under, fsync_directory
 from gnnstore.formats.container.manifest import CHECKSUMS_ARRAY, KINDS, Manifest, kind_of
 from gnnstore.units import format_size
 

@@ -31,18 +31,18 @@ from gnnstore.errors import (
 )
 from gnnstore.formats.arrays.compressed import write_compressed_files
 from gnnstore.formats.arrays.dtypes import dtype_name, storage_dtype
+from gnnstore.formats.arrays.journal import Journal
 from gnnstore.formats.arrays.paged import PagedArrayWriter
 from gnnstore.formats.arrays.pages import DEFAULT_PAGE_BYTES, MAX_PAGE_BYTES, MIN_PAGE_BYTES
 from gnnstore.formats.arrays.spec import AttributeSpec
 from gnnstore.formats.arrays.zarr_metadata import MAX_DIMENSIONS, METADATA_FILE, group_metadata
-from gnnstore.formats.container.files import (
+from gnnstore.formats.base.files import (
     BlockCrcs,
     directory_bytes,
     free_bytes,
     write_json,
     write_new,
 )
-from gnnstore.formats.container.journal import Journal
 from gnnstore.formats.container.manifest import (
     CHECKSUMS_ARRAY,
     FileEntry,

@@ -13,7 +13,7 @@ from gnnstore.errors import InputError
 from gnnstore.formats.arrays.dtypes import STORAGE_DTYPES
 from gnnstore.formats.arrays.paged import PagedArray
 from gnnstore.formats.arrays.spec import AttributeSpec
-from gnnstore.formats.container.files import Problem
+from gnnstore.formats.base.files import Problem
 from gnnstore.formats.container.reader import SealedReader
 from gnnstore.formats.store.by_column import (
     BLOCK_EDGE_BYTES,

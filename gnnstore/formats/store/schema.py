@@ -13,8 +13,8 @@ from typing import Any, ClassVar, Literal, NamedTuple, TypeVar
 from gnnstore.errors import CorruptStoreError, UsageError
 from gnnstore.formats.arrays.dtypes import STORAGE_DTYPES
 from gnnstore.formats.arrays.spec import AttributeSpec
+from gnnstore.formats.base.strict_json import Fields
 from gnnstore.formats.container.manifest import Manifest
-from gnnstore.formats.container.strict_json import Fields
 
 ID_DTYPES = ("int32", "int64")
 # The arrays of source nodes, of target nodes, and of other numbers, with their axes.

@@ -14,8 +14,8 @@ import numpy.typing as npt
 from gnnstore.errors import CorruptStoreError, InputError
 from gnnstore.formats.arrays.paged import PagedArray, SharedArray
 from gnnstore.formats.arrays.spec import AttributeSpec
-from gnnstore.formats.container import names
-from gnnstore.formats.container.files import Problem
+from gnnstore.formats.base import names
+from gnnstore.formats.base.files import Problem
 from gnnstore.formats.container.manifest import KINDS, Kind
 from gnnstore.formats.container.reader import SealedReader
 from gnnstore.formats.container.writer import SealedWriter

@@ -20,7 +20,7 @@ from gnnstore.errors import (
     storage_errors,
 )
 from gnnstore.formats.arrays.zarr_metadata import METADATA_FILE, group_metadata
-from gnnstore.formats.container.files import fsync_directory, write_json
+from gnnstore.formats.base.files import fsync_directory, write_json
 from gnnstore.formats.container.manifest import Kind
 from gnnstore.formats.container.workdir import locked, remove
 

@@ -28,9 +28,10 @@ from gnnstore.strategies.builtin import auto
 from gnnstore.tools.batches import choose_seeds, config_of
 from gnnstore.tools.bench import harness
 from gnnstore.tools.bench.harness import BASELINE, STAGES, Task, Way, split_tables, ways
+from gnnstore.tools.bench.picture import draw_load
 from gnnstore.tools.layout import Block, Layout, program
 from gnnstore.tools.options import BatchOptions, shown_fanouts
-from gnnstore.tools.plots import draw_load, draw_profile
+from gnnstore.tools.plots import draw_profile
 from gnnstore.tools.session import OK, STORAGE, USAGE, Session
 from gnnstore.units import format_size
 

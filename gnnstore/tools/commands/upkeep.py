@@ -23,7 +23,7 @@ from gnnstore.disk.engines import ENVIRONMENT_VARIABLE, probe_engines
 from gnnstore.disk.profile import find_mount
 from gnnstore.errors import NotFoundError, StorageError, UsageError, storage_errors
 from gnnstore.features.check import LEVELS, Level, verify
-from gnnstore.formats.container.files import directory_bytes
+from gnnstore.formats.base.files import directory_bytes
 from gnnstore.formats.container.manifest import KINDS
 from gnnstore.formats.container.workdir import Leftover, find_leftovers, remove
 from gnnstore.formats.packed import PACKED

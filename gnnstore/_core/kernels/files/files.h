@@ -15,7 +15,7 @@ struct RegularFile {
 // Opens an existing regular file, and throws IoError for anything else in its place: FIFOs,
 // devices and sockets, without waiting for them, and symbolic links. flags: what to open it for.
 // doing: the beginning of a message, such as "cannot open for reading".
-// What Python opens goes through gnnstore/formats/container/files.py.
+// What Python opens goes through gnnstore/formats/base/files.py.
 RegularFile open_regular(const std::string &path, int flags, const char *doing);
 
 // A regular file open for reading; closed with the object. Every failure is an IoError that

@@ -27,7 +27,7 @@ from gnnstore.errors import CorruptStoreError, storage_errors
 from gnnstore.formats.arrays.pages import ShardLayout
 from gnnstore.formats.arrays.spec import AttributeSpec
 from gnnstore.formats.arrays.zarr_metadata import shard_name
-from gnnstore.formats.container.files import (
+from gnnstore.formats.base.files import (
     BLOCK_BYTES,
     BlockCrcs,
     StoredFile,

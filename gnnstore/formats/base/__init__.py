@@ -1,0 +1,1 @@
+"""Files, names and JSON: what arrays and sealed directories are made of."""
