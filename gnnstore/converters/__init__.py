@@ -32,10 +32,10 @@ from gnnstore.converters.synthetic.kronecker import from_kronecker
 from gnnstore.converters.synthetic.planted_types import from_planted_types
 from gnnstore.converters.synthetic.rmat import from_rmat
 from gnnstore.converters.typed.graph_writer import HeteroGraphWriter
-from gnnstore.converters.typed.orders import add_order
 from gnnstore.converters.writer.graph_writer import GraphWriter
 from gnnstore.converters.writer.node_arrays import RowSink
 from gnnstore.converters.writer.options import ConvertOptions
+from gnnstore.converters.writer.orders import add_order
 
 __all__ = [
     "ConvertOptions",

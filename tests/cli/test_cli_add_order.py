@@ -16,7 +16,7 @@ from torch_geometric.data import Data
 
 import gnnstore
 from gnnstore.converters import add_order, from_pyg
-from gnnstore.converters.typed.orders import Orders
+from gnnstore.converters.writer.orders import Orders
 from gnnstore.errors import InputError, StorageError, UsageError
 from gnnstore.formats import StoreReader
 from gnnstore.formats.container import workdir

@@ -19,7 +19,7 @@ from torch_geometric.data import Data
 
 from gnnstore.converters import from_arrays, from_pyg, from_typed
 from gnnstore.converters.edges import columns as edges
-from gnnstore.converters.edges.buffer import check_ids, edge_pairs, some_targets
+from gnnstore.converters.edges.buffer import edge_pairs, some_targets
 from gnnstore.converters.edges.builder import EdgeBuilder
 from gnnstore.converters.edges.columns import (
     BuiltEdges,
@@ -28,6 +28,7 @@ from gnnstore.converters.edges.columns import (
     estimate_peak_bytes,
 )
 from gnnstore.converters.inputs.files import open_npy
+from gnnstore.converters.inputs.ids import check_ids
 from gnnstore.errors import BudgetError, InputError
 from gnnstore.testing.graphs import GraphArrays, random_graph
 from tests.support.effort import examples

@@ -23,9 +23,10 @@ from gnnstore.converters.datasets.text import (
     refuse_header,
     refuse_marks,
 )
-from gnnstore.converters.edges.numbering import IdMap, NameBlock, NameNumbering, find_ids
+from gnnstore.converters.edges.numbering import IdMap, NameNumbering, find_ids
 from gnnstore.converters.inputs.edge_columns import choose_columns
 from gnnstore.converters.inputs.files import RawLayout, npy_files, open_npy, open_npz
+from gnnstore.converters.inputs.name_blocks import NameBlock
 from gnnstore.converters.inputs.opening import (
     PathLike,
     describe_files,

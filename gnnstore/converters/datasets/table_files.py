@@ -23,8 +23,9 @@ import numpy.typing as npt
 from gnnstore.budget.ledger import Reservation
 from gnnstore.budget.limits import memory_ledger
 from gnnstore.converters.datasets.external import Paths, paths_of
-from gnnstore.converters.edges.numbering import NameBlock, encode_arrow, find_ids, wrong_name
+from gnnstore.converters.edges.numbering import find_ids
 from gnnstore.converters.inputs.arrow_sizes import BatchSizes, read_sizes
+from gnnstore.converters.inputs.name_blocks import NameBlock, encode_arrow, wrong_name
 from gnnstore.converters.inputs.opening import (
     existing_file,
     existing_path,

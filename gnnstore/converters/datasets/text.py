@@ -16,13 +16,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gnnstore.converters.edges.numbering import (
-    IdCollector,
-    IdMap,
-    NameBlock,
-    NameNumbering,
-    OneBasedIds,
-)
+from gnnstore.converters.edges.numbering import IdCollector, IdMap, NameNumbering, OneBasedIds
+from gnnstore.converters.inputs.name_blocks import NameBlock
 from gnnstore.converters.inputs.text_tables import TextTable, read_head
 from gnnstore.converters.writer.graph_writer import GraphWriter
 from gnnstore.errors import InputError

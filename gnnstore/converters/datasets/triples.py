@@ -16,8 +16,8 @@ from gnnstore.budget.ledger import Reservation
 from gnnstore.budget.limits import memory_ledger
 from gnnstore.converters.datasets.external import recorded
 from gnnstore.converters.datasets.text import HeaderSearch, number_ids, number_names
-from gnnstore.converters.edges.numbering import NameBlock
 from gnnstore.converters.inputs.files import FileArray
+from gnnstore.converters.inputs.name_blocks import NameBlock
 from gnnstore.converters.inputs.opening import (
     PathLike,
     describe_files,

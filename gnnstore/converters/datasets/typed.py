@@ -34,9 +34,10 @@ from gnnstore.converters.datasets.table_files import (
     to_array,
 )
 from gnnstore.converters.datasets.typed_text import BesideNames, open_text_edges
-from gnnstore.converters.edges.numbering import NameBlock, join_columns, may_be_ids
+from gnnstore.converters.edges.numbering import may_be_ids
 from gnnstore.converters.inputs.edge_columns import named_ends
 from gnnstore.converters.inputs.files import open_npy, open_npz
+from gnnstore.converters.inputs.name_blocks import NameBlock, join_columns
 from gnnstore.converters.inputs.opening import PathLike, describe_files, existing_directory
 from gnnstore.converters.inputs.parts import (
     Skipped,

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gnnstore.converters.inputs.files import FileArray
+from gnnstore.converters.inputs.ids import check_ids
 from gnnstore.converters.inputs.source import ArraySource, read_ahead
 from gnnstore.errors import InputError
 from gnnstore.formats.arrays.dtypes import id_dtype
@@ -29,23 +30,6 @@ _LOG = logging.getLogger(__name__)
 
 # More than any disk has bytes: a larger id or count is garbage, not a graph.
 MAX_NODES = 2**48
-
-
-def check_ids(ids: npt.NDArray[Any], limit: int | None, what: str, first_position: int = 0) -> int:
-    """Return the largest of some ids, -1 if there are none."""
-    if ids.dtype.kind not in "iu":
-        raise InputError(f"{what}: has the element type {ids.dtype}; ids are integers")
-    if not len(ids):
-        return -1
-    low, high = int(ids.min()), int(ids.max())
-    if low >= 0 and (limit is None or high < limit):
-        return high
-    bad = (ids < 0) if limit is None else (ids < 0) | (ids >= limit)
-    position = int(np.argmax(bad))
-    allowed = f"[0, {limit}): there are {limit} nodes" if limit is not None else "[0, 2^63)"
-    raise InputError(
-        f"{what} {int(ids[position])} at position {first_position + position} is outside {allowed}"
-    )
 
 
 def warn_of_stray_ids(num_nodes: int, num_ends: int, where: str) -> None:

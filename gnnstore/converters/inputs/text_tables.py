@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from gnnstore import _core
 from gnnstore.budget.limits import available_bytes
-from gnnstore.converters.edges.numbering import NameBlock
+from gnnstore.converters.inputs.name_blocks import NameBlock
 from gnnstore.converters.inputs.opening import BLOCK_BYTES, TextBlock, read_blocks
 from gnnstore.converters.inputs.source import (
     EXACT_IN_FLOAT64,

@@ -18,15 +18,16 @@ import numpy as np
 import numpy.typing as npt
 
 from gnnstore import _core
-from gnnstore.converters.edges.buffer import check_ids, columns_of_edges
+from gnnstore.converters.edges.buffer import columns_of_edges
 from gnnstore.converters.edges.builder import EdgeBuilder
 from gnnstore.converters.edges.columns import CARRIED_IDS, EdgeRules
+from gnnstore.converters.inputs.ids import check_ids
 from gnnstore.converters.inputs.source import ArraySource
-from gnnstore.converters.typed.orders import checked_edges
 from gnnstore.converters.writer.adjacency import finished_array, write_adjacency
 from gnnstore.converters.writer.base import BaseWriter, Pairs, check_pointers
 from gnnstore.converters.writer.node_arrays import NodeArrays, RowSink
 from gnnstore.converters.writer.options import refuse_options
+from gnnstore.converters.writer.orders import checked_edges
 from gnnstore.errors import InputError, UsageError
 from gnnstore.formats.arrays.dtypes import id_dtype
 from gnnstore.formats.arrays.spec import AttributeSpec

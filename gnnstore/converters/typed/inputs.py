@@ -34,10 +34,10 @@ from gnnstore.converters.typed.graph_writer import (
     reverse_widths,
 )
 from gnnstore.converters.typed.names import NodeNames
-from gnnstore.converters.typed.orders import check_names
 from gnnstore.converters.writer.estimates import EdgeTable, Workload, inspect_inputs
 from gnnstore.converters.writer.graph_writer import GraphWriter
 from gnnstore.converters.writer.options import ConvertOptions, check_features
+from gnnstore.converters.writer.orders import check_names
 from gnnstore.errors import InputError
 from gnnstore.formats.store.schema import EDGE_TYPE, NODE_TYPE, EdgeType
 from gnnstore.progress import Progress

@@ -20,11 +20,11 @@ from gnnstore.converters.edges.columns import EdgeRules
 from gnnstore.converters.inputs.opening import PathLike, existing_directory
 from gnnstore.converters.inputs.source import ArraySource, RowTaker, as_array, check_rows
 from gnnstore.converters.inputs.times import as_times
-from gnnstore.converters.typed.orders import add_orders
 from gnnstore.converters.writer.adjacency import finished_edges
 from gnnstore.converters.writer.estimates import Workload, announce
 from gnnstore.converters.writer.node_arrays import NodeArrays
 from gnnstore.converters.writer.options import ConvertOptions, IndexDtype
+from gnnstore.converters.writer.orders import add_orders
 from gnnstore.errors import GnnstoreError, InputError, UsageError
 from gnnstore.formats.arrays.dtypes import STORAGE_DTYPES
 from gnnstore.formats.arrays.journal import SPILL_DIRECTORY, foreign_spill_name

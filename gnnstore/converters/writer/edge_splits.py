@@ -16,8 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from gnnstore import _core
-from gnnstore.converters.edges.buffer import check_ids
 from gnnstore.converters.edges.split import NAMES, SplitRule
+from gnnstore.converters.inputs.ids import check_ids
 from gnnstore.converters.inputs.source import (
     ArraySource,
     GeneratedRows,

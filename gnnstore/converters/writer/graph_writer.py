@@ -16,19 +16,20 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gnnstore.converters.edges.buffer import check_ids, warn_of_stray_ids
+from gnnstore.converters.edges.buffer import warn_of_stray_ids
 from gnnstore.converters.edges.builder import EdgeBuilder
 from gnnstore.converters.edges.columns import BuiltEdges, SortedEdges
 from gnnstore.converters.edges.split import SplitEdges, SplitRule
+from gnnstore.converters.inputs.ids import check_ids
 from gnnstore.converters.inputs.opening import PathLike
 from gnnstore.converters.inputs.source import ArraySource, as_array, as_source
-from gnnstore.converters.typed.orders import checked_edges
 from gnnstore.converters.writer.adjacency import finished_array, write_adjacency
 from gnnstore.converters.writer.base import BaseWriter, Pairs, check_pointers
 from gnnstore.converters.writer.edge_splits import Rows, write_edge_split, write_negatives
 from gnnstore.converters.writer.estimates import Workload
 from gnnstore.converters.writer.node_arrays import SCALES, NodeArrays, RowSink, split_name
 from gnnstore.converters.writer.options import ConvertOptions, IndexDtype, refuse_options
+from gnnstore.converters.writer.orders import checked_edges
 from gnnstore.errors import InputError, UsageError
 from gnnstore.formats.base import names as store_names
 from gnnstore.formats.store.schema import EDGE_TYPE, NODE_TYPE, EdgeSplitSpec, TextSpec

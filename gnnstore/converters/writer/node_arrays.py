@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from gnnstore.budget.ledger import Reservation
 from gnnstore.budget.limits import memory_ledger
-from gnnstore.converters.edges.buffer import check_ids
+from gnnstore.converters.inputs.ids import check_ids
 from gnnstore.converters.inputs.source import (
     ArraySource,
     MemoryArray,
@@ -32,9 +32,9 @@ from gnnstore.converters.inputs.source import (
     row_bytes,
 )
 from gnnstore.converters.inputs.times import as_times
-from gnnstore.converters.typed.orders import integer_times
 from gnnstore.converters.writer.edge_splits import copy_array
 from gnnstore.converters.writer.options import ConvertOptions
+from gnnstore.converters.writer.orders import integer_times
 from gnnstore.errors import InputError, UsageError
 from gnnstore.formats.arrays.dtypes import (
     STORAGE_DTYPES,
