@@ -64,14 +64,14 @@ class Held:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.go_on = threading.Event()
         self.planned: list[int] = []
-        finish = Producer.finish
+        plan_and_pack = Producer.plan_and_pack
 
-        def finish_later(producer: Any, sampled: Any) -> Any:
+        def plan_later(producer: Any, sampled: Any) -> Any:
             assert self.go_on.wait(60), "a batch waits for a plan that it does not need"
             self.planned.append(len(sampled))
-            return finish(producer, sampled)
+            return plan_and_pack(producer, sampled)
 
-        monkeypatch.setattr(Producer, "finish", finish_later)
+        monkeypatch.setattr(Producer, "plan_and_pack", plan_later)
 
 
 @pytest.fixture

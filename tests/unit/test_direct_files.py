@@ -19,8 +19,8 @@ from gnnstore.converters.inputs.source import read_ahead
 from gnnstore.errors import InputError, NoSpaceError
 from gnnstore.formats.arrays.paged import PagedArrayWriter
 from gnnstore.formats.arrays.spec import AttributeSpec
+from gnnstore.formats.base import files
 from gnnstore.formats.base.files import BLOCK_BYTES, ChecksummedFile
-from gnnstore.formats.container import files
 from gnnstore.tools.bench.harness import drop_from_cache
 
 Pwrite = Callable[[int, Any, int], int]

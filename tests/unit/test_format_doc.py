@@ -12,7 +12,7 @@ import pytest
 from gnnstore.formats import packed as plan_manifest
 from gnnstore.formats.arrays import pages, zarr_metadata
 from gnnstore.formats.arrays.dtypes import STORAGE_DTYPES, zarr_data_type
-from gnnstore.formats.container import files, names, strict_json
+from gnnstore.formats.base import files, names, strict_json
 from gnnstore.formats.container import manifest as container
 from gnnstore.formats.store import schema as manifest
 from tests.support.stores import write_example_store
