@@ -17,7 +17,7 @@ from difflib import get_close_matches
 from typing import TYPE_CHECKING, cast
 
 from gnnstore.disk.measure import disk_profile
-from gnnstore.errors import BudgetError, UsageError
+from gnnstore.errors import BudgetError, DiskBudgetError, UsageError
 from gnnstore.graph.sizes import StoreSizes
 from gnnstore.progress import Progress
 from gnnstore.strategies.base import Auto, OpenStore, Strategy
@@ -46,7 +46,7 @@ class InMemoryStrategy(Strategy):
     def predict(self, epoch: SampledEpoch, loader: LoaderSpec, placement: Placement) -> Prediction:
         """Predict an epoch; a mapping has the memory left by batches for its pages."""
         if placement.budget_is_promise:
-            check_two_batches(placement.ledger, epoch.seen.largest_bytes)
+            check_two_batches(placement.ledger, epoch.seen.expected_bytes)
         pages_bytes = 0
         if self.mode == "mmap":  # although pages are not counted
             left_bytes = placement.left_bytes - 2 * epoch.seen.largest_bytes
@@ -178,7 +178,7 @@ class StrategyOptimizer:
         try:
             placement = place_for(self.loader, auto)
             if placement.strategy.mode == "memory" and placement.budget_is_promise:
-                in_memory = placement.ledger, self.epoch.seen.largest_bytes
+                in_memory = placement.ledger, self.epoch.seen.expected_bytes
                 if not has_two_batches(*in_memory):
                     auto = auto.on_disk
                     placement = place_for(self.loader, auto)
@@ -252,26 +252,25 @@ class Chosen:
     why: str = ASKED_FOR  # the reason; see `gnnstore.strategies.placement.place`
     instead_of_static: str = ""  # why "static" is not used; see `place`
     predicted: Prediction | None = None  # the predicted epoch; None without a prediction
-    missing_bytes: int | None = None  # by which memory= is too small for all but a mapping
+    is_last: bool = False  # a mapping, which is taken because the others do not fit
 
 
 def choices_for(loader: LoaderSpec, auto: Auto) -> Iterator[Chosen]:
     """Yield the choices of "auto", best first: the next one is for when one does not fit."""
     options, optimizer = loader.options, None
     simple = Chosen(replace(options, strategy=auto, planned=None))
-    mapped = replace(simple, instead_of_static="strategy 'static' would need more")
-    # A mapping has no cache, and maps the topology.
+    mapped = replace(simple, instead_of_static="strategy 'static' would need more", is_last=True)
+    # A mapping has no cache, and maps the topology. It works in the least memory: its pages can be
+    # taken back at any time.
     may_map = options.cache is None and options.topology != "disk"
+    last = [*_needing_little(options, auto), mapped] if may_map else [simple]
     try:
         # Before an engine is opened, which uses the measurements of the disk.
         if is_worth_it(loader, place_for(loader, auto, staging=False)):
             disk_profile(loader.store.path, loader.progress)
         placement = place_for(loader, auto)
-    except BudgetError as error:
-        if not may_map:
-            raise
-        # A mapping works in the least memory: its pages can be taken back at any time.
-        yield replace(mapped, missing_bytes=error.missing_bytes)
+    except BudgetError:
+        yield from last
         return
     if is_worth_it(loader, placement):
         optimizer = StrategyOptimizer.of(loader, placement)
@@ -281,15 +280,14 @@ def choices_for(loader: LoaderSpec, auto: Auto) -> Iterator[Chosen]:
             # The whole store fits, but not with two batches: strategies on disk may fit.
             yield from choices_for(loader, auto.on_disk)
         elif may_map:
-            yield mapped
+            yield from last
         return
     optimizer = optimizer.with_degrees()
     predicted = fastest_first(optimizer.predictions(auto.loadable))
-    missing = None
-    if all(prediction.strategy.mode == "mmap" for prediction in predicted):
-        # Those that plan are refused by the first of several checks.
-        refused = optimizer.predictions([s for s in auto.loadable if not s.plans])
-        missing = min((p.missing_bytes for p in refused if p.missing_bytes), default=None)
+    is_last = all(prediction.strategy.mode == "mmap" for prediction in predicted)
+    if is_last:
+        yield from last[:-1]
+        last = last[-1:]
     del optimizer  # frees a sample of 100 MB before a cache is filled
     for i, prediction in enumerate(predicted):
         first = describe_seconds(prediction.first_seconds)
@@ -298,8 +296,16 @@ def choices_for(loader: LoaderSpec, auto: Auto) -> Iterator[Chosen]:
         others = _others(prediction, predicted[i + 1 :])
         why = f"it is predicted to take {each} an epoch{more}{others}"
         chosen = with_candidate(options, prediction.strategy)
-        yield Chosen(chosen, why, predicted=prediction, missing_bytes=missing)
-    yield replace(mapped, missing_bytes=missing) if may_map else simple
+        yield Chosen(chosen, why, predicted=prediction, is_last=is_last)
+    yield from last
+
+
+def _needing_little(options: ReadOptions, auto: Auto) -> list[Chosen]:
+    """Return the choices that need the least memory, but for a mapping: the last that are tried."""
+    may_load = "memory" in auto.by_mode and options.topology not in {"mmap", "disk"}
+    found = [auto.fallback("memory"), DIRECT] if may_load else [DIRECT]
+    why = "the others need more memory"
+    return [Chosen(with_candidate(options, strategy), why) for strategy in found]
 
 
 def _others(chosen: Prediction, slower: list[Prediction]) -> str:
@@ -330,8 +336,7 @@ def open_sources(loader: LoaderSpec) -> OpenStore:
         except BudgetError as error:
             refusals.append(error)
             continue
-        if placement.strategy.mode == "mmap" and chosen.missing_bytes:
-            least = f"others need at least {format_at_least(chosen.missing_bytes)} more"
+        if chosen.is_last and (least := _least_of_others(refusals)):
             placement = placement.because(least)
             warnings.warn(
                 f"memory={loader.options.memory!r} leaves strategy {placement.strategy.name!r} "
@@ -341,7 +346,17 @@ def open_sources(loader: LoaderSpec) -> OpenStore:
             )
         placement = replace(placement, predicted=chosen.predicted)
         return cast("Strategy", placement.strategy).open(own, placement)
-    raise refusals[-1]
+    *others, refusal = refusals
+    if chosen.is_last and (least := _least_of_others(others)):
+        refusal.message += f"\n- strategy 'mmap' needs the least, and is the slowest; {least}"
+    raise refusal
+
+
+def _least_of_others(refusals: list[BudgetError]) -> str:
+    """Return a phrase with the least by which `memory=` is too small for all but a mapping."""
+    of_memory = [error for error in refusals if not isinstance(error, DiskBudgetError)]
+    missing = min((e.missing_bytes for e in of_memory if e.missing_bytes), default=0)
+    return f"others need at least {format_at_least(missing)} more" if missing else ""
 
 
 def _reserved(loader: LoaderSpec, **reasons: str) -> Placement:

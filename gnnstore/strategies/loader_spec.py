@@ -130,7 +130,7 @@ class LoaderSpec:
             topology = self.open_topology(placement, None)
             seen = self.presampler.run(topology, 1, spare_bytes=placement.spare_bytes)
             release_memory()  # the samples' buffers, which would stay until the first batch
-            check_two_batches(placement.ledger, seen.largest_bytes)
+            check_two_batches(placement.ledger, seen.expected_bytes)
 
     @property
     def planned(self) -> PlannedSettings:

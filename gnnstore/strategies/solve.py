@@ -26,7 +26,7 @@ from gnnstore.errors import BudgetError, DiskBudgetError
 from gnnstore.features.chunks import CHUNK_STAGING_BYTES
 from gnnstore.features.pack import PackedBatch
 from gnnstore.formats.arrays.dtypes import id_dtype
-from gnnstore.pipeline.lookahead.presample import MARGIN, with_margin
+from gnnstore.pipeline.lookahead.presample import MARGIN, MOST_MARGIN, with_margin
 from gnnstore.pipeline.lookahead.producer import warms_up
 from gnnstore.pipeline.lookahead.superbatch import SuperbatchSize
 from gnnstore.strategies.placement import check_two_batches, prefetch_wish, with_batches
@@ -55,8 +55,6 @@ _MOST_PLANNED = 0.9
 # one superbatch takes 48 s, and 35 in two halves, although that is one more pass.
 _BY_TURNS = 1.5
 _NO_LIMIT = 2**62
-# Where memory is short, two batches, which may be larger by what a sample varies, or by this.
-_THRIFTY_MARGIN = 0.4
 # The price of a byte where one thread samples and assembles all batches.
 _ONE_THREAD = 2
 # Without memory= the memory of the model is unknown.
@@ -197,7 +195,7 @@ class _Split:
 
     def _expected(self, largest: int) -> int:
         """Return the size to expect of a batch, from that of the largest one seen."""
-        most = _THRIFTY_MARGIN if self.is_thrifty else MARGIN
+        most = MOST_MARGIN if self.is_thrifty else MARGIN
         return with_margin(largest, min(most, self.facts.seen.margin))
 
     @cached_property

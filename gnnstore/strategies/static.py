@@ -184,7 +184,7 @@ class StaticStrategy(Strategy):
             if placement.budget_is_promise:
                 release_memory()  # the samples' buffers, which would stay until the first batch
                 seen = found
-                check_two_batches(placement.ledger, with_margin(seen.largest_bytes))
+                check_two_batches(placement.ledger, seen.expected_bytes)
         if maker is None:
             return placement
 
@@ -194,7 +194,7 @@ class StaticStrategy(Strategy):
             staging_bytes=maker.engine.staging_bytes,
         )
         if cache is not None:
-            most = placement.left_bytes - 2 * with_margin(seen.largest_bytes)
+            most = placement.left_bytes - 2 * seen.expected_bytes
             if placement.budget_is_promise and cache.num_bytes > most:
                 cache.shrink(num_rows)
         elif note or num_rows == 0 or placement.is_trial:
@@ -209,7 +209,7 @@ class StaticStrategy(Strategy):
         work = epoch.workload
         seen = epoch.seen if placement.budget_is_promise else Presampled(0, 0)
         if placement.budget_is_promise:
-            check_two_batches(placement.ledger, with_margin(seen.largest_bytes))
+            check_two_batches(placement.ledger, seen.expected_bytes)
         num_rows, taken = 0, placement.resident_bytes + placement.staging_bytes
         if self.score is not None:
             settings = loader.options.cache or CacheSettings()
@@ -267,7 +267,7 @@ def cache_rows(
     staging_bytes: int = 0,
 ) -> int:
     """Return the number of nodes whose rows can be cached."""
-    memory, batch_bytes = placement.ledger, with_margin(seen.largest_bytes)
+    memory, batch_bytes = placement.ledger, seen.expected_bytes
     most = cost.rows_in(memory.left())
     if bytes_to_read(cost.num_nodes, cost.node_bytes, most) >= LONG_READ_BYTES:
         memory = memory.add(Reservation("filling the cache in the background", staging_bytes))

@@ -13,6 +13,7 @@ from gnnstore import BudgetError, NeighborLoader
 from gnnstore.strategies.builtin import STRATEGIES
 from gnnstore.testing.graphs import GraphArrays
 from tests.support.effort import choose
+from tests.support.stores import write_two_typed_store
 
 MB = 10**6
 
@@ -83,3 +84,47 @@ def test_what_refusals_ask_for_is_enough_in_the_end(
     assert 0 < len(asked) <= 3
     with pytest.raises(BudgetError):
         loader_of(store, memory - 1 - sum(asked) // 50, **options)
+
+
+@pytest.fixture(scope="module")
+def small_stores(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Return stores whose batches of a few seeds vary, of one type and of two."""
+    directory, rng = tmp_path_factory.mktemp("small"), np.random.default_rng(1)
+    edges = (3000 * rng.random((2, 30_000)) ** 2).astype(np.int64)
+    values: dict[str, Any] = {"x": np.zeros((3000, 100), np.float32), "y": np.zeros(3000, np.int64)}
+    plain = GraphArrays(3000, edges, values, {}).write(directory / "plain.gnn")
+    return {"plain": plain, "typed": write_two_typed_store(directory / "typed.gnn").path}
+
+
+@pytest.mark.parametrize("strategy", ["auto", "memory", "mmap", "static", "belady"])
+@pytest.mark.parametrize("kind", ["plain", "typed"])
+@pytest.mark.filterwarnings("ignore:memory=")
+def test_one_raise_is_enough_for_an_epoch(
+    small_stores: dict[str, Path], kind: str, strategy: str
+) -> None:
+    """Each of the two budgets that a refusal of "auto" names has the strategy that it says."""
+    nodes = ("paper", "train") if kind == "typed" else np.arange(0, 3000, 3)
+
+    def loader_with(memory: int) -> NeighborLoader:
+        return NeighborLoader(
+            *(small_stores[kind], [8, 4], nodes),
+            batch_size=16,
+            shuffle=True,
+            seed=2,
+            strategy=strategy,
+            memory=memory,
+        )
+
+    with pytest.raises(BudgetError) as caught:
+        loader_with(1000)
+    loader = loader_with(1000 + missing_of(caught.value))
+    assert sum(1 for _ in loader) == len(loader)
+    if strategy != "auto":
+        assert loader.stats().strategy == strategy
+        return
+    assert loader.stats().strategy == "mmap"
+    told = re.search(r"the slowest; others need at least ([\d.]+) (MB|kB) more$", str(caught.value))
+    assert told is not None
+    loader = loader_with(1000 + round(float(told[1]) * {"kB": 1e3, "MB": 1e6}[told[2]]))
+    assert loader.stats().strategy != "mmap"
+    assert sum(1 for _ in loader) == len(loader)

@@ -48,6 +48,8 @@ MARGIN = 1 / 8
 # few seeds are in them; but then they vary so much that it comes to more than there is room for.
 _LEAST_MARGIN, _DEVIATIONS = 1 / 64, 5.0
 MANY_BATCHES = 16
+# Where memory is short, so much at most.
+MOST_MARGIN = 0.4
 
 
 def with_margin(largest: int, margin: float = MARGIN) -> int:
@@ -63,14 +65,20 @@ def margin_of(sizes: Sequence[int]) -> float:
     return max(_LEAST_MARGIN, most / max(1, *sizes) - 1)
 
 
+def _tell(sizes: Sequence[int]) -> bool:
+    """Whether the sizes of a sample tell how large other batches may be."""
+    varies_little = len(sizes) >= _FEW_BATCHES and margin_of(sizes) <= MARGIN
+    return varies_little or len(sizes) >= MANY_BATCHES
+
+
 _EPOCH = FIRST_EPOCH_OF_NO_RUN
 _SEED = 0
 
 # Labels are drawn, joined with others and numbered before they are what a batch shows.
 _MAKING_LABELS = 4
 
-# Enough to tell the size of a batch.
-_MEASURED_BATCHES = 4
+# Enough to tell the size of a batch, if they vary little; of a few seeds each, many are needed.
+_FEW_BATCHES = 4
 # When every node has been needed 4 times on average, more batches say little more. On small
 # graphs and with full fan-outs this ends the sampling long before 255 batches.
 ENOUGH_VISITS = 4
@@ -105,6 +113,12 @@ class Presampled:
         if self.num_batches < MANY_BATCHES:
             return math.inf
         return max(margin_of(self.num_nodes), margin_of(self.num_bytes))
+
+    @property
+    def expected_bytes(self) -> int:
+        """Bytes of the largest batch to expect."""
+        told = margin_of(self.num_bytes) if self.num_batches > 1 else MARGIN
+        return with_margin(self.largest_bytes, min(max(MARGIN, told), MOST_MARGIN))
 
 
 @dataclass(frozen=True, eq=False)
@@ -182,10 +196,13 @@ class Presampler:
         spare_bytes: int | None = None,
         trace: TraceBuilder | None = None,
         *,
-        num_batches: int = _MEASURED_BATCHES,
+        num_batches: int | None = None,
         one_by_one: bool = False,
     ) -> Presampled:
-        """Sample some batches."""
+        """Sample some batches, by default as many as tell how large others may be."""
+        wants = ENOUGH_VISITS * self.space.num_rows if counts is not None else 0
+        ends_early = num_batches is None and trace is None
+        num_batches = num_batches or MANY_BATCHES
         if trace is not None:
             num_batches = trace.num_batches
         elif counts is not None:
@@ -208,7 +225,6 @@ class Presampler:
         # Of the largest: its bytes, nodes, bytes of the subgraph, and of labels; and in files.
         most, waiting = [0, 0, 0, 0], [0, 0]
         needed, num_edges = Counter[RowRange](), Counter[EdgeType]()
-        enough = ENOUGH_VISITS * self.space.num_rows
         batches = (
             Batch(BatchKey(_SEED, _EPOCH, number), positions)
             for number, positions in enumerate(self._positions(num_batches))
@@ -247,7 +263,7 @@ class Presampler:
                     _core.count_ids(rows, counts)
                 if trace is not None:
                     trace.put(done - 1, rows)
-                elif counts is not None and visits >= enough and done >= _MEASURED_BATCHES:
+                if ends_early and visits >= wants and _tell([size for _, size in sizes]):
                     break
         return Presampled(
             done,
@@ -271,10 +287,9 @@ class Presampler:
             return
         if self.in_order:
             # Evenly spread over the epoch: neighbouring ids often have like degrees.
-            total = -(-num_seeds // size)
+            total = num_seeds // size
             for batch in np.unique(np.linspace(0, total - 1, min(num_batches, total)).astype(int)):
-                first = int(batch) * size
-                yield range(first, min(first + size, num_seeds))
+                yield range(int(batch) * size, (int(batch) + 1) * size)
         else:
             per_epoch = num_seeds // size
             for batch in range(num_batches):
