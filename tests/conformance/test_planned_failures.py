@@ -310,6 +310,7 @@ def test_interrupts_at_any_time(
         )
         override_sizes(loader, in_memory=False)
         timer = threading.Timer(delay_seconds, os.kill, (os.getpid(), signal.SIGINT))
+        running = None
         try:
             timer.start()
             with closing(iter(loader)) as running:  # type: ignore[type-var]
