@@ -55,12 +55,13 @@ def write(
     strict: bool = False,
     **options: Any,
 ) -> GraphStore:
-    """Return a graph as a store, and split, if there are fractions."""
+    """Return a graph as a store, and split, if there are fractions; weights are by pair."""
+    low, high = np.sort(edges, axis=0)
     whole = write_store(
         path if fractions is None else path.with_name(f"whole-{path.name}"),
         edges,
         num_nodes=num_nodes,
-        edge_weight=np.arange(edges.shape[1], dtype=np.float64) + 10,
+        edge_weight=1000.0 * low + high + 10,
         options=ConvertOptions(**options),
     )
     if fractions is not None:
