@@ -21,6 +21,7 @@ import pytest
 from hypothesis import settings
 
 from gnnstore.disk.engines import ENGINES, ENVIRONMENT_VARIABLE, probe_engines
+from gnnstore.remote import staging
 from gnnstore.strategies import placement
 from gnnstore.strategies.builtin import STRATEGIES
 
@@ -95,6 +96,14 @@ def _no_wait_for_the_disk() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", check)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _copies_lie_anywhere() -> Iterator[None]:
+    """Let stores be copied to the tests' directory, which may be in memory."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(staging, "_IN_MEMORY", ())
         yield
 
 

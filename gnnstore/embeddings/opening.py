@@ -28,7 +28,7 @@ from gnnstore.formats import AttributeSpec, NodeTypeSpec, Schema, StoreReader, S
 from gnnstore.formats.base.names import node_array
 from gnnstore.formats.container.reads import CheckedFiles
 from gnnstore.formats.container.writer import SealedWriter
-from gnnstore.formats.partitions import PartitionsReader, open_partitions
+from gnnstore.formats.partitions import PARTITIONS, PartitionsReader, open_partitions
 from gnnstore.formats.table_directory import TableDirectory
 from gnnstore.formats.tables import (
     INITIAL,
@@ -82,6 +82,7 @@ def create_files(
     if partitions is not None:
         if not isinstance(partitions, PartitionPolicy):
             partitions = PartitionPolicy(name=partitions)
+        graph.fetch_unit(PARTITIONS, partitions.name)
         unit = open_partitions(graph.path, partitions.name, store_uuid=graph.reader.uuid)
     fixed, per_column = STATE_FLOATS[optimizer]
     # In the order of nodes if there are no partitions.
@@ -134,6 +135,7 @@ def partitions_of(directory: TableDirectory, graph: GraphStore) -> PartitionsRea
         )
     if manifest.partitions is None:
         return None
+    graph.fetch_unit(PARTITIONS, manifest.partitions)
     unit = open_partitions(graph.path, manifest.partitions, store_uuid=manifest.store_uuid)
     expected = unit.uuid, unit.rows_per_partition
     if (manifest.partitions_uuid, manifest.rows_per_partition) != expected:

@@ -1,7 +1,8 @@
 """An open store: arrays by name, and PyG's two store protocols.
 
 `gnnstore.open(path)` returns a `GraphStore`. It is cheap to open and to pickle (it pickles
-as its path), and it reads an array only when it is used.
+as its path), and it reads an array only when it is used. A store in a bucket is one on this
+machine's disk once it has been copied there.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, Self
 
@@ -24,9 +25,10 @@ from gnnstore.errors import (
     limits_named,
 )
 from gnnstore.formats import EdgeTypeSpec, NodeTypeSpec, Schema, StoreReader
+from gnnstore.formats.container.manifest import Kind
 from gnnstore.formats.container.reader import reopened
 from gnnstore.formats.store.schema import EdgeType
-from gnnstore.formats.store.store import TopologyMode
+from gnnstore.formats.store.store import STORE, TopologyMode
 from gnnstore.formats.store.values import decode_value
 from gnnstore.graph.arrays import ArrayRows, EdgeSplits, Texts, whole_values
 from gnnstore.graph.lazy import LazyTensor
@@ -44,6 +46,12 @@ from gnnstore.graph.pyg_data import (
 from gnnstore.graph.topology import Topology
 from gnnstore.graph.typed import EdgeData, EdgeView, NodeData, NodeView, count_classes, width
 from gnnstore.machine import PRIVATE, Machine
+from gnnstore.progress import open_progress
+from gnnstore.remote.objects import is_elsewhere
+from gnnstore.remote.staging import Origin, copy_of, origin_of, stage, stage_unit
+
+if TYPE_CHECKING:
+    from obstore.store import ObjectStore
 
 _FIELDS = ("reader", "assigned", "selected")  # of a store, that no class has
 
@@ -62,9 +70,10 @@ class GraphStore(StoreTensors, NodeData, EdgeData, FeatureStore, PygGraphStore):
         The store's directory.
     """
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
+    def __init__(self, path: str | os.PathLike[str], _origin: Origin | None = None) -> None:
         super().__init__()
         self.reader = StoreReader.open(path)
+        self._origin = _origin  # where this copy came from
         self._topologies: dict[TopologyMode, Topology] = {}
         self._lazy: dict[tuple[str, int | str], ArrayRows] = {}
         self.assigned = AssignedAttributes({})  # attributes of nodes that the user has assigned
@@ -73,7 +82,9 @@ class GraphStore(StoreTensors, NodeData, EdgeData, FeatureStore, PygGraphStore):
         self._lock = threading.Lock()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        plain = reopened, (GraphStore, str(self.path), self.reader.uuid)
+        plain: tuple[Any, ...] = reopened, (GraphStore, str(self.path), self.reader.uuid)
+        if self._origin is not None:
+            plain = _copied_again, (self._origin, self.reader.uuid)
         if self.selected is None and not any(self.assigned):
             return plain
         return _restored, (*plain, self.assigned, self.selected)
@@ -256,6 +267,12 @@ class GraphStore(StoreTensors, NodeData, EdgeData, FeatureStore, PygGraphStore):
             if mode not in self._topologies:
                 self._topologies[mode] = Topology.load(self.reader, mode, num_threads, machine)
             return self._topologies[mode]
+
+    def fetch_unit(self, kind: Kind, name: str | os.PathLike[str] | None) -> None:
+        """Copy packed epochs or partitions from where this copy of a store came from."""
+        if self._origin is not None:
+            with open_progress() as progress:
+                stage_unit(self._origin, kind, self.path, name, progress)
 
     def topology_at_hand(self) -> Topology:
         """Return the adjacency in RAM if it has been read, else mapped."""
@@ -494,22 +511,49 @@ def _restored(
     return store if selected is None else store.select(selected)
 
 
+def _copied_again(origin: Origin, uuid: str) -> GraphStore:
+    """Return a pickled store by the copy on this machine, which is made if there is none."""
+    if (found := copy_of(uuid, origin.cache_dir)) is not None:
+        return GraphStore(found, origin)
+    return reopened(partial(open, cache_dir=origin.cache_dir), origin.place, uuid)
+
+
 def _is_property(of: type, name: str) -> bool:
     return isinstance(getattr(of, name, None), property | cached_property)
 
 
 @limits_named("open the store")
-def open(path: str | os.PathLike[str]) -> GraphStore:  # noqa: A001 - gnnstore.open is the point
+def open(  # noqa: A001 - gnnstore.open is the point
+    path: str | os.PathLike[str] | ObjectStore,
+    *,
+    cache_dir: str | os.PathLike[str] | None = None,
+) -> GraphStore:
     """Open a store; public as `gnnstore.open`.
+
+    A store that lies elsewhere is first copied to a disk of this machine, once for all processes,
+    and every block is compared with its checksum.
 
     Parameters
     ----------
-    path : path-like
-        The store's directory, as `gnnstore convert` made it.
+    path : path-like, str or store of obstore
+        The store's directory, as `gnnstore convert` made it; its URL (s3://, gs://, az:// or
+        https://); or a store of obstore whose prefix is the directory.
+    cache_dir : path-like, optional
+        Directory on a disk of this machine for copies, which stay there. By default a path is read
+        where it is, and others are copied to the directory gnnstore-UID in that of temporary files.
 
     Raises
     ------
     NotFoundError, UnsupportedVersionError, CorruptStoreError, StorageError
-        See `StoreReader.open`.
+        See `StoreReader.open`. If bytes that arrive are not those that were written, they are used
+        for nothing.
+    NoSpaceError
+        If the copy has no room.
+    UsageError
+        If the URL or `cache_dir` cannot be used; the message says what to change.
     """
-    return GraphStore(path)
+    if cache_dir is None and isinstance(path, str | os.PathLike) and not is_elsewhere(path):
+        return GraphStore(path)
+    with open_progress() as progress:
+        copy = stage(path, cache_dir, kind=STORE, progress=progress)
+    return GraphStore(copy, origin_of(path, cache_dir))

@@ -124,6 +124,7 @@ class PackedSources(Sources):
 def open_packed_sources(loader: LoaderSpec) -> PackedSources:
     """Open the packed epochs that a loader on a store asks for."""
     options = loader.options
+    loader.store.fetch_unit(PACKED, options.packed or "")
     reader = PackedReader.open(find_unit(PACKED, loader.store.path, options.packed or ""))
     return PackedSources(
         reader,

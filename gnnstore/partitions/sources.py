@@ -18,7 +18,12 @@ from gnnstore.errors import BudgetError, UsageError
 from gnnstore.features.chunk_rows import AbsentRows
 from gnnstore.features.memory_rows import MemoryRows
 from gnnstore.features.source import RowSource
-from gnnstore.formats.partitions import BUCKET_PTR_ARRAY, PartitionsReader, open_partitions
+from gnnstore.formats.partitions import (
+    BUCKET_PTR_ARRAY,
+    PARTITIONS,
+    PartitionsReader,
+    open_partitions,
+)
 from gnnstore.formats.store.schema import EDGE_TYPE, NODE_TYPE
 from gnnstore.graph.sizes import StoreSizes
 from gnnstore.graph.table_registry import shared_tables
@@ -70,6 +75,7 @@ class PartitionSources(Sources):
     ) -> None:
         self.store, self._memory = store, memory
         self.e_id = edge_ids
+        store.fetch_unit(PARTITIONS, policy.name)
         self.unit = unit = open_partitions(
             store.path, policy.name, store_uuid=store.reader.manifest.uuid
         )

@@ -44,6 +44,7 @@ _SECTIONS = {
         "split-edges": "Split a store's edges for link prediction.",
         "add-order": "Prepare a store for temporal or weighted sampling.",
         "reorder": "Renumber a store's nodes so that rows needed often lie together.",
+        "copy": "Copy a store to another disk, or to or from a bucket.",
     },
     "Look": {
         "inspect": "Show the contents of a store and how they will be read.",

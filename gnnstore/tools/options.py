@@ -435,6 +435,30 @@ _SESSION_FLAGS = {
 }
 
 
+cache_option = section(
+    GENERAL,
+    click.option(
+        "--cache-dir",
+        metavar="DIR",
+        type=_PATH,
+        help="Directory on a local disk for a copy of STORE, made once. Default: none for a path; "
+        "for a URL gnnstore-UID in the directory of temporary files.",
+    ),
+)
+
+
+def _on_this_machine(session: Session, store: str, cache_dir: str | None) -> str:
+    """Return the path of a store; of one that is given by its URL, the path of a copy."""
+    from gnnstore.remote.objects import is_elsewhere  # noqa: PLC0415 - on demand
+
+    if cache_dir is None and not is_elsewhere(store):
+        return store
+    from gnnstore.remote.staging import stage  # noqa: PLC0415
+
+    with session.progress() as progress:
+        return str(stage(store, cache_dir, progress=progress))
+
+
 def session_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add --json, --quiet and --debug to a command, and pass it the `Session` first."""
     flags = (
@@ -459,6 +483,9 @@ def session_options(command: Callable[..., Any]) -> Callable[..., Any]:
             for short in [option.opts[-1].lstrip("-").replace("-", "_")]
             for name in (f"num_{short}", short, option.name or "")
         }
+        if "cache_dir" in kwargs:  # of `cache_option`
+            cache_dir = kwargs.pop("cache_dir")
+            kwargs["store"] = _on_this_machine(session, kwargs["store"], cache_dir)
         return command(session, *args, **kwargs)
 
     return section(GENERAL, *flags)(with_session)

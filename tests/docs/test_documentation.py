@@ -63,6 +63,11 @@ NOT_RUN = {
     "docs/howto-predict.md": [
         "gnnstore convert rmat rmat20.gnn --scale 20 --edge-factor 15 \\",
     ],
+    "docs/howto-remote.md": [
+        "import gnnstore",
+        "gnnstore copy papers100M.gnn s3://bucket/papers100M.gnn",
+        "from obstore.auth.boto3 import Boto3CredentialProvider",
+    ],
     "docs/howto-lightning.md": ["pip install 'gnnstore[examples]'"],
     "docs/howto-train.md": ["from torch_geometric.loader import NeighborLoader"],
 }

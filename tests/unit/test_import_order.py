@@ -25,6 +25,7 @@ LAYERS = (
     ("progress", "timeline"),
     ("formats",),
     ("disk", "pictures"),
+    ("remote",),
     ("sampling",),
     ("caching",),
     ("features",),
@@ -61,6 +62,7 @@ TORCH_FREE = (
     "formats",
     "disk",
     "pictures",
+    "remote",
     "converters",
 )
 

@@ -19,6 +19,7 @@ from gnnstore.errors import (
     CorruptStoreError,
     NotFoundError,
     StorageError,
+    UsageError,
     storage_errors,
 )
 from gnnstore.formats.arrays.compressed import chunk_counts, chunk_files, read_chunks
@@ -68,6 +69,11 @@ class SealedFiles(Generic[M]):
     @classmethod
     def find(cls, path: str | os.PathLike[str], kind: type[M]) -> SealedFiles[M]:
         """Read the manifest of a directory of some kind."""
+        if "://" in os.fspath(path):  # not shown: it may have a password
+            raise UsageError(
+                f"a URL was given where the path of a {kind.WORD} is expected; copy the "
+                f"{kind.WORD} first: gnnstore copy URL PATH"
+            )
         directory = Path(os.path.abspath(path))  # noqa: PTH100  (resolve() would hide links)
         root = directory / METADATA_FILE
         with storage_errors(f"open the {kind.WORD}", directory):
@@ -169,19 +175,8 @@ class SealedFiles(Generic[M]):
 
     def checksum_table(self) -> npt.NDArray[np.uint32]:
         """Return `block_checksums` without looking for alterations."""
-        num_blocks = self.manifest.first_blocks()[-1]
-        document, path = self._array_document(CHECKSUMS_ARRAY)
-        dtype, row_shape, layout = parse_paged(document, path)
-        if dtype != "uint32" or row_shape or layout.num_rows != num_blocks:
-            raise CorruptStoreError(
-                f"{self.path}: the checksums are {layout.num_rows} {dtype}, but the manifest's "
-                f"files have {num_blocks} blocks",
-                path=self.path / CHECKSUMS_ARRAY,
-            )
-        spec = AttributeSpec("checksums", CHECKSUMS_ARRAY, "paged", dtype, (num_blocks,))
-        names = [shard_name(shard, 0) for shard in range(layout.num_shards)]
-        files = tuple(self.path / CHECKSUMS_ARRAY / name for name in names)
-        return PagedArray(spec, layout, files, self.check_place).load()
+        document, _ = self._array_document(CHECKSUMS_ARRAY)
+        return checksums_array(self.path, self.manifest, document, self.check_place).load()
 
     def _array_document(self, array_path: str) -> tuple[dict[str, Any], str]:
         """Return the `zarr.json` of an array, and its path."""
@@ -343,6 +338,27 @@ class SealedReader(SealedFiles[M]):
                 f"the {self.manifest.WORD} is incomplete: {self.manifest.VERB} again",
                 path=spec.path,
             )
+
+
+def checksums_array(
+    directory: Path,
+    manifest: Manifest,
+    document: dict[str, Any],
+    check_place: Callable[[], None] = lambda: None,
+) -> PagedArray:
+    """Return the checksums of a directory, whose files need not be there, from their metadata."""
+    num_blocks = manifest.first_blocks()[-1]
+    path = directory / CHECKSUMS_ARRAY
+    dtype, row_shape, layout = parse_paged(document, str(path / METADATA_FILE))
+    if dtype != "uint32" or row_shape or layout.num_rows != num_blocks:
+        raise CorruptStoreError(
+            f"{directory}: the checksums are {layout.num_rows} {dtype}, but the manifest's "
+            f"files have {num_blocks} blocks",
+            path=path,
+        )
+    spec = AttributeSpec("checksums", CHECKSUMS_ARRAY, "paged", dtype, (num_blocks,))
+    names = [shard_name(shard, 0) for shard in range(layout.num_shards)]
+    return PagedArray(spec, layout, tuple(path / name for name in names), check_place)
 
 
 def reopened(open_path: Callable[[str], R], path: str, uuid: str) -> R:

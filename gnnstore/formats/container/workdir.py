@@ -266,7 +266,7 @@ class DirectoryTransaction:
         self._on_event = on_event
         check_parent(self.final)
         # The directory that this one is a unit of, if any.
-        self._whole = _check_outside(self.final, manifest)
+        self._whole = check_outside(self.final, manifest)
         # What lies in the directory to be replaced, and would be removed with it.
         self._units = _units_in(self.final) if overwrite else set()
         if (working := _unit_at_work(self._units)) is not None:
@@ -419,7 +419,7 @@ def _unit_message(final: Path, unit: Path, doing: str) -> str:
     )
 
 
-def _check_outside(final: Path, manifest: type[Manifest]) -> Path | None:
+def check_outside(final: Path, manifest: type[Manifest]) -> Path | None:
     """Raise if the output lies in another sealed directory, which it would damage.
 
     Return the directory that it is a unit of.

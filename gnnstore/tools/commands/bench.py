@@ -15,6 +15,7 @@ from gnnstore.tools.options import (
     Group,
     Parsed,
     batch_options,
+    cache_option,
     declared,
     parse_share_or_size,
     plot_option,
@@ -136,6 +137,7 @@ Examples:
     memory=Parsed(_parse_limit),
 )
 @plot_option("Plot the times.")
+@cache_option
 @session_options
 def load(session: Session, store: str, **options: Any) -> int:
     """Time, plot, print, and return the exit status."""

@@ -15,6 +15,7 @@ from gnnstore.tools.options import (
     Command,
     Parsed,
     batch_options,
+    cache_option,
     declared,
     parse_share_or_size,
     plot_option,
@@ -94,6 +95,7 @@ def _parse_caches(text: str, name: str) -> tuple[float | int, ...]:
     caches=Parsed(_parse_caches),
 )
 @plot_option("Plot misses and predicted times.")
+@cache_option
 @session_options
 def predict_command(
     session: Session,
@@ -205,6 +207,7 @@ Budgets
   --overwrite  Replace packed epochs once the new ones are complete.
   --resume  Continue an interrupted attempt.
 """)
+@cache_option
 @session_options
 def pack_command(session: Session, store: str, **options: Any) -> None:
     """Estimate, pack, and print a summary."""

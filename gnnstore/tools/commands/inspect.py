@@ -16,7 +16,7 @@ from gnnstore.formats.store.units import find_unit
 from gnnstore.formats.tables import TableManifest
 from gnnstore.tools import describe
 from gnnstore.tools.layout import next_commands, program_of
-from gnnstore.tools.options import Command, declared, plot_option, session_options
+from gnnstore.tools.options import Command, cache_option, declared, plot_option, session_options
 from gnnstore.tools.session import Session
 
 _INSPECT_HELP = """Show the contents of a store and how they will be read.
@@ -49,6 +49,7 @@ Examples:
 """
 )
 @plot_option("Draw degrees or types of the graph, or the rows of packed epochs.")
+@cache_option
 @session_options
 def inspect_command(
     session: Session,

@@ -24,6 +24,7 @@ from gnnstore.tools.options import (
     Command,
     Parsed,
     batch_options,
+    cache_option,
     declared,
     is_batch_option,
     refuse_given,
@@ -169,6 +170,7 @@ Examples:
     split_edges,
 )
 @output_options
+@cache_option
 @session_options
 def split_edges_command(session: Session, **arguments: Any) -> None:
     """Split the edges of a store; users see `_SPLIT_EDGES_HELP`."""
@@ -280,6 +282,7 @@ Examples:
 @batch_options
 @declared("  --spill-dir DIR  Directory for data that is sorted on disk. Default: that of OUT.")
 @output_options
+@cache_option
 @session_options
 def reorder_command(
     session: Session,
@@ -373,6 +376,7 @@ def _parse_partitions(text: str, _: str) -> int | None:
   --overwrite  Replace partitions when the new ones are complete.
   --resume  Continue an interrupted attempt.
 """)
+@cache_option
 @session_options
 def partition_command(session: Session, store: str, **options: Any) -> None:
     """Partition the store and print a summary."""

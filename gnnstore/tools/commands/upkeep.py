@@ -32,7 +32,7 @@ from gnnstore.formats.store.schema import StoreManifest
 from gnnstore.formats.store.store import StoreReader
 from gnnstore.formats.store.units import remove_unit, unit_path
 from gnnstore.tools.layout import Block
-from gnnstore.tools.options import Command, declared, session_options
+from gnnstore.tools.options import Command, cache_option, declared, session_options
 from gnnstore.tools.session import OK, PROBLEM, Session
 from gnnstore.units import format_count
 
@@ -66,6 +66,7 @@ _PROBLEMS = Block("", "{path}[ bytes {first_byte:d}-{end_byte:d}]: {message}", "
 @click.argument("store", type=click.Path())
 @click.option("--level", type=click.Choice(LEVELS), default="checksums", help="How much to check.")
 @declared("  --threads N>=1  Threads that read. Default: all processors.")
+@cache_option
 @session_options
 def verify_command(session: Session, store: str, level: Level, threads: int | None) -> int:
     """Verify, print the report, and return the exit status."""

@@ -1,0 +1,350 @@
+"""A verified copy of a store on a disk of this machine, made once whatever asks for it.
+
+The copy lies at `CACHE_DIR/UUID` and is an ordinary store. A lock on `CACHE_DIR/.UUID.lock` is
+taken before anything is looked at, so that of several processes one copies, and the others wait and
+open what they find. What a killed process left is gone on with: blocks with their checksums stay.
+Where there are no locks, each copies, and who comes last opens what is there.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import socket
+import stat
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gnnstore import _core
+from gnnstore.disk.profile import find_mount
+from gnnstore.errors import (
+    CorruptStoreError,
+    NotFoundError,
+    StoreExistsError,
+    UsageError,
+    storage_errors,
+)
+from gnnstore.formats.arrays.journal import Journal
+from gnnstore.formats.arrays.zarr_metadata import METADATA_FILE
+from gnnstore.formats.base.files import (
+    BLOCK_BYTES,
+    allocated_bytes,
+    require_space,
+    write_new,
+    write_part,
+)
+from gnnstore.formats.container.manifest import Kind
+from gnnstore.formats.container.workdir import DirectoryTransaction, check_outside
+from gnnstore.formats.store.units import find_units, make_units_directory, unit_path
+from gnnstore.progress import NullProgress, Phase, Progress
+from gnnstore.remote.blocks import ListedFile, Listing, Piece, in_threads, pieces_of
+from gnnstore.remote.objects import ObjectFiles, files_at, is_elsewhere
+
+_IN_MEMORY = ("tmpfs", "ramfs")
+_OTHER_DIRECTORY = "give another cache_dir="
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where a store was copied from, and to: what it is opened again by."""
+
+    place: str  # a URL or an absolute path
+    cache_dir: str | None  # None: the default of the machine
+
+
+def origin_of(place: Any, cache_dir: str | os.PathLike[str] | None) -> Origin | None:
+    """Return what a store is opened again by; None for a store of obstore, which has secrets."""
+    if not isinstance(place, str | os.PathLike):
+        return None
+    text = os.fspath(place)
+    return Origin(
+        text if is_elsewhere(place) else os.path.abspath(text),  # noqa: PTH100
+        None if cache_dir is None else os.path.abspath(cache_dir),  # noqa: PTH100
+    )
+
+
+def default_cache_directory() -> Path:
+    """Return the directory of copies where none is named; on a cluster TMPDIR is node-local."""
+    return Path(tempfile.gettempdir()) / f"gnnstore-{os.getuid()}"
+
+
+def copy_of(uuid: str, cache_dir: str | os.PathLike[str] | None) -> Path | None:
+    """Return the copy of a store on this machine; None if there is none, or not of our own."""
+    directory = default_cache_directory() if cache_dir is None else Path(cache_dir)
+    found = directory / uuid
+    if not (found / METADATA_FILE).exists():
+        return None
+    _check_owner(directory, found, is_default=cache_dir is None)
+    return found
+
+
+def stage(
+    place: Any,
+    cache_dir: str | os.PathLike[str] | None = None,
+    *,
+    kind: Kind | None = None,
+    progress: Progress | None = None,
+) -> Path:
+    """Return the verified copy of a store in a directory on this machine; make it if need be.
+
+    Parameters
+    ----------
+    place : path-like, str, or store of obstore
+        The store: a path, a URL, or a store whose prefix is the store's directory.
+    cache_dir : path-like, optional
+        The directory of copies, which is made if there is none.
+    """
+    listing = Listing(files_at(place), kind)
+    directory = _prepared(cache_dir, listing)
+    return make_copy(listing, directory / listing.uuid, directory, progress or NullProgress())
+
+
+def stage_unit(
+    origin: Origin, kind: Kind, store: Path, name: str | os.PathLike[str] | None, progress: Progress
+) -> None:
+    """Copy a unit of a store, such as packed epochs, into the store's copy, if it is not there.
+
+    What is not where the store came from either is left to whoever looks for it.
+    """
+    if name is None:
+        name = None if find_units(kind, store) else _only_unit(origin, kind)
+    text = os.fspath(name or "")
+    if not text or "/" in text:  # a path has been given
+        return
+    final = unit_path(kind, store, text)
+    if (final / METADATA_FILE).exists():
+        return
+    try:
+        listing = Listing(files_at(f"{origin.place}/{kind.directory}/{text}"), kind)
+    except NotFoundError:
+        return
+    make_units_directory(kind, store)
+    make_copy(listing, final, store.parent, progress)
+
+
+def _only_unit(origin: Origin, kind: Kind) -> str | None:
+    """Return the name of the unit of a kind that a store has; None if there is none."""
+    files = files_at(origin.place)
+    if isinstance(files, ObjectFiles):
+        names = files.names_below(kind.directory)
+    else:
+        names = [path.name for path in find_units(kind, Path(files.label))]
+    if len(names) > 1:
+        raise UsageError(
+            f"{files.label} has several {kind.directory}; give the name of one: "
+            f"{', '.join(map(repr, sorted(names)))}",
+            path=files.label,
+        )
+    return names[0] if names else None
+
+
+def make_copy(listing: Listing, final: Path, directory: Path, progress: Progress) -> Path:
+    """Return a copy of its own name; the one that is there, or a new one."""
+    lock = directory / f".{final.relative_to(directory).as_posix().replace('/', '.')}.lock"
+    with _alone(lock, final, progress):
+        if not os.path.lexists(final):
+            with suppress(StoreExistsError):  # without locks: another was faster
+                copy_in(listing, final, progress)
+    _check_owner(directory, final, is_default=directory == default_cache_directory())
+    _check_same(listing, final)
+    return final
+
+
+def copy_in(listing: Listing, final: Path, progress: Progress, *, overwrite: bool = False) -> int:
+    """Copy a directory to a path, going on with an interrupted attempt; return the bytes read."""
+    transaction = DirectoryTransaction(
+        final, listing.kind.manifest, overwrite, progress.note, _is_of_copying
+    )
+    target, num_bytes = transaction.path, 0
+    try:
+        room = listing.total_bytes - allocated_bytes(target) * transaction.adopted
+        require_space(
+            final.parent,
+            room,
+            f"copy {listing.files.label}",
+            _OTHER_DIRECTORY,
+            "read it where it is: packed epochs from the bucket, or a path without cache_dir=",
+        )
+        _remove_others(listing, target)
+        pieces = _missing_pieces(listing, target)
+        num_bytes = sum(piece.num_bytes for piece in pieces)
+        with progress.phase(f"copy {listing.files.label}", num_bytes, "bytes") as phase:
+            _copy_pieces(listing, target, pieces, phase)
+        write_new(target / METADATA_FILE, listing.root)
+        listing.kind.open(target)
+        transaction.commit()
+    except StoreExistsError:
+        transaction.abort()
+        raise
+    except BaseException:
+        transaction.keep() if any(target.iterdir()) else transaction.abort()
+        raise
+    return num_bytes
+
+
+def _is_of_copying(path: Path) -> bool:
+    """Whether a directory was left by a copy, and not by a writer of a store."""
+    return Journal.read(path) is None
+
+
+def _remove_others(listing: Listing, target: Path) -> None:
+    """Remove what an earlier attempt left that is not a file of the directory."""
+    listed = {entry.path for entry in listing.entries}
+    for root, directories, names in os.walk(target):
+        for name in (*directories, *names):
+            path = Path(root) / name
+            status = path.lstat()
+            if stat.S_ISDIR(status.st_mode):
+                continue
+            if (
+                not stat.S_ISREG(status.st_mode)
+                or path.relative_to(target).as_posix() not in listed
+            ):
+                path.unlink()
+
+
+def _missing_pieces(listing: Listing, target: Path) -> list[Piece]:
+    """Make every file with its size; return the pieces whose blocks are not there yet."""
+    pieces: list[Piece] = []
+    threads = min(8, len(os.sched_getaffinity(0)))
+    for file in listing.listed:
+        path, size = target / file.entry.path, file.entry.size_bytes
+        wanted = None
+        with storage_errors("create a file", path):
+            if path.exists():
+                with path.open("r+b") as found:
+                    found.truncate(size)
+                crcs = _core.crc32c_file(str(path), BLOCK_BYTES, threads)
+                wanted = crcs != file.crcs if size else np.empty(0, np.bool_)
+            else:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                with path.open("xb") as made:
+                    made.truncate(size)
+        pieces += pieces_of(file, wanted)
+    return pieces
+
+
+def _copy_pieces(listing: Listing, target: Path, pieces: list[Piece], phase: Phase) -> None:
+    """Read pieces, and write each where it belongs; then make the files durable."""
+
+    def copy(piece: Piece) -> None:
+        data = listing.read(piece)
+        path = target / piece.file.entry.path
+        with storage_errors("write", path):
+            file = os.open(path, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+            try:
+                write_part(file, data.data, piece.offset)
+            finally:
+                os.close(file)
+        phase.advance(piece.num_bytes)
+
+    def synchronise(file: ListedFile) -> None:
+        path = target / file.entry.path
+        with storage_errors("synchronise", path):
+            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+
+    in_threads(listing.files, pieces, copy)
+    in_threads(listing.files, listing.listed, synchronise)
+
+
+def _check_same(listing: Listing, final: Path) -> None:
+    """Refuse a copy that is not of the directory whose manifest was read."""
+    try:
+        found = (final / METADATA_FILE).read_bytes()
+        listing.kind.open(final)
+    except (CorruptStoreError, OSError) as error:
+        raise CorruptStoreError(
+            f"{final}: the copy of {listing.files.label} is damaged: {error}; remove the "
+            "directory, and open the store again",
+            path=final,
+        ) from error
+    if found != listing.root:
+        raise CorruptStoreError(
+            f"{final}: is not the store at {listing.files.label}, although both have the identity "
+            f"{listing.uuid}; remove the directory if it is not needed, or {_OTHER_DIRECTORY}",
+            path=final,
+        )
+
+
+def _prepared(cache_dir: str | os.PathLike[str] | None, listing: Listing) -> Path:
+    """Return the directory of copies, made and looked at."""
+    is_default = cache_dir is None
+    named = default_cache_directory() if cache_dir is None else cache_dir
+    directory = Path(os.path.abspath(named))  # noqa: PTH100 - links are shown as they are
+    check_outside(directory / listing.uuid, listing.kind.manifest)
+    kind = find_mount(directory).kind
+    if kind in _IN_MEMORY:
+        raise UsageError(
+            f"{directory}: is on {kind}, which is memory, so that a copy there would take the "
+            f"memory that training needs; {_OTHER_DIRECTORY} on a disk",
+            path=directory,
+        )
+    with storage_errors(f"make the directory of copies ({_OTHER_DIRECTORY})", directory):
+        if is_default:
+            directory.mkdir(0o700, exist_ok=True)
+            _check_private(directory)
+        else:
+            directory.mkdir(parents=True, exist_ok=True)
+    return directory
+
+
+def _check_private(directory: Path) -> None:
+    """Refuse a default directory that somebody else could have filled."""
+    status = directory.lstat()
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o022:
+        raise UsageError(
+            f"{directory}: is not a directory that only you can write to (owner "
+            f"{status.st_uid}, mode {stat.S_IMODE(status.st_mode):03o}); {_OTHER_DIRECTORY}, or "
+            "remove it",
+            path=directory,
+        )
+
+
+def _check_owner(directory: Path, final: Path, *, is_default: bool) -> None:
+    """Refuse a copy that another user made in a directory that many can write to."""
+    if is_default:
+        _check_private(directory)
+    owner = final.lstat().st_uid
+    if owner not in {0, os.getuid(), directory.stat().st_uid}:
+        raise UsageError(
+            f"{final}: was made by another user ({owner}), who may have changed it; "
+            f"{_OTHER_DIRECTORY}",
+            path=final,
+        )
+
+
+@contextmanager
+def _alone(path: Path, final: Path, progress: Progress) -> Iterator[None]:
+    """Hold a lock; wait for the process that has it."""
+    try:
+        lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
+    except OSError as error:
+        if os.path.lexists(final):  # in a directory that cannot be written to
+            yield
+            return
+        with storage_errors(f"make a copy ({_OTHER_DIRECTORY})", path.parent):
+            raise error
+    try:
+        with suppress(OSError):  # without locks no process waits for another
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                holder = os.pread(lock, 200, 0).decode(errors="replace") or "another process"
+                progress.note(f"{final}: waiting for {holder}, which makes this copy")
+                fcntl.flock(lock, fcntl.LOCK_EX)
+        with suppress(OSError):  # for messages only
+            os.ftruncate(lock, 0)
+            os.pwrite(lock, f"process {os.getpid()} on {socket.gethostname()}".encode(), 0)
+        yield
+    finally:
+        os.close(lock)
