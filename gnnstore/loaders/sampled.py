@@ -10,6 +10,7 @@ import logging
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
+from enum import Enum
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,7 @@ from gnnstore.formats.store.schema import EdgeType, Schema
 from gnnstore.graph.store import GraphStore
 from gnnstore.loaders.assemble import Assembler, Parts
 from gnnstore.loaders.base import BatchLoader
-from gnnstore.loaders.options import LoaderOptions
+from gnnstore.loaders.options import LoaderOptions, fanouts_of
 from gnnstore.loaders.packed_loader import open_packed_sources
 from gnnstore.loaders.pinning import can_pin
 from gnnstore.partitions.policy import ResidentTable, Slots
@@ -48,21 +49,52 @@ from gnnstore.strategies.builtin import open_sources
 from gnnstore.strategies.loader_spec import LoaderSpec
 
 
+def _option(name: str) -> Any:
+    """Return a property of a sampler that is an option of sampling, under PyG's name."""
+
+    def change(sampler: StoreSampler, value: Any) -> None:
+        sampler.change(name, value)
+
+    return property(lambda sampler: getattr(sampler.sampler.config, name), change)
+
+
 class StoreSampler(BaseSampler):  # type: ignore[misc]
     """Samples neighbourhoods in a store, for `NodeLoader` and `LinkLoader` of PyG.
 
     Every call draws anew; in a worker process, torch's seed of that worker takes the place of the
-    epoch.
+    epoch. PyG's Lightning modules look for options in the signature, and set them on a copy.
     """
 
     def __init__(
-        self, sampler: NeighborSampler, schema: Schema, edge_ids: Mapping[EdgeType, RowSource]
+        self,
+        drawing: NeighborSampler,
+        schema: Schema,
+        edge_ids: Mapping[EdgeType, RowSource],
+        *,
+        num_neighbors: Any = None,
+        replace: bool | None = None,
+        subgraph_type: Any = None,
+        disjoint: bool | None = None,
+        temporal_strategy: str | None = None,
     ) -> None:
         super().__init__()
-        self.sampler = sampler
+        self.sampler = drawing
         self._schema = schema
         self._edge_ids = edge_ids
         self._numbers = itertools.count()
+        given = {
+            "num_neighbors": num_neighbors,
+            "replace": replace,
+            "subgraph_type": subgraph_type,
+            "disjoint": disjoint,
+            "temporal_strategy": temporal_strategy,
+        }
+        for name, value in given.items():
+            if value is not None:
+                setattr(self, name, value)
+
+    replace, disjoint = _option("replace"), _option("disjoint")
+    subgraph_type, temporal_strategy = _option("subgraph_type"), _option("temporal_strategy")
 
     @property
     def num_neighbors(self) -> Any:
@@ -71,6 +103,18 @@ class StoreSampler(BaseSampler):  # type: ignore[misc]
         if isinstance(fanouts, Mapping):
             return {edge_type: list(own) for edge_type, own in fanouts.items()}
         return list(fanouts)
+
+    @num_neighbors.setter
+    def num_neighbors(self, value: Any) -> None:
+        self.change("fanouts", fanouts_of(value, self._schema))
+
+    def change(self, name: str, value: Any) -> None:
+        """Sample with another value of an option from now on."""
+        config = self.sampler.config
+        if name == "temporal_strategy" and config.time_attr is None:
+            return  # as in PyG
+        value = value.value if isinstance(value, Enum) else value
+        self.sampler = self.sampler.with_config(replace(config, **{name: value}))
 
     def sample_from_nodes(
         self, index: NodeSamplerInput, **_: Any

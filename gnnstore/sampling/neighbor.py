@@ -12,6 +12,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from copy import copy
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal, NamedTuple, Self, TypeAlias, TypeVar, get_args
 
@@ -326,16 +327,25 @@ class NeighborSampler:
                 f"the node ids of {types.label} ({most} nodes of a type) do not fit in int32; use "
                 "index_dtype='int64'"
             )
-        if len(types.edges) > 1 and config.num_hops > MAX_HOPS:
+        self.types = types
+        self.num_nodes = sum(types.num_nodes.values())
+        self.index_dtype: IndexDtype = index_dtype
+        self._follow(config)
+
+    def _follow(self, config: SamplingConfig) -> None:
+        if len(self.types.edges) > 1 and config.num_hops > MAX_HOPS:
             raise UsageError(
                 f"graphs of several edge types are sampled in {MAX_HOPS} hops at most; got "
                 f"{config.num_hops} fan-outs"
             )
-        self.types = types
         self.config = config
-        self.num_nodes = sum(types.num_nodes.values())
-        self.index_dtype: IndexDtype = index_dtype
-        self.graph = types.kernel(config.fanouts_of, on_disk=self.samples_together)
+        self.graph = self.types.kernel(config.fanouts_of, on_disk=self.samples_together)
+
+    def with_config(self, config: SamplingConfig) -> Self:
+        """Return a sampler of the same graph, times and weights with other options."""
+        changed = copy(self)
+        changed._follow(config)
+        return changed
 
     def sample(self, seeds: Any, *, epoch: int, batch: int, **options: Any) -> Sample:
         """Sample the subgraph of some seed nodes; options are those of `BatchRequest`."""

@@ -16,7 +16,7 @@ from torch_geometric.data import Data
 from torch_geometric.data.lightning import LightningNodeData
 from torch_geometric.loader import ImbalancedSampler, NodeLoader
 from torch_geometric.nn import GATConv, GCNConv, SAGEConv
-from torch_geometric.utils import to_undirected
+from torch_geometric.utils import k_hop_subgraph, to_undirected
 
 import gnnstore
 from gnnstore.converters import from_pyg
@@ -125,6 +125,32 @@ def test_what_torch_and_pyg_do_with_it(store: Any, data: Data) -> None:
     )
     (batch,) = module.val_dataloader()
     assert torch.equal(batch.input_id, data.val_mask.nonzero().view(-1))
+
+
+@pytest.mark.parametrize("topology", ["memory", "disk"])
+def test_lightning_samples_otherwise_for_evaluation(store: Any, data: Data, topology: str) -> None:
+    loader = gnnstore.NeighborLoader(store, [1, 1], seed=0, strategy="direct", topology=topology)
+    sampler, own = loader.node_sampler, {"num_neighbors": [-1], "replace": False}
+    module = LightningNodeData(
+        (store, store),
+        input_train_nodes=store.train_mask,
+        input_val_nodes=store.val_mask,
+        loader="custom",
+        node_sampler=sampler,
+        batch_size=N,
+        pin_memory=False,
+        eval_loader_kwargs={**own, "subgraph_type": "induced", "batch_size": 3},
+    )
+    for batch in module.val_dataloader():
+        nodes, *_ = k_hop_subgraph(batch.n_id[: batch.batch_size], 1, data.edge_index)
+        assert set(batch.n_id.tolist()) == set(nodes.tolist())
+        assert batch.num_edges == torch.isin(data.edge_index, nodes).all(0).sum()
+    assert module.eval_graph_sampler.num_neighbors == [-1]
+    (batch,) = module.train_dataloader()
+    assert len(batch.num_sampled_edges) == len(sampler.num_neighbors) == 2
+    assert type(sampler)(sampler.sampler, store.schema, {}, num_neighbors=[2]).num_neighbors == [2]
+    with pytest.raises(UsageError, match="num_neighbors='two' is not a list of fan-outs"):
+        sampler.num_neighbors = "two"
 
 
 def test_attributes_of_edges_by_id(store: Any, data: Data, monkeypatch: pytest.MonkeyPatch) -> None:
