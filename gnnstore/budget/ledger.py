@@ -84,8 +84,8 @@ class Ledger:
     # Bytes by which a limit that is too small must grow at least: more than are missing where a
     # part of the increase would go elsewhere.
     raise_by: int = 0
-    # Bytes of the limit that are lent, to find what the checks after a refused one need.
-    lent: int = 0
+    # Part of the limit that a trial adds, to find what the checks after a refused one need.
+    trial_bytes: int = 0
 
     @cached_property
     def _phases(self) -> list[Reservation]:
@@ -161,8 +161,8 @@ class Ledger:
         error: Callable[[str], E] = BudgetError,  # type: ignore[assignment]
     ) -> E:
         """Return the error that says why some sizes do not fit, and what to do."""
-        missing = max(-self.left(sizes), self.raise_by) + self.lent
-        has = self.limit - self.lent
+        missing = max(-self.left(sizes), self.raise_by) + self.trial_bytes
+        has = self.limit - self.trial_bytes
         more = [f"raise {self.option} by at least {format_at_least(missing)}"] * bool(self.option)
         some = f"free at least {format_at_least(missing)}, or take a larger machine"
         *first, last = (*more, *remedies) or (some,)

@@ -66,7 +66,7 @@ class PackedRows(RowSource):
         """Fill `out` with the rows of the batch; cached ones are copied when others are read."""
         if request.slots is None:
             return self.read_rows(request.ids, out)
-        part = RowRange(request.place, len(request.slots))
+        part = RowRange(request.row_offset, len(request.slots))
         return self._read_missed(part, out) + request.copy_cached(out)
 
 

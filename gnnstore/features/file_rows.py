@@ -50,9 +50,9 @@ class FileRows(RowSource):
         return self.engine.name
 
     @cached_property
-    def place(self) -> dict[str, int]:
+    def kernel_layout(self) -> dict[str, int]:
         """The kernels' arguments for the place of rows, and for how reads are merged."""
-        return {**self.array.place, "gap_bytes": self.engine.tuning.gap_bytes}
+        return {**self.array.kernel_layout, "gap_bytes": self.engine.tuning.gap_bytes}
 
     def read_rows(self, ids: npt.NDArray[Any], out: npt.NDArray[Any]) -> ReadCounts:
         """Read the rows of `ids` (int32 or int64 [n]) into `out`."""
@@ -67,7 +67,7 @@ class FileRows(RowSource):
                 self.files,
                 request.ids,
                 out.reshape(-1).view(np.uint8),
-                **self.place,
+                **self.kernel_layout,
                 cache=request.cache,
                 slots=request.slots,
             )

@@ -45,4 +45,4 @@ class MappedRows(RowSource):
         Several threads share one call, so that their page faults overlap.
         """
         num_threads = max(1, min(MAX_FAULT_THREADS, ids.size // MIN_ROWS_PER_FAULT_THREAD))
-        return copy_rows(self.body, ids, out, **self.array.place, num_threads=num_threads)
+        return copy_rows(self.body, ids, out, **self.array.kernel_layout, num_threads=num_threads)

@@ -60,7 +60,7 @@ class PackingBuffers:
 
     def window_bytes(self, table: FileRows) -> int:
         """Return the size of a window of a table."""
-        least = _core.min_pack_window_bytes(table.files, **table.place)
+        least = _core.min_pack_window_bytes(table.files, **table.kernel_layout)
         unit = CHUNK_ALIGNMENT_BYTES
         return -(-(least + self.extra_window_bytes) // unit) * unit
 
@@ -215,7 +215,7 @@ def _write_chunks(
     )
     options: dict[str, Any] = {
         "engine": table.engine_name,
-        **table.place,
+        **table.kernel_layout,
         "num_windows": buffers.num_windows,
         "window_bytes": buffers.window_bytes(table),
         "buffer_bytes": buffers.buffer_bytes,

@@ -45,7 +45,7 @@ class PlanStep:
     change_positions: npt.NDArray[np.int32]
     # int32 [c]: the slots of these rows.
     change_slots: npt.NDArray[np.int32]
-    place: int = 0  # of a type's part: the place of its first row in the batch
+    row_offset: int = 0  # of a type's part: the place of its first row in the batch
 
     def of_type(self, places: slice, nodes: npt.NDArray[Any]) -> PlanStep:
         """Return the part of a type, by its node ids."""
@@ -308,7 +308,7 @@ class SlotCache:
                 out[path] = empty((part.ids.size, *spec.shape), spec.dtype)
                 cached = self._slots[path] if has_turn else None
                 source = table if missed is None else missed[path]
-                request = RowRequest(part.ids, part.slots, cached, part.place)
+                request = RowRequest(part.ids, part.slots, cached, part.row_offset)
                 counts[path] = source.read_into(request, out[path])
             if not has_turn:
                 if not turns.wait(number):

@@ -72,7 +72,7 @@ class RowRequest(NamedTuple):
     slots: npt.NDArray[np.int32] | None = None
     # uint8 [num_slots, row_bytes], optional: the rows of a tier above, by slot.
     cache: npt.NDArray[np.uint8] | None = None
-    place: int = 0  # of the first id in its batch, for rows packed by batch
+    row_offset: int = 0  # of the first id in its batch, for rows packed by batch
 
     def copy_cached(self, out: npt.NDArray[Any]) -> ReadCounts:
         """Copy the cached rows to their places in `out`, with a few threads."""

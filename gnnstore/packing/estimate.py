@@ -11,7 +11,7 @@ import numpy as np
 from gnnstore.budget.ledger import Ledger, Reservation
 from gnnstore.caching.segments import Recurrences, search_segment
 from gnnstore.features.tables import CachedTables
-from gnnstore.strategies.superbatch_costs import epoch_bytes, mean_row_bytes
+from gnnstore.strategies.superbatch_memory import epoch_bytes, mean_row_bytes
 from gnnstore.units import format_duration, format_size
 
 if TYPE_CHECKING:

@@ -29,7 +29,7 @@ from gnnstore.strategies.builtin import PACKED, open_sources
 from gnnstore.strategies.loader_spec import LoaderSpec
 from gnnstore.strategies.lookahead import make_job, policy_of
 from gnnstore.strategies.sampled_epoch import row_degrees, sample_workload
-from gnnstore.strategies.superbatch_costs import MissModel, size_packing
+from gnnstore.strategies.superbatch_memory import MissModel, size_packing
 
 if TYPE_CHECKING:
     from gnnstore.caching.policies import Planner

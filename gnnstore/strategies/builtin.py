@@ -25,7 +25,7 @@ from gnnstore.strategies.loader_spec import LoaderSpec, first_that_fits, place_f
 from gnnstore.strategies.lookahead import LookaheadStrategy
 from gnnstore.strategies.options import CacheSettings, PlannedSettings, StrategyTraits
 from gnnstore.strategies.placement import ASKED_FOR, Placement, check_two_batches, has_two_batches
-from gnnstore.strategies.prediction import EpochCosts, Machine, Prediction, Resources
+from gnnstore.strategies.prediction import EpochCosts, HardwareRates, Prediction, Resources
 from gnnstore.strategies.sampled_epoch import SampledEpoch
 from gnnstore.strategies.static import StaticStrategy
 from gnnstore.strategies.workload import PAGE_BYTES, ReadTotals, Workload
@@ -57,7 +57,7 @@ class InMemoryStrategy(Strategy):
         return self.predict_with(epoch.workload, epoch.machine, resources)
 
     def predict_with(
-        self, workload: Workload, machine: Machine, resources: Resources
+        self, workload: Workload, machine: HardwareRates, resources: Resources
     ) -> Prediction:
         """Predict an epoch with some resources."""
         reads, reading = ReadTotals(), 0.0

@@ -244,7 +244,7 @@ def first_that_fits(
         if not refusal.missing_bytes:
             break
         try:
-            divide(placed(lent_bytes=refusal.missing_bytes))
+            divide(placed(trial_bytes=refusal.missing_bytes))
             break
         except DiskBudgetError:
             break
@@ -256,7 +256,7 @@ def first_that_fits(
 def _placers(
     loader: LoaderSpec, strategy: StrategyTraits, *, staging: bool = True, **reasons: Any
 ) -> Iterator[Callable[..., Placement]]:
-    """Yield functions that place a store's parts, perhaps with bytes lent, the roomiest first."""
+    """Yield functions that place a store's parts, perhaps with more bytes on trial."""
     options, shared = loader.options, shared_tables(loader.store)
     placed = partial(
         place,

@@ -32,14 +32,14 @@ from gnnstore.strategies.placement import Placement
 from gnnstore.strategies.prediction import (
     EPOCHS,
     EpochCosts,
-    Machine,
+    HardwareRates,
     Prediction,
     Resources,
 )
 from gnnstore.strategies.sampled_epoch import SampledEpoch, out_degrees, sample_workload
-from gnnstore.strategies.solve import LookaheadFacts, solve
+from gnnstore.strategies.solve import SizingInputs, solve
 from gnnstore.strategies.static import CacheMaker
-from gnnstore.strategies.superbatch_costs import (
+from gnnstore.strategies.superbatch_memory import (
     MissModel,
     epoch_bytes,
     mean_row_bytes,
@@ -137,7 +137,7 @@ class LookaheadStrategy(Strategy):
 
     def _before(
         self,
-        facts: LookaheadFacts,
+        facts: SizingInputs,
         placement: Placement,
         loader: LoaderSpec,
         tables: CachedTables,
@@ -170,7 +170,7 @@ class LookaheadStrategy(Strategy):
         return size, rows + records
 
     def predict_with(
-        self, workload: Workload, machine: Machine, resources: Resources
+        self, workload: Workload, machine: HardwareRates, resources: Resources
     ) -> Prediction:
         """Predict an epoch with some resources."""
         if resources.num_threads:
@@ -194,14 +194,14 @@ def _facts(  # noqa: PLR0917 - of one loader
     seen: Presampled,
     misses: MissModel | None,
     pools: SlotPools | None,
-) -> LookaheadFacts:
+) -> SizingInputs:
     """Return what the budget of a loader is divided by."""
     presampler = loader.presampler
     edges, disk_bytes = loader.edges_read_ahead(placement), loader.disk_bytes()
     read_ahead = {spec.path for of_type in (tables.specs, *edges.values()) for spec in of_type}
     epoch_batches, num_seeds = presampler.epoch_batches, len(presampler.seeds)
     order_bytes = -(-_ORDER_BYTES * num_seeds // max(1, epoch_batches))
-    return LookaheadFacts(
+    return SizingInputs(
         placement=placement.read_by(engine),
         seen=seen,
         misses=misses,

@@ -115,7 +115,7 @@ class Placement:
     @property
     def is_trial(self) -> bool:
         """Whether it only serves to find the memory that is needed: nothing is to be loaded."""
-        return self.ledger.lent > 0
+        return self.ledger.trial_bytes > 0
 
     @property
     def budget_bytes(self) -> int:
@@ -204,7 +204,7 @@ def place(
     seeds_bytes: int = 0,
     cached_bytes: int = 0,
     taken_bytes: int = 0,
-    lent_bytes: int = 0,
+    trial_bytes: int = 0,
     is_frugal: bool = False,
     holds_ids: bool = True,
     reads_edges_ahead: bool = False,
@@ -218,7 +218,7 @@ def place(
     check_choice("topology", topology, TOPOLOGIES)
     if not isinstance(strategy, Mapping):
         _check_topology(strategy, topology)
-    limit, source = budget.num_bytes + lent_bytes, budget.source
+    limit, source = budget.num_bytes + trial_bytes, budget.source
     if not budget.is_measured:
         cached_bytes = 0  # free memory is without the caches of other loaders; a budget is not
         limit -= taken_bytes
@@ -256,9 +256,9 @@ def place(
     reads = has_rows or _place_topology(topology, mode, sizes, usable - base) == "disk"
     staging = staging_bytes(limit) if mode == "disk" and reads else 0
     where = _place_topology(topology, mode, sizes, usable - base - staging)
-    memory = Ledger(limit, (), f"strategy {strategy.choice!r}", source, lent=lent_bytes).add(
-        *_required(sizes, mode, where), Reservation("seeds and their order", seeds_bytes)
-    )
+    memory = Ledger(
+        limit, (), f"strategy {strategy.choice!r}", source, trial_bytes=trial_bytes
+    ).add(*_required(sizes, mode, where), Reservation("seeds and their order", seeds_bytes))
 
     def left_bytes() -> int:
         """Return the bytes left for parts that need not be in memory."""

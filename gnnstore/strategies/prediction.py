@@ -28,7 +28,7 @@ _BATCH_SECONDS = 1e-3
 
 
 @dataclass(frozen=True)
-class Machine:
+class HardwareRates:
     """Hardware rates that predictions use."""
 
     disk: DeviceProfile  # of the file system that holds the store
@@ -143,7 +143,7 @@ class EpochCosts:
     """The seconds of the parts of an epoch that do not depend on the strategy."""
 
     workload: Workload
-    machine: Machine
+    machine: HardwareRates
 
     @property
     def sampling(self) -> float:

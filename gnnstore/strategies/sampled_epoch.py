@@ -21,7 +21,7 @@ from gnnstore.graph.topology import Topology
 from gnnstore.pipeline.lookahead.presample import ENOUGH_VISITS, Presampled, Presampler
 from gnnstore.progress import Progress
 from gnnstore.strategies.loader_spec import LoaderSpec, pass_size
-from gnnstore.strategies.prediction import EdgePass, Machine
+from gnnstore.strategies.prediction import EdgePass, HardwareRates
 from gnnstore.strategies.workload import SampledTrace, SpatialSampling, TableReads, Workload
 from gnnstore.threads import for_each
 
@@ -53,7 +53,7 @@ class SampledEpoch:
     topology: Topology  # the topology that batches were sampled from
     seen: Presampled  # the largest of some batches
     workload: Workload
-    machine: Machine
+    machine: HardwareRates
     spare_bytes: int  # the rest of the memory budget, with other loaders' caches
     # Seconds of sampling a batch from elsewhere than `topology`, if they have been needed.
     timed_sampling: dict[tuple[bool, bool, int], float] = field(default_factory=dict)
@@ -92,7 +92,7 @@ class SampledEpoch:
         release_memory()
         faulting = int(workload.batch_rows) // MIN_ROWS_PER_FAULT_THREAD
         num_faulting = num_threads * max(1, min(MAX_FAULT_THREADS, faulting))
-        machine = Machine(disk, rate, num_threads, num_cores, num_faulting)
+        machine = HardwareRates(disk, rate, num_threads, num_cores, num_faulting)
         return cls(presampler, engine, tables, topology, seen, workload, machine, spare)
 
     def sampled_for(self, loader: LoaderSpec, placement: Placement) -> SampledEpoch:
@@ -193,7 +193,7 @@ def sample_workload(
             ids_bytes=float(seen.largest_ids_bytes),
             kept_bytes=float(seen.largest_kept_bytes),
             seconds_sampling=min(each, seconds),
-            of_uses=trace.of_uses,
+            kept_share=trace.kept_share,
         )
         workload = replace(workload, samples_from_disk=topology.is_read)
     release_memory()

@@ -30,7 +30,7 @@ from gnnstore.pipeline.lookahead.presample import MARGIN, MOST_MARGIN, with_marg
 from gnnstore.pipeline.lookahead.producer import warms_up
 from gnnstore.pipeline.lookahead.superbatch import SuperbatchSize
 from gnnstore.strategies.placement import check_two_batches, prefetch_wish, with_batches
-from gnnstore.strategies.superbatch_costs import SuperbatchCosts
+from gnnstore.strategies.superbatch_memory import SuperbatchMemory
 from gnnstore.strategies.workload import ReadTotals
 from gnnstore.threads import LONG_READ_BYTES
 
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from gnnstore.pipeline.lookahead.presample import Presampled
     from gnnstore.strategies.options import PlannedSettings, StrategyTraits
     from gnnstore.strategies.placement import Placement
-    from gnnstore.strategies.superbatch_costs import MissModel
+    from gnnstore.strategies.superbatch_memory import MissModel
 
 # Epochs that a superbatch may have, if their batches are known. With twice as many the tables are
 # read half as often; but training may stop before it uses all packed rows, so they must cost less
@@ -78,7 +78,7 @@ _SAMPLING, _TOGETHER = "sampling", "sampling batches together"
 
 
 @dataclass(frozen=True, eq=False)
-class LookaheadFacts:
+class SizingInputs:
     """The facts by which the budget of a strategy that plans ahead is divided."""
 
     placement: Placement
@@ -129,7 +129,7 @@ class Solved:
     price: float = 0.0  # bytes that an epoch moves, weighted; infinite where the disk is too small
 
 
-def solve(facts: LookaheadFacts) -> Solved:
+def solve(facts: SizingInputs) -> Solved:
     """Return the cheapest sizes."""
     pools = dict.fromkeys((facts.pools, None))
     found: list[Solved] = []
@@ -138,7 +138,7 @@ def solve(facts: LookaheadFacts) -> Solved:
     for is_thrifty in (False, True) if facts.placement.budget_is_promise else (False,):
         for each in pools:
             try:
-                found.append(_Split(replace(facts, pools=each), is_thrifty).solve())
+                found.append(Sizer(replace(facts, pools=each), is_thrifty).solve())
             except BudgetError as error:
                 refusals.append(error)
     if found:
@@ -157,10 +157,10 @@ class _Way:
 
 
 @dataclass(frozen=True, eq=False)
-class _Split:
+class Sizer:
     """A budget that is divided for several threads, or thriftily for one."""
 
-    facts: LookaheadFacts
+    facts: SizingInputs
     is_thrifty: bool = False
 
     def solve(self) -> Solved:
@@ -199,13 +199,13 @@ class _Split:
         return with_margin(largest, min(most, self.facts.seen.margin))
 
     @cached_property
-    def costs(self) -> SuperbatchCosts:
+    def costs(self) -> SuperbatchMemory:
         """The costs of superbatches whose batches miss all of their rows."""
         facts, seen = self.facts, self.facts.seen
         batch_nodes = self._expected(seen.largest_nodes)
         id_bytes = id_dtype(facts.num_rows - 1).itemsize
         packed = PackedBatch(batch_nodes, batch_nodes, batch_nodes, id_bytes)
-        return SuperbatchCosts(
+        return SuperbatchMemory(
             num_rows=facts.num_rows,
             row_bytes=facts.row_bytes,
             batch_nodes=batch_nodes,
@@ -330,7 +330,7 @@ class _Split:
                 refusals.append(error)
         raise min(refusals, key=lambda error: error.missing_bytes or 0)
 
-    def _candidates(self, memory: Ledger) -> Iterator[tuple[SuperbatchCosts, SuperbatchSize]]:
+    def _candidates(self, memory: Ledger) -> Iterator[tuple[SuperbatchMemory, SuperbatchSize]]:
         """Yield sizes, of equal ones the best first: of the longest superbatches."""
         for length in self._lengths:
             for way in self._ways:
@@ -376,7 +376,7 @@ class _Split:
             return []
         return [n for k in _EPOCHS if 1 < (n := k * epoch) <= MAX_PLANNED]
 
-    def _with_pins(self, size: SuperbatchSize) -> SuperbatchCosts | None:
+    def _with_pins(self, size: SuperbatchSize) -> SuperbatchMemory | None:
         """Return costs with pinned rows, if the cache is warmed up and memory is not short."""
         facts, model = self.facts, self.facts.misses
         policy = POLICIES[facts.strategy.policy]
@@ -392,8 +392,8 @@ class _Split:
     # --- the size of a length ----------------------------------------------------------------
 
     def _sized(
-        self, memory: Ledger, costs: SuperbatchCosts, num_batches: int, way: _Way
-    ) -> tuple[SuperbatchCosts, SuperbatchSize]:
+        self, memory: Ledger, costs: SuperbatchMemory, num_batches: int, way: _Way
+    ) -> tuple[SuperbatchMemory, SuperbatchSize]:
         """Return a size, and the costs with the rows that it misses."""
         try:
             size = self._size(memory, costs, num_batches, way)
@@ -405,7 +405,7 @@ class _Split:
             size = self._size(memory, costs, num_batches, way)
         return costs, size
 
-    def _expecting(self, costs: SuperbatchCosts, size: SuperbatchSize) -> SuperbatchCosts:
+    def _expecting(self, costs: SuperbatchMemory, size: SuperbatchSize) -> SuperbatchMemory:
         """Return the costs with the misses to expect of a size."""
         model = self.facts.misses
         if model is None:
@@ -423,7 +423,7 @@ class _Split:
             return 0.0
         return model.misses(size.num_slots, size.num_batches, num_pinned=size.num_pinned)
 
-    def _price(self, costs: SuperbatchCosts, size: SuperbatchSize) -> float:
+    def _price(self, costs: SuperbatchMemory, size: SuperbatchSize) -> float:
         """Return the bytes that an epoch moves, weighted."""
         facts, model = self.facts, self.facts.misses
         missed, spilled = self._misses(size), 2 * facts.epoch_batches * costs.spilled_bytes(size)
@@ -448,7 +448,7 @@ class _Split:
         return (_ONE_THREAD if self.is_thrifty else 1) * (moved + spilled)
 
     def _size(
-        self, memory: Ledger, costs: SuperbatchCosts, num_batches: int, way: _Way
+        self, memory: Ledger, costs: SuperbatchMemory, num_batches: int, way: _Way
     ) -> SuperbatchSize:
         """Return a superbatch of `num_batches` batches, with the cache that fits next to it."""
         facts = self.facts
@@ -484,7 +484,7 @@ class _Split:
             pools=costs.pools,
         )
 
-    def _slots(self, ledger: Ledger, costs: SuperbatchCosts, sizes: dict[str, int]) -> int:
+    def _slots(self, ledger: Ledger, costs: SuperbatchMemory, sizes: dict[str, int]) -> int:
         """Return the number of rows to cache next to pinned ones; 0 if no table is read."""
         given = self.facts.settings.cache_bytes
         if costs.row_bytes == 0:
@@ -499,7 +499,7 @@ class _Split:
         at_once = 1 if size.num_batches == self.facts.epoch_batches else 2
         return 2 * disk.peak() <= at_once * self.facts.disk_bytes
 
-    def _disk(self, costs: SuperbatchCosts, size: SuperbatchSize) -> Ledger:
+    def _disk(self, costs: SuperbatchMemory, size: SuperbatchSize) -> Ledger:
         """Return the disk with the files of superbatches of some size."""
         who = self.facts.placement.ledger.who
         disk = Ledger(self.facts.disk_bytes, (), who, "of disk space", "disk=")

@@ -29,7 +29,7 @@ from gnnstore.strategies.base import OpenStore, Strategy
 from gnnstore.strategies.loader_spec import LoaderSpec
 from gnnstore.strategies.options import CacheSettings
 from gnnstore.strategies.placement import Placement, check_two_batches, prefetch_wish, with_batches
-from gnnstore.strategies.prediction import EpochCosts, Machine, Prediction, Resources
+from gnnstore.strategies.prediction import EpochCosts, HardwareRates, Prediction, Resources
 from gnnstore.strategies.sampled_epoch import SampledEpoch, row_degrees
 from gnnstore.strategies.workload import Workload
 from gnnstore.threads import LONG_READ_BYTES
@@ -225,7 +225,7 @@ class StaticStrategy(Strategy):
         return self.predict_with(work, epoch.machine, resources)
 
     def predict_with(
-        self, workload: Workload, machine: Machine, resources: Resources
+        self, workload: Workload, machine: HardwareRates, resources: Resources
     ) -> Prediction:
         """Predict an epoch with some resources."""
         costs, filling = EpochCosts(workload, machine), 0.0

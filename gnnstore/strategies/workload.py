@@ -167,7 +167,7 @@ class SampledTrace(TraceBuilder):
         self._uses = np.zeros((2, num_batches))  # of each batch: all, and those that are kept
 
     @property
-    def of_uses(self) -> float:
+    def kept_share(self) -> float:
         """The kept uses of rows as a share of all."""
         total, kept = self._uses.sum(1)
         return float(kept / total) if kept else self._spatial.share
@@ -266,12 +266,12 @@ class Workload:
         ids_bytes: float,
         kept_bytes: float,
         seconds_sampling: float,
-        of_uses: float | None = None,
+        kept_share: float | None = None,
     ) -> Self:
         """Return the workload that a sample represents, given the share of all uses in it."""
         share, num_batches = spatial.share, trace.num_batches
         # A few rows that most batches need are among the kept ones, or are not.
-        of_uses = share if of_uses is None else of_uses
+        kept_share = share if kept_share is None else kept_share
         ids, places = np.unique(trace.ids, return_inverse=True)
         dense = Trace(places.astype(np.int32), trace.offsets)
         distances = np.concatenate(list(reuse_distances(dense, len(ids))))
@@ -280,7 +280,7 @@ class Workload:
         uses = np.zeros_like(rows_of)
         # A row of a batch occurs in one batch more than in others.
         uses[:-1] = (rows_of * np.arange(len(rows_of)))[1:] / num_batches
-        sample = _Sample(reads, trace, distances, counts[dense.ids] - 1, of_uses)
+        sample = _Sample(reads, trace, distances, counts[dense.ids] - 1, kept_share)
         return cls(
             num_rows=num_rows,
             row_bytes=reads.row_bytes,
@@ -290,9 +290,9 @@ class Workload:
             ids_bytes=ids_bytes,
             kept_bytes=kept_bytes,
             seconds_sampling=seconds_sampling,
-            rows=ReuseCurve.of(np.bincount(distances, minlength=num_batches), of_uses),
-            pages=_page_curve(trace, of_uses, reads),
-            frequency=ScoreCurve(rows_of / share, uses / of_uses, num_rows),
+            rows=ReuseCurve.of(np.bincount(distances, minlength=num_batches), kept_share),
+            pages=_page_curve(trace, kept_share, reads),
+            frequency=ScoreCurve(rows_of / share, uses / kept_share, num_rows),
             degree=None,
             _sample=sample,
         )
@@ -345,7 +345,7 @@ class Workload:
         lowest = max(least, self.frequency.lowest_score(num_rows))
         others = sample.distances[sample.others < lowest]
         rows = ReuseCurve.of(
-            np.bincount(others, minlength=sample.trace.num_batches), sample.of_uses
+            np.bincount(others, minlength=sample.trace.num_batches), sample.kept_share
         )
         kept = np.arange(len(self.frequency.rows)) < lowest
         frequency = replace(
@@ -402,7 +402,7 @@ class Workload:
         """Return the workload with the curve of a cache by out-degree."""
         sample = self._sample
         capped = np.minimum(degrees[sample.trace.ids], _MAX_DEGREE - 1)
-        uses = _degree_histogram(capped) / (sample.trace.num_batches * sample.of_uses)
+        uses = _degree_histogram(capped) / (sample.trace.num_batches * sample.kept_share)
         curve = ScoreCurve(_degree_histogram(degrees), uses, len(degrees))
         return replace(self, degree=curve, _sample=replace(sample, degrees=capped))
 
@@ -417,7 +417,7 @@ class _Sample:
     distances: npt.NDArray[Any]
     # In the order of the trace's ids: the number of other batches that need each.
     others: npt.NDArray[Any]
-    of_uses: float  # the kept uses of rows as a share of all
+    kept_share: float  # the kept uses of rows as a share of all
     # In the order of the trace's ids: the out-degree of each.
     degrees: npt.NDArray[Any] | None = None
 

@@ -12,7 +12,7 @@ import pytest
 
 import gnnstore
 from gnnstore import NeighborLoader
-from gnnstore.strategies.superbatch_costs import MissModel
+from gnnstore.strategies.superbatch_memory import MissModel
 from gnnstore.testing.graphs import random_graph
 from tests.support.batches import Batches, assert_same_batches, batches_of
 from tests.support.effort import paired

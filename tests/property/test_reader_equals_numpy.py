@@ -66,7 +66,7 @@ def test_every_width(tmp_path: Path, engine: str, row_bytes: int, page_bytes: in
         for ids in wanted:
             out = np.full((len(ids), row_bytes), 7, np.uint8)
             counts = reader(engine, options).gather_rows(
-                files, ids, out.reshape(-1), gap_bytes=gap_bytes, **array.place
+                files, ids, out.reshape(-1), gap_bytes=gap_bytes, **array.kernel_layout
             )
             np.testing.assert_array_equal(out, rows[ids])
             assert counts.rows_read == len(np.unique(ids))
@@ -115,7 +115,7 @@ def test_rows_and_reads(engine: str, data: st.DataObject) -> None:
             ids,
             buffer[1:-1].reshape(-1),
             gap_bytes=gap_bytes,
-            **array.place,
+            **array.kernel_layout,
             **({} if num_slots is None else given_cache),
         )
     missing = ids if num_slots is None else ids[slots < 0]
@@ -218,7 +218,7 @@ def test_an_id_outside_the_table_writes_nothing(
     out = np.full(300, 7, np.uint8)
     with pytest.raises(IndexError, match=rf"{bad}.*position 2"):
         reader(engine, OPTIONS[2]).gather_rows(
-            files_of(array), np.array([0, 299, bad], dtype), out, gap_bytes=0, **array.place
+            files_of(array), np.array([0, 299, bad], dtype), out, gap_bytes=0, **array.kernel_layout
         )
     assert np.all(out == 7)
 
@@ -234,7 +234,7 @@ def test_a_slot_outside_the_cache_writes_nothing(tmp_path: Path, engine: str) ->
             gap_bytes=0,
             cache=np.zeros((5, 100), np.uint8),
             slots=np.array([-1, 5], np.int32),
-            **array.place,
+            **array.kernel_layout,
         )
     assert np.all(out == 7)
 
@@ -261,7 +261,7 @@ ROW = np.zeros((1, 100), np.uint8)
 def test_wrong_arguments(tmp_path: Path, wrong: dict[str, Any], error: type[Exception]) -> None:
     array = write_array(tmp_path / "x", some_rows(300, 100))
     ids, out = np.array([0, 299]), np.full(200, 7, np.uint8)
-    arguments = {"ids": ids, "out": out, "gap_bytes": 0, **array.place, **wrong}
+    arguments = {"ids": ids, "out": out, "gap_bytes": 0, **array.kernel_layout, **wrong}
     with pytest.raises(error):
         reader("pread", OPTIONS[0]).gather_rows(files_of(array), **arguments)
     assert np.all(out == 7)
@@ -296,7 +296,7 @@ def test_many_options_are_combined(tmp_path: Path, engine: str) -> None:
     for options, gap_bytes in product([(1, 1, 4096), (2, 64, 4096), (1000, 2, 4096)], GAPS):
         out = np.empty((900, 513), np.uint8)
         counts = reader(engine, options).gather_rows(
-            files_of(array), ids, out.reshape(-1), gap_bytes=gap_bytes, **array.place
+            files_of(array), ids, out.reshape(-1), gap_bytes=gap_bytes, **array.kernel_layout
         )
         np.testing.assert_array_equal(out, rows[ids])
         assert counts.waits >= 1

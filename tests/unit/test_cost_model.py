@@ -17,8 +17,14 @@ from gnnstore.caching.scores import most_needed, select_nodes
 from gnnstore.disk.profile import tune_reads
 from gnnstore.formats.arrays.pages import PageGeometry, ShardLayout
 from gnnstore.strategies.builtin import auto
-from gnnstore.strategies.prediction import EdgePass, EpochCosts, Machine, Prediction, Resources
-from gnnstore.strategies.superbatch_costs import MissModel
+from gnnstore.strategies.prediction import (
+    EdgePass,
+    EpochCosts,
+    HardwareRates,
+    Prediction,
+    Resources,
+)
+from gnnstore.strategies.superbatch_memory import MissModel
 from gnnstore.strategies.workload import (
     ReadTotals,
     SampledTrace,
@@ -75,7 +81,7 @@ def workload_of(
         ids_bytes=10_000,
         kept_bytes=10_000,
         seconds_sampling=0.01,
-        of_uses=trace.of_uses,
+        kept_share=trace.kept_share,
     )
 
 
@@ -259,7 +265,7 @@ def test_uses_of_the_kept_blocks_count_for_all(batches: list[Any]) -> None:
         for i, batch in enumerate(batches):
             trace.put(i, batch)
         kept = sum(int(spatial.keeps(batch).sum()) for batch in batches)
-        assert trace.of_uses == kept / sum(map(len, batches))
+        assert trace.kept_share == kept / sum(map(len, batches))
         part = workload_of(batches, spatial)
         assert part.batch_rows == pytest.approx(600, rel=1e-9)
         assert part.misses(BELADY, 1000, 120) == pytest.approx(expected, rel=0.1)
@@ -285,7 +291,7 @@ def test_what_packing_scans(batches: list[Any]) -> None:
 
 def machine(
     *, reads_a_second: float = 100_000, bytes_a_second: float = 1e9, **fields: Any
-) -> Machine:
+) -> HardwareRates:
     profile = usual_profile(
         "/",
         engine="io_uring",
@@ -296,11 +302,11 @@ def machine(
             65536: {1: reads_a_second / 20, 128: reads_a_second / 5},
         },
     )
-    return Machine(profile, 1e10, **{"num_threads": 2, "num_cores": 2, **fields})
+    return HardwareRates(profile, 1e10, **{"num_threads": 2, "num_cores": 2, **fields})
 
 
 def predict(
-    strategy: Any, workload: Workload, machine: Machine, resources: Resources
+    strategy: Any, workload: Workload, machine: HardwareRates, resources: Resources
 ) -> Prediction:
     found: Prediction = strategy.predict_with(workload, machine, resources)
     return found

@@ -10,10 +10,10 @@ from gnnstore.features.planned import SlotCache
 from gnnstore.pipeline.lookahead.superbatch import SuperbatchSize
 from gnnstore.strategies.builtin import PACKED
 from gnnstore.strategies.placement import Placement
-from gnnstore.strategies.superbatch_costs import PackSize, SuperbatchCosts, size_packing
+from gnnstore.strategies.superbatch_memory import PackSize, SuperbatchMemory, size_packing
 
 MIB = 1 << 20
-COSTS = SuperbatchCosts(10**6, 400, 10_000, id_bytes=4, kept_bytes=100_000, policy=BELADY)
+COSTS = SuperbatchMemory(10**6, 400, 10_000, id_bytes=4, kept_bytes=100_000, policy=BELADY)
 
 
 _STAGING = Reservation(STAGING, 8 * MIB)

@@ -92,7 +92,7 @@ def test_any_ranges_write_the_same_file(data: st.DataObject) -> None:
         file = _core.SpillFile(directory / "ids")
         order = rng.permutation(len(batches))
         places = {int(i): file.append(batches[i], int(i)) for i in order}
-        place = table.place
+        place = table.kernel_layout
         piece_bytes = data.draw(st.sampled_from([1000, 4096, 10_000, 1 << 30]))
         num_pieces = int((-(-sizes * row_bytes // piece_bytes)).sum())
         crcs = np.full(num_pieces, 5, np.uint32)

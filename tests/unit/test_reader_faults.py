@@ -98,7 +98,7 @@ class Table:
         start = time.monotonic()
         try:
             self.reader.gather_rows(
-                self.files, ids, out.reshape(-1), gap_bytes=0, **self.array.place
+                self.files, ids, out.reshape(-1), gap_bytes=0, **self.array.kernel_layout
             )
         finally:
             assert time.monotonic() - start < LIMIT_SECONDS

@@ -47,7 +47,7 @@ def sparse(
 
 def gather(reader: _core.Reader, array: PagedArray, ids: NDArray[np.int64]) -> NDArray[np.uint8]:
     out = np.full((len(ids), array.geometry.row_bytes), 7, np.uint8)
-    reader.gather_rows(files_of(array), ids, out.reshape(-1), gap_bytes=4096, **array.place)
+    reader.gather_rows(files_of(array), ids, out.reshape(-1), gap_bytes=4096, **array.kernel_layout)
     return out
 
 
@@ -80,7 +80,7 @@ def test_ids_of_32_bits(tmp_path: Path, reader: _core.Reader) -> None:
     array, rows = sparse(tmp_path, 512, 2**31, [2**24 + 1, 2**31 - 1], 2**43)
     ids = np.array([2**31 - 1, 2**24, 2**24 + 1], np.int32)
     out = np.full((3, 512), 7, np.uint8)
-    reader.gather_rows(files_of(array), ids, out.reshape(-1), **array.place)
+    reader.gather_rows(files_of(array), ids, out.reshape(-1), **array.kernel_layout)
     np.testing.assert_array_equal(out[[0, 2]], rows[[1, 0]])
     assert not out[1].any()
 

@@ -28,14 +28,14 @@ from gnnstore.strategies.builtin import BELADY as BELADY_STRATEGY
 from gnnstore.strategies.builtin import PACKED
 from gnnstore.strategies.options import PlannedSettings
 from gnnstore.strategies.placement import Placement
-from gnnstore.strategies.solve import LookaheadFacts, solve
-from gnnstore.strategies.superbatch_costs import Pins, SuperbatchCosts
+from gnnstore.strategies.solve import SizingInputs, solve
+from gnnstore.strategies.superbatch_memory import Pins, SuperbatchMemory
 from gnnstore.strategies.workload import ReadTotals
 from tests.support.effort import choose
 
 MB = 10**6
 NUM_ROWS, EPOCH_ACCESSES = 10**6, 100 * 10_000
-COSTS = SuperbatchCosts(
+COSTS = SuperbatchMemory(
     num_rows=10**6, row_bytes=512, batch_nodes=10_000, id_bytes=4, kept_bytes=60_000, policy=BELADY
 )
 FIXED = Ledger(0, tuple(BELADY.reserve(10_000))).peak({})  # what any plan takes
@@ -79,7 +79,7 @@ def facts(
     model: Misses | None = None,
     is_promise: bool = True,
     **others: Any,
-) -> LookaheadFacts:
+) -> SizingInputs:
     placement = Placement(
         strategy=strategy,
         topology="memory",
@@ -103,7 +103,7 @@ def facts(
         "samples_slowly": False,
         "reads_more": False,
     }
-    return LookaheadFacts(
+    return SizingInputs(
         placement=placement,
         seen=seen,
         settings=PlannedSettings(cache_bytes, superbatch),
@@ -324,7 +324,7 @@ def test_a_choice_stays_within_the_budget(
     assert 0 <= size.num_pinned <= size.num_slots <= NUM_ROWS
 
 
-def packed(costs: SuperbatchCosts, rows: int) -> SuperbatchCosts:
+def packed(costs: SuperbatchMemory, rows: int) -> SuperbatchMemory:
     return replace(costs, packed=PackedBatch(costs.batch_nodes, rows, rows, costs.id_bytes))
 
 
@@ -340,7 +340,7 @@ def test_packing_by_plans_on_disk_takes_nothing_for_each_row() -> None:
     few = packed(replace(COSTS, batch_nodes=500_000), 10_000)
     many = packed(few, 250_000)
 
-    def taken(costs: SuperbatchCosts, batches: int) -> int:
+    def taken(costs: SuperbatchMemory, batches: int) -> int:
         return Ledger(0, tuple(costs.spilled_packing)).peak({PLANNED: batches})
 
     for batches in (100, 1000):

@@ -60,7 +60,7 @@ class PagedArray:
         return self.layout.geometry
 
     @property
-    def place(self) -> dict[str, Any]:
+    def kernel_layout(self) -> dict[str, Any]:
         """The kernels' arguments for the place of rows in the shards' bodies."""
         return {
             "num_rows": self.num_rows,
@@ -147,7 +147,7 @@ class PagedArray:
                     [str(path) for path in self.file_paths],
                     self.body_bytes,
                     dense,
-                    **self.place,
+                    **self.kernel_layout,
                     num_threads=num_threads,
                 )
             except OSError as error:
@@ -185,7 +185,7 @@ class PagedArray:
                 self.map(),
                 wanted,
                 out,
-                **self.place,
+                **self.kernel_layout,
                 num_threads=num_threads,
             )
         except IndexError as error:

@@ -113,7 +113,7 @@ _ON_DISK = 2
 
 
 @dataclass(frozen=True)
-class SuperbatchCosts:
+class SuperbatchMemory:
     """The reservations of superbatches, by the sizes of a batch."""
 
     num_rows: int  # rows of the tables: more slots are of no use
@@ -136,7 +136,7 @@ class SuperbatchCosts:
     pins: Pins | None = None  # the rows that are pinned
     pools: SlotPools | None = None  # of slots of several widths; no rows are pinned then
 
-    def of_length(self, num_batches: int, num_superbatches: int = 1) -> SuperbatchCosts:
+    def of_length(self, num_batches: int, num_superbatches: int = 1) -> SuperbatchMemory:
         """Return the costs of superbatches of `num_batches` batches.
 
         Two superbatches of one epoch each come before them, and the first of these fills the cache:
@@ -256,7 +256,7 @@ class SuperbatchCosts:
 
     def with_misses(
         self, first: float, later: float, accesses: float, kept: float, most: Callable[[int], int]
-    ) -> SuperbatchCosts:
+    ) -> SuperbatchMemory:
         """Return the costs if a run's first epoch, and later ones, miss some of the accessed rows.
 
         At the ends of superbatches the cache holds `kept` rows. `most` returns the number to expect
