@@ -20,7 +20,7 @@ import numpy as np
 
 from benchmarks.harness import directory_of, parser, report, several
 from benchmarks.parts.workloads import BATCH_SIZE, FANOUTS, SEED, WORKLOADS
-from gnnstore.strategies.builtin import STRATEGIES
+from gnnstore.strategies.registry import STRATEGIES
 from gnnstore.tools.bench.harness import ask_process
 from gnnstore.units import format_size, parse_size
 

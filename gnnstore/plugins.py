@@ -39,11 +39,11 @@ from gnnstore.pipeline.batch import Batch, BatchSource, EpochRun, SamplingSource
 from gnnstore.pipeline.order import EpochOrder, Position
 from gnnstore.seeds.base import BatchKey, SeedLabels, Seeds, SeedSource
 from gnnstore.strategies.base import OpenStore, RowCache, Strategy
-from gnnstore.strategies.builtin import STRATEGIES
 from gnnstore.strategies.loader_spec import LoaderSpec
 from gnnstore.strategies.lookahead import LookaheadStrategy
 from gnnstore.strategies.placement import Placement, check_two_batches
 from gnnstore.strategies.prediction import EpochCosts, Prediction, Resources
+from gnnstore.strategies.registry import STRATEGIES
 from gnnstore.strategies.sampled_epoch import SampledEpoch
 from gnnstore.strategies.workload import ReadTotals
 

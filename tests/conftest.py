@@ -23,7 +23,7 @@ from hypothesis import settings
 from gnnstore.disk.engines import ENGINES, ENVIRONMENT_VARIABLE, probe_engines
 from gnnstore.remote import staging
 from gnnstore.strategies import placement
-from gnnstore.strategies.builtin import STRATEGIES
+from gnnstore.strategies.registry import STRATEGIES
 
 if TYPE_CHECKING:
     from tests.support.forks import ForkServer

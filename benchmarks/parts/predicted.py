@@ -19,8 +19,8 @@ from unittest import mock
 
 from gnnstore.features import static
 from gnnstore.strategies import builtin as tables
+from gnnstore.strategies.auto import Chosen, StrategyOptimizer, choices_for, with_candidate
 from gnnstore.strategies.base import Auto
-from gnnstore.strategies.builtin import Chosen, StrategyOptimizer, choices_for, with_candidate
 from gnnstore.strategies.loader_spec import place_for
 from gnnstore.tools.bench.harness import Task
 from gnnstore.tools.bench.worker import Run

@@ -34,9 +34,9 @@ from gnnstore.progress import WaitProgress, is_terminal, open_progress
 from gnnstore.sampling.neighbor import SamplingConfig, TemporalStrategy
 from gnnstore.sampling.sampled_graph import columns_needed
 from gnnstore.strategies.base import Auto
-from gnnstore.strategies.builtin import STRATEGIES, find_strategy
 from gnnstore.strategies.loader_spec import EdgeIds, ReadOptions
 from gnnstore.strategies.options import CacheSettings, PlannedSettings
+from gnnstore.strategies.registry import STRATEGIES, find_strategy
 from gnnstore.units import parse_size
 
 _NOT_PARAMETERS = {"self", "kwargs", "__class__"}

@@ -45,7 +45,7 @@ from gnnstore.pipeline.shuffle import order_bytes
 from gnnstore.pipeline.states import sampling_fingerprint
 from gnnstore.sampling.neighbor import EdgeSample, NeighborSampler, Sample, SamplingConfig
 from gnnstore.seeds.base import ON_DEMAND_EPOCH, SeedSource
-from gnnstore.strategies.builtin import open_sources
+from gnnstore.strategies.auto import open_sources
 from gnnstore.strategies.loader_spec import LoaderSpec
 
 

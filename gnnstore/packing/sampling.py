@@ -25,9 +25,10 @@ from gnnstore.progress import NullProgress
 from gnnstore.sampling.neighbor import SamplingConfig
 from gnnstore.seeds.base import SeedSource
 from gnnstore.seeds.nodes import resolve_input_nodes
-from gnnstore.strategies.builtin import PACKED, open_sources
+from gnnstore.strategies.auto import open_sources
 from gnnstore.strategies.loader_spec import LoaderSpec
 from gnnstore.strategies.lookahead import make_job, policy_of
+from gnnstore.strategies.registry import PACKED
 from gnnstore.strategies.sampled_epoch import row_degrees, sample_workload
 from gnnstore.strategies.superbatch_memory import MissModel, size_packing
 

@@ -25,8 +25,8 @@ from gnnstore.formats.store.store import StoreReader
 from gnnstore.formats.store.units import find_units
 from gnnstore.formats.tables import TableManifest
 from gnnstore.graph.sizes import StoreSizes
-from gnnstore.strategies.builtin import auto
 from gnnstore.strategies.placement import place
+from gnnstore.strategies.registry import auto
 from gnnstore.tools.layout import Block, Document, Layout, block_name
 
 

@@ -23,7 +23,7 @@ from gnnstore.pictures import (
     new_axes,
     save_picture,
 )
-from gnnstore.strategies.builtin import auto
+from gnnstore.strategies.registry import auto
 from gnnstore.tools.layout import block_name
 from gnnstore.units import format_size
 

@@ -21,10 +21,11 @@ from gnnstore.graph.store import open as open_store
 from gnnstore.pictures import draw_into
 from gnnstore.pipeline.lookahead.presample import Presampler
 from gnnstore.pipeline.shuffle import order_bytes
-from gnnstore.strategies.builtin import STATIC, StrategyOptimizer, auto
+from gnnstore.strategies.auto import StrategyOptimizer
 from gnnstore.strategies.loader_spec import LoaderSpec, ReadOptions, place_for
 from gnnstore.strategies.options import PlannedSettings
 from gnnstore.strategies.placement import read_tables
+from gnnstore.strategies.registry import STATIC, auto
 from gnnstore.strategies.workload import ReadTotals, TableReads
 from gnnstore.tools.batches import TracedEpoch, choose_seeds, config_of, sample_epoch
 from gnnstore.tools.layout import Block, Document, Layout, program

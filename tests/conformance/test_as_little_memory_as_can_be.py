@@ -13,7 +13,7 @@ import pytest
 from gnnstore import NeighborLoader
 from gnnstore.converters import ConvertOptions, from_rmat
 from gnnstore.errors import BudgetError
-from gnnstore.strategies.builtin import STRATEGIES
+from gnnstore.strategies.registry import STRATEGIES
 from tests.support.batches import assert_same_batches, batches_of
 from tests.support.effort import choose, paired
 

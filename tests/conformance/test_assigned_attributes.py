@@ -16,7 +16,7 @@ import gnnstore
 from gnnstore.converters import from_pyg
 from gnnstore.converters.stores.partition import partition
 from gnnstore.errors import BudgetError, NotFoundError, UsageError
-from gnnstore.strategies.builtin import STRATEGIES
+from gnnstore.strategies.registry import STRATEGIES
 from tests.support.batches import Batches, assert_same_batches, batches_of
 from tests.support.hetero import WRITES, hetero_store, make_hetero
 from tests.support.packing import pack

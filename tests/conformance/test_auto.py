@@ -26,11 +26,12 @@ from gnnstore.disk.profile import (
 )
 from gnnstore.errors import BudgetError, StorageError, UsageError
 from gnnstore.strategies import builtin as optimizer
+from gnnstore.strategies.auto import choices_for
 from gnnstore.strategies.base import Auto
-from gnnstore.strategies.builtin import STATIC, STRATEGIES, auto, choices_for
 from gnnstore.strategies.loader_spec import LoaderSpec, place_for
 from gnnstore.strategies.lookahead import LookaheadStrategy
 from gnnstore.strategies.prediction import Prediction
+from gnnstore.strategies.registry import STATIC, STRATEGIES, auto
 from tests.support.disks import usual_profile
 from tests.support.stores import write_example_store
 

@@ -21,7 +21,7 @@ from gnnstore.features import static as static_tier
 from gnnstore.pipeline.lookahead.producer import Producer
 from gnnstore.strategies import solve as sizes
 from gnnstore.strategies import static as static_strategy
-from gnnstore.strategies.builtin import STRATEGIES
+from gnnstore.strategies.registry import STRATEGIES
 from gnnstore.testing import assert_resumes
 from tests.support.batches import Batches, assert_same_batches, batches_of
 from tests.support.graphs import N

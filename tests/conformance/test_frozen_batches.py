@@ -19,7 +19,7 @@ from torch_geometric.data import Data
 from gnnstore import NeighborLoader
 from gnnstore.converters import from_pyg
 from gnnstore.strategies.base import Strategy
-from gnnstore.strategies.builtin import PACKED, auto, find_strategy
+from gnnstore.strategies.registry import PACKED, auto, find_strategy
 from tests.support.batches import digests
 from tests.support.loaders import override_sizes
 from tests.support.packing import pack

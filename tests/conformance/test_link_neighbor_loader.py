@@ -25,7 +25,7 @@ from gnnstore.sampling.neighbor import NeighborSampler, SamplingConfig
 from gnnstore.seeds.base import BatchKey
 from gnnstore.seeds.links import Links
 from gnnstore.seeds.negatives import Negatives, cumulative_weights
-from gnnstore.strategies.builtin import STRATEGIES
+from gnnstore.strategies.registry import STRATEGIES
 from gnnstore.testing.graphs import GraphArrays, random_graph
 from tests.support.batches import Batches, assert_same_batches, batches_of
 from tests.support.effort import paired

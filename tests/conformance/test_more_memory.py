@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from gnnstore import BudgetError, NeighborLoader
-from gnnstore.strategies.builtin import STRATEGIES
+from gnnstore.strategies.registry import STRATEGIES
 from gnnstore.testing.graphs import GraphArrays
 from tests.support.effort import choose
 from tests.support.stores import write_two_typed_store

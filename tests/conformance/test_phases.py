@@ -18,7 +18,7 @@ from gnnstore.pipeline.lookahead import superbatch as rolling
 from gnnstore.pipeline.lookahead.producer import Session
 from gnnstore.pipeline.lookahead.superbatch import SuperbatchFiles
 from gnnstore.sampling.neighbor import NeighborSampler
-from gnnstore.strategies.builtin import STRATEGIES
+from gnnstore.strategies.registry import STRATEGIES
 from tests.support.batches import Batches, assert_same_batches, batches_of
 
 pytestmark = pytest.mark.timeout(60)

@@ -30,7 +30,7 @@ from gnnstore.pipeline import batch as pipeline
 from gnnstore.pipeline.lookahead.epochs import LookaheadEpochs
 from gnnstore.pipeline.lookahead.producer import Producer
 from gnnstore.pipeline.lookahead.superbatch import DiskQuota
-from gnnstore.strategies.builtin import STRATEGIES
+from gnnstore.strategies.registry import STRATEGIES
 from gnnstore.testing.graphs import random_graph
 from tests.support.batches import Batches, assert_same_batches, batches_of
 from tests.support.faults import inject

@@ -17,7 +17,7 @@ from gnnstore import NeighborLoader
 from gnnstore.caching.policies import Fixed
 from gnnstore.errors import BudgetError, StorageError, UsageError
 from gnnstore.graph.cache_owner import shared_caches
-from gnnstore.strategies.builtin import STRATEGIES
+from gnnstore.strategies.registry import STRATEGIES
 from tests.support.batches import Batches, assert_same_batches, batches_of
 from tests.support.effort import paired
 from tests.support.faults import inject

@@ -13,7 +13,7 @@ from torch.utils.data import BatchSampler, DataLoader, RandomSampler
 import gnnstore
 from gnnstore import GraphStore, NeighborLoader
 from gnnstore.converters import from_rmat
-from gnnstore.strategies.builtin import STRATEGIES
+from gnnstore.strategies.registry import STRATEGIES
 
 SEEDS = list(range(0, 120, 3))
 BATCHES = [[0, 1], [2, 3], [4], [7, 5, 6], [39]]

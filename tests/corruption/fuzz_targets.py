@@ -28,7 +28,7 @@ import gnnstore
 from gnnstore.converters import partition
 from gnnstore.disk.profile import load_profile
 from gnnstore.errors import GnnstoreError, UsageError
-from gnnstore.strategies.builtin import STRATEGIES
+from gnnstore.strategies.registry import STRATEGIES
 from gnnstore.testing.graphs import random_graph
 from gnnstore.tools.cli import main
 from gnnstore.tools.session import DEFECT

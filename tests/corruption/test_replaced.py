@@ -15,7 +15,7 @@ import gnnstore
 from gnnstore.converters import ConvertOptions, from_numpy
 from gnnstore.converters.stores.partition import partition
 from gnnstore.errors import StorageError
-from gnnstore.strategies.builtin import STRATEGIES
+from gnnstore.strategies.registry import STRATEGIES
 
 REPLACED = "another store was put in place of the one that was opened"
 

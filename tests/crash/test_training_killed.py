@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from gnnstore.converters import from_rmat
-from gnnstore.strategies.builtin import STRATEGIES
+from gnnstore.strategies.registry import STRATEGIES
 from tests.support.forks import RUN_SCRIPT, ForkServer
 
 pytest.importorskip("torch_geometric")

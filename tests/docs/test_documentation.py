@@ -25,7 +25,7 @@ import pytest
 
 import gnnstore
 from gnnstore.plugins import CONVERTERS, POLICIES, SEED_KINDS, STRATEGIES
-from gnnstore.strategies.builtin import auto
+from gnnstore.strategies.registry import auto
 from gnnstore.tools import cli
 from tests.support.forks import RUN_SCRIPT, ForkServer
 

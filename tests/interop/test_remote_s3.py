@@ -21,7 +21,7 @@ import gnnstore
 from gnnstore.errors import NotFoundError, StoreExistsError
 from gnnstore.remote import objects, staging
 from gnnstore.remote.copying import copy
-from gnnstore.strategies.builtin import STRATEGIES
+from gnnstore.strategies.registry import STRATEGIES
 from gnnstore.tools import cli
 from tests.support.batches import digests
 from tests.support.effort import choose

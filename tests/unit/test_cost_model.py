@@ -16,7 +16,6 @@ from gnnstore.caching.reuse import ReuseCurve, reuse_distances
 from gnnstore.caching.scores import most_needed, select_nodes
 from gnnstore.disk.profile import tune_reads
 from gnnstore.formats.arrays.pages import PageGeometry, ShardLayout
-from gnnstore.strategies.builtin import auto
 from gnnstore.strategies.prediction import (
     EdgePass,
     EpochCosts,
@@ -24,6 +23,7 @@ from gnnstore.strategies.prediction import (
     Prediction,
     Resources,
 )
+from gnnstore.strategies.registry import auto
 from gnnstore.strategies.superbatch_memory import MissModel
 from gnnstore.strategies.workload import (
     ReadTotals,

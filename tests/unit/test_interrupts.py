@@ -25,7 +25,7 @@ import gnnstore
 from gnnstore.converters import partition
 from gnnstore.embeddings import table as embedding_table
 from gnnstore.embeddings.rows import PartitionBuffer
-from gnnstore.strategies.builtin import STRATEGIES
+from gnnstore.strategies.registry import STRATEGIES
 from gnnstore.testing.graphs import random_graph
 from gnnstore.threads import (
     Background,

@@ -8,8 +8,8 @@ from gnnstore.budget.ledger import PLANNED, SLOTS, STAGING, Ledger, Reservation
 from gnnstore.caching.belady import BELADY
 from gnnstore.features.planned import SlotCache
 from gnnstore.pipeline.lookahead.superbatch import SuperbatchSize
-from gnnstore.strategies.builtin import PACKED
 from gnnstore.strategies.placement import Placement
+from gnnstore.strategies.registry import PACKED
 from gnnstore.strategies.superbatch_memory import PackSize, SuperbatchMemory, size_packing
 
 MIB = 1 << 20

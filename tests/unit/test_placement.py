@@ -14,8 +14,8 @@ from gnnstore.graph.sizes import StoreSizes, TableSize
 from gnnstore.pipeline.lookahead.presample import with_margin
 from gnnstore.strategies import placement
 from gnnstore.strategies.base import Auto
-from gnnstore.strategies.builtin import STRATEGIES, find_strategy
 from gnnstore.strategies.placement import Placement, check_two_batches
+from gnnstore.strategies.registry import STRATEGIES, find_strategy
 
 GB = 10**9
 X = TableSize("x", num_rows=10**7, row_bytes=800)

@@ -24,10 +24,10 @@ from gnnstore.formats.arrays.dtypes import id_dtype
 from gnnstore.pipeline.lookahead.presample import Presampled
 from gnnstore.pipeline.lookahead.superbatch import SuperbatchSize
 from gnnstore.strategies.base import Strategy
-from gnnstore.strategies.builtin import BELADY as BELADY_STRATEGY
-from gnnstore.strategies.builtin import PACKED
 from gnnstore.strategies.options import PlannedSettings
 from gnnstore.strategies.placement import Placement
+from gnnstore.strategies.registry import BELADY as BELADY_STRATEGY
+from gnnstore.strategies.registry import PACKED
 from gnnstore.strategies.solve import SizingInputs, solve
 from gnnstore.strategies.superbatch_memory import Pins, SuperbatchMemory
 from gnnstore.strategies.workload import ReadTotals

@@ -17,7 +17,7 @@ import pytest
 from gnnstore import LinkNeighborLoader, NeighborLoader
 from gnnstore.loaders import options as loader_options
 from gnnstore.progress import NullProgress, Phase, WaitProgress
-from gnnstore.strategies.builtin import STRATEGIES
+from gnnstore.strategies.registry import STRATEGIES
 from gnnstore.testing.graphs import random_graph
 from gnnstore.threads import ordered_map
 

@@ -29,8 +29,8 @@ from gnnstore.disk.measure import Draw, at_random, in_sequence, read_rate
 from gnnstore.errors import UsageError, storage_errors
 from gnnstore.formats.arrays.spec import AttributeSpec
 from gnnstore.formats.store.schema import Schema
-from gnnstore.strategies.builtin import auto
 from gnnstore.strategies.placement import read_tables
+from gnnstore.strategies.registry import auto
 
 if TYPE_CHECKING:
     from gnnstore.graph.store import GraphStore

@@ -24,7 +24,7 @@ from gnnstore.progress import NullProgress, Progress
 from gnnstore.sampling.neighbor import only
 from gnnstore.seeds.links import Links
 from gnnstore.seeds.nodes import InputNodes
-from gnnstore.strategies.builtin import auto
+from gnnstore.strategies.registry import auto
 from gnnstore.tools.batches import choose_seeds, config_of
 from gnnstore.tools.bench import harness
 from gnnstore.tools.bench.harness import BASELINE, STAGES, Task, Way, split_tables, ways

@@ -8,7 +8,7 @@ import click
 
 from gnnstore.budget.limits import parse_memory
 from gnnstore.errors import UsageError
-from gnnstore.strategies.builtin import auto
+from gnnstore.strategies.registry import auto
 from gnnstore.tools.bench.harness import ways
 from gnnstore.tools.options import (
     Command,

@@ -8,8 +8,8 @@ import click
 
 from gnnstore.caching.scores import SCORES
 from gnnstore.errors import UsageError
-from gnnstore.strategies.builtin import PACKED, auto
 from gnnstore.strategies.options import TOPOLOGIES
+from gnnstore.strategies.registry import PACKED, auto
 from gnnstore.tools.options import (
     NAMES,
     Command,

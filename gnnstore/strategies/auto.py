@@ -1,7 +1,4 @@
-"""The strategies by name, and the one that `strategy="auto"` stands for.
-
-A new strategy is made and registered here, or in a module of its own. The command line lists them
-in its --help, so none of their modules imports torch.
+"""The strategy that `strategy="auto"` stands for, and the parts of a store that a loader opens.
 
 A store that fits in memory is loaded, and nothing is measured. Otherwise the disk is measured once;
 some batches are sampled; and each strategy gets the memory that the budgets would leave it, by the
@@ -13,7 +10,6 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from difflib import get_close_matches
 from typing import TYPE_CHECKING, cast
 
 from gnnstore.disk.measure import disk_profile
@@ -22,135 +18,14 @@ from gnnstore.graph.sizes import StoreSizes
 from gnnstore.progress import Progress
 from gnnstore.strategies.base import Auto, OpenStore, Strategy
 from gnnstore.strategies.loader_spec import LoaderSpec, first_that_fits, place_for
-from gnnstore.strategies.lookahead import LookaheadStrategy
 from gnnstore.strategies.options import CacheSettings, PlannedSettings, StrategyTraits
-from gnnstore.strategies.placement import ASKED_FOR, Placement, check_two_batches, has_two_batches
-from gnnstore.strategies.prediction import EpochCosts, HardwareRates, Prediction, Resources
+from gnnstore.strategies.placement import ASKED_FOR, Placement, has_two_batches
+from gnnstore.strategies.prediction import Prediction
 from gnnstore.strategies.sampled_epoch import SampledEpoch
-from gnnstore.strategies.static import StaticStrategy
-from gnnstore.strategies.workload import PAGE_BYTES, ReadTotals, Workload
-from gnnstore.units import Registry, format_at_least, format_size
+from gnnstore.units import format_at_least, format_size
 
 if TYPE_CHECKING:
     from gnnstore.strategies.loader_spec import ReadOptions
-
-
-class InMemoryStrategy(Strategy):
-    """All rows are loaded into memory, or mapped."""
-
-    def reserve(self, loader: LoaderSpec, placement: Placement) -> Placement:
-        """Check that two batches fit, before everything else is loaded."""
-        loader.check_two_batches(placement)
-        return placement
-
-    def predict(self, epoch: SampledEpoch, loader: LoaderSpec, placement: Placement) -> Prediction:
-        """Predict an epoch; a mapping has the memory left by batches for its pages."""
-        if placement.budget_is_promise:
-            check_two_batches(placement.ledger, epoch.seen.expected_bytes)
-        pages_bytes = 0
-        if self.mode == "mmap":  # although pages are not counted
-            left_bytes = placement.left_bytes - 2 * epoch.seen.largest_bytes
-            if placement.topology == "mmap":
-                left_bytes -= loader.sizes.topology_bytes
-            pages_bytes = max(0, left_bytes)
-        resources = Resources(placement.resident_bytes, cached_bytes=pages_bytes)
-        return self.predict_with(epoch.workload, epoch.machine, resources)
-
-    def predict_with(
-        self, workload: Workload, machine: HardwareRates, resources: Resources
-    ) -> Prediction:
-        """Predict an epoch with some resources."""
-        reads, reading = ReadTotals(), 0.0
-        if self.mode == "mmap":
-            num_pages, num_batches = resources.cached_bytes // PAGE_BYTES, workload.epoch_batches
-            faults = round(workload.pages.lru_misses(num_pages, num_batches) * num_batches)
-            reads = ReadTotals(faults, faults * PAGE_BYTES)
-            reading = faults / machine.faults_per_second()
-            first = workload.pages.lru_first_misses(num_pages, num_batches)
-            once = first / machine.faults_per_second()
-        else:
-            once = machine.disk.sequential_seconds(workload.table_bytes)
-        costs = EpochCosts(workload, machine)
-        return costs.one_by_one(self, resources, reads, reading, once=once)
-
-    def open(self, loader: LoaderSpec, placement: Placement) -> OpenStore:
-        """Load or map the graph's topology and the rows."""
-        return OpenStore(loader, placement)
-
-
-MEMORY = InMemoryStrategy(
-    "memory",
-    "memory",
-    summary="all attributes and the graph's topology are read into memory once",
-)
-MMAP = InMemoryStrategy(
-    "mmap",
-    "mmap",
-    summary=(
-        "attributes are mapped; the operating system reads a page when a row on it is touched"
-    ),
-)
-STATIC = StaticStrategy(
-    "static",
-    "disk",
-    caches=True,
-    takes_cache=True,
-    summary=(
-        "attributes stay on disk; a cache holds the rows that batches need most often, and the "
-        "others are read one by one, bypassing the page cache"
-    ),
-)
-DIRECT = replace(
-    STATIC,
-    name="direct",
-    alias_of="static",
-    caches=False,
-    summary='`"static"` without a cache: rows are read one by one',
-)
-BELADY = LookaheadStrategy(
-    "belady",
-    "disk",
-    policy="belady",
-    summary=(
-        "batches are sampled ahead, hundreds at a time; the cache holds the rows that are needed "
-        "again soonest, and no cache of the same size has fewer misses"
-    ),
-)
-PACKED = LookaheadStrategy(
-    "packed",
-    "disk",
-    policy="belady",
-    packs=True,
-    takes_cache=True,
-    packed_before="packed-epochs",
-    summary=(
-        'like `"belady"`, but the missed rows are gathered ahead of time, in one pass over the '
-        "table, instead of one by one; needs disk space while it runs"
-    ),
-)
-
-STRATEGIES: Registry[Strategy] = Registry((MEMORY, MMAP, DIRECT, STATIC, BELADY, PACKED))
-
-
-def auto() -> Auto:
-    """Return the choice among all registered strategies."""
-    return Auto(strategies=tuple(STRATEGIES))
-
-
-def find_strategy(name: str) -> Strategy | Auto:
-    """Return the strategy, or the choice, of a name."""
-    choice = auto()
-    if name == choice.name:
-        return choice
-    if name in STRATEGIES:
-        return STRATEGIES[name]
-    known = {each: found for each, found in choice.by_choice.items() if not found.is_offline}
-    if isinstance(name, str) and name in known:
-        return known[name]
-    likely = get_close_matches(str(name), [choice.name, *known], 1)
-    meant = f"did you mean {likely[0]!r}? All: " if likely else "choose one of "
-    names = ", ".join((choice.name, *known))
-    raise UsageError(f"strategy={name!r} is unknown; {meant}{names}")
 
 
 # Rows of this many bytes are read in less time than measuring and sampling take.
