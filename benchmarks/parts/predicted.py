@@ -18,7 +18,7 @@ from typing import Any
 from unittest import mock
 
 from gnnstore.features import static
-from gnnstore.strategies import builtin as tables
+from gnnstore.strategies import auto as tables
 from gnnstore.strategies.auto import Chosen, StrategyOptimizer, choices_for, with_candidate
 from gnnstore.strategies.base import Auto
 from gnnstore.strategies.loader_spec import place_for

@@ -15,6 +15,7 @@ from weakref import WeakKeyDictionary, WeakSet
 
 from gnnstore.disk.engines import ENVIRONMENT_VARIABLE, Engine, open_engine
 from gnnstore.disk.profile import ReadTuning
+from gnnstore.errors import UsageError
 from gnnstore.features.source import RowSource
 from gnnstore.features.tables import Mode, held_row_bytes, open_attribute, open_rows
 from gnnstore.formats.arrays.spec import AttributeSpec
@@ -35,6 +36,18 @@ if TYPE_CHECKING:
     from gnnstore.sampling.sampled_graph import StoredColumns
 
 
+# What plug-ins called here before caches had an owner.
+_OF_CACHES = (
+    "find_cache",
+    "cache",
+    "take_slots",
+    "use",
+    "taken_bytes",
+    "own_bytes",
+    "cached_bytes",
+)
+
+
 class TableRegistry:
     """The open tables of one store. Thread-safe.
 
@@ -51,6 +64,16 @@ class TableRegistry:
         self._neighbors: dict[EdgeType, CachedNeighbors] = {}
         self._topology_bytes = 0
         self._stored: WeakSet[StoredColumns] = WeakSet()  # of times and weights
+
+    if not TYPE_CHECKING:  # so that misspelt names are still found
+
+        def __getattr__(self, name: str) -> object:
+            if name in _OF_CACHES:
+                raise UsageError(
+                    f"shared_tables(store).{name}: caches have an owner of their own now, "
+                    f"shared_caches(store).{name}"
+                )
+            raise AttributeError(f"a table registry has no attribute {name!r}")
 
     def add_tier(self, tier: Callable[[RowSource], RowSource], path: str | None = None) -> None:
         """Put a tier in front of tables that are opened from now on, above earlier ones.

@@ -482,4 +482,4 @@ def load_batches(
             end_ns = time.perf_counter_ns()
             recorder.add("training", start_ns, end_ns, epoch=key.epoch, batch=key.batch)
             start_ns = end_ns
-    iteration.end()
+    iteration.close()

@@ -126,7 +126,7 @@ class Iteration:
             cursor.epoch = max(cursor.epoch, self.start.epoch + 1)
         return self.start
 
-    def end(self) -> None:
+    def close(self) -> None:
         """Move to the next epoch."""
         if self is not self._cursor.newest:
             return

@@ -16,7 +16,7 @@ from gnnstore.converters.stores.partition import partition
 from gnnstore.disk import measure as first_measurement
 from gnnstore.disk.profile import DeviceProfile, save_profile
 from gnnstore.errors import StorageError
-from gnnstore.strategies import builtin as optimizer
+from gnnstore.strategies import auto as optimizer
 from gnnstore.strategies.registry import auto
 from gnnstore.testing.graphs import random_graph, write_store
 from tests.support.disks import usual_profile

@@ -25,7 +25,7 @@ from gnnstore.disk.profile import (
     save_profile,
 )
 from gnnstore.errors import BudgetError, StorageError, UsageError
-from gnnstore.strategies import builtin as optimizer
+from gnnstore.strategies import auto as optimizer
 from gnnstore.strategies.auto import choices_for
 from gnnstore.strategies.base import Auto
 from gnnstore.strategies.loader_spec import LoaderSpec, place_for

@@ -6,7 +6,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -15,15 +15,18 @@ from numpy.typing import NDArray
 import gnnstore
 from gnnstore import NeighborLoader
 from gnnstore.disk.engines import open_engine
+from gnnstore.errors import UsageError
 from gnnstore.features.source import of_one_type
 from gnnstore.features.static import StaticCache
 from gnnstore.features.tables import open_rows
 from gnnstore.plugins import (
     STRATEGIES,
+    CacheKey,
     ReadCounts,
     RowRequest,
     RowSource,
     Tier,
+    shared_caches,
     shared_tables,
 )
 from gnnstore.testing.graphs import random_graph
@@ -160,3 +163,17 @@ def test_in_front_of_one_table(path: Path) -> None:
     loader = NeighborLoader(store, [4, 4], "train", batch_size=50, strategy="direct")
     assert all("x" in batch and "edge_attr" in batch for batch in loader)
     assert set(asked) == {(20,)}
+
+
+def test_names_that_plug_ins_had_before_are_refused_with_the_new_ones(path: Path) -> None:
+    class Former:
+        num_bytes = 0
+
+        def retire(self) -> None:
+            """Free its memory."""
+
+    store, make = gnnstore.open(path), cast("Any", Former)
+    with pytest.raises(UsageError, match=r"shared_caches\(store\)\.find_cache"):
+        cast("Any", shared_tables(store)).find_cache(CacheKey("kind", "x"))
+    with pytest.raises(UsageError, match=r"Former has no close\(\).* rename its retire\(\)"):
+        shared_caches(store).cache(CacheKey("kind", "x"), make)

@@ -19,7 +19,7 @@ import gnnstore
 from gnnstore import BudgetError, NeighborLoader, UsageError
 from gnnstore.disk.profile import save_profile
 from gnnstore.plugins import POLICIES, SEED_KINDS, STRATEGIES
-from gnnstore.strategies import builtin as optimizer
+from gnnstore.strategies import auto as optimizer
 from gnnstore.testing import assert_resumes
 from gnnstore.testing.graphs import random_graph
 from gnnstore.tools.bench.harness import ways

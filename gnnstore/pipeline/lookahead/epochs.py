@@ -101,7 +101,7 @@ def _make(producer: Producer, batches: list[Batch], plans: bool) -> Superbatch:
 
 
 def _cancel(producer: Producer, making: Background[Superbatch]) -> None:
-    producer.stop()
+    producer.cancel()
     try:
         making.finish()
     finally:
@@ -296,7 +296,7 @@ class LookaheadEpochs:
                 num_threads=min(1, run.num_threads),
                 lookahead=lambda: _SUPERBATCHES,
                 describe="while sampling superbatch {} of the iteration".format,
-                stop=lambda: None if iteration.close_if_done() else producer.stop(),
+                stop=lambda: None if iteration.close_if_done() else producer.cancel(),
             )
             stack.enter_context(closing(superbatches))
             planned = _PlannedBatches(self.job, superbatches, make_next, lambda: num_made)

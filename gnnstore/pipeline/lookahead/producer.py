@@ -470,7 +470,7 @@ class Producer:
         if self._is_stopped.is_set():
             raise CancelledError("a superbatch was given up before it was made")
 
-    def stop(self) -> None:
+    def cancel(self) -> None:
         """End what is being made, as soon as may be. Nothing is made until `go_on`."""
         self._is_stopped.set()
 
