@@ -21,6 +21,7 @@ from gnnstore.strategies.loader_spec import LoaderSpec, first_that_fits, place_f
 from gnnstore.strategies.options import CacheSettings, PlannedSettings, StrategyTraits
 from gnnstore.strategies.placement import ASKED_FOR, Placement, has_two_batches
 from gnnstore.strategies.prediction import Prediction
+from gnnstore.strategies.registry import DIRECT
 from gnnstore.strategies.sampled_epoch import SampledEpoch
 from gnnstore.units import format_at_least, format_size
 
