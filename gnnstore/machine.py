@@ -1,22 +1,66 @@
-"""The memory of arrays that are loaded whole: of this process alone.
+"""Memory that the processes of one machine share: arrays that are loaded whole lie there once.
 
-What reads a whole array into memory, or fills a cache of rows, takes `machine=PRIVATE` and asks it
-for the memory. So processes of one machine can have one copy of such arrays: a machine that they
-share has the same methods.
+The ranks of a training run would hold a copy of the same arrays each. Here they hold one: memory
+without a name in any file system (`memfd_create`), whose descriptor is handed on through an
+abstract Unix socket. The kernel lets one process bind a socket's name: that one fills the memory,
+and hands it on to whoever connects. The others wait for it, or for its end, and then one of them
+fills anew. So there is no file, no lock and no time limit, and nothing is left behind by processes
+that are killed: the kernel frees name and memory with the last that has them.
+
+The name follows from the user and from what the memory contains, so that processes with the same
+content share it, whoever started them, and others never meet.
 """
 
 from __future__ import annotations
 
+import errno
+import fcntl
+import hashlib
+import io
+import logging
+import mmap
+import os
+import select
+import socket
+import struct
+import threading
+import time
+import weakref
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from gnnstore import _core
+from gnnstore.budget.limits import available_bytes
+from gnnstore.errors import BudgetError
+from gnnstore.threads import Thread, uninterrupted
+from gnnstore.units import format_size
+
+_log = logging.getLogger(__name__)
 
 Bytes = npt.NDArray[np.uint8]
+
+# Smaller arrays are copied for each process: a socket, two descriptors and a page each cost more.
+LEAST_BYTES = 1 << 20
+# Part of every name: processes meet only where they agree on all that follows.
+_PROTOCOL = "gnnstore memory 1"
+# In front of memory that is read while it is filled: the number of filled rows, and padding so that
+# what follows is aligned as any buffer is.
+_HEADER_BYTES = 64
+# Reserved at a time; interrupts are handled in between.
+_PIECE_BYTES = 64 << 20
+_POPULATE_READ, _POPULATE_WRITE = 22, 23  # of madvise, since Linux 5.14
+_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+_RETRY_SECONDS = 0.001
+# Between `bind` and `listen` are microseconds. Who is refused this often meets a process of another
+# kind, which may never listen.
+_MOST_REFUSALS = 5000
+_BACKLOG = 4096  # as many as the kernel allows by default
 
 
 @dataclass(eq=False)
@@ -36,6 +80,9 @@ class Machine:
 
     Safe to use from many threads at once. Arrays live for as long as views of them do.
     """
+
+    num_ranks = 1  # processes that each count a share of the arrays
+    private_bytes = 0  # of arrays that were to be shared, and could not be
 
     def share(self, key: str, num_bytes: int, fill: Callable[[Bytes], None]) -> Bytes:  # noqa: ARG002
         """Return memory that a function has filled, in this process or in another one.
@@ -95,5 +142,353 @@ class Machine:
         fill(growing)
         return growing
 
+    def agree(self, key: str, make: Callable[[], str]) -> str:  # noqa: ARG002
+        """Return what the first process said that was asked, which lives: a line of up to 4 KB."""
+        return make()
+
 
 PRIVATE = Machine()
+
+
+def share_of(num_bytes: int, num_ranks: int) -> int:
+    """Return the part of some memory that each of the processes counts which share it."""
+    return -(-num_bytes // num_ranks)
+
+
+class _SharedGrowing(Growing):
+    """Memory that another process may fill; in front of it is the number of what is there."""
+
+    def __init__(self, array: Bytes, cell: npt.NDArray[np.int64]) -> None:
+        self.array, self._cell = array, cell
+
+    @property
+    def num_filled(self) -> int:
+        """See `Growing`; what it counts can be read."""
+        return _core.load_acquire(self._cell)
+
+    @num_filled.setter
+    def num_filled(self, value: int) -> None:
+        _core.store_release(self._cell, value)
+
+
+class Unshared(Exception):  # noqa: N818 - it is handled here
+    """Raised where memory cannot be shared, with the reason."""
+
+
+class SharedMachine(Machine):
+    """Memory of several processes, each of which counts a share of it."""
+
+    def __init__(self, num_ranks: int) -> None:
+        self.num_ranks = num_ranks
+        self.num_met = 0  # arrays that another process has filled
+        self.filled_bytes = 0  # of arrays that this process has filled, and can hand on
+        self.private_bytes = 0  # of arrays that could not be shared
+        self._has_looked = False
+
+    def share(self, key: str, num_bytes: int, fill: Callable[[Bytes], None]) -> Bytes:
+        """See `Machine.share`."""
+        if num_bytes < LEAST_BYTES:
+            return super().share(key, num_bytes, fill)
+        try:
+            array, is_own = self._share(key, num_bytes, fill)
+        except Unshared as reason:
+            self._note(key, num_bytes, reason)
+            return super().share(key, num_bytes, fill)
+        self.filled_bytes += num_bytes if is_own else 0
+        return array
+
+    def share_values(self, key: str, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """See `Machine.share_values`."""
+        content = np.ascontiguousarray(values).reshape(-1).view(np.uint8)
+        found = self.share(key, content.nbytes, partial(np.copyto, src=content))
+        return found.view(values.dtype).reshape(values.shape)
+
+    def share_growing(self, key: str, num_bytes: int, fill: Callable[[Growing], None]) -> Growing:
+        """See `Machine.share_growing`."""
+        if num_bytes < LEAST_BYTES:
+            return super().share_growing(key, num_bytes, fill)
+        try:
+            whole, is_own = self._share(key, _HEADER_BYTES + num_bytes, None)
+        except Unshared as reason:
+            self._note(key, num_bytes, reason)
+            return super().share_growing(key, num_bytes, fill)
+        found = _SharedGrowing(whole[_HEADER_BYTES:], whole[:8].view(np.int64))
+        if is_own:
+            self.filled_bytes += num_bytes
+            fill(found)
+        return found
+
+    def agree(self, key: str, make: Callable[[], str]) -> str:
+        """See `Machine.agree`."""
+
+        def fill(array: Bytes) -> None:
+            said = make().encode()
+            array[: len(said)] = np.frombuffer(said, np.uint8)
+
+        if key not in _agreed:
+            try:
+                _agreed[key], _ = self._share(key, mmap.PAGESIZE, fill)
+            except Unshared as reason:
+                _log.warning("ranks of this machine decide by themselves: %s", str(reason))
+                return make()
+        return _agreed[key].tobytes().rstrip(b"\0").decode()
+
+    def look_around(self) -> None:
+        """Say once, at a first batch, if no other process has taken what is to be shared."""
+        if self._has_looked:
+            return
+        self._has_looked = True
+        if self.filled_bytes and not self.num_met and not _server.num_handed_on:
+            _log.warning(
+                "this rank has loaded %s for %d ranks of this machine, and no other has taken a "
+                "part of it so far: if they have begun, they are in other network namespaces or "
+                "have other options, and each holds a copy of its own beyond its memory=",
+                *(format_size(self.filled_bytes), self.num_ranks),
+            )
+
+    def _share(
+        self, key: str, num_bytes: int, fill: Callable[[Bytes], None] | None
+    ) -> tuple[Bytes, bool]:
+        """Return memory, and whether this process has made it; then writable without `fill`."""
+        name = name_of(key)
+        for _ in range(_MOST_REFUSALS):
+            if (listener := _server.bind(name)) is not None:
+                return _make(listener, key, num_bytes, fill), True
+            if (file := _receive(name)) is not None:
+                with file:
+                    array = np.frombuffer(_mapped(file, num_bytes), np.uint8)
+                self.num_met += 1
+                return array, False
+            time.sleep(_RETRY_SECONDS)
+        raise Unshared("a process has its name and hands nothing on")
+
+    def _note(self, key: str, num_bytes: int, reason: Unshared) -> None:
+        self.private_bytes += num_bytes
+        _log.warning(
+            "%s (%s) is not shared with other processes of this machine, and is loaded for this "
+            "one alone: %s",
+            *(key, format_size(num_bytes), str(reason)),  # without its frames, which have loaders
+        )
+
+
+_agreed: dict[str, Bytes] = {}  # as long as this process lives
+
+
+def name_of(key: str) -> bytes:
+    """Return the name of the socket through which memory with a key is handed on."""
+    digest = hashlib.sha256(f"{_PROTOCOL}\0{key}".encode()).hexdigest()
+    return f"\0gnnstore-{os.geteuid()}-{digest}".encode()
+
+
+def _make(
+    listener: socket.socket, key: str, num_bytes: int, fill: Callable[[Bytes], None] | None
+) -> Bytes:
+    """Return memory that is handed on once it is filled, or at once if it is filled later."""
+    with _Closing(listener) as closing:
+        file = closing.file = _memory()
+        mapping = _reserved(file, key, num_bytes)
+        array = np.frombuffer(mapping, np.uint8)
+        if fill is not None:
+            fill(array)
+        weakref.finalize(mapping, _withdraw, listener).atexit = False
+        uninterrupted(closing.hand_on)
+    if fill is not None:
+        array = array[:]
+        array.flags.writeable = False
+    return array
+
+
+class _Closing:
+    """Closes a socket and a file, unless the file is handed on: whoever waits looks again then."""
+
+    def __init__(self, listener: socket.socket) -> None:
+        self.file: io.FileIO | None = None
+        self._listener: socket.socket | None = listener
+
+    def hand_on(self) -> None:
+        """Hand the file on from now on."""
+        assert self._listener is not None  # noqa: S101 - once
+        assert self.file is not None  # noqa: S101 - made before
+        _server.add(self._listener, self.file)
+        self._listener = self.file = None
+
+    def __enter__(self) -> _Closing:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for each in (self._listener, self.file):
+            if each is not None:
+                each.close()
+
+
+def _memory() -> io.FileIO:
+    try:
+        number = os.memfd_create("gnnstore", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    except OSError as error:
+        raise Unshared(f"the system makes no memory to share: {error.strerror}") from error
+    return io.FileIO(number, "r+")
+
+
+def _reserved(file: io.FileIO, key: str, num_bytes: int) -> mmap.mmap:
+    """Return new memory, mapped and there: a later access never finds that there is none left."""
+    # Before it is touched: the kernel kills who is beyond a cgroup's limit.
+    if num_bytes > (free := available_bytes()):
+        raise _no_room(key, num_bytes, f"{format_size(free)} are available")
+    try:
+        os.ftruncate(file.fileno(), num_bytes)
+        fcntl.fcntl(file.fileno(), fcntl.F_ADD_SEALS, _SEALS)
+        mapping = mmap.mmap(file.fileno(), num_bytes)
+        _advise_huge_pages(mapping)
+        try:
+            for first in range(0, num_bytes, _PIECE_BYTES):
+                mapping.madvise(_POPULATE_WRITE, first, min(_PIECE_BYTES, num_bytes - first))
+        except OSError as error:
+            if error.errno != errno.EINVAL:
+                raise
+            os.posix_fallocate(file.fileno(), 0, num_bytes)  # Linux before 5.14
+    except OSError as error:
+        raise _no_room(key, num_bytes, f"the system refuses it ({error.strerror})") from error
+    return mapping
+
+
+def _no_room(key: str, num_bytes: int, reason: str) -> BudgetError:
+    return BudgetError(
+        f"there is no memory for {key}, {format_size(num_bytes)} that the processes of this "
+        f"machine share: {reason}; choose strategy='mmap' or a smaller cache, or raise the "
+        "container's limit"
+    )
+
+
+def _advise_huge_pages(mapping: mmap.mmap) -> None:
+    with suppress(OSError):  # a kernel without them
+        mapping.madvise(mmap.MADV_HUGEPAGE)
+
+
+def _receive(name: bytes) -> io.FileIO | None:
+    """Wait for memory, and return it; None: nobody hands it on any more, or not yet."""
+    with socket.socket(socket.AF_UNIX) as client:
+        try:
+            client.connect(name)
+            if (user := _user_of(client)) != os.geteuid():
+                raise Unshared(f"a process of another user ({user}) has its name")
+            _, files, _, _ = socket.recv_fds(client, 1, 1, socket.MSG_CMSG_CLOEXEC)
+        except (ConnectionRefusedError, ConnectionResetError):
+            return None
+        return io.FileIO(files[0]) if files else None
+
+
+def _mapped(file: io.FileIO, num_bytes: int) -> mmap.mmap:
+    found = os.fstat(file.fileno()).st_size
+    seals = fcntl.fcntl(file.fileno(), fcntl.F_GET_SEALS)
+    if found != num_bytes or seals & _SEALS != _SEALS:
+        raise Unshared(f"a process hands on {found} bytes under its name, sealed as {seals}")
+    mapping = mmap.mmap(file.fileno(), num_bytes, prot=mmap.PROT_READ)
+    _advise_huge_pages(mapping)
+    with suppress(OSError):  # before Linux 5.14 the first accesses find the pages one by one
+        for first in range(0, num_bytes, _PIECE_BYTES):
+            mapping.madvise(_POPULATE_READ, first, min(_PIECE_BYTES, num_bytes - first))
+    return mapping
+
+
+def _user_of(connection: socket.socket) -> int:
+    """Return the user of the process at the other end."""
+    size = struct.calcsize("3i")
+    found = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
+    return int(struct.unpack("3i", found)[1])
+
+
+def _withdraw(listener: socket.socket) -> None:
+    """Hand memory on no more: nobody in this process has it. Wakes the thread, which closes it."""
+    with suppress(OSError):  # of a forked child, or never handed on
+        listener.shutdown(socket.SHUT_RDWR)
+
+
+class _Server:
+    """Hands on the memory that this process has filled, in one thread.
+
+    A forked child closes all sockets at once: while it had them, nobody would see the end of this
+    process. The lock keeps forks out as long as there are sockets that it could not know.
+    """
+
+    def __init__(self) -> None:
+        self.num_handed_on = 0
+        self._lock = threading.Lock()
+        self._bound: weakref.WeakSet[socket.socket] = weakref.WeakSet()
+        self._served: dict[int, tuple[socket.socket, io.FileIO]] = {}  # by the socket's descriptor
+        self._changes: select.epoll | None = None  # while the thread runs
+        os.register_at_fork(
+            before=self._lock.acquire,
+            after_in_parent=self._lock.release,
+            after_in_child=self._forget,
+        )
+
+    def bind(self, name: bytes) -> socket.socket | None:
+        """Return a socket of a name, to which others connect; None if another one has it."""
+        with self._lock:
+            listener = socket.socket(socket.AF_UNIX)
+            self._bound.add(listener)
+            try:
+                listener.bind(name)
+                listener.listen(_BACKLOG)
+            except OSError as error:
+                listener.close()
+                if error.errno != errno.EADDRINUSE:
+                    raise Unshared(f"no socket can be bound ({error.strerror})") from error
+                return None
+            return listener
+
+    def add(self, listener: socket.socket, file: io.FileIO) -> None:
+        """Hand a file on to whoever has connected to a socket, and will."""
+        with self._lock:
+            listener.setblocking(False)
+            changes = self._changes or select.epoll()
+            if self._changes is None:
+                named = {"name": "gnnstore-share", "daemon": True}
+                thread = Thread(target=self._run, args=(changes,), **named)
+                try:
+                    thread.start()
+                except RuntimeError as error:
+                    changes.close()
+                    raise Unshared("no more threads can be started") from error
+                self._changes = changes
+            self._served[listener.fileno()] = listener, file
+            changes.register(listener, select.EPOLLIN)
+
+    def _run(self, changes: select.epoll) -> None:
+        is_over = False
+        while not is_over:
+            for number, event in changes.poll():
+                with self._lock:
+                    listener, file = self._served[number]
+                    if event & select.EPOLLHUP:
+                        del self._served[number]
+                        listener.close()
+                        file.close()
+                    else:
+                        self._hand_on(listener, file)
+            with self._lock:
+                is_over = not self._served
+                if is_over:
+                    changes.close()
+                    self._changes = None
+
+    def _hand_on(self, listener: socket.socket, file: io.FileIO) -> None:
+        with suppress(OSError):  # who connected is gone
+            connection, _ = listener.accept()
+            with connection:
+                if _user_of(connection) == os.geteuid():
+                    socket.send_fds(connection, [b"\0"], [file.fileno()])
+                    self.num_handed_on += 1
+
+    def _forget(self) -> None:
+        for listener in self._bound:
+            listener.close()
+        for _, file in self._served.values():
+            file.close()
+        if self._changes is not None:
+            self._changes.close()
+        self._served, self._changes, self.num_handed_on = {}, None, 0
+        self._lock.release()
+
+
+_server = _Server()

@@ -599,6 +599,34 @@ def add_pinned(
         An id is outside the bitmap, or a position not below m.
     """
 
+def load_acquire(cell: NDArray[np.int64]) -> int:
+    """Return the element of an array of one; what its writer wrote before can be read.
+
+    Parameters
+    ----------
+    cell : ndarray of int64, shape [1]
+        Perhaps in memory that another process writes to.
+
+    Raises
+    ------
+    ValueError
+        The array has not one element.
+    """
+
+def store_release(cell: NDArray[np.int64], value: int) -> None:
+    """Write the element of an array of one, after all that was written before.
+
+    Parameters
+    ----------
+    cell : ndarray of int64, shape [1], writable
+    value : int
+
+    Raises
+    ------
+    ValueError
+        The array has not one element.
+    """
+
 def copy_from_slots(
     cache: NDArray[np.uint8],
     slots: NDArray[np.int32],

@@ -109,9 +109,27 @@ nb::tuple with_pinned(const InputArray &bits, const InputArray &ranks, const Inp
     return nb::make_tuple(all_slots, all_positions);
 }
 
+void require_one(int64_t found) {
+    require(found == 1, "cell must have one element, got ", found);
+}
+
+int64_t acquired(const InputArray &cell) {
+    const int64_t *value = input_data<int64_t>(cell, "cell", "int64");
+    require_one(length(cell));
+    return __atomic_load_n(value, __ATOMIC_ACQUIRE);
+}
+
+void released(const OutputArray &cell, int64_t value) {
+    int64_t *target = output_data<int64_t>(cell, "cell", "int64");
+    require_one(length(cell));
+    __atomic_store_n(target, value, __ATOMIC_RELEASE);
+}
+
 }  // namespace
 
 void bind_cache_slots(nb::module_ &m) {
+    m.def("load_acquire", acquired, "cell"_a.noconvert());
+    m.def("store_release", released, "cell"_a.noconvert(), "value"_a);
     m.def("check_cached", check, "nodes"_a.noconvert(), "slots"_a.noconvert(),
           "ids"_a.noconvert());
     m.def("copy_from_slots", copy_out, "cache"_a.noconvert(), "slots"_a.noconvert(),

@@ -1,0 +1,335 @@
+"""Memory that processes share: filled once, whoever of them ends when, and nothing is left."""
+
+from __future__ import annotations
+
+import errno
+import gc
+import logging
+import os
+import re
+import signal
+import socket
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import NoReturn
+
+import numpy as np
+import pytest
+
+from gnnstore import machine
+from gnnstore.errors import BudgetError
+from gnnstore.machine import LEAST_BYTES, PRIVATE, Bytes, Growing, SharedMachine, name_of
+from tests.support.effort import choose
+from tests.support.ranks import Rank
+
+NUM_BYTES = 2 * LEAST_BYTES + 12_345
+CONTENT = np.arange(NUM_BYTES, dtype=np.uint32).astype(np.uint8)
+TIMES = choose(2, 30)
+
+
+@pytest.fixture
+def key() -> Iterator[str]:
+    """Return a key of this test; nothing with its name is left when it has ended."""
+    key = f"test/{uuid.uuid4()}"
+    yield key
+    gc.collect()
+    assert not is_bound(key)
+    assert list(Path("/dev/shm").glob("*gnnstore*")) == []  # noqa: S108 - it is not written to
+
+
+def is_bound(key: str) -> bool:
+    """Whether a process has a key's name, which a thread gives up a moment after the memory."""
+    with socket.socket(socket.AF_UNIX) as probe:
+        for _ in range(2000):
+            try:
+                probe.bind(name_of(key))
+            except OSError:
+                time.sleep(0.001)
+            else:
+                return False
+    return True
+
+
+def fill(array: Bytes) -> None:
+    array[:] = CONTENT
+
+
+def never(_: object) -> NoReturn:
+    raise AssertionError("another process has filled it")
+
+
+def share(key: str, fill: Callable[[Bytes], None] = fill) -> Bytes:
+    array = SharedMachine(2).share(key, NUM_BYTES, fill)
+    assert np.array_equal(array, CONTENT)
+    assert not array.flags.writeable
+    return array
+
+
+def hold(key: str, fill: Callable[[Bytes], None] = fill) -> Callable[[Rank], None]:
+    """Return the work of a rank that shares an array, says so, and has it until it is told."""
+
+    def work(rank: Rank) -> None:
+        array = share(key, fill)
+        rank.say("there")
+        rank.hear()
+        assert np.array_equal(array, CONTENT)
+
+    return work
+
+
+def stuck(key: str, num_written: int) -> Callable[[Rank], None]:
+    """Return the work of a rank that never comes to the end of filling."""
+
+    def work(rank: Rank) -> None:
+        def fill(array: Bytes) -> None:
+            array[:num_written] = CONTENT[:num_written]
+            rank.say("filling")
+            rank.hear()
+
+        share(key, fill)
+
+    return work
+
+
+def waits(key: str, fill: Callable[[Bytes], None] = never) -> Callable[[Rank], None]:
+    """Return the work of a rank that says that it asks for what another one fills."""
+
+    def work(rank: Rank) -> None:
+        rank.say("asking")
+        hold(key, fill)(rank)
+
+    return work
+
+
+def test_private_memory() -> None:
+    assert np.array_equal(PRIVATE.share("key", NUM_BYTES, fill), CONTENT)
+    assert SharedMachine(2).share("key", 5, lambda array: array.fill(3)).tolist() == [3] * 5
+    assert PRIVATE.agree("key", lambda: "mine") == "mine"
+
+
+def test_processes_have_one_copy(key: str) -> None:
+    """Shared memory of all together is that of one."""
+
+    def work(rank: Rank) -> None:
+        share(key, never)
+        rank.say(re.findall(r"Pss_Shmem: +(\d+)", Path("/proc/self/smaps_rollup").read_text())[0])
+        rank.hear()
+
+    whole = share(key)
+    before = machine._server.num_handed_on
+    with ExitStack() as stack:
+        ranks = [stack.enter_context(Rank(work)) for _ in range(choose(3, 64))]
+        # Each counts the pages by the processes that had them at that time.
+        assert max(int(rank.hear()) for rank in ranks[-1:]) * 1024 < NUM_BYTES / 2
+        for rank in ranks:
+            rank.say("end")
+    assert machine._server.num_handed_on == before + len(ranks)
+    del whole
+
+
+@pytest.mark.parametrize("num_written", [0, NUM_BYTES // 2])
+def test_the_filler_is_killed_while_others_wait(key: str, num_written: int) -> None:
+    for _ in range(TIMES):
+        with Rank(stuck(key, num_written)) as filler:
+            assert filler.hear() == "filling"
+            with Rank(waits(key, fill)) as first, Rank(waits(key, fill)) as second:
+                assert [first.hear(), second.hear()] == ["asking"] * 2
+                filler.kill()
+                assert [first.hear(), second.hear()] == ["there"] * 2
+
+
+def test_the_filler_is_killed_when_others_have_it(key: str) -> None:
+    for _ in range(TIMES):
+        with Rank(hold(key)) as filler:
+            assert filler.hear() == "there"
+            with Rank(hold(key, never)) as reader:
+                assert reader.hear() == "there"
+                filler.kill()
+                with Rank(hold(key)) as newcomer:
+                    assert newcomer.hear() == "there"
+                reader.say("look again")
+                reader.end()
+
+
+def test_a_reader_is_killed(key: str) -> None:
+    for _ in range(TIMES):
+        with Rank(stuck(key, 0)) as filler, Rank(waits(key)) as reader:
+            assert [filler.hear(), reader.hear()] == ["filling", "asking"]
+            reader.kill()
+            filler.kill()
+        with Rank(hold(key)) as filler:
+            assert filler.hear() == "there"
+            with Rank(hold(key, never)) as reader, Rank(hold(key, never)) as other:
+                assert [reader.hear(), other.hear()] == ["there"] * 2
+                reader.kill()
+                other.say("look again")
+                other.end()
+
+
+def test_a_child_of_the_filler_keeps_nobody_waiting(key: str) -> None:
+    """It is forked while memory is filled, or handed on, and lives longer than the filler."""
+
+    def work(rank: Rank, *, is_late: bool) -> None:
+        def fork() -> None:
+            if (child := os.fork()) == 0:
+                signal.alarm(10)
+                signal.pause()
+            rank.say(str(child))
+            rank.hear()
+
+        def fill(array: Bytes) -> None:
+            array[:] = CONTENT
+            if not is_late:
+                fork()
+
+        array = share(key, fill)
+        fork()
+        del array
+
+    for is_late in (False, True):
+        with Rank(lambda rank, is_late=is_late: work(rank, is_late=is_late)) as filler:  # type: ignore[misc]
+            child = int(filler.hear())
+            with Rank(waits(key, fill)) as other:
+                other.hear()
+                if is_late:
+                    assert other.hear() == "there"
+                filler.kill()
+                with Rank(hold(key)) as newcomer:
+                    assert newcomer.hear() == "there"
+            os.kill(child, signal.SIGKILL)
+
+
+def test_an_error_or_interrupt_while_filling_gives_the_name_up(key: str) -> None:
+    def fail(array: Bytes) -> NoReturn:
+        array[0] = 1
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        share(key, fail)
+    share(key)
+
+
+def test_who_connects_and_says_nothing_holds_nobody_up(key: str) -> None:
+    array = share(key)
+    with socket.socket(socket.AF_UNIX) as silent:
+        silent.connect(name_of(key))
+        with Rank(hold(key, never)) as rank:
+            assert rank.hear() == "there"
+    assert np.array_equal(share(key, never), array)  # in this process, too
+
+
+def test_memory_goes_with_its_last_user(key: str) -> None:
+    array = share(key)
+    view = array[5:]
+    del array
+    share(key, never)
+    del view
+    assert not is_bound(key)
+    share(key)
+
+
+def test_it_grows_while_it_is_read(key: str) -> None:
+    """And what a filler leaves out that dies is never there."""
+
+    def work(rank: Rank) -> None:
+        def fill(growing: Growing) -> None:
+            for number in (1000, 2000):
+                growing.array[:number] = CONTENT[:number]
+                growing.publish(number)
+                rank.say("there")
+                rank.hear()
+
+        SharedMachine(2).share_growing(key, NUM_BYTES, fill)
+
+    with Rank(work) as filler:
+        filler.hear()
+        found = SharedMachine(2).share_growing(key, NUM_BYTES, never)
+        assert (found.num_filled, len(found.array)) == (1000, NUM_BYTES)
+        assert np.array_equal(found.array[:1000], CONTENT[:1000])
+        assert not found.array.flags.writeable
+        filler.say("go on")
+        filler.hear()
+        assert found.num_filled == 2000
+        filler.kill()
+        assert np.array_equal(found.array[:2000], CONTENT[:2000])
+    assert found.num_filled == 2000
+    for made in (PRIVATE, SharedMachine(2)):
+        small = made.share_growing(key, 10, lambda growing: growing.publish(3))
+        assert small.num_filled == 3
+
+
+def test_processes_agree_on_what_the_first_says(key: str) -> None:
+    def work(rank: Rank) -> None:
+        rank.say(SharedMachine(2).agree(key, lambda: "the first"))
+        rank.hear()
+
+    with Rank(work) as first:
+        assert first.hear() == "the first"
+        assert SharedMachine(2).agree(key, lambda: "the second") == "the first"
+    assert SharedMachine(3).agree(key, lambda: "the third") == "the first"
+    del machine._agreed[key]
+
+
+def test_other_content_is_never_taken(key: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Of another size; sealed in another way it could be cut under a reader."""
+    array = share(key)
+    shared = SharedMachine(2)
+    found = shared.share(key, NUM_BYTES + 1, lambda array: array.fill(7))
+    assert (found == 7).all()
+    assert shared.private_bytes == NUM_BYTES + 1
+    said = rf"{key} \(2.11 MB\) is not shared .*: a process hands on {NUM_BYTES} bytes under its"
+    assert re.search(said, caplog.text)
+    del array
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
+def test_another_user_has_the_name(key: str, caplog: pytest.LogCaptureFixture) -> None:
+    def work(rank: Rank) -> None:
+        name = name_of(key)
+        os.setuid(65534)
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(name)
+            rank.say("bound")
+            rank.hear()
+            listener.listen()
+            rank.say("listening")
+            rank.hear()
+
+    with Rank(work) as other, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(machine, "_MOST_REFUSALS", 3)
+        other.hear()
+        assert SharedMachine(2).share(key, NUM_BYTES, fill).flags.writeable
+        assert "a process has its name and hands nothing on" in caplog.text
+        other.say("listen")
+        other.hear()
+        assert SharedMachine(2).share(key, NUM_BYTES, fill).flags.writeable
+        assert "a process of another user (65534) has its name" in caplog.text
+
+
+def test_a_system_that_makes_no_memory_to_share(
+    key: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> NoReturn:
+        raise OSError(errno.EPERM, os.strerror(errno.EPERM))
+
+    monkeypatch.setattr(os, "memfd_create", refuse)
+    with caplog.at_level(logging.WARNING):
+        found = SharedMachine(2).share(key, NUM_BYTES, fill)
+    assert np.array_equal(found, CONTENT)
+    assert "the system makes no memory to share: Operation not permitted" in caplog.text
+
+
+def test_less_memory_than_is_to_be_shared(key: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "available_bytes", lambda: 1_000_000)
+    with pytest.raises(BudgetError, match=rf"no memory for {key}, 2.11 MB .*: 1 MB are available"):
+        SharedMachine(2).share(key, NUM_BYTES, never)
+
+
+def test_a_kernel_without_populate(key: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "_POPULATE_WRITE", 999)
+    monkeypatch.setattr(machine, "_POPULATE_READ", 999)
+    first = share(key)
+    assert np.array_equal(share(key, never), first)
