@@ -263,6 +263,25 @@ def timed_in_forks(forks: ForkServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(harness, "ask_process", ask)
 
 
+@pytest.fixture
+def shares_all(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Let ranks of one machine, in this process, share arrays of any size, and find one another."""
+    from gnnstore import machine  # noqa: PLC0415
+
+    monkeypatch.setattr(machine, "LEAST_BYTES", 1)
+    monkeypatch.setattr(machine._server, "num_handed_on", 0)
+    monkeypatch.setattr(machine, "_agreed", {})
+    monkeypatch.setenv("MASTER_ADDR", request.node.nodeid)
+    monkeypatch.setenv("MASTER_PORT", "1")
+    yield
+    machine._agreed.clear()
+    deadline = time.monotonic() + _GRACE_SECONDS
+    # Loaders are in reference cycles, some of which their threads leave only as they end.
+    while machine._server._served and time.monotonic() < deadline:
+        gc.collect()
+        time.sleep(0.01)
+
+
 def _real(name: str) -> Path:
     path = DATA / name
     if not path.exists():

@@ -50,6 +50,16 @@ class MemoryBudget:
             return cls(num_bytes, True, source, is_measured=True)
         return cls(parse_memory(memory), True, "of the memory= budget")
 
+    @classmethod
+    def of_rank(cls, memory: int | str | None, free_bytes: int, num_ranks: int) -> MemoryBudget:
+        """Return a rank's part of the memory that was free on its machine: None or "auto"."""
+        own = free_bytes // num_ranks
+        whole = f"the {format_size(free_bytes)} that were free for {num_ranks} ranks"
+        if memory is None:
+            return cls(own, False, f"of available memory, this rank's part of {whole}")
+        source = f"of the budget, this rank's part of three quarters of {whole}"
+        return cls(own - own // _FREE_SHARE, True, source)
+
 
 def affordable_threads(
     budget_bytes: int, staging_bytes: int, num_threads: int, *, share: int = _STAGING_SHARE

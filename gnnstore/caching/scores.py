@@ -10,7 +10,7 @@ so that a cache depends on nothing but its settings.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from gnnstore import _core
 from gnnstore.errors import CorruptStoreError
+from gnnstore.machine import share_of
 from gnnstore.units import format_size
 
 if TYPE_CHECKING:
@@ -89,21 +90,32 @@ class StaticCacheInfo:
 
 @dataclass(frozen=True)
 class CacheCost:
-    """Bytes of a static cache: an index of the graph's nodes, and the rows of each cached node."""
+    """Bytes of a static cache: an index of the graph's nodes, and the rows of each cached node.
+
+    Where ranks of one machine share the cache, each counts its part.
+    """
 
     num_nodes: int
     index_bytes: int
     node_bytes: int
+    num_ranks: int = 1
+
+    @property
+    def whole(self) -> CacheCost:
+        """The bytes that all ranks count together."""
+        return replace(self, num_ranks=1)
 
     def rows_in(self, num_bytes: int) -> int:
-        """Return the number of nodes whose rows fit in a number of bytes."""
+        """Return the number of nodes whose rows fit in a number of bytes of each rank."""
         if self.node_bytes == 0:  # no attribute is read, so there is nothing to cache
             return 0
-        return max(0, min(self.num_nodes, (num_bytes - self.index_bytes) // self.node_bytes))
+        left = num_bytes * self.num_ranks - self.index_bytes
+        return max(0, min(self.num_nodes, left // self.node_bytes))
 
     def bytes_of(self, num_rows: int) -> int:
-        """Return the bytes of a cache for a number of nodes; 0 for none."""
-        return self.index_bytes + num_rows * self.node_bytes if num_rows else 0
+        """Return the bytes that a rank counts of a cache for a number of nodes; 0 for none."""
+        whole = self.index_bytes + num_rows * self.node_bytes if num_rows else 0
+        return share_of(whole, self.num_ranks)
 
 
 def count_out_degrees(

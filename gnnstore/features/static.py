@@ -23,7 +23,7 @@ from gnnstore import _core
 from gnnstore._core import ReadCounts, empty, pool_trim
 from gnnstore.caching.scores import SCORE_DTYPES, CacheCost, Score, select_nodes
 from gnnstore.features.source import RowRequest, RowSource, Tier, TypedRows
-from gnnstore.machine import PRIVATE, Growing, Machine
+from gnnstore.machine import PRIVATE, Growing, Machine, share_of
 from gnnstore.sampling.row_space import RowRange
 from gnnstore.threads import LONG_READ_BYTES, Flag, run_in_background
 
@@ -47,13 +47,16 @@ _ROW_ON_ITS_WAY_BYTES = 4 * 8
 _log = logging.getLogger(__name__)
 
 
-def cache_cost(num_rows: int, row_bytes: int, score: Score) -> CacheCost:
+def cache_cost(num_rows: int, row_bytes: int, score: Score, num_ranks: int = 1) -> CacheCost:
     """Return the cost of a cache with `row_bytes` for each of its nodes, the widest type's."""
     index_bytes = SlotIndex.bytes_for(num_rows, 0)
     node_bytes = SlotIndex.bytes_for(num_rows, 1) - index_bytes
     score_bytes = np.dtype(SCORE_DTYPES[score]).itemsize
     return CacheCost(
-        num_rows, index_bytes, row_bytes + node_bytes + score_bytes if row_bytes else 0
+        num_rows,
+        index_bytes,
+        row_bytes + node_bytes + score_bytes if row_bytes else 0,
+        num_ranks,
     )
 
 
@@ -240,7 +243,8 @@ class StaticCache:
         is_long = sum(bytes_to_read(*each) for each in sizes) >= LONG_READ_BYTES
         if not is_long:
             _fill(filling, WARM_UP_BYTES, Flag())
-        self._index, self._scores = index, scores
+        self._index = index
+        self._scores = self._machine.share_values(f"{key}: scores", scores)
         for path, held in held_by.items():
             self._tables[path].held = held
         if is_long:
@@ -273,10 +277,10 @@ class StaticCache:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of memory that rows, scores and index occupy."""
+        """Bytes of rows, scores and index; of shared memory, the part that this process counts."""
         index_bytes = 0 if self._index is None else self._index.num_bytes
         rows_bytes = sum(rows.cached_bytes for rows in self._tables.values())
-        return index_bytes + self._scores.nbytes + rows_bytes
+        return share_of(index_bytes + self._scores.nbytes + rows_bytes, self._machine.num_ranks)
 
     def holds(self, path: str) -> bool:
         """Whether rows of this table are cached."""

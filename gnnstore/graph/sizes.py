@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
+
+from gnnstore.machine import share_of
 
 if TYPE_CHECKING:
     from gnnstore.formats.arrays.spec import AttributeSpec
@@ -21,16 +23,20 @@ class TableSize:
     row_bytes: int  # bytes of a row without padding
     of_nodes: bool = True  # whether rows belong to nodes; else to edges
     edge_type: EdgeType | None = None  # of the edges whose rows these are, by position
+    num_ranks: int = 1  # processes that share the memory
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of all rows."""
-        return self.num_rows * self.row_bytes
+        """Bytes of all rows that this process counts."""
+        return share_of(self.num_rows * self.row_bytes, self.num_ranks)
 
 
 @dataclass(frozen=True)
 class StoreSizes:
-    """Bytes that the parts of a store take when they lie in memory."""
+    """Bytes that the parts of a store take when they lie in memory, or this process's part of them.
+
+    Ranks of one machine that share the memory count a part each.
+    """
 
     # `indptr` and `indices`; and what sampling by time or weight needs along edges.
     topology_bytes: int
@@ -42,6 +48,7 @@ class StoreSizes:
     times_bytes: int = 0  # times of nodes, which sampling has in memory
     edge_ids: tuple[TableSize, ...] = ()  # ids of edges in the input, if batches show them
     has_types: bool = False  # whether nodes have several types
+    num_ranks: int = 1  # processes that share the memory
 
     @property
     def rows_bytes(self) -> int:
@@ -95,6 +102,24 @@ class StoreSizes:
                 table for kind, spec in ids.items() for table in _tables([spec], edge_type=kind)
             ),
             has_types=len(schema.node_types) > 1,
+        )
+
+    def shared_by(self, num_ranks: int) -> StoreSizes:
+        """Return the part that each of some processes counts which share the memory."""
+
+        def tables(whole: tuple[TableSize, ...]) -> tuple[TableSize, ...]:
+            return tuple(replace(table, num_ranks=num_ranks) for table in whole)
+
+        return replace(
+            self,
+            topology_bytes=share_of(self.topology_bytes, num_ranks),
+            tables=tables(self.tables),
+            compressed_bytes=share_of(self.compressed_bytes, num_ranks),
+            indptr_bytes=share_of(self.indptr_bytes, num_ranks),
+            indices_bytes=share_of(self.indices_bytes, num_ranks),
+            times_bytes=share_of(self.times_bytes, num_ranks),
+            edge_ids=tables(self.edge_ids),
+            num_ranks=num_ranks,
         )
 
 

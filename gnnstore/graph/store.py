@@ -14,6 +14,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, Self
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch_geometric.data import Data, FeatureStore, HeteroData, TensorAttr
@@ -261,12 +262,15 @@ class GraphStore(StoreTensors, NodeData, EdgeData, FeatureStore, PygGraphStore):
         num_threads : int
             Threads that read.
         machine : Machine
-            The place of arrays in RAM, the first time.
+            The place of arrays in RAM, the first time; one that is shared takes the place of
+            private memory.
         """
         with self._lock:
-            if mode not in self._topologies:
-                self._topologies[mode] = Topology.load(self.reader, mode, num_threads, machine)
-            return self._topologies[mode]
+            found = self._topologies.get(mode)
+            if found is None or machine.num_ranks > found.num_ranks == 1:
+                found = Topology.load(self.reader, mode, num_threads, machine)
+                self._topologies[mode] = found
+            return found
 
     def fetch_unit(self, kind: Kind, name: str | os.PathLike[str] | None) -> None:
         """Copy packed epochs or partitions from where this copy of a store came from."""
@@ -495,8 +499,10 @@ class GraphStore(StoreTensors, NodeData, EdgeData, FeatureStore, PygGraphStore):
         if edge_attr.edge_type not in (None, *(edge.type for edge in self.schema.edge_types)):
             return None
         csc = self.topology("memory").columns(edge_attr.edge_type)
-        # PyG expects int64 for both; a copy only where indices are narrower.
-        return torch.from_numpy(csc.indices).to(torch.int64), torch.from_numpy(csc.indptr)
+        # PyG expects int64 for both. Copies where indices are narrower, and where other processes
+        # have the memory: torch does not know of what must not be written to.
+        row, colptr = (np.require(each, np.int64, "W") for each in (csc.indices, csc.indptr))
+        return torch.from_numpy(row), torch.from_numpy(colptr)
 
 
 def _restored(

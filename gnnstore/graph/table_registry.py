@@ -51,7 +51,8 @@ _OF_CACHES = (
 class TableRegistry:
     """The open tables of one store. Thread-safe.
 
-    Arrays that are read whole lie where the `machine` of the first loader puts them.
+    Arrays that are read whole lie where the `machine` of a loader puts them. Memory that a loader
+    shares with other processes takes the place of private memory, and later loaders have it too.
     """
 
     def __init__(self) -> None:
@@ -64,6 +65,20 @@ class TableRegistry:
         self._neighbors: dict[EdgeType, CachedNeighbors] = {}
         self._topology_bytes = 0
         self._stored: WeakSet[StoredColumns] = WeakSet()  # of times and weights
+        self._machine = PRIVATE
+
+    def machine_for(self, given: Machine) -> Machine:
+        """Return the place of arrays for a loader: its own if that is shared, else an earlier one.
+
+        What lies in private memory is opened anew there.
+        """
+        with self._lock:
+            if given.num_ranks > 1:
+                if self._machine.num_ranks == 1:
+                    self._rows = {key: own for key, own in self._rows.items() if key[1] == "mmap"}
+                    self._neighbors = {}
+                self._machine = given
+            return self._machine
 
     if not TYPE_CHECKING:  # so that misspelt names are still found
 

@@ -125,6 +125,7 @@ class Topology:
     # Opens arrays that an engine reads, and those that were opened, by path.
     open_rows: Callable[[AttributeSpec], IndexRows] | None = None
     columns_read: dict[str, IndexRows] = field(default_factory=dict)
+    num_ranks: int = 1  # processes that share what is in memory
 
     @classmethod
     def load(
@@ -137,7 +138,8 @@ class Topology:
         """Read a store's topology into memory, or map it."""
         edges = reader.schema.edge_types
         csc = {e.type: load_csc(reader, e, mode, num_threads, machine) for e in edges}
-        return cls(reader.schema, StoredColumns(reader, mode, num_threads, machine), csc)
+        stored = StoredColumns(reader, mode, num_threads, machine)
+        return cls(reader.schema, stored, csc, num_ranks=machine.num_ranks)
 
     def on_disk(self, reader: StoreReader, engine: Engine) -> Self:
         """Return the topology with in-neighbours that an engine reads."""

@@ -138,7 +138,7 @@ class LinkNeighborLoader(SampledLoader, PygLinkNeighborLoader):  # type: ignore[
         neighbours and negatives are drawn from the nodes in memory. Kind "two-level".
     strategy, memory, seed, num_threads, prefetch_batches, topology, io_engine, cache, \
 cache_bytes, superbatch, spill_dir, disk, packed, rank, world_size, \
-edge_format, adj_value, edge_ids, tables, progress
+local_world_size, edge_format, adj_value, edge_ids, tables, progress
         As for `NeighborLoader`.
     **kwargs
         Of `torch.utils.data.DataLoader`: `batch_size`, `shuffle` and others. More than 2^22 edges
@@ -213,6 +213,7 @@ edge_format, adj_value, edge_ids, tables, progress
         packed: str | Path | None = None,
         rank: int | None = None,
         world_size: int | None = None,
+        local_world_size: int | None = None,
         input_id: npt.ArrayLike | None = None,
         custom_cls: type[Data] | None = None,
         attributes: Sequence[str] | None = None,

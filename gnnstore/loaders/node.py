@@ -132,6 +132,11 @@ class NeighborLoader(SampledLoader, PygNeighborLoader):  # type: ignore[misc]
         processes take equally many: if batches do not suffice for all at the end, the first
         ones of the epoch are repeated, or the last ones left out if `drop_last` is set. Needs
         `seed`, the same in all processes.
+    local_world_size : int, optional
+        Number of these processes on this machine, which share one copy of what they load whole
+        (topology, tables in memory, fixed caches): each counts its share in `memory`. By default
+        LOCAL_WORLD_SIZE of the environment, as torchrun sets it, else 1. Later loaders on the same
+        store object share too.
     input_id : tensor of int64, optional
         The value of `batch.input_id` for each input node; a dict if `input_nodes` is one.
     custom_cls : type, optional
@@ -231,6 +236,7 @@ class NeighborLoader(SampledLoader, PygNeighborLoader):  # type: ignore[misc]
         packed: str | Path | None = None,
         rank: int | None = None,
         world_size: int | None = None,
+        local_world_size: int | None = None,
         input_id: npt.ArrayLike | Mapping[str, Any] | None = None,
         custom_cls: type[Data] | None = None,
         attributes: Sequence[str] | None = None,

@@ -28,6 +28,7 @@ from gnnstore.formats.store.schema import Schema
 from gnnstore.graph.store import GraphStore
 from gnnstore.graph.store import open as open_store
 from gnnstore.loaders.pinning import can_pin
+from gnnstore.machine import PRIVATE, Machine, SharedMachine
 from gnnstore.partitions.policy import PartitionPolicy, ResidentTable
 from gnnstore.pipeline.ranks import RankShard
 from gnnstore.progress import WaitProgress, is_terminal, open_progress
@@ -38,6 +39,9 @@ from gnnstore.strategies.loader_spec import EdgeIds, ReadOptions
 from gnnstore.strategies.options import CacheSettings, PlannedSettings
 from gnnstore.strategies.registry import STRATEGIES, find_strategy
 from gnnstore.units import parse_size
+
+# Set for each process by torchrun, accelerate and Ray Train.
+LOCAL_RANKS = "LOCAL_WORLD_SIZE"
 
 _NOT_PARAMETERS = {"self", "kwargs", "__class__"}
 
@@ -267,6 +271,31 @@ def read_options(
     elif not isinstance(chosen, Auto) and not chosen.caches:  # an alias without a cache
         chosen = STRATEGIES[chosen.alias_of]
     return ReadOptions(chosen, topology, memory, io_engine, settings, planned)
+
+
+def local_machine(*, rank: int | None = None, local_world_size: int | None = None) -> Machine:
+    """Return the place of arrays that are loaded whole, which ranks of one machine share."""
+    name, found = "local_world_size", local_world_size
+    if found is None and rank is not None and (text := os.environ.get(LOCAL_RANKS)) is not None:
+        name, found = LOCAL_RANKS, int(text) if text.strip().isdecimal() else 0
+        if not found:
+            raise UsageError(
+                f"{LOCAL_RANKS}={text!r} in the environment: expected the number of ranks on this "
+                "machine, as torchrun sets it; correct it, or give local_world_size="
+            )
+    num_ranks = 1 if found is None else whole_number(name, found)
+    if num_ranks < 1:
+        raise UsageError(
+            f"local_world_size={num_ranks}: expected the number of ranks on this machine, at least "
+            "1, which shares nothing"
+        )
+    if num_ranks > 1 and rank is None:
+        raise UsageError(
+            f"local_world_size={num_ranks} counts the ranks of this machine that share one copy of "
+            "what they load, and this loader has no rank=; give rank= and world_size= as well, or "
+            "leave it out"
+        )
+    return PRIVATE if num_ranks == 1 else SharedMachine(num_ranks)
 
 
 def _refuse(who: str, names: Iterable[str], given: Mapping[str, Any]) -> None:

@@ -30,11 +30,13 @@ from torch_geometric.sampler.neighbor_sampler import edge_sample
 from gnnstore.features.source import RowSource
 from gnnstore.formats.store.schema import EdgeType, Schema
 from gnnstore.graph.store import GraphStore
+from gnnstore.graph.table_registry import shared_tables
 from gnnstore.loaders.assemble import Assembler, Parts
 from gnnstore.loaders.base import BatchLoader
-from gnnstore.loaders.options import LoaderOptions, fanouts_of
+from gnnstore.loaders.options import LoaderOptions, call, fanouts_of, local_machine
 from gnnstore.loaders.packed_loader import open_packed_sources
 from gnnstore.loaders.pinning import can_pin
+from gnnstore.machine import SharedMachine
 from gnnstore.partitions.policy import ResidentTable, Slots
 from gnnstore.partitions.seeds import PartitionOrder
 from gnnstore.partitions.sources import PartitionSources
@@ -201,6 +203,7 @@ class SampledLoader(BatchLoader):
         shard = RankShard.of(
             given.get("rank"), given.get("world_size"), given.get("seed"), of_torch
         )
+        machine = call(local_machine, given)
         tables, parts = tuple(given.get("tables") or ()), None
         if given.get("partitions") is not None:
             parts = PartitionSources(
@@ -228,6 +231,7 @@ class SampledLoader(BatchLoader):
             progress=given.get("progress"),
         )
         self._seeds: Any = seeds
+        self._machine = shared_tables(options.store).machine_for(machine)
         attributes = {**given, **kept, "data": options.store, "tables": tables}
         per_worker = given.get("filter_per_worker")
         attributes["filter_per_worker"] = True if per_worker is None else per_worker
@@ -267,8 +271,10 @@ class SampledLoader(BatchLoader):
             may_use_fewer=self._num_threads_given is None,
             knows_epochs=self._order.is_keyed and self._order.shuffles and self._most_threads() > 0,
             progress=progress,
+            machine=self._machine,
         )
         is_packed = options.read.packed is not None
+        spec.note_other_options()
         with progress.waiting():
             opened = open_packed_sources(spec) if is_packed else open_sources(spec)
         _log.info("%s: %s", store.path, opened.placement.reason)
@@ -289,6 +295,8 @@ class SampledLoader(BatchLoader):
         super().load_state_dict(state)
 
     def _get_iterator(self) -> Generator[Any, None, None]:  # type: ignore[override]
+        if isinstance(self._machine, SharedMachine):
+            self._machine.look_around()
         batches = super()._get_iterator()
         # Only now: before, it is the position where the last iteration stopped.
         start = self._cursor.position(self.epoch)

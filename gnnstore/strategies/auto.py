@@ -8,7 +8,7 @@ same rules that divide them later: the prediction is of the epoch that would run
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, cast
 
@@ -203,7 +203,29 @@ def describe_seconds(seconds: float) -> str:
 def open_sources(loader: LoaderSpec) -> OpenStore:
     """Decide on the places of a store's parts, and open them."""
     given = loader.options.strategy
-    choices = choices_for(loader, given) if isinstance(given, Auto) else [Chosen(loader.options)]
+    found: list[tuple[OpenStore, str]] = []
+
+    def choose() -> str:
+        """Open by the first choice that fits, and return its name, for other ranks."""
+        assert isinstance(given, Auto)  # noqa: S101 - for the type checker
+        found.append(_open_first(loader, choices_for(loader, given)))
+        return found[0][0].placement.strategy.choice
+
+    if not isinstance(given, Auto):
+        found.append(_open_first(loader, [Chosen(loader.options)]))
+    elif (name := loader.agree("strategy", choose)) and not found:
+        options = with_candidate(loader.options, given.by_choice[name])
+        why = "the first rank of this machine chose it"
+        found.append(_open_first(loader, [Chosen(options, why)]))
+    opened, warning = found[0]
+    loader.check_shared(opened.placement)
+    if warning:
+        warnings.warn(warning, UserWarning, stacklevel=5)  # behind the loader's constructor
+    return opened
+
+
+def _open_first(loader: LoaderSpec, choices: Iterable[Chosen]) -> tuple[OpenStore, str]:
+    """Open by the first choice that fits; return a warning, too, if it is a poor one."""
     refusals: list[BudgetError] = []
     for chosen in choices:
         own = replace(loader, options=chosen.options)
@@ -212,16 +234,15 @@ def open_sources(loader: LoaderSpec) -> OpenStore:
         except BudgetError as error:
             refusals.append(error)
             continue
+        warning = ""
         if chosen.is_last and (least := _least_of_others(refusals)):
             placement = placement.because(least)
-            warnings.warn(
+            warning = (
                 f"memory={loader.options.memory!r} leaves strategy {placement.strategy.name!r} "
-                f"only, the slowest; {least}",
-                UserWarning,
-                stacklevel=5,  # behind the loader's constructor
+                f"only, the slowest; {least}"
             )
         placement = replace(placement, predicted=chosen.predicted)
-        return cast("Strategy", placement.strategy).open(own, placement)
+        return cast("Strategy", placement.strategy).open(own, placement), warning
     *others, refusal = refusals
     if chosen.is_last and (least := _least_of_others(others)):
         refusal.message += f"\n- strategy 'mmap' needs the least, and is the slowest; {least}"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import math
+import os
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -10,15 +12,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 
 from gnnstore._core import release_memory
-from gnnstore.budget.limits import MemoryBudget, affordable_threads
+from gnnstore.budget.ledger import Reservation
+from gnnstore.budget.limits import MemoryBudget, affordable_threads, available_bytes
 from gnnstore.disk.spool import default_parent
-from gnnstore.errors import BudgetError, DiskBudgetError
+from gnnstore.errors import BudgetError, DiskBudgetError, UsageError
 from gnnstore.features.tables import CachedTables
 from gnnstore.formats.base.files import free_bytes
 from gnnstore.graph.cache_owner import shared_caches
 from gnnstore.graph.sizes import StoreSizes
 from gnnstore.graph.table_registry import shared_tables
-from gnnstore.machine import PRIVATE, Machine
+from gnnstore.machine import PRIVATE, Machine, share_of
 from gnnstore.pipeline.lookahead.edge_rows import MAX_ROW_BYTES, PassSize
 from gnnstore.progress import NullProgress, Progress
 from gnnstore.strategies.options import CacheSettings, PlannedSettings, StrategyTraits
@@ -31,6 +34,8 @@ if TYPE_CHECKING:
     from gnnstore.graph.store import GraphStore
     from gnnstore.graph.topology import Topology
     from gnnstore.pipeline.lookahead.presample import Presampler
+
+_log = logging.getLogger(__name__)
 
 # Ids of edges that batches show: those of the input, or positions in the store.
 EdgeIds = Literal["input", "store"]
@@ -82,7 +87,74 @@ class LoaderSpec:
             self.presampler.config,
             whole=self.store.reader.schema,
             with_edge_ids=with_ids,
+        ).shared_by(self.machine.num_ranks)
+
+    @property
+    def budget(self) -> MemoryBudget:
+        """Memory that the loader may use; free memory is measured now, or was by the first rank."""
+        memory, machine = self.options.memory, self.machine
+        resident = shared_tables(self.store).resident_bytes
+        if machine.num_ranks == 1 or memory not in {None, "auto"}:
+            return MemoryBudget.of(memory, resident)
+        if self.job is None:
+            raise UsageError(
+                f"memory={memory!r} with {machine.num_ranks} ranks on this machine: the first one "
+                "measures free memory for all, and they find one another by MASTER_ADDR and "
+                "MASTER_PORT of the environment, which are not set; set them on all ranks, give "
+                "each a budget in bytes, such as memory='8GB', or local_world_size=1 to share "
+                "nothing"
+            )
+        free = machine.agree(f"{self.job}: free memory", lambda: str(available_bytes() + resident))
+        return MemoryBudget.of_rank(memory, int(free), machine.num_ranks)
+
+    def agree(self, what: str, make: Callable[[], str]) -> str:
+        """Return what the first rank made that has such a loader, or what this one makes now."""
+        if self.job is None:
+            return make()
+        sampler = self.presampler
+        loader = f"{len(sampler.seeds)} seeds, {sampler.batch_size} a batch, {sampler.config}"
+        return self.machine.agree(f"{self.job}: {what} of {loader}", make)
+
+    def note_other_options(self) -> None:
+        """Say so where the first rank of this machine has other options, which share less."""
+        options = self.options
+        cached = [own.num_bytes for own in (options.cache,) if own is not None]
+        cached += [own.cache_bytes for own in (options.planned,) if own is not None]
+        own = ", ".join(
+            f"{name}={value!r}"
+            for name, value in (
+                ("strategy", options.strategy.name),
+                ("topology", options.topology),
+                ("memory", options.memory),
+                ("cache_bytes", next((each for each in cached if each is not None), None)),
+            )
         )
+        if (first := self.agree("options", lambda: own)) != own:
+            _log.warning(
+                "%s: this rank has %s, and the first rank of this machine %s; what these size or "
+                "choose is not shared: each holds its own",
+                *(self.store.path, own, first),
+            )
+
+    def check_shared(self, placement: Placement) -> None:
+        """Check that there is room for arrays that could not be shared, and count whole."""
+        machine = self.machine
+        more = machine.private_bytes - share_of(machine.private_bytes, machine.num_ranks)
+        if placement.budget_is_promise and more > placement.left_bytes:
+            unshared = Reservation("arrays that could not be shared", more)
+            ledger = replace(placement.ledger, raise_by=more - placement.left_bytes)
+            raise ledger.add(unshared).refusal(None, "look in the log for why they could not")
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether the budget is free memory, in which caches of other loaders are not."""
+        return self.options.memory in {None, "auto"} and self.machine.num_ranks == 1
+
+    @property
+    def job(self) -> str | None:
+        """The name of the run on this store, by which its ranks find one another, if it has one."""
+        address, port = (os.environ.get(name) for name in ("MASTER_ADDR", "MASTER_PORT"))
+        return f"{address}:{port} {self.store.reader.uuid}" if address and port else None
 
     def staging_bytes(self, budget_bytes: int) -> int:
         """Return the memory for staging, with as many threads as the budget allows."""
@@ -121,7 +193,8 @@ class LoaderSpec:
         if placement.is_trial:
             return topology
         spare = placement.left_bytes + placement.neighbors_bytes
-        neighbors = shared.neighbors(topology, placement.neighbors_bytes, spare, self.machine)
+        whole = placement.neighbors_bytes * self.machine.num_ranks
+        neighbors = shared.neighbors(topology, whole, spare, self.machine)
         return replace(topology, neighbors=neighbors)
 
     def check_two_batches(self, placement: Placement) -> None:
@@ -150,7 +223,7 @@ class LoaderSpec:
 
     def taken_bytes(self, strategy: StrategyTraits) -> int:
         """Return the part of the budget in other loaders' caches, under some strategy."""
-        if self.options.memory in {None, "auto"}:
+        if self.is_measured:
             return 0
         return shared_caches(self.store).taken_bytes(self.cache_kind(strategy))
 
@@ -168,7 +241,7 @@ class LoaderSpec:
     def shared_cache_bytes(self) -> int:
         """Return the bytes of caches, part of a placement's rest, that "auto" may share."""
         shared = shared_caches(self.store)
-        if self.options.memory in {None, "auto"}:
+        if self.is_measured:
             return shared.cached_bytes
         return shared.own_bytes(self.static_kind(self.options.cache or CacheSettings()))
 
@@ -262,7 +335,7 @@ def _placers(
         place,
         loader.sizes,
         # Free memory is measured once.
-        MemoryBudget.of(options.memory, shared.resident_bytes),
+        loader.budget,
         strategy=strategy.by_mode or strategy,
         seeds_bytes=loader.seeds_bytes,
         cached_bytes=shared_caches(loader.store).cached_bytes,

@@ -291,10 +291,19 @@ def place(
         reason=(
             f"strategy {strategy.choice!r} because {why}; topology {_WHERE[where]} "
             f"({format_size(sizes.topology_bytes)}); {format_size(held_bytes)} held in memory"
-            f"{ids_note and '; '}{ids_note}"
+            f"{ids_note and '; '}{ids_note}{_describe_ranks(sizes.num_ranks)}"
         ),
         neighbors_bytes=neighbors,
         ids_note=ids_note,
+    )
+
+
+def _describe_ranks(num_ranks: int) -> str:
+    if num_ranks == 1:
+        return ""
+    return (
+        f"; {num_ranks} ranks of this machine share what is held, and these sizes are the part "
+        "that each counts"
     )
 
 

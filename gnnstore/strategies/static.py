@@ -76,7 +76,8 @@ class CacheMaker:
     @property
     def cost(self) -> CacheCost:
         """Memory that the cache takes, by its size."""
-        return cache_cost(self.num_rows, self.tables.slot_bytes, self.settings.score)
+        ranks = self.loader.machine.num_ranks
+        return cache_cost(self.num_rows, self.tables.slot_bytes, self.settings.score, ranks)
 
     @property
     def num_rows(self) -> int:
@@ -117,7 +118,7 @@ class CacheMaker:
 
     def _best(self, scores: npt.NDArray[Any], num_rows: int) -> npt.NDArray[np.int64]:
         """Return the best nodes that take the memory of about `num_rows` of the widest type."""
-        cost, widths, widest = self.cost, self.tables.widths, self.tables.slot_bytes
+        cost, widths, widest = self.cost.whole, self.tables.widths, self.tables.slot_bytes
         given, most = num_rows, num_rows * widest // min(widths.values())
         nodes = select_nodes(scores, num_rows)
         for _ in range(_HALVINGS if most > num_rows else 0):
@@ -146,7 +147,8 @@ class CacheMaker:
         num_bytes = self.settings.num_bytes
         if self.cost.node_bytes == 0:
             return "no attribute of nodes is read"
-        if self.cost.rows_in(left_bytes if num_bytes is None else num_bytes) == 0:
+        cost = self.cost if num_bytes is None else self.cost.whole
+        if cost.rows_in(left_bytes if num_bytes is None else num_bytes) == 0:
             return "a single row does not fit"
         if scores_bytes > left_bytes:
             return f"the scores of all nodes would take {format_size(scores_bytes)}"
@@ -213,7 +215,8 @@ class StaticStrategy(Strategy):
         num_rows, taken = 0, placement.resident_bytes + placement.staging_bytes
         if self.score is not None:
             settings = loader.options.cache or CacheSettings()
-            cost = cache_cost(work.num_rows, epoch.tables.slot_bytes, settings.score)
+            ranks = loader.machine.num_ranks
+            cost = cache_cost(work.num_rows, epoch.tables.slot_bytes, settings.score, ranks)
             if work.num_rows * SCORE_DTYPES[settings.score]().itemsize <= placement.left_bytes:
                 num_rows = cache_rows(
                     *(placement, settings, cost, seen),
@@ -272,7 +275,7 @@ def cache_rows(
     if bytes_to_read(cost.num_nodes, cost.node_bytes, most) >= LONG_READ_BYTES:
         memory = memory.add(Reservation("filling the cache in the background", staging_bytes))
     if settings.num_bytes is not None:
-        num_rows = cost.rows_in(settings.num_bytes)
+        num_rows = cost.whole.rows_in(settings.num_bytes)
         cached = Reservation(CACHED, cost.bytes_of(num_rows))
         batches = {IN_FLIGHT: 2 * batch_bytes}
         with_batches(memory.add(cached)).check(batches, "lower cache_bytes=")

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch_geometric.data import Data
 
-from gnnstore import LinkNeighborLoader, NeighborLoader
+from gnnstore import LinkNeighborLoader, NeighborLoader, machine
 from gnnstore.converters import from_pyg
 from tests.support.batches import Batches, assert_same_batches, batches_of
 from tests.support.effort import choose, paired
@@ -175,16 +175,30 @@ def test_resuming(stores: tuple[Path, Path], expected: dict[str, Batches], case:
         assert_same_batches(batches_of(resumed), expected[case][stop:of_epoch])
 
 
+@pytest.mark.parametrize(("case", "way"), paired(CASES, WAYS, 1), ids=str)
+def test_ranks_of_one_machine(
+    stores: tuple[Path, Path],
+    expected: dict[str, Batches],
+    case: str,
+    way: dict[str, Any],
+    shares_all: None,
+) -> None:
+    """Batch k goes to rank k mod W; at the end the first ones repeat. They have one copy."""
+    of_epoch, size = len(expected[case]) // 2, 2 + CASES.index(case) % 2
+    loaders = [
+        make(stores, case, rank=rank, world_size=size, local_world_size=size, **way)
+        for rank in range(size)
+    ]
+    for rank, loader in enumerate(loaders):
+        numbers = range(rank, -(-of_epoch // size) * size, size)
+        assert_same_batches(batches_of(loader), [expected[case][k % of_epoch] for k in numbers])
+    assert machine._server.num_handed_on > 0
+
+
 @pytest.mark.parametrize("case", CASES)
-def test_ranks_and_a_round_trip_through_pygs_output(
+def test_a_round_trip_through_pygs_output(
     stores: tuple[Path, Path], expected: dict[str, Batches], case: str
 ) -> None:
-    """Batch k goes to rank k mod W; at the end the first ones repeat."""
-    of_epoch, world_size = len(expected[case]) // 2, 2 + CASES.index(case) % 2
-    for rank in range(world_size):
-        loader = make(stores, case, rank=rank, world_size=world_size)
-        numbers = range(rank, -(-of_epoch // world_size) * world_size, world_size)
-        assert_same_batches(batches_of(loader), [expected[case][k % of_epoch] for k in numbers])
     trip = make(stores, case, transform_sampler_output=lambda out: out)
     assert_same_batches(batches_of(trip, 2), expected[case])
 

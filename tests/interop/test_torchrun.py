@@ -5,16 +5,18 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import torch.distributed
 
 import gnnstore
 from gnnstore.converters import from_rmat
-from tests.support.batches import two_forks
+from tests.support.batches import ranks_in_forks, two_forks
 from tests.support.effort import is_long
 from tests.support.forks import ForkServer
 
@@ -143,6 +145,134 @@ def test_two_ranks(store: Path, tmp_path: Path, forks: ForkServer) -> None:
         for said in (first, second):
             assert said["states"][0] == said["states"][1]
             assert said["before"] + said["after"] == said["whole"][0]
+
+
+# The model, and its loss on a batch; of the worker, and of the single process that it is compared
+# with.
+MODEL = """
+import torch
+import torch.nn.functional as F
+from torch_geometric.nn import SAGEConv
+
+def made():
+    torch.manual_seed(0)
+    model = SAGEConv(16, 8)
+    return model, torch.optim.SGD(model.parameters(), lr=0.05)
+
+def loss_of(model, batch):
+    out = model(batch.x, batch.edge_index)[: batch.batch_size]
+    return F.cross_entropy(out, batch.input_id % 8)
+
+def gradient_of(model):
+    return torch.cat([each.grad.reshape(-1) for each in model.parameters()])
+"""
+
+# Trains two epochs, from the last checkpoint on, and is killed after some steps.
+TRAINING = """
+import json, os, signal, sys
+from pathlib import Path
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+import gnnstore
+
+folder, num_steps = Path(sys.argv[2]), int(sys.argv[3])
+sys.path.insert(0, str(folder))
+from model import gradient_of, loss_of, made
+
+def train():
+    model, optimizer = made()
+    rank, size, done = dist.get_rank(), dist.get_world_size(), 0
+    loader = gnnstore.NeighborLoader(
+        sys.argv[1], [4, 4], "train", batch_size=32, shuffle=True, seed=5, num_threads=1,
+        rank=rank, world_size=size,
+    )
+    checkpoint = folder / "run.pt"
+    if checkpoint.exists():
+        state = torch.load(checkpoint, weights_only=True)
+        model.load_state_dict(state["model"])
+        loader.load_state_dict(state["loader"])
+    parallel = DistributedDataParallel(model)
+    with open(folder / f"{size}-{rank}.jsonl", "w") as notes:
+        for _ in range(loader.epoch, 2):
+            for batch in loader:
+                optimizer.zero_grad()
+                loss_of(parallel, batch).backward()
+                said = {"seeds": batch.input_id.tolist(), "gradient": gradient_of(model).tolist()}
+                print(json.dumps(said), file=notes, flush=True)
+                optimizer.step()
+                if rank == 0:
+                    state = {"model": model.state_dict(), "loader": loader.state_dict()}
+                    torch.save(state, checkpoint.with_suffix(".tmp"))
+                    checkpoint.with_suffix(".tmp").replace(checkpoint)
+                dist.barrier()
+                done += 1
+                if done == num_steps:
+                    os.kill(os.getpid(), signal.SIGKILL)
+
+dist.init_process_group("gloo")
+train()
+dist.destroy_process_group()
+"""
+
+
+def test_killed_and_resumed_by_other_numbers_of_ranks(
+    store: Path, tmp_path: Path, forks: ForkServer
+) -> None:
+    """With 2 ranks, then 1, then 3: the steps of one process that has the same batches."""
+    (tmp_path / "worker.py").write_text(TRAINING)
+    (tmp_path / "model.py").write_text(MODEL)
+    names: dict[str, Any] = {}
+    exec(MODEL, names)  # noqa: S102 - our own
+    for num_ranks, num_steps in ((2, 2), (1, 2), (3, 0)):
+        run_ranks(forks, num_ranks, num_steps, tmp_path / "worker.py", store, tmp_path)
+    loader = gnnstore.NeighborLoader(
+        store, [4, 4], "train", batch_size=BATCH_SIZE, shuffle=True, seed=5, strategy="mmap"
+    )
+    batches = {(epoch, k): batch for epoch in range(2) for k, batch in enumerate(loader)}
+    numbers = {str(batch.input_id.tolist()): key for key, batch in batches.items()}
+    model, optimizer = names["made"]()
+    taken: list[tuple[int, int]] = []
+    for num_ranks in (2, 1, 3):
+        files = [tmp_path / f"{num_ranks}-{rank}.jsonl" for rank in range(num_ranks)]
+        for lines in zip(*(file.read_text().splitlines() for file in files), strict=True):
+            notes = [json.loads(line) for line in lines]
+            gradients = []
+            for said in notes:
+                taken.append(numbers[str(said["seeds"])])
+                optimizer.zero_grad()
+                names["loss_of"](model, batches[taken[-1]]).backward()
+                gradients.append(names["gradient_of"](model))
+            mean = torch.stack(gradients).mean(dim=0)
+            for said in notes:
+                found = torch.tensor(said["gradient"])
+                torch.testing.assert_close(found, mean, rtol=1e-5, atol=1e-7)
+            place = 0
+            for each in model.parameters():
+                each.grad = mean[place : place + each.numel()].view_as(each)
+                place += each.numel()
+            optimizer.step()
+    first, second = ([k for of, k in taken if of == epoch] for epoch in range(2))
+    # Of the first epoch, two steps of 2, two of 1, and one of 3; of the second, three of 3.
+    assert first == [0, 1, 2, 3, 4, 5, 6, 0, 1]
+    assert second == [0, 1, 2, 3, 4, 5, 6, 0, 1]
+
+
+def run_ranks(
+    forks: ForkServer, num_ranks: int, num_steps: int, script: Path, *arguments: object
+) -> None:
+    """Run some steps on ranks, which are killed then; with 0 steps, all of them."""
+    arguments = (*arguments, num_steps)
+    if not is_long():
+        # What the first rank ends with, whose end the others do not wait for.
+        status = -signal.SIGKILL if num_steps else 0
+        ranks_in_forks(forks, num_ranks, script, *arguments, status=status)
+        return
+    launcher = ("--standalone", "--nproc-per-node", num_ranks)
+    done = forks.run(
+        LAUNCH, *launcher, script, *arguments, environment=os.environ | {"OMP_NUM_THREADS": "1"}
+    )
+    assert (done.returncode == 0) == (num_steps == 0), done.stderr
 
 
 def losses(output: str, rank: int) -> list[tuple[str, str]]:

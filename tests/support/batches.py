@@ -56,16 +56,28 @@ _RANKS = """
 import os, socket
 with socket.create_server(("127.0.0.1", 0)) as free:
     port = free.getsockname()[1]
-child = os.fork()
-rank = "1" if child == 0 else "0"
-os.environ |= {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
-os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+children, rank, size = [], 0, "{size}"
+for number in range(1, int(size)):
+    if (child := os.fork()) == 0:
+        children, rank = [], number
+        break
+    children.append(child)
+os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": size}
+os.environ |= {"LOCAL_WORLD_SIZE": size, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
 """
-_BOTH = "if child: sys.exit(os.waitpid(child, 0)[1])"
+_ALL = "sys.exit(max([os.waitpid(child, 0)[1] for child in children], default=0))"
+
+
+def ranks_in_forks(
+    forks: ForkServer, num_ranks: int, script: Path, *arguments: object, status: int = 0
+) -> str:
+    """Run a script as processes of torchrun's do, and return what they print."""
+    begin = _RANKS.replace("{size}", str(num_ranks))
+    done = forks.run(begin + RUN_SCRIPT + _ALL, script, *arguments)
+    assert done.returncode == status, done.stderr
+    return done.stdout
 
 
 def two_forks(forks: ForkServer, script: Path, *arguments: object) -> str:
     """Run a script as two processes of torchrun's do, and return what they print."""
-    done = forks.run(_RANKS + RUN_SCRIPT + _BOTH, script, *arguments)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    return ranks_in_forks(forks, 2, script, *arguments)
