@@ -14,11 +14,11 @@ from __future__ import annotations
 import math
 import os
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -42,7 +42,7 @@ from gnnstore.formats.arrays.spec import AttributeSpec
 from gnnstore.formats.arrays.zarr_metadata import MAX_DIMENSIONS
 from gnnstore.formats.base.files import fill_at, open_regular
 from gnnstore.formats.packed import PackedManifest, PackedReader, name_of_batch
-from gnnstore.formats.store.schema import EdgeType, Schema
+from gnnstore.formats.store.schema import EdgeType
 from gnnstore.sampling.compact import ONE_TYPE, CompactSample, Types
 from gnnstore.sampling.row_space import RowRange, RowSpace
 
@@ -125,6 +125,32 @@ class PackedRecord:
         return cls(*fields)
 
 
+@dataclass(frozen=True)
+class RecordForm:
+    """What the arrays of all records of some packed epochs must fit."""
+
+    num_slots: int
+    counts: Mapping[str | EdgeType, int]  # nodes and edges of the graph, by type
+    # Of each attribute in records: its path, the type that has it, and type and shape of a row.
+    plain: tuple[tuple[str, str | EdgeType, np.dtype[Any], tuple[int, ...]], ...]
+    edge_ids: tuple[EdgeType, ...]  # the edge types whose ids are in records
+
+    @classmethod
+    def of(cls, manifest: PackedManifest) -> Self:
+        """Return what a manifest says of records."""
+        schema = manifest.schema
+        owners = schema.owners()
+        specs = {spec.path: spec for spec in (*schema.node_attributes(), *schema.edge_attributes())}
+        counts: dict[str | EdgeType, int] = {}
+        counts |= {node.name: node.num_nodes for node in schema.node_types}
+        counts |= {edge.type: edge.num_edges for edge in schema.edge_types}
+        plain = (
+            (path, owners[path], STORAGE_DTYPES[specs[path].dtype], specs[path].shape[1:])
+            for path in manifest.plain
+        )
+        return cls(manifest.num_slots, counts, tuple(plain), tuple(manifest.edge_id_paths))
+
+
 def _check_vector(
     what: str, array: npt.NDArray[Any], length: int | None, most: int = 2**62, least: int = 0
 ) -> None:
@@ -135,18 +161,20 @@ def _check_vector(
         raise ValueError(f"{what} are outside [{least}, {most})")
 
 
-def _check_subgraph(subgraph: CompactSample, schema: Schema) -> dict[str | EdgeType, int]:
+def _check_subgraph(
+    subgraph: CompactSample, counts: Mapping[str | EdgeType, int]
+) -> dict[str | EdgeType, int]:
     """Raise ValueError unless a subgraph is of a graph; return its nodes and edges by type."""
     num_rows: dict[str | EdgeType, int] = {}
     for name, nodes in subgraph.nodes.items():
-        _check_vector("nodes", nodes, None, schema.node_of(name).num_nodes)
+        _check_vector("nodes", nodes, None, counts[name])
         num_rows[name] = len(nodes)
         if subgraph.trees is not None:
             _check_vector("trees", subgraph.trees[name], len(nodes))
     for of, edges in subgraph.edges.items():
         num_rows[of] = count = len(edges.sources)
         _check_vector("sources", edges.sources, None, num_rows[of[0]])
-        _check_vector("edges", edges.positions, count, schema.edge_of(of).num_edges)
+        _check_vector("edges", edges.positions, count, counts[of])
         _check_vector("in-degrees", edges.num_incoming, None, count + 1)
         is_sum = int(edges.num_incoming.sum(dtype=np.int64)) == count
         if not is_sum or len(edges.num_incoming) > num_rows[of[2]]:
@@ -160,12 +188,11 @@ def _check_subgraph(subgraph: CompactSample, schema: Schema) -> dict[str | EdgeT
     return num_rows
 
 
-def check_record(record: PackedRecord, manifest: PackedManifest, space: RowSpace) -> None:
+def check_record(record: PackedRecord, form: RecordForm, space: RowSpace) -> None:
     """Raise ValueError unless a record's arrays fit one another, and the graph of the epochs."""
-    schema = manifest.schema
-    num_rows = _check_subgraph(record.subgraph, schema)
+    num_rows = _check_subgraph(record.subgraph, form.counts)
     count = len(record.subgraph.rows(space))
-    _check_vector("slots", record.slots, count, max(1, manifest.num_slots), -1)
+    _check_vector("slots", record.slots, count, max(1, form.num_slots), -1)
     for places, of_places in (
         (record.change_positions, record.change_slots),
         (record.positions, record.positions),
@@ -177,13 +204,10 @@ def check_record(record: PackedRecord, manifest: PackedManifest, space: RowSpace
     for crcs in (*record.chunk_crcs, *record.shared_crcs):
         if crcs.dtype != np.uint32 or crcs.ndim != 1:
             raise ValueError(f"checksums are {crcs.dtype} {list(crcs.shape)}")
-    owners = schema.owners()
-    specs = {spec.path: spec for spec in (*schema.node_attributes(), *schema.edge_attributes())}
-    for path, rows in zip(manifest.plain, record.plain, strict=True):
-        expected = (num_rows[owners[path]], *specs[path].shape[1:])
-        if (rows.dtype, rows.shape) != (STORAGE_DTYPES[specs[path].dtype], expected):
+    for (path, owner, dtype, shape), rows in zip(form.plain, record.plain, strict=True):
+        if (rows.dtype, rows.shape) != (dtype, (num_rows[owner], *shape)):
             raise ValueError(f"rows of {path!r} are {rows.dtype} {list(rows.shape)}")
-    for of, ids in zip(manifest.edge_id_paths, record.edge_ids, strict=True):
+    for of, ids in zip(form.edge_ids, record.edge_ids, strict=True):
         _check_vector("edge ids", ids, num_rows[of])
 
 
@@ -263,6 +287,7 @@ class PackedFiles:
             "num_seeds": manifest.num_seed_arrays,
             "types": Types.of(manifest.schema),
         }
+        self._form = RecordForm.of(manifest)
         self.space = RowSpace.of_schema(manifest.schema, set(manifest.cached))
         owners = manifest.schema.owners()
         # The types of the tables' rows, by path in the store.
@@ -318,7 +343,7 @@ class PackedFiles:
             raise self._damaged(number, f"the crc32c is {found:08x}, not {crc:08x}")
         try:
             found_record = PackedRecord.of(decode_record(record), **self._num_arrays)
-            check_record(found_record, self.reader.manifest, self.space)
+            check_record(found_record, self._form, self.space)
         except (ValueError, TypeError, IndexError) as error:  # CorruptStoreError included
             raise self.forged(number, error) from error
         return found_record
