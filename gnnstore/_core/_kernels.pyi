@@ -1223,9 +1223,9 @@ def parse_text(
     text : bytes
         Whole lines; the last may lack its end.
     kinds : str
-        A letter for each field of a line: "e" int64 within the limits, "i" int64, "f" float32,
-        "d" float64, "n" a name, as the two uint32 of its first byte and its length, "-" skipped,
-        and "*", the last one, the rest of a line in braces, which is skipped.
+        A letter for each field of a line: "e" int64 within the limits, "i" int64, "u" uint64, "f"
+        float32, "d" float64, "n" a name, as the two uint32 of its first byte and its length, "-"
+        skipped, and "*", the last one, the rest of a line in braces, which is skipped.
     separator : str
         A comma; a tab, of which those at the end of a line count only if fields are wanted there; a
         space for runs of blanks, in which a field is missing between two tabs; a stop for the terms

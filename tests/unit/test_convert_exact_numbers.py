@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,14 @@ import pyarrow as pa
 import pytest
 
 import gnnstore
-from gnnstore.converters import from_graphbolt, from_ogb, from_snap, from_tables, from_typed
+from gnnstore.converters import (
+    ConvertOptions,
+    from_graphbolt,
+    from_ogb,
+    from_snap,
+    from_tables,
+    from_typed,
+)
 from gnnstore.converters.inputs.source import FloatLabels, MemoryArray
 from gnnstore.errors import InputError
 from gnnstore.testing.graphs import random_graph
@@ -39,23 +47,67 @@ def values_of(found: Any) -> tuple[str, list[Any]]:
         (["3", "0.1", "2"], "float32"),
         ([str(2**24), ".5", "1"], "float32"),
         ([str(2**53 + 1), "2", "3"], "int64"),
+        ([str(2**64 - 1), "2", str(2**53 + 1)], "uint64"),
+        (["1e17", "2e18", "3"], "float64"),
+        (["-5", str(2**63), "3"], "float64"),
     ],
 )
 def test_columns_of_edges_in_text(tmp_path: Path, column: list[str], dtype: str) -> None:
     lines = [f"{i} {i + 1} {value}\n" for i, value in enumerate(column)]
     path = write(tmp_path / "e.txt", "".join(lines))
     store = gnnstore.open(from_snap(path, tmp_path / "a.gnn", edge_columns={"v": 3}))
-    convert: type = np.int64 if dtype == "int64" else np.dtype(dtype).type
-    assert values_of(store.v) == (dtype, [convert(value).item() for value in column])
+    convert: type = int if "int" in dtype else float
+    assert values_of(store.v) == (
+        dtype,
+        [np.dtype(dtype).type(convert(value)).item() for value in column],
+    )
     # In two parts, each of which has another type by itself.
     head, rest = "source,target,v\n", [line.replace(" ", ",") for line in lines]
     write(tmp_path / "t/edges/a__to__a/p0.csv", head + rest[0])
     write(tmp_path / "t/edges/a__to__a/p1.csv", head + "".join(rest[1:]))
     write(tmp_path / "t/nodes/a.csv", "v\n" + "\n".join([*column, "0"]) + "\n")
-    if dtype != "int64" and column[0] != "1e300":
-        typed = gnnstore.open(from_typed(tmp_path / "t", tmp_path / "b.gnn"))
-        assert values_of(typed["a", "to", "a"].v) == values_of(store.v)
-        assert values_of(typed["a"].v[:3]) == values_of(store.v)
+    typed = gnnstore.open(from_typed(tmp_path / "t", tmp_path / "b.gnn"))
+    assert values_of(typed["a", "to", "a"].v) == values_of(store.v)
+    assert values_of(typed["a"].v[:3]) == values_of(store.v)
+
+
+@pytest.mark.parametrize("form", ["edges", "nodes", "names", "labels", "features"])
+@pytest.mark.parametrize(
+    "column",
+    [
+        [str(2**53 + 1), "1.0", "2"],
+        [str(2**63 + 1), "-1", "2"],
+        [str(2**53 + 1), ".5", "2"],
+        [str(2**64), "1", "3"],
+        ["1" * 30, "1", "2"],
+    ],
+)
+def test_integers_that_a_column_of_floats_would_round(
+    tmp_path: Path, column: list[str], form: str
+) -> None:
+    """One file has the integer, another the numbers that no integer is."""
+    write(tmp_path / "e.txt", "0 1\n1 2\n")
+    nodes, parts = "nodes/a", {"0": column[:1], "1": column[1:]}
+    write(tmp_path / "t/edges/a__to__a.csv", "source,target\n" + "x,y\ny,z\n" * (form == "names"))
+    if form == "edges":
+        nodes = "edges/a__to__b"
+    for part, values in parts.items():
+        head = {"edges": "source,target,v\n", "nodes": "v,w\n", "names": "v,id\n"}.get(form, "")
+        rows = [
+            f"{v},{'xyz'[i + int(part)]}" if form == "names" else v for i, v in enumerate(values)
+        ]
+        if form in ("edges", "nodes"):
+            rows = [f"0,1,{v}" if form == "edges" else f"{v},2" for v in values]
+        write(tmp_path / f"t/{nodes}/{part}.csv", head + "\n".join(rows) + "\n")
+    out = tmp_path / "a.gnn"
+    more: dict[str, Any] = {form: f"{tmp_path}/t/nodes/a/*.csv"}
+    convert: Any = partial(from_typed, tmp_path / "t", out)
+    if form in ("labels", "features"):
+        options = ConvertOptions(feature_dtype="uint64" if form == "features" else None)
+        convert = partial(from_snap, tmp_path / "e.txt", out, **more, options=options)
+    said = rf"column [13]: '{column[0][:20]}.*' is rounded by float64, which the column needs for"
+    with pytest.raises(InputError, match=said):
+        convert()
 
 
 def test_whole_numbers_with_gaps(tmp_path: Path) -> None:
@@ -86,7 +138,7 @@ def test_labels_in_text(tmp_path: Path) -> None:
     write(tmp_path / "z0.csv", f"{2**53 + 1}\n")
     write(tmp_path / "z1.csv", ".5\n1\n")
     files = tmp_path / "z?.csv"
-    with pytest.raises(InputError, match="float64, which labels with fractions are, rounds the"):
+    with pytest.raises(InputError, match="'9007199254740993' is rounded by float64, which the col"):
         from_snap(edges, tmp_path / "z.gnn", labels=files)
 
 

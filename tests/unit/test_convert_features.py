@@ -564,16 +564,18 @@ def test_a_first_line_that_is_no_row_is_named_before_rows_are_counted(
 
 
 @pytest.mark.parametrize("dtype", ["int64", "uint64"])
-def test_integers_that_a_float_would_round_are_refused(tmp_path: Path, dtype: str) -> None:
-    """The first lines have points, so that all are read as floats."""
+def test_features_of_64_bits_in_text(tmp_path: Path, dtype: str) -> None:
+    """Numbers with a point beside them change nothing, in a part or in a column of their own."""
     (tmp_path / "e.txt").write_text("0 1\n1 2\n")
-    x = tmp_path / "x.csv"
-    x.write_text("1.0,9007199254740991\n2.0,3\n4.0,5\n")
+    most = np.iinfo(dtype).max
+    (tmp_path / "x0.csv").write_text(f"1.0,{most}\n2.0,9007199254740993\n")
+    (tmp_path / "x1.csv").write_text("4,5\n")
     options = ConvertOptions(feature_dtype=dtype, overwrite=True)
-    stored = read_store(
-        from_snap(tmp_path / "e.txt", tmp_path / "a.gnn", features=x, options=options)
-    )
-    assert stored.attributes["x"].tolist() == [[1, 2**53 - 1], [2, 3], [4, 5]]
-    x.write_text("1.0,1\n2.0,9007199254740993\n4.0,5\n")
-    with pytest.raises(InputError, match="row 1: 9007199254740992 may have been rounded"):
-        from_snap(tmp_path / "e.txt", tmp_path / "a.gnn", features=x, options=options)
+    more: dict[str, Any] = {"features": f"{tmp_path}/x?.csv", "options": options}
+    stored = read_store(from_snap(tmp_path / "e.txt", tmp_path / "a.gnn", **more))
+    x = stored.attributes["x"]
+    assert (x.dtype.name, x.tolist()) == (dtype, [[1, most], [2, 2**53 + 1], [4, 5]])
+    (tmp_path / "x1.csv").write_text("-4,5\n")
+    if dtype == "uint64":
+        with pytest.raises(InputError, match="uint64, which other columns need, does not hold -4"):
+            from_snap(tmp_path / "e.txt", tmp_path / "a.gnn", **more)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 from pathlib import Path
 from typing import Any
 
@@ -272,7 +273,12 @@ class Odd:
     ("name", "value", "message"),
     [
         ("thing", Odd(), "data.thing: a Odd like this cannot be stored as JSON"),
-        ("thing", (1, Odd()), "data.thing: a tuple like this cannot be stored"),
+        ("thing", (1, Odd()), "data.thing: a tuple with Odd like this cannot be stored"),
+        (
+            "thing",
+            [dt.datetime(2020, 1, 1)] * 30,
+            "data.thing: a list with datetime like this",
+        ),
         ("thing", {1: Odd()}, "data.thing: a dict like this cannot be stored"),
         ("y", torch.ones(20), "data.y: has shape [20], and there are 30 nodes and 5 edges; give"),
         ("num_nodes", float("nan"), "data.num_nodes: is nan, expected one non-negative integer"),
@@ -284,7 +290,7 @@ class Odd:
         ("edge_attr", torch.ones(30, 2), "give it a row for each edge"),
         ("edge_weight", torch.ones(4), "data.edge_weight: has shape [4], and there are"),
         ("thing", float("nan"), "a float like this cannot be stored as JSON, which has no NaN"),
-        ("thing", [torch.ones(2)], "data.thing: a list like this cannot be stored"),
+        ("thing", [torch.ones(2)], "data.thing: a list with Tensor like this cannot be stored"),
         (
             "thing",
             np.array(["a"]),

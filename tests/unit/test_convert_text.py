@@ -306,6 +306,17 @@ def test_decimals_are_rounded_once() -> None:
         assert _core.parse_text(text.encode(), "d", ",", b"")[2] is not None
 
 
+def test_integers_are_read_to_the_ends_of_their_types() -> None:
+    for kind, dtype in (("i", np.int64), ("u", np.uint64)):
+        low, high = np.iinfo(dtype).min, np.iinfo(dtype).max
+        for number in (low, high, 0, 10**17, 10**18 - 1, 10**18, 10**18 + 1):
+            for text in (str(number), "0" * 20 * (number >= 0) + str(number)):
+                found, _, fault = _core.parse_text(text.encode(), kind, ",", b"")
+                assert (fault, found.view(dtype).tolist()) == (None, [number])
+        for number in (low - 1, high + 1, 10 * high, 10**19 + high, 10**30):
+            assert _core.parse_text(str(number).encode(), kind, ",", b"")[2] is not None
+
+
 def test_any_cut_of_a_text_is_parsed_or_refused() -> None:
     """No end of the buffer, at which words of eight bytes are read, is overstepped."""
 

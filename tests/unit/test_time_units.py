@@ -271,10 +271,12 @@ def test_arrays_of_times_have_units(tmp_path: Path, shop: Path) -> None:
     arrays: dict[str, Any] = {"edge_index": ends, "time": there, "edge_time": of_edges}
     np.savez(tmp_path / "a.npz", **arrays)
     data = Data(edge_index=torch.from_numpy(ends), num_nodes=3, time=there, edge_time=of_edges)
+    lists = Data(**{**data.to_dict(), "time": list(there), "edge_time": list(of_edges)})
     for path in (
         from_numpy(tmp_path / "a.npz", tmp_path / "a.gnn"),
         from_arrays(arrays, tmp_path / "b.gnn", options=ConvertOptions(time_attr=("time",))),
         from_pyg(data, tmp_path / "c.gnn", options=ConvertOptions(time_attr=("edge_time",))),
+        from_pyg(lists, tmp_path / "l.gnn", options=ConvertOptions(time_attr=("edge_time",))),
     ):
         store = gnnstore.open(path)
         assert (units(store), units(store, "edge_time")) == (["D"], ["s"])

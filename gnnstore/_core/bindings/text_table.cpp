@@ -45,8 +45,8 @@ std::tuple<NumpyVector<uint8_t>, int64_t, Fault> parse(
                   skip_blank, allow_nan,                    low,
                   high};
     for (const char kind : kinds) {
-        if (std::string_view("eifdn-*").find(kind) == std::string_view::npos)
-            throw invalid("kinds must be of the letters e, i, f, d, n, - and *, got ", kinds);
+        if (std::string_view("eiufdn-*").find(kind) == std::string_view::npos)
+            throw invalid("kinds must be of the letters e, i, u, f, d, n, - and *, got ", kinds);
         form.fields.push_back({kind, form.record_bytes});
         form.record_bytes += kind == '-' || kind == '*' ? 0 : kind == 'f' ? 4 : 8;
         form.has_names |= kind == 'n';

@@ -24,9 +24,8 @@ from gnnstore.converters.inputs.source import (
     MappedRows,
     MemoryArray,
     joined,
-    rounds,
 )
-from gnnstore.converters.inputs.text_arrays import TextArray, read_as_stored, read_numbers
+from gnnstore.converters.inputs.text_arrays import TextArray, open_features, open_numbers
 from gnnstore.converters.inputs.text_tables import TableFormat, TextTable, is_number, read_head
 from gnnstore.converters.spill_files import ScatteredRows
 from gnnstore.converters.writer.graph_writer import GraphWriter
@@ -129,6 +128,8 @@ def open_arrays(
         raise UsageError(f"the {what}: no file was given")
     files = tuple(_file_of(name, what) for name in names)
     is_table = raw is None and all(map(is_text, files))
+    for path in files if is_table else ():
+        existing_file(path, f"the {what}")
     id_names = [] if ids is None else paths_of(ids, "the ids")
     id_files = tuple(Path(_split_member(name)[0]) for name in id_names)
     # They may be in a column of the same table.
@@ -140,26 +141,28 @@ def open_arrays(
     skip_header |= any(column.has_header for column in own)
     if is_table and skip_header:
         _check_names(files, own)
-    parts: list[ArraySource]
+    how: dict[str, Any] = {
+        "ids": [column.place for column in own],
+        "skip_header": skip_header,
+        "hint": f". If the line names the columns, skip it ({what}_skip_header=True)",
+    }
     if raw is not None:
         layout = RawLayout(raw.dtype, (-1, *raw.shape[1:]))
-        parts = [open_raw(path, layout) for path in files]
+        source = joined([open_raw(path, layout) for path in files])
     elif is_table and what == "labels":
-        parts = _label_tables(files, own, skip_header=skip_header)
+        labels = open_numbers(files, "label", allow_nan=False, **how)
+        source = MemoryArray(labels.label, labels.read())
+    elif is_table:
+        source = open_features(files, stored, **how)
     else:
-        parts = [_open_file(name, what, stored, skip_header=skip_header) for name in names]
-        for i, column in enumerate(own):
-            parts[i] = _without(parts[i], column.place)
-    row_ids = None
-    if own:
-        row_ids = joined([c.open(part.shape[0]) for c, part in zip(own, parts, strict=True)])
-    elif columns:
+        source = joined([_open_file(name, what, stored, **how) for name in names])
+    if own and not source.shape[1]:
+        raise InputError(f"{source.label}: has one column, where ids and values are wanted")
+    row_ids = joined([column.open() for column in own]) if own else None
+    if columns and not own:
         files += id_files
         opened = zip(id_names, columns, strict=True)
-        row_ids = joined(
-            [_open_file(name, "ids", None) if c is None else c.open() for name, c in opened]
-        )
-    source = joined(parts)
+        row_ids = joined([_open_file(name, "ids") if c is None else c.open() for name, c in opened])
     if raw is not None and raw.shape[0] not in (-1, source.shape[0]):
         raise InputError(
             f"{source.label}: has {source.shape[0]} rows of {raw.row_bytes} bytes, but the layout "
@@ -225,7 +228,7 @@ def _check_names(files: Sequence[Path], ids: Sequence[_IdColumn]) -> None:
     """Refuse parts of a table whose first lines name other columns, or in another order."""
     first: list[str] | None = None
     for path, own in zip_longest(files, ids):
-        names = read_head(existing_file(path, "the table"), b"").names()
+        names = read_head(path, b"").names()
         if own is not None:
             del names[own.place]
         first = first if first is not None else names
@@ -236,37 +239,6 @@ def _check_names(files: Sequence[Path], ids: Sequence[_IdColumn]) -> None:
                 "the same order",
                 path=path,
             )
-
-
-def _without(source: ArraySource, place: int) -> ArraySource:
-    """Return a table without a column."""
-    width = source.shape[1] - 1
-    if not width:
-        raise InputError(f"{source.label}: has one column, where ids and values are wanted")
-    return MappedRows(source, lambda rows, _: np.delete(rows, place, axis=1), row_shape=(width,))
-
-
-def _label_tables(
-    files: Sequence[Path], ids: Sequence[_IdColumn], *, skip_header: bool
-) -> list[ArraySource]:
-    """Read labels in text, without ids; all are float32 or float64 if some have fractions."""
-    how: dict[str, Any] = {"skip_header": skip_header, "hint": _header_hint("labels")}
-    tables = [
-        read_numbers(existing_file(path, "the labels"), "label", **how, ids=place)
-        for path, place in zip_longest(files, [column.place for column in ids])
-    ]
-    if len({table.dtype for table in tables}) > 1:
-        is_wide = any(table.dtype == np.float64 or rounds(table).any() for table in tables)
-        for i, (path, table) in enumerate(zip(files, tables, strict=True)):
-            tables[i] = table.astype(np.float64 if is_wide else np.float32)
-            lost = np.abs(table) > EXACT_IN_FLOAT64
-            if table.dtype == np.int64 and lost.any():
-                raise InputError(
-                    f"{path}: float64, which labels with fractions are, rounds the label "
-                    f"{table[lost].flat[0]}; other files have fractions",
-                    path=path,
-                )
-    return [MemoryArray(str(path), table) for path, table in zip(files, tables, strict=True)]
 
 
 def is_text(path: Path) -> bool:
@@ -310,13 +282,8 @@ def _file_of(name: str, what: str) -> Path:
     return Path(file)
 
 
-def _header_hint(what: str) -> str:
-    return f". If the line names the columns, skip it ({what}_skip_header=True)"
-
-
-def _open_file(
-    name: str, what: str, stored: str | None, *, skip_header: bool = False
-) -> ArraySource:
+def _open_file(name: str, what: str, stored: str | None = None, **how: Any) -> ArraySource:
+    """Open one file; `how` is for text."""
     what, (file, member) = f"the {what}", _split_member(name)
     path = Path(file)
     if path.suffix == ".npy":
@@ -333,8 +300,7 @@ def _open_file(
         return members[chosen]
     existing_file(path, what)
     if is_text(path):
-        hint = _header_hint("features")
-        return read_as_stored(path, stored, skip_header=skip_header, hint=hint)
+        return open_features([path], stored, **how)
     raise UsageError(
         f"{what}: {path} is neither .npy, .npz nor .csv; if it is raw binary, say its type and "
         "shape (features_raw=), as in float32,-1,128"

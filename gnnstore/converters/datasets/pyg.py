@@ -368,12 +368,12 @@ def _write_values(writer: Any, part: _Part, of: Any, kind: str) -> None:
 
 
 def _numbers(values: list[Any] | tuple[Any, ...]) -> npt.NDArray[Any] | None:
-    """Return a list as an array; None if it holds something else than numbers."""
+    """Return a list as an array; None if it holds something else than numbers and times."""
     try:
         array = np.array(values)
     except (ValueError, TypeError, OverflowError, RuntimeError):  # rows of several lengths
         return None
-    if array.dtype.kind not in _KINDS:
+    if array.dtype.kind not in _KINDS + "M":
         return None
     return as_float32(array) if array.dtype == np.float64 else array
 
@@ -418,10 +418,15 @@ def _json_value(value: Any, where: str) -> Any:
             return stored
     except (TypeError, ValueError, RecursionError):
         pass
+    kind = type(value).__name__
+    if isinstance(value, list | tuple):
+        known = ("str", "int", "float", "bool", "list", "tuple", "dict", "NoneType")
+        odd = next((own for own in (type(of).__name__ for of in value) if own not in known), "")
+        kind += odd and f" with {odd}"
     raise InputError(
-        f"{where}: a {type(value).__name__} like this cannot be stored as JSON, which has no NaN "
-        "or infinity; use a tensor, a finite number, a string, or a list, tuple or dict of them, "
-        "or remove it"
+        f"{where}: a {kind} like this cannot be stored as JSON, which has no NaN, infinity or "
+        "times; use a tensor, a finite number, a string, or a list, tuple or dict of them, for "
+        "times of nodes or edges an array of datetime64, or remove it"
     )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from itertools import chain
@@ -33,7 +33,7 @@ from gnnstore.converters.datasets.table_files import (
     open_table,
     to_array,
 )
-from gnnstore.converters.datasets.typed_text import BesideNames, open_text_edges
+from gnnstore.converters.datasets.typed_text import open_text_edges
 from gnnstore.converters.edges.numbering import may_be_ids
 from gnnstore.converters.inputs.edge_columns import named_ends
 from gnnstore.converters.inputs.files import open_npy, open_npz
@@ -50,13 +50,11 @@ from gnnstore.converters.inputs.parts import (
 from gnnstore.converters.inputs.source import (
     ArraySource,
     GeneratedRows,
-    MappedRows,
     joined,
     read_ahead,
     read_one_number,
-    rounds,
 )
-from gnnstore.converters.inputs.text_arrays import TextArray
+from gnnstore.converters.inputs.text_arrays import TextArray, TextColumns
 from gnnstore.converters.inputs.text_tables import (
     TableFormat,
     TextColumn,
@@ -706,21 +704,38 @@ def _open_text_nodes(
         parts = [TextArray(path, memory_bytes=budget) for path in paths]
         stated = _of_directories(paths, [own.shape[0] for own in parts])
         return _with_stated({"x": joined(parts)}, stated)
+    ends: tuple[int, ...] = ()  # of names
     if node_id in names and (has_names or not _has_integers(paths, names.index(node_id), budget)):
-        beside = [BesideNames(path, names, node_id, budget) for path in paths]
-        found: dict[str, Any] = _text_columns(joined(beside), [n for n in names if n != node_id])
+        ends = (names.index(node_id),)
+    form = TableFormat(
+        "text" if ends else "int64",
+        num_columns=len(names),
+        ends=ends,
+        columns=tuple(
+            TextColumn(i, "float32" if _FEATURE.fullmatch(name) else None, name)
+            for i, name in enumerate(names)
+            if i not in ends
+        ),
+        delimiter=None,
+        what="node name",
+        skip_header=True,
+    )
+    table = TextColumns.open(paths, [form] * len(paths), budget)
+    found: dict[str, Any] = {}
+    features = [i for i, column in enumerate(form.columns) if column.dtype]
+    if features:
+        found["x"] = table.array(features, np.float32)
+    for i, column in enumerate(form.columns):
+        if not column.dtype:
+            is_mask = column.what in SPLIT_KEYS and table.is_mask(i)
+            found[column.what] = table.column(i, np.bool_ if is_mask else table.whole_type(i))
+    if ends:
         found[node_id] = Names(
             f"{paths[0]}: {node_id}",
-            lambda: chain.from_iterable(own.table.blocks() for own in beside),
-            sum(own.shape[0] for own in beside),
+            lambda: chain.from_iterable(own.blocks() for own in table.tables),
+            sum(table.counts),
         )
-        return _with_stated(found, _of_directories(paths, [own.shape[0] for own in beside]))
-    how: dict[str, Any] = {"is_exact": True, "skip_header": True, "memory_bytes": budget}
-    tables = [TextArray(path, "float64", **how) for path in paths]
-    tables = [table for table in tables if table.shape[0]] or tables[:1]  # parts may be empty
-    found = _text_columns(joined(tables), names)
-    stated = _of_directories([own.path for own in tables], [own.shape[0] for own in tables])
-    return _with_stated(found, stated)
+    return _with_stated(found, _of_directories(paths, table.counts))
 
 
 def _has_integers(paths: list[Path], place: int, budget: int | None) -> bool:
@@ -733,34 +748,6 @@ def _has_integers(paths: list[Path], place: int, budget: int | None) -> bool:
     except InputError:
         return False  # what is wrong with other columns is found where these are read
     return True
-
-
-def _text_columns(table: ArraySource, names: Sequence[str]) -> dict[str, ArraySource]:
-    """Return each column of a table [N, k], and the features in some of them, by names."""
-    is_whole, is_mask, is_wide = (np.full(len(names), own) for own in (True, True, False))
-    for rows in table.rows(_STEP_ROWS):
-        is_whole &= (np.isfinite(rows) & (rows == np.rint(rows))).all(axis=0)
-        is_mask &= ((rows == 0) | (rows == 1)).all(axis=0)
-        is_wide |= rounds(rows).any(axis=0)
-    features = [place for place, name in enumerate(names) if _FEATURE.fullmatch(name)]
-    found: dict[str, ArraySource] = {}
-    if features:
-        found["x"] = _columns(table, features, np.dtype(np.float32))
-    for place, name in enumerate(names):
-        if place not in features:
-            kind: type = np.float64 if is_wide[place] else np.float32
-            kind = np.int64 if is_whole[place] else kind
-            kind = np.bool_ if name in SPLIT_KEYS and is_mask[place] else kind
-            found[name] = _columns(table, place, np.dtype(kind))
-    return found
-
-
-def _columns(table: ArraySource, places: int | list[int], dtype: np.dtype[Any]) -> ArraySource:
-    """Return a column of a table [N], or several [N, k], as another type."""
-    row_shape = () if isinstance(places, int) else (len(places),)
-    return MappedRows(
-        table, lambda rows, _: rows[:, places].astype(dtype), row_shape=row_shape, dtype=dtype
-    )
 
 
 def _open_text_edges(

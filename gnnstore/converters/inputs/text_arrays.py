@@ -1,9 +1,15 @@
-"""Reads tables of numbers in text as arrays: features and labels in CSV, plain or gzipped."""
+"""Reads tables of numbers in text as arrays: features and labels in CSV, plain or gzipped.
+
+Where the type is not given, a pass over the files finds it by column: integers of 64 bits, floats
+where there are fractions or gaps.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -12,16 +18,16 @@ import numpy.typing as npt
 
 from gnnstore.converters.inputs.opening import read_blocks
 from gnnstore.converters.inputs.source import (
-    EXACT_IN_FLOAT64,
     ArraySource,
-    as_float32,
+    MappedRows,
     check_count,
     cut_rows,
+    joined,
 )
-from gnnstore.converters.inputs.text_tables import TableFormat, TextTable
+from gnnstore.converters.inputs.text_tables import TableFormat, TextColumn, TextTable
 from gnnstore.errors import InputError
 
-# Types whose values float32 holds exactly.
+# Stored types whose values float64 does not hold, and types whose values float32 holds.
 _OF_64_BITS = ("int64", "uint64")
 _IN_FLOAT32 = ("bool", "int8", "uint8", "int16", "uint16")
 
@@ -34,7 +40,6 @@ class TextArray(ArraySource):
         path: Path,
         dtype: str = "float32",
         *,
-        is_exact: bool = False,
         what: str = "feature",
         num_rows: int | None = None,
         unit: str = "nodes",
@@ -47,7 +52,6 @@ class TextArray(ArraySource):
         self.label = str(path)
         self.dtype = np.dtype(dtype)
         self._unit = unit
-        self._may_round = is_exact and dtype == "float64"
         self._column = column
         table_format = TableFormat(
             dtype, delimiter=None, what=what, skip_header=skip_header, hint=hint
@@ -71,65 +75,187 @@ class TextArray(ArraySource):
         num_rows, rows_read = self.shape[0], 0
         for rows in self._table.blocks():
             block = rows if self._column is None else self._table.ends(rows)[:, 0]
-            if self._may_round:
-                self._check_exact(block, rows_read)
             yield block[: max(0, num_rows - rows_read)]
             rows_read += len(block)
         check_count(self.label, rows_read, num_rows, self._unit)
 
-    def _check_exact(self, rows: npt.NDArray[Any], first: int) -> None:
-        rounded = np.isfinite(rows) & (np.abs(rows) >= EXACT_IN_FLOAT64)
-        if rounded.any():
-            place = np.unravel_index(int(np.argmax(rounded)), rounded.shape)
+
+@dataclass(frozen=True)
+class TextColumns:
+    """Columns of numbers of one table in several files."""
+
+    tables: list[TextTable]
+    counts: list[int]  # of rows
+
+    @classmethod
+    def open(
+        cls, paths: Sequence[Path], forms: Sequence[TableFormat], memory_bytes: int | None = None
+    ) -> TextColumns:
+        """Open files, count their rows, and decide the types of columns, one for all files."""
+        tables = [
+            TextTable(path, form, memory_bytes=memory_bytes)
+            for path, form in zip(paths, forms, strict=True)
+        ]
+        counts = [sum(map(len, table.blocks())) for table in tables]
+        tables[0].settle_types(*tables[1:])
+        return cls(tables, counts)
+
+    @property
+    def memory_bytes(self) -> int:
+        """The peak memory of reading."""
+        return max(table.memory_bytes for table in self.tables)
+
+    def column(self, place: int, dtype: npt.DTypeLike | None = None) -> ArraySource:
+        """Return a column [N], of the type found or another."""
+        return self._joined([place], dtype or self.tables[0].types[place], ())
+
+    def array(self, places: Sequence[int], dtype: npt.DTypeLike) -> ArraySource:
+        """Return columns as an array [N, k] of a type."""
+        return self._joined(places, dtype, (len(places),))
+
+    def whole_type(self, place: int) -> str:
+        """Return the type of a column: int64 if all are whole, even if written as 1.0."""
+        kind = self.tables[0].types[place]
+        return "int64" if self.tables[0].found[place].is_whole else kind
+
+    def is_mask(self, place: int) -> bool:
+        """Whether all numbers of a column are 0 or 1."""
+        return self.tables[0].found[place].is_mask
+
+    def _joined(
+        self, places: Sequence[int], dtype: npt.DTypeLike, row_shape: tuple[int, ...]
+    ) -> ArraySource:
+        return joined(
+            [
+                _Rows(table, (count, *row_shape), places, np.dtype(dtype))
+                for table, count in zip(self.tables, self.counts, strict=True)
+            ]
+        )
+
+    def common_type(self, *, keeps_points: bool) -> str:
+        """Return the type that holds all columns; refuse integers that it rounds.
+
+        Whole numbers written as 1.0 are integers, unless a type `keeps_points`.
+        """
+        first = self.tables[0]
+        types, found = first.types, first.found
+        integers = [own for own, dtype in zip(found, types, strict=True) if "int" in dtype]
+        if len(integers) == len(found) or (
+            not keeps_points and all(own in integers or own.is_whole for own in found)
+        ):
+            dtype = "uint64" if "uint64" in types else "int64"
+            lost = next((own.low for own in found if own.low < 0 and dtype == "uint64"), None)
+        else:
+            is_wide = "float64" in types or any(own.is_wide for own in found)
+            dtype = "float64" if is_wide else "float32"
+            lost = next((own.huge for own in integers if own.huge is not None), None)
+        if lost is not None:
             raise InputError(
-                f"{self.label}: row {first + int(place[0])}: {rows[place]:.17g} may have been "
-                "rounded: numbers with a point or an exponent are read as float64, which does not "
-                "tell integers this large apart; write them without, or store them as float64",
-                path=self.path,
+                f"{first.path}: {dtype}, which other columns need, does not hold {lost:.0f}; put "
+                "them into files of their own",
+                path=first.path,
+            )
+        return dtype
+
+
+class _Rows(ArraySource):
+    """Columns of one file."""
+
+    def __init__(
+        self, table: TextTable, shape: tuple[int, ...], places: Sequence[int], dtype: np.dtype[Any]
+    ) -> None:
+        name = table.format.columns[places[0]].what
+        self.label = f"{table.path}: {name}" if len(shape) == 1 else str(table.path)
+        self.shape, self.dtype = shape, dtype
+        self.memory_bytes = table.memory_bytes
+        self._table, self._places = table, places
+
+    def rows(self, step: int, start: int = 0) -> Iterator[npt.NDArray[Any]]:
+        """Yield the rows from `start` on, at most `step` at a time."""
+        return cut_rows(self._blocks(), step, start)
+
+    def _blocks(self) -> Iterator[npt.NDArray[Any]]:
+        done = 0
+        for block in self._table.blocks():
+            values = (self._table.values(block, place) for place in self._places)
+            columns = [own.astype(self.dtype, copy=False) for own in values]
+            yield columns[0] if len(self.shape) == 1 else np.stack(columns, axis=1)
+            done += len(block)
+        if done != self.shape[0]:
+            raise InputError(
+                f"{self.label}: has {done} rows, and had {self.shape[0]} when they were counted; "
+                "convert it when nothing writes to it",
+                path=self._table.path,
             )
 
 
-def read_as_stored(
-    path: Path, stored: str | None, *, skip_header: bool = False, **options: Any
-) -> TextArray:
-    """Return a table as an array of a type that can hold every value of the stored type."""
-    is_exact = stored in _OF_64_BITS
-    dtype = "float32" if stored in {None, "float32", *_IN_FLOAT32} else "float64"
-    if is_exact:
-        first = next(read_blocks(path), None)
-        lines = b"" if first is None else first.data
-        if skip_header:
-            lines = lines.partition(b"\n")[2]
-        dtype = "float64" if any(mark in lines for mark in b".eE") else "int64"
-    return TextArray(path, dtype, is_exact=is_exact, skip_header=skip_header, **options)
+def open_numbers(
+    paths: Sequence[Path],
+    what: str,
+    *,
+    ids: Sequence[int | None] = (),
+    allow_nan: bool = True,
+    keeps_points: bool = False,
+    skip_header: bool = False,
+    hint: str = "",
+    memory_bytes: int | None = None,
+) -> ArraySource:
+    """Open tables of numbers as one array [N, k] of a type that holds all of them.
 
-
-def read_numbers(
-    path: Path, what: str, *, skip_header: bool = False, hint: str = "", ids: int | None = None
-) -> npt.NDArray[Any]:
-    """Return a table as int64, or with fractions as float32, or float64 if that rounds some.
-
-    A column of `ids` is left out.
+    `ids` has the columns with ids, one for each file or none, which are left out. Whole numbers
+    written as 1.0 are integers, unless the type `keeps_points`.
     """
     lines = TableFormat(
         "float64",
         delimiter=None,
         what=what,
-        allow_nan=False,
+        allow_nan=allow_nan,
         skip_header=skip_header,
         hint=hint,
     )
+    forms: list[TableFormat] = []
+    for path, left_out in zip_longest(paths, ids):
+        width = TextTable(path, lines).find_width()
+        columns = tuple(TextColumn(i, None, what) for i in range(width) if i != left_out)
+        forms.append(replace(lines, dtype="int64", ends=(), columns=columns))
+        if len(columns) != len(forms[0].columns):
+            raise InputError(
+                f"{path}: has {len(columns)} columns of numbers, and {paths[0]} "
+                f"{len(forms[0].columns)}; files of one table need the same columns",
+                path=path,
+            )
+    table = TextColumns.open(paths, forms, memory_bytes)
+    dtype = table.common_type(keeps_points=keeps_points)
+    return table.array(range(len(forms[0].columns)), dtype)
 
-    def read(dtype: str) -> npt.NDArray[Any]:
-        table = TextTable(path, replace(lines, dtype=dtype)).read()
-        return table if ids is None else np.delete(table, ids, axis=1)
 
-    values = read("float64")
-    if not np.all(values == np.rint(values)):
-        return as_float32(values)
-    if np.all(np.abs(values) < EXACT_IN_FLOAT64):
-        return values.astype(np.int64)
-    return read("int64")
+def open_features(
+    paths: Sequence[Path],
+    stored: str | None,
+    *,
+    ids: Sequence[int | None] = (),
+    num_rows: int | None = None,
+    **how: Any,
+) -> ArraySource:
+    """Open features in text as an array of a type that holds every value of the stored type.
+
+    `num_rows` is that of a single file, where it is known.
+    """
+    if stored in _OF_64_BITS:
+        return open_numbers(paths, "feature", ids=ids, **how)
+    dtype = "float32" if stored in {None, "float32", *_IN_FLOAT32} else "float64"
+    parts = []
+    for path, left_out in zip_longest(paths, ids):
+        part: ArraySource = TextArray(path, dtype, num_rows=num_rows, **how)
+        if left_out is not None:
+            remove = partial(_without, place=left_out)
+            part = MappedRows(part, remove, row_shape=(part.shape[1] - 1,))
+        parts.append(part)
+    return joined(parts)
+
+
+def _without(rows: npt.NDArray[Any], _: int, *, place: int) -> npt.NDArray[Any]:
+    return np.delete(rows, place, axis=1)
 
 
 class TextEdges:

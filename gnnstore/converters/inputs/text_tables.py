@@ -6,8 +6,9 @@ The core returns the first line that is no row, and the field at fault, which th
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from threading import Lock
 from typing import Any, NoReturn
@@ -31,9 +32,10 @@ from gnnstore.progress import Phase
 from gnnstore.units import format_size
 
 # As the core calls the types of columns, and of the ends of edges.
-_KINDS = {"int64": "i", "float32": "f", "float64": "d"}
+_KINDS = {"int64": "i", "uint64": "u", "float32": "f", "float64": "d"}
 _END_KINDS = {**_KINDS, "int64": "e", "text": "n"}
 _INT64 = np.iinfo(np.int64)
+_BEYOND_UINT64 = 2**64
 _LONE_RETURN = re.compile(rb"\r(?!\r*(?:\n|\Z))")
 
 
@@ -66,7 +68,8 @@ class TextColumn:
     """A column of numbers in a table of edges."""
 
     position: int  # from 0
-    # None: int64; with fractions or gaps float32, or float64 if that rounds a number from 2^24 on.
+    # None: int64, or uint64 if some need it; with fractions or gaps float32, or float64 if that
+    # rounds a number from 2^24 on.
     dtype: str | None = None
     what: str = "value"  # name of a value, for messages
 
@@ -208,11 +211,6 @@ def is_number(field: bytes) -> bool:
     return _DECIMAL.fullmatch(field.lower()) is not None
 
 
-def is_fraction(field: bytes) -> bool:
-    """Whether a field is a number, but no integer."""
-    return not INTEGER.fullmatch(field) and is_number(field)
-
-
 def separator_hint(text: bytes) -> str:
     """Return what to do if something else than commas, tabs or blanks separates columns."""
     name = next((name for mark, name in _OTHER_MARKS.items() if mark in text), "")
@@ -237,7 +235,7 @@ def word_field(table_format: TableFormat, dtype: str, position: int, field: byte
         is_whole = dtype == "int64" and column is None
         hint = separator_hint(field)
         if not hint:
-            hint = QUOTES if field[:1] == b'"' else form.hint if column is None else ""
+            hint = QUOTES if field[:1] == b'"' else form.hint
         kind = "an integer" if is_whole else "a number"
         return f"{where}: {show(field)} is not {kind}, expected {wanted}{hint}"
     if dtype != "int64":
@@ -245,7 +243,7 @@ def word_field(table_format: TableFormat, dtype: str, position: int, field: byte
         remedy = ""
         if column is not None and not is_nan:
             is_wide = dtype == "float64"
-            remedy = f"; say the type, as in {position + 1}:float64"
+            remedy = f"; say the type, as in {position + 1}:float64" if form.advise else ""
             remedy = "; it holds numbers up to 1.79e308, and inf" if is_wide else remedy
         return (
             f"{where}: "
@@ -270,24 +268,48 @@ def _num_in_flight() -> int:
 
 
 @dataclass
-class _Found:
+class Found:
     """What decides on the type of a column."""
 
     is_wide: bool = False  # whether float32 would round a number of 2^24 or more
     has_fraction: bool = False
-    has_gap: bool = False
+    has_gap: bool = False  # NaN or infinite
     huge: float | None = None  # a number that float64 may round
+    low: float = 0  # the least number, if one is below 0
+    high: float = 0  # the greatest, if one is above 0
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all are integers that every type of 64 bits holds."""
+        return not self.has_fraction and not self.has_gap and self.huge is None
+
+    @property
+    def is_mask(self) -> bool:
+        """Whether all are 0 or 1."""
+        return self.is_whole and self.low == 0 and self.high <= 1
 
     def look_at(self, values: npt.NDArray[Any]) -> None:
         """Note what some values have."""
+        if not len(values):
+            return
         self.is_wide |= bool(rounds(values).any())
-        is_huge = np.isfinite(values) & (np.abs(values) >= EXACT_IN_FLOAT64)
+        is_finite = np.isfinite(values)
+        is_huge = is_finite & (np.abs(values) >= EXACT_IN_FLOAT64)
         if self.huge is None and is_huge.any():
             self.huge = values[int(np.argmax(is_huge))]
         if values.dtype.kind == "f":
-            gaps = np.isnan(values)
-            self.has_gap |= bool(gaps.any())
-            self.has_fraction |= bool((~gaps & (values != np.rint(values))).any())
+            self.has_gap |= not is_finite.all()
+            self.has_fraction |= bool((is_finite & (values != np.rint(values))).any())
+        self.low = min(self.low, values.min())
+        self.high = max(self.high, values.max())
+
+    def add(self, other: Found) -> None:
+        """Note what another part of the column has."""
+        self.is_wide |= other.is_wide
+        self.has_fraction |= other.has_fraction
+        self.has_gap |= other.has_gap
+        self.huge = other.huge if self.huge is None else self.huge
+        self.low, self.high = min(self.low, other.low), max(self.high, other.high)
 
 
 class TextTable:
@@ -319,7 +341,7 @@ class TextTable:
         # In the last pass: lines of names that were skipped as comments, rows, and the first row.
         self.num_comments = self.num_rows = 0
         self.first: Any = None
-        self._found = tuple(_Found() for _ in table_format.columns)
+        self.found = tuple(Found() for _ in table_format.columns)
         if memory_bytes is not None:
             fitting = memory_bytes // (_MEMORY_SHARE * _BYTES_PER_BYTE * _num_in_flight())
             block_bytes = min(max(fitting, _MIN_BLOCK_BYTES), block_bytes)
@@ -410,30 +432,58 @@ class TextTable:
 
     def settle_types(self, *others: TextTable) -> None:
         """Decide the types of columns, the same in other parts, after a pass over the files."""
-        parts = (self, *others)
-        types = list(self.types)
+        parts, types = (self, *others), list(self.types)
         for i, column in enumerate(self.format.columns):
-            if column.dtype is not None or {part.types[i] for part in parts} == {"int64"}:
+            for part in others:
+                self.found[i].add(part.found[i])
+            found, own = self.found[i], {part.types[i] for part in parts}
+            if column.dtype is not None or own == {"int64"}:
                 continue
-            found = [part._found[i] for part in parts]
-            huge = next((own.huge for own in found if own.huge is not None), None)
-            is_whole = not any(own.has_fraction for own in found)
-            if huge is not None and is_whole and any(own.has_gap for own in found):
+            if "float64" not in own and found.low >= 0:
+                types[i] = "uint64"
+                continue
+            if found.huge is not None:
+                self._refuse_rounded(column, found, parts)
+            is_large = found.huge is not None and not found.has_fraction
+            types[i] = "float64" if found.is_wide or is_large else "float32"
+        for part in parts:
+            part.found, part.types, part.has_all_types = self.found, tuple(types), True
+
+    def _refuse_rounded(self, column: TextColumn, found: Found, parts: Sequence[TextTable]) -> None:
+        """Refuse integers of a column of floats that these do not hold."""
+        where = f"{self.path}: column {column.position + 1}"
+        if found.has_gap and not found.has_fraction:
+            raise InputError(
+                f"{where} has whole numbers and gaps, which float64 holds, but that rounds "
+                f"{found.huge:.0f}; write a number into the gaps, as -1",
+                path=self.path,
+            )
+        form = replace(
+            self.format,
+            dtype="text",
+            ends=(column.position,),
+            columns=(),
+            label_column=None,
+            delimiter=self._delimiter,
+        )
+        names = (block.names for part in parts for block in TextTable(part.path, form).blocks())
+        for text in filter(INTEGER.fullmatch, chain.from_iterable(names)):
+            number = int(text) if len(text) < _MAX_DIGITS else None
+            has_type = number is not None and (
+                found.has_fraction or _INT64.min <= number < _BEYOND_UINT64
+            )
+            if number is None or not has_type or int(float(number)) != number:
                 raise InputError(
-                    f"{self.path}: column {column.position + 1} has whole numbers and gaps, which "
-                    f"float64 holds, but that rounds {huge:.0f}; write a number into the gaps, as "
-                    "-1",
+                    f"{where}: {show(text)} is rounded by float64, which the column needs for "
+                    "numbers with a point or an exponent, or below 0; write all as integers of "
+                    "64 bits, or this one with a point",
                     path=self.path,
                 )
-            types[i] = "float64" if any(own.is_wide for own in found) else "float32"
-        for part in parts:
-            part.types, part.has_all_types = tuple(types), True
 
     def _look_at_columns(self, rows: Any) -> None:
         for i, column in enumerate(self.format.columns):
-            if column.dtype is not None:
-                continue
-            self._found[i].look_at(self.values(rows, i))
+            if column.dtype is None:
+                self.found[i].look_at(self.values(rows, i))
 
     # ---- lines
 
@@ -569,7 +619,7 @@ class TextTable:
             line, num_fields, position, begin, end = fault
             column = {c.position: i for i, c in enumerate(form.columns)}.get(position)
             field = data[begin:end]
-            if column is not None and types[column] == "int64" and self._widens(column, field):
+            if column is not None and types[column] != "float64" and self._widens(column, field):
                 continue
             dtype = form.dtype if column is None else types[column]
             if position < 0:
@@ -631,13 +681,17 @@ class TextTable:
         )
 
     def _widens(self, column: int, field: bytes) -> bool:
-        """Give a column whose type is not known yet that of a fraction, if a field is one."""
+        """Give a column whose type is not known yet a wider one, if a field is a number."""
         is_open = not self.has_all_types and self.format.columns[column].dtype is None
-        if is_open and is_fraction(field):
-            with self._lock:  # other blocks are parsed meanwhile
-                self.types = (*self.types[:column], "float64", *self.types[column + 1 :])
-            return True
-        return False
+        if not is_open or not is_number(field):
+            return False
+        is_unsigned = INTEGER.fullmatch(field) and len(field) < _MAX_DIGITS
+        is_unsigned = is_unsigned and 0 <= int(field) < _BEYOND_UINT64
+        with self._lock:  # other blocks are parsed meanwhile
+            if self.types[column] != "float64":
+                wider = "uint64" if is_unsigned else "float64"
+                self.types = (*self.types[:column], wider, *self.types[column + 1 :])
+        return True
 
     def _encode(self, block: TextBlock, rows: npt.NDArray[Any]) -> NameBlock:
         """Return rows whose names are places in a block."""

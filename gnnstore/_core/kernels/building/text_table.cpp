@@ -55,19 +55,33 @@ Digits read_digits(const char *&place, const char *end) {
 
 bool is_digit(char c) { return c >= '0' && c <= '9'; }
 
-// Whether a number was read; `place` is behind it then.
-bool read_integer(const char *&place, const char *end, int64_t &out) {
-    const bool negative = place < end && *place == '-';
-    if (place < end && (negative || *place == '+')) ++place;
+struct Integer {
+    uint64_t magnitude;
+    bool negative;
+
+    bool fits_signed() const {
+        constexpr auto most = static_cast<uint64_t>(std::numeric_limits<int64_t>::max());
+        return magnitude <= most + (negative ? 1 : 0);
+    }
+    int64_t as_signed() const {
+        return static_cast<int64_t>(negative ? 0 - magnitude : magnitude);
+    }
+};
+
+// Whether an integer of up to 64 bits was read; `place` is behind it then.
+bool read_integer(const char *&place, const char *end, Integer &out) {
+    out.negative = place < end && *place == '-';
+    if (place < end && (out.negative || *place == '+')) ++place;
     while (end - place > 1 && *place == '0' && is_digit(place[1])) ++place;
     const Digits digits = read_digits(place, end);
     if (digits.count == 0) return false;
-    uint64_t magnitude = digits.value;
-    if (digits.count == 18 && place < end && is_digit(*place))
-        magnitude = magnitude * 10 + static_cast<uint64_t>(*place++ - '0');
-    constexpr auto most = static_cast<uint64_t>(std::numeric_limits<int64_t>::max());
-    if (magnitude > most + (negative ? 1 : 0)) return false;
-    out = static_cast<int64_t>(negative ? 0 - magnitude : magnitude);
+    out.magnitude = digits.value;
+    while (digits.count == 18 && place < end && is_digit(*place)) {
+        constexpr uint64_t most = std::numeric_limits<uint64_t>::max();
+        const auto digit = static_cast<uint64_t>(*place++ - '0');
+        if (out.magnitude > (most - digit) / 10) return false;
+        out.magnitude = out.magnitude * 10 + digit;
+    }
     return true;
 }
 
@@ -157,17 +171,21 @@ bool stored(bool is_read, const T &value, uint8_t *out) {
 // Whether there is a number; `place` is behind it then.
 bool read_number(const char *&place, const char *end, char kind, const TextForm &form,
                  uint8_t *out) {
-    int64_t integer;
+    Integer integer;
     float single;
     double decimal;
     switch (kind) {
         case 'f': return stored(read_decimal(place, end, form, single), single, out);
         case 'd': return stored(read_decimal(place, end, form, decimal), decimal, out);
-        default:
-            return stored(read_integer(place, end, integer) &&
-                              (kind == 'i' || (integer >= form.low && integer <= form.high)),
-                          integer, out);
+        default: break;
     }
+    if (!read_integer(place, end, integer)) return false;
+    if (kind == 'u')
+        return stored(!integer.negative || integer.magnitude == 0, integer.magnitude, out);
+    const int64_t value = integer.as_signed();
+    return stored(integer.fits_signed() &&
+                      (kind == 'i' || (value >= form.low && value <= form.high)),
+                  value, out);
 }
 
 // Whether a line that is written as most are has the right numbers; `place` is behind it then.

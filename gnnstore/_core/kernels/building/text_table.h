@@ -12,9 +12,9 @@ namespace gnnstore {
 
 // A field of a line, and where its value goes in the record of the line.
 struct TextField {
-    // 'e': int64 within limits, 'i': int64, 'f': float32, 'd': float64, 'n': a name, as the two
-    // uint32 of its first byte and its length, '-': skipped, whatever it is, '*': the rest of a
-    // line, which is skipped, in braces as networkx writes them
+    // 'e': int64 within limits, 'i': int64, 'u': uint64, 'f': float32, 'd': float64, 'n': a name, as
+    // the two uint32 of its first byte and its length, '-': skipped, whatever it is, '*': the rest of
+    // a line, which is skipped, in braces as networkx writes them
     char kind;
     int64_t offset;
 };

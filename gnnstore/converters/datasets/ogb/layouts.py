@@ -23,14 +23,8 @@ from gnnstore.converters.inputs.source import (
     MemoryArray,
     check_count,
     read_one_number,
-    rounds,
 )
-from gnnstore.converters.inputs.text_arrays import (
-    TextArray,
-    TextEdges,
-    read_as_stored,
-    read_numbers,
-)
+from gnnstore.converters.inputs.text_arrays import TextArray, TextEdges, open_features, open_numbers
 from gnnstore.converters.inputs.text_tables import TableFormat, TextTable
 from gnnstore.converters.typed.inputs import EdgeInput, NodeInput
 from gnnstore.converters.writer.options import ConvertOptions
@@ -191,10 +185,10 @@ def _open_nodes(directory: Path, count: int, options: ConvertOptions) -> dict[st
     found: dict[str, ArraySource] = {}
     for stem, path in _parts(directory, "node").items():
         if stem != "node-feat":
-            values = read_numbers(path, stem.replace("-", " "))
+            values = open_numbers([path], stem.replace("-", " "), allow_nan=False).read()
             found[attribute_name(stem)] = MemoryArray(str(path), values)
             continue
-        features = read_as_stored(path, options.feature_dtype, num_rows=count)
+        features = open_features([path], options.feature_dtype, num_rows=count)
         if features.shape[1]:
             found["x"] = features
         else:  # the file is empty
@@ -210,13 +204,11 @@ def _open_edges(
     edges = TextEdges(path, num_nodes, num_edges=num_edges, memory_bytes=budget)
     found = EdgeInput(edges.pairs, str(path), num_edges, memory_bytes=edges.memory_bytes)
     for stem, file in _parts(directory, "edge").items():
-        found.attributes[attribute_name(stem)] = TextArray(
-            file,
-            "float32" if stem == "edge-feat" else _number_type(file),
-            what="edge feature",
-            num_rows=num_edges,
-            unit="edges",
-            memory_bytes=budget,
+        what = "edge feature"
+        found.attributes[attribute_name(stem)] = (
+            TextArray(file, what=what, num_rows=num_edges, unit="edges", memory_bytes=budget)
+            if stem == "edge-feat"
+            else open_numbers([file], what, keeps_points=True, memory_bytes=budget)
         )
     return found
 
@@ -237,17 +229,6 @@ def _read_count(path: Path) -> int:
             path=path,
         )
     return int(counts[0])
-
-
-def _number_type(path: Path) -> str:
-    """Return "int64" if a table has integers only (relations, years), else a type of floats."""
-    try:
-        for _ in TextTable(path, TableFormat("int64", delimiter=None)).blocks():
-            pass
-    except InputError:
-        blocks = TextTable(path, TableFormat("float64", delimiter=None)).blocks()
-        return "float64" if any(rounds(rows).any() for rows in blocks) else "float32"
-    return "int64"
 
 
 # ---- small tables of names
