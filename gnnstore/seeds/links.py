@@ -97,7 +97,7 @@ def _typed(store: GraphStore, edge_label_index: Any) -> tuple[EdgeTypeSpec, Any]
         own = _without_edges(schema, given[0]) if has_ends else None
         return own or edge_of(schema, given[0]), given[1]
     if not schema.is_homogeneous:
-        example = schema.edge_types[0].type
+        example = next((edge.type for edge in schema.edge_types), "TYPE")
         raise UsageError(
             "edge_label_index does not name an edge type, and the store's types have names; give "
             f"for example edge_label_index=({example}, None). {_edge_types(schema)}"
@@ -124,12 +124,16 @@ def edge_of(schema: Schema, given: Any, option: str = "edge_label_index") -> Edg
 
 def _without_edges(schema: Schema, given: Any) -> EdgeTypeSpec | None:
     """Return an edge type between the store's nodes of which it has no edges; None: it has."""
+    source, *relations, target = given
     nodes = {node.name for node in schema.node_types}
-    is_known = any(edge.type == tuple(given) for edge in schema.edge_types)
-    if schema.is_homogeneous or len(given) != 3 or is_known or not {given[0], given[2]} <= nodes:
+    is_known = any(
+        (edge.source, edge.target) == (source, target) and relations in ([], [edge.relation])
+        for edge in schema.edge_types
+    )
+    if schema.is_homogeneous or is_known or not {source, target} <= nodes:
         return None
     none = AttributeSpec("none", "none", "cold", "int64", (0,))
-    source, relation, target = given
+    (relation,) = relations or ("to",)  # as in PyG
     return EdgeTypeSpec(source, relation, target, num_edges=0, indptr=none, indices=none)
 
 

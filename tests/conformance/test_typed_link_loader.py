@@ -15,6 +15,7 @@ from torch_geometric.sampler import NegativeSampling
 
 import gnnstore
 from gnnstore import LinkNeighborLoader
+from gnnstore.converters import from_pyg
 from gnnstore.errors import InputError, NotFoundError, UsageError
 from tests.support.hetero import CITES, TEACHES, WRITES, WRITTEN_BY, hetero_store, make_hetero
 
@@ -270,6 +271,16 @@ def test_seed_edges_of_a_type_without_edges(path: Path) -> None:
         assert torch.equal(batch[WRITES].edge_index, like[WRITES].edge_index)
     with pytest.raises(UsageError, match=r"no edges of .* to leave out"):
         LinkNeighborLoader(path, [1], (kind, PAIRS), exclude_edges="self")
+
+
+def test_seed_edges_of_a_graph_of_types_without_edges(tmp_path: Path) -> None:
+    store = from_pyg(HeteroData(paper={"num_nodes": 9}), tmp_path / "s.gnn")
+    loader = LinkNeighborLoader(store, [], (("paper", "paper"), [[0, 3], [8, 3]]), batch_size=2)
+    (batch,) = loader
+    assert batch["paper", "to", "paper"].edge_label_index.tolist() == [[0, 1], [2, 1]]
+    assert batch["paper"].n_id.tolist() == [0, 3, 8]
+    with pytest.raises(UsageError, match=r"for example edge_label_index=\(TYPE, None\)"):
+        LinkNeighborLoader(store, [], [[0], [8]])
 
 
 # --- the same batches however they come ------------------------------------------------------
