@@ -54,7 +54,7 @@ _PROTOCOL = "gnnstore memory 1"
 _HEADER_BYTES = 64
 # Reserved at a time; interrupts are handled in between.
 _PIECE_BYTES = 64 << 20
-_POPULATE_READ, _POPULATE_WRITE = 22, 23  # of madvise, since Linux 5.14
+_POPULATE_WRITE = 23  # of madvise, since Linux 5.14
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 _RETRY_SECONDS = 0.001
 # Between `bind` and `listen` are microseconds. Who is refused this often meets a process of another
@@ -384,9 +384,6 @@ def _mapped(file: io.FileIO, num_bytes: int) -> mmap.mmap:
         raise Unshared(f"a process hands on {found} bytes under its name, sealed as {seals}")
     mapping = mmap.mmap(file.fileno(), num_bytes, prot=mmap.PROT_READ)
     _advise_huge_pages(mapping)
-    with suppress(OSError):  # before Linux 5.14 the first accesses find the pages one by one
-        for first in range(0, num_bytes, _PIECE_BYTES):
-            mapping.madvise(_POPULATE_READ, first, min(_PIECE_BYTES, num_bytes - first))
     return mapping
 
 

@@ -16,7 +16,7 @@ from torch_geometric.data.graph_store import EdgeAttr
 
 import gnnstore
 from gnnstore import machine
-from gnnstore.converters import from_rmat
+from gnnstore.converters import ConvertOptions, from_rmat
 from gnnstore.errors import BudgetError, UsageError
 from gnnstore.graph.table_registry import shared_tables
 from gnnstore.machine import Unshared
@@ -160,6 +160,20 @@ def test_later_loaders_on_the_store_share_too(path: Path, shares_all: None) -> N
     assert_same_batches(batches_of(later), batches[: len(later)])
     alone.set_epoch(0)
     assert_same_batches(batches_of(alone), batches[: len(alone)])
+
+
+def test_a_store_that_is_converted_anew_is_another_one(tmp_path: Path, shares_all: None) -> None:
+    """At the same path; a rank that started before goes on with what it has."""
+    here = from_rmat(tmp_path / "r.gnn", scale=8, feature_dim=32)
+    before = rank_of(here, 0, strategy="memory", batch_size=16)
+    batches = batches_of(before, 2)
+    anew = ConvertOptions(overwrite=True)
+    from_rmat(here, scale=8, feature_dim=32, seed=5, options=anew)
+    alone = batches_of(loader_on(here, strategy="mmap", batch_size=16))
+    after = rank_of(here, 1, strategy="memory", batch_size=16)
+    assert_same_batches(batches_of(after)[:1], alone[1:2])
+    before.set_epoch(1)
+    assert_same_batches(batches_of(before), batches[len(before) :])
 
 
 def test_users_get_copies(path: Path, shares_all: None) -> None:

@@ -330,6 +330,5 @@ def test_less_memory_than_is_to_be_shared(key: str, monkeypatch: pytest.MonkeyPa
 
 def test_a_kernel_without_populate(key: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "_POPULATE_WRITE", 999)
-    monkeypatch.setattr(machine, "_POPULATE_READ", 999)
     first = share(key)
     assert np.array_equal(share(key, never), first)
