@@ -470,12 +470,14 @@ class _Server:
                     self._changes = None
 
     def _hand_on(self, listener: socket.socket, file: io.FileIO) -> None:
-        with suppress(OSError):  # who connected is gone
+        try:
             connection, _ = listener.accept()
             with connection:
                 if _user_of(connection) == os.geteuid():
                     socket.send_fds(connection, [b"\0"], [file.fileno()])
                     self.num_handed_on += 1
+        except OSError:  # who connected is gone; or there is no descriptor left, and it waits
+            time.sleep(_RETRY_SECONDS)
 
     def _forget(self) -> None:
         for listener in self._bound:
