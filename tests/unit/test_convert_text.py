@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bz2
 import gzip
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -344,7 +345,7 @@ def read_by_the_letter(lines: list[str], table_format: TableFormat) -> Any:
             delimiter = next((mark for mark in ",\t" if mark in line.strip()), " ")
         line = line.rstrip().lstrip("\v" if delimiter == "\t" else None)  # noqa: PLW2901
         fields = [part for tab in line.split("\t") for part in tab.split() or [""]]
-        fields = line.split(",") if delimiter == "," else fields
+        fields = fields if delimiter == " " else line.split(delimiter)
         try:
             is_bad = not line.strip() or len(fields) != table_format.num_columns
             assert not is_bad
@@ -413,7 +414,31 @@ def test_a_bomb_without_line_ends_is_refused_before_it_fills_memory(
 ) -> None:
     monkeypatch.setattr("gnnstore.converters.inputs.opening.MAX_LINE_BYTES", 2**20)
     path = tmp_path / "bomb.gz"
-    for text in (b"0" * 2**24, b"\n" * 2**24 + b"0" * 2**24):
+    for text, line in ((b"0" * 2**22, 1), (b"\n" * 2**22 + b"0" * 2**22, 2**22 + 1)):
         path.write_bytes(gzip.compress(text))
-        with pytest.raises(InputError, match=r"bomb.gz: line \d+ is longer than 1048576 bytes"):
+        with pytest.raises(InputError, match=rf"bomb.gz: line {line} is longer than 1048576 bytes"):
             read(path, SNAP, 2**18)
+
+
+@pytest.mark.parametrize("blank", [b"\n", b"\r\n", b" \n"])
+def test_blank_lines_take_no_longer_than_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, blank: bytes
+) -> None:
+    monkeypatch.setattr("gnnstore.converters.inputs.opening.MAX_LINE_BYTES", 2**20)
+    path = tmp_path / "edges.gz"
+    lines = blank * (2**21 // len(blank))
+
+    def seconds(text: bytes) -> float:
+        path.write_bytes(gzip.compress(text, 1))
+        begin = time.process_time()
+        assert read(path, SNAP, 2**18)[[0, -1]].tolist() == [[1, 2], [3, 4]]
+        return time.process_time() - begin
+
+    usual = seconds(b"1 2\n" * 2**20 + b"3 4\n")
+    assert seconds(lines + b"1 2\n" + lines + b"3 4\n" + lines) < 5 * usual
+    num_before = lines.count(b"\n") + 1
+    path.write_bytes(gzip.compress(b"1,2\n" + lines + b"x,1\n", 1))
+    with pytest.raises(InputError, match="line 2: the line is blank where a row was expected"):
+        read(path, PAIRS, 2**18)
+    with pytest.raises(InputError, match=f"line {num_before + 1}: column 1: 'x' is not an integer"):
+        read(path, replace(PAIRS, skip_blank=True), 2**18)

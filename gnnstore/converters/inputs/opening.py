@@ -133,7 +133,8 @@ def read_blocks(
 ) -> Iterator[TextBlock]:
     """Yield the lines of a text file, decompressed if it is gzipped, in blocks."""
     phase = phase or NullPhase()
-    line, rest = 1, b""  # blank lines at the end of a block wait for others to follow
+    line, rest = 1, list[bytes]()  # the number of the line that follows, and its beginning
+    blank = 0  # the first of the blank lines before it, which wait for others to follow; or none
     try:
         with open_input(path) as raw:
             zipped = raw.read(len(GZIP_MAGIC)) == GZIP_MAGIC
@@ -153,15 +154,25 @@ def read_blocks(
             while chunk:
                 phase.advance(raw.tell() - position)
                 position = raw.tell()
-                chunk = rest + chunk
                 if b"\0" in chunk:
                     line += chunk.count(b"\n", 0, chunk.index(b"\0"))
                     raise InputError(f"{path}: line {line}: {BINARY}", path=path)
-                data, rest = _cut(chunk)
-                if data:
-                    yield _block(line, data)
-                    line += data.count(b"\n")
-                if len(rest) > MAX_LINE_BYTES:
+                end = chunk.rfind(b"\n") + 1
+                if end:
+                    lines = b"".join((*rest, chunk[:end]))
+                    data = _without_blank_end(lines)
+                    if data:
+                        if blank:
+                            yield TextBlock(blank, b"\n")  # one stands for all
+                            blank = 0
+                        yield _block(line, data)
+                        line += data.count(b"\n")
+                    if len(data) < len(lines):
+                        blank = blank or line
+                        line += lines.count(b"\n", len(data))
+                    rest = []
+                rest.append(chunk[end:])
+                if sum(map(len, rest)) > MAX_LINE_BYTES:
                     raise InputError(
                         f"{path}: line {line} is longer than {MAX_LINE_BYTES} bytes; "
                         "this is not a table of numbers",
@@ -176,8 +187,11 @@ def read_blocks(
         ) from None
     except OSError as error:
         raise storage_error(error, "read the text file", path) from error
-    if rest.strip():
-        yield _block(line, rest)
+    last = b"".join(rest)
+    if last.strip():
+        if blank:
+            yield TextBlock(blank, b"\n")
+        yield _block(line, last)
 
 
 def _block(line: int, data: bytes) -> TextBlock:
@@ -185,11 +199,9 @@ def _block(line: int, data: bytes) -> TextBlock:
     return TextBlock(line, data.removeprefix(codecs.BOM_UTF8) if line == 1 else data)
 
 
-def _cut(data: bytes) -> tuple[bytes, bytes]:
-    """Split into whole lines, and what is behind the last that is not blank."""
-    end = data.rfind(b"\n") + 1
-    if end >= 2 and data[end - 2] not in b"\r\n":  # no blank line: spares two copies
-        return data[:end], data[end:]
-    lines = data[:end].rstrip(b"\r\n")
-    last = data.find(b"\n", len(lines)) + 1 if lines else 0
-    return data[:last], data[last:]
+def _without_blank_end(lines: bytes) -> bytes:
+    """Return whole lines up to the last that is not blank."""
+    if lines[-2:-1] not in (b"\r", b"\n", b""):
+        return lines
+    text = lines.rstrip(b"\r\n")
+    return lines[: lines.find(b"\n", len(text)) + 1] if text else b""

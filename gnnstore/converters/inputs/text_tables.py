@@ -36,6 +36,7 @@ _KINDS = {"int64": "i", "uint64": "u", "float32": "f", "float64": "d"}
 _END_KINDS = {**_KINDS, "int64": "e", "text": "n"}
 _INT64 = np.iinfo(np.int64)
 _BEYOND_UINT64 = 2**64
+_TEXT = re.compile(rb"\S")
 _LONE_RETURN = re.compile(rb"\r(?!\r*(?:\n|\Z))")
 
 
@@ -165,9 +166,14 @@ def read_head(
     separate if there are `mixes`, and the first field has several numbers in it, as KONECT's have.
     """
     found, lines = list[bytes](), list[TextBlock]()
-    for number, line in _lines(path):
+    places = (
+        (number, block.data[begin:end])
+        for block in read_blocks(path)
+        for number, begin, end in _lines_of(block, skips_blank=skips_blank)
+    )
+    for number, line in places:
         text = line.strip()
-        if text[0] not in comments if text else not skips_blank:
+        if not text or text[0] not in comments:
             lines.append(TextBlock(number, line))
         elif not lines and len(found) < _MAX_COMMENTS:
             found.append(text)
@@ -182,14 +188,19 @@ def read_head(
     return TextHead(found, lines, delimiter)
 
 
-def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Yield the lines of a text with their numbers."""
-    for block in read_blocks(path):
-        begin, number = 0, block.first_line
-        while begin < len(block.data):
-            end = block.data.find(b"\n", begin) + 1 or len(block.data)
-            yield number, block.data[begin:end]
-            begin, number = end, number + 1
+def _lines_of(block: TextBlock, *, skips_blank: bool = True) -> Iterator[tuple[int, int, int]]:
+    """Yield the number of each line of a block, its first byte and the one behind its last."""
+    data, begin, number = block.data, 0, block.first_line
+    while begin < len(data):
+        if skips_blank:  # many at a time
+            text = _TEXT.search(data, begin)
+            if text is None:
+                return
+            first = data.rfind(b"\n", begin, text.start()) + 1 or begin
+            begin, number = first, number + data.count(b"\n", begin, first)
+        end = data.find(b"\n", begin) + 1 or len(data)
+        yield number, begin, end
+        begin, number = end, number + 1
 
 
 def is_quoted(name: bytes) -> bool:
@@ -513,20 +524,17 @@ class TextTable:
 
     def _without_head(self, block: TextBlock) -> TextBlock:
         """Return the rest of a block behind the lines before the first row."""
-        data, begin, number = block.data, 0, block.first_line
-        is_over = False
-        while begin < len(data) and not is_over:
-            end = data.find(b"\n", begin) + 1 or len(data)
-            line = data[begin:end].strip()
-            if not line or line[0] in self.format.comments:
-                self.num_comments += 1 if line else 0
+        for number, begin, end in _lines_of(block):
+            line = block.data[begin:end].strip()
+            if line[0] in self.format.comments:
+                self.num_comments += 1
             elif self._has_header:
                 self._has_header, self.header = False, line
-                is_over = not self.format.comments_lead
+                if not self.format.comments_lead:
+                    return TextBlock(number + 1, block.data[end:])
             else:
-                break
-            begin, number = end, number + 1
-        return TextBlock(number, data[begin:])
+                return TextBlock(number, block.data[begin:])
+        return TextBlock(block.first_line, b"")
 
     # ---- blocks
 
