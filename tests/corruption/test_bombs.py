@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import functools
 import json
+import pickle
 import resource
 import shutil
 import struct
@@ -19,6 +21,7 @@ import numpy as np
 import pytest
 
 from gnnstore.budget.limits import memory_ledger
+from gnnstore.converters import from_pyg
 from gnnstore.converters.inputs.files import open_npz
 from gnnstore.converters.inputs.pickled import open_pickled
 from gnnstore.errors import CorruptStoreError, InputError
@@ -244,8 +247,13 @@ def test_an_archive_expands_no_further_than_it_says(tmp_path: Path, method: int)
             read_pickled(tmp_path / "split_dict.pt")
 
 
-def read_pickled(path: Path) -> None:
-    open_pickled(path, "the splits", memory_ledger("reading the splits", None))
+def read_pickled(path: Path) -> Any:
+    return open_pickled(path, "the splits", memory_ledger("reading the splits", None))
+
+
+def save_pickle(path: Path, value: Any) -> None:
+    with zipfile.ZipFile(path, "w") as file:
+        file.writestr("split/data.pkl", pickle.dumps(value, 2))
 
 
 def test_a_pickle_takes_no_more_memory_than_its_file(tmp_path: Path) -> None:
@@ -257,6 +265,46 @@ def test_a_pickle_takes_no_more_memory_than_its_file(tmp_path: Path) -> None:
         file.writestr("split/data.pkl", b"\x80\2" + data)
     with little_memory(), pytest.raises(InputError, match="a bytes of something else"):
         read_pickled(path)
+
+
+def test_one_dictionary_under_many_names(tmp_path: Path) -> None:
+    """Two thousand names of two thousand arrays are four million."""
+    path, ids = tmp_path / "split_dict.pt", np.arange(3)
+    few, names = {"paper": ids, "author": ids}, list(map(str, range(2000)))
+    save_pickle(path, {"train": few, "valid": few})
+    assert [[*own] for own in read_pickled(path).values()] == [["paper", "author"]] * 2
+    many = dict.fromkeys(names, ids)
+    save_pickle(path, dict.fromkeys(names, many))
+    with little_memory(), pytest.raises(InputError, match="found values that occur many times"):
+        read_pickled(path)
+
+
+def test_values_of_a_saved_data_that_occur_many_times(tmp_path: Path) -> None:
+    pytest.importorskip("torch_geometric")
+    import torch  # noqa: PLC0415
+    from torch_geometric.data import Data  # noqa: PLC0415
+
+    ends, names = torch.zeros(2, 1, dtype=torch.int64), [f"note {i}" for i in range(2000)]
+
+    def convert(**notes: Any) -> Path:
+        torch.save(Data(edge_index=ends, num_nodes=4, **notes), tmp_path / "a.pt")
+        return from_pyg(tmp_path / "a.pt", tmp_path / "a.gnn", overwrite=True)
+
+    x = torch.ones(4, 2)
+    made = StoreReader.open(convert(x=x, z=x, note=[["a"]] * 2)).schema
+    assert made.node.attributes.keys() == {"x", "z"}
+    assert made.graph_attributes["note"] == [["a"]] * 2
+    shutil.rmtree(tmp_path / "a.gnn")
+    for notes in (
+        {"note": functools.reduce(lambda inner, _: [inner, inner], range(60), [1])},
+        {"note": dict.fromkeys(names, dict.fromkeys(names, 0))},
+        {"note": ["x" * 2**20] * 2000},
+        dict.fromkeys(names, torch.zeros(2**18)),
+        {name: zeros[:-1] for zeros in [torch.zeros(2**18)] for name in names},
+    ):
+        with little_memory(), pytest.raises(InputError, match="found values that occur many times"):
+            convert(**notes)
+    assert not (tmp_path / "a.gnn").exists()
 
 
 def test_members_of_what_torch_saves_do_not_overlap(tmp_path: Path) -> None:

@@ -132,53 +132,33 @@ def read_blocks(
     path: Path, phase: Phase | None = None, *, block_bytes: int = BLOCK_BYTES
 ) -> Iterator[TextBlock]:
     """Yield the lines of a text file, decompressed if it is gzipped, in blocks."""
-    phase = phase or NullPhase()
     line, rest = 1, list[bytes]()  # the number of the line that follows, and its beginning
     blank = 0  # the first of the blank lines before it, which wait for others to follow; or none
     try:
-        with open_input(path) as raw:
-            zipped = raw.read(len(GZIP_MAGIC)) == GZIP_MAGIC
-            raw.seek(0)
-            stream = cast(IO[bytes], gzip.GzipFile(fileobj=raw) if zipped else raw)
-            chunk = stream.read(block_bytes)
-            problem = describe_text(chunk[:HEAD_BYTES])
-            if problem is not None:
-                raise InputError(f"{path}: {problem}", path=path)
-            if path.suffix == ".gz" and not zipped:
+        for chunk in _chunks(path, phase or NullPhase(), block_bytes):
+            if b"\0" in chunk:
+                line += chunk.count(b"\n", 0, chunk.index(b"\0"))
+                raise InputError(f"{path}: line {line}: {BINARY}", path=path)
+            end = chunk.rfind(b"\n") + 1
+            if end:
+                lines, rest = b"".join((*rest, chunk[:end])), []
+                data = _without_blank_end(lines)
+                if data and blank:
+                    yield TextBlock(blank, b"\n")  # one stands for all
+                    blank = 0
+                if data:
+                    yield _block(line, data)
+                    line += data.count(b"\n")
+                if len(data) < len(lines):
+                    blank = blank or line
+                    line += lines.count(b"\n", len(data))
+            rest.append(chunk[end:])
+            if sum(map(len, rest)) > MAX_LINE_BYTES:
                 raise InputError(
-                    f"{path}: not a gzip file, though it is named .gz; "
-                    "decompress or rename it, or download it again",
+                    f"{path}: line {line} is longer than {MAX_LINE_BYTES} bytes; "
+                    "this is not a table of numbers",
                     path=path,
                 )
-            position = 0
-            while chunk:
-                phase.advance(raw.tell() - position)
-                position = raw.tell()
-                if b"\0" in chunk:
-                    line += chunk.count(b"\n", 0, chunk.index(b"\0"))
-                    raise InputError(f"{path}: line {line}: {BINARY}", path=path)
-                end = chunk.rfind(b"\n") + 1
-                if end:
-                    lines = b"".join((*rest, chunk[:end]))
-                    data = _without_blank_end(lines)
-                    if data:
-                        if blank:
-                            yield TextBlock(blank, b"\n")  # one stands for all
-                            blank = 0
-                        yield _block(line, data)
-                        line += data.count(b"\n")
-                    if len(data) < len(lines):
-                        blank = blank or line
-                        line += lines.count(b"\n", len(data))
-                    rest = []
-                rest.append(chunk[end:])
-                if sum(map(len, rest)) > MAX_LINE_BYTES:
-                    raise InputError(
-                        f"{path}: line {line} is longer than {MAX_LINE_BYTES} bytes; "
-                        "this is not a table of numbers",
-                        path=path,
-                    )
-                chunk = stream.read(block_bytes)
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise InputError(
             f"{path}: the gzip stream is damaged or ends early, in or soon after line {line} "
@@ -192,6 +172,30 @@ def read_blocks(
         if blank:
             yield TextBlock(blank, b"\n")
         yield _block(line, last)
+
+
+def _chunks(path: Path, phase: Phase, num_bytes: int) -> Iterator[bytes]:
+    """Yield the bytes of a text, decompressed, some at a time."""
+    with open_input(path) as raw:
+        zipped = raw.read(len(GZIP_MAGIC)) == GZIP_MAGIC
+        raw.seek(0)
+        stream = cast(IO[bytes], gzip.GzipFile(fileobj=raw) if zipped else raw)
+        chunk = stream.read(num_bytes)
+        problem = describe_text(chunk[:HEAD_BYTES])
+        if problem is not None:
+            raise InputError(f"{path}: {problem}", path=path)
+        if path.suffix == ".gz" and not zipped:
+            raise InputError(
+                f"{path}: not a gzip file, though it is named .gz; "
+                "decompress or rename it, or download it again",
+                path=path,
+            )
+        position = 0
+        while chunk:
+            phase.advance(raw.tell() - position)
+            position = raw.tell()
+            yield chunk
+            chunk = stream.read(num_bytes)
 
 
 def _block(line: int, data: bytes) -> TextBlock:

@@ -47,6 +47,8 @@ _TIMES_FILE = 4
 _OLD_TORCH = pickle.dumps(0x1950A86A20F9469CFC6C, 2)
 _NUM_PICKLES_BEFORE = 3
 _MAX_OPCODES = 2**16  # OGB's pickles have a few hundred
+_MAX_DIMENSIONS = 32
+_SMALL_BYTES = 2**20  # of values that may have any number of names
 # Opcodes whose results may be fetched from the memo, and so may tuples of up to three atoms. Others
 # may not: the hash of n tuples, each of which holds the one before twice, takes 2^n steps.
 _ATOMS = {
@@ -127,12 +129,13 @@ def read_pickled(
 
 
 def _load(path: Path, names: Mapping[str, Any]) -> Any:
+    most_bytes = _SMALL_BYTES + _TIMES_FILE * path.stat().st_size
     with open_input(path) as file:
         if file.read(len(_OLD_TORCH)) == _OLD_TORCH:
             stream = io.BytesIO(_OLD_TORCH + file.read())
             for _ in range(_NUM_PICKLES_BEFORE):
                 _check_opcodes(stream, _OPCODES)
-            return _unpickle(stream, _no_storage, names)
+            return _unpickle(stream, _no_storage, names, most_bytes)
     refuse_kind(path, ZIP_MAGIC)
     with open_zip(path) as archive:
         members, read = archive.infolist(), cache(archive.read)
@@ -155,17 +158,17 @@ def _load(path: Path, names: Mapping[str, Any]) -> Any:
         def read_storage(key: str, code: str) -> npt.NDArray[Any]:
             return np.frombuffer(read(storages[key]), f"{'<>'[is_big]}{code}")
 
-        return _unpickle(io.BytesIO(archive.read(pickles[0])), read_storage, names)
+        return _unpickle(io.BytesIO(archive.read(pickles[0])), read_storage, names, most_bytes)
 
 
 def _no_storage(_key: str, _code: str) -> npt.NDArray[Any]:
     raise NotArraysError("a tensor as torch wrote it before 1.6; load and save it again")
 
 
-def _check_opcodes(stream: IO[bytes], allowed: Collection[str]) -> None:
-    """Read a pickle to its end, and refuse opcodes that what is read does not need."""
+def _check_opcodes(stream: IO[bytes], allowed: Collection[str]) -> int:
+    """Return the number of opcodes of a pickle; refuse those that what is read does not need."""
     memo: dict[int, str] = {}
-    kind, num_atoms = "", 0  # of the last result, and how many atoms in a row there are
+    kind, num_atoms, count = "", 0, 0  # of the last result, and how many atoms in a row there are
     for count, (opcode, argument, _) in enumerate(pickletools.genops(stream)):
         if count >= _MAX_OPCODES:
             raise NotArraysError(f"more than {_MAX_OPCODES} opcodes")
@@ -187,13 +190,38 @@ def _check_opcodes(stream: IO[bytes], allowed: Collection[str]) -> None:
             is_atom = opcode.name in _ATOMS
             kind = "atom" if is_atom else "shared" if opcode.name in _SHARED else ""
         num_atoms = num_atoms + 1 if kind == "atom" else 0
+    return count
 
 
-def _unpickle(stream: IO[bytes], read_storage: _StorageReader, names: Mapping[str, Any]) -> Any:
+def _unpickle(
+    stream: IO[bytes], read_storage: _StorageReader, names: Mapping[str, Any], most_bytes: int
+) -> Any:
     begin = stream.tell()
-    _check_opcodes(stream, _OPCODES | _OBJECT_OPCODES if names else _OPCODES)
+    num_opcodes = _check_opcodes(stream, _OPCODES | _OBJECT_OPCODES if names else _OPCODES)
     stream.seek(begin)
-    return _Unpickler(stream, read_storage, names).load()
+    found = _Unpickler(stream, read_storage, names).load()
+    _check_shared(found, num_opcodes, most_bytes)
+    return found
+
+
+def _check_shared(found: Any, most_values: int, most_bytes: int) -> None:
+    """Refuse values that lie in few bytes because many names or lists share them."""
+    waiting = [found]
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, PickledArray):
+            most_bytes -= value.values.nbytes
+        elif isinstance(value, str | bytes):
+            most_bytes -= len(value)
+        elif isinstance(value, dict | list | tuple):
+            most_values -= len(value)
+            parts = chain(value, value.values()) if isinstance(value, dict) else value
+            waiting.extend(parts if most_values >= 0 else ())
+        elif isinstance(state := getattr(value, "state", None), dict):  # an object of PyG
+            most_values -= len(state)
+            waiting.extend(own for name, own in state.items() if name != "_parent")
+        if most_values < 0 or most_bytes < 0:
+            raise NotArraysError("values that occur many times; save a copy for each")
 
 
 class PickledArray:
@@ -300,7 +328,8 @@ _NAMES: dict[str, Any] = {
 def _sources(path: Path, value: Any, *names: str) -> Any:
     """Return an array as a source, and likewise (nested) dicts of arrays."""
     if isinstance(value, PickledArray) and names:
-        return MemoryArray(": ".join((str(path), *names)), value.values)
+        label = ": ".join((str(path), *(name[:_MAX_MESSAGE] for name in names)))
+        return MemoryArray(label, value.values)
     if not isinstance(value, dict) or len(names) > 1 or not all(isinstance(n, str) for n in value):
         kind = type(value).__name__
         where = f" ({': '.join(names)} is a {kind})" if names else ""
@@ -348,11 +377,11 @@ def open_saved_data(path: PathLike, memory_bytes: int | None) -> Data | HeteroDa
         f"{_MODULE}.data.DataEdgeAttr": None,
         f"{_MODULE}.data.DataTensorAttr": None,
         # What a `Data` that was used remembers of its attributes.
-        f"{_MODULE}.storage.AttrType": lambda kind="": str(kind)[:16],
+        f"{_MODULE}.storage.AttrType": lambda *_: None,
         "collections.defaultdict": lambda *_: {},
         "__builtin__.set": lambda *_: None,
         "builtins.set": lambda *_: None,
-        "torch.Size": lambda shape=(): list(shape),
+        "torch.Size": _size,
     }
 
     def read(found: Any) -> Data | HeteroData:
@@ -397,6 +426,12 @@ def open_saved_data(path: PathLike, memory_bytes: int | None) -> Data | HeteroDa
     return read_pickled(
         place, "the data", memory, read, expected="a Data or HeteroData of PyG", names=names
     )
+
+
+def _size(shape: Any = ()) -> list[Any]:
+    if len(shape) > _MAX_DIMENSIONS:
+        raise NotArraysError(f"a shape of {len(shape)} dimensions")
+    return list(shape)
 
 
 def _check_one_graph(found: tuple[Any, ...]) -> None:
