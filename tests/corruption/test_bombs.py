@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import functools
 import json
 import pickle
 import resource
@@ -11,8 +10,7 @@ import shutil
 import struct
 import time
 import zipfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -31,6 +29,7 @@ from gnnstore.formats.arrays.zarr_metadata import MAX_COMPRESSED_FILE_BYTES
 from gnnstore.formats.base.strict_json import parse_object
 from gnnstore.formats.packed import PackedReader
 from tests.support.hostile import reseal
+from tests.support.limits import little_memory, resident
 from tests.support.stores import write_example_store
 
 BOMB_BYTES = 1_300_000_000
@@ -49,20 +48,6 @@ def frame(num_bytes: int, declared: int | None) -> bytes:
         is_last = begin + size == num_bytes
         blocks += (size << 3 | 1 << 1 | is_last).to_bytes(3, "little") + b"\0"
     return b"\x28\xb5\x2f\xfd" + head + bytes(blocks)
-
-
-def resident(field: str) -> int:
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) << 10 for line in lines if line.startswith(field))
-
-
-@contextmanager
-def little_memory(limit_bytes: int = 2**26) -> Iterator[None]:
-    """Compare the peak of the resident memory with what it was before."""
-    before = resident("VmRSS")
-    Path("/proc/self/clear_refs").write_text("5")  # the peak is counted anew
-    yield
-    assert resident("VmHWM") - before < limit_bytes
 
 
 @pytest.fixture
@@ -295,8 +280,11 @@ def test_values_of_a_saved_data_that_occur_many_times(tmp_path: Path) -> None:
     assert made.node.attributes.keys() == {"x", "z"}
     assert made.graph_attributes["note"] == [["a"]] * 2
     shutil.rmtree(tmp_path / "a.gnn")
+    nested: list[Any] = [1]
+    for _ in range(60):
+        nested = [nested, nested]
     for notes in (
-        {"note": functools.reduce(lambda inner, _: [inner, inner], range(60), [1])},
+        {"note": nested},
         {"note": dict.fromkeys(names, dict.fromkeys(names, 0))},
         {"note": ["x" * 2**20] * 2000},
         dict.fromkeys(names, torch.zeros(2**18)),

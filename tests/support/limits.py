@@ -1,9 +1,11 @@
-"""Runs scripts that load, learn or infer in a process whose memory is limited and measured."""
+"""Measures the memory of this process, and of scripts in a process whose memory is limited."""
 
 from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +29,20 @@ def begin(group):
 def finish(**found):
     print(json.dumps({"grown": resident("VmHWM") - before, **found}))
 """
+
+
+def resident(field: str) -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) << 10 for line in lines if line.startswith(field))
+
+
+@contextmanager
+def little_memory(limit_bytes: int = 2**26) -> Iterator[None]:
+    """Compare the peak of the resident memory with what it was before."""
+    before = resident("VmRSS")
+    Path("/proc/self/clear_refs").write_text("5")  # the peak is counted anew
+    yield
+    assert resident("VmHWM") - before < limit_bytes
 
 
 def run_limited(

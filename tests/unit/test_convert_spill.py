@@ -249,10 +249,10 @@ def test_ids_of_edges_beyond_32_bits(tmp_path: Path) -> None:
 def test_ranges_keep_their_limits(tmp_path: Path) -> None:
     edges = random_graph(50_000, 100_000, seed=1, skew=3).edge_index
     runs = [run for part in spilled(tmp_path, edges, 4) for run in part.runs]
-    ranges = list(plan_ranges(runs, 50_000, 5000))
+    ranges = list(plan_ranges(runs, 50_000, 5000, 2000))
     assert len(ranges) > 20
     assert max(piece.num_records for piece in ranges) <= 5000
-    assert max(piece.end.target - piece.begin.target for piece in ranges) <= 5000
+    assert max(piece.end.target - piece.begin.target for piece in ranges) <= 2000
     assert sum(piece.num_records for piece in ranges) == 100_000
     assert ranges[0].begin.target == 0
     assert ranges[-1].end.target == 50_000

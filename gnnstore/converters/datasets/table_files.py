@@ -24,7 +24,6 @@ from gnnstore.budget.ledger import Reservation
 from gnnstore.budget.limits import memory_ledger
 from gnnstore.converters.datasets.external import Paths, paths_of
 from gnnstore.converters.edges.numbering import find_ids
-from gnnstore.converters.inputs.arrow_sizes import BatchSizes, read_sizes
 from gnnstore.converters.inputs.name_blocks import NameBlock, encode_arrow, wrong_name
 from gnnstore.converters.inputs.opening import (
     existing_file,
@@ -38,6 +37,12 @@ from gnnstore.converters.inputs.source import (
     ArraySource,
     cut_rows,
     read_ahead,
+)
+from gnnstore.converters.inputs.table_sizes import (
+    BatchSizes,
+    ColumnSizes,
+    read_column_sizes,
+    read_sizes,
 )
 from gnnstore.converters.inputs.times import finest, in_unit
 from gnnstore.errors import InputError, UsageError, storage_error
@@ -109,14 +114,13 @@ class Table(ABC):
 
     def _rows_for(self, batch: pa.RecordBatch) -> int:
         """Return the number of rows that a batch may have, by one with some rows."""
-        row_bytes = int(batch.nbytes) // max(1, int(batch.num_rows))
-        return self._rows_of(row_bytes + sum(map(_value_bytes, batch.columns)))
+        return self._rows_of(sum(map(_value_bytes, batch.columns)))
 
     def _rows_of(self, row_bytes: int) -> int:
         """Return the number of rows of a size that a batch may have."""
         if row_bytes > self._batch_bytes:
             row = Reservation(f"a row of {self.label}", _ROW_TIMES * row_bytes)
-            self._check_memory("split its lists into several columns", row)
+            self._check_memory("shorten its text, or split its lists into several columns", row)
         return min(max(1, self._batch_bytes // max(1, row_bytes)), _MAX_BATCH_ROWS)
 
     def _check_memory(self, remedy: str, *parts: Reservation) -> None:
@@ -126,6 +130,9 @@ class Table(ABC):
     def _pieces(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         for name in batch.schema.names:
             _as_bytes(batch.column(name)).validate(full=True)  # else what lies reads anywhere
+        yield from self._cut(batch)
+
+    def _cut(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         step = self._rows_for(batch)
         for first in range(0, batch.num_rows, step):
             yield batch.slice(first, step)
@@ -239,6 +246,7 @@ class FileTable(Table):
         self._kinds = {path: _kind_of(path) for path in paths}
         self._units: dict[str, str] = {}  # of times, by column
         self._sizes: dict[Path, BatchSizes] = {}  # of Arrow files that were opened
+        self._columns: dict[tuple[Path, str], ColumnSizes] = {}  # of Parquet
         self._above = {path: directory_columns(path) for path in paths}
         with self._open(paths[0]) as (_, schema):
             self.schema = schema
@@ -333,12 +341,14 @@ class FileTable(Table):
                         path=path,
                     )
             if self._kinds[path] == "parquet":
-                most = self._rows_of(_row_bytes(reader.metadata, columns))
+                value_bytes = self._check_pages(path, reader.metadata, columns)
+                most = self._rows_of(_row_bytes(reader.metadata, columns) + value_bytes)
                 first = min(most, _FIRST_ROWS)
                 head = next(reader.iter_batches(first, columns=list(columns)), None)
                 if head is not None:
                     step = min(most, self._rows_for(head))
-                    yield from reader.iter_batches(step, columns=list(columns))
+                    for batch in reader.iter_batches(step, columns=list(columns)):
+                        yield from self._cut(batch)
                 return
             is_file = self._kinds[path] == "file"
             numbers = range(reader.num_record_batches) if is_file else ()
@@ -376,6 +386,22 @@ class FileTable(Table):
                 f"{path}: the table is damaged ({found}); copy it again", path=path
             ) from None
 
+    def _check_pages(self, path: Path, metadata: Any, columns: Sequence[str]) -> int:
+        """Refuse columns whose pages do not fit in memory; return their largest texts' bytes."""
+        new = [name for name in columns if (path, name) not in self._columns]
+        with open_input(path) as file:
+            for name in new:
+                self._columns[path, name] = read_column_sizes(
+                    file, metadata, name, self._batch_bytes
+                )
+        sizes = [self._columns[path, name] for name in columns]
+        pages = sum(own.page for own in sizes) + max((own.page for own in sizes), default=0)
+        self._check_memory(
+            "write it with smaller pages (data_page_size=, write_batch_size=)",
+            Reservation(f"the largest pages of {path.name}", pages),
+        )
+        return sum(own.value for own in sizes)
+
     def _check_batches(self, path: Path) -> None:
         """Refuse a file whose batches do not fit in memory: each is read as a whole."""
         if path in self._sizes:
@@ -404,20 +430,19 @@ def _row_bytes(metadata: Any, columns: Sequence[str]) -> int:
 
 
 def _value_bytes(column: pa.Array) -> int:
-    """Return the bytes of the largest value of a dictionary: each row has a copy of one."""
+    """Return the bytes of the largest value of a column; with a dictionary rows have copies."""
     from pyarrow import compute, types  # noqa: PLC0415
 
-    if not types.is_dictionary(column.type) or not len(column.dictionary):
-        return 0
-    values = column.dictionary
+    if types.is_dictionary(column.type):
+        return _value_bytes(column.indices) + _value_bytes(column.dictionary)
     each = 1
-    if types.is_list(values.type) or types.is_large_list(values.type):
-        lengths, inner = compute.list_value_length(values), values.flatten()
+    if types.is_list(column.type) or types.is_large_list(column.type):
+        lengths, inner = compute.list_value_length(column), column.flatten()
         each = -(-int(inner.nbytes) // max(1, len(inner)))
-    elif types.is_string(values.type) or types.is_large_string(values.type):
-        lengths = compute.binary_length(values)
+    elif types.is_string(column.type) or types.is_large_string(column.type):
+        lengths = compute.binary_length(column)
     else:
-        return -(-int(values.nbytes) // len(values))
+        return -(-int(column.nbytes) // max(1, len(column)))
     return each * int(compute.max(lengths).as_py() or 0)
 
 

@@ -102,7 +102,7 @@ def columns_of_edges(
 
 # glibc never raises its threshold for mapping above 32 MiB (mallopt(3), M_MMAP_THRESHOLD).
 # Pages of a block that are not written to yet cost nothing.
-_BLOCK_BYTES = 33 * 2**20
+BLOCK_BYTES = 33 * 2**20
 
 
 class RowBlocks:
@@ -129,7 +129,7 @@ class RowBlocks:
         while len(rows):
             if not self._blocks or self._last_rows == len(self._blocks[-1]):
                 row_bytes = max(1, self.row_bytes)
-                shape = (max(1, _BLOCK_BYTES // row_bytes), *self.row_shape)
+                shape = (max(1, BLOCK_BYTES // row_bytes), *self.row_shape)
                 self._blocks.append(np.empty(shape, self.dtype))
                 self._last_rows = 0
             block = self._blocks[-1]
@@ -185,7 +185,14 @@ class RowBlocks:
         self._last_rows = len(self._blocks[-1]) if self._blocks else 0
 
     def joined(self) -> npt.NDArray[Any]:
-        """Return all rows in one array [num_rows, *row_shape], and free the blocks."""
+        """Return all rows in one array [num_rows, *row_shape], and free the blocks.
+
+        There is no copy of one block, and while several are copied one that is there twice.
+        """
+        if [block.dtype for block in self._blocks] == [self.dtype]:
+            self._trim()
+            self.num_rows = 0
+            return self._blocks.pop()
         values = np.empty((self.num_rows, *self.row_shape), self.dtype)
         for place, rows in self.drain():
             values[place] = rows

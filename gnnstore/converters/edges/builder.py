@@ -33,7 +33,7 @@ from gnnstore.converters.edges.columns import (
     sort_edges,
     sort_scratch,
 )
-from gnnstore.converters.edges.merge import SpilledEdges
+from gnnstore.converters.edges.merge import SpilledEdges, rows_at_once
 from gnnstore.converters.edges.runs import (
     SpilledPart,
     record_bytes_for,
@@ -47,10 +47,13 @@ from gnnstore.formats.base.files import require_space
 
 # Below, the buffers of written arrays take most of the budget.
 MIN_SPILL_BYTES = 2**24
+_SMALL_ROWS_BYTES = 2**20  # of rows of attributes, which the buffers have room for
 # Larger inputs are added piece by piece: the budget is checked in between.
 _MIN_PIECE_EDGES, _MAX_PIECE_EDGES = 2**12, 2**20
 # Share of the memory for edges; the rest is for chunks in flight, and for the pool's rounding.
 _SHARE = 0.8
+# Share of the memory for the attributes of a piece.
+_PIECE_SHARE = 16
 
 
 class EdgeBuilder:
@@ -74,6 +77,7 @@ class EdgeBuilder:
         self._parts: list[SpilledPart] = []
         self._filler: BucketFiller | None = None
         self._expected = 0
+        self._row_bytes = 0  # of all attributes of an edge, as far as they are known
         fitting = self._free_bytes // 512
         self._piece_edges = max(_MIN_PIECE_EDGES, min(_MAX_PIECE_EDGES, fitting))
         if journal is not None:
@@ -92,10 +96,14 @@ class EdgeBuilder:
         return max(0, self._memory.left())
 
     def expect(
-        self, num_edges: int, some_targets: Iterable[npt.NDArray[Any]] | None = None
+        self,
+        num_edges: int,
+        some_targets: Iterable[npt.NDArray[Any]] | None = None,
+        row_bytes: int = 0,
     ) -> None:
-        """Check that memory or the disk has room for a number of edges."""
+        """Check that memory or the disk has room for edges, with attributes of `row_bytes` each."""
         self._expected = num_edges
+        self._row_bytes = max(self._row_bytes, row_bytes)
         if self._parts:
             return
         num_nodes = self.buffer.num_nodes
@@ -119,7 +127,9 @@ class EdgeBuilder:
     ) -> None:
         """Add a chunk of edges [k] with attribute rows [k, ...]; `where` names the input."""
         length = len(sources) if sources.shape == targets.shape else 0
-        step = self._piece_edges
+        self._row_bytes = sum(rows[:1].nbytes for rows in attributes.values()) or self._row_bytes
+        fitting = self._free_bytes // (_PIECE_SHARE * max(1, self._row_bytes))
+        step = max(1, min(self._piece_edges, fitting))
         if length <= step or any(len(rows) != length for rows in attributes.values()):
             return self._take(sources, targets, attributes, where)  # or refuse it as a whole
         for begin in range(0, length, step):
@@ -158,7 +168,7 @@ class EdgeBuilder:
 
     def _needs(self, num_edges: int, num_nodes: int, edges_at_once: int = 0) -> Ledger:
         """Return the memory ledger with the reservations for sorting `num_edges` edges."""
-        peak = estimate_peak_bytes(self._rules, num_edges, num_nodes, self.buffer.attribute_bytes)
+        peak = estimate_peak_bytes(self._rules, num_edges, num_nodes, self._row_bytes)
         edges = Reservation(f"ids, columns and attributes of {num_edges} edges", peak)
         return self._memory.add(edges, sort_scratch(num_nodes, edges_at_once))
 
@@ -171,7 +181,11 @@ class EdgeBuilder:
             return True
         if self._directory is None:
             raise needs.refusal(None, "convert on a larger machine")
-        on_disk = self._memory.add(Reservation("buffers to sort edges on disk", MIN_SPILL_BYTES))
+        rows = rows_at_once(num_threads()) * self._row_bytes - _SMALL_ROWS_BYTES
+        on_disk = self._memory.add(
+            Reservation("buffers to sort edges on disk", MIN_SPILL_BYTES),
+            Reservation("some rows of attributes", max(0, rows)),
+        )
         if on_disk.left() < 0:
             # The error of the cheaper way; but in memory, later edges or attributes might not fit.
             raise (on_disk if more_may_come else max(needs, on_disk, key=Ledger.left)).refusal()
@@ -194,7 +208,7 @@ class EdgeBuilder:
         """Check that the disk has room for the sorted runs of `num_edges` edges."""
         num_nodes = self.buffer.num_nodes or self.buffer.max_id + 1
         needed = num_edges * spill_bytes_per_edge(
-            self._rules, record_bytes_for(num_nodes - 1), self.buffer.attribute_bytes
+            self._rules, record_bytes_for(num_nodes - 1), self._row_bytes
         )
         require_space(
             self._spill_directory,

@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 from gnnstore import _core
 from gnnstore.budget.ledger import Reservation
-from gnnstore.converters.edges.buffer import EdgeBuffer, glimpses
+from gnnstore.converters.edges.buffer import BLOCK_BYTES, EdgeBuffer, glimpses
 from gnnstore.converters.edges.equal import EqualEdges, SortedEnds
 from gnnstore.converters.inputs.source import map_in_order, num_threads
 from gnnstore.formats.arrays.dtypes import id_dtype
@@ -116,8 +116,9 @@ def is_identity(edge_id: npt.NDArray[Any]) -> bool:
     )
 
 
-# Chunks in which finished edges are handed over: large enough for sequential writes.
-CHUNK_EDGES = 2**21
+# Chunks in which finished edges are handed over, with attributes of at most so many bytes: large
+# enough for sequential writes.
+CHUNK_EDGES, _CHUNK_BYTES = 2**21, 2**23
 # Scratch of `csc_from_coo`: the low bits of each edge's target, and for each thread the keys and
 # ids of the longest column, or of a few columns that it sorts at once.
 _SHORT_TARGETS, _SHORT_TARGET_BYTES, _LONG_TARGET_BYTES = 2**27, 2, 4
@@ -267,7 +268,9 @@ class InMemoryEdges:
     def chunks(self) -> Iterator[EdgeChunk]:
         """Yield all edges in column order."""
         has_rows = bool(self._attributes) or self._rules.self_loops == "add"
-        for indices, ids, indptr in self.pieces():
+        row_bytes = sum(values[:1].nbytes for values in self._attributes.values())
+        step = max(1, _CHUNK_BYTES // max(1, row_bytes))
+        for indices, ids, indptr in _cut(self.pieces(), step):
             rows, added = {}, None
             if ids is not None and has_rows:
                 places, added = self._rules.attribute_rows(ids, self.num_input_edges)
@@ -285,14 +288,20 @@ class InMemoryEdges:
         _core.pool_trim()
 
 
+def _cut(pieces: Iterable[Columns], step: int) -> Iterator[Columns]:
+    """Yield columns in pieces of at most `step` edges."""
+    for indices, ids, indptr in pieces:
+        for begin in range(0, max(1, len(indices)), step):
+            part = slice(begin, begin + step)
+            yield indices[part], None if ids is None else ids[part], indptr[: 0 if begin else None]
+
+
 def _slices(
     indptr: npt.NDArray[np.int64], indices: npt.NDArray[Any], ids: npt.NDArray[Any] | None
 ) -> Iterator[Columns]:
     """Yield columns in pieces; one empty piece, if there are no edges."""
-    for begin in range(0, max(1, len(indices)), CHUNK_EDGES):
-        part = slice(begin, begin + CHUNK_EDGES)
-        # All of indptr comes with the first piece, as it is in memory anyway.
-        yield indices[part], None if ids is None else ids[part], indptr[: 0 if begin else None]
+    # All of indptr comes with the first piece, as it is in memory anyway.
+    return _cut([(indices, ids, indptr)], CHUNK_EDGES)
 
 
 def _take_rows(
@@ -315,7 +324,8 @@ def estimate_peak_bytes(
     edge_id_bytes = id_dtype(total).itemsize if has_ids else 0
     low_bytes = _SHORT_TARGET_BYTES if num_nodes <= _SHORT_TARGETS else _LONG_TARGET_BYTES
     columns = (3 * id_bytes + edge_id_bytes + low_bytes) * total + 8 * (num_nodes + 1)
-    return columns + attribute_bytes_per_edge * num_edges
+    attributes = attribute_bytes_per_edge * num_edges
+    return columns + attributes + (BLOCK_BYTES if attributes > BLOCK_BYTES else 0)
 
 
 def sort_scratch(num_nodes: int, edges_at_once: int) -> Reservation:

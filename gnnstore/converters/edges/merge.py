@@ -30,8 +30,21 @@ Int64Array = npt.NDArray[np.int64]
 
 # Larger ranges are read no faster.
 MAX_RANGE_RECORDS = 2**23
-# A boundary costs a look at every run; below this, looking would be most of the work.
-MIN_RANGE_RECORDS = 2**9
+# A boundary costs a look at every run; below this, looking would be most of the work. Fewer are
+# as much work where they take more bytes than these.
+MIN_RANGE_RECORDS, _MIN_RANGE_BYTES = 2**9, 2**15
+# Share of a range's memory for columns without edges, where edges are few since their rows are
+# long.
+_COLUMN_SHARE, _COLUMN_BYTES = 8, 16
+
+
+def rows_at_once(num_threads: int) -> int:
+    """Return the number of rows of attributes in memory, where a range has one record."""
+    return 2 * _ranges_at_once(num_threads)
+
+
+def _ranges_at_once(num_threads: int) -> int:
+    return num_threads + 3  # in work, waiting, in use, and in the pool
 
 
 class _Merged(NamedTuple):
@@ -87,12 +100,12 @@ class SpilledEdges:
         )
         # The record, source, id, place, and the column's count and pointer; attributes as
         # they are read and as they are handed over. The pool adds up to an eighth.
-        each = int(self._record_bytes.max(initial=0)) + 8 + 8 + 16
+        each = int(self._record_bytes.max(initial=0)) + 8 + 8 + _COLUMN_BYTES
         if self._schema or self._rules.self_loops == "add":
             each += 4 + 8 + 2 * row_bytes
-        in_flight = self._num_threads + 2
-        self._range_bytes = memory_bytes // (in_flight + 1)  # one more range is in the pool
-        return max(MIN_RANGE_RECORDS, min(MAX_RANGE_RECORDS, self._range_bytes * 8 // 9 // each))
+        self._range_bytes = memory_bytes // _ranges_at_once(self._num_threads)
+        least = max(1, min(MIN_RANGE_RECORDS, _MIN_RANGE_BYTES // each))
+        return max(least, min(MAX_RANGE_RECORDS, self._range_bytes * 8 // 9 // each))
 
     def _finish_counts(self) -> None:
         rules = self._rules
@@ -276,7 +289,8 @@ class SpilledEdges:
 
     def _in_order(self, work: Callable[[Range], T]) -> Iterator[T]:
         """Yield `work(range)` for every range, in order; threads work ahead."""
-        ranges = plan_ranges(self._runs, self.num_nodes, self._max_records)
+        columns = max(self._max_records, self._range_bytes // (_COLUMN_SHARE * _COLUMN_BYTES))
+        ranges = plan_ranges(self._runs, self.num_nodes, self._max_records, columns)
         merged = ordered_map(
             work,
             ranges,

@@ -5,7 +5,8 @@ source, position). Its files:
 
 - NAME.edges: records of 12 bytes (target, source, position in the part; ids below 2^32) or
   24 (the same as 64-bit numbers);
-- NAME.index: every 256th record, to find records without reading the run;
+- NAME.index: every 256th record, to find records without reading the run; more of them where rows
+  of attributes are long, since ranges are cut at them;
 - NAME.attrK: the rows of the K-th attribute, in the same order.
 
 Runs are cut into ranges, of which several fit in memory. All records of all runs have one order: by
@@ -35,8 +36,8 @@ from gnnstore.formats.base.files import open_regular, write_all
 from gnnstore.formats.container.reads import read_exactly
 
 NARROW_BYTES, WIDE_BYTES = 12, 24
-# 3 KiB or 6 KiB of records between two entries: one read.
-INDEX_STEP = 256
+# 3 KiB or 6 KiB of records between two entries: one read. And at most so much of attributes.
+INDEX_STEP, _INDEX_BYTES = 256, 2**14
 _COPY_BYTES = 2**20  # pieces in which positions are compared and attribute rows sorted
 
 
@@ -51,6 +52,7 @@ class EdgeRun:
     is_reverse: bool  # whether it holds the reverses of the part's edges
     in_place: bool  # whether its edges came sorted, and none is missing between them
     num_attributes: int  # attribute files
+    index_step: int = 256  # records from an entry of the index to the next
 
     def path(self, ending: str) -> str:
         """Return the file with an ending: edges, index, attr0 and so on."""
@@ -133,6 +135,12 @@ def record_bytes_for(max_id: int) -> int:
     return NARROW_BYTES if max_id < 2**32 else WIDE_BYTES
 
 
+def index_step_for(attribute_bytes: int) -> int:
+    """Return the number of records from an entry of an index to the next, a power of two."""
+    fitting = max(1, _INDEX_BYTES // max(1, attribute_bytes))
+    return min(INDEX_STEP, 1 << fitting.bit_length() - 1)
+
+
 def spill_bytes_per_edge(rules: EdgeRules, record_bytes: int, attribute_bytes: int) -> int:
     """Return the bytes of an edge of the input on disk, without the index."""
     return rules.copies * (record_bytes + attribute_bytes)
@@ -150,6 +158,7 @@ def write_part(
     # Of equal edges with attributes all are needed, to compare these.
     is_unique = rules.undirected and not attributes
     runs, crcs = [], []
+    index_step = index_step_for(buffer.attribute_bytes)
     for is_reverse in (False, True)[: rules.copies]:
         count = position = 0
         for sources, targets in zip(*ends[:: -1 if is_reverse else 1], strict=True):
@@ -168,9 +177,10 @@ def write_part(
             is_reverse=is_reverse,
             in_place=_is_in_place(sorted_records["position"]),
             num_attributes=len(attributes),
+            index_step=index_step,
         )
         crcs.append(_write(run.path("edges"), [sorted_records]))
-        index = np.ascontiguousarray(sorted_records[::INDEX_STEP])
+        index = np.ascontiguousarray(sorted_records[::index_step])
         crcs.append(_write(run.path("index"), [index]))
         for k, rows in enumerate(attributes.values()):
             pieces = _in_order(rows, num_edges, sorted_records["position"])
@@ -268,12 +278,14 @@ class Range:
         return end.target if end.is_record and end.source == end.target else -1
 
 
-def plan_ranges(runs: Sequence[EdgeRun], num_nodes: int, most: int) -> Iterator[Range]:
+def plan_ranges(
+    runs: Sequence[EdgeRun], num_nodes: int, most: int, most_columns: int
+) -> Iterator[Range]:
     """Yield ranges of at most so many records and columns that hold everything, in order."""
     begin = Boundary(0, 0, (0,) * len(runs))
     for end in _boundaries(runs, num_nodes, most):
-        while end.target - begin.target > most:
-            target = begin.target + most
+        while end.target - begin.target > most_columns:
+            target = begin.target + most_columns
             places = tuple(
                 lower_bound(run, (target, 0), low, high)
                 for run, low, high in zip(runs, begin.places, end.places, strict=True)
@@ -290,9 +302,10 @@ def _boundaries(runs: Sequence[EdgeRun], num_nodes: int, max_records: int) -> It
     total = sum(run.num_records for run in runs)
     if total > max_records:
         # Between two entries of the indexes that are `step` entries apart, each run may have
-        # another `entry_records`.
-        entry_records = max(INDEX_STEP, max_records // (2 * len(runs)) // INDEX_STEP * INDEX_STEP)
-        step = max(1, max_records // entry_records - len(runs))
+        # another `entry_records`, but one.
+        least = max(run.index_step for run in runs)
+        entry_records = max(least, max_records // (2 * len(runs)) // least * least)
+        step = max(1, (max_records - len(runs) * (entry_records - 1)) // entry_records)
         entries = _read_indexes(runs, entry_records)
         low = (0,) * len(runs)
         for position in range(step, len(entries["run"]), step):
@@ -307,9 +320,9 @@ def _read_indexes(runs: Sequence[EdgeRun], entry_records: int) -> dict[str, npt.
     found: dict[str, list[npt.NDArray[Any]]] = defaultdict(list)
     for number, run in enumerate(runs):
         dtype = record_dtype(run.record_bytes)
-        index = np.empty(-(-run.num_records // INDEX_STEP), dtype)
+        index = np.empty(-(-run.num_records // run.index_step), dtype)
         run.read("index", 0, index.view(np.uint8))
-        index = index[:: entry_records // INDEX_STEP]
+        index = index[:: entry_records // run.index_step]
         found["target"].append(index["target"].astype(np.int64))
         found["source"].append(index["source"].astype(np.int64))
         found["run"].append(np.full(len(index), number, np.int32))

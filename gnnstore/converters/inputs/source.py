@@ -392,10 +392,10 @@ def _is_whole(values: npt.NDArray[Any]) -> bool:
 class RowTaker:
     """Returns the rows of an array in pieces of any size."""
 
-    def __init__(self, source: ArraySource) -> None:
+    def __init__(self, source: ArraySource, num_bytes: int = _PIECE_BYTES) -> None:
         check_rows(source, None, "edges")
         self.source = source
-        self._pieces = source.pieces()
+        self._pieces = source.rows(max(1, num_bytes // max(1, row_bytes(source))))
         self._pending = np.empty((0, *source.shape[1:]), source.dtype)
         self._num_taken = 0
 

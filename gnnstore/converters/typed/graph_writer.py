@@ -22,7 +22,7 @@ from gnnstore.converters.edges.buffer import columns_of_edges
 from gnnstore.converters.edges.builder import EdgeBuilder
 from gnnstore.converters.edges.columns import CARRIED_IDS, EdgeRules
 from gnnstore.converters.inputs.ids import check_ids
-from gnnstore.converters.inputs.source import ArraySource
+from gnnstore.converters.inputs.source import ArraySource, row_bytes
 from gnnstore.converters.writer.adjacency import finished_array, write_adjacency
 from gnnstore.converters.writer.base import BaseWriter, Pairs, check_pointers
 from gnnstore.converters.writer.node_arrays import NodeArrays, RowSink
@@ -262,7 +262,8 @@ class HeteroGraphWriter(BaseWriter):
             If the disk or the budget has no room.
         """
         attributes = self._take_units(edge_type, attributes)
-        builder = self._begin(edge_type, self._rules, num_edges, where)
+        each = sum(map(row_bytes, attributes.values()))
+        builder = self._begin(edge_type, self._rules, num_edges, where, each)
         if builder is None:
             return
         source, _, target = edge_type
@@ -279,9 +280,17 @@ class HeteroGraphWriter(BaseWriter):
         self._write_edges(edge_type, builder)
 
     def _begin(
-        self, edge_type: EdgeType, rules: EdgeRules, num_edges: int | None, where: str
+        self,
+        edge_type: EdgeType,
+        rules: EdgeRules,
+        num_edges: int | None,
+        where: str,
+        each: int = 0,
     ) -> EdgeBuilder | None:
-        """Return what collects the edges of a type; None if they were finished before."""
+        """Return what collects the edges of a type; None if they were finished before.
+
+        Each has attributes of so many bytes.
+        """
         if edge_type in self._edges:
             raise InputError(f"{where}: the edges of type {edge_type} were given already")
         for end in edge_type[::2]:
@@ -291,7 +300,7 @@ class HeteroGraphWriter(BaseWriter):
             return None
         builder = self._new_builder(rules, self._num_ends(edge_type))
         if num_edges is not None:
-            builder.expect(num_edges)
+            builder.expect(num_edges, row_bytes=each)
         return builder
 
     def _num_ends(self, edge_type: EdgeType) -> int:

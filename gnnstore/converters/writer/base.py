@@ -18,7 +18,13 @@ from gnnstore._version import __version__
 from gnnstore.converters.edges.builder import EdgeBuilder
 from gnnstore.converters.edges.columns import EdgeRules
 from gnnstore.converters.inputs.opening import PathLike, existing_directory
-from gnnstore.converters.inputs.source import ArraySource, RowTaker, as_array, check_rows
+from gnnstore.converters.inputs.source import (
+    ArraySource,
+    RowTaker,
+    as_array,
+    check_rows,
+    row_bytes,
+)
 from gnnstore.converters.inputs.times import as_times
 from gnnstore.converters.writer.adjacency import finished_edges
 from gnnstore.converters.writer.estimates import Workload, announce
@@ -39,6 +45,7 @@ from gnnstore.units import format_size
 TypeSpec = TypeVar("TypeSpec", NodeTypeSpec, EdgeTypeSpec)
 Pairs = Iterable[tuple[npt.NDArray[Any], npt.NDArray[Any]]]
 _LOG = logging.getLogger(__name__)
+_PIECE_BYTES = 2**23  # of attributes of edges that are read at a time
 
 
 def provenance(kind: str, source: Mapping[str, Any], options: ConvertOptions) -> dict[str, Any]:
@@ -142,6 +149,16 @@ def _check_units(stated: Iterable[str], types: Sequence[NodeTypeSpec | EdgeTypeS
                 f"time_unit={name!r}: the attribute is {wrong[0].dtype}, and times in a unit are "
                 "integers; convert it"
             )
+
+
+def _cut(pairs: Pairs, step: int) -> Pairs:
+    """Yield sources and targets, at most `step` of them at a time, in which rows are bounded."""
+    for sources, targets in pairs:
+        if sources.shape != targets.shape:
+            yield sources, targets  # which is refused
+            continue
+        for begin in range(0, len(sources), step):
+            yield sources[begin : begin + step], targets[begin : begin + step]
 
 
 class BaseWriter:
@@ -249,12 +266,15 @@ class BaseWriter:
         of, what = "", "edges"
         if edge_type is not None:
             of, what = f" {'__'.join(edge_type)}", f"edges of type {edge_type}"
-        takers = {name: RowTaker(source) for name, source in (attributes or {}).items()}
-        for taker in takers.values():
-            check_rows(taker.source, num_edges, what)
+        attributes = attributes or {}
+        num_bytes = _PIECE_BYTES // max(1, len(attributes))
+        takers = {name: RowTaker(source, num_bytes) for name, source in attributes.items()}
+        for source in attributes.values():
+            check_rows(source, num_edges, what)
+        step = max(1, _PIECE_BYTES // max(1, sum(map(row_bytes, attributes.values()))))
         edges_read = 0
         with self.progress.phase(f"read edges{of}", num_edges, "edges") as phase:
-            for ends in pairs:
+            for ends in _cut(pairs, step):
                 num_new = len(ends[0])
                 add(*ends, {name: own.take(num_new) for name, own in takers.items()}, edges_read)
                 edges_read += num_new

@@ -22,7 +22,7 @@ from gnnstore.converters.edges.columns import BuiltEdges, SortedEdges
 from gnnstore.converters.edges.split import SplitEdges, SplitRule
 from gnnstore.converters.inputs.ids import check_ids
 from gnnstore.converters.inputs.opening import PathLike
-from gnnstore.converters.inputs.source import ArraySource, as_array, as_source
+from gnnstore.converters.inputs.source import ArraySource, as_array, as_source, row_bytes
 from gnnstore.converters.writer.adjacency import finished_array, write_adjacency
 from gnnstore.converters.writer.base import BaseWriter, Pairs, check_pointers
 from gnnstore.converters.writer.edge_splits import Rows, write_edge_split, write_negatives
@@ -147,10 +147,19 @@ class GraphWriter(BaseWriter):
 
         With targets from all over the edges these may be sorted while they are added.
         """
+        self._expect(num_edges, some_targets)
+
+    def _expect(
+        self,
+        num_edges: int,
+        some_targets: Iterable[npt.NDArray[Any]] | None,
+        attributes: Mapping[str, ArraySource] | None = None,
+    ) -> None:
+        each = sum(map(row_bytes, (attributes or {}).values()))
         if not self.has_edges and self._adds_inverse:
-            self._builder.expect(2 * num_edges)
+            self._builder.expect(2 * num_edges, row_bytes=each)
         elif not self.has_edges:
-            self._builder.expect(num_edges, some_targets)
+            self._builder.expect(num_edges, some_targets, each)
 
     def reserve_memory(self, num_bytes: int) -> None:
         """Leave memory to the caller: that much less of the budget goes to the edges."""
@@ -230,7 +239,7 @@ class GraphWriter(BaseWriter):
             return
         self._adds_inverse |= add_inverse_edge
         if num_edges is not None:
-            self.expect_edges(num_edges, None if attributes else some_targets)
+            self._expect(num_edges, None if attributes else some_targets, attributes)
 
         def add(sources: Any, targets: Any, rows: dict[str, npt.NDArray[Any]], _: int) -> None:
             self.add_edges(sources, targets, rows, where=where)
