@@ -347,6 +347,9 @@ def test_what_cannot_be_stored_is_named(
 def test_other_kinds_of_data_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="a graph without a node type cannot be stored"):
         from_pyg(HeteroData(), tmp_path / "g.gnn")
+    data = HeteroData({"a": {"num_nodes": "3"}, ("a", "r", "a"): {"edge_index": [[0], [0]]}})
+    with pytest.raises(InputError, match=r"data\['a'\].num_nodes: is 3, expected one non-negative"):
+        from_pyg(data, tmp_path / "g.gnn")
     with pytest.raises(
         UsageError,
         match=r"expected a torch_geometric\.data\.Data or HeteroData, or a pair .*, got dict",

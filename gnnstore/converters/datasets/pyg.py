@@ -305,7 +305,8 @@ class _Part:
                 f"{self.where} does not say how many nodes it has; set {self.where}.num_nodes"
             )
         numbers = np.asarray(count).reshape(-1)
-        if len(numbers) != 1 or not numbers[0] >= 0 or numbers[0] % 1:  # NaN is not
+        is_number = len(numbers) == 1 and numbers.dtype.kind in "biuf"
+        if not is_number or not numbers[0] >= 0 or numbers[0] % 1:  # NaN is not
             raise InputError(
                 f"{self.where}.num_nodes: is {count}, expected one non-negative integer"
             )
