@@ -204,7 +204,8 @@ def test_fewer_names_than_columns(tmp_path: Path) -> None:
         ('a\tb\nb\t"c"\n', "line 2: column 2: '\"c\"' has quotation marks around it"),
         ('"a"\t"b"\nb\t"c"\n', "line 2: column 1: 'b' has no quotation marks around it"),
         ('"a"\t"b"\n"b"\t"c"@en\n', r"line 2: column 2: '\"c\"@en' has no quotation marks around"),
-        ('"a"\t"b"\n"b"\t"c"d"\n', "line 2: column 2: .* is no name in quotation marks"),
+        ('"a"\t"b"\n"b"\t"c"d"\n', "line 2: column 2: .* has a quotation mark without"),
+        ('"a"\t"b"\n""\t"c"\n', "line 2: column 1: .* is an empty name"),
     ],
 )
 def test_a_mixture_of_names_with_marks_and_without(tmp_path: Path, text: str, message: str) -> None:

@@ -58,6 +58,10 @@ NO_NAME = (
     "the first column has no name, as that of the index that pandas writes (index=False leaves it "
     "out) and of R's row names (row.names=FALSE); "
 )
+_ODD_NAME = (
+    "has a quotation mark without its other; a mark within a name is written twice, and names with "
+    "commas go between tabs"
+)
 QUOTES = (
     "; quotation marks have no meaning in numbers, and a comma within them is not read: write the "
     "file without them, or separate the columns by tabs"
@@ -723,7 +727,8 @@ class TextTable:
             if plain := self._without_quotes(block, names, fail):
                 for i, name in enumerate(plain):
                     if not name:
-                        fail(i, "is no name in quotation marks" + QUOTES)
+                        is_empty = names[i] == b'""'
+                        fail(i, "is an empty name" if is_empty else _ODD_NAME)
                 numbers: dict[bytes, int] = {}
                 renumbered = np.array([numbers.setdefault(name, len(numbers)) for name in plain])
                 first = first[np.unique(renumbered, return_index=True)[1]]
