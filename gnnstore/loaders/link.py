@@ -478,7 +478,9 @@ def _exclusion(
         return ((own, False), (own, True))
     known: dict[EdgeType, EdgeType] = {}
     for pair in (reverse_types or {}).items():
-        forward, backward = (edge_of(schema, each, "reverse_types").type for each in pair)
+        # On the command line, types are in one word.
+        named = (of.split("__") if isinstance(of, str) else of for of in pair)
+        forward, backward = (edge_of(schema, each, "reverse_types").type for each in named)
         if (forward[0], forward[2]) != (backward[2], backward[0]):
             raise UsageError(
                 f"reverse_types: {backward} is not the reverse of {forward}: it does not lead from "

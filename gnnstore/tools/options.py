@@ -309,7 +309,7 @@ def plot_option(help_text: str) -> Decorator:
 _OF_SAMPLING = ("time_attr", "temporal_strategy", "time_window", "weight_attr")
 _OF_LINKS = (
     *("neg_sampling", "neg_side", "negative_chunks"),
-    *("degree_fraction", "strict_negatives", "exclude_edges"),
+    *("degree_fraction", "strict_negatives", "exclude_edges", "reverse_types"),
 )
 
 
@@ -345,6 +345,17 @@ def _parse_negatives(text: str, _: str) -> dict[str, Any]:
             "edge, as in binary:1 or triplet:5"
         )
     return {"mode": mode, "amount": int(number) if is_whole else number}
+
+
+def _parse_reverse_types(text: str, _: str) -> dict[str, str]:
+    parts = (pair.partition("=") for pair in text.split(","))
+    pairs = {forward: backward for forward, _, backward in parts}
+    if not all(of.count("__") == 2 for pair in pairs.items() for of in pair):
+        raise UsageError(
+            f"{text!r} is not a list of pairs of edge types; write them as in "
+            "user__follows__user=user__followed_by__user"
+        )
+    return pairs
 
 
 def _batches_together(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -412,10 +423,13 @@ Links to start from
   --strict-negatives  Redraw negatives that are edges of the graph.
   --exclude-edges self|reverse
       Do not sample a batch's own edges (self), or also their reverses (reverse).
+  --reverse-types TYPE=TYPE,...
+      With --exclude-edges reverse: types whose edges are each other's reverses, as reverse_types=.
 """,
         fanouts=Parsed(_parse_fanouts),
         neg_sampling=Parsed(_parse_negatives),
         degree_fraction=click.FloatRange(0, 1),
+        reverse_types=Parsed(_parse_reverse_types),
     ),
     _batches_together,
 )

@@ -145,14 +145,12 @@ def test_an_interrupt_leaves_nothing(place: Path, cache: Path) -> None:
         text=True,
     )
     try:
-        deadline = time.monotonic() + 30
         while not _holds_a_file_in(place, process.pid):
             assert process.poll() is None, process.communicate()
-            assert time.monotonic() < deadline, "it never began to measure"
             time.sleep(0.01)
         time.sleep(0.5)  # in the middle of reading
         process.send_signal(signal.SIGINT)
-        stdout, stderr = process.communicate(timeout=30)
+        stdout, stderr = process.communicate()
     finally:
         process.kill()
     assert (process.returncode, stdout) == (130, "")

@@ -9,8 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch_geometric.data import HeteroData
 
 import gnnstore
+from gnnstore.converters import from_pyg
 from gnnstore.testing.graphs import random_graph
 from tests.support.batches import assert_same_batches, batches_of
 
@@ -178,3 +180,26 @@ def test_what_is_refused(run: Any, store: Path, tmp_path: Path) -> None:
     ):
         done = run("pack", store, "--name", "refused", *BATCH, *options)
         assert (done.status, message in done.stderr) == (status, True), (options, done.stderr)
+
+
+def test_reverses_by_the_name_of_their_type(run: Any, tmp_path: Path) -> None:
+    ends = torch.from_numpy(np.random.default_rng(0).integers(0, 50, (2, 200)))
+    data = HeteroData(user={"x": torch.zeros(50, 30)})
+    data["user", "follows", "user"].edge_index = ends
+    data["user", "followed_by", "user"].edge_index = ends.flip(0)
+    follows, followed_by = data.edge_types
+    store = from_pyg(data, tmp_path / "s.gnn")
+    asked = ("--links", "user__follows__user:all", "--exclude-edges", "reverse")
+    assert pack(run, store, "links", *asked).status == 2
+    with_types = (*asked, "--reverse-types", "user__follows__user=user__followed_by__user")
+    assert pack(run, store, "links", *with_types).status == 0
+    options: dict[str, Any] = {
+        **LOADER,
+        "exclude_edges": "reverse",
+        "reverse_types": {follows: followed_by},
+    }
+    packed = gnnstore.LinkNeighborLoader(store, [4, 3], follows, packed="links", **options)
+    expected = gnnstore.LinkNeighborLoader(store, [4, 3], follows, **options)
+    assert_same_batches(batches_of(packed), batches_of(expected))
+    wrong = run("pack", store, *asked, "--reverse-types", "follows=followed_by")
+    assert "'follows=followed_by' is not a list of pairs of edge types" in wrong.stderr
