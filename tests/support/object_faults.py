@@ -86,7 +86,10 @@ def serve_faults(directory: Path) -> Iterator[FaultyStore]:
             if self.command != "HEAD":
                 self.wfile.write(data[: len(data) // 2] if fault == "cut" else data)
 
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+    class Server(ThreadingHTTPServer):
+        request_queue_size = 64  # as many as ask at a time, and more
+
+    with Server(("127.0.0.1", 0), Handler) as server:
         found.endpoint = f"http://127.0.0.1:{server.server_port}"
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
         thread.start()

@@ -1,0 +1,143 @@
+"""A bucket that drops, delays, truncates, refuses and damages answers: never a wrong byte."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gnnstore.errors import CorruptStoreError, GnnstoreError, StorageError
+from gnnstore.remote import objects
+from gnnstore.remote.copying import copy
+from gnnstore.remote.staging import stage
+from tests.support.effort import choose
+from tests.support.object_faults import FaultyStore, serve_faults
+from tests.support.stores import assert_same_files, write_example_store
+
+pytest.importorskip("obstore")
+
+URL = "s3://bucket/graph.gnn"
+# Of an answer that is not right: the error where it comes each time, and the words.
+FAULTS: dict[str, tuple[type[GnnstoreError], str]] = {
+    "drop": (StorageError, "cannot read"),
+    "delay": (StorageError, "cannot read"),
+    "cut": (StorageError, "cannot read"),
+    "500": (StorageError, "500 Internal Server Error"),
+    "503": (StorageError, r"503 Service Unavailable \(SlowDown\)"),
+    "403": (StorageError, r"403 Forbidden.*check the credentials: set AWS_ACCESS_KEY_ID"),
+    "404": (CorruptStoreError, "the file is missing, but the manifest lists it"),
+    "416": (CorruptStoreError, r"ends at byte \d+, but the manifest says"),
+    "short": (CorruptStoreError, "ends at byte"),
+    "flip": (CorruptStoreError, "bytes .* are not those that were written"),
+}
+# Those that may not go away are not tried again.
+LASTING = {"403", "404"}
+
+
+@pytest.fixture
+def bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultyStore]:
+    for name in [name for name in os.environ if name.startswith("AWS_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_SKIP_SIGNATURE", "true")
+    monkeypatch.setattr(objects, "CONNECT_SECONDS", 2)
+    monkeypatch.setattr(objects, "REQUEST_SECONDS", 0.6)
+    monkeypatch.setattr(objects, "MAX_RETRIES", 1)
+    monkeypatch.setattr(objects, "RETRY_SECONDS", 2)
+    (tmp_path / "buckets" / "bucket").mkdir(parents=True)
+    write_example_store(tmp_path / "buckets/bucket/graph.gnn", num_nodes=12_000, num_edges=100)
+    with serve_faults(tmp_path / "buckets") as found:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", found.endpoint)
+        found.delay_seconds = 0.8
+        yield found
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_faults_are_survived_or_named(bucket: FaultyStore, tmp_path: Path, fault: str) -> None:
+    source = bucket.directory / "bucket" / "graph.gnn"
+    data = "/x/c.0.0"
+    if fault not in LASTING:  # once: it is asked for again
+        failed: list[str] = []
+
+        def once(_number: int, name: str) -> str:
+            if not name.endswith(data) or failed:
+                return ""
+            failed.append(name)
+            return fault
+
+        bucket.plan = once
+        assert_same_files(source, stage(URL, tmp_path / "once"))
+        assert len(failed) == 1
+    kind, words = FAULTS[fault]
+    bucket.plan = lambda _, name: fault if name.endswith(data) else ""
+    began = time.monotonic()
+    with pytest.raises(kind, match=words) as info:
+        stage(URL, tmp_path / "always")
+    assert time.monotonic() - began < 20
+    assert "s3://bucket/graph.gnn/nodes/node/x/c.0.0" in str(info.value)
+    assert bucket.endpoint not in str(info.value)
+    assert [path.name[-5:] for path in (tmp_path / "always").iterdir() if path.name[0] != "."] == []
+    # What has arrived stays, and the next attempt has all the rest.
+    bucket.plan, before = lambda *_: "", len(bucket.requests)
+    assert_same_files(source, stage(URL, tmp_path / "always"))
+    asked = [name for name, _ in bucket.requests[before:]]
+    assert sum(name.endswith(data) for name in asked) == 1
+    assert len(asked) <= before
+
+
+def test_faults_at_every_request(bucket: FaultyStore, tmp_path: Path) -> None:
+    """A fault at the k-th request, whatever is asked for then: right bytes, or an error."""
+    source = bucket.directory / "bucket" / "graph.gnn"
+    stage(URL, tmp_path / "count")
+    num_requests = len(bucket.requests)
+    assert num_requests > 20
+    ends, named = {"right": 0, "error": 0}, 0
+    for fault in ("flip", "short", "503"):
+        for k in range(0, num_requests, choose(6, 1)):
+            bucket.requests.clear()
+            bucket.plan = lambda number, _, k=k, fault=fault: fault if number == k else ""  # type: ignore[misc]
+            try:
+                path = stage(URL, tmp_path / f"{fault}-{k}")
+            except GnnstoreError as error:
+                named += URL in str(error)
+                ends["error"] += 1
+            else:
+                assert_same_files(source, path)
+                ends["right"] += 1
+                shutil.rmtree(path)
+    # Of the manifest's own bytes, damage is an error at once.
+    assert ends["right"] > 4 * ends["error"]
+    assert ends["error"] == named
+
+
+def test_a_store_that_is_replaced_meanwhile_is_refused(bucket: FaultyStore, tmp_path: Path) -> None:
+    source = bucket.directory / "bucket" / "graph.gnn"
+    replaced: list[int] = []
+
+    def replace(number: int, name: str) -> str:
+        if not replaced and name.endswith("indptr/c.0"):
+            replaced.append(number)
+            other = write_example_store(tmp_path / "other.gnn", num_nodes=12_000, seed=2).path
+            shutil.copytree(other, source, dirs_exist_ok=True)
+        return ""
+
+    bucket.plan = replace
+    with pytest.raises(CorruptStoreError, match="it was replaced or damaged: put the store there"):
+        stage(URL, tmp_path / "cache")
+    assert replaced
+    assert_same_files(source, stage(URL, tmp_path / "cache"))
+
+
+def test_no_bytes_of_a_hung_server(
+    bucket: FaultyStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bucket.plan = lambda *_: "delay"
+    with pytest.raises(StorageError, match=re.escape(f"cannot read {URL}/zarr.json")):
+        stage(URL, tmp_path)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")  # nobody is there
+    with pytest.raises(StorageError, match="check that the place can be reached"):
+        copy(URL, tmp_path / "x")
