@@ -25,12 +25,14 @@ _NODE_BYTES = 512 + 8
 _ALLOWED_BYTES = 16 * 2**24 + 100_000_000
 
 _MEMORY = """
-import json, resource, sys
+import json, re, sys
 from obstore.store import LocalStore
 from gnnstore.remote.staging import stage
 
 def peak():
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    # Not ru_maxrss, which a process has from the one that started it.
+    text = open("/proc/self/status").read()
+    return int(re.search(r"VmHWM:\\s+(\\d+)", text)[1]) * 1024
 
 source, cache, kind = sys.argv[1:]
 place = LocalStore(source) if kind == "obstore" else source

@@ -8,6 +8,7 @@ Where there are no locks, each copies, and who comes last opens what is there.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import socket
@@ -20,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from gnnstore import _core
 from gnnstore.disk.profile import find_mount
@@ -33,9 +35,11 @@ from gnnstore.errors import (
 from gnnstore.formats.arrays.journal import Journal
 from gnnstore.formats.arrays.zarr_metadata import METADATA_FILE
 from gnnstore.formats.base.files import (
+    ALIGNMENT,
     BLOCK_BYTES,
     allocated_bytes,
     require_space,
+    write_direct,
     write_new,
     write_part,
 )
@@ -47,6 +51,8 @@ from gnnstore.remote.blocks import ListedFile, Listing, Piece, in_threads, piece
 from gnnstore.remote.objects import ObjectFiles, files_at, is_elsewhere
 
 _IN_MEMORY = ("tmpfs", "ramfs")
+# From here on a write bypasses the page cache.
+_DIRECT_BYTES = 2**20
 _OTHER_DIRECTORY = "give another cache_dir="
 
 
@@ -237,24 +243,45 @@ def _copy_pieces(listing: Listing, target: Path, pieces: list[Piece], phase: Pha
         data = listing.read(piece)
         path = target / piece.file.entry.path
         with storage_errors("write", path):
-            file = os.open(path, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-            try:
-                write_part(file, data.data, piece.offset)
-            finally:
-                os.close(file)
+            done = _write_direct(path, data, piece.offset)
+            if done < len(data):
+                with _opened(path, os.O_WRONLY) as file:
+                    write_part(file, data.data[done:], piece.offset + done)
         phase.advance(piece.num_bytes)
 
     def synchronise(file: ListedFile) -> None:
         path = target / file.entry.path
-        with storage_errors("synchronise", path):
-            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-            try:
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
+        with storage_errors("synchronise", path), _opened(path, os.O_RDONLY) as descriptor:
+            os.fsync(descriptor)
 
     in_threads(listing.files, pieces, copy)
     in_threads(listing.files, listing.listed, synchronise)
+
+
+@contextmanager
+def _opened(path: Path, flags: int) -> Iterator[int]:
+    file = os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW)
+    try:
+        yield file
+    finally:
+        os.close(file)
+
+
+def _write_direct(path: Path, data: npt.NDArray[np.uint8], offset: int) -> int:
+    """Write bytes past the page cache, which would write them later and slower; return how many.
+
+    Fewer than all, perhaps none, where the file system or their place does not allow it.
+    """
+    whole = len(data) // ALIGNMENT * ALIGNMENT
+    if whole < _DIRECT_BYTES or data.__array_interface__["data"][0] % ALIGNMENT:
+        return 0
+    try:
+        with _opened(path, os.O_WRONLY | os.O_DIRECT) as file:
+            return write_direct(file, data.data[:whole], offset)
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # of file systems that have no such writes
+            raise
+        return 0
 
 
 def _check_same(listing: Listing, final: Path) -> None:

@@ -97,7 +97,7 @@ def test_faults_at_every_request(bucket: FaultyStore, tmp_path: Path) -> None:
     assert num_requests > 20
     ends, named = {"right": 0, "error": 0}, 0
     for fault in ("flip", "short", "503"):
-        for k in range(0, num_requests, choose(6, 1)):
+        for k in range(0, num_requests, choose(9, 1)):
             bucket.requests.clear()
             bucket.plan = lambda number, _, k=k, fault=fault: fault if number == k else ""  # type: ignore[misc]
             try:

@@ -154,10 +154,21 @@ class _Counting:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._store, name)
 
-    def get_range(self, name: str, *, start: int, length: int) -> bytes:
-        self.reads.append((name, start))
-        data = bytes(self._store.get_range(name, start=start, length=length))
-        return bytes(self._change(name, data))
+    def get(self, name: str, *, options: Any = None) -> Any:
+        found = self._store.get(name, options=options)
+        if options is None:
+            return found
+        self.reads.append((name, options["range"][0]))
+        return _Answer(self._change(name, bytes(found.bytes())))
+
+
+class _Answer:
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+
+    def stream(self, *, min_chunk_size: int) -> list[bytes]:
+        size = max(1, min(min_chunk_size, len(self._data) // 2))
+        return [self._data[i : i + size] for i in range(0, len(self._data), size)]
 
 
 def test_an_interrupted_copy_is_gone_on_with(made: Path, tmp_path: Path) -> None:

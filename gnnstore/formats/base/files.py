@@ -35,7 +35,7 @@ StoredFile: TypeAlias = tuple[str, int, BlockCrcs]  # name, size, crc32c of each
 # Each block of a file has a checksum of its own.
 BLOCK_BYTES = 2**20
 # From here on a write pays for a thread. Direct writes are multiples of the largest usual sector.
-_BEHIND_BYTES, _ALIGNMENT = 2**20, 4096
+_BEHIND_BYTES, ALIGNMENT = 2**20, 4096
 _THREAD_NAME = "gnnstore-write"
 
 
@@ -100,6 +100,18 @@ def write_part(descriptor: int, data: memoryview, offset: int) -> int:
     while done < len(data):
         done += os.pwrite(descriptor, data[done:], offset + done)
     return offset + done
+
+
+def write_direct(descriptor: int, data: memoryview, offset: int) -> int:
+    """Write aligned bytes past the page cache; return how many, fewer if the disk is full."""
+    done = 0
+    while done < len(data):
+        # A short write goes on at a whole block.
+        count = os.pwrite(descriptor, data[done:], offset + done)
+        if count < ALIGNMENT:
+            break  # a buffered write raises what is wrong
+        done += count // ALIGNMENT * ALIGNMENT
+    return done
 
 
 def write_all(file: FileIO, data: memoryview) -> None:
@@ -207,7 +219,7 @@ class ChecksummedFile:
 
     def _put(self, data: npt.NDArray[np.uint8], offset: int) -> None:
         place = data.__array_interface__["data"][0]
-        is_aligned = not (place | offset | len(data)) % _ALIGNMENT
+        is_aligned = not (place | offset | len(data)) % ALIGNMENT
         if len(data) >= _BEHIND_BYTES and is_aligned and self._put_direct(data, offset):
             return
         self._file.seek(offset)
@@ -223,21 +235,14 @@ class ChecksummedFile:
                 flags = os.O_WRONLY | os.O_DIRECT
                 self._direct = open_regular(self.path, flags)
             return self._direct is not None and self._put_direct(data, offset)
-        done = 0
-        while done < len(data):
-            try:
-                # A short write goes on at a whole block.
-                count = os.pwrite(self._direct, data.data[done:], offset + done)
-            except OSError as error:
-                # Some file systems take the flag and refuse the write.
-                if error.errno != errno.EINVAL:
-                    raise
-                self._close_direct()
-                return False
-            if count < _ALIGNMENT:
-                return False  # if the disk is full, a buffered write raises that
-            done += count // _ALIGNMENT * _ALIGNMENT
-        return True
+        try:
+            return write_direct(self._direct, data.data, offset) == len(data)
+        except OSError as error:
+            # Some file systems take the flag and refuse the write.
+            if error.errno != errno.EINVAL:
+                raise
+            self._close_direct()
+            return False
 
     def _wait(self) -> None:
         """Wait for the write under way."""
