@@ -71,10 +71,11 @@ class GraphStore(StoreTensors, NodeData, EdgeData, FeatureStore, PygGraphStore):
         The store's directory.
     """
 
-    def __init__(self, path: str | os.PathLike[str], _origin: Origin | None = None) -> None:
+    _origin: Origin | None = None  # where this copy came from, if it is one
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
         super().__init__()
         self.reader = StoreReader.open(path)
-        self._origin = _origin  # where this copy came from
         self._topologies: dict[TopologyMode, Topology] = {}
         self._lazy: dict[tuple[str, int | str], ArrayRows] = {}
         self.assigned = AssignedAttributes({})  # attributes of nodes that the user has assigned
@@ -520,8 +521,15 @@ def _restored(
 def _copied_again(origin: Origin, uuid: str) -> GraphStore:
     """Return a pickled store by the copy on this machine, which is made if there is none."""
     if (found := copy_of(uuid, origin.cache_dir)) is not None:
-        return GraphStore(found, origin)
+        return _from(origin, found)
     return reopened(partial(open, cache_dir=origin.cache_dir), origin.place, uuid)
+
+
+def _from(origin: Origin | None, copy: Path) -> GraphStore:
+    """Open a copy, and remember where it came from."""
+    store = GraphStore(copy)
+    store._origin = origin
+    return store
 
 
 def _is_property(of: type, name: str) -> bool:
@@ -562,4 +570,4 @@ def open(  # noqa: A001 - gnnstore.open is the point
         return GraphStore(path)
     with open_progress() as progress:
         copy = stage(path, cache_dir, kind=STORE, progress=progress)
-    return GraphStore(copy, origin_of(path, cache_dir))
+    return _from(origin_of(path, cache_dir), copy)

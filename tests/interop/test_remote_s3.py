@@ -135,7 +135,7 @@ def test_two_processes_at_once_fetch_once(bucket: _Requests, tmp_path: Path) -> 
     url = "s3://bucket/twice/g.gnn"
     copy(path, url)
     bucket.lines.clear()
-    rounds = choose(3, 20)
+    rounds = choose(2, 20)
     files = [file for file in gnnstore.open(path).reader.files if file.size_bytes]
     for number in range(rounds):
         bucket.lines.clear()
