@@ -102,6 +102,10 @@ class Table(ABC):
     def record_batches(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
         """Yield the rows of some columns in order."""
 
+    def place_of(self, row: int) -> tuple[str, int]:
+        """Return the file of a row, for messages, and the number of the row in the file."""
+        return self.label, row
+
     def check_columns(self, columns: Sequence[str]) -> None:
         """Raise if a column is not there."""
         for name in columns:
@@ -264,13 +268,22 @@ class FileTable(Table):
     @cached_property
     def num_rows(self) -> int:
         """The number of rows."""
-        if set(self._kinds.values()) != {"parquet"}:
-            return super().num_rows
-        total = 0
-        for path in self.files:
+        return sum(map(self._rows_in, self.files))
+
+    def _rows_in(self, path: Path) -> int:
+        if self._kinds[path] == "parquet":
             with self._open(path) as (reader, _):
-                total += reader.metadata.num_rows
-        return total
+                return int(reader.metadata.num_rows)
+        first = self.schema.names[:1]
+        return sum(batch.num_rows for batch in self._batches_of(path, first))
+
+    def place_of(self, row: int) -> tuple[str, int]:
+        """Return the file of a row, for messages, and the number of the row in the file."""
+        for path in self.files:
+            if row < (num_rows := self._rows_in(path)):
+                return str(path), row
+            row -= num_rows
+        raise IndexError(row)
 
     def time_unit(self, column: str) -> str | None:
         """Return the finest unit of all files, in which times of a column are read."""
@@ -662,6 +675,10 @@ class TableColumns(ArraySource):
     def rows(self, step: int, start: int = 0) -> Iterator[npt.NDArray[Any]]:
         """Yield the rows from `start` on, at most `step` at a time."""
         return cut_rows(self._checked(), step, start)
+
+    def place_of(self, row: int) -> tuple[str, int]:
+        """Return the file of a row, for messages, and the number of the row in the file."""
+        return self._table.place_of(row)
 
     def _checked(self) -> Iterator[npt.NDArray[Any]]:
         done = 0

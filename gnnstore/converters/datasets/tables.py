@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +22,20 @@ from gnnstore.converters.datasets.table_files import (
     plain,
 )
 from gnnstore.converters.datasets.text import number_ids
+from gnnstore.converters.edges.ordered import EdgePlaces, OrderedChunk
 from gnnstore.converters.inputs.opening import PathLike, describe_files
 from gnnstore.converters.inputs.source import ArraySource, FloatLabels, MappedRows
 from gnnstore.converters.inputs.times import TimesInUnit, settle_units
-from gnnstore.converters.typed.inputs import EdgeInput, NodeInput, workload_of
+from gnnstore.converters.typed.inputs import EdgeInput, NodeInput, Pair, workload_of
 from gnnstore.converters.typed.names import Names, NodeNames
 from gnnstore.converters.writer.graph_writer import GraphWriter
 from gnnstore.converters.writer.node_arrays import SPLIT_KEYS
-from gnnstore.converters.writer.options import ConvertOptions, check_features, converter
+from gnnstore.converters.writer.options import (
+    ConvertOptions,
+    check_features,
+    check_sorted,
+    converter,
+)
 from gnnstore.errors import InputError, UsageError
 from gnnstore.formats.arrays.dtypes import dtype_name
 from gnnstore.formats.store.schema import EDGE_TYPE, NODE_TYPE
@@ -55,6 +62,7 @@ def from_tables(
     split: str | None = None,
     node_columns: Columns | None = None,
     num_nodes: int | None = None,
+    sorted: bool = False,  # noqa: A002 - the word the command line uses
     options: ConvertOptions | None = None,
     progress: Progress | None = None,
 ) -> Path:
@@ -95,6 +103,10 @@ def from_tables(
         More columns of `nodes` by the names of the node attributes that they become.
     num_nodes : int, optional
         N, where integer ids are the node numbers already and there is no table of nodes.
+    sorted : bool
+        Whether rows are in ascending order of target, then source, over all files: edges are then
+        written as they are read, without temporary files. Ends are integers; a table of nodes is in
+        ascending order of `node_id`. The store is the same as without.
     output, options, progress
         See `gnnstore.converters`.
 
@@ -120,6 +132,8 @@ def from_tables(
     table = open_table(edges, "the edges", options.memory_bytes)
     _check_columns(table, [source, target, *edge_attributes.values()])
     is_named = is_text(table, source)
+    if sorted:
+        check_sorted(options, table.label, has_names=is_named or is_text(table, target))
     if is_named != is_text(table, target):
         raise InputError(
             f"{table.label}: one of {source} and {target} has names, the other numbers; both are "
@@ -159,6 +173,8 @@ def from_tables(
     ends = (source, target)
     columns = EdgeInput(tuple, table.label, table.num_rows)
     columns.attributes |= own
+    if sorted:
+        columns.places = EdgePlaces(partial(_pairs, table, ends), table.place_of)
     with GraphWriter(
         output,
         kind="table",
@@ -179,7 +195,7 @@ def from_tables(
                 writer.set_split(name, ids)
         for name, column in attributes.items():
             writer.set_node_attribute(name, column)
-        _write_edges(writer, table, own, read, is_named=is_named)
+        _write_edges(writer, table, own, read, columns.places, is_named=is_named)
         close()
         return writer.commit()
 
@@ -283,6 +299,7 @@ def _write_edges(
     table: Table,
     attributes: Mapping[str, ArraySource],
     read: Callable[[], _Edges],
+    places: EdgePlaces | None,
     *,
     is_named: bool,
 ) -> None:
@@ -291,18 +308,36 @@ def _write_edges(
         writer.describe_edge_attribute(name, dtype=dtype, time_unit=column.time_unit)
     if writer.has_edges:
         return
-    if not is_named:
-        writer.expect_edges(table.num_rows)
-    done = 0
-    with writer.progress.phase("read edges", table.num_rows, "edges") as phase:
+
+    def chunks() -> Iterator[OrderedChunk]:
+        done = 0
         for sources, targets, others in read():
             rows = dict(zip(attributes, others, strict=True))
             for name, column in attributes.items():
                 if isinstance(column, TimesInUnit):
                     rows[name] = column.convert(rows[name], done)
-            writer.add_edges(sources, targets, rows, where=table.label)
+            yield sources, targets, rows
             done += len(sources)
+        if not done:  # the attributes' types still have to be known
+            none = np.empty(0, np.int64)
+            empty = {n: np.empty((0, *c.shape[1:]), c.dtype) for n, c in attributes.items()}
+            yield none, none, empty
+
+    if places is not None:
+        writer.write_in_order(chunks, table.num_rows, places, where=table.label)
+        return
+    if not is_named:
+        writer.expect_edges(table.num_rows)
+    with writer.progress.phase("read edges", table.num_rows, "edges") as phase:
+        for sources, targets, rows in chunks():
+            writer.add_edges(sources, targets, rows, where=table.label)
             phase.advance(len(sources))
+
+
+def _pairs(table: Table, ends: _Ends) -> Iterator[Pair]:
+    """Yield sources and targets as the table has them."""
+    for sources, targets, _ in edge_batches(table, ends, []):
+        yield sources, targets
 
 
 def _number_ids(

@@ -67,7 +67,7 @@ from gnnstore.converters.typed.graph_writer import check_node_type, reverse_type
 from gnnstore.converters.typed.inputs import EdgeInput, NodeInput, Pair, largest_ids, write_graph
 from gnnstore.converters.typed.names import Names, NodeNames
 from gnnstore.converters.writer.node_arrays import SPLIT_KEYS
-from gnnstore.converters.writer.options import ConvertOptions, converter
+from gnnstore.converters.writer.options import ConvertOptions, check_sorted, converter
 from gnnstore.errors import InputError, NotFoundError, check_choice
 from gnnstore.formats.base.names import decode
 from gnnstore.formats.store.schema import EdgeType
@@ -95,6 +95,7 @@ def from_typed(
     *,
     layout: Literal["csc", "csr"] | None = None,
     node_id: Mapping[str, str] | None = None,
+    sorted: bool = False,  # noqa: A002 - the word the command line uses
     options: ConvertOptions | None = None,
     progress: Progress | None = None,
 ) -> Path:
@@ -128,6 +129,11 @@ def from_typed(
         ids, whatever the columns are. Without, nodes that have no `id` are refused if a column of
         different integers, other than 0, ..., N - 1, has a name that ends in "id", or has every id
         by which edges name them.
+    sorted : bool
+        Whether the edges of each type are in ascending order of target, then source, over all
+        files of the type: they are then written as they are read, without temporary files. Their
+        ends are integers, and tables of nodes in ascending order of ids. The store is the same as
+        without.
     output, options, progress
         See `gnnstore.converters`.
 
@@ -191,10 +197,13 @@ def from_typed(
         ),
         lambda of, has: open_edges(edge_files[of], comments=[], has_names=has),
     )
-    for name in sorted(nodes.keys() - named_ids.keys()):
-        if ids.get(name) is None and nodes[name].names is None:
-            _refuse_ids(name, nodes[name], edges)
-    names = sorted({*nodes, *(end for edge_type in edges for end in edge_type[::2])})
+    for own in edges.values() if sorted else ():
+        _check_sorted(options, own)
+    names = _type_names(nodes, edges)
+    for name in names:
+        of_type = nodes.get(name)
+        if of_type and name not in named_ids and ids.get(name) is None and not of_type.names:
+            _refuse_ids(name, of_type, edges)
     for name in names:
         node = nodes.setdefault(name, NodeInput(-1))
         _take_shapes(name, node, edges)
@@ -205,7 +214,11 @@ def from_typed(
     return write_graph(
         output,
         {name: nodes[name] for name in names},
-        {edge_type: _numbered(own, edge_type, nodes, ids) for edge_type, own in edges.items()},
+        {
+            edge_type: numbered.in_order(own) if sorted else numbered
+            for edge_type, own in edges.items()
+            for numbered in [_numbered(own, edge_type, nodes, ids)]
+        },
         kind="typed",
         source={
             "inputs": describe_files(chain(*node_files.values(), *edge_files.values())),
@@ -215,6 +228,21 @@ def from_typed(
         options=options,
         progress=progress,
     )
+
+
+def _type_names(nodes: Iterable[str], edges: Iterable[EdgeType]) -> list[str]:
+    """Return the node types in the order of their names."""
+    return sorted({*nodes, *(end for edge_type in edges for end in edge_type[::2])})
+
+
+def _check_sorted(options: ConvertOptions, own: EdgeInput) -> None:
+    """Refuse `sorted=True` for edges whose order or number nobody knows before they are read."""
+    check_sorted(options, own.label, has_names=any(own.has_names))
+    if own.num_edges is None:
+        raise InputError(
+            f"{own.label}: sorted=True is for tables and arrays, and this is text; convert it to "
+            "Parquet, or leave sorted=True out"
+        )
 
 
 def _is_table(path: Path) -> bool:
@@ -607,8 +635,15 @@ def _of_table(table: Table) -> EdgeInput:
     attributes: dict[str, ArraySource] = {
         name: TableColumns(table, [name]) for name in _columns_of(table) if name not in _ENDS
     }
-    memory = table.memory_bytes
-    return EdgeInput(pairs, table.label, table.num_rows, attributes, memory, has_names=has_names)
+    return EdgeInput(
+        pairs,
+        table.label,
+        table.num_rows,
+        attributes,
+        table.memory_bytes,
+        has_names=has_names,
+        place_of=table.place_of,
+    )
 
 
 # ---- text

@@ -243,8 +243,9 @@ class EdgeBuffer:
         where: str,
     ) -> None:
         """Take a chunk of edges."""
-        self.count(sources, targets, where)
-        self._take_attributes(attributes, len(sources), where)
+        self.check(sources, targets, attributes, where)
+        for name, own in (self.attributes or {}).items():
+            own.append(attributes[name])
         dtype = id_dtype(self.num_nodes if self.num_nodes is not None else self.max_id + 1)
         self.sources.append(sources, dtype)
         self.targets.append(targets, dtype)
@@ -266,9 +267,15 @@ class EdgeBuffer:
             self.max_id = max(self.max_id, top)
         self.num_seen += len(sources)
 
-    def _take_attributes(
-        self, attributes: Mapping[str, npt.NDArray[Any]], num_edges: int, where: str
+    def check(
+        self,
+        sources: npt.NDArray[Any],
+        targets: npt.NDArray[Any],
+        attributes: Mapping[str, npt.NDArray[Any]],
+        where: str,
     ) -> None:
+        """Check and count a chunk of edges with attributes, without taking it."""
+        self.count(sources, targets, where)
         if self.attributes is None:
             self.attributes = {
                 name: RowBlocks(rows.dtype, rows.shape[1:]) for name, rows in attributes.items()
@@ -281,12 +288,11 @@ class EdgeBuffer:
                 f"ones with {earlier}; every edge needs the same"
             )
         for name, rows in attributes.items():
-            if len(rows) != num_edges:
+            if len(rows) != len(sources):
                 raise InputError(
                     f"{where}: the edge attribute {name!r} has {len(rows)} rows for "
-                    f"{num_edges} edges"
+                    f"{len(sources)} edges"
                 )
-            self.attributes[name].append(rows)
 
     def drop(self, num_edges: int) -> None:
         """Free the first edges."""

@@ -87,6 +87,11 @@ class EdgeBuilder:
         self._skip = sum(part.num_edges for part in self._parts)
         self.buffer.max_id = max((part.max_id for part in self._parts), default=-1)
 
+    @property
+    def has_runs(self) -> bool:
+        """Whether sorted runs are on disk, perhaps of an attempt that was interrupted."""
+        return bool(self._parts)
+
     def reserve(self, num_bytes: int) -> None:
         """Reserve memory for other uses."""
         self._memory = self._memory.add(Reservation("what is read and numbered", num_bytes))

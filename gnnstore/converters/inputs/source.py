@@ -51,6 +51,10 @@ class ArraySource(ABC):
     def rows(self, step: int, start: int = 0) -> Iterator[npt.NDArray[Any]]:
         """Yield the array along its first axis from row `start` on, at most `step` at a time."""
 
+    def place_of(self, row: int) -> tuple[str, int]:
+        """Return the file of a row, for messages, and the number of the row in the file."""
+        return self.label, row
+
     def pieces(self, start: int = 0) -> Iterator[npt.NDArray[Any]]:
         """Yield the rows from `start` on, 8 MiB at a time."""
         return self.rows(max(1, _PIECE_BYTES // max(1, row_bytes(self))), start)

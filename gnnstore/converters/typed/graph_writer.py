@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, replace
+from itertools import starmap
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,8 @@ import numpy.typing as npt
 from gnnstore import _core
 from gnnstore.converters.edges.buffer import columns_of_edges
 from gnnstore.converters.edges.builder import EdgeBuilder
-from gnnstore.converters.edges.columns import CARRIED_IDS, EdgeRules
+from gnnstore.converters.edges.columns import CARRIED_IDS, BuiltEdges, EdgeRules
+from gnnstore.converters.edges.ordered import EdgePlaces, OrderedChunk, OrderedEdges
 from gnnstore.converters.inputs.ids import check_ids
 from gnnstore.converters.inputs.source import ArraySource, row_bytes
 from gnnstore.converters.writer.adjacency import finished_array, write_adjacency
@@ -243,6 +245,7 @@ class HeteroGraphWriter(BaseWriter):
         attributes: Mapping[str, ArraySource] | None = None,
         *,
         where: str,
+        places: EdgePlaces | None = None,
     ) -> None:
         """Read, sort and write all edges of a type; nothing is read if that was done before.
 
@@ -252,6 +255,9 @@ class HeteroGraphWriter(BaseWriter):
             Source type, relation, target type.
         pairs, num_edges, attributes, where
             See `GraphWriter.read_edges`.
+        places : EdgePlaces, optional
+            The rows of the input, for messages, where the edges come sorted by target, then
+            source, and their number is given: they are written as they are read.
 
         Raises
         ------
@@ -263,18 +269,38 @@ class HeteroGraphWriter(BaseWriter):
         """
         attributes = self._take_units(edge_type, attributes)
         each = sum(map(row_bytes, attributes.values()))
-        builder = self._begin(edge_type, self._rules, num_edges, where, each)
+        to_sort = num_edges if places is None else None
+        builder = self._begin(edge_type, self._rules, to_sort, where, each)
         if builder is None:
             return
         source, _, target = edge_type
         what = f"edges of type {edge_type}"
 
-        def add(sources: Any, targets: Any, rows: dict[str, npt.NDArray[Any]], first: int) -> None:
+        def checked(
+            sources: Any, targets: Any, rows: dict[str, npt.NDArray[Any]], first: int
+        ) -> OrderedChunk:
             for end, name, ids in (("source", source, sources), ("target", target, targets)):
                 of = f"{where}: {what}: id of the {end} ({name!r})"
                 check_ids(ids, self._count(name), of, first)
             rows = checked_edges(rows, self._attribute_types[edge_type], self.options, first, what)
-            builder.add(sources, targets, rows, where)
+            return sources, targets, rows
+
+        if places is not None and num_edges is not None and not builder.has_runs:
+            chunks = self._with_rows(pairs, num_edges, attributes, edge_type)
+            built = OrderedEdges(
+                lambda: starmap(checked, chunks),
+                self._rules,
+                places,
+                num_nodes=self._num_ends(edge_type),
+                num_edges=num_edges,
+                where=where,
+                progress=self.progress,
+            )
+            self._write_built(edge_type, built)
+            return
+
+        def add(*chunk: Any) -> None:
+            builder.add(*checked(*chunk), where)
 
         self._read_pairs(pairs, num_edges, attributes, add, edge_type)
         self._write_edges(edge_type, builder)
@@ -333,6 +359,11 @@ class HeteroGraphWriter(BaseWriter):
     ) -> None:
         with self.progress.phase("sort edges", unit="edges"):
             built = builder.finish(self._num_ends(edge_type))
+        self._write_built(edge_type, built, reverse)
+
+    def _write_built(
+        self, edge_type: EdgeType, built: BuiltEdges, reverse: ReversedEdges | None = None
+    ) -> None:
         num_targets = self._count(edge_type[2])
         spec = write_adjacency(
             self._store,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from gnnstore.converters.edges.buffer import (
     some_targets,
     warn_of_stray_ids,
 )
+from gnnstore.converters.edges.ordered import EdgePlaces
 from gnnstore.converters.inputs.opening import PathLike
 from gnnstore.converters.inputs.source import (
     ArraySource,
@@ -79,6 +80,18 @@ class EdgeInput:
     has_names: tuple[bool, bool] = (False, False)
     # Numbers of nodes of both types, of a matrix, whose rows and columns are the nodes in order.
     shape: tuple[int, int] | None = None
+    place_of: Callable[[int], tuple[str, int]] | None = None  # as `ArraySource.place_of`
+    # Where edges come sorted by target, then source, and are written as they are read.
+    places: EdgePlaces | None = None
+
+    def __iter__(self) -> Iterator[Pair]:
+        """Yield sources and targets from the first edge on."""
+        return iter(self.pairs())
+
+    def in_order(self, edges: EdgeInput) -> EdgeInput:
+        """Return these edges as sorted by target, then source; `edges` has them unnumbered."""
+        place_of = self.place_of or (lambda row: (self.label, row))
+        return replace(self, places=EdgePlaces(edges.pairs, place_of))
 
     @property
     def reading_bytes(self) -> int:
@@ -128,7 +141,8 @@ class EdgeInput:
             taker.finish(sources.shape[0])
 
         memory = sources.memory_bytes + targets.memory_bytes
-        return cls(pairs, sources.label, sources.shape[0], attributes or {}, memory)
+        own = attributes or {}
+        return cls(pairs, sources.label, sources.shape[0], own, memory, place_of=sources.place_of)
 
     @classmethod
     def of_columns(
@@ -257,7 +271,12 @@ def write_graph(
             for edge_type, own in edges.items():
                 writer.reserve_memory(own.reading_bytes)
                 writer.read_edges(
-                    edge_type, own.pairs(), own.num_edges, own.attributes, where=own.label
+                    edge_type,
+                    own.pairs(),
+                    own.num_edges,
+                    own.attributes,
+                    where=own.label,
+                    places=own.places,
                 )
                 writer.reserve_memory(-own.reading_bytes)
             close_names()
@@ -268,11 +287,12 @@ def write_graph(
         if node.names is not None:
             node.names.number(one)
         one.read_edges(
-            edge.pairs(),
+            edge,
             edge.num_edges,
             edge.attributes,
             where=edge.label,
             some_targets=None if edge.array is None else some_targets(edge.array),
+            places=edge.places,
         )
         if finish is not None:
             finish(one)
@@ -313,6 +333,7 @@ def workload_of(
             (sum(map(row_bytes, own.attributes.values())) for own in edges.values()), default=0
         ),
         is_exact=all(own.num_edges is not None for own in edges.values()),
+        are_sorted=all(own.places is not None for own in edges.values()),
     )
     labels = [*(own.label for own in edges.values()), *(own.label for own in sources)]
     texts = inspect_inputs(Path(label) for label in labels if label.endswith(_TEXT_ENDINGS))

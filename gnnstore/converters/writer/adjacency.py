@@ -166,10 +166,11 @@ def _array(
 
 def _attribute_rows(name: str, edges: EdgeChunk | SortedEdges, dtype: str) -> npt.NDArray[Any]:
     rows = edges.attributes[name]
-    if name == "edge_weight" and isinstance(edges, EdgeChunk) and edges.added is not None:
+    added = edges.added if isinstance(edges, EdgeChunk) else None
+    if name == "edge_weight" and added is not None and added.any():
         # A loop of weight 0 has no effect, so added loops have 1, as in torch_geometric.
         one = np.ones((), np.float32)
-        rows[edges.added] = to_bfloat16_bits(one) if dtype == "bfloat16" else one
+        rows[added] = to_bfloat16_bits(one) if dtype == "bfloat16" else one
     return rows
 
 

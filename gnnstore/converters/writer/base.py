@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
@@ -263,9 +263,21 @@ class BaseWriter:
         edge_type: EdgeType | None = None,
     ) -> None:
         """Call `add(sources, targets, rows, number of edges before)` for all edges."""
-        of, what = "", "edges"
-        if edge_type is not None:
-            of, what = f" {'__'.join(edge_type)}", f"edges of type {edge_type}"
+        of = "" if edge_type is None else f" {'__'.join(edge_type)}"
+        with self.progress.phase(f"read edges{of}", num_edges, "edges") as phase:
+            for chunk in self._with_rows(pairs, num_edges, attributes, edge_type):
+                add(*chunk)
+                phase.advance(len(chunk[0]))
+
+    def _with_rows(
+        self,
+        pairs: Pairs,
+        num_edges: int | None,
+        attributes: Mapping[str, ArraySource] | None,
+        edge_type: EdgeType | None = None,
+    ) -> Iterator[tuple[Any, Any, dict[str, npt.NDArray[Any]], int]]:
+        """Yield sources, targets, attribute rows, and the number of edges before, of all edges."""
+        what = "edges" if edge_type is None else f"edges of type {edge_type}"
         attributes = attributes or {}
         num_bytes = _PIECE_BYTES // max(1, len(attributes))
         takers = {name: RowTaker(source, num_bytes) for name, source in attributes.items()}
@@ -273,15 +285,13 @@ class BaseWriter:
             check_rows(source, num_edges, what)
         step = max(1, _PIECE_BYTES // max(1, sum(map(row_bytes, attributes.values()))))
         edges_read = 0
-        with self.progress.phase(f"read edges{of}", num_edges, "edges") as phase:
-            for ends in _cut(pairs, step):
-                num_new = len(ends[0])
-                add(*ends, {name: own.take(num_new) for name, own in takers.items()}, edges_read)
-                edges_read += num_new
-                phase.advance(num_new)
+        for ends in _cut(pairs, step):
+            num_new = len(ends[0])
+            yield *ends, {name: own.take(num_new) for name, own in takers.items()}, edges_read
+            edges_read += num_new
         if not edges_read:  # the attributes' types still have to be known
             none = np.empty(0, np.int64)
-            add(none, none, {name: own.take(0) for name, own in takers.items()}, 0)
+            yield none, none, {name: own.take(0) for name, own in takers.items()}, 0
         for taker in takers.values():
             taker.finish(edges_read)
 

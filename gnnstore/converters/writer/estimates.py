@@ -41,6 +41,7 @@ _EDGES, _WRITTEN, _TEXT = 20e6, 500e6, 150e6
 # Times of sorting: of a conversion, of sorting on disk too, and of merging runs once more to count
 # what is left of equal edges and missing loops.
 _EDGE_WORK, _SPILL_WORK, _COUNT_WORK = 3.0, 1.1, 1.0
+_PIECE_BYTES = 2**26  # memory for the edges in flight, where these are written as they are read
 _BASE_MEMORY_BYTES = 2**27  # the interpreter, NumPy, pyarrow and buffers
 _SAMPLE_BYTES, _SAMPLE_ROWS = 2**20, 2**14
 # Bytes of a store without its arrays, and of the metadata of an array. Estimates are within this
@@ -77,6 +78,7 @@ class Workload:
     edge_row_bytes: int = 0  # attributes of one edge
     text_bytes: int = 0  # bytes of text to read, after decompression
     is_exact: bool = True  # whether all sizes are from headers
+    are_sorted: bool = False  # whether edges are written as they are read
     node_tables: tuple[NodeTable, ...] = ()  # node attributes of wide rows
     # Number of nodes and of edges, and bytes of each attribute, by edge type. Of one type that has
     # what is said above there need be none.
@@ -168,7 +170,9 @@ def estimate(
         least = max(least, round(final / _TOLERANCE))
     peak = estimate_peak_bytes(rules, num_edges, num_nodes, workload.edge_row_bytes)
     spill, work = 0, _EDGE_WORK
-    if peak > memory_bytes:
+    if workload.are_sorted:
+        peak, work = min(peak, _PIECE_BYTES), 1.0
+    elif peak > memory_bytes:
         spill = num_edges * spill_bytes_per_edge(
             rules, record_bytes_for(num_nodes - 1), workload.edge_row_bytes
         )

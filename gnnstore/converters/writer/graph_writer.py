@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ import numpy.typing as npt
 from gnnstore.converters.edges.buffer import warn_of_stray_ids
 from gnnstore.converters.edges.builder import EdgeBuilder
 from gnnstore.converters.edges.columns import BuiltEdges, SortedEdges
+from gnnstore.converters.edges.ordered import EdgePlaces, OrderedChunk, OrderedEdges
 from gnnstore.converters.edges.split import SplitEdges, SplitRule
 from gnnstore.converters.inputs.ids import check_ids
 from gnnstore.converters.inputs.opening import PathLike
@@ -200,12 +201,71 @@ class GraphWriter(BaseWriter):
                 name: as_array(v, f"{where}: {name}") for name, v in (attributes or {}).items()
             }
             first = self._builder.buffer.num_seen // (2 if self._adds_inverse else 1)
-            rows = checked_edges(
-                given, self._attribute_types[EDGE_TYPE], self.options, first, where
-            )
+            rows = self._checked_rows(given, first, where)
             if self._adds_inverse:
                 ends, rows = _with_inverse(*ends, rows, first, where)
             self._builder.add(*ends, rows, where)
+
+    def _checked_rows(
+        self, rows: Mapping[str, npt.NDArray[Any]], first: int, where: str
+    ) -> Mapping[str, npt.NDArray[Any]]:
+        return checked_edges(rows, self._attribute_types[EDGE_TYPE], self.options, first, where)
+
+    def write_in_order(
+        self,
+        read: Callable[[], Iterable[OrderedChunk]],
+        num_edges: int,
+        places: EdgePlaces,
+        *,
+        where: str,
+    ) -> None:
+        """Write edges that come sorted by target, then source; nothing is read if `has_edges`.
+
+        They are written as they are read, unless an interrupted conversion left sorted runs on
+        disk. N is known already.
+
+        Parameters
+        ----------
+        read : callable
+            Yields sources, targets and attributes of the next edges, from the first on; called
+            twice where self-loops are dropped or added.
+        num_edges : int
+            Number of edges.
+        places : EdgePlaces
+            The rows of the input, for messages.
+        where : str
+            The input's name, for messages.
+
+        Raises
+        ------
+        InputError
+            If an edge comes before the edge in front of it; names file, row and both pairs.
+        """
+        if self.has_edges:
+            return
+        if self._builder.has_runs:
+            for sources, targets, rows in read():
+                self.add_edges(sources, targets, rows, where=where)
+            return
+
+        def checked() -> Iterator[OrderedChunk]:
+            first = 0
+            for sources, targets, rows in read():
+                yield sources, targets, self._checked_rows(rows, first, where)
+                first += len(sources)
+
+        count = self.num_nodes or 0
+        self._write_edges(
+            OrderedEdges(
+                checked,
+                self._rules,
+                places,
+                num_nodes=count,
+                num_edges=num_edges,
+                where=where,
+                progress=self.progress,
+            )
+        )
 
     def read_edges(
         self,
@@ -216,6 +276,7 @@ class GraphWriter(BaseWriter):
         where: str,
         some_targets: Iterable[npt.NDArray[Any]] | None = None,
         add_inverse_edge: bool = False,
+        places: EdgePlaces | None = None,
     ) -> None:
         """Add all edges of an input with their attributes; nothing is read if `has_edges`.
 
@@ -233,9 +294,18 @@ class GraphWriter(BaseWriter):
             Targets from all over the edges, which may then be sorted while they are read.
         add_inverse_edge : bool
             As the option of this name.
+        places : EdgePlaces, optional
+            The rows of the input, for messages, where the edges come as in `write_in_order`; the
+            pairs can then be iterated over again.
         """
         attributes = self._take_units(EDGE_TYPE, attributes)
         if self.has_edges:
+            return
+        if places is not None and num_edges is not None:
+            chunks = partial(self._with_rows, pairs, num_edges, attributes)
+            self.write_in_order(
+                lambda: (chunk[:3] for chunk in chunks()), num_edges, places, where=where
+            )
             return
         self._adds_inverse |= add_inverse_edge
         if num_edges is not None:

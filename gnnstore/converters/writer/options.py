@@ -323,3 +323,23 @@ class Converter:
 
 
 CONVERTERS: Registry[Converter] = Registry()
+
+
+def check_sorted(options: ConvertOptions, label: str, *, has_names: bool) -> None:
+    """Refuse `sorted=True` where a store has its edges in another order than the input."""
+    for name in ("undirected", "add_inverse_edge"):
+        if getattr(options, name):
+            raise UsageError(
+                f"sorted=True: {name}= adds the reverse of each edge, which comes in another "
+                "order; leave one of them out"
+            )
+    if options.reverse:
+        raise UsageError(
+            "sorted=True: reverse= adds edge types whose edges come in another order; write a "
+            "sorted file of its own for each, or leave one of them out"
+        )
+    if has_names:
+        raise InputError(
+            f"{label}: sorted=True needs integers at the ends of edges, and these are names, which "
+            "are numbered in order of appearance; number them, or leave sorted=True out"
+        )

@@ -282,6 +282,8 @@ Examples:
   --node-column NAME[=COLUMN]* -> node_columns
       Store a column as the node attribute NAME; repeat it for more.
   --num-nodes N>=0  Without --nodes: use integer ids below this as node numbers.
+  --sorted
+      The rows of edges ascend by target, then source: write them as they are read.
 """,
         "from_tables",
     ),
@@ -304,6 +306,8 @@ Examples:
       indptr counts the edges to each target (csc) or from each source (csr).
   --node-id TYPE=COLUMN* -> node_id
       The column with the ids of a type, if not id; TYPE=: the numbers of rows are its ids.
+  --sorted
+      The edges of each type ascend by target, then source: write them as they are read.
 """,
         "from_typed",
     ),
