@@ -16,7 +16,7 @@ from pyarrow import parquet
 
 from gnnstore.converters import ConvertOptions, from_tables, from_typed
 from gnnstore.converters.edges import ordered
-from tests.support.effort import examples
+from tests.support.effort import choose
 from tests.support.stores import assert_same_files
 
 Ints = npt.NDArray[np.int64]
@@ -25,8 +25,8 @@ RULES = st.builds(
     ConvertOptions,
     self_loops=st.sampled_from(("keep", "drop", "add")),
     edge_ids=st.sampled_from((None, False)),
-    time_attr=st.just("time"),
-    weight_attr=st.just("edge_weight"),
+    time_attr=st.just(("time",)),
+    weight_attr=st.just(("edge_weight",)),
 )
 
 
@@ -64,7 +64,7 @@ def pieces_of_a_few_columns(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ordered, "_PIECE_COLUMNS", 5)
 
 
-@settings(max_examples=examples(12), deadline=None)
+@settings(max_examples=choose(12, 100), deadline=None)
 @given(data=st.data(), options=RULES)
 def test_a_table(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject, options: ConvertOptions
@@ -89,7 +89,7 @@ def test_a_table(
     assert_same_files(from_tables(path / "edges", path / "b.gnn", **how, sorted=True), wanted)
 
 
-@settings(max_examples=examples(5), deadline=None)
+@settings(max_examples=choose(4, 40), deadline=None)
 @given(data=st.data())
 def test_types(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
     path = tmp_path_factory.mktemp("sorted")
@@ -104,7 +104,7 @@ def test_types(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) ->
         columns |= attributes_of(len(ends[0]))
         directory = path / f"in/edges/{source}__{relation}__{target}"
         data.draw(st.composite(write_parts)(directory, columns))
-    options = ConvertOptions(time_attr="time", weight_attr="edge_weight")
+    options = ConvertOptions(time_attr=("time",), weight_attr=("edge_weight",))
     wanted = from_typed(path / "in", path / "a.gnn", options=options)
     found = from_typed(path / "in", path / "b.gnn", options=options, sorted=True)
     assert_same_files(found, wanted)

@@ -63,7 +63,8 @@ def test_nodes_in_another_order_than_their_ids(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["undirected", "add_inverse_edge"])
 def test_reverse_edges(tmp_path: Path, name: str) -> None:
     path = write(tmp_path / "e.parquet", [0], [1])
-    options = ConvertOptions(**{name: True})
+    given: dict[str, Any] = {name: True}
+    options = ConvertOptions(**given)
     assert f"sorted=True: {name}= adds" in refused(path, tmp_path / "out.gnn", options=options)
 
 
@@ -92,7 +93,7 @@ def test_types(tmp_path: Path) -> None:
             tmp_path / "in",
             tmp_path / "out.gnn",
             sorted=True,
-            options=ConvertOptions(reverse="all"),
+            options=ConvertOptions(reverse=("all",)),
         )
     assert not (tmp_path / "out.gnn").exists()
 
@@ -104,7 +105,12 @@ def test_no_runs_within_a_small_budget(tmp_path: Path, monkeypatch: pytest.Monke
     path = write(tmp_path / "e.parquet", keys % num_nodes, keys // num_nodes)
     spilled = []
     spill = EdgeBuilder._spill
-    monkeypatch.setattr(EdgeBuilder, "_spill", lambda own: spilled.append(own) or spill(own))
+
+    def spill_seen(own: EdgeBuilder) -> None:
+        spilled.append(own)
+        spill(own)
+
+    monkeypatch.setattr(EdgeBuilder, "_spill", spill_seen)
     monkeypatch.setattr(builder, "MIN_SPILL_BYTES", 2**12)
     options = ConvertOptions(memory_bytes=2**22)
     how: dict[str, Any] = {"num_nodes": num_nodes, "options": options}

@@ -197,8 +197,8 @@ def from_typed(
         ),
         lambda of, has: open_edges(edge_files[of], comments=[], has_names=has),
     )
-    for own in edges.values() if sorted else ():
-        _check_sorted(options, own)
+    for some in edges.values() if sorted else ():
+        _check_sorted(options, some)
     names = _type_names(nodes, edges)
     for name in names:
         of_type = nodes.get(name)

@@ -182,7 +182,8 @@ class OrderedEdges:
     def chunks(self) -> Iterator[EdgeChunk]:
         """Yield all edges in column order."""
         written = column = 0
-        none = SortedEdges(*[np.empty(0, self.index_dtype)] * 3, {})
+        no_ids = np.empty(0, self.index_dtype)
+        none = SortedEdges(no_ids, no_ids, no_ids, {})
         for edges in self._with_loops():
             none = edges.take(slice(0))
             end = int(edges.targets[-1]) + 1
