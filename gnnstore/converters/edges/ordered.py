@@ -111,8 +111,9 @@ class OrderedEdges:
             if descent is not None:
                 raise self._places.refusal(first + descent)
             latest = int(targets[-1]), int(sources[-1])
-            ends = (ids.astype(self.index_dtype, copy=False) for ids in (sources, targets))
-            yield SortedEdges(*ends, np.arange(first, buffer.num_seen), rows)
+            own_sources = sources.astype(self.index_dtype, copy=False)
+            own_targets = targets.astype(self.index_dtype, copy=False)
+            yield SortedEdges(own_sources, own_targets, np.arange(first, buffer.num_seen), rows)
         if buffer.num_seen != self._num_input_edges:
             raise InputError(
                 f"{self._where}: has {buffer.num_seen} edges, and {self._num_input_edges} when it "
