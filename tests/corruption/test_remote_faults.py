@@ -141,3 +141,11 @@ def test_no_bytes_of_a_hung_server(
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")  # nobody is there
     with pytest.raises(StorageError, match="check that the place can be reached"):
         copy(URL, tmp_path / "x")
+
+
+def test_a_web_server_is_read(bucket: FaultyStore, tmp_path: Path) -> None:
+    from obstore.store import HTTPStore  # noqa: PLC0415 - an extra
+
+    url = f"{bucket.endpoint}/bucket/graph.gnn"
+    web = HTTPStore.from_url(url, client_options={"allow_http": True})
+    assert_same_files(bucket.directory / "bucket" / "graph.gnn", stage(web, tmp_path / "cache"))
