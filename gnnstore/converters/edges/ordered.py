@@ -192,8 +192,8 @@ class OrderedEdges:
             for begin in range(column, end, _PIECE_COLUMNS):
                 if len(pointers):
                     yield self._chunk(none, pointers)
-                nodes = np.arange(begin, min(begin + _PIECE_COLUMNS, end))
-                pointers = written + np.searchsorted(edges.targets, nodes)
+                pointers = _pointers(edges.targets, begin, min(begin + _PIECE_COLUMNS, end))
+                pointers += written
             yield self._chunk(edges, pointers)
             written, column = written + len(edges.sources), max(column, end)
         if not written:
@@ -211,6 +211,13 @@ class OrderedEdges:
 
     def close(self) -> None:
         """Do nothing: there are no temporary files."""
+
+
+def _pointers(targets: npt.NDArray[Any], begin: int, end: int) -> npt.NDArray[np.int64]:
+    """Return for each node of a range how many targets, which ascend, are smaller."""
+    first, last = np.searchsorted(targets, (begin, end))
+    counts = np.bincount(targets[first:last] - begin, minlength=end - begin)
+    return int(first) + np.cumsum(counts) - counts
 
 
 def _first_descent(
