@@ -38,16 +38,27 @@ REQUESTS_IN_FLIGHT = 16
 _CHUNK_BYTES = 2**20
 # A copy between two disks keeps both busy with fewer.
 _READS_IN_FLIGHT = 4
-# Objects that are written at a time, and parts of each that are on their way.
-OBJECTS_IN_FLIGHT, _PARTS_IN_FLIGHT = 4, 3
+# Objects that are written at a time, and parts of each that are on their way. A part has to arrive
+# within `ANSWER_SECONDS`, also where the link is slow.
+OBJECTS_IN_FLIGHT, _PARTS_IN_FLIGHT = 4, 2
+PART_BYTES = 8 * 2**20
 # S3 takes at most this many parts of an object.
 _MAX_PARTS = 10_000
 
-# Seconds until a server that does not answer is given up, for each request and with repetitions.
-CONNECT_SECONDS, REQUEST_SECONDS = 5, 60
+# Seconds until a server is given up that cannot be reached, from which nothing comes any more, or
+# whose answer, slow as it is, does not end; and after which a request is not repeated.
+CONNECT_SECONDS, ANSWER_SECONDS, REQUEST_SECONDS = 5, 60, 900
 MAX_RETRIES, RETRY_SECONDS = 5, 120
 
 _SCHEME = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*):/")
+# How obstore's stores say that a file ends before a range, or that a server gave fewer bytes.
+_TOO_SHORT = re.compile(
+    r"Generic \w+ error: (Requested range was invalid|Invalid range: Wanted range starting at \d+"
+    r"|Requested \d+\.\.\d+, got \d+|.* status code: 416 )"
+)
+_WITHOUT_RANGES = re.compile(
+    r"Operation not supported: Range request|Generic \w+ error: Received non-partial response"
+)
 _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _WRITE = "write s3://BUCKET/PATH, gs://BUCKET/PATH, az://CONTAINER/PATH or https://HOST/PATH"
 # Variables that name an endpoint of one's own, by scheme.
@@ -138,8 +149,9 @@ class PathFiles(Files):
     def read_small(self, name: str, max_bytes: int) -> bytes:
         """Return a small file whole."""
         path = self.path / name
-        if not path.exists():
-            raise _missing(self, name)
+        with storage_errors("read", path):
+            if not path.exists():
+                raise _missing(self, name)
         return read_small(path, max_bytes)
 
 
@@ -165,8 +177,7 @@ class ObjectFiles(Files):
                     buffer[done : done + len(part)] = part
                     done += len(part)
             except Exception as error:
-                # The object ends before, or the server gave fewer bytes.
-                if not re.search(r"416 |range|requested \d", _reason(error).lower()):
+                if not _TOO_SHORT.match(str(error)):
                     raise
             return done
 
@@ -197,13 +208,13 @@ class ObjectFiles(Files):
 
     def put(self, name: str, pieces: Iterator[bytes], num_bytes: int) -> None:
         """Write an object in parts; it appears whole, or not at all."""
-        if num_bytes <= PIECE_BYTES:
+        if num_bytes <= PART_BYTES:
             data = b"".join(pieces)
             self._call("write", name, lambda: self._store.put(name, data, use_multipart=False))
             return
         from obstore import open_writer  # noqa: PLC0415 - an extra
 
-        part_bytes = max(PIECE_BYTES, -(-num_bytes // _MAX_PARTS))
+        part_bytes = max(PART_BYTES, -(-num_bytes // _MAX_PARTS))
         writer = self._call(
             "write",
             name,
@@ -251,6 +262,9 @@ class ObjectFiles(Files):
         text = f"{kind} {error}"
         if any(word in text for word in ("PermissionDenied", "Unauthenticated", "169.254.169.254")):
             advice = f"check the credentials: {_CREDENTIALS.get(self.scheme, 'those of the store')}"
+        elif _WITHOUT_RANGES.match(str(error)):
+            reason = "this server does not answer ranges"
+            advice = "fetch the directory by other means, and open its path"
         elif "redirect" in text.lower() and self.scheme == "s3":
             advice = "the bucket may lie in another region: set AWS_REGION"
         raise StorageError(
@@ -294,8 +308,8 @@ def files_at(place: Any) -> Files:
         return _files_of_url(place)
     if isinstance(place, os.PathLike):
         raise UsageError(
-            f"{os.fspath(place)}: a URL has two slashes, of which a path keeps one; give it as a "
-            "text"
+            f"{_shown(os.fspath(place))}: a URL has two slashes, of which a path keeps one; give "
+            "it as a text"
         )
     if not (hasattr(place, "get") and hasattr(place, "put") and hasattr(place, "list")):
         raise UsageError(
@@ -318,9 +332,21 @@ def _label_of(store: Any, scheme: str) -> str:
     return f"{scheme}://{where}" if scheme else where or type(store).__name__
 
 
+def _shown(place: str) -> str:
+    """Return a URL that is refused, for messages: without user, password and query."""
+    match = re.fullmatch(r"([^:/]*:/+|)([^?#]*)(.*)", place, re.DOTALL)
+    assert match is not None  # noqa: S101 - it matches any text
+    start, plain, more = match.groups()
+    if "@" in more:  # a password may have any character
+        plain = "..."
+    elif start and "@" in plain:
+        plain = f"...@{plain.rpartition('@')[2]}"
+    return f"{start}{plain}"
+
+
 def checked_url(url: str) -> tuple[str, str, str]:
     """Return scheme, bucket or host, and path of a URL; refuse one with anything else."""
-    shown = re.sub(r"//[^/]*@", "//...@", url).partition("?")[0].partition("#")[0]
+    shown = _shown(url)
     match = _SCHEME.match(url)
     scheme = "" if match is None else match["scheme"]
     if scheme not in _ENDPOINTS:
@@ -335,7 +361,10 @@ def checked_url(url: str) -> tuple[str, str, str]:
     if not rest.startswith("/"):
         raise UsageError(f"{shown}: one slash after {scheme}:; {_WRITE}")
     host, _, path = rest[1:].partition("/")
-    if "@" in host:
+    wants = r"[A-Za-z0-9.-]+(:\d+)?|\[[0-9a-fA-F:]+\](:\d+)?" if scheme == "https" else _BUCKET
+    is_name = re.fullmatch(wants, host) is not None
+    # A password may have a slash in it.
+    if "@" in host or (host and not is_name and "@" in path):
         raise UsageError(
             f"{shown}: has a user or a password, which would show in messages; leave it out, and "
             "give credentials in the environment"
@@ -346,8 +375,7 @@ def checked_url(url: str) -> tuple[str, str, str]:
             "several files; leave it out, and give credentials in the environment"
         )
     path = path.rstrip("/")
-    wants = r"[A-Za-z0-9.-]+(:\d+)?|\[[0-9a-fA-F:]+\](:\d+)?" if scheme == "https" else _BUCKET
-    if not re.fullmatch(wants, host):
+    if not is_name:
         noun = {"https": "host", "az": "container"}.get(scheme, "bucket")
         what = f"{host!r} is not the name of a {noun}" if host else f"names no {noun}"
         raise UsageError(f"{shown}: {what}; {_WRITE}")
@@ -372,6 +400,7 @@ def _files_of_url(url: str) -> ObjectFiles:
     options: Any = {
         "client_options": {
             "connect_timeout": timedelta(seconds=CONNECT_SECONDS),
+            "read_timeout": timedelta(seconds=ANSWER_SECONDS),
             "timeout": timedelta(seconds=REQUEST_SECONDS),
             # Else what the environment says is not used.
             "allow_http": any(plain) or (scheme == "az" and is_emulated),

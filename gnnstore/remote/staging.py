@@ -70,7 +70,7 @@ def origin_of(place: Any, cache_dir: str | os.PathLike[str] | None) -> Origin | 
         return None
     text = os.fspath(place)
     return Origin(
-        text if is_elsewhere(place) else os.path.abspath(text),  # noqa: PTH100
+        text.rstrip("/") if is_elsewhere(place) else os.path.abspath(text),  # noqa: PTH100
         None if cache_dir is None else os.path.abspath(cache_dir),  # noqa: PTH100
     )
 

@@ -8,6 +8,7 @@ import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -45,7 +46,7 @@ def bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultySt
         monkeypatch.delenv(name)
     monkeypatch.setenv("AWS_SKIP_SIGNATURE", "true")
     monkeypatch.setattr(objects, "CONNECT_SECONDS", 2)
-    monkeypatch.setattr(objects, "REQUEST_SECONDS", 0.6)
+    monkeypatch.setattr(objects, "ANSWER_SECONDS", 0.6)
     monkeypatch.setattr(objects, "MAX_RETRIES", 1)
     monkeypatch.setattr(objects, "RETRY_SECONDS", 2)
     (tmp_path / "buckets" / "bucket").mkdir(parents=True)
@@ -143,9 +144,29 @@ def test_no_bytes_of_a_hung_server(
         copy(URL, tmp_path / "x")
 
 
-def test_a_web_server_is_read(bucket: FaultyStore, tmp_path: Path) -> None:
+def test_a_slow_link_is_waited_for(
+    bucket: FaultyStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(objects, "MAX_RETRIES", 0)
+    bucket.plan = lambda _, name: "trickle" if name.endswith("/x/c.0.0") else ""
+    assert_same_files(bucket.directory / "bucket" / "graph.gnn", stage(URL, tmp_path / "cache"))
+    assert sum(name.endswith("/x/c.0.0") for name, _ in bucket.requests) == 1
+
+
+def test_a_server_without_ranges_is_refused(bucket: FaultyStore, tmp_path: Path) -> None:
+    bucket.ignores_ranges = True
+    for place in (URL, web_store(bucket)):
+        with pytest.raises(StorageError, match="this server does not answer ranges"):
+            stage(place, tmp_path / "cache")
+
+
+def web_store(bucket: FaultyStore) -> Any:
     from obstore.store import HTTPStore  # noqa: PLC0415 - an extra
 
     url = f"{bucket.endpoint}/bucket/graph.gnn"
-    web = HTTPStore.from_url(url, client_options={"allow_http": True})
+    return HTTPStore.from_url(url, client_options={"allow_http": True})
+
+
+def test_a_web_server_is_read(bucket: FaultyStore, tmp_path: Path) -> None:
+    web = web_store(bucket)
     assert_same_files(bucket.directory / "bucket" / "graph.gnn", stage(web, tmp_path / "cache"))

@@ -195,7 +195,7 @@ def test_large_files_are_put_in_parts(
     bucket: _Requests, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = write_example_store(tmp_path / "g.gnn", num_nodes=60_000, num_edges=10).path
-    monkeypatch.setattr(objects, "PIECE_BYTES", 5 * 2**20)  # the least that S3 takes
+    monkeypatch.setattr(objects, "PART_BYTES", 5 * 2**20)  # the least that S3 takes
     copy(path, "s3://bucket/parts/g.gnn", verify=True)
     assert bucket.of("PUT")["/bucket/parts/g.gnn/nodes/node/x/c.0.0"] == 2
     assert_same_files(path, staging.stage("s3://bucket/parts/g.gnn", tmp_path / "cache"))

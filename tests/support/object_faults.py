@@ -25,9 +25,10 @@ class FaultyStore:
 
     directory: Path  # of buckets
     endpoint: str = ""
-    # "" for a right answer; "drop", "delay", "short", "cut", "flip"; or a status, as "503".
+    # "" for a right answer; "drop", "delay", "trickle", "short", "cut", "flip"; or a status, "503".
     plan: Plan = lambda _number, _name: ""
     delay_seconds: float = 0.0
+    ignores_ranges: bool = False
     requests: list[tuple[str, str]] = field(default_factory=list)  # name, and range
     lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -46,7 +47,7 @@ def serve_faults(directory: Path) -> Iterator[FaultyStore]:
 
         def do_GET(self) -> None:
             name = unquote(self.path.partition("?")[0]).lstrip("/")
-            wanted = self.headers.get("Range") or ""
+            wanted = "" if found.ignores_ranges else self.headers.get("Range") or ""
             with found.lock:
                 number = len(found.requests)
                 found.requests.append((name, wanted))
@@ -83,7 +84,11 @@ def serve_faults(directory: Path) -> Iterator[FaultyStore]:
             if span:
                 self.send_header("Content-Range", f"bytes {first}-{first + len(data) - 1}/{size}")
             self.end_headers()
-            if self.command != "HEAD":
+            if fault == "trickle":
+                for part in range(4):
+                    time.sleep(found.delay_seconds / 4)
+                    self.wfile.write(data[len(data) * part // 4 : len(data) * (part + 1) // 4])
+            elif self.command != "HEAD":
                 self.wfile.write(data[: len(data) // 2] if fault == "cut" else data)
 
     class Server(ThreadingHTTPServer):

@@ -294,6 +294,12 @@ def test_another_store_under_the_same_identity_is_refused(store: Path, tmp_path:
         ("s3://key:secret@bucket/graph.gnn", "a user or a password"),
         ("https://me:secret@host/graph.gnn", "a user or a password"),
         ("https://host/graph.gnn?X-Amz-Signature=secret", "more after '\\?'"),
+        ("https://host/graph.gnn?X-Amz-Signature=a@secret", "more after '\\?'"),
+        ("s3://the-secret:abc/secret@bucket/x", "a user or a password"),
+        ("s3://key:the-secret?abc@bucket/x", "a user or a password|more after"),
+        ("https://the-secret:sec/ret@host", "a user or a password"),
+        ("s3:/the-secret:abc@bucket/x", "one slash after s3:"),
+        ("ftp://key:sec/secret@host/x", "write s3://BUCKET/PATH"),
         ("https://host/graph.gnn#secret", "more after '\\?'"),
         ("s3://bucket/a/../b", "an empty part"),
         ("s3://bucket//b", "an empty part"),
@@ -312,8 +318,16 @@ def test_urls_are_refused_in_words(url: str, words: str, tmp_path: Path) -> None
             call()
         assert "secret" not in str(info.value)
     if url != "s3://":
-        with pytest.raises(UsageError):
+        with pytest.raises(UsageError) as info:
             gnnstore.open(Path(url), cache_dir=tmp_path)
+        assert "secret" not in str(info.value)
+
+
+def test_what_a_store_came_from_has_no_slash_at_its_end() -> None:
+    for text in ("s3://bucket/a/graph.gnn", "https://host"):
+        origin = staging.origin_of(f"{text}/", None)
+        assert origin is not None
+        assert files_at(f"{origin.place}/plans/base").label == f"{text}/plans/base"
 
 
 def test_a_place_of_another_kind_is_refused(tmp_path: Path) -> None:
@@ -445,7 +459,7 @@ def test_a_fork_is_refused(made: Path, tmp_path: Path) -> None:
 
 
 def test_copying_out(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(objects, "PIECE_BYTES", 2**20)  # so that one file is put in parts
+    monkeypatch.setattr(objects, "PART_BYTES", 2**20)  # so that one file is put in parts
     bucket = MemoryStore()
     copied = copy(made, bucket, verify=True)
     assert (copied.kind, copied.is_verified) == ("store", True)
