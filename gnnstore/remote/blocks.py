@@ -255,15 +255,20 @@ class Listing:
             offset=begin,
         )
 
-    def check(self, phase: Phase) -> None:
-        """Read every file, and raise for the first block that is not as it was written."""
+    def damages(self, listed: Sequence[ListedFile], phase: Phase) -> dict[str, CorruptStoreError]:
+        """Read files here; return what is wrong with those that are not as listed, by path."""
+        found: dict[str, CorruptStoreError] = {}
 
         def look(piece: Piece) -> None:
-            self.read(piece)
+            try:
+                self.read(piece)
+            except CorruptStoreError as error:
+                found[piece.file.entry.path] = error
             phase.advance(piece.num_bytes)
 
-        pieces = [piece for file in self.listed for piece in pieces_of(file)]
+        pieces = [piece for file in listed for piece in pieces_of(file)]
         in_threads(self.files, pieces, look)
+        return found
 
 
 def in_threads(files: Files, items: Sequence[T], work: Callable[[T], None]) -> None:

@@ -6,7 +6,7 @@ whole, or not at all.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -57,7 +57,7 @@ def copy(
     source, destination : path-like, str, or store of obstore
         A path, a URL, or a store of obstore whose prefix is the directory.
     verify : bool
-        Read the copy back, and compare it too.
+        Read the copy back, and compare it too; in a bucket, put again what differs.
     overwrite : bool
         Replace what is at the destination once the copy is complete; in a bucket, as it is made.
     """
@@ -75,15 +75,13 @@ def copy(
     else:
         copied = copy_in(listing, Path(to.label), progress, overwrite=overwrite)
     if verify:
-        with progress.phase(f"read {to.label} back", listing.total_bytes, "bytes") as phase:
-            there = Listing(to, listing.kind)
-            if there.root != listing.root:
-                raise StorageError(
-                    f"{to.label}: another process has written here meanwhile; repeat the copy with "
-                    "--overwrite",
-                    path=to.label,
-                )
-            there.check(phase)
+        damages = _read_back(listing, to, progress)
+        if damages and isinstance(to, ObjectFiles):
+            wrong = [file for file in listing.listed if file.entry.path in damages]
+            copied += _put_files(listing, to, wrong, progress, replaces=True)
+            damages = _read_back(listing, to, progress)
+        for damage in damages.values():
+            raise damage
     return Copied(
         listing.files.label,
         to.label,
@@ -94,6 +92,19 @@ def copy(
         copied,
         verify,
     )
+
+
+def _read_back(listing: Listing, to: Files, progress: Progress) -> dict[str, CorruptStoreError]:
+    """Return what is wrong with the files of a copy, by path."""
+    with progress.phase(f"read {to.label} back", listing.total_bytes, "bytes") as phase:
+        there = Listing(to, listing.kind)
+        if there.root != listing.root:
+            raise StorageError(
+                f"{to.label}: another process has written here meanwhile; repeat the copy with "
+                "--overwrite",
+                path=to.label,
+            )
+        return there.damages(listing.listed, phase)
 
 
 def _check_apart(source: Files, destination: Files) -> None:
@@ -115,7 +126,7 @@ def _check_apart(source: Files, destination: Files) -> None:
 
 
 def _copy_out(listing: Listing, to: ObjectFiles, progress: Progress, *, overwrite: bool) -> int:
-    """Put every file, compare sizes, and put the root last; return the bytes that were put."""
+    """Put what a bucket has not of a directory; return the bytes that were put."""
     before = _root_at(to)
     if before is not None and before.root != listing.root and not overwrite:
         raise StoreExistsError(
@@ -124,10 +135,28 @@ def _copy_out(listing: Listing, to: ObjectFiles, progress: Progress, *, overwrit
             path=to.label,
         )
     wanted = list(listing.listed)
-    if before is not None and before.root == listing.root:
+    if before is not None and before.root == listing.root and not overwrite:
         there = to.sizes()
         wanted = [file for file in wanted if not _is_whole(there, file.entry)]
-    if before is not None and wanted:
+    num_bytes = 0
+    if before is None or wanted:
+        num_bytes = _put_files(listing, to, wanted, progress, replaces=before is not None)
+    if before is not None and before.root != listing.root:
+        kept = {entry.path for entry in listing.entries}
+        to.delete([entry.path for entry in before.entries if entry.path not in kept])
+    return num_bytes
+
+
+def _put_files(
+    listing: Listing,
+    to: ObjectFiles,
+    wanted: Sequence[ListedFile],
+    progress: Progress,
+    *,
+    replaces: bool,
+) -> int:
+    """Put files, compare sizes, and put the root last; return the files' bytes."""
+    if replaces:
         to.delete([METADATA_FILE])  # nobody opens a mixture
     num_bytes = sum(file.entry.size_bytes for file in wanted)
     with progress.phase(f"copy to {to.label}", num_bytes, "bytes") as phase:
@@ -137,7 +166,7 @@ def _copy_out(listing: Listing, to: ObjectFiles, progress: Progress, *, overwrit
             lambda i: _put(listing, to, wanted[i], phase),
             THREAD_NAME,
         )
-    there = to.sizes() if wanted else {}
+    there = to.sizes()
     wrong = [file.entry for file in wanted if not _is_whole(there, file.entry)]
     if wrong:
         raise StorageError(
@@ -145,11 +174,7 @@ def _copy_out(listing: Listing, to: ObjectFiles, progress: Progress, *, overwrit
             "repeat the copy",
             path=to.name(wrong[0].path),
         )
-    if before is None or wanted:
-        to.put(METADATA_FILE, iter([listing.root]), len(listing.root))
-    if before is not None and before.root != listing.root:
-        kept = {entry.path for entry in listing.entries}
-        to.delete([entry.path for entry in before.entries if entry.path not in kept])
+    to.put(METADATA_FILE, iter([listing.root]), len(listing.root))
     return num_bytes
 
 

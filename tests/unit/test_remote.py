@@ -469,6 +469,18 @@ def test_copying_out(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     bucket.delete(X_FILE)
     assert copy(made, bucket).copied_bytes == (made / X_FILE).stat().st_size
     assert copy(made, bucket).copied_bytes == 0
+    # Sizes do not show damage.
+    damaged = bytes((made / X_FILE).stat().st_size)
+    table = next((made / "checksums").glob("c*")).relative_to(made).as_posix()
+    bucket.put(X_FILE, damaged)
+    bucket.put(table, bytes((made / table).stat().st_size))
+    assert copy(made, bucket).copied_bytes == 0
+    put = sum((made / name).stat().st_size for name in (X_FILE, table))
+    assert copy(made, bucket, verify=True).copied_bytes == put
+    assert copy(made, bucket, verify=True).copied_bytes == 0
+    bucket.put(X_FILE, damaged)
+    assert copy(made, bucket, overwrite=True).copied_bytes == copied.copied_bytes
+    assert_same_files(made, stage(bucket, tmp_path / "overwritten"))
     other = other_store(tmp_path / "other.gnn")
     with pytest.raises(StoreExistsError, match=r"has another store.*--overwrite"):
         copy(other, bucket)

@@ -15,8 +15,8 @@ _COPY_HELP = """Copy a store, packed epochs or partitions from SRC to DST, and c
 SRC and DST are paths or URLs: s3://BUCKET/PATH, gs://BUCKET/PATH, az://CONTAINER/PATH, and for SRC
 https://HOST/PATH. URLs need pip install 'gnnstore[remote]'; credentials come from the environment.
 Each block is compared with its checksum as it arrives. The copy appears whole, or not at all; after
-an interruption, the same command goes on. Packed epochs and partitions of a store are not copied
-with it: name their own directories.
+an interruption, the same command goes on, or, in a bucket, begins anew. Packed epochs and
+partitions of a store are not copied with it: name their own directories.
 
 Commands that read a store copy it to --cache-dir by themselves, if it is given by its URL.
 
@@ -36,8 +36,8 @@ _COPIED = (
 @click.argument("source", metavar="SRC", type=click.Path())
 @click.argument("destination", metavar="DST", type=click.Path())
 @declared("""
-  --verify  Read the copy back, and compare it as well.
-  --overwrite  Replace what is at DST. In a bucket, it cannot be opened until that is done.
+  --verify  Read the copy back, compare it as well, and, in a bucket, put again what differs.
+  --overwrite  Replace what is at DST, whole. In a bucket, it cannot be opened until that is done.
 """)
 @session_options
 def copy_command(
