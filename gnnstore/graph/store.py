@@ -521,11 +521,11 @@ def _restored(
 def _copied_again(origin: Origin, uuid: str) -> GraphStore:
     """Return a pickled store by the copy on this machine, which is made if there is none."""
     if (found := copy_of(uuid, origin.cache_dir)) is not None:
-        return _from(origin, found)
+        return reopened(partial(_from, origin), str(found), uuid)
     return reopened(partial(open, cache_dir=origin.cache_dir), origin.place, uuid)
 
 
-def _from(origin: Origin | None, copy: Path) -> GraphStore:
+def _from(origin: Origin | None, copy: str | os.PathLike[str]) -> GraphStore:
     """Open a copy, and remember where it came from."""
     store = GraphStore(copy)
     store._origin = origin

@@ -3,7 +3,8 @@
 The copy lies at `CACHE_DIR/UUID` and is an ordinary store. A lock on `CACHE_DIR/.UUID.lock` is
 taken before anything is looked at, so that of several processes one copies, and the others wait and
 open what they find. What a killed process left is gone on with: blocks with their checksums stay.
-Where there are no locks, each copies, and who comes last opens what is there.
+Where there are no locks, or other machines may not see them, each copies into a directory of its
+own, and who comes last opens what is there.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import re
 import socket
 import stat
 import tempfile
@@ -27,6 +29,7 @@ from gnnstore import _core
 from gnnstore.disk.profile import find_mount
 from gnnstore.errors import (
     CorruptStoreError,
+    GnnstoreError,
     NotFoundError,
     StoreExistsError,
     UsageError,
@@ -51,6 +54,8 @@ from gnnstore.remote.blocks import ListedFile, Listing, Piece, in_threads, piece
 from gnnstore.remote.objects import ObjectFiles, files_at, is_elsewhere
 
 _IN_MEMORY = ("tmpfs", "ramfs")
+# Mounts that several machines may share: some hide the locks of one from the others.
+_SHARED = re.compile("nfs|lustre|ceph|gpfs|beegfs|cifs|smb|9p|afs|fuse|unknown")
 # From here on a write bypasses the page cache.
 _DIRECT_BYTES = 2**20
 _OTHER_DIRECTORY = "give another cache_dir="
@@ -84,8 +89,9 @@ def copy_of(uuid: str, cache_dir: str | os.PathLike[str] | None) -> Path | None:
     """Return the copy of a store on this machine; None if there is none, or not of our own."""
     directory = default_cache_directory() if cache_dir is None else Path(cache_dir)
     found = directory / uuid
-    if not (found / METADATA_FILE).exists():
-        return None
+    with storage_errors("open the copy", found):
+        if not (found / METADATA_FILE).exists():
+            return None
     _check_owner(directory, found, is_default=cache_dir is None)
     return found
 
@@ -153,19 +159,37 @@ def _only_unit(origin: Origin, kind: Kind) -> str | None:
 def make_copy(listing: Listing, final: Path, directory: Path, progress: Progress) -> Path:
     """Return a copy of its own name; the one that is there, or a new one."""
     lock = directory / f".{final.relative_to(directory).as_posix().replace('/', '.')}.lock"
-    with _alone(lock, final, progress):
+    with _alone(lock, final, progress) as is_alone:
         if not os.path.lexists(final):
-            with suppress(StoreExistsError):  # without locks: another was faster
-                copy_in(listing, final, progress)
+            try:
+                copy_in(listing, final, progress, goes_on=is_alone)
+            except (GnnstoreError, OSError):
+                if not os.path.lexists(final):  # else another was faster
+                    raise
     _check_owner(directory, final, is_default=directory == default_cache_directory())
     _check_same(listing, final)
     return final
 
 
-def copy_in(listing: Listing, final: Path, progress: Progress, *, overwrite: bool = False) -> int:
-    """Copy a directory to a path, going on with an interrupted attempt; return the bytes read."""
+def copy_in(
+    listing: Listing,
+    final: Path,
+    progress: Progress,
+    *,
+    overwrite: bool = False,
+    goes_on: bool = True,
+) -> int:
+    """Copy a directory to a path, and return the bytes read.
+
+    Goes on with an interrupted attempt, unless what looks like one may be at work elsewhere.
+    """
     transaction = DirectoryTransaction(
-        final, listing.kind.manifest, overwrite, progress.note, _is_of_copying
+        final,
+        listing.kind.manifest,
+        overwrite,
+        progress.note,
+        _is_of_copying,
+        sweeps=goes_on,
     )
     target, num_bytes = transaction.path, 0
     try:
@@ -189,14 +213,23 @@ def copy_in(listing: Listing, final: Path, progress: Progress, *, overwrite: boo
         transaction.abort()
         raise
     except BaseException:
-        transaction.keep() if any(target.iterdir()) else transaction.abort()
+        if goes_on and _has_entries(target):
+            transaction.keep()
+        else:
+            transaction.abort()
         raise
     return num_bytes
 
 
 def _is_of_copying(path: Path) -> bool:
-    """Whether a directory was left by a copy, and not by a writer of a store."""
-    return Journal.read(path) is None
+    """Whether a directory was left by a copy, and not by a writer of a store or an overwrite."""
+    return path.suffix.startswith(".tmp-") and Journal.read(path) is None
+
+
+def _has_entries(path: Path) -> bool:
+    with suppress(OSError), os.scandir(path) as entries:
+        return any(entries)
+    return False
 
 
 def _remove_others(listing: Listing, target: Path) -> None:
@@ -205,14 +238,11 @@ def _remove_others(listing: Listing, target: Path) -> None:
     for root, directories, names in os.walk(target):
         for name in (*directories, *names):
             path = Path(root) / name
-            status = path.lstat()
-            if stat.S_ISDIR(status.st_mode):
-                continue
-            if (
-                not stat.S_ISREG(status.st_mode)
-                or path.relative_to(target).as_posix() not in listed
-            ):
-                path.unlink()
+            with storage_errors("look at what an earlier attempt left", path):
+                mode = path.lstat().st_mode
+                is_listed = path.relative_to(target).as_posix() in listed
+                if not (stat.S_ISDIR(mode) or (stat.S_ISREG(mode) and is_listed)):
+                    path.unlink()
 
 
 def _missing_pieces(listing: Listing, target: Path) -> list[Piece]:
@@ -341,8 +371,9 @@ def _check_owner(directory: Path, final: Path, *, is_default: bool) -> None:
     """Refuse a copy that another user made in a directory that many can write to."""
     if is_default:
         _check_private(directory)
-    owner = final.lstat().st_uid
-    if owner not in {0, os.getuid(), directory.stat().st_uid}:
+    with storage_errors("look at the copy", final):
+        owner, around = final.lstat().st_uid, directory.stat().st_uid
+    if owner not in {0, os.getuid(), around}:
         raise UsageError(
             f"{final}: was made by another user ({owner}), who may have changed it; "
             f"{_OTHER_DIRECTORY}",
@@ -351,16 +382,17 @@ def _check_owner(directory: Path, final: Path, *, is_default: bool) -> None:
 
 
 @contextmanager
-def _alone(path: Path, final: Path, progress: Progress) -> Iterator[None]:
-    """Hold a lock; wait for the process that has it."""
+def _alone(path: Path, final: Path, progress: Progress) -> Iterator[bool]:
+    """Hold a lock; wait for the process that has it. Yields whether no other can have it."""
     try:
         lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
     except OSError as error:
         if os.path.lexists(final):  # in a directory that cannot be written to
-            yield
+            yield False
             return
         with storage_errors(f"make a copy ({_OTHER_DIRECTORY})", path.parent):
             raise error
+    is_alone = False
     try:
         with suppress(OSError):  # without locks no process waits for another
             try:
@@ -369,9 +401,12 @@ def _alone(path: Path, final: Path, progress: Progress) -> Iterator[None]:
                 holder = os.pread(lock, 200, 0).decode(errors="replace") or "another process"
                 progress.note(f"{final}: waiting for {holder}, which makes this copy")
                 fcntl.flock(lock, fcntl.LOCK_EX)
+            is_alone = _SHARED.search(find_mount(path.parent).kind) is None
         with suppress(OSError):  # for messages only
             os.ftruncate(lock, 0)
             os.pwrite(lock, f"process {os.getpid()} on {socket.gethostname()}".encode(), 0)
-        yield
+        yield is_alone
     finally:
+        with suppress(OSError):  # processes forked meanwhile have the descriptor too
+            fcntl.flock(lock, fcntl.LOCK_UN)
         os.close(lock)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import pickle
@@ -16,6 +17,7 @@ import numpy as np
 import pytest
 
 import gnnstore
+from gnnstore import _core
 from gnnstore.errors import (
     CorruptStoreError,
     GnnstoreError,
@@ -196,6 +198,42 @@ def test_an_interrupted_copy_is_gone_on_with(made: Path, tmp_path: Path) -> None
     assert [start for name, start in counting.reads if name == X_FILE] == [2**20]
     assert_same_files(made, path)
     assert list(find_leftovers(tmp_path)) == []
+
+
+def test_an_attempt_that_may_be_at_work_elsewhere_is_left_alone(
+    made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a mount that hides the locks of other machines."""
+    uuid = gnnstore.open(made).reader.uuid
+    monkeypatch.setattr(staging, "find_mount", lambda _: type("Mount", (), {"kind": "nfs4"}))
+    theirs = tmp_path / f".{uuid}.tmp-0123abcd"
+    theirs.mkdir()
+    (theirs / "nodes").write_text("at work")
+
+    def faster(name: str, data: bytes) -> bytes:
+        """Let the other machine end first."""
+        final = tmp_path / uuid
+        if not final.exists():
+            shutil.copytree(made, final)
+        return data
+
+    def fail(name: str, data: bytes) -> bytes:
+        raise ValueError(name)
+
+    with pytest.raises(StorageError, match="cannot read"):
+        stage(_Counting(in_memory(made), fail), tmp_path)
+    assert list(tmp_path.glob(f".{uuid}.tmp-*")) == [theirs]
+    for rename in (_core.rename_noreplace, _without_flags):
+        monkeypatch.setattr(_core, "rename_noreplace", rename)
+        assert stage(_Counting(in_memory(made), faster), tmp_path) == tmp_path / uuid
+        assert list(tmp_path.glob(f".{uuid}.tmp-*")) == [theirs]
+        shutil.rmtree(tmp_path / uuid)
+    assert (theirs / "nodes").read_text() == "at work"
+
+
+def _without_flags(_old: str, _new: str) -> None:
+    """As renaming a directory ends on NFS, where somebody has made the other meanwhile."""
+    raise OSError(errno.ENOTEMPTY, "Directory not empty")
 
 
 @pytest.mark.parametrize("often", [1, 2])
@@ -439,7 +477,12 @@ def test_a_pickled_store_that_was_replaced_is_refused(store: Path, tmp_path: Pat
     data = pickle.dumps(gnnstore.open(store, cache_dir=tmp_path / "cache"))
     shutil.rmtree(store)
     other_store(store)
-    assert reload(data).num_nodes == 40_000  # the copy is still there
+    again = reload(data)
+    assert again.num_nodes == 40_000  # the copy is still there
+    shutil.rmtree(again.path)
+    shutil.copytree(store, again.path)
+    with pytest.raises(StorageError, match="another store was put in place"):
+        reload(data)
     shutil.rmtree(tmp_path / "cache")
     with pytest.raises(StorageError, match="another store was put in place"):
         reload(data)

@@ -255,6 +255,8 @@ class DirectoryTransaction:
         overwrite: bool,
         on_event: Callable[[str], None],
         adopt: Callable[[Path], bool] | None = None,
+        *,
+        sweeps: bool = True,  # else others may be at work on machines whose locks are not seen
     ) -> None:
         # Absolute, so that a later chdir changes nothing; not resolved, so that messages
         # show what the user typed as far as possible.
@@ -271,7 +273,7 @@ class DirectoryTransaction:
         self._units = _units_in(self.final) if overwrite else set()
         if (working := _unit_at_work(self._units)) is not None:
             raise UsageError(_unit_message(self.final, working, "is being made"), path=self.final)
-        found = _sweep(self.final, on_event, adopt)
+        found = _sweep(self.final, on_event, adopt) if sweeps else None
         self.adopted = found is not None  # whether a dead writer left the directory
         try:
             check_final(self.final, manifest, overwrite)
@@ -319,7 +321,9 @@ class DirectoryTransaction:
                     if os.path.lexists(final):
                         raise FileExistsError(errno.EEXIST, "exists", final) from None
                     self.path.rename(self.final)
-        except FileExistsError:
+        except OSError as error:
+            if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):  # the latter without the flags
+                raise
             raise StoreExistsError(
                 f"{final} was created by another process while it was being written; nothing was "
                 "replaced. Choose another output or pass --overwrite",
