@@ -148,6 +148,8 @@ def test_a_slow_link_is_waited_for(
     bucket: FaultyStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(objects, "MAX_RETRIES", 0)
+    monkeypatch.setattr(objects, "ANSWER_SECONDS", 1.0)  # ten times what a part takes
+    bucket.delay_seconds = 1.2
     bucket.plan = lambda _, name: "trickle" if name.endswith("/x/c.0.0") else ""
     assert_same_files(bucket.directory / "bucket" / "graph.gnn", stage(URL, tmp_path / "cache"))
     assert sum(name.endswith("/x/c.0.0") for name, _ in bucket.requests) == 1

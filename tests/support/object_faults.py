@@ -85,9 +85,9 @@ def serve_faults(directory: Path) -> Iterator[FaultyStore]:
                 self.send_header("Content-Range", f"bytes {first}-{first + len(data) - 1}/{size}")
             self.end_headers()
             if fault == "trickle":
-                for part in range(4):
-                    time.sleep(found.delay_seconds / 4)
-                    self.wfile.write(data[len(data) * part // 4 : len(data) * (part + 1) // 4])
+                for part in range(12):
+                    time.sleep(found.delay_seconds / 12)
+                    self.wfile.write(data[len(data) * part // 12 : len(data) * (part + 1) // 12])
             elif self.command != "HEAD":
                 self.wfile.write(data[: len(data) // 2] if fault == "cut" else data)
 
