@@ -220,6 +220,45 @@ def test_ids_that_no_node_has(tmp_path: Path, sound: Path, derive: str) -> None:
         make(store, tmp_path / "b.gnn")
 
 
+def test_repeated_ids_and_scales_of_no_numbers(tmp_path: Path, sound: Path) -> None:
+    """Those of a store whose checksums are right, which a copy would carry over."""
+    split_edges(sound, tmp_path / "a.gnn")
+    edge = StoreReader.open(tmp_path / "a.gnn").schema.edge
+    in_split = edge.splits["valid"].edge_id
+    own = StoreReader.open(sound).schema.edge.edge_id
+    assert own is not None
+    assert in_split is not None
+    out, makes = tmp_path / "out.gnn", (DERIVED["reorder"], DERIVED["split"])
+    for path, spec in ((sound, own), (tmp_path / "a.gnn", in_split)):
+        store = shutil.copytree(path, tmp_path / "b.gnn")
+        with (store / spec.path / "c.0").open("r+b") as file:
+            first = file.read(spec.row_bytes)
+            file.seek(5 * spec.row_bytes)
+            file.write(first)
+        reseal(store)
+        message = f"{spec.path}: several edges have the id {int.from_bytes(first, 'little')}; .*"
+        for make in makes[: 1 + (spec is own)]:
+            with pytest.raises(CorruptStoreError, match=message):
+                make(store, out)
+        assert not list(tmp_path.glob("*out*"))
+        shutil.rmtree(store)
+    store = write_store(
+        tmp_path / "c.gnn",
+        np.arange(20).reshape(2, 10),
+        x=np.arange(40, dtype=np.float32).reshape(20, 2),
+        options=ConvertOptions(feature_dtype="int8", feature_scale="column"),
+    )
+    scale = StoreReader.open(store).schema.graph_arrays["x_scale"]
+    for entry in (store / scale.path).iterdir():
+        entry.unlink()
+    write_compressed_files(store / scale.path, scale, np.array([1, np.nan], np.float32))
+    reseal(store)
+    for make in (*makes, DERIVED["kronecker"]):
+        with pytest.raises(CorruptStoreError, match=f"{scale.path}: the scale of column 1 of 'x'"):
+            make(store, out)
+    assert not list(tmp_path.glob("*out*"))
+
+
 def test_names_are_compared(tmp_path: Path) -> None:
     edges = tmp_path / "edges.csv"
     edges.write_text("".join(f"n{i},n{i // 2}\n" for i in range(90)))

@@ -62,11 +62,12 @@ def write_raw(
         return writer.commit(Schema((node,), (edge,)), source or {})
 
 
-@pytest.mark.parametrize("sorted_ids", [2, 100])
+@pytest.mark.parametrize("id_bytes", [2, 100])
 @pytest.mark.parametrize(
     ("ids", "message"),
     [
         ([3, 1, 0, 1], "several edges have the id 1"),
+        ([3, 1, 3, 1], "several edges have the id 1"),
         ([2**40, 1, 0, 2**40], f"several edges have the id {2**40}"),
         ([3, 1, 0, -1], f"edge ids: entry 3 is edge -1, outside [0, {2**63 - 1})"),
         ([3, 1, 0, 9], None),
@@ -75,12 +76,12 @@ def write_raw(
 def test_edge_ids(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    sorted_ids: int,
+    id_bytes: int,
     ids: list[int],
     message: str | None,
 ) -> None:
     """Edges of the input may be left out, so that ids beyond E are sound; no edge comes twice."""
-    monkeypatch.setattr("gnnstore.formats.store.checks._SORTED_IDS", sorted_ids)
+    monkeypatch.setattr("gnnstore.formats.store.checks.ID_BYTES", id_bytes)
     store = write_raw(tmp_path / "a.gnn", [0, 2, 4], [0, 1, 0, 1], ids=ids)
     found = [problem.message for problem in verify(store, "full").problems]
     assert found == ([] if message is None else [message])

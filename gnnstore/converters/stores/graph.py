@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from gnnstore.budget.limits import memory_ledger
 from gnnstore.converters.edges.buffer import columns_of_edges
 from gnnstore.converters.inputs.opening import PathLike
 from gnnstore.converters.inputs.source import ArraySource
@@ -28,6 +29,7 @@ from gnnstore.errors import UsageError
 from gnnstore.formats.arrays.dtypes import STORAGE_DTYPES, id_dtype
 from gnnstore.formats.arrays.spec import AttributeSpec
 from gnnstore.formats.container.reads import CheckedFiles
+from gnnstore.formats.store.checks import ID_BYTES, check_carried
 from gnnstore.formats.store.schema import NODE_TYPE, EdgeTypeSpec, NodeTypeSpec, TextSpec
 from gnnstore.formats.store.store import StoreReader
 from gnnstore.formats.store.values import decode_value, encode_value
@@ -103,6 +105,21 @@ class StoreInput:
             is_exact=edge_factor == 1,
             node_tables=tuple(tables),
         )
+
+    def check_carried(self, memory_bytes: int | None = None, *, ids: bool = True) -> None:
+        """Refuse numbers that a copy has as they are, and that would be no graph's there either.
+
+        `gnnstore verify` would refuse a result with a repeated edge id, or a scale that is not
+        finite. `ids`: whether the copy has ids of edges.
+        """
+        arrays = self.reader.schema.graph_arrays.values()
+        self.reader.check_arrays(*(spec.path for spec in arrays))
+        limit = memory_ledger("reading the ids of edges", memory_bytes).limit
+        found = check_carried(self.reader, ids=ids, num_bytes=max(1, min(ID_BYTES, limit // 8)))
+        for problem in found:
+            array = Path(problem.path).relative_to(self.reader.path).as_posix()
+            self.reader.check_arrays(array)  # whose error names the bytes
+            raise self.reader.corrupt(problem.message, array)
 
     def read(self, spec: AttributeSpec) -> npt.NDArray[Any]:
         """Read any array of the store whole, in its storage type."""

@@ -243,6 +243,7 @@ def reorder(
         progress=progress,
         workload=graph.workload(id_bytes=0 if dtype is None else dtype.itemsize),
     ) as writer:
+        graph.check_carried(options.memory_bytes)
         if dtype is not None:
             writer.carry_edge_ids(dtype)
         describe_edges(writer, graph.edges.attributes)

@@ -117,6 +117,7 @@ def split_edges(
                 workload=graph.workload(edge_factor=sum(rule.fractions) / 2),
             )
             writers.append(stack.enter_context(writer))
+        graph.check_carried(options.memory_bytes)
         for writer, (_, own) in zip(writers, rules, strict=True):
             _write(writer, graph, own)
         # Reversed, so that the requested store appears last.

@@ -148,6 +148,7 @@ def from_kronecker(
         progress=progress,
         workload=graph.workload(factor, wanted, without=() if features else ("x",)),
     ) as writer:
+        graph.check_carried(options.memory_bytes, ids=False)
         if not writer.has_edges:
             block = draw_factor(factor, wanted, seed)
             _write_edges(writer, graph, _EdgeExpander(graph.num_nodes, block, seed))

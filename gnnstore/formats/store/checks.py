@@ -31,7 +31,10 @@ from gnnstore.formats.store.schema import EdgeTypeSpec, NodeTypeSpec, StoreManif
 
 # Scans hold this much of an array at a time, and a few temporaries of the same size.
 _SCAN_BYTES = 16 * 2**20
-_SORTED_IDS = 2**23  # ids sorted at a time
+# Ids of edges are looked for twice in this much memory: a mark for each id takes a byte, and where
+# most of the numbers up to the largest are no ids, sorting some takes 8 bytes each, a few times.
+ID_BYTES = 2**26
+_MOST_MARKS = 8  # for each edge
 _TEXT_SCAN_BYTES = 2**16  # bytes of offsets; the texts are many times as long
 
 Reader = SealedReader[StoreManifest]
@@ -41,9 +44,9 @@ def check_meaning(reader: Reader) -> Iterator[Problem]:
     """Yield numbers of a store that are no graph's; reads all arrays."""
     schema = reader.manifest.schema
     num_src = {node.name: node.num_nodes for node in schema.node_types}
+    yield from check_carried(reader, num_bytes=ID_BYTES)
     for node in schema.node_types:
         yield from _check_node_ids(reader, node)
-        yield from _check_scales(reader, node)
         if node.original_name is not None:
             yield from _check_text(reader, node.original_name)
     for edge in schema.edge_types:
@@ -54,10 +57,6 @@ def check_meaning(reader: Reader) -> Iterator[Problem]:
             for arrays, num_nodes in ends:
                 for part, spec in arrays.items():
                     yield from _check_range(reader, spec, num_nodes, f"{part} of {name!r}")
-            if split.edge_id is not None:
-                yield from _check_edge_ids(reader, split.edge_id, is_whole=False)
-        if edge.original_id is not None:
-            yield from _check_edge_ids(reader, edge.original_id, is_whole=False)
         if edge.shared_row is not None:
             yield from _check_range(
                 reader, edge.shared_row, edge.num_edges, "rows of shared attributes", kind="row"
@@ -65,11 +64,43 @@ def check_meaning(reader: Reader) -> Iterator[Problem]:
         if not unsound:
             yield from _check_orders(reader, edge)
             yield from _check_sums(reader, edge)
-        for name, text in edge.value_names.items():
+        for text in edge.value_names.values():
             yield from _check_text(reader, text)
+
+
+def check_carried(reader: Reader, *, num_bytes: int, ids: bool = True) -> Iterator[Problem]:
+    """Yield numbers that a copy of the store has as they are, and that are no graph's.
+
+    `num_bytes`: memory to look for repeated ids in; `ids`: whether the copy has ids of edges.
+    """
+    for node in reader.manifest.schema.node_types:
+        yield from _check_scales(reader, node)
+    for edge in reader.manifest.schema.edge_types:
+        if ids:
+            yield from _check_ids(reader, edge, num_bytes)
+        for name, text in edge.value_names.items():
             for spec in edge.named_values(name):
                 num_names = text.offsets.num_rows - 1
                 yield from _check_range(reader, spec, num_names, name, kind="value")
+
+
+def _check_ids(reader: Reader, edge: EdgeTypeSpec, num_bytes: int) -> Iterator[Problem]:
+    """Yield ids that are no positions in the input: negative, repeated or too large."""
+    provenance = reader.manifest.provenance
+    options = provenance.get("options")
+    options = options if isinstance(options, dict) else {}
+    is_whole = options.get("undirected") is False and options.get("self_loops") == "keep"
+    # Edges of another store have the ids that its rules have left.
+    is_whole = is_whole and "store_uuid" not in provenance and not edge.splits
+    for spec in (edge.edge_id, edge.original_id, *(own.edge_id for own in edge.splits.values())):
+        if spec is None:
+            continue
+        limit = spec.num_rows if is_whole and spec is edge.edge_id else 2**63 - 1
+        outside = list(_check_range(reader, spec, limit, "edge ids", kind="edge"))
+        yield from outside
+        repeated = None if outside else _repeated_value(reader.paged(spec), num_bytes)
+        if repeated is not None:
+            yield _problem(reader, spec, f"several edges have the id {repeated}")
 
 
 def _check_node_ids(reader: Reader, node: NodeTypeSpec) -> Iterator[Problem]:
@@ -169,14 +200,6 @@ def _check_columns(reader: Reader, edge: EdgeTypeSpec, num_src: int) -> Iterator
             yield _problem(reader, edge.indices, found)
             return
         last = int(piece[-1])
-    if edge.edge_id is not None:
-        provenance = reader.manifest.provenance
-        options = provenance.get("options")
-        options = options if isinstance(options, dict) else {}
-        is_whole = options.get("undirected") is False and options.get("self_loops") == "keep"
-        # Edges of another store have the ids that its rules have left.
-        is_whole = is_whole and "store_uuid" not in provenance
-        yield from _check_edge_ids(reader, edge.edge_id, is_whole=is_whole and not edge.splits)
 
 
 def _check_orders(reader: Reader, edge: EdgeTypeSpec) -> Iterator[Problem]:
@@ -244,29 +267,44 @@ def _column_blocks(
     return column_blocks(indptr, max(largest, _SCAN_BYTES // BLOCK_EDGE_BYTES))
 
 
-def _check_edge_ids(reader: Reader, spec: AttributeSpec, *, is_whole: bool) -> Iterator[Problem]:
-    """Yield ids that are no positions in the input: negative, repeated or too large."""
-    limit = spec.num_rows if is_whole else 2**63 - 1
-    outside = list(_check_range(reader, spec, limit, "edge ids", kind="edge"))
-    yield from outside
-    repeated = None if outside else _repeated_value(reader.paged(spec))
-    if repeated is not None:
-        yield _problem(reader, spec, f"several edges have the id {repeated}")
-
-
-def _repeated_value(array: PagedArray) -> int | None:
-    """Return a value that occurs twice in an array; None if there is none."""
-    num_groups = -(-array.num_rows // _SORTED_IDS) or 1
+def _repeated_value(array: PagedArray, num_bytes: int) -> int | None:
+    """Return a value that occurs twice in an array of ids; None if there is none."""
+    scan_bytes = min(_SCAN_BYTES, num_bytes)
+    largest = max((int(piece.max()) for _, piece in array.pieces(scan_bytes)), default=-1)
+    if largest < _MOST_MARKS * array.num_rows:
+        return _marked_twice(array, largest + 1, num_bytes, scan_bytes)
+    num_groups = -(-8 * array.num_rows // num_bytes)
     factor = np.uint64(secrets.randbits(63) * 2 + 1)
     for group in range(num_groups):
         parts = []
-        for _, piece in array.pieces(_SCAN_BYTES):
+        for _, piece in array.pieces(scan_bytes):
             if num_groups > 1:
                 drawn = (piece.astype(np.uint64) * factor) >> np.uint64(32)
                 piece = piece[drawn % np.uint64(num_groups) == group]  # noqa: PLW2901
             parts.append(piece)
-        values = np.sort(np.concatenate(parts)) if parts else np.empty(0, np.int64)
-        twice = np.flatnonzero(values[1:] == values[:-1])
-        if len(twice):
-            return int(values[twice[0]])
+        repeated = _repeated_in(np.concatenate(parts))
+        if repeated is not None:
+            return repeated
     return None
+
+
+def _marked_twice(array: PagedArray, limit: int, most: int, scan_bytes: int) -> int | None:
+    """Return a value below `limit` that occurs twice; `most` values are marked at a time."""
+    for low in range(0, limit, most):
+        marks, num_marked = np.zeros(min(most, limit - low), np.bool_), 0
+        for _, piece in array.pieces(scan_bytes):
+            own = piece[(piece >= low) & (piece < low + len(marks))] - low
+            if (marked := marks[own]).any():
+                return low + int(own[marked][0])
+            marks[own] = True
+            num_marked += len(own)
+            if np.count_nonzero(marks) < num_marked:  # twice in this piece
+                return low + (_repeated_in(own) or 0)
+    return None
+
+
+def _repeated_in(values: npt.NDArray[Any]) -> int | None:
+    """Return a value that occurs twice in an array in memory."""
+    values = np.sort(values)
+    twice = np.flatnonzero(values[1:] == values[:-1])
+    return int(values[twice[0]]) if len(twice) else None
