@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.harness import parser, report, time_in_turns
-from gnnstore.features.check import verify
+from gnnstore.pipeline.check import verify
 from gnnstore.tools.bench.harness import drop_from_cache
 from tests.support.stores import write_example_store
 

@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from gnnstore.embeddings.optimizers import SGD, Adagrad, RowwiseAdagrad, SparseAdam
     from gnnstore.embeddings.table import EmbeddingTable
     from gnnstore.evaluation.ranks import link_ranks
-    from gnnstore.features.check import verify
     from gnnstore.graph.store import GraphStore, open  # noqa: A004 - gnnstore.open is the point
     from gnnstore.layerwise.api import inference
     from gnnstore.layerwise.result import open_embeddings
@@ -44,6 +43,7 @@ if TYPE_CHECKING:
     from gnnstore.loaders.node import NeighborLoader
     from gnnstore.loaders.packed_loader import open_packed
     from gnnstore.partitions.policy import PartitionPolicy
+    from gnnstore.pipeline.check import verify
     from gnnstore.sampling.dense import batch_to_dense
 
 # Public name -> the module that defines it; None: the name is a module itself.
@@ -68,7 +68,7 @@ _HOMES: dict[str, str | None] = {
     "open": "gnnstore.graph.store",
     "open_embeddings": "gnnstore.layerwise.result",
     "open_packed": "gnnstore.loaders.packed_loader",
-    "verify": "gnnstore.features.check",
+    "verify": "gnnstore.pipeline.check",
 }
 
 __all__ = [

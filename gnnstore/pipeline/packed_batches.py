@@ -25,6 +25,7 @@ from gnnstore.pipeline.batch import Batch, BatchSource, EpochRun
 from gnnstore.pipeline.order import Position
 from gnnstore.pipeline.states import LoaderState
 from gnnstore.sampling.neighbor import NeighborSampler
+from gnnstore.seeds.base import SeedLabels
 from gnnstore.seeds.labels import labels_of
 from gnnstore.threads import ordered_map
 
@@ -146,10 +147,7 @@ class PackedBatches(BatchSource):
         record = self.packed.record(place.number)
         batch.place = place._replace(record=record)
         batch.sample = record.subgraph.expand(self.index_dtype, empty)
-        try:
-            batch.labels = self.labels.from_arrays([_owned(array) for array in record.seeds])
-        except (ValueError, TypeError, LookupError, AttributeError) as error:
-            raise self.packed.forged(place.number, error) from error
+        batch.labels = read_labels(self.packed, self.labels, place.number, record)
 
     def gather(self, batch: Batch) -> None:
         """Gather the rows of all attributes, and ids of edges, from the packed epochs."""
@@ -193,6 +191,19 @@ class RecordLocation(NamedTuple):
     number: int  # of its record, in all epochs
     record: PackedRecord | None = None  # once it is read, until its rows are
     has_rows: bool = False  # so that its turn is over
+
+
+def read_labels(
+    packed: PackedFiles, labels: type[SeedLabels], number: int, record: PackedRecord
+) -> SeedLabels:
+    """Return what the record of a batch shows of its seeds; one that was forged is refused."""
+    try:
+        found = labels.from_arrays([_owned(array) for array in record.seeds])
+        if unknown := [name for name in found.node_types if name not in record.subgraph.nodes]:
+            raise ValueError(f"seeds are of {unknown[0]!r}, which is not a node type")
+        return found
+    except (ValueError, TypeError, LookupError, AttributeError) as error:
+        raise packed.forged(number, error) from error
 
 
 def _owned(view: npt.NDArray[Any]) -> npt.NDArray[Any]:

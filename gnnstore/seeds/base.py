@@ -7,7 +7,7 @@ nothing else of it: they pass on start nodes to sample from, and labels to be wr
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, Protocol, Self, TypeVar
 
@@ -52,6 +52,11 @@ class SeedLabels(ABC):
     name: ClassVar[str]
     num_arrays: ClassVar[int]
     counts: Mapping[str, int] = MappingProxyType({})
+
+    @property
+    def node_types(self) -> Collection[str]:
+        """Node types that the attributes name."""
+        return ()
 
     @classmethod
     def fingerprint(cls) -> dict[str, Any]:

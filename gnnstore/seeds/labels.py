@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Self
 
@@ -33,6 +33,11 @@ class LinkLabels(SeedLabels):
     counts: Mapping[str, int] = field(default_factory=dict)
     # Written on the parts of this type, and of triplets on those of its ends.
     edge_type: EdgeType | None = None
+
+    @property
+    def node_types(self) -> Collection[str]:
+        """Types of the ends of the seed edges."""
+        return () if self.edge_type is None else self.edge_type[::2]
 
     @property
     def is_triplet(self) -> bool:
@@ -108,6 +113,9 @@ class LinkLabels(SeedLabels):
             end = begin + value.nbytes
             bytes_of(value)[:] = data[begin:end]
             values[name], begin = value, end
+        needed = _TRIPLET[:3] if "src_index" in values else _BINARY[:2]
+        if begin < len(data) or not values.keys() >= {*needed}:
+            raise ValueError(f"seeds show {', '.join(values)} in {begin} of {len(data)} bytes")
         return cls(values, edge_type=tuple(edge_type[0]) if edge_type else None)
 
     @classmethod

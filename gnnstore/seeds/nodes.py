@@ -8,7 +8,7 @@ is made.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate, pairwise
@@ -378,7 +378,7 @@ class NodeLabels(SeedLabels):
     @classmethod
     def from_arrays(cls, arrays: Sequence[npt.NDArray[Any]]) -> NodeLabels:
         """Return the labels of an array of input ids."""
-        return cls(torch.from_numpy(arrays[0]))
+        return cls(_vector(arrays[0]))
 
     @classmethod
     def from_metadata(cls, metadata: Any) -> NodeLabels:
@@ -407,7 +407,14 @@ class TimedNodeLabels(NodeLabels):
     @classmethod
     def from_arrays(cls, arrays: Sequence[npt.NDArray[Any]]) -> TimedNodeLabels:
         """Return the labels of arrays of input ids and times."""
-        return cls(torch.from_numpy(arrays[0]), torch.from_numpy(arrays[1]))
+        return cls(_vector(arrays[0]), _vector(arrays[1]))
+
+
+def _vector(values: npt.NDArray[Any]) -> torch.Tensor:
+    """Return ids or times of seeds that packed epochs have; ValueError: they are none."""
+    if values.ndim != 1 or values.dtype != np.int64:
+        raise ValueError(f"ids or times of seeds are {values.dtype} {list(values.shape)}")
+    return torch.from_numpy(values)
 
 
 def write_labels(store: Any, input_id: torch.Tensor, seed_time: torch.Tensor | None = None) -> None:
@@ -429,6 +436,11 @@ class TypedNodeLabels(SeedLabels):
 
     of: Mapping[str, NodeLabels]  # by node type
 
+    @property
+    def node_types(self) -> Collection[str]:
+        """Types of the seed nodes."""
+        return self.of.keys()
+
     def label(self, batch: Any) -> None:
         """Write `input_id` and `batch_size` on each type, and `seed_time` if there is one."""
         for node_type, labels in self.of.items():
@@ -446,10 +458,16 @@ class TypedNodeLabels(SeedLabels):
     def from_arrays(cls, arrays: Sequence[npt.NDArray[Any]]) -> TypedNodeLabels:
         """Return the labels of a table of contents and values."""
         contents, values = arrays
-        rest, found = torch.from_numpy(values), {}
+        rest, found = _vector(values), {}
         for node_type, count, has_times in json.loads(contents.tobytes()):
+            if not 0 <= count * (1 + has_times) <= len(rest):
+                raise ValueError(
+                    f"{count} seeds are of {node_type!r}, and {len(rest)} numbers left"
+                )
             ids, times, rest = rest.tensor_split([count, count * (1 + has_times)])
             found[node_type] = NodeLabels(ids, times if has_times else None)
+        if len(rest):
+            raise ValueError(f"{len(rest)} numbers too many describe seeds")
         return cls(found)
 
     def metadata(self) -> tuple[Any, ...]:

@@ -21,7 +21,7 @@ import gnnstore
 from gnnstore.converters import ConvertOptions, from_numpy, from_tables, from_triples
 from gnnstore.converters.edges import numbering
 from gnnstore.errors import BudgetError, GnnstoreError, InputError, NotFoundError, UsageError
-from gnnstore.features.check import verify
+from gnnstore.pipeline.check import verify
 from gnnstore.progress import NullProgress, Phase
 from tests.support.graphs import read_store
 from tests.support.hetero import make_hetero

@@ -17,7 +17,7 @@ import gnnstore
 from gnnstore import NeighborLoader
 from gnnstore.converters import ConvertOptions
 from gnnstore.errors import BudgetError, NotFoundError, UsageError
-from gnnstore.features.check import LEVELS, verify
+from gnnstore.pipeline.check import LEVELS, verify
 from gnnstore.strategies import placement
 from gnnstore.testing.graphs import GraphArrays, random_graph
 from tests.support.batches import Batches, assert_same_batches, batches_of

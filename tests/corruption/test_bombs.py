@@ -23,11 +23,11 @@ from gnnstore.converters import from_pyg
 from gnnstore.converters.inputs.files import open_npz
 from gnnstore.converters.inputs.pickled import open_pickled
 from gnnstore.errors import CorruptStoreError, InputError
-from gnnstore.features.check import verify
 from gnnstore.formats import StoreReader
 from gnnstore.formats.arrays.zarr_metadata import MAX_COMPRESSED_FILE_BYTES
 from gnnstore.formats.base.strict_json import parse_object
 from gnnstore.formats.packed import PackedReader
+from gnnstore.pipeline.check import verify
 from tests.support.hostile import reseal
 from tests.support.limits import little_memory, resident
 from tests.support.stores import write_example_store

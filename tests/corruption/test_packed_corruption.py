@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import shutil
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -248,13 +249,13 @@ def test_slots_are_checked(packed: Path) -> None:
         batches_of(gnnstore.open_packed(packed).loader(num_threads=1))
 
 
-def forge(packed: Path, place: int, value: int) -> None:
-    """Change a word of the first record, and all checksums."""
+def forge(packed: Path, change: Callable[[np.ndarray[Any, Any]], None]) -> None:
+    """Change the bytes of the first record, and all checksums."""
     index, records = packed / "index" / "c.0.0", packed / "batches" / "c.0"
     numbers = np.fromfile(index, np.uint8)
     begin, size = (int(number) for number in numbers[:16].view(np.int64))
     data = np.fromfile(records, np.uint8)
-    data[begin : begin + size].view(np.int64)[place] = value
+    change(data[begin : begin + size])
     numbers[16:24].view(np.int64)[0] = _core.crc32c(data[begin : begin + size], crc_seed(0))
     numbers.tofile(index)
     data.tofile(records)
@@ -267,11 +268,51 @@ def forge(packed: Path, place: int, value: int) -> None:
 )
 def test_a_record_that_was_forged(packed: Path, place: int, value: int) -> None:
     """Its checksums are right: told as soon as a sound one is read."""
-    forge(packed, place, value)
+
+    def change(record: np.ndarray[Any, Any]) -> None:
+        record.view(np.int64)[place] = value
+
+    forge(packed, change)
     with pytest.raises(CorruptStoreError, match="record of batch 0 of epoch 0, are damaged"):
         next(iter(gnnstore.open_packed(packed).loader(num_threads=1)))
     (problem,) = gnnstore.verify(packed, "full").problems
     assert "it is not a record of these epochs" in problem.message
+
+
+@pytest.mark.parametrize("kind", ["links", "typed nodes"])
+def test_what_a_record_shows_of_its_seeds(store: Path, tmp_path: Path, kind: str) -> None:
+    """Names and lengths of other arrays, with right checksums: found without a loader."""
+    if kind == "links":
+        links = gnnstore.LinkNeighborLoader(store, [2], neg_sampling="binary", seed=0)._seeds
+        packed = pack(
+            store, [2], output=tmp_path / "packed", seeds=links, batch_size=4096, epochs=1
+        )
+        texts = ("edge_label_index", "edge_label_inde_"), ("float32", "float_2"), ("4096]", "4095]")
+    else:
+        typed = hetero_store(tmp_path / "t.gnn").path
+        packed = pack(
+            typed, [2], ("paper", "train"), output=tmp_path / "packed", batch_size=90, epochs=1
+        )
+        texts = (("paper", "peper"), ("false]", "true ]"))
+    sound = shutil.copytree(packed, tmp_path / "sound")
+    for old, new in texts:
+
+        def change(record: np.ndarray[Any, Any], old: str = old, new: str = new) -> None:
+            assert old.encode() in record.tobytes()
+            record[:] = np.frombuffer(
+                record.tobytes().replace(old.encode(), new.encode(), 1), np.uint8
+            )
+
+        forge(packed, change)
+        (problem,) = gnnstore.verify(packed, "full").problems
+        assert (
+            "the record of batch 0 of epoch 0, are damaged: it is not a record" in problem.message
+        )
+        with pytest.raises(CorruptStoreError, match="it is not a record of these epochs"):
+            next(iter(gnnstore.open_packed(packed).loader(num_threads=1)))
+        shutil.rmtree(packed)
+        shutil.copytree(sound, packed)
+    assert gnnstore.verify(packed, "full").ok
 
 
 @pytest.mark.parametrize("is_typed", [False, True])

@@ -14,9 +14,9 @@ import pytest
 
 from gnnstore.converters import ConvertOptions, from_numpy, from_snap
 from gnnstore.errors import CorruptStoreError, InputError, NotFoundError, StorageError
-from gnnstore.features.check import verify
 from gnnstore.formats import StoreReader
 from gnnstore.formats.packed import PackedReader
+from gnnstore.pipeline.check import verify
 from gnnstore.tools.cli import main
 from tests.support.files import flip
 from tests.support.stores import write_example_store

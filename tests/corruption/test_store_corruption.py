@@ -21,7 +21,6 @@ from gnnstore.errors import (
     NotFoundError,
     UnsupportedVersionError,
 )
-from gnnstore.features.check import verify
 from gnnstore.formats import (
     EDGE_TYPE,
     EdgeTypeSpec,
@@ -31,6 +30,7 @@ from gnnstore.formats import (
     StoreWriter,
 )
 from gnnstore.formats.partitions import PartitionsReader
+from gnnstore.pipeline.check import verify
 from tests.support.hostile import reseal, rewrite, write_sealed
 from tests.support.stores import write_example_store
 

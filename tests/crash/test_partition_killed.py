@@ -20,10 +20,10 @@ import pytest
 from gnnstore.converters import partition
 from gnnstore.converters.stores import partition as work
 from gnnstore.errors import NoSpaceError, StorageError, StoreExistsError, UsageError
-from gnnstore.features.check import verify
 from gnnstore.formats.arrays import pages
 from gnnstore.formats.base import files
 from gnnstore.formats.container.workdir import find_leftovers
+from gnnstore.pipeline.check import verify
 from gnnstore.testing.graphs import random_graph
 from tests.support.effort import choose
 from tests.support.forks import ForkServer

@@ -19,8 +19,8 @@ from gnnstore.converters.edges import split
 from gnnstore.converters.edges.split import SplitRule
 from gnnstore.converters.writer import edge_splits
 from gnnstore.errors import InputError, UsageError
-from gnnstore.features.check import verify
 from gnnstore.graph.store import GraphStore
+from gnnstore.pipeline.check import verify
 from gnnstore.testing.graphs import write_store
 from tests.support.effort import choose, examples
 from tests.support.graphs import read_store

@@ -37,9 +37,9 @@ from gnnstore.converters.inputs.text_arrays import TextArray
 from gnnstore.converters.spill_files import ScatteredRows
 from gnnstore.converters.writer.node_arrays import column_scales
 from gnnstore.errors import InputError, NotFoundError, UsageError
-from gnnstore.features.check import verify
 from gnnstore.formats import StoreReader
 from gnnstore.formats.arrays.dtypes import to_bfloat16_bits
+from gnnstore.pipeline.check import verify
 from gnnstore.progress import NullPhase
 from tests.support.effort import examples
 from tests.support.graphs import read_store

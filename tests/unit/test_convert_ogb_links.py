@@ -14,7 +14,7 @@ import gnnstore
 from gnnstore.converters import ConvertOptions, from_ogb
 from gnnstore.converters.datasets.ogb.splits import open_link_splits
 from gnnstore.errors import BudgetError, InputError, NotFoundError
-from gnnstore.features.check import verify
+from gnnstore.pipeline.check import verify
 from tests.support.published import write_csv_gz
 
 N, E, L = 60, 400, 24

@@ -22,8 +22,8 @@ from gnnstore.errors import (
     NoSpaceError,
     UsageError,
 )
-from gnnstore.features.check import verify
 from gnnstore.formats.store import checks
+from gnnstore.pipeline.check import verify
 from tests.support.effort import paired
 from tests.support.graphs import read_store
 

@@ -16,8 +16,8 @@ import gnnstore
 from gnnstore.converters import ConvertOptions, from_triples, split_edges
 from gnnstore.converters.inputs.text_tables import TextTable
 from gnnstore.errors import BudgetError, CorruptStoreError, InputError, NotFoundError, UsageError
-from gnnstore.features.check import verify
 from gnnstore.formats.store import checks
+from gnnstore.pipeline.check import verify
 from tests.support.effort import examples
 
 Triple = tuple[str, str, str]

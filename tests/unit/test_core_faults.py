@@ -14,8 +14,8 @@ import pytest
 
 from gnnstore import _core
 from gnnstore.errors import StorageError
-from gnnstore.features.check import verify
 from gnnstore.formats import PagedArray, StoreReader
+from gnnstore.pipeline.check import verify
 from tests.support.faults import Fault, SystemCall, inject, inject_all
 from tests.support.files import raised
 from tests.support.stores import write_example_store

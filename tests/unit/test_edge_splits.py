@@ -17,8 +17,8 @@ from gnnstore.converters import ConvertOptions, split_edges
 from gnnstore.converters.inputs.source import MemoryArray
 from gnnstore.converters.writer.graph_writer import GraphWriter
 from gnnstore.errors import CorruptStoreError, InputError, NoSplitError, NotFoundError, UsageError
-from gnnstore.features.check import verify
 from gnnstore.formats import StoreReader
+from gnnstore.pipeline.check import verify
 from gnnstore.testing.graphs import write_store
 from gnnstore.tools.cli import main
 from tests.support.hostile import reseal

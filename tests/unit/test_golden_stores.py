@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gnnstore.features.check import verify
 from gnnstore.formats import StoreReader, TableManifest
+from gnnstore.pipeline.check import verify
 
 GOLDEN = Path(__file__).parents[1] / "data" / "golden"
 STORES = sorted(GOLDEN.glob("v*.gnn"))

@@ -23,7 +23,7 @@ from gnnstore.converters.stores import graph as store_graph
 from gnnstore.converters.stores import reorder as reordering
 from gnnstore.converters.writer.graph_writer import GraphWriter
 from gnnstore.errors import BudgetError, InputError, StoreExistsError, UsageError
-from gnnstore.features.check import verify
+from gnnstore.pipeline.check import verify
 from gnnstore.testing.graphs import random_graph, write_store
 from tests.support.graphs import pair_weights, read_store
 from tests.support.stores import assert_same_files

@@ -21,8 +21,8 @@ from gnnstore.errors import (
     StoreExistsError,
     UsageError,
 )
-from gnnstore.features.check import verify
 from gnnstore.formats import StoreReader
+from gnnstore.pipeline.check import verify
 from gnnstore.testing.graphs import random_graph, write_store
 from tests.support.graphs import pair_weights, read_store
 from tests.support.stores import arrays_of, assert_same_files

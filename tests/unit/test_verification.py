@@ -12,7 +12,6 @@ import numpy.typing as npt
 import pytest
 
 from gnnstore.errors import NotFoundError, UsageError
-from gnnstore.features.check import LEVELS, verify
 from gnnstore.formats import (
     EDGE_TYPE,
     AttributeSpec,
@@ -22,6 +21,7 @@ from gnnstore.formats import (
     StoreWriter,
 )
 from gnnstore.formats.arrays.zarr_metadata import group_metadata
+from gnnstore.pipeline.check import LEVELS, verify
 from tests.support.stores import write_example_store
 from tests.support.traces import Recorder
 

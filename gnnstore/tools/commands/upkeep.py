@@ -22,7 +22,6 @@ from gnnstore.budget.limits import available_bytes
 from gnnstore.disk.engines import ENVIRONMENT_VARIABLE, probe_engines
 from gnnstore.disk.profile import find_mount
 from gnnstore.errors import NotFoundError, StorageError, UsageError, storage_errors
-from gnnstore.features.check import LEVELS, Level, verify
 from gnnstore.formats.base.files import directory_bytes
 from gnnstore.formats.container.manifest import KINDS
 from gnnstore.formats.container.workdir import Leftover, find_leftovers, remove
@@ -31,6 +30,7 @@ from gnnstore.formats.partitions import PARTITIONS
 from gnnstore.formats.store.schema import StoreManifest
 from gnnstore.formats.store.store import StoreReader
 from gnnstore.formats.store.units import remove_unit, unit_path
+from gnnstore.pipeline.check import LEVELS, Level, verify
 from gnnstore.tools.layout import Block
 from gnnstore.tools.options import Command, cache_option, declared, session_options
 from gnnstore.tools.session import OK, PROBLEM, Session

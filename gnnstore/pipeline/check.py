@@ -13,7 +13,7 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -249,11 +249,19 @@ def verify(
 
 def check_batches(reader: PackedReader, num_threads: int, progress: Progress) -> list[Problem]:
     """Read every packed batch, except for cached rows; return the problems."""
+    from gnnstore.pipeline.packed_batches import read_labels  # noqa: PLC0415 - imports torch
+    from gnnstore.seeds.labels import labels_of  # noqa: PLC0415
+
     packed, path = PackedFiles.open(reader), reader.path
+    labels = None
+    with suppress(UnsupportedVersionError):  # seeds of a plug-in that is not imported
+        labels = labels_of(reader.manifest.fingerprint)
 
     def check(number: int) -> Problem | None:
         try:
             record = packed.record(number)
+            if labels is not None:
+                read_labels(packed, labels, number, record)
             for rows in packed.rows(number, record).values():
                 out = rows.spec.empty(len(record.slots))
                 rows.read_into(RowRequest(record.subgraph.rows(packed.space), record.slots), out)
