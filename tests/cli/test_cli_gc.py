@@ -48,6 +48,10 @@ def test_it_lists_and_removes_only_when_told(run: Any, tmp_path: Path) -> None:
     assert done.document["removed_bytes"] == 0
     text = run("gc", tmp_path).stdout
     assert str(left) in text
+    assert "Repeat the command of a resumable one with --resume" in text
+    assert (
+        ": repeat the command with --resume, or remove" in run("verify", tmp_path / "a.gnn").stderr
+    )
     assert f"gnnstore gc {tmp_path} --yes\n" in text
     assert left.exists()
     done = run("gc", tmp_path, "--yes", "--json")
@@ -67,6 +71,14 @@ def test_a_store_names_its_own_leftovers(run: Any, tmp_path: Path) -> None:
     assert not other.exists()
     assert run("gc", tmp_path / "b.gnn").status == 3
     assert run("gc", tmp_path / "none").status == 3
+
+
+def test_what_cannot_be_resumed_is_removed_only(run: Any, tmp_path: Path) -> None:
+    (tmp_path / ".a.gnn.tmp-0123abcd").mkdir()
+    text = run("gc", tmp_path).stdout
+    assert "unfinished" in text
+    assert f"gnnstore gc {tmp_path} --yes\n" in text
+    assert "--resume" not in text
 
 
 def test_what_is_removed_is_locked(

@@ -516,7 +516,8 @@ def test_unfinished_conversion_is_mentioned(tmp_path: Path) -> None:
     unfinished = tmp_path / ".a.gnn.tmp-12345678"
     unfinished.mkdir()
     (unfinished / "part").write_bytes(b"x" * 5000)
-    refuse(tmp_path / "a.gnn", r"an unfinished store lies next to it", NotFoundError)
+    place = "an unfinished store lies next to it as .a.gnn.tmp-12345678"
+    refuse(tmp_path / "a.gnn", f"{place}: remove it with 'gnnstore gc --yes'", NotFoundError)
 
 
 def test_all_damage_is_listed_where_files_are_missing_or_short(tmp_path: Path) -> None:

@@ -269,7 +269,10 @@ def test_shards_are_checked_before_they_are_believed(
     assert_same_files(tmp_path / "a.gnn", tmp_path / "whole.gnn")
 
 
-def test_another_conversion_is_not_continued(tmp_path: Path, rows: np.ndarray[Any, Any]) -> None:
+@pytest.mark.parametrize("is_same", [True, False])
+def test_another_conversion_is_not_continued(
+    tmp_path: Path, rows: np.ndarray[Any, Any], is_same: bool
+) -> None:
     with pytest.raises(DiskError):
         write(tmp_path / "a.gnn", rows, stop="a3")
     other = {"kind": "test", "options": {"undirected": True}, "sizes": (1, 3)}
@@ -279,9 +282,10 @@ def test_another_conversion_is_not_continued(tmp_path: Path, rows: np.ndarray[An
     left = leftover(tmp_path)
     # Without resume it is removed, which is said with what would have been possible.
     events: list[str] = []
-    with StoreWriter(tmp_path / "a.gnn", on_event=events.append):
+    own = FINGERPRINT if is_same else other
+    with StoreWriter(tmp_path / "a.gnn", on_event=events.append, fingerprint=own):
         assert not left.exists()
-    assert events[0].endswith("; --resume would have gone on with it")
+    assert events[0].endswith("; --resume would have gone on with it") == is_same
 
 
 def test_nothing_to_resume_starts_and_says_so(tmp_path: Path, rows: np.ndarray[Any, Any]) -> None:

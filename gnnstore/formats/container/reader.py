@@ -45,7 +45,7 @@ from gnnstore.formats.container.manifest import (
     FileEntry,
     Manifest,
 )
-from gnnstore.formats.container.workdir import leftovers
+from gnnstore.formats.container.workdir import is_resumable, leftovers, locked
 from gnnstore.machine import PRIVATE, Machine
 
 M = TypeVar("M", bound=Manifest)
@@ -392,6 +392,13 @@ def _nothing_at(directory: Path, kind: type[Manifest]) -> NotFoundError:
         message = f"{directory}: a file, not a gnnstore {kind.WORD}"
     advice = kind.MAKE
     for path in leftovers(directory):
-        advice = f"an unfinished {kind.WORD} lies next to it as {path.name}: wait for it, repeat "
-        advice += "the command with --resume, or remove it with 'gnnstore gc'"
+        advice = f"an unfinished {kind.WORD} lies next to it as {path.name}: "
+        with locked(path) as free:
+            if not free:
+                advice += "wait for it"
+            elif path.name.startswith(f".{directory.name}.old-"):
+                advice += "'gnnstore gc --yes' gives it its name back"
+            else:
+                again = "repeat the command with --resume, or " if is_resumable(path) else ""
+                advice += f"{again}remove it with 'gnnstore gc --yes'"
     return NotFoundError(f"{message}; {advice}", path=directory)

@@ -256,6 +256,7 @@ class DirectoryTransaction:
         on_event: Callable[[str], None],
         adopt: Callable[[Path], bool] | None = None,
         *,
+        resume: bool = True,
         sweeps: bool = True,  # else others may be at work on machines whose locks are not seen
     ) -> None:
         # Absolute, so that a later chdir changes nothing; not resolved, so that messages
@@ -273,7 +274,7 @@ class DirectoryTransaction:
         self._units = _units_in(self.final) if overwrite else set()
         if (working := _unit_at_work(self._units)) is not None:
             raise UsageError(_unit_message(self.final, working, "is being made"), path=self.final)
-        found = _sweep(self.final, on_event, adopt) if sweeps else None
+        found = _sweep(self.final, on_event, adopt, resume) if sweeps else None
         self.adopted = found is not None  # whether a dead writer left the directory
         try:
             check_final(self.final, manifest, overwrite)
@@ -467,8 +468,12 @@ def _sweep(
     final: Path,
     on_event: Callable[[str], None],
     adopt: Callable[[Path], bool] | None,
+    resume: bool,
 ) -> tuple[Path, int] | None:
-    """Remove directories of dead writers; return the one to continue and its lock, if any."""
+    """Remove directories of dead writers; return the one to continue and its lock, if any.
+
+    `adopt`: whether the writer can continue a directory, which raises where it is of another.
+    """
     found: tuple[Path, int] | None = None
     with ExitStack() as locks:
         for path in leftovers(final):
@@ -486,11 +491,14 @@ def _sweep(
             if path.name.startswith(f".{final.name}.old-") and not final.exists():
                 path.rename(final)
                 on_event(f"restored {final}, which an interrupted overwrite had set aside")
-            elif found is None and adopt is not None and adopt(path):
+            elif found is None and resume and adopt is not None and adopt(path):
                 found = path, lock
             else:
                 num_bytes = leftover_bytes(path)
-                hint = "; --resume would have gone on with it" if is_resumable(path) else ""
+                hint = ""
+                with suppress(UsageError):
+                    if not resume and adopt is not None and adopt(path):
+                        hint = "; --resume would have gone on with it"
                 remove(path)
                 if num_bytes:  # else another writer may just have made it, and will notice
                     on_event(

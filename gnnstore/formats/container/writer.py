@@ -97,7 +97,8 @@ class SealedWriter:
             manifest,
             overwrite,
             self._on_event,
-            partial(_can_continue, fingerprint or {}) if resume else None,
+            partial(_can_continue, fingerprint or {}),
+            resume=resume,
         )
         try:
             found = self.is_resumed and Journal.read(self.temporary_path, to_continue=True)

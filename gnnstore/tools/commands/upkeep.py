@@ -293,8 +293,10 @@ def gc_command(session: Session, paths: tuple[str, ...], yes: bool) -> None:
         layout = ["No interrupted conversion or run left anything here."]
     elif not yes:
         layout.pop()
-        if any(item["state"] != "running" for item in found):
+        states = {item["state"] for item in found} - {"running"}
+        if "resumable" in states:
             layout.append("Repeat the command of a resumable one with --resume, or remove all:")
+        if states:
             commands = [("gnnstore", "gc", *paths, "--yes")]
     session.emit({"leftovers": found, "removed_bytes": removed}, layout, commands)
     for item in found:
