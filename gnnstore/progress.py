@@ -197,7 +197,7 @@ def open_progress(*, quiet: bool = False, style: Style = "auto") -> Iterator[Pro
     """Show progress while the context lasts."""
     if style == "auto":
         style = "bar" if is_terminal(sys.stderr) else "lines"
-    if quiet or style == "none" or (style == "bar" and not _is_open(sys.stderr)):
+    if quiet or style == "none" or (style == "bar" and not is_open(sys.stderr)):
         yield NullProgress()
     elif style == "bar":
         with _bars() as bars:
@@ -212,16 +212,17 @@ def open_progress(*, quiet: bool = False, style: Style = "auto") -> Iterator[Pro
 
 class _StderrHandler(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
-        if _is_open(sys.stderr):  # `print` without a stream would write to stdout
+        if is_open(sys.stderr):  # `print` without a stream would write to stdout
             print(record.getMessage(), file=sys.stderr, flush=True)
 
 
 def is_terminal(stream: Any) -> bool:
     """Whether a stream is there, open, and a terminal."""
-    return _is_open(stream) and hasattr(stream, "isatty") and bool(stream.isatty())
+    return is_open(stream) and hasattr(stream, "isatty") and bool(stream.isatty())
 
 
-def _is_open(stream: Any) -> bool:
+def is_open(stream: Any) -> bool:
+    """Whether a stream is there and open."""
     return stream is not None and not getattr(stream, "closed", False)
 
 

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from gnnstore.errors import GnnstoreError, described, resource_error
-from gnnstore.progress import LOGGER, Progress, Style, is_terminal, open_progress
+from gnnstore.progress import LOGGER, Progress, Style, is_open, is_terminal, open_progress
 from gnnstore.tools.layout import Layout, print_document
 
 if TYPE_CHECKING:
@@ -88,12 +88,12 @@ class Session:
     def emit_json(self, document: Mapping[str, Any]) -> None:
         """Print one JSON document, led by the schema version and the command's name."""
         head = {"schema_version": SCHEMA_VERSION, "command": self.command}
-        click.echo(json.dumps({**head, **document}, indent=2, allow_nan=False))
+        echo(json.dumps({**head, **document}, indent=2, allow_nan=False))
 
     def say(self, message: str) -> None:
         """Print a remark for people on stderr, unless --quiet."""
         if not self.quiet:
-            click.echo(self.in_flags(message), err=True)
+            echo(self.in_flags(message), err=True)
 
     def in_flags(self, message: str) -> str:
         """Return a message of the library with `--memory 1GB` for `memory=1GB`."""
@@ -118,6 +118,12 @@ class Session:
             yield progress
 
 
+def echo(text: str, *, err: bool = False, nl: bool = True) -> None:
+    """Print on stdout or stderr, unless a program has closed the stream or set it to None."""
+    if is_open(sys.stderr if err else sys.stdout):
+        click.echo(text, err=err, nl=nl)
+
+
 def open_streams() -> None:
     """Make the standard streams safe to print anything on.
 
@@ -129,7 +135,7 @@ def open_streams() -> None:
             os.fstat(descriptor)
         except OSError:
             os.open(os.devnull, os.O_RDWR)  # the lowest number that is free
-        if getattr(sys, name) is None:
+        if not is_open(getattr(sys, name)):
             mode = "r" if name == "stdin" else "w"
             setattr(sys, name, open(descriptor, mode, closefd=False))  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):
@@ -142,13 +148,13 @@ class _StderrHandler(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         if record.name == LOGGER.name:
-            click.echo(record.getMessage(), err=True)
+            echo(record.getMessage(), err=True)
         if record.levelno < logging.WARNING:
             return
         context, message = click.get_current_context(silent=True), record.getMessage()
         session = None if context is None else context.find_object(Session)
         message = message if session is None else session.in_flags(message)
-        click.echo(f"gnnstore: {message}", err=True)
+        echo(f"gnnstore: {message}", err=True)
 
 
 def start_logging() -> None:
@@ -172,7 +178,7 @@ def print_text(document: Mapping[str, Any], layout: Layout, *more: Any) -> None:
     text = io.TextIOWrapper(io.BytesIO(), encoding=encoding, errors="backslashreplace")
     print_document(Console(file=text, width=_PIPE_WIDTH, **plain), document, layout, *more)
     text.seek(0)
-    click.echo("\n".join(line.rstrip() for line in text))
+    echo("\n".join(line.rstrip() for line in text))
 
 
 @contextmanager
@@ -223,11 +229,12 @@ def report(error: BaseException, session: Session) -> int:
     # The failure may be a stream that cannot be written, such as one to a full disk.
     with suppress(OSError):
         if isinstance(error, click.ClickException):
-            error.show()
+            if is_open(sys.stderr):
+                error.show()
         else:
             if status == DEFECT or (session.debug and status != INTERRUPTED):
-                click.echo("".join(traceback.format_exception(error)), err=True, nl=False)
-            click.echo(f"gnnstore: {click.style('error:', fg='red')} {message}", err=True)
+                echo("".join(traceback.format_exception(error)), err=True, nl=False)
+            echo(f"gnnstore: {click.style('error:', fg='red')} {message}", err=True)
     if session.as_json:
         with suppress(OSError):
             where = {name: getattr(error, name, None) for name in ("path", "offset")}

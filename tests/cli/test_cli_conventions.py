@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import errno
 import json
+import logging
 import os
 import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +27,12 @@ from gnnstore.errors import (
     UnsupportedVersionError,
     UsageError,
 )
+from gnnstore.formats.base.files import Problem
+from gnnstore.pipeline.check import Report
 from gnnstore.tools import cli
+from gnnstore.tools.commands import upkeep
 from gnnstore.tools.options import MEMORY, session_options
-from gnnstore.tools.session import SCHEMA_VERSION
+from gnnstore.tools.session import SCHEMA_VERSION, Session, report
 
 
 @pytest.fixture
@@ -284,6 +289,39 @@ def test_closed_streams_lead_nowhere(example: Path) -> None:
     command = f"{sys.executable} -m gnnstore verify {example.parent / 'none'} {closed}"
     done = subprocess.run(["bash", "-c", command], capture_output=True, check=False)
     assert done.returncode == 3
+
+
+@pytest.mark.parametrize("make", [lambda: None, StringIO], ids=["none", "closed"])
+def test_streams_that_a_program_closes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make: Callable[[], StringIO | None]
+) -> None:
+    """Before a command, and while it runs; and what the library says after it."""
+
+    def close() -> None:
+        for name in ("stdout", "stderr"):
+            stream = make()
+            monkeypatch.setattr(sys, name, stream)
+            if stream is not None:
+                stream.close()
+
+    def found(*_: object, **__: object) -> Report:
+        close()
+        logging.getLogger("gnnstore").warning("said")
+        return Report("full", [Problem("a", "is damaged")])
+
+    def refused(*_: object, **__: object) -> Report:
+        close()
+        raise InputError("it is not a graph")
+
+    for words in (["--version"], ["inspect", "--help"], ["inspect"], ["inspect", str(tmp_path)]):
+        close()
+        assert cli.main(words) == (0 if words[-1][:2] == "--" else 2 + (words != ["inspect"]))
+    for verify in (found, refused):
+        monkeypatch.setattr(upkeep, "verify", verify)
+        for more in ([], ["--json"]):
+            assert cli.main(["verify", str(tmp_path), *more]) == 1
+    assert report(click.UsageError("a word too many"), Session(as_json=True)) == 2
+    assert report(KeyError("x"), Session()) == 70
 
 
 def test_paths_that_cannot_be_shown_are_escaped(example: Path, tmp_path: Path) -> None:
