@@ -287,13 +287,14 @@ def test_what_a_record_shows_of_its_seeds(store: Path, tmp_path: Path, kind: str
         packed = pack(
             store, [2], output=tmp_path / "packed", seeds=links, batch_size=4096, epochs=1
         )
-        texts = ("edge_label_index", "edge_label_inde_"), ("float32", "float_2"), ("4096]", "4095]")
+        texts = [("edge_label_index", "edge_label_inde_"), ("float32", "float_2")]
+        texts += [("4096]", "4095]")]
     else:
         typed = hetero_store(tmp_path / "t.gnn").path
         packed = pack(
             typed, [2], ("paper", "train"), output=tmp_path / "packed", batch_size=90, epochs=1
         )
-        texts = (("paper", "peper"), ("false]", "true ]"))
+        texts = [("paper", "peper"), ("false]", "true ]")]
     sound = shutil.copytree(packed, tmp_path / "sound")
     for old, new in texts:
 
