@@ -30,13 +30,14 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from gnnstore import _core
-from gnnstore.budget.limits import available_bytes
+from gnnstore.budget.limits import obtainable_bytes
 from gnnstore.errors import BudgetError
 from gnnstore.threads import Thread, uninterrupted
 from gnnstore.units import format_size
@@ -54,9 +55,18 @@ _PROTOCOL = "gnnstore memory 1"
 _HEADER_BYTES = 64
 # Reserved at a time; interrupts are handled in between.
 _PIECE_BYTES = 64 << 20
+# Numbers of Linux, since a Python that was built with old headers lacks some of the names.
 _POPULATE_WRITE = 23  # of madvise, since Linux 5.14
-_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+_HUGE_PAGES = 14  # of madvise
+_FOR_SEALS = 1 | 2  # MFD_CLOEXEC, MFD_ALLOW_SEALING
+_ADD_SEALS, _GET_SEALS = 1033, 1034
+_SEALS = 1 | 2 | 4  # F_SEAL_SEAL, F_SEAL_SHRINK, F_SEAL_GROW
+# What the system says if there is no memory left; all else is about sharing it.
+_NO_ROOM = {errno.ENOMEM, errno.ENOSPC, errno.EFAULT, errno.EAGAIN}
 _RETRY_SECONDS = 0.001
+# Who waits looks this often whether the process that fills is stopped. One that is found so twice
+# in a row is not about to go on: a job that is suspended as a whole goes on as a whole.
+_LOOK_SECONDS = 5.0
 # Between `bind` and `listen` are microseconds. Who is refused this often meets a process of another
 # kind, which may never listen.
 _MOST_REFUSALS = 5000
@@ -183,6 +193,8 @@ class SharedMachine(Machine):
         self.num_met = 0  # arrays that another process has filled
         self.filled_bytes = 0  # of arrays that this process has filled, and can hand on
         self.private_bytes = 0  # of arrays that could not be shared
+        # For what these take beyond a share, in the budget of the loader that loads; None: no limit
+        self.spare_bytes: int | None = None
         self._has_looked = False
 
     def share(self, key: str, num_bytes: int, fill: Callable[[Bytes], None]) -> Bytes:
@@ -194,7 +206,7 @@ class SharedMachine(Machine):
         except Unshared as reason:
             self._note(key, num_bytes, reason)
             return super().share(key, num_bytes, fill)
-        self.filled_bytes += num_bytes if is_own else 0
+        self._count(num_bytes, is_own=is_own)
         return array
 
     def share_values(self, key: str, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
@@ -213,24 +225,26 @@ class SharedMachine(Machine):
             self._note(key, num_bytes, reason)
             return super().share_growing(key, num_bytes, fill)
         found = _SharedGrowing(whole[_HEADER_BYTES:], whole[:8].view(np.int64))
+        self._count(num_bytes, is_own=is_own)
         if is_own:
-            self.filled_bytes += num_bytes
             fill(found)
         return found
 
     def agree(self, key: str, make: Callable[[], str]) -> str:
         """See `Machine.agree`."""
+        made: list[str] = []
 
         def fill(array: Bytes) -> None:
-            said = make().encode()
+            made.append(make())
+            said = made[0].encode()
             array[: len(said)] = np.frombuffer(said, np.uint8)
 
         if key not in _agreed:
             try:
-                _agreed[key], _ = self._share(key, mmap.PAGESIZE, fill)
+                _agreed[key], _ = self._share(key, mmap.PAGESIZE, fill, is_content=False)
             except Unshared as reason:
                 _log.warning("ranks of this machine decide by themselves: %s", str(reason))
-                return make()
+                return made[0] if made else make()
         return _agreed[key].tobytes().rstrip(b"\0").decode()
 
     def look_around(self) -> None:
@@ -247,23 +261,49 @@ class SharedMachine(Machine):
             )
 
     def _share(
-        self, key: str, num_bytes: int, fill: Callable[[Bytes], None] | None
+        self,
+        key: str,
+        num_bytes: int,
+        fill: Callable[[Bytes], None] | None,
+        *,
+        is_content: bool = True,
     ) -> tuple[Bytes, bool]:
         """Return memory, and whether this process has made it; then writable without `fill`."""
         name = name_of(key)
         for _ in range(_MOST_REFUSALS):
             if (listener := _server.bind(name)) is not None:
-                return _make(listener, key, num_bytes, fill), True
-            if (file := _receive(name)) is not None:
+                return _make(listener, key, num_bytes, fill, is_content=is_content), True
+            if (file := _receive(name, key)) is not None:
                 with file:
-                    array = np.frombuffer(_mapped(file, num_bytes), np.uint8)
-                self.num_met += 1
-                return array, False
+                    return np.frombuffer(_mapped(file, num_bytes), np.uint8), False
             time.sleep(_RETRY_SECONDS)
         raise Unshared("a process has its name and hands nothing on")
 
+    def _count(self, num_bytes: int, *, is_own: bool) -> None:
+        if is_own:
+            self.filled_bytes += num_bytes
+        else:
+            self.num_met += 1
+
     def _note(self, key: str, num_bytes: int, reason: Unshared) -> None:
-        self.private_bytes += num_bytes
+        """Count an array that cannot be shared, before it is loaded, and say so."""
+        whole = self.private_bytes + num_bytes
+        more = whole - share_of(whole, self.num_ranks)
+        problem = None
+        if num_bytes > (free := obtainable_bytes()):
+            problem = f"{format_size(free)} are available"
+        elif self.spare_bytes is not None and more > self.spare_bytes:
+            problem = (
+                f"arrays that could not be shared take {format_size(more)} more than a rank's "
+                f"part, and {format_size(self.spare_bytes)} of memory= are left"
+            )
+        if problem is not None:
+            raise BudgetError(
+                f"there is no memory for {key}, {format_size(num_bytes)} that could not be shared "
+                f"with other processes of this machine ({reason}): {problem}; mend the reason, "
+                "raise memory=, or choose strategy='mmap' or a smaller cache"
+            ) from reason
+        self.private_bytes = whole
         _log.warning(
             "%s (%s) is not shared with other processes of this machine, and is loaded for this "
             "one alone: %s",
@@ -281,10 +321,15 @@ def name_of(key: str) -> bytes:
 
 
 def _make(
-    listener: socket.socket, key: str, num_bytes: int, fill: Callable[[Bytes], None] | None
+    listener: socket.socket,
+    key: str,
+    num_bytes: int,
+    fill: Callable[[Bytes], None] | None,
+    *,
+    is_content: bool,
 ) -> Bytes:
     """Return memory that is handed on once it is filled, or at once if it is filled later."""
-    with _Closing(listener) as closing:
+    with _Closing(listener, is_content=is_content) as closing:
         file = closing.file = _memory()
         mapping = _reserved(file, key, num_bytes)
         array = np.frombuffer(mapping, np.uint8)
@@ -301,15 +346,16 @@ def _make(
 class _Closing:
     """Closes a socket and a file, unless the file is handed on: whoever waits looks again then."""
 
-    def __init__(self, listener: socket.socket) -> None:
+    def __init__(self, listener: socket.socket, *, is_content: bool) -> None:
         self.file: io.FileIO | None = None
         self._listener: socket.socket | None = listener
+        self._is_content = is_content
 
     def hand_on(self) -> None:
         """Hand the file on from now on."""
         assert self._listener is not None  # noqa: S101 - once
         assert self.file is not None  # noqa: S101 - made before
-        _server.add(self._listener, self.file)
+        _server.add(self._listener, self.file, is_content=self._is_content)
         self._listener = self.file = None
 
     def __enter__(self) -> _Closing:
@@ -321,22 +367,32 @@ class _Closing:
                 each.close()
 
 
+def _because(what: str, error: OSError) -> Unshared:
+    """Return the reason why memory is not shared."""
+    more = ""
+    if error.errno in {errno.EMFILE, errno.ENFILE}:
+        more = "; raise the limit of open files, ulimit -n"
+    return Unshared(f"{what}: {error.strerror or error}{more}")
+
+
 def _memory() -> io.FileIO:
     try:
-        number = os.memfd_create("gnnstore", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        number = os.memfd_create("gnnstore", _FOR_SEALS)
+    except AttributeError as error:
+        raise Unshared("this Python was built without os.memfd_create") from error
     except OSError as error:
-        raise Unshared(f"the system makes no memory to share: {error.strerror}") from error
+        raise _because("the system makes no memory to share", error) from error
     return io.FileIO(number, "r+")
 
 
 def _reserved(file: io.FileIO, key: str, num_bytes: int) -> mmap.mmap:
     """Return new memory, mapped and there: a later access never finds that there is none left."""
     # Before it is touched: the kernel kills who is beyond a cgroup's limit.
-    if num_bytes > (free := available_bytes()):
+    if num_bytes >= LEAST_BYTES and num_bytes > (free := obtainable_bytes()):
         raise _no_room(key, num_bytes, f"{format_size(free)} are available")
     try:
         os.ftruncate(file.fileno(), num_bytes)
-        fcntl.fcntl(file.fileno(), fcntl.F_ADD_SEALS, _SEALS)
+        fcntl.fcntl(file.fileno(), _ADD_SEALS, _SEALS)
         mapping = mmap.mmap(file.fileno(), num_bytes)
         _advise_huge_pages(mapping)
         try:
@@ -347,6 +403,8 @@ def _reserved(file: io.FileIO, key: str, num_bytes: int) -> mmap.mmap:
                 raise
             os.posix_fallocate(file.fileno(), 0, num_bytes)  # Linux before 5.14
     except OSError as error:
+        if num_bytes < LEAST_BYTES or error.errno not in _NO_ROOM:
+            raise _because("the system makes no memory to share", error) from error
         raise _no_room(key, num_bytes, f"the system refuses it ({error.strerror})") from error
     return mapping
 
@@ -361,37 +419,73 @@ def _no_room(key: str, num_bytes: int, reason: str) -> BudgetError:
 
 def _advise_huge_pages(mapping: mmap.mmap) -> None:
     with suppress(OSError):  # a kernel without them
-        mapping.madvise(mmap.MADV_HUGEPAGE)
+        mapping.madvise(_HUGE_PAGES)
 
 
-def _receive(name: bytes) -> io.FileIO | None:
+def _receive(name: bytes, key: str) -> io.FileIO | None:
     """Wait for memory, and return it; None: nobody hands it on any more, or not yet."""
-    with socket.socket(socket.AF_UNIX) as client:
-        try:
+    try:
+        with socket.socket(socket.AF_UNIX) as client:
+            client.settimeout(None)  # another library may have set one for all sockets
             client.connect(name)
-            if (user := _user_of(client)) != os.geteuid():
+            pid, user = _peer_of(client)
+            if user != os.geteuid():
                 raise Unshared(f"a process of another user ({user}) has its name")
-            _, files, _, _ = socket.recv_fds(client, 1, 1, socket.MSG_CMSG_CLOEXEC)
-        except (ConnectionRefusedError, ConnectionResetError):
-            return None
-        return io.FileIO(files[0]) if files else None
+            data, files = _wait(client, pid, key)
+    except (ConnectionRefusedError, ConnectionResetError):
+        return None
+    except OSError as error:
+        raise _because("it cannot be asked for", error) from error
+    if data and not files:
+        error = OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        raise _because("it came without its descriptor", error)
+    return io.FileIO(files[0]) if files else None
+
+
+def _wait(client: socket.socket, pid: int, key: str) -> tuple[bytes, list[int]]:
+    """Return what the process at the other end sends, unless that process is stopped."""
+    client.settimeout(_LOOK_SECONDS)
+    num_looks = num_stopped = 0
+    while True:
+        with suppress(TimeoutError):
+            data, files, _, _ = socket.recv_fds(client, 1, 1, socket.MSG_CMSG_CLOEXEC)
+            return data, files
+        if not num_looks:
+            _log.info("waiting for %s, which process %d is about to fill", key, pid)
+        num_looks += 1
+        num_stopped = num_stopped + 1 if _is_stopped(pid) else 0
+        if num_stopped > 1:
+            raise Unshared(f"process {pid}, which has its name, is stopped")
+
+
+def _is_stopped(pid: int) -> bool:
+    """Whether a process is stopped, by a signal or a debugger."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0]
+    except OSError:  # it has ended, or is of another namespace
+        return False
+    return state in {b"T", b"t"}
 
 
 def _mapped(file: io.FileIO, num_bytes: int) -> mmap.mmap:
-    found = os.fstat(file.fileno()).st_size
-    seals = fcntl.fcntl(file.fileno(), fcntl.F_GET_SEALS)
-    if found != num_bytes or seals & _SEALS != _SEALS:
-        raise Unshared(f"a process hands on {found} bytes under its name, sealed as {seals}")
-    mapping = mmap.mmap(file.fileno(), num_bytes, prot=mmap.PROT_READ)
+    try:
+        found = os.fstat(file.fileno()).st_size
+        seals = fcntl.fcntl(file.fileno(), _GET_SEALS)
+        if found != num_bytes or seals & _SEALS != _SEALS:
+            raise Unshared(f"a process hands on {found} bytes under its name, sealed as {seals}")
+        mapping = mmap.mmap(file.fileno(), num_bytes, prot=mmap.PROT_READ)
+    except OSError as error:
+        raise _because("it cannot be mapped", error) from error
     _advise_huge_pages(mapping)
     return mapping
 
 
-def _user_of(connection: socket.socket) -> int:
-    """Return the user of the process at the other end."""
+def _peer_of(connection: socket.socket) -> tuple[int, int]:
+    """Return the process at the other end, and its user."""
     size = struct.calcsize("3i")
     found = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
-    return int(struct.unpack("3i", found)[1])
+    pid, user, _ = struct.unpack("3i", found)
+    return pid, user
 
 
 def _withdraw(listener: socket.socket) -> None:
@@ -408,10 +502,11 @@ class _Server:
     """
 
     def __init__(self) -> None:
-        self.num_handed_on = 0
+        self.num_handed_on = 0  # arrays, each as often as another process has taken it
         self._lock = threading.Lock()
         self._bound: weakref.WeakSet[socket.socket] = weakref.WeakSet()
-        self._served: dict[int, tuple[socket.socket, io.FileIO]] = {}  # by the socket's descriptor
+        # By the socket's descriptor; with whether it is content of a store.
+        self._served: dict[int, tuple[socket.socket, io.FileIO, bool]] = {}
         self._changes: select.epoll | None = None  # while the thread runs
         os.register_at_fork(
             before=self._lock.acquire,
@@ -422,7 +517,10 @@ class _Server:
     def bind(self, name: bytes) -> socket.socket | None:
         """Return a socket of a name, to which others connect; None if another one has it."""
         with self._lock:
-            listener = socket.socket(socket.AF_UNIX)
+            try:
+                listener = socket.socket(socket.AF_UNIX)
+            except OSError as error:
+                raise _because("no socket can be opened", error) from error
             self._bound.add(listener)
             try:
                 listener.bind(name)
@@ -430,15 +528,18 @@ class _Server:
             except OSError as error:
                 listener.close()
                 if error.errno != errno.EADDRINUSE:
-                    raise Unshared(f"no socket can be bound ({error.strerror})") from error
+                    raise _because("no socket can be bound", error) from error
                 return None
             return listener
 
-    def add(self, listener: socket.socket, file: io.FileIO) -> None:
+    def add(self, listener: socket.socket, file: io.FileIO, *, is_content: bool) -> None:
         """Hand a file on to whoever has connected to a socket, and will."""
         with self._lock:
             listener.setblocking(False)
-            changes = self._changes or select.epoll()
+            try:
+                changes = self._changes or select.epoll()
+            except OSError as error:
+                raise _because("no socket can be watched", error) from error
             if self._changes is None:
                 named = {"name": "gnnstore-share", "daemon": True}
                 thread = Thread(target=self._run, args=(changes,), **named)
@@ -448,41 +549,64 @@ class _Server:
                     changes.close()
                     raise Unshared("no more threads can be started") from error
                 self._changes = changes
-            self._served[listener.fileno()] = listener, file
-            changes.register(listener, select.EPOLLIN)
+            try:
+                changes.register(listener, select.EPOLLIN)
+            except OSError as error:
+                raise _because("no socket can be watched", error) from error
+            self._served[listener.fileno()] = listener, file, is_content
 
     def _run(self, changes: select.epoll) -> None:
-        is_over = False
-        while not is_over:
-            for number, event in changes.poll():
+        try:
+            while True:
+                for number, event in changes.poll():
+                    with self._lock:
+                        self._answer(changes, number, event)
                 with self._lock:
-                    listener, file = self._served[number]
-                    if event & select.EPOLLHUP:
-                        del self._served[number]
-                        listener.close()
-                        file.close()
-                    else:
-                        self._hand_on(listener, file)
+                    if not self._served:
+                        self._end(changes)
+                        return
+        finally:
             with self._lock:
-                is_over = not self._served
-                if is_over:
-                    changes.close()
-                    self._changes = None
+                self._end(changes)
 
-    def _hand_on(self, listener: socket.socket, file: io.FileIO) -> None:
+    def _answer(self, changes: select.epoll, number: int, event: int) -> None:
+        if number not in self._served:
+            return
+        listener, file, is_content = self._served[number]
+        if not event & select.EPOLLHUP:
+            self._hand_on(listener, file, is_content=is_content)
+            return
+        del self._served[number]
+        # Another process may have the socket still, and its events would be those of a next one
+        # with the same number.
+        changes.unregister(listener)
+        listener.close()
+        file.close()
+
+    def _end(self, changes: select.epoll) -> None:
+        """Serve no more: after an error, others fill anew, and the next name has a new thread."""
+        if self._changes is not changes:
+            return
+        for listener, file, _ in self._served.values():
+            listener.close()
+            file.close()
+        changes.close()
+        self._served, self._changes = {}, None
+
+    def _hand_on(self, listener: socket.socket, file: io.FileIO, *, is_content: bool) -> None:
         try:
             connection, _ = listener.accept()
             with connection:
-                if _user_of(connection) == os.geteuid():
+                if _peer_of(connection)[1] == os.geteuid():
                     socket.send_fds(connection, [b"\0"], [file.fileno()])
-                    self.num_handed_on += 1
+                    self.num_handed_on += is_content
         except OSError:  # who connected is gone; or there is no descriptor left, and it waits
             time.sleep(_RETRY_SECONDS)
 
     def _forget(self) -> None:
         for listener in self._bound:
             listener.close()
-        for _, file in self._served.values():
+        for _, file, _ in self._served.values():
             file.close()
         if self._changes is not None:
             self._changes.close()

@@ -7,7 +7,7 @@ kernel kills rather than refuses; so the smallest of all limits is what counts.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,6 +23,9 @@ _UNLIMITED = 2**60
 _FREE_SHARE = 4
 # A text that means less has lost its unit.
 _LEAST_BYTES = 10**6
+# Memory of a cgroup that the kernel takes back before it kills, as memory.stat names it; a budget
+# counts only the first as free.
+_RECLAIMABLE = ("inactive_file", "active_file", "slab_reclaimable")
 _STAGING_SHARE = 4  # of a budget, for reads in flight of all threads
 
 
@@ -97,6 +100,12 @@ def available_bytes(proc: Path = _PROC, cgroups: Path = _CGROUPS) -> int:
     return max(0, min([_machine_bytes(proc), *lefts]))
 
 
+def obtainable_bytes(proc: Path = _PROC, cgroups: Path = _CGROUPS) -> int:
+    """Return the bytes that may be allocated before the kernel kills: cached files give way."""
+    groups = _group_limits(proc, cgroups, _RECLAIMABLE)
+    return max(0, min([_machine_bytes(proc), *(limit - usage for limit, usage in groups)]))
+
+
 def group_limit_bytes(proc: Path = _PROC, cgroups: Path = _CGROUPS) -> int | None:
     """Return the most that a container or another cgroup allows this process; None: no limit."""
     return min((limit for limit, _ in _group_limits(proc, cgroups)), default=None)
@@ -107,20 +116,23 @@ def _machine_bytes(proc: Path) -> int:
     return int(match[1]) * 1024 if match else _UNLIMITED
 
 
-def _group_limits(proc: Path, cgroups: Path) -> Iterator[tuple[int, int]]:
+def _group_limits(
+    proc: Path, cgroups: Path, reclaimable: Sequence[str] = _RECLAIMABLE[:1]
+) -> Iterator[tuple[int, int]]:
     """Yield the limit and the bytes in use for good of each cgroup around this process."""
     for line in _read(proc / "self/cgroup").splitlines():
         _, controllers, group = line.split(":", 2)
         if not controllers:
-            yield from _limits_up(cgroups, group, "memory.max", "memory.current")
+            yield from _limits_up(cgroups, group, "memory.max", "memory.current", reclaimable)
         elif "memory" in controllers.split(","):
             yield from _limits_up(
-                cgroups / "memory", group, "memory.limit_in_bytes", "memory.usage_in_bytes"
+                *(cgroups / "memory", group, "memory.limit_in_bytes", "memory.usage_in_bytes"),
+                reclaimable,
             )
 
 
 def _limits_up(
-    root: Path, group: str, limit_file: str, usage_file: str
+    root: Path, group: str, limit_file: str, usage_file: str, reclaimable: Sequence[str]
 ) -> Iterator[tuple[int, int]]:
     """Yield limit and usage of a cgroup and of each of its ancestors that has a limit."""
     # Inside a container the group's path may name directories that only the host sees;
@@ -130,16 +142,15 @@ def _limits_up(
         limit = _number(place / limit_file)
         if limit is not None and limit < _UNLIMITED:
             usage = _number(place / usage_file) or 0
-            yield limit, usage - _reclaimable(place)
+            yield limit, usage - _reclaimable(place, reclaimable)
         if place == root:
             break
 
 
-def _reclaimable(place: Path) -> int:
-    match = re.search(
-        r"^(?:total_)?inactive_file (\d+)", _read(place / "memory.stat"), re.MULTILINE
-    )
-    return int(match[1]) if match else 0
+def _reclaimable(place: Path, names: Sequence[str]) -> int:
+    text = _read(place / "memory.stat")
+    found = (re.search(rf"^(?:total_)?{name} (\d+)", text, re.MULTILINE) for name in names)
+    return sum(int(match[1]) for match in found if match)
 
 
 def _number(path: Path) -> int | None:

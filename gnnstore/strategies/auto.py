@@ -242,6 +242,7 @@ def _open_first(loader: LoaderSpec, choices: Iterable[Chosen]) -> tuple[OpenStor
                 f"only, the slowest; {least}"
             )
         placement = replace(placement, predicted=chosen.predicted)
+        own.limit_unshared(placement)
         return cast("Strategy", placement.strategy).open(own, placement), warning
     *others, refusal = refusals
     if chosen.is_last and (least := _least_of_others(others)):

@@ -21,7 +21,7 @@ from gnnstore.formats.base.files import free_bytes
 from gnnstore.graph.cache_owner import shared_caches
 from gnnstore.graph.sizes import StoreSizes
 from gnnstore.graph.table_registry import shared_tables
-from gnnstore.machine import PRIVATE, Machine, share_of
+from gnnstore.machine import PRIVATE, Machine, SharedMachine, share_of
 from gnnstore.pipeline.lookahead.edge_rows import MAX_ROW_BYTES, PassSize
 from gnnstore.progress import NullProgress, Progress
 from gnnstore.strategies.options import CacheSettings, PlannedSettings, StrategyTraits
@@ -136,6 +136,11 @@ class LoaderSpec:
                 *(self.store.path, own, first),
             )
 
+    def limit_unshared(self, placement: Placement) -> None:
+        """Let arrays that cannot be shared take what a placement leaves, before they are loaded."""
+        if isinstance(self.machine, SharedMachine):
+            self.machine.spare_bytes = placement.spare_bytes
+
     def check_shared(self, placement: Placement) -> None:
         """Check that there is room for arrays that could not be shared, and count whole."""
         machine = self.machine
@@ -185,6 +190,7 @@ class LoaderSpec:
         where = placement.topology
         if where == "memory" and placement.is_trial:
             where = "mmap"
+        self.limit_unshared(placement)
         with self.progress.phase("load the topology"):
             topology = shared.topology(store, where, self.num_threads, self.machine)
         if placement.topology != "disk" or engine is None:

@@ -216,6 +216,5 @@ def test_what_ranks_say(
         raise Unshared("there is none")
 
     monkeypatch.setattr(machine, "_memory", refuse)
-    with pytest.raises(BudgetError, match="arrays that could not be shared"):
+    with pytest.raises(BudgetError, match=r"could not be shared .* \(there is none\): arrays that"):
         rank_of(path, 0, size=3, strategy="memory", memory="2MB")
-    assert "is not shared with other processes of this machine" in caplog.text

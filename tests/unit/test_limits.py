@@ -7,7 +7,13 @@ from pathlib import Path
 import pytest
 
 from gnnstore.budget import limits
-from gnnstore.budget.limits import MemoryBudget, available_bytes, group_limit_bytes, parse_memory
+from gnnstore.budget.limits import (
+    MemoryBudget,
+    available_bytes,
+    group_limit_bytes,
+    obtainable_bytes,
+    parse_memory,
+)
 from gnnstore.errors import BudgetError, UsageError
 
 # --- what is available ---------------------------------------------------------------------
@@ -38,6 +44,9 @@ def test_a_cgroup_of_version_2_and_its_parents(tmp_path: Path) -> None:
     write(cgroups / "user/memory.current", "300000\n")
     write(cgroups / "user/memory.stat", "anon 7\ninactive_file 50000\nactive_file 9\n")
     assert available_bytes(proc, cgroups) == 250_000
+    with (cgroups / "user/memory.stat").open("a") as stat:
+        stat.write("slab_reclaimable 30\n")
+    assert obtainable_bytes(proc, cgroups) == 250_039
 
 
 def test_a_cgroup_of_version_1(tmp_path: Path) -> None:

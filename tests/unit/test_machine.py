@@ -9,6 +9,7 @@ import os
 import re
 import signal
 import socket
+import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -322,8 +323,160 @@ def test_a_system_that_makes_no_memory_to_share(
     assert "the system makes no memory to share: Operation not permitted" in caplog.text
 
 
+@pytest.mark.parametrize("name", ["os.memfd_create", "fcntl.F_ADD_SEALS"])
+def test_a_python_built_with_old_headers(
+    key: str, name: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(name)
+    found = SharedMachine(2).share(key, NUM_BYTES, fill)
+    assert np.array_equal(found, CONTENT)
+    said = "this Python was built without os.memfd_create" in caplog.text
+    assert said == (name == "os.memfd_create")
+
+
+@pytest.mark.parametrize(
+    ("where", "name"),
+    [(machine.mmap, "mmap"), (socket, "recv_fds"), (socket, "socket"), (machine.select, "epoll")],
+)
+def test_a_process_without_descriptors(
+    key: str,
+    where: object,
+    name: str,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It has a private copy, wherever it fails: as it makes memory or takes it."""
+
+    def refuse(*_: object, **__: object) -> NoReturn:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    array = None if name == "epoll" else share(key)
+    with monkeypatch.context() as patch:
+        if name == "epoll":
+            patch.setattr(machine._server, "_changes", None)
+        patch.setattr(where, name, refuse)
+        shared = SharedMachine(2)
+        found = shared.share(key, NUM_BYTES, fill)
+    assert np.array_equal(found, CONTENT)
+    assert shared.private_bytes == NUM_BYTES
+    assert "Too many open files; raise the limit of open files, ulimit -n" in caplog.text
+    del array
+
+
+def test_memory_that_comes_without_its_descriptor(
+    key: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    array = share(key)
+    monkeypatch.setattr(socket, "recv_fds", lambda *_: (b"\0", [], socket.MSG_CTRUNC, None))
+    assert np.array_equal(SharedMachine(2).share(key, NUM_BYTES, fill), CONTENT)
+    assert "it came without its descriptor: Too many open files; raise" in caplog.text
+    del array
+
+
+def test_a_time_limit_of_all_sockets_is_not_that_of_waiting(
+    key: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a filler that goes on, neither: it is looked after, and waited for."""
+    monkeypatch.setattr(machine, "_LOOK_SECONDS", 0.001)
+
+    def work(rank: Rank) -> None:
+        def fill(array: Bytes) -> None:
+            rank.say("filling")
+            rank.hear()
+            array[:] = CONTENT
+
+        share(key, fill)
+        rank.hear()
+
+    socket.setdefaulttimeout(0.001)
+    try:
+        with Rank(work) as filler:
+            filler.hear()
+            looks: list[bool] = []
+
+            def look(pid: int) -> bool:
+                looks.append(pid == filler.pid)
+                if len(looks) == 3:
+                    filler.say("go on")
+                return False
+
+            monkeypatch.setattr(machine, "_is_stopped", look)
+            share(key, never)
+            assert all(looks)
+            assert len(looks) >= 3
+    finally:
+        socket.setdefaulttimeout(None)
+
+
+def test_a_filler_that_is_stopped(
+    key: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(machine, "_LOOK_SECONDS", 0.01)
+    with Rank(stuck(key, 0)) as filler, caplog.at_level(logging.INFO):
+        filler.hear()
+        os.kill(filler.pid, signal.SIGSTOP)
+        assert SharedMachine(2).share(key, NUM_BYTES, fill).flags.writeable
+        filler.kill()
+    waits, alone = caplog.messages
+    assert waits == f"waiting for {key}, which process {filler.pid} is about to fill"
+    assert alone.endswith(f"process {filler.pid}, which has its name, is stopped")
+
+
+def test_a_socket_that_another_process_has_still(key: str) -> None:
+    """Memory under the next name is handed on all the same."""
+    following = f"{key}/next"
+    array = share(key)
+    (number,) = machine._server._served
+    kept = os.dup(number)
+    try:
+        del array
+        while machine._server._served:  # until the thread has closed its own descriptor
+            time.sleep(0.001)
+        array = share(following)
+        for _ in range(20):
+            share(following, never)
+        del array
+        assert not is_bound(following)
+    finally:
+        os.close(kept)
+
+
+def test_an_error_of_the_thread_that_hands_on_ends_all_it_serves(
+    key: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> NoReturn:
+        raise MemoryError
+
+    array = share(key)
+    monkeypatch.setattr(threading, "excepthook", lambda _: None)
+    with monkeypatch.context() as patch:
+        patch.setattr(machine._server, "_answer", fail)
+        with socket.socket(socket.AF_UNIX) as client:
+            client.connect(name_of(key))
+            with pytest.raises(ConnectionResetError):
+                client.recv(1)
+    again = share(key)
+    assert np.array_equal(share(key, never), array)
+    del again
+
+
+def test_what_cannot_be_shared_is_counted_before_it_is_loaded(
+    key: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(os, "memfd_create")
+    shared = SharedMachine(2)
+    shared.spare_bytes = NUM_BYTES // 2
+    with pytest.raises(BudgetError, match=r"take 1.05 MB more than a rank's part, and 1.05 MB of"):
+        shared.share(key, NUM_BYTES + 4, never)
+    shared.share(key, NUM_BYTES - 1, fill=lambda array: array.fill(1))
+    monkeypatch.setattr(machine, "obtainable_bytes", lambda: 1_000_000)
+    with pytest.raises(BudgetError, match=rf"{key}, 2.11 MB that could not .*: 1 MB are available"):
+        SharedMachine(2).share(key, NUM_BYTES, never)
+    assert SharedMachine(2).agree(key, lambda: "mine") == "mine"  # a page of memory
+
+
 def test_less_memory_than_is_to_be_shared(key: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "available_bytes", lambda: 1_000_000)
+    monkeypatch.setattr(machine, "obtainable_bytes", lambda: 1_000_000)
     with pytest.raises(BudgetError, match=rf"no memory for {key}, 2.11 MB .*: 1 MB are available"):
         SharedMachine(2).share(key, NUM_BYTES, never)
 
