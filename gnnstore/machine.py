@@ -437,8 +437,8 @@ def _receive(name: bytes, key: str) -> io.FileIO | None:
     except OSError as error:
         raise _because("it cannot be asked for", error) from error
     if data and not files:
-        error = OSError(errno.EMFILE, os.strerror(errno.EMFILE))
-        raise _because("it came without its descriptor", error)
+        full = OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        raise _because("it came without its descriptor", full)
     return io.FileIO(files[0]) if files else None
 
 

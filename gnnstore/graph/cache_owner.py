@@ -94,6 +94,14 @@ class CacheOwner:
                 self._caches[key] = made
             return cast("C", self._caches[key])
 
+    def close(self, key: CacheKey[Any]) -> bool:
+        """Free a cache, if there is one: loaders that use it read every row from now on."""
+        with self._lock:
+            found = self._caches.pop(key, None)
+            if found is not None:
+                found.close()
+            return found is not None
+
     def take_slots(self, owner: SlotOwner, make: Callable[[], SlotCache]) -> SlotCache | None:
         """Return slots for an iteration; None while that of another loader still needs its own.
 

@@ -250,7 +250,7 @@ class GraphStore(StoreTensors, NodeData, EdgeData, FeatureStore, PygGraphStore):
         return whole_values(schema.graph_attributes, schema.graph_arrays, self.reader.read)
 
     def topology(
-        self, mode: TopologyMode = "memory", num_threads: int = 1, machine: Machine = PRIVATE
+        self, mode: TopologyMode = "memory", num_threads: int = 1, machine: Machine | None = None
     ) -> Topology:
         """Return the adjacency, in RAM or mapped; made once per mode and shared.
 
@@ -262,14 +262,16 @@ class GraphStore(StoreTensors, NodeData, EdgeData, FeatureStore, PygGraphStore):
             Read into RAM; a view of the files; or that with `indptr` in RAM.
         num_threads : int
             Threads that read.
-        machine : Machine
-            The place of arrays in RAM, the first time; one that is shared takes the place of
-            private memory.
+        machine : Machine, optional
+            The place of arrays in RAM; what lies in memory of another kind, private or shared, is
+            read anew. By default where they are, at first in private memory.
         """
         with self._lock:
             found = self._topologies.get(mode)
-            if found is None or machine.num_ranks > found.num_ranks == 1:
-                found = Topology.load(self.reader, mode, num_threads, machine)
+            place = machine or PRIVATE
+            is_other = found is not None and (place.num_ranks > 1) != (found.num_ranks > 1)
+            if found is None or (machine is not None and is_other):
+                found = Topology.load(self.reader, mode, num_threads, place)
                 self._topologies[mode] = found
             return found
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Set
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary, WeakSet
@@ -52,7 +53,8 @@ class TableRegistry:
     """The open tables of one store. Thread-safe.
 
     Arrays that are read whole lie where the `machine` of a loader puts them. Memory that a loader
-    shares with other processes takes the place of private memory, and later loaders have it too.
+    shares with other processes takes the place of private memory, and the reverse; later loaders
+    have it too.
     """
 
     def __init__(self) -> None:
@@ -67,18 +69,27 @@ class TableRegistry:
         self._stored: WeakSet[StoredColumns] = WeakSet()  # of times and weights
         self._machine = PRIVATE
 
-    def machine_for(self, given: Machine) -> Machine:
-        """Return the place of arrays for a loader: its own if that is shared, else an earlier one.
+    @contextmanager
+    def machine_for(self, given: Machine | None) -> Iterator[Machine]:
+        """Enter with the place of arrays for a loader: the given one, else that of an earlier one.
 
-        What lies in private memory is opened anew there.
+        What lies in memory of another kind is opened anew there. After an error, the place is the
+        earlier one again.
         """
+        former = self._machine
+        try:
+            yield self._place(given or former)
+        except BaseException:
+            self._place(former)
+            raise
+
+    def _place(self, given: Machine) -> Machine:
         with self._lock:
-            if given.num_ranks > 1:
-                if self._machine.num_ranks == 1:
-                    self._rows = {key: own for key, own in self._rows.items() if key[1] == "mmap"}
-                    self._neighbors = {}
-                self._machine = given
-            return self._machine
+            if (given.num_ranks > 1) != (self._machine.num_ranks > 1):
+                self._rows = {key: own for key, own in self._rows.items() if key[1] == "mmap"}
+                self._neighbors = {}
+            self._machine = given
+            return given
 
     if not TYPE_CHECKING:  # so that misspelt names are still found
 
@@ -102,6 +113,11 @@ class TableRegistry:
         """
         with self._lock:
             self._tiers.append((path, tier))
+
+    def has_tier(self, paths: Set[str]) -> bool:
+        """Whether any of some tables is behind a tier that was put in front of it."""
+        with self._lock:
+            return any(path is None or path in paths for path, _ in self._tiers)
 
     def rows(
         self,

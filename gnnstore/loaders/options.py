@@ -273,8 +273,13 @@ def read_options(
     return ReadOptions(chosen, topology, memory, io_engine, settings, planned)
 
 
-def local_machine(*, rank: int | None = None, local_world_size: int | None = None) -> Machine:
-    """Return the place of arrays that are loaded whole, which ranks of one machine share."""
+def local_machine(
+    *, rank: int | None = None, world_size: int | None = None, local_world_size: int | None = None
+) -> Machine | None:
+    """Return the place of arrays that are loaded whole, which ranks of one machine share.
+
+    None: where earlier loaders on the same store put them.
+    """
     name, found = "local_world_size", local_world_size
     if found is None and rank is not None and (text := os.environ.get(LOCAL_RANKS)) is not None:
         name, found = LOCAL_RANKS, int(text) if text.strip().isdecimal() else 0
@@ -283,6 +288,7 @@ def local_machine(*, rank: int | None = None, local_world_size: int | None = Non
                 f"{LOCAL_RANKS}={text!r} in the environment: expected the number of ranks on this "
                 "machine, as torchrun sets it; correct it, or give local_world_size="
             )
+        found = min(found, world_size or found)  # of another launcher, or for fewer ranks
     num_ranks = 1 if found is None else whole_number(name, found)
     if num_ranks < 1:
         raise UsageError(
@@ -295,7 +301,14 @@ def local_machine(*, rank: int | None = None, local_world_size: int | None = Non
             "what they load, and this loader has no rank=; give rank= and world_size= as well, or "
             "leave it out"
         )
-    return PRIVATE if num_ranks == 1 else SharedMachine(num_ranks)
+    if world_size is not None and num_ranks > world_size:
+        raise UsageError(
+            f"local_world_size={num_ranks} counts the ranks of this machine, and "
+            f"world_size={world_size} those of all machines together; give at most as many"
+        )
+    if num_ranks > 1:
+        return SharedMachine(num_ranks)
+    return None if local_world_size is None else PRIVATE
 
 
 def _refuse(who: str, names: Iterable[str], given: Mapping[str, Any]) -> None:

@@ -36,7 +36,7 @@ from gnnstore.loaders.base import BatchLoader
 from gnnstore.loaders.options import LoaderOptions, call, fanouts_of, local_machine
 from gnnstore.loaders.packed_loader import open_packed_sources
 from gnnstore.loaders.pinning import can_pin
-from gnnstore.machine import SharedMachine
+from gnnstore.machine import PRIVATE, SharedMachine
 from gnnstore.partitions.policy import ResidentTable, Slots
 from gnnstore.partitions.seeds import PartitionOrder
 from gnnstore.partitions.sources import PartitionSources
@@ -231,7 +231,7 @@ class SampledLoader(BatchLoader):
             progress=given.get("progress"),
         )
         self._seeds: Any = seeds
-        self._machine = shared_tables(options.store).machine_for(machine)
+        self._machine = machine or PRIVATE
         attributes = {**given, **kept, "data": options.store, "tables": tables}
         per_worker = given.get("filter_per_worker")
         attributes["filter_per_worker"] = True if per_worker is None else per_worker
@@ -259,7 +259,8 @@ class SampledLoader(BatchLoader):
             pins=self.pin_memory and can_pin(),
             progress=progress,
         )
-        spec = LoaderSpec(
+        spec = partial(
+            LoaderSpec,
             store,
             options.read,
             presampler,
@@ -271,12 +272,13 @@ class SampledLoader(BatchLoader):
             may_use_fewer=self._num_threads_given is None,
             knows_epochs=self._order.is_keyed and self._order.shuffles and self._most_threads() > 0,
             progress=progress,
-            machine=self._machine,
         )
-        is_packed = options.read.packed is not None
-        spec.note_other_options()
-        with progress.waiting():
-            opened = open_packed_sources(spec) if is_packed else open_sources(spec)
+        open_parts = open_sources if options.read.packed is None else open_packed_sources
+        with shared_tables(options.store).machine_for(machine) as self._machine:
+            loader = spec(machine=self._machine)
+            loader.note_other_options()
+            with progress.waiting():
+                opened = open_parts(loader)
         _log.info("%s: %s", store.path, opened.placement.reason)
         self._read_from(
             opened,

@@ -7,6 +7,7 @@ same rules that divide them later: the prediction is of the epoch that would run
 
 from __future__ import annotations
 
+import logging
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -28,6 +29,8 @@ from gnnstore.units import format_at_least, format_size
 if TYPE_CHECKING:
     from gnnstore.strategies.loader_spec import ReadOptions
 
+
+_log = logging.getLogger(__name__)
 
 # Rows of this many bytes are read in less time than measuring and sampling take.
 SMALLEST_BYTES = 32 << 20
@@ -213,15 +216,32 @@ def open_sources(loader: LoaderSpec) -> OpenStore:
 
     if not isinstance(given, Auto):
         found.append(_open_first(loader, [Chosen(loader.options)]))
-    elif (name := loader.agree("strategy", choose)) and not found:
-        options = with_candidate(loader.options, given.by_choice[name])
+    elif (name := loader.agree(f"strategy by {_said(loader.options)}", choose)) and not found:
+        # A name alone is of the strategy itself, and not of that with one of its options.
+        known = given.by_choice | {own.choice: own for own in given.strategies}
+        options = with_candidate(loader.options, known[name])
+        if (cache := loader.options.cache) is not None:
+            options = replace(options, cache=cache, planned=None)
         why = "the first rank of this machine chose it"
-        found.append(_open_first(loader, [Chosen(options, why)]))
+        try:
+            found.append(_open_first(loader, [Chosen(options, why)]))
+        except BudgetError as error:
+            _log.warning(
+                "%s: strategy %r, which the first rank of this machine chose, does not fit here, "
+                "and this rank chooses for itself: %s",
+                *(loader.store.path, name, str(error)),
+            )
+            choose()
     opened, warning = found[0]
     loader.check_shared(opened.placement)
     if warning:
         warnings.warn(warning, UserWarning, stacklevel=5)  # behind the loader's constructor
     return opened
+
+
+def _said(options: ReadOptions) -> str:
+    """Return the options that decide on a strategy, by which ranks find who decides alike."""
+    return f"memory={options.memory!r}, topology={options.topology!r}, {options.cache}"
 
 
 def _open_first(loader: LoaderSpec, choices: Iterable[Chosen]) -> tuple[OpenStore, str]:

@@ -239,6 +239,11 @@ class LoaderSpec:
             return "planned"
         return self.static_kind(self.options.cache or CacheSettings()) if strategy.caches else None
 
+    def place_of_cached(self, tables: CachedTables) -> Machine:
+        """Return the place of cached rows: those of a tier, which may be a user's, are private."""
+        paths = {spec.path for spec in tables.specs}
+        return PRIVATE if shared_tables(self.store).has_tier(paths) else self.machine
+
     def static_kind(self, settings: CacheSettings) -> Hashable:
         """Return what loaders share that have the same static cache, of the same tables."""
         selected = self.store.selected

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +25,7 @@ from gnnstore.features.static import (
 from gnnstore.features.tables import CachedTables
 from gnnstore.graph.cache_owner import CacheKey, shared_caches
 from gnnstore.graph.table_registry import shared_tables
+from gnnstore.machine import Machine
 from gnnstore.pipeline.lookahead.presample import Presampled, with_margin
 from gnnstore.strategies.base import OpenStore, Strategy
 from gnnstore.strategies.loader_spec import LoaderSpec
@@ -39,6 +41,8 @@ if TYPE_CHECKING:
     from gnnstore.disk.engines import Engine
     from gnnstore.graph.topology import Topology
     from gnnstore.pipeline.lookahead.presample import Presampler
+
+_log = logging.getLogger(__name__)
 
 # Without memory= the memory of the model is unknown.
 _CACHE_SHARE = 2
@@ -74,9 +78,14 @@ class CacheMaker:
         return self.loader.presampler.over(self.tables.space)
 
     @property
+    def machine(self) -> Machine:
+        """The place of the cached rows."""
+        return self.loader.place_of_cached(self.tables)
+
+    @property
     def cost(self) -> CacheCost:
         """Memory that the cache takes, by its size."""
-        ranks = self.loader.machine.num_ranks
+        ranks = self.machine.num_ranks
         return cache_cost(self.num_rows, self.tables.slot_bytes, self.settings.score, ranks)
 
     @property
@@ -87,8 +96,12 @@ class CacheMaker:
     @property
     def key(self) -> CacheKey[StaticCache]:
         """What loaders have in common that share the cache."""
-        tables = self.engine.name, tuple(spec.path for spec in self.tables.specs)
-        return CacheKey(self.loader.static_kind(self.settings), tables)
+        return self._key(self.machine.num_ranks)
+
+    def _key(self, num_ranks: int) -> CacheKey[StaticCache]:
+        paths = tuple(spec.path for spec in self.tables.specs)
+        of = self.engine.name, paths, num_ranks
+        return CacheKey(self.loader.static_kind(self.settings), of)
 
     def open(
         self,
@@ -102,19 +115,26 @@ class CacheMaker:
         With `fills`, with as many as fit where these would if all were of the widest type.
         """
         store = self.loader.store
-        shared = shared_tables(store)
+        shared, caches = shared_tables(store), shared_caches(store)
 
         def make() -> StaticCache:
+            if self.machine.num_ranks > 1 and caches.close(self._key(1)):
+                _log.warning(
+                    "%s: the cache of an earlier loader without rank=, in memory of this process "
+                    "alone, makes room for that of all ranks, and the earlier loader reads its "
+                    "rows; make the loader with rank= first, and later ones share its cache",
+                    store.path,
+                )
             tables = self.tables.open(lambda of: shared.rows_on_disk(store, of, self.engine))
             name = f"{store.reader.uuid} cache by {self.settings.score}"
-            cache = StaticCache(tables, self.num_rows, self.loader.machine, name)
+            cache = StaticCache(tables, self.num_rows, self.machine, name)
             scores = counted.pop() if counted else self.scores()
             nodes = self._best(scores, num_rows) if fills else select_nodes(scores, num_rows)
             scores = scores[nodes]
             cache.warm_up(nodes, scores)
             return cache
 
-        return shared_caches(store).cache(self.key, make)
+        return caches.cache(self.key, make)
 
     def _best(self, scores: npt.NDArray[Any], num_rows: int) -> npt.NDArray[np.int64]:
         """Return the best nodes that take the memory of about `num_rows` of the widest type."""
@@ -215,7 +235,7 @@ class StaticStrategy(Strategy):
         num_rows, taken = 0, placement.resident_bytes + placement.staging_bytes
         if self.score is not None:
             settings = loader.options.cache or CacheSettings()
-            ranks = loader.machine.num_ranks
+            ranks = loader.place_of_cached(epoch.tables).num_ranks
             cost = cache_cost(work.num_rows, epoch.tables.slot_bytes, settings.score, ranks)
             if work.num_rows * SCORE_DTYPES[settings.score]().itemsize <= placement.left_bytes:
                 num_rows = cache_rows(

@@ -11,16 +11,19 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 from torch_geometric.data.graph_store import EdgeAttr
 
 import gnnstore
 from gnnstore import machine
+from gnnstore._core import ReadCounts
 from gnnstore.converters import ConvertOptions, from_rmat
 from gnnstore.errors import BudgetError, UsageError
+from gnnstore.features.source import Tier
 from gnnstore.graph.table_registry import shared_tables
 from gnnstore.machine import Unshared
-from gnnstore.strategies import loader_spec
+from gnnstore.strategies import loader_spec, placement
 from tests.support.batches import assert_same_batches, batches_of
 
 MB = 10**6
@@ -59,6 +62,7 @@ def held_bytes(loader: gnnstore.NeighborLoader) -> int:
             "memory=None with 2 ranks on this machine: .* MASTER_ADDR",
         ),
         ({"memory": "auto"}, "memory='auto' with 2 ranks on this machine"),
+        ({"local_world_size": 3}, "local_world_size=3 counts .* world_size=2 those of all"),
     ],
 )
 def test_what_is_refused(
@@ -69,17 +73,23 @@ def test_what_is_refused(
     given |= options
     if given["rank"] is None:
         del given["rank"], given["world_size"]
+    store = gnnstore.open(path)
     with pytest.raises(UsageError, match=message):
-        loader_on(path, **given)
+        loader_on(store, **given)
+    assert loader_on(store)._machine is machine.PRIVATE
 
 
-def test_the_environment_names_the_ranks(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_environment_names_the_ranks(
+    path: Path, shares_all: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Only of a loader with a rank, and unless the option does."""
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
     options = {"rank": 0, "world_size": 2, "memory": "1GB"}
     assert loader_on(path, **options)._machine.num_ranks == 2
     assert loader_on(path, **options, local_world_size=1)._machine.num_ranks == 1
     assert loader_on(path)._machine.num_ranks == 1
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")  # of a launcher around this run
+    assert loader_on(path, **options)._machine.num_ranks == 2
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "two")
     with pytest.raises(UsageError, match="LOCAL_WORLD_SIZE='two' in the environment: expected the"):
         loader_on(path, **options)
@@ -152,7 +162,8 @@ def test_later_loaders_on_the_store_share_too(path: Path, shares_all: None) -> N
     batches = batches_of(alone, 2)
     ranked = rank_of(store, 0, strategy="memory", memory="64MB")
     later = loader_on(store, strategy="memory")
-    assert shared_tables(store).machine_for(machine.PRIVATE).num_ranks == 2
+    with shared_tables(store).machine_for(None) as place:
+        assert place.num_ranks == 2
     for loader in (ranked, later):
         assert not loader._sources.topology.columns().indices.flags.writeable
         assert not loader._sources.tables["nodes/node/x"].table.flags.writeable
@@ -160,6 +171,76 @@ def test_later_loaders_on_the_store_share_too(path: Path, shares_all: None) -> N
     assert_same_batches(batches_of(later), batches[: len(later)])
     alone.set_epoch(0)
     assert_same_batches(batches_of(alone), batches[: len(alone)])
+
+
+def test_a_loader_of_one_local_rank_has_memory_of_its_own(path: Path, shares_all: None) -> None:
+    store = gnnstore.open(path)
+    ranked = rank_of(store, 0, strategy="memory", memory="64MB")
+    for options in ({"rank": 0, "world_size": 2}, {}):
+        alone = loader_on(store, strategy="memory", local_world_size=1, **options)
+        assert alone._sources.topology.columns().indices.flags.writeable
+        assert alone._sources.tables["nodes/node/x"].table.flags.writeable
+    assert held_bytes(alone) > 1.9 * held_bytes(ranked)
+    later = loader_on(store, strategy="memory")
+    assert later._sources.tables["nodes/node/x"] is alone._sources.tables["nodes/node/x"]
+
+
+def test_a_rank_has_no_cache_of_an_earlier_loader(
+    path: Path, shares_all: None, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its cache is that of all ranks, and takes the earlier one's place in the budget."""
+    options: dict[str, Any] = {"strategy": "static", "topology": "memory", "cache_bytes": MB}
+    store = gnnstore.open(path)
+    alone = loader_on(store, **options)
+    batches = batches_of(alone, 2)
+    ranked = rank_of(store, 0, **options, memory="64MB")
+    assert ranked._sources.cache.num_bytes == pytest.approx(MB / 2, rel=0.01)
+    assert "makes room for that of all ranks" in caplog.text
+    assert alone._sources.cache.num_bytes == 0
+    alone.set_epoch(0)
+    assert_same_batches(batches_of(alone), batches[: len(alone)])
+    assert loader_on(store, **options)._sources.cache is ranked._sources.cache
+
+
+def test_a_cache_behind_a_tier_counts_whole(path: Path, shares_all: None) -> None:
+    class Same(Tier):
+        def read_rows(self, ids: npt.NDArray[Any], out: npt.NDArray[Any]) -> ReadCounts:
+            return self.below.read_rows(ids, out)
+
+    store = gnnstore.open(path)
+    shared_tables(store).add_tier(Same)
+    ranked = rank_of(store, 0, strategy="static", memory="64MB", cache_bytes=MB)
+    assert ranked._sources.cache.num_bytes == pytest.approx(MB, rel=0.01)
+
+
+def test_every_rank_keeps_its_options_when_the_first_chooses(
+    tmp_path: Path,
+    shares_all: None,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    path = from_rmat(tmp_path / "r.gnn", scale=12, feature_dim=2048)
+    options: dict[str, Any] = {"cache": "degree", "cache_bytes": MB, "batch_size": 4}
+    options["memory"] = "14MB"  # less than half of the store
+    ranks = [rank_of(path, rank, **options) for rank in range(2)]
+    found = [each.stats() for each in ranks]
+    assert [each.strategy for each in found] == ["static"] * 2
+    assert found[0].cache_rows == found[1].cache_rows > 100
+    assert [each._sources.placement.cache.score for each in ranks] == ["degree"] * 2
+    # With other options it chooses for itself; and if what the first has chosen does not fit.
+    other = rank_of(path, 1, memory="64MB")
+    assert other.stats().strategy == "memory"
+    assert "the first rank" not in other.stats().reason
+
+    def refuse(*sizes: Any, **options: Any) -> Any:
+        if not isinstance(options["strategy"], dict):  # one strategy, and not a choice
+            raise BudgetError("it does not fit")
+        return placement.place(*sizes, **options)
+
+    monkeypatch.setattr(loader_spec, "place", refuse)
+    other = rank_of(path, 0, memory="64MB")
+    assert "the first rank" not in other.stats().reason
+    assert "does not fit here, and this rank chooses for itself: it does not fit" in caplog.text
 
 
 def test_a_store_that_is_converted_anew_is_another_one(tmp_path: Path, shares_all: None) -> None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import errno
 import gc
 import logging
+import mmap
 import os
 import re
+import select
 import signal
 import socket
 import threading
@@ -269,7 +271,9 @@ def test_processes_agree_on_what_the_first_says(key: str) -> None:
 
     with Rank(work) as first:
         assert first.hear() == "the first"
-        assert SharedMachine(2).agree(key, lambda: "the second") == "the first"
+        second, before = SharedMachine(2), machine._server.num_handed_on
+        assert second.agree(key, lambda: "the second") == "the first"
+        assert (second.num_met, machine._server.num_handed_on) == (0, before)
     assert SharedMachine(3).agree(key, lambda: "the third") == "the first"
     del machine._agreed[key]
 
@@ -336,7 +340,7 @@ def test_a_python_built_with_old_headers(
 
 @pytest.mark.parametrize(
     ("where", "name"),
-    [(machine.mmap, "mmap"), (socket, "recv_fds"), (socket, "socket"), (machine.select, "epoll")],
+    [(mmap, "mmap"), (socket, "recv_fds"), (socket, "socket"), (select, "epoll")],
 )
 def test_a_process_without_descriptors(
     key: str,
