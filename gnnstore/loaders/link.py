@@ -479,7 +479,7 @@ def _exclusion(
     known: dict[EdgeType, EdgeType] = {}
     for pair in (reverse_types or {}).items():
         # On the command line, types are in one word.
-        named = (of.split("__") if isinstance(of, str) else of for of in pair)
+        named = (of.split("__") if isinstance(of, str) and "__" in of else of for of in pair)
         forward, backward = (edge_of(schema, each, "reverse_types").type for each in named)
         if (forward[0], forward[2]) != (backward[2], backward[0]):
             raise UsageError(

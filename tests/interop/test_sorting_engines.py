@@ -15,16 +15,18 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize(
-    "engine",
+    ("engine", "example"),
     [
-        "duckdb",
+        ("duckdb", "sort_with_duckdb.py"),
         pytest.param(
-            "ray", marks=pytest.mark.skipif(not is_long(), reason="takes a minute; long form")
+            "ray",
+            "sort_with_ray.py",
+            marks=pytest.mark.skipif(not is_long(), reason="takes a minute; long form"),
         ),
     ],
 )
 @pytest.mark.timeout(600)
-def test_edges_are_sorted_and_converted(engine: str, tmp_path: Path) -> None:
+def test_edges_are_sorted_and_converted(engine: str, example: str, tmp_path: Path) -> None:
     pytest.importorskip(engine)
     output = tmp_path / "graph.gnn"
     command = [
