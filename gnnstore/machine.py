@@ -4,7 +4,7 @@ The ranks of a training run would hold a copy of the same arrays each. Here they
 without a name in any file system (`memfd_create`), whose descriptor is handed on through an
 abstract Unix socket. The kernel lets one process bind a socket's name: that one fills the memory,
 and hands it on to whoever connects. The others wait for it, or for its end, and then one of them
-fills anew. So there is no file, no lock and no time limit, and nothing is left behind by processes
+fills anew. Neither files, locks nor time limits are needed, and nothing is left by processes
 that are killed: the kernel frees name and memory with the last that has them.
 
 The name follows from the user and from what the memory contains, so that processes with the same
@@ -100,7 +100,7 @@ class Machine:
         Parameters
         ----------
         key : str
-            Names the content: whoever gives the same key and number of bytes wants the same bytes.
+            Names the content: the same key and number of bytes stand for the same bytes.
             It has the identity of the directory that an array lies in, the array's path, and its
             type and shape in memory; of what is chosen from an array, the choice too.
         num_bytes : int

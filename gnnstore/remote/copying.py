@@ -157,7 +157,7 @@ def _put_files(
 ) -> int:
     """Put files, compare sizes, and put the root last; return the files' bytes."""
     if replaces:
-        to.delete([METADATA_FILE])  # nobody opens a mixture
+        to.delete([METADATA_FILE])  # so that a mixture cannot be opened
     num_bytes = sum(file.entry.size_bytes for file in wanted)
     with progress.phase(f"copy to {to.label}", num_bytes, "bytes") as phase:
         for_each(

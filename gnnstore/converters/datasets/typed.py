@@ -198,7 +198,7 @@ def from_typed(
         lambda of, has: open_edges(edge_files[of], comments=[], has_names=has),
     )
     for some in edges.values() if sorted else ():
-        _check_sorted(options, some)
+        check_sorted(options, some.label, has_names=any(some.has_names))
     names = _type_names(nodes, edges)
     for name in names:
         of_type = nodes.get(name)
@@ -233,16 +233,6 @@ def from_typed(
 def _type_names(nodes: Iterable[str], edges: Iterable[EdgeType]) -> list[str]:
     """Return the node types in the order of their names."""
     return sorted({*nodes, *(end for edge_type in edges for end in edge_type[::2])})
-
-
-def _check_sorted(options: ConvertOptions, own: EdgeInput) -> None:
-    """Refuse `sorted=True` for edges whose order or number nobody knows before they are read."""
-    check_sorted(options, own.label, has_names=any(own.has_names))
-    if own.num_edges is None:
-        raise InputError(
-            f"{own.label}: sorted=True is for tables and arrays, and this is text; convert it to "
-            "Parquet, or leave sorted=True out"
-        )
 
 
 def _is_table(path: Path) -> bool:

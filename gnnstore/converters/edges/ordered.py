@@ -210,7 +210,7 @@ class OrderedEdges:
         return EdgeChunk(edges.sources, ids, edges.attributes, pointers, added)
 
     def close(self) -> None:
-        """Do nothing: there are no temporary files."""
+        """Do nothing: edges in order leave no temporary files."""
 
 
 def _pointers(targets: npt.NDArray[Any], begin: int, end: int) -> npt.NDArray[np.int64]:
