@@ -52,6 +52,7 @@ BARS = {
     "mean": {"csr": 2.0},
 }
 REDUCTIONS = ("sum", "mean")
+LAYERS = ("SAGE", "GIN", "GCN", "GAT")
 BAR_PLAIN, BAR_LOADER = 1.15, 1.05
 QUICK = Workload("quick", 15, GRAPH500, 0.2)
 
@@ -323,7 +324,7 @@ def main() -> None:
     options = parser(__doc__)
     options.set_defaults(repeats=5)
     options.add_argument("--workloads", type=several(choices=sorted(WORKLOADS)), default=["W", "w"])
-    options.add_argument("--layers", type=several(), default=["SAGE", "GIN", "GCN", "GAT"])
+    options.add_argument("--layers", type=several(choices=LAYERS), default=list(LAYERS))
     options.add_argument("--batches", type=int, default=2, help="batches of a timing (2)")
     options.add_argument("--loader-batches", type=int, default=64, help="of an epoch (64)")
     options.add_argument("--hidden", type=int, default=64, help="width of the layers (64)")
