@@ -23,7 +23,14 @@ from gnnstore.budget.ledger import CACHED, SLOTS, Reservation
 from gnnstore.caching.policies import check_num_slots
 from gnnstore.caching.pools import SlotPools
 from gnnstore.errors import GnnstoreError, UsageError, described
-from gnnstore.features.source import RowRequest, Rows, RowSource, TypedRows, ranges_of
+from gnnstore.features.source import (
+    RowRequest,
+    Rows,
+    RowsMemory,
+    RowSource,
+    TypedRows,
+    ranges_of,
+)
 from gnnstore.features.static import Part, SlotIndex, buffer_bytes, fill_slots, warm_up
 from gnnstore.formats.arrays.dtypes import id_dtype
 from gnnstore.sampling.row_space import RowRange
@@ -289,6 +296,7 @@ class SlotCache:
         number: int,
         step: PlanStep,
         missed: Mapping[str, RowSource] | None = None,
+        memory: RowsMemory = empty,
     ) -> dict[str, Rows]:
         """Return the rows of a batch as new arrays [n, *row_shape], one for each table.
 
@@ -305,7 +313,7 @@ class SlotCache:
             counts: dict[str, ReadCounts] = {}
             for path, (table, own) in self._tables.items():
                 spec, part = self._specs[path], parts[own]
-                out[path] = empty((part.ids.size, *spec.shape), spec.dtype)
+                out[path] = memory((part.ids.size, *spec.shape), spec.dtype)
                 cached = self._slots[path] if has_turn else None
                 source = table if missed is None else missed[path]
                 request = RowRequest(part.ids, part.slots, cached, part.row_offset)

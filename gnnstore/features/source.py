@@ -11,10 +11,10 @@ from __future__ import annotations
 import math
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Generic, NamedTuple, Self, TypeVar
+from typing import Any, Generic, NamedTuple, Self, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +24,9 @@ from gnnstore._core import ReadCounts, empty
 from gnnstore.formats.arrays.dtypes import STORAGE_DTYPES
 from gnnstore.formats.arrays.spec import AttributeSpec
 from gnnstore.sampling.row_space import RowRange
+
+# Returns a buffer of a shape and an element type that rows are gathered into, as `empty` does.
+RowsMemory: TypeAlias = Callable[[tuple[int, ...], npt.DTypeLike], npt.NDArray[Any]]
 
 # Two threads copy twice as fast as one; a few more are as fast as memory.
 _MAX_COPYING = 4
@@ -55,9 +58,9 @@ class RowSpec:
         dtype = STORAGE_DTYPES[attribute.dtype]
         return cls(attribute.shape[0], attribute.shape[1:], dtype)
 
-    def empty(self, num_rows: int) -> npt.NDArray[Any]:
-        """Return a buffer for a number of rows, [num_rows, *shape], from the pool."""
-        return empty((num_rows, *self.shape), self.dtype)
+    def empty(self, num_rows: int, memory: RowsMemory = empty) -> npt.NDArray[Any]:
+        """Return a buffer for a number of rows, [num_rows, *shape]; by default from the pool."""
+        return memory((num_rows, *self.shape), self.dtype)
 
     def view(self, out: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """Return a buffer that is to be filled, of any element type, as [num_rows, *shape]."""
@@ -131,9 +134,9 @@ class RowSource(ABC):
         """Fill `out` with rows that follow one another from `first` on, as `read_rows` does."""
         return self.read_rows(np.arange(first, first + len(out)), out)
 
-    def gather(self, ids: npt.NDArray[Any]) -> Rows:
+    def gather(self, ids: npt.NDArray[Any], memory: RowsMemory = empty) -> Rows:
         """Return the rows of `ids` (int32 or int64 [n]) as a new array [n, *shape]."""
-        out = self.spec.empty(ids.size)
+        out = self.spec.empty(ids.size, memory)
         return Rows(out, self.read_rows(ids, out))
 
     @property

@@ -21,7 +21,7 @@ from torch_geometric.sampler import HeteroSamplerOutput, SamplerOutput
 from gnnstore._core import ReadCounts, empty
 from gnnstore.errors import InputError, UsageError
 from gnnstore.features.memory_rows import MemoryRows
-from gnnstore.features.source import Rows, RowSource
+from gnnstore.features.source import Rows, RowsMemory, RowSource
 from gnnstore.formats import EDGE_TYPE, NODE_TYPE
 from gnnstore.formats.arrays.spec import AttributeSpec
 from gnnstore.formats.store.schema import EdgeType, EdgeTypeSpec, NodeTypeSpec, Schema
@@ -75,18 +75,22 @@ class AttributeRows:
             found[name] = cls(f"assigned/{node.name}/{name}", rows, is_bfloat16, 0)
         return found
 
-    def gather(self, ids: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], ReadCounts]:
+    def gather(
+        self, ids: npt.NDArray[Any], memory: RowsMemory
+    ) -> tuple[npt.NDArray[Any], ReadCounts]:
         """Return the rows of some ids, and the reads that they cost."""
-        out = empty((ids.size, *self.rows.spec.shape), self.rows.spec.dtype)
+        out = memory((ids.size, *self.rows.spec.shape), self.rows.spec.dtype)
         return out, self.rows.read_rows(ids, out)
 
 
 class Gathering:
     """The attributes of one batch: rows that its source provided, and others read by ids."""
 
-    def __init__(self, rows: Mapping[str, Rows], hold: _Hold | None = None) -> None:
+    def __init__(
+        self, rows: Mapping[str, Rows], hold: _Hold | None = None, memory: RowsMemory = empty
+    ) -> None:
         self._rows = rows
-        self._hold = hold
+        self._hold, self._memory = hold, memory
         self._num_bytes, self._counts = 0, ReadCounts()
 
     def tensors(
@@ -95,7 +99,7 @@ class Gathering:
         """Return attributes by name, their rows in the order of the ids."""
         values: dict[str, Tensor] = {}
         for name, attribute in attributes.items():
-            found, read = self._rows.get(attribute.path) or attribute.gather(ids)
+            found, read = self._rows.get(attribute.path) or attribute.gather(ids, self._memory)
             if self._hold is not None:
                 self._hold(found)
             tensor = torch.from_numpy(found)
@@ -257,7 +261,8 @@ class Assembler:
         sample, labels = batch.sample, batch.labels
         assert sample is not None and labels is not None  # noqa: S101, PT018 - it is prepared
         parts = Parts.of(sample, joins_reverse=self._joins_reverse)
-        batch.output = self.join(parts, labels, batch.rows, batch.cost, hold)
+        memory = batch.rows_memory
+        batch.output = self.join(parts, labels, batch.rows, batch.cost, hold, memory)
 
     def output_of(self, sample: Sample, metadata: Any) -> Any:
         """Return a sample as PyG's samplers do, but that `edge` holds positions in the columns."""
@@ -311,16 +316,17 @@ class Assembler:
             paths = {each.path for each in attributes.values()} | {self._edge_ids[kind][0]}
             yield what, paths, sample.edges[kind].positions, parts.edge[kind]
 
-    def join(
+    def join(  # noqa: PLR0917
         self,
         parts: Parts,
         labels: SeedLabels,
         rows: Mapping[str, Rows],
         cost: BatchCost,
         hold: _Hold | None = None,
+        memory: RowsMemory = empty,
     ) -> Any:
         """Return a subgraph with its attributes; those that are not in `rows` are read by ids."""
-        gathering = Gathering(rows, hold)
+        gathering = Gathering(rows, hold, memory)
         csr = self._csr
         # Before rows are gathered, while edges are in the processor's cache.
         matrices = {

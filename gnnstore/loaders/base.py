@@ -14,6 +14,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
+import torch
+
 from gnnstore.errors import UsageError, whole_number
 from gnnstore.formats.store.schema import Schema
 from gnnstore.loaders.assemble import Assembler
@@ -64,6 +66,7 @@ class BatchLoader(TorchLoader):
         num_threads: int | None,
         prefetch_batches: int | None,
         options: dict[str, Any],  # torch's
+        device: torch.device | None = None,
         shard: RankShard = ALONE,
         own_order: Callable[[EpochOrder], EpochOrder] | None = None,
         progress: bool | None = None,
@@ -75,6 +78,7 @@ class BatchLoader(TorchLoader):
             seed=seed,
             transform=transform,
             transform_sampler_output=transform_sampler_output,
+            device=device,
             options=options,
             shard=shard,
             own_order=own_order,
@@ -86,10 +90,14 @@ class BatchLoader(TorchLoader):
         if prefetch_batches is not None and whole_number("prefetch_batches", prefetch_batches) < 1:
             raise UsageError(f"prefetch_batches={prefetch_batches}: at least 1 is needed")
         self._prefetch_given = None if prefetch_batches is None else int(prefetch_batches)
-        warn_of_idle(self)
+        warn_of_idle(self, is_placed=self._placer is not None)
         least = (self.batch_size or 0) * shard.world_size  # seeds of a batch for each rank
         if self.drop_last and 0 < num_seeds < least and not self._order.varies:
             warn_of_no_batch(self, num_seeds, shard.world_size)
+
+    def _copies_batches(self) -> bool:
+        """Return whether batches are copied to where a GPU fetches them, which takes memory."""
+        return self._placer is not None or bool(self.pin_memory and can_pin())
 
     def _most_threads(self, *, waits_for_disk: bool = True) -> int:
         """Return the number of preparing threads, if memory does not limit it."""
@@ -176,8 +184,10 @@ class BatchLoader(TorchLoader):
         iteration = self._cursor.begin(checked_epoch(self.epoch))
         self.epoch += 1
         self._num_iterations += 1
-        pin = None
-        if self.pin_memory and can_pin():
+        pin, placing = None, None
+        if self._placer is not None:
+            placing = self._placer.run()
+        elif self.pin_memory and can_pin():
             pin = partial(pinned, device=self.pin_memory_device)
         # Batches that are joined in the consumer's thread are few.
         waits = self.transform_sampler_output is None
@@ -196,6 +206,7 @@ class BatchLoader(TorchLoader):
             self._totals,
             self._recorder,
             lookahead.gate,
+            placing,
         )
         order, cores = self._order, self._loader_cores
         # 0 is the calling thread.

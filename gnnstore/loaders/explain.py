@@ -169,6 +169,7 @@ _NAMES = {
     "filling": "filling the cache",
     "packing": "packing rows",
     "pinning": "copying to pinned memory",
+    "placing": "placing on the device",
     "transform": "your transform",
     "transform_sampler_output": "your transform of the sampler's output",
     "partitions": "the next partitions",

@@ -157,6 +157,12 @@ class NeighborLoader(SampledLoader, PygNeighborLoader):  # type: ignore[misc]
         takes memory or reads (`stats().reason` says how much). "store": its position in the store,
         of which `store.original_edge_ids` has the place in the input. None: batches have no `e_id`.
         In a store that is reordered or split, both are positions.
+    device : str or torch.device, optional
+        Where the tensors of batches are, such as "cuda" or "cuda:1", for NVIDIA and AMD, or "xpu",
+        for Intel: copied while the batches before are trained on, and ready on the current stream
+        when a batch comes. `transform` has them there. Without a number it is torch's current
+        device when the first iteration begins. None, or "cpu": in host memory, which alone
+        `memory` counts.
     partitions : PartitionPolicy, optional
         Hold some partitions of the store in memory at a time (`gnnstore partition`), and sample
         from these alone, which changes batches; kind "dispersed" or "sequential", though
@@ -185,7 +191,9 @@ class NeighborLoader(SampledLoader, PygNeighborLoader):  # type: ignore[misc]
     ------
     UsageError
         If options contradict one another or are not supported, or an engine is forced that
-        is not available.
+        is not available, or torch has no such device.
+    ResourceError
+        While iterating: if memory of the device does not suffice for a batch.
     InputError
         If a seed is not a node of the graph.
     BudgetError
@@ -243,6 +251,7 @@ class NeighborLoader(SampledLoader, PygNeighborLoader):  # type: ignore[misc]
         edge_format: str = "coo",
         adj_value: str | None = None,
         edge_ids: EdgeIds | None = "input",
+        device: str | torch.device | None = None,
         partitions: PartitionPolicy | None = None,
         tables: Sequence[ResidentTable] = (),
         progress: bool | None = None,

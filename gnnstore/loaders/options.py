@@ -27,6 +27,7 @@ from gnnstore.errors import NotFoundError, UsageError, as_whole_number, check_ch
 from gnnstore.formats.store.schema import Schema
 from gnnstore.graph.store import GraphStore
 from gnnstore.graph.store import open as open_store
+from gnnstore.loaders.device import checked_device
 from gnnstore.loaders.pinning import can_pin
 from gnnstore.machine import PRIVATE, Machine, SharedMachine
 from gnnstore.partitions.policy import PartitionPolicy, ResidentTable
@@ -66,6 +67,7 @@ class LoaderOptions:
     read: ReadOptions  # options of reading the store, or packed epochs in its place
     csr: CsrEdges | None  # None: batches have `edge_index`
     torch: dict[str, Any]  # keyword arguments of torch's `DataLoader`
+    device: Any  # torch's, where batches are placed; None: in host memory
     # Node types whose nodes have times of their own; None: sampling obeys no times.
     timed_nodes: frozenset[str] | None = None
 
@@ -78,6 +80,7 @@ class LoaderOptions:
             given["attributes"] = list(attributes)  # is read more than once
         of_torch = dict(parameters["kwargs"])
         direction = of_torch.pop("sample_direction", "forward")  # of PyG's samplers
+        device = checked_device(given.get("device"))
         _refuse_unsupported(**given, sample_direction=direction)
         edge_ids = checked_edge_ids(given.get("edge_ids", "input"))
         read = dataclasses.replace(call(read_options, given), edge_ids=edge_ids)
@@ -97,7 +100,7 @@ class LoaderOptions:
         if csr is None:
             warn_of_narrow_edges(store.schema)
         seen = _seen(store, given.get("attributes"), given.get("adj_value"))
-        return cls(given, store, seen, config, read, csr, of_torch, times)
+        return cls(given, store, seen, config, read, csr, of_torch, device, times)
 
     def check_times(self, seed_types: Iterable[str], input_time: Any) -> None:
         """Refuse seed nodes without times."""
@@ -405,16 +408,16 @@ def threads_given(num_threads: int | None, num_workers: int) -> int | None:
     return num_threads
 
 
-def warn_of_idle(loader: DataLoader[Any]) -> None:
-    """Warn of options that change nothing."""
+def warn_of_idle(loader: DataLoader[Any], *, is_placed: bool) -> None:
+    """Warn of options that change nothing; `is_placed`: with a device."""
     names = ("worker_init_fn", "multiprocessing_context")
     idle = [name for name in names if getattr(loader, name) is not None]
-    if loader.pin_memory and not can_pin():
+    if loader.pin_memory and (is_placed or not can_pin()):
         idle.append("pin_memory=True")
     if idle:
         warnings.warn(
             f"{' and '.join(idle)} of {type(loader).__name__} have nothing to apply to: batches "
-            "are prepared by threads, and pinned where there is an accelerator",
+            "are prepared by threads, and pinned where there is an accelerator and no device=",
             UserWarning,
             stacklevel=6,  # behind the constructors
         )

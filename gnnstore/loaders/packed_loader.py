@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy.typing as npt
+import torch
 from torch_geometric.data import Data
 
 from gnnstore.budget.ledger import CACHED, SLOTS, STAGING, Ledger, Reservation
@@ -28,8 +29,8 @@ from gnnstore.graph.arrays import whole_values
 from gnnstore.graph.pyg_data import AssignedAttributes
 from gnnstore.loaders.assemble import Assembler
 from gnnstore.loaders.base import BatchLoader
+from gnnstore.loaders.device import checked_device
 from gnnstore.loaders.options import CsrEdges, checked_edge_ids, warn_of_narrow_edges
-from gnnstore.loaders.pinning import can_pin
 from gnnstore.pipeline.packed_batches import PackedBatches, not_packed
 from gnnstore.pipeline.shuffle import order_bytes
 from gnnstore.pipeline.states import OrderFields, checked
@@ -209,6 +210,7 @@ class PackedEpochs:
         edge_format: str = "coo",
         adj_value: str | None = None,
         edge_ids: EdgeIds | None = "input",
+        device: str | torch.device | None = None,
         **kwargs: Any,
     ) -> PackedLoader:
         """Return a loader of the packed batches.
@@ -216,7 +218,7 @@ class PackedEpochs:
         Parameters
         ----------
         num_threads, prefetch_batches, memory, io_engine, transform, custom_cls, edge_format, \
-adj_value, edge_ids
+adj_value, edge_ids, device
             As in `NeighborLoader`.
         **kwargs
             As in `torch.utils.data.DataLoader`, such as `pin_memory`; packing has fixed the options
@@ -267,6 +269,7 @@ class PackedLoader(BatchLoader):
             transform_sampler_output=None,
             num_threads=given["num_threads"],
             prefetch_batches=given["prefetch_batches"],
+            device=checked_device(given["device"]),
             options={**options, **order},
         )
         opened = PackedSources(
@@ -276,7 +279,7 @@ class PackedLoader(BatchLoader):
             seeds_bytes=order_bytes(num_seeds, shuffles=order["shuffle"]),
             num_threads=max(1, self._most_threads()),
             may_use_fewer=self._num_threads_given is None,
-            pins=self.pin_memory and can_pin(),
+            pins=self._copies_batches(),
             edge_ids=checked_edge_ids(given["edge_ids"]),
         )
         assembler = Assembler(packed, opened, given["custom_cls"], csr, subgraph_type)

@@ -33,11 +33,12 @@ def pinned(output: Any, hold: Callable[[Any], None], *, device: str) -> Any:
 
 def _storages(value: Any) -> dict[int, torch.UntypedStorage]:
     """Return the memory of all tensors in an output, by its address in torch."""
-    found = (tensor.untyped_storage() for tensor in _tensors(value))
+    found = (tensor.untyped_storage() for tensor in tensors_of(value))
     return {storage._cdata: storage for storage in found}
 
 
-def _tensors(value: Any) -> Iterator[Tensor]:
+def tensors_of(value: Any) -> Iterator[Tensor]:
+    """Yield the tensors of an output, and the arrays of its matrices."""
     if isinstance(value, AdjT):
         yield from value.arrays()
     elif isinstance(value, Tensor):
@@ -45,7 +46,7 @@ def _tensors(value: Any) -> Iterator[Tensor]:
             yield value
     elif isinstance(value, BaseData):
         for store in value.stores:
-            yield from _tensors(store.to_dict())
+            yield from tensors_of(store.to_dict())
     elif isinstance(value, Mapping | list | tuple):
         for each in value.values() if isinstance(value, Mapping) else value:
-            yield from _tensors(each)
+            yield from tensors_of(each)

@@ -35,7 +35,6 @@ from gnnstore.loaders.assemble import Assembler, Parts
 from gnnstore.loaders.base import BatchLoader
 from gnnstore.loaders.options import LoaderOptions, call, fanouts_of, local_machine
 from gnnstore.loaders.packed_loader import open_packed_sources
-from gnnstore.loaders.pinning import can_pin
 from gnnstore.machine import PRIVATE, SharedMachine
 from gnnstore.partitions.policy import ResidentTable, Slots
 from gnnstore.partitions.seeds import PartitionOrder
@@ -225,6 +224,7 @@ class SampledLoader(BatchLoader):
             transform_sampler_output=given.get("transform_sampler_output"),
             num_threads=given.get("num_threads"),
             prefetch_batches=given.get("prefetch_batches"),
+            device=options.device,
             options=of_torch,
             shard=shard,
             own_order=None if parts is None else parts.order,
@@ -256,7 +256,7 @@ class SampledLoader(BatchLoader):
             seeds,
             *batch_shape(of_torch),
             world_size=shard.world_size,
-            pins=self.pin_memory and can_pin(),
+            pins=self._copies_batches(),
             progress=progress,
         )
         spec = partial(

@@ -8,11 +8,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Self
 
+import torch
 from torch.utils.data import get_worker_info
 from torch_geometric.sampler import SamplerOutput
 
 from gnnstore.errors import UsageError
 from gnnstore.loaders.assemble import Assembler, OutputAssembler
+from gnnstore.loaders.device import BatchPlacer
 from gnnstore.loaders.stateful import StatefulLoader
 from gnnstore.pipeline.batch import Batch, Recorder
 from gnnstore.seeds.base import ON_DEMAND_EPOCH, BatchKey, SeedLabels
@@ -25,6 +27,7 @@ class TorchLoader(StatefulLoader):
 
     _assembler: Assembler
     _recorder: Recorder
+    _placer: BatchPlacer | None  # None: batches stay in host memory
 
     def __init__(
         self,
@@ -33,6 +36,7 @@ class TorchLoader(StatefulLoader):
         labels: type[SeedLabels],
         transform: Callable[[Any], Any] | None,
         transform_sampler_output: Callable[[Any], Any] | None,
+        device: torch.device | None,
         options: dict[str, Any],
         **of_order: Any,
     ) -> None:
@@ -40,6 +44,7 @@ class TorchLoader(StatefulLoader):
         options = {k: v for k, v in options.items() if k not in {"dataset", "collate_fn"}}
         options["collate_fn"] = self.collate_fn
         super().__init__(num_seeds, options=options, **of_order)
+        self._placer = None if device is None else BatchPlacer(device)
         self.transform = transform
         self.transform_sampler_output = transform_sampler_output
         self._labels = labels
@@ -105,6 +110,8 @@ class TorchLoader(StatefulLoader):
             out = self.transform_sampler_output(out)
         labels = self._labels.from_metadata(out.metadata)
         data = self._outputs.join(out, labels)
+        if self._placer is not None:
+            data = self._placer.moved(data)
         return data if self.transform is None else self.transform(data)
 
     @contextmanager

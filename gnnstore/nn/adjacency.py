@@ -281,7 +281,7 @@ class AdjT(Tensor):
         if func is torch.sparse.mm and _is_product(*args):
             return args[0]._product(*args[1:], **kwargs)
         if func in _OF_EACH_ARRAY:
-            return args[0]._map(lambda array: func(array, *args[1:], **kwargs))
+            return args[0].mapped(lambda array: func(array, *args[1:], **kwargs))
         return cls.__torch_dispatch__(func, types, args, kwargs)
 
     @classmethod
@@ -297,19 +297,22 @@ class AdjT(Tensor):
             args, kwargs = tree_map_only(AdjT, AdjT._plain, (args, kwargs or {}), _is_matrix)
             return func(*args, **kwargs)
 
-    def _map(self, function: Callable[[Tensor], Tensor], dtype: torch.dtype | None = None) -> Self:
+    def mapped(
+        self, function: Callable[[Tensor], Tensor], dtype: torch.dtype | None = None
+    ) -> Self:
+        """Return the matrix of what a function makes of each array."""
 
-        def mapped(array: Tensor | None) -> Tensor | None:
+        def of(array: Tensor | None) -> Tensor | None:
             return None if array is None else function(array)
 
         transposes = [
-            Transpose(function(each._ptr), function(each._index), mapped(each.values))
+            Transpose(function(each._ptr), function(each._index), of(each.values))
             for each in self.transposes
         ]
         return type(self)(
             function(self._crow),
             function(self._col),
-            mapped(self._edge_values),
+            of(self._edge_values),
             size=self.size(),
             transposes=transposes,
             dtype=dtype or self.dtype,
@@ -322,14 +325,39 @@ class AdjT(Tensor):
         if like is not None:
             args = (like.device, like.dtype, *args[1:])
         device, dtype, non_blocking, _ = torch._C._nn._parse_to(*args, **kwargs)
-        if not copy and dtype in (None, self.dtype) and device in (None, self.device):
+        is_there = device is None or self._is_on(device)
+        if not copy and dtype in (None, self.dtype) and is_there:
             return self
 
         def moved(array: Tensor) -> Tensor:
             to = dtype if array.is_floating_point() else None
             return array.to(device, to, non_blocking=non_blocking, copy=copy)
 
-        return self._map(moved, dtype)
+        return self.mapped(moved, dtype)
+
+    def _is_on(self, device: torch.device) -> bool:
+        own = self.device
+        if device.type != own.type:
+            return False
+        number = device.index
+        if number is None and own.index is not None:
+            number = getattr(torch, own.type).current_device()
+        return own.type == "cpu" or number == own.index
+
+    def cpu(self, *_: Any, **__: Any) -> Self:
+        """See `torch.Tensor.cpu`."""
+        return self.to("cpu")
+
+    def cuda(
+        self,
+        device: Any = None,
+        non_blocking: bool = False,
+        memory_format: Any = None,  # noqa: ARG002 - indices have none
+    ) -> Self:
+        """See `torch.Tensor.cuda`."""
+        if isinstance(device, int):
+            device = torch.device("cuda", device)
+        return self.to("cuda" if device is None else device, non_blocking=non_blocking)
 
     def is_pinned(self, *args: Any) -> bool:
         """See `torch.Tensor.is_pinned`."""
@@ -337,15 +365,11 @@ class AdjT(Tensor):
 
     def record_stream(self, stream: Any) -> None:
         """See `torch.Tensor.record_stream`."""
-
-        def record(array: Tensor) -> Tensor:
+        for array in self.arrays():
             array.record_stream(stream)
-            return array
-
-        self._map(record)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        memo[id(self)] = copied = self._map(torch.clone)
+        memo[id(self)] = copied = self.mapped(torch.clone)
         return copied
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
@@ -463,8 +487,6 @@ _OF_THE_TENSOR = {
 # What a matrix does as its arrays do, keeping its class.
 _OF_EACH_ARRAY = {
     Tensor.clone,
-    Tensor.cpu,
-    Tensor.cuda,
     Tensor.detach,
     Tensor.pin_memory,
     Tensor.share_memory_,

@@ -19,12 +19,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from gnnstore._core import ReadCounts
+from gnnstore._core import ReadCounts, empty
 from gnnstore.disk.engines import Engine
 from gnnstore.errors import CorruptStoreError, UsageError
 from gnnstore.features.file_rows import FileRows
 from gnnstore.features.memory_rows import MemoryRows
-from gnnstore.features.source import Rows, RowSpec
+from gnnstore.features.source import Rows, RowsMemory, RowSpec
 from gnnstore.formats.arrays.spec import AttributeSpec
 from gnnstore.formats.partitions import PartitionsReader
 from gnnstore.partitions.policy import EdgesRead
@@ -146,10 +146,10 @@ class PartitionSlots:
         """Return the store's ids of the nodes in some rows."""
         return self._tables[self.files.unit.order_spec.path].gather(rows).values
 
-    def gather(self, rows: Int64Array) -> dict[str, Rows]:
+    def gather(self, rows: Int64Array, memory: RowsMemory) -> dict[str, Rows]:
         """Return the attributes of the nodes in some rows, by name."""
-        nodes = self.files.unit.nodes
-        return {name: self._tables[spec.path].gather(rows) for name, spec in nodes.items()}
+        tables, nodes = self._tables, self.files.unit.nodes
+        return {name: tables[spec.path].gather(rows, memory) for name, spec in nodes.items()}
 
 
 def _joined(
@@ -254,10 +254,10 @@ class ResidentState:
         with self._reading():
             return self._slots.store_ids(self._rows_of(local))
 
-    def gather(self, local: npt.NDArray[Any]) -> dict[str, Rows]:
+    def gather(self, local: npt.NDArray[Any], memory: RowsMemory = empty) -> dict[str, Rows]:
         """Return the attributes of nodes [n], by name."""
         with self._reading():
-            return self._slots.gather(self._rows_of(local))
+            return self._slots.gather(self._rows_of(local), memory)
 
     def _rows_of(self, local: npt.NDArray[Any]) -> Int64Array:
         rank, row = np.divmod(local.astype(np.int64, copy=False), self.members.rows)

@@ -309,7 +309,7 @@ class PartitionSource(BatchSource):
     def gather(self, batch: Batch) -> None:
         """Copy the rows of the nodes from the partitions in memory."""
         place, paths = batch.place, self.of.paths
-        rows = place.state.gather(place.local)
+        rows = place.state.gather(place.local, batch.rows_memory)
         batch.rows = {paths[name]: found for name, found in rows.items()}
 
     def release(self, batch: Batch, error: BaseException | None = None) -> None:  # noqa: ARG002

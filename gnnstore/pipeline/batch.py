@@ -13,19 +13,20 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol
 
 from numpy.typing import NDArray
 
-from gnnstore._core import ReadCounts, pool_exchange, pool_trim, release_heap
+from gnnstore._core import ReadCounts, empty, pool_exchange, pool_trim, release_heap
 from gnnstore.errors import limits_named
-from gnnstore.features.source import Rows
+from gnnstore.features.source import Rows, RowsMemory
 from gnnstore.graph.topology import Topology
 from gnnstore.pipeline.order import EpochOrder, Iteration, Position
 from gnnstore.progress import WaitProgress
 from gnnstore.sampling.neighbor import BatchRequest, NeighborSampler, Sample, SamplingConfig
 from gnnstore.seeds.base import BatchKey, SeedLabels, Seeds, SeedSource
-from gnnstore.threads import Lookahead, MemoryGate, ordered_map
+from gnnstore.threads import Lookahead, MemoryGate, in_one_step, ordered_map
 from gnnstore.timeline import OFF, Timeline
 
 # Threads that sample, recall and assemble leave holes in the heap. After this many bytes of
@@ -45,8 +46,10 @@ class BatchCost:
     num_nodes: int = 0
     num_edges: int = 0
     sample_bytes: int = 0  # the sample, with the labels of its seeds
-    num_bytes: int = 0  # these, and once they are there the attributes, and a pinned copy
+    # These, and once they are there the attributes, and what batches are copied to a device from.
+    num_bytes: int = 0
     bytes_gathered: int = 0
+    bytes_to_device: int = 0
     seconds_sampling: float = 0.0
     seconds_gathering: float = 0.0
     counts: ReadCounts = field(default_factory=ReadCounts)  # reads of attributes
@@ -66,6 +69,9 @@ class Batch:
     cost: BatchCost = field(default_factory=BatchCost)
     place: Any = None  # where its source has it; None: it is sampled now
     output: Any = None  # the sample alone, or joined with its attributes
+    rows_memory: RowsMemory = empty  # of the arrays that rows are gathered to
+    staged: Any = None  # the block of memory that rows are copied to a device from
+    placed: Any = None  # once it is on the device: what its consumer waits for
 
 
 def request_of(seeds: Seeds[SeedLabels], key: BatchKey) -> BatchRequest:
@@ -273,6 +279,34 @@ class OutputAssembler(Protocol):
         """Set a batch's output by what `transform_sampler_output` returned."""
 
 
+class Placing(Protocol):
+    """The batches of an iteration on their way to a device, in their order."""
+
+    def expect(self, batch: Batch) -> None:
+        """Place a batch after all that were expected before."""
+
+    def ask(self) -> None:
+        """Note that the consumer, who calls this, asks for the next batch."""
+
+    def staging(self, batch: Batch, hold: Callable[[Any], None]) -> AbstractContextManager[object]:
+        """Return a context in which rows of a batch are gathered straight into staging memory.
+
+        The batch has the memory, of which `hold` is told, until it has been copied.
+        """
+
+    def turn(self, batch: Batch) -> AbstractContextManager[object]:
+        """Return a context in which a batch is placed, once the ones before it are."""
+
+    def place(self, batch: Batch) -> None:
+        """Begin to copy a batch's output to the device, and set it to what comes of that."""
+
+    def hand_over(self, batch: Batch) -> None:
+        """Let what the calling thread does next on the device wait for a batch."""
+
+    def close(self) -> None:
+        """Place no more; batches that wait fail. Idempotent."""
+
+
 class Totals:
     """Counts of the batches that a loader has handed out."""
 
@@ -305,6 +339,7 @@ class BatchPreparer:
     recorder: Recorder
     # Where a batch waits for its memory in a thread; None: it does not.
     gate: MemoryGate | None = None
+    placing: Placing | None = None  # None: batches stay in host memory
 
     def prepare(self, batch: Batch) -> Batch:
         """Sample and assemble a batch, except what must wait for its turn."""
@@ -321,6 +356,8 @@ class BatchPreparer:
                     return batch
                 if self.gate is not None:
                     hold = stack.enter_context(self.gate.enter(batch))
+                if self.placing is not None:
+                    stack.enter_context(self.placing.staging(batch, hold))
                 self._join(batch, hold)
             except BaseException as error:
                 source.release(batch, error)
@@ -328,6 +365,8 @@ class BatchPreparer:
             self._pin(batch, hold)
             if self.pin is not None:
                 cost.num_bytes *= 2  # while it is copied
+            if self.placing is not None:
+                self._place(batch, self.placing)
         return batch
 
     def deliver(self, batch: Batch, seconds_waiting: float) -> Any:
@@ -343,6 +382,12 @@ class BatchPreparer:
                 self.source.release(batch, error)
                 raise
             gathering = cost.seconds_gathering
+            if self.placing is not None:
+                self.placing.expect(batch)
+                with self.placing.staging(batch, _hold_nothing):
+                    self._place(batch, self.placing)
+        if self.placing is not None:
+            self.placing.hand_over(batch)
         if self.transform is not None:
             with self._stage("transform", batch.key):
                 batch.output = self.transform(batch.output)
@@ -358,6 +403,7 @@ class BatchPreparer:
             seconds_transforming=time.perf_counter() - start - gathering,
             seconds_waiting=seconds_waiting + gathering,
             bytes_gathered=cost.bytes_gathered,
+            bytes_to_device=cost.bytes_to_device,
             **cost.seeds,
         )
         output, batch.output = batch.output, None  # held by nobody but the consumer
@@ -400,6 +446,11 @@ class BatchPreparer:
             with self._stage("pinning", batch.key):
                 batch.output = self.pin(batch.output, hold)
 
+    def _place(self, batch: Batch, placing: Placing) -> None:
+        with placing.turn(batch), self._stage("placing", batch.key) as stage:
+            placing.place(batch)
+            stage.args["bytes"] = batch.cost.bytes_to_device
+
 
 def _measure(batch: Batch) -> None:
     """Note the size of a batch that has its sample."""
@@ -412,15 +463,16 @@ def _measure(batch: Batch) -> None:
 
 
 class _Submitted(Iterator[Batch]):
-    """Batches that a gate admits in the order in which they are submitted."""
+    """Batches that gates admit in the order in which they are submitted."""
 
-    def __init__(self, batches: Iterator[Batch], gate: MemoryGate) -> None:
-        self._batches, self._gate = batches, gate
+    def __init__(self, batches: Iterator[Batch], *gates: MemoryGate | Placing) -> None:
+        self._batches, self._gates = batches, gates
         self.is_ready = getattr(batches, "is_ready", None)
 
     def __next__(self) -> Batch:
         batch = next(self._batches)
-        self._gate.expect(batch)
+        for gate in self._gates:
+            gate.expect(batch)
         return batch
 
 
@@ -436,7 +488,10 @@ def load_batches(
     """Yield the batches of an iteration, prepared ahead by threads."""
     start = iteration.begin()
     run, unreleased = run_from(start), 0
-    recorder, gate = preparer.recorder, preparer.gate
+    recorder, gate, placing = preparer.recorder, preparer.gate, preparer.placing
+    gates = [each for each in (gate, placing) if each is not None]
+    # Batches that are joined in the consumer's thread are placed there, one at a time.
+    orders = gates if preparer.from_output is None else []
 
     def waiting(k: int) -> AbstractContextManager[object]:
         if gate is not None:
@@ -449,16 +504,18 @@ def load_batches(
         batches = stack.enter_context(preparer.source.epoch(run.batches(order, start), run))
         prepared = ordered_map(
             preparer.prepare,
-            batches if gate is None else _Submitted(batches, gate),
+            _Submitted(batches, *orders) if orders else batches,
             num_threads=run.num_threads,
             lookahead=lookahead,
             timeout_seconds=run.timeout_seconds,
             initializer=initializer,
             describe=run.describe,
-            stop=(lambda: None) if gate is None else gate.close,
+            stop=partial(in_one_step, *(each.close for each in gates)),
             waiting=waiting,
         )
         stack.enter_context(closing(prepared))
+        if placing is not None:
+            placing.ask()
         start_ns = time.perf_counter_ns()
         for batch in prepared:
             key, cost = batch.key, batch.cost
@@ -479,6 +536,8 @@ def load_batches(
             yield output
             # Let go of it before the next is waited for: its buffers are recycled.
             del output
+            if placing is not None:
+                placing.ask()
             end_ns = time.perf_counter_ns()
             recorder.add("training", start_ns, end_ns, epoch=key.epoch, batch=key.batch)
             start_ns = end_ns

@@ -19,7 +19,7 @@ from gnnstore.errors import UsageError
 from gnnstore.features.chunk_rows import AbsentRows
 from gnnstore.features.packed_rows import PackedFiles, PackedRecord
 from gnnstore.features.planned import SlotCache, TurnLock
-from gnnstore.features.source import Rows, RowSource, TypedRows
+from gnnstore.features.source import Rows, RowsMemory, RowSource, TypedRows
 from gnnstore.graph.pyg_data import FINGERPRINT
 from gnnstore.pipeline.batch import Batch, BatchSource, EpochRun
 from gnnstore.pipeline.order import Position
@@ -152,11 +152,11 @@ class PackedBatches(BatchSource):
     def gather(self, batch: Batch) -> None:
         """Gather the rows of all attributes, and ids of edges, from the packed epochs."""
         place, record = batch.place, batch.place.record
-        rows = self._rows(place, record)
+        rows = self._rows(place, record, batch.rows_memory)
         batch.place = place._replace(record=None, has_rows=True)
         plain = (*record.plain, *record.edge_ids)
         for path, kept in zip(self._plain_paths, plain, strict=True):
-            rows[path] = Rows(_owned(kept), ReadCounts())
+            rows[path] = Rows(_owned(kept, batch.rows_memory), ReadCounts())
         batch.rows = rows
 
     def release(self, batch: Batch, error: BaseException | None = None) -> None:
@@ -173,11 +173,13 @@ class PackedBatches(BatchSource):
             place.turns.fail(place.turn, error)  # or later ones would wait
             raise
 
-    def _rows(self, place: RecordLocation, record: PackedRecord) -> dict[str, Rows]:
+    def _rows(
+        self, place: RecordLocation, record: PackedRecord, memory: RowsMemory = empty
+    ) -> dict[str, Rows]:
         missed = self.packed.rows(place.number, record)
         step = record.step(self.packed.space)
         try:
-            return place.slots.gather(place.turns, place.turn, step, missed)
+            return place.slots.gather(place.turns, place.turn, step, missed, memory)
         except (TypeError, IndexError) as error:  # kernels refuse places of rows
             raise self.packed.forged(place.number, error) from error
 
@@ -206,9 +208,9 @@ def read_labels(
         raise packed.forged(number, error) from error
 
 
-def _owned(view: npt.NDArray[Any]) -> npt.NDArray[Any]:
+def _owned(view: npt.NDArray[Any], memory: RowsMemory = empty) -> npt.NDArray[Any]:
     """Return a copy: what is handed out must not keep the whole record in memory."""
-    copied = empty(view.shape, view.dtype)
+    copied = memory(view.shape, view.dtype)
     np.copyto(copied, view)
     return copied
 

@@ -26,6 +26,8 @@ class LoaderStats:
         Seconds that the consumer waited because no batch was ready.
     bytes_gathered : int
         Attribute values copied into batches.
+    bytes_to_device : int
+        Tensors of batches copied to the device, with `device=`.
     peak_rss_bytes : int
         The most memory that the process has had resident, loader or not.
     strategy, topology, reason : str
@@ -96,6 +98,7 @@ class LoaderStats:
     seconds_transforming: float = 0.0
     seconds_waiting: float = 0.0
     bytes_gathered: int = 0
+    bytes_to_device: int = 0
     reads: int = 0
     bytes_read: int = 0
     bytes_useful: int = 0

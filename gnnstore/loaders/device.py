@@ -1,0 +1,477 @@
+"""Batches on a device of torch's: memory to copy from, copies that run by themselves, their order.
+
+Rows are gathered straight into a block of staging memory, which the device reads by itself. The
+thread that has prepared a batch also places it: it copies the rest of the batch to the block, and
+begins a copy for each tensor on a stream of its own (`BatchPlacer.copied`). In the consumer's
+thread the current stream waits for these (`TorchDevice.wait`), and the processor does not.
+
+A new thread has device 0 and the default stream, so each call here names its device and its stream.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import threading
+import warnings
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+from torch_geometric.data.data import BaseData
+
+from gnnstore._core import empty
+from gnnstore.errors import ResourceError, UsageError
+from gnnstore.loaders.pinning import tensors_of
+from gnnstore.nn.adjacency import AdjT
+from gnnstore.pipeline.batch import Batch
+from gnnstore.threads import SMALLER_BATCHES, CancelledError, Condition
+from gnnstore.units import format_count, format_size
+
+R = TypeVar("R")
+
+# What is used of `torch.cuda` and `torch.xpu`; AMD's devices are of the type "cuda".
+_CALLS = (
+    *("Stream", "Event", "stream", "current_stream"),
+    *("device", "current_device", "device_count"),
+)
+_ALIGNMENT_BYTES = 256
+# Batches that are placed before the consumer has asked for them.
+_AHEAD = 2
+
+
+def checked_device(device: Any) -> torch.device | None:
+    """Return the option `device`, None for the CPU, or refuse it.
+
+    Nothing but words is looked at: the device may be used after a fork, and "cuda" is another one
+    in each rank.
+    """
+    if device is None:
+        return None
+    if not isinstance(device, str | torch.device):
+        number = isinstance(device, int) and not isinstance(device, bool)
+        what = f'the name of a device, such as "cuda:{device if number else 1}", or a torch.device'
+        raise UsageError(f"device={device!r}: expected {what}")
+    try:
+        found = torch.device(device)
+    except RuntimeError:
+        found = None
+    # Numbers that are too large come back as others.
+    if found is None or (isinstance(device, str) and str(found) != device):
+        raise UsageError(
+            f'device={device!r} is not the name of a device; write "cuda", "cuda:1", "xpu" or "cpu"'
+        )
+    if found.type == "cpu":
+        if found.index:
+            raise UsageError(f'device={str(found)!r}: there is one CPU; write "cpu"')
+        return None
+    module = getattr(torch, found.type, None)
+    if missing := [name for name in _CALLS if not hasattr(module, name)]:
+        raise UsageError(
+            f"device={str(found)!r}: loaders place batches where copies run on streams, as on "
+            f'"cuda" and "xpu", and torch.{found.type} has no {missing[0]}; leave the option out, '
+            f"and copy batches with batch.to({found.type!r})"
+        )
+    count = module.device_count()  # type: ignore[union-attr]
+    if count == 0:
+        raise UsageError(
+            f"device={str(found)!r}: torch {torch.__version__} finds no device of the type "
+            f"{found.type!r} on this machine; leave the option out, or install its driver and a "
+            "torch that is built for it"
+        )
+    if found.index is not None and not 0 <= found.index < count:
+        last = "" if count == 1 else f' to "{found.type}:{count - 1}"'
+        raise UsageError(
+            f"device={str(found)!r}: torch finds {format_count(count, 'device')} of this type, "
+            f'"{found.type}:0"{last}; choose one of these'
+        )
+    return found
+
+
+def pinned_memory(num_bytes: int) -> Tensor:
+    """Return bytes that devices read by themselves; RuntimeError where there are none."""
+    return torch.empty(num_bytes, dtype=torch.uint8, device="cpu", pin_memory=True)
+
+
+class TorchDevice:
+    """A device, by the calls of `torch.cuda` or of a module like it; one for all loaders."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.pid = os.getpid()
+        self.pins = True  # until memory cannot be pinned
+        self._module: Any = getattr(torch, device.type)
+        self._stream = self._module.Stream(device=device)
+
+    @classmethod
+    def of(cls, device: torch.device) -> TorchDevice:
+        """Return a device; without a number, the calling thread's current one."""
+        module: Any = getattr(torch, device.type)
+        is_forked = getattr(module, "_is_in_bad_fork", lambda: False)()
+        with _opening:
+            known = (own for own in _opened.values() if own.device.type == device.type)
+            if is_forked or any(own.pid != os.getpid() for own in known):
+                raise UsageError(
+                    f"device={str(device)!r}: this process was forked from one that has used the "
+                    "device, and cannot use it itself; begin to iterate after the fork only, or "
+                    'start the process with multiprocessing.get_context("spawn")'
+                )
+            if device.index is None:
+                device = torch.device(device.type, module.current_device())
+            if device not in _opened:
+                _opened[device] = cls(device)
+            return _opened[device]
+
+    def empty(self, shape: Iterable[int], dtype: torch.dtype) -> Tensor:
+        """Return a new tensor on the device."""
+        return torch.empty(tuple(shape), dtype=dtype, device=self.device)
+
+    def staging(self, num_bytes: int) -> Tensor:
+        """Return memory to copy from, uint8: pinned, or ordinary where that is refused."""
+        if self.pins:
+            try:
+                with self._module.device(self.device), torch.inference_mode(False):
+                    return pinned_memory(num_bytes)
+            except RuntimeError as error:
+                self._warn(error)
+        return torch.from_numpy(empty((num_bytes,), np.uint8))
+
+    def _warn(self, error: RuntimeError) -> None:
+        with _opening:
+            was, self.pins = self.pins, False
+        if was:
+            (reason, *_) = str(error).splitlines() or [""]
+            warnings.warn(
+                f"device={str(self.device)!r}: memory cannot be pinned ({reason}), so that batches "
+                "are copied from ordinary memory, which takes longer and is waited for; raise the "
+                "limit on locked memory (ulimit -l, or the container's)",
+                UserWarning,
+                stacklevel=2,
+            )
+
+    def submit(self, work: Callable[[], R]) -> R:
+        """Do work whose copies run on the side stream, where its tensors are made too."""
+        module = self._module
+        # A tensor that is made in a user's `inference_mode` could not be trained with.
+        with (
+            module.device(self.device),
+            module.stream(self._stream),
+            torch.inference_mode(False),
+            torch.no_grad(),
+        ):
+            return work()
+
+    def record(self) -> Any:
+        """Return an event behind all that has been submitted."""
+        return self._recorded(self._stream)
+
+    def mark(self) -> Any:
+        """Return an event behind all that the calling thread has let the device do."""
+        return self._recorded(self._module.current_stream(self.device))
+
+    def _recorded(self, stream: Any) -> Any:
+        # So a thread that waits for it sleeps; other devices have no such option.
+        options = {"blocking": True} if self.device.type == "cuda" else {}
+        event = self._module.Event(**options)
+        event.record(stream)
+        return event
+
+    def has_happened(self, event: Any) -> bool:
+        """Return whether the device has done all that comes before an event."""
+        with self._module.device(self.device):
+            return bool(event.query())
+
+    def wait_here(self, event: Any) -> None:
+        """Wait in the calling thread until an event has happened."""
+        with self._module.device(self.device):
+            event.synchronize()
+
+    def wait(self, event: Any, tensors: Iterable[Tensor]) -> None:
+        """Let the calling thread's current stream wait for an event, and keep tensors for it."""
+        stream = self._module.current_stream(self.device)
+        stream.wait_event(event)
+        for tensor in tensors:
+            tensor.record_stream(stream)
+
+
+_opened: dict[torch.device, TorchDevice] = {}
+_opening = threading.Lock()
+
+
+class _Chunk:
+    """A piece of staging memory."""
+
+    def __init__(self, device: TorchDevice, num_bytes: int) -> None:
+        self.memory = device.staging(num_bytes)
+        self.is_pinned = device.pins
+        self.array: npt.NDArray[np.uint8] = self.memory.numpy()
+        self.num_bytes, self.num_used = num_bytes, 0
+
+    def place_of(self, tensor: Tensor) -> int | None:
+        """Return where a tensor lies in this memory; None: elsewhere."""
+        place = tensor.data_ptr() - self.memory.data_ptr()
+        is_here = 0 <= place <= self.num_bytes - tensor.nbytes
+        return place if is_here and tensor.is_contiguous() else None
+
+    def view(self, place: int, tensor: Tensor) -> Tensor:
+        """Return this memory's own tensor of the size and type of another."""
+        own = self.memory[place : place + tensor.nbytes]
+        return own.view(tensor.dtype).view(tensor.shape)
+
+
+class StagingBlock:
+    """The memory from which one batch is copied to a device."""
+
+    def __init__(self, device: TorchDevice, chunks: list[_Chunk]) -> None:
+        self._device, self.chunks = device, chunks
+        self.rows_bytes = 0  # of rows gathered here
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of memory, used or not."""
+        return sum(chunk.num_bytes for chunk in self.chunks)
+
+    def rows_memory(self, shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+        """Return an array in this memory, its contents unspecified."""
+        num_bytes = math.prod(shape) * np.dtype(dtype).itemsize
+        if not num_bytes:
+            return empty(shape, dtype)
+        self.rows_bytes += num_bytes
+        chunk, begin = self._taken(num_bytes)
+        return chunk.array[begin : begin + num_bytes].view(dtype).reshape(shape)
+
+    def copy_of(self, tensor: Tensor) -> tuple[Tensor, bool]:
+        """Return a tensor as it lies here, copied unless it does, and whether that is pinned."""
+        for chunk in self.chunks:
+            if (place := chunk.place_of(tensor)) is not None:
+                return chunk.view(place, tensor), chunk.is_pinned
+        chunk, place = self._taken(tensor.nbytes)
+        # By NumPy: torch would start threads of its own in each of ours.
+        values = tensor.contiguous().reshape(-1).view(torch.uint8).numpy()
+        np.copyto(chunk.array[place : place + tensor.nbytes], values)
+        return chunk.view(place, tensor), chunk.is_pinned
+
+    def _taken(self, num_bytes: int) -> tuple[_Chunk, int]:
+        size = -(-num_bytes // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
+        found = (own for own in self.chunks if own.num_used + size <= own.num_bytes)
+        if (chunk := next(found, None)) is None:
+            # As large as torch makes it.
+            chunk = _Chunk(self._device, 1 << (size - 1).bit_length())
+            self.chunks.append(chunk)
+        begin, chunk.num_used = chunk.num_used, chunk.num_used + size
+        return chunk, begin
+
+
+class StagingRing:
+    """The staging memory of a loader, which its batches take in turn. Thread-safe.
+
+    A batch takes memory whose copies have ended, or new memory: it waits for no other batch.
+    """
+
+    def __init__(self, device: TorchDevice) -> None:
+        self.device = device
+        self._lock = threading.Lock()
+        self._free: list[list[_Chunk]] = []
+        self._copying: deque[tuple[Any, StagingBlock]] = deque()
+
+    def take(self) -> StagingBlock:
+        """Return memory for a batch."""
+        self.reclaim()
+        with self._lock:
+            chunks = self._free.pop() if self._free else []
+        return StagingBlock(self.device, chunks)
+
+    def give(self, block: StagingBlock) -> None:
+        """Take memory back from which nothing is copied."""
+        # What even this batch had no use for goes.
+        chunks = [chunk for chunk in block.chunks if chunk.num_used]
+        for chunk in chunks:
+            chunk.num_used = 0
+        with self._lock:
+            self._free.append(chunks)
+
+    def give_after(self, event: Any, block: StagingBlock) -> None:
+        """Take memory back once an event has happened."""
+        with self._lock:
+            self._copying.append((event, block))
+
+    def reclaim(self) -> None:
+        """Take back the memory whose copies have ended; its batches leave the budget with it."""
+        while True:
+            with self._lock:
+                if not self._copying or not self.device.has_happened(self._copying[0][0]):
+                    return
+                _, block = self._copying.popleft()
+            self.give(block)
+            del block
+
+
+class BatchPlacer:
+    """Places the batches of a loader on a device. Pickles as the device's name."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._given = device
+        self._ring: StagingRing | None = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (BatchPlacer, (self._given,))
+
+    def ring(self) -> StagingRing:
+        """Return the staging memory; the first call, in the consumer's thread, fixes the device."""
+        if self._ring is None or self._ring.device.pid != os.getpid():
+            self._ring = StagingRing(TorchDevice.of(self._given))
+        return self._ring
+
+    def run(self) -> Placing:
+        """Return the order of an iteration that begins."""
+        return Placing(self)
+
+    def moved(self, output: Any) -> Any:
+        """Return an output on the device, for which the calling thread's stream waits."""
+        ring = self.ring()
+        output, event, tensors, _ = copied(output, ring, ring.take(), "a batch")
+        ring.device.wait(event, tensors)
+        return output
+
+
+def copied(
+    output: Any, ring: StagingRing, block: StagingBlock, name: str
+) -> tuple[Any, Any, list[Tensor], int]:
+    """Begin to copy an output; return it with its event, the device's tensors, and their bytes."""
+    device, tensors = ring.device, list[Tensor]()
+
+    def copy(tensor: Tensor) -> Tensor:
+        found = device.empty(tensor.shape, tensor.dtype)
+        if tensor.nbytes:
+            own, is_pinned = block.copy_of(tensor)
+            found.copy_(own, non_blocking=is_pinned)
+        tensors.append(found)
+        return found
+
+    try:
+        placed = device.submit(partial(mapped, output, copy))
+    except torch.cuda.OutOfMemoryError as error:  # of any device
+        num_bytes = sum(tensor.nbytes for tensor in tensors_of(output))
+        (reason, *_) = str(error).splitlines() or [""]
+        raise ResourceError(
+            f"cannot place {name} on {device.device}: there is not enough memory for its "
+            f"{format_size(num_bytes)} ({reason}); {SMALLER_BATCHES}, or leave more of the "
+            "device's memory free"
+        ) from error
+    finally:
+        event = device.record()
+        ring.give_after(event, block)
+    return placed, event, tensors, sum(tensor.nbytes for tensor in tensors)
+
+
+def mapped(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
+    """Return an output with a function of each tensor in its place; a `Data` is changed."""
+    if isinstance(value, AdjT):
+        return value.mapped(function)
+    if isinstance(value, Tensor):
+        return function(value)
+    if isinstance(value, BaseData):
+        for store in value.stores:
+            for key, each in [*store.items()]:
+                store[key] = mapped(each, function)
+            for key, each in [*vars(store).items()]:
+                if isinstance(each, Tensor):  # `_orig_edge_index`
+                    setattr(store, key, function(each))
+    elif isinstance(value, Mapping):
+        value = {key: mapped(each, function) for key, each in value.items()}
+    elif isinstance(value, list | tuple):
+        values = [mapped(each, function) for each in value]
+        make = type(value)
+        value = make(*values) if hasattr(value, "_fields") else make(values)
+    return value
+
+
+class Placing:
+    """The batches of an iteration in the order in which they are placed.
+
+    Batch k is placed after the one before it, and once the consumer has asked for batch k - 2, and
+    the device has done what the consumer let it do before. So the device has these three batches at
+    the most, and those that the consumer keeps.
+    """
+
+    def __init__(self, placer: BatchPlacer) -> None:
+        self._placer = placer
+        self._changed = Condition()
+        self._coming: deque[Batch] = deque()
+        self._asked: deque[Any] = deque()  # events, for batches from the third on
+        self._num_placed = 0
+        self._is_closed = False
+
+    def expect(self, batch: Batch) -> None:
+        """Place a batch after all that were expected before."""
+        self._coming.append(batch)
+
+    def ask(self) -> None:
+        """Note that the consumer, who calls this, asks for the next batch."""
+        ring = self._placer.ring()
+        self._asked.append(ring.device.mark())
+        self._changed.notify_all()
+        ring.reclaim()
+
+    @contextmanager
+    def staging(self, batch: Batch, hold: Callable[[Any], None]) -> Iterator[None]:
+        """Gather rows of a batch straight into staging memory."""
+        ring = self._placer.ring()
+        block = batch.staged = ring.take()
+        hold(block)
+        batch.rows_memory = block.rows_memory
+        try:
+            yield
+        finally:
+            if batch.staged is not None:  # an error came before anything was copied
+                batch.staged, batch.rows_memory = None, empty
+                ring.give(block)
+
+    @contextmanager
+    def turn(self, batch: Batch) -> Iterator[None]:
+        """Wait until a batch may be placed; the next one may when this ends."""
+
+        def look() -> bool | None:
+            if self._is_closed:
+                raise CancelledError(f"batch {batch.key.batch} is not wanted any more")
+            is_asked = self._num_placed < _AHEAD or len(self._asked) > 0
+            return True if is_asked and self._coming[0] is batch else None
+
+        self._changed.wait_until(look)
+        try:
+            if self._num_placed >= _AHEAD:
+                self._placer.ring().device.wait_here(self._asked.popleft())
+            yield
+        finally:
+            with self._changed.lock:
+                self._coming.popleft()
+                self._num_placed += 1
+                self._changed.notify_all()
+
+    def place(self, batch: Batch) -> None:
+        """Begin to copy a batch's output to the device, and set it to what comes of that."""
+        key, cost, block = batch.key, batch.cost, batch.staged
+        batch.staged, batch.rows_memory = None, empty
+        name = f"batch {key.batch} of epoch {key.epoch}"
+        batch.output, event, tensors, num_bytes = copied(
+            batch.output, self._placer.ring(), block, name
+        )
+        batch.placed = event, tensors
+        cost.bytes_to_device = num_bytes
+        cost.num_bytes += block.num_bytes - block.rows_bytes
+
+    def hand_over(self, batch: Batch) -> None:
+        """Let what the calling thread does next on the device wait for a batch."""
+        placed, batch.placed = batch.placed, None
+        self._placer.ring().device.wait(*placed)
+
+    def close(self) -> None:
+        """Place no more; batches that wait fail. Idempotent."""
+        self._is_closed = True
+        self._changed.notify_all()

@@ -1,0 +1,114 @@
+"""`device=` of loaders as a word: what is taken, and what is refused before anything is touched."""
+
+from __future__ import annotations
+
+import copy
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import gnnstore
+from gnnstore.errors import UsageError
+from gnnstore.loaders.device import checked_device
+from tests.support.stores import write_example_store
+
+# A type of device that torch has a name for, and no module.
+TYPE = "privateuseone"
+
+
+class Module:
+    """In place of `torch.cuda`; whatever is called but `device_count` fails."""
+
+    def __init__(self, num_devices: int) -> None:
+        self._num_devices = num_devices
+
+    def device_count(self) -> int:
+        return self._num_devices
+
+    def __getattr__(self, name: str) -> Any:
+        if name in {"Stream", "Event", "stream", "current_stream", "device", "current_device"}:
+            return self._fail
+        raise AttributeError(name)
+
+    def _fail(self, *_: Any, **__: Any) -> Any:
+        raise AssertionError("a device is touched")
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("device") / "s.gnn"
+    write_example_store(path, num_nodes=60, num_edges=300)
+    return path
+
+
+@pytest.fixture
+def two_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, TYPE, Module(2), raising=False)
+
+
+@pytest.mark.parametrize("device", [None, "cpu", "cpu:0", torch.device("cpu")])
+def test_the_cpu_is_host_memory(path: Path, device: Any) -> None:
+    loader = gnnstore.NeighborLoader(path, [3], batch_size=8, device=device)
+    assert loader._placer is None
+    assert next(iter(loader)).x.device == torch.device("cpu")
+    assert loader.stats().bytes_to_device == 0
+
+
+@pytest.mark.parametrize(
+    ("device", "words"),
+    [
+        (0, 'device=0: expected the name of a device, such as "cuda:0", or a torch.device'),
+        (True, "device=True: expected the name of a device"),
+        (b"cuda", "device=b'cuda': expected the name of a device"),
+        (torch.zeros(1), "expected the name of a device"),
+        ("", "device='' is not the name of a device; write"),
+        ("gpu", "device='gpu' is not the name of a device; write"),
+        ("cuda:-1", "device='cuda:-1' is not the name"),
+        ("cuda:256", "device='cuda:256' is not the name"),  # to torch the same as "cuda:0"
+        ("cpu:1", "device='cpu:1': there is one CPU"),
+        ("meta", "device='meta': loaders place batches where copies run on streams"),
+        ("mps", "torch.mps has no Stream; leave the option out, and copy batches with batch.to"),
+    ],
+)
+def test_other_words_are_refused(path: Path, device: Any, words: str) -> None:
+    with pytest.raises(UsageError, match=re.escape(words)):
+        gnnstore.NeighborLoader(path, [3], device=device)
+    with pytest.raises(UsageError, match=re.escape(words)):
+        gnnstore.LinkNeighborLoader(path, [3], device=device)
+
+
+@pytest.mark.usefixtures("two_devices")
+def test_numbers_end_where_devices_do() -> None:
+    assert checked_device(f"{TYPE}:1") == torch.device(TYPE, 1)
+    assert checked_device(torch.device(TYPE)) == torch.device(TYPE)
+    for device in (f"{TYPE}:2", torch.device(TYPE, 9)):
+        words = f'torch finds 2 devices of this type, "{TYPE}:0" to "{TYPE}:1"; choose one of'
+        with pytest.raises(UsageError, match=re.escape(words)):
+            checked_device(device)
+
+
+def test_a_type_without_devices_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    words = f"device='cuda': torch {torch.__version__} finds no device of the type 'cuda' on this"
+    with pytest.raises(UsageError, match=re.escape(words)):
+        checked_device("cuda")
+
+
+@pytest.mark.usefixtures("two_devices")
+def test_a_loader_that_is_made_and_copied_touches_no_device(path: Path) -> None:
+    loader = gnnstore.NeighborLoader(path, [3], batch_size=8, device=TYPE, memory="200MB")
+    for each in (loader, copy.deepcopy(loader)):
+        assert each.device == TYPE
+        iter(each)
+
+
+@pytest.mark.usefixtures("two_devices")
+def test_pin_memory_has_nothing_to_do_with_a_device(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    with pytest.warns(UserWarning, match=r"pin_memory=True of NeighborLoader.* and no device="):
+        gnnstore.NeighborLoader(path, [3], pin_memory=True, device=TYPE)
