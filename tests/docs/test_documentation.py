@@ -13,7 +13,6 @@ import json
 import os
 import re
 import shlex
-import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -250,14 +249,18 @@ def test_files_that_the_architecture_names_exist() -> None:
 TRACED = ("memory", "static", "belady", "packed", "links in memory")
 
 
-def test_batches_enter_the_modules_that_the_architecture_names() -> None:
+def test_batches_enter_the_modules_that_the_architecture_names(
+    forks: ForkServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(ROOT)
     text = (ROOT / "docs" / "architecture.md").read_text()
     row = r"^\| `?([\w ]+)`? \| (\d+) \| (\d+) \| (\d+) \| (.*) \|$"
     rows = [found for found in re.findall(row, text, re.MULTILINE) if found[0] in TRACED]
     options = ["--repeats", "1", "--json", "--ways"]
     options.append(",".join(name for name, *_ in rows))
-    command = [sys.executable, "-m", "benchmarks.batch_path", *options]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    code = "import runpy; runpy.run_module('benchmarks.batch_path', run_name='__main__')"
+    done = forks.run(code, *options)
+    assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     entered = found["modules"]
     named: set[str] = set()
@@ -309,6 +312,7 @@ _SAMPLED = "--num-neighbors 2,2 --batch-size 32"
         (f"bench load graph.gnn --strategies numpy-mmap --batches 2 --no-limit {_SAMPLED}", ""),
     ],
 )
+@pytest.mark.usefixtures("timed_in_forks")
 def test_every_field_of_a_json_document_stands_in_the_manual(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
