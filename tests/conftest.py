@@ -26,7 +26,6 @@ from gnnstore.strategies import placement
 from gnnstore.strategies.registry import STRATEGIES
 
 if TYPE_CHECKING:
-    from gnnstore.tools.bench.harness import MemoryGroup
     from tests.support.forks import ForkServer
 
 # Asserts of what tests share explain themselves as those of tests do.
@@ -248,20 +247,12 @@ def forks() -> Iterator[ForkServer]:
 
 @pytest.fixture
 def timed_in_forks(forks: ForkServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let each process of `gnnstore bench load` have imported torch when it begins.
-
-    It enters its memory group, if it has one, with all that this takes.
-    """
+    """Let each process of `gnnstore bench load` have imported torch when it begins."""
     from gnnstore.tools.bench import harness  # noqa: PLC0415
 
-    def ask(
-        words: Sequence[str], group: MemoryGroup | None, *, on_mark: Callable[[], None]
-    ) -> dict[str, Any]:
+    def ask(words: Sequence[str], _: object, *, on_mark: Callable[[], None]) -> dict[str, Any]:
         code = "import runpy, sys; runpy.run_module(sys.argv.pop(1), run_name='__main__')"
-        if group is not None:
-            processes = str(group.path / "cgroup.procs")
-            code = f"import os; open({processes!r}, 'w').write(str(os.getpid())); {code}"
-        done = forks.run(code, *words[1:], own_memory=group is not None)
+        done = forks.run(code, *words[1:])
         assert (words[0], done.returncode) == ("-m", 0), done.stderr
         lines = [line for line in done.stdout.splitlines() if line]
         for _line in lines[:-1]:

@@ -18,6 +18,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
+from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 import numpy as np
@@ -25,16 +26,14 @@ import numpy.typing as npt
 
 from gnnstore import _core
 from gnnstore._core import ReadCounts, empty
-from gnnstore.caching.pools import SlotPools
 from gnnstore.disk.engines import Engine, open_engine
 from gnnstore.errors import CorruptStoreError, storage_error, storage_errors
-from gnnstore.features.chunk_rows import PackedRows, places_within, read_chunk
+from gnnstore.features.chunk_rows import PackedRows, Places, places_within, read_chunk
 from gnnstore.features.chunks import chunk_reader
 from gnnstore.features.file_rows import FileRows
 from gnnstore.features.planned import PlanStep
 from gnnstore.features.segments import read_shared
-from gnnstore.features.source import RowSource
-from gnnstore.features.tables import CachedTables
+from gnnstore.features.source import RowSource, RowSpec
 from gnnstore.formats.arrays.dtypes import STORAGE_DTYPES
 from gnnstore.formats.arrays.paged import PagedArray
 from gnnstore.formats.arrays.pages import DEFAULT_PAGE_BYTES, PageGeometry, plan_shards
@@ -46,7 +45,7 @@ from gnnstore.formats.store.schema import EdgeType
 from gnnstore.sampling.compact import ONE_TYPE, CompactSample, Types
 from gnnstore.sampling.row_space import RowRange, RowSpace
 
-_HELP = "Restore the epochs from a copy, or pack again; 'gnnstore verify' shows all that is damaged"
+HELP = "Restore the epochs from a copy, or pack again; 'gnnstore verify' shows all that is damaged"
 _ALIGNMENT_BYTES = 8
 # Arrays of a record after those of its seeds: slots, changes (positions and slots), and places of
 # missed rows (positions; targets and sources of repeated rows). With segments there follow
@@ -256,16 +255,23 @@ def decode_record(record: npt.NDArray[np.uint8]) -> list[npt.NDArray[Any]]:
     return arrays
 
 
-class _PackedTable(NamedTuple):
+def engine_of(reader: PackedReader, forced: str | None = None) -> Engine:
+    """Return the engine that is asked for, or the fastest that can read packed epochs."""
+    largest = max(reader.local_files, key=lambda entry: entry.size_bytes)
+    return open_engine(reader.path / largest.path, forced)
+
+
+class PackedTable(NamedTuple):
     """One cached attribute of the store, as its rows are packed."""
 
-    rows: FileRows
+    spec: RowSpec
+    rows: FileRows | None  # of a file that is open
     column: int  # its number among the cached attributes
     begins: npt.NDArray[np.int64]  # int64 [batches]: where chunks begin in the file
 
 
 class PackedFiles:
-    """The files of packed epochs, open to be read. Safe to use from many threads at once."""
+    """The files of packed epochs, or of a part, open to be read. Safe to use from many threads."""
 
     def __init__(self, reader: PackedReader, engine: Engine) -> None:
         self.reader = reader
@@ -273,8 +279,8 @@ class PackedFiles:
         self._chunks = chunk_reader(engine.name)
         manifest = reader.manifest
         self._packed = {
-            spec.path: _PackedTable(
-                _packed_rows(spec, reader.rows[spec.path], engine), k, reader.chunk_begins(k)
+            spec.path: PackedTable(
+                RowSpec.of(spec), self.open_rows(spec), k, reader.chunk_begins(k)
             )
             for k, spec in enumerate(manifest.cached_specs)
         }
@@ -289,20 +295,20 @@ class PackedFiles:
         }
         self._form = RecordForm.of(manifest)
         self.space = RowSpace.of_schema(manifest.schema, set(manifest.cached))
-        owners = manifest.schema.owners()
-        # The types of the tables' rows, by path in the store.
-        self.ranges = {path: self.space.range_of(str(owners[path])) for path in manifest.cached}
-        widths = CachedTables.of(manifest.schema, set(manifest.cached)).widths
-        # Pools of the slots of cached rows, if they are of several widths.
-        self.pools: SlotPools | None = None
-        if manifest.slot_shares:
-            try:
-                self.pools = SlotPools.divided(widths, manifest.slot_shares)
-            except ValueError as error:
-                raise CorruptStoreError(
-                    f"{reader.path}: the manifest has {error}. {_HELP}", path=reader.path
-                ) from error
         self._descriptor = -1
+        self.open_records()
+
+    def open_rows(self, spec: AttributeSpec) -> FileRows | None:
+        """Open the packed rows of an attribute of the store."""
+        packed = self.reader.rows[spec.path]
+        geometry = PageGeometry(spec.row_bytes, DEFAULT_PAGE_BYTES)
+        array = PagedArray(spec, plan_shards(geometry, spec.num_rows), packed.file_paths)
+        files = packed.open_files(direct=self.engine.choice.is_direct)
+        return FileRows(array, self.engine, files)
+
+    def open_records(self) -> None:
+        """Open the records."""
+        reader = self.reader
         if reader.batches.file_paths:
             path = reader.batches.file_paths[0]
             with storage_errors("open packed epochs", path):
@@ -314,8 +320,7 @@ class PackedFiles:
     @classmethod
     def open(cls, reader: PackedReader, forced: str | None = None) -> PackedFiles:
         """Open packed epochs with the engine that is asked for, or the fastest that works."""
-        largest = max(reader.files, key=lambda entry: entry.size_bytes)
-        return cls(reader, open_engine(reader.path / largest.path, forced))
+        return cls(reader, engine_of(reader, forced))
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (PackedFiles.open, (self.reader, self.engine.name))
@@ -329,18 +334,9 @@ class PackedFiles:
 
     def record(self, number: int) -> PackedRecord:
         """Read the record of a batch, by its number among all epochs."""
-        begin, num_bytes, crc = (int(value) for value in self.reader.index[number, :3])
-        record = empty((num_bytes,), np.uint8)
-        try:
-            done = fill_at(self._descriptor, record.data, begin)
-        except OSError as error:
-            doing = f"read the record of {self.name_of(number)}"
-            raise storage_error(error, doing, self.reader.batches.file_paths[0]) from error
-        if done < num_bytes:
-            raise self._damaged(number, f"the file ends at byte {begin + done}")
-        found = _core.crc32c(record, crc_seed(number))
-        if found != crc:
-            raise self._damaged(number, f"the crc32c is {found:08x}, not {crc:08x}")
+        record = self.read_record(number)
+        if (problem := self.problem_of(number, record)) is not None:
+            raise problem
         try:
             found_record = PackedRecord.of(decode_record(record), **self._num_arrays)
             check_record(found_record, self._form, self.space)
@@ -348,10 +344,40 @@ class PackedFiles:
             raise self.forged(number, error) from error
         return found_record
 
+    def read_record(self, number: int) -> npt.NDArray[np.uint8]:
+        """Return the bytes of a record, fewer where the file ends."""
+        begin, num_bytes, _ = self._place(number)
+        record = empty((num_bytes,), np.uint8)
+        try:
+            done = fill_at(self._descriptor, record.data, begin)
+        except OSError as error:
+            doing = f"read the record of {self.name_of(number)}"
+            raise storage_error(error, doing, self.reader.batches.file_paths[0]) from error
+        return record[:done]
+
+    def problem_of(self, number: int, record: npt.NDArray[np.uint8]) -> CorruptStoreError | None:
+        """Return what is wrong with the bytes of a record, if anything is."""
+        begin, num_bytes, crc = self._place(number)
+        if len(record) < num_bytes:
+            return self._damaged(number, f"the file ends at byte {begin + len(record)}")
+        found = _core.crc32c(record, crc_seed(number))
+        if found != crc:
+            return self._damaged(number, f"the crc32c is {found:08x}, not {crc:08x}")
+        return None
+
+    def _place(self, number: int) -> tuple[int, int, int]:
+        """Return where the record of a batch begins, its bytes, and its crc32c."""
+        begin, num_bytes, crc = self.reader.index[self._row(number), :3].tolist()
+        return begin, num_bytes, crc
+
+    def _row(self, number: int) -> int:
+        """Return the row of the index that describes a batch."""
+        return number - self.reader.manifest.first_batch
+
     def rows(self, number: int, record: PackedRecord) -> dict[str, RowSource]:
         """Return the sources of the rows that a batch misses, by the attribute's path."""
         return {
-            path: PackedRows(table.rows.spec, partial(self.read_missed, number, record, path))
+            path: PackedRows(table.spec, partial(self.read_missed, number, record, path))
             for path, table in self._packed.items()
         }
 
@@ -364,7 +390,8 @@ class PackedFiles:
         out: npt.NDArray[Any],
     ) -> ReadCounts:
         """Write the packed rows of a part of a batch to their places; the others stay."""
-        table, column, begins = self._packed[path]
+        table = self._packed[path]
+        column = table.column
         counts = ReadCounts()
         if record.shared is not None:
             # First: a repeated row may be a shared one.
@@ -372,26 +399,54 @@ class PackedFiles:
             shared = record.shared[0][within] - np.int32(part.first), record.shared[1][within]
             try:
                 crcs = record.shared_crcs[column]
+                assert table.rows is not None  # noqa: S101 - shared rows are in files
                 counts = read_shared(
-                    self.reader, number, column, table, places=shared, out=out, crcs=crcs
+                    self.reader, number, column, table.rows, places=shared, out=out, crcs=crcs
                 )
             except CorruptStoreError as error:
-                error.message += f"; they are of {self.name_of(number)}, {path!r}. {_HELP}"
+                error.message += f"; they are of {self.name_of(number)}, {path!r}. {HELP}"
                 raise
         places = record.positions, record.repeat_targets, record.repeat_sources
-        return counts + read_chunk(
+        crcs = record.chunk_crcs[column]
+        return counts + self.read_chunk(number, table, places_within(part, *places), out, crcs)
+
+    def read_chunk(
+        self,
+        number: int,
+        table: PackedTable,
+        places: Places,
+        out: npt.NDArray[Any],
+        crcs: npt.NDArray[np.uint32],
+    ) -> ReadCounts:
+        """Write the rows of a chunk to their places, if it has any."""
+        rows = table.rows
+        assert rows is not None  # noqa: S101 - opened
+        return read_chunk(
             self._chunks,
-            table.files,
-            int(begins[number]),
-            places_within(part, *places),
+            rows.files,
+            self.chunk_begin(number, table),
+            places,
             out,
-            path=table.array.file_paths[0],
-            what=lambda: f"{self.name_of(number)}, {path!r}",
-            advice=_HELP,
-            row_bytes=table.row_bytes,
-            crcs=record.chunk_crcs[column],
+            path=rows.array.file_paths[0],
+            what=lambda: f"{self.name_of(number)}, {self.path_of(table)!r}",
+            advice=HELP,
+            row_bytes=rows.row_bytes,
+            crcs=crcs,
             piece_bytes=self.reader.manifest.piece_bytes,
         )
+
+    def chunk_begin(self, number: int, table: PackedTable) -> int:
+        """Return where the chunk of a batch begins in the file of a table."""
+        return int(table.begins[self._row(number)])
+
+    def path_of(self, table: PackedTable) -> str:
+        """Return the path in the store of a table."""
+        return self.reader.manifest.cached[table.column]
+
+    @property
+    def records_at(self) -> Path | str:
+        """The file of the records, for messages."""
+        return self.reader.batches.file_paths[0]
 
     def name_of(self, number: int) -> str:
         """Return the name of a batch in messages."""
@@ -402,18 +457,11 @@ class PackedFiles:
         return self._damaged(number, f"it is not a record of these epochs ({error})")
 
     def _damaged(self, number: int, what: str) -> CorruptStoreError:
-        begin, num_bytes = (int(value) for value in self.reader.index[number, :2])
-        path = self.reader.batches.file_paths[0]
+        begin, num_bytes, _ = self._place(number)
+        path = self.records_at
         return CorruptStoreError(
             f"{path}: bytes {begin} to {begin + num_bytes}, the record of {self.name_of(number)}, "
-            f"are damaged: {what}. {_HELP}",
+            f"are damaged: {what}. {HELP}",
             path=path,
             offset=begin,
         )
-
-
-def _packed_rows(spec: AttributeSpec, packed: PagedArray, engine: Engine) -> FileRows:
-    """Open the packed rows of an attribute of the store."""
-    geometry = PageGeometry(spec.row_bytes, DEFAULT_PAGE_BYTES)
-    array = PagedArray(spec, plan_shards(geometry, spec.num_rows), packed.file_paths)
-    return FileRows(array, engine, packed.open_files(direct=engine.choice.is_direct))

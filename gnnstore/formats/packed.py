@@ -1,35 +1,49 @@
 """Packed epochs on disk: batches that were sampled and packed ahead of training.
 
 They are a sealed directory by themselves, whose index says where each batch lies. Nothing else is
-needed to train on them: neither the graph nor its features.
+needed to train on them: neither the graph nor its features. Where the cached rows are the same for
+all batches, they may be in parts, each a sealed directory, side by side in one.
 """
 
 from __future__ import annotations
 
+import os
+import re
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any, ClassVar
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Self
 
 import numpy as np
 import numpy.typing as npt
 
+from gnnstore.errors import NotFoundError, UsageError
 from gnnstore.formats.arrays.paged import PagedArray
 from gnnstore.formats.arrays.spec import AttributeSpec
+from gnnstore.formats.arrays.zarr_metadata import METADATA_FILE
 from gnnstore.formats.base.names import encode, joined
 from gnnstore.formats.base.strict_json import Fields
-from gnnstore.formats.container.manifest import KINDS, Kind, Manifest
+from gnnstore.formats.container.manifest import KINDS, FileEntry, Kind, Manifest
 from gnnstore.formats.container.reader import SealedReader
 from gnnstore.formats.store.schema import EdgeType, Schema
+from gnnstore.machine import Machine
+from gnnstore.units import format_count
 
 PACKED_DIRECTORY = "plans"
-PACKED_FORMAT_VERSION = 6
-# What epochs of graphs without types are written as: their layout is as it was.
-_VERSION_WITHOUT_TYPES = 5
+# Of epochs whose cached rows lie in the plan once.
+PACKED_FORMAT_VERSION = 7
+# What others are written as, whose layout is as it was: of graphs with types, and without.
+_VERSION_WITH_TYPES, _VERSION_WITHOUT_TYPES = 6, 5
 
 INDEX_ARRAY = "index"
 BATCHES_ARRAY = "batches"
 ROWS_GROUP = "rows"
 SEGMENTS_ARRAY = "segments"
+CACHE_GROUP = "cache"
+# The numbers of the rows that are cached for all batches, ascending.
+CACHED_NODES_ARRAY = f"{CACHE_GROUP}/nodes"
 # Columns of the index: where a batch's record begins, its bytes and its crc32c, and the rows it
 # misses. One more for each cached attribute: where its chunk of rows begins. If these are
 # of several node types, then one more for each: the rows of its chunk.
@@ -62,6 +76,53 @@ NUM_POSITIONS = "number of input_nodes"
 ALL_EDGES = "all edges"
 
 
+# Of a directory, its number and how many there are.
+_PART_NAME = re.compile(r"part-(\d{5,})-of-(\d{5,})")
+_MAX_PARTS = 2**31
+_MAX_NAMED = 5  # in a message
+
+
+def part_name(number: int, of: int) -> str:
+    """Return the name of the directory of a part."""
+    return f"part-{number:05d}-of-{of:05d}"
+
+
+def parts_in(names: Sequence[str]) -> list[tuple[int, int, str]]:
+    """Return the number, the number of all, and the name of each part among names, ascending."""
+    matches = ((_PART_NAME.fullmatch(name), name) for name in names)
+    found = [(int(match[1]), int(match[2]), name) for match, name in matches if match]
+    return sorted(own for own in found if own[2] == part_name(*own[:2]))
+
+
+def has_parts(path: Path) -> bool:
+    """Whether a directory holds parts of packed epochs, and is not a sealed one itself."""
+    try:
+        names = os.listdir(path)  # noqa: PTH208
+    except OSError:
+        return False
+    return METADATA_FILE not in names and bool(parts_in(names))
+
+
+@dataclass(frozen=True)
+class PackedPart:
+    """Consecutive batches of all epochs, whose records do not depend on others.
+
+    The batches of part i of n are those from number i T // n to (i + 1) T // n, of all T.
+    """
+
+    number: Annotated[int, 0, _MAX_PARTS]  # i
+    of: Annotated[int, 1, _MAX_PARTS]  # n
+    first_batch: int
+    num_batches: int
+    cached_crc32c: Annotated[int, 0, 2**32 - 1]  # of the numbers of the cached rows
+
+    @classmethod
+    def divided(cls, number: int, of: int, total: int, cached_crc32c: int) -> Self:
+        """Return a part of the batches of all epochs."""
+        first, end = (k * total // of for k in (number, number + 1))
+        return cls(number, of, first, end - first, cached_crc32c)
+
+
 @dataclass(frozen=True, kw_only=True)
 class PackedManifest(Manifest):
     """Identity, contents and files of packed epochs."""
@@ -73,7 +134,7 @@ class PackedManifest(Manifest):
     WORD: ClassVar[str] = "directory of packed epochs"
     VERB: ClassVar[str] = "pack"
     MAKE: ClassVar[str] = "make one with 'gnnstore pack'"
-    OMITTED: ClassVar[frozenset[str]] = frozenset({"slot_shares"})
+    OMITTED: ClassVar[frozenset[str]] = frozenset({"slot_shares", "part"})
 
     # All that the batches depend on except the seed, as in the state of a loader.
     fingerprint: Mapping[str, Any]
@@ -96,13 +157,15 @@ class PackedManifest(Manifest):
     plain: tuple[str, ...]
     has_edge_ids: bool  # whether records hold edge ids; else positions are ids
     schema: Schema
+    # Of epochs whose cached rows are the same for all batches; else records follow one another.
+    part: PackedPart | None = None
     # All arrays but graph-level ones.
     paged_arrays: tuple[AttributeSpec, ...] = field(default=(), metadata={"key": "arrays"})
 
     @property
     def format_version(self) -> int:
-        """Version of the format: epochs without types keep one that older readers know."""
-        return _version_of(self.schema)
+        """Version of the format: what older readers know keeps theirs."""
+        return _version_of(self.schema, self.part)
 
     @property
     def store_uuid(self) -> str | None:
@@ -111,8 +174,28 @@ class PackedManifest(Manifest):
 
     @property
     def num_batches(self) -> int:
+        """Batches of all epochs, or of a part of them."""
+        return self.total_batches if self.part is None else self.part.num_batches
+
+    @property
+    def total_batches(self) -> int:
         """Batches of all epochs."""
         return self.epochs * self.batches_per_epoch
+
+    @property
+    def first_batch(self) -> int:
+        """Number of the first batch here among those of all epochs."""
+        return 0 if self.part is None else self.part.first_batch
+
+    @property
+    def batches(self) -> range:
+        """Numbers of the batches here among those of all epochs."""
+        return range(self.first_batch, self.first_batch + self.num_batches)
+
+    @property
+    def holds_cache(self) -> bool:
+        """Whether the rows that are cached for all batches lie here."""
+        return self.part is not None and self.part.number == 0
 
     @property
     def has_segments(self) -> bool:
@@ -159,8 +242,18 @@ class PackedManifest(Manifest):
         """Check the fields of packed epochs, and return them as arguments of the class."""
         found = own.values(cls, Manifest)
         schema, cached, plain = found["schema"], found["cached"], found["plain"]
-        if own.integer("format_version") != _version_of(schema):
-            raise own.fail("format_version", f"{_version_of(schema)}, as the schema has it")
+        part: PackedPart | None = found.get("part")
+        if own.integer("format_version") != (version := _version_of(schema, part)):
+            raise own.fail("format_version", f"{version}, as the schema and 'part' have it")
+        if part is not None:
+            total = found["epochs"] * found["batches_per_epoch"]
+            own_part = (part.number, part.of, total, part.cached_crc32c)
+            if part.number >= part.of or part != PackedPart.divided(*own_part):
+                raise own.fail("part", f"the batches of one of the parts of {total}")
+            if part.of > 1 and found["segment"] > 1:
+                raise own.fail("segment", "1, since there are several parts")
+            if found.get("slot_shares"):
+                raise own.fail("slot_shares", "nothing, since cached rows are the same for all")
         nodes = [spec.path for spec in schema.node_attributes()]
         edges = [spec.path for spec in schema.edge_attributes()]
         if not set(cached) <= set(nodes):
@@ -172,8 +265,15 @@ class PackedManifest(Manifest):
         return found
 
 
-def _version_of(schema: Schema) -> int:
-    return _VERSION_WITHOUT_TYPES if schema.is_homogeneous else PACKED_FORMAT_VERSION
+def _version_of(schema: Schema, part: PackedPart | None) -> int:
+    if part is not None:
+        return PACKED_FORMAT_VERSION
+    return _VERSION_WITHOUT_TYPES if schema.is_homogeneous else _VERSION_WITH_TYPES
+
+
+def cache_array(schema: Schema, path: str) -> str:
+    """Return the path in packed epochs of the cached rows of a node attribute."""
+    return f"{CACHE_GROUP}/{rows_array(schema, path)}"
 
 
 def rows_array(schema: Schema, path: str) -> str:
@@ -255,6 +355,11 @@ class PackedReader(SealedReader[PackedManifest]):
         }
         if manifest.has_segments:
             expected[SEGMENTS_ARRAY] = ("int64",), (None, SEGMENT_COLUMNS + manifest.cached_columns)
+        if manifest.holds_cache:
+            expected[CACHED_NODES_ARRAY] = ("int64",), (None,)
+            for spec in manifest.cached_specs:
+                shape = (None, *spec.shape[1:])
+                expected[cache_array(manifest.schema, spec.path)] = (spec.dtype,), shape
         self.expect(manifest.paged_arrays, expected)
         for path in expected:
             if (count := self._array(path).layout.num_shards) > 1:  # kernels read the only one
@@ -267,6 +372,11 @@ class PackedReader(SealedReader[PackedManifest]):
         self.index = self._array(INDEX_ARRAY).load()
         self._check_index()
 
+    @property
+    def local_files(self) -> tuple[FileEntry, ...]:
+        """The files that are here."""
+        return self.files
+
     def _array(self, path: str) -> PagedArray:
         return self.paged(self.manifest.spec(path))
 
@@ -274,6 +384,18 @@ class PackedReader(SealedReader[PackedManifest]):
         """Return the path in the store of each cached attribute, by the path of its rows here."""
         schema = self.manifest.schema
         return {rows_array(schema, path): path for path in self.manifest.cached}
+
+    def load_checked(self, path: str, machine: Machine) -> npt.NDArray[Any]:
+        """Load a paged array whole, each block compared with its checksum."""
+        array = self._array(path)
+
+        def fill(dense: npt.NDArray[np.uint8]) -> None:
+            self.check_arrays(path)
+            array.read_whole(dense)
+
+        num_bytes = array.num_rows * array.geometry.row_bytes
+        dense = machine.share(array.key(array.dtype), num_bytes, fill)
+        return dense.view(array.dtype).reshape(array.spec.shape)
 
     def chunk_begins(self, column: int) -> npt.NDArray[np.int64]:
         """Return the first bytes of all chunks of a cached attribute, by its number."""
@@ -318,11 +440,129 @@ class PackedReader(SealedReader[PackedManifest]):
                 )
 
 
+class PackedParts:
+    """Packed epochs that are open: a directory, or the parts in one, in their order."""
+
+    def __init__(self, path: Path, parts: Sequence[PackedReader], label: str = "") -> None:
+        self.path, self.parts = path, tuple(parts)
+        self.label = label or str(path)  # for messages: the URL of what is in a bucket
+        self.manifest = parts[0].manifest  # of the first: what all have in common
+        self._firsts = [part.manifest.first_batch for part in parts]
+
+    @classmethod
+    def open(cls, path: str | os.PathLike[str]) -> Self:
+        """Open packed epochs, whole.
+
+        Raises
+        ------
+        NotFoundError, UnsupportedVersionError, CorruptStoreError, StorageError
+            As `PackedReader.open`; NotFoundError also where a part is missing.
+        UsageError
+            If the parts are not of one run.
+        """
+        directory = Path(os.path.abspath(path))  # noqa: PTH100 - resolve() would hide links
+        if not has_parts(directory):
+            reader = PackedReader.open(path)
+            part = reader.manifest.part
+            if part is not None and part.of > 1:
+                raise UsageError(
+                    f"{directory}: is part {part.number} of {part.of}; open the directory that "
+                    f"holds all of them: {directory.parent}",
+                    path=directory,
+                )
+            return cls(reader.path, [reader])
+        names = parts_in(os.listdir(directory))  # noqa: PTH208
+        check_complete(str(directory), names)
+        return cls.of(directory, [PackedReader.open(directory / name) for *_, name in names])
+
+    @classmethod
+    def of(cls, path: Path, parts: Sequence[PackedReader], label: str = "") -> Self:
+        """Return all parts, ascending, if they are of one run."""
+        label = label or str(path)
+        for reader in parts[1:]:
+            if different := other_run(parts[0].manifest, reader.manifest):
+                raise UsageError(
+                    f"{label}: {_named(reader)} is of another run than {_named(parts[0])}: "
+                    f"{'; '.join(different)}; remove one of the two, and pack it as the others",
+                    path=label,
+                )
+        return cls(path, parts, label)
+
+    @property
+    def total_bytes(self) -> int:
+        """Bytes of all parts, the root metadata not counted."""
+        return sum(part.total_bytes for part in self.parts)
+
+    @cached_property
+    def index_bytes(self) -> int:
+        """Bytes of the index in memory."""
+        return sum(part.index.nbytes for part in self.parts)
+
+    def number_of(self, batch: int) -> int:
+        """Return the place among the parts of that which has a batch."""
+        return bisect_right(self._firsts, batch) - 1
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (type(self), (self.path, self.parts, self.label))
+
+
+def _named(reader: PackedReader) -> str:
+    part = reader.manifest.part
+    return reader.path.name if part is None else part_name(part.number, part.of)
+
+
+def check_complete(directory: str, names: Sequence[tuple[int, int, str]]) -> None:
+    """Raise unless these are all parts of one number."""
+    counts = sorted({of for _, of, _ in names})
+    if len(counts) > 1:
+        raise UsageError(
+            f"{directory}: has parts of {' and of '.join(map(str, counts))}; keep those of one "
+            "number, and remove the others",
+            path=directory,
+        )
+    there = {number for number, *_ in names}
+    missing = [number for number in range(counts[0]) if number not in there]
+    if missing:
+        shown = ", ".join(map(str, missing[:_MAX_NAMED]))
+        more = "" if len(missing) <= _MAX_NAMED else f" and {len(missing) - _MAX_NAMED} more"
+        raise NotFoundError(
+            f"{directory}: {format_count(len(missing), 'part')} of {counts[0]} not there: {shown}"
+            f"{more}; make each with the command that made the others and --part I/{counts[0]}, "
+            f"such as --part {missing[0]}/{counts[0]}",
+            path=directory,
+        )
+
+
+# What all parts of a run have in common, besides their fingerprint.
+_OF_A_RUN = (
+    *("seed", "epochs", "batches_per_epoch", "cached_by", "num_slots", "cached", "plain"),
+    *("has_edge_ids", "piece_bytes", "schema"),
+)
+
+
+def other_run(one: PackedManifest, other: PackedManifest) -> list[str]:
+    """Return in words by what parts differ that are not of one run."""
+    first, second = _of_run(one), _of_run(other)
+    return [
+        f"another {name}"
+        if name == "schema"
+        else f"{name} is {second.get(name)!r}, not {first.get(name)!r}"
+        for name in sorted(first.keys() | second.keys())
+        if first.get(name) != second.get(name)
+    ]
+
+
+def _of_run(manifest: PackedManifest) -> dict[str, Any]:
+    choice = None if manifest.part is None else f"{manifest.part.cached_crc32c:08x}"
+    own = {name: getattr(manifest, name) for name in _OF_A_RUN}
+    return {**own, **manifest.fingerprint, "choice of cached rows": choice}
+
+
 PACKED = KINDS.register(
     Kind(
         PackedManifest,
         PackedReader.open,
-        frozenset({INDEX_ARRAY, BATCHES_ARRAY, SEGMENTS_ARRAY, ROWS_GROUP, "graph"}),
+        frozenset({INDEX_ARRAY, BATCHES_ARRAY, SEGMENTS_ARRAY, ROWS_GROUP, CACHE_GROUP, "graph"}),
         PACKED_DIRECTORY,
     )
 )

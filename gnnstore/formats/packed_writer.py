@@ -155,6 +155,7 @@ class PackedWriter(SealedWriter):
         decided: Mapping[str, Any],
         overwrite: bool = False,
         resume: bool = False,
+        sweeps: bool = True,
         on_event: Callable[[str], None] = lambda _: None,
     ) -> None:
         self.index: list[list[int]] = []  # a row for each finished batch; see `INDEX_COLUMNS`
@@ -162,6 +163,7 @@ class PackedWriter(SealedWriter):
         self.num_superbatches = 0  # superbatches that are finished
         self.largest_batch_bytes = 0  # bytes of the largest finished batch
         self._growing: dict[str, GrowingFile] = {}
+        self._cached: list[AttributeSpec] = []
         super().__init__(
             path,
             overwrite=overwrite,
@@ -170,6 +172,7 @@ class PackedWriter(SealedWriter):
             fingerprint=asked,
             decided=decided,
             resume=resume,
+            sweeps=sweeps,
         )
 
     def row_dimension(self, array_path: str) -> str | None:
@@ -206,9 +209,23 @@ class PackedWriter(SealedWriter):
         self.journal.record_step(ends, values)
         self._count(values)
 
+    def cached(
+        self,
+        name: str,
+        dtype: str,
+        shape: tuple[int, ...],
+        pieces: Iterable[npt.NDArray[Any]],
+    ) -> None:
+        """Write an array of the rows that are cached for all batches, from pieces in order."""
+        writer = self.paged(name, name=name, row_shape=shape[1:], dtype=dtype, num_rows=shape[0])
+        for piece in pieces:
+            writer.append(piece)
+        self._cached.append(writer.spec)
+
     def commit(self, manifest: PackedManifest, graph: Mapping[str, npt.NDArray[Any]]) -> Path:
         """Write index, checksums and manifest, and rename the directory into place."""
         arrays = []
+        arrays += self._cached
         for name, file in self._growing.items():
             arrays.append(AttributeSpec(name, name, "paged", "uint8", (file.size_bytes,)))
             self._files |= file.finish()

@@ -30,6 +30,7 @@ from gnnstore.loaders.options import (
 from gnnstore.loaders.pinning import can_pin, pinned
 from gnnstore.loaders.stateful import checked_epoch
 from gnnstore.loaders.torch_loader import TorchLoader
+from gnnstore.machine import PRIVATE, Machine, SharedMachine
 from gnnstore.pipeline.batch import (
     Batch,
     BatchPreparer,
@@ -83,6 +84,7 @@ class BatchLoader(TorchLoader):
             shard=shard,
             own_order=own_order,
         )
+        self._machine: Machine = PRIVATE  # the place of what is loaded whole
         self._totals = Totals()
         self._recorder = Recorder(displayed(progress, shard))
         self._num_iterations = 0
@@ -179,6 +181,8 @@ class BatchLoader(TorchLoader):
         return self._get_iterator()
 
     def _get_iterator(self) -> Generator[Any, None, None]:  # type: ignore[override]
+        if isinstance(self._machine, SharedMachine):
+            self._machine.look_around()
         self._refuse_steps_of_others()
         seed = self._draw_seed()
         iteration = self._cursor.begin(checked_epoch(self.epoch))

@@ -24,6 +24,7 @@ from torch_geometric.sampler.base import NumNeighbors
 from gnnstore.caching.scores import SCORES, Score
 from gnnstore.disk.engines import ENGINES
 from gnnstore.errors import NotFoundError, UsageError, as_whole_number, check_choice, whole_number
+from gnnstore.formats.packed import PackedParts
 from gnnstore.formats.store.schema import Schema
 from gnnstore.graph.store import GraphStore
 from gnnstore.graph.store import open as open_store
@@ -237,11 +238,15 @@ def read_options(
     chosen = find_strategy(strategy)
     is_auto = isinstance(chosen, Auto)
     if packed is not None:
-        if not isinstance(packed, str | os.PathLike):
-            raise UsageError(f"packed={packed!r}: expected a name of packed epochs, or their path")
+        is_open = isinstance(getattr(packed, "reader", None), PackedParts)
+        if not is_open and not isinstance(packed, str | os.PathLike):
+            raise UsageError(
+                f"packed={packed!r}: expected a name of packed epochs, their path or URL, or what "
+                "open_packed returned"
+            )
         named = None if is_auto or chosen.packs else strategy
         _refuse("packed=", _NOT_WITH_PACKED, {**given, "strategy": named})
-        return ReadOptions(chosen, memory=memory, io_engine=io_engine, packed=os.fspath(packed))
+        return ReadOptions(chosen, memory=memory, io_engine=io_engine, packed=packed)
     unused = [] if chosen.reads_disk else ["io_engine", *_CACHE]
     decides = not isinstance(chosen, Auto) and chosen.plans and not chosen.takes_cache
     if decides or chosen.score is not None:

@@ -4,25 +4,25 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy.typing as npt
 import torch
 from torch_geometric.data import Data
 
 from gnnstore.budget.ledger import CACHED, SLOTS, STAGING, Ledger, Reservation
-from gnnstore.budget.limits import MemoryBudget, affordable_threads
+from gnnstore.budget.limits import MemoryBudget, affordable_threads, available_bytes
 from gnnstore.disk.engines import Engine
 from gnnstore.errors import limits_named
 from gnnstore.features.chunk_rows import AbsentRows
-from gnnstore.features.packed_rows import PackedFiles
+from gnnstore.features.packed_epochs import PackedEpochFiles
 from gnnstore.features.planned import SlotCache
 from gnnstore.features.tables import CachedTables
 from gnnstore.formats.arrays.spec import AttributeSpec
-from gnnstore.formats.container.reader import reopened
-from gnnstore.formats.packed import NUM_POSITIONS, PACKED, PackedReader
+from gnnstore.formats.packed import NUM_POSITIONS, PACKED, PackedParts, has_parts
 from gnnstore.formats.store.schema import EdgeTypeSpec, NodeTypeSpec, Schema
 from gnnstore.formats.store.units import find_unit
 from gnnstore.graph.arrays import whole_values
@@ -30,16 +30,31 @@ from gnnstore.graph.pyg_data import AssignedAttributes
 from gnnstore.loaders.assemble import Assembler
 from gnnstore.loaders.base import BatchLoader
 from gnnstore.loaders.device import checked_device
-from gnnstore.loaders.options import CsrEdges, checked_edge_ids, warn_of_narrow_edges
+from gnnstore.loaders.options import (
+    CsrEdges,
+    checked_edge_ids,
+    local_machine,
+    warn_of_narrow_edges,
+)
+from gnnstore.machine import PRIVATE, Machine, SharedMachine, share_of
 from gnnstore.pipeline.packed_batches import PackedBatches, not_packed
+from gnnstore.pipeline.ranks import RankShard
 from gnnstore.pipeline.shuffle import order_bytes
 from gnnstore.pipeline.states import OrderFields, checked
+from gnnstore.progress import open_progress
+from gnnstore.remote.objects import is_elsewhere
+from gnnstore.remote.streams import open_elsewhere
 from gnnstore.seeds.labels import labels_of
 from gnnstore.strategies.base import Sources
 from gnnstore.strategies.loader_spec import EdgeIds, LoaderSpec
 from gnnstore.strategies.options import StrategyTraits
 from gnnstore.strategies.placement import Placement, check_two_batches
 from gnnstore.units import format_size
+
+if TYPE_CHECKING:
+    from obstore.store import ObjectStore
+
+    from gnnstore.graph.store import GraphStore
 
 # Rows that were packed, with any planned cache.
 _PACKED = StrategyTraits("packed", "disk", packs=True)
@@ -50,10 +65,11 @@ class PackedSources(Sources):
 
     def __init__(
         self,
-        reader: PackedReader,
+        parts: PackedParts,
         memory: int | str | None = None,
         io_engine: str | None = None,
         *,
+        machine: Machine = PRIVATE,
         seeds_bytes: int = 0,
         num_threads: int = 1,
         may_use_fewer: bool = False,
@@ -61,17 +77,24 @@ class PackedSources(Sources):
         edge_ids: EdgeIds | None = "input",
     ) -> None:
         self.e_id = edge_ids
-        manifest = reader.manifest
-        self.packed = PackedFiles.open(reader, io_engine)
-        self.engine: Engine = self.packed.engine
+        manifest, ranks = parts.manifest, machine.num_ranks
+        name = parts.label.rstrip("/").rpartition("/")[2]
+        self.packed = PackedEpochFiles(parts, io_engine, machine)
+        is_remote = self.packed.is_remote
+        self.engine: Engine | None = None if is_remote else self.packed.engine
         staging_bytes = self.packed.staging_bytes
-        budget = MemoryBudget.of(memory)
+        if ranks > 1 and memory in {None, "auto"}:
+            budget = MemoryBudget.of_rank(memory, available_bytes(), ranks)
+        else:
+            budget = MemoryBudget.of(memory)
         if may_use_fewer:
             num_threads = affordable_threads(budget.num_bytes, staging_bytes, num_threads)
         slot_bytes = CachedTables.of(manifest.schema, set(manifest.cached)).slot_bytes
         if self.packed.pools is not None:
             slot_bytes = self.packed.pools.slot_bytes
         cache_bytes = SlotCache.reserve(slot_bytes).bytes_of({SLOTS: manifest.num_slots})
+        if manifest.part is not None:
+            cache_bytes = share_of(self.packed.cached_bytes, ranks)
         self.placement = Placement(
             strategy=_PACKED,
             topology="disk",
@@ -80,18 +103,19 @@ class PackedSources(Sources):
                 budget.num_bytes,
                 (
                     Reservation(CACHED, cache_bytes),
-                    Reservation("the index", reader.index.nbytes),
+                    Reservation("the index", parts.index_bytes),
                     Reservation("seeds and their order", seeds_bytes),
                     Reservation(STAGING, num_threads * staging_bytes),
                 ),
-                f"reading the packed epochs {reader.path.name!r}",
+                f"reading the packed epochs {name!r}",
                 budget.source,
             ),
             budget_is_promise=budget.is_promise,
             reason=(
-                f"packed before as {reader.path.name!r}: {manifest.epochs} epochs of "
+                f"packed before as {name!r}: {manifest.epochs} epochs of "
                 f"{manifest.batches_per_epoch} batches, {manifest.num_slots} rows cached "
-                f"({format_size(cache_bytes)}); read by {self.engine.reason}"
+                f"({format_size(cache_bytes)}); read "
+                + ("from the bucket" if self.engine is None else f"by {self.engine.reason}")
             ),
         )
         if budget.is_promise:
@@ -101,6 +125,13 @@ class PackedSources(Sources):
                 "lower num_threads=",
                 "pack with a smaller --memory",
             )
+        if isinstance(machine, SharedMachine):  # before what cannot be shared is loaded
+            machine.spare_bytes = self.placement.spare_bytes
+        before = machine.private_bytes
+        if self.packed.cached is not None and (private := machine.private_bytes - before):
+            unshared = Reservation("rows that are not shared", private - share_of(private, ranks))
+            ledger = self.placement.ledger.add(unshared)
+            self.placement = replace(self.placement, ledger=ledger)
         self.num_threads = num_threads
         self.edge_ids = {}  # a batch's edge ids are in its record
         schema = manifest.schema
@@ -110,12 +141,12 @@ class PackedSources(Sources):
     @property
     def cached_by(self) -> str:
         """The policy that chose the cached rows; empty without a cache."""
-        return self.packed.reader.manifest.cached_by if self.num_cached else ""
+        return self.packed.manifest.cached_by if self.num_cached else ""
 
     @property
     def num_cached(self) -> int:
         """Nodes whose rows have room to be cached."""
-        return self.packed.reader.manifest.num_slots
+        return self.packed.manifest.num_slots
 
     def batches(self, *_: Any) -> PackedBatches:
         """Return the packed batches; sampling options do not matter."""
@@ -125,12 +156,11 @@ class PackedSources(Sources):
 def open_packed_sources(loader: LoaderSpec) -> PackedSources:
     """Open the packed epochs that a loader on a store asks for."""
     options = loader.options
-    loader.store.fetch_unit(PACKED, options.packed or "")
-    reader = PackedReader.open(find_unit(PACKED, loader.store.path, options.packed or ""))
     return PackedSources(
-        reader,
+        _parts_named(loader.store, options.packed),
         options.memory,
         options.io_engine,
+        machine=loader.machine,
         seeds_bytes=loader.seeds_bytes,
         num_threads=loader.num_threads,
         may_use_fewer=loader.may_use_fewer,
@@ -139,35 +169,44 @@ def open_packed_sources(loader: LoaderSpec) -> PackedSources:
     )
 
 
-class PackedEpochs:
-    """Packed epochs: their batches, with all attributes. Pickles as its path.
+def _parts_named(store: GraphStore, packed: Any) -> PackedParts:
+    """Return the packed epochs that `packed=` names, opened before or not."""
+    if isinstance(packed, PackedEpochs):
+        return packed.reader
+    if is_elsewhere(packed):
+        return _opened(packed, None)
+    if has_parts(Path(packed)):
+        return PackedParts.open(packed)
+    store.fetch_unit(PACKED, packed)
+    return PackedParts.open(find_unit(PACKED, store.path, packed))
 
-    Parameters
-    ----------
-    path : path-like
-        The directory.
+
+def _opened(place: Any, cache_dir: str | os.PathLike[str] | None) -> PackedParts:
+    with open_progress() as progress:
+        return open_elsewhere(place, cache_dir, progress)
+
+
+class PackedEpochs:
+    """Packed epochs: their batches, with all attributes. Pickles as its path or URL.
 
     Attributes
     ----------
-    reader : PackedReader
-        Manifest and files.
+    reader : PackedParts
+        Manifest and files, of all parts.
     """
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.reader = PackedReader.open(path)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return (reopened, (PackedEpochs, str(self.path), self.reader.uuid))
+    def __init__(self, parts: PackedParts) -> None:
+        self.reader = parts
 
     def __repr__(self) -> str:
         return (
-            f"PackedEpochs({str(self.path)!r}, epochs={self.epochs}, "
+            f"PackedEpochs({self.reader.label!r}, epochs={self.epochs}, "
             f"batches_per_epoch={self.reader.manifest.batches_per_epoch})"
         )
 
     @property
     def path(self) -> Path:
-        """The directory."""
+        """The directory; of epochs in a bucket, the copy of their index is elsewhere."""
         return self.reader.path
 
     @property
@@ -195,8 +234,9 @@ class PackedEpochs:
         return whole_values(own.values, own.value_arrays, self._read)
 
     def _read(self, spec: AttributeSpec) -> npt.NDArray[Any]:
-        self.reader.check_arrays(spec.path)
-        return self.reader.compressed(spec)
+        first = self.reader.parts[0]
+        first.check_arrays(spec.path)
+        return first.compressed(spec)
 
     def loader(
         self,
@@ -211,6 +251,9 @@ class PackedEpochs:
         adj_value: str | None = None,
         edge_ids: EdgeIds | None = "input",
         device: str | torch.device | None = None,
+        rank: int | None = None,
+        world_size: int | None = None,
+        local_world_size: int | None = None,
         **kwargs: Any,
     ) -> PackedLoader:
         """Return a loader of the packed batches.
@@ -218,8 +261,9 @@ class PackedEpochs:
         Parameters
         ----------
         num_threads, prefetch_batches, memory, io_engine, transform, custom_cls, edge_format, \
-adj_value, edge_ids, device
-            As in `NeighborLoader`.
+adj_value, edge_ids, device, rank, world_size, local_world_size
+            As in `NeighborLoader`; ranks read epochs whose cached rows are the same for all
+            batches (packed with ``--cache-by frequency`` or ``degree``).
         **kwargs
             As in `torch.utils.data.DataLoader`, such as `pin_memory`; packing has fixed the options
             of the batches.
@@ -260,10 +304,13 @@ class PackedLoader(BatchLoader):
             "shuffle": checked(found, "shuffle", bool),
             "drop_last": checked(found, "drop_last", bool),
         }
+        ranks = {name: given[name] for name in ("rank", "world_size", "local_world_size")}
+        machine = local_machine(**ranks) or PRIVATE
         super().__init__(
             num_seeds,
             labels=labels_of(found),
             fingerprint=partial(_fingerprint, found),
+            shard=RankShard.of(given["rank"], given["world_size"], manifest.seed, options),
             seed=manifest.seed,
             transform=given["transform"],
             transform_sampler_output=None,
@@ -272,10 +319,12 @@ class PackedLoader(BatchLoader):
             device=checked_device(given["device"]),
             options={**options, **order},
         )
+        self._machine = machine
         opened = PackedSources(
             packed.reader,
             given["memory"],
             given["io_engine"],
+            machine=machine,
             seeds_bytes=order_bytes(num_seeds, shuffles=order["shuffle"]),
             num_threads=max(1, self._most_threads()),
             may_use_fewer=self._num_threads_given is None,
@@ -295,17 +344,33 @@ def _fingerprint(found: Mapping[str, Any]) -> dict[str, Any]:
 
 
 @limits_named("open packed epochs")
-def open_packed(path: str | os.PathLike[str]) -> PackedEpochs:
+def open_packed(
+    path: str | os.PathLike[str] | ObjectStore,
+    *,
+    cache_dir: str | os.PathLike[str] | None = None,
+) -> PackedEpochs:
     """Open packed epochs; public as `gnnstore.open_packed`.
+
+    Of epochs in a bucket, the index and the rows that are cached for all batches are copied to a
+    disk of this machine. A batch is then one request for its record and one for each table, and is
+    compared with its checksums.
 
     Parameters
     ----------
-    path : path-like
-        The directory that `gnnstore pack` made, or a copy of it on any machine.
+    path : path-like, str or store of obstore
+        The directory that `gnnstore pack` made, one with all parts, or a copy of it on any machine;
+        its URL; or a store of obstore whose prefix is the directory.
+    cache_dir : path-like, optional
+        Directory on a disk of this machine for copies, as in `gnnstore.open`. What is on a path is
+        copied whole, if this is given.
 
     Raises
     ------
     NotFoundError, UnsupportedVersionError, CorruptStoreError, StorageError
-        See `PackedReader.open`.
+        See `PackedReader.open`; NotFoundError also where a part is missing.
+    UsageError
+        If the parts are not of one run, or the batches of epochs in a bucket share rows.
     """
-    return PackedEpochs(path)
+    if cache_dir is None and isinstance(path, str | os.PathLike) and not is_elsewhere(path):
+        return PackedEpochs(PackedParts.open(path))
+    return PackedEpochs(_opened(path, cache_dir))

@@ -35,7 +35,7 @@ from gnnstore.loaders.assemble import Assembler, Parts
 from gnnstore.loaders.base import BatchLoader
 from gnnstore.loaders.options import LoaderOptions, call, fanouts_of, local_machine
 from gnnstore.loaders.packed_loader import open_packed_sources
-from gnnstore.machine import PRIVATE, SharedMachine
+from gnnstore.machine import PRIVATE
 from gnnstore.partitions.policy import ResidentTable, Slots
 from gnnstore.partitions.seeds import PartitionOrder
 from gnnstore.partitions.sources import PartitionSources
@@ -297,8 +297,6 @@ class SampledLoader(BatchLoader):
         super().load_state_dict(state)
 
     def _get_iterator(self) -> Generator[Any, None, None]:  # type: ignore[override]
-        if isinstance(self._machine, SharedMachine):
-            self._machine.look_around()
         batches = super()._get_iterator()
         # Only now: before, it is the position where the last iteration stopped.
         start = self._cursor.position(self.epoch)

@@ -107,7 +107,10 @@ def estimate_packing(packer: EpochPacker, profile: DeviceProfile | None) -> Pack
             shortest = search_segment(found, lambda segment: sum(shared(segment)) <= most)
             packer.segment = found.num_batches if shortest is None else shortest
         rows, records = shared(packer.segment)
-    total = epochs * (rows + records)
+    rows_bytes = epochs * rows
+    if settings.is_fixed:  # they lie there once
+        rows_bytes += packer.num_slots * row_bytes
+    total = rows_bytes + epochs * records
     table_bytes = sum(table.num_rows * table.row_bytes for table in packer.tables.values())
     read_bytes = epochs * -(-per_epoch // packer.superbatch) * table_bytes
     seconds = None
@@ -116,7 +119,7 @@ def estimate_packing(packer: EpochPacker, profile: DeviceProfile | None) -> Pack
         seconds = profile.sequential_seconds(read_bytes + total, total)
     return PackEstimate(
         batches=epochs * per_epoch,
-        rows_bytes=epochs * rows,
+        rows_bytes=rows_bytes,
         records_bytes=epochs * records,
         total_bytes=total,
         read_bytes=read_bytes,

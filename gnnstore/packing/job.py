@@ -2,12 +2,12 @@
 
 As a loader with strategy "packed" does while it trains, it samples, plans and packs superbatch by
 superbatch, but keeps the rows: each epoch from an empty cache, so that training may begin with any
-epoch.
+epoch; or with a cache that is the same for all batches, which is packed once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -15,8 +15,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from gnnstore import _core
 from gnnstore._version import __version__
-from gnnstore.caching.policies import Planner
+from gnnstore.caching.policies import Planner, slot_layout
 from gnnstore.caching.pools import SlotPools, pooled
 from gnnstore.errors import NoSpaceError
 from gnnstore.features.chunks import BLOCK_BYTES
@@ -34,7 +35,13 @@ from gnnstore.features.segments import (
 )
 from gnnstore.features.source import RowSource, TypedRows, ranges_of
 from gnnstore.features.tables import CachedTables
-from gnnstore.formats.packed import PackedManifest, name_of_batch, rows_array
+from gnnstore.formats.packed import (
+    CACHED_NODES_ARRAY,
+    PackedManifest,
+    cache_array,
+    name_of_batch,
+    rows_array,
+)
 from gnnstore.formats.packed_writer import PackedWriter
 from gnnstore.graph.store import GraphStore
 from gnnstore.graph.table_registry import shared_tables
@@ -44,6 +51,8 @@ from gnnstore.progress import NullProgress, Progress
 from gnnstore.threads import ordered_map
 from gnnstore.units import format_at_least, format_size
 
+# Cached rows are read and written in pieces.
+_CACHED_PIECE_BYTES = 8 << 20
 _NOWHERE = np.empty(0, np.int32)
 _NONE_MISSED = BatchMisses(_NOWHERE, _NOWHERE, _NOWHERE, _NOWHERE, _NOWHERE)
 # Ids of input nodes, positions and edges in a batch.
@@ -95,10 +104,11 @@ class EpochPacker:
         *,
         overwrite: bool = False,
         resume: bool = False,
+        sweeps: bool = True,
         progress: Progress | None = None,
         on_event: Callable[[str], None] = lambda _: None,
     ) -> Path:
-        """Pack the epochs and give them their name once they are complete."""
+        """Pack the epochs, or the part, and give them their name once they are complete."""
         settings, progress = self.settings, progress or NullProgress()
         writer = PackedWriter(
             path,
@@ -111,6 +121,7 @@ class EpochPacker:
                 "cache_bytes": settings.cache_bytes,
                 "superbatch": settings.superbatch,
                 "segment": settings.segment,
+                "part": settings.part,
                 "program": __version__,
             },
             decided={
@@ -123,18 +134,20 @@ class EpochPacker:
             },
             overwrite=overwrite,
             resume=resume,
+            sweeps=sweeps,
             on_event=on_event,
         )
         with writer:
             known = writer.journal.decided
             names = ("cached", "num_slots", "slot_shares", "superbatch", "segment")
             self._decide(*(known[name] for name in names))
-            total = settings.epochs * self.batches_per_epoch
-            with progress.phase("pack", total, "batches") as phase:
+            with progress.phase("pack", self.num_batches, "batches") as phase:
                 phase.advance(len(writer.index))
-                for epoch in range(settings.epochs):
-                    self._pack_epoch(writer, epoch, phase.advance)
+                self._pack_epochs(writer, phase.advance)
             manifest = self._manifest(writer)
+            if manifest.holds_cache:
+                with progress.phase("pack the cached rows"):
+                    self._pack_cached(writer)
             arrays = self.store.schema.whole_arrays()
             with progress.phase("commit"):
                 return writer.commit(
@@ -142,13 +155,17 @@ class EpochPacker:
                 )
 
     def _manifest(self, writer: PackedWriter) -> PackedManifest:
-        settings = self.settings
+        settings, part = self.settings, None
+        if settings.is_fixed:
+            part = self.sampler.part(_core.crc32c(self.sampler.cached_nodes.view(np.uint8)))
         return PackedManifest(
+            part=part,
             fingerprint=self.sampler.fingerprint,
             seed=settings.config.seed,
             epochs=settings.epochs,
             batches_per_epoch=self.batches_per_epoch,
-            superbatch=self.superbatch,
+            # Records that depend on no other are the same however many are planned at a time.
+            superbatch=self.superbatch if part is None else part.num_batches,
             num_slots=self.num_slots,
             slot_shares=self._slot_shares,
             largest_batch_bytes=writer.largest_batch_bytes,
@@ -161,21 +178,57 @@ class EpochPacker:
             piece_bytes=BLOCK_BYTES,
         )
 
-    def _pack_epoch(self, writer: PackedWriter, epoch: int, advance: Callable[[int], None]) -> None:
-        """Pack the rest of an epoch; the batches packed before are planned again, not read."""
-        per_epoch = -(-self.batches_per_epoch // self.superbatch)
-        if writer.num_superbatches >= (epoch + 1) * per_epoch:
-            return
+    @property
+    def num_batches(self) -> int:
+        """Batches that are packed."""
+        return self.sampler.part(0).num_batches
+
+    def _pack_epochs(self, writer: PackedWriter, advance: Callable[[int], None]) -> None:
+        """Pack what has not been packed of each epoch."""
+        num_before = 0  # superbatches
+        for epoch, batches in self.sampler.epochs:
+            count = -(-len(batches) // self.superbatch)
+            num_done = max(0, writer.num_superbatches - num_before)
+            num_before += count
+            if num_done < count:
+                self._pack_epoch(writer, epoch, batches, num_done, advance)
+
+    def _pack_epoch(
+        self,
+        writer: PackedWriter,
+        epoch: int,
+        batches: range,
+        num_done: int,
+        advance: Callable[[int], None],
+    ) -> None:
+        """Pack the rest of an epoch; the batches packed before are planned again if need be."""
+        if self.settings.is_fixed:
+            batches, num_done = batches[num_done * self.superbatch :], 0
         planner = self._make_planner()
-        superbatches = self.sampler.superbatches(epoch, self.superbatch, planner)
-        for number, superbatch in enumerate(superbatches, epoch * per_epoch):
+        superbatches = self.sampler.superbatches(epoch, self.superbatch, planner, batches)
+        for number, superbatch in enumerate(superbatches):
             with closing(superbatch):
-                if number >= writer.num_superbatches:
+                if number >= num_done:
                     self._pack_superbatch(writer, superbatch, advance)
 
     def _make_planner(self) -> Planner:
-        """Return the planner of cached rows, for the empty cache of an epoch."""
-        return pooled(self.sampler.policy, self.pools).planner(self.num_slots)
+        """Return the planner of cached rows: for the empty cache of an epoch, or a fixed one."""
+        planner = pooled(self.sampler.policy, self.pools).planner(self.num_slots)
+        if self.settings.is_fixed:
+            planner.restart(slot_layout(self.sampler.cached_nodes, self.num_slots))
+        return planner
+
+    def _pack_cached(self, writer: PackedWriter) -> None:
+        """Write the rows that are cached for all batches, and their numbers."""
+        nodes, schema = self.sampler.cached_nodes, self.store.schema
+        writer.cached(CACHED_NODES_ARRAY, "int64", nodes.shape, [nodes])
+        for spec in schema.node_attributes():
+            if spec.path in self._typed:
+                rows = self._typed[spec.path]
+                _, ids = rows.range.part(nodes)
+                pieces = _in_pieces(rows.table, ids)
+                name, shape = cache_array(schema, spec.path), (len(ids), *spec.shape[1:])
+                writer.cached(name, spec.dtype, shape, pieces)
 
     @property
     def _slot_shares(self) -> tuple[int, ...]:
@@ -183,8 +236,10 @@ class EpochPacker:
 
     def first_superbatch(self) -> Superbatch:
         """Sample and plan the first batches; to be closed by the caller."""
-        planner = self._make_planner()
-        return next(self.sampler.superbatches(0, self.superbatch, planner, reads_edges=False))
+        planner, (epoch, batches) = self._make_planner(), self.sampler.epochs[0]
+        return next(
+            self.sampler.superbatches(epoch, self.superbatch, planner, batches, reads_edges=False)
+        )
 
     def close(self) -> None:
         """Remove the scratch files. Idempotent."""
@@ -348,7 +403,7 @@ class EpochPacker:
         most = self.settings.disk_bytes
         if most is None or (missing := writer.num_bytes + more_bytes - most) <= 0:
             return
-        done, total = len(writer.index), self.settings.epochs * self.batches_per_epoch
+        done, total = len(writer.index), self.num_batches
         raise NoSpaceError(
             f"{writer.path}: the epochs take more than the {format_size(most)} of disk they may: "
             f"{done} of {total} batches take {format_size(writer.num_bytes)}, and at least "
@@ -356,3 +411,10 @@ class EpochPacker:
             "rows shared by more batches (--segment).",
             path=writer.path,
         )
+
+
+def _in_pieces(table: RowSource, ids: npt.NDArray[np.int64]) -> Iterator[npt.NDArray[Any]]:
+    """Yield the rows of some ids, a few MB at a time."""
+    step = max(1, _CACHED_PIECE_BYTES // max(1, table.row_bytes))
+    for first in range(0, len(ids), step):
+        yield table.gather(ids[first : first + step]).values

@@ -9,9 +9,16 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import numpy.typing as npt
+
+from gnnstore.budget.ledger import SLOTS
+from gnnstore.caching.policies import Fixed
 from gnnstore.caching.scores import SCORES
 from gnnstore.errors import UsageError, check_choice
+from gnnstore.features.planned import SlotCache
 from gnnstore.features.tables import CachedTables
+from gnnstore.formats.packed import MAX_SLOTS, PackedPart
 from gnnstore.loaders.options import read_options
 from gnnstore.pipeline.batch import EpochRun, Recorder
 from gnnstore.pipeline.lookahead.presample import Presampled, Presampler
@@ -28,9 +35,11 @@ from gnnstore.seeds.nodes import resolve_input_nodes
 from gnnstore.strategies.auto import open_sources
 from gnnstore.strategies.loader_spec import LoaderSpec
 from gnnstore.strategies.lookahead import make_job, policy_of
+from gnnstore.strategies.placement import read_tables
 from gnnstore.strategies.registry import PACKED
 from gnnstore.strategies.sampled_epoch import row_degrees, sample_workload
 from gnnstore.strategies.superbatch_memory import MissModel, size_packing
+from gnnstore.units import parse_size
 
 if TYPE_CHECKING:
     from gnnstore.caching.policies import Planner
@@ -66,6 +75,8 @@ class PackSettings:
     # Batches that share rows on disk; 1: each has its own; None: as many as `disk_bytes` asks for
     # (see `estimate_packing`).
     segment: int | None = None
+    # The part that is packed, i of n, with the same bytes on every machine; None: all.
+    part: tuple[int, int] | None = None
     # For subgraphs that do not fit `memory`; None: next to the store.
     spill_dir: Path | None = None
     num_threads: int = 1
@@ -77,11 +88,80 @@ class PackSettings:
                 "each is needed"
             )
         check_choice("cache", self.cached_by, CACHED_BY)
+        if self.part is None:
+            return
+        number, of = self.part
+        who = f"part {number} of {of}"
+        if not 0 <= number < of:
+            raise UsageError(
+                f"{who}: parts are numbered from 0; give one from 0/{of} to {of - 1}/{of}"
+            )
+        if not self.is_fixed:
+            raise UsageError(
+                f"{who}: with cache={self.cached_by} each batch depends on those before; choose "
+                "cache=frequency or cache=degree"
+            )
+        if self.cache_bytes is None:
+            raise UsageError(
+                f"{who}: without cache_bytes= the memory of each machine would decide what is "
+                "cached, and parts would differ; give cache_bytes=SIZE, the same for all"
+            )
+        if self.segment not in (None, 1):
+            raise UsageError(
+                f"{who}: rows that batches share depend on the memory of a machine; leave "
+                f"segment={self.segment} out, or pack all in one"
+            )
 
     @property
     def cached_by(self) -> str:
         """The policy that chooses the cached rows."""
         return self.cache or CACHED_BY[0]
+
+    @property
+    def is_fixed(self) -> bool:
+        """Whether the cached rows are the same for all batches."""
+        return self.cached_by in SCORES
+
+    def seeds_in(self, store: GraphStore) -> SeedSource:
+        """Return the source of seeds."""
+        return resolve_input_nodes(store, self.input_nodes) if self.seeds is None else self.seeds
+
+    def order_of(self, store: GraphStore, seeds: SeedSource) -> KeyedOrder:
+        """Return the order of the batches; refuse seeds that make none, or too few for a part."""
+        order = KeyedOrder(len(seeds), self.batch_size, self.shuffle, self.drop_last)
+        if order.num_batches == 0:
+            raise UsageError(
+                f"{store.path}: {len(seeds)} seeds make no batch of {self.batch_size}, so there is "
+                "nothing to pack; choose others"
+            )
+        total = self.epochs * order.num_batches
+        if self.part is not None and self.part[1] > total:
+            raise UsageError(
+                f"part {self.part[0]} of {self.part[1]}: there are {total} batches in all, fewer "
+                f"than parts; choose at most {total} parts"
+            )
+        return order
+
+    def fingerprint(self, store: GraphStore, seeds: SeedSource) -> dict[str, Any]:
+        """Return the options that the batches depend on, except the seed, as in a state."""
+        order = OrderFields(self.batch_size, self.drop_last, self.shuffle)
+        return {**sampling_fingerprint(store, self.config, seeds), **order._asdict()}
+
+    def cached_in(self, store: GraphStore) -> CachedTables | None:
+        """Return the attributes that a part caches, whatever the memory; None without parts."""
+        if self.part is None:
+            return None
+        found = read_tables(store.schema.node_attributes())
+        return CachedTables.of(store.schema, {spec.path for spec in found})
+
+    def slots_of(self, tables: CachedTables) -> int:
+        """Return the rows that a part caches at most, by the size of the cache and the schema."""
+        assert self.cache_bytes is not None  # noqa: S101 - checked above
+        if not tables.slot_bytes:
+            return 0
+        each = SlotCache.reserve(tables.slot_bytes).bytes_of({SLOTS: 1})
+        most = min(tables.space.num_rows, MAX_SLOTS)
+        return min(most, parse_size(self.cache_bytes, name="cache_bytes") // each)
 
 
 class EpochSampler:
@@ -90,23 +170,14 @@ class EpochSampler:
     def __init__(self, store: GraphStore, settings: PackSettings) -> None:
         self.store = store
         self.settings = settings
-        self.seeds: SeedSource = (
-            resolve_input_nodes(store, settings.input_nodes)
-            if settings.seeds is None
-            else settings.seeds
-        )
-        self._order = KeyedOrder(
-            len(self.seeds), settings.batch_size, settings.shuffle, settings.drop_last
-        )
+        self.seeds = settings.seeds_in(store)
+        self._order = settings.order_of(store, self.seeds)
         self.batches_per_epoch = self._order.num_batches
-        if self.batches_per_epoch == 0:
-            raise UsageError(
-                f"{store.path}: {len(self.seeds)} seeds make no batch of "
-                f"{settings.batch_size}, so there is nothing to pack; choose others"
-            )
+        cached = settings.cached_in(store)
         presampler = Presampler.of(
             store, settings.config, self.seeds, settings.batch_size, not settings.shuffle
         )
+        presampler = replace(presampler, counts_alike=cached is not None)
         options = read_options(
             strategy=PACKED.name,
             topology=settings.topology,
@@ -129,10 +200,11 @@ class EpochSampler:
             seeds_bytes=seeds_bytes,
             num_threads=settings.num_threads,
             may_use_fewer=True,
+            cached=None if cached is None else frozenset(cached.owners),
         )
         self._loader, self.sources = spec, open_sources(spec)
         placement = self.sources.placement
-        self.tables = CachedTables.of(store.schema, placement.read_paths)
+        self.tables = spec.cached_tables(placement)
         rolling = placement.superbatch
         # Pools of the slots of cached rows, if they are of several widths.
         self.pools = None if rolling is None else rolling.pools
@@ -142,10 +214,12 @@ class EpochSampler:
             row_bytes=self.tables.slot_bytes if self.pools is None else self.pools.slot_bytes,
             num_rows=self.tables.space.num_rows,
             seeds_bytes=seeds_bytes,
-            num_batches=self.batches_per_epoch,
+            num_batches=max(len(batches) for _, batches in self.epochs),
             cache_is_given=settings.cache_bytes is not None,
             superbatch_is_given=settings.superbatch is not None,
         )
+        if cached is not None:
+            self.size = self.size._replace(num_slots=settings.slots_of(cached))
         self._sampler = self.sources.topology.sampler(settings.config, store.schema.index_dtype)
         self._presampler = presampler.over(self.tables.space)
         self.policy = policy_of(spec, placement, self.sources.topology, self.sources.engine)
@@ -188,17 +262,40 @@ class EpochSampler:
     @property
     def fingerprint(self) -> dict[str, Any]:
         """The options that the batches depend on, except the seed, as in a loader's state."""
-        settings = self.settings
-        order = OrderFields(settings.batch_size, settings.drop_last, settings.shuffle)
-        return {
-            **sampling_fingerprint(self.store, settings.config, self.seeds),
-            **order._asdict(),
-        }
+        return self.settings.fingerprint(self.store, self.seeds)
+
+    def part(self, cached_crc32c: int) -> PackedPart:
+        """Return the part that is packed; without one, all."""
+        total = self.settings.epochs * self.batches_per_epoch
+        return PackedPart.divided(*(self.settings.part or (0, 1)), total, cached_crc32c)
+
+    @property
+    def epochs(self) -> list[tuple[int, range]]:
+        """The epochs that are packed, and the batches of each."""
+        each, part = self.batches_per_epoch, self.part(0)
+        first, end = part.first_batch, part.first_batch + part.num_batches
+        return [
+            (epoch, range(max(first - epoch * each, 0), min(end - epoch * each, each)))
+            for epoch in range(first // each, -(-end // each))
+        ]
+
+    @property
+    def cached_nodes(self) -> npt.NDArray[np.int64]:
+        """The numbers of the rows that are cached for all batches, ascending; none by Belady."""
+        if not isinstance(self.policy, Fixed):
+            return np.empty(0, np.int64)
+        return self.policy.nodes(self.size.num_slots)
 
     def superbatches(
-        self, epoch: int, superbatch: int, planner: Planner, *, reads_edges: bool = True
+        self,
+        epoch: int,
+        superbatch: int,
+        planner: Planner,
+        batches: range,
+        *,
+        reads_edges: bool = True,
     ) -> Iterator[Superbatch]:
-        """Sample and plan the batches of an epoch; numbers are those of all epochs together."""
+        """Sample and plan batches of an epoch; numbers are those of all epochs together."""
         settings = self.settings
         run = EpochRun(
             settings.config.seed,
@@ -220,10 +317,10 @@ class EpochSampler:
         )
         self._closing.callback(producer.close)
         wanted = list(run.batches(self._order, Position(epoch)))
-        for first in range(0, len(wanted), superbatch):
+        for first in batches[::superbatch]:
             number = epoch * self.batches_per_epoch + first
-            batches = wanted[first : first + superbatch]
-            sampled = producer.sample(number, batches, reads_edges=reads_edges)
+            some = wanted[first : min(first + superbatch, batches.stop)]
+            sampled = producer.sample(number, some, reads_edges=reads_edges)
             try:
                 if sampled.error is not None:
                     raise sampled.error

@@ -27,6 +27,7 @@ from gnnstore.errors import (
     NotFoundError,
     StorageError,
     UnsupportedVersionError,
+    UsageError,
     check_choice,
     limits_named,
     storage_errors,
@@ -37,7 +38,14 @@ from gnnstore.formats.arrays.zarr_metadata import METADATA_FILE
 from gnnstore.formats.base.files import BLOCK_BYTES, Problem, page_aligned
 from gnnstore.formats.container.manifest import KINDS, FileEntry, Kind, kind_of
 from gnnstore.formats.container.reader import SealedFiles, SealedReader
-from gnnstore.formats.packed import PackedReader
+from gnnstore.formats.packed import (
+    PACKED,
+    PackedParts,
+    PackedReader,
+    check_complete,
+    has_parts,
+    parts_in,
+)
 from gnnstore.formats.table_directory import SlotFile
 from gnnstore.formats.tables import SLOTS_FILE, TableManifest
 from gnnstore.progress import NullProgress, Progress
@@ -76,6 +84,8 @@ def find_units(
     directory: Path,
 ) -> tuple[dict[SealedFiles[Any], list[Problem]], list[Problem]]:
     """Return a sealed directory and those inside it, such as the packed epochs of a store."""
+    if has_parts(directory):
+        return _find_parts(directory)
     # A directory of no kind is opened as a store, to report the problem.
     units = dict([_open(_sealed_kind(directory) or KINDS["store"], directory)])
     problems: list[Problem] = []
@@ -90,6 +100,25 @@ def find_units(
                 units |= [_open(_sealed_kind(unit) or inner, unit)]
             except (CorruptStoreError, UnsupportedVersionError, NotFoundError) as error:
                 problems.append(Problem(error.path or str(unit), str(error)))
+    return units, problems
+
+
+def _find_parts(directory: Path) -> tuple[dict[SealedFiles[Any], list[Problem]], list[Problem]]:
+    """Return the parts of packed epochs in a directory, and what they lack together."""
+    units: dict[SealedFiles[Any], list[Problem]] = {}
+    problems: list[Problem] = []
+    names = parts_in(os.listdir(directory))  # noqa: PTH208
+    for *_, name in names:
+        try:
+            units |= [_open(PACKED, directory / name)]
+        except (CorruptStoreError, UnsupportedVersionError, NotFoundError) as error:
+            problems.append(Problem(error.path or str(directory / name), str(error)))
+    try:
+        check_complete(str(directory), names)
+        if readers := [each for each in units if isinstance(each, PackedReader)]:
+            PackedParts.of(directory, readers)
+    except (UsageError, NotFoundError) as error:
+        problems.append(Problem(str(directory), str(error)))
     return units, problems
 
 
@@ -215,7 +244,7 @@ def verify(
     readers = list(units)
     report = Report(level, problems, sum(len(reader.files) + 1 for reader in readers))
     found = {reader: [*own, *stray_files(reader)] for reader, own in units.items()}
-    for unit in readers[1:]:
+    for unit in () if has_parts(Path(path)) else readers[1:]:
         if unit.manifest.store_uuid not in {readers[0].uuid, None}:
             foreign = (
                 f"it belongs to the store {unit.manifest.store_uuid}, but lies in "
@@ -253,7 +282,7 @@ def check_batches(reader: PackedReader, num_threads: int, progress: Progress) ->
     from gnnstore.seeds.labels import labels_of  # noqa: PLC0415
 
     packed, path = PackedFiles.open(reader), reader.path
-    labels = None
+    labels, owners = None, reader.manifest.schema.owners()
     with suppress(UnsupportedVersionError):  # seeds of a plug-in that is not imported
         labels = labels_of(reader.manifest.fingerprint)
 
@@ -262,9 +291,11 @@ def check_batches(reader: PackedReader, num_threads: int, progress: Progress) ->
             record = packed.record(number)
             if labels is not None:
                 read_labels(packed, labels, number, record)
-            for rows in packed.rows(number, record).values():
-                out = rows.spec.empty(len(record.slots))
-                rows.read_into(RowRequest(record.subgraph.rows(packed.space), record.slots), out)
+            ids = record.subgraph.rows(packed.space)
+            for of, rows in packed.rows(number, record).items():
+                own = packed.space.range_of(str(owners[of])).within(ids)
+                out = rows.spec.empty(own.stop - own.start)
+                rows.read_into(RowRequest(ids[own], record.slots[own], None, own.start), out)
         except (ValueError, TypeError, IndexError) as error:  # gnnstore's errors included
             message = str(error)
             if not getattr(error, "path", None):
@@ -272,14 +303,14 @@ def check_batches(reader: PackedReader, num_threads: int, progress: Progress) ->
             return Problem(getattr(error, "path", None) or str(path), message)
         return None
 
-    num_batches = packed.reader.manifest.num_batches
+    batches = packed.reader.manifest.batches
     problems = []
     with (
-        progress.phase(f"read the batches of {path.name}", num_batches, "batches") as phase,
+        progress.phase(f"read the batches of {path.name}", len(batches), "batches") as phase,
         closing(
             ordered_map(
                 check,
-                range(num_batches),
+                batches,
                 num_threads=num_threads,
                 lookahead=lambda: 2 * num_threads,
             )

@@ -1,7 +1,8 @@
 """The batches of packed epochs, handed out in their order with nothing sampled or looked up.
 
-Each packed epoch begins with an empty cache. An iteration that begins in the middle of one
-first reads the batches before it, for the rows that they leave in the cache.
+Where the cached rows are the same for all batches, each is read by itself, by any rank and in any
+order. Otherwise each packed epoch begins with an empty cache, and an iteration that begins in the
+middle of one first reads the batches before it, for the rows that they leave in the cache.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import numpy.typing as npt
 from gnnstore._core import ReadCounts, empty
 from gnnstore.errors import UsageError
 from gnnstore.features.chunk_rows import AbsentRows
+from gnnstore.features.packed_epochs import PackedEpochFiles
 from gnnstore.features.packed_rows import PackedFiles, PackedRecord
 from gnnstore.features.planned import SlotCache, TurnLock
 from gnnstore.features.source import Rows, RowsMemory, RowSource, TypedRows
@@ -33,9 +35,9 @@ from gnnstore.threads import ordered_map
 class PackedBatches(BatchSource):
     """Hands out the batches of packed epochs, iteration after iteration."""
 
-    def __init__(self, packed: PackedFiles) -> None:
+    def __init__(self, packed: PackedEpochFiles) -> None:
         self.packed = packed
-        manifest = packed.reader.manifest
+        self.manifest = manifest = packed.manifest
         self.labels = labels_of(manifest.fingerprint)
         self.index_dtype = manifest.schema.index_dtype
         self.batches_per_epoch = manifest.batches_per_epoch
@@ -63,19 +65,20 @@ class PackedBatches(BatchSource):
 
     def agree(self, fingerprint: Mapping[str, Any], seed: int | None, world_size: int) -> int:
         """Check that a loader would give the batches that were packed; return their seed."""
-        if world_size > 1:
+        manifest, label = self.manifest, self.packed.parts.label
+        if world_size > 1 and manifest.part is None:
             raise UsageError(
-                "packed= and rank= exclude one another: packed epochs are read batch by batch, "
-                "by one process; leave out one of them"
+                f"{label}: these epochs have a cache by {manifest.cached_by!r}, whose rows change "
+                "from batch to batch, so that one process reads them all; leave out rank=, or pack "
+                "them with --cache-by frequency, whose cached rows are the same for all batches"
             )
-        manifest = self.packed.reader.manifest
         state = LoaderState(Position(0), manifest.seed, dict(manifest.fingerprint))
         # What was assigned to the store is not packed, and looked up by `n_id`.
         packed = {k: v for k, v in fingerprint.items() if not k.startswith(FINGERPRINT)}
         different = state.differences(packed, seed)
         if different:
             raise UsageError(
-                f"{self.packed.reader.path}: these epochs (found) were not packed for a loader "
+                f"{label}: these epochs (found) were not packed for a loader "
                 f"like this one (expected): {'; '.join(different)}. Make the loader as they were "
                 f"packed, or pack epochs for this one with 'gnnstore pack'"
             )
@@ -85,12 +88,15 @@ class PackedBatches(BatchSource):
     def epoch(self, batches: Iterator[Batch], run: EpochRun) -> Iterator[Iterator[Batch]]:
         """Hand out the batches of one epoch, or of what is left of it."""
         epoch = run.epoch
-        epochs = self.packed.reader.manifest.epochs
+        epochs = self.manifest.epochs
         if epoch >= epochs:
             raise UsageError(
-                f"{self.packed.reader.path}: {epochs} epochs are packed, 0 to {epochs - 1}, and "
+                f"{self.packed.parts.label}: {epochs} epochs are packed, 0 to {epochs - 1}, and "
                 f"this is epoch {epoch}; begin again with loader.set_epoch(0), or pack more epochs"
             )
+        if self.manifest.part is not None:
+            yield self._hand_out_any(batches, epoch * self.batches_per_epoch)
+            return
         slots = self._take_slots()
         turns = slots.begin()
         try:
@@ -104,13 +110,19 @@ class PackedBatches(BatchSource):
         with self._lock:
             if self._free:
                 return self._free.pop()
-        manifest = self.packed.reader.manifest
-        ranges = self.packed.ranges
+        manifest, ranges = self.manifest, self.packed.ranges
         tables: dict[str, TypedRows[RowSource]] = {
             spec.path: TypedRows(AbsentRows(spec, not_packed), ranges[spec.path])
             for spec in manifest.cached_specs
         }
         return SlotCache(tables, manifest.num_slots, pools=self.packed.pools)
+
+    @staticmethod
+    def _hand_out_any(batches: Iterator[Batch], first: int) -> Iterator[Batch]:
+        """Hand out batches that do not depend on one another."""
+        for batch in batches:
+            batch.place = RecordLocation(first + batch.key.batch)
+            yield batch
 
     def _hand_out(
         self, batches: Iterator[Batch], run: EpochRun, slots: SlotCache, turns: TurnLock
@@ -121,10 +133,10 @@ class PackedBatches(BatchSource):
             number = batch.key.batch
             if skipped is None:
                 # Without slots nothing is left behind by the batches before.
-                skipped = 0 if self.packed.reader.manifest.num_slots else number
+                skipped = 0 if self.manifest.num_slots else number
                 filled = ordered_map(
                     self._fill,
-                    [RecordLocation(slots, turns, k, first + k) for k in range(number - skipped)],
+                    [(first + k, _Turn(slots, turns, k)) for k in range(number - skipped)],
                     num_threads=run.num_threads,
                     lookahead=lambda: 2,
                     describe=lambda k: f"while reading batch {k} for what it leaves in the cache",
@@ -132,7 +144,7 @@ class PackedBatches(BatchSource):
                 with closing(filled):
                     for _ in filled:
                         pass
-            batch.place = RecordLocation(slots, turns, number - skipped, first + number)
+            batch.place = RecordLocation(first + number, _Turn(slots, turns, number - skipped))
             yield batch
 
     def stage_of(self, batch: Batch) -> str:  # noqa: ARG002
@@ -144,10 +156,11 @@ class PackedBatches(BatchSource):
         place = batch.place
         if place is None:
             raise not_packed(f"batch of the positions {batch.index!r}")
-        record = self.packed.record(place.number)
+        files = self.packed.of(place.number)
+        record = files.record(place.number)
         batch.place = place._replace(record=record)
         batch.sample = record.subgraph.expand(self.index_dtype, empty)
-        batch.labels = read_labels(self.packed, self.labels, place.number, record)
+        batch.labels = read_labels(files, self.labels, place.number, record)
 
     def gather(self, batch: Batch) -> None:
         """Gather the rows of all attributes, and ids of edges, from the packed epochs."""
@@ -162,35 +175,51 @@ class PackedBatches(BatchSource):
     def release(self, batch: Batch, error: BaseException | None = None) -> None:
         """Give up its turn if an error came before that."""
         place, batch.place = batch.place, None
-        if place is not None and error is not None and not place.has_rows:
-            place.turns.fail(place.turn, error)
+        if place is None or place.turn is None or place.has_rows or error is None:
+            return
+        place.turn.fail(error)
 
-    def _fill(self, place: RecordLocation) -> None:
+    def _fill(self, numbered: tuple[int, _Turn]) -> None:
         """Read a batch for what it leaves in the cache."""
+        number, turn = numbered
         try:
-            self._rows(place, self.packed.record(place.number))
+            record = self.packed.of(number).record(number)
+            self._rows(RecordLocation(number, turn), record)
         except BaseException as error:
-            place.turns.fail(place.turn, error)  # or later ones would wait
+            turn.fail(error)  # or later ones would wait
             raise
 
     def _rows(
         self, place: RecordLocation, record: PackedRecord, memory: RowsMemory = empty
     ) -> dict[str, Rows]:
-        missed = self.packed.rows(place.number, record)
+        if place.turn is None:
+            return self.packed.gather(place.number, record, memory)
+        files, (slots, turns, number) = self.packed.of(place.number), place.turn
+        missed = files.rows(place.number, record)
         step = record.step(self.packed.space)
         try:
-            return place.slots.gather(place.turns, place.turn, step, missed, memory)
+            return slots.gather(turns, number, step, missed, memory)
         except (TypeError, IndexError) as error:  # kernels refuse places of rows
-            raise self.packed.forged(place.number, error) from error
+            raise files.forged(place.number, error) from error
+
+
+class _Turn(NamedTuple):
+    """The turn of a batch whose rows enter a cache."""
+
+    slots: SlotCache
+    turns: TurnLock
+    number: int
+
+    def fail(self, error: BaseException) -> None:
+        """Give the turn up."""
+        self.turns.fail(self.number, error)
 
 
 class RecordLocation(NamedTuple):
     """The place of a batch among packed epochs."""
 
-    slots: SlotCache
-    turns: TurnLock
-    turn: int
     number: int  # of its record, in all epochs
+    turn: _Turn | None = None  # None: it depends on no other
     record: PackedRecord | None = None  # once it is read, until its rows are
     has_rows: bool = False  # so that its turn is over
 

@@ -79,8 +79,14 @@ class Piece:
 class Listing:
     """A sealed directory elsewhere: its manifest, its files, and verified reads of them."""
 
-    def __init__(self, files: Files, kind: Kind | None = None) -> None:
+    def __init__(
+        self,
+        files: Files,
+        kind: Kind | None = None,
+        stays: Callable[[FileEntry], bool] = lambda _: False,
+    ) -> None:
         self.files = files
+        self._stays = stays  # whether a file is not copied
         self.root = self._read_root()
         self._held: dict[str, npt.NDArray[np.uint8]] = {}  # the files of the checksums, once read
         name = files.name(METADATA_FILE)
@@ -127,8 +133,14 @@ class Listing:
 
     @property
     def total_bytes(self) -> int:
-        """Bytes of all files."""
-        return sum(entry.size_bytes for entry in self.entries) + len(self.root)
+        """Bytes of all files that are copied."""
+        kept = (entry.size_bytes for entry in self.entries if not self._stays(entry))
+        return sum(kept) + len(self.root)
+
+    @property
+    def copied(self) -> tuple[ListedFile, ...]:
+        """The files that are copied."""
+        return tuple(file for file in self.listed if not self._stays(file.entry))
 
     @cached_property
     def listed(self) -> tuple[ListedFile, ...]:

@@ -239,7 +239,7 @@ class ObjectFiles(Files):
         """Return the names of what lies directly in a directory."""
 
         def names() -> list[str]:
-            found = self._store.list_with_delimiter(f"{directory}/")
+            found = self._store.list_with_delimiter(f"{directory}/" if directory else None)
             return [path.rstrip("/").rpartition("/")[2] for path in found["common_prefixes"]]
 
         return self._call("list", directory, names)
@@ -270,6 +270,23 @@ class ObjectFiles(Files):
         raise StorageError(
             f"cannot {doing} {self.name(name)}: {reason}; {advice}", path=self.name(name)
         ) from None  # the error of obstore has the request, with its headers
+
+
+class FilesBelow(Files):
+    """Files of a directory inside another one."""
+
+    def __init__(self, files: Files, directory: str) -> None:
+        super().__init__(files.name(directory))
+        self._files, self._directory = files, directory
+        self.in_flight, self.scheme = files.in_flight, files.scheme
+
+    def read(self, name: str, offset: int, num_bytes: int) -> npt.NDArray[np.uint8]:
+        """Return bytes of a file."""
+        return self._files.read(f"{self._directory}/{name}", offset, num_bytes)
+
+    def read_small(self, name: str, max_bytes: int) -> bytes:
+        """Return a small file whole."""
+        return self._files.read_small(f"{self._directory}/{name}", max_bytes)
 
 
 def _missing(files: Files, name: str) -> NotFoundError:

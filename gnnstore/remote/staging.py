@@ -113,7 +113,7 @@ def stage(
         The directory of copies, which is made if there is none.
     """
     listing = Listing(files_at(place), kind)
-    directory = _prepared(cache_dir, listing)
+    directory = prepared(cache_dir, listing)
     return make_copy(listing, directory / listing.uuid, directory, progress or NullProgress())
 
 
@@ -159,7 +159,7 @@ def _only_unit(origin: Origin, kind: Kind) -> str | None:
 def make_copy(listing: Listing, final: Path, directory: Path, progress: Progress) -> Path:
     """Return a copy of its own name; the one that is there, or a new one."""
     lock = directory / f".{final.relative_to(directory).as_posix().replace('/', '.')}.lock"
-    with _alone(lock, final, progress) as is_alone:
+    with alone(lock, final, progress, f"make a copy ({_OTHER_DIRECTORY})") as is_alone:
         if not os.path.lexists(final):
             try:
                 copy_in(listing, final, progress, goes_on=is_alone)
@@ -249,7 +249,7 @@ def _missing_pieces(listing: Listing, target: Path) -> list[Piece]:
     """Make every file with its size; return the pieces whose blocks are not there yet."""
     pieces: list[Piece] = []
     threads = min(8, len(os.sched_getaffinity(0)))
-    for file in listing.listed:
+    for file in listing.copied:
         path, size = target / file.entry.path, file.entry.size_bytes
         wanted = None
         with storage_errors("create a file", path):
@@ -285,7 +285,7 @@ def _copy_pieces(listing: Listing, target: Path, pieces: list[Piece], phase: Pha
             os.fsync(descriptor)
 
     in_threads(listing.files, pieces, copy)
-    in_threads(listing.files, listing.listed, synchronise)
+    in_threads(listing.files, listing.copied, synchronise)
 
 
 @contextmanager
@@ -333,7 +333,7 @@ def _check_same(listing: Listing, final: Path) -> None:
         )
 
 
-def _prepared(cache_dir: str | os.PathLike[str] | None, listing: Listing) -> Path:
+def prepared(cache_dir: str | os.PathLike[str] | None, listing: Listing) -> Path:
     """Return the directory of copies, made and looked at."""
     is_default = cache_dir is None
     named = default_cache_directory() if cache_dir is None else cache_dir
@@ -382,25 +382,29 @@ def _check_owner(directory: Path, final: Path, *, is_default: bool) -> None:
 
 
 @contextmanager
-def _alone(path: Path, final: Path, progress: Progress) -> Iterator[bool]:
-    """Hold a lock; wait for the process that has it. Yields whether no other can have it."""
+def alone(path: Path, final: Path, progress: Progress, doing: str) -> Iterator[bool]:
+    """Hold a lock, a file; wait for the process that has it. Yields whether no other can have it.
+
+    `final` is what is made meanwhile, and `doing` says so. Where it is there, its directory need
+    not be one that can be written to.
+    """
+    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
     try:
-        lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
+        lock = os.open(path, flags, 0o644)
     except OSError as error:
         if os.path.lexists(final):  # in a directory that cannot be written to
             yield False
             return
-        with storage_errors(f"make a copy ({_OTHER_DIRECTORY})", path.parent):
+        with storage_errors(doing, path.parent):
             raise error
     is_alone = False
     try:
         with suppress(OSError):  # without locks no process waits for another
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                holder = os.pread(lock, 200, 0).decode(errors="replace") or "another process"
-                progress.note(f"{final}: waiting for {holder}, which makes this copy")
-                fcntl.flock(lock, fcntl.LOCK_EX)
+            while not _is_held(lock, path, final, progress):
+                path.parent.mkdir(exist_ok=True)  # who had it has removed the file
+                again = os.open(path, flags, 0o644)
+                os.close(lock)
+                lock = again
             is_alone = _SHARED.search(find_mount(path.parent).kind) is None
         with suppress(OSError):  # for messages only
             os.ftruncate(lock, 0)
@@ -410,3 +414,17 @@ def _alone(path: Path, final: Path, progress: Progress) -> Iterator[bool]:
         with suppress(OSError):  # processes forked meanwhile have the descriptor too
             fcntl.flock(lock, fcntl.LOCK_UN)
         os.close(lock)
+
+
+def _is_held(lock: int, path: Path, final: Path, progress: Progress) -> bool:
+    """Take a lock, and return whether its file is still the one at the path."""
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        holder = os.pread(lock, 200, 0).decode(errors="replace") or "another process"
+        progress.note(f"{final}: waiting for {holder}, which makes it")
+        fcntl.flock(lock, fcntl.LOCK_EX)
+    try:
+        return os.path.samestat(os.fstat(lock), path.stat())
+    except FileNotFoundError:
+        return False

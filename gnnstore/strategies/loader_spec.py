@@ -54,7 +54,7 @@ class ReadOptions:
     io_engine: str | None = None
     cache: CacheSettings | None = None
     planned: PlannedSettings | None = None
-    packed: str | None = None
+    packed: Any = None  # a name, path or URL of packed epochs, or what `open_packed` returned
     edge_ids: EdgeIds | None = "input"
 
 
@@ -77,6 +77,8 @@ class LoaderSpec:
     knows_epochs: bool = False
     progress: Progress = field(default_factory=NullProgress)  # displays long waits
     machine: Machine = PRIVATE  # the place of arrays that are loaded whole
+    # Paths of the node attributes that are cached, whatever the memory; None: what is read.
+    cached: frozenset[str] | None = None
 
     @property
     def sizes(self) -> StoreSizes:
@@ -287,8 +289,9 @@ class LoaderSpec:
         return {kind: specs for kind, specs in found.items() if specs}
 
     def cached_tables(self, placement: Placement) -> CachedTables:
-        """Return the node attributes that are read from disk."""
-        return CachedTables.of(self.store.schema, placement.read_paths)
+        """Return the node attributes whose rows are cached: those that are read from disk."""
+        paths = placement.read_paths if self.cached is None else self.cached
+        return CachedTables.of(self.store.schema, paths)
 
 
 T = TypeVar("T")
@@ -352,6 +355,7 @@ def _placers(
         cached_bytes=shared_caches(loader.store).cached_bytes,
         taken_bytes=loader.taken_bytes(strategy),
         shared_tables=shared.tables_in_memory,
+        cached_tables=loader.cached or (),
         held_row_bytes=partial(shared.held_row_bytes, loader.store, progress=loader.progress),
         staging_bytes=loader.staging_bytes if staging else lambda _: 0,
         reads_edges_ahead=bool(strategy.plans and loader.disk_bytes()),

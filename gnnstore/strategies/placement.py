@@ -209,6 +209,7 @@ def place(
     holds_ids: bool = True,
     reads_edges_ahead: bool = False,
     shared_tables: Collection[str] = (),
+    cached_tables: Collection[str] = (),
     staging_bytes: Callable[[int], int] = lambda _: 0,
     held_row_bytes: Callable[[str], int] | None = None,
     instead_of_static: str = "",
@@ -273,6 +274,7 @@ def place(
         held_row_bytes=held_row_bytes,
         holds_ids=holds_ids,
         reads_edges_ahead=reads_edges_ahead,
+        cached_tables=cached_tables,
     )
     memory = memory.add(*held_rows)
     most = sizes.indices_bytes if where == "disk" else 0
@@ -360,6 +362,7 @@ def _place_rows(
     held_row_bytes: Callable[[str], int] | None,
     holds_ids: bool,
     reads_edges_ahead: bool,
+    cached_tables: Collection[str],  # which are read from disk whatever the memory
 ) -> tuple[dict[str, Mode], list[Reservation], str]:
     """Return the places of rows and of ids of edges, their memory, and what ids cost in words."""
     modes = dict.fromkeys((table.path for table in (*sizes.tables, *sizes.edge_ids)), mode)
@@ -371,10 +374,13 @@ def _place_rows(
     may_hold = [
         table
         for table in sizes.tables
-        if holds_edges
-        or table.edge_type is None
-        or not table.num_rows
-        or table.path in shared_tables
+        if table.path not in cached_tables
+        and (
+            holds_edges
+            or table.edge_type is None
+            or not table.num_rows
+            or table.path in shared_tables
+        )
     ]
     narrow = [table for table in may_hold if table.row_bytes <= HELD_ROW_BYTES]
     if held_row_bytes is not None:
@@ -390,10 +396,11 @@ def _place_rows(
     if most is not None:
         # A table without rows has no file that could be read.
         held |= {table.path: 0 for table in may_hold if table.num_rows == 0}
-        others = [table for table in sizes.tables if table.path not in held]
+        kept = {*held, *cached_tables}
+        others = [table for table in sizes.tables if table.path not in kept]
         others.sort(key=lambda table: table.num_bytes)
         few = [table for table in others if table.num_bytes <= limit // _SMALL_SHARE]
-        if sizes.has_types and len(few) < len(others):
+        if sizes.has_types and (cached_tables or len(few) < len(others)):
             small = _hold(few, (), left_bytes - sum(held.values()))
     left_bytes -= sum(held.values()) + sum(small.values())
     shared = {

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import socket
 import time
 from collections.abc import Mapping
 from contextlib import ExitStack, closing
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,11 +24,12 @@ from gnnstore.converters.inputs.files import open_npy
 from gnnstore.converters.stores.graph import StoreInput
 from gnnstore.converters.stores.reorder import out_degrees
 from gnnstore.disk.profile import load_profile, tune_reads
-from gnnstore.errors import UsageError
+from gnnstore.disk.spool import default_parent
+from gnnstore.errors import NotFoundError, StoreExistsError, UsageError
 from gnnstore.formats.base.files import require_space
 from gnnstore.formats.container.workdir import check_final
 from gnnstore.formats.packed import PACKED as KIND
-from gnnstore.formats.packed import PackedReader
+from gnnstore.formats.packed import PackedManifest, PackedReader, part_name
 from gnnstore.formats.store.store import StoreReader
 from gnnstore.formats.store.units import unit_path, units_directory
 from gnnstore.graph.sizes import StoreSizes
@@ -36,12 +39,15 @@ from gnnstore.loaders.link import resolve_links
 from gnnstore.loaders.options import fanouts_of
 from gnnstore.packing.estimate import estimate_packing
 from gnnstore.packing.job import EpochPacker
+from gnnstore.packing.parts import PartPacker, manifest_at, waiting_for
 from gnnstore.packing.sampling import PackSettings
 from gnnstore.pipeline.batch import Batch
 from gnnstore.pipeline.lookahead.presample import Presampler
 from gnnstore.pipeline.lookahead.producer import sample_batches
 from gnnstore.pipeline.order import Position
 from gnnstore.pipeline.ranks import KeyedOrder
+from gnnstore.remote.copying import copy
+from gnnstore.remote.objects import FilesBelow, files_at, is_elsewhere
 from gnnstore.sampling.neighbor import SamplingConfig
 from gnnstore.sampling.row_space import RowSpace
 from gnnstore.sampling.sampled_graph import columns_needed
@@ -50,7 +56,7 @@ from gnnstore.seeds.nodes import InputNodes, in_unit_of_store, resolve_input_nod
 from gnnstore.strategies.placement import place
 from gnnstore.strategies.registry import MMAP
 from gnnstore.strategies.sampled_epoch import row_degrees
-from gnnstore.tools.describe import PACKED_TEXT, describe_packed
+from gnnstore.tools.describe import PACKED_TEXT, describe_manifests, describe_packed
 from gnnstore.tools.layout import Block, program_of_packed
 from gnnstore.tools.session import Session
 
@@ -332,59 +338,235 @@ def _savings(reader: StoreReader, needed: npt.NDArray[np.bool_]) -> dict[str, An
     }
 
 
+@dataclass(frozen=True)
+class PackRequest:
+    """What the command line asks to be packed, and where to."""
+
+    output: str  # a directory or a URL; empty: a name in the store
+    options: dict[str, Any]
+    overwrite: bool
+    resume: bool
+
+    @property
+    def again(self) -> dict[str, bool]:
+        """The options for what is there."""
+        return {"overwrite": self.overwrite, "resume": self.resume}
+
+
 def pack_epochs(
     session: Session,
     path: str,
     *,
     name: str | None,
     output: str | None,
-    batches: BatchOptions,
-    seed: int,
-    replace: bool,
-    subgraph_type: Any,
-    disjoint: bool,
-    of_seeds: Mapping[str, Any],
-    threads: int | None,
-    spill_dir: str | None,
+    part: tuple[int, int] | None,
+    ray: int | None,
     estimate: bool,
     overwrite: bool,
     resume: bool,
-    **settings: Any,
+    **options: Any,
 ) -> None:
     """Estimate, check, pack, and print a summary."""
     if (name is None) == (output is None):
         raise UsageError("give the packed epochs a --name in the store, or an --output elsewhere")
-    store = open_store(path)
-    final = Path(output) if output is not None else unit_path(KIND, store.path, name or "")
-    if not (overwrite or estimate):
-        check_final(final, KIND.manifest, overwrite=False)
-    config = config_of(
-        store,
-        batches,
-        replace=replace,
-        subgraph_type=subgraph_type,
-        disjoint=disjoint,
-        seed=seed,
+    for option, value in (("--part", part), ("--ray", ray)):
+        if value is not None and (output is None or estimate):
+            raise UsageError(
+                f"{option} packs into the directory of all parts: give --output DIR or URL, and "
+                f"estimate the whole without {option}"
+            )
+    began = time.perf_counter()
+    document: dict[str, Any]
+    request = PackRequest(output or "", options, overwrite, resume)
+    if ray is not None:
+        if part is not None:
+            raise UsageError("--ray packs all parts, and --part one of them; leave out one")
+        document = _pack_on_ray(session, path, ray, request)
+    elif part is not None:
+        document = _pack_part(session, open_store(path), part, request)
+    else:
+        store = open_store(path)
+        final = output or unit_path(KIND, store.path, name or "")
+        facts, text, document = _pack_all(session, store, final, request, estimate=estimate)
+        if estimate:
+            document = {"store": str(store.path), "estimate": facts | {"text": text}}
+            session.emit(document, ["Packing would take {estimate.text}."])
+            return
+        document = {"store": str(store.path), "estimate": facts} | document
+    document["seconds"] = time.perf_counter() - began
+    found, commands = document["path"], []
+    if not is_elsewhere(found):
+        commands = [
+            ("gnnstore", "inspect", found),
+            ("gnnstore", "verify", found, "--level", "full"),
+        ]
+    whole = found if part is None else found.rpartition("/")[0]
+    session.emit(
+        document, [*PACKED_TEXT, "Packed in {seconds}."], commands, program_of_packed(whole)
     )
-    with session.progress() as progress, ExitStack() as closing_packer:
-        if not estimate:
-            # Records have checksums of their own. Before any sampling, which damage would mislead.
-            with progress.phase("compare checksums"):
-                paths = [spec.path for spec in store.reader.manifest.arrays()]
-                store.reader.check_arrays(*(path for path in paths if path.split("/")[0] != "maps"))
-        _, seeds = choose_seeds(store, config, batches, **of_seeds)
-        packer = EpochPacker(
-            store,
-            PackSettings(
-                config=config,
-                input_nodes=None,
-                seeds=seeds,
-                batch_size=batches.batch_size,
-                spill_dir=None if spill_dir is None else Path(spill_dir),
-                num_threads=threads or len(os.sched_getaffinity(0)),
-                **settings,
-            ),
+
+
+def _pack_part(
+    session: Session, store: GraphStore, part: tuple[int, int], request: PackRequest
+) -> dict[str, Any]:
+    """Pack a part, unless it is there, and describe it."""
+    settings, output = _settings(store, request.options, part), request.output
+    packer = PartPacker(store, settings)
+    document = {"store": str(store.path), "estimate": None}
+    with session.progress() as progress:
+        more: dict[str, Any] = {
+            **request.again,
+            "progress": progress,
+            "on_event": session.say,
+            "before": partial(_compare_checksums, store, progress),
+        }
+        if not is_elsewhere(output):
+            reader = PackedReader.open(packer.pack(Path(output), **more))
+            return document | describe_packed([reader])
+        spill = settings.spill_dir or default_parent(store.path)
+        manifest = packer.pack_elsewhere(output, spill, **more)
+    return document | describe_manifests([manifest], f"{output.rstrip('/')}/{packer.name}")
+
+
+@dataclass(frozen=True)
+class _PartTask:
+    """Packs a part wherever it is called, by a number."""
+
+    place: str  # of the store
+    cache_dir: str | None
+    num_parts: int
+    request: PackRequest
+    directory: str  # relative paths of options lead from here
+
+    def __call__(self, number: int) -> str:
+        """Pack a part, and return the name of the machine."""
+        host = socket.gethostname()
+        if Path(self.directory).is_dir():
+            os.chdir(self.directory)
+        if not is_elsewhere(self.place) and not Path(self.place).is_dir():
+            raise NotFoundError(
+                f"{self.place}: the store is not visible on {host}; use a directory that all "
+                "nodes share, or a URL",
+                path=self.place,
+            )
+        store = open_store(self.place, cache_dir=self.cache_dir)
+        _pack_part(Session(quiet=True), store, (number, self.num_parts), self.request)
+        return host
+
+
+def _pack_on_ray(
+    session: Session, path: str, num_parts: int, request: PackRequest
+) -> dict[str, Any]:
+    """Pack all parts as tasks on a Ray cluster, and describe them together."""
+    from gnnstore.packing.on_ray import run_on_ray  # noqa: PLC0415 - an extra
+
+    options, output = dict(request.options), _absolute(request.output)
+    if options["memory"] is None:
+        raise UsageError("--ray needs --memory SIZE, which is a task's, for Ray to place it by")
+    place, cache_dir = session.place or (path, None)
+    options["threads"] = options["threads"] or len(os.sched_getaffinity(0))
+    options["spill_dir"] = options["spill_dir"] and _absolute(options["spill_dir"])
+    request = replace(request, output=output, options=options)
+    store = open_store(path)
+    # Now, and not by every task.
+    settings = _settings(store, options, (0, num_parts))
+    settings.order_of(store, settings.seeds_in(store))
+    manifests: dict[int, PackedManifest] = {}
+    with session.progress() as progress, progress.phase("pack", num_parts, "parts") as phase:
+
+        def done(number: int, host: str) -> None:
+            name = part_name(number, num_parts)
+            found = manifest_at(FilesBelow(files_at(output), name))
+            if found is None:
+                raise NotFoundError(
+                    f"{output}/{name}: part {number} was written on {host}, and is not visible "
+                    "here; use a directory that all nodes share, or a URL",
+                    path=f"{output}/{name}",
+                )
+            manifests[number] = found
+            phase.advance(1)
+
+        run_on_ray(
+            _PartTask(_absolute(place), cache_dir, num_parts, request, str(Path.cwd())),
+            num_parts,
+            num_cpus=options["threads"],
+            memory_bytes=options["memory"],
+            on_done=done,
         )
+    document = {"store": str(store.path), "estimate": None}
+    return document | describe_manifests([manifests[k] for k in range(num_parts)], output)
+
+
+def _absolute(place: str) -> str:
+    """Return a path that leads to the same place from anywhere; a URL as it is."""
+    # resolve() would hide links
+    return place if is_elsewhere(place) else os.path.abspath(place)  # noqa: PTH100
+
+
+def _settings(
+    store: GraphStore, options: Mapping[str, Any], part: tuple[int, int] | None = None
+) -> PackSettings:
+    """Return the settings of packing that the command line gives."""
+    given = dict(options)
+    batches: BatchOptions = given.pop("batches")
+    names = ("replace", "subgraph_type", "disjoint", "seed")
+    config = config_of(store, batches, **{name: given.pop(name) for name in names})
+    _, seeds = choose_seeds(store, config, batches, **given.pop("of_seeds"))
+    spill_dir, threads = given.pop("spill_dir"), given.pop("threads")
+    return PackSettings(
+        config=config,
+        input_nodes=None,
+        seeds=seeds,
+        batch_size=batches.batch_size,
+        spill_dir=None if spill_dir is None else Path(spill_dir),
+        num_threads=threads or len(os.sched_getaffinity(0)),
+        part=part,
+        **given,
+    )
+
+
+def _compare_checksums(store: GraphStore, progress: Progress) -> None:
+    """Compare a store with its checksums, before any sampling, which damage would mislead.
+
+    Records have checksums of their own.
+    """
+    with progress.phase("compare checksums"):
+        paths = [spec.path for spec in store.reader.manifest.arrays()]
+        store.reader.check_arrays(*(path for path in paths if path.split("/")[0] != "maps"))
+
+
+def _pack_all(
+    session: Session,
+    store: GraphStore,
+    final: Path | str,
+    request: PackRequest,
+    *,
+    estimate: bool,
+) -> tuple[dict[str, Any], str, dict[str, Any]]:
+    """Estimate, and pack unless that is all.
+
+    Returns the estimate, also in words, and the description of what was packed.
+    """
+    settings = _settings(store, request.options)
+    overwrite, resume = request.overwrite, request.resume
+    with session.progress() as progress, ExitStack() as closing_packer:
+        there: str | None = None
+        if isinstance(final, str) and is_elsewhere(final):
+            there = final
+            if manifest_at(files_at(there)) is not None and not (overwrite or estimate):
+                raise StoreExistsError(
+                    f"{there} exists; choose another output, or pass overwrite=True to replace it "
+                    "once the new one is complete",
+                    path=there,
+                )
+            spill = settings.spill_dir or default_parent(store.path)
+            final = closing_packer.enter_context(waiting_for(there, spill)) / "packed"
+        final = Path(final)
+        if not (overwrite or estimate) and there is None:
+            check_final(final, KIND.manifest, overwrite=False)
+        if not estimate:
+            _compare_checksums(store, progress)
+        packer = EpochPacker(store, settings)
         closing_packer.callback(packer.close)
         with progress.phase("estimate"):
             profile = load_profile(store.path)
@@ -403,30 +585,19 @@ def pack_epochs(
                 "pack fewer epochs",
                 "have batches share rows with --disk; nothing has been written",
             )
-        began = time.perf_counter()
-        if not estimate:
-            in_store = final.parent.parent == store.path
-            with units_directory(KIND, store.path, is_needed=in_store):
-                packer.pack(
-                    final,
-                    overwrite=overwrite,
-                    resume=resume,
-                    progress=progress,
-                    on_event=session.say,
-                )
-    document: dict[str, Any] = {"store": str(store.path), "estimate": facts}
-    if estimate:
-        facts["text"] = expected.describe()
-        session.emit(document, ["Packing would take {estimate.text}."])
-        return
-    document |= {
-        "seconds": time.perf_counter() - began,
-        **describe_packed(PackedReader.open(final)),
-    }
-    path = document["path"]
-    session.emit(
-        document,
-        [*PACKED_TEXT, "Packed in {seconds}."],
-        [("gnnstore", "inspect", path), ("gnnstore", "verify", path, "--level", "full")],
-        program_of_packed(path),
-    )
+        if estimate:
+            return facts, expected.describe(), {}
+        in_store = final.parent.parent == store.path
+        with units_directory(KIND, store.path, is_needed=in_store):
+            packer.pack(
+                final,
+                overwrite=overwrite or there is not None,
+                resume=resume,
+                progress=progress,
+                on_event=session.say,
+            )
+        document = describe_packed([PackedReader.open(final)])
+        if there is not None:
+            copy(final, there, overwrite=overwrite, progress=progress)
+            document |= {"path": there, "name": there.rstrip("/").rpartition("/")[2]}
+    return facts, expected.describe(), document

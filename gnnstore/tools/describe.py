@@ -6,7 +6,7 @@ Nothing here reads an array, so a store of terabytes on a slow disk is described
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,13 @@ from gnnstore.formats.arrays.spec import AttributeSpec
 from gnnstore.formats.base.files import allocated_bytes
 from gnnstore.formats.container.manifest import CHECKSUMS_ARRAY
 from gnnstore.formats.container.workdir import leftovers
-from gnnstore.formats.packed import KIND, NUM_POSITIONS, PACKED, PackedReader
+from gnnstore.formats.packed import (
+    KIND,
+    NUM_POSITIONS,
+    PACKED,
+    PackedManifest,
+    PackedReader,
+)
 from gnnstore.formats.partitions import PARTITIONS, PartitionsReader
 from gnnstore.formats.store.store import StoreReader
 from gnnstore.formats.store.units import find_units
@@ -88,7 +94,7 @@ def describe_store(reader: StoreReader) -> dict[str, Any]:
         # Files of no array: group metadata and the checksums.
         "metadata_bytes": reader.total_bytes - sum(array["disk_bytes"] for array in arrays),
         "packed": _describe_units(
-            find_units(PACKED, reader.path), lambda path: describe_packed(PackedReader.open(path))
+            find_units(PACKED, reader.path), lambda path: describe_packed([PackedReader.open(path)])
         ),
         "partitions": _describe_units(
             find_units(PARTITIONS, reader.path),
@@ -205,26 +211,41 @@ def _reading(reader: StoreReader) -> dict[str, Any]:
     }
 
 
-def describe_packed(reader: PackedReader) -> dict[str, Any]:
-    """Return the settings and sizes of packed epochs, as JSON values."""
-    manifest, segments = reader.manifest, reader.segments
-    given = manifest.fingerprint
+def describe_packed(readers: Sequence[PackedReader], path: Path | None = None) -> dict[str, Any]:
+    """Return the settings and sizes of packed epochs, or of parts at a path, as JSON values."""
+    segments = readers[0].segments
+    found = describe_manifests([each.manifest for each in readers], path or readers[0].path)
+    shared = 0 if segments is None else int(segments[:, 2].sum())
+    return found | {"num_segments": 0 if segments is None else len(segments), "shared_rows": shared}
+
+
+def describe_manifests(manifests: Sequence[PackedManifest], path: Path | str) -> dict[str, Any]:
+    """Return what manifests say of packed epochs, or of all parts, as JSON values."""
+    manifest = manifests[0]
+    given, part = manifest.fingerprint, manifest.part
     own = ["epochs", "batches_per_epoch", "superbatch", "segment"]
-    own += ["num_slots", "cached_by", "largest_batch_bytes", "seed", "created_by", "store_uuid"]
+    own += ["num_slots", "cached_by", "seed", "created_by", "store_uuid"]
     names = ("neg_sampling", "num_neighbors", "batch_size", "shuffle")
+    is_parts = part is not None and part.of > 1
+    entries = [entry for each in manifests for entry in each.files]
+    entries += [entry for each in manifests for entry, _ in each.checksum_files]
     return {
-        "name": reader.path.name,
-        "path": str(reader.path),
+        "name": str(path).rstrip("/").rpartition("/")[2],
+        "path": str(path),
         "problem": None,
+        "part": part.number if part is not None and is_parts and len(manifests) == 1 else None,
+        "num_parts": part.of if part is not None and is_parts else None,
+        "num_batches": sum(each.num_batches for each in manifests),
         "seeds": given.get(KIND, "nodes"),
         "num_seeds": given.get(NUM_POSITIONS),
         **{name: given.get(name) for name in names},
         **{name: getattr(manifest, name) for name in own},
-        "num_segments": 0 if segments is None else len(segments),
-        "shared_rows": 0 if segments is None else int(segments[:, 2].sum()),
+        "largest_batch_bytes": max(each.largest_batch_bytes for each in manifests),
+        "num_segments": 0,
+        "shared_rows": 0,
         "cached": list(manifest.cached),
-        "disk_bytes": reader.total_bytes,
-        "num_files": len(reader.files) + 1,
+        "disk_bytes": sum(entry.size_bytes for entry in entries),
+        "num_files": len(entries) + len(manifests),
     }
 
 
@@ -409,6 +430,7 @@ PACKED_TEXT: Layout = (
         "",
         {
             "batches": "{epochs} epochs of {batches_per_epoch}",
+            "parts": "[{num_batches} batches in part {part} of ]{num_parts}",
             "shuffled": "{shuffle}",
             "seeds": "{num_seeds} {seeds}[, {neg_sampling} negatives]",
             "fan-outs": "{num_neighbors}",

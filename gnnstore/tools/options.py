@@ -499,6 +499,7 @@ def session_options(command: Callable[..., Any]) -> Callable[..., Any]:
         }
         if "cache_dir" in kwargs:  # of `cache_option`
             cache_dir = kwargs.pop("cache_dir")
+            session.place = (kwargs["store"], cache_dir)
             kwargs["store"] = _on_this_machine(session, kwargs["store"], cache_dir)
         return command(session, *args, **kwargs)
 

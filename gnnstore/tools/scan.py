@@ -21,7 +21,7 @@ from gnnstore.converters.stores.graph import StoreInput
 from gnnstore.errors import CorruptStoreError
 from gnnstore.formats.arrays.dtypes import from_bfloat16_bits
 from gnnstore.formats.arrays.spec import AttributeSpec
-from gnnstore.formats.packed import PackedReader
+from gnnstore.formats.packed import PackedParts
 from gnnstore.formats.store.store import StoreReader
 from gnnstore.progress import Progress
 
@@ -316,13 +316,13 @@ class PackedRowCounts:
         return {name: getattr(self, name).tolist() for name in names}
 
 
-def scan_packed(reader: PackedReader, progress: Progress) -> PackedRowCounts:
+def scan_packed(parts: PackedParts, progress: Progress) -> PackedRowCounts:
     """Count rows from records, in one pass and 4 bytes per node; reads no row."""
-    from gnnstore.features.packed_rows import PackedFiles  # noqa: PLC0415 - engines, on demand
+    from gnnstore.features.packed_epochs import PackedEpochFiles  # noqa: PLC0415 - on demand
 
-    manifest = reader.manifest
-    packed = PackedFiles.open(reader)
-    num_batches = manifest.num_batches
+    manifest = parts.manifest
+    packed = PackedEpochFiles(parts)
+    num_batches = manifest.total_batches
     needed, missed = np.zeros(num_batches, np.int64), np.zeros(num_batches, np.int64)
     ages = np.zeros(manifest.batches_per_epoch, np.int64)
     num_nodes = manifest.schema.edge.indptr.num_rows - 1
@@ -332,7 +332,7 @@ def scan_packed(reader: PackedReader, progress: Progress) -> PackedRowCounts:
             place = number % manifest.batches_per_epoch
             if place == 0:
                 last[:] = -1
-            record = packed.record(number)
+            record = packed.of(number).record(number)
             nodes = record.subgraph.n_id
             needed[number] = len(nodes)
             missed[number] = np.count_nonzero(record.slots < 0)
@@ -342,7 +342,7 @@ def scan_packed(reader: PackedReader, progress: Progress) -> PackedRowCounts:
             ages += np.bincount(age, minlength=len(ages))
             last[nodes] = place
             phase.advance()
-    num_packed = reader.index[:, 3].astype(np.int64)
+    num_packed = np.concatenate([part.index[:, 3] for part in parts.parts])
     return PackedRowCounts(
         needed, missed, num_packed, ages, manifest.batches_per_epoch, manifest.num_slots
     )

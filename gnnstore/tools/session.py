@@ -67,6 +67,8 @@ class Session:
     # By Python's name of each of the command's options: its flag, whether it takes a value, and the
     # flag that turns it off.
     options: Mapping[str, tuple[str, bool, str]] = field(default_factory=dict)
+    # Where STORE was said to be, and the directory of copies, if a copy of it is used.
+    place: tuple[str, str | None] | None = None
 
     def __post_init__(self) -> None:
         """Let the environment turn tracebacks on if the option cannot be added."""

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from gnnstore.converters import ConvertOptions, from_numpy
-from tests.support.effort import choose
 from tests.support.forks import ForkServer
 from tests.support.limits import run_limited
 
@@ -29,8 +28,8 @@ class Notes(NullProgress):
         if facts:
             self.blocks += facts["num_blocks"]
 layers = {
-    "gcn-sage": lambda: [GCNConv(256, 64), torch.relu, SAGEConv(64, 32)],
-    "sage-gcn": lambda: [SAGEConv(256, 64), torch.relu, GCNConv(64, 32)],
+    "sage": lambda: [SAGEConv(256, 64), torch.relu, SAGEConv(64, 32)],
+    "gcn": lambda: [GCNConv(256, 64), torch.relu, GCNConv(64, 32)],
     "gat": lambda: [GATConv(256, 16, heads=8), torch.relu, GATConv(128, 32)],
 }[kind]()
 begin(group)
@@ -42,10 +41,10 @@ finish(shape=found.shape, blocks=notes.blocks)
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Write a graph of 120,000 nodes: 123 MB of features, 400,000 edges, some nodes hubs."""
+    """Write a graph of 120,000 nodes: 123 MB of features, 1 million edges, some nodes hubs."""
     directory = tmp_path_factory.mktemp("arrays")
     rng = np.random.default_rng(0)
-    num_nodes, num_edges = 120_000, 400_000
+    num_nodes, num_edges = 120_000, 1_000_000
     np.save(directory / "x.npy", rng.random((num_nodes, 256), dtype=np.float32))
     sources = (num_nodes * rng.random(num_edges) ** 2).astype(np.int64)
     np.save(directory / "edge_index.npy", [sources, rng.integers(0, num_nodes, num_edges)])
@@ -54,8 +53,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
-    ("kind", "memory"),
-    [("gcn-sage", 60 * 10**6), ("gat", 90 * 10**6), ("sage-gcn", 60 * 10**6)][: choose(2, 3)],
+    ("kind", "memory"), [("sage", 60 * 10**6), ("gcn", 60 * 10**6), ("gat", 90 * 10**6)]
 )
 def test_half_of_the_features(
     store: Path,

@@ -141,18 +141,6 @@ def store(source: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def half(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Write a store of half as many nodes, edges and bytes, to be put in order twice."""
-    directory = tmp_path_factory.mktemp("half")
-    rng = np.random.default_rng(0)
-    num_nodes = 150_000
-    np.save(directory / "x.npy", rng.random((num_nodes, 256), dtype=np.float32))
-    np.save(directory / "edge_index.npy", rng.integers(0, num_nodes, (2, 1_500_000)))
-    np.save(directory / "train.npy", rng.permutation(num_nodes)[:20_000])
-    return from_numpy(directory, directory / "a.gnn")
-
-
-@pytest.fixture(scope="module")
 def linked_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Write a graph of 300,000 nodes with 77 MB of features and 32 MB of edges, some nodes hubs.
 
@@ -225,13 +213,13 @@ def read(
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
-        ({"strategy": "mmap", "memory": 150 * 10**6, "most_batches": 7}, {"mmap"}),
+        ({"strategy": "mmap", "memory": 150 * 10**6, "most_batches": 20}, {"mmap"}),
         # Which of the two it takes depends on how fast the machine samples and plans.
         (
-            {"strategy": "auto", "memory": 80 * 10**6, "most_batches": 7},
+            {"strategy": "auto", "memory": 80 * 10**6, "most_batches": 12},
             {"direct", "belady"},
         ),
-        ({"strategy": "memory", "memory": 600 * 10**6, "most_batches": 2}, {"memory"}),
+        ({"strategy": "memory", "memory": 600 * 10**6, "most_batches": 5}, {"memory"}),
     ],
     ids=["mmap", "auto", "memory"],
 )
@@ -244,19 +232,19 @@ def test_loader(
 ) -> None:
     found = read(forks, store, limited, {"topology": "auto"} | options)
     assert found["strategy"] in expected
-    # More than the budget and its allowance went through it, where that does not hold all.
-    assert found["strategy"] == "memory" or found["bytes_gathered"] > 2 * options["memory"]
+    # Several times the budget went through it, where that does not hold all.
+    assert found["strategy"] == "memory" or found["bytes_gathered"] > 5 * options["memory"]
 
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     "options",
     [
-        # A few million reads take long: no more than what goes beyond the budget.
-        {"strategy": "direct", "memory": 120 * 10**6, "io_engine": "io_uring", "most_batches": 6},
-        {"strategy": "direct", "memory": 120 * 10**6, "io_engine": "pread", "most_batches": 6},
-        {"strategy": "static", "memory": 130 * 10**6, "cache": "frequency", "most_batches": 8},
-        {"strategy": "static", "memory": 200 * 10**6, "cache": "degree", "most_batches": 10},
+        # A few million reads take long: no more than what many times the budget needs.
+        {"strategy": "direct", "memory": 120 * 10**6, "io_engine": "io_uring", "most_batches": 16},
+        {"strategy": "direct", "memory": 120 * 10**6, "io_engine": "pread", "most_batches": 16},
+        {"strategy": "static", "memory": 130 * 10**6, "cache": "frequency", "most_batches": 16},
+        {"strategy": "static", "memory": 200 * 10**6, "cache": "degree", "most_batches": 26},
     ][: choose(3, 4)],
     ids=lambda options: "-".join(str(value) for value in list(options.values())[:3]),
 )
@@ -267,7 +255,7 @@ def test_reads_from_disk(
     available(options.get("io_engine", "pread"), store.parent)
     found = read(forks, store, limited, options)
     assert found["strategy"] == options["strategy"]
-    assert found["bytes_gathered"] > 2 * options["memory"]
+    assert found["bytes_gathered"] > 5 * options["memory"]
     assert found["reads"] > 0
     assert found["grown"] <= options["memory"] + ALLOWANCE_BYTES
     if options["strategy"] == "static":
@@ -348,10 +336,10 @@ def test_converter(source: Path, limited: tuple[Path, Path], tmp_path: Path) -> 
 
 @pytest.mark.timeout(600)
 def test_converting_four_times_the_budget(limited: tuple[Path, Path], tmp_path: Path) -> None:
-    """Sorting these edges in memory takes 150 MB; on disk it is the same store within 37."""
+    """Sorting these edges in memory takes 270 MB; on disk it is the same store within 67."""
     source = tmp_path / "edges"
     source.mkdir()
-    num_nodes, num_edges = 400_000, 4_500_000
+    num_nodes, num_edges = 700_000, 8_000_000
     rng = np.random.default_rng(0)
     np.save(source / "edge_index.npy", rng.integers(0, num_nodes, (2, num_edges)))
     np.save(source / "num_nodes.npy", np.array(num_nodes))
@@ -375,11 +363,11 @@ def test_partitioning_five_times_the_budget(
 
 @pytest.mark.timeout(600)
 def test_reordering_five_times_the_budget(
-    half: Path, limited: tuple[Path, Path], tmp_path: Path
+    store: Path, limited: tuple[Path, Path], tmp_path: Path
 ) -> None:
     """Edges and rows are put in order on disk; the result is that with all memory there is."""
-    made = write_within(limited, REORDER, half, tmp_path / "small.gnn", 32 * 10**6)
-    whole = reorder(half, tmp_path / "whole.gnn", "community")
+    made = write_within(limited, REORDER, store, tmp_path / "small.gnn", 64 * 10**6)
+    whole = reorder(store, tmp_path / "whole.gnn", "community")
     assert StoreReader.open(made).uuid == StoreReader.open(whole).uuid
 
 

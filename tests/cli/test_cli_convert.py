@@ -421,6 +421,16 @@ def test_what_a_killed_conversion_left_is_removed_and_said(
     assert not left.exists()
 
 
+def test_converting_does_not_import_torch(arrays: Path, tmp_path: Path) -> None:
+    code = (
+        "import sys; from gnnstore.tools.cli import main; status = main(sys.argv[1:]); "
+        "sys.exit(status or ('torch' in sys.modules) * 9)"
+    )
+    words = ["convert", "numpy", str(arrays), str(tmp_path / "a.gnn"), "-q"]
+    done = subprocess.run([sys.executable, "-c", code, *words], check=False, timeout=60)
+    assert done.returncode == 0
+
+
 @needs_shared_data
 @pytest.mark.parametrize(
     ("words", "num_nodes", "num_edges", "splits"),

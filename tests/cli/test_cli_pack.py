@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -230,3 +231,60 @@ def test_a_store_that_cannot_be_written(
     done = run("pack", store, "--name", "base", *PACK)
     assert done.status == 5
     assert "give --output" in done.stderr
+
+
+def test_parts_from_end_to_end(run: Any, store: Path, tmp_path: Path) -> None:
+    fixed = (*PACK, "--cache-by", "frequency", "--seed", "7")
+    output = tmp_path / "new" / "parts"
+    for number in (1, 0):
+        done = run("pack", store, *fixed, "--output", output, "--part", f"{number}/2", "--json")
+        assert done.status == 0, done.stderr
+        document = done.document
+        assert (document["part"], document["num_parts"], document["num_batches"]) == (number, 2, 6)
+        assert document["path"] == str(output / f"part-0000{number}-of-00002")
+    done = run("pack", store, *fixed, "--output", output, "--part", "1/2")
+    assert (done.status, "is there already" in done.stderr) == (0, True)
+    assert "6 batches in part 1 of 2" in done.stdout
+    listed = run("inspect", output, "--json").document
+    assert (listed["name"], listed["num_parts"], listed["num_batches"]) == ("parts", 2, 12)
+    assert listed["path"] == str(output)
+    assert run("verify", output, "--level", "full").status == 0
+    loader = gnnstore.NeighborLoader(
+        store, [4, 4], "train", packed=output, batch_size=50, shuffle=True, seed=7
+    )
+    assert sum(batch.batch_size for batch in loader) == 600
+    with inject("fallocate", errno=errno.ENOSPC, skip=1, times=-1):
+        run("pack", store, *fixed, "--output", tmp_path / "full", "--part", "1/2")
+    (left,) = run("gc", tmp_path / "full", "--json").document["leftovers"]
+    assert left["store"] == str(tmp_path / "full" / "part-00001-of-00002")
+    assert run("gc", tmp_path / "full", "--yes", "--json").status == 0
+    shutil.rmtree(output / "part-00001-of-00002")
+    assert "part of 2 not there: 1" in run("inspect", output).stderr
+    assert run("verify", output).status == 1
+
+
+def test_parts_that_are_refused(
+    run: Any, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    output = tmp_path / "parts"
+    cases: tuple[tuple[list[str], str], ...] = (
+        (["--part", "1"], "'1' is not a part; write I/N"),
+        (["--part", "2/2"], "part 2 of 2: parts are numbered from 0"),
+        (["--part", "0/99"], "there are 12 batches in all"),
+        (["--part", "0/2", "--cache-by", "belady"], "choose --cache-by frequency"),
+        (["--part", "0/2", "--segment", "4"], "leave --segment 4 out"),
+        (["--part", "0/2", "--estimate"], "estimate the whole without --part"),
+        (["--part", "0/2", "--name", "base"], "--name in the store, or an --output"),
+        (["--part", "0/2", "--ray", "2"], "leave out one"),
+        (["--ray", "2"], "--ray needs --memory SIZE"),
+        (["--ray", "2", "--memory", "1GB"], "pip install 'gnnstore[ray]'"),
+        (["--ray", "99", "--memory", "1GB"], "there are 12 batches in all"),
+    )
+    for arguments, message in cases:
+        words = ("--cache-by", "degree", "--output", output)
+        done = run("pack", store, *PACK, *words, *arguments)
+        assert (done.status, message in done.stderr) == (2, True), (arguments, done.stderr)
+        assert not output.exists()
+    assert "give --output" in run("pack", store, *PACK, "--name", "base", "--part", "0/2").stderr
+    assert not (store / "plans").exists()

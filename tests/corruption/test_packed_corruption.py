@@ -49,6 +49,15 @@ def packed(store: Path, tmp_path: Path) -> Path:
     return shutil.copytree(store / "plans" / "base", tmp_path / "packed")
 
 
+@pytest.fixture
+def fixed(store: Path, tmp_path: Path) -> Path:
+    """Return packed epochs with the same cached rows for all batches, that a test may break."""
+    whole = store.parent / "fixed"
+    if not whole.exists():
+        pack(store, [4, 4], output=whole, cache="degree")
+    return shutil.copytree(whole, tmp_path / "fixed")
+
+
 @pytest.mark.parametrize("level", ["header", "checksums", "full"])
 def test_sound_packed_epochs(store: Path, level: Any) -> None:
     report = gnnstore.verify(store, level)
@@ -209,18 +218,75 @@ def test_epochs_of_types_have_a_version_of_their_own(
     """A reader from before there were types refuses them in words, and reads all others."""
     path = hetero_store(tmp_path / "typed.gnn").path
     typed = pack(path, [2], ("paper", "train"), epochs=1)
-    untyped = PackedManifest.OLDEST
+    untyped, of_types = PackedManifest.OLDEST, 6
     with monkeypatch.context() as older:
         older.setattr(PackedManifest, "VERSION", untyped)
-        message = rf"format version {PACKED_FORMAT_VERSION}; this gnnstore reads up to {untyped}"
+        message = rf"format version {of_types}; this gnnstore reads up to {untyped}"
         with pytest.raises(UnsupportedVersionError, match=message):
             gnnstore.open_packed(typed)
         gnnstore.open_packed(packed)
-    for wrong, version in ((typed, untyped), (packed, PACKED_FORMAT_VERSION)):
+    for wrong, version in ((typed, untyped), (packed, of_types)):
         gnnstore.open_packed(wrong)
         rewrite(wrong, partial(dict.update, format_version=version))
         with pytest.raises(CorruptStoreError, match="format_version: expected"):
             gnnstore.open_packed(wrong)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("part", None),
+        ("part", {"only": 0}),
+        *(("part", {name: value}) for name, value in (
+            ("number", 1), ("of", 0), ("of", 3), ("first_batch", 1), ("num_batches", 23),
+            ("num_batches", 2**61), ("cached_crc32c", -1),
+        )),
+        ("epochs", 3),
+        ("format_version", 5),
+        ("slot_shares", [1, 2]),
+    ],
+)  # fmt: skip
+def test_a_part_that_makes_no_sense(fixed: Path, field: str, value: Any) -> None:
+    def change(own: dict[str, Any]) -> None:
+        is_part = isinstance(value, dict) and "only" not in value
+        own[field] = own["part"] | value if is_part else value
+
+    rewrite(fixed, change)
+    with pytest.raises(CorruptStoreError):
+        gnnstore.open_packed(fixed)
+
+
+def _with_crc(crc: int, own: dict[str, Any]) -> None:
+    own["part"]["cached_crc32c"] = crc
+
+
+def test_other_cached_rows(fixed: Path, tmp_path: Path) -> None:
+    """Numbers of rows that do not ascend, or are not those that were chosen or expected."""
+    count = PackedReader.open(fixed).manifest.num_slots
+    place = Path("cache") / "nodes" / "c.0"
+    nodes = np.fromfile(fixed / place, np.int64, count)
+    free = next(v for v in range(1000) if v not in nodes)
+    other = np.sort([*nodes[1:], free])
+    not_these, no_record = "these are not the rows that are cached", "it is not a record of these"
+    first, last, negative = (nodes.copy() for _ in range(3))
+    first[0], last[-1], negative[0] = nodes[1], 1000, -1
+    for changed, words in (
+        (first, not_these),
+        (last, not_these),
+        (negative, not_these),
+        (other, no_record),
+    ):
+        for is_forged in (False, True):
+            packed = shutil.copytree(fixed, tmp_path / "copy")
+            with (packed / place).open("r+b") as file:
+                file.write(changed.tobytes())
+            reseal(packed)
+            if is_forged:
+                crc = _core.crc32c(changed.view(np.uint8))
+                rewrite(packed, partial(_with_crc, crc))
+            with pytest.raises(CorruptStoreError, match=words if is_forged else not_these):
+                batches_of(gnnstore.open_packed(packed).loader(num_threads=0))
+            shutil.rmtree(packed)
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from gnnstore.remote import objects
 from gnnstore.remote.copying import copy
 from gnnstore.remote.staging import stage
 from tests.support.effort import choose
-from tests.support.object_faults import FaultyStore, serve_faults
+from tests.support.object_faults import FaultyStore, Plan, serve_faults
 from tests.support.stores import assert_same_files, write_example_store
 
 pytest.importorskip("obstore")
@@ -172,3 +172,60 @@ def web_store(bucket: FaultyStore) -> Any:
 def test_a_web_server_is_read(bucket: FaultyStore, tmp_path: Path) -> None:
     web = web_store(bucket)
     assert_same_files(bucket.directory / "bucket" / "graph.gnn", stage(web, tmp_path / "cache"))
+
+
+def at_first(fault: str, ending: str, times: int) -> Plan:
+    """Return a plan by which so many requests for an object fail; -1: all."""
+    left = [times]
+
+    def plan(_number: int, name: str) -> str:
+        if not left[0] or not name.endswith(ending):
+            return ""
+        left[0] -= 1
+        return fault
+
+    return plan
+
+
+def test_streamed_batches_are_right_or_refused(bucket: FaultyStore, tmp_path: Path) -> None:
+    """Each request brings a record or a chunk, of no more bytes than a batch has."""
+    pytest.importorskip("torch_geometric")
+    import gnnstore  # noqa: PLC0415
+    from tests.support.batches import digests  # noqa: PLC0415
+    from tests.support.graphs import graph_with_hubs  # noqa: PLC0415
+    from tests.support.packing import pack  # noqa: PLC0415
+
+    path = graph_with_hubs().write(tmp_path / "g.gnn")
+    local = pack(path, [4], epochs=1, output=bucket.directory / "bucket/p", cache="degree")
+    expected = digests(gnnstore.open_packed(local).loader())
+    packed = gnnstore.open_packed("s3://bucket/p", cache_dir=tmp_path / "cache")
+    bucket.requests.clear()
+    assert digests(packed.loader(num_threads=2)) == expected
+    most = packed.reader.manifest.largest_batch_bytes
+    spans = [re.fullmatch(r"bytes=(\d+)-(\d+)", wanted) for _, wanted in bucket.requests]
+    assert len(spans) == 2 * len(expected)
+    assert all(span is not None and int(span[2]) - int(span[1]) < most for span in spans)
+
+    for fault, kind, words in (
+        ("flip", CorruptStoreError, "the crc32c (is|of its bytes)"),
+        ("short", CorruptStoreError, "ends at byte"),
+        ("503", StorageError, "503 Service Unavailable"),
+        ("404", CorruptStoreError, "the file is missing, but the manifest lists it"),
+    ):
+        for data in ("/batches/c.0", "/rows/x/c.0"):
+            bucket.plan = at_first(fault, data, 1)
+            if fault in LASTING:
+                with pytest.raises(kind, match=words) as info:
+                    digests(packed.loader(num_threads=0))
+            else:
+                assert digests(packed.loader(num_threads=1)) == expected
+                bucket.plan = at_first(fault, data, -1)
+                with pytest.raises(kind, match=words) as info:
+                    digests(packed.loader(num_threads=0))
+            assert "s3://bucket/p/" in str(info.value)
+    bucket.plan = at_first("", "", 0)
+    # Another plan that was put there meanwhile is damage, too.
+    shutil.rmtree(local)
+    pack(path, [4], epochs=1, output=local, cache="degree", seed=4)
+    with pytest.raises(CorruptStoreError, match="s3://bucket/p/batches"):
+        digests(packed.loader(num_threads=0))

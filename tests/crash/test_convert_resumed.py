@@ -29,7 +29,7 @@ from tests.support.effort import choose
 from tests.support.graphs import pair_weights
 from tests.support.stores import assert_same_files
 
-NUM_KILLS, LEAST_RESUMED = choose((2, 1), (30, 6))
+NUM_KILLS = choose(6, 30)
 MAX_TOUCH = 400  # a conversion that nothing stops touches the disk about as often
 NUM_NODES, NUM_EDGES = 6000, 40_000
 SHARD_BYTES = 2**16
@@ -186,8 +186,7 @@ def test_killed_at_random_points(
                 return {**drawn, "touch": draw.randrange(1, MAX_TOUCH)}
             return {**drawn, "seconds": draw.uniform(0.01, 0.9) * seconds}
 
-        # It goes on, rather than start again each time.
-        while kills < NUM_KILLS or resumed < LEAST_RESUMED:
+        while kills < NUM_KILLS:
             # The life of a store: killed, and resumed, until it is there.
             while not output.exists():
                 resumed += any(item.state == "resumable" for item in find_leftovers(folder))
@@ -208,6 +207,7 @@ def test_killed_at_random_points(
             assert list(folder.iterdir()) == [output]
             assert list(spill.iterdir()) == []
             shutil.rmtree(output)
+    assert resumed >= NUM_KILLS // 5  # it did go on, rather than start again each time
 
 
 @pytest.mark.parametrize("tiny_disk", ["600k"], indirect=True)

@@ -23,20 +23,20 @@ from tests.support.batches import assert_same_batches, batches_of
 from tests.support.effort import choose
 from tests.support.faults import inject
 from tests.support.forks import ForkServer
-from tests.support.packing import pack
+from tests.support.packing import pack, pack_part
 from tests.support.stores import assert_same_files
 
-NUM_KILLS = choose(4, 30)
+NUM_KILLS = choose(8, 30)
 MAX_TOUCH = 100  # packing that nothing stops touches their directory about as often
 EPOCHS = 2
 
 # Packs in a forked child for each line that is read: kills it at its k-th touch of the file
 # system, or after so many seconds; prints how it ended.
 _SERVER = """
-import os, signal, sys
+import os, signal, sys, traceback
 from pathlib import Path
 
-from tests.support.packing import pack
+from tests.support.packing import pack, pack_part
 from tests.support.filesystem_calls import signal_at_filesystem_call, serve
 
 # What a process has written outlives it without; 40 of them are half of the time.
@@ -44,11 +44,30 @@ os.fsync = lambda file: None
 
 store, output = map(Path, sys.argv[1:])
 
+def run_together(tasks):
+    children = []
+    for task in tasks:
+        if not (child := os.fork()):
+            try:
+                os._exit(run(task))
+            except BaseException:
+                traceback.print_exc()
+                os._exit(99)
+        children.append(child)
+    ended = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
+    return ended.count(-signal.SIGKILL) if set(ended) <= {0, -signal.SIGKILL} else 99
+
 def run(task):
+    if both := task["options"].get("both"):
+        return run_together(both)
     signal_at_filesystem_call(task["touch"], str(output.parent), signal.SIGKILL)
     signal.signal(signal.SIGALRM, signal.SIG_DFL)  # ends the process at once
     signal.setitimer(signal.ITIMER_REAL, task["seconds"])
-    pack(store, [4, 4], output=output, superbatch=2, batch_size=100, **task["options"])
+    options = {"superbatch": 2, "batch_size": 100, **task["options"]}
+    if part := options.pop("part", None):
+        pack_part(store, output, *part, **options)
+    else:
+        pack(store, [4, 4], output=output, **options)
     return 0
 
 serve(run)
@@ -78,6 +97,34 @@ def server(forks: ForkServer, store: Path, output: Path) -> Iterator[Attempt]:
 
 
 @pytest.mark.timeout(600)
+def test_parts_killed_and_two_at_once(tmp_path: Path, store: Path, forks: ForkServer) -> None:
+    """Whatever attempt ends, at whatever memory and in whatever order: the same bytes."""
+    expected, output, num_parts = tmp_path / "expected", tmp_path / "out" / "parts", 3
+    output.parent.mkdir()
+    for number in range(num_parts):
+        pack_part(store, expected, number, num_parts, batch_size=100)
+    draw, kills = random.Random(2), 0
+
+    def attempt_at(number: int, *, killed: bool) -> dict[str, Any]:
+        options: dict[str, Any] = {"memory": draw.choice(["60MB", "200MB", "1GB"])}
+        options |= {"superbatch": draw.choice([1, 2, 5]), "part": [number, num_parts]}
+        touch = draw.choice(range(1, 60)) if killed else 0
+        return {"touch": touch, "seconds": 0, "options": options}
+
+    with server(forks, store, output) as attempt:
+        while kills < choose(5, 30):
+            for number in draw.sample(range(num_parts), num_parts):
+                while not (output / f"part-{number:05d}-of-00003").exists():
+                    second = attempt_at(number, killed=draw.random() < 0.5)
+                    found = attempt(both=[attempt_at(number, killed=True), second])
+                    assert found in {0, 1, 2}
+                    kills += found
+                assert attempt(both=[attempt_at(number, killed=False)]) == 0  # it is there
+            assert_same_files(output, expected)
+            shutil.rmtree(output)
+
+
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     ("segment", "kills_at"),
     # Of the 67 touches with segments, those from 21 to 36 come after some superbatch.
@@ -101,7 +148,7 @@ def test_killed_at_random_points(
         seconds = time.monotonic() - began
         assert_same_files(output, whole)
         shutil.rmtree(output)
-        while kills < num_kills or resumed <= num_kills // 4:
+        while kills < num_kills:
             while not output.exists():
                 point: dict[str, Any] = {"touch": draw.choice(touches)}
                 if draw.random() < 0.5:
@@ -115,6 +162,7 @@ def test_killed_at_random_points(
             assert_same_files(output, whole)
             assert [item.name for item in folder.iterdir()] == ["packed"]
             shutil.rmtree(output)
+    assert resumed > num_kills // 4
     assert_same_files(store, untouched)
 
 

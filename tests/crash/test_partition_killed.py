@@ -29,7 +29,7 @@ from tests.support.effort import choose
 from tests.support.forks import ForkServer
 from tests.support.stores import assert_same_files
 
-NUM_KILLS = choose(4, 30)
+NUM_KILLS = choose(8, 30)
 SHARD_BYTES = 2**16
 
 # Partitions in a forked child for each line that is read, and kills it at its k-th touch of the
@@ -108,7 +108,7 @@ def test_killed_at_random_points(store: Path, whole: Path, forks: ForkServer) ->
             process.stdin.flush()
             return int(json.loads(process.stdout.readline()))
 
-        while kills < NUM_KILLS or resumed <= NUM_KILLS // 4:
+        while kills < NUM_KILLS:
             while not output.exists():
                 if output.parent.exists():
                     left = [item.state for item in find_leftovers(output.parent)]
@@ -120,6 +120,7 @@ def test_killed_at_random_points(store: Path, whole: Path, forks: ForkServer) ->
             assert_same_files(output, whole)
             assert sorted(p.name for p in output.parent.iterdir()) == ["small", "zarr.json"]
             shutil.rmtree(output.parent)
+    assert resumed > NUM_KILLS // 4
 
 
 def test_a_full_disk(store: Path, whole: Path, small_memory: dict[str, Any]) -> None:

@@ -6,7 +6,6 @@ import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -205,18 +204,9 @@ def test_edges_that_were_damaged_since_are_sorted_again(folder: Path, array: str
     assert_same_files(output, whole)
 
 
-@pytest.mark.parametrize(
-    ("scale", "ids", "share"),
-    choose(  # every two of them together
-        [
-            ("column", None, 0.5),
-            ("column", "ids.npy", 0.9),
-            (None, "ids.npy", 0.5),
-            (None, None, 0.9),
-        ],
-        [*product(["column", None], ["ids.npy", None], [0.5, 0.9])],
-    ),
-)
+@pytest.mark.parametrize("scale", ["column", None])
+@pytest.mark.parametrize("ids", ["ids.npy", None])
+@pytest.mark.parametrize("share", [0.5, 0.9])
 def test_features_go_on_where_they_stopped(
     folder: Path, scale: Any, ids: str | None, share: float
 ) -> None:

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 import gnnstore
-from gnnstore.errors import NotFoundError, StoreExistsError
+from gnnstore.errors import NotFoundError, StoreExistsError, UsageError
 from gnnstore.remote import objects, staging
 from gnnstore.remote.copying import copy
 from gnnstore.strategies.registry import STRATEGIES
@@ -26,6 +26,7 @@ from gnnstore.tools import cli
 from tests.support.batches import digests
 from tests.support.effort import choose
 from tests.support.graphs import graph_with_hubs
+from tests.support.packing import pack, pack_part
 from tests.support.stores import assert_same_files, write_example_store, write_two_typed_store
 
 pytest.importorskip("obstore")
@@ -218,3 +219,99 @@ def test_what_is_not_there_is_said_without_secrets(
     assert b"the-" not in data
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")  # nobody asks for anything
     assert pickle.loads(data).path == store.path  # noqa: S301 - our own
+
+
+# --- packed epochs ---------------------------------------------------------------------------
+
+
+def options_of(has_types: bool) -> dict[str, Any]:
+    seeds: Any = ("paper", "train") if has_types else "train"
+    return {"input_nodes": seeds, "batch_size": 30, "cache_bytes": "8kB"}
+
+
+@pytest.mark.parametrize("has_types", [False, True])
+def test_packed_epochs_are_read_where_they_are(
+    bucket: _Requests, tmp_path: Path, has_types: bool
+) -> None:
+    path, url = write(tmp_path / "g.gnn", has_types), f"s3://bucket/streamed-{has_types}"
+    for number in (1, 0):
+        made = pack_part(path, tmp_path / "parts", number, 2, **options_of(has_types))
+        copy(made, f"{url}/{made.name}")
+    expected = digests(gnnstore.open_packed(tmp_path / "parts").loader(), 2)
+    packed = gnnstore.open_packed(url, cache_dir=tmp_path / "cache")
+    tables = packed.reader.manifest.cached
+    bucket.lines.clear()
+    loader = packed.loader(memory="50MB", num_threads=2)
+    assert digests(loader, 2) == expected
+    assert loader.stats().bytes_read > 0
+    asked = bucket.of("GET")
+    assert sum(n for name, n in asked.items() if "/batches/" in name) == len(expected)
+    assert sum(asked.values()) <= len(expected) * (1 + len(tables))
+    assert all("/batches/" in name or "/rows/" in name for name in asked)
+    # By ranks, from the middle on, and with the store.
+    half = len(loader) // 2
+    state = {**loader.state_dict(), "epoch": 0, "batches": half}
+    found: dict[int, str] = {}
+    for rank in range(2):
+        own = packed.loader(rank=rank, world_size=2)
+        own.load_state_dict(state)
+        found |= dict(zip(range(half + rank, len(loader), 2), digests(own), strict=False))
+    assert [found[k] for k in sorted(found)] == expected[half : len(loader)]
+    seeds = options_of(has_types)["input_nodes"]
+    given: dict[str, Any] = {"batch_size": 30, "shuffle": True, "seed": 3}
+    again = pickle.loads(pickle.dumps(packed))  # noqa: S301 - our own
+    assert digests(gnnstore.NeighborLoader(path, [4, 4], seeds, packed=again, **given), 2) == (
+        expected
+    )
+
+
+def test_epochs_are_packed_to_a_bucket(
+    bucket: _Requests, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, url = write(tmp_path / "g.gnn", False), "s3://bucket/packed/parts"
+    words = ["pack", path, "--spill-dir", tmp_path, "--num-neighbors", "4,4", "--json"]
+    words += ["--batch-size", "100", "--cache-by", "degree", "--cache-bytes", "20kB"]
+
+    def run(*more: object, status: int = 0) -> Any:
+        assert cli.main([*map(str, (*words, *more))]) == status
+        return json.loads(capsys.readouterr().out)
+
+    (tmp_path / "there").mkdir()
+    for number in range(2):
+        run("--part", f"{number}/2", "--output", tmp_path / "here")
+        found = run("--part", f"{number}/2", "--output", url)
+        assert (found["path"], found["num_parts"]) == (f"{url}/part-{number:05d}-of-00002", 2)
+        copy(found["path"], tmp_path / "there" / f"part-{number:05d}-of-00002")
+    assert_same_files(tmp_path / "here", tmp_path / "there")
+    assert not list(tmp_path.glob(".gnnstore-*"))
+    bucket.lines.clear()
+    run("--part", "1/2", "--output", url)
+    assert not bucket.of("PUT")
+    message = run("--part", "1/2", "--output", url, "--seed", "1", status=2)["error"]["message"]
+    assert f"{url}/part-00000-of-00002: is there, and was packed otherwise: seed is 0" in message
+    message = run("--part", "1/3", "--output", url, status=2)["error"]["message"]
+    assert "has part 0 of 2, and this is one of 3" in message
+    # In one.
+    whole = "s3://bucket/packed/whole"
+    assert run("--output", whole)["path"] == whole
+    expected = digests(gnnstore.open_packed(tmp_path / "here").loader())
+    assert digests(gnnstore.open_packed(whole, cache_dir=tmp_path / "c").loader()) == expected
+    assert f"{whole} exists" in run("--output", whole, status=2)["error"]["message"]
+
+
+def test_epochs_that_are_not_streamed(bucket: _Requests, tmp_path: Path) -> None:
+    path = write(tmp_path / "g.gnn", False)
+    shared = pack(path, [4, 4], output=tmp_path / "shared", segment=3)
+    copy(shared, "s3://bucket/shared")
+    with pytest.raises(UsageError, match=r"3 batches at a time share rows.*gnnstore copy URL PATH"):
+        gnnstore.open_packed("s3://bucket/shared", cache_dir=tmp_path / "c")
+    made = pack_part(path, tmp_path / "parts", 1, 2)
+    copy(made, f"s3://bucket/one/{made.name}")
+    with pytest.raises(NotFoundError, match="1 part of 2 not there: 0; make each"):
+        gnnstore.open_packed("s3://bucket/one", cache_dir=tmp_path / "c")
+    with pytest.raises(NotFoundError, match="no gnnstore store here"):
+        gnnstore.open_packed("s3://bucket/nowhere", cache_dir=tmp_path / "c")
+    # On a path, with a directory of copies, all is copied.
+    moved = gnnstore.open_packed(shared, cache_dir=tmp_path / "c")
+    assert_same_files(moved.reader.parts[0].path, shared)
+    del bucket

@@ -21,6 +21,7 @@ from gnnstore.formats.packed import PACKED
 from gnnstore.formats.store.units import make_units_directory, unit_path
 from gnnstore.graph.store import open as open_store
 from gnnstore.packing.job import EpochPacker
+from gnnstore.packing.parts import PartPacker
 from gnnstore.packing.sampling import PackSettings
 from gnnstore.sampling.neighbor import SamplingConfig
 from tests.support.twins.reads import write_array
@@ -146,3 +147,16 @@ def pack(
         return packer.pack(output or unit_path(PACKED, store, "base"), resume=resume)
     finally:
         packer.close()
+
+
+def pack_part(
+    store: Path, directory: Path, number: int, of: int, fanouts: Iterable[int] = (4, 4), **more: Any
+) -> Path:
+    """Pack a part of the epochs that `pack` packs by default, and return its path."""
+    again = {name: more.pop(name) for name in ("overwrite", "resume") if name in more}
+    sampling = {"replace": False, "subgraph_type": "directional", "disjoint": False, "seed": 3}
+    config = SamplingConfig(tuple(fanouts), **{k: more.pop(k, v) for k, v in sampling.items()})
+    given: dict[str, Any] = {"input_nodes": "train", "batch_size": 50, "epochs": 2}
+    given |= {"cache": "frequency", "cache_bytes": "100kB", "num_threads": 2, **more}
+    settings = PackSettings(config, part=(number, of), **given)
+    return PartPacker(open_store(store), settings).pack(directory, **again)

@@ -355,9 +355,9 @@ def test_the_budget_is_kept(tmp_path: Path, direction: str) -> None:
         check=True,
     )
     grown, budget = map(int, done.stdout.split())
-    # In memory it would be 100 or 190 MB. Buffers come in steps of 2 MiB, and chunks on their way
-    # are not counted, of which a busy machine has more.
-    assert grown <= budget + 24e6
+    # In memory it would be 100 or 190 MB.
+    # Buffers come in steps of 2 MiB, and chunks on their way are not counted.
+    assert grown <= budget + 8e6
     assert list((tmp_path / "spill").iterdir()) == []
 
 

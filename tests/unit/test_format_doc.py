@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+from gnnstore import _core
 from gnnstore.formats import packed as plan_manifest
 from gnnstore.formats.arrays import pages, zarr_metadata
 from gnnstore.formats.arrays.dtypes import STORAGE_DTYPES, zarr_data_type
@@ -99,9 +101,59 @@ def test_packed_epochs_with_segments(tmp_path: Path) -> None:
     assert f"| {first - 1} |" in columns
     assert f"| {first}, {first + 1}, ... |" in columns
     section = PAGE.split("## Packed epochs", 1)[1].split("\n## ", 1)[0]
-    ((version, typed),) = re.findall(r"\| `format_version` \| (\d+); \[(\d+) where", section)
+    ((version, typed, fixed),) = re.findall(
+        r"\| `format_version` \| (\d+); \[(\d+) where .*?; \[(\d+) where", section
+    )
     assert int(version) == own["format_version"] == plan_manifest.PackedManifest.OLDEST
-    assert int(typed) == plan_manifest.PACKED_FORMAT_VERSION
+    assert (int(typed), int(fixed)) == (6, plan_manifest.PACKED_FORMAT_VERSION)
+
+
+def test_packed_epochs_in_parts(tmp_path: Path) -> None:
+    """The rows of each batch are where the page says, with nothing of ours to read."""
+    pytest.importorskip("torch_geometric")
+    from gnnstore.testing.graphs import random_graph  # noqa: PLC0415
+    from tests.support.packing import pack_part  # noqa: PLC0415
+
+    graph = random_graph(50, 200, feature_dim=30, num_classes=2)
+    store = graph.write(tmp_path / "s.gnn")
+    given: dict[str, Any] = {"batch_size": 4, "cache_bytes": 10 * 128}
+    parts = [pack_part(store, tmp_path / "p", k, 3, [2], **given) for k in range(3)]
+    section = PAGE.split("### Packed epochs in parts", 1)[1].split("\n## ", 1)[0]
+    table = section.split("| field of `part` | content |", 1)[1].split("\n\n", 1)[0]
+    named = [name for line in table.splitlines() for name in re.findall(r"`(\w+)`", line[:30])]
+    number_of_batch, x = 0, graph.attributes["x"]
+
+    def values(part: Path, name: str, dtype: Any, shape: list[int]) -> np.ndarray:
+        (file,) = (each for each in (part / name).iterdir() if each.name != "zarr.json")
+        return np.frombuffer(file.read_bytes(), dtype, int(np.prod(shape))).reshape(shape)
+
+    for part in parts:
+        assert f"  {part.name}/" in section
+        own = json.loads((part / "zarr.json").read_text())["attributes"]["gnnstore_plan"]
+        assert list(own["part"]) == named
+        shapes = {spec["path"]: spec["shape"] for spec in own["arrays"]}
+        if part is parts[0]:
+            nodes = values(part, "cache/nodes", np.int64, shapes["cache/nodes"])
+            assert len(nodes) == own["num_slots"] == 10
+            rows = values(part, "cache/rows/x", np.float32, shapes["cache/rows/x"])
+            np.testing.assert_array_equal(rows, x[nodes])
+        assert own["part"]["cached_crc32c"] == _core.crc32c(nodes.view(np.uint8))
+        assert own["part"]["first_batch"] == number_of_batch
+        assert own["part"]["num_batches"] == own["superbatch"] == shapes["index"][0]
+        records = values(part, "batches", np.uint8, shapes["batches"])
+        for begin, size, crc, missed, chunk in values(
+            part, "index", np.int64, shapes["index"]
+        ).tolist():
+            record = records[begin : begin + size]
+            seed = _core.crc32c(np.array([number_of_batch]).view(np.uint8))
+            assert _core.crc32c(record, seed) == crc
+            number_of_batch += 1
+            _, slots, changes, _, positions, *_, ids, _, _, _ = arrays_of(record.tobytes())
+            assert len(changes) == 0
+            np.testing.assert_array_equal(nodes[slots[slots >= 0]], ids[slots >= 0])
+            body = values(part, "rows/x", np.uint8, shapes["rows/x"])[chunk:]
+            found = body[: missed * 120].view(np.float32).reshape(-1, 30)
+            np.testing.assert_array_equal(found, x[ids[positions]])
 
 
 def arrays_of(record: bytes) -> list[np.ndarray]:
@@ -132,7 +184,7 @@ def test_packed_epochs_of_several_types(tmp_path: Path) -> None:
         path, [2], ("paper", "train"), epochs=1, batch_size=7, superbatch=3, cache_bytes="2kB"
     )
     own = json.loads((packed / "zarr.json").read_text())["attributes"]["gnnstore_plan"]
-    assert own["format_version"] == plan_manifest.PACKED_FORMAT_VERSION
+    assert own["format_version"] == 6
     cached = [path.split("/")[1] for path in own["cached"]]
     assert sorted(cached) == ["author", "paper"]
     names = [node["name"] for node in own["schema"]["node_types"]]

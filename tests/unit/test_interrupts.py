@@ -240,37 +240,14 @@ def test_partitions_are_swapped_whole(
 # --- what threads wait for --------------------------------------------------------------------
 
 
-@pytest.fixture
-def interrupt(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], None]]:
-    """Return what a thread calls to have Ctrl-C come while the main thread waits for it."""
-    waits, came, wait = threading.Event(), threading.Event(), Pending.wait
-
-    def waiting(call: Pending[Any], timeout: float | None = None) -> bool:
-        waits.set()
-        return wait(call, timeout)
-
-    def come(*_: object) -> None:
-        came.set()
-        raise KeyboardInterrupt
-
-    def send() -> None:
-        assert waits.wait(60)
-        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
-        assert came.wait(60)
-
-    monkeypatch.setattr(Pending, "wait", waiting)
-    before = signal.signal(signal.SIGINT, come)
-    yield send
-    signal.signal(signal.SIGINT, before)
-
-
-def test_work_is_done_whole_and_then_interrupted(interrupt: Callable[[], None]) -> None:
+def test_work_is_done_whole_and_then_interrupted(interrupt_soon: Callable[[float], object]) -> None:
     done: list[int] = []
 
     def work() -> None:
-        interrupt()
+        time.sleep(0.05)
         done.append(1)
 
+    interrupt_soon(0.01)
     with pytest.raises(KeyboardInterrupt):
         uninterrupted(work)
     assert done == [1]
@@ -280,7 +257,7 @@ def test_work_is_done_whole_and_then_interrupted(interrupt: Callable[[], None]) 
 
 
 def test_an_interrupt_of_work_is_told_of_with_what_failed_in_it(
-    interrupt: Callable[[], None],
+    interrupt_soon: Callable[[float], object],
 ) -> None:
     class Held:
         pass
@@ -289,9 +266,10 @@ def test_an_interrupt_of_work_is_told_of_with_what_failed_in_it(
     is_held = weakref.ref(held)
 
     def work(_: object = held) -> None:
-        interrupt()
+        time.sleep(0.05)
         raise OSError("full")
 
+    interrupt_soon(0.01)
     gc.disable()
     try:
         with pytest.raises(KeyboardInterrupt) as raised:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -140,23 +140,24 @@ class PagedArray:
 
     def load(self, num_threads: int = 1, machine: Machine = PRIVATE) -> npt.NDArray[Any]:
         """Read the whole array into memory, densely, on huge pages."""
-
-        def fill(dense: npt.NDArray[np.uint8]) -> None:
-            try:
-                _core.read_pages(
-                    [str(path) for path in self.file_paths],
-                    self.body_bytes,
-                    dense,
-                    **self.kernel_layout,
-                    num_threads=num_threads,
-                )
-            except OSError as error:
-                raise self._storage_error(error, "read") from error
-            self.check_place()
-
         num_bytes = self.num_rows * self.geometry.row_bytes
+        fill = partial(self.read_whole, num_threads=num_threads)
         dense = machine.share(self.key(self.dtype), num_bytes, fill)
         return dense.view(self.dtype).reshape(self.spec.shape)
+
+    def read_whole(self, dense: npt.NDArray[np.uint8], num_threads: int = 1) -> None:
+        """Read the whole array, densely, into memory that is there."""
+        try:
+            _core.read_pages(
+                [str(path) for path in self.file_paths],
+                self.body_bytes,
+                dense,
+                **self.kernel_layout,
+                num_threads=num_threads,
+            )
+        except OSError as error:
+            raise self._storage_error(error, "read") from error
+        self.check_place()
 
     def key(self, dtype: np.dtype[Any]) -> str:
         """Return the name of the whole array in memory, as elements of a type, on a machine."""

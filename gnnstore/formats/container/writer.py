@@ -76,6 +76,7 @@ class SealedWriter:
         fingerprint: Mapping[str, Any] | None = None,
         decided: Mapping[str, Any] | None = None,
         resume: bool = False,
+        sweeps: bool = True,
     ) -> None:
         size = DEFAULT_PAGE_BYTES if page_bytes is None else page_bytes
         if not MIN_PAGE_BYTES <= size <= MAX_PAGE_BYTES or size & (size - 1):
@@ -99,6 +100,7 @@ class SealedWriter:
             self._on_event,
             partial(_can_continue, fingerprint or {}),
             resume=resume,
+            sweeps=sweeps,
         )
         try:
             found = self.is_resumed and Journal.read(self.temporary_path, to_continue=True)

@@ -137,6 +137,8 @@ class Presampler:
     index_dtype: IndexDtype = "int64"  # of `n_id` and `edge_index`
     world_size: int = 1  # loaders that the batches of an epoch are dealt out to
     pins: bool = False  # whether a batch is copied to pinned memory
+    # Whether as many batches are counted wherever the topology lies, so that counts are equal.
+    counts_alike: bool = False
     # Displays the batches that are sampled.
     progress: Progress = field(default_factory=NullProgress)
 
@@ -206,7 +208,8 @@ class Presampler:
         if trace is not None:
             num_batches = trace.num_batches
         elif counts is not None:
-            num_batches = _MAPPED_BATCHES if topology.is_slow else MAX_COUNTED_BATCHES
+            is_short = topology.is_slow and not self.counts_alike
+            num_batches = _MAPPED_BATCHES if is_short else MAX_COUNTED_BATCHES
         sampler = topology.sampler(replace(self.config, seed=_SEED), self.index_dtype)
         if spare_bytes is not None:
             pool_exchange(True)

@@ -64,6 +64,14 @@ def _parse_candidates(text: str, _: str) -> tuple[str, ...]:
     return tuple(name for name in known if name in chosen)
 
 
+def _parse_part(text: str, _: str) -> tuple[int, int]:
+    """Return the number of a part and of all parts."""
+    number, _, of = text.partition("/")
+    if not (number.isdecimal() and of.isdecimal() and int(of)):
+        raise UsageError(f"{text!r} is not a part; write I/N, such as 0/8 for the first of 8")
+    return int(number), int(of)
+
+
 def _parse_caches(text: str, name: str) -> tuple[float | int, ...]:
     return tuple(parse_share_or_size(part.strip(), name) for part in text.split(","))
 
@@ -144,6 +152,9 @@ batches, and each batch reads the rows of its segment that it needs.
 
 Finished work survives a full disk, Ctrl-C or a crash; --resume continues it.
 
+With --cache-by frequency or degree the cached rows are the same for all batches. Then several ranks
+may read the epochs, and --part packs them in parts, on any machines and in any order.
+
 \b
 Examples:
   gnnstore pack papers100M.gnn --name base --epochs 10 --memory 8GB
@@ -151,6 +162,8 @@ Examples:
   gnnstore pack papers100M.gnn --output /fast/base --num-neighbors 15,10 \\
     --disk 2TB
   gnnstore pack papers100M.gnn --name base --estimate
+  gnnstore pack papers100M.gnn --output /nfs/base --part 3/64 \\
+    --cache-by frequency --cache-bytes 8GB
   gnnstore pack citation2.gnn --name links --links train --negatives binary:1
   gnnstore pack mag.gnn --name base --input-nodes paper:train \\
     --num-neighbors 10,10
@@ -159,10 +172,18 @@ Examples:
 
 @click.command(name="pack", cls=Command, help=_PACK_HELP)
 @click.argument("store", type=click.Path())
-@declared("""
+@declared(
+    """
   --name NAME  Name of the packed epochs in the store.
-  --output PATH  Directory of the packed epochs, outside the store.
-""")
+  --output PATH  Directory of the packed epochs, outside the store, or a URL in a bucket.
+  --part I/N
+      Pack the I-th of N parts of the batches, from 0, into a directory of --output. Needs
+      --cache-by frequency or degree, and --cache-bytes.
+  --ray N>=1
+      Pack in N parts as tasks on a Ray cluster, each with --memory and --threads.
+""",
+    part=Parsed(_parse_part),
+)
 @batch_options
 @declared(
     f"""

@@ -9,7 +9,7 @@ import click
 
 from gnnstore.errors import UsageError
 from gnnstore.formats.container.manifest import kind_of
-from gnnstore.formats.packed import PACKED, PackedReader
+from gnnstore.formats.packed import PACKED, PackedParts, PackedReader, has_parts
 from gnnstore.formats.partitions import PARTITIONS, PartitionsReader
 from gnnstore.formats.store.store import StoreReader
 from gnnstore.formats.store.units import find_unit
@@ -67,7 +67,7 @@ def inspect_command(
         path = find_unit(PACKED, StoreReader.open(store).path, packed)
     if partitions is not None:
         path = find_unit(PARTITIONS, StoreReader.open(store).path, partitions)
-    kind, is_table = kind_of(path), TableManifest.is_at(path)
+    kind, is_table = PACKED if has_parts(path) else kind_of(path), TableManifest.is_at(path)
     is_store = not is_table and kind not in {PACKED, PARTITIONS}
     if not is_store and (array_path is not None or stats):
         raise UsageError(
@@ -79,7 +79,7 @@ def inspect_command(
             "--plot draws the degrees of a graph, or packed epochs; leave it out, or --array"
         )
     if kind is PACKED:
-        _inspect_packed(session, PackedReader.open(path), plot_file)
+        _inspect_packed(session, path, plot_file)
     elif kind is PARTITIONS:
         found = describe.describe_partitions(PartitionsReader.open(path))
         session.emit(found, describe.PARTITIONS_TEXT)
@@ -95,16 +95,20 @@ def inspect_command(
 # ruff: noqa: PLC0415
 
 
-def _inspect_packed(session: Session, reader: PackedReader, plot_file: Path | None) -> None:
-    document = describe.describe_packed(reader)
+def _inspect_packed(session: Session, path: Path, plot_file: Path | None) -> None:
+    if has_parts(path):
+        parts = PackedParts.open(path)
+        document = describe.describe_packed(parts.parts, parts.path)
+    else:
+        document = describe.describe_packed([PackedReader.open(path)])
     if plot_file is not None:
         from gnnstore.tools.plots import draw_packed
         from gnnstore.tools.scan import scan_packed
 
         with session.progress() as progress:
-            rows = scan_packed(reader, progress)
+            rows = scan_packed(PackedParts.open(path), progress)
         document["rows"] = rows.to_json()
-        document["drawn_to"] = str(draw_packed(reader.path.name, rows, plot_file))
+        document["drawn_to"] = str(draw_packed(document["name"], rows, plot_file))
     session.emit(document, describe.PACKED_TEXT)
 
 
