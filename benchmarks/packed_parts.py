@@ -1,0 +1,121 @@
+"""Epochs packed in parts, and in one, by CPU seconds; and what ranks and choices of rows read.
+
+Run `python -m benchmarks.packed_parts` for an R-MAT graph of 2^20 nodes (`--scale 22` for the
+larger one) in 8 parts. Seconds of parts and of one run are without imports and the choice of the
+cached rows, which is reported by itself. The parts are compared with one another at two budgets of
+memory, two ranks with one process, and the fixed cache with Belady's.
+"""
+
+from __future__ import annotations
+
+import filecmp
+import shutil
+import tempfile
+from collections.abc import Iterable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import gnnstore
+from benchmarks.harness import measure, parser, report
+from gnnstore.converters import from_rmat
+from gnnstore.packing.job import EpochPacker
+from gnnstore.packing.parts import PartPacker
+from gnnstore.packing.sampling import PackSettings
+from gnnstore.sampling.neighbor import SamplingConfig
+
+
+def timed(store: gnnstore.GraphStore, settings: PackSettings, path: Path) -> tuple[float, float]:
+    """Pack, and return the CPU seconds of the choice of cached rows, and of all else."""
+    packer = EpochPacker(store, settings)
+    try:
+        choosing = measure(lambda: len(packer.sampler.cached_nodes)).cpu_seconds
+        packing = measure(lambda: len(str(packer.pack(path)))).cpu_seconds
+    finally:
+        packer.close()
+    return choosing, packing
+
+
+def bytes_read(path: Path, world_size: int) -> tuple[int, float]:
+    """Return the bytes that the ranks of an epoch read in all, and the seconds of the slowest."""
+    total, slowest = 0, 0.0
+    for rank in range(world_size):
+        ranks: dict[str, Any] = {"rank": rank, "world_size": world_size}
+        loader = gnnstore.open_packed(path).loader(**(ranks if world_size > 1 else {}))
+        turn = measure(partial(_count, loader))
+        total += loader.stats().bytes_read
+        slowest = max(slowest, turn.seconds)
+    return total, slowest
+
+
+def _count(batches: Iterable[Any]) -> int:
+    return sum(1 for _ in batches)
+
+
+def main() -> None:
+    """Pack in parts and in one, and print the ratios."""
+    options = parser(__doc__)
+    options.add_argument("--scale", type=int, help="of the graph, 2^SCALE nodes (20)")
+    options.add_argument("--parts", type=int, default=8, help="(8)")
+    options.add_argument("--dir", type=Path, help="where to write (a temporary directory)")
+    args = options.parse_args()
+    scale = args.scale or (14 if args.quick else 20)
+    with tempfile.TemporaryDirectory(dir=args.dir) as directory:
+        root = Path(directory)
+        path = from_rmat(root / "g.gnn", scale=scale, edge_factor=15, feature_dim=128)
+        store = gnnstore.open(path)
+        wide = sum(spec.num_bytes for spec in store.schema.node_attributes())
+        given: dict[str, Any] = {
+            "config": SamplingConfig((10, 10), False, "directional", False, 0),
+            "input_nodes": None,
+            "batch_size": 2**scale // (args.parts * 128),  # 128 batches in a part
+            "epochs": 1,
+            "cache_bytes": wide // 10,
+            "num_threads": 2,
+        }
+
+        choices, seconds = [], []
+        for number in range(args.parts):
+            settings = PackSettings(**given, cache="frequency", part=(number, args.parts))
+            name = PartPacker(store, settings).name
+            (root / "parts").mkdir(exist_ok=True)
+            choosing, packing = timed(store, settings, root / "parts" / name)
+            choices.append(choosing)
+            seconds.append(packing)
+        whole = PackSettings(**given, cache="frequency", superbatch=128)
+        _, in_one = timed(store, whole, root / "whole")
+        again = PackSettings(**given, cache="frequency", part=(1, args.parts), memory="8GB")
+        timed(store, again, root / "again")
+        first = root / "parts" / PartPacker(store, again).name
+        files = [file.relative_to(first) for file in first.rglob("*") if file.is_file()]
+        same, *different = filecmp.cmpfiles(first, root / "again", map(str, files), shallow=False)
+        assert len(same) == len(files), different
+        timed(store, PackSettings(**given, superbatch=128), root / "belady")
+
+        read = {name: bytes_read(root / name, 1) for name in ("parts", "whole", "belady")}
+        two, _ = bytes_read(root / "parts", 2)
+        shutil.rmtree(root / "again")
+    ratio = sum(seconds) / in_one
+    rows = [
+        ("parts / in one, CPU", f"{ratio:.2f}"),
+        ("parts, CPU", f"{sum(seconds):.1f} s, and {sum(choices):.1f} s for choices"),
+        ("in one, CPU", f"{in_one:.1f} s"),
+        ("a part at two budgets", f"{len(files)} files, all equal"),
+        ("two ranks / one process, bytes read", f"{two / read['parts'][0]:.3f}"),
+        *(
+            (f"epoch from {name}", f"{total / 1e9:.3f} GB read, {took:.1f} s")
+            for name, (total, took) in read.items()
+        ),
+    ]
+    report(
+        f"an epoch of 2^{scale} nodes in {args.parts} parts of 128 batches",
+        rows,
+        as_json=args.json,
+        cpu_seconds={"parts": seconds, "choices": choices, "in one": in_one},
+        ratio=ratio,
+        bytes_read={name: total for name, (total, _) in read.items()} | {"two ranks": two},
+    )
+
+
+if __name__ == "__main__":
+    main()
