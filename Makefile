@@ -51,7 +51,9 @@ tests: $(TESTABLE)
 	$(PYTEST)
 
 # The same tests with their long loops: more kills, seeds and examples, and every pair of cases.
+# With Ray, which is too large for every run of the tests.
 long: $(TESTABLE)
+	$(PIP) install --constraint constraints.txt --no-build-isolation --editable '.[ray]'
 	GNNSTORE_LONG_TESTS=1 $(PYTEST) --timeout 1800
 
 lint: style types
