@@ -115,6 +115,10 @@ class StorageError(GnnstoreError, OSError):
     exit_status = 5
 
 
+class ReplacedError(StorageError):
+    """Another directory is in the place of one that was opened: work with it cannot be resumed."""
+
+
 class NoSpaceError(StorageError):
     """The file system has no room for the data to be written."""
 

@@ -15,6 +15,7 @@ import gnnstore
 from gnnstore.converters import ConvertOptions, from_numpy
 from gnnstore.converters.stores.partition import partition
 from gnnstore.errors import StorageError
+from gnnstore.formats import StoreReader, StoreWriter
 from gnnstore.strategies.registry import STRATEGIES
 
 REPLACED = "another store was put in place of the one that was opened"
@@ -73,6 +74,26 @@ def test_each_part_that_is_read_later(tmp_path: Path) -> None:
             read(store)
     with pytest.raises(StorageError, match=r"of the one that was pickled \(.*; open it again"):
         pickle.loads(pickled)  # noqa: S301 - our own
+
+
+def test_work_with_the_former_is_not_kept(tmp_path: Path) -> None:
+    """It is of no use with the store that is there now: --resume would be refused."""
+    path = write(tmp_path / "g.gnn", 1)
+    former = StoreReader.open(path)
+
+    def work() -> None:
+        with StoreWriter(tmp_path / "out.gnn", fingerprint={"store": former.uuid}) as writer:
+            shape: dict[str, Any] = {"row_shape": (), "dtype": "int64", "num_rows": 50_000}
+            with writer.paged("graph/a", name="a", **shape) as array:
+                array.append(np.arange(50_000))
+            assert writer.journal.has_work
+            write(path, 2)
+            former.read(former.schema.node.attributes["x"])
+
+    with pytest.raises(StorageError) as refused:
+        work()
+    assert str(refused.value) == f"{path}: {REPLACED}; open it again"
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["arrays.npz", "g.gnn"]
 
 
 def test_partitions(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from gnnstore import _core
 from gnnstore.errors import (
     CorruptStoreError,
     NotFoundError,
+    ReplacedError,
     StorageError,
     UsageError,
     storage_errors,
@@ -254,7 +255,7 @@ class SealedReader(SealedFiles[M]):
         """Raise unless this is the directory that was pickled."""
         if self.uuid != uuid:
             word = self.manifest.WORD
-            raise StorageError(
+            raise ReplacedError(
                 f"{self.path}: another {word} was put in place of the one that was pickled "
                 f"({uuid}, found {self.uuid}); open it again",
                 path=self.path,
@@ -377,7 +378,7 @@ def _written_at(directory: Path) -> int:
 def _refuse_another(directory: Path, word: str, written_at: int) -> None:
     with suppress(FileNotFoundError):  # opening the next file raises
         if _written_at(directory) != written_at:
-            raise StorageError(
+            raise ReplacedError(
                 f"{directory}: another {word} was put in place of the one that was opened; open it "
                 "again",
                 path=directory,

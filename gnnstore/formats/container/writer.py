@@ -22,6 +22,7 @@ from gnnstore.errors import (
     InputError,
     NoSpaceError,
     NotFoundError,
+    ReplacedError,
     StorageError,
     StoreExistsError,
     UnsupportedVersionError,
@@ -364,7 +365,7 @@ class SealedWriter:
         keeps = self._open and isinstance(
             error, StorageError | OSError | MemoryError | KeyboardInterrupt
         )
-        keeps = keeps and not isinstance(error, NotFoundError | StoreExistsError)
+        keeps = keeps and not isinstance(error, NotFoundError | StoreExistsError | ReplacedError)
         keeps = keeps and self._may_resume
         if not keeps:
             self.abort()
