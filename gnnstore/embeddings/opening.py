@@ -29,6 +29,7 @@ from gnnstore.formats.base.names import node_array
 from gnnstore.formats.container.reads import CheckedFiles
 from gnnstore.formats.container.writer import SealedWriter
 from gnnstore.formats.partitions import PARTITIONS, PartitionsReader, open_partitions
+from gnnstore.formats.store.checks import refuse_carried
 from gnnstore.formats.table_directory import TableDirectory
 from gnnstore.formats.tables import (
     INITIAL,
@@ -171,6 +172,7 @@ def export_rows(
     provenance: Mapping[str, Any],
     with_graph: bool,
     overwrite: bool,
+    memory_bytes: int,
 ) -> Path:
     """Write rows, some at a time, as a store of their own or with all arrays of another store."""
     schema, node = source.schema, source.schema.node
@@ -183,6 +185,8 @@ def export_rows(
         )
     if Path(path).resolve() == source.path.resolve():
         raise UsageError(f"{path} is the store of the table; choose another place for the rows")
+    if with_graph:
+        refuse_carried(source, memory_bytes)
     with StoreWriter(path, overwrite=overwrite) as writer:
         if with_graph:
             files = CheckedFiles(source)

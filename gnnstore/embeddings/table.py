@@ -431,7 +431,8 @@ class EmbeddingTable(FollowingTable):
         """
         row_bytes = self.embedding_dim * FLOAT_BYTES
         # Memory for the rows, a partition that is read, and sorting ids.
-        most = MemoryBudget.of(memory).num_bytes // 2 // (row_bytes + _SORTING_BYTES)
+        memory_bytes = MemoryBudget.of(memory).num_bytes
+        most = memory_bytes // 2 // (row_bytes + _SORTING_BYTES)
         if self._rows.are_resident:
             most = min(most, _PIECE_BYTES // row_bytes)
         step = max(1, most)
@@ -451,6 +452,7 @@ class EmbeddingTable(FollowingTable):
             provenance=provenance,
             with_graph=with_graph,
             overwrite=overwrite,
+            memory_bytes=memory_bytes,
         )
 
     # --- what a table is not ---------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -201,5 +202,10 @@ def test_reverses_by_the_name_of_their_type(run: Any, tmp_path: Path) -> None:
     packed = gnnstore.LinkNeighborLoader(store, [4, 3], follows, packed="links", **options)
     expected = gnnstore.LinkNeighborLoader(store, [4, 3], follows, **options)
     assert_same_batches(batches_of(packed), batches_of(expected))
-    wrong = run("pack", store, *asked, "--reverse-types", "follows=followed_by")
-    assert "'follows=followed_by' is not a list of pairs of edge types" in wrong.stderr
+    planned = run("predict", store, *BATCH, *with_types, "--batches", "2", "--json")
+    batches = gnnstore.LinkNeighborLoader(store, [4, 3], follows, **options | {"seed": 0})
+    assert planned.document["rows_needed"] == sum(b.num_nodes for b in islice(batches, 2))
+    for command in (("pack",), ("predict",), ("bench", "load")):
+        assert run(*command, store, *BATCH, *asked).status == 2
+        wrong = run(*command, store, *asked, "--reverse-types", "follows=followed_by")
+        assert "'follows=followed_by' is not a list of pairs of edge types" in wrong.stderr

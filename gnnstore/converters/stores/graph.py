@@ -29,7 +29,7 @@ from gnnstore.errors import UsageError
 from gnnstore.formats.arrays.dtypes import STORAGE_DTYPES, id_dtype
 from gnnstore.formats.arrays.spec import AttributeSpec
 from gnnstore.formats.container.reads import CheckedFiles
-from gnnstore.formats.store.checks import ID_BYTES, check_carried
+from gnnstore.formats.store.checks import refuse_carried
 from gnnstore.formats.store.schema import NODE_TYPE, EdgeTypeSpec, NodeTypeSpec, TextSpec
 from gnnstore.formats.store.store import StoreReader
 from gnnstore.formats.store.values import decode_value, encode_value
@@ -107,19 +107,9 @@ class StoreInput:
         )
 
     def check_carried(self, memory_bytes: int | None = None, *, ids: bool = True) -> None:
-        """Refuse numbers that a copy has as they are, and that would be no graph's there either.
-
-        `gnnstore verify` would refuse a result with a repeated edge id, or a scale that is not
-        finite. `ids`: whether the copy has ids of edges.
-        """
-        arrays = self.reader.schema.graph_arrays.values()
-        self.reader.check_arrays(*(spec.path for spec in arrays))
+        """Refuse numbers that a copy would carry over; see `refuse_carried`."""
         limit = memory_ledger("reading the ids of edges", memory_bytes).limit
-        found = check_carried(self.reader, ids=ids, num_bytes=max(1, min(ID_BYTES, limit // 8)))
-        for problem in found:
-            array = Path(problem.path).relative_to(self.reader.path).as_posix()
-            self.reader.check_arrays(array)  # whose error names the bytes
-            raise self.reader.corrupt(problem.message, array)
+        refuse_carried(self.reader, limit, ids=ids)
 
     def read(self, spec: AttributeSpec) -> npt.NDArray[Any]:
         """Read any array of the store whole, in its storage type."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -44,7 +45,7 @@ def check_meaning(reader: Reader) -> Iterator[Problem]:
     """Yield numbers of a store that are no graph's; reads all arrays."""
     schema = reader.manifest.schema
     num_src = {node.name: node.num_nodes for node in schema.node_types}
-    yield from check_carried(reader, num_bytes=ID_BYTES)
+    yield from _carried(reader, num_bytes=ID_BYTES)
     for node in schema.node_types:
         yield from _check_node_ids(reader, node)
         if node.original_name is not None:
@@ -68,11 +69,22 @@ def check_meaning(reader: Reader) -> Iterator[Problem]:
             yield from _check_text(reader, text)
 
 
-def check_carried(reader: Reader, *, num_bytes: int, ids: bool = True) -> Iterator[Problem]:
-    """Yield numbers that a copy of the store has as they are, and that are no graph's.
+def refuse_carried(reader: Reader, memory_bytes: int, *, ids: bool = True) -> None:
+    """Refuse numbers that a copy has as they are, and that would be no graph's there either.
 
-    `num_bytes`: memory to look for repeated ids in; `ids`: whether the copy has ids of edges.
+    `gnnstore verify` would refuse a result with a repeated edge id, or a scale that is not finite.
+    `memory_bytes`: what there is to look for repeated ids in; `ids`: whether the copy has ids of
+    edges.
     """
+    reader.check_arrays(*(spec.path for spec in reader.manifest.schema.graph_arrays.values()))
+    for problem in _carried(reader, ids=ids, num_bytes=max(1, min(ID_BYTES, memory_bytes // 8))):
+        array = Path(problem.path).relative_to(reader.path).as_posix()
+        reader.check_arrays(array)  # whose error names the bytes
+        raise reader.corrupt(problem.message, array)
+
+
+def _carried(reader: Reader, *, num_bytes: int, ids: bool = True) -> Iterator[Problem]:
+    """Yield numbers that a copy of the store has as they are, and that are no graph's."""
     for node in reader.manifest.schema.node_types:
         yield from _check_scales(reader, node)
     for edge in reader.manifest.schema.edge_types:
