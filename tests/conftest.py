@@ -266,10 +266,10 @@ def timed_in_forks(forks: ForkServer, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def shares_all(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Let ranks of one machine, in this process, share arrays of any size, and find one another."""
-    from gnnstore import machine  # noqa: PLC0415
+    from gnnstore import machine, shared_memory  # noqa: PLC0415
 
-    monkeypatch.setattr(machine, "LEAST_BYTES", 1)
-    monkeypatch.setattr(machine._server, "num_handed_on", 0)
+    monkeypatch.setattr(shared_memory, "LEAST_BYTES", 1)
+    monkeypatch.setattr(shared_memory.server, "num_handed_on", 0)
     monkeypatch.setattr(machine, "_agreed", {})
     monkeypatch.setenv("MASTER_ADDR", request.node.nodeid)
     monkeypatch.setenv("MASTER_PORT", "1")
@@ -277,7 +277,7 @@ def shares_all(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
     machine._agreed.clear()
     deadline = time.monotonic() + _GRACE_SECONDS
     # Loaders are in reference cycles, some of which their threads leave only as they end.
-    while machine._server._served and time.monotonic() < deadline:
+    while shared_memory.server._served and time.monotonic() < deadline:
         gc.collect()
         time.sleep(0.01)
 

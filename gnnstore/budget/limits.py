@@ -26,7 +26,7 @@ _LEAST_BYTES = 10**6
 # Memory of a cgroup that the kernel takes back before it kills, as memory.stat names it; a budget
 # counts only the first as free.
 _RECLAIMABLE = ("inactive_file", "active_file", "slab_reclaimable")
-_STAGING_SHARE = 4  # of a budget, for reads in flight of all threads
+STAGING_SHARE = 4  # of a budget, for reads in flight of all threads
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class MemoryBudget:
 
 
 def affordable_threads(
-    budget_bytes: int, staging_bytes: int, num_threads: int, *, share: int = _STAGING_SHARE
+    budget_bytes: int, staging_bytes: int, num_threads: int, *, share: int = STAGING_SHARE
 ) -> int:
     """Return the number of threads that may read, at least 1."""
     most = budget_bytes // share // max(1, staging_bytes)

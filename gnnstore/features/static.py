@@ -23,7 +23,7 @@ from gnnstore import _core
 from gnnstore._core import ReadCounts, empty, pool_trim
 from gnnstore.caching.scores import SCORE_DTYPES, CacheCost, Score, select_nodes
 from gnnstore.features.source import RowRequest, RowSource, Tier, TypedRows
-from gnnstore.machine import PRIVATE, Growing, Machine, share_of
+from gnnstore.machine import PRIVATE, Arrays, Growing, Machine, share_of
 from gnnstore.sampling.row_space import RowRange
 from gnnstore.threads import LONG_READ_BYTES, Flag, run_in_background
 
@@ -33,6 +33,8 @@ FILLING_THREAD = "gnnstore-fill"
 WARM_UP_BYTES = 64 << 20
 # In the background in smaller ones: after each, batches may have the disk, or filling ends.
 _BACKGROUND_BYTES = 8 << 20
+# A process that does not fill a table looks this often whether the one that does has ended.
+_LOOK_SECONDS = 1.0
 # Rows of scattered nodes in a table are read in pages.
 _PAGE_BYTES = 4096
 
@@ -88,7 +90,7 @@ class SlotIndex:
         """Return the index of strictly ascending rows among `num_rows`."""
         bits, ranks = _core.index_nodes(nodes, num_rows)
         return cls(
-            machine.share_values(f"{key}: nodes", nodes),
+            nodes,
             machine.share_values(f"{key}: bits", bits),
             machine.share_values(f"{key}: ranks", ranks),
         )
@@ -205,24 +207,39 @@ class StaticCache:
     def warm_up(self, nodes: npt.NDArray[np.int64], scores: npt.NDArray[Any]) -> None:
         """Read some rows (int64, ascending numbers), in the order in which they lie on disk.
 
-        If that takes long, a background thread does it; until then fewer rows are cached.
+        If that takes long, a background thread does it; until then fewer rows are cached. Both
+        arrays are kept, and are where the machine has put them that chose the rows.
         """
         with self._lock:
             self._warm_up(nodes, scores)
 
-    def shrink(self, num_rows: int) -> None:
-        """Keep only the `num_rows` rows with the highest scores."""
+    def shrink(self, num_rows: int, most: int = 0, purpose: str = "") -> None:
+        """Keep only the `num_rows` rows with the highest scores.
+
+        Or as many as the first process keeps that shrinks such a cache for the same purpose, if
+        these are not more than `most`.
+        """
         with self._lock:
-            if self._index is None or num_rows >= self.num_rows:
-                return
+            if self._index is not None and num_rows < self.num_rows:
+                self._warm_up(*self._best(num_rows, most, purpose))
+
+    def _best(self, num_rows: int, most: int, purpose: str) -> Arrays:
+        assert self._index is not None  # noqa: S101 - for the type checker
+        nodes, scores = self._index.nodes, self._scores
+
+        def make() -> Arrays:
             # Nodes of score 0 are cached only if all are; then they leave with those of score 1.
-            kept = select_nodes(np.maximum(self._scores, 1), num_rows)
-            nodes, scores = self._index.nodes[kept], self._scores[kept]
-            self._warm_up(nodes, scores)
+            kept = select_nodes(np.maximum(scores, 1), num_rows)
+            return nodes[kept], scores[kept]
+
+        key = f"{self._key(nodes)} made smaller for {purpose}"
+        found = self._machine.choose(key, (np.int64, scores.dtype), make)
+        return found if len(found[0]) <= max(num_rows, most) else make()
 
     def close(self) -> None:
         """Free the memory of all rows, which are read from now on."""
-        self.shrink(0)
+        with self._lock:
+            self._warm_up(np.empty(0, np.int64), np.empty(0, np.uint8))
 
     def _warm_up(self, nodes: npt.NDArray[np.int64], scores: npt.NDArray[Any]) -> None:
         self._end_warm_up()
@@ -232,9 +249,9 @@ class StaticCache:
         if len(nodes) == 0:
             return
         pool_trim(0)  # the buffers of an old cache
-        key = f"{self._name} {len(nodes)} rows {_core.crc32c(nodes.view(np.uint8)):08x}"
+        key = self._key(nodes)
         index = SlotIndex.of(nodes, self._num_rows, self._machine, key)
-        filling: list[tuple[RowSource, _CachedRows]] = []
+        filling: list[_Filling] = []  # by this process
         held_by = {
             path: self._open(rows, index, f"{key}: {path}", filling)
             for path, rows in self._tables.items()
@@ -243,20 +260,19 @@ class StaticCache:
         is_long = sum(bytes_to_read(*each) for each in sizes) >= LONG_READ_BYTES
         if not is_long:
             _fill(filling, WARM_UP_BYTES, Flag())
-        self._index = index
-        self._scores = self._machine.share_values(f"{key}: scores", scores)
+        self._index, self._scores = index, scores
         for path, held in held_by.items():
             self._tables[path].held = held
-        if is_long:
-            work = partial(_fill_in_background, filling)
+        left = [(self._tables[path].below, held) for path, held in held_by.items() if held.lacks]
+        if left:
+            work = partial(_fill_in_background, left)
             self._end_warm_up = run_in_background(self, work, FILLING_THREAD)
 
+    def _key(self, nodes: npt.NDArray[np.int64]) -> str:
+        return f"{self._name} {len(nodes)} rows {_core.crc32c(nodes.view(np.uint8)):08x}"
+
     def _open(
-        self,
-        rows: StaticRows,
-        index: SlotIndex,
-        key: str,
-        filling: list[tuple[RowSource, _CachedRows]],
+        self, rows: StaticRows, index: SlotIndex, key: str, filling: list[_Filling]
     ) -> _CachedRows:
         """Return room for the rows of a table; if this process is to fill it, add it to a list."""
         slots = rows.range.within(index.nodes)
@@ -306,6 +322,20 @@ class _CachedRows:
         """The row in each place."""
         return self.index.nodes[self.first_slot : self.first_slot + len(self.table)]
 
+    @property
+    def lacks(self) -> bool:
+        """Whether rows are not there yet."""
+        return self.room.num_filled < len(self.table)
+
+    def fill(self, source: RowSource, piece_bytes: int, stop: Flag) -> None:
+        """Read the rows that are not there yet, until `stop` is set."""
+        done, table = self.room.num_filled, self.room.array.reshape(self.table.shape)
+        rows = self.rows[done:], table[done:], piece_bytes, self.first_row
+        for num_filled, _ in _warm_up(source, *rows):
+            self.room.publish(done + num_filled)
+            if stop.is_set():
+                return
+
     def places(self, ids: npt.NDArray[Any]) -> npt.NDArray[np.int32]:
         """Return the place of each node whose row is there; negative: it is not."""
         num_filled = self.room.num_filled
@@ -319,20 +349,27 @@ class _CachedRows:
         return slots
 
 
-def _fill(tables: list[tuple[RowSource, _CachedRows]], piece_bytes: int, stop: Flag) -> None:
+_Filling = tuple[RowSource, _CachedRows]
+
+
+def _fill(tables: list[_Filling], piece_bytes: int, stop: Flag) -> None:
     """Fill tables with rows from their sources, until `stop` is set."""
     for source, held in tables:
-        filled = _warm_up(source, held.rows, held.table, piece_bytes, held.first_row)
-        for num_filled, _ in filled:
-            held.room.publish(num_filled)
-            if stop.is_set():
-                return
+        if not stop.is_set():
+            held.fill(source, piece_bytes, stop)
 
 
-def _fill_in_background(tables: list[tuple[RowSource, _CachedRows]], stop: Flag) -> None:
-    """Fill tables while batches are loaded; the cache may be dropped meanwhile."""
+def _fill_in_background(tables: list[_Filling], stop: Flag) -> None:
+    """Fill tables while batches are loaded, or look on while another process does.
+
+    If that ends, one of those that look on goes on. The cache may be dropped meanwhile.
+    """
     try:
-        _fill(tables, _BACKGROUND_BYTES, stop)
+        while tables and not stop.is_set():
+            _fill([each for each in tables if each[1].room.take_over()], _BACKGROUND_BYTES, stop)
+            tables = [each for each in tables if each[1].lacks]
+            if tables:
+                stop.wait(_LOOK_SECONDS)
     except Exception as error:
         # Rows that are not there are read by the batches that need them.
         _log.debug("a cache is not filled any further: %s", error)

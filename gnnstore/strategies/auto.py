@@ -293,7 +293,10 @@ def _reserved(loader: LoaderSpec, **reasons: str) -> Placement:
     except BudgetError as error:
         error.message += (
             f". Of memory=, {taken} are the cache of a loader on the same store, with another "
-            "strategy; give both the same, and they share it"
+            "strategy, cache or attributes; give both the same, and they share it"
         )
         raise
-    return placement.because(f"no cache, for {taken} of memory= are that of another strategy")
+    return placement.because(
+        f"no cache, for {taken} of memory= are that of a loader with another strategy, cache or "
+        "attributes"
+    )

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Self, cast
 
 from gnnstore.budget.ledger import CACHED, IN_FLIGHT, STAGING, Ledger, Part, Reservation, Wish
-from gnnstore.budget.limits import MemoryBudget
+from gnnstore.budget.limits import STAGING_SHARE, MemoryBudget
 from gnnstore.caching.scores import StaticCacheInfo
 from gnnstore.errors import UsageError, check_choice
 from gnnstore.features.tables import MAX_ROW_BYTES
@@ -261,9 +261,12 @@ def place(
         limit, (), f"strategy {strategy.choice!r}", source, trial_bytes=trial_bytes
     ).add(*_required(sizes, mode, where), Reservation("seeds and their order", seeds_bytes))
 
+    # Ranks with a thread more or less leave as much, so that what is sized by it is one for all.
+    most_staging = staging if sizes.num_ranks == 1 else max(staging, limit // STAGING_SHARE)
+
     def left_bytes() -> int:
         """Return the bytes left for parts that need not be in memory."""
-        return 0 if is_frugal else memory.left() - staging
+        return 0 if is_frugal else memory.left() - most_staging
 
     modes, held_rows, ids_note = _place_rows(
         sizes,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -25,8 +26,9 @@ from gnnstore.features.static import (
 from gnnstore.features.tables import CachedTables
 from gnnstore.graph.cache_owner import CacheKey, shared_caches
 from gnnstore.graph.table_registry import shared_tables
-from gnnstore.machine import Machine
+from gnnstore.machine import Arrays, Machine
 from gnnstore.pipeline.lookahead.presample import Presampled, with_margin
+from gnnstore.pipeline.states import sampling_fingerprint
 from gnnstore.strategies.base import OpenStore, Strategy
 from gnnstore.strategies.loader_spec import LoaderSpec
 from gnnstore.strategies.options import CacheSettings
@@ -48,6 +50,21 @@ _log = logging.getLogger(__name__)
 _CACHE_SHARE = 2
 # With types of several widths, the number of nodes is found by so many halvings.
 _HALVINGS = 8
+
+
+@dataclass(frozen=True, eq=False)
+class CacheChoice:
+    """The rows of a cache that is to be made, and the memory that batches take beside it."""
+
+    num_rows: int  # as many would fit if all were of the widest type
+    expected_bytes: int  # of the largest batch in flight
+    nodes: npt.NDArray[np.int64]  # ascending
+    scores: npt.NDArray[Any]  # of these nodes
+
+    def fits(self, placement: Placement, cost: CacheCost) -> bool:
+        """Whether a placement has room for the cache, and for two batches if it promises that."""
+        batches = 2 * self.expected_bytes if placement.budget_is_promise else 0
+        return cost.bytes_of(self.num_rows) + batches <= placement.left_bytes
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,22 +120,84 @@ class CacheMaker:
         of = self.engine.name, paths, num_ranks
         return CacheKey(self.loader.static_kind(self.settings), of)
 
-    def open(
-        self,
-        num_rows: int,
-        counted: list[npt.NDArray[Any]] | None = None,
-        *,
-        fills: bool = False,
-    ) -> StaticCache:
-        """Return the cache, filling it with the best `num_rows` nodes if there is none yet.
+    def choose(self, placement: Placement) -> CacheChoice:
+        """Return what the first rank has chosen that has such a loader, if it fits, or choose anew.
 
-        With `fills`, with as many as fit where these would if all were of the widest type.
+        One rank samples for all so, and ranks with a thread more or less have the same cache.
         """
-        store = self.loader.store
+
+        def make() -> Arrays:
+            own = self._choose(placement)
+            return np.array([own.num_rows, own.expected_bytes]), own.nodes, own.scores
+
+        room = placement.budget_bytes, placement.topology
+        key, dtypes = f"{self.choice_key} in {room}", (np.int64, *self._dtypes)
+        sizes, nodes, scores = self.machine.choose(key, dtypes, make)
+        choice = CacheChoice(int(sizes[0]), int(sizes[1]), nodes, scores)
+        if choice.fits(placement, self.cost):
+            return choice
+        _log.warning(
+            "%s: the cache that the first rank of this machine chose, of %d rows, does not fit "
+            "here, and this rank makes one of its own",
+            *(self.loader.store.path, len(nodes)),
+        )
+        return self._choose(placement)
+
+    @property
+    def _dtypes(self) -> tuple[type, type]:
+        return np.int64, SCORE_DTYPES[self.settings.score]
+
+    @property
+    def choice_key(self) -> str:
+        """Return all that a choice of rows depends on, but for their number."""
+        sampler, store = self.presampler, self.loader.store
+        batches = sampling_fingerprint(store, sampler.config, sampler.seeds)
+        shape = sampler.batch_size, sampler.in_order, sampler.pins
+        paths = [spec.path for spec in self.tables.specs]
+        facts = f"{self.settings}{paths}{batches}{shape}"
+        digest = hashlib.sha256(facts.encode()).hexdigest()[:16]
+        return f"{store.reader.uuid} choice of rows by {self.settings.score} for {digest}"
+
+    def _choose(self, placement: Placement) -> CacheChoice:
+        counts = self.counts()
+        num_rows, expected_bytes = self.size(placement, counts)
+        if not num_rows:
+            return CacheChoice(0, expected_bytes, np.empty(0, np.int64), np.empty(0, np.uint8))
+        scores = self.scores() if counts is None else counts
+        nodes = self._best(scores, num_rows)
+        return CacheChoice(num_rows, expected_bytes, nodes, scores[nodes])
+
+    def counts(self) -> npt.NDArray[np.uint8] | None:
+        """Return room for the counts that score rows, if sampling does."""
+        return np.zeros(self.num_rows, np.uint8) if self.settings.score == "frequency" else None
+
+    def size(
+        self, placement: Placement, counts: npt.NDArray[np.uint8] | None = None
+    ) -> tuple[int, int]:
+        """Return the number of rows that can be cached, and the bytes of the largest batch."""
+        seen = Presampled(0, 0)
+        if placement.budget_is_promise or counts is not None:
+            seen = presampled(self.loader, self.presampler, self.topology, placement, counts)
+        num_rows = cache_rows(
+            *(placement, self.settings, self.cost, seen),
+            num_threads=self.loader.num_threads,
+            staging_bytes=self.engine.staging_bytes,
+        )
+        return num_rows, seen.expected_bytes
+
+    def open(self, num_rows: int, choice: CacheChoice | None = None) -> StaticCache:
+        """Return the cache; if there is none yet, fill it as chosen, or with the best rows."""
+        store, machine = self.loader.store, self.machine
         shared, caches = shared_tables(store), shared_caches(store)
+        name = f"{store.reader.uuid} cache by {self.settings.score}"
+
+        def best() -> Arrays:
+            scores = self.scores()
+            nodes = select_nodes(scores, num_rows)
+            return nodes, scores[nodes]
 
         def make() -> StaticCache:
-            if self.machine.num_ranks > 1 and caches.close(self._key(1)):
+            if machine.num_ranks > 1 and caches.close(self._key(1)):
                 _log.warning(
                     "%s: the cache of an earlier loader without rank=, in memory of this process "
                     "alone, makes room for that of all ranks, and the earlier loader reads its "
@@ -126,11 +205,12 @@ class CacheMaker:
                     store.path,
                 )
             tables = self.tables.open(lambda of: shared.rows_on_disk(store, of, self.engine))
-            name = f"{store.reader.uuid} cache by {self.settings.score}"
-            cache = StaticCache(tables, self.num_rows, self.machine, name)
-            scores = counted.pop() if counted else self.scores()
-            nodes = self._best(scores, num_rows) if fills else select_nodes(scores, num_rows)
-            scores = scores[nodes]
+            cache = StaticCache(tables, self.num_rows, machine, name)
+            if choice is not None:
+                nodes, scores = choice.nodes, choice.scores
+            else:
+                key = f"{name}: {num_rows} rows of {self.choice_key}"
+                nodes, scores = machine.choose(key, self._dtypes, best)
             cache.warm_up(nodes, scores)
             return cache
 
@@ -185,44 +265,26 @@ class StaticStrategy(Strategy):
         topology = loader.open_topology(placement, engine)
         maker = CacheMaker.of(loader, placement, topology, engine)
         cache = None if maker is None else caches.find_cache(maker.key)
-        counted: list[npt.NDArray[Any]] = []
+        if maker is None:
+            if placement.budget_is_promise:
+                presampled(loader, loader.presampler, topology, placement)
+            return placement
         note = ""
-        if maker is not None and cache is None:
+        if cache is None:
             if not placement.budget_is_promise:  # memory of other caches, which stay
                 placement = placement.with_limit(placement.budget_bytes - caches.cached_bytes)
             note = maker.why_none(placement.left_bytes)
-            if not note and maker.settings.score == "frequency":
-                counted = [np.zeros(maker.num_rows, np.uint8)]
-
-        seen = Presampled(0, 0)
-        if placement.budget_is_promise or counted:
-            spare = placement.spare_bytes
-            if spare is not None:
-                spare = max(0, spare - sum(scores.nbytes for scores in counted))
-            presampler = loader.presampler if maker is None else maker.presampler
-            found = presampler.run(
-                topology, loader.num_threads, counted[0] if counted else None, spare_bytes=spare
-            )
-            if placement.budget_is_promise:
-                release_memory()  # the samples' buffers, which would stay until the first batch
-                seen = found
-                check_two_batches(placement.ledger, seen.expected_bytes)
-        if maker is None:
-            return placement
-
-        num_rows = cache_rows(
-            *(placement, maker.settings, maker.cost, seen),
-            num_threads=loader.num_threads,
-            staging_bytes=maker.engine.staging_bytes,
-        )
-        if cache is not None:
-            most = placement.left_bytes - 2 * seen.expected_bytes
-            if placement.budget_is_promise and cache.num_bytes > most:
-                cache.shrink(num_rows)
-        elif note or num_rows == 0 or placement.is_trial:
-            note = note or "batches leave no room for more"
+        if cache is None and not note and not placement.is_trial:
+            choice = maker.choose(placement)
+            if choice.num_rows:
+                cache = maker.open(choice.num_rows, choice)
         else:
-            cache = maker.open(num_rows, counted, fills=True)
+            counts = maker.counts() if cache is None and not note else None
+            num_rows, expected_bytes = maker.size(placement, counts)
+            most = placement.left_bytes - 2 * expected_bytes
+            if cache is not None and placement.budget_is_promise and cache.num_bytes > most:
+                cache.shrink(num_rows, maker.cost.rows_in(most), maker.choice_key)
+        note = note or "batches leave no room for more"
         sizes = (0, 0, note) if cache is None else (cache.num_rows, cache.num_bytes)
         return placement.with_cache(StaticCacheInfo(maker.settings.score, *sizes))
 
@@ -278,6 +340,28 @@ class _CachedSources(OpenStore):
         cache = maker.open(cached.num_rows)
         shared_caches(loader.store).use(self, maker.key.kind, cache)
         return cache
+
+
+def presampled(
+    loader: LoaderSpec,
+    presampler: Presampler,
+    topology: Topology,
+    placement: Placement,
+    counts: npt.NDArray[np.uint8] | None = None,
+) -> Presampled:
+    """Sample batches, count the rows that they need, and check a promised budget for two batches.
+
+    Without a promise the sizes of batches do not matter, and are none.
+    """
+    spare = placement.spare_bytes
+    if spare is not None and counts is not None:
+        spare = max(0, spare - counts.nbytes)
+    found = presampler.run(topology, loader.num_threads, counts, spare_bytes=spare)
+    if not placement.budget_is_promise:
+        return Presampled(0, 0)
+    release_memory()  # the samples' buffers, which would stay until the first batch
+    check_two_batches(placement.ledger, found.expected_bytes)
+    return found
 
 
 def cache_rows(

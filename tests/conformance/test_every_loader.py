@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch_geometric.data import Data
 
-from gnnstore import LinkNeighborLoader, NeighborLoader, machine
+from gnnstore import LinkNeighborLoader, NeighborLoader, shared_memory
 from gnnstore.converters import from_pyg
 from tests.support.batches import Batches, assert_same_batches, batches_of
 from tests.support.effort import choose, paired
@@ -192,7 +192,7 @@ def test_ranks_of_one_machine(
     for rank, loader in enumerate(loaders):
         numbers = range(rank, -(-of_epoch // size) * size, size)
         assert_same_batches(batches_of(loader), [expected[case][k % of_epoch] for k in numbers])
-    assert machine._server.num_handed_on > 0
+    assert shared_memory.server.num_handed_on > 0
 
 
 @pytest.mark.parametrize("case", CASES)

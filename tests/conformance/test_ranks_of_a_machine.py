@@ -16,14 +16,16 @@ import pytest
 from torch_geometric.data.graph_store import EdgeAttr
 
 import gnnstore
-from gnnstore import machine
+from gnnstore import machine, shared_memory
 from gnnstore._core import ReadCounts
 from gnnstore.converters import ConvertOptions, from_rmat
 from gnnstore.errors import BudgetError, UsageError
 from gnnstore.features.source import Tier
 from gnnstore.graph.table_registry import shared_tables
-from gnnstore.machine import Unshared
+from gnnstore.pipeline.lookahead.presample import Presampler
+from gnnstore.shared_memory import Unshared
 from gnnstore.strategies import loader_spec, placement
+from gnnstore.units import format_size
 from tests.support.batches import assert_same_batches, batches_of
 
 MB = 10**6
@@ -32,6 +34,11 @@ MB = 10**6
 @pytest.fixture(scope="module")
 def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return from_rmat(tmp_path_factory.mktemp("ranks") / "r.gnn", scale=12, feature_dim=128)
+
+
+@pytest.fixture(scope="module")
+def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return from_rmat(tmp_path_factory.mktemp("wide") / "r.gnn", scale=12, feature_dim=2048)
 
 
 def rank_of(
@@ -104,7 +111,7 @@ def test_each_rank_counts_its_part(path: Path, shares_all: None) -> None:
     ranks = [rank_of(path, rank, strategy="memory", memory=memory) for rank in range(2)]
     assert [held_bytes(each) for each in ranks] == [pytest.approx(whole / 2, rel=0.05)] * 2
     assert "2 ranks of this machine share what is held" in ranks[0].stats().reason
-    assert machine._server.num_handed_on
+    assert shared_memory.server.num_handed_on
 
 
 @pytest.mark.parametrize("score", ["degree", "frequency"])
@@ -138,6 +145,41 @@ def test_a_budget_without_cache_bytes_is_of_all_ranks(path: Path, shares_all: No
     alone = loader_on(path, **options, memory="12MB").stats()
     ranks = [rank_of(path, rank, **options, memory="11MB").stats() for rank in range(2)]
     assert ranks[0].cache_rows == ranks[1].cache_rows > alone.cache_rows / 2
+
+
+def test_one_rank_samples_for_all(
+    path: Path, shares_all: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To size the cache, and to choose its rows."""
+    numbers: list[int] = []
+    run = Presampler.run
+
+    def counted(self: Presampler, *args: Any, **options: Any) -> Any:
+        numbers.append(1)
+        return run(self, *args, **options)
+
+    monkeypatch.setattr(Presampler, "run", counted)
+    options: dict[str, Any] = {"strategy": "static", "topology": "memory", "memory": "11MB"}
+    ranks = [rank_of(path, rank, **options) for rank in range(2)]
+    assert len(numbers) == 1
+    rows = [each._sources.cache._index.nodes for each in ranks]
+    assert len(rows[0]) > 1000
+    assert np.shares_memory(rows[0], rows[1]) or np.array_equal(*rows)
+
+
+@pytest.mark.parametrize("threads", [(2, 1), (1, 2)], ids=str)
+def test_ranks_with_other_numbers_of_threads_have_one_cache(
+    wide: Path, shares_all: None, caplog: pytest.LogCaptureFixture, threads: tuple[int, int]
+) -> None:
+    """That of the first, if the other has room for it: cores may be dealt out unevenly."""
+    options: dict[str, Any] = {"strategy": "static", "memory": "30MB", "io_engine": "pread"}
+    options |= {"topology": "memory", "batch_size": 4}
+    ranks = [
+        rank_of(wide, rank, **options, num_threads=number) for rank, number in enumerate(threads)
+    ]
+    first, other = (each.stats().cache_rows for each in ranks)
+    assert 1000 < other <= first
+    assert (other < first) == (threads == (1, 2)) == ("does not fit here" in caplog.text)
 
 
 def test_free_memory_is_measured_once(
@@ -202,6 +244,20 @@ def test_a_rank_has_no_cache_of_an_earlier_loader(
     assert loader_on(store, **options)._sources.cache is ranked._sources.cache
 
 
+def test_a_cache_of_other_attributes_counts(path: Path) -> None:
+    options: dict[str, Any] = {"strategy": "static", "topology": "memory", "io_engine": "pread"}
+    store = gnnstore.open(path)
+    first = loader_on(store, **options, memory="14MB", attributes=["x"])
+    assert first.stats().cache_rows > 1000
+    other = loader_on(store, **options, memory="14MB").stats()
+    assert other.cache_rows == 0
+    assert "that of a loader with another strategy, cache or attributes" in other.reason
+    small = loader_on(store, **options, memory="14MB", attributes=["x", "y"], cache_bytes=MB // 4)
+    assert 0 < small.stats().cache_rows < 500
+    taken = format_size(first._sources.cache.num_bytes)
+    assert f"less {taken} of other caches" in small._sources.placement.ledger.source
+
+
 def test_a_cache_behind_a_tier_counts_whole(path: Path, shares_all: None) -> None:
     class Same(Tier):
         def read_rows(self, ids: npt.NDArray[Any], out: npt.NDArray[Any]) -> ReadCounts:
@@ -214,21 +270,20 @@ def test_a_cache_behind_a_tier_counts_whole(path: Path, shares_all: None) -> Non
 
 
 def test_every_rank_keeps_its_options_when_the_first_chooses(
-    tmp_path: Path,
+    wide: Path,
     shares_all: None,
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    path = from_rmat(tmp_path / "r.gnn", scale=12, feature_dim=2048)
     options: dict[str, Any] = {"cache": "degree", "cache_bytes": MB, "batch_size": 4}
     options["memory"] = "14MB"  # less than half of the store
-    ranks = [rank_of(path, rank, **options) for rank in range(2)]
+    ranks = [rank_of(wide, rank, **options) for rank in range(2)]
     found = [each.stats() for each in ranks]
     assert [each.strategy for each in found] == ["static"] * 2
     assert found[0].cache_rows == found[1].cache_rows > 100
     assert [each._sources.placement.cache.score for each in ranks] == ["degree"] * 2
     # With other options it chooses for itself; and if what the first has chosen does not fit.
-    other = rank_of(path, 1, memory="64MB")
+    other = rank_of(wide, 1, memory="64MB")
     assert other.stats().strategy == "memory"
     assert "the first rank" not in other.stats().reason
 
@@ -238,7 +293,7 @@ def test_every_rank_keeps_its_options_when_the_first_chooses(
         return placement.place(*sizes, **options)
 
     monkeypatch.setattr(loader_spec, "place", refuse)
-    other = rank_of(path, 0, memory="64MB")
+    other = rank_of(wide, 0, memory="64MB")
     assert "the first rank" not in other.stats().reason
     assert "does not fit here, and this rank chooses for itself: it does not fit" in caplog.text
 
@@ -296,6 +351,6 @@ def test_what_ranks_say(
     def refuse() -> None:
         raise Unshared("there is none")
 
-    monkeypatch.setattr(machine, "_memory", refuse)
+    monkeypatch.setattr(shared_memory, "_memory", refuse)
     with pytest.raises(BudgetError, match=r"could not be shared .* \(there is none\): arrays that"):
         rank_of(path, 0, size=3, strategy="memory", memory="2MB")

@@ -17,14 +17,16 @@ import uuid
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 
-from gnnstore import machine
+from gnnstore import machine, shared_memory
 from gnnstore.errors import BudgetError
-from gnnstore.machine import LEAST_BYTES, PRIVATE, Bytes, Growing, SharedMachine, name_of
+from gnnstore.machine import PRIVATE, Growing, SharedMachine
+from gnnstore.shared_memory import LEAST_BYTES, Bytes, name_of
 from tests.support.effort import choose
 from tests.support.ranks import Rank
 
@@ -122,14 +124,14 @@ def test_processes_have_one_copy(key: str) -> None:
         rank.hear()
 
     whole = share(key)
-    before = machine._server.num_handed_on
+    before = shared_memory.server.num_handed_on
     with ExitStack() as stack:
         ranks = [stack.enter_context(Rank(work)) for _ in range(choose(3, 64))]
         # Each counts the pages by the processes that had them at that time.
         assert max(int(rank.hear()) for rank in ranks[-1:]) * 1024 < NUM_BYTES / 2
         for rank in ranks:
             rank.say("end")
-    assert machine._server.num_handed_on == before + len(ranks)
+    assert shared_memory.server.num_handed_on == before + len(ranks)
     del whole
 
 
@@ -235,7 +237,7 @@ def test_memory_goes_with_its_last_user(key: str) -> None:
 
 
 def test_it_grows_while_it_is_read(key: str) -> None:
-    """And what a filler leaves out that dies is never there."""
+    """And where a filler has ended early, a reader goes on, for newcomers too."""
 
     def work(rank: Rank) -> None:
         def fill(growing: Growing) -> None:
@@ -247,21 +249,65 @@ def test_it_grows_while_it_is_read(key: str) -> None:
 
         SharedMachine(2).share_growing(key, NUM_BYTES, fill)
 
+    def come(rank: Rank) -> None:
+        found = SharedMachine(2).share_growing(key, NUM_BYTES, never)
+        assert not found.take_over()
+        rank.say(str(found.num_filled))
+        rank.hear()
+        assert np.array_equal(found.array, CONTENT)
+
     with Rank(work) as filler:
         filler.hear()
-        found = SharedMachine(2).share_growing(key, NUM_BYTES, never)
+        found, other = (SharedMachine(2).share_growing(key, NUM_BYTES, never) for _ in range(2))
         assert (found.num_filled, len(found.array)) == (1000, NUM_BYTES)
         assert np.array_equal(found.array[:1000], CONTENT[:1000])
         assert not found.array.flags.writeable
         filler.say("go on")
         filler.hear()
         assert found.num_filled == 2000
+        assert not found.take_over()
         filler.kill()
-        assert np.array_equal(found.array[:2000], CONTENT[:2000])
-    assert found.num_filled == 2000
+        assert found.num_filled == 2000
+    assert found.take_over()
+    assert not other.take_over()
+    with Rank(come) as newcomer:
+        assert newcomer.hear() == "2000"
+        found.array[2000:] = CONTENT[2000:]
+        found.publish(NUM_BYTES)
+        assert other.num_filled == NUM_BYTES
+        newcomer.say("look again")
+        newcomer.end()
+    assert np.array_equal(other.array, CONTENT)
     for made in (PRIVATE, SharedMachine(2)):
         small = made.share_growing(key, 10, lambda growing: growing.publish(3))
-        assert small.num_filled == 3
+        assert (small.num_filled, small.take_over()) == (3, True)
+
+
+def test_a_choice_is_that_of_the_first(key: str) -> None:
+    """Of any length, and as long as a process has it."""
+    dtypes = np.int64, np.uint8, np.uint32
+    arrays = np.arange(3), np.arange(5, dtype=np.uint8), np.arange(0, dtype=np.uint32)
+
+    def work(rank: Rank) -> None:
+        kept = SharedMachine(2).choose(key, dtypes, lambda: arrays)
+        rank.say("there")
+        rank.hear()
+        assert [each.tolist() for each in kept] == [each.tolist() for each in arrays]
+
+    with Rank(work) as first:
+        first.hear()
+        found = SharedMachine(2).choose(key, dtypes, lambda: never(key))
+        for one, other in zip(found, arrays, strict=True):
+            np.testing.assert_array_equal(one, other, strict=True)
+            assert not one.flags.writeable
+        assert found[0].ctypes.data % 64 == found[1].ctypes.data % 64 == 0
+    longer: list[npt.NDArray[Any]] = [
+        np.arange(9),
+        *arrays[1:],
+    ]  # of who comes when nobody hands it on any more
+    chosen = SharedMachine(2).choose(key, dtypes, lambda: longer)
+    assert [len(each) for each in chosen] == [9, 5, 0]
+    assert PRIVATE.choose(key, dtypes, lambda: longer)[0] is longer[0]
 
 
 def test_processes_agree_on_what_the_first_says(key: str) -> None:
@@ -271,9 +317,9 @@ def test_processes_agree_on_what_the_first_says(key: str) -> None:
 
     with Rank(work) as first:
         assert first.hear() == "the first"
-        second, before = SharedMachine(2), machine._server.num_handed_on
+        second, before = SharedMachine(2), shared_memory.server.num_handed_on
         assert second.agree(key, lambda: "the second") == "the first"
-        assert (second.num_met, machine._server.num_handed_on) == (0, before)
+        assert (second.num_met, shared_memory.server.num_handed_on) == (0, before)
     assert SharedMachine(3).agree(key, lambda: "the third") == "the first"
     del machine._agreed[key]
 
@@ -304,7 +350,7 @@ def test_another_user_has_the_name(key: str, caplog: pytest.LogCaptureFixture) -
             rank.hear()
 
     with Rank(work) as other, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(machine, "_MOST_REFUSALS", 3)
+        patch.setattr(shared_memory, "_MOST_REFUSALS", 3)
         other.hear()
         assert SharedMachine(2).share(key, NUM_BYTES, fill).flags.writeable
         assert "a process has its name and hands nothing on" in caplog.text
@@ -357,7 +403,7 @@ def test_a_process_without_descriptors(
     array = None if name == "epoll" else share(key)
     with monkeypatch.context() as patch:
         if name == "epoll":
-            patch.setattr(machine._server, "_changes", None)
+            patch.setattr(shared_memory.server, "_changes", None)
         patch.setattr(where, name, refuse)
         shared = SharedMachine(2)
         found = shared.share(key, NUM_BYTES, fill)
@@ -381,7 +427,7 @@ def test_a_time_limit_of_all_sockets_is_not_that_of_waiting(
     key: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of a filler that goes on, neither: it is looked after, and waited for."""
-    monkeypatch.setattr(machine, "_LOOK_SECONDS", 0.001)
+    monkeypatch.setattr(shared_memory, "_LOOK_SECONDS", 0.001)
 
     def work(rank: Rank) -> None:
         def fill(array: Bytes) -> None:
@@ -404,7 +450,7 @@ def test_a_time_limit_of_all_sockets_is_not_that_of_waiting(
                     filler.say("go on")
                 return False
 
-            monkeypatch.setattr(machine, "_is_stopped", look)
+            monkeypatch.setattr(shared_memory, "_is_stopped", look)
             share(key, never)
             assert all(looks)
             assert len(looks) >= 3
@@ -415,7 +461,7 @@ def test_a_time_limit_of_all_sockets_is_not_that_of_waiting(
 def test_a_filler_that_is_stopped(
     key: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(machine, "_LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(shared_memory, "_LOOK_SECONDS", 0.01)
     with Rank(stuck(key, 0)) as filler, caplog.at_level(logging.INFO):
         filler.hear()
         os.kill(filler.pid, signal.SIGSTOP)
@@ -430,11 +476,11 @@ def test_a_socket_that_another_process_has_still(key: str) -> None:
     """Memory under the next name is handed on all the same."""
     following = f"{key}/next"
     array = share(key)
-    (number,) = machine._server._served
+    (number,) = shared_memory.server._served
     kept = os.dup(number)
     try:
         del array
-        while machine._server._served:  # until the thread has closed its own descriptor
+        while shared_memory.server._served:  # until the thread has closed its own descriptor
             time.sleep(0.001)
         array = share(following)
         for _ in range(20):
@@ -454,7 +500,7 @@ def test_an_error_of_the_thread_that_hands_on_ends_all_it_serves(
     array = share(key)
     monkeypatch.setattr(threading, "excepthook", lambda _: None)
     with monkeypatch.context() as patch:
-        patch.setattr(machine._server, "_answer", fail)
+        patch.setattr(shared_memory.server, "_answer", fail)
         with socket.socket(socket.AF_UNIX) as client:
             client.connect(name_of(key))
             with pytest.raises(ConnectionResetError):
@@ -480,12 +526,12 @@ def test_what_cannot_be_shared_is_counted_before_it_is_loaded(
 
 
 def test_less_memory_than_is_to_be_shared(key: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "obtainable_bytes", lambda: 1_000_000)
+    monkeypatch.setattr(shared_memory, "obtainable_bytes", lambda: 1_000_000)
     with pytest.raises(BudgetError, match=rf"no memory for {key}, 2.11 MB .*: 1 MB are available"):
         SharedMachine(2).share(key, NUM_BYTES, never)
 
 
 def test_a_kernel_without_populate(key: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "_POPULATE_WRITE", 999)
+    monkeypatch.setattr(shared_memory, "_POPULATE_WRITE", 999)
     first = share(key)
     assert np.array_equal(share(key, never), first)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,11 +15,13 @@ import pytest
 import gnnstore
 from gnnstore._core import ReadCounts
 from gnnstore.disk.engines import open_engine
+from gnnstore.features import static
 from gnnstore.features.source import RowSource, Tier, of_one_type
 from gnnstore.features.static import StaticCache
 from gnnstore.features.tables import open_attribute
 from gnnstore.graph.topology import bytes_for_all, open_neighbor_cache
-from gnnstore.machine import PRIVATE, Bytes, Growing, Machine
+from gnnstore.machine import PRIVATE, Growing, Machine
+from gnnstore.shared_memory import Bytes
 from gnnstore.testing.graphs import random_graph
 
 N = 400
@@ -96,6 +100,54 @@ def test_caches_of_the_same_choice_are_filled_once(path: Path) -> None:
     assert one.neighbors.base is other.neighbors.base
     for name in ("bits", "starts", "neighbors"):
         np.testing.assert_array_equal(getattr(one, name), getattr(own, name))
+
+
+class Left(Growing):
+    """Rows that another process has begun to fill."""
+
+    is_left = False
+
+    def take_over(self) -> bool:
+        return self.is_left
+
+
+def test_a_cache_that_another_process_has_left_is_filled(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(static, "_LOOK_SECONDS", 0.001)
+    store = gnnstore.open(path)
+    engine = open_engine(path / "zarr.json", "pread")
+    table = open_attribute(store.reader, store.schema.node.attributes["x"], engine)
+    begun: list[Left] = []
+
+    class Other(Machine):
+        def share_growing(
+            self,
+            key: str,  # noqa: ARG002
+            num_bytes: int,
+            fill: Callable[[Growing], None],  # noqa: ARG002
+        ) -> Growing:
+            array = np.zeros(num_bytes, np.uint8)
+            rows = array.reshape(-1, table.row_bytes)
+            table.read_rows(np.arange(30), rows[:30])
+            begun.append(Left(array, 30))
+            return begun[0]
+
+    cache = StaticCache(of_one_type({"x": table}), N, Other(), "a store's cache")
+    cache.warm_up(np.arange(100), np.ones(100, np.uint8))
+
+    def cached() -> int:
+        found = cache.rows("x").gather(np.arange(N))
+        np.testing.assert_array_equal(found.values, table.gather(np.arange(N)).values)
+        return found.counts.rows_cached
+
+    assert cached() == 30
+    begun[0].is_left = True
+    deadline = time.monotonic() + 60
+    while cached() < 100:
+        assert time.monotonic() < deadline
+    cache.close()
+    assert static.FILLING_THREAD not in {thread.name for thread in threading.enumerate()}
 
 
 def test_rows_of_a_tier_are_of_one_process(path: Path) -> None:
