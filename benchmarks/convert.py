@@ -42,7 +42,8 @@ from benchmarks.parts.conversion import (
     write_edges,
     write_features,
 )
-from gnnstore.converters.edges.columns import EdgeRules, estimate_peak_bytes
+from gnnstore.converters.edges.columns import estimate_peak_bytes
+from gnnstore.converters.edges.rules import EdgeRules
 from gnnstore.converters.inputs.source import num_threads
 from gnnstore.tools.bench.harness import drop_from_cache, memory_group
 from gnnstore.units import format_size, spread

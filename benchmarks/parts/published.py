@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-from gnnstore.converters.edges.columns import EdgeRules
+from gnnstore.converters.edges.rules import EdgeRules
 from gnnstore.converters.writer.estimates import NodeTable, Workload, estimate
 from gnnstore.units import format_size
 

@@ -21,7 +21,8 @@ import pytest
 from pyarrow import csv
 
 from gnnstore.converters import ConvertOptions, from_numpy, partition, reorder
-from gnnstore.converters.edges.columns import EdgeRules, estimate_peak_bytes
+from gnnstore.converters.edges.columns import estimate_peak_bytes
+from gnnstore.converters.edges.rules import EdgeRules
 from gnnstore.formats import PartitionsReader, StoreReader
 from tests.support.disks import keep_usual_profile
 from tests.support.effort import choose

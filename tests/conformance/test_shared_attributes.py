@@ -15,7 +15,7 @@ import gnnstore
 from gnnstore import GraphStore, NeighborLoader
 from gnnstore.converters import ConvertOptions, HeteroGraphWriter, add_order
 from gnnstore.converters.inputs.source import MemoryArray
-from gnnstore.converters.typed.graph_writer import ReversedEdges
+from gnnstore.converters.typed.reverse import ReversedEdges
 from gnnstore.converters.writer import base as graph_writer
 from gnnstore.errors import CorruptStoreError
 from gnnstore.features.shared_rows import SharedRows

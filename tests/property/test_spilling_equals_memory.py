@@ -19,7 +19,8 @@ from gnnstore.converters.edges import columns as edges_module
 from gnnstore.converters.edges import merge as spill_merge
 from gnnstore.converters.edges import runs as spill_runs
 from gnnstore.converters.edges.builder import EdgeBuilder
-from gnnstore.converters.edges.columns import BuiltEdges, EdgeRules
+from gnnstore.converters.edges.columns import BuiltEdges
+from gnnstore.converters.edges.rules import EdgeRules
 from gnnstore.errors import InputError
 from tests.support.effort import examples
 from tests.support.strategies import edge_indices

@@ -18,15 +18,12 @@ from hypothesis import strategies as st
 from torch_geometric.data import Data
 
 from gnnstore.converters import from_arrays, from_pyg, from_typed
-from gnnstore.converters.edges import columns as edges
+from gnnstore.converters.edges import buckets, columns
+from gnnstore.converters.edges import rules as edge_rules
 from gnnstore.converters.edges.buffer import edge_pairs, some_targets
 from gnnstore.converters.edges.builder import EdgeBuilder
-from gnnstore.converters.edges.columns import (
-    BuiltEdges,
-    EdgeRules,
-    InMemoryEdges,
-    estimate_peak_bytes,
-)
+from gnnstore.converters.edges.columns import BuiltEdges, InMemoryEdges, estimate_peak_bytes
+from gnnstore.converters.edges.rules import EdgeRules
 from gnnstore.converters.inputs.files import open_npy
 from gnnstore.converters.inputs.ids import check_ids
 from gnnstore.errors import BudgetError, InputError
@@ -121,15 +118,15 @@ def pieces_ahead(built: BuiltEdges) -> int:
     """Return how many pieces are sorted ahead; fail unless the edges are in buckets."""
     assert isinstance(built, InMemoryEdges)
     assert isinstance(built.pieces, partial)
-    assert built.pieces.func is edges.sorted_pieces
+    assert built.pieces.func is buckets.sorted_pieces
     return int(built.pieces.args[1])
 
 
 @pytest.fixture
 def few_go_to_buckets(monkeypatch: pytest.MonkeyPatch) -> None:
     """Deal the edges of small graphs too, whatever share of them one bucket has."""
-    monkeypatch.setattr(edges, "MIN_EDGES", 0)
-    monkeypatch.setattr(edges, "_LARGEST_SHARE", 1)
+    monkeypatch.setattr(buckets, "MIN_EDGES", 0)
+    monkeypatch.setattr(buckets, "_LARGEST_SHARE", 1)
 
 
 @pytest.mark.usefixtures("few_go_to_buckets")
@@ -222,8 +219,8 @@ def test_small_blocks_change_nothing(
     graph = random_graph(40, 600, seed=3, skew=3)
     rules = EdgeRules(undirected, self_loops)
     whole = build(graph, rules, chunk=1000)
-    monkeypatch.setattr(edges, "_BLOCK_EDGES", 5)
-    monkeypatch.setattr(edges, "CHUNK_EDGES", 11)
+    monkeypatch.setattr(edge_rules, "_BLOCK_EDGES", 5)
+    monkeypatch.setattr(columns, "CHUNK_EDGES", 11)
     assert build(graph, rules, chunk=13) == whole == reference(graph, rules)
 
 
@@ -247,7 +244,7 @@ def test_nodes_past_two_to_the_31_have_64_bit_ids() -> None:
     builder = EdgeBuilder(EdgeRules(), memory_bytes=2**40)  # their columns are not built
     builder.add(np.array([1]), np.array([2]), {}, "test")
     builder.add(np.array([2**31]), np.array([2]), {}, "test")
-    sources, targets = edges.join_ends(
+    sources, targets = columns.join_ends(
         builder.buffer, EdgeRules(), 2**31 + 1, np.empty(0, np.int64)
     )
     assert sources.dtype == targets.dtype == np.int64
@@ -327,7 +324,7 @@ def test_a_budget_counts_the_longest_column() -> None:
 _MEASURE = """
     import sys
     import numpy as np
-    from gnnstore.converters.edges.columns import EdgeRules
+    from gnnstore.converters.edges.rules import EdgeRules
     from gnnstore.converters.edges.builder import EdgeBuilder
     from gnnstore.converters.edges.columns import BuiltEdges, InMemoryEdges, estimate_peak_bytes
 

@@ -25,7 +25,7 @@ from gnnstore.converters import (
 )
 from gnnstore.converters.edges import builder as spill
 from gnnstore.converters.edges.builder import EdgeBuilder
-from gnnstore.converters.edges.columns import EdgeRules
+from gnnstore.converters.edges.rules import EdgeRules
 from gnnstore.errors import InputError, UsageError
 from tests.support.graphs import pair_weights
 

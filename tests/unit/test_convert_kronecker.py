@@ -19,7 +19,8 @@ from gnnstore.converters import (
     from_triples,
     split_edges,
 )
-from gnnstore.converters.edges.columns import EdgeRules, estimate_peak_bytes
+from gnnstore.converters.edges.columns import estimate_peak_bytes
+from gnnstore.converters.edges.rules import EdgeRules
 from gnnstore.converters.inputs import source as array_source
 from gnnstore.converters.stores import graph as store_input
 from gnnstore.converters.synthetic import kronecker

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import pytest
 
 from gnnstore.converters import ConvertOptions, from_numpy
-from gnnstore.converters.edges import columns as in_buckets
+from gnnstore.converters.edges import buckets as in_buckets
 from gnnstore.converters.edges.buffer import EdgeBuffer
 from gnnstore.converters.typed import inputs
 from gnnstore.errors import BudgetError, InputError, NotFoundError, UsageError

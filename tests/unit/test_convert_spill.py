@@ -19,8 +19,9 @@ from gnnstore import _core
 from gnnstore.converters.edges import builder as spill
 from gnnstore.converters.edges.buffer import EdgeBuffer
 from gnnstore.converters.edges.builder import MIN_SPILL_BYTES, EdgeBuilder
-from gnnstore.converters.edges.columns import BuiltEdges, EdgeRules, estimate_peak_bytes
+from gnnstore.converters.edges.columns import BuiltEdges, estimate_peak_bytes
 from gnnstore.converters.edges.merge import SpilledEdges
+from gnnstore.converters.edges.rules import EdgeRules
 from gnnstore.converters.edges.runs import plan_ranges, record_dtype, write_part
 from gnnstore.errors import BudgetError, CorruptStoreError, InputError, NoSpaceError, StorageError
 from gnnstore.formats.arrays.journal import Journal
@@ -312,7 +313,7 @@ _MEASURE = """
     import sys
     from pathlib import Path
     import numpy as np
-    from gnnstore.converters.edges.columns import EdgeRules
+    from gnnstore.converters.edges.rules import EdgeRules
     from gnnstore.converters.edges.builder import EdgeBuilder
 
     def resident(field):

@@ -14,7 +14,7 @@ import pytest
 
 import gnnstore
 from gnnstore.converters import ConvertOptions, from_numpy, from_snap, from_triples, from_typed
-from gnnstore.converters.edges.columns import EdgeRules
+from gnnstore.converters.edges.rules import EdgeRules
 from gnnstore.converters.writer.estimates import NodeTable, Workload, estimate, inspect_inputs
 from gnnstore.errors import NoSpaceError
 from gnnstore.formats.base.files import directory_bytes

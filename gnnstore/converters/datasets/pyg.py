@@ -23,7 +23,8 @@ from gnnstore.converters.edges.buffer import edge_pairs, warn_of_stray_ids
 from gnnstore.converters.inputs.opening import PathLike
 from gnnstore.converters.inputs.pickled import open_saved_data
 from gnnstore.converters.inputs.source import ArraySource, MemoryArray, as_float32
-from gnnstore.converters.typed.graph_writer import HeteroGraphWriter, reverse_types
+from gnnstore.converters.typed.graph_writer import HeteroGraphWriter
+from gnnstore.converters.typed.reverse import reverse_types
 from gnnstore.converters.writer.graph_writer import GraphWriter
 from gnnstore.converters.writer.node_arrays import SPLIT_KEYS
 from gnnstore.converters.writer.options import ConvertOptions, converter

@@ -63,9 +63,10 @@ from gnnstore.converters.inputs.text_tables import (
     read_head,
     separator_hint,
 )
-from gnnstore.converters.typed.graph_writer import check_node_type, reverse_types
+from gnnstore.converters.typed.graph_writer import check_node_type
 from gnnstore.converters.typed.inputs import EdgeInput, NodeInput, Pair, largest_ids, write_graph
 from gnnstore.converters.typed.names import Names, NodeNames
+from gnnstore.converters.typed.reverse import reverse_types
 from gnnstore.converters.writer.node_arrays import SPLIT_KEYS
 from gnnstore.converters.writer.options import ConvertOptions, check_sorted, converter
 from gnnstore.errors import InputError, NotFoundError, check_choice

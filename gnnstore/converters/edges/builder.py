@@ -21,19 +21,17 @@ import numpy.typing as npt
 from gnnstore import _core
 from gnnstore.budget.ledger import Ledger, Reservation
 from gnnstore.budget.limits import memory_ledger
+from gnnstore.converters.edges.buckets import BucketFiller, begin_buckets, fill_buckets
 from gnnstore.converters.edges.buffer import EdgeBuffer
 from gnnstore.converters.edges.columns import (
-    BucketFiller,
     BuiltEdges,
-    EdgeRules,
-    begin_buckets,
     estimate_peak_bytes,
-    fill_buckets,
     longest_sort,
     sort_edges,
     sort_scratch,
 )
 from gnnstore.converters.edges.merge import SpilledEdges, rows_at_once
+from gnnstore.converters.edges.rules import EdgeRules
 from gnnstore.converters.edges.runs import (
     SpilledPart,
     record_bytes_for,

@@ -17,8 +17,9 @@ import numpy as np
 import numpy.typing as npt
 
 from gnnstore import _core
-from gnnstore.converters.edges.columns import EdgeChunk, EdgeRules
+from gnnstore.converters.edges.columns import EdgeChunk
 from gnnstore.converters.edges.equal import EqualEdges, SortedEnds
+from gnnstore.converters.edges.rules import EdgeRules
 from gnnstore.converters.edges.runs import EdgeRun, Range, SpilledPart, lower_bound, plan_ranges
 from gnnstore.errors import CorruptStoreError
 from gnnstore.formats.arrays.dtypes import id_dtype

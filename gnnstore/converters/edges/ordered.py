@@ -10,7 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from gnnstore.converters.edges.buffer import EdgeBuffer
-from gnnstore.converters.edges.columns import EdgeChunk, EdgeRules, SortedEdges
+from gnnstore.converters.edges.columns import EdgeChunk, SortedEdges
+from gnnstore.converters.edges.rules import EdgeRules
 from gnnstore.errors import InputError
 from gnnstore.formats.arrays.dtypes import id_dtype
 from gnnstore.progress import Phase, Progress

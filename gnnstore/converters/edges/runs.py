@@ -30,7 +30,7 @@ import numpy.typing as npt
 
 from gnnstore import _core
 from gnnstore.converters.edges.buffer import EdgeBuffer, RowBlocks
-from gnnstore.converters.edges.columns import EdgeRules
+from gnnstore.converters.edges.rules import EdgeRules
 from gnnstore.errors import storage_errors
 from gnnstore.formats.base.files import open_regular, write_all
 from gnnstore.formats.container.reads import read_exactly

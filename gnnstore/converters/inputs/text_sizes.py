@@ -15,9 +15,10 @@ from pathlib import Path
 
 import numpy as np
 
+from gnnstore import _core
 from gnnstore.converters.inputs.kinds import GZIP_MAGIC
 from gnnstore.converters.inputs.opening import open_input
-from gnnstore.converters.inputs.text_tables import INTEGER, TableFormat
+from gnnstore.converters.inputs.text_tables import INTEGER, TableFormat, delimiter_of
 
 _PIECES, _PIECE_BYTES = 8, 2**15
 _MOST_GROWTH = 16  # of text that is decompressed
@@ -40,10 +41,12 @@ def guess_sizes(path: Path, form: TableFormat, num_nodes: int | None = None) -> 
     """Return what a text holds; None if its lines have another form."""
     pieces, num_bytes, is_whole = _pieces(path)
     lines = list(_rows(pieces, form))
-    found = [_fields(line, form) for line in lines]
-    ends = [fields for fields in found if fields is not None]
-    if not ends or len(ends) < len(found):
+    delimiter = delimiter_of(lines[0], is_named=form.dtype == "text") if lines else " "
+    places = (*form.ends, *(column.position for column in form.columns))
+    rows = [_core.split_text(line, delimiter) for line in lines]
+    if not rows or any(len(row) <= max(places) for row in rows):
         return None
+    ends = [[row[place].strip() for place in places] for row in rows]
     sampled = sum(map(len, lines)) + len(lines)
     scale = 1.0 if is_whole else num_bytes / max(1, sampled)
     num_edges = len(lines) if is_whole else round(len(lines) * scale)
@@ -144,12 +147,3 @@ def _rows(pieces: list[bytes], form: TableFormat) -> Iterator[bytes]:
                 continue
             is_head = False
             yield line
-
-
-def _fields(line: bytes, form: TableFormat) -> list[bytes] | None:
-    """Return the ends and the columns of a row; None if it has too few."""
-    marks = (b"\t", b",") if form.dtype == "text" else (b",", b"\t")
-    mark = next((mark for mark in marks if mark in line), None)
-    fields = line.strip(b"\r\n").split(mark)
-    places = (*form.ends, *(column.position for column in form.columns))
-    return None if max(places) >= len(fields) else [fields[place].strip() for place in places]

@@ -164,11 +164,7 @@ def read_head(
     mixes: bool = False,
     skips_blank: bool = True,
 ) -> TextHead:
-    """Read the beginning of a text, and detect its separator.
-
-    Tabs separate before commas if names do, which may have commas in them. Blanks next to tabs
-    separate if there are `mixes`, and the first field has several numbers in it, as KONECT's have.
-    """
+    """Read the beginning of a text, and detect its separator; see `delimiter_of`."""
     found, lines = list[bytes](), list[TextBlock]()
     places = (
         (number, block.data[begin:end])
@@ -184,12 +180,21 @@ def read_head(
         if len(lines) == 2:
             break
     first = lines[0].data.strip() if lines else b""
+    return TextHead(found, lines, delimiter_of(first, is_named=is_named, mixes=mixes))
+
+
+def delimiter_of(line: bytes, *, is_named: bool = False, mixes: bool = False) -> str:
+    """Return what separates the fields of a line.
+
+    Tabs separate before commas if names do, which may have commas in them. Blanks next to tabs
+    separate if there are `mixes`, and the first field has several numbers in it, as KONECT's have.
+    """
     marks = "\t," if is_named else ",\t"
-    delimiter = next((mark for mark in marks if mark.encode() in first), " ")
+    delimiter = next((mark for mark in marks if mark.encode() in line), " ")
     if mixes and delimiter == "\t":
-        ends = first.partition(b"\t")[0].split()
+        ends = line.partition(b"\t")[0].split()
         delimiter = " " if len(ends) > 1 and all(map(is_number, ends)) else "\t"
-    return TextHead(found, lines, delimiter)
+    return delimiter
 
 
 def _lines_of(block: TextBlock, *, skips_blank: bool = True) -> Iterator[tuple[int, int, int]]:

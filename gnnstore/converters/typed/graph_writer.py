@@ -1,46 +1,28 @@
 """Writes nodes and edges of several types, which come in pieces, as a store.
 
-Edges of one type after the other are sorted within the memory budget, as those of a graph of one
-type are. Of (s, r, d) the reverse edge type is (d, rev_r, s), with the same ids and attributes.
-Narrow attributes are copied: the edges of a list lie in one page, and the number of a row that is
-elsewhere would take about as much. Rows of wider ones are shared.
+Edges are sorted within the memory budget, one type after the other.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import asdict, replace
-from itertools import starmap
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from gnnstore import _core
-from gnnstore.converters.edges.buffer import columns_of_edges
-from gnnstore.converters.edges.builder import EdgeBuilder
-from gnnstore.converters.edges.columns import CARRIED_IDS, BuiltEdges, EdgeRules
-from gnnstore.converters.edges.ordered import EdgePlaces, OrderedChunk, OrderedEdges
-from gnnstore.converters.inputs.ids import check_ids
-from gnnstore.converters.inputs.source import ArraySource, row_bytes
-from gnnstore.converters.writer.adjacency import finished_array, write_adjacency
-from gnnstore.converters.writer.base import BaseWriter, Pairs, check_pointers
+from gnnstore.converters.edges.ordered import EdgePlaces
+from gnnstore.converters.edges.rules import EdgeRules
+from gnnstore.converters.inputs.source import ArraySource
+from gnnstore.converters.typed.reverse import ReversedEdges, reverse_of, reverse_types
+from gnnstore.converters.writer.base import BaseWriter
+from gnnstore.converters.writer.edge_writer import EdgeWriter, Pairs, check_pointers
 from gnnstore.converters.writer.node_arrays import NodeArrays, RowSink
 from gnnstore.converters.writer.options import refuse_options
-from gnnstore.converters.writer.orders import checked_edges
-from gnnstore.errors import InputError, UsageError
-from gnnstore.formats.arrays.dtypes import id_dtype
-from gnnstore.formats.arrays.spec import AttributeSpec
-from gnnstore.formats.base.names import edge_directory, encode
+from gnnstore.errors import InputError
 from gnnstore.formats.store.schema import EdgeType, EdgeTypeSpec
-from gnnstore.formats.store.store import StoreWriter
-
-_PREFIX = "rev_"
-_POINTER_BYTES = 2**20
-_CHUNK_EDGES = 2**18
-_MOST_COPIED_BYTES = 64  # of a row
 
 
 def check_node_type(name: str, known: Collection[str], where: str = "") -> None:
@@ -49,117 +31,6 @@ def check_node_type(name: str, known: Collection[str], where: str = "") -> None:
         raise InputError(
             f"{where}there is no node type {name!r}; there are: "
             f"{', '.join(map(repr, known)) or 'none'}"
-        )
-
-
-def reverse_of(edge_type: EdgeType) -> EdgeType:
-    """Return the reverse of an edge type."""
-    source, relation, target = edge_type
-    return (target, _PREFIX + relation, source)
-
-
-def reverse_types(wanted: Sequence[str], edge_types: Sequence[EdgeType]) -> list[EdgeType]:
-    """Return the edge types that `ConvertOptions.reverse` names; refuse names of none.
-
-    "all" leaves out types whose reverse is there, and types that are the reverse of another.
-    """
-    there = set(edge_types)
-    backward = {reverse_of(edge_type) for edge_type in edge_types}
-    found: dict[EdgeType, None] = {}
-    for name in wanted:
-        if name == "all":
-            own = [e for e in edge_types if e not in backward and reverse_of(e) not in there]
-        else:
-            own = [e for e in edge_types if name in (e[1], "__".join(e))]
-            if not own:
-                raise UsageError(
-                    f"reverse={name!r}: there is no such relation; there are: "
-                    f"{', '.join('__'.join(e) for e in edge_types) or 'none'}"
-                )
-            for edge_type in own:
-                if reverse_of(edge_type) in there:
-                    raise UsageError(
-                        f"reverse={name!r}: the input has edges of type {reverse_of(edge_type)} "
-                        "already; leave it out"
-                    )
-        found.update(dict.fromkeys(own))
-    return list(found)
-
-
-def reverse_widths(widths: Sequence[int], num_edges: int, edge_ids: bool | None) -> tuple[int, ...]:
-    """Return the bytes of an edge's attributes that a reverse type stores, and its positions.
-
-    Wide ones are shared, by positions; ids are stored even where the edges have none.
-    """
-    copied = tuple(width for width in widths if width <= _MOST_COPIED_BYTES)
-    num_added = (len(copied) < len(widths)) + (edge_ids is False)
-    return copied + num_added * (id_dtype(num_edges).itemsize,)
-
-
-class ReversedEdges:
-    """The edges of a type that lies in a store, from targets to sources."""
-
-    def __init__(self, store: StoreWriter, forward: EdgeTypeSpec) -> None:
-        self._store = store
-        self._forward = forward
-        self._shared = {
-            name: spec
-            for name, spec in forward.attributes.items()
-            if spec.row_bytes > _MOST_COPIED_BYTES
-        }
-        ids = forward.edge_id
-        # The name under which positions come, if attributes are shared and ids are no positions.
-        self._position = ""
-        if self._shared and ids is not None:
-            self._position = "position"
-            while self._position in forward.attributes:
-                self._position += "_"
-        self.id_dtype = id_dtype(forward.num_edges) if ids is None else np.dtype(ids.dtype)
-
-    def chunks(
-        self,
-    ) -> Iterator[tuple[npt.NDArray[Any], npt.NDArray[Any], dict[str, npt.NDArray[Any]]]]:
-        """Yield sources, targets and attributes, with the ids as `CARRIED_IDS`."""
-        edge = self._forward
-        copied = {name: own for name, own in edge.attributes.items() if name not in self._shared}
-        for first, columns in self._columns():
-            last = first + len(columns)
-            rows = {name: self._read(spec, first, last) for name, spec in copied.items()}
-            ids = positions = np.arange(first, last)
-            if edge.edge_id is not None:
-                ids = self._read(edge.edge_id, first, last)
-            rows[CARRIED_IDS] = ids.astype(self.id_dtype, copy=False)
-            if self._position:
-                rows[self._position] = positions.astype(id_dtype(edge.num_edges))
-            yield columns, self._read(edge.indices, first, last), rows
-
-    def _read(self, spec: AttributeSpec, first: int, last: int) -> npt.NDArray[Any]:
-        return finished_array(self._store, spec).read_slice(first, last)
-
-    def _columns(self) -> Iterator[tuple[int, npt.NDArray[np.int64]]]:
-        """Yield the first of some edges, and the targets of all; once for no edges."""
-        column, latest = 0, np.empty(0, np.int64)
-        if not self._forward.num_edges:
-            yield 0, latest
-        for _, piece in finished_array(self._store, self._forward.indptr).pieces(_POINTER_BYTES):
-            pointers = np.concatenate([latest, piece])
-            yield from columns_of_edges(column, pointers, _CHUNK_EDGES)
-            column, latest = column + len(pointers) - 1, pointers[-1:]
-
-    def sharing(self, written: EdgeTypeSpec) -> EdgeTypeSpec:
-        """Return the reverse type as it was written, with the attributes that are shared."""
-        if not self._shared:
-            return written
-        own = dict(written.attributes)
-        rows = own.pop(self._position, written.edge_id)
-        for name, spec in self._shared.items():
-            path = f"{edge_directory(*written.type)}/attrs/{encode(name)}"
-            own[name] = replace(spec, path=path)
-        return replace(
-            written,
-            attributes={name: own[name] for name in self._forward.attributes},
-            shared={name: spec.path for name, spec in self._shared.items()},
-            shared_row=rows,
         )
 
 
@@ -201,6 +72,8 @@ class HeteroGraphWriter(BaseWriter):
     ...     writer.commit()
     """
 
+    _is_homogeneous = False
+
     def _check_options(self) -> None:
         refuse_options(
             self.options,
@@ -221,10 +94,6 @@ class HeteroGraphWriter(BaseWriter):
         """The edge types that have been read so far, in the order that they get in the store."""
         return tuple(self._edges)
 
-    def reserve_memory(self, num_bytes: int) -> None:
-        """Leave memory to the caller: that much less of the budget goes to the edges."""
-        self._reserved += num_bytes
-
     def describe_edge_attribute(
         self,
         edge_type: EdgeType,
@@ -235,7 +104,7 @@ class HeteroGraphWriter(BaseWriter):
         time_unit: str | None = None,
     ) -> None:
         """Give an edge attribute's element type, where NumPy has none, its row axis, and unit."""
-        self._describe(edge_type, name, dtype, cat_dim, time_unit)
+        self._writer_of(edge_type).describe(name, dtype, cat_dim, time_unit)
 
     def read_edges(
         self,
@@ -267,119 +136,35 @@ class HeteroGraphWriter(BaseWriter):
         NoSpaceError, StorageError, BudgetError
             If the disk or the budget has no room.
         """
-        attributes = self._take_units(edge_type, attributes)
-        each = sum(map(row_bytes, attributes.values()))
-        to_sort = num_edges if places is None else None
-        builder = self._begin(edge_type, self._rules, to_sort, where, each)
-        if builder is None:
-            return
-        source, _, target = edge_type
-        what = f"edges of type {edge_type}"
+        writer = self._begin(edge_type, where)
+        writer.read(pairs, num_edges, attributes, where=where, places=places)
+        self._edges[edge_type] = writer.finish()
 
-        def checked(
-            sources: Any, targets: Any, rows: dict[str, npt.NDArray[Any]], first: int
-        ) -> OrderedChunk:
-            for end, name, ids in (("source", source, sources), ("target", target, targets)):
-                of = f"{where}: {what}: id of the {end} ({name!r})"
-                check_ids(ids, self._count(name), of, first)
-            rows = checked_edges(rows, self._attribute_types[edge_type], self.options, first, what)
-            return sources, targets, rows
-
-        if places is not None and num_edges is not None and not builder.has_runs:
-            chunks = self._with_rows(pairs, num_edges, attributes, edge_type)
-            built = OrderedEdges(
-                lambda: starmap(checked, chunks),
-                self._rules,
-                places,
-                num_nodes=self._num_ends(edge_type),
-                num_edges=num_edges,
-                where=where,
-                progress=self.progress,
-            )
-            self._write_built(edge_type, built)
-            return
-
-        def add(*chunk: Any) -> None:
-            builder.add(*checked(*chunk), where)
-
-        self._read_pairs(pairs, num_edges, attributes, add, edge_type)
-        self._write_edges(edge_type, builder)
-
-    def _begin(
-        self,
-        edge_type: EdgeType,
-        rules: EdgeRules,
-        num_edges: int | None,
-        where: str,
-        each: int = 0,
-    ) -> EdgeBuilder | None:
-        """Return what collects the edges of a type; None if they were finished before.
-
-        Each has attributes of so many bytes.
-        """
+    def _begin(self, edge_type: EdgeType, where: str) -> EdgeWriter:
+        """Return what writes the edges of a type, which were not given before."""
         if edge_type in self._edges:
             raise InputError(f"{where}: the edges of type {edge_type} were given already")
         for end in edge_type[::2]:
             check_node_type(end, self._nodes, f"{where}: edges of type {edge_type}: ")
-        if edge_type in self._finished:
-            self._edges[edge_type], _ = self._finished[edge_type]
-            return None
-        builder = self._new_builder(rules, self._num_ends(edge_type))
-        if num_edges is not None:
-            builder.expect(num_edges, row_bytes=each)
-        return builder
-
-    def _num_ends(self, edge_type: EdgeType) -> int:
-        # Of both ends; columns behind the last target stay empty.
-        return max(self._count(end) for end in edge_type[::2])
-
-    def _count(self, node_type: str) -> int:
-        return self._nodes[node_type].num_nodes or 0
+        return self._writer_of(edge_type)
 
     def _add_reverse(self, forward: EdgeTypeSpec) -> None:
         """Write the reverse of the edges of a type, which are in the store already."""
         reverse = reverse_of(forward.type)
-        self._time_units[reverse] = self._time_units[forward.type]
-        # The ids come as an attribute.
-        rules = EdgeRules(keep_ids=False)
-        builder = self._begin(reverse, rules, forward.num_edges, "reverse=")
-        if builder is None:
-            return
-        for name, spec in forward.attributes.items():
-            self.describe_edge_attribute(reverse, name, dtype=spec.dtype, cat_dim=spec.cat_dim)
+        writer = self._begin(reverse, "reverse=")
+        writer.time_units = self._writer_of(forward.type).time_units
         edges = ReversedEdges(self._store, forward)
-        with self.progress.phase(f"reverse {'__'.join(forward.type)}", unit="edges") as phase:
-            for sources, targets, rows in edges.chunks():
-                builder.add(sources, targets, rows, f"the reverse of {forward.type}")
-                phase.advance(len(sources))
-        self._write_edges(reverse, builder, edges)
-
-    def _write_edges(
-        self, edge_type: EdgeType, builder: EdgeBuilder, reverse: ReversedEdges | None = None
-    ) -> None:
-        with self.progress.phase("sort edges", unit="edges"):
-            built = builder.finish(self._num_ends(edge_type))
-        self._write_built(edge_type, built, reverse)
-
-    def _write_built(
-        self, edge_type: EdgeType, built: BuiltEdges, reverse: ReversedEdges | None = None
-    ) -> None:
-        num_targets = self._count(edge_type[2])
-        spec = write_adjacency(
-            self._store,
-            built,
-            self._attribute_types[edge_type],
-            self.progress,
-            edge_type=edge_type,
-            num_targets=num_targets,
-            carried_ids=None if reverse is None else reverse.id_dtype,
-        )
-        if reverse is not None:
-            spec = reverse.sharing(spec)
-        self._store.journal.record_edges({"num_nodes": num_targets, "spec": asdict(spec)})
-        built.close()
-        self._edges[edge_type] = spec
-        _core.pool_trim()
+        writer.rules = EdgeRules(keep_ids=False)  # the ids come as an attribute
+        writer.carried_ids = edges.id_dtype
+        for name, spec in forward.attributes.items():
+            writer.describe(name, spec.dtype, spec.cat_dim, None)
+        if not writer.is_finished:
+            writer.expect(forward.num_edges)
+            with self.progress.phase(f"reverse {'__'.join(forward.type)}", unit="edges") as phase:
+                for sources, targets, rows in edges.chunks():
+                    writer.builder.add(sources, targets, rows, f"the reverse of {forward.type}")
+                    phase.advance(len(sources))
+        self._edges[reverse] = writer.finish(edges.sharing)
 
     # ---- nodes
 

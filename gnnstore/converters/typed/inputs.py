@@ -28,13 +28,9 @@ from gnnstore.converters.inputs.source import (
     row_bytes,
 )
 from gnnstore.converters.inputs.times import settle_units
-from gnnstore.converters.typed.graph_writer import (
-    HeteroGraphWriter,
-    check_node_type,
-    reverse_types,
-    reverse_widths,
-)
+from gnnstore.converters.typed.graph_writer import HeteroGraphWriter, check_node_type
 from gnnstore.converters.typed.names import NodeNames
+from gnnstore.converters.typed.reverse import reverse_types, reverse_widths
 from gnnstore.converters.writer.estimates import EdgeTable, Workload, inspect_inputs
 from gnnstore.converters.writer.graph_writer import GraphWriter
 from gnnstore.converters.writer.options import ConvertOptions, check_features

@@ -4,29 +4,24 @@ from __future__ import annotations
 
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, ClassVar, Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from gnnstore import _core
 from gnnstore._version import __version__
-from gnnstore.converters.edges.builder import EdgeBuilder
-from gnnstore.converters.edges.columns import EdgeRules
+from gnnstore.converters.edges.rules import EdgeRules
 from gnnstore.converters.inputs.opening import PathLike, existing_directory
 from gnnstore.converters.inputs.source import (
-    ArraySource,
-    RowTaker,
     as_array,
-    check_rows,
-    row_bytes,
 )
-from gnnstore.converters.inputs.times import as_times
 from gnnstore.converters.writer.adjacency import finished_edges
+from gnnstore.converters.writer.edge_writer import EdgeWriter, check_pointers
 from gnnstore.converters.writer.estimates import Workload, announce
 from gnnstore.converters.writer.node_arrays import NodeArrays
 from gnnstore.converters.writer.options import ConvertOptions, IndexDtype
@@ -36,16 +31,12 @@ from gnnstore.formats.arrays.dtypes import STORAGE_DTYPES
 from gnnstore.formats.arrays.journal import SPILL_DIRECTORY, foreign_spill_name
 from gnnstore.formats.arrays.spec import AttributeSpec
 from gnnstore.formats.base import names as store_names
-from gnnstore.formats.base.files import directory_bytes, require_space
 from gnnstore.formats.store.schema import EdgeType, EdgeTypeSpec, NodeTypeSpec, Schema
 from gnnstore.formats.store.store import StoreWriter
 from gnnstore.progress import NullProgress, Progress
-from gnnstore.units import format_size
 
 TypeSpec = TypeVar("TypeSpec", NodeTypeSpec, EdgeTypeSpec)
-Pairs = Iterable[tuple[npt.NDArray[Any], npt.NDArray[Any]]]
 _LOG = logging.getLogger(__name__)
-_PIECE_BYTES = 2**23  # of attributes of edges that are read at a time
 
 
 def provenance(kind: str, source: Mapping[str, Any], options: ConvertOptions) -> dict[str, Any]:
@@ -126,18 +117,6 @@ def place_spill(store: StoreWriter, options: ConvertOptions) -> Path:
     return place
 
 
-def check_pointers(store: StoreWriter, num_nodes: int) -> None:
-    """Refuse a number of nodes if the disk has no room for their column pointers."""
-    needed = 8 * (num_nodes + 1)
-    require_space(
-        store.path,
-        needed - directory_bytes(store.temporary_path),
-        f"convert {num_nodes} nodes, whose pointers to edges alone take {format_size(needed)}, "
-        "on disk and in memory where they are sampled",
-        "check the number of nodes",
-    )
-
-
 def _check_units(stated: Iterable[str], types: Sequence[NodeTypeSpec | EdgeTypeSpec]) -> None:
     """Refuse a unit of an attribute that is not there, or does not hold integers."""
     for name in stated:
@@ -151,18 +130,10 @@ def _check_units(stated: Iterable[str], types: Sequence[NodeTypeSpec | EdgeTypeS
             )
 
 
-def _cut(pairs: Pairs, step: int) -> Pairs:
-    """Yield sources and targets, at most `step` of them at a time, in which rows are bounded."""
-    for sources, targets in pairs:
-        if sources.shape != targets.shape:
-            yield sources, targets  # which is refused
-            continue
-        for begin in range(0, len(sources), step):
-            yield sources[begin : begin + step], targets[begin : begin + step]
-
-
 class BaseWriter:
     """Opens a store and commits it; a context manager, and without a `commit` there is no store."""
+
+    _is_homogeneous: ClassVar[bool]
 
     def __init__(
         self,
@@ -198,11 +169,9 @@ class BaseWriter:
         self._graph_arrays: dict[str, AttributeSpec] = {}
         self._type_values: defaultdict[str | EdgeType, dict[str, Any]] = defaultdict(dict)
         self._type_arrays: defaultdict[str | EdgeType, dict[str, AttributeSpec]] = defaultdict(dict)
-        # By edge type: the types of attributes that NumPy does not have, and axes of their rows.
-        self._attribute_types: defaultdict[EdgeType, dict[str, tuple[str, int]]] = defaultdict(dict)
-        self._time_units: defaultdict[EdgeType, dict[str, str]] = defaultdict(dict)
-        self._edges: dict[EdgeType, EdgeTypeSpec] = {}
-        self._reserved = 0
+        self._edge_writers: dict[EdgeType, EdgeWriter] = {}
+        self._edges: dict[EdgeType, EdgeTypeSpec] = {}  # those that are written, in their order
+        self._reserved_bytes = 0
         try:
             self._nodes = {
                 name: NodeArrays(self._store, options, self.progress, name, num_nodes=count)
@@ -226,74 +195,28 @@ class BaseWriter:
     def _check_options(self) -> None:
         """Refuse options that such a graph cannot have."""
 
-    def _new_builder(self, rules: EdgeRules, num_nodes: int | None) -> EdgeBuilder:
-        builder = EdgeBuilder(
-            rules,
-            self.spill_directory,
-            num_nodes=num_nodes,
-            memory_bytes=self.options.memory_bytes,
-            journal=self._store.journal,
-        )
-        builder.reserve(self._reserved)
-        return builder
+    def _writer_of(self, edge_type: EdgeType) -> EdgeWriter:
+        """Return what writes the edges of a type."""
+        if edge_type not in self._edge_writers:
+            self._edge_writers[edge_type] = EdgeWriter(
+                self._store,
+                self.options,
+                self.progress,
+                self._nodes,
+                self._rules,
+                edge_type=edge_type,
+                is_only=self._is_homogeneous,
+                spill_directory=self.spill_directory,
+                finished=self._finished.get(edge_type),
+                reserved_bytes=self._reserved_bytes,
+            )
+        return self._edge_writers[edge_type]
 
-    def _describe(
-        self, edge_type: EdgeType, name: str, dtype: str, cat_dim: int, time_unit: str | None
-    ) -> None:
-        if time_unit is not None:
-            self._time_units[edge_type][name] = time_unit
-        is_time = name in self.options.time_attr
-        self._attribute_types[edge_type][name] = ("int64" if is_time else dtype, cat_dim)
-
-    def _take_units(
-        self, edge_type: EdgeType, attributes: Mapping[str, ArraySource] | None
-    ) -> dict[str, ArraySource]:
-        """Note the units of times that attributes of edges have; return times as integers."""
-        found = {name: as_times(own) for name, own in (attributes or {}).items()}
-        units = {name: own.time_unit for name, own in found.items()}
-        self._time_units[edge_type] |= {name: unit for name, unit in units.items() if unit}
-        return found
-
-    def _read_pairs(
-        self,
-        pairs: Pairs,
-        num_edges: int | None,
-        attributes: Mapping[str, ArraySource] | None,
-        add: Callable[..., None],
-        edge_type: EdgeType | None = None,
-    ) -> None:
-        """Call `add(sources, targets, rows, number of edges before)` for all edges."""
-        of = "" if edge_type is None else f" {'__'.join(edge_type)}"
-        with self.progress.phase(f"read edges{of}", num_edges, "edges") as phase:
-            for chunk in self._with_rows(pairs, num_edges, attributes, edge_type):
-                add(*chunk)
-                phase.advance(len(chunk[0]))
-
-    def _with_rows(
-        self,
-        pairs: Pairs,
-        num_edges: int | None,
-        attributes: Mapping[str, ArraySource] | None,
-        edge_type: EdgeType | None = None,
-    ) -> Iterator[tuple[Any, Any, dict[str, npt.NDArray[Any]], int]]:
-        """Yield sources, targets, attribute rows, and the number of edges before, of all edges."""
-        what = "edges" if edge_type is None else f"edges of type {edge_type}"
-        attributes = attributes or {}
-        num_bytes = _PIECE_BYTES // max(1, len(attributes))
-        takers = {name: RowTaker(source, num_bytes) for name, source in attributes.items()}
-        for source in attributes.values():
-            check_rows(source, num_edges, what)
-        step = max(1, _PIECE_BYTES // max(1, sum(map(row_bytes, attributes.values()))))
-        edges_read = 0
-        for ends in _cut(pairs, step):
-            num_new = len(ends[0])
-            yield *ends, {name: own.take(num_new) for name, own in takers.items()}, edges_read
-            edges_read += num_new
-        if not edges_read:  # the attributes' types still have to be known
-            none = np.empty(0, np.int64)
-            yield none, none, {name: own.take(0) for name, own in takers.items()}, 0
-        for taker in takers.values():
-            taker.finish(edges_read)
+    def reserve_memory(self, num_bytes: int) -> None:
+        """Leave memory to the caller: that much less of the budget goes to the edges."""
+        self._reserved_bytes += num_bytes
+        for writer in self._edge_writers.values():
+            writer.reserve(num_bytes)
 
     # ---- the graph as a whole
 
@@ -330,8 +253,10 @@ class BaseWriter:
             for name, own in self._nodes.items()
         )
         edge_types = tuple(
-            self._with_values(own.with_time_units({**stated, **self._time_units[of]}), of)
-            for of, own in self._edges.items()
+            self._with_values(
+                spec.with_time_units({**stated, **self._writer_of(of).time_units}), of
+            )
+            for of, spec in self._edges.items()
         )
         _check_units(stated, [*node_types, *edge_types])
         num_nodes = max(own.num_nodes for own in node_types)

@@ -17,7 +17,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from gnnstore.budget.limits import available_bytes
-from gnnstore.converters.edges.columns import EdgeRules, estimate_peak_bytes
+from gnnstore.converters.edges.columns import estimate_peak_bytes
+from gnnstore.converters.edges.rules import EdgeRules
 from gnnstore.converters.edges.runs import record_bytes_for, spill_bytes_per_edge
 from gnnstore.converters.inputs.files import open_npy, open_npz
 from gnnstore.converters.inputs.opening import open_input

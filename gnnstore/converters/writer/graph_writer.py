@@ -8,32 +8,34 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import asdict, replace
-from functools import cached_property, partial
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from gnnstore.converters.edges.buffer import warn_of_stray_ids
-from gnnstore.converters.edges.builder import EdgeBuilder
-from gnnstore.converters.edges.columns import BuiltEdges, SortedEdges
-from gnnstore.converters.edges.ordered import EdgePlaces, OrderedChunk, OrderedEdges
+from gnnstore.converters.edges.columns import SortedEdges
+from gnnstore.converters.edges.ordered import EdgePlaces, OrderedChunk
 from gnnstore.converters.edges.split import SplitEdges, SplitRule
-from gnnstore.converters.inputs.ids import check_ids
 from gnnstore.converters.inputs.opening import PathLike
-from gnnstore.converters.inputs.source import ArraySource, as_array, as_source, row_bytes
-from gnnstore.converters.writer.adjacency import finished_array, write_adjacency
-from gnnstore.converters.writer.base import BaseWriter, Pairs, check_pointers
+from gnnstore.converters.inputs.source import ArraySource, as_array, as_source
+from gnnstore.converters.writer.adjacency import finished_array
+from gnnstore.converters.writer.base import BaseWriter
 from gnnstore.converters.writer.edge_splits import Rows, write_edge_split, write_negatives
+from gnnstore.converters.writer.edge_writer import Pairs, check_pointers
 from gnnstore.converters.writer.estimates import Workload
 from gnnstore.converters.writer.node_arrays import SCALES, NodeArrays, RowSink, split_name
 from gnnstore.converters.writer.options import ConvertOptions, IndexDtype, refuse_options
-from gnnstore.converters.writer.orders import checked_edges
 from gnnstore.errors import InputError, UsageError
 from gnnstore.formats.base import names as store_names
-from gnnstore.formats.store.schema import EDGE_TYPE, NODE_TYPE, EdgeSplitSpec, TextSpec
+from gnnstore.formats.store.schema import (
+    EDGE_TYPE,
+    NODE_TYPE,
+    EdgeSplitSpec,
+    EdgeTypeSpec,
+    TextSpec,
+)
 from gnnstore.progress import Progress
 
 _STEP_BYTES = 2**23  # of pointers that are read at a time
@@ -86,10 +88,8 @@ class GraphWriter(BaseWriter):
         workload: Workload | None = None,
     ) -> None:
         self.explicit_num_nodes = False
-        self._carried: np.dtype[Any] | None = None
         self._edge_splits: dict[str, EdgeSplitSpec] = {}
         self._value_names: dict[str, TextSpec] = {}
-        self._adds_inverse = options is not None and options.add_inverse_edge
         super().__init__(
             output,
             {NODE_TYPE: num_nodes},
@@ -101,6 +101,10 @@ class GraphWriter(BaseWriter):
             progress=progress,
             workload=workload,
         )
+        self._edge = self._writer_of(EDGE_TYPE)
+        self._edge.adds_inverse = self.options.add_inverse_edge
+
+    _is_homogeneous = True
 
     def _check_options(self) -> None:
         refuse_options(
@@ -110,10 +114,6 @@ class GraphWriter(BaseWriter):
             "or let undirected=True add the reverse of each edge. Files by type are for 'gnnstore "
             "convert typed'",
         )
-
-    @cached_property
-    def _builder(self) -> EdgeBuilder:
-        return self._new_builder(self._rules, self.num_nodes)
 
     @property
     def _node(self) -> NodeArrays:
@@ -130,7 +130,7 @@ class GraphWriter(BaseWriter):
             raise InputError(
                 f"the input says {self.num_nodes} nodes in one place and {num_nodes} in another"
             )
-        self._builder.buffer.set_num_nodes(num_nodes)
+        self._edge.builder.buffer.set_num_nodes(num_nodes)
         check_pointers(self._store, num_nodes)
         self._node.set_num_nodes(num_nodes)
 
@@ -139,7 +139,7 @@ class GraphWriter(BaseWriter):
     @property
     def has_edges(self) -> bool:
         """Whether an interrupted conversion had finished the edges: none need be read."""
-        return EDGE_TYPE in self._finished
+        return self._edge.is_finished
 
     def expect_edges(
         self, num_edges: int, some_targets: Iterable[npt.NDArray[Any]] | None = None
@@ -148,33 +148,17 @@ class GraphWriter(BaseWriter):
 
         With targets from all over the edges these may be sorted while they are added.
         """
-        self._expect(num_edges, some_targets)
-
-    def _expect(
-        self,
-        num_edges: int,
-        some_targets: Iterable[npt.NDArray[Any]] | None,
-        attributes: Mapping[str, ArraySource] | None = None,
-    ) -> None:
-        each = sum(map(row_bytes, (attributes or {}).values()))
-        if not self.has_edges and self._adds_inverse:
-            self._builder.expect(2 * num_edges, row_bytes=each)
-        elif not self.has_edges:
-            self._builder.expect(num_edges, some_targets, each)
-
-    def reserve_memory(self, num_bytes: int) -> None:
-        """Leave memory to the caller: that much less of the budget goes to the edges."""
-        self._builder.reserve(num_bytes)
+        self._edge.expect(num_edges, some_targets)
 
     def describe_edge_attribute(
         self, name: str, *, dtype: str, cat_dim: int = 0, time_unit: str | None = None
     ) -> None:
         """Give an edge attribute's element type, where NumPy has none, its row axis, and unit."""
-        self._describe(EDGE_TYPE, name, dtype, cat_dim, time_unit)
+        self._edge.describe(name, dtype, cat_dim, time_unit)
 
     def carry_edge_ids(self, dtype: np.dtype[Any]) -> None:
         """Take original ids of edges from `CARRIED_IDS`; their ids here are their positions."""
-        self._carried = dtype
+        self._edge.carried_ids, self._edge.are_renumbered = dtype, True
 
     def add_edges(
         self,
@@ -200,16 +184,7 @@ class GraphWriter(BaseWriter):
             given = {
                 name: as_array(v, f"{where}: {name}") for name, v in (attributes or {}).items()
             }
-            first = self._builder.buffer.num_seen // (2 if self._adds_inverse else 1)
-            rows = self._checked_rows(given, first, where)
-            if self._adds_inverse:
-                ends, rows = _with_inverse(*ends, rows, first, where)
-            self._builder.add(*ends, rows, where)
-
-    def _checked_rows(
-        self, rows: Mapping[str, npt.NDArray[Any]], first: int, where: str
-    ) -> Mapping[str, npt.NDArray[Any]]:
-        return checked_edges(rows, self._attribute_types[EDGE_TYPE], self.options, first, where)
+            self._edge.add(*ends, given, where)
 
     def write_in_order(
         self,
@@ -241,31 +216,7 @@ class GraphWriter(BaseWriter):
         InputError
             If an edge comes before the edge in front of it; names file, row and both pairs.
         """
-        if self.has_edges:
-            return
-        if self._builder.has_runs:
-            for sources, targets, rows in read():
-                self.add_edges(sources, targets, rows, where=where)
-            return
-
-        def checked() -> Iterator[OrderedChunk]:
-            first = 0
-            for sources, targets, rows in read():
-                yield sources, targets, self._checked_rows(rows, first, where)
-                first += len(sources)
-
-        count = self.num_nodes or 0
-        self._write_edges(
-            OrderedEdges(
-                checked,
-                self._rules,
-                places,
-                num_nodes=count,
-                num_edges=num_edges,
-                where=where,
-                progress=self.progress,
-            )
-        )
+        self._edge.write_in_order(read, num_edges, places, where=where)
 
     def read_edges(
         self,
@@ -298,40 +249,19 @@ class GraphWriter(BaseWriter):
             The rows of the input, for messages, where the edges come as in `write_in_order`; the
             pairs can then be iterated over again.
         """
-        attributes = self._take_units(EDGE_TYPE, attributes)
-        if self.has_edges:
-            return
-        if places is not None and num_edges is not None:
-            chunks = partial(self._with_rows, pairs, num_edges, attributes)
-            self.write_in_order(
-                lambda: (chunk[:3] for chunk in chunks()), num_edges, places, where=where
-            )
-            return
-        self._adds_inverse |= add_inverse_edge
-        if num_edges is not None:
-            self._expect(num_edges, None if attributes else some_targets, attributes)
-
-        def add(sources: Any, targets: Any, rows: dict[str, npt.NDArray[Any]], _: int) -> None:
-            self.add_edges(sources, targets, rows, where=where)
-
-        self._read_pairs(pairs, num_edges, attributes, add)
+        self._edge.adds_inverse |= add_inverse_edge
+        self._edge.read(
+            pairs,
+            num_edges,
+            attributes,
+            where=where,
+            some_targets=some_targets,
+            places=places,
+        )
 
     def finish_edges(self) -> None:
         """Sort and write the edges; needs no call before `commit`."""
-        if self._edges:
-            return
-        if self.has_edges:
-            self._edges[EDGE_TYPE], num_nodes = self._finished[EDGE_TYPE]
-            self._node.set_num_nodes(num_nodes)
-            return
-        if self.num_nodes is None:  # the largest id decides, which may be a wrong one
-            found = self._builder.buffer
-            warn_of_stray_ids(found.max_id + 1, 2 * found.num_seen, "the edges")
-            check_pointers(self._store, found.max_id + 1)
-        with self.progress.phase("sort edges", unit="edges"):
-            built = self._builder.finish(self.num_nodes)
-        self._write_edges(built)
-        built.close()
+        self._edges[EDGE_TYPE] = self._edge.finish()
 
     def degrees(self) -> Iterator[npt.NDArray[np.int64]]:
         """Finish the edges, and yield the number of in-neighbours of the next nodes, int64 [k]."""
@@ -354,32 +284,20 @@ class GraphWriter(BaseWriter):
         with self.progress.phase("split edges", unit="edges"):
             own_ids = id_dtype if self._rules.keep_ids else None
             split = SplitEdges(rule, edges, self.num_nodes or 0, own_ids)
-        self._write_edges(split, split, rule)
 
-    def _write_edges(
-        self,
-        built: BuiltEdges,
-        split: SplitEdges | None = None,
-        rule: SplitRule | None = None,
-    ) -> None:
-        num_nodes = built.num_nodes
-        self._node.set_num_nodes(num_nodes)
-        edges = write_adjacency(
-            self._store,
-            built,
-            self._attribute_types[EDGE_TYPE],
-            self.progress,
-            split_sizes=None if split is None else split.sizes,
-            are_renumbered=split is not None or self._carried is not None,
-            carried_ids=self._carried,
-        )
-        if split is not None and rule is not None and rule.num_negatives:
-            is_undirected = split.is_undirected
-            edges = write_negatives(
-                self._store, edges, rule, is_undirected=is_undirected, progress=self.progress
+        def with_negatives(spec: EdgeTypeSpec) -> EdgeTypeSpec:
+            if not rule.num_negatives:
+                return spec
+            return write_negatives(
+                self._store,
+                spec,
+                rule,
+                is_undirected=split.is_undirected,
+                progress=self.progress,
             )
-        self._edges[EDGE_TYPE] = edges
-        self._store.journal.record_edges({"num_nodes": num_nodes, "spec": asdict(edges)})
+
+        self._edge.are_renumbered = True
+        self._edge.write(split, split_sizes=split.sizes, complete=with_negatives)
 
     # ---- nodes
 
@@ -503,7 +421,7 @@ class GraphWriter(BaseWriter):
                 name,
                 parts,
                 attributes or {},
-                self._attribute_types[EDGE_TYPE],
+                self._edge.attribute_types,
                 num_nodes=self.num_nodes,
                 where=where,
             )
@@ -533,19 +451,3 @@ class GraphWriter(BaseWriter):
             edges, splits={**edges.splits, **self._edge_splits}, value_names=self._value_names
         )
         return self._commit(explicit_num_nodes=self.explicit_num_nodes)
-
-
-def _with_inverse(
-    sources: npt.NDArray[Any],
-    targets: npt.NDArray[Any],
-    rows: Mapping[str, npt.NDArray[Any]],
-    first: int,
-    where: str,
-) -> tuple[tuple[npt.NDArray[Any], npt.NDArray[Any]], dict[str, npt.NDArray[Any]]]:
-    """Return edges with the reverse of each behind it; the first has a position in the input."""
-    if sources.shape != targets.shape or sources.ndim != 1:
-        return (sources, targets), dict(rows)  # which is refused as a whole
-    for ids, end in ((sources, "source"), (targets, "target")):
-        check_ids(ids, None, f"{where}: {end} node id", first)
-    both = np.stack((sources, targets, targets, sources), axis=1).reshape(-1, 2)
-    return (both[:, 0], both[:, 1]), {n: np.repeat(values, 2, axis=0) for n, values in rows.items()}
