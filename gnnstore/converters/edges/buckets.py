@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from gnnstore import _core
 from gnnstore.converters.edges.buffer import EdgeBuffer, glimpses
-from gnnstore.converters.edges.columns import Columns, InMemoryEdges, loops_to_add
+from gnnstore.converters.edges.columns import Columns, InMemoryEdges, first_descent, loops_to_add
 from gnnstore.converters.edges.rules import EdgeRules
 from gnnstore.converters.inputs.source import map_in_order, num_threads
 from gnnstore.threads import Background
@@ -92,7 +92,9 @@ class BucketFiller:
             some_sources = np.ascontiguousarray(sources[part], np.int32)
             some_targets = np.ascontiguousarray(targets[part], np.int32)
             if self._rules.keep_ids and self._latest is not None:
-                self._latest = _follow(self._latest, some_sources, some_targets)
+                descent = first_descent(self._latest, some_sources, some_targets)
+                last = int(some_targets[-1]), int(some_sources[-1])
+                self._latest = last if descent is None else None
             add = partial(self._buckets.add, some_sources, some_targets, self._num_edges)
             self._tasks.append(Background(add, _THREAD_NAME))
             self._num_edges += len(some_sources)
@@ -141,14 +143,3 @@ def sorted_pieces(
     for indptr, indices, ids in map_in_order(sort, range(buckets.num_pieces), num_ahead):
         yield indices, ids, indptr[first:]  # each piece begins where the last one ended
         first = 1
-
-
-def _follow(
-    latest: tuple[int, int], sources: npt.NDArray[np.int32], targets: npt.NDArray[np.int32]
-) -> tuple[int, int] | None:
-    """Return the last (target, source), if all edges are in the order of columns; else None."""
-    if (int(targets[0]), int(sources[0])) < latest:
-        return None
-    rises = targets[1:] > targets[:-1]
-    rises |= (targets[1:] == targets[:-1]) & (sources[1:] >= sources[:-1])
-    return (int(targets[-1]), int(sources[-1])) if rises.all() else None

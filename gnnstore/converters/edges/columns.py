@@ -83,6 +83,17 @@ class BuiltEdges(Protocol):
         """Remove temporary files, once the edges are written and durable."""
 
 
+def first_descent(
+    latest: tuple[int, int], sources: npt.NDArray[Any], targets: npt.NDArray[Any]
+) -> int | None:
+    """Return the first edge that comes before the one in front of it, which may be `latest`."""
+    if (int(targets[0]), int(sources[0])) < latest:
+        return 0
+    falls = targets[1:] < targets[:-1]
+    falls |= (targets[1:] == targets[:-1]) & (sources[1:] < sources[:-1])
+    return int(np.argmax(falls)) + 1 if falls.any() else None
+
+
 # The attribute that holds ids while edges are sorted; no user's attribute has this name.
 CARRIED_IDS = ""
 

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gnnstore.converters.edges.buffer import EdgeBuffer
-from gnnstore.converters.edges.columns import EdgeChunk, SortedEdges
+from gnnstore.converters.edges.columns import EdgeChunk, SortedEdges, first_descent
 from gnnstore.converters.edges.rules import EdgeRules
 from gnnstore.errors import InputError
 from gnnstore.formats.arrays.dtypes import id_dtype
@@ -108,7 +108,7 @@ class OrderedEdges:
             self._no_rows = {name: values[:0] for name, values in rows.items()}
             if not len(sources):
                 continue
-            descent = _first_descent(latest, sources, targets)
+            descent = first_descent(latest, sources, targets)
             if descent is not None:
                 raise self._places.refusal(first + descent)
             latest = int(targets[-1]), int(sources[-1])
@@ -219,17 +219,6 @@ def _pointers(targets: npt.NDArray[Any], begin: int, end: int) -> npt.NDArray[np
     first, last = np.searchsorted(targets, (begin, end))
     counts = np.bincount(targets[first:last] - begin, minlength=end - begin)
     return int(first) + np.cumsum(counts) - counts
-
-
-def _first_descent(
-    latest: tuple[int, int], sources: npt.NDArray[Any], targets: npt.NDArray[Any]
-) -> int | None:
-    """Return the first edge that comes before the one in front of it, which may be `latest`."""
-    if (int(targets[0]), int(sources[0])) < latest:
-        return 0
-    falls = targets[1:] < targets[:-1]
-    falls |= (targets[1:] == targets[:-1]) & (sources[1:] < sources[:-1])
-    return int(np.argmax(falls)) + 1 if falls.any() else None
 
 
 def _num_before(loops: npt.NDArray[np.int64], target: int, source: int) -> int:
