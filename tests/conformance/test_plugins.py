@@ -24,7 +24,7 @@ from gnnstore.testing import assert_resumes
 from gnnstore.testing.graphs import random_graph
 from gnnstore.tools.bench.harness import ways
 from gnnstore.tools.cli import main, root
-from tests.support.batches import Batches, assert_same_batches, batches_of
+from tests.support.batches import assert_same_batches, batches_of
 from tests.support.disks import usual_profile
 from tests.support.packing import pack
 
@@ -50,7 +50,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
             patch.setattr(registry, "_values", {each.name: each for each in registry})
         names: dict[str, Any] = {"__name__": "extending"}
         os.chdir(tmp_path_factory.mktemp("plugins"))
-        for block in blocks[:4]:
+        for block in (*blocks[:4], *(b for b in blocks if "RowSource" in b)):
             source = block.replace("assert_resumes(make_loader)", "")
             exec(compile(source, PAGE, "exec"), names)  # noqa: S102 - our own page
         names["path"] = Path.cwd() / "small.gnn"
@@ -58,35 +58,28 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
         yield names
 
 
-@pytest.fixture(scope="module")
-def expected(page: dict[str, Any]) -> Batches:
-    return batches_of(
-        NeighborLoader(page["path"], [5, 5], "train", strategy="memory", **OPTIONS), 2
-    )
-
-
 def loader_of(page: dict[str, Any], **options: Any) -> NeighborLoader:
     return NeighborLoader(page["path"], [5, 5], "train", **(OPTIONS | options))
 
 
-@pytest.mark.parametrize("num_threads", [0, 2])
+def test_the_page_s_own_tests_pass(page: dict[str, Any]) -> None:
+    kinds = [kind for name, kind in page.items() if name.startswith("Test")]
+    assert len(kinds) == 4
+    for kind in kinds:
+        tests = kind()
+        getattr(kind, "setup_class", int)()
+        for name in dir(tests):
+            if name.startswith("test_"):
+                getattr(tests, name)()
+        getattr(kind, "teardown_class", int)()
+
+
 @pytest.mark.parametrize("name", PLUGINS)
-def test_a_strategy_loads_the_same_batches(
-    page: dict[str, Any], expected: Batches, name: str, num_threads: int
-) -> None:
-    loader = loader_of(page, **PLUGINS[name], num_threads=num_threads)
-    assert_same_batches(batches_of(loader, 2), expected)
+def test_a_strategy_counts_what_it_caches(page: dict[str, Any], name: str) -> None:
+    loader = loader_of(page, **PLUGINS[name])
+    assert len(list(loader)) > 0
     assert loader.stats().strategy == name
     assert loader.stats().rows_cached > 0
-
-
-@pytest.mark.parametrize("other", ["memory", "packed"])
-@pytest.mark.parametrize("name", PLUGINS)
-def test_a_strategy_goes_on_where_another_stopped(
-    page: dict[str, Any], name: str, other: str
-) -> None:
-    options = cycle((PLUGINS[name], {"strategy": other}))
-    assert_resumes(lambda: loader_of(page, **next(options)))
 
 
 def test_a_budget_without_room_is_refused(page: dict[str, Any]) -> None:
