@@ -118,8 +118,8 @@ def __getattr__(name: str) -> Any:
             value = getattr(importlib.import_module(home), name)
     elif name == "HGTLoader":
         raise AttributeError(
-            "gnnstore has no HGTLoader: its budget for each hop and node type is no draw for each "
-            "node; train an HGTConv with NeighborLoader with fan-outs by edge type"
+            "gnnstore has no HGTLoader: its budget for each hop and node type is not a draw for "
+            "each node; train an HGTConv with NeighborLoader with fan-outs by edge type"
         )
     else:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

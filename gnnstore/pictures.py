@@ -73,7 +73,7 @@ _PART_OF = {
     "attributes": "partitions",
 }
 
-# Of what is neither a strategy nor a part: sizes of blocks, directions of edges, types.
+# Colours of what is neither a strategy nor a part: sizes of blocks, directions of edges, types.
 SERIES = (
     Look("#4477aa", "o", ""),
     Look("#ee6677", "s", "///"),

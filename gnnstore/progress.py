@@ -1,7 +1,7 @@
-"""Reports the progress of long work: by default to nobody, else on stderr or as a program likes.
+"""Progress of long work: not shown by default, else on stderr or as a program likes.
 
 The library announces phases and counts. On a terminal `open_progress` draws bars; elsewhere it logs
-a line every ten seconds. Loaders display the work that somebody waits for.
+a line every ten seconds. Loaders display the work that is waited for.
 """
 
 from __future__ import annotations
@@ -85,9 +85,9 @@ class NullProgress:
 
 
 class WaitProgress:
-    """Displays work that somebody waits for, once the wait takes longer than two seconds.
+    """Displays work that is waited for, once the wait takes longer than two seconds.
 
-    Phases may run in any thread, beside work that nobody waits for; what is displayed goes when the
+    Phases may run in any thread, beside work that is not waited for; the display goes when the
     wait ends. In another process it displays nothing.
     """
 
@@ -119,7 +119,7 @@ class WaitProgress:
 
     @contextmanager
     def phase(self, name: str, total: int | None = None, unit: str = "items") -> Iterator[Phase]:
-        """Begin a phase, displayed while somebody waits."""
+        """Begin a phase, displayed while it is waited for."""
         phase = _WaitPhase(self, name, total, unit)
         with self._lock:
             self._phases.append(phase)
@@ -151,7 +151,7 @@ class WaitProgress:
                 self._closing.close()
 
     def look(self) -> None:
-        """Display what goes on, if somebody has waited long."""
+        """Display what goes on, if it has been waited for long."""
         since = self._since
         if since is None or monotonic() - since < self._after_seconds or self._pid != os.getpid():
             return
@@ -316,7 +316,7 @@ def _bars() -> Bars:
             line = ", ".join([describe_amount(done, total, unit), *details])
             return Text(line, no_wrap=True, overflow="ellipsis")
 
-    # Of the line after the name, a quarter is the bar; neither part moves as the other grows.
+    # A quarter of the line after the name is the bar; neither part moves as the other grows.
     details = Details(table_column=Column(no_wrap=True, ratio=3))
     bar = bars.BarColumn(bar_width=None, table_column=Column(ratio=1))
     name = bars.TextColumn(

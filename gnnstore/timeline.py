@@ -95,7 +95,7 @@ class Timeline:
         temporary = file.with_name(f".{file.name}.{secrets.token_hex(4)}")
         with storage_errors("write the timeline", file):
             try:
-                # Not through `tempfile`, whose files nobody else may read.
+                # Not through `tempfile`, whose files other users cannot read.
                 with temporary.open("x", encoding="ascii") as opened:
                     self._write(opened)
                 temporary.replace(file)

@@ -57,7 +57,7 @@ _TABLES_BYTES = 3 * 2**20
 # In files, for each slot where its row is used first; and a row that waits for its next batch: its
 # place and slot, and what links those that wait for the same one.
 _FIRST_USE_BYTES, _WAITING_BYTES = 4, 10
-# Of the largest batch: ids, next uses, slots, and which rows enter where.
+# For the largest batch: ids, next uses, slots, and which rows enter where.
 _BATCH_ROW_BYTES = 8 + 4 + 4 + 2 * 4
 # For each batch: counts, and room for rows that wait in partly filled lists.
 _BATCH_BYTES = 200

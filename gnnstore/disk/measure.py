@@ -64,12 +64,12 @@ _MAX_SLICE_SECONDS = 0.5
 # 8 MiB a write: the kernel cuts it into requests that a drive works on side by side.
 _WRITE_BYTES = 8 << 20
 
-# Of a measurement at the first use: enough for every point on flash.
+# Seconds of a measurement at the first use: enough for every point on flash.
 _FIRST_SECONDS, _FIRST_BYTES = 3.0, 256 << 20
 _MAX_AGE_SECONDS = 30 * 86400.0
 # The processes of a distributed run start together: one measures, and the others wait for it.
 _MAX_ATTEMPTS = 100  # to lock, ten a second
-# Of a disk that cannot be measured: flash behind a SATA bus, or a virtual one.
+# The profile of a disk that cannot be measured: flash behind a SATA bus, or a virtual one.
 _ASSUMED_READS = {4 << 10: {1: 8_000.0, 128: 80_000.0}, 64 << 10: {1: 4_000.0, 128: 8_000.0}}
 _ASSUMED_BYTES_PER_SECOND = 5e8
 _ASSUMED_PLACE = ("unknown", "unknown", "unknown", "assumed")
@@ -165,7 +165,7 @@ def measure_disk(
     """Measure the disk of `path`. Leaves nothing on it."""
     started = perf_counter()
     if not seconds > 0:
-        raise UsageError(f"seconds={seconds} is no time to measure in; give a positive number")
+        raise UsageError(f"seconds={seconds} must be positive")
     if num_bytes < _MIB:
         raise UsageError(f"a file of {num_bytes} bytes is too small to measure with; give 1 MiB")
     directory = Path(path)
@@ -310,7 +310,7 @@ def _measure_reads(
         rates, is_in_order = best[block], block == _MIB
         share = max(0.0, (deadline - perf_counter()) / max(1, num_left))
         share = sequential_seconds / _NUM_ROUNDS if is_in_order else share
-        # A deeper queue is no slower, so what is known of shallower ones bounds the time.
+        # A deeper queue is not slower, so the times of shallower ones are a bound.
         known = max(rates.values(), default=0.0)
         is_next = is_in_order or depth == 1 or depth // 2 in rates
         if is_next and (not known or least_reads(depth) <= 2 * share * known):

@@ -83,7 +83,7 @@ def find_mount(path: str | os.PathLike[str], mounts: Path = _MOUNTS) -> Mount:
             _OCTAL.sub(lambda match: chr(int(match[1], 8)), word)
             for word in (*line.split(" "), "", "")[:3]
         )
-        # Of two mounts on one point, the later one covers the earlier.
+        # The later of two mounts on one point covers the earlier one.
         if place.is_relative_to(point) and len(point) >= len(best.point):
             best = Mount(point, device, kind)
     return best
@@ -198,7 +198,7 @@ def load_profile(path: str | os.PathLike[str]) -> DeviceProfile | None:
             raise ValueError(f"these are not the measurements of {identity}")
     except (FileNotFoundError, NotADirectoryError):
         return None
-    except Exception as error:  # whatever somebody else has written
+    except Exception as error:  # it may have been written by another program
         _warn_once(
             f"{where}: {error}",
             f"{where}: {error}; the measurements of the disk are not used. Make new ones: gnnstore "

@@ -171,7 +171,7 @@ def as_json(position: Mapping[str, Any]) -> dict[str, Any]:
     """Return a loader's state as the plain values of JSON."""
     try:
         if not isinstance(position, Mapping):
-            raise TypeError(f"a {type(position).__name__} is no state of a loader")
+            raise TypeError(f"a {type(position).__name__} is not a state of a loader")
         plain: dict[str, Any] = json.loads(json.dumps(position, allow_nan=False, default=_as_plain))
     except (TypeError, ValueError, RecursionError) as error:
         raise UsageError(

@@ -185,7 +185,7 @@ class EmbeddingTable(FollowingTable):
         BudgetError
             If a table without partitions does not fit in memory.
         BadIndexError
-            If an id is no node.
+            If an id is not a node.
         """
         self._check_usable()
         ids = torch.as_tensor(ids)

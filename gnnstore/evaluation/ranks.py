@@ -109,7 +109,7 @@ def link_ranks(
         read from its files: with "dst" and "both", once in order for each block of queries.
     relation : str, optional
         The attribute of edges in `filter`, and of queries that are an edge split, that holds the
-        relation; another relation's edges are no answers.
+        relation; another relation's edges are not answers.
     memory : int or str, optional
         Budget, as "4GB"; by default what is available. Of the memory of `score_block`, only its
         result and rows as wide as its first argument are counted.
@@ -122,7 +122,7 @@ def link_ranks(
     Raises
     ------
     UsageError, InputError
-        If options or shapes do not fit, an id is no row of the table, or a score is not a number.
+        If options or shapes do not fit, an id is not a row of the table, or a score no number.
     BudgetError
         If memory does not suffice for a single query; says by how much.
 

@@ -61,10 +61,10 @@ SEGMENT_COLUMNS = 4
 PACKED_ALIGNMENT_BYTES = 4096
 
 _MAX_EPOCHS = 2**31
-# Records and kernels have 31 bits for a slot, and use two numbers that are no slots.
+# Records and kernels have 31 bits for a slot, and use two numbers that are not slots.
 MAX_SLOTS = 2**31 - 3
 
-# In a fingerprint, the kind of the seeds if they are no nodes.
+# In a fingerprint, the kind of the seeds if they are not nodes.
 KIND = "seeds"
 # In a fingerprint, the number of arrays of a record that hold its batch's seeds; by default one,
 # `input_id`.
@@ -147,7 +147,7 @@ class PackedManifest(Manifest):
     piece_bytes: Annotated[int, PACKED_ALIGNMENT_BYTES, MAX_PIECE_BYTES]
     # Rows of each cached attribute in memory while the batches are assembled.
     num_slots: Annotated[int, 0, MAX_SLOTS]
-    # Of slots of several widths, those of each pool of as many as all of these; see the format.
+    # By pool, if slots have several widths: a pool has as many as all of these; see the format.
     slot_shares: tuple[Annotated[int, 1], ...] = ()
     cached_by: str  # the policy that chose the cached rows: "belady", "degree" or "frequency"
     largest_batch_bytes: int  # bytes of the largest batch with its attributes

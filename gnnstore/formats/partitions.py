@@ -168,7 +168,7 @@ class PartitionsReader(SealedReader[PartitionsManifest]):
             )
 
     def meaningless(self) -> Iterator[Problem]:
-        """Yield values that are no partitions of a graph, or not of the store around them."""
+        """Yield values that do not partition a graph, or not the store around them."""
         try:
             problem = _order_problem(self) or _edge_problem(self)
         except GnnstoreError as error:  # of the store around them

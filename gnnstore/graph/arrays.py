@@ -98,7 +98,7 @@ def stored(reader: StoreReader, spec: AttributeSpec) -> LazyTensor:
 
 def as_tensor(values: npt.NDArray[Any], dtype: str) -> Tensor:
     """Return a tensor that shares memory with `values`; bits of bfloat16 become bfloat16."""
-    tensor = torch.from_numpy(np.asarray(values))  # a single value is no array
+    tensor = torch.from_numpy(np.asarray(values))  # a single value is not an array
     return tensor.view(torch.bfloat16) if dtype == "bfloat16" else tensor
 
 
@@ -177,12 +177,13 @@ class Texts(Sequence[str]):
 def check_nodes(
     reader: StoreReader, spec: AttributeSpec, ids: npt.NDArray[Any], num_nodes: int
 ) -> None:
-    """Refuse what a split has stored if it is no list of node ids."""
+    """Refuse a stored split that is not a list of node ids."""
     is_list = ids.ndim == 1 and ids.dtype.kind in "iu"
     if not is_list or (ids.size and not 0 <= ids.min() <= ids.max() < num_nodes):
         path = reader.path / spec.path
         raise CorruptStoreError(
-            f"{path}: the split is no list of node ids below {num_nodes}; run 'gnnstore verify' on "
+            f"{path}: the split is not a list of node ids below {num_nodes}; run 'gnnstore verify' "
+            "on "
             "the store, and convert again",
             path=path,
         )

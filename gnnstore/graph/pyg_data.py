@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from gnnstore.formats.store.store import Csc
 
 
-# Of what a fingerprint says of them.
+# The fields of a fingerprint that describe them.
 FINGERPRINT = "crc32c of the assigned "
 
 
@@ -313,7 +313,7 @@ class StoreTensors:
         Raises
         ------
         UsageError, NotFoundError
-            If `attributes` is no list of names; if neither nodes nor edges have one of a name.
+            If `attributes` is not a list of names; if neither nodes nor edges have one of a name.
         """
         found = object.__new__(type(self))
         names = () if attributes is None else attributes
@@ -369,7 +369,7 @@ class StoreTensors:
         return self.whole_array(own.value_arrays[name])
 
     def whole_array(self, spec: AttributeSpec) -> Tensor:
-        """Return an array that is no attribute of nodes or edges."""
+        """Return an array that is not an attribute of nodes or edges."""
         return as_tensor(self.reader.read(spec), spec.dtype)
 
     def value_of(self, node: NodeTypeSpec, name: str) -> Any:

@@ -56,7 +56,7 @@ class IndexRows:
         array = files.array
         if not array.geometry.is_exact or array.row_shape != ():
             raise CorruptStoreError(
-                f"the array {array.spec.path!r} is no vector of node ids: found rows of "
+                f"the array {array.spec.path!r} is not a vector of node ids: found rows of "
                 f"shape {list(array.row_shape)}, {files.row_bytes} bytes each, in pages of "
                 f"{array.geometry.page_bytes}"
             )
@@ -298,7 +298,7 @@ def choose_lists(
     for first, degrees, keys in _keys(csc, out_degrees):
         own = chosen[first:][: len(keys)]
         own[:] = keys > threshold
-        # Of equally important lists the first ones, up to the first that does not fit.
+        # Equally important lists are taken from the first on, up to one that does not fit.
         ties = np.flatnonzero((keys == threshold) & (keys > 0))
         fitting = np.cumsum(degrees[ties]) <= left
         own[ties[fitting]] = True

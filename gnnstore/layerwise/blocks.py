@@ -131,7 +131,7 @@ class GraphReader:
             num_targets, begin, end = len(begins) - 1, int(begins[0]), int(begins[-1])
             found = [np.empty(0, np.int64), *self.sources(begin, end)]
             sources = torch.from_numpy(np.concatenate(found)).sub_(first)
-            # Of its source only matters whether it is the target itself.
+            # Its source matters only if it is the target itself.
             sources[(sources < 0) | (sources >= num_targets)] = num_targets
             edges = {}
             if norm.weight_name is not None:
@@ -224,7 +224,7 @@ class BlockMaker:
             bounds.append((first, last))
             wanted.append(ids.astype(dtype))
             first = last
-        # Of the first group, no block exists as yet; later the layer runs on one meanwhile.
+        # The first group has no block as yet; later the layer runs on one meanwhile.
         self._id_bytes = self._making // 2
         return bounds, wanted
 
@@ -237,7 +237,7 @@ class BlockMaker:
             begins = graph.begins(at, min(at + graph.window, graph.num_nodes))
             ends = begins[1:] - begins[0]
             most = max(1, int(np.searchsorted(ends, graph.piece, "right")))
-            # Of a node alone, few in-neighbours may be new rows.
+            # A node alone may bring few new rows.
             taken = self._num_fitting(ends[:most], size) or int(at == first)
             grown = int(ends[taken - 1]) + taken if taken else 0
             is_small = taken < most and grown < _LEAST_GROWTH * (size[0] + size[2])

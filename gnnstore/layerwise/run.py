@@ -397,7 +397,7 @@ def run_pass(maker: BlockMaker, writer: PagedArrayWriter, phase: Phase) -> dict[
         for num_rows in written:
             phase.advance(num_rows)
     return {
-        # Of the layer's input; one that is kept or packed counts again.
+        # Rows of the layer's input; one that is kept or packed counts again.
         "rows_read": table.counts.rows_read,
         "bytes_read": maker.bytes_unpacked + table.counts.bytes_read + graph.bytes_read - before[0],
         "bytes_written": maker.bytes_packed + before[1] - writer.remaining_bytes,

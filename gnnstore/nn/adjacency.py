@@ -504,7 +504,7 @@ def _is_product(adj: Any, x: Any = None, *_: Any) -> bool:
     )
 
 
-# Torch says once in a process that its CSR is in beta state: here, and to nobody.
+# Torch warns once in a process that its CSR is in beta state: that is swallowed here.
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     _Matrix(torch.tensor([0]), torch.tensor([], dtype=torch.int64), torch.tensor([]), 0).in_csr()

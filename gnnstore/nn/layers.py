@@ -142,7 +142,7 @@ def gcn_norm(adj_t: AdjT) -> AdjT:
     Parameters
     ----------
     adj_t : AdjT [n, n]
-        Of a batch; trimmed before if at all, and then normed in each layer.
+        The matrix of a batch; trimmed before if at all, and then normed in each layer.
 
     Returns
     -------

@@ -198,7 +198,7 @@ def group_size(num_partitions: int, capacity: int, num_groups: int) -> int:
     if capacity % size:
         multiples = range(size, num_partitions + 1, size)
         raise UsageError(
-            f"capacity={capacity} is no multiple of the {size} partitions that each of "
+            f"capacity={capacity} is not a multiple of the {size} partitions that each of "
             f"{num_groups} groups has; the nearest are {nearest(multiples, capacity)}"
         )
     return size

@@ -192,7 +192,7 @@ def sizes_of_partitions(
     least = min(fitting, default=0)
 
     def rank(sizes: BufferSizes) -> tuple[float, ...]:
-        # Of those alike the fewest groups, not those that a set happens to yield first.
+        # The fewest groups among equals, not the groups that a set happens to yield first.
         last = sizes.bias(), sizes.num_groups
         if sizes.memory_bytes > memory_bytes:
             return 1, sizes.memory_bytes, *last
@@ -318,9 +318,9 @@ class PartitionPolicy:
         Logical groups, of which one is replaced at a time; "auto": with `capacity`, the number with
         which `kind` holds the fewest groups in memory; else the number that suits the memory.
     order : "beta" or "even"
-        Of "two-level": Marius' BETA, or paths on which all groups are in memory equally often.
+        For "two-level": Marius' BETA, or paths on which all groups are in memory equally often.
     assignment : "random" or "greedy"
-        Of "two-level": an edge is trained in any state that holds its ends, or in the first.
+        For "two-level": an edge is trained in any state that holds its ends, or in the first.
     memory : int, str or None
         Budget that decides `capacity`; by default the loader's. The capacity that it leads to is
         part of the loader's state.

@@ -228,7 +228,7 @@ class ObjectFiles(Files):
         self._call("write", name, writer.close)
 
     def delete(self, names: list[str]) -> None:
-        """Remove objects; it is no error if one is not there."""
+        """Remove objects; one that is not there is passed over."""
         for name in names:
             try:
                 self._call("remove", name, partial(self._store.delete, name))

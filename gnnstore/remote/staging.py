@@ -1,4 +1,4 @@
-"""A verified copy of a store on a disk of this machine, made once whatever asks for it.
+"""A verified copy of a store on a disk of this machine, made once for all processes.
 
 The copy lies at `CACHE_DIR/UUID` and is an ordinary store. A lock on `CACHE_DIR/.UUID.lock` is
 taken before anything is looked at, so that of several processes one copies, and the others wait and
@@ -356,7 +356,7 @@ def prepared(cache_dir: str | os.PathLike[str] | None, listing: Listing) -> Path
 
 
 def _check_private(directory: Path) -> None:
-    """Refuse a default directory that somebody else could have filled."""
+    """Refuse a default directory that another user could have filled."""
     status = directory.lstat()
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o022:
         raise UsageError(

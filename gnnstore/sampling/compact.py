@@ -156,7 +156,7 @@ class CompactSample(Subgraph):
         try:
             restored = [*arrays[:1], *ids, *map(_core.restore, arrays[1:])]
         except (TypeError, ValueError) as error:
-            raise CorruptStoreError(f"{len(arrays)} arrays are no subgraph: {error}") from error
+            raise CorruptStoreError(f"{len(arrays)} arrays are not a subgraph: {error}") from error
         return cls.from_arrays(restored, types)
 
     @classmethod
@@ -173,7 +173,7 @@ class CompactSample(Subgraph):
             or (len(header), len(arrays)) != (_HEADER_INTS + num_hops, num_arrays)
         ):
             raise CorruptStoreError(
-                f"{len(arrays)} arrays, the first of {len(header)} numbers, are no subgraph"
+                f"{len(arrays)} arrays, the first of {len(header)} numbers, are not a subgraph"
             )
         rest, hops = iter(arrays[1:]), iter(header[_HEADER_INTS:])
 

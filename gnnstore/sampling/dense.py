@@ -84,8 +84,8 @@ def batch_to_dense(batch: Any) -> DenseBatch:
     Parameters
     ----------
     batch : torch_geometric.data.Data
-        Of `NeighborLoader` or `LinkNeighborLoader`, with `subgraph_type="directional"`, on any
-        device. A seed that is repeated stays so, with the neighbours that each copy has in the
+        A batch of `NeighborLoader` or `LinkNeighborLoader`, with `subgraph_type="directional"`, on
+        any device. A seed that is repeated stays so, with the neighbours that each copy has in the
         batch.
 
     Raises

@@ -128,7 +128,7 @@ def times_of_seeds(
             times = np.asarray(given[name])
         elif name in node_times:
             known = node_times[name]
-            # An id that is no node's is refused when it is sampled.
+            # An id that is not a node is refused when it is sampled.
             times = np.take(known, own, mode="clip") if len(known) else np.zeros(len(own))
         elif len(own):
             raise UsageError(

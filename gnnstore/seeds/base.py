@@ -131,9 +131,9 @@ class SeedSource(Protocol):
 
         Parameters
         ----------
-        index : ndarray of int64, or whatever names positions in `loader(index)`
+        index : ndarray of int64, or what names positions in `loader(index)`
         key : BatchKey
-            Of the batch. It keys random draws, such as those of negatives.
+            The key of the batch, by which negatives, for example, are drawn.
 
         Raises
         ------

@@ -43,7 +43,7 @@ class GivenEdges(NamedTuple):
 
 
 def resolve_edges(store: GraphStore, edge_label_index: Any) -> GivenEdges:
-    """Turn whatever names edges into sources and targets."""
+    """Convert what names edges to sources and targets."""
     edge, given = _typed(store, edge_label_index)
     splits = EdgeSplits(store.reader, edge)
     counts = [store.schema.node_of(name).num_nodes for name in (edge.source, edge.target)]
@@ -183,7 +183,7 @@ class Links:
     given: GivenEdges
     ids: Int64Array | None = None
     edge_label: torch.Tensor | None = None
-    # Of the edges; by position, or by id if these are all of the graph.
+    # Times of the edges: by position, or by id if these are all edges of the graph.
     times: Int64Array | None = None
     negatives: Negatives | None = None
     disjoint: bool = False
@@ -386,13 +386,13 @@ class Links:
                     key, positives, side, graph.finder, times
                 )
                 kept += num_edges
-                # Of disjoint subgraphs tree t belongs to positive t mod P: negative j of all first.
+                # Tree t of disjoint subgraphs belongs to positive t mod P: negative j of all first.
                 of_all = nodes[chunks[side]].T.ravel() if self.disjoint else nodes.ravel()
                 parts.append((side, of_all))
         found = self._numbered(parts, times)
         values["src_index"] = torch.from_numpy(found.local[0])
         values["dst_pos_index"] = torch.from_numpy(found.local[1])
-        # In the order in which a sampler's output of PyG has them, whoever hands them on.
+        # In the order of a sampler's output of PyG, which a user may hand on.
         for (side, chunk), local in reversed([*zip(chunks.items(), found.local[2:], strict=True)]):
             each = local.reshape(amount, -1).T if self.disjoint else local.reshape(-1, amount)
             if len(each) < num_positives:
@@ -461,7 +461,8 @@ class Links:
                 source, target = (of[first] for of in self.ends(positions))
                 raise InputError(
                     f"edge_label_attrs: edge {source} -> {target} at position "
-                    f"{positions[first]} of edge_label_index is no edge of {self.store.path}, so "
+                    f"{positions[first]} of edge_label_index is not an edge of "
+                    f"{self.store.path}, so "
                     "that it has no attributes; give edges of the graph, or leave the option out"
                 )
             if graph.positions is not None:

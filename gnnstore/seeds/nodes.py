@@ -1,6 +1,6 @@
 """The seed nodes that batches start from: resolved and checked before any work.
 
-A wrong seed found in the middle of the night's third epoch costs the night; so whatever a
+A wrong seed found in the middle of the night's third epoch costs the night; so all that a
 user gives as `input_nodes` is turned into node ids, and every id checked, when the loader
 is made.
 """
@@ -117,7 +117,7 @@ class InputNodes:
         return self
 
     def select(self, index: Any, key: BatchKey | None = None) -> Seeds[SeedLabels]:  # noqa: ARG002
-        """Return the seed nodes at some positions, whatever the key."""
+        """Return the seed nodes at some positions; the key does not matter."""
         positions = checked_positions(index, len(self), "input_nodes")
         nodes, labels, times, places = {}, {}, {}, {}
         for node_type, (first, end) in self.offsets.items():
@@ -135,7 +135,7 @@ class InputNodes:
 def resolve_input_nodes(
     store: GraphStore, input_nodes: Any, input_id: Any = None, input_time: Any = None
 ) -> InputNodes:
-    """Turn whatever names nodes into the seed nodes of a loader."""
+    """Convert a mask, ids or the name of a split to the seed nodes of a loader."""
     schema = store.schema
     if schema.is_homogeneous:
         if is_of_type(input_nodes):
@@ -173,7 +173,7 @@ def nodes_of_type(
     input_id: Any = None,
     input_time: Any = None,
 ) -> NodesOfType:
-    """Turn whatever names nodes of a type into seed nodes."""
+    """Convert a mask, ids or the name of a split of a type to seed nodes."""
     nodes, ids = _nodes_and_ids(store, node, input_nodes)
     num_seeds = node.num_nodes if nodes is None else len(nodes)
     if input_id is not None:
@@ -244,7 +244,8 @@ def _by_type(store: GraphStore, input_nodes: Any) -> dict[str, Any]:
         if len(named) == 1:
             return {named[0]: input_nodes}
         raise UsageError(
-            f"input_nodes={input_nodes!r} is no node type of the store, and the name of a split or "
+            f"input_nodes={input_nodes!r} is not a node type of the store, and the name of a split "
+            "or "
             f"mask in {', '.join(map(repr, named)) or 'no type'}; {_how_to_name(store)}"
         )
     raise UsageError(

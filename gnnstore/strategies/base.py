@@ -121,7 +121,7 @@ class Auto(StrategyTraits):
 
     def fallback(self, mode: Mode) -> Strategy:
         """Return the candidate that is taken without predictions."""
-        # Of scores the last, by which a cache is filled unless `cache=` says otherwise.
+        # The last one with a score: a cache is filled by it unless `cache=` names another.
         return self.by_mode[mode].candidates[-1]
 
 

@@ -40,7 +40,7 @@ _log = logging.getLogger(__name__)
 # Ids of edges that batches show: those of the input, or positions in the store.
 EdgeIds = Literal["input", "store"]
 
-# Of the free space for packed rows, if the user sets no limit.
+# One part in so many of the free space: packed rows, if the user sets no limit.
 _FREE_SHARE = 2
 
 
@@ -325,7 +325,7 @@ def first_that_fits(
             refusals.append((error, placed))
             if mode == "memory":
                 break
-    # Of several that miss the same the last one, which holds least.
+    # The last of several that miss the same, which holds least.
     refusal, placed = min(reversed(refusals), key=lambda each: each[0].missing_bytes or math.inf)
     for _ in range(_MOST_RAISES):
         if not refusal.missing_bytes:

@@ -58,7 +58,7 @@ if TYPE_CHECKING:
 
 # The share of the memory for batches that counts of rows may take before there are any.
 _COUNTS_SHARE = 4
-# Of the disk, for rows of edges of one of two superbatches.
+# One part in so many of the disk: rows of edges of one of two superbatches.
 _EDGES_SHARE = 8
 # Seconds of a processor of 3 GHz to plan a row (Belady, with its trace on disk).
 _PLAN_SECONDS = 20e-9

@@ -280,7 +280,7 @@ class SuperbatchMemory:
 _PACKING_BYTES = 24 << 20
 # For records of batches while they are read: they were not part of a loader's staging.
 _RECORDS_SHARE = 16
-# Of a number in the plan of a batch; and what packed rows of a batch are a multiple of.
+# Bytes of a number in a batch's plan; bytes that a batch's packed rows are a multiple of.
 _PLAN_BYTES, _CHUNK_BYTES = 4, 4096
 
 

@@ -375,7 +375,7 @@ class Workload:
         num_pages = self.table_bytes / page_bytes
         skipped = (1 - share) ** (page_bytes / row_bytes)  # the share of pages that no batch needs
         needed, gap = 1 - skipped, 1 + reads.tuning.gap_bytes // page_bytes
-        # Of pages that no batch needs, those in gaps of at least `gap` pages are not read.
+        # Pages that no batch needs are not read if they lie in gaps of at least `gap` pages.
         apart = skipped**gap
         num_bytes = self.table_bytes * (1 - apart * (skipped + gap * needed))
         num_reads = len(reads.layouts) * num_pages * needed * apart

@@ -107,7 +107,7 @@ def load_plugins() -> None:
                 plugin.load()
             except KeyboardInterrupt:
                 raise
-            except BaseException as error:  # whatever its author has done, exits too
+            except BaseException as error:  # any error of its author, exits too
                 problem = f"cannot be imported and is left out: {described(error)}"
         for text in (
             problem,
@@ -179,7 +179,7 @@ class _LazyGroup(Group):
                 formatter.write_dl([(n.ljust(width), text) for n, text in commands.items()])
 
     def invoke(self, ctx: click.Context) -> object:
-        """Run the command; it is no error if the reader of its output left (`| head`)."""
+        """Run the command; a reader of its output that left (`| head`) is not an error."""
         try:
             return super().invoke(ctx)
         except BrokenPipeError:

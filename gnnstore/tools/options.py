@@ -246,7 +246,7 @@ def _option(
 ) -> Decorator:
     match = _OPTION.fullmatch(head)
     if match is None:
-        raise ValueError(f"{head!r} is no option")
+        raise ValueError(f"{head!r} is not an option")
     flags, value = match[1].split(", "), match[2] or ""
     name = match[3] or flags[-1].partition("/")[0].lstrip("-").replace("-", "_")
     default: Any = match[4]
@@ -341,7 +341,7 @@ def _parse_negatives(text: str, _: str) -> dict[str, Any]:
     is_whole = number == int(number) if 0 < number < float("inf") else False
     if mode not in {"binary", "triplet"} or not (is_whole or (mode == "binary" and number > 0)):
         raise UsageError(
-            f"{text!r} is no kind of negatives; write binary or triplet and how many for each "
+            f"{text!r} is not a kind of negatives; write binary or triplet and how many for each "
             "edge, as in binary:1 or triplet:5"
         )
     return {"mode": mode, "amount": int(number) if is_whole else number}

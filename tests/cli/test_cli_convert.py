@@ -217,7 +217,7 @@ def test_features_in_several_files_with_a_scale(run: Any, edge_list: Path, tmp_p
     arguments[3] = "float32"
     done = run("convert", "snap", edge_list, tmp_path / "b.gnn", *arguments)
     assert done.status == 2
-    assert "'float32' is no layout; give TYPE,ROWS,WIDTH" in done.stderr
+    assert "'float32' is not a layout; give TYPE,ROWS,WIDTH" in done.stderr
 
 
 def _text(path: Path, content: str) -> Path:
@@ -245,7 +245,7 @@ def _text(path: Path, content: str) -> Path:
             "graphbolt",
             lambda d: _text(d / "metadata.yaml", "[").parent,
             1,
-            "is no metadata of GraphBolt",
+            "is not metadata of GraphBolt",
         ),
         ("igb", lambda d: d, 3, "paper__cites__paper/edge_index.npy is not there"),
     ],

@@ -149,11 +149,11 @@ def test_a_writer_takes_arrays_tensors_and_lists(tmp_path: Path, kind: Any) -> N
     ("values", "message"),
     [
         ("x.npy", r"<U5 of type str cannot be stored"),
-        ([[1], [2, 3], [4]], "is no array of numbers"),
+        ([[1], [2, 3], [4]], "is not an array of numbers"),
         ({1, 2, 3}, "object of type set cannot be stored; use arrays, tensors or lists"),
         (None, "object of type NoneType cannot be stored"),
         (torch.zeros(3, dtype=torch.complex64), "complex64 of type Tensor cannot be stored"),
-        (torch.zeros(3, dtype=torch.bfloat16), "is no array of numbers"),
+        (torch.zeros(3, dtype=torch.bfloat16), "is not an array of numbers"),
     ],
 )
 def test_a_writer_refuses_others_in_words(tmp_path: Path, values: Any, message: str) -> None:

@@ -362,7 +362,7 @@ def test_arrays_in_memory(tmp_path: Path) -> None:
     [
         ({}, {"source": "src"}, "has no columns 'src'; its columns are 'source', 'target'"),
         ({"w": [1, None, 3, 4, 5]}, {"edge_columns": ["w"]}, "w: row 1 has no value; fill it"),
-        ({"w": list("abcde")}, {"edge_columns": ["w"]}, "w: is string, which is no number"),
+        ({"w": list("abcde")}, {"edge_columns": ["w"]}, "w: is string, which is not a number"),
         ({"w": [[1], [2, 3], [4], [5], [6]]}, {"edge_columns": ["w"]}, "row 1 has 2 values"),
         ({"source": [0.5, 1, 2, 3, 4]}, {}, "source: is double; ids|source: is float64; ids"),
         ({"source": [-1, 1, 2, 3, 4]}, {}, r"source: row 0: -1 is outside \[0, 2\^63\)"),

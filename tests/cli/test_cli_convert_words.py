@@ -154,7 +154,7 @@ def test_the_row_of_a_value_in_lists(tmp_path: Path) -> None:
 
 def test_labels_of_text_are_refused_as_text(tmp_path: Path) -> None:
     nodes = pa.table({"c": ["a", None, "b"]})
-    with pytest.raises(InputError, match="c: is string, which is no number"):
+    with pytest.raises(InputError, match="c: is string, which is not a number"):
         from_tables(EDGES, tmp_path / "o.gnn", nodes=nodes, label="c")
 
 

@@ -92,7 +92,7 @@ def test_what_is_refused(run: Any, store: Path, tmp_path: Path) -> None:
     for arguments, status, message in (
         ([], 2, "--name in the store, or an --output"),
         (["--name", "a", "--output", tmp_path / "b"], 2, "--name in the store, or an --output"),
-        (["--name", "../a"], 2, "'../a' is no name of a directory of packed epochs"),
+        (["--name", "../a"], 2, "'../a' is not a name of a directory of packed epochs"),
         (["--name", "a", "--disk", "10kB"], 2, "raise --disk by at least"),
         (["--name", "a", "--memory", "1MB"], 2, "raise --memory by at least"),
         (["--name", "a", "--input-nodes", "nothing"], 3, "no split 'nothing'"),

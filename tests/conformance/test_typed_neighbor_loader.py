@@ -236,7 +236,7 @@ def test_a_split_of_several_types(tmp_path: Path) -> None:
     data = make_hetero()
     data["author"].train_mask = torch.arange(35) % 2 == 0
     store = hetero_store(tmp_path / "s.gnn", data)
-    with pytest.raises(UsageError, match=r"'train' is no node type.* mask in 'paper', 'aut"):
+    with pytest.raises(UsageError, match=r"'train' is not a node type.* mask in 'paper', 'aut"):
         NeighborLoader(store, [1], "train")
     loader = NeighborLoader(store, [1], {"author": "train", "paper": "train"}, batch_size=16)
     assert list(loader.input_offsets) == ["paper", "author"]

@@ -45,8 +45,8 @@ def store(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("before", "after", "message"),
     [
-        ('"kind": "example"', '"kind": 1e999', "1e999 is no number of JSON, or too large"),
-        ('"kind": "example"', '"kind": NaN', "NaN is no number of JSON"),
+        ('"kind": "example"', '"kind": 1e999', "1e999 is not a number of JSON, or too large"),
+        ('"kind": "example"', '"kind": NaN', "NaN is not a number of JSON"),
         ('"uuid":', '"created_by": "x",\n"uuid":', "a key appears twice among"),
         ('"nodes/node/zarr.json"', f'"{"n" * 256}/zarr.json"', "or is too long"),
         ('"nodes/node/zarr.json"', f'"{"n/" * 2000}zarr.json"', "or is too long"),
@@ -485,7 +485,9 @@ def test_a_split_of_other_things_than_nodes(tmp_path: Path, ids: Any) -> None:
     (problem,) = verify(path, "full").problems
     assert problem.path == str(path / "splits/node/odd")
     store = gnnstore.open(path)
-    with pytest.raises(CorruptStoreError, match="odd: the split is no list of node ids below 300"):
+    with pytest.raises(
+        CorruptStoreError, match="odd: the split is not a list of node ids below 300"
+    ):
         _ = store.splits["odd"]
     with pytest.raises(CorruptStoreError, match="odd: the split is no list"):
         store.to_pyg()

@@ -139,7 +139,7 @@ def test_a_subgraph_of_several_types_comes_back(trees: bool, hops: bool, ids_apa
     assert (found.hop_nodes, found.hop_edges) == (subgraph.hop_nodes, subgraph.hop_edges)
     assert (found.trees is None) == (not trees)
     assert (found.num_nodes, found.num_edges, found.num_bytes) == (5, 4, subgraph.num_bytes)
-    with pytest.raises(CorruptStoreError, match="are no subgraph"):
+    with pytest.raises(CorruptStoreError, match="are not a subgraph"):
         CompactSample.from_shortened(shortened, ids, ONE_TYPE)
     with pytest.raises(ValueError, match="too many values"):
         _ = found.n_id
@@ -225,7 +225,7 @@ def test_other_words_are_refused(words: npt.NDArray[np.int32], head: int) -> Non
     "arrays", [[], [np.arange(2)], [np.array([1, 1, 1, 1, 0]), *[np.arange(3)] * 4]]
 )
 def test_other_arrays_are_no_subgraph(arrays: list[npt.NDArray[Any]]) -> None:
-    with pytest.raises(CorruptStoreError, match="are no subgraph"):
+    with pytest.raises(CorruptStoreError, match="are not a subgraph"):
         CompactSample.from_arrays(arrays)
-    with pytest.raises(CorruptStoreError, match="are no subgraph"):
+    with pytest.raises(CorruptStoreError, match="are not a subgraph"):
         CompactSample.from_shortened(arrays)

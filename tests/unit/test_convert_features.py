@@ -217,8 +217,8 @@ def test_raw_files_of_another_size_are_refused(
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("float32", "'float32' is no layout; give TYPE,ROWS,WIDTH"),
-        ("float32,many,3", "is no layout"),
+        ("float32", "'float32' is not a layout; give TYPE,ROWS,WIDTH"),
+        ("float32,many,3", "is not a layout"),
         ("complex64,-1,3", "raw layout complex64,-1,3: expected one of 'bool'"),
         ("float32,-2,3", "raw layout float32,-2,3: expected one of"),
         ("float32,5,0", "raw layout float32,5,0: expected one of"),

@@ -236,7 +236,7 @@ def test_graphbolt(tmp_path: Path, graph: GraphArrays, edge_format: str) -> None
         ("num: 50", "num: many", "num: 'many' is not a number of nodes"),
         ("num: 50", "num: 49", "node id 49 at position"),
         ("graph:", "graph_topology:", "has no graph; of what GraphBolt made of a data set, give"),
-        ("graph:", "grap:", "metadata.yaml: is no metadata of GraphBolt: has no graph"),
+        ("graph:", "grap:", "metadata.yaml: is not metadata of GraphBolt: has no graph"),
         (
             "format: numpy\n    path: data/n",
             "format: torch\n    path: data/n",
@@ -252,7 +252,7 @@ def test_graphbolt(tmp_path: Path, graph: GraphArrays, edge_format: str) -> None
         (
             "dataset_name: small",
             "dataset_name: [",
-            "metadata.yaml: is no metadata of GraphBolt: while parsing",
+            "metadata.yaml: is not metadata of GraphBolt: while parsing",
         ),
         (
             "domain: edge\n    name: feat",

@@ -294,7 +294,7 @@ def test_names_with_odd_characters(tmp_path: Path, caplog: pytest.LogCaptureFixt
     ("files", "message"),
     [
         ({}, "there is nothing in edges/; expected SOURCE__RELATION__TARGET.parquet, .npz"),
-        ({"edges/a__b.csv": "0,1\n"}, "'a__b' is no SOURCE__RELATION__TARGET"),
+        ({"edges/a__b.csv": "0,1\n"}, "'a__b' is not SOURCE__RELATION__TARGET"),
         ({"edges/a__b__c__d.csv": "0,1\n"}, "write _ next to _ as %5F"),
         ({"edges/a__to__b.txt": "0,1\n"}, "a__to__b.txt: is none of .npy, .npz, .parquet"),
         ({"edges/a__to__b.csv": "from,to\n0,1\n"}, "the columns are from, to; expected source"),

@@ -103,8 +103,12 @@ def test_ogb_bounded_and_resumed(tmp_path: Path, data: HeteroData) -> None:
     ("file", "text", "message"),
     [
         ("num-node-dict", "paper,author\n60\n", "expected a line of node types and a line with"),
-        ("num-node-dict", "paper,author,institution\n60,35,x\n", "'x' is no number of nodes of"),
-        ("triplet-type-list", "paper,cites\n", "'paper___cites' is no head, relation and tail"),
+        ("num-node-dict", "paper,author,institution\n60,35,x\n", "'x' is not a number of nodes of"),
+        (
+            "triplet-type-list",
+            "paper,cites\n",
+            "'paper___cites' is not a head, a relation and a tail",
+        ),
         ("triplet-type-list", "paper,likes,paper\n", "relations/paper___likes___paper does not"),
     ],
 )
@@ -247,7 +251,7 @@ def test_graphbolt(tmp_path: Path, data: HeteroData, edge_format: str) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("author:writes:paper", "author:writes", "'author:writes' is no source:relation:target"),
+        ("author:writes:paper", "author:writes", "'author:writes' is not SOURCE:RELATION:TARGET"),
         ("type: paper, num", "type: author, num", "graph: has a type twice"),
         ("num: 35", "num: many", "num: 'many' is not a number of nodes"),
         ("- type: paper", "- type: 'author:writes:paper'", "seeds of edges cannot be a split"),

@@ -64,7 +64,7 @@ def from_graphbolt(
 
     The node feature `feat` becomes `x`, the edge feature `feat` becomes `edge_attr`; others
     keep their names, those of edges behind "edge_". The seeds of a task's sets become splits,
-    and their labels `y`: -1 (NaN, if they are no integers) for nodes without one.
+    and their labels `y`: -1 (NaN, if they are not integers) for nodes without one.
 
     Parameters
     ----------
@@ -150,7 +150,7 @@ def _read_metadata(directory: Path) -> _Metadata:
     except (yaml.YAMLError, RecursionError, ValueError) as error:
         refuse_kind(path, is_raw=True)
         found = " ".join(str(error).split())[:300]
-        raise InputError(f"{path}: is no metadata of GraphBolt: {found}", path=path) from None
+        raise InputError(f"{path}: is not metadata of GraphBolt: {found}", path=path) from None
 
 
 def _metadata(path: Path, document: Any) -> _Metadata:
@@ -169,7 +169,7 @@ def _metadata(path: Path, document: Any) -> _Metadata:
     def edge_type(entry: _Entry) -> EdgeType:
         names = _text(entry, "type").split(":") if has_types else EDGE_TYPE
         if len(names) != 3:
-            raise ValueError(f"{':'.join(names)!r} is no source:relation:target")
+            raise ValueError(f"{':'.join(names)!r} is not SOURCE:RELATION:TARGET")
         return (names[0], names[1], names[2])
 
     def file(entry: _Entry) -> _DataFile:

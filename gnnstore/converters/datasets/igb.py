@@ -3,8 +3,8 @@
 Below SIZE/processed/, or without that, lies a directory `S__R__T` with `edge_index.npy` (int64
 [E, 2], an edge a row) for each edge type, and for each node type one with `node_feat.npy` (float32
 [N, 1024]); that of papers also has `node_label_19.npy` and `node_label_2K.npy` ([N]). In the two
-largest sizes features and labels are raw float32 without a header, in spite of their names. There
-are no files of splits: IGB's own loader takes the first 60 % of the nodes for training, 20 % for
+largest sizes features and labels are raw float32 without a header, in spite of their names. No
+size has files of splits: IGB's own loader takes the first 60 % of the nodes for training, 20 % for
 validation and the rest for testing.
 """
 

@@ -165,7 +165,7 @@ def from_arrays(
     InputError
         If an array is missing, or disagrees with another.
     UsageError
-        If something is no array of numbers.
+        If an input is not an array of numbers.
     """
     check_choice("layout", layout, ("csc", "csr"))
     given = {"edge_index": arrays} if hasattr(arrays, "tocoo") else dict(arrays)

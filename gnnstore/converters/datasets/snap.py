@@ -131,9 +131,9 @@ def from_snap(
         Whether columns after the first two (weights, times) are an error or are skipped. All lines
         have as many.
     skip_header : bool, optional
-        Whether the first line that is no comment is skipped, since it names the columns, or is an
-        edge. By default it is skipped if a column is chosen by its name, or if ids are integers and
-        it has names for the ends; a line of names that are in no other line is refused.
+        Whether the first line that is not a comment is skipped, since it names the columns, or is
+        an edge. By default it is skipped if a column is chosen by its name, or if ids are integers
+        and it has names for the ends; a line of names that are in no other line is refused.
     source, target : int or str, optional
         The columns of sources and targets, if they are not the first two: numbers, counted from 1,
         or names in the first line. Columns that nothing names are skipped then; a message lists
@@ -164,7 +164,7 @@ def from_snap(
     NotFoundError
         If an input is not there.
     InputError
-        If a line is no edge (the message has its number), the gzip stream is damaged, counts
+        If a line is not an edge (the message has its number), the gzip stream is damaged, counts
         disagree, or there are no edges and `num_nodes` is not given.
     UsageError
         If something is said about features that are not given.

@@ -555,7 +555,7 @@ def to_array(
     is_number = types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind)
     if not (is_list or is_time or is_number or types.is_null(kind)):
         raise InputError(
-            f"{where}: is {kind}, which is no number; number it, cast it, or leave it out"
+            f"{where}: is {kind}, which is not a number; number it, cast it, or leave it out"
         )
     if column.null_count and not types.is_floating(kind):
         row = first_row + _first_null(column) // per_row

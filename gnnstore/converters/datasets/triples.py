@@ -105,12 +105,13 @@ def from_triples(
     NotFoundError
         If an input is not there.
     InputError
-        If a line is no triple (the message has its number), the gzip stream is damaged, or a file
-        has no triples.
+        If a line is not a triple (the message has its number), the gzip stream is damaged, or a
+        file has no triples.
     """
     if sorted(columns) != sorted("hrt"):
         raise UsageError(
-            f"columns={columns!r} is no order of head, relation and tail; write 'hrt', 'htr', ..."
+            f"columns={columns!r} is not an order of head, relation and tail; write 'hrt', 'htr' "
+            "..."
         )
     if openke and (skip_header is not None or columns not in ("hrt", "htr")):
         raise UsageError("openke=True says what the lines are; leave out columns= and skip_header=")

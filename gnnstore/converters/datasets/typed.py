@@ -127,9 +127,9 @@ def from_typed(
         `indices`; "csr" counts the edges from each source.
     node_id : Mapping of str to str, optional
         By node type, the column with its ids, if that is not `id`; "": the numbers of rows are the
-        ids, whatever the columns are. Without, nodes that have no `id` are refused if a column of
-        different integers, other than 0, ..., N - 1, has a name that ends in "id", or has every id
-        by which edges name them.
+        ids, also if there are columns of ids. Without, nodes that have no `id` are refused if a
+        column of different integers, other than 0, ..., N - 1, has a name that ends in "id", or has
+        every id by which edges name them.
     sorted : bool
         Whether the edges of each type are in ascending order of target, then source, over all
         files of the type: they are then written as they are read, without temporary files. Their
@@ -279,7 +279,7 @@ def _edge_type(name: str, path: Path) -> EdgeType:
     names = name.split("__")
     if len(names) != 3 or not all(names):
         raise InputError(
-            f"{path}: {name!r} is no SOURCE__RELATION__TARGET; write _ next to _ as %5F", path=path
+            f"{path}: {name!r} is not SOURCE__RELATION__TARGET; write _ next to _ as %5F", path=path
         )
     return (decode(names[0]), decode(names[1]), decode(names[2]))
 

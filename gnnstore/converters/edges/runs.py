@@ -155,7 +155,7 @@ def write_part(
     records = _core.pool_empty(num_edges * record_bytes)
     scratch = _core.pool_empty(num_edges * record_bytes)
     ends = buffer.sources.front(num_edges), buffer.targets.front(num_edges)
-    # Of equal edges with attributes all are needed, to compare these.
+    # Equal edges with attributes are all needed, to compare these.
     is_unique = rules.undirected and not attributes
     runs, crcs = [], []
     index_step = index_step_for(buffer.attribute_bytes)

@@ -82,7 +82,7 @@ def choose_columns(
         raise UsageError("source= and target= go together; give both")
     else:
         has_others = len(first) > 2 or first[:1] == [""]
-        # Of integers, the next line has some; else both are no lines of a table.
+        # A column of integers has one in the next line; else neither is a line of a table.
         has_rows = is_named or not second or any(map(is_number, second[1:2]))
         if not has_ends and has_others and has_rows and skip_header is not False and is_sure:
             raise InputError(_word_header(path, first), path=path)
@@ -92,7 +92,7 @@ def choose_columns(
     if len(taken) < 2 + len(attributes):
         raise UsageError("two of the ends and attributes come from one column; give each its own")
     row = second if has_header else head.fields(0)
-    is_other = len(row) < len(names) or any(row[len(names) :])  # tabs at its end are no fields
+    is_other = len(row) < len(names) or any(row[len(names) :])  # tabs at its end are not fields
     if names and row and (by_name or has_ends) and is_other:
         raise InputError(
             f"{path}: the first line names {len(names)} columns, and the next has {len(row)} "

@@ -183,7 +183,7 @@ class RawLayout:
             shape = ()
         if not shape:
             raise UsageError(
-                f"{text!r} is no layout; give TYPE,ROWS,WIDTH such as float32,1000,128, with "
+                f"{text!r} is not a layout; give TYPE,ROWS,WIDTH such as float32,1000,128, with "
                 "ROWS -1 to take what the file has"
             )
         return RawLayout(dtype.strip(), shape)

@@ -96,7 +96,7 @@ def existing_directory(path: PathLike, what: str) -> Path:
 def describe_files(paths: Iterable[PathLike]) -> list[dict[str, Any]]:
     """Return the absolute path and the size in bytes of each input, for provenance.
 
-    Bytes of a path that are no UTF-8 are escaped: JSON cannot hold them.
+    Bytes of a path that are not UTF-8 are escaped: JSON cannot hold them.
     """
     found = [Path(path).absolute() for path in paths]
     return [

@@ -62,7 +62,7 @@ _OPCODES = {
     *(*_ATOMS, *_SHARED, *_GETS, *_PUTS, *_TUPLES, "TUPLE", "PROTO", "FRAME", "MARK"),
     *("BINPERSID", "BUILD", "STOP", "SETITEM", "SETITEMS"),
 } - {"NEWOBJ", "BINFLOAT", "EMPTY_LIST"}
-# Of objects with values that are no arrays.
+# Objects with values that are not arrays.
 _OBJECT_OPCODES = {"NEWOBJ", "BINFLOAT", "EMPTY_LIST", "APPEND", "APPENDS"}
 _CODES = {"b1", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8"}
 
@@ -144,7 +144,7 @@ def _load(path: Path, names: Mapping[str, Any]) -> Any:
                 f"{path}: is an archive of arrays (.npz), which 'gnnstore convert numpy' reads",
                 path=path,
             )
-        # Stored members that do not overlap are no larger than the file, whose bytes are counted.
+        # Stored members that do not overlap are not larger than the file, whose bytes are counted.
         is_stored = all(m.compress_type == zipfile.ZIP_STORED for m in members)
         if not is_stored or sum(m.file_size for m in members) > path.stat().st_size:
             raise NotArraysError("an archive as torch.save never writes it")
@@ -278,7 +278,7 @@ class _Unpickler(pickle.Unpickler):
 
 def _encode(text: str, codec: str) -> bytes:
     if codec != "latin1":
-        raise NotArraysError("a text that is no bytes")
+        raise NotArraysError("a text that is not bytes")
     return text.encode(codec)
 
 

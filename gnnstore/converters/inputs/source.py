@@ -183,7 +183,7 @@ def as_array(values: Any, what: str) -> npt.NDArray[Any]:
     try:
         found = np.asarray(values)
     except (TypeError, ValueError, RuntimeError) as error:
-        raise UsageError(f"{what}: is no array of numbers ({error})") from None
+        raise UsageError(f"{what}: is not an array of numbers ({error})") from None
     if found.size == 0 and isinstance(values, list | tuple):
         found = found.astype(np.int64)
     if found.dtype.kind not in "biuf" or found.dtype.itemsize > 8:

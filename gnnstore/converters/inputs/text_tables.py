@@ -1,6 +1,6 @@
 """Tables in text, which the core parses at hundreds of megabytes a second.
 
-The core returns the first line that is no row, and the field at fault, which this module words.
+The core returns the first line that is not a row and the field at fault; the message is made here.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ class TableFormat:
     allow_nan: bool = True  # whether NaN is a value (in a table of floats)
     # Whether fields after the `num_columns` first ones are skipped, as many as in the first row.
     ignore_extra: bool = False
-    skip_header: bool = False  # whether the first line that is no comment is skipped
+    skip_header: bool = False  # whether the first line that is not a comment is skipped
     # Whether quotation marks around names are "keep", part of them, or "strip", not. None: not,
     # between commas, and elsewhere if all names have them.
     quotes: str | None = None
@@ -617,7 +617,7 @@ class TextTable:
     def _parse(self, block: TextBlock) -> tuple[Any, int]:
         """Return the rows of a block, and the number of comments in it."""
         form, data = self.format, block.data
-        # No row has more fields than the block has bytes, whatever a column's number is.
+        # No row has more fields than the block has bytes: a column's number may be any.
         is_possible = (self._num_columns or 0) <= len(data)
         while True:
             types = self.types
@@ -673,7 +673,7 @@ class TextTable:
         return problem + (separator_hint(text) or quotes or self._advice(block, begin))
 
     def _advice(self, block: TextBlock, begin: int) -> str:
-        """Return advice about a line that is no row, which also depends on others."""
+        """Return advice about a line that is not a row, which also depends on others."""
         if self.format.advise is None:
             return self.format.hint
 

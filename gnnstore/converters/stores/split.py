@@ -56,7 +56,7 @@ def split_edges(
 
     Shares of the edges become the graph of the new store, "train", by which messages pass, and its
     edge splits "valid" and "test". All copies of an edge, and its reverse, are in the same split.
-    Of an undirected graph (each edge has its reverse, as often as itself), "valid" and "test" have
+    In an undirected graph (each edge has its reverse, as often as itself), "valid" and "test" have
     the edges with source <= target. Nodes, their attributes, splits and original ids are those of
     the store. `e_id` of batches are the edges' positions in the new store, and
     `GraphStore.original_edge_ids` leads to their ids in the original data, which edge splits have.

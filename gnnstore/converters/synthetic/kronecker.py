@@ -97,7 +97,7 @@ def from_kronecker(
     feature_noise : float
         Standard deviation of the normal noise that is added to `x`, as a share of each
         column's own standard deviation. Features of integers of up to 32 bits are rounded;
-        bool and 64-bit integers, which are no measurements, get no noise.
+        bool and 64-bit integers, which are not measurements, get no noise.
     features : bool
         Whether to carry `x`.
     seed : int

@@ -131,7 +131,7 @@ class HeteroGraphWriter(BaseWriter):
         Raises
         ------
         InputError
-            If an end is no node of its type, naming type and edge; if the attributes have not as
+            If an end is not a node of its type, naming type and edge; if the attributes have not as
             many rows as there are edges; if the type was read already, or names unknown node types.
         NoSpaceError, StorageError, BudgetError
             If the disk or the budget has no room.

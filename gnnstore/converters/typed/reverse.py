@@ -86,7 +86,7 @@ class ReversedEdges:
             if spec.row_bytes > _MOST_COPIED_BYTES
         }
         ids = forward.edge_id
-        # The name under which positions come, if attributes are shared and ids are no positions.
+        # The name under which positions come, if attributes are shared and ids are not positions.
         self._position = ""
         if self._shared and ids is not None:
             self._position = "position"

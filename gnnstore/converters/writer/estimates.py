@@ -112,7 +112,7 @@ class Estimate:
     memory_bytes: int  # peak memory
     seconds: float
     basis: str  # the source of the numbers
-    is_bound: bool = False  # whether the store may be much smaller, which nobody knows
+    is_bound: bool = False  # whether the store may be much smaller, which is not known
 
     def __str__(self) -> str:
         most = "at most " if self.is_bound else ""

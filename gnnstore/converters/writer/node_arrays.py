@@ -1,7 +1,7 @@
 """Writes node attributes and splits into a store: compressed or in pages, cast or scaled.
 
 The size of an attribute and of its rows decides between compression and pages. A finite value that
-would become infinite, or that is no integer of an integer type, stops the conversion. Features as
+would become infinite, or a fraction in an integer type, stops the conversion. Features as
 int8 have a scale per column, its largest magnitude / 127: x is stored as rint(x / scale), and the
 scales as the graph-level array `x_scale`.
 """
@@ -194,7 +194,7 @@ class RowSink:
         Parameters
         ----------
         rows : array, tensor or list, shape [k, *row_shape]
-            Of the type that was announced to `node_rows`. Rows that an interrupted conversion has
+            In the type that was announced to `node_rows`. Rows that an interrupted conversion has
             written already are passed over.
         """
         rows = as_array(rows, "the rows")

@@ -102,9 +102,9 @@ class ConvertOptions:
         Attributes of edges with weights, [E] or [E, 1]: finite and not negative. For each, edges
         get the sums that loaders with this `weight_attr` need.
     reverse : sequence of str
-        Of graphs of several types: edge types that also get a reverse type `rev_RELATION`, with the
-        same ids and attributes: "all", relations, or types as in "author__writes__paper". Rows of
-        more than 64 bytes are shared by both types, narrower ones are copied.
+        For graphs of several types: edge types that also get a reverse type `rev_RELATION`, with
+        the same ids and attributes: "all", relations, or types as in "author__writes__paper". Rows
+        of more than 64 bytes are shared by both types, narrower ones are copied.
     split_fractions : tuple of three floats, or Mapping of str to such tuples, optional
         Draw the splits train, valid and test of nodes at random: shares that add up to at most 1,
         rounded so that all nodes are in a split where they add up to 1. By node type, if there are

@@ -364,7 +364,7 @@ def add_order(
     UsageError
         If no attribute has such a name, or the store has packed epochs or partitions.
     InputError
-        If times are no int64 or differ in their units, or weights are negative, NaN or infinite.
+        If times are not int64 or differ in their units, or weights are negative, NaN or infinite.
     BudgetError
         If the edges into one node, or the times of nodes, do not fit.
     NotFoundError, CorruptStoreError, StorageError

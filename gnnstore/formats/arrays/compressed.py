@@ -133,7 +133,7 @@ def _decode(frame: bytes, out: npt.NDArray[np.uint8]) -> None:
 def _declared_bytes(frame: bytes) -> int | None:
     """Return the bytes that a frame declares to hold (RFC 8878, 3.1.1.1); None if it does not."""
     if frame[:4] != _ZSTD_MAGIC or len(frame) < _ZSTD_HEADER_BYTES:
-        raise ValueError("it is no frame of Zstandard")
+        raise ValueError("it is not a frame of Zstandard")
     is_single_segment = frame[4] >> 5 & 1
     begin = 5 + (1 - is_single_segment) + (0, 1, 2, 4)[frame[4] & 3]
     length = (is_single_segment, 2, 4, 8)[frame[4] >> 6]

@@ -332,7 +332,7 @@ def open_binary(
 
 
 def check_regular(path: Path, error: type[GnnstoreError]) -> None:
-    """Refuse an existing path that is no regular file; links are followed."""
+    """Refuse an existing path that is not a regular file; links are followed."""
     if not stat.S_ISREG(path.stat().st_mode):
         raise error(f"{path}: not a regular file; put a file there", path=path)
 

@@ -34,7 +34,7 @@ def _quoted(name: str) -> str:
     except UnicodeEncodeError:
         raise InputError(
             f"the name {ascii(name)[:60]} cannot be stored: it has half of a character (a lone "
-            "surrogate), which is no Unicode; rename it"
+            "surrogate), which is not Unicode; rename it"
         ) from None
     # '~' is safe to quote() and to file systems, but shells expand it; a leading dot
     # hides the directory, and '.' and '..' are not names.

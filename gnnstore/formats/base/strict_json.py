@@ -33,7 +33,7 @@ def parse_object(text: bytes, *, path: str) -> dict[str, Any]:
     def finite(number: str) -> float:
         value = float(number)
         if not math.isfinite(value):
-            raise ValueError(f"{number[:40]} is no number of JSON, or too large")
+            raise ValueError(f"{number[:40]} is not a number of JSON, or too large")
         return value
 
     hooks: Any = {"object_pairs_hook": unique, "parse_constant": finite, "parse_float": finite}

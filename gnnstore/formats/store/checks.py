@@ -33,7 +33,7 @@ from gnnstore.formats.store.schema import EdgeTypeSpec, NodeTypeSpec, StoreManif
 # Scans hold this much of an array at a time, and a few temporaries of the same size.
 _SCAN_BYTES = 16 * 2**20
 # Ids of edges are looked for twice in this much memory: a mark for each id takes a byte, and where
-# most of the numbers up to the largest are no ids, sorting some takes 8 bytes each, a few times.
+# most of the numbers up to the largest are not ids, sorting some takes 8 bytes each, a few times.
 ID_BYTES = 2**26
 _MOST_MARKS = 8  # for each edge
 _TEXT_SCAN_BYTES = 2**16  # bytes of offsets; the texts are many times as long
@@ -42,7 +42,7 @@ Reader = SealedReader[StoreManifest]
 
 
 def check_meaning(reader: Reader) -> Iterator[Problem]:
-    """Yield numbers of a store that are no graph's; reads all arrays."""
+    """Yield numbers of a store that do not make a graph; reads all arrays."""
     schema = reader.manifest.schema
     num_src = {node.name: node.num_nodes for node in schema.node_types}
     yield from _carried(reader, num_bytes=ID_BYTES)
@@ -70,7 +70,7 @@ def check_meaning(reader: Reader) -> Iterator[Problem]:
 
 
 def refuse_carried(reader: Reader, memory_bytes: int, *, ids: bool = True) -> None:
-    """Refuse numbers that a copy has as they are, and that would be no graph's there either.
+    """Refuse numbers that a copy has as they are, and that do not make a graph there either.
 
     `gnnstore verify` would refuse a result with a repeated edge id, or a scale that is not finite.
     `memory_bytes`: what there is to look for repeated ids in; `ids`: whether the copy has ids of
@@ -84,7 +84,7 @@ def refuse_carried(reader: Reader, memory_bytes: int, *, ids: bool = True) -> No
 
 
 def _carried(reader: Reader, *, num_bytes: int, ids: bool = True) -> Iterator[Problem]:
-    """Yield numbers that a copy of the store has as they are, and that are no graph's."""
+    """Yield numbers that a copy of the store has as they are, and that do not make a graph."""
     for node in reader.manifest.schema.node_types:
         yield from _check_scales(reader, node)
     for edge in reader.manifest.schema.edge_types:
@@ -97,7 +97,7 @@ def _carried(reader: Reader, *, num_bytes: int, ids: bool = True) -> Iterator[Pr
 
 
 def _check_ids(reader: Reader, edge: EdgeTypeSpec, num_bytes: int) -> Iterator[Problem]:
-    """Yield ids that are no positions in the input: negative, repeated or too large."""
+    """Yield ids that are not positions in the input: negative, repeated or too large."""
     provenance = reader.manifest.provenance
     options = provenance.get("options")
     options = options if isinstance(options, dict) else {}
@@ -127,7 +127,7 @@ def _check_node_ids(reader: Reader, node: NodeTypeSpec) -> Iterator[Problem]:
 def _check_range(
     reader: Reader, spec: AttributeSpec, limit: int, what: str, *, kind: str = "node"
 ) -> Iterator[Problem]:
-    """Yield the first entry of a list of nodes [k], or of lists [k, A], that is no node."""
+    """Yield the first entry of a list of nodes [k], or of lists [k, A], that is not a node."""
     for first, ids in reader.pieces(spec, _SCAN_BYTES):
         if (outside := _outside(first, ids, limit, kind)) is not None:
             yield _problem(reader, spec, f"{what}: {outside}")

@@ -141,7 +141,7 @@ class NodeTypeSpec:
     original_name: TextSpec | None = None
     # In stores of several types: whether batches carry `num_nodes` of this type.
     explicit_num_nodes: bool = False
-    # Of the type as a whole, without a row for each node: what JSON can hold, and arrays.
+    # What the type has as a whole, not by node: values that JSON can hold, and arrays.
     values: Mapping[str, Any] = field(default_factory=dict)
     value_arrays: Mapping[str, AttributeSpec] = field(default_factory=dict)
 
@@ -163,7 +163,7 @@ class EdgeTypeSpec:
     the graph are the training split.
     """
 
-    # Of fields that few stores have.
+    # Fields that few stores have.
     OMITTED: ClassVar[frozenset[str]] = frozenset(
         {"splits", "value_names", "orders", "weight_sums", "original_id", "shared", "shared_row"}
         | {"values", "value_arrays"}
@@ -190,7 +190,7 @@ class EdgeTypeSpec:
     # What `attributes` has under these names has no files.
     shared: Mapping[str, str] = field(default_factory=dict)
     shared_row: AttributeSpec | None = None
-    # Of the type as a whole, without a row for each edge: what JSON can hold, and arrays.
+    # What the type has as a whole, not by edge: values that JSON can hold, and arrays.
     values: Mapping[str, Any] = field(default_factory=dict)
     value_arrays: Mapping[str, AttributeSpec] = field(default_factory=dict)
 
@@ -244,7 +244,7 @@ class EdgeTypeSpec:
             if not alike or self.shared_row is None:
                 raise CorruptStoreError(
                     f"{file}: the attribute {name!r} of {self.type} shares the rows of {path!r}, "
-                    "which is no attribute like it of another edge type",
+                    "which is not the same attribute of another edge type",
                     path=file,
                 )
 

@@ -69,7 +69,7 @@ class StoreReader(SealedReader[StoreManifest]):
                 )
 
     def meaningless(self) -> Iterator[Problem]:
-        """Yield numbers that are no graph's."""
+        """Yield numbers that do not make a graph."""
         return check_meaning(self)
 
 

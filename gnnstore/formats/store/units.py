@@ -33,7 +33,7 @@ def unit_path(kind: Kind, store: Path, name: str) -> Path:
     """Return the path of a unit of a store, which need not exist."""
     if not _NAME.fullmatch(name):
         raise UsageError(
-            f"{name!r} is no name of a {kind.name}; use up to 100 letters, digits, '_', '-' and "
+            f"{name!r} is not a name of a {kind.name}; use up to 100 letters, digits, '_', '-' and "
             "'.', not beginning with '.' or '-'"
         )
     return store / kind.directory / name

@@ -44,7 +44,7 @@ _LEAVING_SECONDS = 60.0
 _CGROUPS, _OWN_CGROUPS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 _V1, _V2 = "memory.limit_in_bytes", "memory.max"
 BASELINE = "numpy-mmap"
-# Of a batch, in the order of its way.
+# The stages of a batch, in their order.
 STAGES = ("sampling", "planning", "filling", "packing", "reading", "assembling", "other")
 
 

@@ -193,7 +193,7 @@ def bench_load(
         file = Path(scratch, f"seeds.{suffix}")
         count = _write_seeds(file, seeds, batches.batch_size, num_batches, task["seed"])
         edge_type = seeds.edge_type if isinstance(seeds, Links) else ()
-        # Of some options 0 is a loader's own choice.
+        # With 0, some options are left to the loader.
         own: dict[str, Any] = {name: value or 0 for name, value in task.items()}
         epoch = Task(
             strategy="",

@@ -246,7 +246,7 @@ def perform(task: Task, prepare: Callable[[Run], Prepared] = prepare) -> dict[st
         # Total seconds: before the first batch, and before the clock starts.
         "seconds_to_prepare": seconds_to_prepare,
         "seconds_warming_up": seconds_warming_up,
-        # Of the whole process.
+        # The whole process: its limit and its peaks.
         "limit_bytes": run.limit_bytes,
         "group_peak_bytes": group.peak_bytes() if group else 0,
         "peak_rss_bytes": peak_rss_bytes(),

@@ -61,7 +61,7 @@ Graph
   --index-dtype int64|int32
       Type of node ids in batches. Default: int64.
   --reverse RELATION*
-      Of graphs with types: add a type rev_RELATION with the edges reversed. Repeat it for more;
+      In graphs with types: add a type rev_RELATION with the edges reversed. Repeat it for more;
       all: of every type.
 Features
   --feature-dtype TYPE  Store x as this type, such as float16 or bfloat16.
@@ -513,7 +513,7 @@ def _fractions(text: str, option: str) -> tuple[str, tuple[float, ...]]:
 def _numbered_column(text: str, _: str) -> tuple[str, str]:
     name, mark, column = text.partition("=")
     if not mark:
-        raise UsageError(f"{text!r} is no NAME=COLUMN; write it as in time=4")
+        raise UsageError(f"{text!r} is not NAME=COLUMN; write it as in time=4")
     return name, column
 
 

@@ -346,7 +346,7 @@ def _parse_partitions(text: str, _: str) -> int | None:
     try:
         return int(text)
     except ValueError:
-        raise click.BadParameter(f"{text!r} is no number of partitions, nor 'auto'") from None
+        raise click.BadParameter(f"{text!r} is not a number of partitions, nor 'auto'") from None
 
 
 @click.command(name="partition", cls=Command, help=_PARTITION_HELP)

@@ -156,7 +156,7 @@ def _open_types(raw: Path, options: ConvertOptions) -> Graph:
     nodes = {}
     for name, number in sorted(_read_by_type(path).items()):
         if not number.isdecimal():
-            raise InputError(f"{path}: {number!r} is no number of nodes of {name!r}", path=path)
+            raise InputError(f"{path}: {number!r} is not a number of nodes of {name!r}", path=path)
         attributes = _open_nodes(raw / "node-feat" / name, int(number), options)
         if name in has_label:
             directory = existing_directory(raw / "node-label" / name, "the labels")
@@ -266,7 +266,7 @@ def triplet(name: str, path: Path) -> EdgeType:
     """Return the edge type of a name as head___relation___tail."""
     names = name.split("___")
     if len(names) != 3:
-        raise InputError(f"{path}: {name!r} is no head, relation and tail", path=path)
+        raise InputError(f"{path}: {name!r} is not a head, a relation and a tail", path=path)
     return (names[0], names[1], names[2])
 
 

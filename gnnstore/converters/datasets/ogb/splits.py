@@ -193,7 +193,7 @@ def _link_split(path: Path, name: str, arrays: Mapping[str, Any]) -> LinkSplit:
     for key, value in arrays.items():
         if isinstance(value, Mapping) or not value.shape:
             raise InputError(
-                f"{path}: {key} of {name} is no array with a row for each edge", path=path
+                f"{path}: {key} of {name} is not an array with a row for each edge", path=path
             )
     ends = next((pair for pair in _ENDS if rest.keys() >= set(pair)), None)
     if ends is not None:
