@@ -37,7 +37,7 @@ class MemoryBudget:
     # Whether the user set the budget, so that batches in flight must stay within it too.
     is_promise: bool
     source: str  # the number's origin, as a phrase that follows a size
-    # Whether the budget follows from the memory that is free now, without that of other users.
+    # Whether the budget follows from the memory that is free now, without what others use.
     is_measured: bool = False
 
     @classmethod

@@ -259,7 +259,7 @@ class CachePlan:
 
     @property
     def num_disk_bytes(self) -> int:
-        """Disk that the files take, that of the trace not included."""
+        """Disk that the files take, without the file of the trace."""
         return 0 if self.files is None else self.files.num_disk_bytes
 
     def batch_slots(self, i: int) -> npt.NDArray[np.int32]:

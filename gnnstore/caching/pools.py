@@ -87,7 +87,7 @@ class SlotPools:
         return [slice(*ends) for ends in pairwise(ends)]
 
     def places(self, pool: int, rows: npt.NDArray[Any]) -> npt.NDArray[np.int32]:
-        """Return the places of a pool's rows among those of a batch."""
+        """Return the places of a pool's rows among a batch's rows."""
         parts = [own.within(rows) for own in sorted(self.ranges[pool])]
         return np.concatenate([np.arange(p.start, p.stop, dtype=np.int32) for p in parts])
 

@@ -2,7 +2,7 @@
 
 The reuse distance of a row in a batch is the number of batches since it was last needed. Belady's
 cache keeps the shortest of these intervals that there is room for, so its misses follow from the
-number of intervals of each length: on R-MAT graphs within 2.5 % of those of its planner, for caches
+number of intervals of each length: on R-MAT graphs within 2.5 % of its planner's, for caches
 from 1 % of the rows on. An LRU cache keeps a row while fewer other rows are needed than it has
 slots, which follows from the same numbers. So one sample tells the misses of caches of all sizes.
 
@@ -174,7 +174,7 @@ class ScoreCurve:
 
 
 def _held(rows: npt.NDArray[np.float64], num_slots: int) -> npt.NDArray[np.float64]:
-    """Return the share of the rows of each score that are among those of the highest scores."""
+    """Return the share of the rows of each score that are among the rows of the highest scores."""
     above = np.cumsum(rows[::-1])[::-1] - rows
     with np.errstate(divide="ignore", invalid="ignore"):
         return _clipped((num_slots - above) / rows)

@@ -2,7 +2,7 @@
 
 "io_uring" keeps a deep queue full from one thread, at 2 us of processor time a read. Where a
 container, an old kernel or an administrator forbids it, the threads of "pread" wait for one read
-each (8 us), and those of "mmap" copy from mapped files, through the page cache. An engine is tried
+each (8 us), and calls of "mmap" copy from mapped files, through the page cache. An engine is tried
 by reading with it: a kernel version does not show what a container forbids.
 """
 

@@ -113,7 +113,7 @@ def _measured(path: Path, identity: str, progress: Progress | None) -> DevicePro
         if before.is_direct and not profile.is_direct:
             raise StorageError("it can be read only through the page cache")
     except (GnnstoreError, OSError) as error:
-        used = f"rates are those of a profile of {before.measured_at}"
+        used = f"rates come from a profile of {before.measured_at}"
         if before.measured_at == "never":
             used = "rates of flash are assumed"
         _log.info("the disk below %s cannot be measured (%s); %s", path, error, used)

@@ -243,7 +243,7 @@ class ReadTuning:
 
 
 def tune_reads(profile: DeviceProfile | None) -> ReadTuning:
-    """Return the tuning for a disk: that of flash, changed within bounds by its measurements."""
+    """Return the tuning for a disk: as for flash, changed within bounds by its measurements."""
     if profile is None or not profile.is_direct:
         return ReadTuning(
             _DEFAULT_GAP_BYTES, _DEFAULT_QUEUE_DEPTH, _DEFAULT_MAX_READ_BYTES, "defaults"

@@ -49,7 +49,7 @@ class FollowingTable(torch.nn.Module):
         self._is_reserved = False  # whether the loader reserves all partitions
         self._steps = self._committed_steps = directory.base.steps
         self._position = directory.base.position
-        # State of the loader that trains, with the loader; then that of one that may be evaluating.
+        # State of the loader that trains, with the loader; then of one that may be evaluating.
         self._noted: tuple[Any, Mapping[str, Any]] | None = None
         self._pending: tuple[Any, Mapping[str, Any]] | None = None
         # The state that was entered last; and the one in which `load` was called.

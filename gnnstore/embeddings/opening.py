@@ -142,8 +142,9 @@ def partitions_of(directory: TableDirectory, graph: GraphStore) -> PartitionsRea
     if (manifest.partitions_uuid, manifest.rows_per_partition) != expected:
         raise UsageError(
             f"{directory.path}: the rows are cut by partitions {manifest.partitions!r} "
-            f"({manifest.partitions_uuid}), and those of that name are {unit.uuid} now: the store "
-            "was partitioned again. Restore the partitions, or export the table and create another"
+            f"({manifest.partitions_uuid}), and partitions of this name are {unit.uuid} now: the "
+            "store was partitioned again. Restore the partitions, or export the table and create "
+            "another"
         )
     return unit
 

@@ -217,7 +217,7 @@ class PartitionBuffer:
     def _settle(self, slot: int, *, gives_up: bool = False) -> None:
         """Wait for the work on a slot, and note who holds it; a failure is raised.
 
-        Unless reading is given up: then only that of a write counts.
+        Unless reading is given up: then only an error of a write counts.
         """
         swap = self._swaps.pop(slot, None)
         if swap is None:
@@ -283,7 +283,7 @@ class TableRows(LazySource):
                 nodes, self._place, manifest.num_nodes, per_partition, slots, places
             )
         except IndexError as error:
-            raise BadIndexError(f"{path}: {error}; ids are those of the store") from None
+            raise BadIndexError(f"{path}: {error}; ids are the store's") from None
         if found < len(nodes):
             partition = int(self._rows_of(nodes[found : found + 1])[0]) // per_partition
             raise UsageError(

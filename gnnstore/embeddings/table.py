@@ -214,7 +214,7 @@ class EmbeddingTable(FollowingTable):
         return result
 
     def load(self) -> None:
-        """Load all rows, also those of partitions that are not in memory.
+        """Load all rows, also of partitions that are not in memory.
 
         In a loop over a loader by partitions, they stay until it goes on to other partitions.
 
@@ -301,7 +301,7 @@ class EmbeddingTable(FollowingTable):
         Raises
         ------
         UsageError
-            If it is not that of the commit; says where both stand.
+            If it is not the state of the commit; says where both stand.
         """
         position = self._position
         if position is None:

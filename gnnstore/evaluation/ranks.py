@@ -144,7 +144,7 @@ def link_ranks(
         (each.relations if isinstance(each, Queries) else relation) is None for each in edges
     ):
         raise UsageError(
-            "queries have relations, and those of the edges in filter are not known; name the "
+            "queries have relations, and the relations of edges in filter are unknown; name the "
             "attribute that holds them (relation=), or give (sources, relations, targets)"
         )
     num_together, *sizes = _plan(rows, len(asked), edges, MemoryBudget.of(memory))
@@ -264,7 +264,7 @@ class _Side:
         return (1 + self._above.double() / 2).cpu()
 
     def compare(self, rows: Tensor, low: int) -> None:
-        """Count which of some consecutive rows, the first that of node `low`, score higher."""
+        """Count which of some consecutive rows, from node `low` on, score higher."""
         high = low + len(rows)
         scores = self._scores(rows, slice(None))
         inside = np.flatnonzero((self._own >= low) & (self._own < high))

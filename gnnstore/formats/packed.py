@@ -310,7 +310,7 @@ class SegmentLayout:
     num_rows: int
     row_bytes: int
     part_rows: int  # rows of a whole part
-    part_bytes: int  # bytes from the beginning of a whole part to that of the next
+    part_bytes: int  # bytes from the beginning of a whole part to the next part's
     begin: int  # offset of the first part in the file
 
     def offset(self, rank: int) -> int:

@@ -1,6 +1,6 @@
 """Partitions on disk: the rows of a store's nodes and its edges once more, in large pieces.
 
-Nodes have new ids: those of partition k are `rows(k)`, the rows that it has in `nodes`. Bucket
+Nodes have new ids: in partition k they are `rows(k)`, the rows that it has in `nodes`. Bucket
 (i, j) holds the edges with their source in partition i and their target in j; it is entry
 j * p + i of `bucket_ptr`, so that all edges into a partition lie together. Within a bucket edges
 are sorted by target, source and position.
@@ -79,14 +79,14 @@ class PartitionsManifest(Manifest):
     num_partitions: Annotated[int, 2, MOST_PARTITIONS]  # p
     # R; the last partition may have fewer rows, at least one.
     rows_per_partition: Annotated[int, 1, MOST_ROWS]
-    # How nodes were spread: "random"; "train-first": those of a split first; "none": in the store's
+    # How nodes were spread: "random"; "train-first": nodes of a split first; "none": in the store's
     # order.
     order_kind: OrderKind = field(metadata={"key": "order"})
     seed: Annotated[int, 0, 2**64 - 1]  # seed of the order
     train_split: str | None  # name of the split of "train-first"
     # With "train-first", the number of first partitions, which hold all nodes of the split; else 0.
     num_train_partitions: int
-    # The node attributes, by name: those of the store, rows in the new order.
+    # The node attributes, by name: the store's, rows in the new order.
     nodes: Mapping[str, AttributeSpec]
     paged_arrays: tuple[AttributeSpec, ...] = field(metadata={"key": "arrays"})  # the others
 
@@ -329,7 +329,7 @@ def _order_problem(reader: PartitionsReader) -> Problem | None:
 
 
 def _edge_problem(reader: PartitionsReader) -> Problem | None:
-    """Compare the edges with those of the store around the partitions, if there is one.
+    """Compare the edges with the store around the partitions, if there is one.
 
     Every position has a random weight, so that sums are equal only if at every position there is an
     edge with the same ends, but for a chance in 2^64.
@@ -382,7 +382,7 @@ def _compare(
         return None
     return Problem(
         str(reader.path / POSITION_ARRAY),
-        "the edges are not those of the store, each once; partition again",
+        "the edges are not the store's, each once; partition again",
     )
 
 

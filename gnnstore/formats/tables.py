@@ -228,7 +228,7 @@ class TableManifest(Manifest):
         cls.check_version(own, own.integer("version", 1))
         if crc32c_of(canonical(own.document)) != whole.integer("crc32c"):
             raise CorruptStoreError(
-                f"{path}: damaged: its checksum is not that of its contents; restore the table "
+                f"{path}: damaged: its checksum does not fit its contents; restore the table "
                 "from a copy",
                 path=path,
             )

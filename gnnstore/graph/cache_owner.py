@@ -103,7 +103,7 @@ class CacheOwner:
             return found is not None
 
     def take_slots(self, owner: SlotOwner, make: Callable[[], SlotCache]) -> SlotCache | None:
-        """Return slots for an iteration; None while that of another loader still needs its own.
+        """Return slots for an iteration; None while another loader's still needs its own.
 
         If the last iteration was another loader's, its slots are freed first.
         """

@@ -254,7 +254,7 @@ class GraphStore(StoreTensors, NodeData, EdgeData, FeatureStore, PygGraphStore):
     ) -> Topology:
         """Return the adjacency, in RAM or mapped; made once per mode and shared.
 
-        `topology.columns()` has the arrays, `topology.columns(edge_type)` those of an edge type.
+        `topology.columns()` has the arrays; `topology.columns(edge_type)` an edge type's.
 
         Parameters
         ----------
@@ -431,7 +431,7 @@ class GraphStore(StoreTensors, NodeData, EdgeData, FeatureStore, PygGraphStore):
     def to_pyg(self) -> Data | HeteroData:
         """Read the whole graph into a `Data`, or a `HeteroData` if it has types.
 
-        Attributes, edges and values of the graph are those of the object it was made from, the
+        Attributes, edges and values of the graph are as in the object it was made from, the
         edges in the order of their ids. Splits without a mask become masks, as in
         `train_mask` and `val_mask`.
 
@@ -556,7 +556,7 @@ def open(  # noqa: A001 - gnnstore.open is the point
         https://); or a store of obstore whose prefix is the directory.
     cache_dir : path-like, optional
         Directory on a disk of this machine for copies, which stay there. By default a path is read
-        where it is, and others are copied to the directory gnnstore-UID in that of temporary files.
+        where it is, and others are copied to gnnstore-UID in the directory of temporary files.
 
     Raises
     ------

@@ -71,7 +71,7 @@ class TableRegistry:
 
     @contextmanager
     def machine_for(self, given: Machine | None) -> Iterator[Machine]:
-        """Enter with the place of arrays for a loader: the given one, else that of an earlier one.
+        """Enter with the place of arrays for a loader: the given one, else an earlier loader's.
 
         What lies in memory of another kind is opened anew there. After an error, the place is the
         earlier one again.

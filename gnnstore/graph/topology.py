@@ -2,7 +2,7 @@
 
 The cache holds the most important in-neighbour lists (Ginex, section 3.2). The importance of a node
 is its out-degree over its in-degree: the number of lists that it can be drawn from, over the length
-of its own. Of equally important lists those of the lowest ids are cached, until the cache is full.
+of its own. Equally important lists are cached by ascending ids, until the cache is full.
 It is filled once, when it is opened: a pass over the graph counts out-degrees, with 4 bytes of
 memory a node, and another reads the lists, in the order in which they lie on disk.
 """

@@ -73,7 +73,7 @@ def inference(
 ) -> Embeddings | npt.NDArray[Any] | Tensor:
     """Run a model over all nodes of a store, layer by layer, with all in-neighbours.
 
-    The result is that of the model on the whole graph in memory, up to the order of sums. Memory
+    The result equals the model's on the whole graph in memory, up to the order of sums. Memory
     has the rows that most edges come from, two blocks of nodes with the other rows of their
     in-neighbours, the results of a third, which are being written, and a few bytes for each node;
     the disk has the rows of all nodes before and after a layer, and packed rows of some blocks.
@@ -83,7 +83,7 @@ def inference(
     layers : sequence of callable, or torch.nn.Module
         Layers in order, or one of PyTorch Geometric's `BasicGNN` models (GraphSAGE, GCN, GAT, ...).
         A graph layer is a convolution of PyTorch Geometric, or takes ((x, x_dst), edge_index): rows
-        [n, F] of the in-neighbours, the first D of which are those of the targets, `x_dst` [D, F],
+        [n, F] of the in-neighbours, the first D of which belong to the targets, `x_dst` [D, F],
         and edges [2, m] from rows of `x` to rows of `x_dst`; it returns [D, F']. A layer that takes
         x alone works on each row by itself.
     store : GraphStore or path-like
@@ -101,9 +101,9 @@ def inference(
         quarters of the available memory.
     dtype : str or torch.dtype, optional
         The type in which rows are written after each layer: "float16", "bfloat16", "float32" or
-        "float64"; by default that of the layer's result.
+        "float64"; by default the type of the layer's result.
     device : torch.device or str, optional
-        The device of the layers; by default that of their weights.
+        The device of the layers; by default where their weights are.
     overwrite : bool
         Replace an existing `output`, once the new result is complete.
     resume : bool
@@ -295,7 +295,7 @@ def _fingerprint(run: InferenceRun) -> dict[str, Any]:
 
 
 def _device(device: Any, layers: tuple[Layer, ...]) -> torch.device:
-    """Return a device that tensors can be made on; by default that of the weights."""
+    """Return a device that tensors can be made on; by default the weights'."""
     if device is None:
         weights = (one for layer in layers for part in layer.modules for one in part.parameters())
         return next((tensor.device for tensor in weights), torch.device("cpu"))

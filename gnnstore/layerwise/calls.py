@@ -3,8 +3,8 @@
 The form follows from the layer's type. "rows": f(x), for a layer without edges. "sparse": with a
 matrix [D, n], which saves the copy of a row for each edge, for convolutions that are known to
 multiply with one. "pair": f((x, x_dst), edge_index) with the edge data that it names, for all
-others. A small graph shows whether the result is that of the whole graph; a layer of which it is
-not is refused.
+others. A small graph shows whether the result is the whole graph's; if not, the layer is
+refused.
 """
 
 from __future__ import annotations

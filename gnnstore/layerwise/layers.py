@@ -198,7 +198,7 @@ def _describe(part: Callable[..., Tensor]) -> dict[str, Any]:
 
 
 def _settings(part: Any) -> dict[str, Any]:
-    """Return the attributes of a module or a callable object, except those of its base."""
+    """Return the attributes of a module or a callable object, except its base's."""
     if isinstance(part, partial):
         return {name: _as_json(getattr(part, name)) for name in ("func", "args", "keywords")}
     is_of_a_library = type(part).__module__.startswith(("torch.", "torch_geometric."))

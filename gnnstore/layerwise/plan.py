@@ -269,7 +269,7 @@ def plan_layers(
 
 
 def _computed_in(layer: Layer, stored: str) -> torch.dtype:
-    """Return the type of a layer's weights; without any, that of the rows, or float32."""
+    """Return the type of a layer's weights; without any, the rows' type, or float32."""
     for module in layer.modules:
         for tensor in module.parameters():
             if tensor.is_floating_point():
@@ -287,7 +287,7 @@ def _costs(
     scale_bytes = 0 if call.norm is None else max(4, kind.dtype.itemsize)
     edge_bytes = sum(max(1, kind.edge_widths[name]) for name in call.takes) * kind.dtype.itemsize
     held = np.array([8 + edge_bytes, source_bytes + scale_bytes, 8 + own_bytes])
-    # Edge data as stored, its order, and positions; ids of rows, in a list and in that of a group.
+    # Edge data as stored, its order, and positions; ids of rows, in a list and in a group's.
     making = np.array([24 + edge_bytes if call.takes else 0, 16, 8])
     front = source_bytes * NODES if call.sums else 0  # copied in front of rows that are kept
     return np.array([held + making, held + front + running, result_bytes * TARGETS])

@@ -1,4 +1,4 @@
-"""The rows of blocks: those of targets, those kept in memory, and those packed for each block.
+"""The rows of blocks: rows of targets, rows kept in memory, and rows packed for each block.
 
 The in-neighbours of a block lie anywhere in the table, and reading them one by one is limited by a
 disk's reads per second. So the table is read once in order for a group of blocks: rows to keep go
@@ -43,7 +43,7 @@ def part_rows(plan: LayerPlan, part_bytes: int) -> int:
 
 
 def reading_bytes(plan: LayerPlan, part_bytes: int, num_readers: int) -> int:
-    """Return the bytes for parts of a table in a pass over it, and for those of blocks."""
+    """Return the bytes for parts of a table in a pass over it, and for parts of blocks."""
     call, kind = plan.call, plan.call.kind
     converted = 0 if kind.is_as_stored else kind.stored_bytes + 2 * kind.row_bytes
     mapped = 0 if call.map_name is None else call.source_bytes
@@ -143,13 +143,13 @@ class KeptRows:
         self._rows = torch.empty(shape, dtype=plan.call.kind.dtype)
 
     def fill(self, first: int, sources: Tensor) -> None:
-        """Keep those of some rows in order, as the layer sums them, that belong here."""
+        """Keep the rows that belong here, in order, as the layer sums them."""
         begin, end = np.searchsorted(self.nodes, [first, first + len(sources)])
         chosen = torch.from_numpy(self.nodes[begin:end] - first)
         torch.index_select(sources, 0, chosen, out=self._rows[self._num_front :][begin:end])
 
     def in_front(self, block: Block, others: Tensor) -> Block:
-        """Return a block whose rows are those of its targets, others, and all that are kept."""
+        """Return a block whose rows are its targets', others, and all that are kept."""
         own, num_rows = block.x, block.num_targets + len(others)
         x = self._rows[self._num_front - num_rows :]
         x[: block.num_targets] = self._call.as_sources(own)

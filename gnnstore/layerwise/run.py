@@ -236,7 +236,7 @@ class InferenceRun:
 
     @property
     def _scale_dtype(self) -> torch.dtype:
-        """The type of degrees: that of the rows, if any layer computes with 8 bytes."""
+        """The type of degrees: the rows', if any layer computes with 8 bytes."""
         is_wide = any(plan.call.kind.dtype == torch.float64 for plan in self.plans)
         return torch.float64 if is_wide else torch.float32
 
@@ -246,7 +246,7 @@ class InferenceRun:
         parts = max(reading_bytes(plan, part_bytes, readers) for plan in self.plans)
         has_norm = any(plan.call.norm is not None for plan in self.plans)
         scale_bytes = self._scale_dtype.itemsize * self._num_nodes * has_norm
-        # The set of a block's nodes; that of kept rows, with ranks; those that layers keep.
+        # The set of a block's nodes; the set of kept rows, with ranks; sets that layers keep.
         num_sets = 2 + 1.5 + 2 + len(self.plans)
         per_node = int(num_sets * self._num_nodes // 8) + scale_bytes
         pieces = _PIECE_BYTES * _piece(memory_bytes) + 8 * 8 * LISTED_BYTES * 2

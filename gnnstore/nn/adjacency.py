@@ -81,7 +81,7 @@ class AdjT(Tensor):
         The same edges by source: those that layer 0 keeps when the batch is trimmed, which are all;
         those that layer 1 keeps; and so on. Without any, gradients sort the edges each time.
     dtype : torch.dtype, optional
-        Element type, by default that of `values`, or float32.
+        Element type, by default the type of `values`, or float32.
 
     Attributes
     ----------
@@ -319,7 +319,7 @@ class AdjT(Tensor):
         )
 
     def to(self, *args: Any, **kwargs: Any) -> Self:
-        """See `torch.Tensor.to`; an element type is that of the values."""
+        """See `torch.Tensor.to`; an element type is for the values."""
         copy = kwargs.pop("copy", False)
         like = next((other for other in args if isinstance(other, Tensor)), None)
         if like is not None:
@@ -407,7 +407,7 @@ class _Matrix:
         """Return the product, without gradients."""
         # As gathering and scattering, and unlike matrix products, not in a lower precision.
         with torch.autocast(x.device.type, enabled=False):
-            if not x.is_cuda:  # this kernel is five times as fast as that of plain products
+            if not x.is_cuda:  # this kernel is five times as fast as plain products
                 product: Tensor = torch.sparse.mm(self.in_csr(), x.contiguous(), reduce)
                 return product
             product = torch.sparse.mm(self.in_csr(), x.contiguous())

@@ -53,7 +53,7 @@ def trim(  # noqa: PLR0917 - PyG's parameters, in PyG's order
     Returns
     -------
     x : tensor, or pair of tensors
-        Rows of the nodes that are left; with `pairs`, the second has those of the targets only.
+        Rows of the nodes that are left; with `pairs`, the second has rows of the targets only.
     adj_t : AdjT, or dict of these
         A row for each of these nodes; with `pairs`, for each of the targets.
     edge_attr : tensor or None

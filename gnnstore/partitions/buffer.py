@@ -1,4 +1,4 @@
-"""The partitions in memory, state after state; those of the next state are read ahead.
+"""The partitions in memory, state after state; the next state's are read ahead.
 
 While batches of a state are prepared, a thread reads the partitions that enter and builds the next
 graph. It begins with the state after that once all batches of the one before have their rows: so

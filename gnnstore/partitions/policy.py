@@ -258,7 +258,7 @@ class BufferShape:
 
     @property
     def num_spare(self) -> int:
-        """Partitions that are read ahead while those of a state are trained."""
+        """Partitions that are read ahead while a state is trained."""
         if self.kind == "sequential" or self.capacity == self.num_partitions:
             return 0
         return self.num_partitions // self.num_groups

@@ -248,7 +248,7 @@ class PartitionSource(BatchSource):
 
     @property
     def refusal(self) -> Callable[[str], Exception]:
-        """Refuse to read other nodes than those of a batch."""
+        """Refuse to read other nodes than a batch's."""
         return only_epochs
 
     @property
@@ -262,7 +262,7 @@ class PartitionSource(BatchSource):
 
     @contextmanager
     def epoch(self, batches: Iterator[Batch], run: EpochRun) -> Iterator[Iterator[Batch]]:
-        """Yield the batches of a run; the next state is read while those of one are prepared."""
+        """Yield the batches of a run; the next state is read while batches of one are prepared."""
         epoch, seeds = self.order.of(run.seed, run.epoch), self.of.seeds
         states = []
         for number in epoch.left(run.first):

@@ -1,7 +1,7 @@
 """A verified copy of a store on a disk of this machine, made once for all processes.
 
 The copy lies at `CACHE_DIR/UUID` and is an ordinary store. A lock on `CACHE_DIR/.UUID.lock` is
-taken before anything is looked at, so that of several processes one copies, and the others wait and
+taken before anything is looked at, so that one of several processes copies, and the others wait and
 open what they find. What a killed process left is gone on with: blocks with their checksums stay.
 Where there are no locks, or other machines may not see them, each copies into a directory of its
 own, and who comes last opens what is there.

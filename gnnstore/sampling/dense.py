@@ -110,7 +110,7 @@ def batch_to_dense(batch: Any) -> DenseBatch:
         by_hop = [int(block.sum()) for block in degree.split(nodes)]
     if by_hop != [*edges, 0] or bool((target[1:] < target[:-1]).any()):
         raise UsageError(
-            "batch_to_dense needs edges in the order of their targets, those of each hop into the "
+            "batch_to_dense needs edges in the order of their targets, each hop's into the "
             f"nodes of the hop before: {nodes} nodes and {edges} edges. Take the batch before "
             "transforms that change its nodes or edges"
         )

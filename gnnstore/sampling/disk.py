@@ -1,6 +1,6 @@
 """Samples from a graph whose in-neighbours lie on disk: `indptr` in memory, and little else.
 
-Draws are keyed and not streamed, so batches are those of `NeighborSampler`, bit for bit, whether
+Draws are keyed and not streamed, so batches equal `NeighborSampler`'s, bit for bit, whether
 they fetch their in-neighbours alone or together. Alone is for batches that are requested one by
 one. Batches that are known ahead advance hop by hop side by side (bulk sampling): their positions,
 sorted, lie so close to one another that reading them is nearly a pass over the file, at the speed
@@ -213,7 +213,7 @@ def _advance(
         active = [staged for staged, asked in zip(active, drawn, strict=True) if asked is not None]
         asking = [asked for asked in drawn if asked is not None]
         del drawn
-        # By stream, the places of its requests among those of each batch, and their positions.
+        # By stream, the places of its requests among each batch's, and their positions.
         wanted: dict[Stream, list[tuple[int, int, npt.NDArray[np.int64]]]] = {}
         for batch, asked in enumerate(asking):
             for place, (stream, positions) in enumerate(asked):

@@ -348,7 +348,7 @@ class NeighborSampler:
         return changed
 
     def sample(self, seeds: Any, *, epoch: int, batch: int, **options: Any) -> Sample:
-        """Sample the subgraph of some seed nodes; options are those of `BatchRequest`."""
+        """Sample the subgraph of some seed nodes; options as in `BatchRequest`."""
         return self.draw(BatchRequest(seeds, epoch, batch, **options))
 
     def draw(self, request: BatchRequest) -> Sample:

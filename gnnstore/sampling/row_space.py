@@ -26,7 +26,7 @@ class RowRange(NamedTuple):
     num_rows: int
 
     def within(self, rows: npt.NDArray[Any]) -> slice:
-        """Return the places of the type's rows among those of a batch (types ascend) or sorted."""
+        """Return the places of the type's rows among a batch's (types ascend) or sorted."""
         places = range(len(rows))
         begin = bisect_left(places, self.first, key=rows.__getitem__) if self.first else 0
         end = self.first + self.num_rows

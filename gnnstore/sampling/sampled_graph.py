@@ -23,7 +23,7 @@ from gnnstore.machine import PRIVATE, Machine
 
 Int64Array = npt.NDArray[np.int64]
 
-# What lies along in-neighbour lists, in the kernels' order; of the times only those of edges.
+# What lies along in-neighbour lists, in the kernels' order; only times of edges.
 Column = Literal["indices", "order", "times", "weight_sums"]
 COLUMNS: tuple[Column, ...] = get_args(Column)
 
@@ -121,7 +121,7 @@ def times_of_seeds(
     node_times: Mapping[str, Int64Array],
     time_attr: str,
 ) -> dict[str, Int64Array]:
-    """Return the times of seeds by type: those given, else those of the nodes."""
+    """Return the times of seeds by type: the given ones, else the nodes'."""
     found = {}
     for name, own in ids.items():
         if name in given:
@@ -223,7 +223,7 @@ def _refuse_units(name: str, owners: Mapping[Any, AttributeSpec]) -> None:
     if len(set(units.values())) > 1:
         raise UsageError(
             f"time_attr={name!r}: "
-            + ", ".join(f"that of {owner} is in {unit}" for owner, unit in units.items())
+            + ", ".join(f"in {owner} it is in {unit}" for owner, unit in units.items())
             + "; times of different units cannot be compared: convert again, which brings them to "
             "one unit"
         )

@@ -31,7 +31,7 @@ class LinkLabels(SeedLabels):
     # The strict negatives among them that are edges after all (`negatives_kept`); unknown where
     # they come from `arrays` or `metadata`.
     counts: Mapping[str, int] = field(default_factory=dict)
-    # Written on the parts of this type, and of triplets on those of its ends.
+    # Written on the parts of this type; for triplets, on the parts of its ends.
     edge_type: EdgeType | None = None
 
     @property

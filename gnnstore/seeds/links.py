@@ -81,7 +81,7 @@ def check_ids_are_dense(store: GraphStore, edge: EdgeTypeSpec) -> None:
     if largest >= edge.num_edges:
         raise InputError(
             f"edge_label and input_id are by edge id, but ids of {store.path} run to {largest} "
-            f"and it has {edge.num_edges} edges: others were left out of it, such as those of "
+            f"and it has {edge.num_edges} edges: others were left out of it, such as edges of "
             "edge splits. Give the edges by their ends [2, L], and labels in their order"
         )
 
@@ -478,7 +478,7 @@ class _Numbered(NamedTuple):
     """The seeds of a batch of edges."""
 
     nodes: dict[str, Int64Array]  # by node type
-    local: list[Int64Array]  # of each part: places of its nodes among those of their type
+    local: list[Int64Array]  # of each part: places of its nodes among the nodes of their type
     times: dict[str, Int64Array] | None = None
     places: dict[str, Int64Array] | None = None
 

@@ -44,7 +44,7 @@ class NodesOfType:
     # int64 [num_seeds] or None: values of `input_id` in batches; None: the positions.
     ids: Int64Array | None
     name: str | None = None  # the split, or "all" nodes
-    times: Int64Array | None = None  # int64 [num_seeds]; None: none, or those of the nodes
+    times: Int64Array | None = None  # int64 [num_seeds]; None: none, or the nodes'
 
     def __len__(self) -> int:
         return self.num_seeds

@@ -297,6 +297,6 @@ def _reserved(loader: LoaderSpec, **reasons: str) -> Placement:
         )
         raise
     return placement.because(
-        f"no cache, for {taken} of memory= are that of a loader with another strategy, cache or "
+        f"no cache, for {taken} of memory= belong to a loader with another strategy, cache or "
         "attributes"
     )

@@ -103,7 +103,7 @@ class Auto(StrategyTraits):
 
     @property
     def by_choice(self) -> dict[str, Strategy]:
-        """The candidates by name; "static" alone is that of the score `cache=` has by default."""
+        """The candidates by name; "static" alone has the score that `cache=` has by default."""
         found: dict[str, Strategy] = {}
         for candidate in self.candidates:
             found |= {candidate.name: candidate} if candidate.score else {}

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-# Ids of edges that batches show: those of the input, or positions in the store.
+# Ids of edges that batches show: the input's, or positions in the store.
 EdgeIds = Literal["input", "store"]
 
 # One part in so many of the free space: packed rows, if the user sets no limit.
@@ -242,7 +242,7 @@ class LoaderSpec:
         return self.static_kind(self.options.cache or CacheSettings()) if strategy.caches else None
 
     def place_of_cached(self, tables: CachedTables) -> Machine:
-        """Return the place of cached rows: those of a tier, which may be a user's, are private."""
+        """Return the place of cached rows: a tier's, which may be a user's, are private."""
         paths = {spec.path for spec in tables.specs}
         return PRIVATE if shared_tables(self.store).has_tier(paths) else self.machine
 

@@ -194,7 +194,7 @@ class Sizer:
     # --- what is always used -----------------------------------------------------------------
 
     def _expected(self, largest: int) -> int:
-        """Return the size to expect of a batch, from that of the largest one seen."""
+        """Return the size to expect of a batch, from the largest one seen."""
         most = MOST_MARGIN if self.is_thrifty else MARGIN
         return with_margin(largest, min(most, self.facts.seen.margin))
 
@@ -495,7 +495,7 @@ class Sizer:
         return min(most, max(0, given - costs.pinned_bytes) // ledger.bytes_each(SLOTS))
 
     def _overlaps(self, size: SuperbatchSize, disk: Ledger) -> bool:
-        """Whether two superbatches fit on disk, given their sizes or that of an epoch's one."""
+        """Whether two superbatches fit on disk, given their sizes or an epoch's one's."""
         at_once = 1 if size.num_batches == self.facts.epoch_batches else 2
         return 2 * disk.peak() <= at_once * self.facts.disk_bytes
 

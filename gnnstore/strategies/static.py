@@ -200,7 +200,7 @@ class CacheMaker:
             if machine.num_ranks > 1 and caches.close(self._key(1)):
                 _log.warning(
                     "%s: the cache of an earlier loader without rank=, in memory of this process "
-                    "alone, makes room for that of all ranks, and the earlier loader reads its "
+                    "alone, makes room for the cache of all ranks; the earlier loader reads its "
                     "rows; make the loader with rank= first, and later ones share its cache",
                     store.path,
                 )

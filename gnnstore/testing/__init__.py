@@ -1,7 +1,7 @@
 """What tests of users and of plug-ins can call.
 
 `assert_resumes` checks that a loader resumes exactly. `RowSourceTests`, `CachePolicyTests` and
-`StrategyTests` are tests that those of a plug-in inherit. `gnnstore.testing.graphs` makes small
+`StrategyTests` are classes that a plug-in's tests inherit. `gnnstore.testing.graphs` makes small
 graphs.
 """
 

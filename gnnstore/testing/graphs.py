@@ -132,7 +132,7 @@ def write_store(
     edge_index : array-like of integers, shape [2, E]
         Sources above targets.
     num_nodes : int, optional
-        N; by default that of the node attributes, else one more than the largest id.
+        N; by default the rows of the node attributes, else one more than the largest id.
     splits : Mapping of str to ndarray, optional
         Node ids or masks.
     original_ids : ndarray of int64, shape [N], optional

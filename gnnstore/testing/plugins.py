@@ -117,7 +117,7 @@ class RowSourceTests(ABC):
             expected[slots >= 0] = held[slots[slots >= 0]]
             _check_rows("rows of the source and of slots", source.spec.view(out), expected)
             is_counted = counts.rows_cached >= int((slots >= 0).sum())
-            _check(is_counted, f"{counts.rows_cached} rows_cached do not have those of slots")
+            _check(is_counted, f"{counts.rows_cached} rows_cached do not count the rows of slots")
 
     def test_rows_are_copies(self) -> None:
         """Rows that were read belong to the caller, who may change them."""
@@ -263,7 +263,7 @@ def _follow(plan: CachePlan, trace: Trace, cache: npt.NDArray[np.int64]) -> None
 
 
 class StrategyTests:
-    """Tests of a strategy: batches are those of a loader in memory, in every kind of run.
+    """Tests of a strategy: batches equal a loader's in memory, in every kind of run.
 
     Attributes
     ----------

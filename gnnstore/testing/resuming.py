@@ -29,7 +29,7 @@ def assert_resumes(make_loader: Callable[[], ResumableLoader], *, num_epochs: in
 
     A loader runs, and its state is taken before the first batch of each epoch, after the first, in
     the middle, before the last and after it. Each state goes through JSON to a new loader, which
-    must give the batches that remain of the epoch and those of the epoch after it; stopped once
+    must give the batches that remain of the epoch and all of the epoch after it; stopped once
     more after a batch, it must resume again.
 
     Parameters
@@ -62,7 +62,7 @@ def assert_resumes(make_loader: Callable[[], ResumableLoader], *, num_epochs: in
             where = f"resumed in epoch {epoch} after {stop} of {size} batches"
             resumed = _resumed(make_loader(), states[epoch][stop])
             rest, taken = _run(resumed)
-            if stop == size and rest:  # the state was that of the next epoch
+            if stop == size and rest:  # the state began the next epoch
                 assert_same_batches(rest, following, where)
                 continue
             assert_same_batches(rest, batches[stop:], where)

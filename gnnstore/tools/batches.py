@@ -89,7 +89,7 @@ def choose_seeds(
         weights = {side: more.pop(side) for side in ("src_weight", "dst_weight") if side in more}
         given = {**asked.of_links, **more}
         if weights and "neg_sampling" not in given:
-            raise UsageError("weights are those of --negatives, which are not given")
+            raise UsageError("weights are for --negatives, which are not given")
         if weights:
             tensors = {side: torch.from_numpy(values) for side, values in weights.items()}
             given["neg_sampling"] = {**given["neg_sampling"], **tensors}
@@ -109,7 +109,7 @@ def choose_seeds(
         if missing := [node_type for node_type in nodes.parts if node_type not in timed]:
             raise UsageError(
                 f"--time-attr {config.time_attr}: seeds of {', '.join(missing)} have no times of "
-                "their own; only 'gnnstore pack' takes those of --input-time"
+                "their own; only 'gnnstore pack' takes the times of --input-time"
             )
     if len(nodes) == 0:
         raise UsageError(

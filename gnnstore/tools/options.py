@@ -372,7 +372,7 @@ def _batches_together(command: Callable[..., Any]) -> Callable[..., Any]:
             raise UsageError("--links and --input-nodes: batches start from edges, or from nodes")
         if batches.links is None and batches.of_links:
             raise UsageError(
-                "negatives and excluded edges are those of edges that batches start from; give "
+                "negatives and excluded edges belong to edges that batches start from; give "
                 "these with --links (--links all: every edge), or leave the other options out"
             )
         return command(*arguments, batches=batches, **options)

@@ -179,7 +179,7 @@ def partition_store(
     estimate: bool,
     **options: Any,
 ) -> None:
-    """Choose, estimate, write, and print a summary; other options are those of `partition`."""
+    """Choose, estimate, write, and print a summary; other options as in `partition`."""
     graph = StoreInput(path, "gnnstore partition")
     document: dict[str, Any] = {"store": str(graph.reader.path)}
     with session.progress() as progress:

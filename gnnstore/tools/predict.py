@@ -150,7 +150,7 @@ def predict_caches(
         measured = load_profile(store.path)  # perhaps a moment ago, for the predictions
         arrays = [store.reader.paged(spec) for spec in specs]
         reads = TableReads.of(arrays, tune_reads(measured), tables.ranges)
-        # Times are not those of a disk if they were measured through the page cache.
+        # Times through the page cache are not a disk's.
         profile = measured if measured is not None and measured.is_direct else None
         sizes = caches or (_SHARES if plot_file is None else _DRAWN_SHARES)
         compared, num_nodes, row_bytes = [], tables.space.num_rows, tables.slot_bytes
@@ -333,7 +333,7 @@ def _remarks(document: Document) -> Iterator[str]:
         yield f"{', '.join(by_note[note])}: {note}"
     if document["predictions"].get("disk_is_assumed"):
         yield (
-            "The disk could not be measured, so these times are those of a usual one: 80,000 reads "
+            "The disk could not be measured, so these times are a usual one's: 80,000 reads "
             "and 500 MB a second."
         )
     yield (

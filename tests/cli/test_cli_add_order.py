@@ -92,7 +92,7 @@ def test_a_store_of_one_type(tmp_path: Path) -> None:
         (
             ("--time-attr", "x"),
             1,
-            "--time-attr 'x': that of 'paper' is float32 [60, 8]; times are",
+            "--time-attr 'x': in 'paper' it is float32 [60, 8]; times are",
         ),
         (("--weight-attr", "edge_time"), 1, "of ('paper', 'cites', 'paper'): the weight of edge"),
     ],

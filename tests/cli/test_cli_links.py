@@ -171,7 +171,7 @@ def test_what_is_refused(run: Any, store: Path, tmp_path: Path) -> None:
         (
             ["--links", "all", "--src-weight", weights],
             2,
-            "weights are those of --negatives, which are not given",
+            "weights are for --negatives, which are not given",
         ),
         (["--links", "all", "--neg-side", "src"], 2, "no negatives are drawn"),
         (["--links", "nowhere.npy"], 3, "nowhere.npy"),

@@ -194,10 +194,10 @@ def swap(values: Any) -> None:
         ("place", swap, "which has another row"),
         ("edges/source", lambda v: v.__setitem__(7, 250), "edge 7 has 250, outside [0, 250)"),
         ("edges/target", lambda v: v.__setitem__(7, -1), "edge 7 has -1"),
-        ("edges/target", lambda v: v.__setitem__(0, 249), "the edges are not those of the store"),
-        ("edges/position", lambda v: v.__setitem__(0, v[1]), "the edges are not those of the"),
+        ("edges/target", lambda v: v.__setitem__(0, 249), "the edges are not the store's"),
+        ("edges/position", lambda v: v.__setitem__(0, v[1]), "the edges are not the store's"),
         ("edges/position", lambda v: v.__setitem__(0, 8000), "edge 0 has 8000"),
-        ("edges/source", exchange_rows, "the edges are not those of the store, each once; partiti"),
+        ("edges/source", exchange_rows, "the edges are not the store's, each once; partiti"),
         ("edges/bucket_ptr", lambda v: v.__setitem__(1, 9000), "ascending places from 0 to 8000"),
     ],
 )

@@ -237,7 +237,7 @@ def test_a_rank_has_no_cache_of_an_earlier_loader(
     batches = batches_of(alone, 2)
     ranked = rank_of(store, 0, **options, memory="64MB")
     assert ranked._sources.cache.num_bytes == pytest.approx(MB / 2, rel=0.01)
-    assert "makes room for that of all ranks" in caplog.text
+    assert "makes room for the cache of all ranks" in caplog.text
     assert alone._sources.cache.num_bytes == 0
     alone.set_epoch(0)
     assert_same_batches(batches_of(alone), batches[: len(alone)])

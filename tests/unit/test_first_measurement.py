@@ -105,7 +105,7 @@ def test_where_it_cannot_be_measured_again_the_old_one_is_used(
     assert disk.used_speed() == 1
     assert disk.measurements == 2
     (record,) = caplog.records
-    assert "rates are those of a profile of 2026-01-02T00:00:00+00:00" in record.getMessage()
+    assert "rates come from a profile of 2026-01-02T00:00:00+00:00" in record.getMessage()
     assert load_profile(disk.path) == disk.profile()
 
 

@@ -231,7 +231,7 @@ def damage(path: Path, array: str, place: int, value: int) -> None:
             9,
             "the order at edge 0 does not follow the times",
         ),
-        ("paper__cites__paper/weight_sums/w", 7, "the sum at edge 0 is not that of the weights"),
+        ("paper__cites__paper/weight_sums/w", 7, "the sum at edge 0 does not fit the weights"),
     ],
 )
 def test_verify_sees_damage(tmp_path: Path, array: str, value: int, message: str) -> None:

@@ -226,7 +226,7 @@ def test_orders_and_loaders_refuse_other_units(tmp_path: Path, shop: Path) -> No
     schema = gnnstore.open(from_typed(shop, tmp_path / "p.gnn", options=options)).schema
     item, user = schema.node_types
     other = replace(schema, node_types=(item, user.with_time_units({"time": "D"})))
-    with pytest.raises(UsageError, match="that of item is in us, that of user is in D; times"):
+    with pytest.raises(UsageError, match="in item it is in us, in user it is in D; times"):
         columns_needed(other, tmp_path, "time", None)
 
 

@@ -48,7 +48,7 @@ class ArrayFiles:
     source: ArraySource  # the array [N, ...]
     dtype: str | None  # element type, where NumPy has none
     files: tuple[Path, ...]  # in the order of their rows
-    row_ids: ArraySource | None = None  # the id of each row; None: row i is that of node i
+    row_ids: ArraySource | None = None  # the id of each row; None: node i has row i
     ids_option: str = ""  # the option that names ids, if text without ids may hold some
     skip_header: bool = False  # whether text has names of columns
 

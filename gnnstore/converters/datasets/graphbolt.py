@@ -63,7 +63,7 @@ def from_graphbolt(
     """Convert an OnDiskDataset of DGL GraphBolt, homogeneous or with types.
 
     The node feature `feat` becomes `x`, the edge feature `feat` becomes `edge_attr`; others
-    keep their names, those of edges behind "edge_". The seeds of a task's sets become splits,
+    keep their names, attributes of edges behind "edge_". The seeds of a task's sets become splits,
     and their labels `y`: -1 (NaN, if they are not integers) for nodes without one.
 
     Parameters
@@ -120,7 +120,7 @@ _Task = Mapping[str, Mapping[str, list[_DataFile]]]
 
 @dataclass(frozen=True)
 class _Metadata:
-    """The parts of a data set, by type; those of a homogeneous one have a store's names."""
+    """The parts of a data set, by type; a homogeneous one has a store's names."""
 
     path: Path
     has_types: bool

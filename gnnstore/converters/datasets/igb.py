@@ -2,9 +2,9 @@
 
 Below SIZE/processed/, or without that, lies a directory `S__R__T` with `edge_index.npy` (int64
 [E, 2], an edge a row) for each edge type, and for each node type one with `node_feat.npy` (float32
-[N, 1024]); that of papers also has `node_label_19.npy` and `node_label_2K.npy` ([N]). In the two
-largest sizes features and labels are raw float32 without a header, in spite of their names. No
-size has files of splits: IGB's own loader takes the first 60 % of the nodes for training, 20 % for
+[N, 1024]); papers also have `node_label_19.npy` and `node_label_2K.npy` ([N]). In the two largest
+sizes features and labels are raw float32 without a header, in spite of their names. No size has
+files of splits: IGB's own loader takes the first 60 % of the nodes for training, 20 % for
 validation and the rest for testing.
 """
 
@@ -178,7 +178,7 @@ def _has_labels(labels: Path, classes: str) -> bool:
         other = "2K" if classes == "19" else "19"
         if labels.with_name(f"node_label_{other}.npy").exists():
             raise NotFoundError(
-                f"{labels} is not there, but those of {other} classes are: take them with "
+                f"{labels} is not there, but labels of {other} classes are: take them with "
                 f"classes={other}, or download the others",
                 path=labels,
             )

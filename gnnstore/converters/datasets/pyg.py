@@ -183,7 +183,7 @@ def _joined(features: FeatureStore, graph: GraphStore) -> tuple[Any, bool]:
         edges.setdefault(edge_attr.edge_type, edge_attr)
     groups = {attr.group_name if attr.is_set("group_name") else None for attr in tensors}
     names = {own for own in groups if isinstance(own, str)}
-    # A group whose edges have no type is that of the only type.
+    # A group whose edges have no type belongs to the only type.
     has_types = any(own is not None for own in edges) or len(names) > (1 if edges else 0)
     if has_types and None in (*groups, *edges):
         raise InputError(
@@ -206,7 +206,7 @@ def _joined(features: FeatureStore, graph: GraphStore) -> tuple[Any, bool]:
             num_rows = values.shape[found.__cat_dim__(attr.attr_name, values)]
             by_type.setdefault(of, []).append((attr.attr_name, num_rows))
     for of, lengths in by_type.items():
-        # Sizes may be those of the part of the nodes that edges have.
+        # Sizes may count only the nodes that have edges.
         count = max([counts.get(of, 0), *(length for _, length in lengths)])
         for name, length in lengths:
             if length < count:

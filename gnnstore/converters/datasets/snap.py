@@ -53,8 +53,8 @@ _LOG = logging.getLogger(__name__)
 
 _COMMENTS = b"#%"
 _ROWS_HINT = (
-    "each needs exactly one row; if row i is that of the node with id i, where some ids occur in "
-    "no edge, pass num_nodes="
+    "each needs exactly one row; if the node with id i has row i, and some ids occur in no edge, "
+    "pass num_nodes="
 )
 
 
@@ -98,7 +98,7 @@ def from_snap(
 
     Ids need not be contiguous: nodes are numbered 0, ..., N - 1 in ascending order of their
     ids, and the store keeps the ids (`original_id`), unless they are 0, ..., N - 1 already.
-    Features, labels and splits go by the new numbers: row i is that of the node with the
+    Features, labels and splits go by the new numbers: row i belongs to the node with the
     i-th smallest id. With `num_nodes`, ids are taken as they are, and those that occur in no
     edge are isolated nodes.
 

@@ -76,7 +76,7 @@ class Table(ABC):
     schema: pa.Schema
     files: tuple[Path, ...] = ()  # empty in memory
     of_directories: list[str]  # columns that names of directories state, and no file has
-    is_reindexed = False  # whether rows have numbers that are not those of their places
+    is_reindexed = False  # whether the numbers of rows are not their places
 
     def __init__(self, memory_bytes: int | None = None) -> None:
         self._memory_bytes = memory_bytes
@@ -721,7 +721,7 @@ def _batches(table: Table, columns: Sequence[str]) -> Iterator[list[npt.NDArray[
 
 
 def _column(table: Table, batch: pa.RecordBatch, name: str, first: int) -> npt.NDArray[Any]:
-    """Return a column of a batch whose first row is that of a number; times in one unit."""
+    """Return a column of a batch, times in one unit; `first` is the number of its first row."""
     where, column = f"{table.label}: {name}", batch.column(name)
     rows, own, unit = to_array(column, where, first), unit_of(column.type), table.time_unit(name)
     return rows if own is None or unit is None else in_unit(rows, own, unit, where, first)
@@ -799,7 +799,7 @@ def is_text(table: Table, column: str) -> bool:
 
 
 class RowIds:
-    """Numbers of nodes by their integer ids: node i is that of row i of a table."""
+    """Numbers of nodes by their integer ids: node i has row i of a table."""
 
     def __init__(self, column: ArraySource, memory_bytes: int | None = None) -> None:
         if len(column.shape) != 1 or column.dtype.kind not in "iu":

@@ -156,7 +156,7 @@ def from_tables(
     }
     settle_units({NODE_TYPE: attributes, EDGE_TYPE: own}, options.time_attr, options.time_units)
     tables = [table] if node_table is None else [table, node_table]
-    # Nothing tells whether a table in memory is that of an interrupted run.
+    # A table in memory may not be the interrupted run's.
     files = [file for own in tables for file in own.files] if all(t.files for t in tables) else []
     origin: dict[str, Any] = {
         **({"inputs": describe_files(files)} if files else {}),

@@ -110,7 +110,7 @@ def from_typed(
     ends; or `indptr` and `indices`, whose `layout` has to be said, or by source in tables called
     so; or a matrix of `scipy.sparse.save_npz`, whose entry [i, j] is the edge from row i of the
     sources to row j of the targets, with its value as `edge_weight`. Tables of text have a line
-    with the names of columns; without one, those of nodes are features, and those of edges begin
+    with the names of columns; without one, columns of nodes are features, and edges' columns begin
     with the ends. Columns `x_0`, `x_1`, ... of text are features. Edges in `out.*` are KONECT's:
     source, target, perhaps `weight` and `time`.
 
@@ -682,8 +682,8 @@ def _of_directories(paths: list[Path], counts: list[int]) -> dict[str, ArraySour
         without = next((p for p, own in zip(paths, stated, strict=True) if name not in own), None)
         if without is not None:
             raise InputError(
-                f"{without}: the names of its directories do not state {name!r}, as those of other "
-                "files do; move it",
+                f"{without}: the names of its directories do not state {name!r}, which other files "
+                "have there; move it",
                 path=without,
             )
         column = directory_column([own[name] for own in stated])
@@ -785,7 +785,7 @@ def _open_text_edges(
     """Open edges in text: ends in the first two columns, numbers in the others.
 
     The files are read once for the ends and once for each attribute. `has_names` says which ends
-    are names; None: those of which not all are integers.
+    are names; None: columns in which not all are integers.
     """
     is_konect = paths[0].name.startswith(_KONECT)
     heads = {path: read_head(path, mixes=True) for path in paths}

@@ -27,7 +27,7 @@ def open_text_edges(
     """Open files of edges, and count the edges of each.
 
     The forms are for ends that are all numbers, and for others. `has_names` says which ends are
-    names; None: those of which not all are integers.
+    names; None: columns in which not all are integers.
     """
     if has_names is None:
         try:
@@ -42,7 +42,7 @@ def open_text_edges(
 def _named_ends(
     paths: Sequence[Path], table_format: TableFormat, budget: int | None
 ) -> tuple[bool, bool]:
-    """Return which of the ends of edges are names: those of which not all are integers."""
+    """Return which of the ends of edges are names: ends of which not all are integers."""
     texts: list[bytes | None] = [None, None]
     integers = texts.copy()
     form = _with_names(table_format, (True, True))

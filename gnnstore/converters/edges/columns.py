@@ -60,7 +60,7 @@ class EdgeChunk:
     # Mapping of str to ndarray [k, ...]: attribute rows of these edges; zeros for self-loops that
     # were added.
     attributes: Mapping[str, npt.NDArray[Any]]
-    # int64, shape [c]: the next entries of `indptr`; those of all chunks are its N + 1 entries.
+    # int64, shape [c]: the next entries of `indptr`; all chunks have its N + 1 entries.
     indptr: npt.NDArray[np.int64]
     # bool, shape [k], or None: which edges are self-loops that were added; None if none are.
     added: npt.NDArray[np.bool_] | None = None

@@ -31,7 +31,7 @@ class SortedEnds:
 
 
 class EqualEdges:
-    """Counts the edges that would be dropped although an attribute is not that of the kept one."""
+    """Counts the edges that would be dropped although an attribute differs from the kept edge's."""
 
     def __init__(self, num_input_edges: int, *, drops_loops: bool) -> None:
         self._num_input_edges = num_input_edges
@@ -68,7 +68,7 @@ class EqualEdges:
         self._num_different += int(is_different.sum())
 
     def add(self, others: EqualEdges) -> None:
-        """Add those of edges that follow."""
+        """Add the counts of edges that follow."""
         self._num_different += others._num_different
         self._first = self._first or others._first
 

@@ -85,7 +85,7 @@ class SpilledEdges:
             for name, dtype, shape in (parts[0].attributes if parts else attributes)
         }
         runs = [run for part in parts for run in part.runs]
-        # Among equal edges those of the input come before all reverse ones.
+        # Among equal edges the input's come before all reverse ones.
         self._runs = sorted(runs, key=lambda run: run.is_reverse)
         self._record_bytes = np.array([run.record_bytes for run in self._runs], np.int64)
         first_ids = [r.first_position + self.num_input_edges * r.is_reverse for r in self._runs]

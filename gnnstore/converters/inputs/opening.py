@@ -75,7 +75,7 @@ def refuse_kind(
     is_raw: bool = False,
     is_input: bool = False,
 ) -> None:
-    """Raise if the first bytes of a file are not wanted ones, but those of another kind."""
+    """Raise if the first bytes of a file are not wanted ones, but begin another kind."""
     with storage_errors(f"read {what}", path), open_input(path) as file:
         head = file.read(HEAD_BYTES)
     if wanted and head.startswith(wanted):

@@ -239,7 +239,7 @@ def open_features(
 ) -> ArraySource:
     """Open features in text as an array of a type that holds every value of the stored type.
 
-    `num_rows` is that of a single file, where it is known.
+    `num_rows` counts a single file, where it is known.
     """
     if stored in _OF_64_BITS:
         return open_numbers(paths, "feature", ids=ids, **how)

@@ -55,7 +55,7 @@ _MAX_COMMENTS = 10_000
 # A statement of Turtle before the first triple.
 _TURTLE = re.compile(rb"@?(prefix\s+\S*:|base)\s*<", re.IGNORECASE)
 NO_NAME = (
-    "the first column has no name, as that of the index that pandas writes (index=False leaves it "
+    "the first column has no name, as the index that pandas writes (index=False leaves it "
     "out) and of R's row names (row.names=FALSE); "
 )
 _ODD_NAME = (
@@ -345,7 +345,7 @@ class TextTable:
     ) -> None:
         self.path = path
         self.format = table_format
-        # Types of the columns; while those of values are looked for, float64 has fractions.
+        # Types of the columns; while types of values are looked for, float64 has fractions.
         self.types = tuple(column.dtype or "int64" for column in table_format.columns)
         self._lock = Lock()
         self.has_all_types = all(column.dtype for column in table_format.columns)
@@ -403,7 +403,7 @@ class TextTable:
     def blocks(self, phase: Phase | None = None) -> Generator[Any, None, None]:
         """Yield the rows in order."""
         self.num_comments = self.num_rows = 0
-        # Decompressing and looking for lines is one thread's work, parsing that of all others.
+        # Decompressing and looking for lines is one thread's work, parsing the others'.
         blocks = read_ahead(self._prepared(phase))
         for rows, num_comments in map_in_order(self._parse, blocks, num_threads()):
             self.num_comments += num_comments

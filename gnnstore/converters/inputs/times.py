@@ -92,7 +92,7 @@ def _missing(where: str, row: int) -> InputError:
 
 
 class TimesInUnit(MappedRows):
-    """Times in a finer unit than those of their source, int64."""
+    """Times in a finer unit than their source's, int64."""
 
     def __init__(self, source: ArraySource, own: str, unit: str) -> None:
         self._own = own
@@ -110,7 +110,7 @@ def settle_units(
 ) -> None:
     """Bring times of one name to one unit, given the attributes of all types.
 
-    A unit that is stated for a name is that of the columns that have none.
+    A unit that is stated for a name applies to the columns that have none.
     """
     for attributes in owners.values():
         attributes.update({name: as_times(own) for name, own in attributes.items()})

@@ -187,7 +187,7 @@ def reorder(
 
     Node ids change: in the arrays of nodes, in edges, splits and edge splits. `e_id` of batches are
     the edges' positions in the new store. `GraphStore.original_ids` and
-    `GraphStore.original_edge_ids` lead from the new ids of nodes and edges to those of the original
+    `GraphStore.original_edge_ids` lead from new ids of nodes and edges to their ids in the original
     data, and `GraphStore.ids_of` leads nodes back.
 
     Parameters
@@ -197,8 +197,8 @@ def reorder(
     order : "degree", "frequency" or "community"
         "degree": by out-degree, how many lists of in-neighbours a node is in. "frequency": by
         `scores`, then by out-degree. "community": communities whose nodes are drawn most come
-        first, and in each the nodes of high out-degree; nodes that are never drawn come last. Of
-        nodes that are equal by that, those of splits come first, "train" before others, and
+        first, and in each the nodes of high out-degree; nodes that are never drawn come last.
+        Among nodes that are equal by that, nodes of splits come first, "train" before others, and
         isolated ones last; then the lower id.
     scores : ndarray of unsigned integers [N], optional
         Number of batches that need each node, as `gnnstore reorder --order frequency` samples it.

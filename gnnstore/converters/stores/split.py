@@ -52,12 +52,12 @@ def split_edges(
     options: ConvertOptions | None = None,
     progress: Progress | None = None,
 ) -> Path:
-    """Split the edges of a store into those of a new store's graph and those to predict.
+    """Split the edges of a store into edges of a new store's graph and edges to predict.
 
     Shares of the edges become the graph of the new store, "train", by which messages pass, and its
     edge splits "valid" and "test". All copies of an edge, and its reverse, are in the same split.
     In an undirected graph (each edge has its reverse, as often as itself), "valid" and "test" have
-    the edges with source <= target. Nodes, their attributes, splits and original ids are those of
+    the edges with source <= target. Nodes, their attributes, splits and original ids come from
     the store. `e_id` of batches are the edges' positions in the new store, and
     `GraphStore.original_edge_ids` leads to their ids in the original data, which edge splits have.
 

@@ -1,9 +1,9 @@
 """Kronecker expansion: a graph K times as large, made of a real one and distributed like it.
 
 Every node becomes K, every edge (u, v) becomes edges between copies of u and of v, in blocks (i, j)
-of copies. Copies of a node lie far apart: as neighbours, those of a hub would share its page and
+of copies. Copies of a node lie far apart: as neighbours, a hub's copies would share its page and
 make caches look better than they are. Features get noise: else rows would compress, and cache, as
-those of no real graph do.
+no real graph's do.
 
 Each edge is copied into one of 2^b patterns of blocks. In a pattern each row and column of blocks
 occurs equally often, up to one: were blocks drawn one by one, a third of the copies of a node of
@@ -48,7 +48,7 @@ from gnnstore.random_words import draw_noise, draw_words, hash_pairs
 
 # Edges that are made at a time; 2^16 or 2^20 is a fifth slower.
 _CHUNK_EDGES = 2**18
-_NOISE = 0x6B726F6E6F697365  # "kronoise": not that of other generators
+_NOISE = 0x6B726F6E6F697365  # "kronoise": other generators have other words
 _CHUNK_VALUES = 2**17  # intermediate results stay in a core's cache: twice as fast
 # Deviations are taken from at most this many rows, in blocks spread over all rows.
 _SAMPLE_ROWS, _SAMPLE_BLOCK_ROWS = 2**16, 2**8
@@ -272,7 +272,7 @@ class _Noise:
             self._deviations: npt.NDArray[Any] = np.nan_to_num(deviations, posinf=0.0)
 
     def _column_deviations(self, graph: StoreInput, spec: AttributeSpec) -> npt.NDArray[np.float64]:
-        """Return those of each column's finite values, float64 [F]."""
+        """Return the deviations of each column's finite values, float64 [F]."""
         num_blocks = -(-spec.num_rows // _SAMPLE_BLOCK_ROWS)
         stride = max(1, num_blocks // (_SAMPLE_ROWS // _SAMPLE_BLOCK_ROWS))
         count = sums = squares = np.zeros(math.prod(spec.shape[1:]))

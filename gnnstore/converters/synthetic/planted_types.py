@@ -33,7 +33,7 @@ AFFILIATED = ("author", "affiliated_with", "institution")
 _FIRST_TIME, _TIME_RANGE = 1_000_000_000, 300_000_000  # seconds since 1970: 2001 to 2011
 _SHARES = {"train": 0.5, "valid": 0.25, "test": 0.25}
 _CHUNK_EDGES = 2**17
-# Second words of generators' keys, so that streams never meet; those of types are added.
+# Second words of generators' keys, so that streams never meet; the numbers of types are added.
 _NODES, _FEATURES, _EDGES = 0x7074_0000, 0x7074_1000, 0x7074_2000
 
 
@@ -183,10 +183,10 @@ class _Edges:
     ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         num_sources, num_targets = (self.counts[end] for end in self.edge_type[::2])
         targets = (draws[0] ** (1 + self.skew) * num_targets).astype(np.int64)
-        if self.skew:  # those of many edges lie anywhere
+        if self.skew:  # ends of many edges lie anywhere
             spread = targets.astype(np.uint64) * np.uint64(_step(num_targets))
             targets = (spread % np.uint64(num_targets)).astype(np.int64)
-        # Of the draws for the class, those of homophily choose the target's.
+        # Among the draws for the class, homophily chooses the target's.
         share = (draws[2] - self.homophily) / max(1 - self.homophily, 2.0**-53)
         other = (np.clip(share, 0, 1 - 2.0**-53) * self.num_classes).astype(np.int64)
         classes = np.where(draws[2] < self.homophily, targets % self.num_classes, other)

@@ -2,7 +2,7 @@
 
 A plain R-MAT (stochastic Kronecker) graph has the skewed degrees of real ones, but nothing
 to learn. Here the leading levels of the recursion, which choose a node's community, favour
-edges within it, and the others are those of Graph500. A node's features hint at its
+edges within it, and the others are as in Graph500. A node's features hint at its
 community, under noise that only its neighbours can resolve.
 
 Every value is a function of (seed, node), drawn from a counter-based generator and computed

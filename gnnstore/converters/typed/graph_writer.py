@@ -193,7 +193,7 @@ class HeteroGraphWriter(BaseWriter):
         self._arrays(node_type).write(name, values, dtype=dtype, cat_dim=cat_dim)
 
     def show_num_nodes(self, node_type: str) -> None:
-        """Let batches have `num_nodes` of a type; those of types without attributes do anyway."""
+        """Let batches have `num_nodes` of a type; types without attributes have it anyway."""
         self._arrays(node_type).shows_num_nodes = True
 
     def set_split(

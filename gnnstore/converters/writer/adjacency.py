@@ -44,7 +44,7 @@ def write_adjacency(
     """Write `indptr`, `indices`, ids of edges, the edge attributes and edge splits.
 
     Edges between nodes of two types come numbered as of one; only the first columns are targets.
-    Ids of edges that are numbered by their positions here are those of the original data. Carried
+    If edges are numbered by their positions here, their ids are the original data's. Carried
     ids are an attribute while edges are sorted.
     """
     directory = names.edge_directory(*edge_type)

@@ -94,7 +94,7 @@ def open_store(
     if known is None and options.resume:
         raise UsageError(
             f"a conversion by {provenance['kind']!r} cannot be resumed: nothing tells whether data "
-            "in memory are those of the run that was interrupted; leave out resume=True"
+            "in memory are the data of the run that was interrupted; leave out resume=True"
         )
     return StoreWriter(
         output,

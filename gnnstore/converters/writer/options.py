@@ -63,7 +63,7 @@ class ConvertOptions:
         2e and 2e + 1. All edges are kept, equal ones too. For graphs without types.
     self_loops : "keep", "drop" or "add"
         "drop" removes every edge from a node to itself. "add" gives one to each node that
-        has none, in ascending order of node, with ids after those of all other edges; their
+        has none, in ascending order of node, with ids after all other edges' ids; their
         `edge_weight` is 1 and their other attributes are 0.
     page_bytes : int, optional
         Page size of the arrays that are read by row; a power of two. None: for each array the
@@ -86,7 +86,7 @@ class ConvertOptions:
     resume : bool
         Go on with what an interrupted conversion to this output left: the same data, with
         the same options but `memory_bytes`, `spill_dir` and `overwrite`. The result is
-        that of an uninterrupted one, byte for byte. If nothing was left, start.
+        the same as an uninterrupted one, byte for byte. If nothing was left, start.
     feature_scale : "column", optional
         With feature_dtype "int8": divide every column of `x` by a scale of its own, so that its
         largest magnitude is 127, and round. The scales are the graph-level array `x_scale`, and
@@ -111,7 +111,7 @@ class ConvertOptions:
         several: {"paper": (0.8, 0.1, 0.1)}. Refused where the input has splits of its own.
         (`from_rmat` has a parameter of this name.)
     seed : int
-        In [0, 2**64): of what is drawn for `split_fractions`; that of the converter where it has
+        In [0, 2**64): for what is drawn for `split_fractions`; the converter's where it has
         one.
     spill_dir : str, optional
         An existing directory for temporary files while edges are sorted on disk. None:
@@ -225,7 +225,7 @@ def check_fractions(name: str, fractions: Any) -> Fractions:
         train = valid = test = -1.0
     if not (min(train, valid, test) >= 0 and train + valid + test <= 1 + 1e-9):
         raise UsageError(
-            f"{name}={fractions} are not three shares that add up to at most 1; write those of "
+            f"{name}={fractions} are not three shares that add up to at most 1; write shares of "
             "train, valid and test, as in 0.8,0.1,0.1"
         )
     return train, valid, test

@@ -198,7 +198,7 @@ class Orders:
             for owner, spec in {**nodes, **edges}.items():
                 if not is_time(spec):
                     raise InputError(
-                        f"time_attr={name!r}: that of {owner!r} is {spec.dtype} "
+                        f"time_attr={name!r}: in {owner!r} it is {spec.dtype} "
                         f"{list(spec.shape)}; times are int64 [N]: convert again with time_attr="
                     )
             units = {owner: spec.time_unit for owner, spec in {**nodes, **edges}.items()}
@@ -213,7 +213,7 @@ class Orders:
             for owner, own in of_edges.items():
                 if name in own and not is_weight(spec := own[name]):
                     raise InputError(
-                        f"weight_attr={name!r}: that of {owner} has the shape {list(spec.shape)}; "
+                        f"weight_attr={name!r}: in {owner} it has the shape {list(spec.shape)}; "
                         "weights are one number for each edge"
                     )
 
@@ -320,7 +320,7 @@ def add_orders(
 ) -> Schema:
     """Write the orders and sums that the options of a conversion name, and return the schema.
 
-    `times` are those of nodes that lie compressed in the store, by path.
+    `times` are the times of nodes that lie compressed in the store, by path.
     """
     if not options.time_attr and not options.weight_attr:
         return schema

@@ -114,7 +114,7 @@ class Journal:
             self._shards.clear()
         elif kind == "edges":
             self.edges.append(record["edges"])
-            self._runs.clear()  # those of other edges follow
+            self._runs.clear()  # runs of other edges follow
         # Cleaning up deletes this directory, so a journal must not name any other.
         elif kind == "spill_directory":
             path = Path(record["path"])
@@ -122,7 +122,7 @@ class Journal:
                 self.spill_directories.append(path)
 
     def _is_own(self, path: Path) -> bool:
-        # Files are deleted by what a journal says, so it must not name those of others.
+        # Files are deleted by what a journal says, so it must not name other files.
         places = (self.directory, *self.spill_directories)
         return ".." not in path.parts and any(map(path.is_relative_to, places))
 
@@ -173,7 +173,7 @@ class Journal:
     # ---- edges
 
     def use_spill_directory(self, path: Path) -> None:
-        """Put the runs to come elsewhere; those of an earlier attempt stay where they are."""
+        """Put the runs to come elsewhere; runs of an earlier attempt stay where they are."""
         if path != self.spill_directory:
             self._record("spill_directory", path=str(path))
 

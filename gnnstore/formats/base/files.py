@@ -146,7 +146,7 @@ class BlockChecksums:
 
     @property
     def crcs(self) -> npt.NDArray[np.uint32]:
-        """The checksums so far, the last one that of a block that may be short."""
+        """The checksums so far; the last block may be short."""
         last = [self._partial_crc] if self.num_bytes % BLOCK_BYTES else []
         return np.concatenate([*self._crcs, np.array(last, dtype=np.uint32)])
 

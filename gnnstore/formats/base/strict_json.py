@@ -163,7 +163,7 @@ class Fields:
         return parse(self) if parse is not None else kind(**self.values(kind))
 
     def values(self, kind: type, base: Any = ()) -> dict[str, Any]:
-        """Return the fields of a dataclass, without those of a base class, checked by type."""
+        """Return the fields of a dataclass, without a base class's, checked by type."""
         found, omitted = {}, getattr(kind, "OMITTED", ())
         for each in _own(kind, base):
             key = each.metadata.get("key", each.name)

@@ -202,7 +202,7 @@ class Kind:
 
     manifest: type[Manifest]  # fields and version
     open: Callable[[Path], Any]  # opens a directory of this kind: returns its `SealedReader`
-    # Entries that a directory of this kind may hold while it is written, with those of every kind.
+    # Entries that a directory of this kind may hold while it is written, with every kind's.
     entries: frozenset[str]
     directory: str = ""  # the directory of this kind's units in a store; "": there is none
 

@@ -505,5 +505,5 @@ def _sweep(
                         f"removed {format_size(num_bytes)} that an interrupted attempt had left "
                         f"in {path}{hint}"
                     )
-        # The lock is that of both descriptors.
+        # Both descriptors have the lock.
         return None if found is None else (found[0], os.dup(found[1]))

@@ -239,7 +239,7 @@ def _check_orders(reader: Reader, edge: EdgeTypeSpec) -> Iterator[Problem]:
 
 
 def _check_sums(reader: Reader, edge: EdgeTypeSpec) -> Iterator[Problem]:
-    """Check that the sums of weights are those of the weights."""
+    """Check that the sums of weights fit the weights."""
     for name, spec in edge.weight_sums.items():
         weights = edge.attributes.get(name)
         if weights is None or not is_weight(weights):
@@ -262,7 +262,7 @@ def _check_sums(reader: Reader, edge: EdgeTypeSpec) -> Iterator[Problem]:
             bad = np.flatnonzero(reader.paged(spec).read_slice(first, last) != expected)
             if len(bad):
                 edge_number = first + int(bad[0])
-                found = f"the sum at edge {edge_number} is not that of the weights"
+                found = f"the sum at edge {edge_number} does not fit the weights"
                 yield _problem(reader, spec, found)
                 break
 

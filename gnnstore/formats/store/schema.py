@@ -89,7 +89,7 @@ class EdgeSplitSpec:
 
 
 FORMAT_VERSION = 1
-SHARED_ATTRIBUTES = "shared-attributes"  # that reverse types share those of another
+SHARED_ATTRIBUTES = "shared-attributes"  # reverse types may share another type's
 NODE_TYPE = "node"
 EDGE_TYPE = ("node", "to", "node")
 
@@ -219,7 +219,7 @@ class EdgeTypeSpec:
         return [spec for name, spec in self.attributes.items() if name not in self.shared]
 
     def with_time_units(self, units: Mapping[str, str]) -> EdgeTypeSpec:
-        """Return the type with the units of some attributes, those of splits too, by name."""
+        """Return the type with the units of some attributes, in splits too, by name."""
         splits = {
             name: replace(own, attributes=_with_units(own.attributes, units))
             for name, own in self.splits.items()

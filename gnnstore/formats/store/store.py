@@ -1,4 +1,4 @@
-"""A store: a sealed directory whose arrays are those of a graph; how it is opened and written."""
+"""A store: a sealed directory with the arrays of a graph; how it is opened and written."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class StoreReader(SealedReader[StoreManifest]):
         return self.manifest.schema
 
     def paged(self, spec: AttributeSpec) -> PagedArray:
-        """Return a paged array; of a reverse type's attribute perhaps that of the other type."""
+        """Return a paged array; a reverse type's attribute may lie with the other type."""
         shared = self._shared.get(spec.path)
         if shared is None:
             return super().paged(spec)
@@ -161,7 +161,7 @@ TopologyMode = Literal["memory", "mmap", "disk"]
 
 @dataclass(frozen=True)
 class Csc:
-    """In-neighbours by column: those of node v are `indices[indptr[v]:indptr[v + 1]]`."""
+    """In-neighbours by column: node v has `indices[indptr[v]:indptr[v + 1]]`."""
 
     indptr: npt.NDArray[np.int64]  # int64, shape [num_dst + 1]
     indices: npt.NDArray[Any]  # int32 or int64, shape [E]: source nodes, ascending within a column

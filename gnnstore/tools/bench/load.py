@@ -38,7 +38,7 @@ from gnnstore.units import format_size
 WORKER = "gnnstore.tools.bench.worker"
 NO_LIMIT = "without a limit: the page cache serves every strategy that reads through it"
 _NOT_DIRECT = (
-    "reads cannot bypass the page cache here, so the numbers of the disk are mostly those of memory"
+    "reads cannot bypass the page cache here, so the numbers of the disk are mostly memory's"
 )
 _SAMPLE_BATCHES, _WARM_UP = 24, 6
 
@@ -350,7 +350,7 @@ def _times(
     baseline: Sequence[Mapping[str, Any]],
     epoch_batches: int,
 ) -> dict[str, Any]:
-    """Return the times of a way; the stages of an epoch are those of its median round."""
+    """Return the times of a way; the stages of an epoch come from its median round."""
     if not rounds:
         return {}
     ordered = sorted(rounds, key=lambda each: each["seconds"])

@@ -77,7 +77,7 @@ Temporal and weighted sampling
   --weight-attr NAME*
       Sum this attribute of edges, for loaders with weight_attr=; repeat it for more.
 Output and progress
-  --spill-dir DIR  Directory for edges that are sorted on disk. Default: that of OUTPUT.
+  --spill-dir DIR  Directory for edges that are sorted on disk. Default: the directory of OUTPUT.
 """,
         ConvertOptions.__init__,
         feature_dtype=click.Choice(tuple(STORAGE_DTYPES)),
@@ -91,7 +91,7 @@ _SPLITS = {
 Splits
   --split-fractions [TYPE=]F,F,F*
       Draw the splits train, valid and test of the nodes at random, as in 0.8,0.1,0.1: all nodes are
-      used if the shares add up to 1. Where nodes have types, those of a TYPE; repeat it for more.
+      used if the shares add up to 1. Where nodes have types: for a TYPE; repeat it for more.
 """,
     "--seed": """
 Splits
@@ -379,7 +379,7 @@ Examples:
   --edge-factor X
       Mean number of edges that an edge becomes, up to FACTOR^2. Default: FACTOR.
   --feature-noise X
-      Standard deviation of the noise, in units of that of each column.
+      Standard deviation of the noise, in units of each column's.
   --no-features -> features  Leave x out.
   --seed N>=0  Seed of the graph.
 """,
@@ -500,7 +500,7 @@ def convert_command() -> None:
 
 
 def _column(text: str, _: str) -> tuple[str, str]:
-    """Return the name of an attribute, and that of its column, which may be the same."""
+    """Return the name of an attribute, and of its column, which may be the same."""
     name, _, column = text.partition("=")
     return name, column or name
 

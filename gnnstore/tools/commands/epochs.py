@@ -218,7 +218,7 @@ Links to start from
 Budgets
   --superbatch N>=1  Batches planned at a time. Default: as memory allows.
   --topology {"|".join(TOPOLOGIES)} = auto  Where the topology is held while packing.
-  --spill-dir PATH  Directory for subgraphs that exceed memory. Default: that of the store.
+  --spill-dir PATH  Directory for subgraphs that exceed memory. Default: the directory of the store.
   --threads N>=1  Threads. Default: all processors.
 """,
     edge_label_attrs=NAMES,

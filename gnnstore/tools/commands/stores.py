@@ -67,8 +67,8 @@ output_options = declared(
     """
 Output and progress
   --page-bytes SIZE
-      Page size of all arrays, a power of two. By default that of each array which leaves least of
-      its pages empty, from 4 to 64 KiB.
+      Page size of all arrays, a power of two. By default the size that leaves least of
+      an array's pages empty, from 4 to 64 KiB.
   --memory MEMORY -> memory_bytes
       Memory budget for building the adjacency, such as 8GB.
   --overwrite  Replace an existing store once the new one is complete.
@@ -280,7 +280,7 @@ Examples:
 """
 )
 @batch_options
-@declared("  --spill-dir DIR  Directory for data that is sorted on disk. Default: that of OUT.")
+@declared("  --spill-dir DIR  Directory for data that is sorted on disk. Default: next to OUT.")
 @output_options
 @cache_option
 @session_options

@@ -308,7 +308,7 @@ def gc_command(session: Session, paths: tuple[str, ...], yes: bool) -> None:
 
 
 def _find(path: Path) -> Iterator[Leftover]:
-    """Yield the leftovers in a directory, or those of one store."""
+    """Yield the leftovers in a directory, or of one store."""
     if path.is_dir() and not StoreManifest.is_at(path):
         yield from find_leftovers(path)
         for store in sorted(filter(StoreManifest.is_at, path.iterdir())):

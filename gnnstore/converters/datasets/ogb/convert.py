@@ -82,7 +82,7 @@ def from_ogb(
 
     Splits of edges (`train.pt`, `valid.pt` and `test.pt`) become edge splits with their fixed
     negatives and with the attributes `edge_weight`, `edge_year` and `edge_reltype`, as the edges of
-    the graph have them. Where the edges to train on are those of the graph, and no reverse ones are
+    the graph have them. Where the edges to train on are the graph's, and no reverse ones are
     added, they are not stored twice. What `torch.save` wrote is unpickled with a list of allowed
     names, and read whole: four times the file counts in `options.memory_bytes`.
 

@@ -248,7 +248,7 @@ def _read_table(path: Path) -> list[list[str]]:
 
 
 def _read_by_type(path: Path) -> dict[str, str]:
-    """Return the fields of a line of values by those of a line of types before it."""
+    """Return the fields of a line of values, by the fields of a line of types before it."""
     header, *rows = _read_table(path)
     if len(rows) != 1 or len(rows[0]) != len(header):
         raise InputError(

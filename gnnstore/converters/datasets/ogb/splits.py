@@ -37,7 +37,7 @@ _LOG = logging.getLogger(__name__)
 
 SPLITS = ("train", "valid", "test")
 _NAMES = ("split_dict.pt", "split_dict.npz")
-# Names of splits in a store; those of MAG240M's test papers: all, and the parts that contests use.
+# Names of splits in a store; MAG240M's test papers: all, and the parts that contests use.
 _KEYS = {
     **SPLIT_KEYS,
     "test-whole": "test",
@@ -96,7 +96,7 @@ def add_splits(nodes: Mapping[str, NodeInput], directory: Path, memory_bytes: in
 def add_split_file(
     nodes: Mapping[str, NodeInput], path: Path, memory: Ledger, only: str | None
 ) -> None:
-    """Give nodes the splits in a file, which are those of one type, or dicts by type."""
+    """Give nodes the splits in a file: for one type, or dicts by type."""
     for split, found in _open_split_file(path, memory).items():
         if isinstance(found, Mapping) and only is not None:
             raise InputError(f"{path}: {split} is a dict; expected the ids of nodes", path=path)
