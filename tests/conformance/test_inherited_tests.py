@@ -81,6 +81,12 @@ class TestRowsOfOneNumber(RowSourceTests):
         return MemoryRows.from_array(ROWS[:, 0].copy()), ROWS[:, 0]
 
 
+class TestTransposedRows(RowSourceTests):
+    def make(self) -> tuple[RowSource, NDArray[Any]]:
+        rows = np.random.default_rng(0).integers(0, 2**60, (50, 4, 3))
+        return MemoryRows.from_array(np.asfortranarray(rows)), rows
+
+
 class TestStaticCache(StoredRows):
     def make(self) -> tuple[RowSource, NDArray[Any]]:
         cache = StaticCache(of_one_type({"x": self.direct()}), NUM_ROWS)

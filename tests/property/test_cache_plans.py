@@ -21,7 +21,6 @@ Batches = list[list[int]]
 index_dtypes = st.sampled_from([np.int32, np.int64])
 # Far apart, ids go to the hash table; close to each other, they are places.
 strides = st.sampled_from([1, 1_000_003])
-id_kinds = st.tuples(index_dtypes, strides)
 
 
 def batches_of(num_rows: int, max_batches: int, max_rows: int) -> st.SearchStrategy[Batches]:

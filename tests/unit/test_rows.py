@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -111,34 +110,6 @@ def test_an_id_outside_the_table_is_an_error(tmp_path: Path, bad: int) -> None:
     for rows in (MappedRows.map(array), MemoryRows.load(array, 1)):
         with pytest.raises(IndexError, match=rf"{bad}.*position 2"):
             rows.gather(np.array([0, 299, bad]))
-
-
-@pytest.mark.parametrize("shape", [(4,), (4, 3, 2), ()])
-def test_an_array_in_memory_is_a_table(shape: tuple[int, ...]) -> None:
-    rng = np.random.default_rng(0)
-    table: npt.NDArray[Any] = np.asarray(rng.integers(0, 9, (50, *shape)))
-    ids = np.array([49, 0, 7, 7])
-    np.testing.assert_array_equal(MemoryRows.from_array(table).gather(ids).values, table[ids])
-    transposed = np.asfortranarray(table)
-    np.testing.assert_array_equal(MemoryRows.from_array(transposed).gather(ids).values, table[ids])
-
-
-def test_many_threads_may_gather_at_once(tmp_path: Path) -> None:
-    table = np.random.default_rng(0).random((1000, 64), dtype=np.float32)
-    rows = MemoryRows.from_array(table)
-
-    def check(seed: int) -> bool:
-        ids = np.random.default_rng(seed).integers(0, 1000, 2000)
-        return bool((rows.gather(ids).values == table[ids]).all())
-
-    with ThreadPoolExecutor(4) as threads:
-        assert all(threads.map(check, range(40)))
-
-
-MIN_POOLED_BYTES = 128 * 1024
-
-
-# --- buffers -------------------------------------------------------------------------------
 
 
 # --- sharing between loaders ---------------------------------------------------------------

@@ -28,7 +28,6 @@ NODE, EDGE = "node", ("node", "to", "node")
 EdgeType = tuple[str, str, str]
 CITES: EdgeType = ("paper", "cites", "paper")
 WRITES: EdgeType = ("author", "writes", "paper")
-BY: EdgeType = ("paper", "by", "author")
 STRATEGIES = pytest.mark.parametrize("strategy", ["uniform", "last"])
 LEVELS = pytest.mark.parametrize("of_edges", [True, False])
 

@@ -34,7 +34,6 @@ from gnnstore.formats.partitions import PartitionsReader
 from gnnstore.sampling.sampled_graph import columns_needed
 from gnnstore.tools.cli import main
 
-BUYS = ("user", "buys", "item")
 DAY_US = 86_400 * 10**6
 SINCE = dt.date(1970, 1, 1)
 
