@@ -214,7 +214,7 @@ class PolicyRun:
 
     All caches work as a loader does, batch by batch: the hits of a batch are the rows that were
     cached before it. "degree" and "frequency" are filled once, with the rows of the highest scores;
-    "lru" keeps the rows that were used last, a batch's one by one; "belady" knows the trace.
+    "lru" keeps the rows that were used last, a batch's one by one; "belady" sees the whole trace.
     """
 
     policy: str

@@ -4,7 +4,7 @@ The reuse distance of a row in a batch is the number of batches since it was las
 cache keeps the shortest of these intervals that there is room for, so its misses follow from the
 number of intervals of each length: on R-MAT graphs within 2.5 % of its planner's, for caches
 from 1 % of the rows on. An LRU cache keeps a row while fewer other rows are needed than it has
-slots, which follows from the same numbers. So one sample tells the misses of caches of all sizes.
+slots, which follows from the same numbers. So one sample gives the misses of caches of all sizes.
 
 Where an epoch is longer than the sample, distances beyond it follow a power law that is fitted to
 the farther half of those in the sample.

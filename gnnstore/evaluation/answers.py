@@ -1,7 +1,7 @@
 """True answers of queries among the edges of a graph or a list, for a range of nodes at a time.
 
 A query (s, r, ?) is answered by the targets of edges from s, (?, r, t) by the sources of edges to
-t. A store knows edges by target, ascending by source: the sources of a target in a range of nodes
+t. A store has edges by target, ascending by source: the sources of a target in a range of nodes
 are one range of positions, found by binary search. The targets of a source are found by reading the
 columns of the range once, in order, for all queries together. Only pieces are copied.
 """

@@ -53,7 +53,7 @@ class CacheKey(Generic[C]):
     """The key of a shared cache, typed by the cache."""
 
     kind: Hashable  # loaders of one kind share the memory of its caches, which others cannot have
-    of: Hashable  # tells caches of a kind apart, such as by their tables
+    of: Hashable  # the cache among others of its kind, such as its tables
 
 
 @dataclass(frozen=True)

@@ -472,7 +472,7 @@ def _is_matrix(value: Any) -> bool:
 register_pytree_node(AdjT, lambda adj: ([], adj), lambda _, adj: adj)
 
 
-# What the wrapper knows itself.
+# What the wrapper has itself.
 _OF_THE_TENSOR = {
     Tensor.size,
     Tensor.dim,

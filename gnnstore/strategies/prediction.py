@@ -3,7 +3,7 @@
 An epoch has stages. Those that overlap take as long as the longest one, on the disk or on the
 processors; the others add up.
 
-The model knows neither graphs nor strategies: it takes and returns plain numbers.
+The model depends on neither graphs nor strategies: it takes and returns plain numbers.
 """
 
 from __future__ import annotations

@@ -61,7 +61,7 @@ def from_numpy(
     """Convert named arrays.
 
     The graph is either `edge_index` [2, E] (sources above targets) or [E, 2], or `indptr` [N + 1]
-    and `indices` [E]. Every other array is told by its name:
+    and `indices` [E]. Every other array is recognized by its name:
 
     - `num_nodes`: N, one integer; else N is the length of `indptr` less one, or of `x`, `y`
       or another node attribute, or one more than the largest id.

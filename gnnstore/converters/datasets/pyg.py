@@ -1,6 +1,6 @@
 """A `Data` or `HeteroData` of PyG, or a pair of its stores, with all their attributes.
 
-PyG itself says whether an attribute is one of nodes, of edges or of neither, so that a batch of the
+PyG itself decides whether an attribute is one of nodes, of edges or of neither, so that a batch of the
 store holds exactly what a batch of the data object would.
 """
 
@@ -335,7 +335,7 @@ class _Part:
 
 
 def _find_count(data: Any) -> Any:
-    """Return the number of nodes; None if nothing says it."""
+    """Return the number of nodes; None if it is not known."""
     with warnings.catch_warnings():  # counting nodes by the largest id is intended
         warnings.simplefilter("ignore")
         return data.num_nodes

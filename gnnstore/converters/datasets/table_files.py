@@ -91,7 +91,7 @@ class Table(ABC):
 
     @cached_property
     def num_rows(self) -> int:
-        """The number of rows; of some files only a pass over one column tells."""
+        """The number of rows; some files need a pass over one column for it."""
         return sum(batch.num_rows for batch in self.record_batches(self.schema.names[:1]))
 
     def time_unit(self, column: str) -> str | None:
@@ -595,7 +595,7 @@ def plain(column: pa.Array) -> pa.Array:
 
 
 def _of_decimals(column: pa.Array, where: str, first_row: int, per_row: int) -> pa.Array:
-    """Return decimals without a fraction as int64, and others as float64 that tells them apart."""
+    """Return decimals without a fraction as int64, and others as float64 in which they differ."""
     import pyarrow as pa  # noqa: PLC0415
 
     has_fraction = column.type.scale > 0

@@ -1,4 +1,4 @@
-"""What text says of itself before the first row, and numbers for the nodes that it has.
+"""The head of a text before its first row, and numbers for the nodes in it.
 
 A Matrix Market file states its rows, entries and symmetry, which are taken as they are or refused.
 Of SNAP's and KONECT's comments only the direction counts.

@@ -334,7 +334,7 @@ def _open_nodes(
     node_id: str = "id",
     has_names: bool = False,
 ) -> tuple[NodeInput, _Ids]:
-    """Open the nodes of a type, and their ids if they have some; -1 nodes if nothing tells.
+    """Open the nodes of a type, and their ids if they have some; -1 nodes if it is not known.
 
     The column `node_id` has these; with `has_names`, ids in text are names.
     """

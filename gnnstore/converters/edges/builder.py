@@ -266,7 +266,7 @@ class EdgeBuilder:
                 "again without resume=True"
             )
         self._spill()
-        attributes = buffer.attributes or {}  # of which no part tells, where there are no edges
+        attributes = buffer.attributes or {}  # which no part holds, where there are no edges
         return SpilledEdges(
             self._parts,
             self._rules,

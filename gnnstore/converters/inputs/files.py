@@ -106,7 +106,7 @@ class _Reader:
             self._file = open_regular(path, error=InputError)
         advice = os.POSIX_FADV_SEQUENTIAL if in_order else os.POSIX_FADV_RANDOM
         os.posix_fadvise(self._file, 0, 0, advice)
-        with suppress(OSError):  # the file system knows no such thing
+        with suppress(OSError):  # the file system has no such call
             self._direct = open_regular(path, os.O_RDONLY | os.O_DIRECT, error=InputError)
 
     def read(self, num_bytes: int, offset: int) -> npt.NDArray[np.uint8]:

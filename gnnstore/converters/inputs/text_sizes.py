@@ -75,7 +75,7 @@ def guess_sizes(path: Path, form: TableFormat, num_nodes: int | None = None) -> 
 def _extrapolated(ends: list[list[bytes]], scale: float) -> int:
     """Return the number of different ends in `scale` times as many rows (Chao et al. 2014).
 
-    How many are in one piece of the rows only, and in two, tells how many are in none. Rows next to
+    The numbers in one piece of the rows only, and in two, give the number in none. Rows next to
     one another may have ends in common, so that ends are not counted.
     """
     step = -(-len(ends) // _PIECES)

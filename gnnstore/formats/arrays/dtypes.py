@@ -1,6 +1,6 @@
 """Element types: their names in a store, in NumPy and in Zarr.
 
-A store knows one type that NumPy does not: bfloat16 is kept as its 16 bits (`uint16`) and
+A store has one type that NumPy has not: bfloat16 is kept as its 16 bits (`uint16`) and
 named in the array's attributes, so that every Zarr reader can still open the array.
 """
 

@@ -247,7 +247,7 @@ def _write_seeds(
     whole = len(seeds) // batch_size
     count = max(1, whole if num_batches is None else min(whole, num_batches))
     if isinstance(seeds, Links) and seeds.edges is None and count == whole:
-        return count  # a loader knows all edges without a copy
+        return count  # a loader has all edges without a copy
     positions = epoch_order(len(seeds), seed, 0)[: count * batch_size]
     if isinstance(seeds, Links):
         links = seeds.over(seeds.store.topology_at_hand())
