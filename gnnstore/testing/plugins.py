@@ -1,7 +1,7 @@
 """Tests that plug-ins inherit: of row sources, of cache policies and of strategies.
 
-A subclass makes what is to be tested. If its name begins with `Test`, pytest runs it; the tests need
-no fixtures, so that any other runner can call the methods whose names begin with `test_`.
+A subclass makes what is to be tested. If its name begins with `Test`, pytest runs it; the tests
+need no fixtures, so that any other runner can call the methods whose names begin with `test_`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A `Data` or `HeteroData` of PyG, or a pair of its stores, with all their attributes.
 
-PyG itself decides whether an attribute is one of nodes, of edges or of neither, so that a batch of the
-store holds exactly what a batch of the data object would.
+PyG itself decides whether an attribute is one of nodes, of edges or of neither, so that a batch of
+the store holds exactly what a batch of the data object would.
 """
 
 from __future__ import annotations

@@ -115,7 +115,7 @@ def remove_unit(kind: Kind, store: Path, name: str) -> None:
     if not kind.manifest.is_at(path):
         names = unit_names(kind, store)
         raise NotFoundError(f"{store}: no {kind.name} {name!r}; the store has {names}", path=path)
-    # Renamed first, so that a unit exists whole or not at all; 'gnnstore gc' recognizes the new name.
+    # Renamed first, so that a unit exists whole or not at all; 'gnnstore gc' finds the new name.
     doomed = path.with_name(f".{name}.tmp-{uuid.uuid4().hex[:8]}")
     with storage_errors(f"remove the {kind.name}", path):
         path.rename(doomed)
