@@ -302,7 +302,7 @@ class StrategyTests:
         from gnnstore.loaders.node import NeighborLoader  # noqa: PLC0415 - imports torch
 
         options = {
-            "batch_size": 30,
+            "batch_size": 60,
             "shuffle": True,
             "seed": 1,
             "strategy": self.strategy,
@@ -314,7 +314,7 @@ class StrategyTests:
     def _in_memory(self, **more: Any) -> Any:
         from gnnstore.loaders.node import NeighborLoader  # noqa: PLC0415
 
-        options = {"batch_size": 30, "shuffle": True, "seed": 1, "strategy": "memory", **more}
+        options = {"batch_size": 60, "shuffle": True, "seed": 1, "strategy": "memory", **more}
         return NeighborLoader(self._path, [4, 4], "train", **options)
 
     def test_batches(self) -> None:
@@ -328,7 +328,7 @@ class StrategyTests:
 
     def test_resumes(self) -> None:
         """A loader that is stopped goes on with the next batch; so does one in memory, and back."""
-        assert_resumes(self.make_loader)
+        assert_resumes(self.make_loader, num_epochs=1)
         loaders = (make() for make in cycle((self.make_loader, self._in_memory)))
         assert_resumes(lambda: next(loaders), num_epochs=1)
 

@@ -68,8 +68,8 @@ def store(tmp_path: Path) -> Path:
         (frame(ROW_BYTES - 8, ROW_BYTES - 8), f"it holds {ROW_BYTES - 8} bytes"),
         (frame(ROW_BYTES - 8, ROW_BYTES), "cannot be decoded"),
         (frame(ROW_BYTES - 8, None), "cannot be decoded"),
-        (b"\x28\xb5\x2f\xfd", "it is no frame"),
-        (b"\x50\x2a\x4d\x18" + bytes(40), "it is no frame"),  # one to be skipped
+        (b"\x28\xb5\x2f\xfd", "it is not a frame"),
+        (b"\x50\x2a\x4d\x18" + bytes(40), "it is not a frame"),  # one to be skipped
     ],
     ids=[
         *("says it", "says nothing", "says less", "second frame", "short", "short, says more"),

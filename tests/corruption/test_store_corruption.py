@@ -489,7 +489,7 @@ def test_a_split_of_other_things_than_nodes(tmp_path: Path, ids: Any) -> None:
         CorruptStoreError, match="odd: the split is not a list of node ids below 300"
     ):
         _ = store.splits["odd"]
-    with pytest.raises(CorruptStoreError, match="odd: the split is no list"):
+    with pytest.raises(CorruptStoreError, match="odd: the split is not a list"):
         store.to_pyg()
 
 

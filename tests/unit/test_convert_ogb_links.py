@@ -264,7 +264,12 @@ class Trap:
             "the name __builtin__.print. Nothing else in a pickle",
         ),
         ("wikikg2", "train", {"head_type": ["disease"] * 3}, "found the opcode EMPTY_LIST"),
-        ("wikikg2", "train", {"head": {"a": np.arange(3)}}, "train.pt: head of train is no array"),
+        (
+            "wikikg2",
+            "train",
+            {"head": {"a": np.arange(3)}},
+            "train.pt: head of train is not an array",
+        ),
         ("collab", "valid", {"edge": np.zeros((0, 2), int)}, "the split 'valid' has no edges"),
     ],
 )

@@ -205,7 +205,7 @@ def test_what_is_no_dict_of_arrays_is_named(tmp_path: Path, content: Any, found:
         (b"\x80\x02}K\x01)\x85q\0h\0s.", "a tuple that occurs twice"),
         (b"\x80\x02}K\x01)\x85(uq\0h\0s.", "a tuple that occurs twice"),  # after SETITEMS
         (b"\x80\x02}r\0\0\0\x7f.", "the entry 2130706432 of the memo"),
-        (b"\x80\x02c_codecs\nencode\nX\1\0\0\0aX\3\0\0\0hex\x86R.", "a text that is no byt"),
+        (b"\x80\x02c_codecs\nencode\nX\1\0\0\0aX\3\0\0\0hex\x86R.", "a text that is not byt"),
     ],
 )
 def test_a_pickle_that_nothing_writes_is_refused(tmp_path: Path, data: bytes, found: str) -> None:

@@ -194,7 +194,7 @@ def test_an_interrupted_conversion_is_resumed(
 ) -> None:
     whole = from_triples(directory, tmp_path / "whole.gnn")
     name = {
-        "edges": "gnnstore.converters.writer.graph_writer.write_adjacency",
+        "edges": "gnnstore.converters.writer.edge_writer.write_adjacency",
         "splits": "gnnstore.converters.writer.graph_writer.write_edge_split",
         "commit": "gnnstore.formats.store.store.StoreWriter.commit",
     }[at]
@@ -239,7 +239,7 @@ def refused(kind: type[Exception], match: str, *arguments: Any, **options: Any) 
 def test_bad_input(tmp_path: Path, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     output = tmp_path / "a.gnn"
     train = directory / "train.txt"
-    refused(UsageError, "columns='hr' is no order", directory, output, columns="hr")
+    refused(UsageError, "columns='hr' is not an order", directory, output, columns="hr")
     refused(UsageError, "is a directory, whose files", directory, output, valid=train)
     refused(NotFoundError, "the file of triples: .* does not exist", tmp_path / "none", output)
     refused(NotFoundError, "test triples: .* does not", train, output, test=tmp_path / "none")
