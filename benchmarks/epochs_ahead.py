@@ -78,7 +78,7 @@ def store_of(workload: Workload, directory: Path, order: str) -> Path:
 def epochs(path: Path, seeds: npt.NDArray[np.int64], way: str) -> tuple[list[Epoch], int]:
     """Load some epochs; return them, and the batches of a superbatch."""
     store = gnnstore.open(path)
-    sizes, num_batches = StoreSizes.of(store.schema), len(seeds) // BATCH_SIZE
+    sizes, num_batches = StoreSizes.from_schema(store.schema), len(seeds) // BATCH_SIZE
     found = store.ids_of(seeds) if store.original_ids is not None else seeds
     loader = gnnstore.NeighborLoader(
         store,

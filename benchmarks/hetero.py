@@ -96,7 +96,7 @@ def seeds_of(store: gnnstore.GraphStore, num_batches: int) -> Any:
 def second_epoch(path: Path, strategy: str, num_batches: int) -> Found:
     """Return seconds, bytes and reads of the second epoch of a strategy."""
     store = gnnstore.open(path)
-    sizes = StoreSizes.of(store.schema)
+    sizes = StoreSizes.from_schema(store.schema)
     options: Found = {}
     if strategy not in ("mmap", "memory"):
         options["memory"] = sizes.topology_bytes + int(SHARE * sizes.rows_bytes) + SLACK_BYTES

@@ -37,7 +37,7 @@ NUM_BATCHES, EPOCHS = 40, 4
 def seconds_of(path: Path, seeds: torch.Tensor, strategy: str) -> float:
     """Load epochs with one strategy, and return the seconds of a batch after the first epoch."""
     store = gnnstore.open(path)
-    sizes = StoreSizes.of(store.schema)
+    sizes = StoreSizes.from_schema(store.schema)
     loader = gnnstore.NeighborLoader(
         store,
         list(FANOUTS),

@@ -146,7 +146,7 @@ def compare(arguments: argparse.Namespace, directory: Path) -> None:
     """Measure every number of ranks, and print."""
     path = make_store(directory, arguments.scale)
     schema = gnnstore.open(path).schema
-    sizes = StoreSizes.of(schema)
+    sizes = StoreSizes.from_schema(schema)
     seeds = directory / "seeds-ranks.npy"
     np.save(seeds, np.random.default_rng(1).integers(0, schema.node.num_nodes, NUM_SEEDS))
     cache_bytes = sizes.rows_bytes // 4

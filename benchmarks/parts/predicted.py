@@ -74,7 +74,7 @@ def foretell(run: Run) -> dict[str, Any]:
 def predictions_of(request: Any, auto: Auto) -> list[dict[str, Any]]:
     """Return what is predicted for each strategy; nothing where everything fits in memory."""
     placement = place_for(request, auto)
-    optimizer = StrategyOptimizer.of(request, placement) if placement.reads_disk else None
+    optimizer = StrategyOptimizer.for_loader(request, placement) if placement.reads_disk else None
     predictions = [] if optimizer is None else optimizer.with_degrees().predictions(auto.candidates)
     return [
         {

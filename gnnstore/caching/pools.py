@@ -39,7 +39,7 @@ class SlotPools:
     shares: tuple[int, ...]  # slots of each pool, of as many as all of these
 
     @classmethod
-    def of(
+    def from_widths(
         cls, widths: Mapping[RowRange, int], needed: Mapping[RowRange, int], num_bytes: int
     ) -> Self | None:
         """Divide memory as rows are needed, a pool getting no more than all of its rows.

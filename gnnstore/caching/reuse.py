@@ -38,7 +38,7 @@ class ReuseCurve:
     farther: npt.NDArray[np.float64]
 
     @classmethod
-    def of(cls, distances: npt.NDArray[np.int64], share: float = 1.0) -> Self:
+    def from_distances(cls, distances: npt.NDArray[np.int64], share: float = 1.0) -> Self:
         """Return the curve of a sample."""
         num_batches = len(distances)
         distance = np.arange(1, num_batches)
@@ -56,7 +56,7 @@ class ReuseCurve:
         found = np.zeros(trace.num_batches, np.int64)
         for distances in reuse_distances(trace, num_rows):
             found += np.bincount(distances, minlength=trace.num_batches)
-        return cls.of(found, share)
+        return cls.from_distances(found, share)
 
     @property
     def batch_rows(self) -> float:

@@ -105,7 +105,7 @@ class GrowingFile:
         with storage_errors("continue", self.file_path):
             os.ftruncate(self._descriptor, self._region_begin)
 
-    def finish(self) -> dict[str, tuple[int, npt.NDArray[np.uint32]]]:
+    def seal(self) -> dict[str, tuple[int, npt.NDArray[np.uint32]]]:
         """Turn the bytes into a Zarr array; return its files: size and checksums by path."""
         layout = plan_shards(PageGeometry(1, DEFAULT_PAGE_BYTES), self.size_bytes, _ONE_SHARD_BYTES)
         files = {}
@@ -228,7 +228,7 @@ class PackedWriter(SealedWriter):
         arrays += self._cached
         for name, file in self._growing.items():
             arrays.append(AttributeSpec(name, name, "paged", "uint8", (file.size_bytes,)))
-            self._files |= file.finish()
+            self._files |= file.seal()
         width = INDEX_COLUMNS + manifest.cached_columns
         arrays.append(self._write_table(INDEX_ARRAY, self.index, width))
         if manifest.has_segments:

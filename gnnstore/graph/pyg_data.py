@@ -43,7 +43,7 @@ class Assigned(LazySource):
     name: str
 
     @classmethod
-    def of(cls, values: Tensor, where: str) -> Self:
+    def from_tensor(cls, values: Tensor, where: str) -> Self:
         """Copy a tensor; refuse one of which threads cannot read rows."""
         if isinstance(values, LazyTensor):
             values = values.tensor()
@@ -95,7 +95,7 @@ class AssignedAttributes:
         """Keep a value if it has a row for each node; return whether it has."""
         if (rows := as_rows(value)) is None or len(rows) != num_nodes:
             return False
-        self.by_type.setdefault(node_type, {})[name] = Assigned.of(rows, where)
+        self.by_type.setdefault(node_type, {})[name] = Assigned.from_tensor(rows, where)
         return True
 
     def remove(self, node_type: str, name: str) -> bool:
@@ -162,7 +162,7 @@ def read_graph(reader: StoreReader, csc: Mapping[EdgeType, Csc]) -> Data | Heter
         part = part_of(edge.type)
         part["edge_index"] = read_edge_index(reader, edge, csc[edge.type])
         for name, spec in edge.attributes.items():
-            part[name] = EdgeRows.of(reader, edge, spec).read()
+            part[name] = EdgeRows.from_spec(reader, edge, spec).read()
         for name, value in whole_values(edge.values, edge.value_arrays, reader.read).items():
             part[name] = value
     for node in schema.node_types:
@@ -245,7 +245,7 @@ class EdgeRows(ArrayRows):
         return type(self), (self.reader, self.spec, self.axis, self.edge)
 
     @classmethod
-    def of(cls, reader: StoreReader, edge: EdgeTypeSpec, spec: AttributeSpec) -> EdgeRows:
+    def from_spec(cls, reader: StoreReader, edge: EdgeTypeSpec, spec: AttributeSpec) -> EdgeRows:
         """Return an attribute of edges, its rows along the axis that they had."""
         return cls(reader, spec, spec.cat_dim % len(spec.shape), edge)
 
@@ -393,7 +393,7 @@ class StoreTensors:
 
     def edges_of(self, edge: EdgeTypeSpec, spec: AttributeSpec) -> LazyTensor:
         """Return an attribute of edges as PyG has it: in the order of their ids."""
-        made = EdgeRows.of(self.reader, edge, spec)
+        made = EdgeRows.from_spec(self.reader, edge, spec)
         return LazyTensor(self._lazy.setdefault((spec.path, "ids"), made))
 
     def _rows(self, spec: AttributeSpec, axis: int = 0) -> ArrayRows:

@@ -67,7 +67,7 @@ class StoreSizes:
         return self.topology_bytes + self.times_bytes + rows_bytes + self.compressed_bytes
 
     @classmethod
-    def of(
+    def from_schema(
         cls,
         schema: Schema,
         config: SamplingConfig | None = None,

@@ -78,12 +78,12 @@ class TableRegistry:
         """
         former = self._machine
         try:
-            yield self._place(given or former)
+            yield self._take_machine(given or former)
         except BaseException:
-            self._place(former)
+            self._take_machine(former)
             raise
 
-    def _place(self, given: Machine) -> Machine:
+    def _take_machine(self, given: Machine) -> Machine:
         with self._lock:
             if (given.num_ranks > 1) != (self._machine.num_ranks > 1):
                 self._rows = {key: own for key, own in self._rows.items() if key[1] == "mmap"}

@@ -238,7 +238,7 @@ def _to_npy(
     # A directory first, which can be resumed and is checked when it is read; then the file from it.
     whole = rows_path(path)
     with alone_in(whole):
-        rows = _finished(whole, asked) if resume else None
+        rows = _copied_whole(whole, asked) if resume else None
         if rows is None:
             _core.remove_tree(whole)
     if rows is None:
@@ -262,7 +262,7 @@ def _to_npy(
     return mapped
 
 
-def _finished(path: Path, asked: Mapping[str, Any]) -> Embeddings | None:
+def _copied_whole(path: Path, asked: Mapping[str, Any]) -> Embeddings | None:
     """Return the complete rows of a run that was interrupted while they were copied."""
     try:
         rows = open_embeddings(path)

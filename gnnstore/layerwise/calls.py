@@ -108,7 +108,7 @@ class DegreeNorm:
     weight_name: str | None  # the edge data with the weights; None: all are 1
 
     @classmethod
-    def of(cls, conv: Any, weight_name: str | None) -> DegreeNorm | None:
+    def for_conv(cls, conv: Any, weight_name: str | None) -> DegreeNorm | None:
         """Return the normalisation of a convolution; None if it has none, or another kind."""
         if not isinstance(conv, _NORMALIZING) or not conv.normalize:
             return None
@@ -214,7 +214,7 @@ class LayerCall:
     linear: Any = None  # the map itself; while the layer runs, the convolution has none
 
     @classmethod
-    def of(cls, layer: Layer, kind: RowKind) -> LayerCall:
+    def for_layer(cls, layer: Layer, kind: RowKind) -> LayerCall:
         """Return the call that follows from the type of a layer."""
         conv: Any = layer.conv
         if conv is None:
@@ -224,7 +224,7 @@ class LayerCall:
         is_sparse = is_summing and conv.fuse and kind.dtype in _SPARSE_DTYPES
         if not is_sparse and not isinstance(conv, _NORMALIZING):
             return cls(layer, kind, "pair", takes)
-        norm = DegreeNorm.of(conv, "edge_weight" if "edge_weight" in takes else None)
+        norm = DegreeNorm.for_conv(conv, "edge_weight" if "edge_weight" in takes else None)
         # Rows that are kept are in the memory of the host.
         sums = is_summing and kind.device.type == "cpu" and not getattr(conv, "project", False)
         map_name = _map_of(conv) if sums else None
@@ -254,7 +254,7 @@ class LayerCall:
 
     def __call__(self, block: Block, dtype: torch.dtype | None = None) -> Tensor:
         """Return the rows of the block's targets, in memory of their own: [D, width]."""
-        rows: Tensor = self.layer.finish(self._convolve(block))
+        rows: Tensor = self.layer.apply_after(self._convolve(block))
         if rows.dim() != 2 or len(rows) != block.num_targets:
             raise ValueError(f"it gives {list(rows.shape)} for {block.num_targets} nodes")
         if not rows.shape[1]:

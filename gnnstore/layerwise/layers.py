@@ -43,7 +43,7 @@ class Layer:
     conv: Callable[..., Tensor] | None  # None: the layer does not use neighbours
     after: tuple[Callable[..., Tensor], ...]  # each takes the rows [n, width] of the one before it
 
-    def finish(self, rows: Tensor) -> Tensor:
+    def apply_after(self, rows: Tensor) -> Tensor:
         """Apply the functions that follow the convolution."""
         for function in self.after:
             rows = function(rows)

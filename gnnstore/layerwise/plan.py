@@ -135,7 +135,7 @@ class BlockLimits:
     is_ahead: bool  # whether the three stages take place at once
 
     @classmethod
-    def of(
+    def from_costs(
         cls, costs: npt.NDArray[np.int64], room: int, mean: Any, largest: npt.NDArray[np.int64]
     ) -> BlockLimits:
         """Divide memory between three blocks, or give it to one if a hub needs all of it.
@@ -197,7 +197,7 @@ class LayerPlan:
         """Divide memory between blocks, with some number of other rows a target."""
         degree = graph.num_edges / max(1, graph.num_nodes) if self.call.needs_edges else 0.0
         mean = np.array([degree, (degree if others is None else others) + 1, 1])
-        return BlockLimits.of(self.costs, room, mean, self.largest_block(graph))
+        return BlockLimits.from_costs(self.costs, room, mean, self.largest_block(graph))
 
     def largest_block(self, graph: GraphSize) -> npt.NDArray[np.int64]:
         """Return the sizes of the smallest possible block of the hub."""
@@ -210,7 +210,7 @@ class LayerPlan:
         """Return whether all nodes are one block."""
         return self.limits(room, graph, 0.0).admits(graph.whole)
 
-    def place(
+    def divide(
         self, room: int, graph: GraphSize, counts: npt.NDArray[np.uint32] | None
     ) -> tuple[BlockLimits, npt.NDArray[np.int64]]:
         """Divide memory between blocks and kept rows; return the nodes of these, ascending.
@@ -250,7 +250,7 @@ def plan_layers(
     }
     for layer in layers:
         kind = RowKind(width, stored, _computed_in(layer, stored), device, edge_widths)
-        call = LayerCall.of(layer, kind)
+        call = LayerCall.for_layer(layer, kind)
         check_call(call)
         running, row = _measure(call, None if dtype is None else DTYPES[dtype])
         width, stored = row.shape[1], str(row.dtype).removeprefix("torch.")

@@ -150,7 +150,7 @@ class InferenceRun:
         with Workers(self._readers_in(self.memory_bytes)) as workers:
             graph = self._open_graph(workers)
             first, source, factors = self._find_start(writer)
-            self._place(graph, first)
+            self._divide_memory(graph, first)
             scale: Tensor | None = None
             norm: DegreeNorm | None = None
             for number, plan in enumerate(self.plans[first:], first):
@@ -203,7 +203,7 @@ class InferenceRun:
             workers=workers,
         )
 
-    def _place(self, graph: GraphReader, first: int) -> None:
+    def _divide_memory(self, graph: GraphReader, first: int) -> None:
         """Divide the memory of each layer that is to run, and choose the rows that it keeps."""
         size = GraphSize(self._num_nodes, self._num_edges, graph.find_hub())
         rooms = rooms_of(
@@ -224,7 +224,7 @@ class InferenceRun:
                 counts = graph.count_sources(phase.advance)
                 self._num_sources = int(np.count_nonzero(counts))
         for number, (plan, room) in layers:
-            limits, kept = plan.place(room, size, counts)
+            limits, kept = plan.divide(room, size, counts)
             is_kept = np.zeros(self._num_nodes, np.bool_)
             is_kept[kept] = True
             self._places[number] = limits, np.packbits(is_kept)

@@ -300,7 +300,7 @@ class StateBuffer:
     def load(self, wanted: StateToRead, before: ResidentState | None, wait: Wait) -> ResidentState:
         """Read the rows and edges that are missing, and build the graph."""
         unit, partitions = self.files.unit, wanted.partitions
-        members = Members.of(partitions, unit.rows_per_partition, unit.num_nodes)
+        members = Members.from_partitions(partitions, unit.rows_per_partition, unit.num_nodes)
         slots = self.read_rows(partitions, before, wait, is_needed=True)
         edges: ResidentGraph | Buckets | None = None
         if self._edges == "graph":

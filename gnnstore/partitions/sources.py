@@ -150,7 +150,9 @@ class PartitionSources(Sources):
         sizes = shape.num_partitions, shape.capacity, unit.rows_per_partition
         parts = [
             *self._contents().reserve(*sizes, num_slots, most),
-            Reservation("compressed attributes", StoreSizes.of(self.store.schema).compressed_bytes),
+            Reservation(
+                "compressed attributes", StoreSizes.from_schema(self.store.schema).compressed_bytes
+            ),
             Reservation("seeds and their order", self.seeds.bytes_with(most)),
             Reservation("assigned attributes", self.store.assigned.num_bytes),
             Reservation(STAGING, self.engine.staging_bytes),

@@ -174,7 +174,7 @@ class Listing:
                 raise CorruptStoreError(f"{path}: ends too early for the checksums", path=path)
             out[:] = held[offset : offset + len(out)]
 
-        table = ReadArray.of(array, fill).load()
+        table = ReadArray.from_array(array, fill).load()
         for entry, first in zip(manifest.files, manifest.first_blocks()[:-1], strict=True):
             listed.append(ListedFile(entry, table[first : first + entry.num_blocks]))
         return tuple(listed)

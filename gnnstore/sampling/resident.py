@@ -29,7 +29,7 @@ class Members:
     num_nodes: int  # nodes of these partitions
 
     @classmethod
-    def of(cls, partitions: Int64Array, rows: int, total_nodes: int) -> Members:
+    def from_partitions(cls, partitions: Int64Array, rows: int, total_nodes: int) -> Members:
         """Return some partitions of a graph of `total_nodes` nodes."""
         ends = np.minimum((partitions + 1) * rows, total_nodes)
         return cls(partitions, rows, int((ends - partitions * rows).sum()))

@@ -46,7 +46,7 @@ class RowSpace:
     num_rows: int
 
     @classmethod
-    def of(cls, num_nodes: Mapping[str, int]) -> Self:
+    def from_counts(cls, num_nodes: Mapping[str, int]) -> Self:
         """Return a space of node types with these counts, in the order of the mapping."""
         ranges, first = {}, 0
         for name, count in num_nodes.items():
@@ -62,7 +62,7 @@ class RowSpace:
             for each in schema.node_types
             if any(paths is None or spec.path in paths for spec in each.attributes.values())
         ]
-        return cls.of({each.name: each.num_nodes for each in types or schema.node_types})
+        return cls.from_counts({each.name: each.num_nodes for each in types or schema.node_types})
 
     @property
     def dtype(self) -> np.dtype[Any]:

@@ -45,7 +45,7 @@ class StrategyOptimizer:
     epoch: SampledEpoch
 
     @classmethod
-    def of(
+    def for_loader(
         cls, loader: LoaderSpec, placement: Placement, progress: Progress | None = None
     ) -> StrategyOptimizer | None:
         """Measure, and sample; None if there is nothing to sample or to read."""
@@ -104,7 +104,7 @@ def is_worth_it(loader: LoaderSpec, placement: Placement) -> bool:
     """Whether reading from disk takes longer than measuring and sampling."""
     if not placement.reads_disk or loader.options.cache is not None:
         return False
-    tables = StoreSizes.of(loader.store.schema).tables
+    tables = StoreSizes.from_schema(loader.store.schema).tables
     read = [t for t in tables if t.of_nodes and placement.modes[t.path] == "disk"]
     return sum(table.num_bytes for table in read) >= SMALLEST_BYTES
 
@@ -152,7 +152,7 @@ def choices_for(loader: LoaderSpec, auto: Auto) -> Iterator[Chosen]:
         yield from last
         return
     if is_worth_it(loader, placement):
-        optimizer = StrategyOptimizer.of(loader, placement)
+        optimizer = StrategyOptimizer.for_loader(loader, placement)
     if optimizer is None:
         yield simple
         if placement.strategy.mode == "memory":

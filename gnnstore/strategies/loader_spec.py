@@ -84,7 +84,7 @@ class LoaderSpec:
     def sizes(self) -> StoreSizes:
         """Memory that the parts of the store would take."""
         with_ids = self.options.edge_ids == "input"
-        return StoreSizes.of(
+        return StoreSizes.from_schema(
             self.store.schema,
             self.presampler.config,
             whole=self.store.reader.schema,
@@ -190,7 +190,7 @@ class LoaderSpec:
         """Return the graph's topology in its place."""
         store, shared = self.store, shared_tables(self.store)
         where = placement.topology
-        if where == "memory" and placement.is_trial:
+        if where == "memory" and placement.trial_bytes > 0:
             where = "mmap"
         self.limit_unshared(placement)
         with self.progress.phase("load the topology"):
@@ -198,7 +198,7 @@ class LoaderSpec:
         if placement.topology != "disk" or engine is None:
             return topology
         topology = topology.on_disk(store.reader, engine)
-        if placement.is_trial:
+        if placement.trial_bytes > 0:
             return topology
         spare = placement.left_bytes + placement.neighbors_bytes
         whole = placement.neighbors_bytes * self.machine.num_ranks

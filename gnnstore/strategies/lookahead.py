@@ -234,7 +234,7 @@ def _pools(
 ) -> SlotPools | None:
     """Return pools of slots, if types' rows are of widths that differ much."""
     given = loader.planned.cache_bytes
-    return SlotPools.of(
+    return SlotPools.from_widths(
         tables.widths, seen.needed, placement.left_bytes if given is None else given
     )
 
@@ -323,7 +323,7 @@ def policy_of(
     """Return the strategy's policy, or a fixed choice of rows if `cache=` asks for one."""
     maker = None
     if loader.options.planned is not None and loader.options.cache is not None:
-        maker = CacheMaker.of(loader, placement, topology, engine)
+        maker = CacheMaker.for_loader(loader, placement, topology, engine)
     if maker is None:
         return POLICIES[placement.strategy.policy]
     scores = maker.scores

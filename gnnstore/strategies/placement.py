@@ -113,9 +113,9 @@ class Placement:
     ids_note: str = ""  # what ids of edges cost, if they are not free
 
     @property
-    def is_trial(self) -> bool:
-        """Whether it only serves to find the memory that is needed: nothing is to be loaded."""
-        return self.ledger.trial_bytes > 0
+    def trial_bytes(self) -> int:
+        """Bytes lent to find the memory that is needed: with any, nothing is to be loaded."""
+        return self.ledger.trial_bytes
 
     @property
     def budget_bytes(self) -> int:

@@ -161,7 +161,7 @@ def sample_workload(
     """
     presampler, num_nodes = loader.presampler.over(tables.space), tables.space.num_rows
     arrays = [loader.store.reader.paged(spec) for spec in tables.specs]
-    reads = TableReads.of(arrays, engine.tuning, tables.ranges)
+    reads = TableReads.from_arrays(arrays, engine.tuning, tables.ranges)
     with progress.phase("sample"):
         began = perf_counter()
         seen = presampler.run(topology, num_threads, spare_bytes=spare_bytes)

@@ -78,7 +78,7 @@ class CacheMaker:
     tables: CachedTables
 
     @classmethod
-    def of(
+    def for_loader(
         cls, loader: LoaderSpec, placement: Placement, topology: Topology, engine: Engine | None
     ) -> CacheMaker | None:
         """Return the maker of a loader's cache; None if the loader has none."""
@@ -263,7 +263,7 @@ class StaticStrategy(Strategy):
         engine, caches = loader.open_engine(placement.topology), shared_caches(loader.store)
         placement = placement.read_by(engine)
         topology = loader.open_topology(placement, engine)
-        maker = CacheMaker.of(loader, placement, topology, engine)
+        maker = CacheMaker.for_loader(loader, placement, topology, engine)
         cache = None if maker is None else caches.find_cache(maker.key)
         if maker is None:
             if placement.budget_is_promise:
@@ -274,7 +274,7 @@ class StaticStrategy(Strategy):
             if not placement.budget_is_promise:  # memory of other caches, which stay
                 placement = placement.with_limit(placement.budget_bytes - caches.cached_bytes)
             note = maker.why_none(placement.left_bytes)
-        if cache is None and not note and not placement.is_trial:
+        if cache is None and not note and placement.trial_bytes == 0:
             choice = maker.choose(placement)
             if choice.num_rows:
                 cache = maker.open(choice.num_rows, choice)
@@ -334,7 +334,7 @@ class _CachedSources(OpenStore):
     def open_cache(self, loader: LoaderSpec) -> StaticCache | None:
         """Return the cache; it is in use from now on, so that no other loader closes it."""
         cached = self.placement.cache
-        maker = CacheMaker.of(loader, self.placement, self.topology, self.engine)
+        maker = CacheMaker.for_loader(loader, self.placement, self.topology, self.engine)
         if maker is None or cached is None or not cached.num_rows:
             return None
         cache = maker.open(cached.num_rows)

@@ -190,7 +190,7 @@ class TableReads:
     ranges: tuple[RowRange, ...] = ()
 
     @classmethod
-    def of(
+    def from_arrays(
         cls, arrays: Sequence[PagedArray], tuning: ReadTuning, ranges: tuple[RowRange, ...] = ()
     ) -> Self:
         """Return the layout of stored arrays, and the merging of their reads."""
@@ -290,7 +290,9 @@ class Workload:
             ids_bytes=ids_bytes,
             kept_bytes=kept_bytes,
             seconds_sampling=seconds_sampling,
-            rows=ReuseCurve.of(np.bincount(distances, minlength=num_batches), kept_share),
+            rows=ReuseCurve.from_distances(
+                np.bincount(distances, minlength=num_batches), kept_share
+            ),
             pages=_page_curve(trace, kept_share, reads),
             frequency=ScoreCurve(rows_of / share, uses / kept_share, num_rows),
             degree=None,
@@ -344,7 +346,7 @@ class Workload:
         sample = self._sample
         lowest = max(least, self.frequency.lowest_score(num_rows))
         others = sample.distances[sample.others < lowest]
-        rows = ReuseCurve.of(
+        rows = ReuseCurve.from_distances(
             np.bincount(others, minlength=sample.trace.num_batches), sample.kept_share
         )
         kept = np.arange(len(self.frequency.rows)) < lowest

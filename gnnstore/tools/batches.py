@@ -195,7 +195,7 @@ def load_topology(
     store: GraphStore, progress: Progress, memory: int | None = None, held_bytes: int = 0
 ) -> Topology:
     """Read the topology; map it if the budget, without the bytes in use, is too small."""
-    sizes, budget = StoreSizes.of(store.schema), MemoryBudget.of(memory)
+    sizes, budget = StoreSizes.from_schema(store.schema), MemoryBudget.of(memory)
     with progress.phase("read the topology"):
         placement = place(sizes, budget, strategy=MMAP, seeds_bytes=held_bytes)
         return store.topology(placement.topology)

@@ -191,7 +191,7 @@ def _state(reader: StoreReader) -> dict[str, Any]:
 def _reading(reader: StoreReader) -> dict[str, Any]:
     """Return the way in which a loader with default arguments would read this store."""
     try:
-        sizes = StoreSizes.of(reader.schema)
+        sizes = StoreSizes.from_schema(reader.schema)
         placement = place(sizes, MemoryBudget.of(None), strategy=auto().by_mode)
         paths = {table.path for table in sizes.tables if table.num_rows}
         read = [reader.paged(spec) for spec in reader.schema.arrays() if spec.path in paths]

@@ -147,7 +147,7 @@ def _fixed_bytes(store: GraphStore) -> int:
     """Return the memory of a loader that does not depend on partitions, without batches."""
     path = store.reader.paged(store.schema.edge.indices).file_paths[0]
     engine = shared_tables(store).engine(path, None)
-    return engine.staging_bytes + StoreSizes.of(store.schema).compressed_bytes
+    return engine.staging_bytes + StoreSizes.from_schema(store.schema).compressed_bytes
 
 
 def full_rate_bytes(profile: DeviceProfile) -> int:

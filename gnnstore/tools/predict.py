@@ -149,7 +149,7 @@ def predict_caches(
         )
         measured = load_profile(store.path)  # perhaps a moment ago, for the predictions
         arrays = [store.reader.paged(spec) for spec in specs]
-        reads = TableReads.of(arrays, tune_reads(measured), tables.ranges)
+        reads = TableReads.from_arrays(arrays, tune_reads(measured), tables.ranges)
         # Times through the page cache are not a disk's.
         profile = measured if measured is not None and measured.is_direct else None
         sizes = caches or (_SHARES if plot_file is None else _DRAWN_SHARES)
@@ -252,7 +252,7 @@ def _predict(
     except BudgetError:
         # An epoch may be sampled with more memory than its prediction has.
         placement = place_for(replace(spec, options=replace(spec.options, memory=None)), STATIC)
-    optimizer = StrategyOptimizer.of(spec, placement, progress)
+    optimizer = StrategyOptimizer.for_loader(spec, placement, progress)
     if optimizer is None:
         return {**memory, "disk_bytes": 0, "strategies": [], "curve": []}
     if any(candidate.score == "degree" for candidate in candidates):
@@ -304,7 +304,7 @@ def _curve(
     shares = np.geomspace(_LEAST_SHARE, _MOST_SHARE, _CURVE_POINTS)
     points = []
     with progress.phase("predict", _CURVE_POINTS, "budgets") as phase:
-        whole = StoreSizes.of(optimizer.loader.store.schema).total_bytes
+        whole = StoreSizes.from_schema(optimizer.loader.store.schema).total_bytes
         for memory in (whole * shares).round().astype(int).tolist():
             predictions = optimizer.predictions(candidates, memory=memory)
             seconds = {p.strategy.choice: _number(p.seconds) for p in predictions}

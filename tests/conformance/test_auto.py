@@ -337,7 +337,7 @@ def test_a_strategy_gets_what_was_predicted_for_it(
 
     def only(request: Any, auto: Auto) -> Iterator[optimizer.Chosen]:
         candidate = auto.by_choice[choice]
-        found = optimizer.StrategyOptimizer.of(request, place_for(request, STATIC))
+        found = optimizer.StrategyOptimizer.for_loader(request, place_for(request, STATIC))
         assert found is not None
         predictions.extend(found.with_degrees().predictions((candidate,)))
         yield optimizer.Chosen(optimizer.with_candidate(request.options, candidate))
@@ -374,7 +374,7 @@ def test_pages_of_a_mapped_topology_take_those_of_rows(
     save_profile(profile_of(path))
     mapped: dict[str, int] = {}
     for topology, request in requests_of(path, monkeypatch, "memory", "mmap").items():
-        found = optimizer.StrategyOptimizer.of(request, place_for(request, STATIC))
+        found = optimizer.StrategyOptimizer.for_loader(request, place_for(request, STATIC))
         assert found is not None
         (prediction,) = found.predictions([auto().by_choice["mmap"]])
         mapped[topology] = prediction.resources.cached_bytes
@@ -392,7 +392,7 @@ def test_sampling_is_timed_as_a_strategy_would_sample(
     candidates = [auto().by_choice[name] for name in ("direct", "static-frequency", "belady")]
     for elsewhere, here in (("disk", "memory"), ("memory", "disk")):
         request = requests[here]
-        found = optimizer.StrategyOptimizer.of(request, place_for(request, STATIC))
+        found = optimizer.StrategyOptimizer.for_loader(request, place_for(request, STATIC))
         assert found is not None
         times = {p.strategy.choice: p.stages["sampling"] for p in found.predictions(candidates)}
         assert times["direct"] == times["static-frequency"]

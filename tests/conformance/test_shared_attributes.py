@@ -62,7 +62,7 @@ def test_rows_lie_once(made: tuple[HeteroData, GraphStore]) -> None:
     files = {path.name for path in (store.path / "edges/paper__rev_cites__paper/attrs").iterdir()}
     assert {"w", "edge_attr", "edge_time"} <= files
     assert "wide" not in files
-    sizes = StoreSizes.of(store.schema)
+    sizes = StoreSizes.from_schema(store.schema)
     assert sum(table.row_bytes == 160 for table in sizes.tables) == 1
     document = json.loads((store.path / "zarr.json").read_text())["attributes"]["gnnstore"]
     assert document["reader_features"] == ["shared-attributes"]

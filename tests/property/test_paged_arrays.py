@@ -103,7 +103,7 @@ def test_page_arithmetic(row_bytes: int, page_bytes: int, num_rows: int) -> None
 @given(row_bytes=st.integers(4, 8192), num_rows=st.integers(64, 2**42))
 def test_chosen_pages_waste_little(row_bytes: int, num_rows: int) -> None:
     """At most 3 % wherever a page of up to 64 KiB allows it; else no other wastes less."""
-    chosen = PageGeometry.of(row_bytes, num_rows)
+    chosen = PageGeometry.for_rows(row_bytes, num_rows)
     bodies = {
         size: PageGeometry(row_bytes, size).body_bytes(num_rows)
         for size in (4096, 8192, 16384, 32768, 65536)
@@ -113,7 +113,7 @@ def test_chosen_pages_waste_little(row_bytes: int, num_rows: int) -> None:
         assert chosen.page_bytes == min(dense)
     else:
         assert bodies[chosen.page_bytes] == min(bodies.values())
-    assert PageGeometry.of(row_bytes, num_rows, 8192).page_bytes == 8192
+    assert PageGeometry.for_rows(row_bytes, num_rows, 8192).page_bytes == 8192
 
 
 @pytest.mark.parametrize(
@@ -132,7 +132,7 @@ def test_chosen_pages_waste_little(row_bytes: int, num_rows: int) -> None:
     ],
 )
 def test_pages_of_widths_that_people_have(row_bytes: int, page_bytes: int) -> None:
-    assert PageGeometry.of(row_bytes, 10**8).page_bytes == page_bytes
+    assert PageGeometry.for_rows(row_bytes, 10**8).page_bytes == page_bytes
 
 
 @settings(max_examples=examples(40), deadline=None)
@@ -141,7 +141,7 @@ def test_rows_in_chosen_pages_come_back(width: int, num_rows: int, seed: int) ->
     rows = np.random.default_rng(seed).integers(0, 99, (num_rows, width), dtype=np.int32)
     with tempfile.TemporaryDirectory() as directory:
         array = write(Path(directory), rows, None, None, [num_rows // 3])
-        assert array.geometry == PageGeometry.of(4 * width, num_rows)
+        assert array.geometry == PageGeometry.for_rows(4 * width, num_rows)
         check(array, rows)
 
 

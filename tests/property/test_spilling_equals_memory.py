@@ -80,7 +80,7 @@ def read(built: BuiltEdges) -> Columns:
 def outcome(builder: EdgeBuilder, num_nodes: int | None) -> Columns | str:
     """Return the adjacency, or why it was refused: undirected edges that differ in an attribute."""
     try:
-        return read(builder.finish(num_nodes))
+        return read(builder.build(num_nodes))
     except InputError as error:
         return str(error)
 
@@ -132,9 +132,9 @@ class AlwaysSpills(EdgeBuilder):
         if self._chunks % self.every == 0:
             self._spill()
 
-    def finish(self, num_nodes: int | None) -> BuiltEdges:
+    def build(self, num_nodes: int | None) -> BuiltEdges:
         self._spill()
-        return super().finish(num_nodes)
+        return super().build(num_nodes)
 
 
 class Widths:

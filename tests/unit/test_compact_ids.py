@@ -39,7 +39,7 @@ def test_a_limit_on_memory_changes_how_not_what(memory_bytes: int | None) -> Non
     collector = IdCollector(memory_bytes=memory_bytes)
     for part in np.array_split(ids, 7):
         collector.add(part)
-    found = collector.finish()
+    found = collector.build()
     expected = np.unique(ids)
     np.testing.assert_array_equal(found.original_ids(), expected)
     np.testing.assert_array_equal(expected[found.to_nodes(ids.reshape(2, 30))].reshape(-1), ids)

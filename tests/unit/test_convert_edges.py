@@ -83,7 +83,7 @@ def build(
         part = slice(begin, begin + chunk)
         sources, targets = graph.edge_index[:, part]
         builder.add(sources, targets, {"w": weights[part]}, "test")
-    built = builder.finish(graph.num_nodes)
+    built = builder.build(graph.num_nodes)
     assert built.num_nodes == graph.num_nodes
     chunks = list(built.chunks())
     indptr = np.concatenate([c.indptr for c in chunks])
@@ -154,7 +154,7 @@ def edges_in_buckets(
         sources, targets = ends[:, begin : begin + chunk]
         builder.add(sources, targets, {}, "test")
         assert builder.buffer.num_edges == 0
-    built = builder.finish(num_nodes)
+    built = builder.build(num_nodes)
     assert pieces_ahead(built) >= 0
     return built
 
@@ -205,7 +205,7 @@ def test_a_file_of_edges_fills_buckets(tmp_path: Path, dtype: str) -> None:
     builder.expect(600, looked_at)
     for pair in edge_pairs(source):
         builder.add(*pair, {}, "test")
-    built = builder.finish(40)
+    built = builder.build(40)
     assert pieces_ahead(built) >= 0
     found = np.concatenate([c.indices for c in built.chunks()])
     assert np.array_equal(found, graph.edge_index[0, np.lexsort(graph.edge_index)])
@@ -228,15 +228,15 @@ def test_ids_that_are_positions_are_not_kept() -> None:
     graph = random_graph(30, 100, seed=1, coalesced=True)
     builder = EdgeBuilder(EdgeRules())
     builder.add(graph.edge_index[0], graph.edge_index[1], {}, "test")
-    assert builder.finish(30).edge_id_dtype is None
+    assert builder.build(30).edge_id_dtype is None
 
 
 def test_the_largest_id_says_how_many_nodes_there_are() -> None:
     builder = EdgeBuilder(EdgeRules())
     builder.add(np.array([3]), np.array([7]), {}, "test")
-    assert builder.finish(None).num_nodes == 8
-    assert EdgeBuilder(EdgeRules()).finish(None).num_nodes == 0
-    (chunk,) = EdgeBuilder(EdgeRules()).finish(5).chunks()
+    assert builder.build(None).num_nodes == 8
+    assert EdgeBuilder(EdgeRules()).build(None).num_nodes == 0
+    (chunk,) = EdgeBuilder(EdgeRules()).build(5).chunks()
     assert chunk.indptr.tolist() == [0] * 6
 
 
@@ -255,7 +255,7 @@ def test_attributes_keep_type_and_shape_without_edges() -> None:
     builder = EdgeBuilder(EdgeRules())
     none = np.empty(0, np.int64)
     builder.add(none, none, {"a": np.empty((0, 3), np.float16)}, "test")
-    (chunk,) = builder.finish(4).chunks()
+    (chunk,) = builder.build(4).chunks()
     assert chunk.attributes["a"].shape == (0, 3)
     assert chunk.attributes["a"].dtype == np.float16
 
@@ -318,7 +318,7 @@ def test_a_budget_counts_the_longest_column() -> None:
     builder = EdgeBuilder(EdgeRules(), memory_bytes=budget)
     builder.add(others, hub, {}, "test")
     with pytest.raises(BudgetError, match=r"raise memory_bytes"):
-        builder.finish(5000)
+        builder.build(5000)
 
 
 _MEASURE = """
@@ -338,14 +338,14 @@ _MEASURE = """
     rng = np.random.default_rng(0)
     small = EdgeBuilder(rules)  # what is loaded and started once is not counted
     small.add(np.arange(9), np.arange(9), {"w": np.zeros((9, 2), np.float32)}, "warm-up")
-    list(small.finish(9).chunks())
+    list(small.build(9).chunks())
     before = resident("VmRSS")
     builder = EdgeBuilder(rules, num_nodes=num_nodes)
     for _ in range(num_edges // chunk):
         ends = rng.integers(0, num_nodes, (2, chunk))
         builder.add(ends[0], ends[1], {"w": np.zeros((chunk, 2), np.float32)}, "test")
         del ends
-    for piece in builder.finish(num_nodes).chunks():
+    for piece in builder.build(num_nodes).chunks():
         pass
     print(resident("VmHWM") - before, estimate_peak_bytes(rules, num_edges, num_nodes, 8))
 """

@@ -88,7 +88,7 @@ def test_edges_that_are_sorted_on_disk(tmp_path: Path, monkeypatch: pytest.Monke
             part = slice(begin, begin + 1000)
             builder.add(edges[0, part], edges[1, part], {"w": weights[part]}, "test")
         assert memory_bytes is None or builder._parts
-        return builder.finish(40)
+        return builder.build(40)
 
     assert build(40_000).num_edges == build(None).num_edges == 12
     pair = np.flatnonzero((edges[0] == 30) & (edges[1] == 2))

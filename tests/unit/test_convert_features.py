@@ -266,9 +266,9 @@ def test_attributes_are_taken_in_other_pieces_than_they_come() -> None:
     taken = [taker.take(count) for count in (0, 1, 5, 5, 0)]
     assert [len(rows) for rows in taken] == [0, 1, 5, 5, 0]
     np.testing.assert_array_equal(np.concatenate(taken), ROWS)
-    taker.finish(11)
+    taker.check_end(11)
     assert "has 11 rows, but the graph has 12 edges or more" in refused(lambda: taker.take(1))
-    assert "has 11 rows, but the graph has 10 edges" in refused(lambda: taker.finish(10))
+    assert "has 11 rows, but the graph has 10 edges" in refused(lambda: taker.check_end(10))
 
 
 # ---- through converters

@@ -63,7 +63,7 @@ def in_memory(
 ) -> dict[str, npt.NDArray[Any]]:
     builder = EdgeBuilder(rules, num_nodes=num_nodes)
     feed(builder, edges, attributes=attributes)
-    return columns(builder.finish(num_nodes))
+    return columns(builder.build(num_nodes))
 
 
 def check_equal(found: dict[str, npt.NDArray[Any]], expected: dict[str, npt.NDArray[Any]]) -> None:
@@ -169,7 +169,7 @@ def test_what_memory_cannot_hold_goes_to_the_disk(
     builder = EdgeBuilder(rules, tmp_path / "s", num_nodes=3000, memory_bytes=need // 4)
     feed(builder, graph.edge_index)
     assert builder._parts
-    built = builder.finish(3000)
+    built = builder.build(3000)
     assert isinstance(built, SpilledEdges)
     check_equal(columns(built), in_memory(graph.edge_index, rules, 3000))
     built.close()
@@ -184,7 +184,7 @@ def test_a_column_longer_than_the_budget(tmp_path: Path) -> None:
     edges[0] = rng.integers(0, 5000, edges.shape[1]) ** 2 // 5000
     builder = EdgeBuilder(EdgeRules(), tmp_path / "s", memory_bytes=40_000)
     feed(builder, edges)
-    built = builder.finish(5000)
+    built = builder.build(5000)
     check_equal(columns(built), in_memory(edges, EdgeRules(), 5000))
     built.close()
 
@@ -200,7 +200,7 @@ def test_a_long_column_sends_the_last_step_to_the_disk(
     builder = EdgeBuilder(EdgeRules(), tmp_path / "s", memory_bytes=budget)
     feed(builder, edges)
     assert not builder._parts
-    built = builder.finish(5000)
+    built = builder.build(5000)
     assert builder._parts
     check_equal(columns(built), in_memory(edges, EdgeRules(), 5000))
 
@@ -331,7 +331,7 @@ _MEASURE = """
         for _ in range(count // chunk):
             ends = rng.integers(0, num_nodes, (2, chunk))
             builder.add(ends[0], ends[1], {"w": np.zeros((chunk, 2), np.float32)}, "test")
-        built = builder.finish(num_nodes)
+        built = builder.build(num_nodes)
         for piece in built.chunks():
             pass
         built.close()
@@ -402,12 +402,12 @@ def test_going_on_after_an_interruption(tmp_path: Path, undirected: bool) -> Non
     assert {name: Path(name).stat().st_mtime_ns for name in first} == first
     runs = [name for run in journal_of(tmp_path).runs() for name in run["files"]]
     assert set(runs) > set(first)
-    built = builder.finish(2000)
+    built = builder.build(2000)
     check_equal(columns(built), in_memory(graph.edge_index, rules, 2000))
     # Interrupted while it was written: the runs are there still.
     again = begin(10**9)
     feed(again, graph.edge_index)
-    built = again.finish(2000)
+    built = again.build(2000)
     check_equal(columns(built), in_memory(graph.edge_index, rules, 2000))
     built.close()
     assert journal_of(tmp_path).runs() == []
@@ -432,7 +432,7 @@ def test_a_run_that_changed_is_written_again(tmp_path: Path, ending: str) -> Non
     Path(name).write_bytes(data)
     builder = begin()
     feed(builder, edges)
-    built = builder.finish(200)
+    built = builder.build(200)
     check_equal(columns(built), in_memory(edges, EdgeRules(), 200))
 
 
@@ -450,7 +450,7 @@ def test_an_input_that_lost_edges_since(tmp_path: Path) -> None:
     builder = begin()
     feed(builder, edges[:, :100])
     with pytest.raises(InputError, match=r"has 100 edges, but had at least .* without resume=True"):
-        builder.finish(200)
+        builder.build(200)
 
 
 def test_an_id_that_no_node_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -459,7 +459,7 @@ def test_an_id_that_no_node_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     builder.add(np.array([1, 7]), np.array([2, 0]), {}, "test")
     assert builder._parts
     with pytest.raises(InputError, match=r"node id 7 is outside \[0, 5\): there are 5 nodes"):
-        builder.finish(5)
+        builder.build(5)
 
 
 @pytest.mark.parametrize("damage", ["swapped", "short", "gone"])

@@ -91,7 +91,7 @@ COSTS = np.array([[12, 108, 8], [8, 150, 48], [0, 0, 40]])
 
 
 def test_limits_are_for_three_blocks() -> None:
-    limits = BlockLimits.of(COSTS, 10**6, (5, 6, 1), np.array([100, 101, 1]))
+    limits = BlockLimits.from_costs(COSTS, 10**6, (5, 6, 1), np.array([100, 101, 1]))
     assert limits.is_ahead
     assert limits.shares.sum() <= 10**6
     most = limits.most(np.array([5, 6, 1]))
@@ -99,7 +99,7 @@ def test_limits_are_for_three_blocks() -> None:
     assert not limits.admits((5 * most + 5, 6 * most + 6, most + 1))
     assert not limits.admits((0, 0, limits.shares[2] // 40 + 1))
     # A hub gets all, and nothing takes place in the background.
-    alone = BlockLimits.of(COSTS, 10**6, (5, 6, 1), np.array([0, 6000, 1]))
+    alone = BlockLimits.from_costs(COSTS, 10**6, (5, 6, 1), np.array([0, 6000, 1]))
     assert not alone.is_ahead
     assert alone.shares.tolist() == [10**6] * 3
     assert alone.admits((0, 6000, 1))

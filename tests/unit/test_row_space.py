@@ -35,7 +35,7 @@ NUM_INSTITUTIONS = 20
 NUM_SLOTS = 160
 NUM_BATCHES = 12
 MEMORY_BYTES = 1 << 25
-SPACE = RowSpace.of(COUNTS)
+SPACE = RowSpace.from_counts(COUNTS)
 
 Nodes = dict[str, NDArray[Any]]
 
@@ -88,7 +88,7 @@ def test_numbers_of_rows(case: Case) -> None:
     assert SPACE.ranges["venue"] == RowRange(1100, 90)
     assert SPACE.num_rows == 1190
     assert SPACE.dtype == np.int32
-    assert RowSpace.of({"a": 2**31, "b": 1}).dtype == np.int64
+    assert RowSpace.from_counts({"a": 2**31, "b": 1}).dtype == np.int64
     for i, nodes in enumerate(case.batches):
         rows = case.trace.batch(i)
         assert rows.dtype == np.int32
@@ -99,7 +99,7 @@ def test_numbers_of_rows(case: Case) -> None:
         for name, own in SPACE.ranges.items():
             places, found = own.part(np.unique(rows))
             np.testing.assert_array_equal(found, np.unique(nodes[name]))
-    only = RowSpace.of({"paper": 700})
+    only = RowSpace.from_counts({"paper": 700})
     assert only.rows(case.batches[0]) is case.batches[0]["paper"]
     with pytest.raises(UsageError, match="nodes of type 'institution' have no rows on disk"):
         SPACE.range_of("institution")
@@ -160,7 +160,7 @@ def test_slots_in_pools(case: Case, is_warm: bool, num_slots: int) -> None:
     widths = {SPACE.range_of("paper"): 106, SPACE.range_of("author"): 36}
     widths[SPACE.range_of("venue")] = 512
     needed = {own: len(own.part(case.trace.batch(2))[1]) for own in widths}
-    pools = SlotPools.of(widths, needed, 10_000)
+    pools = SlotPools.from_widths(widths, needed, 10_000)
     assert pools is not None
     assert pools.widths == (512, 106, 36)
     cache = SlotCache(case.tables, num_slots, pools=pools)
@@ -195,19 +195,19 @@ def test_slots_in_pools(case: Case, is_warm: bool, num_slots: int) -> None:
 
 def test_shares_of_pools() -> None:
     a, b, c = RowRange(0, 100), RowRange(100, 1000), RowRange(1100, 10)
-    assert SlotPools.of({a: 64, b: 32, c: 40}, {a: 1, b: 1, c: 1}, 10**6) is None
+    assert SlotPools.from_widths({a: 64, b: 32, c: 40}, {a: 1, b: 1, c: 1}, 10**6) is None
     # As many slots as rows are needed: 3 wide ones for each narrow one.
-    found = SlotPools.of({a: 1000, b: 10}, {a: 30, b: 10}, 50_000)
+    found = SlotPools.from_widths({a: 1000, b: 10}, {a: 30, b: 10}, 50_000)
     assert found is not None
     assert found.shares == (49, 16)
     assert found.slot_bytes == -(-(49 * 1000 + 16 * 10) // 65)
     assert found.sections(64) == [slice(0, 48), slice(48, 64)]
     # No more than there are rows, and the rest for the others; all of both.
-    found = SlotPools.of({a: 10, b: 1000}, {a: 90, b: 10}, 50_000)
+    found = SlotPools.from_widths({a: 10, b: 1000}, {a: 90, b: 10}, 50_000)
     assert found is not None
     assert found.ranges == ((b,), (a,))
     assert found.shares == (49, 100)
-    found = SlotPools.of({a: 10, b: 1000, c: 30}, {}, 10**7)
+    found = SlotPools.from_widths({a: 10, b: 1000, c: 30}, {}, 10**7)
     assert found is not None
     assert found.shares == (1000, 10, 100)
     with pytest.raises(ValueError, match="3 pools of slots for 2 classes of widths"):

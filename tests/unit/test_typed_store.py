@@ -123,7 +123,7 @@ def test_the_only_type_needs_no_name(tmp_path: Path) -> None:
 
 
 def test_sizes_are_of_all_types(written: ExampleStore, store: gnnstore.GraphStore) -> None:
-    sizes = StoreSizes.of(store.schema)
+    sizes = StoreSizes.from_schema(store.schema)
     structure = ("indptr", "indices")
     expected = sum(
         values.nbytes for path, values in written.arrays.items() if path.endswith(structure)

@@ -138,7 +138,7 @@ def _convert(
         own: EdgeInput.of_array(array, by_row=array.shape[1:] == (2,))
         for own, array in arrays.items()
     }
-    names = sorted({name for own in edges for name in own[::2]}, key=_place)
+    names = sorted({name for own in edges for name in own[::2]}, key=_rank)
     nodes = {name: _open_nodes(root, name, edges, classes) for name in names}
     features = (root / name / _FEATURES for name in names)
     files = (root / "paper" / f"node_label_{classes}.npy", *places.values(), *features)
@@ -195,7 +195,7 @@ def _edge_types(root: Path) -> list[EdgeType]:
     return sorted(found, key=lambda own: (known.get(own[1], len(known)), own))
 
 
-def _place(name: str) -> tuple[int, str]:
+def _rank(name: str) -> tuple[int, str]:
     return (_ORDER.index(name) if name in _ORDER else len(_ORDER), name)
 
 

@@ -200,7 +200,7 @@ def _are_counted(table: TextTable, names: NameNumbering | None, count: int) -> b
         ids = table.ends(block)[begin:].reshape(-1)
         highest, begin = max(highest, int(ids.max(initial=0))), 0
         collector.add(ids)
-    return collector.finish().num_nodes == count or highest <= count
+    return collector.build().num_nodes == count or highest <= count
 
 
 def _names(block: NameBlock | None, begin: int, end: int | None = None) -> list[bytes]:
@@ -277,7 +277,7 @@ def number_ids(writer: GraphWriter, ids: Iterable[npt.NDArray[Any]]) -> IdMap:
     collector = IdCollector(memory_bytes=writer.options.memory_bytes)
     for some in ids:
         collector.add(some)
-    found = collector.finish()
+    found = collector.build()
     writer.reserve_memory(found.num_bytes)
     writer.set_num_nodes(found.num_nodes)
     if not found.is_identity:

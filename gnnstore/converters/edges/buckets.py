@@ -71,7 +71,7 @@ def fill_buckets(buffer: EdgeBuffer, rules: EdgeRules, num_nodes: int) -> InMemo
         del sources, targets
     filler.add(loops, loops)
     attributes = {name: rows.joined() for name, rows in (buffer.attributes or {}).items()}
-    return filler.finish(attributes, num_edges)
+    return filler.build(attributes, num_edges)
 
 
 class BucketFiller:
@@ -110,7 +110,7 @@ class BucketFiller:
         for ids in blocks:
             self._buckets.give(ids)
 
-    def finish(
+    def build(
         self, attributes: Mapping[str, npt.NDArray[Any]], num_input_edges: int
     ) -> InMemoryEdges:
         """Return the edges in columns, after all were added."""

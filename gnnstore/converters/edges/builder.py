@@ -244,7 +244,7 @@ class EdgeBuilder:
             buffer.drop(num_edges)
             _core.pool_trim()
 
-    def finish(self, num_nodes: int | None) -> BuiltEdges:
+    def build(self, num_nodes: int | None) -> BuiltEdges:
         """Sort the edges into columns; the builder is empty afterwards."""
         buffer = self.buffer
         count = buffer.max_id + 1 if num_nodes is None else num_nodes
@@ -255,7 +255,7 @@ class EdgeBuilder:
             )
         if self._filler is not None:
             filler, self._filler = self._filler, None
-            return filler.finish({}, buffer.num_seen)
+            return filler.build({}, buffer.num_seen)
         if not self._parts and self._columns_fit(count):
             edges = fill_buckets(buffer, self._rules, count)
             return sort_edges(buffer, self._rules, count) if edges is None else edges

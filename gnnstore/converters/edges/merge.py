@@ -92,7 +92,7 @@ class SpilledEdges:
         self._first_ids = np.array(first_ids, np.int64)
         self.index_dtype = id_dtype(num_nodes)
         self._max_records = self._plan_range(memory_bytes)
-        self._finish_counts()
+        self._count_edges()
 
     def _plan_range(self, memory_bytes: int) -> int:
         """Return the number of records that a range may have."""
@@ -108,7 +108,7 @@ class SpilledEdges:
         least = max(1, min(MIN_RANGE_RECORDS, _MIN_RANGE_BYTES // each))
         return max(least, min(MAX_RANGE_RECORDS, self._range_bytes * 8 // 9 // each))
 
-    def _finish_counts(self) -> None:
+    def _count_edges(self) -> None:
         rules = self._rules
         self.num_edges = sum(run.num_records for run in self._runs)
         self._num_added = 0

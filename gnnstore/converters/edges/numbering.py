@@ -144,7 +144,7 @@ class IdCollector:
         self._merged = np.unique(np.concatenate([self._merged, *self._runs]))
         self._runs = []
 
-    def finish(self) -> _DenseMap | _SortedMap:
+    def build(self) -> _DenseMap | _SortedMap:
         """Return the map; the collector is empty afterwards."""
         if self._words is not None:
             words, self._words = self._words, None
@@ -249,7 +249,7 @@ class NameNumbering:
                 num_ends += block.codes.size
         collector = IdCollector(memory_bytes=self._memory_bytes)
         self.num_nodes, self.name_bytes = self._spilled.find_first(self._memory, collector)
-        self._ids = collector.finish()
+        self._ids = collector.build()
         self.memory_bytes = self._ids.num_bytes
 
     def _collect_in_memory(self, blocks: Iterable[NameBlock]) -> bool:

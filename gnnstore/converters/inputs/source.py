@@ -414,7 +414,7 @@ class RowTaker:
         self._pending = rows[num_rows:]
         return rows[:num_rows]
 
-    def finish(self, num_edges: int) -> None:
+    def check_end(self, num_edges: int) -> None:
         """Raise unless all rows were taken; read to the end, where sources are checked."""
         check_rows(self.source, num_edges, "edges")
         for _ in self._pieces:

@@ -114,13 +114,13 @@ class Partitioning:
     @property
     def _geometries(self) -> list[PageGeometry]:
         specs = self.attributes.values()
-        return [PageGeometry.of(spec.row_bytes, spec.num_rows) for spec in specs]
+        return [PageGeometry.for_rows(spec.row_bytes, spec.num_rows) for spec in specs]
 
     @cached_property
     def rows(self) -> int:
         """Rows of a partition, R."""
         num_nodes = self.graph.num_nodes
-        ids = PageGeometry.of(id_dtype(num_nodes).itemsize, num_nodes)
+        ids = PageGeometry.for_rows(id_dtype(num_nodes).itemsize, num_nodes)
         per_page = [geometry.rows_per_page for geometry in (ids, *self._geometries)]
         return rows_per_partition(num_nodes, self.num_partitions, per_page)
 

@@ -134,7 +134,7 @@ class EdgeInput:
             taker = RowTaker(targets)
             for ids in sources.rows(_PIECE_EDGES):
                 yield ids, taker.take(len(ids))
-            taker.finish(sources.shape[0])
+            taker.check_end(sources.shape[0])
 
         memory = sources.memory_bytes + targets.memory_bytes
         own = attributes or {}
@@ -162,7 +162,7 @@ class EdgeInput:
                 for _, nodes in columns_of_edges(node, pointers, _PIECE_EDGES):
                     ends = taker.take(len(nodes))
                     yield (ends, nodes) if layout == "csc" else (nodes, ends)
-            taker.finish(indices.shape[0])
+            taker.check_end(indices.shape[0])
 
         memory = indptr.memory_bytes + indices.memory_bytes
         return cls(pairs, indices.label, indices.shape[0], attributes or {}, memory)

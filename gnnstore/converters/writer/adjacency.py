@@ -206,7 +206,7 @@ def finished_array(store: StoreWriter, spec: AttributeSpec) -> PagedArray:
 
 def _layout(store: StoreWriter, spec: AttributeSpec) -> ShardLayout:
     row_bytes = STORAGE_DTYPES[spec.dtype].itemsize * math.prod(spec.shape[1:])
-    geometry = PageGeometry.of(row_bytes, spec.num_rows, store.page_bytes)
+    geometry = PageGeometry.for_rows(row_bytes, spec.num_rows, store.page_bytes)
     return plan_shards(geometry, spec.num_rows, store.shard_bytes)
 
 

@@ -106,7 +106,7 @@ def open_store(
     )
 
 
-def place_spill(store: StoreWriter, options: ConvertOptions) -> Path:
+def choose_spill_directory(store: StoreWriter, options: ConvertOptions) -> Path:
     """Return the directory for temporary files of edges; nothing is created."""
     building = store.temporary_path
     place = building / SPILL_DIRECTORY
@@ -177,7 +177,7 @@ class BaseWriter:
                 name: NodeArrays(self._store, options, self.progress, name, num_nodes=count)
                 for name, count in num_nodes.items()
             }
-            self.spill_directory = place_spill(self._store, options)
+            self.spill_directory = choose_spill_directory(self._store, options)
             # What an interrupted conversion had finished, and N.
             self._finished = finished_edges(self._store)
             for count in num_nodes.values():

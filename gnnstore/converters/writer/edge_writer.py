@@ -221,7 +221,7 @@ class EdgeWriter:
             none = np.empty(0, np.int64)
             yield none, none, {name: taker.take(0) for name, taker in takers.items()}
         for taker in takers.values():
-            taker.finish(edges_read)
+            taker.check_end(edges_read)
 
     def write_in_order(
         self,
@@ -270,7 +270,7 @@ class EdgeWriter:
             warn_of_stray_ids(buffer.max_id + 1, 2 * buffer.num_seen, "the edges")
             check_pointers(self._store, buffer.max_id + 1)
         with self._progress.phase("sort edges", unit="edges"):
-            built = self.builder.finish(self.num_nodes)
+            built = self.builder.build(self.num_nodes)
         return self.write(built, complete=complete)
 
     def write(

@@ -146,7 +146,9 @@ def estimate(
         if not row_items:
             continue
         sizes = [
-            PageGeometry.of(row_items * size, num_rows, options.page_bytes).body_bytes(num_rows)
+            PageGeometry.for_rows(row_items * size, num_rows, options.page_bytes).body_bytes(
+                num_rows
+            )
             for size in (STORAGE_DTYPES[cast].itemsize if cast else item_bytes, item_bytes)
         ]
         fixed, least = fixed + sizes[0] + _METADATA_BYTES, least + min(sizes)
@@ -201,7 +203,7 @@ def _edge_bytes(own: EdgeTable, rules: EdgeRules, page_bytes: int | None, id_byt
     if rules.keep_ids and not (own.are_sorted and rules == EdgeRules()):
         arrays.append((total, id_dtype(total).itemsize))
     return sum(
-        _METADATA_BYTES + PageGeometry.of(width, rows, page_bytes).body_bytes(rows)
+        _METADATA_BYTES + PageGeometry.for_rows(width, rows, page_bytes).body_bytes(rows)
         for rows, width in arrays
         if width
     )
@@ -318,7 +320,7 @@ def text_workload(
                 continue
             id_bytes = id_dtype(work.num_nodes).itemsize
             for width in (id_bytes, id_bytes, *sizes.attribute_bytes):
-                body = PageGeometry.of(width, sizes.num_edges).body_bytes(sizes.num_edges)
+                body = PageGeometry.for_rows(width, sizes.num_edges).body_bytes(sizes.num_edges)
                 work.more_bytes += _METADATA_BYTES + body
     for source in tables:
         work.add_nodes(source)

@@ -122,7 +122,7 @@ class Caster:
     def _refuse(self, bad: npt.NDArray[np.bool_], values: npt.NDArray[Any], problem: str) -> None:
         if bad.any():
             raise InputError(
-                f"the attribute {self.name!r}, {_place(bad, self.num_rows_done)}: "
+                f"the attribute {self.name!r}, {_location(bad, self.num_rows_done)}: "
                 f"{values.flat[np.argmax(bad)]!s} {problem} {self.target}; choose a wider type or "
                 "rescale the data"
             )
@@ -139,7 +139,7 @@ def column_scales(source: ArraySource, dtype: str, phase: Phase) -> npt.NDArray[
         if not np.isfinite(largest).all():
             bad = ~np.isfinite(magnitudes)
             raise InputError(
-                f"{source.label}: {_place(bad, num_rows_done)}: {rows.flat[np.argmax(bad)]!s} has "
+                f"{source.label}: {_location(bad, num_rows_done)}: {rows.flat[np.argmax(bad)]!s} has "
                 "no place in int8 with a scale; replace it, or use feature_dtype float16 or "
                 "bfloat16"
             )
@@ -150,7 +150,7 @@ def column_scales(source: ArraySource, dtype: str, phase: Phase) -> npt.NDArray[
     return np.where(scales < np.finfo(np.float32).tiny, np.float32(1), scales).astype(np.float32)
 
 
-def _place(bad: npt.NDArray[np.bool_], first_row: int) -> str:
+def _location(bad: npt.NDArray[np.bool_], first_row: int) -> str:
     """Return the row and the column of the first value that is bad."""
     row, *columns = np.unravel_index(int(np.argmax(bad)), bad.shape)
     column = ", ".join(map(str, columns))

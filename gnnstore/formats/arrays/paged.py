@@ -278,7 +278,7 @@ class PagedArrayWriter:
         self.dtype = storage_dtype(spec.dtype, what=f"the attribute {spec.name!r}")
         row_bytes = self.dtype.itemsize * int(np.prod(self.row_shape, dtype=object))
         self.layout: ShardLayout = plan_shards(
-            PageGeometry.of(row_bytes, spec.num_rows, page_bytes), spec.num_rows, shard_bytes
+            PageGeometry.for_rows(row_bytes, spec.num_rows, page_bytes), spec.num_rows, shard_bytes
         )
         self._directory = directory
         geometry = self.layout.geometry
@@ -390,9 +390,9 @@ class PagedArrayWriter:
             self._runs_flushed += take // geometry.page_stride_bytes
             pages = pages[take:]
             if self._runs_flushed % self.layout.shard_runs == 0:
-                self._finish_shard()
+                self._write_shard_end()
 
-    def _finish_shard(self) -> None:
+    def _write_shard_end(self) -> None:
         shard = self._shard
         if shard is None:
             return
@@ -417,7 +417,7 @@ class PagedArrayWriter:
                 f"but only {self._rows_done} came"
             )
         self._flush()
-        self._finish_shard()
+        self._write_shard_end()
         # Frees the buffers before the commit.
         self._pages = self._other_pages = np.empty((0, 0), dtype=np.uint8)
         document = paged_metadata(

@@ -40,7 +40,7 @@ class PageGeometry:
     page_bytes: int
 
     @classmethod
-    def of(cls, row_bytes: int, num_rows: int, page_bytes: int | None = None) -> PageGeometry:
+    def for_rows(cls, row_bytes: int, num_rows: int, page_bytes: int | None = None) -> PageGeometry:
         """Return rows in pages of a size, or of the size that is best for them."""
         if page_bytes is not None:
             return cls(row_bytes, page_bytes)

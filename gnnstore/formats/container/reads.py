@@ -72,7 +72,7 @@ class ReadArray(PagedArray):
     fill: Fill = field(default=partial(read_exactly, what="the array"), repr=False, compare=False)
 
     @classmethod
-    def of(cls, array: PagedArray, fill: Fill) -> ReadArray:
+    def from_array(cls, array: PagedArray, fill: Fill) -> ReadArray:
         """Return an array whose files are read by a function."""
         return cls(
             array.spec, array.layout, array.file_paths, array.check_place, array.uuid, fill=fill
@@ -136,7 +136,7 @@ class CheckedFiles:
                 of = self._reader.path
                 self._reader.check_arrays(*(path.relative_to(of).as_posix() for path in paths))
             else:
-                array = ReadArray.of(array, self.fill)
+                array = ReadArray.from_array(array, self.fill)
             self._arrays[spec.path] = array
         return self._arrays[spec.path]
 
