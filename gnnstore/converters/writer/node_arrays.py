@@ -139,7 +139,8 @@ def column_scales(source: ArraySource, dtype: str, phase: Phase) -> npt.NDArray[
         if not np.isfinite(largest).all():
             bad = ~np.isfinite(magnitudes)
             raise InputError(
-                f"{source.label}: {_location(bad, num_rows_done)}: {rows.flat[np.argmax(bad)]!s} has "
+                f"{source.label}: {_location(bad, num_rows_done)}: "
+                f"{rows.flat[np.argmax(bad)]!s} has "
                 "no place in int8 with a scale; replace it, or use feature_dtype float16 or "
                 "bfloat16"
             )
