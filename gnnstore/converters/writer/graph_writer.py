@@ -74,6 +74,8 @@ class GraphWriter(BaseWriter):
         If the output cannot be written; before any work.
     """
 
+    _is_homogeneous = True
+
     def __init__(
         self,
         output: PathLike,
@@ -103,8 +105,6 @@ class GraphWriter(BaseWriter):
         )
         self._edge = self._writer_of(EDGE_TYPE)
         self._edge.adds_inverse = self.options.add_inverse_edge
-
-    _is_homogeneous = True
 
     def _check_options(self) -> None:
         refuse_options(
