@@ -225,12 +225,12 @@ class FixedPlanner:
 
     def _steps(self, trace: Trace, held: npt.NDArray[np.uint8]) -> Iterator[PlannedStep]:
         """Plan batch after batch; mark in `held` the rows that enter."""
-        seen = np.zeros_like(self._bits)
+        counted = np.zeros_like(self._bits)
         for i in range(trace.num_batches):
             ids = trace.batch(i)
             slots = np.empty(len(ids), np.int32)
             try:
-                planned = _core.plan_fixed(self._bits, self._ranks, held, seen, ids, slots)
+                planned = _core.plan_fixed(self._bits, self._ranks, held, counted, ids, slots)
             except (ValueError, IndexError) as error:
                 raise UsageError(f"cannot plan batch {i} of a superbatch: {error}") from error
             yield PlannedStep(slots, *planned)

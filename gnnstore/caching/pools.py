@@ -51,8 +51,8 @@ class SlotPools:
         if len(ranges) < 2:
             return None
         slot_widths = [widths[pool[0]] for pool in ranges]
-        most = [sum(own.num_rows for own in pool) for pool in ranges]
-        needs = [max(1, sum(needed.get(own, 0) for own in pool)) for pool in ranges]
+        most = [sum(rows.num_rows for rows in pool) for pool in ranges]
+        needs = [max(1, sum(needed.get(rows, 0) for rows in pool)) for pool in ranges]
         shares, open_pools = [0] * len(ranges), set(range(len(ranges)))
         while open_pools:
             used = sum(width * share for width, share in zip(slot_widths, shares, strict=True))
@@ -88,7 +88,7 @@ class SlotPools:
 
     def places(self, pool: int, rows: npt.NDArray[Any]) -> npt.NDArray[np.int32]:
         """Return the places of a pool's rows among a batch's rows."""
-        parts = [own.within(rows) for own in sorted(self.ranges[pool])]
+        parts = [each.within(rows) for each in sorted(self.ranges[pool])]
         return np.concatenate([np.arange(p.start, p.stop, dtype=np.int32) for p in parts])
 
     def trace(self, pool: int, trace: Trace) -> Trace:
@@ -100,10 +100,10 @@ class SlotPools:
 def _classes(widths: Mapping[RowRange, int]) -> list[list[RowRange]]:
     """Return the rows whose widths may share slots, the widest first."""
     ranges: list[list[RowRange]] = []
-    for own in sorted(widths, key=lambda own: (-widths[own], own)):
-        if not ranges or _SPREAD * widths[own] < widths[ranges[-1][0]]:
+    for rows in sorted(widths, key=lambda rows: (-widths[rows], rows)):
+        if not ranges or _SPREAD * widths[rows] < widths[ranges[-1][0]]:
             ranges.append([])
-        ranges[-1].append(own)
+        ranges[-1].append(rows)
     return ranges
 
 
@@ -123,7 +123,7 @@ class PooledPolicy(CachePolicy):
     def planner(self, num_slots: int) -> PooledPlanner:
         """Return a planner for a cache that is empty."""
         sections = self._pools.sections(num_slots)
-        planners = [self._policy.planner(own.stop - own.start) for own in sections]
+        planners = [self._policy.planner(section.stop - section.start) for section in sections]
         return PooledPlanner(self._pools, planners, sections)
 
     def initial_nodes(
@@ -136,8 +136,8 @@ class PooledPolicy(CachePolicy):
         """Return the row in each slot of a cache that is warmed up; -1: none."""
         layout = []
         for pool, section in enumerate(self._pools.sections(num_slots)):
-            count, own = section.stop - section.start, self._pools.trace(pool, trace)
-            nodes = self._policy.initial_nodes(own, num_nodes, count)
+            count, part = section.stop - section.start, self._pools.trace(pool, trace)
+            nodes = self._policy.initial_nodes(part, num_nodes, count)
             layout.append(slot_layout(nodes, count))
         return np.concatenate(layout)
 
@@ -192,8 +192,8 @@ class PooledPlanner:
             ids, positions, entering = trace.batch(i), [], []
             slots = np.empty(len(ids), np.int32)
             for pool, (plan, section) in enumerate(zip(plans, self._sections, strict=True)):
-                places, own = self._pools.places(pool, ids), plan.batch_slots(i)
-                slots[places] = np.where(own < 0, own, own + np.int32(section.start))
+                places, part = self._pools.places(pool, ids), plan.batch_slots(i)
+                slots[places] = np.where(part < 0, part, part + np.int32(section.start))
                 changed, into = plan.batch_changes(i)
                 positions.append(places[changed])
                 entering.append(into + np.int32(section.start))

@@ -53,10 +53,10 @@ class ReuseCurve:
     @classmethod
     def of_trace(cls, trace: Trace, num_rows: int, share: float = 1.0) -> Self:
         """Return the curve of the batches of a trace, at least one; see `reuse_distances`."""
-        found = np.zeros(trace.num_batches, np.int64)
+        counts = np.zeros(trace.num_batches, np.int64)
         for distances in reuse_distances(trace, num_rows):
-            found += np.bincount(distances, minlength=trace.num_batches)
-        return cls.from_distances(found, share)
+            counts += np.bincount(distances, minlength=trace.num_batches)
+        return cls.from_distances(counts, share)
 
     @property
     def batch_rows(self) -> float:

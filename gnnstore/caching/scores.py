@@ -155,9 +155,9 @@ def select_nodes(scores: npt.NDArray[Any], num_rows: int) -> npt.NDArray[np.int6
         ties = np.flatnonzero(part == threshold)[:num_ties]
         num_ties -= len(ties)
         chosen[ties] = True
-        found = np.flatnonzero(chosen)
-        nodes[filled : filled + len(found)] = found + first
-        filled += len(found)
+        places = np.flatnonzero(chosen)
+        nodes[filled : filled + len(places)] = places + first
+        filled += len(places)
     return nodes
 
 

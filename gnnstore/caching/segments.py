@@ -48,9 +48,9 @@ class SharedRows:
             counts = np.zeros(min(RANGE_ROWS, num_rows - first), np.uint16)
             for part in parts:
                 counts[part] += 1
-            found = np.flatnonzero(counts > 1)
-            rows.append((found + first).astype(_dtype(missed)))
-            keys.append(_least_places(parts, permutations, len(counts))[found])
+            shared = np.flatnonzero(counts > 1)
+            rows.append((shared + first).astype(_dtype(missed)))
+            keys.append(_least_places(parts, permutations, len(counts))[shared])
         ids = np.concatenate(rows) if rows else np.empty(0, _dtype(missed))
         if len(ids) >= 2**31:
             raise UsageError(
@@ -169,9 +169,9 @@ class Recurrences:
             # One more than the number of the batch that had the row last; 0: none.
             last = np.zeros(max((int(p[-1]) + 1 for p in parts if len(p)), default=0), np.uint16)
             for batch, part in enumerate(parts):
-                found = np.bincount(last[part], minlength=size + 1)
-                num_distinct += int(found[0])
-                pairs[:, batch] += found[1:]
+                counts = np.bincount(last[part], minlength=size + 1)
+                num_distinct += int(counts[0])
+                pairs[:, batch] += counts[1:]
                 last[part] = batch + 1
         sums = np.zeros((size + 1, size + 1), np.int64)
         np.cumsum(np.cumsum(pairs, axis=0), axis=1, out=sums[1:, 1:])

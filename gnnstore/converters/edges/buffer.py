@@ -244,8 +244,8 @@ class EdgeBuffer:
     ) -> None:
         """Take a chunk of edges."""
         self.check(sources, targets, attributes, where)
-        for name, own in (self.attributes or {}).items():
-            own.append(attributes[name])
+        for name, rows in (self.attributes or {}).items():
+            rows.append(attributes[name])
         dtype = id_dtype(self.num_nodes if self.num_nodes is not None else self.max_id + 1)
         self.sources.append(sources, dtype)
         self.targets.append(targets, dtype)
@@ -280,11 +280,11 @@ class EdgeBuffer:
             self.attributes = {
                 name: RowBlocks(rows.dtype, rows.shape[1:]) for name, rows in attributes.items()
             }
-        earlier = {name: (own.dtype, own.row_shape) for name, own in self.attributes.items()}
-        found = {name: (rows.dtype, rows.shape[1:]) for name, rows in attributes.items()}
-        if found != earlier:
+        earlier = {name: (rows.dtype, rows.row_shape) for name, rows in self.attributes.items()}
+        given = {name: (rows.dtype, rows.shape[1:]) for name, rows in attributes.items()}
+        if given != earlier:
             raise InputError(
-                f"{where}: edges come with attributes of types and row shapes {found}, earlier "
+                f"{where}: edges come with attributes of types and row shapes {given}, earlier "
                 f"ones with {earlier}; every edge needs the same"
             )
         for name, rows in attributes.items():

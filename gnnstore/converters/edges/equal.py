@@ -56,21 +56,21 @@ class EqualEdges:
             return
         kept, is_different = first[dropped], np.zeros(len(dropped), bool)
         for name, values in attributes:
-            found = _differ(values, edges.rows[kept], edges.rows[dropped])
-            if found.any() and not self._first:
-                at = int(np.argmax(found))
+            differs = _differ(values, edges.rows[kept], edges.rows[dropped])
+            if differs.any() and not self._first:
+                at = int(np.argmax(differs))
                 pair = kept[at], dropped[at]
                 one, other = (int(edges.ids[place]) % self._num_input_edges for place in pair)
                 ends = f"{edges.sources[pair[0]]} and {edges.targets[pair[0]]}"
                 values_of = " and ".join(str(values[edges.rows[place]]) for place in pair)
                 self._first = f"{one} and {other} between {ends}, with {name} {values_of}"
-            is_different |= found
+            is_different |= differs
         self._num_different += int(is_different.sum())
 
-    def add(self, others: EqualEdges) -> None:
+    def add(self, following: EqualEdges) -> None:
         """Add the counts of edges that follow."""
-        self._num_different += others._num_different
-        self._first = self._first or others._first
+        self._num_different += following._num_different
+        self._first = self._first or following._first
 
     def refuse(self) -> None:
         """Raise if there were some."""
@@ -87,11 +87,11 @@ def _differ(
     values: npt.NDArray[Any], kept: npt.NDArray[Any], dropped: npt.NDArray[Any]
 ) -> npt.NDArray[np.bool_]:
     """Return which pairs of rows are not equal; NaN is equal to NaN."""
-    found = np.zeros(len(kept), bool)
+    differs = np.zeros(len(kept), bool)
     step = max(1, _PIECE_BYTES // max(1, values[:1].nbytes))
     for begin in range(0, len(kept), step):
         part = slice(begin, begin + step)
         one, other = values[kept[part]], values[dropped[part]]
         is_unequal = (one != other) & ((one == one) | (other == other))  # noqa: PLR0124 - NaN
-        found[part] = is_unequal.reshape(len(one), -1).any(axis=1)
-    return found
+        differs[part] = is_unequal.reshape(len(one), -1).any(axis=1)
+    return differs

@@ -131,18 +131,18 @@ class SpilledEdges:
         equal = EqualEdges(self.num_input_edges, drops_loops=drops_loops)
 
         def merge(piece: Range) -> tuple[int, int, npt.NDArray[Any] | None, EqualEdges]:
-            found = EqualEdges(self.num_input_edges, drops_loops=drops_loops)
+            compared = EqualEdges(self.num_input_edges, drops_loops=drops_loops)
             if compares:
-                self._compare(piece, found)
+                self._compare(piece, compared)
             if not in_place:
                 with self._damage_named():
                     counts = _core.count_edge_runs(*self._load(piece), **self._where(piece))
-                    return *counts, None, found
+                    return *counts, None, compared
             merged = self._merge(piece, 8, with_origins=False)
-            return len(merged.sources), merged.num_added, merged.edge_ids, found
+            return len(merged.sources), merged.num_added, merged.edge_ids, compared
 
-        for num_edges, num_added, ids, found in self._in_order(merge):
-            equal.add(found)
+        for num_edges, num_added, ids, compared in self._in_order(merge):
+            equal.add(compared)
             if in_place and ids is not None:
                 ids[ids >= total_ids] += added
                 in_place = np.array_equal(ids, np.arange(edges, edges + num_edges))
@@ -166,10 +166,10 @@ class SpilledEdges:
             places = [kept, *runs]
         records = [(run.records(first, last - first), at) for run, first, last, at in places]
         targets, sources = (
-            np.concatenate([found[end].astype(np.int64) for found, _ in records])
+            np.concatenate([part[end].astype(np.int64) for part, _ in records])
             for end in ("target", "source")
         )
-        ids = np.concatenate([found["position"].astype(np.int64) + at for found, at in records])
+        ids = np.concatenate([part["position"].astype(np.int64) + at for part, at in records])
         order = np.lexsort((ids, sources, targets))
 
         def attributes() -> Iterator[tuple[str, npt.NDArray[Any]]]:

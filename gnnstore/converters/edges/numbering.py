@@ -157,8 +157,8 @@ def _members(words: npt.NDArray[np.uint64]) -> Iterator[npt.NDArray[np.int64]]:
     """Yield the ids of a bitmap, ascending, piece by piece."""
     for first in range(0, len(words), _STEP_WORDS):
         bits = words[first : first + _STEP_WORDS].view(np.uint8)
-        found = np.flatnonzero(np.unpackbits(bits, bitorder="little"))
-        yield found + 64 * first
+        ids = np.flatnonzero(np.unpackbits(bits, bitorder="little"))
+        yield ids + 64 * first
 
 
 class _DenseMap:
@@ -175,8 +175,8 @@ class _DenseMap:
         if self.is_identity:
             return ids
         flat = np.ascontiguousarray(ids).reshape(-1)
-        found = _core.bitmap_rank(self._words, self._ranks, flat, self._item_bytes)
-        return found.reshape(ids.shape)
+        numbers = _core.bitmap_rank(self._words, self._ranks, flat, self._item_bytes)
+        return numbers.reshape(ids.shape)
 
     def original_ids(self) -> npt.NDArray[np.int64]:
         ids = np.empty(self.num_nodes, np.int64)
@@ -330,10 +330,10 @@ class _SpilledNames:
             known: dict[bytes, int] = {}
             num_bytes = 0
             for names, first in self._records(f"{part:06d}", 0, 0, int(self._counts[part])):
-                found = [
+                numbers = [
                     known.setdefault(*pair) for pair in zip(names, first.tolist(), strict=True)
                 ]
-                resolved = np.array(found, np.int64)
+                resolved = np.array(numbers, np.int64)
                 num_bytes += sum(len(names[i]) for i in np.flatnonzero(resolved == first))
                 memory.add(*_dictionary(len(known), num_bytes)).check()
                 self.files.append("ids", resolved)

@@ -51,17 +51,17 @@ class EdgePlaces:
 
     def _pairs(self, row: int) -> tuple[tuple[int, int], tuple[int, int]]:
         """Return source and target of a row, and of the row before it."""
-        found: dict[int, tuple[int, int]] = {}
+        pairs: dict[int, tuple[int, int]] = {}
         first = 0
         for sources, targets in self.ends():
             for wanted in (row - 1, row):
                 if first <= wanted < first + len(sources):
                     place = wanted - first
-                    found[wanted] = int(sources[place]), int(targets[place])
+                    pairs[wanted] = int(sources[place]), int(targets[place])
             first += len(sources)
-            if row in found:
+            if row in pairs:
                 break
-        return found[row], found[row - 1]
+        return pairs[row], pairs[row - 1]
 
 
 class OrderedEdges:

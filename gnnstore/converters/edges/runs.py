@@ -65,9 +65,9 @@ class EdgeRun:
 
     def records(self, place: int, count: int) -> npt.NDArray[Any]:
         """Read consecutive records."""
-        found = np.empty(count, record_dtype(self.record_bytes))
-        self.read("edges", place * self.record_bytes, found.view(np.uint8))
-        return found
+        records = np.empty(count, record_dtype(self.record_bytes))
+        self.read("edges", place * self.record_bytes, records.view(np.uint8))
+        return records
 
     def read(self, ending: str, offset: int, out: npt.NDArray[np.uint8]) -> None:
         """Fill an array with bytes of a file."""
@@ -317,17 +317,17 @@ def _boundaries(runs: Sequence[EdgeRun], num_nodes: int, max_records: int) -> It
 
 def _read_indexes(runs: Sequence[EdgeRun], entry_records: int) -> dict[str, npt.NDArray[Any]]:
     """Return index entries of all runs, one for every `entry_records` records, in order."""
-    found: dict[str, list[npt.NDArray[Any]]] = defaultdict(list)
+    columns: dict[str, list[npt.NDArray[Any]]] = defaultdict(list)
     for number, run in enumerate(runs):
         dtype = record_dtype(run.record_bytes)
         index = np.empty(-(-run.num_records // run.index_step), dtype)
         run.read("index", 0, index.view(np.uint8))
         index = index[:: entry_records // run.index_step]
-        found["target"].append(index["target"].astype(np.int64))
-        found["source"].append(index["source"].astype(np.int64))
-        found["run"].append(np.full(len(index), number, np.int32))
-        found["place"].append(np.arange(len(index), dtype=np.int64) * entry_records)
-    entries = {name: np.concatenate(parts) for name, parts in found.items()}
+        columns["target"].append(index["target"].astype(np.int64))
+        columns["source"].append(index["source"].astype(np.int64))
+        columns["run"].append(np.full(len(index), number, np.int32))
+        columns["place"].append(np.arange(len(index), dtype=np.int64) * entry_records)
+    entries = {name: np.concatenate(parts) for name, parts in columns.items()}
     order = np.lexsort((entries["run"], entries["source"], entries["target"]))
     return {name: values[order] for name, values in entries.items()}
 

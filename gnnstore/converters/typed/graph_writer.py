@@ -229,6 +229,6 @@ class HeteroGraphWriter(BaseWriter):
         """
         for forward in reverse_types(self.options.reverse, tuple(self._edges)):
             self._add_reverse(self._edges[forward])
-        for own in self._nodes.values():
-            own.shows_num_nodes |= not own.attributes
+        for nodes in self._nodes.values():
+            nodes.shows_num_nodes |= not nodes.attributes
         return self._commit()

@@ -81,8 +81,8 @@ def write_adjacency(
             indptr.append(chunk.indptr[:num_pointers])
             num_pointers -= len(chunk.indptr[:num_pointers])
             edges.append((chunk.indices,), chunk)
-            for name, own in chunk.to_predict.items():
-                splits[name].append((own.sources, own.targets), own)
+            for name, part in chunk.to_predict.items():
+                splits[name].append((part.sources, part.targets), part)
             phase.advance(len(chunk.indices))
     # Complete now rather than at the commit: later work may be interrupted.
     indptr.close()
@@ -176,7 +176,7 @@ def _attribute_rows(name: str, edges: EdgeChunk | SortedEdges, dtype: str) -> np
 
 def finished_edges(store: StoreWriter) -> dict[EdgeType, tuple[EdgeTypeSpec, int]]:
     """Take the adjacencies, and N of each, that an earlier attempt finished into the store."""
-    found = {}
+    finished = {}
     for record in store.journal.edges:
         spec = Fields(record, "journal").fields("spec").parse(EdgeTypeSpec)
         if not all(_is_whole(store, array) for array in spec.arrays()):
@@ -192,8 +192,8 @@ def finished_edges(store: StoreWriter) -> dict[EdgeType, tuple[EdgeTypeSpec, int
             )
             writer.skip(array.num_rows)
             writer.close()
-        found[spec.type] = spec, record["num_nodes"]
-    return found
+        finished[spec.type] = spec, record["num_nodes"]
+    return finished
 
 
 def finished_array(store: StoreWriter, spec: AttributeSpec) -> PagedArray:

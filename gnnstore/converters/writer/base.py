@@ -59,17 +59,17 @@ def _fingerprint(document: Mapping[str, Any]) -> dict[str, Any] | None:
 
 def _input_states(document: Mapping[str, Any]) -> list[list[list[Any]]]:
     """Return the path, size and time of the last change of each file, by input."""
-    found = []
+    states = []
     for entry in document.get("inputs") or ():
         path = Path(entry["path"])
         files = filter(Path.is_file, sorted(path.rglob("*")) if path.is_dir() else [path])
-        found.append([_state(file) for file in files])
-    return found
+        states.append([_state(file) for file in files])
+    return states
 
 
 def _state(file: Path) -> list[Any]:
-    own = file.stat() if file.is_file() else None
-    return [str(file), *((own.st_size, own.st_mtime_ns) if own else ())]
+    status = file.stat() if file.is_file() else None
+    return [str(file), *((status.st_size, status.st_mtime_ns) if status else ())]
 
 
 def _refuse_changed(states: list[list[list[Any]]], cause: BaseException | None = None) -> None:
@@ -120,10 +120,10 @@ def choose_spill_directory(store: StoreWriter, options: ConvertOptions) -> Path:
 def _check_units(stated: Iterable[str], types: Sequence[NodeTypeSpec | EdgeTypeSpec]) -> None:
     """Refuse a unit of an attribute that is not there, or does not hold integers."""
     for name in stated:
-        found = [own.attributes[name] for own in types if name in own.attributes]
-        if not found:
+        specs = [each.attributes[name] for each in types if name in each.attributes]
+        if not specs:
             raise UsageError(f"time_unit={name!r}: there is no such node or edge attribute")
-        if wrong := [own for own in found if STORAGE_DTYPES[own.dtype].kind not in "iu"]:
+        if wrong := [spec for spec in specs if STORAGE_DTYPES[spec.dtype].kind not in "iu"]:
             raise InputError(
                 f"time_unit={name!r}: the attribute is {wrong[0].dtype}, and times in a unit are "
                 "integers; convert it"
@@ -245,12 +245,12 @@ class BaseWriter:
         return replace(spec, values=self._type_values[of], value_arrays=self._type_arrays[of])
 
     def _commit(self, *, explicit_num_nodes: bool = False) -> Path:
-        for own in self._nodes.values():
-            own.draw_splits()
+        for nodes in self._nodes.values():
+            nodes.draw_splits()
         stated = self.options.time_units
         node_types = tuple(
-            self._with_values(own.spec().with_time_units({**stated, **own.time_units}), name)
-            for name, own in self._nodes.items()
+            self._with_values(nodes.spec().with_time_units({**stated, **nodes.time_units}), name)
+            for name, nodes in self._nodes.items()
         )
         edge_types = tuple(
             self._with_values(
@@ -259,7 +259,7 @@ class BaseWriter:
             for of, spec in self._edges.items()
         )
         _check_units(stated, [*node_types, *edge_types])
-        num_nodes = max(own.num_nodes for own in node_types)
+        num_nodes = max(spec.num_nodes for spec in node_types)
         if self._index_dtype == "int32" and num_nodes > np.iinfo(np.int32).max:
             raise UsageError(
                 f"index_dtype='int32' cannot number {num_nodes} nodes; use index_dtype='int64'"
@@ -272,7 +272,7 @@ class BaseWriter:
             index_dtype=self._index_dtype,
             explicit_num_nodes=explicit_num_nodes,
         )
-        times = {path: rows for own in self._nodes.values() for path, rows in own.times.items()}
+        times = {path: rows for nodes in self._nodes.values() for path, rows in nodes.times.items()}
         schema = add_orders(self._store, schema, times, self.options, self.progress)
         _refuse_changed(self._inputs)
         with self.progress.phase("commit"):
