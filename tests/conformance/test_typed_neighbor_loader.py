@@ -211,7 +211,7 @@ def test_seeds_by_type(path: Path, nodes: Any, expected: tuple[str, Any, Any]) -
         ([3, 4], "input_nodes does not name a node type", UsageError),
         (
             "venue",
-            "input_nodes='venue' is no .*mask in no type; give",
+            "input_nodes='venue' is not .*mask in no type; give",
             UsageError,
         ),
         (("venue", None), "no node type 'venue'; there are: 'paper', 'author'", UsageError),
