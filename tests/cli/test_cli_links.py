@@ -165,9 +165,9 @@ def test_what_is_refused(run: Any, store: Path, tmp_path: Path) -> None:
             2,
             "batches start from edges, or",
         ),
-        (["--links", "all", "--negatives", "triplet:0.5"], 2, "no kind of negatives"),
-        (["--links", "all", "--negatives", "other:1"], 2, "no kind of negatives"),
-        (["--links", "all", "--negatives", "binary:many"], 2, "no kind of negatives"),
+        (["--links", "all", "--negatives", "triplet:0.5"], 2, "not a kind of negatives"),
+        (["--links", "all", "--negatives", "other:1"], 2, "not a kind of negatives"),
+        (["--links", "all", "--negatives", "binary:many"], 2, "not a kind of negatives"),
         (
             ["--links", "all", "--src-weight", weights],
             2,
