@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from itertools import cycle
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -164,8 +165,8 @@ class CachePolicyTests(ABC):
     ...         return Modulo()
     """
 
-    num_rows: ClassVar[int] = 300  # rows of which batches need some
-    all_slots: ClassVar[tuple[int, ...]] = (0, 1, 40, 120, 500)
+    num_rows: int = 300  # rows of which batches need some
+    all_slots: tuple[int, ...] = (0, 1, 40, 120, 500)
 
     @abstractmethod
     def make(self) -> CachePolicy:
@@ -280,8 +281,8 @@ class StrategyTests:
     ...     options = {"cache_bytes": "20kB", "superbatch": 4}
     """
 
-    strategy: ClassVar[str]
-    options: ClassVar[Mapping[str, Any]] = {}
+    strategy: str
+    options: Mapping[str, Any] = MappingProxyType({})
     _directory: ClassVar[tempfile.TemporaryDirectory[str]]
     _path: ClassVar[Path]
 
