@@ -290,7 +290,7 @@ class Planner:
         ("stale", "test_plans_can_be_followed", "rows of slots"),
         ("miscounts", "test_plans_can_be_followed", "misses"),
         ("twice", "test_plans_can_be_followed", "two rows enter one slot"),
-        ("forgets", "test_a_cache_that_holds_rows", "rows of slots"),
+        ("forgets", "test_a_cache_that_holds_rows", "the row in each slot"),
         ("random", "test_plans_are_repeated", "made again"),
     ],
 )

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import os
 import re
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import cycle, islice
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import click
@@ -48,7 +50,9 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
     with pytest.MonkeyPatch.context() as patch:
         for registry in (SEED_KINDS, POLICIES, STRATEGIES):
             patch.setattr(registry, "_values", {each.name: each for each in registry})
-        names: dict[str, Any] = {"__name__": "extending"}
+        module = ModuleType("extending")  # imported where a loader of the page's is unpickled
+        patch.setitem(sys.modules, "extending", module)
+        names = vars(module)
         os.chdir(tmp_path_factory.mktemp("plugins"))
         for block in (*blocks[:4], *(b for b in blocks if "RowSource" in b)):
             source = block.replace("assert_resumes(make_loader)", "")
