@@ -97,7 +97,7 @@ def test_what_fits_is_loaded_and_nothing_is_measured(
     def refuse(*_: Any) -> None:
         raise AssertionError("nothing is to be predicted")
 
-    monkeypatch.setattr(optimizer.StrategyOptimizer, "of", refuse)
+    monkeypatch.setattr(optimizer.StrategyOptimizer, "for_loader", refuse)
     stats = loader_of(path).stats()
     assert stats.strategy == "memory"
     assert stats.predicted_epoch_seconds is None
@@ -209,7 +209,7 @@ def test_decisions_are_pickled(path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     def refuse(*_: Any) -> None:
         raise AssertionError("it was decided")
 
-    monkeypatch.setattr(optimizer.StrategyOptimizer, "of", refuse)
+    monkeypatch.setattr(optimizer.StrategyOptimizer, "for_loader", refuse)
     copy = pickle.loads(pickle.dumps(loader))  # noqa: S301 - our own
     assert copy.stats().strategy == loader.stats().strategy == "packed"
     assert copy.stats().predicted_epoch_seconds == loader.stats().predicted_epoch_seconds
