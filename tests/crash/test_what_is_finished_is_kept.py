@@ -108,7 +108,7 @@ def counted() -> Iterator[Counter[str]]:
     """Count what is done with edges."""
     calls: Counter[str] = Counter()
     with pytest.MonkeyPatch.context() as patch:
-        for name in ("add", "finish"):
+        for name in ("add", "build"):
             patch.setattr(EdgeBuilder, name, _counting(calls, name, getattr(EdgeBuilder, name)))
         yield calls
 
@@ -143,7 +143,7 @@ def test_finished_edges_are_neither_read_nor_sorted_again(
         with pytest.raises(KeyboardInterrupt):
             convert(folder, output, options=options)
     assert calls["add"] > 0  # so that what follows counts something
-    assert calls["finish"] > 0
+    assert calls["build"] > 0
     watcher = Watcher()
     with counted() as calls:
         convert(folder, output, options=options, progress=watcher)
@@ -200,7 +200,7 @@ def test_edges_that_were_damaged_since_are_sorted_again(folder: Path, array: str
     shard.write_bytes(content)
     with counted() as calls:
         numpy(folder, output, options=ConvertOptions(undirected=True, resume=True))
-    assert calls["finish"] > 0
+    assert calls["build"] > 0
     assert_same_files(output, whole)
 
 
