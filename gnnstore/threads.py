@@ -1,6 +1,6 @@
 """Threads: calls ahead of a consumer and in its order, in the background, or whole.
 
-A signal's handler, such as that of Ctrl-C, runs in the main thread between any two steps of Python
+A signal's handler, as for Ctrl-C, runs in the main thread between any two steps of Python
 code, and may raise. `threading.Condition`, of which events, semaphores, futures and executors are
 made, takes its lock in Python code: an exception right after that leaves it locked, and threads
 that need it wait for ever. Here the consumer's thread takes locks in one step of the interpreter
@@ -47,7 +47,7 @@ _POLL_SECONDS = 0.05  # a change that was not told of is found out after this
 
 
 class CancelledError(GnnstoreError):
-    """An error of work cancelled because nobody wants its result; files it wrote are removed."""
+    """Raised in background work that was cancelled. Its partial files are deleted."""
 
 
 class Condition:
@@ -147,7 +147,7 @@ class Pending(Flag, Generic[R]):
         return True
 
     def wait_whole(self) -> BaseException | None:
-        """Wait until the call has ended, whatever interrupts come; return the last of them."""
+        """Wait until the call has ended, through all interrupts; return the last of them."""
         interrupt: BaseException | None = None
         try:
             while not self.is_set():
@@ -172,7 +172,7 @@ class Pending(Flag, Generic[R]):
 
 
 class Thread(threading.Thread):
-    """A thread whose start can be interrupted: it then runs or not, and waits for nobody."""
+    """A thread whose start can be interrupted: it then runs or not, and waits for nothing."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -203,14 +203,14 @@ class Background(Pending[R]):
         return super().result()
 
     def finish(self) -> None:
-        """Wait, whatever comes of it."""
+        """Wait until it has ended, by a result or an error."""
         self.wait()  # not for the thread alone: an interrupted `join` takes it for ended
         if self._thread is not None:
             self._thread.join()
 
 
 def uninterrupted(work: Callable[[], R]) -> R:
-    """Do some work whole, whatever signal comes: in a thread of its own, which gets none."""
+    """Do some work whole, through all signals: in a thread of its own, which gets none."""
     if threading.current_thread() is not threading.main_thread():
         return work()
     call = Background(work, f"{_NAME_PREFIX}whole")
@@ -282,9 +282,9 @@ def for_each(num_tasks: int, num_threads: int, work: Callable[[int], None], name
 
 
 class Finalizer:
-    """Ends what works for an object: when called, or when nobody has the object any more; once.
+    """Ends what works for an object: when called, or when the object is garbage; once.
 
-    The garbage collector may find in any thread that nobody has it, even in one that works for it,
+    The garbage collector may find this in any thread, even in one that works for it,
     or that has a lock which such a thread waits for.
     """
 
@@ -303,7 +303,7 @@ class Finalizer:
 
 
 def _end_here(pid: int, end: Callable[..., object], *args: object) -> None:
-    if os.getpid() == pid:  # else threads and files are those of the process before the fork
+    if os.getpid() == pid:  # else threads and files belong to the process before the fork
         end(*args)
 
 
@@ -547,7 +547,7 @@ class MemoryGate:
 
     @property
     def num_living(self) -> int:
-        """Batches in memory, those of the gate before included."""
+        """Batches in memory, with the gate's before."""
         return self._num_living + (0 if self._before is None else self._before.num_living)
 
     @property
@@ -655,7 +655,7 @@ def ordered_map(
                 if failure is not None:
                     raise failure
                 return
-            yield found.pop()  # held by nobody but the consumer
+            yield found.pop()  # held by the consumer alone
     finally:
         workers.close()
 
@@ -695,4 +695,4 @@ def prefetch(
         for found in taken:
             if not found:
                 return
-            yield found.pop()  # held by nobody but the consumer
+            yield found.pop()  # held by the consumer alone

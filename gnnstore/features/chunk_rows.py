@@ -19,7 +19,7 @@ from gnnstore.features.source import RowRequest, RowSource, RowSpec
 from gnnstore.formats.arrays.spec import AttributeSpec
 from gnnstore.sampling.row_space import RowRange
 
-# Of packed rows in a batch: see `places_within`.
+# Places of packed rows in a batch: see `places_within`.
 Places = tuple[npt.NDArray[np.int32], npt.NDArray[np.int32], npt.NDArray[np.int32]]
 
 

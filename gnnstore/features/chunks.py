@@ -34,7 +34,7 @@ from gnnstore.sampling.row_space import RowRange
 # Chunks begin at multiples of this: what direct reads of any common disk are aligned to.
 CHUNK_ALIGNMENT_BYTES = 4096
 # Small enough that a compared piece is still in the second-level cache when its rows are copied,
-# and that a message tells the place of a damage; 4 bytes a block are nothing in comparison.
+# and that a message names the place of a damage; 4 bytes a block are nothing in comparison.
 BLOCK_BYTES = 128 << 10
 assert MAX_PIECE_BYTES % BLOCK_BYTES == 0  # noqa: S101 - reads are of MAX_PIECE_BYTES
 # Reads of a chunk: 16 of 512 KiB reach a disk's full bandwidth, in as much staging memory

@@ -141,5 +141,5 @@ def files_of(tables: Mapping[str, TypedRows[RowSource]]) -> dict[str, TypedRows[
         if isinstance(table, FileRows)
     }
     if missing := [path for path in files if path not in found]:
-        raise UsageError(f"only rows in files can be packed; those of {missing} are in none")
+        raise UsageError(f"only rows in files can be packed; rows of {missing} are in none")
     return found

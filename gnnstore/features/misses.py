@@ -27,9 +27,9 @@ from gnnstore.errors import BudgetError
 from gnnstore.sampling.row_space import RowRange
 from gnnstore.threads import CancelledError, Flag, for_each, interruptible
 
-# Of each batch, in the index of missed rows: begin, number of rows, and number of repeated ones.
+# A batch in the index of missed rows: begin, number of rows, and number of repeated ones.
 _BATCH_BYTES = 24
-# Of each batch whose missed rows are in files: where rows and positions begin, their numbers and
+# A batch whose missed rows are in files: where rows and positions begin, their numbers and
 # checksums, and the state of packing.
 SPILLED_BATCH_BYTES = 256
 # Every 1024th row is also kept in memory, to find the end of a range. A range has at least this
@@ -218,7 +218,7 @@ def _sort(  # noqa: PLR0917
     rows: npt.NDArray[Any],
     positions: npt.NDArray[np.int32],
 ) -> tuple[list[npt.NDArray[Any]], npt.NDArray[np.int32], npt.NDArray[np.int32]]:
-    """Find and sort a batch's missed rows; return those of each type: views, by node id."""
+    """Find and sort a batch's missed rows; return each type's: views, by node id."""
     ids, slots = trace.batch(i), plan.batch_slots(i)
     end = ranges[-1].first + ranges[-1].num_rows
     found, targets, sources = _core.sort_misses(ids, slots, rows, positions, num_rows=end)
@@ -234,7 +234,7 @@ def _sort(  # noqa: PLR0917
 def held_bytes(misses: npt.NDArray[np.int64], id_bytes: int, *, spills: bool = False) -> int:
     """Return the memory of sorted rows while they are packed: ids, positions and an index.
 
-    Of rows in files (`spills`), also while they are sorted.
+    For rows in files (`spills`), also while they are sorted.
     """
     if not spills:
         return (4 + id_bytes) * int(misses.sum()) + _BATCH_BYTES * len(misses) + 8

@@ -93,9 +93,9 @@ _ROOMY_BUFFER_BYTES, _ROOMY_SPILLED_BUFFER_BYTES = 128 << 10, 64 << 10
 _ROOMY_STRIDES = 4
 # The phase of windows and buffers, which are there only while rows are packed.
 _PACKING = "packing"
-# Of each missed row in memory: its id, of either width, and its position.
+# Bytes of a missed row in memory: its id, of either width, and its position.
 _ID_BYTES, _POSITION_BYTES = 8, 4
-# Of each row of a batch that is sorted: keys of 8 bytes, twice, in buffers that are rounded up.
+# Bytes of a row of a batch that is sorted: keys of 8, twice, in buffers that are rounded up.
 _SORTED_ROW_BYTES = 2 * (8 + 1)
 _SORTING_BUFFERS = 4
 

@@ -47,7 +47,7 @@ from gnnstore.sampling.row_space import RowRange, RowSpace
 
 HELP = "Restore the epochs from a copy, or pack again; 'gnnstore verify' shows all that is damaged"
 _ALIGNMENT_BYTES = 8
-# Arrays of a record after those of its seeds: slots, changes (positions and slots), and places of
+# Arrays of a record after its seeds' arrays: slots, changes (positions and slots), and places of
 # missed rows (positions; targets and sources of repeated rows). With segments there follow
 # positions and ranks of rows that batches share; then checksums of chunks and of shared rows, one
 # array for each cached attribute, as the manifest says.
@@ -130,7 +130,7 @@ class RecordForm:
 
     num_slots: int
     counts: Mapping[str | EdgeType, int]  # nodes and edges of the graph, by type
-    # Of each attribute in records: its path, the type that has it, and type and shape of a row.
+    # An attribute in records: its path, the type that has it, and type and shape of a row.
     plain: tuple[tuple[str, str | EdgeType, np.dtype[Any], tuple[int, ...]], ...]
     edge_ids: tuple[EdgeType, ...]  # the edge types whose ids are in records
 
@@ -177,13 +177,13 @@ def _check_subgraph(
         _check_vector("in-degrees", edges.num_incoming, None, count + 1)
         is_sum = int(edges.num_incoming.sum(dtype=np.int64)) == count
         if not is_sum or len(edges.num_incoming) > num_rows[of[2]]:
-            raise ValueError("in-degrees are not those of the edges")
+            raise ValueError("in-degrees do not fit the edges")
     hops: list[tuple[str | EdgeType, tuple[int, ...]]] = [
         *(subgraph.hop_nodes or {}).items(),
         *(subgraph.hop_edges or {}).items(),
     ]
     if any(min(counts, default=0) < 0 or sum(counts) > num_rows[key] for key, counts in hops):
-        raise ValueError("hops are not those of the nodes and edges")
+        raise ValueError("hops do not fit the nodes and edges")
     return num_rows
 
 

@@ -95,7 +95,7 @@ class PinnedRows:
         slots: npt.NDArray[np.int32],
         positions: npt.NDArray[np.int32],
     ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
-        """Return the plan of a batch from that of its unpinned ids."""
+        """Return the plan of a batch from the plan of its unpinned ids."""
         index = self.index
         return _core.add_pinned(
             index.bits, index.ranks, ids, slots, positions, first_slot=self.first_slot
@@ -188,7 +188,7 @@ class SlotCache:
     """C slots, each with room for a node's row of every table of its type, and the rows in them.
 
     Rows are numbered as in a row space. If all tables are of one type, each has an array of its
-    own; else types share slots that are as wide as the widest, or those of a pool do.
+    own; else types share slots that are as wide as the widest, or the types of a pool do.
 
     The last H slots may be for pinned rows: they are filled once, when the cache is warmed up for
     the first time, and stay from then on. Plans are made for the slots before them.
@@ -229,7 +229,7 @@ class SlotCache:
     def reserve(slot_bytes: int) -> Reservation:
         """Return the memory of planned slots, by the bytes of a node's rows in a type's tables.
 
-        With several types, those of the widest, or the mean of pools.
+        With several types, the widest type's, or the mean of pools.
         """
         return Reservation(CACHED, 0, {SLOTS: slot_bytes + _NODE_BYTES})
 

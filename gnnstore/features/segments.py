@@ -62,7 +62,7 @@ class DividedChunks(PackedChunks):
 
     # crc32c of each shared row, segment by segment in its order.
     shared_crcs: npt.NDArray[np.uint32]
-    of_type: int = 0  # the place of the table's type among those of the missed rows
+    of_type: int = 0  # the place of the table's type among the types of the missed rows
 
 
 @dataclass(frozen=True, eq=False)
@@ -118,7 +118,7 @@ class BatchMisses:
     repeat_sources: npt.NDArray[np.int32]  # positions of these other rows
     # Positions of rows that the segment's batches share, type after type in the order of ranks.
     shared_positions: npt.NDArray[np.int32]
-    # Ranks of these rows among those of their type, ascending in each.
+    # Ranks of these rows among the rows of their type, ascending in each.
     shared_ranks: npt.NDArray[np.int32]
 
 

@@ -515,8 +515,8 @@ class OutputAssembler:
 
 
 def checked_class(data_class: Any, wanted: type) -> Any:
-    """Refuse what is no class of `Data` or `HeteroData`, before the first batch."""
-    problem = "it is no subclass"
+    """Refuse what is not a class of `Data` or `HeteroData`, before the first batch."""
+    problem = "it is not a subclass"
     if isinstance(data_class, type) and issubclass(data_class, wanted):
         try:
             data_class()

@@ -98,7 +98,7 @@ class Explanation:
         rows = [("part", "while", "memory", "share")]
         rows += [(part.what, part.phase, *self._amount(part.num_bytes)) for part in self.parts]
         rows.append(("budget", "", *self._amount(self.limit_bytes)))
-        # Of all memory that is free, parts are no shares that mean something.
+        # Shares of all free memory would mean nothing.
         shown = [0, *[1] * bool(self.phases), 2, *[3] * self.is_promise]
         widths = [max(len(row[column]) for row in rows) for column in range(4)]
         lines = [

@@ -105,7 +105,7 @@ class LinkNeighborLoader(SampledLoader, PygLinkNeighborLoader):  # type: ignore[
         PyG's deprecated name of `subgraph_type="induced"` (when False).
     exclude_edges : "self" or "reverse", optional
         Exclude the seed edges of a batch from its `edge_index` ("self"), and their reverses as
-        well ("reverse", for undirected graphs; those of the reverse edge type), since they give the
+        well ("reverse", for undirected graphs; edges of the reverse edge type), since they give the
         answer away. They are excluded before neighbours are drawn, so that fan-outs stay full.
     reverse_types : dict of edge type to edge type, optional
         With "reverse": the type that has the reverses of a type's edges, which may be the type
@@ -123,7 +123,7 @@ class LinkNeighborLoader(SampledLoader, PygLinkNeighborLoader):  # type: ignore[
         Fraction of the negatives of triplets that are endpoints of other positives in the batch (of
         other chunks), and therefore drawn in proportion to degree.
     edge_label_attrs : sequence of str
-        Attributes of the graph's edges, or of those of the split; the batch has them for its seed
+        Attributes of the graph's edges, or of the split's; the batch has them for its seed
         edges as `label_NAME`.
     input_id : tensor of int64 [L], optional
         The value of `batch.input_id` for each seed edge, by position; for all edges, by edge id.
@@ -141,8 +141,8 @@ cache_bytes, superbatch, spill_dir, disk, packed, rank, world_size, \
 local_world_size, edge_format, adj_value, edge_ids, device, tables, progress
         As for `NeighborLoader`.
     **kwargs
-        Of `torch.utils.data.DataLoader`: `batch_size`, `shuffle` and others. More than 2^22 edges
-        are shuffled without an array of their order.
+        As for `torch.utils.data.DataLoader`: `batch_size`, `shuffle` and others. More than 2^22
+        edges are shuffled without an array of their order.
 
     Raises
     ------
@@ -538,7 +538,7 @@ _COMPARED = 4096
 
 
 def _shows_answers(links: Links, config: SamplingConfig) -> bool:
-    """Whether seed edges, which are edges of the store, are no later than what batches may show."""
+    """Whether seed edges, edges of the store, come no later than what batches may show."""
     edge, name, schema = links.given.edge, config.time_attr, links.store.schema
     if links.times is None or name is None or links.exclude_edges is not None:
         return False

@@ -106,10 +106,10 @@ class NeighborLoader(SampledLoader, PygNeighborLoader):  # type: ignore[misc]
         cache of in-neighbours in memory. "auto": in memory if it fits, else mapped with
         strategy "mmap" and on disk with the others, or mapped if `indptr` does not fit either.
     io_engine : "io_uring", "pread" or "mmap", optional
-        The engine that reads rows from disk; by default that of the environment variable
+        The engine that reads rows from disk; by default from the environment variable
         GNNSTORE_IO_ENGINE, else the first that works.
     cache : "degree" or "frequency", optional
-        Which rows a fixed cache holds: those of the nodes with the highest out-degree, or (the
+        Which rows a fixed cache holds: rows of the nodes with the highest out-degree, or (the
         default of "static") of the nodes that most sampled batches need. With "direct" it
         means "static"; with "packed", these rows stay cached and all others are packed (as in
         DiskGNN).
@@ -121,7 +121,7 @@ class NeighborLoader(SampledLoader, PygNeighborLoader):  # type: ignore[misc]
         memory or disk have room for. Two superbatches exist at a time.
     spill_dir : str or Path, optional
         Directory for packed rows, and for subgraphs that do not fit in memory, while they are
-        needed; by default that of the store.
+        needed; by default the store's.
     disk : int or str, optional
         Limit for what "packed" and "belady" keep in `spill_dir`; by default half of the free space.
     packed : str or Path, optional
@@ -169,14 +169,14 @@ class NeighborLoader(SampledLoader, PygNeighborLoader):  # type: ignore[misc]
         "two-level" works too. Each input node is trained once an epoch. `len(loader)` is the
         length of the next epoch.
     tables : sequence of EmbeddingTable
-        Tables whose partitions are swapped along with those of the loader; `commit` of a table
+        Tables whose partitions are swapped along with the loader's; `commit` of a table
         records the position of the loader.
     progress : bool, optional
         Whether to show a progress bar on stderr when the caller waits longer than two seconds,
         as for sampling ahead of the first batch. None: on a terminal, by the first of several
         processes; never in worker processes.
     **kwargs
-        Of `torch.utils.data.DataLoader`: `batch_size`, `shuffle`, `sampler`,
+        As for `torch.utils.data.DataLoader`: `batch_size`, `shuffle`, `sampler`,
         `batch_sampler`, `drop_last`, `num_workers` (threads here), `pin_memory`,
         `generator`, `timeout` and others. Samplers give positions in `input_nodes` and run
         in the consumer's thread. `persistent_workers`, which torch takes with `num_workers`

@@ -143,7 +143,7 @@ def _seen(store: GraphStore, attributes: Any, adj_value: str | None) -> GraphSto
 
 
 def call(function: Callable[..., Any], given: Mapping[str, Any]) -> Any:
-    """Call a function with those of the given options that it takes."""
+    """Call a function with the given options that it takes."""
     names = inspect.signature(function).parameters
     return function(**{name: given[name] for name in names if name in given})
 
@@ -312,7 +312,7 @@ def local_machine(
     if world_size is not None and num_ranks > world_size:
         raise UsageError(
             f"local_world_size={num_ranks} counts the ranks of this machine, and "
-            f"world_size={world_size} those of all machines together; give at most as many"
+            f"world_size={world_size} ranks of all machines together; give at most as many"
         )
     if num_ranks > 1:
         return SharedMachine(num_ranks)
@@ -500,7 +500,7 @@ class CsrEdges:
         if edge_format == "csr" and is_typed and subgraph_type == "bidirectional":
             raise UsageError(
                 'edge_format="csr" and subgraph_type="bidirectional": edges of a type that get '
-                "those of its reverse type are not sorted by target; make the loader with "
+                "edges of its reverse type are not sorted by target; make the loader with "
                 'edge_format="coo", or choose another subgraph_type'
             )
         if adj_value is None:

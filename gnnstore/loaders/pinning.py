@@ -22,7 +22,7 @@ def can_pin() -> bool:
 
 
 def pinned(output: Any, hold: Callable[[Any], None], *, device: str) -> Any:
-    """Return an output in pinned memory; `hold` is told of the memory of each copy."""
+    """Return an output in pinned memory; `hold` is called with the memory of each copy."""
     before = _storages(output)  # kept, so that no copy takes the place of one
     output = pin_memory(output, device)
     for key, storage in _storages(output).items():

@@ -324,7 +324,7 @@ class SampledLoader(BatchLoader):
                     table.leave(self)
 
     def _enter(self, number: int, epoch: int, now: int) -> int:
-        """Load the rows of a batch's state; begin to read those of the next state."""
+        """Load the rows of a batch's state; begin to read the next state's."""
         tables, order = self.tables, self._order
         if not isinstance(order, PartitionOrder):
             for table in tables:

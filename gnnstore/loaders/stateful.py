@@ -1,6 +1,6 @@
 """The state of a torch `DataLoader`: its position in an epoch, which another one can go on from.
 
-A position is that of the consumer (`pipeline.order`); a state adds the seed, and a fingerprint of
+A position is the consumer's (`pipeline.order`); a state adds the seed, and a fingerprint of
 all that batches depend on besides (`pipeline.states`).
 """
 
@@ -94,15 +94,15 @@ class StatefulLoader(DataLoader[Any]):
     def state_dict(self) -> dict[str, Any]:
         """Return the loader's position: after the batch that was last handed out.
 
-        As in torchdata's `StatefulDataLoader`, it is that of the newest iterator; before the
-        first one and after the end of an epoch, that of the start of the next epoch. A state that
+        As in torchdata's `StatefulDataLoader`, it is the newest iterator's; before the
+        first one and after the end of an epoch, it is the start of the next epoch. A state that
         is taken after the last batch and before the loop ends has no batches left: a loop that
         resumes there ends at once, and the code after it runs.
 
         Returns
         -------
         dict
-            Of values that JSON knows, with the state of a user's sampler if it has one.
+            Values that JSON has, with the state of a user's sampler if it has one.
         """
         seed = self._draw_seed()
         position = self._cursor.position(self.epoch)

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 # Enough to tell the sizes of records.
 _BATCHES = 32
 
-# The first by default: that of strategy "packed".
+# The first by default, as in strategy "packed".
 CACHED_BY = (PACKED.policy, *SCORES)
 
 
@@ -295,7 +295,7 @@ class EpochSampler:
         *,
         reads_edges: bool = True,
     ) -> Iterator[Superbatch]:
-        """Sample and plan batches of an epoch; numbers are those of all epochs together."""
+        """Sample and plan batches of an epoch; numbers count all epochs together."""
         settings = self.settings
         run = EpochRun(
             settings.config.seed,

@@ -106,7 +106,7 @@ class Recorder:
 
     @contextmanager
     def stage(self, name: str, **args: Any) -> Iterator[Stage]:
-        """Measure a stage, and record it if somebody asked for that."""
+        """Measure a stage, and record it if that is asked for."""
         stage, start_ns = Stage(args), time.perf_counter_ns()
         try:
             yield stage
@@ -126,7 +126,7 @@ class Recorder:
     def phase(
         self, name: str, total: int | None = None, unit: str = "items"
     ) -> Iterator[Callable[[int], None]]:
-        """Begin a phase that is displayed while somebody waits; yield what advances it."""
+        """Begin a phase that is displayed while it is waited for; yield what advances it."""
         if not self._shows:
             yield lambda _: None
             return
@@ -266,7 +266,7 @@ class Assembler(Protocol):
     """Makes PyG's batches of samples and rows."""
 
     def assemble(self, batch: Batch, hold: Callable[[NDArray[Any]], None]) -> None:
-        """Set a batch's output and what gathering it took; `hold` is told of its large arrays."""
+        """Set a batch's output and what gathering it took; `hold(array)` keeps large ones."""
 
 
 class OutputAssembler(Protocol):
@@ -332,7 +332,7 @@ class BatchPreparer:
     transform: Callable[[Any], Any] | None
     transform_sampler_output: Callable[[Any], Any] | None
     from_output: OutputAssembler | None  # with `transform_sampler_output`
-    # Copies an output to where a GPU can fetch it by itself; the second argument is told of the
+    # Copies an output to where a GPU can fetch it by itself; the second argument is called with the
     # copy's memory.
     pin: Callable[[Any, Callable[[Any], None]], Any] | None
     totals: Totals
@@ -406,7 +406,7 @@ class BatchPreparer:
             bytes_to_device=cost.bytes_to_device,
             **cost.seeds,
         )
-        output, batch.output = batch.output, None  # held by nobody but the consumer
+        output, batch.output = batch.output, None  # held by the consumer alone
         return output
 
     def _join(

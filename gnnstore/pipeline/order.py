@@ -43,7 +43,7 @@ class EpochOrder(Protocol):
         """Return the state that a sampler needs to begin an epoch; None without one."""
 
     def check(self, position: Position, seed: int) -> None:
-        """Refuse a position that is no place in an epoch of this order."""
+        """Refuse a position that is not in an epoch of this order."""
 
     def number(self, first: int, k: int) -> int:
         """Return the number in its epoch of the k-th batch after the first `first` ones."""
@@ -56,7 +56,7 @@ class EpochOrder(Protocol):
 
 
 class EpochCursor:
-    """The position of a loader's consumer between two batches, whatever was prepared beyond it.
+    """The position of a loader's consumer between two batches, without what was prepared beyond it.
 
     The newest iterator moves it; older ones that still run do not. At the end of an epoch it is
     before the first batch of the next one.

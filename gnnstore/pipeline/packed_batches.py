@@ -60,7 +60,7 @@ class PackedBatches(BatchSource):
 
     @property
     def refusal(self) -> Callable[[str], Exception]:
-        """Refuse other nodes and edges than those of a batch."""
+        """Refuse other nodes and edges than a batch's."""
         return not_packed
 
     def agree(self, fingerprint: Mapping[str, Any], seed: int | None, world_size: int) -> int:

@@ -22,7 +22,7 @@ class RankShard:
     """The batches of an epoch that one of the processes takes that train one model together.
 
     They share the batches of the run of a single process: batch k goes to rank k mod W. A position
-    in the epoch is the same for all, so a state that one rank has saved is that of each, of another
+    in the epoch is the same for all, so a state that one rank has saved is each one's, of another
     number of ranks too. All take equally many, because they wait for one another at every step.
     """
 
@@ -50,7 +50,7 @@ class RankShard:
         if seed is None:
             raise UsageError(
                 "rank= needs seed=, the same on every rank: each would draw one of its own, and "
-                "their batches would not be those of one epoch"
+                "their batches would not make one epoch"
             )
         given = {name: options[name] for name in _INSTEAD if options.get(name) is not None}
         # Frameworks that build a loader anew pass what the other one had made.
@@ -140,7 +140,7 @@ class KeyedOrder:
 class RankSampler(DistributedSampler[int]):
     """Positions that one rank takes in an epoch, whose order depends on (seed, epoch) alone.
 
-    A `DistributedSampler` by type, so that whoever inspects a loader sees that it shares the seeds
+    A `DistributedSampler` by type, so that code that looks sees that it shares the seeds
     already, and does not split them again.
     """
 

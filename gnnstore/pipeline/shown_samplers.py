@@ -23,7 +23,7 @@ _INT_CHUNK = 65536
 
 _BYPASSED = (
     "another DataLoader prepares this loader's batches, one at a time: strategy=, cache=, memory= "
-    "and threads have no effect, and batches are not those of the loader. Iterate the loader "
+    "and threads have no effect, and batches differ from the loader's. Iterate the loader "
     "itself; with accelerate, prepare() the model and the optimizer only, make the loader with "
     "rank=accelerator.process_index, world_size=accelerator.num_processes and seed=, and move each "
     "batch with batch.to(accelerator.device)"
@@ -33,7 +33,7 @@ _BYPASSED = (
 class SeededShuffle(RandomSampler):
     """Positions of an epoch in an order that depends on (seed, epoch) and nothing else.
 
-    A `RandomSampler` by type, so that whoever inspects a loader sees that it shuffles. The loader
+    A `RandomSampler` by type, so that code that looks at a loader sees that it shuffles. The loader
     does not iterate it; a loader that a framework builds from its parts does, epoch after epoch.
     """
 
@@ -107,7 +107,7 @@ class SeedPositions(Dataset[int]):
 
 def drawn_seed(generator: torch.Generator | None) -> int:
     """Return a seed from torch's generator, or another one."""
-    device = "cpu" if generator is None else generator.device  # whatever torch's default is
+    device = "cpu" if generator is None else generator.device  # not torch's default
     return int(torch.empty((), dtype=torch.int64, device=device).random_(generator=generator))
 
 

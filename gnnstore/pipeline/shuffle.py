@@ -55,7 +55,7 @@ class KeyedBijection:
         return self._num_seeds
 
     def __getitem__(self, key: int | slice) -> Any:
-        """Return a position, or those of a slice: int64 [n]."""
+        """Return a position, or the positions of a slice: int64 [n]."""
         if isinstance(key, slice):
             places = np.arange(*key.indices(self._num_seeds), dtype=np.uint64)
             return self._walked(places).astype(np.int64)

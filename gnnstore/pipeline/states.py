@@ -29,7 +29,7 @@ _ABSENT = object()
 
 
 class OrderFields(NamedTuple):
-    """The part of a fingerprint that tells the order of epochs, but for the seed."""
+    """The part of a fingerprint that is the order of epochs, but for the seed."""
 
     batch_size: int | None
     drop_last: bool

@@ -44,7 +44,7 @@ class LoaderStats:
     superbatch : int
         Batches that are planned at a time; 0 where nothing is planned.
     predicted_epoch_seconds : float or None
-        Predicted time of an epoch where nobody trains, when "auto" chose the strategy; None if
+        Predicted time of an epoch without training, when "auto" chose the strategy; None if
         nothing was predicted.
     predicted_first_epoch_seconds : float or None
         Predicted time of the first epoch, in which a cache is filled, or nothing was sampled ahead.

@@ -26,11 +26,11 @@ from gnnstore.sampling.neighbor import Subgraph
 # A pass is made for batches with at least one edge for so many of the table: reading an edge's row
 # by itself costs a page, which other edges seldom share.
 EDGES_PER_READ = 64
-# Of wider rows, a pass could read more than these pages.
+# A pass over wider rows could read more than these pages.
 MAX_ROW_BYTES = 64
 _MAX_PIECES = 64
 _PIECE_BYTES = 1 << 20
-# Files with places at a time: two of the superbatch that is made, and those of rows of two others,
+# Files with places at a time: two of the superbatch that is made, and files of rows of two others,
 # of which one is being left.
 _INDEXES = 4
 _WORD_BYTES = 4  # files hold int32

@@ -157,7 +157,7 @@ class LookaheadEpochs:
         # The iteration that has the slots. It keeps the files of its superbatches, which go with it
         # where Ctrl-C came while it was closed.
         self._open: weakref.ref[_Iteration] | None = None
-        # Set at once: with a part of it, batches would wait for turns that nobody takes.
+        # Set at once: with a part of it, batches would wait for turns that are never taken.
         self._kept = _Kept()
         # Iterations that came to their end since the slots were taken.
         self._num_ended = 0

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 # A few batches are sampled to learn their size, and an eighth is added: on an R-MAT graph the
 # largest of an epoch has 2 % more nodes than the mean with 1,024 seeds, and 27 % with 64.
 MARGIN = 1 / 8
-# Where there is no room for that and half a batch more, how much to add is told from how much a
+# Where there is no room for that and half a batch more, how much to add follows from how much a
 # larger sample varies. One of three million normal draws is 5 deviations above the mean, and of 16
 # draws the deviation is known to 18 %. Sizes of batches have a longer tail than normal ones where
 # few seeds are in them; but then they vary so much that it comes to more than there is room for.
@@ -225,7 +225,7 @@ class Presampler:
 
         done = visits = 0
         sizes: list[tuple[int, int]] = []  # of each batch, nodes and bytes
-        # Of the largest: its bytes, nodes, bytes of the subgraph, and of labels; and in files.
+        # The largest batch: its bytes, nodes, bytes of the subgraph, and of labels; and in files.
         most, waiting = [0, 0, 0, 0], [0, 0]
         needed, num_edges = Counter[RowRange](), Counter[EdgeType]()
         batches = (

@@ -161,7 +161,7 @@ class LookaheadJob:
     # Returns the nodes' out-degrees, new ones each time; None if there is no memory for them.
     degrees: Callable[[], npt.NDArray[np.uint32] | None] = lambda: None
     totals: LookaheadTotals = field(default_factory=LookaheadTotals)
-    # Tables of edges on disk whose rows are read in a pass, and disk for those of a superbatch.
+    # Tables of edges on disk whose rows are read in a pass, and disk for a superbatch's rows.
     edge_tables: Mapping[EdgeType, Sequence[PagedArray]] = field(default_factory=dict)
     edge_rows_bytes: int = 0
 
@@ -475,7 +475,7 @@ class Producer:
         self._is_stopped.set()
 
     def close(self) -> None:
-        """Free all that is held for batches that nobody will ask for. Idempotent."""
+        """Free all that is held for batches that will not be asked for. Idempotent."""
         if os.getpid() == self.pid:
             try:
                 for superbatch in self._packed:

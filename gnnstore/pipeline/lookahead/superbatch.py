@@ -36,7 +36,7 @@ from gnnstore.sampling.row_space import RowSpace
 from gnnstore.threads import CancelledError, Flag
 from gnnstore.units import format_size
 
-# Of all that planning will take, for counts before it begins.
+# One part in so many of what planning will take: for counts before it begins.
 _COUNTS_SHARE = 4
 
 
@@ -58,10 +58,10 @@ class SuperbatchSize:
     sampling_threads: int | None = None
     # Whether disk has room for two superbatches, so that one can be made beside another.
     overlaps: bool = True
-    # Batches that begin an iteration whose first superbatch nobody has made beforehand: they read
+    # Batches that begin an iteration whose first superbatch is not made beforehand: they read
     # all of their rows while it is made.
     num_unplanned: int = 0
-    num_pinned: int = 0  # H, the rows that are cached whatever is planned
+    num_pinned: int = 0  # H, the rows that are cached under any plan
     # int32 or int64 [H], or None: the nodes whose rows these are, ascending; None in a prediction,
     # or if there are none.
     pinned: npt.NDArray[Any] | None = field(default=None, repr=False, compare=False)
@@ -308,7 +308,7 @@ class Superbatch:
             self.trace = Trace.of([])
 
     def close_packed(self) -> None:
-        """Remove packed rows, whoever may want them still. Idempotent."""
+        """Remove packed rows, also if they may still be wanted. Idempotent."""
         with self._lock:
             packed, self.packed = self.packed, None
         if packed is not None:
@@ -386,7 +386,7 @@ class SuperbatchFiles:
 
     def samples(self, name: str, num_batches: int, ids: FileSpool | None = None) -> KeptSamples:
         """Return where the samples of a superbatch wait; their node ids may be in its trace."""
-        if len(self.types.nodes) > 1:  # a trace has rows, and not those of every type
+        if len(self.types.nodes) > 1:  # a trace has rows, and not of every type
             ids = None
         if num_batches <= self._most_in_memory:
             return KeptSamples(self.types, MemorySpool(), ids)
