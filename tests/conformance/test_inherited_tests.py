@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from gnnstore._core import empty
 from gnnstore.caching.belady import POLICIES
 from gnnstore.caching.plan import CachePlan, PlannedStep, Trace
 from gnnstore.caching.policies import CachePolicy, Fixed
@@ -193,9 +194,10 @@ class NoSlots(Rows):
 
 
 class Views(Rows):
-    def gather(self, ids: NDArray[Any]) -> Any:
-        is_first = ids.tolist() == [0, 1]
-        return Gathered(self.array[:2], ReadCounts()) if is_first else super().gather(ids)
+    def gather(self, ids: NDArray[Any], memory: Any = empty) -> Any:
+        if ids.tolist() == [0, 1]:
+            return Gathered(self.array[:2], ReadCounts())
+        return super().gather(ids, memory)
 
 
 class SharedBuffer(Rows):
@@ -205,7 +207,7 @@ class SharedBuffer(Rows):
         super().__init__()
         self.held = np.empty((3 * NUM_ROWS, 30), np.float32)
 
-    def gather(self, ids: NDArray[Any]) -> Any:
+    def gather(self, ids: NDArray[Any], memory: Any = empty) -> Any:  # noqa: ARG002
         self.held[: len(ids)] = self.array[ids]
         return self.held[: len(ids)], ReadCounts()
 
