@@ -251,7 +251,7 @@ def test_a_cache_of_other_attributes_counts(path: Path) -> None:
     assert first.stats().cache_rows > 1000
     other = loader_on(store, **options, memory="14MB").stats()
     assert other.cache_rows == 0
-    assert "that of a loader with another strategy, cache or attributes" in other.reason
+    assert "belong to a loader with another strategy, cache or attributes" in other.reason
     small = loader_on(store, **options, memory="14MB", attributes=["x", "y"], cache_bytes=MB // 4)
     assert 0 < small.stats().cache_rows < 500
     taken = format_size(first._sources.cache.num_bytes)
