@@ -31,10 +31,6 @@ if TYPE_CHECKING:
 # Asserts of what tests share explain themselves as those of tests do.
 pytest.register_assert_rewrite("tests.support")
 
-# An example that waits for a busy disk is no failure; what hangs has the time limit of its test.
-settings.register_profile("gnnstore", deadline=None)
-settings.load_profile("gnnstore")
-
 # Real graphs are not part of the project; they lie beside it where somebody put them there.
 DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 
@@ -127,6 +123,12 @@ WAYS = {
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    from tests.support.effort import examples  # noqa: PLC0415 - asserts are rewritten first
+
+    # An example that waits for a busy disk is no failure; what hangs has the time limit of its
+    # test.
+    settings.register_profile("gnnstore", deadline=None, max_examples=examples(100))
+    settings.load_profile("gnnstore")
     # Jobs that a script or nohup starts in the background ignore SIGINT, and their children do:
     # tests that send it would wait for an interrupt that never comes.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

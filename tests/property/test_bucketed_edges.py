@@ -18,6 +18,7 @@ from gnnstore.errors import BudgetError, NoSpaceError
 from gnnstore.formats import load_csc
 from gnnstore.progress import NullProgress
 from gnnstore.testing.graphs import GraphArrays, random_graph
+from tests.support.effort import examples
 
 _MEMORY_BYTES = 54 * 400  # for 400 edges
 
@@ -56,7 +57,9 @@ def permutation(num_nodes: int, seed: int) -> npt.NDArray[np.int64]:
 
 
 @settings(
-    max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=examples(20),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(
     num_partitions=st.integers(2, 40),

@@ -9,13 +9,14 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from gnnstore import _core
+from tests.support.effort import examples
 from tests.support.twins import kernels as twins
 
 # Floats of state for each row: so many, and so many for each column.
 STATE_FLOATS = {"sgd": (0, 0), "rowwise_adagrad": (1, 0), "adagrad": (0, 1), "sparse_adam": (0, 2)}
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(
     st.sampled_from(sorted(STATE_FLOATS)),
     st.tuples(st.integers(1, 40), st.integers(1, 9), st.integers(1, 5), st.integers(0, 600)),
@@ -62,7 +63,7 @@ def test_updates_equal_the_twin(
     )
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(
     st.sampled_from(["uniform", "normal"]),
     st.integers(1, 30),
@@ -88,7 +89,7 @@ def test_initial_rows_have_their_distribution() -> None:
         assert np.abs(np.corrcoef(out.reshape(-1, 10).T) - np.eye(10)).max() < 0.04
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(st.integers(1, 60), st.integers(1, 9), st.booleans(), st.integers(0, 2**32 - 1))
 def test_resident_rows_are_found_by_partition(
     num_nodes: int, rows: int, placed: bool, seed: int

@@ -18,6 +18,7 @@ from gnnstore.partitions.policy import (
     places_bytes,
     sizes_of_partitions,
 )
+from tests.support.effort import examples
 from tests.support.twins.partitions import partitions_loaded
 
 NUM_NODES, ROW_BYTES = 10**9, 10**6
@@ -55,7 +56,7 @@ CONTENTS = st.builds(
 )
 
 
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=examples(50))
 @given(CONTENTS, st.integers(10**5, 10**10), st.booleans())
 def test_what_is_offered_fits_and_can_be_scheduled(
     contents: Contents, memory: int, for_edges: bool

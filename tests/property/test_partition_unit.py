@@ -23,6 +23,7 @@ from gnnstore.formats.partitions import (
 )
 from gnnstore.formats.store.units import find_units
 from gnnstore.testing.graphs import GraphArrays, random_graph
+from tests.support.effort import examples
 from tests.support.stores import write_example_store
 from tests.support.twins.partitions import partition_reference
 
@@ -46,7 +47,9 @@ def make(store: Path, num_partitions: int, **arguments: Any) -> PartitionsReader
 
 
 @settings(
-    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=examples(25),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(
     num_nodes=st.integers(2, 60),

@@ -14,7 +14,7 @@ T = TypeVar("T")
 U = TypeVar("U")
 
 ENVIRONMENT_VARIABLE = "GNNSTORE_LONG_TESTS"
-_SHORT_SHARE = 5
+_SHORT_SHARE = 8
 _LEAST_EXAMPLES = 10
 
 
@@ -29,7 +29,7 @@ def choose(short: T, long: T) -> T:
 
 
 def examples(long: int) -> int:
-    """Return the number of examples of a property: all of them, or a fifth and at least 10."""
+    """Return the number of examples of a property: all of them, or an eighth and at least 10."""
     return choose(min(max(_LEAST_EXAMPLES, long // _SHORT_SHARE), long), long)
 
 

@@ -14,6 +14,7 @@ from torch_geometric.utils import trim_to_layer
 
 import gnnstore
 from gnnstore.testing.graphs import random_graph
+from tests.support.effort import examples
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +53,7 @@ def by_pyg(batch: Data, layers: list[SAGEConv]) -> Tensor:
     return seeds
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(
     seeds=st.lists(st.integers(0, 79), min_size=1, max_size=12),
     fanouts=st.lists(st.sampled_from([-1, 0, 1, 2, 3]), min_size=1, max_size=4),

@@ -31,7 +31,7 @@ from gnnstore.strategies.registry import PACKED
 from gnnstore.strategies.solve import SizingInputs, solve
 from gnnstore.strategies.superbatch_memory import Pins, SuperbatchMemory
 from gnnstore.strategies.workload import ReadTotals
-from tests.support.effort import choose
+from tests.support.effort import choose, examples
 
 MB = 10**6
 NUM_ROWS, EPOCH_ACCESSES = 10**6, 100 * 10_000
@@ -289,7 +289,7 @@ def test_more_memory_never_costs_more(options: dict[str, Any]) -> None:
     packs=st.booleans(),
     pinned=st.none() | st.floats(0.1, 1),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_a_choice_stays_within_the_budget(
     *,
     memory: int,
