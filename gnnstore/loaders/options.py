@@ -312,7 +312,7 @@ def local_machine(
     if world_size is not None and num_ranks > world_size:
         raise UsageError(
             f"local_world_size={num_ranks} counts the ranks of this machine, and "
-            f"world_size={world_size} ranks of all machines together; give at most as many"
+            f"world_size={world_size} the ranks of all machines together; give at most as many"
         )
     if num_ranks > 1:
         return SharedMachine(num_ranks)

@@ -69,7 +69,7 @@ def held_bytes(loader: gnnstore.NeighborLoader) -> int:
             "memory=None with 2 ranks on this machine: .* MASTER_ADDR",
         ),
         ({"memory": "auto"}, "memory='auto' with 2 ranks on this machine"),
-        ({"local_world_size": 3}, "local_world_size=3 counts .* world_size=2 those of all"),
+        ({"local_world_size": 3}, "local_world_size=3 counts .* world_size=2 the ranks of all"),
     ],
 )
 def test_what_is_refused(
