@@ -49,6 +49,7 @@ class StoreData(lightning.LightningDataModule):
             shuffle=True,
             rank=rank,
             world_size=world_size,
+            device=self._device(),
             **self.options,
         )
 
@@ -56,11 +57,17 @@ class StoreData(lightning.LightningDataModule):
         """Return batches to evaluate on; tables and caches are those of training."""
         rank, world_size = self._ranks()
         valid = self.store.splits["valid"][rank::world_size]
-        return gnnstore.NeighborLoader(self.store, input_nodes=valid, **self.options)
+        return gnnstore.NeighborLoader(
+            self.store, input_nodes=valid, device=self._device(), **self.options
+        )
 
     def _ranks(self) -> tuple[int, int]:
         trainer = self.trainer
         return (0, 1) if trainer is None else (trainer.global_rank, trainer.world_size)
+
+    def _device(self) -> torch.device | None:
+        """Return where the model is."""
+        return None if self.trainer is None else self.trainer.strategy.root_device
 
 
 class Sage(lightning.LightningModule):

@@ -3,10 +3,10 @@
     gnnstore convert ogb path/to/ogbn_products products.gnn --undirected
     python examples/train_sage.py products.gnn --fanouts 15,10,5
 
-Prints the loss of every epoch, where the time went and what was read from disk; and every few
-epochs the accuracy of all splits, for which `gnnstore.inference` runs the model once over all
-nodes. A loader with all neighbours would compute most nodes many times, and take longer than
-training.
+Prints the loss of every epoch, where the time went (on a GPU, "stalled" is also the time that the
+loop waits for it) and what was read from disk; and every few epochs the accuracy of all splits, for
+which `gnnstore.inference` runs the model once over all nodes. A loader with all neighbours would
+compute most nodes many times, and take longer than training.
 """
 
 from __future__ import annotations
@@ -93,6 +93,7 @@ def run(arguments: argparse.Namespace) -> Result:
         "seed": arguments.seed,
         "transform": normalize_batch if arguments.normalize else None,
         "edge_format": "csr" if arguments.csr else "coo",
+        "device": device,
     }
     train_loader = gnnstore.NeighborLoader(
         store, arguments.fanouts, input_nodes="train", shuffle=True, **options
@@ -110,7 +111,7 @@ def run(arguments: argparse.Namespace) -> Result:
     began = time.perf_counter()
     for number in range(1, arguments.epochs + 1):
         before, start = train_loader.stats(), time.perf_counter()
-        loss = train(model, train_loader, optimizer, device)
+        loss = train(model, train_loader, optimizer)
         seconds_training = time.perf_counter() - start
         stats = train_loader.stats().since(before)
         print(
@@ -152,24 +153,21 @@ def reading(stats: LoaderStats) -> str:
 
 
 def train(
-    model: GraphSAGE,
-    loader: gnnstore.NeighborLoader,
-    optimizer: torch.optim.Optimizer,
-    device: torch.device,
+    model: GraphSAGE, loader: gnnstore.NeighborLoader, optimizer: torch.optim.Optimizer
 ) -> float:
     """Train for one epoch and return the mean loss of a seed node."""
     model.train()
-    total = num_seeds = 0.0
-    for batch in loader:
-        batch = batch.to(device)  # noqa: PLW2901
+    total, num_seeds = torch.zeros(()), 0
+    for batch in loader:  # on the device
         optimizer.zero_grad()
         out = model(batch.x, edges_of(batch))[: batch.batch_size]
         loss = F.cross_entropy(out, labels_of_seeds(batch))
         loss.backward()
         optimizer.step()
-        total += loss.item() * batch.batch_size
+        # Not `loss.item()`, which would wait for a GPU.
+        total = total + loss.detach() * batch.batch_size
         num_seeds += batch.batch_size
-    return total / max(1, num_seeds)
+    return total.item() / max(1, num_seeds)
 
 
 def evaluate(

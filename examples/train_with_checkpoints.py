@@ -41,6 +41,7 @@ class Run:
             "strategy": arguments.strategy,
             "num_threads": arguments.threads,
             "seed": arguments.seed,
+            "device": self.device,
         }
         fanouts = arguments.fanouts
         self.train_loader = gnnstore.NeighborLoader(
@@ -99,7 +100,6 @@ class Run:
         """Train for the rest of the epoch."""
         self.model.train()
         for batch in self.train_loader:
-            batch = batch.to(self.device)  # noqa: PLW2901
             self.optimizer.zero_grad()
             out = self.model(batch.x, batch.edge_index)[: batch.batch_size]
             loss = F.cross_entropy(out, labels_of_seeds(batch))
@@ -118,7 +118,6 @@ class Run:
         self.model.eval()
         right = num_seeds = 0
         for batch in self.valid_loader:
-            batch = batch.to(self.device)  # noqa: PLW2901
             out = self.model(batch.x, batch.edge_index)[: batch.batch_size]
             right += int((out.argmax(dim=-1) == labels_of_seeds(batch)).sum())
             num_seeds += batch.batch_size

@@ -23,7 +23,8 @@ class LoaderStats:
     seconds_transforming : float
         In the consumer's thread: `transform`, `transform_sampler_output`, pinning.
     seconds_waiting : float
-        Seconds that the consumer waited because no batch was ready.
+        Seconds that the consumer waited because no batch was ready; with `device=` also because
+        the device still computed what the consumer had done with earlier ones.
     bytes_gathered : int
         Attribute values copied into batches.
     bytes_to_device : int

@@ -69,6 +69,7 @@ NOT_RUN = {
         "from accelerate import Accelerator",
         "echo advise | sudo tee \\",
     ],
+    "docs/howto-gpu.md": ["import os"],
     "docs/howto-predict.md": [
         "gnnstore convert rmat rmat20.gnn --scale 20 --edge-factor 15 \\",
     ],
@@ -77,7 +78,10 @@ NOT_RUN = {
         "gnnstore copy papers100M.gnn s3://bucket/papers100M.gnn",
         "from obstore.auth.boto3 import Boto3CredentialProvider",
     ],
-    "docs/howto-lightning.md": ["pip install 'gnnstore[examples]'"],
+    "docs/howto-lightning.md": [
+        "pip install 'gnnstore[examples]'",
+        "gnnstore.NeighborLoader(..., device=self.trainer.strategy.root_device)",
+    ],
     "docs/howto-train.md": ["from torch_geometric.loader import NeighborLoader"],
 }
 

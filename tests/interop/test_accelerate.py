@@ -40,14 +40,13 @@ def make(**options):
         sys.argv[1], [4], "train", batch_size=32, shuffle=True, strategy="mmap", **options
     )
 
-loader = make(seed=5, rank=rank, world_size=size)
+loader = make(seed=5, rank=rank, world_size=size, device=accelerator.device)
 model = torch.nn.Linear(16, 2)
 model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
 recipe = []
 for epoch in range(2):
     seeds = []
     for batch in loader:
-        batch = batch.to(accelerator.device)
         accelerator.backward(model(batch.x).sum())
         optimizer.step()
         optimizer.zero_grad()
