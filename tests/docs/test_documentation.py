@@ -132,7 +132,8 @@ def excerpt(output: str) -> str:
 def labels_of(output: str) -> list[str]:
     """Return the words of the first column: what follows differs from run to run and machine."""
     columns = [re.split(r"\s{2,}", line.strip())[0] for line in output.splitlines()]
-    return [" ".join(re.findall(r"(?<![\w.-])[A-Za-z_]{3,}", label)) for label in columns]
+    # Whole words: an identity may begin with three letters.
+    return [" ".join(re.findall(r"(?<![\w.-])[A-Za-z_]{3,}(?!\w)", label)) for label in columns]
 
 
 def check_output(page: Path, block: Block, output: str) -> None:
