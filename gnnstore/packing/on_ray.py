@@ -7,6 +7,8 @@ it again: the others are cancelled.
 from __future__ import annotations
 
 import os
+import re
+import socket
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -16,6 +18,8 @@ from gnnstore.units import format_size
 R = TypeVar("R")
 
 _MAX_RETRIES = 3
+_ADDRESS = re.compile(r"(ray://)?(?P<host>[^:/]+|\[[^]]+\]):(?P<port>\d{1,5})")
+_REACH_SECONDS = 10
 
 
 def run_on_ray(
@@ -69,8 +73,11 @@ def _connect(ray: Any) -> None:
     address = os.environ.get("RAY_ADDRESS")
     given = {} if address else {"include_dashboard": False}
     try:
+        if address and (match := _ADDRESS.fullmatch(address)) is not None:
+            # Ray itself would try for minutes.
+            socket.create_connection((match["host"], int(match["port"])), _REACH_SECONDS).close()
         ray.init(logging_level="ERROR", log_to_driver=False, **given)
-    except (ConnectionError, ValueError, RuntimeError, TimeoutError) as error:
+    except (OSError, ValueError, RuntimeError) as error:
         where = f"RAY_ADDRESS={address}" if address else "this machine"
         raise StorageError(
             f"there is no Ray cluster at {where} ({str(error).partition(chr(10))[0]}); start one "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import pickle
 import shutil
 import sys
 from pathlib import Path
@@ -15,7 +16,9 @@ pytest.importorskip("torch_geometric")
 
 import gnnstore
 from gnnstore.disk.profile import save_profile
+from gnnstore.packing import on_ray
 from gnnstore.testing.graphs import random_graph
+from gnnstore.tools import batches
 from tests.support.disks import usual_profile
 from tests.support.faults import inject
 from tests.support.stores import assert_same_files
@@ -288,3 +291,41 @@ def test_parts_that_are_refused(
         assert not output.exists()
     assert "give --output" in run("pack", store, *PACK, "--name", "base", "--part", "0/2").stderr
     assert not (store / "plans").exists()
+
+
+def test_tasks_that_do_not_see_what_they_need(
+    run: Any, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tasks run here, one after the other, in the place of a cluster."""
+    seen: dict[str, Any] = {}
+
+    def run_here(task: Any, num_tasks: int, *, on_done: Any, **given: Any) -> None:
+        seen.update(given)
+        task = pickle.loads(pickle.dumps(task))  # noqa: S301 - our own
+        for number in range(num_tasks):
+            on_done(number, seen.get("host") or task(number))
+
+    monkeypatch.setattr(on_ray, "run_on_ray", run_here)
+    monkeypatch.chdir(tmp_path)
+    words = (*PACK, "--cache-by", "degree", "--ray", "2", "--memory", "300MB", "--threads", "1")
+    done = run("pack", "s.gnn", *words, "--output", "parts", "--json")
+    assert done.status == 0, done.stderr
+    assert (done.document["num_parts"], done.document["num_batches"]) == (2, 12)
+    assert done.document["path"] == str(tmp_path / "parts")
+    assert {name: seen[name] for name in ("num_cpus", "memory_bytes")} == {
+        "num_cpus": 1,
+        "memory_bytes": 300_000_000,
+    }
+    assert gnnstore.open_packed("parts").epochs == 1
+    seen["host"] = "node7"
+    done = run("pack", "s.gnn", *words, "--output", "elsewhere")
+    assert (done.status, "part 0 was written on node7, and is not visible" in done.stderr) == (
+        3,
+        True,
+    )
+    seen.clear()
+    here = gnnstore.open("s.gnn")
+    monkeypatch.setattr(batches, "open_store", lambda *_, **__: here)
+    done = run("pack", "not-on-the-nodes.gnn", *words, "--output", "elsewhere")
+    assert done.status == 3
+    assert "not-on-the-nodes.gnn: the store is not visible on" in done.stderr

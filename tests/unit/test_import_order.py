@@ -195,8 +195,8 @@ def test_torch_is_imported_on_demand_only(package: str) -> None:
 @pytest.mark.parametrize(
     ("module", "heavy"),
     [
-        ("gnnstore", "torch torch_geometric zarr numpy pyarrow click rich"),
-        ("gnnstore.plugins", "torch torch_geometric zarr pyarrow click rich"),
+        ("gnnstore", "torch torch_geometric zarr numpy pyarrow click rich obstore ray"),
+        ("gnnstore.plugins", "torch torch_geometric zarr pyarrow click rich obstore ray"),
     ],
 )
 def test_importing_is_light(module: str, heavy: str) -> None:
