@@ -2,7 +2,7 @@
 
 The ranks of a training run would hold a copy of the same arrays each. Here they hold one, which the
 first fills for all, and each counts a part of it. The key of an array follows from what it
-contains, so that processes with the same content share it, whoever started them, and others never
+contains, so that processes with the same content share it, from any program, and others never
 meet. How the memory comes from one process to another is in `gnnstore.shared_memory`.
 """
 

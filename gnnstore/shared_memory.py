@@ -1,7 +1,7 @@
 """Memory without a name in any file system, handed on from the process that fills it to others.
 
 The memory (`memfd_create`) goes as a descriptor through an abstract Unix socket. The kernel lets
-one process bind a socket's name: that one fills the memory, and hands it on to whoever connects.
+one process bind a socket's name: that one fills the memory, and hands it on to all that connect.
 The others wait for it, or for its end, and then one of them fills anew. Neither files, locks nor
 time limits are needed, and nothing is left by processes that are killed: the kernel frees name and
 memory with the last that has them. The name follows from the user and from a key.
@@ -117,7 +117,7 @@ def until_unused(array: Bytes, listener: socket.socket) -> None:
 
 
 class Handing:
-    """Closes a socket and a file, unless the file is handed on: whoever waits looks again then."""
+    """Closes a socket and a file, unless the file is handed on: those that wait look again then."""
 
     def __init__(self, listener: socket.socket, *, is_content: bool) -> None:
         self.file: io.FileIO | None = None
@@ -196,7 +196,7 @@ def _advise_huge_pages(mapping: mmap.mmap) -> None:
 
 
 def _receive(name: bytes, key: str) -> io.FileIO | None:
-    """Wait for memory, and return it; None: nobody hands it on any more, or not yet."""
+    """Wait for memory, and return it; None: no process hands it on any more, or not yet."""
     try:
         with socket.socket(socket.AF_UNIX) as client:
             client.settimeout(None)  # another library may have set one for all sockets
@@ -264,7 +264,7 @@ def _peer_of(connection: socket.socket) -> tuple[int, int]:
 
 
 def _withdraw(listener: socket.socket) -> None:
-    """Hand memory on no more: nobody in this process has it. Wakes the thread, which closes it."""
+    """Hand memory on no more: nothing in this process has it. Wakes the thread, which closes it."""
     with suppress(OSError):  # of a forked child, or never handed on
         listener.shutdown(socket.SHUT_RDWR)
 
@@ -272,7 +272,7 @@ def _withdraw(listener: socket.socket) -> None:
 class Server:
     """Hands on the memory that this process has filled, in one thread.
 
-    A forked child closes all sockets at once: while it had them, nobody would see the end of this
+    A forked child closes all sockets at once: while it had them, none would see the end of this
     process. The lock keeps forks out as long as there are sockets that it could not know.
     """
 
@@ -308,7 +308,7 @@ class Server:
             return listener
 
     def add(self, listener: socket.socket, file: io.FileIO, *, is_content: bool) -> None:
-        """Hand a file on to whoever has connected to a socket, and will."""
+        """Hand a file on to each that has connected to a socket, and will."""
         with self._lock:
             listener.setblocking(False)
             try:
@@ -352,7 +352,7 @@ class Server:
             self._hand_on(listener, file, is_content=is_content)
             return
         del self._served[number]
-        # Another process may have the socket still, and its events would be those of a next one
+        # Another process may have the socket still, and its events would belong to a next one
         # with the same number.
         changes.unregister(listener)
         listener.close()

@@ -43,7 +43,7 @@ _PAGE_BYTES = 4096
 _BUFFER_BYTES, _BUFFER_SHARE = 8 << 20, 64
 # Without pinned rows: memory for sorting the ids of rows that are read straight into their slots.
 _UNPINNED_BUFFER_BYTES = 2 << 20
-# Of each row in the buffer: its id, place and slot.
+# Bytes of a row in the buffer: its id, offset and slot.
 _ROW_ON_ITS_WAY_BYTES = 4 * 8
 
 _log = logging.getLogger(__name__)
@@ -133,7 +133,7 @@ def _warm_up(
         yield end, rows.read_rows(ids, table[first:end])
 
 
-# The places of a type's rows among those of all types, and its node ids there, ascending.
+# The places of a type's rows among the rows of all types, and its node ids there, ascending.
 Part = tuple[slice, npt.NDArray[np.int64]]
 
 
@@ -228,7 +228,7 @@ class StaticCache:
         nodes, scores = self._index.nodes, self._scores
 
         def make() -> Arrays:
-            # Nodes of score 0 are cached only if all are; then they leave with those of score 1.
+            # Nodes of score 0 are cached only if all are; then they leave with nodes of score 1.
             kept = select_nodes(np.maximum(scores, 1), num_rows)
             return nodes[kept], scores[kept]
 

@@ -32,7 +32,7 @@ from gnnstore.machine import Machine
 from gnnstore.units import format_count
 
 PACKED_DIRECTORY = "plans"
-# Of epochs whose cached rows lie in the plan once.
+# The version of epochs whose cached rows lie in the plan once.
 PACKED_FORMAT_VERSION = 7
 # What others are written as, whose layout is as it was: of graphs with types, and without.
 _VERSION_WITH_TYPES, _VERSION_WITHOUT_TYPES = 6, 5
@@ -76,7 +76,7 @@ NUM_POSITIONS = "number of input_nodes"
 ALL_EDGES = "all edges"
 
 
-# Of a directory, its number and how many there are.
+# The name of a part's directory: its number, and how many there are.
 _PART_NAME = re.compile(r"part-(\d{5,})-of-(\d{5,})")
 _MAX_PARTS = 2**31
 _MAX_NAMED = 5  # in a message
@@ -157,7 +157,7 @@ class PackedManifest(Manifest):
     plain: tuple[str, ...]
     has_edge_ids: bool  # whether records hold edge ids; else positions are ids
     schema: Schema
-    # Of epochs whose cached rows are the same for all batches; else records follow one another.
+    # Set if cached rows are the same for all batches; else records follow one another.
     part: PackedPart | None = None
     # All arrays but graph-level ones.
     paged_arrays: tuple[AttributeSpec, ...] = field(default=(), metadata={"key": "arrays"})
@@ -184,12 +184,12 @@ class PackedManifest(Manifest):
 
     @property
     def first_batch(self) -> int:
-        """Number of the first batch here among those of all epochs."""
+        """Number of the first batch here among the batches of all epochs."""
         return 0 if self.part is None else self.part.first_batch
 
     @property
     def batches(self) -> range:
-        """Numbers of the batches here among those of all epochs."""
+        """Numbers of the batches here among the batches of all epochs."""
         return range(self.first_batch, self.first_batch + self.num_batches)
 
     @property
@@ -516,7 +516,7 @@ def check_complete(directory: str, names: Sequence[tuple[int, int, str]]) -> Non
     counts = sorted({of for _, of, _ in names})
     if len(counts) > 1:
         raise UsageError(
-            f"{directory}: has parts of {' and of '.join(map(str, counts))}; keep those of one "
+            f"{directory}: has parts of {' and of '.join(map(str, counts))}; keep the parts of one "
             "number, and remove the others",
             path=directory,
         )

@@ -351,7 +351,7 @@ def open_packed(
 ) -> PackedEpochs:
     """Open packed epochs; public as `gnnstore.open_packed`.
 
-    Of epochs in a bucket, the index and the rows that are cached for all batches are copied to a
+    From epochs in a bucket, the index and the rows that are cached for all batches are copied to a
     disk of this machine. A batch is then one request for its record and one for each table, and is
     compared with its checksums.
 

@@ -133,7 +133,7 @@ class PartPacker:
     def _check_others(
         self, label: str, names: Sequence[str], manifest: Callable[[str], PackedManifest | None]
     ) -> None:
-        """Refuse to add a part to those of another run."""
+        """Refuse to add a part to another run's."""
         assert self.settings.part is not None  # noqa: S101 - its maker checks
         for number, of, name in parts_in(names):
             if of != self.settings.part[1]:

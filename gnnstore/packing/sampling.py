@@ -148,7 +148,7 @@ class PackSettings:
         return {**sampling_fingerprint(store, self.config, seeds), **order._asdict()}
 
     def cached_in(self, store: GraphStore) -> CachedTables | None:
-        """Return the attributes that a part caches, whatever the memory; None without parts."""
+        """Return the attributes that a part caches, with any memory; None without parts."""
         if self.part is None:
             return None
         found = read_tables(store.schema.node_attributes())

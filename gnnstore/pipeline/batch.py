@@ -291,7 +291,7 @@ class Placing(Protocol):
     def staging(self, batch: Batch, hold: Callable[[Any], None]) -> AbstractContextManager[object]:
         """Return a context in which rows of a batch are gathered straight into staging memory.
 
-        The batch has the memory, of which `hold` is told, until it has been copied.
+        The batch has the memory, with which `hold` is called, until it has been copied.
         """
 
     def turn(self, batch: Batch) -> AbstractContextManager[object]:

@@ -122,7 +122,7 @@ def stage_unit(
 ) -> None:
     """Copy a unit of a store, such as packed epochs, into the store's copy, if it is not there.
 
-    What is not where the store came from either is left to whoever looks for it.
+    What is not where the store came from either is left to what looks for it.
     """
     if name is None:
         name = None if find_units(kind, store) else _only_unit(origin, kind)

@@ -77,7 +77,7 @@ class LoaderSpec:
     knows_epochs: bool = False
     progress: Progress = field(default_factory=NullProgress)  # displays long waits
     machine: Machine = PRIVATE  # the place of arrays that are loaded whole
-    # Paths of the node attributes that are cached, whatever the memory; None: what is read.
+    # Paths of the node attributes that are cached, with any memory; None: what is read.
     cached: frozenset[str] | None = None
 
     @property

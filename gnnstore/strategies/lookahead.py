@@ -80,7 +80,7 @@ class LookaheadStrategy(Strategy):
         spare_bytes = placement.spare_bytes
         policy = policy_of(loader, placement, topology, engine)
         counts = model = None
-        # What is cached whatever the memory is sized without a sample of what is missed.
+        # What is cached with any memory is sized without a sample of what is missed.
         is_sized = loader.cached is not None
         if engine is None or not tables.specs or not presampler.epoch_batches or is_sized:
             seen = presampler.run(topology, num_threads, spare_bytes=spare_bytes)

@@ -365,7 +365,7 @@ def _place_rows(
     held_row_bytes: Callable[[str], int] | None,
     holds_ids: bool,
     reads_edges_ahead: bool,
-    cached_tables: Collection[str],  # which are read from disk whatever the memory
+    cached_tables: Collection[str],  # which are read from disk with any memory
 ) -> tuple[dict[str, Mode], list[Reservation], str]:
     """Return the places of rows and of ids of edges, their memory, and what ids cost in words."""
     modes = dict.fromkeys((table.path for table in (*sizes.tables, *sizes.edge_ids)), mode)

@@ -155,7 +155,7 @@ def _ids(num_rows: int) -> Iterator[npt.NDArray[np.int64]]:
 
 
 class CachePolicyTests(ABC):
-    """Tests of a cache policy: its plans name slots with the right rows, whatever the cache has.
+    """Tests of a cache policy: its plans name slots with the right rows, from any cache.
 
     Examples
     --------

@@ -114,7 +114,7 @@ def _write_options(
                 formatter.write_dl(records)
 
 
-# Of each hop; or of each hop by edge type, as "author__writes__paper".
+# By hop; or by edge type, and then by hop, as "author__writes__paper".
 Fanouts = tuple[int, ...] | Mapping[str, tuple[int, ...]]
 
 
@@ -218,8 +218,8 @@ def declared(text: str, of: Callable[..., Any] | None = None, **types: Any) -> D
 
     A line has the flags; the value (none for a flag; `N`, `SIZE`, `FILE`, ...; choices as `a|b`;
     `*` after it for several); `-> parameter`; `= default`; and after two spaces the help, which may
-    go on in lines with more indentation. Other lines are titles of sections. `types` are those of
-    other values, by parameter.
+    go on in lines with more indentation. Other lines are titles of sections. `types` are the
+    types of other values, by parameter.
     """
     parameters = {} if of is None else inspect.signature(of).parameters
     title, found = "", list[tuple[str, str, list[str]]]()

@@ -113,9 +113,9 @@ def from_snap(
         The features are raw binary, like this.
     features_ids : path-like, or sequence of path-like, optional
         `.npy` or CSV of integers [N]: the id, as in the edge list, of each row of the features,
-        if they are not in ascending order of ids; or a column of CSV, which may be that of the
-        features: "x.csv:node", by its name in the first line, or "x.csv:1", by its number; without,
-        the column `id`. Rows are then sorted on disk.
+        if they are not in ascending order of ids; or a column of CSV, which may be the
+        features' own: "x.csv:node", by its name in the first line, or "x.csv:1", by its number;
+        without, the column `id`. Rows are then sorted on disk.
     features_skip_header, labels_skip_header : bool
         Skip the first line of each file of text: it names the columns.
     labels : path-like, optional

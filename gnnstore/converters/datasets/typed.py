@@ -797,7 +797,7 @@ def _open_text_edges(
     if other is not None:
         raise InputError(
             f"{other}: the first line names the columns {', '.join(headers[other]) or '(none)'},"
-            f" and that of {path.name} {', '.join(names) or '(none)'}; files of one table "
+            f" and the one of {path.name} {', '.join(names) or '(none)'}; files of one table "
             "need the same first line",
             path=other,
         )

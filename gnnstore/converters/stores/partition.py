@@ -82,7 +82,7 @@ class Partitioning:
         if self.order == "none" and self.train_first is not None:
             raise UsageError(
                 f"order='none' keeps nodes where they are, and train_first={self.train_first!r} "
-                "moves those of a split: leave out one"
+                "moves the nodes of a split: leave out one"
             )
         if not 0 <= self.seed < 2**64:
             raise UsageError(f"seed={self.seed} is outside [0, 2^64)")

@@ -71,7 +71,7 @@ _NODE_BYTES, _COMMUNITY_BYTES, _PIECES_BYTES = 25, 50, 2**26
 # An array is sorted in memory if two copies take at most this share of memory.
 _MEMORY_SHARE = 8
 _MAX_MEMORY_BYTES = 2**28
-# Of names that are put in order at a time: as Python's objects they take several times their size.
+# Names that are put in order at a time: as Python's objects they take several times their size.
 _TEXT_SHARE, _MAX_TEXT_BYTES = 32, 2**26
 
 

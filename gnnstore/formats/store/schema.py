@@ -185,8 +185,8 @@ class EdgeTypeSpec:
     weight_sums: Mapping[str, AttributeSpec] = field(default_factory=dict)
     # Ids in the original data of edges that are numbered by their positions here, [E].
     original_id: AttributeSpec | None = None
-    # Of a reverse type: the paths of the arrays in which attributes have their rows, those of the
-    # other type, by name; and int32 or int64 [E], the row of each edge there, perhaps `edge_id`.
+    # In a reverse type: the paths of the other type's arrays in which attributes have their rows,
+    # by name; and int32 or int64 [E], the row of each edge there, perhaps `edge_id`.
     # What `attributes` has under these names has no files.
     shared: Mapping[str, str] = field(default_factory=dict)
     shared_row: AttributeSpec | None = None
