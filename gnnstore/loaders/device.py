@@ -1,9 +1,9 @@
 """Batches on a device of torch's: memory to copy from, copies that run by themselves, their order.
 
-Rows are gathered straight into a block of staging memory, which the device reads by itself. The
-thread that has prepared a batch also places it: it copies the rest of the batch to the block, and
-begins a copy for each tensor on a stream of its own (`BatchPlacer.copied`). In the consumer's
-thread the current stream waits for these (`TorchDevice.wait`), and the processor does not.
+Rows are gathered straight into a block of staging memory, which the device reads by itself, and the
+rest of a batch is copied there. The thread that has prepared a batch also places it: it begins a
+copy for each tensor on a stream of its own (`copied`). In the consumer's thread the current stream
+waits for these (`TorchDevice.wait`), and the processor does not.
 
 A new thread has device 0 and the default stream, so each call here names its device and its stream.
 """
@@ -248,6 +248,8 @@ class StagingBlock:
 
     def copy_of(self, tensor: Tensor) -> tuple[Tensor, bool]:
         """Return a tensor as it lies here, copied unless it does, and whether that is pinned."""
+        if not tensor.nbytes:
+            return tensor, False
         for chunk in self.chunks:
             if (place := chunk.place_of(tensor)) is not None:
                 return chunk.view(place, tensor), chunk.is_pinned
@@ -348,8 +350,8 @@ def copied(
 
     def copy(tensor: Tensor) -> Tensor:
         found = device.empty(tensor.shape, tensor.dtype)
-        if tensor.nbytes:
-            own, is_pinned = block.copy_of(tensor)
+        own, is_pinned = block.copy_of(tensor)
+        if own.nbytes:
             found.copy_(own, non_blocking=is_pinned)
         tensors.append(found)
         return found
@@ -432,6 +434,11 @@ class Placing:
             if batch.staged is not None:  # an error came before anything was copied
                 batch.staged, batch.rows_memory = None, empty
                 ring.give(block)
+
+    def stage(self, batch: Batch) -> None:
+        """Copy the rest of a batch's output to its staging memory."""
+        block = batch.staged
+        batch.output = mapped(batch.output, lambda tensor: block.copy_of(tensor)[0])
 
     @contextmanager
     def turn(self, batch: Batch) -> Iterator[None]:

@@ -294,6 +294,9 @@ class Placing(Protocol):
         The batch has the memory, with which `hold` is called, until it has been copied.
         """
 
+    def stage(self, batch: Batch) -> None:
+        """Copy the rest of a batch's output to its staging memory."""
+
     def turn(self, batch: Batch) -> AbstractContextManager[object]:
         """Return a context in which a batch is placed, once the ones before it are."""
 
@@ -422,6 +425,8 @@ class BatchPreparer:
             self.source.gather(batch)
             if self.from_output is None:
                 self.assembler.assemble(batch, hold)
+                if self.placing is not None:
+                    self.placing.stage(batch)
             else:
                 self.from_output.assemble_output(batch, output)
             counts = cost.counts

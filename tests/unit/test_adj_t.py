@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch._subclasses import FakeTensorMode
 from torch_geometric.utils import is_torch_sparse_tensor, spmm, to_edge_index
 
 from gnnstore.errors import UsageError
@@ -109,6 +110,21 @@ def test_moving_a_batch_moves_it(pair: Any) -> None:
     assert type(moved) is AdjT
     assert {each.device.type for each in arrays_of(moved)} == {"meta"}
     assert moved.device.type == "meta"
+
+
+def test_what_is_on_a_device_stays_as_it_is(pair: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    adj_t = pair[1].adj_t
+    adj_t.values()
+    assert all(each is adj_t for each in (adj_t.to("cpu"), adj_t.to("cpu:0"), adj_t.cpu()))
+    assert adj_t.to(torch.device("cpu", 0), copy=True) is not adj_t
+    with FakeTensorMode():
+        crow, col = (torch.zeros(2, dtype=torch.int32, device="cuda:1") for _ in range(2))
+        placed = AdjT(crow, col, size=(1, 1))
+        monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
+        assert all(each is placed for each in (placed.to("cuda"), placed.cuda(), placed.cuda(1)))
+        assert placed.to(crow.float()) is placed
+        monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+        assert not placed._is_on(torch.device("cuda"))
 
 
 def test_an_element_type_is_that_of_values(pair: Any) -> None:
