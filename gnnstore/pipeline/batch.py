@@ -506,6 +506,8 @@ def load_batches(
     if lookahead.recycled_bytes is not None:
         pool_exchange(True)
     with limits_named("prepare a batch"), ExitStack() as stack:
+        if placing is not None:
+            placing.ask()
         batches = stack.enter_context(preparer.source.epoch(run.batches(order, start), run))
         prepared = ordered_map(
             preparer.prepare,
@@ -519,8 +521,6 @@ def load_batches(
             waiting=waiting,
         )
         stack.enter_context(closing(prepared))
-        if placing is not None:
-            placing.ask()
         start_ns = time.perf_counter_ns()
         for batch in prepared:
             key, cost = batch.key, batch.cost
