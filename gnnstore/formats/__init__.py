@@ -1,14 +1,15 @@
 """Layouts on disk, one in each module: no I/O policy, no sampling.
 
 `container` is a directory that is written whole or not at all and lists its files; `arrays` lie in
-such a directory; `store`, `packed` and `partitions` are its kinds, each with a schema.
-Start with `arrays.pages` (where a row lies) and `container.manifest`. `docs/format.md` is the
-normative description.
+such a directory; `store`, `packed`, `partitions` and `assignments` are its kinds, each with a
+schema. Start with `arrays.pages` (where a row lies) and `container.manifest`. `docs/format.md` is
+the normative description.
 """
 
 from gnnstore.formats.arrays.paged import PagedArray, PagedArrayWriter
 from gnnstore.formats.arrays.pages import PageGeometry, plan_shards
 from gnnstore.formats.arrays.spec import AttributeSpec
+from gnnstore.formats.assignments import AssignmentReader
 from gnnstore.formats.partitions import PartitionsReader
 from gnnstore.formats.store.schema import (
     EDGE_TYPE,
@@ -26,6 +27,7 @@ __all__ = [
     "EDGE_TYPE",
     "FORMAT_VERSION",
     "NODE_TYPE",
+    "AssignmentReader",
     "AttributeSpec",
     "EdgeTypeSpec",
     "NodeTypeSpec",

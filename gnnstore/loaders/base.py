@@ -93,8 +93,8 @@ class BatchLoader(TorchLoader):
             raise UsageError(f"prefetch_batches={prefetch_batches}: at least 1 is needed")
         self._prefetch_given = None if prefetch_batches is None else int(prefetch_batches)
         warn_of_idle(self, is_placed=self._placer is not None)
-        least = (self.batch_size or 0) * shard.world_size  # seeds of a batch for each rank
-        if self.drop_last and 0 < num_seeds < least and not self._order.varies:
+        order = self._order
+        if self.drop_last and num_seeds and order.is_keyed and not (order.varies or len(self)):
             warn_of_no_batch(self, num_seeds, shard.world_size)
 
     def _copies_batches(self) -> bool:

@@ -226,6 +226,11 @@ local_world_size, edge_format, adj_value, edge_ids, device, tables, progress
         progress: bool | None = None,
         **kwargs: Any,
     ) -> None:
+        if "seeds_of" in kwargs:
+            raise UsageError(
+                f"seeds_of={kwargs['seeds_of']!r} has the parts of seed nodes, and "
+                "LinkNeighborLoader's batches start from edges; leave it out, or give partitions="
+            )
         if neg_sampling_ratio:
             if neg_sampling is not None:
                 raise UsageError(

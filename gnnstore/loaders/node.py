@@ -137,6 +137,10 @@ class NeighborLoader(SampledLoader, PygNeighborLoader):  # type: ignore[misc]
         (topology, tables in memory, fixed caches): each counts its share in `memory`. By default
         LOCAL_WORLD_SIZE of the environment, as torchrun sets it, else 1. Later loaders on the same
         store object share too.
+    seeds_of : str or Path, optional
+        An assignment of the input nodes to K parts (`gnnstore assign`), by its name in the store or
+        its path, which changes batches: batch n of an epoch has seeds of part n mod K. With as many
+        ranks as parts, or a divisor or a multiple of their number, a rank needs fewer rows.
     input_id : tensor of int64, optional
         The value of `batch.input_id` for each input node; a dict if `input_nodes` is one.
     custom_cls : type, optional
@@ -245,6 +249,7 @@ class NeighborLoader(SampledLoader, PygNeighborLoader):  # type: ignore[misc]
         rank: int | None = None,
         world_size: int | None = None,
         local_world_size: int | None = None,
+        seeds_of: str | Path | None = None,
         input_id: npt.ArrayLike | Mapping[str, Any] | None = None,
         custom_cls: type[Data] | None = None,
         attributes: Sequence[str] | None = None,

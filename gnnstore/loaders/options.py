@@ -51,9 +51,10 @@ _CACHE = ("cache", "cache_bytes")
 _PLANNED = ("superbatch", "spill_dir", "disk")
 # Options that go unused: with packed epochs, which have decided them, and with partitions, which
 # have neither times nor weights and are not shared among processes.
-_NOT_WITH_PACKED = ("strategy", "topology", *_CACHE, *_PLANNED, "attributes")
+_NOT_WITH_PACKED = ("strategy", "topology", *_CACHE, *_PLANNED, "attributes", "seeds_of")
 _NOT_WITH_PARTITIONS = (
     *("time_attr", "weight_attr", "strategy", "topology", *_CACHE, *_PLANNED, "packed", "rank"),
+    "seeds_of",
 )
 
 
@@ -228,6 +229,7 @@ def read_options(
     disk: int | str | None = None,
     packed: Any = None,
     attributes: Any = None,
+    seeds_of: Any = None,
 ) -> ReadOptions:
     """Check the options of reading the store."""
     given = dict(locals())

@@ -36,6 +36,7 @@ from gnnstore.loaders.base import BatchLoader
 from gnnstore.loaders.options import LoaderOptions, call, fanouts_of, local_machine
 from gnnstore.loaders.packed_loader import open_packed_sources
 from gnnstore.machine import PRIVATE
+from gnnstore.partitions.parts import SeedParts
 from gnnstore.partitions.policy import ResidentTable, Slots
 from gnnstore.partitions.seeds import PartitionOrder
 from gnnstore.partitions.sources import PartitionSources
@@ -215,10 +216,13 @@ class SampledLoader(BatchLoader):
                 tables=tables,
                 edge_ids=options.read.edge_ids,
             )
+        by: PartitionSources | SeedParts | None = parts
+        if given.get("seeds_of") is not None:
+            by = SeedParts.of(options.store, given["seeds_of"], seeds)
         super().__init__(
             len(seeds),
             labels=seeds.labels,
-            fingerprint=partial(_fingerprint, store, config, seeds, parts),
+            fingerprint=partial(_fingerprint, store, config, seeds, by),
             seed=given.get("seed"),
             transform=given.get("transform"),
             transform_sampler_output=given.get("transform_sampler_output"),
@@ -227,7 +231,7 @@ class SampledLoader(BatchLoader):
             device=options.device,
             options=of_torch,
             shard=shard,
-            own_order=None if parts is None else parts.order,
+            own_order=None if by is None else by.order,
             progress=given.get("progress"),
         )
         self._seeds: Any = seeds
@@ -256,6 +260,7 @@ class SampledLoader(BatchLoader):
             seeds,
             *batch_shape(of_torch),
             world_size=shard.world_size,
+            num_parts=by.num_parts if isinstance(by, SeedParts) else 1,
             pins=self._copies_batches(),
             progress=progress,
         )
@@ -265,6 +270,7 @@ class SampledLoader(BatchLoader):
             options.read,
             presampler,
             seeds_bytes=seeds.num_bytes
+            + (by.num_bytes if isinstance(by, SeedParts) else 0)
             + order_bytes(len(seeds), shuffles=self._order.shuffles)
             + sum(table.reserve(None).fixed for table in tables)
             + store.assigned.num_bytes,
@@ -342,7 +348,10 @@ class SampledLoader(BatchLoader):
 
 
 def _fingerprint(
-    store: GraphStore, config: SamplingConfig, seeds: SeedSource, parts: PartitionSources | None
+    store: GraphStore,
+    config: SamplingConfig,
+    seeds: SeedSource,
+    by: PartitionSources | SeedParts | None,
 ) -> dict[str, Any]:
     found = sampling_fingerprint(store, config, seeds)
-    return found if parts is None else found | parts.fingerprint()
+    return found if by is None else found | by.fingerprint()

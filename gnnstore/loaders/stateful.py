@@ -68,7 +68,7 @@ class StatefulLoader(DataLoader[Any]):
 
     def __len__(self) -> int:
         """Return the number of batches of the epoch that comes next."""
-        return self.len_of(self.epoch) if self._order.varies else DataLoader.__len__(self)
+        return self.len_of(self.epoch) if self._order.is_keyed else DataLoader.__len__(self)
 
     def len_of(self, epoch: int) -> int:
         """Return the number of batches of an epoch; with `partitions=`, epochs differ."""

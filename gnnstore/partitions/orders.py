@@ -39,6 +39,7 @@ class Purpose(IntEnum):
     BUCKETS = 3
     NODES = 4
     SEEDS = 5
+    PARTS = 6
 
 
 def draws(seed: int, epoch: int, purpose: Purpose, state: int = 0) -> np.random.Philox:

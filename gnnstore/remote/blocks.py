@@ -19,6 +19,7 @@ import numpy.typing as npt
 from gnnstore import _core
 from gnnstore.errors import CorruptStoreError, NotFoundError
 from gnnstore.formats.arrays.zarr_metadata import MAX_ARRAY_METADATA_BYTES, METADATA_FILE
+from gnnstore.formats.assignments import ASSIGNMENTS
 from gnnstore.formats.base.files import BLOCK_BYTES, BlockChecksums, BlockCrcs
 from gnnstore.formats.base.strict_json import parse_object
 from gnnstore.formats.container.manifest import (
@@ -45,7 +46,7 @@ _CHECKSUM_BYTES, _CHECKSUM_PADDING = 16, 2**24
 _UUID = re.compile("[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _BLOCKS = PIECE_BYTES // BLOCK_BYTES
 # What can be copied: a store, and what is made of it.
-COPIED = (STORE, PACKED, PARTITIONS)
+COPIED = (STORE, PACKED, PARTITIONS, ASSIGNMENTS)
 THREAD_NAME = "gnnstore-copy"
 
 

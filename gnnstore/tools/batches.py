@@ -100,7 +100,7 @@ def choose_seeds(
             f"{' and '.join(more)}: only of use with links; give these with --links, or leave the "
             "option out"
         )
-    name, given = _nodes_of(store, asked.input_nodes)
+    name, given = named_nodes(store, asked.input_nodes)
     input_time = _times_of(named_times, given) if named_times else None
     input_time = in_unit_of_store(store.schema, config.time_attr, input_time, "--input-time")
     nodes = resolve_input_nodes(store, given, input_time=input_time)
@@ -119,7 +119,9 @@ def choose_seeds(
     return {"input_nodes": name, "links": None}, nodes
 
 
-def _nodes_of(store: GraphStore, named: str | None) -> tuple[str, Any]:
+def named_nodes(
+    store: GraphStore, named: str | None, option: str = "--input-nodes"
+) -> tuple[str, Any]:
     """Return the name of the seed nodes, and what a loader would be given."""
     if store.schema.is_homogeneous:
         name = named or ("train" if "train" in store.splits else _ALL)
@@ -130,7 +132,7 @@ def _nodes_of(store: GraphStore, named: str | None) -> tuple[str, Any]:
             types = ", ".join(node.name for node in store.schema.node_types)
             raise UsageError(
                 f"{store.path}: {len(trained)} node types have a split 'train'; name the seeds: "
-                f"--input-nodes TYPE:SPLIT, of the types {types}"
+                f"{option} TYPE:SPLIT, of the types {types}"
             )
         named = f"{trained[0]}:train"
     given = {}

@@ -58,14 +58,15 @@ _SECTIONS = {
     "Train ahead": {
         "pack": "Sample and pack epochs ahead of training.",
         "partition": "Write a partitioned copy of a store's nodes and edges.",
+        "assign": "Divide a store's seed nodes into parts, one for each rank.",
     },
     "Clean up": {
-        "rm": "Remove packed epochs or partitions of a store.",
+        "rm": "Remove packed epochs, partitions or assignments of a store.",
         "gc": "List and remove the leftovers of interrupted runs.",
     },
 }
 # By command: the module that has it, if it has another name.
-_MODULE_OF = dict.fromkeys(("split-edges", "add-order", "reorder", "partition"), "stores")
+_MODULE_OF = dict.fromkeys(("split-edges", "add-order", "reorder", "partition", "assign"), "stores")
 _MODULE_OF |= dict.fromkeys(("verify", "info", "rm", "gc"), "upkeep")
 _MODULE_OF |= dict.fromkeys(("predict", "pack"), "epochs")
 _MODULES = {name: _MODULE_OF.get(name, name) for names in _SECTIONS.values() for name in names}

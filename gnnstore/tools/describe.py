@@ -16,6 +16,7 @@ from gnnstore.budget.limits import MemoryBudget, available_bytes
 from gnnstore.disk.engines import choose_engine
 from gnnstore.errors import GnnstoreError, NotFoundError
 from gnnstore.formats.arrays.spec import AttributeSpec
+from gnnstore.formats.assignments import ASSIGNMENTS, AssignmentReader
 from gnnstore.formats.base.files import allocated_bytes
 from gnnstore.formats.container.manifest import CHECKSUMS_ARRAY
 from gnnstore.formats.container.workdir import leftovers
@@ -99,6 +100,10 @@ def describe_store(reader: StoreReader) -> dict[str, Any]:
         "partitions": _describe_units(
             find_units(PARTITIONS, reader.path),
             lambda path: describe_partitions(PartitionsReader.open(path)),
+        ),
+        "assignments": _describe_units(
+            find_units(ASSIGNMENTS, reader.path),
+            lambda path: describe_assignment(AssignmentReader.open(path)),
         ),
         "provenance": dict(reader.manifest.provenance),
         "reading": _reading(reader),
@@ -270,6 +275,24 @@ def describe_partitions(reader: PartitionsReader) -> dict[str, Any]:
     }
 
 
+def describe_assignment(reader: AssignmentReader) -> dict[str, Any]:
+    """Return the numbers and sizes of an assignment, as JSON values."""
+    manifest = reader.manifest
+    own = ["store_uuid", "uuid", "input_nodes", "num_seeds", "num_parts", "num_hops", "fanout"]
+    own += ["seed", "created_by"]
+    return {
+        "name": reader.name,
+        "path": str(reader.path),
+        "problem": None,
+        **{name: getattr(manifest, name) for name in own},
+        "part_seeds": {"least": manifest.num_seeds // manifest.num_parts}
+        | {"most": -(-manifest.num_seeds // manifest.num_parts)},
+        "part_nodes": {"least": min(manifest.part_nodes), "most": max(manifest.part_nodes)},
+        "disk_bytes": reader.total_bytes,
+        "num_files": len(reader.files) + 1,
+    }
+
+
 def describe_table(path: Path) -> dict[str, Any]:
     """Return the facts of a table and its commits, the newest last, as JSON values."""
     manifest = TableManifest.read(path)
@@ -376,6 +399,19 @@ _STORE = (
         "partitions",
     ),
     Block("", _DAMAGED, "partitions"),
+    Block(
+        "Assignments",
+        {
+            "name": "{name}",
+            "parts": "{num_parts}",
+            "seeds": "{num_seeds} ({input_nodes})",
+            "hops": "{num_hops}",
+            "nodes of a part": "{part_nodes.least} to {part_nodes.most}",
+            "seed": "{seed}",
+        },
+        "assignments",
+    ),
+    Block("", _DAMAGED, "assignments"),
     Block("Provenance", "provenance"),
     Block(
         "Reading it here",
@@ -456,6 +492,22 @@ PARTITIONS_TEXT: Layout = (
             "rows of": "{nodes}",
             "edges of a bucket": "{mean_bucket:,.1f} on average, {largest_bucket} at most",
             "empty buckets": "{empty_buckets}",
+            "size": _SIZE,
+            "store": "{store_uuid}",
+            "written by": "{created_by}",
+        },
+    ),
+)
+ASSIGNMENT_TEXT: Layout = (
+    "{path}",
+    Block(
+        "",
+        {
+            "seeds": "{num_seeds} ({input_nodes})",
+            "parts": "{num_parts}, of at most {part_seeds.most} seeds",
+            "neighbourhoods": "{num_hops} hops, of up to {fanout} in-neighbours of a node",
+            "nodes of a part": "{part_nodes.least} to {part_nodes.most}",
+            "seed": "{seed}",
             "size": _SIZE,
             "store": "{store_uuid}",
             "written by": "{created_by}",

@@ -319,6 +319,7 @@ _SAMPLED = "--num-neighbors 2,2 --batch-size 32"
         (f"predict graph.gnn {_SAMPLED}", ""),
         (f"pack graph.gnn --name fixed {_SAMPLED}", "inspect"),
         ("partition graph.gnn", "inspect"),
+        ("assign graph.gnn --parts 2 --hops 1", "inspect"),
         (f"bench load graph.gnn --strategies numpy-mmap --batches 2 --no-limit {_SAMPLED}", ""),
     ],
 )

@@ -593,7 +593,7 @@ def test_the_command_copies(made: Path, tmp_path: Path, capsys: pytest.CaptureFi
         assert (status, "gnnstore copy URL PATH" in err) == (2, True)
 
 
-def test_packed_epochs_and_partitions_follow(
+def test_what_is_made_of_a_store_follows(
     store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     options: Any = {"batch_size": 5000, "seed": 3, "shuffle": True}
@@ -615,6 +615,14 @@ def test_packed_epochs_and_partitions_follow(
     policy = gnnstore.PartitionPolicy(capacity=2)  # the only partitions there are
     gnnstore.NeighborLoader(opened, [2], "train", partitions=policy, **options)
     assert_same_files(store / "partitions", opened.path / "partitions")
+    assert cli.main(["assign", str(store), "--parts", "2", "--hops", "1", "-q"]) == 0
+    expected = digests(gnnstore.NeighborLoader(store, [2], "train", seeds_of="parts-2", **options))
+    loader = gnnstore.NeighborLoader(again, [2], "train", seeds_of="parts-2", **options)
+    assert digests(loader) == expected
+    unit = opened.path / "assignments" / "parts-2"
+    assert_same_files(store / "assignments" / "parts-2", unit)
+    assert cli.main(["copy", str(unit), str(tmp_path / "copied"), "-q"]) == 0
+    assert_same_files(unit, tmp_path / "copied")
 
 
 def test_types_are_copied(tmp_path: Path) -> None:

@@ -205,6 +205,7 @@ class Kind:
     # Entries that a directory of this kind may hold while it is written, with every kind's.
     entries: frozenset[str]
     directory: str = ""  # the directory of this kind's units in a store; "": there is none
+    has_output: bool = True  # whether commands write such a directory elsewhere, too
 
     @property
     def name(self) -> str:

@@ -82,7 +82,8 @@ def make_units_directory(kind: Kind, store: Path) -> None:
             whole.replace(directory / METADATA_FILE)
     except OSError as error:
         found = storage_error(error, f"make a directory for {kind.directory}", directory)
-        found.message += f"; give --output to write the {kind.name} elsewhere"
+        if kind.has_output:
+            found.message += f"; give --output to write the {kind.name} elsewhere"
         raise found from error
 
 

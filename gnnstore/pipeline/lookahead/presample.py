@@ -136,6 +136,7 @@ class Presampler:
     edge_id_bytes: Mapping[EdgeType, int]  # of an edge's id in the input, where the store has them
     index_dtype: IndexDtype = "int64"  # of `n_id` and `edge_index`
     world_size: int = 1  # loaders that the batches of an epoch are dealt out to
+    num_parts: int = 1  # parts of the seeds, of like sizes, that have batches of their own
     pins: bool = False  # whether a batch is copied to pinned memory
     # Whether as many batches are counted wherever the topology lies, so that counts are equal.
     counts_alike: bool = False
@@ -152,6 +153,7 @@ class Presampler:
         in_order: bool,
         *,
         world_size: int = 1,
+        num_parts: int = 1,
         pins: bool = False,
         progress: Progress | None = None,
     ) -> Self:
@@ -176,6 +178,7 @@ class Presampler:
             },
             index_dtype=schema.index_dtype,
             world_size=world_size,
+            num_parts=num_parts,
             pins=pins,
             progress=progress or NullProgress(),
         )
@@ -187,7 +190,8 @@ class Presampler:
     @property
     def epoch_batches(self) -> int:
         """Batches of an epoch that this loader yields."""
-        batches = -(-len(self.seeds) // max(1, self.batch_size))
+        size, (least, num_larger) = max(1, self.batch_size), divmod(len(self.seeds), self.num_parts)
+        batches = self.num_parts * -(-least // size) + num_larger * (least % size == 0)
         return -(-batches // self.world_size)
 
     def run(

@@ -10,13 +10,13 @@ import click
 from gnnstore.tools.options import Command, declared, session_options
 from gnnstore.tools.session import Session
 
-_COPY_HELP = """Copy a store, packed epochs or partitions from SRC to DST, and check every block.
+_COPY_HELP = """Copy a store, or what was made of it, from SRC to DST, and check every block.
 
 SRC and DST are paths or URLs: s3://BUCKET/PATH, gs://BUCKET/PATH, az://CONTAINER/PATH, and for SRC
 https://HOST/PATH. URLs need pip install 'gnnstore[remote]'; credentials come from the environment.
 Each block is compared with its checksum as it arrives. The copy appears whole, or not at all; after
-an interruption, the same command goes on, or, in a bucket, begins anew. Packed epochs and
-partitions of a store are not copied with it: name their own directories.
+an interruption, the same command goes on, or, in a bucket, begins anew. Packed epochs, partitions
+and assignments of a store are not copied with it: name their own directories.
 
 Commands that read a store copy it to --cache-dir by themselves, if it is given by its URL.
 

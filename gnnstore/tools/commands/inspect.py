@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from gnnstore.errors import UsageError
+from gnnstore.formats.assignments import ASSIGNMENTS, AssignmentReader
 from gnnstore.formats.container.manifest import kind_of
 from gnnstore.formats.packed import PACKED, PackedParts, PackedReader, has_parts
 from gnnstore.formats.partitions import PARTITIONS, PartitionsReader
@@ -23,9 +24,9 @@ _INSPECT_HELP = """Show the contents of a store and how they will be read.
 
 Reads metadata only, so it is fast on a store of any size. --stats also reads the arrays, once and
 in bounded memory: degrees, isolated nodes, range and NaN of every attribute, and a histogram of
-the labels. Packed epochs and partitions are listed; STORE may also be the directory of one, or of
-trainable embeddings. --plot draws the degrees of the graph; of a graph with types, its node and
-edge types; or of packed epochs, the rows of their batches and how soon rows are reused.
+the labels. Packed epochs, partitions and assignments are listed; STORE may also be the directory of
+one, or of trainable embeddings. --plot draws the degrees of the graph; of a graph with types, its
+node and edge types; or of packed epochs, the rows of their batches and how soon rows are reused.
 
 \b
 Examples:
@@ -34,6 +35,7 @@ Examples:
   gnnstore inspect cora.gnn --array nodes/node/x
   gnnstore inspect cora.gnn --packed base --plot base.png
   gnnstore inspect cora.gnn --partitions random-16
+  gnnstore inspect cora.gnn --assignment parts-4
   gnnstore inspect cora.gnn --json | jq '.arrays[] | {path, disk_bytes}'
 """
 
@@ -46,6 +48,7 @@ Examples:
   --stats  Read the arrays and summarise their values.
   --packed NAME  Show some of the store's packed epochs.
   --partitions NAME  Show one of the store's partitionings.
+  --assignment NAME  Show one of the store's assignments of seeds to parts.
 """
 )
 @plot_option("Draw degrees or types of the graph, or the rows of packed epochs.")
@@ -59,20 +62,20 @@ def inspect_command(
     stats: bool,
     packed: str | None,
     partitions: str | None,
+    assignment: str | None,
     plot_file: Path | None,
 ) -> None:
     """Open the store, describe it, plot it and print the description."""
     path = Path(store)
-    if packed is not None:
-        path = find_unit(PACKED, StoreReader.open(store).path, packed)
-    if partitions is not None:
-        path = find_unit(PARTITIONS, StoreReader.open(store).path, partitions)
+    for unit, named in ((PACKED, packed), (PARTITIONS, partitions), (ASSIGNMENTS, assignment)):
+        if named is not None:
+            path = find_unit(unit, StoreReader.open(store).path, named)
     kind, is_table = PACKED if has_parts(path) else kind_of(path), TableManifest.is_at(path)
-    is_store = not is_table and kind not in {PACKED, PARTITIONS}
+    is_store = not is_table and kind not in {PACKED, PARTITIONS, ASSIGNMENTS}
     if not is_store and (array_path is not None or stats):
         raise UsageError(
-            "--array and --stats are for stores, not for packed epochs, partitions or embeddings; "
-            "leave them out, or inspect the store"
+            "--array and --stats are for stores, not for packed epochs, partitions, assignments or "
+            "embeddings; leave them out, or inspect the store"
         )
     if plot_file is not None and (array_path is not None or not (is_store or kind is PACKED)):
         raise UsageError(
@@ -83,6 +86,9 @@ def inspect_command(
     elif kind is PARTITIONS:
         found = describe.describe_partitions(PartitionsReader.open(path))
         session.emit(found, describe.PARTITIONS_TEXT)
+    elif kind is ASSIGNMENTS:
+        found = describe.describe_assignment(AssignmentReader.open(path))
+        session.emit(found, describe.ASSIGNMENT_TEXT)
     elif is_table:
         session.emit(describe.describe_table(path), describe.TABLE_TEXT)
     elif array_path is None:

@@ -383,3 +383,50 @@ def partition_command(session: Session, store: str, **options: Any) -> None:
     from gnnstore.tools.partitions import partition_store  # noqa: PLC0415 - not for --help
 
     partition_store(session, store, **options)
+
+
+_ASSIGN_HELP = """Divide the seed nodes of STORE into parts whose neighbourhoods overlap (PaGraph).
+
+With NeighborLoader(..., seeds_of=NAME), batch n of an epoch has seeds of part n mod K, so that each
+of K ranks has the batches of one part. Where the graph has communities, such a batch has fewer
+distinct nodes, and a rank needs fewer rows; on graphs with power-law degrees the difference is
+small. Parts have equally many seeds, but for one.
+
+Seed after seed, as the split lists them, joins the part whose seeds it has most of in its
+neighbourhood of L hops, compared with the part's size. A neighbourhood has all in-neighbours of a
+node if there are at most 64, and else as many, drawn by --seed. Give the hops of training; three or
+more reach most of many graphs, and take long: see --estimate.
+
+The assignment is assignments/NAME in the store, two bytes a seed. The rest of the store stays as it
+is.
+
+\b
+Examples:
+  gnnstore assign papers100M.gnn --parts 8 --hops 2
+  gnnstore assign papers100M.gnn --parts 8 --hops 3 --estimate
+  gnnstore assign mag.gnn --parts 4 --hops 2 --split paper:train
+"""
+
+
+@click.command(name="assign", cls=Command, help=_ASSIGN_HELP)
+@click.argument("store", type=click.Path())
+@click.option("--parts", type=int, required=True, metavar="K", help="Number of parts.")
+@click.option("--hops", type=int, required=True, metavar="L", help="Hops of a neighbourhood.")
+@declared("""
+  --split SPLIT
+      The seeds: a split, or "all" for every node. Default: train. If nodes have types: TYPE:SPLIT,
+      or several of these with commas.
+  --name NAME  Name of the assignment in the store. Default: such as parts-8.
+  --memory MEMORY  Memory budget. Default: what is available.
+  --seed N>=0 = 0  Seed of drawn in-neighbours.
+  --threads N>=1  Threads that sample. Default: all processors.
+  --estimate  Assign a sample of the seeds, print time and memory of all, and write nothing.
+  --overwrite  Replace an assignment when the new one is complete.
+""")
+@cache_option
+@session_options
+def assign_command(session: Session, store: str, **options: Any) -> None:
+    """Assign the seeds and print a summary."""
+    from gnnstore.tools.assign import assign_seeds  # noqa: PLC0415 - not for --help
+
+    assign_seeds(session, store, **options)

@@ -22,6 +22,7 @@ from gnnstore.budget.limits import available_bytes
 from gnnstore.disk.engines import ENVIRONMENT_VARIABLE, probe_engines
 from gnnstore.disk.profile import find_mount
 from gnnstore.errors import NotFoundError, StorageError, UsageError, storage_errors
+from gnnstore.formats.assignments import ASSIGNMENTS
 from gnnstore.formats.base.files import directory_bytes
 from gnnstore.formats.container.manifest import KINDS
 from gnnstore.formats.container.workdir import Leftover, find_leftovers, remove
@@ -37,10 +38,10 @@ from gnnstore.tools.session import OK, PROBLEM, Session
 from gnnstore.units import format_count
 
 _VERIFY_HELP = """\
-Check files, checksums and contents of a store, and of its packed epochs and partitions.
+Check files, checksums and contents of a store, and of what was made of it.
 
-STORE may also be the directory of one of those, or of trainable embeddings. For packed
-epochs, "full" also reads each batch as training does.
+STORE may also be the directory of packed epochs, of partitions, of an assignment, or of trainable
+embeddings. For packed epochs, "full" also reads each batch as training does.
 
 \b
 Levels, each including the one before:
@@ -205,15 +206,16 @@ def _disk(place: Path) -> dict[str, Any]:
     }
 
 
-_RM_HELP = """Remove packed epochs or a partitioning of STORE, and nothing else.
+_RM_HELP = """Remove packed epochs, a partitioning or an assignment of STORE, and nothing else.
 
-'gnnstore inspect STORE' lists both. Those written with --output are directories of their own:
+'gnnstore inspect STORE' lists them. Those written with --output are directories of their own:
 remove them like any other.
 
 \b
 Examples:
   gnnstore rm papers100M.gnn --packed base
   gnnstore rm papers100M.gnn --partitions random-64
+  gnnstore rm papers100M.gnn --assignment parts-8
 """
 
 
@@ -222,16 +224,16 @@ Examples:
 @declared("""
   --packed NAME  Name of the packed epochs.
   --partitions NAME  Name of the partitioning.
+  --assignment NAME  Name of the assignment.
 """)
 @session_options
-def rm_command(session: Session, store: str, packed: str | None, partitions: str | None) -> None:
+def rm_command(session: Session, store: str, **named: str | None) -> None:
     """Remove the unit and print its size."""
-    if packed is not None and partitions is None:
-        kind, option, name = PACKED, "packed", packed
-    elif packed is None and partitions is not None:
-        kind, option, name = PARTITIONS, "partitions", partitions
-    else:
-        raise UsageError("name one thing to remove: --packed, or --partitions")
+    kinds = {"packed": PACKED, "partitions": PARTITIONS, "assignment": ASSIGNMENTS}
+    given = [(kinds[option], option, name) for option, name in named.items() if name is not None]
+    if len(given) != 1:
+        raise UsageError("name one thing to remove: --packed, --partitions, or --assignment")
+    ((kind, option, name),) = given
     path = StoreReader.open(store).path
     size = directory_bytes(unit_path(kind, path, name))
     remove_unit(kind, path, name)
@@ -246,11 +248,11 @@ _GC_HELP = """\
 List the leftovers of interrupted conversions and training, and remove them with --yes.
 
 PATH is a directory of stores (default: the current one), or a store. A conversion of graph.gnn
-builds the store next to it, as .graph.gnn.tmp-XXXXXXXX; packing and partitioning do so in the
-directories plans and partitions of their store, and inference next to its output. Other directories
-below PATH are not searched. Training keeps temporary files in .gnnstore-run-*, which this
-command or the next run removes if the process was killed. Directories in use are left alone, and a
-store that an interrupted --overwrite had set aside gets its name back.
+builds the store next to it, as .graph.gnn.tmp-XXXXXXXX; packing, partitioning and assigning do so
+in the directories plans, partitions and assignments of their store, and inference next to its
+output. Other directories below PATH are not searched. Training keeps temporary files in
+.gnnstore-run-*, which this command or the next run removes if the process was killed. Directories
+in use are left alone, and a store that an interrupted --overwrite had set aside gets its name back.
 
 \b
 Examples:

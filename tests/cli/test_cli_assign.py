@@ -1,0 +1,151 @@
+"""`gnnstore assign`; what `inspect`, `verify`, `gc` and `rm` say of assignments."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gnnstore.formats import StoreReader
+from gnnstore.formats.assignments import AssignmentReader
+from gnnstore.graph.sizes import StoreSizes
+from gnnstore.testing.graphs import random_graph, write_store
+from tests.support.hetero import hetero_store
+from tests.support.hostile import reseal
+from tests.support.stores import assert_same_files
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    graph = random_graph(400, 2000, seed=5, feature_dim=3, num_classes=7)
+    return graph.write(tmp_path_factory.mktemp("assign") / "s.gnn")
+
+
+@pytest.fixture
+def store(original: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(original, tmp_path / "s.gnn")
+
+
+def test_an_assignment_from_end_to_end(run: Any, store: Path, original: Path) -> None:
+    asked = ("--parts", "7", "--hops", "2")
+    estimate = run("assign", store, *asked, "--estimate", "--json").document["estimate"]
+    assert estimate["path"] == str(store / "assignments" / "parts-7")
+    assert 20 < estimate["nodes_per_seed"] < 40
+    assert estimate["topology"] == "memory"
+    assert estimate["memory_bytes"] > 400 * 2 + 7 * 400 / 8
+    assert "Assigning would take about" in run("assign", store, *asked, "--estimate").stdout
+    assert_same_files(store, original)
+
+    done = run("assign", store, *asked, "--seed", "7", "--json")
+    assert done.status == 0, done.stderr
+    document = done.document
+    path = store / "assignments" / "parts-7"
+    assert (document["path"], document["num_seeds"]) == (str(path), 240)
+    assert document["part_seeds"] == {"least": 34, "most": 35}
+    assert (document["num_hops"], document["seed"], document["input_nodes"]) == (2, 7, "train")
+    assert 34 < document["part_nodes"]["least"] <= document["part_nodes"]["most"] <= 400
+    sizes = np.bincount(AssignmentReader.open(path).parts())
+    assert sizes.tolist() == [35, 35, 34, 34, 34, 34, 34][: len(sizes)]
+
+    (listed,) = run("inspect", store, "--json").document["assignments"]
+    assert (listed["name"], listed["problem"]) == ("parts-7", None)
+    assert "parts-7" in run("inspect", store).stdout
+    for words in ([store, "--assignment", "parts-7"], [path]):
+        shown = run("inspect", *words, "--json").document
+        assert shown["part_nodes"] == document["part_nodes"]
+    assert "7, of at most 35 seeds" in run("inspect", path).stdout
+    assert run("inspect", path, "--stats").status == 2
+    for place in (store, path):
+        assert run("verify", place, "--level", "full").status == 0
+    again = run("assign", store, *asked)
+    assert (again.status, "pass --overwrite" in again.stderr) == (2, True)
+    assert run("assign", store, *asked, "--seed", "7", "--overwrite").status == 0
+    assert AssignmentReader.open(path).uuid == document["uuid"]
+
+    removed = run("rm", store, "--assignment", "parts-7", "--json")
+    assert (removed.status, removed.document["assignment"]) == (0, "parts-7")
+    assert_same_files(store, original)
+
+
+def test_seeds_of_several_types(run: Any, tmp_path: Path) -> None:
+    store = hetero_store(tmp_path / "typed.gnn").path
+    named = "author:all,paper:train"
+    words = ("--parts", "3", "--hops", "2", "--split", named, "--name", "both")
+    done = run("assign", store, *words)
+    assert done.status == 0, done.stderr
+    assert 'seeds_of="both"' in done.stdout
+    found = run("inspect", store, "--assignment", "both", "--json").document
+    trained = run("assign", store, "--parts", "1", "--hops", "1", "--json").document
+    assert (found["input_nodes"], trained["input_nodes"]) == (named, "paper:train")
+    assert found["num_seeds"] == trained["num_seeds"] + 35
+    assert run("verify", store, "--level", "full").status == 0
+
+
+def test_what_is_refused(run: Any, store: Path, tmp_path: Path) -> None:
+    for words, status, message in (
+        (["--parts", "0"], 2, "--parts 0: expected 1 to 65535"),
+        (["--parts", "65536"], 2, "--parts 65536: expected 1 to 65535"),
+        (["--parts", "241"], 2, "'train' has 240 seeds, and each part has at least one; give"),
+        (["--hops", "0"], 2, "--hops 0: expected the hops of a batch, at least 1"),
+        (["--seed", str(2**64)], 2, "seed must be in [0, 2^64)"),
+        (["--split", "labelled"], 3, "'labelled'"),
+        (["--name", "../a"], 2, "'../a' is no name of a seed assignment"),
+        (["--memory", "1MB"], 2, "neighbourhoods that wait"),
+        (["--memory", "1MB", "--estimate"], 2, "raise --memory by at least"),
+    ):
+        done = run("assign", store, "--parts", "2", "--hops", "1", *words)
+        assert (done.status, message in done.stderr) == (status, True), (words, done.stderr)
+        assert not (store / "assignments").exists()
+    assert run("assign", store).status == 2
+    assert run("rm", store, "--assignment", "none").status == 3
+    both = run("rm", store, "--assignment", "a", "--packed", "b")
+    assert (both.status, "name one thing to remove" in both.stderr) == (2, True)
+    assert run("inspect", store, "--assignment", "none").status == 3
+    edges = np.array([[0, 1, 2], [1, 2, 3]])
+    splits = {"train": np.array([], np.int64)}
+    small = write_store(tmp_path / "small.gnn", edges, num_nodes=4, splits=splits)
+    done = run("assign", small, "--parts", "1", "--hops", "1")
+    assert (done.status, "'train' has no nodes, so there is" in done.stderr) == (1, True)
+    assert run("assign", small, "--parts", "1", "--hops", "1", "--split", "all").status == 0
+
+
+def test_a_topology_that_does_not_fit(
+    run: Any, store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is read from disk, and the assignment is the same."""
+    words = ("assign", store, "--parts", "3", "--hops", "2", "--json", "--memory", "100MB")
+    first = run(*words).document
+    sizes = replace(StoreSizes.of(StoreReader.open(store).schema), topology_bytes=2**30)
+    monkeypatch.setattr(StoreSizes, "of", lambda *_: sizes)
+    assert run(*words, "--estimate").document["estimate"]["topology"] == "disk"
+    done = run(*words, "--overwrite")
+    assert (done.status, done.document["uuid"]) == (0, first["uuid"])
+    few = run(*words[:-1], "30MB", "--overwrite")
+    assert (few.status, "in-neighbours that are read" in few.stderr) == (2, True)
+
+
+def test_damage_is_found(run: Any, store: Path) -> None:
+    assert run("assign", store, "--parts", "4", "--hops", "1").status == 0
+    unit = store / "assignments" / "parts-4"
+    file = unit / "part" / "c.0"
+    sound = file.read_bytes()
+    file.write_bytes(b"\1" + sound[1:])
+    found = run("verify", store, "--json").document
+    assert [problem["path"] for problem in found["problems"]] == [str(file)]
+    for value, message in ((9, "is of part 9, and there are 4"), (1, "part 0 has ")):
+        parts = AssignmentReader.open(unit)
+        at = parts.paged(parts.manifest.spec("part")).load().tolist().index(0)
+        file.write_bytes(sound[: 2 * at] + bytes([value, 0]) + sound[2 * at + 2 :])
+        reseal(unit)
+        assert run("verify", unit).status == 0
+        (problem,) = run("verify", unit, "--level", "full", "--json").document["problems"]
+        assert message in problem["message"]
+        file.write_bytes(sound)
+        reseal(unit)
+    reseal(unit, lambda own: own.update(num_parts=3))
+    (listed,) = run("inspect", store, "--json").document["assignments"]
+    assert "contradict one another" in listed["problem"]
