@@ -13,6 +13,7 @@ import pytest
 from gnnstore.formats import StoreReader
 from gnnstore.formats.assignments import AssignmentReader
 from gnnstore.graph.sizes import StoreSizes
+from gnnstore.partitions.assign import PartsBuilder
 from gnnstore.testing.graphs import random_graph, write_store
 from tests.support.hetero import hetero_store
 from tests.support.hostile import reseal
@@ -126,6 +127,17 @@ def test_a_topology_that_does_not_fit(
     assert (done.status, done.document["uuid"]) == (0, first["uuid"])
     few = run(*words[:-1], "30MB", "--overwrite")
     assert (few.status, "in-neighbours that are read" in few.stderr) == (2, True)
+
+
+def test_an_interruption_leaves_nothing(
+    run: Any, store: Path, original: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(PartsBuilder, "join", interrupt)
+    assert run("assign", store, "--parts", "2", "--hops", "1").status == 130
+    assert_same_files(store, original)
 
 
 def test_damage_is_found(run: Any, store: Path) -> None:
