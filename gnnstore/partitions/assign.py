@@ -254,7 +254,7 @@ class Assigning:
     def open(self) -> tuple[Topology, int]:
         """Return the topology, in memory or on disk, and memory for sampling it there."""
         store, (ledger, num_threads) = self.store, self.sizes
-        sizes, shared = StoreSizes.of(store.schema), shared_tables(store)
+        sizes, shared = StoreSizes.from_schema(store.schema), shared_tables(store)
         remedies = ("assign to fewer parts", "give fewer hops")
         if ledger.left() >= sizes.topology_bytes or not sizes.indices_bytes:
             ledger.add(Reservation("topology", sizes.topology_bytes)).check(None, *remedies)

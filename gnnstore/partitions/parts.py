@@ -134,7 +134,7 @@ class PartsOrder(KeyedOrder):
 
 def row_space(store: GraphStore) -> RowSpace:
     """Return the numbers of the nodes of all types of a store."""
-    return RowSpace.of({node.name: node.num_nodes for node in store.schema.node_types})
+    return RowSpace.from_counts({node.name: node.num_nodes for node in store.schema.node_types})
 
 
 def seed_rows(space: RowSpace, seeds: InputNodes) -> Iterator[Int64Array]:

@@ -120,8 +120,8 @@ def test_a_topology_that_does_not_fit(
     """It is read from disk, and the assignment is the same."""
     words = ("assign", store, "--parts", "3", "--hops", "2", "--json", "--memory", "100MB")
     first = run(*words).document
-    sizes = replace(StoreSizes.of(StoreReader.open(store).schema), topology_bytes=2**30)
-    monkeypatch.setattr(StoreSizes, "of", lambda *_: sizes)
+    sizes = replace(StoreSizes.from_schema(StoreReader.open(store).schema), topology_bytes=2**30)
+    monkeypatch.setattr(StoreSizes, "from_schema", lambda *_: sizes)
     assert run(*words, "--estimate").document["estimate"]["topology"] == "disk"
     done = run(*words, "--overwrite")
     assert (done.status, done.document["uuid"]) == (0, first["uuid"])
