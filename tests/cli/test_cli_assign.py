@@ -94,7 +94,7 @@ def test_what_is_refused(run: Any, store: Path, tmp_path: Path) -> None:
         (["--hops", "0"], 2, "--hops 0: expected the hops of a batch, at least 1"),
         (["--seed", str(2**64)], 2, "seed must be in [0, 2^64)"),
         (["--split", "labelled"], 3, "'labelled'"),
-        (["--name", "../a"], 2, "'../a' is no name of a seed assignment"),
+        (["--name", "../a"], 2, "'../a' is not a name of a seed assignment"),
         (["--memory", "1MB"], 2, "neighbourhoods that wait"),
         (["--memory", "1MB", "--estimate"], 2, "raise --memory by at least"),
     ):
