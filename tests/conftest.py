@@ -124,6 +124,7 @@ WAYS = {
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--workers", type=int, default=0, help="run files in so many processes")
+    parser.addoption("--device", default="late", help="of tests/conformance/test_devices.py: cuda")
 
 
 def pytest_configure(config: pytest.Config) -> None:
