@@ -56,14 +56,16 @@ def _memory_for_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 def keeping(monkeypatch: pytest.MonkeyPatch, share: float) -> None:
     """Let each layer that sums rows keep a share of those with edges."""
 
-    def place(self: LayerPlan, room: int, graph: GraphSize, counts: Any) -> tuple[BlockLimits, Any]:
+    def divide(
+        self: LayerPlan, room: int, graph: GraphSize, counts: Any
+    ) -> tuple[BlockLimits, Any]:
         if not self.call.sums:
             return self.limits(room, graph), np.empty(0, np.int64)
         number = int(share * np.count_nonzero(counts))
         left = room - number * (self.call.source_bytes + 12)
         return self.limits(left, graph), select_nodes(counts, number)
 
-    monkeypatch.setattr(LayerPlan, "place", place)
+    monkeypatch.setattr(LayerPlan, "divide", divide)
 
 
 def mean_of_own(x: tuple[Tensor, Tensor], edge_index: Tensor) -> Tensor:
@@ -97,7 +99,7 @@ def expected_of(model: list[Any], graph: GraphArrays, **data: Tensor) -> Tensor:
     return on_whole_graph(model, x, edges, **data)
 
 
-@pytest.mark.parametrize(("name", "share"), paired(layers(), [0.0, 0.3, 1.0]), ids=str)
+@pytest.mark.parametrize(("name", "share"), paired(layers(), [0.0, 0.3, 1.0], 1), ids=str)
 def test_equals_the_whole_graph(
     graph: GraphArrays,
     path: Path,
@@ -146,9 +148,18 @@ def test_weighted_edges(graph: GraphArrays, path: Path, monkeypatch: pytest.Monk
         torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("stored", ["float16", "float64", "uint8", "int8 with scales"])
-@pytest.mark.parametrize("width", [WIDTH, 37])
-@pytest.mark.parametrize("kind", [SAGEConv, GATConv])
+WIDTHS_AND_KINDS = [(WIDTH, SAGEConv), (37, GATConv), (37, SAGEConv), (WIDTH, GATConv)]
+
+
+@pytest.mark.parametrize(
+    ("stored", "width", "kind"),
+    [
+        (stored, *others)
+        for stored, others in paired(
+            ["float16", "float64", "uint8", "int8 with scales"], WIDTHS_AND_KINDS
+        )
+    ],
+)
 def test_types(
     graph: GraphArrays,
     tmp_path: Path,
