@@ -123,7 +123,6 @@ WAYS = {
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--workers", type=int, default=0, help="run files in so many processes")
     parser.addoption("--device", default="late", help="of tests/conformance/test_devices.py: cuda")
 
 
@@ -134,10 +133,6 @@ def pytest_configure(config: pytest.Config) -> None:
     # test.
     settings.register_profile("gnnstore", deadline=None, max_examples=examples(100))
     settings.load_profile("gnnstore")
-    if count := config.getoption("workers"):
-        from tests.support.workers import Workers  # noqa: PLC0415 - asserts are rewritten first
-
-        config.pluginmanager.register(Workers(count), "workers")
     # Jobs that a script or nohup starts in the background ignore SIGINT, and their children do:
     # tests that send it would wait for an interrupt that never comes.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -241,16 +236,18 @@ def tiny_disk(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Path]:
 
 
 @pytest.fixture(scope="session")
-def forks(pytestconfig: pytest.Config) -> Iterator[ForkServer]:
+def forks() -> Iterator[ForkServer]:
     """Start processes that have imported torch and our loaders before."""
-    from tests.support.forks import fork_servers  # noqa: PLC0415 - asserts are rewritten first
+    from tests.support.forks import fork_server  # noqa: PLC0415 - asserts are rewritten first
 
     pytest.importorskip("torch_geometric")
-    workers = pytestconfig.pluginmanager.getplugin("workers")
-    if workers is not None and (server := workers.forks()) is not None:
-        yield server
-        return
-    with fork_servers(1) as (server,):
+    modules = (
+        "gnnstore.layerwise.run",
+        "tests.support.packing",
+        "torch_geometric.nn",
+        "zarr",
+    )
+    with fork_server(modules) as server:
         yield server
 
 

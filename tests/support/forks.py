@@ -21,7 +21,7 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -54,7 +54,7 @@ def own_memory():
                     raise OSError(ctypes.get_errno(), f"cannot map {line}")
 
 def next_task():
-    own, *others = map(int, sys.argv[1].split(","))
+    channel = socket.socket(fileno=int(sys.argv[1]))
     for name in sys.argv[2:]:
         importlib.import_module(name)
     # Or each child in its end looks through all that torch is: 1.4 seconds instead of 0.3.
@@ -62,22 +62,9 @@ def next_task():
     gc.freeze()
     # A thread would be missing in the children, with all the locks that it holds.
     assert threading.active_count() == 1, threading.enumerate()
-    # A server for each of the channels.
-    for number in list(others):
-        if os.fork() == 0:
-            others.append(own)
-            others.remove(number)
-            own = number
-            break
-    for number in others:
-        os.close(number)
-    channel = socket.socket(fileno=own)
     channel.send(b"ready")
     while True:
-        try:
-            message, files, _, _ = socket.recv_fds(channel, 1 << 20, 3)
-        except ConnectionResetError:  # nobody has waited for it
-            message = b""
+        message, files, _, _ = socket.recv_fds(channel, 1 << 20, 3)
         if not message:
             sys.exit()
         child = os.fork()
@@ -107,8 +94,6 @@ exec(
     {"__name__": "__main__", "given": pickle.loads(bytes.fromhex(task["given"]))},
 )
 """
-
-MODULES = ("gnnstore.layerwise.run", "tests.support.packing", "torch_geometric.nn", "zarr")
 
 # Runs the script that is the first argument, as `python` does.
 RUN_SCRIPT = """
@@ -155,14 +140,7 @@ class ForkServer:
 
     def __init__(self, channel: socket.socket) -> None:
         self._channel = channel
-        self._is_ready = False
         self._last: Forked | None = None
-
-    def wait(self) -> None:
-        """Wait until all is imported."""
-        if not self._is_ready and self._channel.recv(64) != b"ready":
-            raise RuntimeError("the process that imports modules has ended")
-        self._is_ready = True
 
     def start(
         self,
@@ -195,7 +173,6 @@ class ForkServer:
         RuntimeError
             If the last process that was started was not waited for.
         """
-        self.wait()
         if self._last is not None and self._last.returncode is None:
             raise RuntimeError(f"wait for process {self._last.pid} before another is started")
         task = {
@@ -243,25 +220,24 @@ class ForkServer:
 
 
 @contextmanager
-def fork_servers(count: int, modules: Sequence[str] = MODULES) -> Iterator[list[ForkServer]]:
-    """Start a process that imports modules, which start no thread, and becomes several servers."""
-    with ExitStack() as ours:
-        with ExitStack() as theirs:
-            pairs = [socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(count)]
-            channels = [ours.enter_context(own) for own, _ in pairs]
-            files = [theirs.enter_context(other).fileno() for _, other in pairs]
-            command = [sys.executable, "-W", "ignore", "-c", _SERVER, ",".join(map(str, files))]
+def fork_server(modules: Sequence[str]) -> Iterator[ForkServer]:
+    """Start a process that imports modules, which start no thread, and let it fork others."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours:
+        with theirs:
+            command = [sys.executable, "-W", "ignore", "-c", _SERVER, str(theirs.fileno())]
             process = subprocess.Popen(
                 [*command, *modules],
-                pass_fds=files,
+                pass_fds=[theirs.fileno()],
                 env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
             )
         with process:
             try:
-                yield [ForkServer(channel) for channel in channels]
+                if ours.recv(64) != b"ready":
+                    raise RuntimeError(f"the process that imports {modules} has ended")
+                yield ForkServer(ours)
             finally:
-                ours.close()  # which ends them
-                process.kill()  # it may import still
+                ours.close()  # which ends it
 
 
 def check_in_fork(check: Callable[[], object], seconds: int = 60) -> None:
