@@ -255,7 +255,7 @@ def test_a_tensor_in_staging_memory_is_not_copied_again(device: Device) -> None:
         torch.arange(6, dtype=torch.uint8).view(2, 3),
         torch.arange(12).view(3, 4)[:, ::2],
         torch.ones(1, 3).expand(4, 3),
-        torch.rand(5, dtype=torch.float64).to(torch.bfloat16),
+        torch.linspace(0, 1, 5, dtype=torch.float64).to(torch.bfloat16),
         torch.arange(5, dtype=torch.int16).view(torch.uint16),
     ],
     ids=str,
