@@ -19,7 +19,7 @@ from gnnstore import _core
 from gnnstore._version import __version__
 from gnnstore.caching.policies import Planner, slot_layout
 from gnnstore.caching.pools import SlotPools, pooled
-from gnnstore.errors import NoSpaceError
+from gnnstore.errors import NoSpaceError, UsageError
 from gnnstore.features.chunks import BLOCK_BYTES
 from gnnstore.features.file_rows import files_of
 from gnnstore.features.misses import MissTable, collect_misses
@@ -140,7 +140,17 @@ class EpochPacker:
         with writer:
             known = writer.journal.decided
             names = ("cached", "num_slots", "slot_shares", "superbatch", "segment")
+            found = list(self.tables)
             self._decide(*(known[name] for name in names))
+            # The choice of cached rows is made over the tables that this machine would cache.
+            if known["cached"] != (found if settings.is_fixed else list(self.tables)):
+                writer.abort(keep=True)
+                raise UsageError(
+                    f"{path}: was begun with cached rows of {_names(known['cached'])}, and with "
+                    f"the memory of now they would be of {_names(found)}; resume with as much "
+                    "memory as before, or start anew without --resume",
+                    path=path,
+                )
             with progress.phase("pack", self.num_batches, "batches") as phase:
                 phase.advance(len(writer.index))
                 self._pack_epochs(writer, phase.advance)
@@ -157,7 +167,7 @@ class EpochPacker:
     def _manifest(self, writer: PackedWriter) -> PackedManifest:
         settings, part = self.settings, None
         if settings.is_fixed:
-            part = self.sampler.part(_core.crc32c(self.sampler.cached_nodes.view(np.uint8)))
+            part = self.sampler.part(_core.crc32c(self.cached_nodes.view(np.uint8)))
         return PackedManifest(
             part=part,
             fingerprint=self.sampler.fingerprint,
@@ -215,12 +225,12 @@ class EpochPacker:
         """Return the planner of cached rows: for the empty cache of an epoch, or a fixed one."""
         planner = pooled(self.sampler.policy, self.pools).planner(self.num_slots)
         if self.settings.is_fixed:
-            planner.restart(slot_layout(self.sampler.cached_nodes, self.num_slots))
+            planner.restart(slot_layout(self.cached_nodes, self.num_slots))
         return planner
 
     def _pack_cached(self, writer: PackedWriter) -> None:
         """Write the rows that are cached for all batches, and their numbers."""
-        nodes, schema = self.sampler.cached_nodes, self.store.schema
+        nodes, schema = self.cached_nodes, self.store.schema
         writer.cached(CACHED_NODES_ARRAY, "int64", nodes.shape, [nodes])
         for spec in schema.node_attributes():
             if spec.path in self._typed:
@@ -229,6 +239,11 @@ class EpochPacker:
                 pieces = _in_pieces(rows.table, ids)
                 name, shape = cache_array(schema, spec.path), (len(ids), *spec.shape[1:])
                 writer.cached(name, spec.dtype, shape, pieces)
+
+    @property
+    def cached_nodes(self) -> npt.NDArray[np.int64]:
+        """The rows that are cached for all batches: as many as an earlier attempt has chosen."""
+        return self.sampler.cached_nodes(self.num_slots)
 
     @property
     def _slot_shares(self) -> tuple[int, ...]:
@@ -418,3 +433,7 @@ def _in_pieces(table: RowSource, ids: npt.NDArray[np.int64]) -> Iterator[npt.NDA
     step = max(1, _CACHED_PIECE_BYTES // max(1, table.row_bytes))
     for first in range(0, len(ids), step):
         yield table.gather(ids[first : first + step]).values
+
+
+def _names(paths: Sequence[str]) -> str:
+    return ", ".join(paths) or "no attribute"

@@ -279,12 +279,14 @@ class EpochSampler:
             for epoch in range(first // each, -(-end // each))
         ]
 
-    @property
-    def cached_nodes(self) -> npt.NDArray[np.int64]:
-        """The numbers of the rows that are cached for all batches, ascending; none by Belady."""
+    def cached_nodes(self, num_slots: int) -> npt.NDArray[np.int64]:
+        """Return the numbers of the rows that are cached for all batches, ascending.
+
+        None by Belady.
+        """
         if not isinstance(self.policy, Fixed):
             return np.empty(0, np.int64)
-        return self.policy.nodes(self.size.num_slots)
+        return self.policy.nodes(num_slots)
 
     def superbatches(
         self,

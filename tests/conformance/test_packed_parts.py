@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import pickle
 import shutil
 from pathlib import Path
@@ -12,13 +13,22 @@ import pytest
 import gnnstore
 from gnnstore import NeighborLoader
 from gnnstore.budget import limits
-from gnnstore.errors import CorruptStoreError, NotFoundError, StorageError, UsageError
+from gnnstore.errors import (
+    CorruptStoreError,
+    NoSpaceError,
+    NotFoundError,
+    StorageError,
+    UsageError,
+)
 from gnnstore.formats.packed import CACHED_NODES_ARRAY, PackedParts, PackedReader
 from gnnstore.machine import PRIVATE, SharedMachine
+from gnnstore.packing.job import EpochPacker
 from gnnstore.packing.parts import PartPacker
+from gnnstore.packing.sampling import EpochSampler
 from gnnstore.pipeline.check import verify
 from gnnstore.pipeline.lookahead.presample import Presampler
 from tests.support.batches import Batches, assert_same_batches, batches_of
+from tests.support.faults import inject
 from tests.support.graphs import graph_of_three_tables
 from tests.support.packing import pack, pack_part
 from tests.support.references import BATCHES, EPOCHS, loader_of_packed
@@ -121,6 +131,37 @@ def test_resuming_reads_no_batch_before(
             found += batches_of(own)[: len(range(done + rank, BATCHES, size))]
         order = [k for rank in range(size) for k in range(done + rank, BATCHES, size)]
         assert_same_batches(found, [expected[k] for k in order])
+
+
+def test_resumed_with_less_memory(
+    path: Path, tmp_path: Path, expected: Batches, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The choice of the first attempt holds, and other cached tables are refused."""
+    whole, least = tmp_path / "whole", {"cache": "frequency", "superbatch": 2}
+    with inject("fallocate", errno=errno.ENOSPC, skip=4, times=-1), pytest.raises(NoSpaceError):
+        pack(path, [4, 4], output=whole, **least)
+    init = EpochSampler.__init__
+
+    def with_less(sampler: EpochSampler, *given: Any) -> None:
+        init(sampler, *given)
+        sampler.size = sampler.size._replace(num_slots=sampler.size.num_slots // 2)
+
+    monkeypatch.setattr(EpochSampler, "__init__", with_less)
+    with monkeypatch.context() as patched:
+        patched.setattr(EpochPacker, "_decide", _deciding_otherwise)
+        with pytest.raises(UsageError, match="was begun with cached rows of .* with as much"):
+            pack(path, [4, 4], output=whole, resume=True, **least)
+    pack(path, [4, 4], output=whole, resume=True, **least)
+    assert_same_files(whole, path.parent / "frequency")
+    assert_same_batches(batches_of(gnnstore.open_packed(whole).loader(), EPOCHS), expected)
+
+
+_DECIDE = EpochPacker._decide
+
+
+def _deciding_otherwise(packer: EpochPacker, cached: Any, *given: Any) -> None:
+    """Decide as on a machine that would cache one table less."""
+    _DECIDE(packer, cached[1:], *given)
 
 
 # --- parts ----------------------------------------------------------------------------------
