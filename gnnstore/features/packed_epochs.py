@@ -36,6 +36,22 @@ from gnnstore.sampling.row_space import RowRange, RowSpace
 _MOST_OPEN = 8
 
 
+def cached_nodes(
+    reader: PackedReader, space: RowSpace, machine: Machine = PRIVATE
+) -> npt.NDArray[np.int64]:
+    """Load the numbers of the rows that are cached for all batches, ascending; int64 [C]."""
+    manifest = reader.manifest
+    part = manifest.part
+    assert part is not None  # noqa: S101 - these epochs have them
+    nodes = reader.load_checked(CACHED_NODES_ARRAY, machine)
+    is_sound = len(nodes) <= manifest.num_slots and (np.diff(nodes) > 0).all()
+    if len(nodes):
+        is_sound = is_sound and nodes[0] >= 0 and nodes[-1] < space.num_rows
+    if not is_sound or _core.crc32c(nodes.view(np.uint8)) != part.cached_crc32c:
+        raise reader.corrupt("these are not the rows that are cached", CACHED_NODES_ARRAY)
+    return nodes
+
+
 @dataclass(frozen=True, eq=False)
 class CachedRows:
     """The rows that are cached for all batches, in memory."""
@@ -49,14 +65,7 @@ class CachedRows:
     def load(cls, reader: PackedReader, space: RowSpace, machine: Machine = PRIVATE) -> Self:
         """Load the rows, each block compared with its checksum, where the machine has them."""
         manifest = reader.manifest
-        part, schema = manifest.part, manifest.schema
-        assert part is not None  # noqa: S101 - these epochs have them
-        nodes = reader.load_checked(CACHED_NODES_ARRAY, machine)
-        is_sound = len(nodes) <= manifest.num_slots and (np.diff(nodes) > 0).all()
-        if len(nodes):
-            is_sound = is_sound and nodes[0] >= 0 and nodes[-1] < space.num_rows
-        if not is_sound or _core.crc32c(nodes.view(np.uint8)) != part.cached_crc32c:
-            raise reader.corrupt("these are not the rows that are cached", CACHED_NODES_ARRAY)
+        schema, nodes = manifest.schema, cached_nodes(reader, space, machine)
         owners, tables = schema.owners(), {}
         for spec in manifest.cached_specs:
             own = space.range_of(str(owners[spec.path]))

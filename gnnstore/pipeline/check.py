@@ -32,6 +32,7 @@ from gnnstore.errors import (
     limits_named,
     storage_errors,
 )
+from gnnstore.features.packed_epochs import cached_nodes
 from gnnstore.features.packed_rows import PackedFiles
 from gnnstore.features.source import RowRequest
 from gnnstore.formats.arrays.zarr_metadata import METADATA_FILE
@@ -270,14 +271,21 @@ def verify(
                 found[reader] += reader.problems()
     report.problems += itertools.chain(*found.values())
     if level == "full" and report.ok:
-        for reader in readers:
-            if isinstance(reader, PackedReader):
-                report.problems += check_batches(reader, threads, progress)
+        packed = [reader for reader in readers if isinstance(reader, PackedReader)]
+        # The first part has the numbers of the cached rows of all.
+        first = packed[0] if has_parts(Path(path)) else None
+        for each in packed:
+            report.problems += check_batches(each, first or each, threads, progress)
     return report
 
 
-def check_batches(reader: PackedReader, num_threads: int, progress: Progress) -> list[Problem]:
-    """Read every packed batch, except for cached rows; return the problems."""
+def check_batches(
+    reader: PackedReader, first: PackedReader, num_threads: int, progress: Progress
+) -> list[Problem]:
+    """Read every packed batch, except for cached rows, which `first` may have for all parts.
+
+    Returns the problems.
+    """
     from gnnstore.pipeline.packed_batches import read_labels  # noqa: PLC0415 - imports torch
     from gnnstore.seeds.labels import labels_of  # noqa: PLC0415
 
@@ -285,6 +293,12 @@ def check_batches(reader: PackedReader, num_threads: int, progress: Progress) ->
     labels, owners = None, reader.manifest.schema.owners()
     with suppress(UnsupportedVersionError):  # seeds of a plug-in that is not imported
         labels = labels_of(reader.manifest.fingerprint)
+    nodes = None
+    if first.manifest.holds_cache:
+        try:
+            nodes = cached_nodes(first, packed.space)
+        except CorruptStoreError as error:
+            return [Problem(error.path or str(first.path), str(error))]
 
     def check(number: int) -> Problem | None:
         try:
@@ -292,6 +306,8 @@ def check_batches(reader: PackedReader, num_threads: int, progress: Progress) ->
             if labels is not None:
                 read_labels(packed, labels, number, record)
             ids = record.subgraph.rows(packed.space)
+            if nodes is not None:
+                _core.check_cached(nodes, record.slots, ids)
             for of, rows in packed.rows(number, record).items():
                 own = packed.space.range_of(str(owners[of])).within(ids)
                 out = rows.spec.empty(own.stop - own.start)

@@ -286,6 +286,10 @@ def test_other_cached_rows(fixed: Path, tmp_path: Path) -> None:
                 rewrite(packed, partial(_with_crc, crc))
             with pytest.raises(CorruptStoreError, match=words if is_forged else not_these):
                 batches_of(gnnstore.open_packed(packed).loader(num_threads=0))
+            problems = gnnstore.verify(packed, "full").problems
+            found = "cannot be read" if is_forged and words == no_record else not_these
+            assert problems
+            assert all(found in problem.message for problem in problems)
             shutil.rmtree(packed)
 
 
