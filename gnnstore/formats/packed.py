@@ -463,30 +463,33 @@ class PackedParts:
         directory = Path(os.path.abspath(path))  # noqa: PTH100 - resolve() would hide links
         if not has_parts(directory):
             reader = PackedReader.open(path)
-            part = reader.manifest.part
-            if part is not None and part.of > 1:
-                raise UsageError(
-                    f"{directory}: is part {part.number} of {part.of}; open the directory that "
-                    f"holds all of them: {directory.parent}",
-                    path=directory,
-                )
+            check_whole(str(directory), reader.manifest)
             return cls(reader.path, [reader])
         names = parts_in(os.listdir(directory))  # noqa: PTH208
         check_complete(str(directory), names)
-        return cls.of(directory, [PackedReader.open(directory / name) for *_, name in names])
+        return cls.of(directory, {name: PackedReader.open(directory / name) for *_, name in names})
 
     @classmethod
-    def of(cls, path: Path, parts: Sequence[PackedReader], label: str = "") -> Self:
-        """Return all parts, ascending, if they are of one run."""
+    def of(cls, path: Path, parts: Mapping[str, PackedReader], label: str = "") -> Self:
+        """Return all parts, ascending, by the names of their directories, if they are one run's."""
         label = label or str(path)
-        for reader in parts[1:]:
-            if different := other_run(parts[0].manifest, reader.manifest):
+        (first, known), *_ = parts.items()
+        for name, reader in parts.items():
+            part = reader.manifest.part
+            if part is None or part_name(part.number, part.of) != name:
+                what = "all batches" if part is None else f"part {part.number} of {part.of}"
                 raise UsageError(
-                    f"{label}: {_named(reader)} is of another run than {_named(parts[0])}: "
-                    f"{'; '.join(different)}; remove one of the two, and pack it as the others",
+                    f"{label}/{name}: has {what} by its manifest, and not what its name says; "
+                    "remove it, and pack this part as the others",
                     path=label,
                 )
-        return cls(path, parts, label)
+            if different := other_run(known.manifest, reader.manifest):
+                raise UsageError(
+                    f"{label}: {name} is of another run than {first}: {'; '.join(different)}; "
+                    "remove one of the two, and pack it as the others",
+                    path=label,
+                )
+        return cls(path, list(parts.values()), label)
 
     @property
     def total_bytes(self) -> int:
@@ -506,9 +509,15 @@ class PackedParts:
         return (type(self), (self.path, self.parts, self.label))
 
 
-def _named(reader: PackedReader) -> str:
-    part = reader.manifest.part
-    return reader.path.name if part is None else part_name(part.number, part.of)
+def check_whole(place: str, manifest: PackedManifest) -> None:
+    """Refuse a part alone."""
+    part = manifest.part
+    if part is not None and part.of > 1:
+        raise UsageError(
+            f"{place}: is part {part.number} of {part.of}; open the directory that holds all of "
+            f"them: {place.rstrip('/').rpartition('/')[0]}",
+            path=place,
+        )
 
 
 def check_complete(directory: str, names: Sequence[tuple[int, int, str]]) -> None:

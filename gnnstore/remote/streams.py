@@ -7,6 +7,7 @@ this machine, to `CACHE_DIR/UUID.index`; it cannot be mistaken for a copy of all
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -23,12 +24,13 @@ from gnnstore.formats.packed import (
     PackedParts,
     PackedReader,
     check_complete,
+    check_whole,
     parts_in,
 )
 from gnnstore.progress import NullProgress, Progress
 from gnnstore.remote.blocks import Listing
 from gnnstore.remote.objects import Files, FilesBelow, ObjectFiles, files_at, is_elsewhere
-from gnnstore.remote.staging import make_copy, prepared, stage
+from gnnstore.remote.staging import Origin, make_copy, origin_of, prepared, stage
 from gnnstore.threads import for_each
 
 _THREAD = "gnnstore-open"
@@ -42,10 +44,9 @@ def stays(entry: FileEntry) -> bool:
 
 
 class StreamedReader(PackedReader):
-    """Packed epochs, or a part, whose records and rows are in a bucket. Pickles as its URL."""
+    """Packed epochs, or a part, whose records and rows are in a bucket."""
 
     files_there: Files  # set by `open_streamed`
-    place: str | None = None  # the URL; None: a store of obstore, which has secrets
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> Self:
@@ -69,13 +70,24 @@ class StreamedReader(PackedReader):
             raise CorruptStoreError(f"{self.path}: {array!r} has no file", path=self.path)
         return name
 
+
+class StreamedParts(PackedParts):
+    """Packed epochs in a bucket, or their parts. Pickles as its URL, which is opened once."""
+
+    names: Sequence[str] = ()  # of the parts' directories; "": the place itself
+    origin: Origin | None = None  # None: a store of obstore, which has secrets
+
     def __reduce__(self) -> tuple[Any, ...]:
-        if self.place is None:
+        if self.origin is None:
             raise UsageError(
-                f"{self.files_there.label}: packed epochs that were opened from a store of obstore "
-                "cannot be pickled, for it may have secrets; open them by their URL"
+                f"{self.label}: packed epochs that were opened from a store of obstore cannot be "
+                "pickled, for it may have secrets; open them by their URL"
             )
-        return (_reopened, (str(self.path), self.uuid, self.place))
+        own = [
+            (name, str(reader.path), reader.uuid)
+            for name, reader in zip(self.names, self.parts, strict=True)
+        ]
+        return (_reopened, (self.origin, own))
 
 
 _STREAMED = Kind(PackedManifest, StreamedReader.open, PACKED.entries, PACKED.directory)
@@ -90,22 +102,33 @@ def open_elsewhere(
     """
     progress = progress or NullProgress()
     files = files_at(place)
-    names = [] if _is_sealed(files) else _names_of(files)
-    if not names:
-        reader = _open(place, files, cache_dir, progress)
-        return PackedParts(reader.path, [reader], files.label)
-    check_complete(files.label, names)
-    found: dict[int, PackedReader] = {}
+    parts = [] if _is_sealed(files) else _names_of(files)
+    if parts:
+        check_complete(files.label, parts)
+    names = [name for *_, name in parts] or [""]
+    found: dict[str, PackedReader] = {}
 
     def open_part(k: int) -> None:
-        name = names[k][-1]
-        own = f"{os.fspath(place).rstrip('/')}/{name}" if isinstance(place, str) else place
-        own = Path(place) / name if isinstance(place, os.PathLike) else own
-        found[k] = _open(own, FilesBelow(files, name), cache_dir, progress)
+        own = place
+        if isinstance(place, str | os.PathLike) and not is_elsewhere(place):
+            own = Path(place) / names[k]
+        found[names[k]] = _open(own, _below(files, names[k]), cache_dir, progress)
 
     for_each(len(names), files.in_flight, open_part, _THREAD)
-    parts = [found[k] for k in range(len(names))]
-    return PackedParts.of(parts[0].path, parts, files.label)
+    first = found[names[0]]
+    kind = StreamedParts if isinstance(first, StreamedReader) else PackedParts
+    if not parts:
+        check_whole(files.label, first.manifest)
+        opened = kind(first.path, [first], files.label)
+    else:
+        opened = kind.of(first.path, {name: found[name] for name in names}, files.label)
+    if isinstance(opened, StreamedParts):
+        opened.names, opened.origin = names, origin_of(place, cache_dir)
+    return opened
+
+
+def _below(files: Files, name: str) -> Files:
+    return FilesBelow(files, name) if name else files
 
 
 def _is_sealed(files: Files) -> bool:
@@ -141,21 +164,30 @@ def _open(
         )
     directory = prepared(cache_dir, listing)
     copy = make_copy(listing, directory / f"{listing.uuid}.index", directory, progress)
-    return _streamed(copy, files, place if isinstance(place, str) else None)
+    return _streamed(copy, files)
 
 
-def _streamed(copy: Path, files: Files, place: str | None) -> StreamedReader:
+def _streamed(copy: Path, files: Files) -> StreamedReader:
     reader = StreamedReader.open(copy)
-    reader.files_there, reader.place = files, place
+    reader.files_there = files
     return reader
 
 
-def _reopened(path: str, uuid: str, place: str) -> PackedReader:
-    """Open pickled epochs by the copy on this machine, which is made if there is none."""
-    try:
-        read_small(Path(path) / METADATA_FILE, MAX_MANIFEST_BYTES)
-        reader: PackedReader = _streamed(Path(path), files_at(place), place)
-    except (NotFoundError, OSError):
-        (reader,) = open_elsewhere(place, Path(path).parent).parts
-    reader.require(uuid)
-    return reader
+def _reopened(origin: Origin, parts: Sequence[tuple[str, str, str]]) -> PackedParts:
+    """Open pickled epochs by the copies on this machine, each of which is made if there is none.
+
+    `parts`: name, copy and UUID of each.
+    """
+    files, readers = files_at(origin.place), []
+    for name, path, uuid in parts:
+        own = _below(files, name)
+        try:
+            read_small(Path(path) / METADATA_FILE, MAX_MANIFEST_BYTES)
+            reader: PackedReader = _streamed(Path(path), own)
+        except (NotFoundError, OSError):
+            reader = _open(origin.place, own, origin.cache_dir, NullProgress())
+        reader.require(uuid)
+        readers.append(reader)
+    opened = StreamedParts(readers[0].path, readers, files.label)
+    opened.names, opened.origin = [name for name, *_ in parts], origin
+    return opened

@@ -149,7 +149,7 @@ def test_resumed_with_less_memory(
     monkeypatch.setattr(EpochSampler, "__init__", with_less)
     with monkeypatch.context() as patched:
         patched.setattr(EpochPacker, "_decide", _deciding_otherwise)
-        with pytest.raises(UsageError, match="was begun with cached rows of .* with as much"):
+        with pytest.raises(UsageError, match=r"was begun with cached rows of .* with as much"):
             pack(path, [4, 4], output=whole, resume=True, **least)
     pack(path, [4, 4], output=whole, resume=True, **least)
     assert_same_files(whole, path.parent / "frequency")
@@ -314,8 +314,14 @@ def test_directories_that_are_not_whole(path: Path, parts: Path, tmp_path: Path)
     pack_part(path, tmp_path / "else", 3, 5, seed=4)
     shutil.move(tmp_path / "else" / "part-00003-of-00005", own)
     refused(UsageError, "part-00003-of-00005 is of another run than .*: seed is 4, not 3")
-    with pytest.raises(UsageError, match="is part 1 of 5; open the directory that holds all"):
-        gnnstore.open_packed(own / "part-00001-of-00005")
+    for more in ({}, {"cache_dir": tmp_path / "c"}):
+        with pytest.raises(UsageError, match="is part 1 of 5; open the directory that holds all"):
+            gnnstore.open_packed(own / "part-00001-of-00005", **more)
+    for source in ("part-00001-of-00005", "../frequency"):
+        shutil.rmtree(own / "part-00003-of-00005")
+        shutil.copytree(parts / source, own / "part-00003-of-00005")
+        wrong = "part 1 of 5" if source.startswith("part") else "part 0 of 1"
+        refused(UsageError, f"part-00003-of-00005: has {wrong} by its manifest, and not")
 
 
 def test_a_part_put_in_the_place_of_another(path: Path, parts: Path, tmp_path: Path) -> None:

@@ -260,6 +260,8 @@ def test_packed_epochs_are_read_where_they_are(
     seeds = options_of(has_types)["input_nodes"]
     given: dict[str, Any] = {"batch_size": 30, "shuffle": True, "seed": 3}
     again = pickle.loads(pickle.dumps(packed))  # noqa: S301 - our own
+    files: Any = [part.files_there._files for part in again.reader.parts]
+    assert files[0] is files[1]
     assert digests(gnnstore.NeighborLoader(path, [4, 4], seeds, packed=again, **given), 2) == (
         expected
     )
@@ -309,6 +311,10 @@ def test_epochs_that_are_not_streamed(bucket: _Requests, tmp_path: Path) -> None
     copy(made, f"s3://bucket/one/{made.name}")
     with pytest.raises(NotFoundError, match="1 part of 2 not there: 0; make each"):
         gnnstore.open_packed("s3://bucket/one", cache_dir=tmp_path / "c")
+    with pytest.raises(
+        UsageError, match=r"is part 1 of 2; open the directory .*: s3://bucket/one$"
+    ):
+        gnnstore.open_packed(f"s3://bucket/one/{made.name}", cache_dir=tmp_path / "c")
     with pytest.raises(NotFoundError, match="no gnnstore store here"):
         gnnstore.open_packed("s3://bucket/nowhere", cache_dir=tmp_path / "c")
     # On a path, with a directory of copies, all is copied.
