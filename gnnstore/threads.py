@@ -666,7 +666,7 @@ def _result_of(
     if timeout_seconds is not None and not pending.wait(timeout_seconds):
         raise TimeoutError(
             f"nothing came for {timeout_seconds:g} seconds {describe()}; "
-            "raise timeout=, or look for what blocks the disk"
+            "raise timeout=, or look for what blocks the disk, or the device of device="
         )
     try:
         return pending.result()

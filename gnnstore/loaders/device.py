@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 import os
 import threading
+import time
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -44,6 +45,9 @@ _CALLS = (
 _ALIGNMENT_BYTES = 256
 # Batches that are placed before the consumer has asked for them.
 _AHEAD = 2
+# A thread looks this often whether the device has come to an event: a wait of the driver's could
+# not be ended, and timeouts, interrupts and the interpreter's end would wait with it.
+_POLL_SECONDS = 0.0005
 
 
 def checked_device(device: Any) -> torch.device | None:
@@ -176,9 +180,7 @@ class TorchDevice:
         return self._recorded(self._module.current_stream(self.device))
 
     def _recorded(self, stream: Any) -> Any:
-        # So a thread that waits for it sleeps; other devices have no such option.
-        options = {"blocking": True} if self.device.type == "cuda" else {}
-        event = self._module.Event(**options)
+        event = self._module.Event()
         event.record(stream)
         return event
 
@@ -186,11 +188,6 @@ class TorchDevice:
         """Return whether the device has done all that comes before an event."""
         with self._module.device(self.device):
             return bool(event.query())
-
-    def wait_here(self, event: Any) -> None:
-        """Wait in the calling thread until an event has happened."""
-        with self._module.device(self.device):
-            event.synchronize()
 
     def wait(self, event: Any, tensors: Iterable[Tensor]) -> None:
         """Let the calling thread's current stream wait for an event, and keep tensors for it."""
@@ -444,16 +441,22 @@ class Placing:
     def turn(self, batch: Batch) -> Iterator[None]:
         """Wait until a batch may be placed; the next one may when this ends."""
 
-        def look() -> bool | None:
+        def refuse_closed() -> None:
             if self._is_closed:
                 raise CancelledError(f"batch {batch.key.batch} is not wanted any more")
+
+        def look() -> bool | None:
+            refuse_closed()
             is_asked = self._num_placed < _AHEAD or len(self._asked) > 0
             return True if is_asked and self._coming[0] is batch else None
 
         self._changed.wait_until(look)
         try:
             if self._num_placed >= _AHEAD:
-                self._placer.ring().device.wait_here(self._asked.popleft())
+                device, event = self._placer.ring().device, self._asked.popleft()
+                while not device.has_happened(event):
+                    refuse_closed()
+                    time.sleep(_POLL_SECONDS)
             yield
         finally:
             with self._changed.lock:

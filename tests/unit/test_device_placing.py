@@ -31,7 +31,7 @@ NAME = "privateuseone"
 
 
 class Happening:
-    """An event, which happens when a test says so, or somebody waits for it."""
+    """An event, which happens when a test says so."""
 
     def __init__(self, **_: Any) -> None:
         self.has_happened = False
@@ -41,9 +41,6 @@ class Happening:
 
     def query(self) -> bool:
         return self.has_happened
-
-    def synchronize(self) -> None:
-        self.has_happened = True
 
 
 class Module:
@@ -85,6 +82,11 @@ class Device(TorchDevice):
     def record(self) -> Happening:
         self.events.append(super().record())
         return self.events[-1]
+
+    def mark(self) -> Happening:
+        event: Happening = super().mark()
+        event.has_happened = True
+        return event
 
     def wait(self, event: Any, tensors: Iterable[Tensor]) -> None:
         pass
@@ -234,6 +236,7 @@ def test_rows_lie_next_to_each_other_and_what_no_batch_needs_goes(device: Device
 def test_a_tensor_in_staging_memory_is_not_copied_again(device: Device) -> None:
     block = StagingRing(device).take()
     rows = torch.from_numpy(block.rows_memory((4, 2), np.uint16)).view(torch.bfloat16)
+    rows.copy_(torch.arange(8).view(4, 2))
     own, is_pinned = block.copy_of(rows)
     assert is_pinned
     assert own.data_ptr() == rows.data_ptr()
@@ -329,16 +332,37 @@ def test_batches_are_placed_in_order_two_ahead_of_what_was_asked_for() -> None:
 
 
 @pytest.mark.usefixtures("device")
-def test_the_device_has_done_what_was_asked_before() -> None:
+@pytest.mark.parametrize("is_closed", [False, True])
+def test_a_batch_waits_for_what_was_asked_before_until_the_iteration_ends(
+    is_closed: bool,
+) -> None:
     placing, batches = begun(3)
     placing.ask()
     (event,) = placing._asked
+    event.has_happened, has_asked = False, threading.Event()
+    event.query = lambda: has_asked.set() or event.has_happened
     for batch in batches[:2]:
         with placing.turn(batch):
             pass
-    assert not event.has_happened
-    with placing.turn(batches[2]):
-        assert event.has_happened
+    found = list[object]()
+
+    def place() -> None:
+        try:
+            with placing.turn(batches[2]):
+                found.append(event.has_happened)
+        except CancelledError as error:
+            found.append(error)
+
+    thread = threading.Thread(target=place)
+    thread.start()
+    assert has_asked.wait(20)
+    assert found == []
+    if is_closed:
+        placing.close()
+    else:
+        event.has_happened = True
+    thread.join(20)
+    assert isinstance(found[0], CancelledError) if is_closed else found == [True]
 
 
 @pytest.mark.usefixtures("device")
