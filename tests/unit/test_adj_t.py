@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import io
 import pickle
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -181,6 +182,24 @@ def test_nobody_is_told_that_csr_is_in_beta_state(path: Path, forks: ForkServer)
     )
     done = forks.run(code)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_products_on_devices_other_than_the_cpu_are_plain(
+    pair: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    adj_t, given = pair[1].adj_t.to("meta"), list[Any]()
+
+    def product(*args: Any) -> Tensor:
+        given.append(args)
+        return torch.ones(adj_t.size(0), 3, device="meta")
+
+    monkeypatch.setattr(torch.sparse, "mm", product)
+    monkeypatch.setattr(torch, "autocast", lambda *_, **__: nullcontext())
+    for reduce in ("sum", "mean"):
+        adj_t._product(torch.ones(adj_t.size(1), 3, device="meta"), reduce)
+    assert [len(args) for args in given] == [2, 2]
+    with pytest.raises(UsageError, match=r'no sparse product on meta .* max; .*format="coo"'):
+        adj_t._product(torch.ones(adj_t.size(1), 3, device="meta"), "max")
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
