@@ -14,10 +14,12 @@ import math
 import os
 import threading
 import time
+import traceback
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from copy import copy as copy_shallow
 from functools import partial
 from typing import Any, TypeVar
 
@@ -43,6 +45,17 @@ _CALLS = (
     *("device", "current_device", "device_count"),
 )
 _ALIGNMENT_BYTES = 256
+_ROWS = ("crow_indices", "col_indices", "values")
+_COLUMNS = ("ccol_indices", "row_indices", "values")
+_ARRAYS = {  # by layout
+    torch.sparse_coo: ("_indices", "_values"),
+    torch.sparse_csr: _ROWS,
+    torch.sparse_bsr: _ROWS,
+    torch.sparse_csc: _COLUMNS,
+    torch.sparse_bsc: _COLUMNS,
+    torch.jagged: ("values", "offsets"),
+}
+_WITHOUT_TENSORS = (str, int, float, bytes)
 # Batches that are placed before the consumer has asked for them.
 _AHEAD = 2
 # A thread looks this often whether the device has come to an event: a wait of the driver's could
@@ -135,6 +148,10 @@ class TorchDevice:
     def empty(self, shape: Iterable[int], dtype: torch.dtype) -> Tensor:
         """Return a new tensor on the device."""
         return torch.empty(tuple(shape), dtype=dtype, device=self.device)
+
+    def moved(self, tensor: Tensor) -> Tensor:
+        """Return a tensor of any kind on the device; the copy is waited for."""
+        return tensor.to(self.device)
 
     def staging(self, num_bytes: int) -> Tensor:
         """Return memory to copy from, uint8: pinned, or ordinary where that is refused."""
@@ -244,9 +261,13 @@ class StagingBlock:
         return chunk.array[begin : begin + num_bytes].view(dtype).reshape(shape)
 
     def copy_of(self, tensor: Tensor) -> tuple[Tensor, bool]:
-        """Return a tensor as it lies here, copied unless it does, and whether that is pinned."""
-        if not tensor.nbytes:
+        """Return a tensor as it lies here, copied unless it does, and whether that is pinned.
+
+        One that is not plain comes back as it is.
+        """
+        if not _is_plain(tensor) or not tensor.nbytes:
             return tensor, False
+        tensor = tensor.resolve_conj().resolve_neg()
         for chunk in self.chunks:
             if (place := chunk.place_of(tensor)) is not None:
                 return chunk.view(place, tensor), chunk.is_pinned
@@ -260,7 +281,8 @@ class StagingBlock:
         size = -(-num_bytes // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
         found = (own for own in self.chunks if own.num_used + size <= own.num_bytes)
         if (chunk := next(found, None)) is None:
-            # As large as torch makes it.
+            # What was too small for this batch goes first. A new one is as large as torch makes it.
+            self.chunks = [own for own in self.chunks if own.num_used]
             chunk = _Chunk(self._device, 1 << (size - 1).bit_length())
             self.chunks.append(chunk)
         begin, chunk.num_used = chunk.num_used, chunk.num_used + size
@@ -311,6 +333,18 @@ class StagingRing:
             del block
 
 
+def _is_plain(tensor: Tensor) -> bool:
+    """Whether a tensor's memory is the host's, and one array."""
+    is_array = tensor.layout == torch.strided and not tensor.is_nested
+    return is_array and tensor.device.type == "cpu"
+
+
+def _arrays_of(tensor: Tensor) -> list[Tensor]:
+    """Return the arrays of a tensor: of a sparse or nested one, its indices and values."""
+    names = _ARRAYS.get(tensor.layout, ("values",) if tensor.is_nested else ())
+    return [getattr(tensor, name)() for name in names] or [tensor]
+
+
 class BatchPlacer:
     """Places the batches of a loader on a device. Pickles as the device's name."""
 
@@ -343,9 +377,13 @@ def copied(
     output: Any, ring: StagingRing, block: StagingBlock, name: str
 ) -> tuple[Any, Any, list[Tensor], int]:
     """Begin to copy an output; return it with its event, the device's tensors, and their bytes."""
-    device, tensors = ring.device, list[Tensor]()
+    device, tensors, are_there = ring.device, list[Tensor](), list[Tensor]()
 
     def copy(tensor: Tensor) -> Tensor:
+        if not _is_plain(tensor):
+            found = device.moved(tensor)
+            (are_there if found is tensor else tensors).extend(_arrays_of(found))
+            return found
         found = device.empty(tensor.shape, tensor.dtype)
         own, is_pinned = block.copy_of(tensor)
         if own.nbytes:
@@ -355,8 +393,13 @@ def copied(
 
     try:
         placed = device.submit(partial(mapped, output, copy))
-    except torch.cuda.OutOfMemoryError as error:  # of any device
-        num_bytes = sum(tensor.nbytes for tensor in tensors_of(output))
+    except BaseException as error:
+        # Who keeps the error keeps its frames, and not the device's memory.
+        tensors.clear()
+        traceback.clear_frames(error.__traceback__)
+        if not isinstance(error, torch.cuda.OutOfMemoryError):  # of any device
+            raise
+        num_bytes = sum(tensor.nbytes for tensor in tensors_of(output) if _is_plain(tensor))
         (reason, *_) = str(error).splitlines() or [""]
         raise ResourceError(
             f"cannot place {name} on {device.device}: there is not enough memory for its "
@@ -366,16 +409,20 @@ def copied(
     finally:
         event = device.record()
         ring.give_after(event, block)
-    return placed, event, tensors, sum(tensor.nbytes for tensor in tensors)
+    num_bytes = sum(tensor.nbytes for tensor in tensors)
+    return placed, event, tensors + are_there, num_bytes
 
 
 def mapped(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
-    """Return an output with a function of each tensor in its place; a `Data` is changed."""
+    """Return an output with a function of each tensor in its place; the output stays as it is."""
+    if value is None or isinstance(value, _WITHOUT_TENSORS):
+        return value
     if isinstance(value, AdjT):
         return value.mapped(function)
     if isinstance(value, Tensor):
         return function(value)
     if isinstance(value, BaseData):
+        value = copy_shallow(value)
         for store in value.stores:
             for key, each in [*store.items()]:
                 store[key] = mapped(each, function)
@@ -385,6 +432,8 @@ def mapped(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
     elif isinstance(value, Mapping):
         value = {key: mapped(each, function) for key, each in value.items()}
     elif isinstance(value, list | tuple):
+        if all(isinstance(each, _WITHOUT_TENSORS) for each in value):
+            return value
         values = [mapped(each, function) for each in value]
         make = type(value)
         value = make(*values) if hasattr(value, "_fields") else make(values)

@@ -19,7 +19,7 @@ from torch_geometric.data import Data, HeteroData
 import gnnstore
 from gnnstore.errors import ResourceError, UsageError
 from gnnstore.loaders import device as devices
-from gnnstore.loaders.device import BatchPlacer, StagingRing, TorchDevice, mapped
+from gnnstore.loaders.device import BatchPlacer, StagingRing, TorchDevice, copied, mapped
 from gnnstore.nn import AdjT
 from gnnstore.pipeline.batch import Batch
 from gnnstore.seeds.base import BatchKey
@@ -78,6 +78,9 @@ class Device(TorchDevice):
 
     def empty(self, shape: Iterable[int], dtype: torch.dtype) -> Tensor:
         return torch.empty(tuple(shape), dtype=dtype)
+
+    def moved(self, tensor: Tensor) -> Tensor:
+        return tensor if tensor.is_meta else tensor.clone()
 
     def record(self) -> Happening:
         self.events.append(super().record())
@@ -230,7 +233,10 @@ def test_rows_lie_next_to_each_other_and_what_no_batch_needs_goes(device: Device
     block = ring.take()
     block.rows_memory((1,), np.int8)
     ring.give(block)
-    assert [chunk.num_bytes for chunk in ring.take().chunks] == [8192]
+    block = ring.take()
+    assert [chunk.num_bytes for chunk in block.chunks] == [8192]
+    block.rows_memory((8193,), np.int8)
+    assert block.num_bytes == 16384
 
 
 def test_a_tensor_in_staging_memory_is_not_copied_again(device: Device) -> None:
@@ -286,15 +292,65 @@ def test_every_tensor_of_an_output_is_moved_and_the_rest_stays() -> None:
         return tensor * 2
 
     found = mapped(data, twice)
-    assert found is data
-    assert data._orig_edge_index.item() == data.x.item() == 2
-    assert data.adj_t.values().item() == 2
-    assert data.some[0].item() == data.some[1][0].item() == 2
-    assert (data.n, data.pair, data.some[1][1]) == ([1, 2], (1, 2), 3)
-    assert isinstance(data.some[1], tuple)
-    mapped(typed, twice)
+    assert found._orig_edge_index.item() == found.x.item() == 2
+    assert found.adj_t.values().item() == 2
+    assert found.some[0].item() == found.some[1][0].item() == 2
+    assert (found.pair, found.some[1][1]) == ((1, 2), 3)
+    assert found.n is data.n
+    assert isinstance(found.some[1], tuple)
+    assert data.x is data._orig_edge_index is data.some[0] is one
+    typed = mapped(typed, twice)
     assert typed["a"].x.item() == typed["a", "a"].edge_index.item() == typed.whole["k"].item() == 2
     assert len(seen) == 4 + 3 + 3
+
+
+@pytest.mark.parametrize("error", [torch.cuda.OutOfMemoryError("none left"), KeyboardInterrupt()])
+def test_an_error_keeps_no_memory_of_the_device(device: Device, error: BaseException) -> None:
+    made = list[weakref.ref[Tensor]]()
+
+    def empty(shape: Iterable[int], dtype: torch.dtype) -> Tensor:
+        if len(made) == 2:
+            raise error
+        found = torch.empty(tuple(shape), dtype=dtype)
+        made.append(weakref.ref(found))
+        return found
+
+    device.empty = empty  # type: ignore[method-assign]
+    data = Data(x=torch.ones(1), some={"y": torch.ones(2)}, z=torch.ones(3))
+    with pytest.raises((ResourceError, KeyboardInterrupt)) as caught:
+        BatchPlacer(torch.device(NAME)).moved(data)
+    assert caught.value.__traceback__ is not None
+    assert [each() for each in made] == [None, None]
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
+@pytest.mark.filterwarnings("ignore:Sparse .* tensor support:UserWarning")
+def test_tensors_that_are_not_plain_are_moved_by_torch(device: Device) -> None:
+    dense = torch.tensor([[0.0, 2.0], [3.0, 0.0]])
+    odd = {
+        "coo": (dense.to_sparse(), 2 * 2 * 8 + 2 * 4),
+        "csr": (dense.to_sparse_csr(), 3 * 8 + 2 * 8 + 2 * 4),
+        "csc": (dense.to_sparse_csc(), 3 * 8 + 2 * 8 + 2 * 4),
+        "nested": (torch.nested.nested_tensor([[1.0], [2.0, 3.0]]), 3 * 4),
+        "jagged": (
+            torch.nested.nested_tensor([[1.0], [2.0, 3.0]], layout=torch.jagged),
+            3 * 4 + 3 * 8,
+        ),
+        "there": (torch.ones(3, device="meta"), 0),
+    }
+    ring = StagingRing(device)
+    block = ring.take()
+    for name, (tensor, num_bytes) in odd.items():
+        assert block.copy_of(tensor)[0] is tensor
+        found, _, arrays, copied_bytes = copied([tensor], ring, block, "a batch")
+        assert found[0].layout == tensor.layout
+        assert copied_bytes == num_bytes, name
+        assert all(array.layout == torch.strided for array in arrays)
+        assert arrays
+    assert block.num_bytes == 0
+    turned = torch.tensor([1 + 2j, 3j])
+    for view in (turned.conj(), turned.conj().imag):
+        assert block.copy_of(view)[0].tolist() == view.tolist()
 
 
 # --- the order -------------------------------------------------------------------------------
