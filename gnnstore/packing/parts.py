@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -18,9 +19,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gnnstore import _core
-from gnnstore.errors import NotFoundError, StoreExistsError, UsageError, storage_errors
+from gnnstore.errors import (
+    CorruptStoreError,
+    NotFoundError,
+    StoreExistsError,
+    UsageError,
+    storage_errors,
+)
 from gnnstore.formats.arrays.zarr_metadata import METADATA_FILE
 from gnnstore.formats.container.manifest import MAX_MANIFEST_BYTES
+from gnnstore.formats.container.workdir import PUT_PREFIX
 from gnnstore.formats.packed import (
     PackedManifest,
     PackedPart,
@@ -69,10 +77,14 @@ class PartPacker:
         """
         progress, final = progress or NullProgress(), directory / self.name
         self.settings.order_of(self.store, self.settings.seeds_in(self.store))  # has the part
+        is_made = not directory.exists()
         with storage_errors("make the directory of parts", directory):
             directory.mkdir(parents=True, exist_ok=True)
         lock = directory / f".{self.name}.lock"
-        with alone(lock, final, progress, f"pack {self.name}") as is_alone, _removing(lock):
+        with (
+            alone(lock, final, progress, f"pack {self.name}") as is_alone,
+            _removing(lock, is_made=is_made),
+        ):
             self._check_others(
                 str(directory),
                 os.listdir(directory),  # noqa: PTH208
@@ -81,6 +93,11 @@ class PartPacker:
             if not overwrite and self._is_done(final):
                 on_event(f"{final} is there already")
                 return final
+            if resume and not is_alone:
+                on_event(
+                    f"--resume: {directory} may be shared with machines whose locks are not seen "
+                    "here, and what was begun there may be in use; starting from the beginning"
+                )
             before()
             with closing(EpochPacker(self.store, self.settings)) as packer:
                 try:
@@ -118,12 +135,19 @@ class PartPacker:
             directory.label, names, lambda name: manifest_at(FilesBelow(directory, name))
         )
         target = f"{place.rstrip('/')}/{self.name}"
-        there = manifest_at(FilesBelow(directory, self.name))
-        if there is not None and not overwrite:
-            self.check(there, target)
-            on_event(f"{target} is there already")
+
+        def found() -> PackedManifest | None:
+            there = None if overwrite else manifest_at(FilesBelow(directory, self.name))
+            if there is not None:
+                self.check(there, target)
+                on_event(f"{target} is there already")
             return there
-        with waiting_for(target, spill) as local:
+
+        if (there := found()) is not None:
+            return there
+        with waiting_for(target, spill, progress or NullProgress()) as local:
+            if (there := found()) is not None:  # put there by who was waited for
+                return there
             made = self.pack(
                 local, overwrite=overwrite, progress=progress, on_event=on_event, **options
             )
@@ -142,9 +166,12 @@ class PartPacker:
                     f"{self.settings.part[1]}; give another output, or remove the others",
                     path=label,
                 )
-            if name != self.name and (found := manifest(name)) is not None:
-                self.check(found, f"{label}/{name}")
-                return
+            if name == self.name:
+                continue
+            with suppress(NotFoundError, CorruptStoreError):  # a damaged one is passed over
+                if (found := manifest(name)) is not None:
+                    self.check(found, f"{label}/{name}")
+                    return
 
     def _is_done(self, final: Path) -> bool:
         """Whether the part is there; refuse another one of its name."""
@@ -190,25 +217,35 @@ def manifest_at(files: Files) -> PackedManifest | None:
 
 
 @contextmanager
-def waiting_for(target: str, spill: Path) -> Iterator[Path]:
-    """Yield a directory for what will be put to a place: the same one until it is there."""
-    local = spill / f".gnnstore-put-{_core.crc32c(np.frombuffer(target.encode(), np.uint8)):08x}"
-    with storage_errors("make a directory for what is put elsewhere", local):
-        local.mkdir(parents=True, exist_ok=True)
-    try:
-        yield local
-        _core.remove_tree(local)
-    finally:
-        with suppress(OSError):  # what an error has left there is gone on with
-            local.rmdir()
+def waiting_for(target: str, spill: Path, progress: Progress) -> Iterator[Path]:
+    """Yield a directory for what will be put to a place: the same one until it is there.
+
+    Its lock is held, so that one process of this machine makes it, and the others wait.
+    """
+    # Other machines, whose locks may not be seen, have directories of their own.
+    key = f"{socket.gethostname()} {target}".encode()
+    local = spill / f"{PUT_PREFIX}{_core.crc32c(np.frombuffer(key, np.uint8)):08x}"
+    with storage_errors("make a directory for what is put elsewhere", spill):
+        spill.mkdir(parents=True, exist_ok=True)
+    lock = spill / f"{local.name}.lock"
+    with alone(lock, local, progress, f"pack {target}"), _removing(lock):
+        with storage_errors("make a directory for what is put elsewhere", local):
+            local.mkdir(exist_ok=True)
+        try:
+            yield local
+            _core.remove_tree(local)
+        finally:
+            with suppress(OSError):  # what an error has left there is gone on with
+                local.rmdir()
 
 
 @contextmanager
-def _removing(lock: Path) -> Iterator[None]:
-    """Remove a lock's file at the end, and its directory if nothing else is there."""
+def _removing(lock: Path, *, is_made: bool = False) -> Iterator[None]:
+    """Remove a lock's file at the end, and its directory if it was made and has nothing else."""
     try:
         yield
     finally:
         with suppress(OSError):
             lock.unlink()
-            lock.parent.rmdir()
+            if is_made:
+                lock.parent.rmdir()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import os
@@ -12,6 +13,7 @@ import sys
 import urllib.request
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +21,18 @@ import pytest
 
 import gnnstore
 from gnnstore.errors import NotFoundError, StoreExistsError, UsageError
+from gnnstore.formats.container.workdir import find_leftovers
+from gnnstore.packing.parts import PartPacker, waiting_for
+from gnnstore.packing.sampling import PackSettings
+from gnnstore.progress import NullProgress
 from gnnstore.remote import objects, staging
 from gnnstore.remote.copying import copy
+from gnnstore.sampling.neighbor import SamplingConfig
 from gnnstore.strategies.registry import STRATEGIES
 from gnnstore.tools import cli
 from tests.support.batches import digests
 from tests.support.effort import choose
+from tests.support.faults import inject
 from tests.support.graphs import graph_with_hubs
 from tests.support.packing import pack, pack_part
 from tests.support.stores import assert_same_files, write_example_store, write_two_typed_store
@@ -293,12 +301,39 @@ def test_epochs_are_packed_to_a_bucket(
     assert f"{url}/part-00000-of-00002: is there, and was packed otherwise: seed is 0" in message
     message = run("--part", "1/3", "--output", url, status=2)["error"]["message"]
     assert "has part 0 of 2, and this is one of 3" in message
-    # In one.
+    # In one, which an estimate and the removal of what is left leave alone while it is made.
     whole = "s3://bucket/packed/whole"
+    with inject("fallocate", errno=errno.ENOSPC, skip=2, times=-1):
+        run("--output", whole, "--superbatch", "1", status=5)
+    (left,) = tmp_path.glob(".gnnstore-put-*")
+    assert run("--output", whole, "--estimate")["estimate"]
+    assert [(item.path, item.state) for item in find_leftovers(tmp_path)] == [(left, "resumable")]
+    with waiting_for(whole, tmp_path, NullProgress()) as held:
+        assert held == left
+        assert [item.state for item in find_leftovers(tmp_path)] == ["running"]
+        run("--output", whole, "--estimate")
+        assert list(left.iterdir())
     assert run("--output", whole)["path"] == whole
     expected = digests(gnnstore.open_packed(tmp_path / "here").loader())
     assert digests(gnnstore.open_packed(whole, cache_dir=tmp_path / "c").loader()) == expected
     assert f"{whole} exists" in run("--output", whole, status=2)["error"]["message"]
+
+
+def test_two_attempts_at_once_with_a_common_directory(bucket: _Requests, tmp_path: Path) -> None:
+    path, url = write(tmp_path / "g.gnn", False), "s3://bucket/twice"
+    config = SamplingConfig((4, 4), seed=3)
+    fixed: dict[str, Any] = {"cache": "degree", "cache_bytes": "20kB"}
+    settings = PackSettings(config, "train", 100, 1, part=(0, 2), **fixed)
+    bucket.lines.clear()
+    with ThreadPoolExecutor(2) as pool:
+        jobs = [
+            pool.submit(PartPacker(gnnstore.open(path), settings).pack_elsewhere, url, tmp_path)
+            for _ in range(2)
+        ]
+        first, second = (job.result() for job in jobs)
+    assert first.part == second.part
+    assert not [name for name, count in bucket.of("PUT").items() if count > 1]
+    assert [each.name for each in tmp_path.iterdir()] == ["g.gnn"]
 
 
 def test_epochs_that_are_not_streamed(bucket: _Requests, tmp_path: Path) -> None:

@@ -149,11 +149,14 @@ def pack(
         packer.close()
 
 
+_AGAIN = ("overwrite", "resume", "on_event")  # of packing, and no settings
+
+
 def pack_part(
     store: Path, directory: Path, number: int, of: int, fanouts: Iterable[int] = (4, 4), **more: Any
 ) -> Path:
     """Pack a part of the epochs that `pack` packs by default, and return its path."""
-    again = {name: more.pop(name) for name in ("overwrite", "resume") if name in more}
+    again = {name: more.pop(name) for name in _AGAIN if name in more}
     sampling = {"replace": False, "subgraph_type": "directional", "disjoint": False, "seed": 3}
     config = SamplingConfig(tuple(fanouts), **{k: more.pop(k, v) for k, v in sampling.items()})
     given: dict[str, Any] = {"input_nodes": "train", "batch_size": 50, "epochs": 2}

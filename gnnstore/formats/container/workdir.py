@@ -48,6 +48,9 @@ State = Literal["running", "resumable", "unfinished", "set aside", "stale"]
 
 _NAME = re.compile(r"\.(?P<final>.+)\.(?:(?P<kind>tmp|old)-[0-9a-f]{8}|(?<=\.npy\.)rows)")
 RUN_PREFIX = ".gnnstore-run-"  # of directories of runs; see `gnnstore.disk.spool`
+# Of directories for what is put into a bucket, next to their locks; see `gnnstore.packing.parts`.
+PUT_PREFIX = ".gnnstore-put-"
+_PUT_NAME = re.compile(re.escape(PUT_PREFIX) + "[0-9a-f]{8}")
 _RUN_NAME = re.compile(re.escape(RUN_PREFIX) + "[0-9a-f]{8}")
 # A file that is being written, in the store from which it is copied.
 COPY_FILE = "copy"
@@ -99,11 +102,38 @@ def find_leftovers(directory: Path) -> Iterator[Leftover]:
         with locked(path) as free:
             state: State = _state(path, final, match["kind"]) if free else "running"
             yield Leftover(path, final, state, leftover_bytes(path), _age_seconds(path))
+    for path in _entries(directory):
+        if _PUT_NAME.fullmatch(path.name) and path.is_dir() and not path.is_symlink():
+            with _locked_by_file(path) as free:
+                state = "resumable" if free else "running"
+                yield Leftover(path, None, state, directory_bytes(path), _age_seconds(path))
     for path in run_directories(directory):
         with locked(path) as free:
             state = "stale" if free else "running"
         with suppress(OSError):  # it may end meanwhile
             yield Leftover(path, None, state, directory_bytes(path), _age_seconds(path))
+
+
+@contextmanager
+def _locked_by_file(path: Path) -> Iterator[bool]:
+    """Hold the lock of a directory, a file next to it, if it is free; yields whether it is.
+
+    Whoever ended without being killed has removed the file, which is removed here, too.
+    """
+    file, lock, is_free = Path(f"{path}.lock"), -1, True
+    try:
+        with suppress(FileNotFoundError):
+            lock = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        is_free = False
+    try:
+        yield is_free
+        if is_free and not path.exists():
+            file.unlink(missing_ok=True)
+    finally:
+        if lock >= 0:
+            os.close(lock)
 
 
 def run_directories(parent: Path) -> list[Path]:

@@ -87,8 +87,9 @@ class SealedWriter:
             )
         self.page_bytes = page_bytes  # None: chosen for each array
         self.shard_bytes = shard_bytes
-        # Without a fingerprint no later attempt can be the same.
-        self._may_resume = fingerprint is not None
+        # Without a fingerprint no later attempt can be the same; where others may be at work, none
+        # looks for what is left.
+        self._may_resume = fingerprint is not None and sweeps
         self._on_event = on_event or (lambda _: None)
         self._writers: dict[str, PagedArrayWriter] = {}
         self._paths: set[str] = set()
