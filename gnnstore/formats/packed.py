@@ -496,6 +496,11 @@ class PackedParts:
         """Bytes of all parts, the root metadata not counted."""
         return sum(part.total_bytes for part in self.parts)
 
+    @property
+    def largest_batch_bytes(self) -> int:
+        """Bytes of the largest batch of all parts, with its attributes."""
+        return max(part.manifest.largest_batch_bytes for part in self.parts)
+
     @cached_property
     def index_bytes(self) -> int:
         """Bytes of the index in memory."""

@@ -16,7 +16,7 @@ from torch_geometric.data import Data
 from gnnstore.budget.ledger import CACHED, SLOTS, STAGING, Ledger, Reservation
 from gnnstore.budget.limits import MemoryBudget, affordable_threads, available_bytes
 from gnnstore.disk.engines import Engine
-from gnnstore.errors import limits_named
+from gnnstore.errors import NotFoundError, limits_named
 from gnnstore.features.chunk_rows import AbsentRows
 from gnnstore.features.packed_epochs import PackedEpochFiles
 from gnnstore.features.planned import SlotCache
@@ -121,7 +121,7 @@ class PackedSources(Sources):
         if budget.is_promise:
             check_two_batches(
                 self.placement.ledger,
-                manifest.largest_batch_bytes * (2 if pins else 1),
+                parts.largest_batch_bytes * (2 if pins else 1),
                 "lower num_threads=",
                 "pack with a smaller --memory",
             )
@@ -175,10 +175,13 @@ def _parts_named(store: GraphStore, packed: Any) -> PackedParts:
         return packed.reader
     if is_elsewhere(packed):
         return _opened(packed, None)
-    if has_parts(Path(packed)):
-        return PackedParts.open(packed)
     store.fetch_unit(PACKED, packed)
-    return PackedParts.open(find_unit(PACKED, store.path, packed))
+    try:
+        return PackedParts.open(find_unit(PACKED, store.path, packed))
+    except NotFoundError:
+        if not has_parts(Path(packed)):
+            raise
+    return PackedParts.open(packed)
 
 
 def _opened(place: Any, cache_dir: str | os.PathLike[str] | None) -> PackedParts:

@@ -114,3 +114,8 @@ def _result(ray: Any, ref: Any) -> Any:
             f"({str(error).partition(chr(10))[0]}); look at the memory of the nodes, and lower "
             "--memory"
         ) from error
+    except ray.exceptions.RayError as error:  # such as a node that died
+        raise StorageError(
+            f"a task was lost on the cluster ({str(error).partition(chr(10))[0]}); look at its "
+            "nodes, and repeat the command: parts that are there are done"
+        ) from error

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from gnnstore.budget.limits import MemoryBudget
+from gnnstore.budget.limits import MemoryBudget, parse_memory
 from gnnstore.caching.plan import Trace, TraceBuilder
 from gnnstore.caching.scores import Score
 from gnnstore.converters.inputs.files import open_npy
@@ -59,6 +59,7 @@ from gnnstore.strategies.sampled_epoch import row_degrees
 from gnnstore.tools.describe import PACKED_TEXT, describe_manifests, describe_packed
 from gnnstore.tools.layout import Block, program_of_packed
 from gnnstore.tools.session import Session
+from gnnstore.units import parse_size
 
 if TYPE_CHECKING:
     from gnnstore.graph.store import GraphStore
@@ -379,6 +380,9 @@ def pack_epochs(
             )
     began = time.perf_counter()
     document: dict[str, Any]
+    if (memory := options["memory"]) is not None:
+        parse = parse_memory if ray is None else parse_size  # of nodes, which may allow more
+        options["memory"] = parse(memory, name="--memory")
     request = PackRequest(output or "", options, overwrite, resume)
     if ray is not None:
         if part is not None:
@@ -537,6 +541,16 @@ def _compare_checksums(store: GraphStore, progress: Progress) -> None:
         store.reader.check_arrays(*(path for path in paths if path.split("/")[0] != "maps"))
 
 
+def _check_free(place: str, overwrite: bool) -> None:
+    """Refuse to replace what is in a bucket unless asked to."""
+    if not overwrite and manifest_at(files_at(place)) is not None:
+        raise StoreExistsError(
+            f"{place} exists; choose another output, or pass overwrite=True to replace it once the "
+            "new one is complete",
+            path=place,
+        )
+
+
 def _pack_all(
     session: Session,
     store: GraphStore,
@@ -554,15 +568,12 @@ def _pack_all(
     with session.progress() as progress, ExitStack() as closing_packer:
         there: str | None = None
         if isinstance(final, str) and is_elsewhere(final):
-            there = final
-            if manifest_at(files_at(there)) is not None and not (overwrite or estimate):
-                raise StoreExistsError(
-                    f"{there} exists; choose another output, or pass overwrite=True to replace it "
-                    "once the new one is complete",
-                    path=there,
-                )
-            spill = settings.spill_dir or default_parent(store.path)
-            final = closing_packer.enter_context(waiting_for(there, spill)) / "packed"
+            there, spill = final, settings.spill_dir or default_parent(store.path)
+            if not estimate:
+                _check_free(there, overwrite)
+                spill = closing_packer.enter_context(waiting_for(there, spill, progress))
+                _check_free(there, overwrite)  # who was waited for may have put it there
+            final = spill / "packed"
         final = Path(final)
         if not (overwrite or estimate) and there is None:
             check_final(final, KIND.manifest, overwrite=False)

@@ -15,6 +15,7 @@ import pytest
 pytest.importorskip("torch_geometric")
 
 import gnnstore
+from gnnstore.budget import limits
 from gnnstore.disk.profile import save_profile
 from gnnstore.packing import on_ray
 from gnnstore.testing.graphs import random_graph
@@ -301,12 +302,14 @@ def test_tasks_that_do_not_see_what_they_need(
 
     def run_here(task: Any, num_tasks: int, *, on_done: Any, **given: Any) -> None:
         seen.update(given)
+        monkeypatch.setattr(limits, "group_limit_bytes", lambda: None)  # as on the nodes
         task = pickle.loads(pickle.dumps(task))  # noqa: S301 - our own
         for number in range(num_tasks):
             on_done(number, seen.get("host") or task(number))
 
     monkeypatch.setattr(on_ray, "run_on_ray", run_here)
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(limits, "group_limit_bytes", lambda: 200_000_000)  # here
     words = (*PACK, "--cache-by", "degree", "--ray", "2", "--memory", "300MB", "--threads", "1")
     done = run("pack", "s.gnn", *words, "--output", "parts", "--json")
     assert done.status == 0, done.stderr

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import pickle
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from gnnstore.packing.parts import PartPacker
 from gnnstore.packing.sampling import EpochSampler
 from gnnstore.pipeline.check import verify
 from gnnstore.pipeline.lookahead.presample import Presampler
+from gnnstore.remote import staging
 from tests.support.batches import Batches, assert_same_batches, batches_of
 from tests.support.faults import inject
 from tests.support.graphs import graph_of_three_tables
@@ -188,6 +190,24 @@ def test_parts_in_any_order_at_every_memory(
     assert verify(parts, "full").ok
 
 
+def test_the_largest_batch_of_all_parts_must_fit(parts: Path) -> None:
+    found = PackedParts.open(parts)
+    sizes = [part.manifest.largest_batch_bytes for part in found.parts]
+    assert found.largest_batch_bytes == max(sizes) > min(sizes)
+
+
+def test_epochs_of_the_store_come_before_a_directory(
+    path: Path, parts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = shutil.copytree(path, tmp_path / "s.gnn")
+    named = pack(store, [4, 4], cache="frequency")
+    shutil.copytree(parts, tmp_path / "base")
+    monkeypatch.chdir(tmp_path)
+    assert loader_of_packed(store, "base")._sources.packed.parts.path == named
+    shutil.rmtree(named)
+    assert len(loader_of_packed(store, "base")._sources.packed.parts.parts) == NUM_PARTS
+
+
 def test_parts_of_typed_epochs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is cached is the same where memory would hold a type whole, and where not."""
     monkeypatch.setattr(limits, "group_limit_bytes", lambda: None)
@@ -274,6 +294,40 @@ def test_another_attempt_is_faster(
     pack_part(path, whole, 2, NUM_PARTS)
     assert_same_files(whole / name, parts / name)
     assert [each.name for each in whole.iterdir()] == [name]
+
+
+def test_locks_of_other_machines_that_are_not_seen(
+    path: Path, parts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(staging, "_SHARED", re.compile(""))
+    whole, said = tmp_path / "p", list[str]()
+    with (
+        inject("fallocate", errno=errno.ENOSPC, skip=2, times=-1),
+        pytest.raises(NoSpaceError) as refused,
+    ):
+        pack_part(path, whole, 2, NUM_PARTS)
+    assert "resume" not in refused.value.message
+    assert not list(tmp_path.iterdir())
+    whole.mkdir()  # by the user, whose it stays
+    with inject("fallocate", errno=errno.ENOSPC, times=-1), pytest.raises(NoSpaceError):
+        pack_part(path, whole, 2, NUM_PARTS)
+    assert not list(whole.iterdir())
+    pack_part(path, whole, 2, NUM_PARTS, resume=True, on_event=said.append)
+    assert [text for text in said if "--resume: " in text and "from the beginning" in text]
+    assert_same_files(whole / "part-00002-of-00005", parts / "part-00002-of-00005")
+
+
+def test_a_damaged_part_keeps_no_other_from_being_packed(
+    path: Path, parts: Path, tmp_path: Path
+) -> None:
+    own = shutil.copytree(parts, tmp_path / "own")
+    (own / "part-00000-of-00005" / "zarr.json").write_text("{")
+    shutil.rmtree(own / "part-00002-of-00005")
+    with pytest.raises(
+        UsageError, match=r"part-00001-of-00005: is there, and was packed otherwise"
+    ):
+        pack_part(path, own, 2, NUM_PARTS, seed=4)
+    pack_part(path, own, 2, NUM_PARTS)
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,7 @@ from gnnstore.tools.options import (
     session_options,
 )
 from gnnstore.tools.session import Session
+from gnnstore.units import parse_size
 
 _PREDICT_HELP = """Predict epoch times and cache misses for training on STORE.
 
@@ -62,6 +63,12 @@ def _parse_candidates(text: str, _: str) -> tuple[str, ...]:
         )
     chosen = {known[name].choice for name in named}
     return tuple(name for name in known if name in chosen)
+
+
+def _check_size(text: str, name: str) -> str:
+    """Return a size as it is: with --ray it is not of this machine, whose container may be less."""
+    parse_size(text, name=name)
+    return text
 
 
 def _parse_part(text: str, _: str) -> tuple[int, int]:
@@ -222,6 +229,7 @@ Budgets
   --threads N>=1  Threads. Default: all processors.
 """,
     edge_label_attrs=NAMES,
+    memory=Parsed(_check_size),
 )
 @declared("""
   --estimate  Print the estimate and write nothing.
