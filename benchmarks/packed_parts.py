@@ -36,7 +36,7 @@ def timed(store: gnnstore.GraphStore, settings: PackSettings, path: Path) -> tup
     sizing = measure(make).cpu_seconds
     (packer,) = made
     try:
-        choosing = measure(lambda: len(packer.sampler.cached_nodes)).cpu_seconds
+        choosing = measure(lambda: len(packer.cached_nodes)).cpu_seconds
         packing = measure(lambda: len(str(packer.pack(path)))).cpu_seconds
     finally:
         packer.close()

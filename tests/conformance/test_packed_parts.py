@@ -139,7 +139,8 @@ def test_resumed_with_less_memory(
     path: Path, tmp_path: Path, expected: Batches, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The choice of the first attempt holds, and other cached tables are refused."""
-    whole, least = tmp_path / "whole", {"cache": "frequency", "superbatch": 2}
+    whole = tmp_path / "whole"
+    least: dict[str, Any] = {"cache": "frequency", "superbatch": 2}
     with inject("fallocate", errno=errno.ENOSPC, skip=4, times=-1), pytest.raises(NoSpaceError):
         pack(path, [4, 4], output=whole, **least)
     init = EpochSampler.__init__
