@@ -27,6 +27,7 @@ from gnnstore.formats.arrays.spec import AttributeSpec
 from gnnstore.formats.store.schema import EdgeType, EdgeTypeSpec, NodeTypeSpec, Schema
 from gnnstore.graph.pyg_data import AssignedAttributes
 from gnnstore.loaders.options import CsrEdges
+from gnnstore.loaders.pinning import tensors_of
 from gnnstore.nn.adjacency import AdjT, adjacency
 from gnnstore.pipeline.batch import Batch, BatchCost
 from gnnstore.sampling.neighbor import (
@@ -255,6 +256,10 @@ class Assembler:
     def __reduce__(self) -> tuple[Any, ...]:
         # A copy in another process opens the store itself; nothing large is pickled.
         return (type(self), self._arguments)
+
+    def shared_tensors(self) -> Iterator[Tensor]:
+        """Yield the tensors that all batches have: values of the graph or of a type as a whole."""
+        return tensors_of([self._graph_level, *self._of_type.values()])
 
     def assemble(self, batch: Batch, hold: _Hold | None = None) -> None:
         """Set a batch's output to its sample with the attributes."""

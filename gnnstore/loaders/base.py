@@ -190,7 +190,7 @@ class BatchLoader(TorchLoader):
         self._num_iterations += 1
         pin, placing = None, None
         if self._placer is not None:
-            placing = self._placer.run()
+            placing = self._placer.run(self._assembler.shared_tensors())
         elif self.pin_memory and can_pin():
             pin = partial(pinned, device=self.pin_memory_device)
         # Batches that are joined in the consumer's thread are few.

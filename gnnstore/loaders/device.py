@@ -55,6 +55,8 @@ _ARRAYS = {  # by layout
     torch.sparse_bsc: _COLUMNS,
     torch.jagged: ("values", "offsets"),
 }
+# Batches whose staging memory is kept between iterations.
+_KEPT = 3
 _WITHOUT_TENSORS = (str, int, float, bytes)
 # Batches that are placed before the consumer has asked for them.
 _AHEAD = 2
@@ -131,6 +133,13 @@ class TorchDevice:
         """Return a device; without a number, the calling thread's current one."""
         module: Any = getattr(torch, device.type)
         is_forked = getattr(module, "_is_in_bad_fork", lambda: False)()
+        if getattr(module, "get_allocator_backend", str)() == "pluggable":
+            raise UsageError(
+                f"device={str(device)!r}: torch allocates memory by another library's allocator "
+                "(CUDAPluggableAllocator, as RMM's), which may give a batch's memory away while it "
+                "is read; use torch's own allocator, or leave the option out, and copy batches "
+                "with batch.to(device)"
+            )
         with _opening:
             known = (own for own in _opened.values() if own.device.type == device.type)
             if is_forked or any(own.pid != os.getpid() for own in known):
@@ -295,8 +304,10 @@ class StagingRing:
     A batch takes memory whose copies have ended, or new memory: it waits for no other batch.
     """
 
-    def __init__(self, device: TorchDevice) -> None:
+    def __init__(self, device: TorchDevice, shared: Mapping[int, Tensor] | None = None) -> None:
         self.device = device
+        self.shared = {} if shared is None else shared  # tensors that all batches have, by id
+        self.on_device: dict[int, Tensor] = {}  # their copies, which the first batch makes
         self._lock = threading.Lock()
         self._free: list[list[_Chunk]] = []
         self._copying: deque[tuple[Any, StagingBlock]] = deque()
@@ -321,6 +332,11 @@ class StagingRing:
         """Take memory back once an event has happened."""
         with self._lock:
             self._copying.append((event, block))
+
+    def trim(self) -> None:
+        """Let go of memory that nothing is copied from, but for a few batches'."""
+        with self._lock:
+            del self._free[_KEPT:]
 
     def reclaim(self) -> None:
         """Take back the memory whose copies have ended; its batches leave the budget with it."""
@@ -351,6 +367,7 @@ class BatchPlacer:
     def __init__(self, device: torch.device) -> None:
         self._given = device
         self._ring: StagingRing | None = None
+        self._shared: dict[int, Tensor] = {}  # in host memory, by id
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (BatchPlacer, (self._given,))
@@ -358,11 +375,17 @@ class BatchPlacer:
     def ring(self) -> StagingRing:
         """Return the staging memory; the first call, in the consumer's thread, fixes the device."""
         if self._ring is None or self._ring.device.pid != os.getpid():
-            self._ring = StagingRing(TorchDevice.of(self._given))
+            self._ring = StagingRing(TorchDevice.of(self._given), self._shared)
         return self._ring
 
-    def run(self) -> Placing:
-        """Return the order of an iteration that begins."""
+    def trim(self) -> None:
+        """Keep little staging memory between iterations."""
+        if self._ring is not None:
+            self._ring.trim()
+
+    def run(self, shared: Iterable[Tensor] = ()) -> Placing:
+        """Return the order of an iteration that begins; all batches have the shared tensors."""
+        self._shared.update((id(tensor), tensor) for tensor in shared)
         return Placing(self)
 
     def moved(self, output: Any) -> Any:
@@ -380,6 +403,13 @@ def copied(
     device, tensors, are_there = ring.device, list[Tensor](), list[Tensor]()
 
     def copy(tensor: Tensor) -> Tensor:
+        if (known := ring.on_device.get(id(tensor))) is not None:
+            are_there.extend(_arrays_of(known))
+            return known
+        if id(tensor) in ring.shared:
+            found = ring.on_device[id(tensor)] = device.moved(tensor)
+            tensors.extend(_arrays_of(found))
+            return found
         if not _is_plain(tensor):
             found = device.moved(tensor)
             (are_there if found is tensor else tensors).extend(_arrays_of(found))
@@ -479,12 +509,17 @@ class Placing:
         finally:
             if batch.staged is not None:  # an error came before anything was copied
                 batch.staged, batch.rows_memory = None, empty
-                ring.give(block)
+                if not self._is_closed:
+                    ring.give(block)
 
     def stage(self, batch: Batch) -> None:
         """Copy the rest of a batch's output to its staging memory."""
-        block = batch.staged
-        batch.output = mapped(batch.output, lambda tensor: block.copy_of(tensor)[0])
+        block, shared = batch.staged, self._placer.ring().shared
+
+        def staged(tensor: Tensor) -> Tensor:
+            return tensor if id(tensor) in shared else block.copy_of(tensor)[0]
+
+        batch.output = mapped(batch.output, staged)
 
     @contextmanager
     def turn(self, batch: Batch) -> Iterator[None]:
@@ -534,3 +569,4 @@ class Placing:
         """Place no more; batches that wait fail. Idempotent."""
         self._is_closed = True
         self._changed.notify_all()
+        self._placer.trim()

@@ -146,6 +146,17 @@ def test_a_process_that_was_forked_from_one_with_the_device_is_refused(
         TorchDevice.of(torch.device(NAME))
 
 
+def test_the_allocator_of_another_library_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = Module()
+    monkeypatch.setattr(torch, NAME, module, raising=False)
+    monkeypatch.setattr(devices, "_opened", {})
+    monkeypatch.setattr(module, "get_allocator_backend", lambda: "pluggable", raising=False)
+    with pytest.raises(UsageError, match=r"another library's allocator .* leave the option out"):
+        TorchDevice.of(torch.device(NAME))
+    monkeypatch.setattr(module, "get_allocator_backend", lambda: "native")
+    assert TorchDevice.of(torch.device(NAME, 0)).device == torch.device(NAME, 0)
+
+
 def test_a_loader_finds_out_in_a_child_of_its_process(path: Path, device: Device) -> None:
     loader = loader_of(path, num_threads=0)
     batches = iter(loader)
@@ -396,7 +407,12 @@ def test_a_batch_waits_for_what_was_asked_before_until_the_iteration_ends(
     placing.ask()
     (event,) = placing._asked
     event.has_happened, has_asked = False, threading.Event()
-    event.query = lambda: has_asked.set() or event.has_happened
+
+    def query() -> bool:
+        has_asked.set()
+        return bool(event.has_happened)
+
+    event.query = query
     for batch in batches[:2]:
         with placing.turn(batch):
             pass
@@ -451,10 +467,31 @@ def test_batches_are_the_same_and_their_bytes_counted(
     loader, plain = loader_of(path, num_threads=num_threads), loader_of(path, device=None)
     found = [batch.to_dict() for batch in loader]
     assert_same_batches(found, [batch.to_dict() for batch in plain])
-    tensors = [each for batch in found for each in batch.values() if isinstance(each, Tensor)]
-    assert loader.stats().bytes_to_device == sum(each.nbytes for each in tensors) > 0
+    each = {id(value): value for batch in found for value in batch.values()}
+    tensors = [value for value in each.values() if isinstance(value, Tensor)]
+    assert loader.stats().bytes_to_device == sum(tensor.nbytes for tensor in tensors) > 0
     assert plain.stats().bytes_to_device == 0
     assert len(device.events) == len(loader)
+
+
+def test_what_all_batches_have_is_copied_once(
+    path: Path, device: Device, num_threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shared, count = torch.arange(1000), torch.ones(2)
+    waited = list[list[Tensor]]()
+    monkeypatch.setattr(device, "wait", lambda _, tensors: waited.append([*tensors]))
+    loader, bare = loader_of(path, num_threads=num_threads), loader_of(path)
+    loader._assembler._graph_level |= {"scales": shared, "more": [count]}
+    for _ in range(2):
+        assert len([*bare]) == 8
+    found = [batch for _ in range(2) for batch in loader]
+    scales, more = found[0].scales, found[0].more[0]
+    assert scales is not shared
+    assert torch.equal(scales, shared)
+    assert all(batch.scales is scales and batch.more[0] is more for batch in found)
+    assert all(any(each is scales for each in tensors) for tensors in waited[-8:])
+    own = loader.stats().bytes_to_device - bare.stats().bytes_to_device
+    assert own == shared.nbytes + count.nbytes
 
 
 @pytest.mark.parametrize(
@@ -484,6 +521,22 @@ def test_transform_has_the_batch_on_the_device(
     with loader.trace(tmp_path / "t.json"):
         assert len(list(loader)) == len(seen) == 8
     assert (tmp_path / "t.json").read_text().count('"placing"') == 8
+
+
+@pytest.mark.usefixtures("device")
+def test_little_staging_memory_is_kept_between_iterations() -> None:
+    placing, (batch,) = begun(1)
+    ring = placing._placer.ring()
+    blocks = [ring.take() for _ in range(5)]
+    for block in blocks:
+        block.rows_memory((1,), np.int8)
+        ring.give(block)
+    assert len(ring._free) == 5
+    with placing.staging(batch, id):
+        batch.rows_memory((1,), np.int8)
+        placing.close()
+        assert len(ring._free) == 3
+    assert len(ring._free) == 3
 
 
 def test_batches_that_are_made_on_demand_are_placed(path: Path, device: Device) -> None:
