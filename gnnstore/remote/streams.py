@@ -13,7 +13,6 @@ from typing import Any, Self
 
 from gnnstore.errors import CorruptStoreError, NotFoundError, UsageError
 from gnnstore.formats.arrays.zarr_metadata import METADATA_FILE
-from gnnstore.formats.base.files import read_small
 from gnnstore.formats.container.manifest import MAX_MANIFEST_BYTES, FileEntry, Kind
 from gnnstore.formats.container.reader import SealedFiles
 from gnnstore.formats.packed import (
@@ -181,10 +180,10 @@ def _reopened(origin: Origin, parts: Sequence[tuple[str, str, str]]) -> PackedPa
     files, readers = files_at(origin.place), []
     for name, path, uuid in parts:
         own = _below(files, name)
-        try:
-            read_small(Path(path) / METADATA_FILE, MAX_MANIFEST_BYTES)
-            reader: PackedReader = _streamed(Path(path), own)
-        except (NotFoundError, OSError):
+        reader: PackedReader
+        if os.path.lexists(Path(path) / METADATA_FILE):
+            reader = _streamed(Path(path), own)
+        else:
             reader = _open(origin.place, own, origin.cache_dir, NullProgress())
         reader.require(uuid)
         readers.append(reader)

@@ -8,6 +8,7 @@ import pickle
 import shutil
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ pytest.importorskip("torch_geometric")
 import gnnstore
 from gnnstore.budget import limits
 from gnnstore.disk.profile import save_profile
+from gnnstore.errors import StorageError
 from gnnstore.packing import on_ray
 from gnnstore.testing.graphs import random_graph
 from gnnstore.tools import batches
@@ -332,3 +334,18 @@ def test_tasks_that_do_not_see_what_they_need(
     done = run("pack", "not-on-the-nodes.gnn", *words, "--output", "elsewhere")
     assert done.status == 3
     assert "not-on-the-nodes.gnn: the store is not visible on" in done.stderr
+
+
+def test_a_node_that_died() -> None:
+    class RayError(Exception):
+        pass
+
+    names = ("RayTaskError", "WorkerCrashedError", "OutOfMemoryError", "NodeDiedError")
+    errors = {name: type(name, (RayError,), {}) for name in names}
+
+    def get(_: Any) -> None:
+        raise errors["NodeDiedError"]("node 7 died\nand more")
+
+    ray = SimpleNamespace(get=get, exceptions=SimpleNamespace(RayError=RayError, **errors))
+    with pytest.raises(StorageError, match=r"was lost on the cluster \(node 7 died\); .* repeat"):
+        on_ray._result(ray, None)

@@ -8,6 +8,7 @@ import logging
 import os
 import pickle
 import re
+import shutil
 import subprocess
 import sys
 import urllib.request
@@ -239,7 +240,7 @@ def options_of(has_types: bool) -> dict[str, Any]:
 
 @pytest.mark.parametrize("has_types", [False, True])
 def test_packed_epochs_are_read_where_they_are(
-    bucket: _Requests, tmp_path: Path, has_types: bool
+    bucket: _Requests, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_types: bool
 ) -> None:
     path, url = write(tmp_path / "g.gnn", has_types), f"s3://bucket/streamed-{has_types}"
     for number in (1, 0):
@@ -270,6 +271,12 @@ def test_packed_epochs_are_read_where_they_are(
     again = pickle.loads(pickle.dumps(packed))  # noqa: S301 - our own
     files: Any = [part.files_there._files for part in again.reader.parts]
     assert files[0] is files[1]
+    assert again.reader.parts[0].path == packed.reader.parts[0].path
+    monkeypatch.setattr(staging, "default_cache_directory", lambda: tmp_path / "default")
+    elsewhere = pickle.dumps(gnnstore.open_packed(url))
+    shutil.rmtree(tmp_path / "default")
+    pickle.loads(elsewhere)  # noqa: S301 - our own
+    assert (tmp_path / "default").stat().st_mode & 0o777 == 0o700
     assert digests(gnnstore.NeighborLoader(path, [4, 4], seeds, packed=again, **given), 2) == (
         expected
     )
