@@ -370,6 +370,9 @@ def pack_epochs(
     **options: Any,
 ) -> None:
     """Estimate, check, pack, and print a summary."""
+    if (memory := options["memory"]) is not None:
+        parse = parse_memory if ray is None else parse_size  # of nodes, which may allow more
+        options["memory"] = parse(memory, name="--memory")
     if (name is None) == (output is None):
         raise UsageError("give the packed epochs a --name in the store, or an --output elsewhere")
     for option, value in (("--part", part), ("--ray", ray)):
@@ -380,9 +383,6 @@ def pack_epochs(
             )
     began = time.perf_counter()
     document: dict[str, Any]
-    if (memory := options["memory"]) is not None:
-        parse = parse_memory if ray is None else parse_size  # of nodes, which may allow more
-        options["memory"] = parse(memory, name="--memory")
     request = PackRequest(output or "", options, overwrite, resume)
     if ray is not None:
         if part is not None:
