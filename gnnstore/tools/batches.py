@@ -563,12 +563,12 @@ def _pack_all(
 
     Returns the estimate, also in words, and the description of what was packed.
     """
-    settings = _settings(store, request.options)
     overwrite, resume = request.overwrite, request.resume
     with session.progress() as progress, ExitStack() as closing_packer:
         there: str | None = None
         if isinstance(final, str) and is_elsewhere(final):
-            there, spill = final, settings.spill_dir or default_parent(store.path)
+            there, spill_dir = final, request.options["spill_dir"]
+            spill = default_parent(store.path) if spill_dir is None else Path(spill_dir)
             if not estimate:
                 _check_free(there, overwrite)
                 spill = closing_packer.enter_context(waiting_for(there, spill, progress))
@@ -579,7 +579,7 @@ def _pack_all(
             check_final(final, KIND.manifest, overwrite=False)
         if not estimate:
             _compare_checksums(store, progress)
-        packer = EpochPacker(store, settings)
+        packer = EpochPacker(store, _settings(store, request.options))
         closing_packer.callback(packer.close)
         with progress.phase("estimate"):
             profile = load_profile(store.path)

@@ -55,7 +55,7 @@ def accuracy(example: ModuleType, store: Path, epochs: int) -> float:
     model = example.GraphSAGE([opened.features.shape[1], 32, num_classes], dropout=0.3)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
     for _ in range(epochs):
-        example.train(model, loader, optimizer, torch.device("cpu"))
+        example.train(model, loader, optimizer)
     return float(example.evaluate(model, opened)["test"])
 
 
