@@ -83,6 +83,7 @@ from_numpy(source, output, options=ConvertOptions(undirected=True, memory_bytes=
 SPLIT = """
 import json
 import numpy as np
+import zarr
 from gnnstore.converters import split_edges
 source, output, group, memory = sys.argv[1:]
 np.linalg.norm(np.zeros(3))
@@ -94,6 +95,7 @@ print("split")
 
 REORDER = """
 import numpy as np
+import zarr
 from gnnstore.converters import ConvertOptions, reorder
 store, output, group, memory = sys.argv[1:]
 np.linalg.norm(np.zeros(3))
@@ -375,7 +377,7 @@ def test_reordering_five_times_the_budget(
 @pytest.mark.timeout(600)
 def test_splitting_edges(store: Path, limited: tuple[Path, Path], tmp_path: Path) -> None:
     """A store with 307 MB of features, read in order."""
-    made = write_within(limited, SPLIT, store, tmp_path / "b.gnn", 32 * 10**6)
+    made = write_within(limited, SPLIT, store, tmp_path / "b.gnn", 48 * 10**6)
     edges = StoreReader.open(made).schema.edge
     num_held = sum(split.num_edges for split in edges.splits.values())
     assert 0.15 * 3_000_000 < num_held < 0.25 * 3_000_000
