@@ -75,7 +75,7 @@ class PartsBuilder:
         self._num_parts = num_parts
         self.num_seeds = np.zeros(num_parts, np.int64)  # of each part
         self.num_nodes = np.zeros(num_parts, np.int64)  # of each part, with neighbourhoods
-        # Of each node, the part if it is a seed that has joined one; else the number of parts.
+        # The part of each node that is a seed and has joined one; of others the number of parts.
         self._part_of = np.full(num_rows, num_parts, np.uint16)
         self._nodes = np.zeros((num_parts, -(-num_rows // 64)), np.uint64)  # a bitmap of each part
         # How far each part is from its share of the seeds, times the number of parts; 0: closed.

@@ -48,7 +48,8 @@ State = Literal["running", "resumable", "unfinished", "set aside", "stale"]
 
 _NAME = re.compile(r"\.(?P<final>.+)\.(?:(?P<kind>tmp|old)-[0-9a-f]{8}|(?<=\.npy\.)rows)")
 RUN_PREFIX = ".gnnstore-run-"  # of directories of runs; see `gnnstore.disk.spool`
-# Of directories for what is put into a bucket, next to their locks; see `gnnstore.packing.parts`.
+# Begins names of directories whose contents are put into a bucket, next to their locks; see
+# `gnnstore.packing.parts`.
 PUT_PREFIX = ".gnnstore-put-"
 _PUT_NAME = re.compile(re.escape(PUT_PREFIX) + "[0-9a-f]{8}")
 _RUN_NAME = re.compile(re.escape(RUN_PREFIX) + "[0-9a-f]{8}")
