@@ -38,6 +38,13 @@ def assign_seeds(
     final = assignment_path(store, parts, name)
     if not (overwrite or estimate):
         check_final(final, AssignmentManifest, overwrite=False)
+    with session.progress() as progress, progress.phase("compare checksums"):
+        # An assignment has checksums of its own.
+        edges = store.schema.edge_types
+        paths = [spec.path for edge in edges for spec in (edge.indptr, edge.indices)]
+        others = (spec.path for spec in store.reader.manifest.arrays())
+        paths += [path for path in others if path.startswith("splits/")]
+        store.reader.check_arrays(*paths)
     if split is None and store.schema.is_homogeneous:
         split = "train"  # also where there is none, which is an error
     named, given = named_nodes(store, split, "--split")

@@ -30,6 +30,7 @@ from gnnstore.errors import CorruptStoreError
 from gnnstore.formats import StoreReader
 from gnnstore.formats.arrays.compressed import write_compressed_files
 from gnnstore.formats.arrays.dtypes import STORAGE_DTYPES
+from gnnstore.formats.assignments import AssignmentReader
 from gnnstore.formats.base.files import BLOCK_BYTES
 from gnnstore.formats.container.reader import SealedReader
 from gnnstore.formats.container.reads import CheckedFiles
@@ -95,11 +96,24 @@ def pack_epoch(store: Path, out: Path) -> None:
         raise CorruptStoreError(messages.getvalue().removeprefix("gnnstore: error: "))
 
 
+def assign(store: Path, out: Path) -> None:
+    """Assign the seeds by the command."""
+    messages = io.StringIO()
+    words = ["--parts", "2", "--hops", "2", "--name", "a", "--threads", "1", "--quiet"]
+    with redirect_stderr(messages):
+        status = main(["assign", str(store), *words])
+    if status:
+        assert status == 1
+        raise CorruptStoreError(messages.getvalue().removeprefix("gnnstore: error: "))
+    shutil.move(store / "assignments" / "a", out)
+
+
 COMMANDS: dict[str, tuple[Derive, type[SealedReader[Any]]]] = {
     "pack": (pack_epoch, PackedReader),
     "inference": (infer, StoreReader),
     "export": (export, StoreReader),
     "add-order": (add_orders, StoreReader),
+    "assign": (assign, AssignmentReader),
 }
 # Arrays whose values the result does not have.
 UNREAD: dict[str, tuple[str, ...]] = {
