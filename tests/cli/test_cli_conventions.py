@@ -110,7 +110,9 @@ def test_a_word_means_one_thing() -> None:
         assert option.nargs == 1, f"{command} {option.opts}: values of a tuple have commas"
     assert found["--memory"].keys() > {"convert ogb", "partition", "pack", "predict", "reorder"}
     for command, option in found["--memory"].items():
-        assert (option.type, option.metavar) == (MEMORY, "SIZE"), command
+        assert option.metavar == "SIZE", command
+        if command != "pack":  # with --ray the memory of other machines, parsed once that is clear
+            assert option.type == MEMORY, command
     assert list(found["--loader-memory"]) == ["bench load"]
     assert sorted(found["--cache-bytes"]) == ["pack", "predict"]
     assert {option.name for option in found["--spill-dir"].values()} == {"spill_dir"}
