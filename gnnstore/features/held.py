@@ -1,0 +1,164 @@
+"""Rows that need not come from the host's memory, since a device has them.
+
+A device holds the rows of chosen nodes for as long as loaders use them, and for a while the rows
+of the batch before. What is left of a batch are its missed rows: they alone are planned, cached,
+packed and read. Here are numbers only; the rows lie on the device, and are joined there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Self, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from gnnstore import _core
+from gnnstore.features.static import SlotIndex
+
+Int32s: TypeAlias = npt.NDArray[np.int32]
+# Node ids by type, int32 or int64.
+Nodes: TypeAlias = Mapping[str, npt.NDArray[Any]]
+
+_NONE = np.empty(0, np.int32)
+
+
+class Split(NamedTuple):
+    """Where the rows of a batch's n nodes of one type come from.
+
+    Each of the positions 0 to n - 1 is in one of `missed`, `hits` and `matched`, which ascend.
+    """
+
+    missed: Int32s  # [m]: gathered in the host's memory, and copied
+    hits: Int32s = _NONE  # [h]: held on the device
+    slots: Int32s = _NONE  # [h]: their places there
+    matched: Int32s = _NONE  # [k]: among the kept rows of the batch before
+    places: Int32s = _NONE  # [k]: their places there
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all rows are missed."""
+        return not (len(self.hits) or len(self.matched))
+
+    @property
+    def num_rows(self) -> int:
+        """The nodes of the batch."""
+        return len(self.missed) + len(self.hits) + len(self.matched)
+
+    @property
+    def kept(self) -> Int32s:
+        """The positions of the rows that the batch after it may match, as they are kept."""
+        return np.concatenate([self.missed, self.matched])
+
+
+@dataclass(frozen=True, eq=False)
+class HeldRows:
+    """The nodes whose rows a device holds, by type; with all tables of the type.
+
+    Types that are not here have no rows on the device, and none are matched.
+    """
+
+    indexes: Mapping[str, SlotIndex | None]  # None: no node of the type is held
+
+    @classmethod
+    def of(cls, nodes: Mapping[str, npt.NDArray[np.int64]], num_nodes: Mapping[str, int]) -> Self:
+        """Hold some nodes of each type, which ascend strictly; there are `num_nodes` of it."""
+        return cls(
+            {
+                name: SlotIndex.of(own, num_nodes[name]) if len(own) else None
+                for name, own in nodes.items()
+            }
+        )
+
+    @property
+    def nodes(self) -> dict[str, npt.NDArray[np.int64]]:
+        """The held nodes of each type, ascending: the row of node s is in slot s."""
+        none = np.empty(0, np.int64)
+        return {name: none if own is None else own.nodes for name, own in self.indexes.items()}
+
+    @property
+    def num_rows(self) -> int:
+        """The nodes that are held."""
+        return sum(len(own) for own in self.nodes.values())
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the host's memory, for the numbers of the rows."""
+        return sum(own.num_bytes for own in self.indexes.values() if own is not None)
+
+    def missed(self, nodes: Nodes, before: Nodes | None = None) -> dict[str, npt.NDArray[Any]]:
+        """Return the nodes of a batch that are missed, of all types, in their order.
+
+        Parameters
+        ----------
+        nodes : mapping
+            The node ids of a batch by type, repeated or not.
+        before : mapping, optional
+            The nodes of the kept rows of the batch before; see `kept`.
+        """
+        found = dict(nodes)
+        for name, index in self.indexes.items():
+            if (ids := found.get(name)) is None:
+                continue
+            if index is not None:
+                ids = _core.drop_pinned(index.bits, ids)
+            if before is not None:
+                ids = ids[places_of(ids, before[name]) < 0]
+            found[name] = ids
+        return found
+
+    def split(
+        self,
+        nodes: Nodes,
+        before: Nodes | None = None,
+        num_filled: Mapping[str, int] | None = None,
+    ) -> dict[str, Split]:
+        """Return where the rows of a batch come from, by type.
+
+        Parameters
+        ----------
+        nodes, before
+            As in `missed`.
+        num_filled : mapping, optional
+            The number of slots of each type, from the first on, whose rows are there; others are
+            missed. By default all are there.
+        """
+        found = {}
+        for name, index in self.indexes.items():
+            if (ids := nodes.get(name)) is None:
+                continue
+            hits, slots, left = _NONE, _NONE, None
+            if index is not None:
+                of = index.slots(ids)
+                if num_filled is not None and num_filled[name] < len(index.nodes):
+                    of[of >= num_filled[name]] = -1
+                left, hits = _where(of < 0), _where(of >= 0)
+                slots = of[hits]
+            if left is None:
+                left = np.arange(len(ids), dtype=np.int32)
+            matched, places = _NONE, _NONE
+            if before is not None:
+                of = places_of(ids[left], before[name])
+                (at,) = np.nonzero(of >= 0)
+                matched, places, left = left[at], of[at], left[of < 0]
+            found[name] = Split(left, hits, slots, matched, places)
+        return found
+
+
+def kept(nodes: Nodes, splits: Mapping[str, Split]) -> dict[str, npt.NDArray[Any]]:
+    """Return the nodes whose rows the batch after it may match, in the order of its kept rows."""
+    return {name: nodes[name][split.kept] for name, split in splits.items()}
+
+
+def places_of(ids: npt.NDArray[Any], known: npt.NDArray[Any]) -> Int32s:
+    """Return a place of each id in `known`; -1: it is not there."""
+    if not len(known):
+        return np.full(len(ids), -1, np.int32)
+    order = np.argsort(known, kind="stable")
+    places = order[np.minimum(np.searchsorted(known, ids, sorter=order), len(known) - 1)]
+    return np.where(known[places] == ids, places, -1).astype(np.int32)
+
+
+def _where(chosen: npt.NDArray[np.bool_]) -> Int32s:
+    return np.flatnonzero(chosen).astype(np.int32)
