@@ -27,7 +27,8 @@ from gnnstore.formats.base.names import encode, joined
 from gnnstore.formats.base.strict_json import Fields
 from gnnstore.formats.container.manifest import KINDS, FileEntry, Kind, Manifest
 from gnnstore.formats.container.reader import SealedReader
-from gnnstore.formats.store.schema import EdgeType, Schema
+from gnnstore.formats.store.scales import read_scales
+from gnnstore.formats.store.schema import SCALED_ATTRIBUTES, EdgeType, Schema
 from gnnstore.machine import Machine
 from gnnstore.units import format_count
 
@@ -129,6 +130,7 @@ class PackedManifest(Manifest):
 
     FORMAT: ClassVar[str] = "gnnstore-plan"
     VERSION: ClassVar[int] = PACKED_FORMAT_VERSION
+    READER_FEATURES: ClassVar[frozenset[str]] = frozenset({SCALED_ATTRIBUTES})
     # There has been no release with older versions.
     OLDEST: ClassVar[int] = _VERSION_WITHOUT_TYPES
     WORD: ClassVar[str] = "directory of packed epochs"
@@ -343,7 +345,7 @@ class PackedReader(SealedReader[PackedManifest]):
     MANIFEST: ClassVar[type[PackedManifest]] = PackedManifest
 
     def check(self) -> None:
-        """Read the index, and refuse one that names bytes outside of the files."""
+        """Read the index, and refuse one that names bytes outside of the files; read scales."""
         manifest = self.manifest
         expected: dict[str, tuple[tuple[str, ...], tuple[int | None, ...]]] = {
             INDEX_ARRAY: (
@@ -371,6 +373,7 @@ class PackedReader(SealedReader[PackedManifest]):
             self.segments = self._array(SEGMENTS_ARRAY).load()
         self.index = self._array(INDEX_ARRAY).load()
         self._check_index()
+        self.scales = read_scales(self, manifest.schema)
 
     @property
     def local_files(self) -> tuple[FileEntry, ...]:
@@ -576,7 +579,10 @@ PACKED = KINDS.register(
     Kind(
         PackedManifest,
         PackedReader.open,
-        frozenset({INDEX_ARRAY, BATCHES_ARRAY, SEGMENTS_ARRAY, ROWS_GROUP, CACHE_GROUP, "graph"}),
+        frozenset(
+            {INDEX_ARRAY, BATCHES_ARRAY, SEGMENTS_ARRAY, ROWS_GROUP, CACHE_GROUP}
+            | {"graph", "values", "scales"}
+        ),
         PACKED_DIRECTORY,
     )
 )

@@ -46,6 +46,7 @@ from gnnstore.formats.packed import (
     PackedManifest,
     PackedReader,
 )
+from gnnstore.formats.store.schema import SCALED_ATTRIBUTES
 
 _READ_BYTES = 4 * 2**20
 # Such an array is one file, however large.
@@ -236,7 +237,8 @@ class PackedWriter(SealedWriter):
             arrays.append(self._write_table(SEGMENTS_ARRAY, self.segments, width))
         for spec in manifest.schema.whole_arrays():
             self.compressed(spec.path, graph[spec.path], name=spec.name, dtype=spec.dtype)
-        return self.seal(replace(manifest, paged_arrays=tuple(arrays)))
+        features = (SCALED_ATTRIBUTES,) if manifest.schema.scaled_attributes() else ()
+        return self.seal(replace(manifest, paged_arrays=tuple(arrays), reader_features=features))
 
     def _write_table(self, name: str, rows: list[list[int]], width: int) -> AttributeSpec:
         values = np.array(rows, np.int64).reshape(-1, width)

@@ -17,7 +17,7 @@ from torch_geometric.data import Data, HeteroData
 
 from gnnstore import _core
 from gnnstore.errors import CorruptStoreError, NotFoundError, UsageError
-from gnnstore.formats import AttributeSpec, EdgeTypeSpec, NodeTypeSpec, StoreReader
+from gnnstore.formats import AttributeSpec, EdgeTypeSpec, NodeTypeSpec, Schema, StoreReader
 from gnnstore.formats.store.values import decode_value
 from gnnstore.graph.arrays import ArrayRows, NodeIds, Splits, as_tensor, whole_values
 from gnnstore.graph.lazy import LazySource, LazyTensor, Rows, require_memory
@@ -141,9 +141,10 @@ class AssignedAttributes:
 _MASKS = {"valid": "val_mask"}
 
 
-def read_graph(reader: StoreReader, csc: Mapping[EdgeType, Csc]) -> Data | HeteroData:
-    """Return the graph of a store, with its in-neighbours by edge type."""
-    schema = reader.schema
+def read_graph(
+    reader: StoreReader, schema: Schema, csc: Mapping[EdgeType, Csc]
+) -> Data | HeteroData:
+    """Return the graph of a store as a schema shows it, with its in-neighbours by edge type."""
     data: Any = Data() if schema.is_homogeneous else HeteroData()
     specs = [*schema.node_attributes(), *schema.edge_attributes()]
     num_edges = sum(edge.num_edges for edge in schema.edge_types)
@@ -334,8 +335,13 @@ class StoreTensors:
                     f"{name!r}; there are: {', '.join(there) or 'none'}",
                     path=self.reader.path,
                 )
-        found.__dict__.update(selected=attributes, _schema=schema.only(attributes))
+        found.__dict__.update(selected=attributes, _schema=self._shown(schema.only(attributes)))
         return found
+
+    @staticmethod
+    def _shown(schema: Schema) -> Schema:
+        """Return a schema as batches show it."""
+        return schema.decoding({spec.path: None for spec, _ in schema.scaled_attributes()})
 
     def assign(self, node: NodeTypeSpec, name: str, value: Any) -> bool:
         """Let batches of later loaders show a tensor with a row for each node, under a name.

@@ -80,7 +80,7 @@ class GraphStore(StoreTensors, NodeData, EdgeData, FeatureStore, PygGraphStore):
         self._lazy: dict[tuple[str, int | str], ArrayRows] = {}
         self.assigned = AssignedAttributes({})  # attributes of nodes that the user has assigned
         self.selected: tuple[str, ...] | None = None  # names of the attributes that are seen
-        self._schema = self.reader.schema
+        self._schema = self._shown(self.reader.schema)
         self._lock = threading.Lock()
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -112,6 +112,12 @@ class GraphStore(StoreTensors, NodeData, EdgeData, FeatureStore, PygGraphStore):
     def schema(self) -> Schema:
         """Description of the store's contents, as plain data."""
         return self._schema
+
+    @property
+    def stored_schema(self) -> Schema:
+        """Description of what is stored of the attributes that are seen."""
+        schema = self.reader.schema
+        return schema if self.selected is None else schema.only(self.selected)
 
     @property
     def node_types(self) -> tuple[str, ...]:
@@ -440,7 +446,7 @@ class GraphStore(StoreTensors, NodeData, EdgeData, FeatureStore, PygGraphStore):
         BudgetError
             If it does not fit available memory.
         """
-        data = read_graph(self.reader, self.topology("mmap").csc)
+        data = read_graph(self.reader, self.schema, self.topology("mmap").csc)
         for name, value in self.graph_attributes().items():
             data[name] = value
         for node_type, name, each in self.assigned:

@@ -32,7 +32,6 @@ from gnnstore.formats import NODE_TYPE, AttributeSpec, PagedArray, PagedArrayWri
 from gnnstore.formats.arrays.zarr_metadata import shard_name
 from gnnstore.formats.base.files import directory_bytes, free_bytes, require_space
 from gnnstore.formats.base.names import node_array
-from gnnstore.graph.arrays import as_tensor
 from gnnstore.graph.store import GraphStore
 from gnnstore.graph.table_registry import shared_tables
 from gnnstore.graph.topology import IndexRows
@@ -120,10 +119,10 @@ class InferenceRun:
 
     def compare(self) -> None:
         """Compare the checksums of the store's files that the layers read."""
-        schema, edge = self.store.schema, self.store.schema.edge
-        scales = schema.scales_of(self.input_spec)
+        edge = self.store.schema.edge
+        scaled = self.input_spec.scaled
         specs = [edge.indptr, edge.indices, self.input_spec, *self.edge_specs.values()]
-        specs += [] if scales is None else [scales]
+        specs += [] if scaled is None else [scaled.scales]
         with self.progress.phase("compare checksums"):
             self.store.reader.check_arrays(*(spec.path for spec in specs))
 
@@ -315,10 +314,8 @@ class InferenceRun:
             rows = self._writer(writer, number)
             if self._num_nodes and rows.num_committed_rows == self._num_nodes:
                 return number + 1, self._opened(rows, self._directory(writer, number)), None
-        scales = self.store.schema.scales_of(self.input_spec)
-        factors = (
-            None if scales is None else as_tensor(self.store.reader.read(scales), scales.dtype)
-        )
+        scales = self.store.reader.scales.get(self.input_spec.path)
+        factors = None if scales is None else torch.from_numpy(scales)
         return 0, open_attribute(self.store.reader, self.input_spec, self._engine), factors
 
     def _opened(self, rows: PagedArrayWriter, directory: Path) -> RowSource:
@@ -333,7 +330,8 @@ class InferenceRun:
 
 def check_input(store: GraphStore, name: str) -> AttributeSpec:
     """Return the node attribute that the first layer takes."""
-    spec = store.node_attribute(name).spec
+    path = store.node_attribute(name).spec.path
+    spec = next(spec for spec in store.stored_schema.node_attributes() if spec.path == path)
     if len(spec.shape) != 2:
         raise UsageError(
             f"input={name!r}: layers take rows [N, F], but the attribute has the shape "

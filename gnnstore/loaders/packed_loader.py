@@ -225,7 +225,8 @@ class PackedEpochs:
     @property
     def schema(self) -> Schema:
         """Description of the store from which they were packed."""
-        return self.reader.manifest.schema
+        schema = self.reader.manifest.schema
+        return schema.decoding({spec.path: None for spec, _ in schema.scaled_attributes()})
 
     def graph_attributes(self) -> dict[str, Any]:
         """Return the graph-level attributes: JSON values, and tensors."""

@@ -158,7 +158,7 @@ class EpochPacker:
             if manifest.holds_cache:
                 with progress.phase("pack the cached rows"):
                     self._pack_cached(writer)
-            arrays = self.store.schema.whole_arrays()
+            arrays = self.store.stored_schema.whole_arrays()
             with progress.phase("commit"):
                 return writer.commit(
                     manifest, {spec.path: self.store.reader.read(spec) for spec in arrays}
@@ -179,7 +179,7 @@ class EpochPacker:
             num_slots=self.num_slots,
             slot_shares=self._slot_shares,
             largest_batch_bytes=writer.largest_batch_bytes,
-            schema=self.store.schema,
+            schema=self.store.stored_schema,
             cached=tuple(self.tables),
             plain=tuple(spec.path for spec in self.plain),
             has_edge_ids=bool(self.sampler.sources.edge_ids),

@@ -181,7 +181,7 @@ def test_types(
     store = gnnstore.open(changed.write(tmp_path / "t.gnn", options=options))
     dense = store.features[:].float()
     if stored.endswith("scales"):
-        dense *= store.graph_attributes()["x_scale"]
+        dense *= store.x_scale
     model, notes = [kind(width, 8), torch.relu, kind(8, 4)], Notes()
     found = gnnstore.inference(
         model, store, tmp_path / "out", dtype="float16", memory=MEMORY, progress=notes

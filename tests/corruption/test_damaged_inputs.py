@@ -264,12 +264,13 @@ def test_repeated_ids_and_scales_of_no_numbers(tmp_path: Path, sound: Path) -> N
         x=np.arange(40, dtype=np.float32).reshape(20, 2),
         options=ConvertOptions(feature_dtype="int8", feature_scale="column"),
     )
-    scale = StoreReader.open(store).schema.graph_arrays["x_scale"]
+    ((_, scaled),) = StoreReader.open(store).schema.scaled_attributes()
+    scale = scaled.scales
+    gnnstore.EmbeddingTable.create(tmp_path / "t.emb", store, dim=2).close()
     for entry in (store / scale.path).iterdir():
         entry.unlink()
     write_compressed_files(store / scale.path, scale, np.array([1, np.nan], np.float32))
     reseal(store)
-    gnnstore.EmbeddingTable.create(tmp_path / "t.emb", store, dim=2).close()
     for make in (*makes, DERIVED["kronecker"]):
         with pytest.raises(CorruptStoreError, match=f"{scale.path}: the scale of column 1 of 'x'"):
             make(store, out)

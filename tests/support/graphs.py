@@ -43,6 +43,7 @@ class StoredGraph:
     splits: dict[str, npt.NDArray[Any]]
     graph_arrays: dict[str, npt.NDArray[Any]]
     original_ids: npt.NDArray[np.int64] | None  # that nodes had before [N]
+    scales: dict[str, npt.NDArray[np.float32]]  # of the columns of attributes, by their names
 
     def pairs(self) -> list[tuple[int, int]]:
         """Return the edges as (source, target), in the order of the columns."""
@@ -70,6 +71,7 @@ def read_store(path: PathLike) -> StoredGraph:
         read_all(node.splits),
         read_all(reader.schema.graph_arrays),
         None if node.original_id is None else reader.read(node.original_id),
+        {spec.name: reader.scales[spec.path] for spec, _ in reader.schema.scaled_attributes()},
     )
 
 

@@ -36,13 +36,15 @@ from gnnstore.converters.inputs.source import (
 from gnnstore.converters.inputs.text_arrays import TextArray
 from gnnstore.converters.spill_files import ScatteredRows
 from gnnstore.converters.writer.node_arrays import column_scales
-from gnnstore.errors import InputError, NotFoundError, UsageError
+from gnnstore.errors import CorruptStoreError, InputError, NotFoundError, UsageError
 from gnnstore.formats import StoreReader
+from gnnstore.formats.arrays.compressed import write_compressed_files
 from gnnstore.formats.arrays.dtypes import to_bfloat16_bits
 from gnnstore.pipeline.check import verify
 from gnnstore.progress import NullPhase
 from tests.support.effort import examples
 from tests.support.graphs import read_store
+from tests.support.hostile import reseal, rewrite
 
 ROWS = np.random.default_rng(0).random((11, 3)).astype(np.float32)
 LAYOUT = RawLayout("float32", (-1, 3))
@@ -409,7 +411,7 @@ def convert_scaled(folder: Path, x: npt.NDArray[Any]) -> tuple[npt.NDArray[Any],
     edges = np.array([[0, 1], [1, 0]])
     np.savez(folder / "g.npz", edge_index=edges, x=x)
     stored = read_store(from_numpy(folder / "g.npz", folder / "out.gnn", options=INT8))
-    return stored.attributes["x"], stored.graph_arrays["x_scale"]
+    return stored.attributes["x"], stored.scales["x"]
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64", "int32"])
@@ -483,19 +485,47 @@ def test_many_small_rows_are_not_held_to_be_compressed(
         np.testing.assert_array_equal(batch.y, batch.n_id)
 
 
-@pytest.mark.parametrize("value", [0, -1, np.nan, np.inf])
-def test_scales_are_verified(tmp_path: Path, value: float) -> None:
+def test_scales_are_checked_where_a_store_is_opened(tmp_path: Path) -> None:
     with GraphWriter(tmp_path / "s.gnn", kind="test", num_nodes=2) as writer:
         writer.set_node_attribute("x", np.zeros((2, 3), np.int8))
-        writer.set_graph_array("x_scale", np.array([1, 1, value], np.float32))
+        writer.set_graph_array("x_scale", np.ones(3, np.float32))  # as they were written at first
         writer.commit()
-    (problem,) = verify(tmp_path / "s.gnn", level="full").problems
-    assert f"the scale of column 2 of 'x' is {float(value)}, expected a finite" in problem.message
+    reader = StoreReader.open(tmp_path / "s.gnn")
+    assert reader.scales["nodes/node/x"].tolist() == [1, 1, 1]
+    assert reader.schema.graph_arrays == {}
+    ((spec, scaled),) = reader.schema.scaled_attributes()
+    assert (spec.name, scaled.scales.path, scaled.decoded) == ("x", "graph/x_scale", "float32")
+    for value in (0, -1, 1e-40, np.nan, np.inf):
+        for file in (tmp_path / "s.gnn" / scaled.scales.path).iterdir():
+            file.unlink()
+        bad = np.array([1, 1, value], np.float32)
+        write_compressed_files(tmp_path / "s.gnn" / scaled.scales.path, scaled.scales, bad)
+        reseal(tmp_path / "s.gnn")
+        with pytest.raises(CorruptStoreError, match="the scale of column 2 of 'x' is"):
+            gnnstore.open(tmp_path / "s.gnn")
+        with GraphWriter(tmp_path / "u.gnn", kind="test", num_nodes=2) as writer:
+            writer.set_node_attribute("x", np.zeros((2, 3), np.int8))
+            writer.set_graph_array("x_scale", bad)
+            with pytest.raises(InputError, match="the scale of column 2 of 'x' is"):
+                writer.commit()
     with GraphWriter(tmp_path / "t.gnn", kind="test", num_nodes=2) as writer:
         writer.set_node_attribute("x", np.zeros((2, 3), np.int8))
-        writer.set_graph_array("x_scale", np.array([value], np.float32))  # not of a row's shape
+        writer.set_graph_array("x_scale", np.array([0], np.float32))  # not of a row's shape
         writer.commit()
-    assert verify(tmp_path / "t.gnn", level="full").ok
+    assert read_store(tmp_path / "t.gnn").graph_arrays["x_scale"].tolist() == [0]
+
+
+def test_scales_of_another_shape_are_damage(tmp_path: Path) -> None:
+    convert_scaled(tmp_path, np.ones((2, 3), np.float32))
+
+    def shorten(manifest: dict[str, Any]) -> None:
+        (node,) = manifest["schema"]["node_types"]
+        node["attributes"]["x"]["scaled"]["scales"]["shape"] = [2]
+
+    assert StoreReader.open(tmp_path / "out.gnn").manifest.reader_features == ("scaled-attributes",)
+    rewrite(tmp_path / "out.gnn", shorten)
+    with pytest.raises(CorruptStoreError, match=r"'nodes/node/x' is int8 \[2, 3\], and its scales"):
+        gnnstore.open(tmp_path / "out.gnn")
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
@@ -515,7 +545,7 @@ def test_the_name_of_scales_is_taken_where_there_are_any(tmp_path: Path) -> None
     """Else a batch would show one of the two, and nobody would know which."""
     edges = np.array([[0, 1], [1, 2]])
     np.savez(tmp_path / "a.npz", edge_index=edges, x=ROWS[:3], x_scale=np.full((3, 4), 7.0))
-    with pytest.raises(InputError, match="'x_scale' is the name of the scales"):
+    with pytest.raises(InputError, match="'x_scale' is what batches call the scales"):
         from_numpy(
             tmp_path / "a.npz",
             tmp_path / "s.gnn",

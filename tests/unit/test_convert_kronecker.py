@@ -293,8 +293,8 @@ def test_scaled_features_keep_their_scales(tmp_path: Path, noise: float) -> None
         path = out.commit()
     before = read_store(path)
     after = expand(path, tmp_path, factor=3, feature_noise=noise)
-    scales = before.graph_arrays["x_scale"]
-    assert np.array_equal(after.graph_arrays["x_scale"], scales)
+    scales = before.scales["x"]
+    assert np.array_equal(after.scales["x"], scales)
     copies, stored = np.tile(before.attributes["x"], (3, 1)), after.attributes["x"]
     assert stored.dtype == np.int8
     assert stored.min() >= -127  # the scale's own range: negating never overflows
@@ -311,6 +311,7 @@ def test_graph_attributes_and_types_are_carried(tmp_path: Path) -> None:
         out.explicit_num_nodes = True
         out.set_graph_attribute("title", "small")
         out.set_graph_array("x_scale", np.array([2.0], np.float32))
+        out.set_graph_array("other", np.array([3.0]))
         out.set_node_attribute("x", np.array([[1], [2], [3]], np.int8))
         out.describe_edge_attribute("edge_weight", dtype="bfloat16")
         weights = to_bfloat16_bits(np.array([0.5, 2.0], np.float32))
@@ -323,11 +324,12 @@ def test_graph_attributes_and_types_are_carried(tmp_path: Path) -> None:
     assert schema.explicit_num_nodes
     assert schema.edge.attributes["edge_weight"].dtype == "bfloat16"
     stored = read_store(expanded)
-    assert stored.graph_arrays["x_scale"].tolist() == [2.0]
+    assert stored.scales["x"].tolist() == [2.0]
+    assert list(stored.graph_arrays) == ["other"]
     copied = from_bfloat16_bits(stored.edge_attributes["edge_weight"])
     assert sorted(copied.tolist()) == [0.5, 0.5, 2.0, 2.0]
     bare = expand(path, tmp_path, factor=2, features=False)
-    assert bare.graph_arrays == {}
+    assert (list(bare.graph_arrays), bare.scales) == (["other"], {})
     options = ConvertOptions(feature_dtype="int8", feature_scale="column")
     with pytest.raises(UsageError, match="have a scale per column already"):
         from_kronecker(path, tmp_path / "c.gnn", factor=2, options=options)

@@ -112,7 +112,7 @@ def test_names_and_scaled_features_follow(tmp_path: Path, monkeypatch: pytest.Mo
     )
     split_edges(scaled, tmp_path / "b.gnn")
     before, after = read_store(scaled), read_store(tmp_path / "b.gnn")
-    np.testing.assert_array_equal(after.graph_arrays["x_scale"], before.graph_arrays["x_scale"])
+    np.testing.assert_array_equal(after.scales["x"], before.scales["x"])
     np.testing.assert_array_equal(after.attributes["x"], before.attributes["x"])
 
 

@@ -235,13 +235,23 @@ def copy_nodes(
     places: npt.NDArray[Any] | None = None,
 ) -> None:
     """Write the attributes and the splits of a store's nodes, perhaps in another order."""
-    for name, spec in graph.nodes.attributes.items():
+    for spec in graph.nodes.attributes.values():
         with ordered(CopiedRows(graph, spec)) as source:
-            source.time_unit = spec.time_unit
-            writer.set_node_attribute(name, source, dtype=spec.dtype, cat_dim=spec.cat_dim)
+            copy_attribute(writer, graph, spec, source)
     for name in graph.nodes.splits:
         ids = graph.split(name)
         writer.set_split(name, ids if places is None else places[ids].astype(np.int64))
+
+
+def copy_attribute(
+    writer: GraphWriter, graph: StoreInput, spec: AttributeSpec, rows: ArraySource
+) -> None:
+    """Write rows under the description of a store's node attribute, with its scales."""
+    rows.time_unit = spec.time_unit
+    writer.set_node_attribute(spec.name, rows, dtype=spec.dtype, cat_dim=spec.cat_dim)
+    if spec.scaled is not None:
+        scales = graph.read(spec.scaled.scales)
+        writer.set_scales(spec.name, scales, spec.scaled.decoded)
 
 
 def describe_edges(writer: GraphWriter, attributes: Mapping[str, AttributeSpec]) -> None:
@@ -253,13 +263,9 @@ def describe_edges(writer: GraphWriter, attributes: Mapping[str, AttributeSpec])
 
 
 def copy_graph(
-    writer: GraphWriter,
-    graph: StoreInput,
-    *,
-    without: frozenset[str] = frozenset(),
-    places: npt.NDArray[Any] | None = None,
+    writer: GraphWriter, graph: StoreInput, *, places: npt.NDArray[Any] | None = None
 ) -> None:
-    """Write the graph-level attributes, except for some arrays, and names of edges' values.
+    """Write the graph-level attributes, and names of edges' values.
 
     Lists as long as the nodes are put in their new order, `places`; edges are others or numbered
     anew, so that lists as long as these are left out.
@@ -269,8 +275,7 @@ def copy_graph(
     for name, value in schema.graph_attributes.items():
         writer.set_graph_attribute(name, value)
     for name, spec in schema.graph_arrays.items():
-        if name not in without:
-            writer.set_graph_array(name, graph.read(spec), dtype=spec.dtype)
+        writer.set_graph_array(name, graph.read(spec), dtype=spec.dtype)
     left = list(graph.edges.values)
     for name, value in graph.nodes.values.items():
         items: Any = decode_value(value)

@@ -27,13 +27,13 @@ from gnnstore.converters.stores.graph import (
     CopiedRows,
     EdgePiece,
     StoreInput,
+    copy_attribute,
     copy_graph,
     describe_edges,
     open_copy,
 )
 from gnnstore.converters.synthetic.rmat import check_numbers
 from gnnstore.converters.writer.graph_writer import GraphWriter
-from gnnstore.converters.writer.node_arrays import SCALES
 from gnnstore.converters.writer.options import ConvertOptions, converter
 from gnnstore.errors import UsageError
 from gnnstore.formats.arrays.dtypes import (
@@ -124,7 +124,8 @@ def from_kronecker(
     num_nodes = _check(graph, factor, wanted)
     check_numbers(seed=seed, feature_noise=feature_noise)
     options = options or ConvertOptions()
-    if options.feature_scale and SCALES in graph.reader.schema.graph_arrays:
+    x = graph.nodes.attributes.get("x")
+    if options.feature_scale and x is not None and x.scaled is not None:
         raise UsageError(
             f"the features of {graph.reader.path} have a scale per column already; leave out "
             "feature_scale: they are carried as they are, scales included"
@@ -153,8 +154,7 @@ def from_kronecker(
             block = draw_factor(factor, wanted, seed)
             _write_edges(writer, graph, _EdgeExpander(graph.num_nodes, block, seed))
         _write_nodes(writer, graph, factor, feature_noise if features else None, seed)
-        left_out = frozenset() if features else frozenset({SCALES})
-        copy_graph(writer, graph, without=left_out)
+        copy_graph(writer, graph)
         return writer.commit()
 
 
@@ -243,8 +243,7 @@ def _write_nodes(
                 continue
             noise = _Noise(graph, spec, feature_noise, seed) if feature_noise > 0 else None
         source = CopiedRows(graph, spec, num_copies, None if noise is None else noise.added)
-        source.time_unit = spec.time_unit
-        writer.set_node_attribute(name, source, dtype=spec.dtype, cat_dim=spec.cat_dim)
+        copy_attribute(writer, graph, spec, source)
     first_ids = np.arange(num_copies, dtype=np.int64)[:, None] * graph.num_nodes
     for name in graph.nodes.splits:
         writer.set_split(name, (first_ids + graph.split(name)).reshape(-1))
@@ -257,7 +256,7 @@ class _Noise:
         self._dtype = spec.dtype
         self._seed = seed
         # Multiples of a scale lie in -127, ..., 127, so that negating one never overflows.
-        self._is_scaled = graph.reader.schema.scales_of(spec) is not None
+        self._is_scaled = spec.scaled is not None
         kind, size = STORAGE_DTYPES[spec.dtype].kind, STORAGE_DTYPES[spec.dtype].itemsize
         self._is_exact = (
             kind == "b"

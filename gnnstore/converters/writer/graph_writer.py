@@ -25,9 +25,10 @@ from gnnstore.converters.writer.base import BaseWriter
 from gnnstore.converters.writer.edge_splits import Rows, write_edge_split, write_negatives
 from gnnstore.converters.writer.edge_writer import Pairs, check_pointers
 from gnnstore.converters.writer.estimates import Workload
-from gnnstore.converters.writer.node_arrays import SCALES, NodeArrays, RowSink, split_name
+from gnnstore.converters.writer.node_arrays import NodeArrays, RowSink, split_name
 from gnnstore.converters.writer.options import ConvertOptions, IndexDtype, refuse_options
 from gnnstore.errors import InputError, UsageError
+from gnnstore.formats.arrays.spec import DecodedDtype
 from gnnstore.formats.base import names as store_names
 from gnnstore.formats.store.schema import (
     EDGE_TYPE,
@@ -337,15 +338,17 @@ class GraphWriter(BaseWriter):
         dtype : str, optional
             Element type, where NumPy has none (bfloat16 as its bits).
         """
-        if name == SCALES and self.options.feature_scale:
+        if name == "x_scale" and self.options.feature_scale:
             raise InputError(
-                f"{SCALES!r} is the name of the scales that feature_scale= adds to the graph; "
-                "rename the attribute, or leave it out"
+                "'x_scale' is what batches call the scales of feature_scale= where rows are not "
+                "decoded; rename the attribute, or leave it out"
             )
         values = as_source(values, f"the node attribute {name!r}")
         self._node.write(name, values, dtype=dtype, cat_dim=cat_dim)
-        if name in self._node.scales:
-            self.set_graph_array(SCALES, self._node.scales[name])
+
+    def set_scales(self, name: str, scales: npt.NDArray[np.float32], decoded: DecodedDtype) -> None:
+        """Record that the rows of int8 of an attribute are multiples of scales, of a type."""
+        self._node.set_scales(name, scales, decoded)
 
     def set_split(
         self, name: str, values: npt.ArrayLike | ArraySource, *, where: str | None = None

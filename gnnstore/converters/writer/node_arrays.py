@@ -2,8 +2,8 @@
 
 The size of an attribute and of its rows decides between compression and pages. A finite value that
 would become infinite, or a fraction in an integer type, stops the conversion. Features as
-int8 have a scale per column, its largest magnitude / 127: x is stored as rint(x / scale), and the
-scales as the graph-level array `x_scale`.
+int8 have a scale per column, its largest magnitude / 127: x is stored as rint(x / scale), and its
+description names the array of the scales.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ import math
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from dataclasses import replace
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -44,14 +45,13 @@ from gnnstore.formats.arrays.dtypes import (
     to_bfloat16_bits,
 )
 from gnnstore.formats.arrays.paged import PagedArrayWriter
-from gnnstore.formats.arrays.spec import AttributeSpec
+from gnnstore.formats.arrays.spec import AttributeSpec, DecodedDtype, Scaled
 from gnnstore.formats.base import names
 from gnnstore.formats.store.schema import NODE_TYPE, NodeTypeSpec, TextSpec
 from gnnstore.formats.store.store import StoreWriter
 from gnnstore.progress import Phase, Progress
 from gnnstore.random_words import keyed, permutation
 
-SCALES = "x_scale"  # the graph array with the scales of features that are stored as multiples
 LARGEST = 127  # -128 is left out, so that negating never overflows
 
 _LOG = logging.getLogger(__name__)
@@ -223,8 +223,6 @@ class NodeArrays:
     ) -> None:
         self.num_nodes = num_nodes  # N if known: attributes must have N rows
         self.attributes: dict[str, AttributeSpec] = {}  # the attributes written so far
-        # The scales of each attribute that is stored as multiples of scales.
-        self.scales: dict[str, npt.NDArray[np.float32]] = {}
         # Times that lie compressed, by path: edges are ordered by them.
         self.times: dict[str, npt.NDArray[np.int64]] = {}
         self.time_units: dict[str, str] = {}  # of attributes whose input states them
@@ -267,8 +265,6 @@ class NodeArrays:
                 f"{where}: times are int64, one for each node, and these are {dtype} with rows of "
                 f"shape {list(row_shape)}"
             )
-        if scales is not None:
-            self.scales[name] = scales
         stored = self._options.feature_dtype if is_features else None
         caster = Caster(name, dtype, stored or dtype, scales)
         array = self._store.paged(
@@ -294,6 +290,16 @@ class NodeArrays:
         if array.is_complete:  # close now: work before the commit may be interrupted
             array.close()
         self.attributes[name] = array.spec
+        if scales is not None:
+            is_short = dtype in ("float16", "bfloat16")
+            self.set_scales(name, scales, cast("DecodedDtype", dtype) if is_short else "float32")
+
+    def set_scales(self, name: str, scales: npt.NDArray[np.float32], decoded: DecodedDtype) -> None:
+        """Write the scales of an attribute whose rows of int8 are multiples of them."""
+        path = names.scales_array(self._type, name)
+        array = self._store.compressed(path, scales, name=f"{name}_scale")
+        scaled = Scaled(array, decoded)
+        self.attributes[name] = replace(self.attributes[name], scaled=scaled)
 
     def write(
         self,

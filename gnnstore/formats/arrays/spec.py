@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
 from gnnstore.errors import CorruptStoreError
 from gnnstore.formats.arrays.dtypes import STORAGE_DTYPES
@@ -14,14 +14,36 @@ if TYPE_CHECKING:
     import numpy as np
 
 Layout = Literal["paged", "cold"]
+DecodedDtype = Literal["float16", "bfloat16", "float32"]
+DECODED_DTYPES: tuple[DecodedDtype, ...] = get_args(DecodedDtype)
 TIME_UNITS = ("D", "s", "ms", "us", "ns")  # of times since 1970, from the coarsest
+
+
+@dataclass(frozen=True)
+class Scaled:
+    """What makes numbers of rows of int8: each is a multiple of its column's scale."""
+
+    scales: AttributeSpec  # float32, of the shape of a row
+    decoded: DecodedDtype  # the type of the input: that of batches, unless another is asked for
+
+    def check(self, rows: AttributeSpec, file: str) -> None:
+        """Raise unless there is a compressed float32 for each column of rows of int8."""
+        own = self.scales
+        found, expected = (rows.dtype, own.dtype, own.layout), ("int8", "float32", "cold")
+        if found != expected or own.shape != rows.shape[1:]:
+            raise CorruptStoreError(
+                f"{file}: the array {rows.path!r} is {rows.dtype} {list(rows.shape)}, and its "
+                f"scales {own.path!r} are {own.layout} {own.dtype} {list(own.shape)}; expected "
+                "int8, and cold float32 of the shape of a row",
+                path=file,
+            )
 
 
 @dataclass(frozen=True)
 class AttributeSpec:
     """One array of a store."""
 
-    OMITTED: ClassVar[frozenset[str]] = frozenset({"time_unit"})
+    OMITTED: ClassVar[frozenset[str]] = frozenset({"time_unit", "scaled"})
 
     name: str  # the user's name ("x"); a role ("indptr") for structural arrays
     path: str  # directory of the Zarr array, relative to the store
@@ -30,6 +52,7 @@ class AttributeSpec:
     shape: tuple[int, ...]  # shape as stored: rows first
     cat_dim: int = 0  # the axis that counted rows in the original data (PyG's `__cat_dim__`)
     time_unit: str | None = None  # of times since 1970: one of `TIME_UNITS`; None: not recorded
+    scaled: Scaled | None = None  # of node attributes of int8 whose columns have scales
 
     @property
     def num_rows(self) -> int:
@@ -106,4 +129,5 @@ class AttributeSpec:
             shape=shape,
             cat_dim=fields.integer("cat_dim", -num_axes, num_axes - 1),
             time_unit=fields.choice("time_unit", TIME_UNITS) if fields.has("time_unit") else None,
+            scaled=fields.fields("scaled").parse(Scaled) if fields.has("scaled") else None,
         )

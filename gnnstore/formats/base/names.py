@@ -77,6 +77,11 @@ def split_array(node_type: str, name: str) -> str:
     return f"splits/{encode(node_type)}/{encode(name)}"
 
 
+def scales_array(node_type: str, name: str) -> str:
+    """Path of the scales of the columns of a node attribute."""
+    return f"scales/{encode(node_type)}/{encode(name)}"
+
+
 def original_id_array(node_type: str) -> str:
     """Path of the map from node ids back to the ids of the original data."""
     return f"maps/{encode(node_type)}/original_id"

@@ -72,11 +72,11 @@ def check_meaning(reader: Reader) -> Iterator[Problem]:
 def refuse_carried(reader: Reader, memory_bytes: int, *, ids: bool = True) -> None:
     """Refuse numbers that a copy has as they are, and that do not make a graph there either.
 
-    `gnnstore verify` would refuse a result with a repeated edge id, or a scale that is not finite.
+    `gnnstore verify` would refuse a result with a repeated edge id.
     `memory_bytes`: what there is to look for repeated ids in; `ids`: whether the copy has ids of
     edges.
     """
-    reader.check_arrays(*(spec.path for spec in reader.manifest.schema.graph_arrays.values()))
+    reader.check_arrays(*(spec.path for spec in reader.manifest.schema.whole_arrays()))
     for problem in _carried(reader, ids=ids, num_bytes=max(1, min(ID_BYTES, memory_bytes // 8))):
         array = Path(problem.path).relative_to(reader.path).as_posix()
         reader.check_arrays(array)  # whose error names the bytes
@@ -85,8 +85,6 @@ def refuse_carried(reader: Reader, memory_bytes: int, *, ids: bool = True) -> No
 
 def _carried(reader: Reader, *, num_bytes: int, ids: bool = True) -> Iterator[Problem]:
     """Yield numbers that a copy of the store has as they are, and that do not make a graph."""
-    for node in reader.manifest.schema.node_types:
-        yield from _check_scales(reader, node)
     for edge in reader.manifest.schema.edge_types:
         if ids:
             yield from _check_ids(reader, edge, num_bytes)
@@ -140,20 +138,6 @@ def _outside(first: int, ids: npt.NDArray[Any], limit: int, kind: str = "node") 
         return None
     place = tuple(int(i) for i in outside[0])
     return f"entry {first + place[0]} is {kind} {int(ids[place])}, outside [0, {limit})"
-
-
-def _check_scales(reader: Reader, node: NodeTypeSpec) -> Iterator[Problem]:
-    for name, spec in node.attributes.items():
-        scale = reader.manifest.schema.scales_of(spec)
-        if scale is None:
-            continue
-        values = reader.read(scale)
-        bad = np.argwhere(~(np.isfinite(values) & (values > 0)))
-        if len(bad):
-            place = tuple(int(i) for i in bad[0])
-            column = f"the scale of column {', '.join(map(str, place))} of {name!r}"
-            found = f"{column} is {values[place]!s}, expected a finite number above 0"
-            yield _problem(reader, scale, found)
 
 
 def _check_text(reader: Reader, text: TextSpec) -> Iterator[Problem]:

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Literal, NamedTuple, TypeVar
 
 from gnnstore.errors import CorruptStoreError, UsageError
 from gnnstore.formats.arrays.dtypes import STORAGE_DTYPES
-from gnnstore.formats.arrays.spec import AttributeSpec
+from gnnstore.formats.arrays.spec import AttributeSpec, DecodedDtype, Scaled
 from gnnstore.formats.base.strict_json import Fields
 from gnnstore.formats.container.manifest import Manifest
 
@@ -90,6 +90,7 @@ class EdgeSplitSpec:
 
 FORMAT_VERSION = 1
 SHARED_ATTRIBUTES = "shared-attributes"  # reverse types may share another type's
+SCALED_ATTRIBUTES = "scaled-attributes"  # rows of int8 may be multiples of scales
 NODE_TYPE = "node"
 EDGE_TYPE = ("node", "to", "node")
 
@@ -366,12 +367,45 @@ class Schema:
             if edge.shared_row is not None
         }
 
-    def scales_of(self, attribute: AttributeSpec) -> AttributeSpec | None:
-        """Return the graph-level array with the scales of a node attribute, if any."""
-        scales = self.graph_arrays.get(f"{attribute.name}_scale")
-        if scales is None or (attribute.dtype, scales.dtype) != ("int8", "float32"):
-            return None
-        return scales if scales.shape == attribute.shape[1:] else None
+    def scaled_attributes(self) -> list[tuple[AttributeSpec, Scaled]]:
+        """Return the node attributes whose columns have scales, and these."""
+        return [(spec, spec.scaled) for spec in self.node_attributes() if spec.scaled]
+
+    def with_graph_scales(self) -> Schema:
+        """Return the schema with scales at their attributes that are graph-level arrays.
+
+        So they were written at first, in graphs without types.
+        """
+        arrays, found = dict(self.graph_arrays), {}
+        for spec in self.node_attributes() if self.is_homogeneous else ():
+            scales = arrays.get(name := f"{spec.name}_scale")
+            if scales is None or (spec.dtype, scales.dtype) != ("int8", "float32"):
+                continue
+            if scales.shape == spec.shape[1:]:
+                found[spec.name] = replace(spec, scaled=Scaled(arrays.pop(name), "float32"))
+        if not found:
+            return self
+        node = replace(self.node, attributes={**self.node.attributes, **found})
+        return replace(self, node_types=(node,), graph_arrays=arrays)
+
+    def decoding(self, choices: Mapping[str, DecodedDtype | None]) -> Schema:
+        """Return the schema with the types that batches show scaled attributes in, by their paths.
+
+        None: rows stay int8, and the scales of NAME are NAME_scale, which nodes have as a whole.
+        """
+        node_types = []
+        for node in self.node_types:
+            attributes, arrays = dict(node.attributes), dict(node.value_arrays)
+            for name, spec in node.attributes.items():
+                if spec.scaled is None or spec.path not in choices:
+                    continue
+                dtype, scales = choices[spec.path], spec.scaled.scales
+                scaled = None if dtype is None else Scaled(scales, dtype)
+                attributes[name] = replace(spec, scaled=scaled)
+                if scaled is None:
+                    arrays[f"{name}_scale"] = scales
+            node_types.append(replace(node, attributes=attributes, value_arrays=arrays))
+        return replace(self, node_types=tuple(node_types))
 
     def arrays(self) -> tuple[AttributeSpec, ...]:
         """Return every array of the store, in a fixed order."""
@@ -386,15 +420,17 @@ class Schema:
         return (*found, *self.whole_arrays())
 
     def whole_arrays(self) -> tuple[AttributeSpec, ...]:
-        """Return the arrays that each batch has whole: of the graph, and of types."""
+        """Return the arrays that all batches share: of the graph, of types, and scales."""
         by_type = [node.value_arrays for node in self.node_types]
         by_type += [edge.value_arrays for edge in self.edge_types]
-        return (*self.graph_arrays.values(), *(spec for own in by_type for spec in own.values()))
+        scales = [scaled.scales for _, scaled in self.scaled_attributes()]
+        of_types = [spec for own in by_type for spec in own.values()]
+        return (*self.graph_arrays.values(), *of_types, *scales)
 
     @classmethod
     def from_json(cls, fields: Fields) -> Schema:
         """Check a parsed schema field by field."""
-        return cls(**fields.values(cls)).checked(fields.path)
+        return cls(**fields.values(cls)).with_graph_scales().checked(fields.path)
 
     def checked(self, file: str) -> Schema:
         """Return the schema if its facts agree with one another."""
@@ -410,6 +446,8 @@ class Schema:
                     spec.expect(file, (node.num_nodes, ...))
             if node.original_name is not None:
                 node.original_name.check(node.num_nodes, file)
+        for spec, scaled in self.scaled_attributes():
+            scaled.check(spec, file)
         unshared = {spec.path: spec for edge in self.edge_types for spec in edge.own_attributes()}
         for edge in self.edge_types:
             missing = {edge.source, edge.target} - counts.keys()
@@ -454,7 +492,7 @@ class StoreManifest(Manifest):
     """Identity, contents and files of a store."""
 
     FORMAT: ClassVar[str] = "gnnstore"
-    READER_FEATURES: ClassVar[frozenset[str]] = frozenset({SHARED_ATTRIBUTES})
+    READER_FEATURES: ClassVar[frozenset[str]] = frozenset({SHARED_ATTRIBUTES, SCALED_ATTRIBUTES})
     VERSION: ClassVar[int] = FORMAT_VERSION
     WORD: ClassVar[str] = "store"
     VERB: ClassVar[str] = "convert"

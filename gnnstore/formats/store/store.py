@@ -20,8 +20,10 @@ from gnnstore.formats.container.manifest import KINDS, Kind
 from gnnstore.formats.container.reader import SealedReader
 from gnnstore.formats.container.writer import SealedWriter
 from gnnstore.formats.store.checks import check_meaning
+from gnnstore.formats.store.scales import read_scales
 from gnnstore.formats.store.schema import (
     EDGE_TYPE,
+    SCALED_ATTRIBUTES,
     SHARED_ATTRIBUTES,
     EdgeTypeSpec,
     Schema,
@@ -57,7 +59,7 @@ class StoreReader(SealedReader[StoreManifest]):
         return self.schema.shared_rows()
 
     def check(self) -> None:
-        """Compare the ends of each `indptr` with the number of edges."""
+        """Compare the ends of each `indptr` with the number of edges, and read scales."""
         for edge in self.schema.edge_types:
             array = self.paged(edge.indptr)
             ends = [int(array.read_slice(row, row + 1)[0]) for row in (0, array.num_rows - 1)]
@@ -68,6 +70,8 @@ class StoreReader(SealedReader[StoreManifest]):
                     path=self.path / edge.indptr.path,
                 )
 
+        self.scales = read_scales(self, self.schema)
+
     def meaningless(self) -> Iterator[Problem]:
         """Yield numbers that do not make a graph."""
         return check_meaning(self)
@@ -77,7 +81,7 @@ STORE = KINDS.register(
     Kind(
         StoreManifest,
         StoreReader.open,
-        frozenset({"nodes", "edges", "splits", "edge_splits", "maps", "graph"}),
+        frozenset({"nodes", "edges", "splits", "edge_splits", "maps", "graph", "values", "scales"}),
     )
 )
 
@@ -144,12 +148,13 @@ class StoreWriter(SealedWriter):
     def commit(self, schema: Schema, provenance: Mapping[str, Any]) -> Path:
         """Finish every array, write the manifest, and rename the store into place."""
         schema.checked(str(self.path))
-        features = (SHARED_ATTRIBUTES,) if schema.shared_rows() else ()
+        features = [SHARED_ATTRIBUTES] if schema.shared_rows() else []
+        features += [SCALED_ATTRIBUTES] if schema.scaled_attributes() else []
         return self.seal(
             StoreManifest(
                 schema=schema,
                 provenance=provenance,
-                reader_features=features,
+                reader_features=tuple(features),
             )
         )
 
