@@ -21,7 +21,7 @@ import json
 import statistics
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -142,6 +142,13 @@ def measure(*arguments: Any, **options: Any) -> dict[str, float]:
     }
 
 
+def told(name: str, cells: Mapping[str, Sequence[Mapping[str, float]]]) -> None:
+    """Print the last run of a cell, since all take minutes."""
+    run = cells[name][-1]
+    times = f"loaded in {run['loading_seconds']:.2f} s, an epoch {run['epoch_seconds']:.2f} s"
+    print(f"{name}, run {len(cells[name])}: {times}", file=sys.stderr, flush=True)
+
+
 def compare(arguments: argparse.Namespace, directory: Path) -> None:
     """Measure every number of ranks, and print."""
     path = make_store(directory, arguments.scale)
@@ -161,8 +168,10 @@ def compare(arguments: argparse.Namespace, directory: Path) -> None:
             for count in (1, *arguments.ranks):
                 name = f"{way}, {count} ranks"
                 cells.setdefault(name, []).append(measure(path, seeds, count, options))
+                told(name, cells)
         separate = measure(path, seeds, 2, ways["memory"], shares=False)
         cells.setdefault("memory, 2 copies", []).append(separate)
+        told("memory, 2 copies", cells)
     medians = {
         name: {what: statistics.median(run[what] for run in found) for what in found[0]}
         for name, found in cells.items()
