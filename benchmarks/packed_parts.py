@@ -3,7 +3,8 @@
 Run `python -m benchmarks.packed_parts` for an R-MAT graph of 2^20 nodes (`--scale 22` for the
 larger one) in 8 parts. Seconds of parts and of one run are without imports and the choice of the
 cached rows, which is reported by itself. The parts are compared with one another at two budgets of
-memory, two ranks with one process, and the fixed cache with Belady's.
+memory, two ranks with one process, and the fixed cache with Belady's. `--ray` packs them once more
+by `gnnstore pack --ray`, as tasks of one thread, and compares files and elapsed time.
 """
 
 from __future__ import annotations
@@ -12,7 +13,9 @@ import filecmp
 import shutil
 import tempfile
 from collections.abc import Iterable
+from contextlib import redirect_stdout
 from functools import partial
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +26,7 @@ from gnnstore.packing.job import EpochPacker
 from gnnstore.packing.parts import PartPacker
 from gnnstore.packing.sampling import PackSettings
 from gnnstore.sampling.neighbor import SamplingConfig
+from gnnstore.tools import cli
 
 
 def timed(store: gnnstore.GraphStore, settings: PackSettings, path: Path) -> tuple[float, float]:
@@ -59,11 +63,37 @@ def _count(batches: Iterable[Any]) -> int:
     return sum(1 for _ in batches)
 
 
+def on_ray(path: Path, root: Path, given: dict[str, Any], num_parts: int) -> dict[str, float]:
+    """Pack by the command line, as tasks and in one process, and return the elapsed seconds."""
+    words = ["--num-neighbors", ",".join(map(str, given["config"].fanouts))]
+    words += ["--batch-size", given["batch_size"], "--cache-by", "frequency", "--memory", "4GB"]
+    words += ["--cache-bytes", given["cache_bytes"], "--input-nodes", "all"]
+    ways = {
+        "on Ray": [root / "ray", "--ray", num_parts, "--threads", 1],
+        "in one process": [root / "one", "--threads", given["num_threads"]],
+    }
+    seconds = {}
+    for way, own in ways.items():
+        command = ["pack", path, *words, "--output", *own]
+        with redirect_stdout(StringIO()):
+            seconds[way] = measure(partial(cli.main, [*map(str, command)])).seconds
+    return seconds
+
+
+def equal_files(one: Path, other: Path) -> int:
+    """Return the number of files of a directory, which must all be in another, byte for byte."""
+    files = [str(file.relative_to(one)) for file in one.rglob("*") if file.is_file()]
+    same, *different = filecmp.cmpfiles(one, other, files, shallow=False)
+    assert len(same) == len(files), different
+    return len(files)
+
+
 def main() -> None:
     """Pack in parts and in one, and print the ratios."""
     options = parser(__doc__)
     options.add_argument("--scale", type=int, help="of the graph, 2^SCALE nodes (20)")
     options.add_argument("--parts", type=int, default=8, help="(8)")
+    options.add_argument("--ray", action="store_true", help="also pack as tasks on Ray")
     options.add_argument("--dir", type=Path, help="where to write (a temporary directory)")
     args = options.parse_args()
     scale = args.scale or (14 if args.quick else 20)
@@ -94,25 +124,28 @@ def main() -> None:
         again = PackSettings(**given, cache="frequency", part=(1, args.parts), memory="8GB")
         timed(store, again, root / "again")
         first = root / "parts" / PartPacker(store, again).name
-        files = [file.relative_to(first) for file in first.rglob("*") if file.is_file()]
-        same, *different = filecmp.cmpfiles(first, root / "again", map(str, files), shallow=False)
-        assert len(same) == len(files), different
+        num_files = equal_files(first, root / "again")
         timed(store, PackSettings(**given, superbatch=128), root / "belady")
 
         read = {name: bytes_read(root / name, 1) for name in ("parts", "whole", "belady")}
         two, _ = bytes_read(root / "parts", 2)
         shutil.rmtree(root / "again")
+        ray = {}
+        if args.ray:
+            ray = on_ray(path, root, given, args.parts)
+            equal_files(root / "parts", root / "ray")
     ratio = sum(seconds) / in_one
     rows = [
         ("parts / in one, CPU", f"{ratio:.2f}"),
         ("parts, CPU", f"{sum(seconds):.1f} s, and {sum(choices):.1f} s for choices"),
         ("in one, CPU", f"{in_one:.1f} s"),
-        ("a part at two budgets", f"{len(files)} files, all equal"),
+        ("a part at two budgets", f"{num_files} files, all equal"),
         ("two ranks / one process, bytes read", f"{two / read['parts'][0]:.3f}"),
         *(
             (f"epoch from {name}", f"{total / 1e9:.3f} GB read, {took:.1f} s")
             for name, (total, took) in read.items()
         ),
+        *((f"gnnstore pack {way}", f"{took:.1f} s") for way, took in ray.items()),
     ]
     report(
         f"an epoch of 2^{scale} nodes in {args.parts} parts of 128 batches",
@@ -120,6 +153,7 @@ def main() -> None:
         as_json=args.json,
         cpu_seconds={"parts": seconds, "choices": choices, "in one": in_one},
         ratio=ratio,
+        elapsed_seconds=ray,
         bytes_read={name: total for name, (total, _) in read.items()} | {"two ranks": two},
     )
 
