@@ -96,7 +96,7 @@ def from_planted_kg(
         "seed": seed,
     }
     _check(parameters)
-    check_features(options, has_features=False, remedy="leave it out")
+    check_features(options, {})
     planted = PlantedVectors.draw(num_entities, num_relations, num_communities, rank, seed)
     with GraphWriter(
         output,

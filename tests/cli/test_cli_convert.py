@@ -293,7 +293,9 @@ def test_one_file_of_features_that_is_unlike_the_others(
             ["--memory", "16"],
             "--memory='16' is 16 bytes, and a budget is at least 1 MB; did you mean 16GB?",
         ),
-        (["--feature-dtype", "float8"], "'float8' is not one of"),
+        (["--feature-dtype", "x=int8", "--feature-dtype", "int8"], "'x' has the type int8 already"),
+        (["--feature-dtype", "emb=int8"], "--feature-dtype 'emb=int8': there is no such attribute"),
+        (["--feature-dtype", "float8"], "--feature-dtype 'float8' is unknown; choose one"),
     ],
 )
 def test_wrong_options(

@@ -331,7 +331,7 @@ def test_graph_attributes_and_types_are_carried(tmp_path: Path) -> None:
     bare = expand(path, tmp_path, factor=2, features=False)
     assert (list(bare.graph_arrays), bare.scales) == (["other"], {})
     options = ConvertOptions(feature_dtype="int8", feature_scale="column")
-    with pytest.raises(UsageError, match="have a scale per column already"):
+    with pytest.raises(UsageError, match="'x=int8': the attribute has a scale per column in"):
         from_kronecker(path, tmp_path / "c.gnn", factor=2, options=options)
 
 

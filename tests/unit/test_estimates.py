@@ -73,7 +73,7 @@ def test_attributes_of_two_columns_are_no_edges(tmp_path: Path) -> None:
     np.savez(tmp_path / "g.npz", **given)
     found = inspect_inputs([tmp_path / "g.npz"])
     assert (found.num_edges, found.edge_row_bytes) == (20_000, 16)
-    assert found.node_tables == (NodeTable(3000, 64, 4), NodeTable(3000, 2, 8))
+    assert found.node_tables == (NodeTable(3000, 64, 4), NodeTable(3000, 2, 8, "knowledge"))
     notes = Notes()
     path = from_numpy(tmp_path / "g.npz", tmp_path / "g.gnn", progress=notes)
     assert notes.final_bytes() == pytest.approx(directory_bytes(path), rel=0.05)

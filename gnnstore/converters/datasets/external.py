@@ -31,6 +31,7 @@ from gnnstore.converters.spill_files import ScatteredRows
 from gnnstore.converters.writer.graph_writer import GraphWriter
 from gnnstore.converters.writer.options import ConvertOptions
 from gnnstore.errors import InputError, NotFoundError, UsageError
+from gnnstore.formats.store.schema import NODE_TYPE
 
 _TEXT_SUFFIXES = (".csv", ".tsv", ".txt")
 _PATTERN_MARKS = re.compile(r"[*?\[]")
@@ -317,7 +318,7 @@ def open_external(
 ) -> ArrayFiles | None:
     """Open the features and the ids of their rows; None if there are none."""
     if features is not None:
-        stored = None if options is None else options.feature_dtype
+        stored = None if options is None else options.feature_dtype_of(NODE_TYPE, "x")
         how: dict[str, Any] = {"stored": stored, "skip_header": skip_header, "ids": ids}
         return open_arrays(features, "features", raw=raw, **how)
     if raw is not None or ids is not None or skip_header:

@@ -35,7 +35,7 @@ from gnnstore.converters.typed.inputs import EdgeInput
 from gnnstore.converters.writer.estimates import inspect_inputs
 from gnnstore.converters.writer.graph_writer import GraphWriter
 from gnnstore.converters.writer.node_arrays import SPLIT_KEYS
-from gnnstore.converters.writer.options import ConvertOptions, converter
+from gnnstore.converters.writer.options import ConvertOptions, check_features, converter
 from gnnstore.errors import InputError, UsageError, check_choice
 from gnnstore.formats.store.schema import EDGE_TYPE, NODE_TYPE
 from gnnstore.progress import Progress
@@ -249,6 +249,7 @@ def _copy_arrays(
             check_rows(source, None)
             node_attributes[name] = source
     options = writer.options
+    check_features(options, {NODE_TYPE: [*node_attributes, *([] if x is None else ["x"])]})
     settle_units(
         {NODE_TYPE: node_attributes, EDGE_TYPE: edge_attributes},
         options.time_attr,

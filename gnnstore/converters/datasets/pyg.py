@@ -27,7 +27,7 @@ from gnnstore.converters.typed.graph_writer import HeteroGraphWriter
 from gnnstore.converters.typed.reverse import reverse_types
 from gnnstore.converters.writer.graph_writer import GraphWriter
 from gnnstore.converters.writer.node_arrays import SPLIT_KEYS
-from gnnstore.converters.writer.options import ConvertOptions, converter
+from gnnstore.converters.writer.options import ConvertOptions, check_features, converter
 from gnnstore.errors import InputError, UsageError
 from gnnstore.formats.store.schema import EDGE_TYPE, NODE_TYPE
 from gnnstore.formats.store.values import decode_value, encode_value
@@ -105,6 +105,8 @@ def from_pyg(
     indices = {of: part.edge_array() for of, part in edges.items()}
     if not has_types and "num_nodes" not in whole and not any(nodes[()].owned_by("node")):
         warn_of_stray_ids(counts[0], indices[()].size, "data.edge_index")
+    own_names = {(*of, NODE_TYPE)[0]: dict(own.owned_by("node")) for of, own in nodes.items()}
+    check_features(options, own_names)
     how: dict[str, Any] = {"kind": "pyg", "options": options, "progress": progress}
     with (_typed_writer if has_types else _writer)(output, whole, counts, how) as writer:
         for of, part in nodes.items():

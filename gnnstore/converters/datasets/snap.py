@@ -47,6 +47,7 @@ from gnnstore.converters.writer.graph_writer import GraphWriter
 from gnnstore.converters.writer.node_arrays import SPLIT_KEYS
 from gnnstore.converters.writer.options import ConvertOptions, check_features, converter
 from gnnstore.errors import InputError, UsageError
+from gnnstore.formats.store.schema import NODE_TYPE
 from gnnstore.progress import Progress
 
 _LOG = logging.getLogger(__name__)
@@ -177,7 +178,6 @@ def from_snap(
     x = open_external(
         features, features_raw, features_ids, options, skip_header=features_skip_header
     )
-    check_features(options, has_features=x is not None, remedy="name their files with features=")
     y = None
     if labels is not None:
         y = open_arrays(labels, "labels", skip_header=labels_skip_header, ids=labels_ids)
@@ -185,6 +185,8 @@ def from_snap(
         raise UsageError(
             "labels_ids= and labels_skip_header= say what the labels are like; give the labels too"
         )
+    own_names = [name for name, own in (("x", x), ("y", y)) if own is not None]
+    check_features(options, {NODE_TYPE: own_names}, "name their files with features=")
     split_files = [] if splits is None else _files_of(splits)
     split_arrays = {} if splits is None else _open_splits(Path(splits), split_files)
     marks = _COMMENTS if comment is None else comment.encode()

@@ -128,7 +128,8 @@ def from_tables(
         raise UsageError("node_id=, features=, label=, split= and node_columns= go with nodes=")
     if nodes is not None and num_nodes is not None:
         raise UsageError("num_nodes= goes without nodes=, which has a row for each node")
-    check_features(options, has_features=bool(wide), remedy="name their columns (features=)")
+    own_names = {**({"x": wide} if wide else {}), **({"y": label} if label else {}), **more}
+    check_features(options, {NODE_TYPE: own_names}, "name their columns (features=)")
     table = open_table(edges, "the edges", options.memory_bytes)
     _check_columns(table, [source, target, *edge_attributes.values()])
     is_named = is_text(table, source)

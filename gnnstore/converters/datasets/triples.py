@@ -119,7 +119,7 @@ def from_triples(
         raise UsageError("quotes= is about names; leave out integer_ids= and openke=, or quotes=")
     if openke:
         columns, integer_ids = "htr", True
-    check_features(options, has_features=False, remedy="leave it out")
+    check_features(options, {})
     files = _find(input, valid, test, _OPENKE_STEMS if openke else _STEMS)
     source = {
         "inputs": describe_files(files.values()),

@@ -93,7 +93,10 @@ class StoreInput:
         """Return the work of writing nodes that many times, edges too, and an id with each edge."""
         tables = [
             NodeTable(
-                copies * own.num_rows, math.prod(own.shape[1:]), STORAGE_DTYPES[own.dtype].itemsize
+                copies * own.num_rows,
+                math.prod(own.shape[1:]),
+                STORAGE_DTYPES[own.dtype].itemsize,
+                name,
             )
             for name, own in self.nodes.attributes.items()
             if own.layout == "paged" and name not in without

@@ -34,7 +34,7 @@ from gnnstore.converters.stores.graph import (
 )
 from gnnstore.converters.synthetic.rmat import check_numbers
 from gnnstore.converters.writer.graph_writer import GraphWriter
-from gnnstore.converters.writer.options import ConvertOptions, converter
+from gnnstore.converters.writer.options import ConvertOptions, check_features, converter
 from gnnstore.errors import UsageError
 from gnnstore.formats.arrays.dtypes import (
     STORAGE_DTYPES,
@@ -43,6 +43,7 @@ from gnnstore.formats.arrays.dtypes import (
     to_bfloat16_bits,
 )
 from gnnstore.formats.arrays.spec import AttributeSpec
+from gnnstore.formats.store.schema import NODE_TYPE
 from gnnstore.progress import Progress
 from gnnstore.random_words import draw_noise, draw_words, hash_pairs
 
@@ -124,12 +125,16 @@ def from_kronecker(
     num_nodes = _check(graph, factor, wanted)
     check_numbers(seed=seed, feature_noise=feature_noise)
     options = options or ConvertOptions()
-    x = graph.nodes.attributes.get("x")
-    if options.feature_scale and x is not None and x.scaled is not None:
-        raise UsageError(
-            f"the features of {graph.reader.path} have a scale per column already; leave out "
-            "feature_scale: they are carried as they are, scales included"
-        )
+    for name, spec in graph.nodes.attributes.items():
+        stored = options.feature_dtype_of(NODE_TYPE, name)
+        if stored is not None and spec.scaled is not None:
+            raise UsageError(
+                f"feature_dtype={f'{name}={stored}'!r}: the attribute has a scale per column in "
+                f"{graph.reader.path}; leave it out, and it is carried as it is, with its scales"
+            )
+    check_features(
+        options, {NODE_TYPE: [n for n in graph.nodes.attributes if features or n != "x"]}
+    )
     parameters = {
         "factor": factor,
         "edge_factor": wanted,

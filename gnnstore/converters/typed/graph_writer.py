@@ -49,9 +49,8 @@ class HeteroGraphWriter(BaseWriter):
         Number of nodes of each type, in the order that the store's node types get; None:
         `set_num_nodes` says it before the edges.
     options : ConvertOptions, optional
-        The common options. `feature_dtype` applies to `x` of each node type. Those that are for
-        graphs of one type are refused: `undirected`, `add_inverse_edge`, `self_loops`,
-        `feature_scale`.
+        The common options. Those that are for graphs of one type are refused: `undirected`,
+        `add_inverse_edge`, `self_loops`, `feature_scale`.
     kind, source, index_dtype, edge_ids, progress
         See `GraphWriter`.
 

@@ -233,11 +233,10 @@ def write_graph(
         for attribute in node.attributes.values():
             what = f"nodes of type {name!r}" if is_typed else "nodes"
             check_rows(attribute, node.count, what)
-    has_features = any("x" in own.attributes for own in nodes.values())
-    check_features(options, has_features=has_features, remedy="leave the option out")
     of_nodes, of_edges = (
         {name: own.attributes for name, own in some.items()} for some in (nodes, edges)
     )
+    check_features(options, {name: own.attributes for name, own in nodes.items()})
     check_names(options.time_attr, options.weight_attr, of_nodes, of_edges)
     settle_units({**of_nodes, **of_edges}, options.time_attr, options.time_units)
     how: dict[str, Any] = {
@@ -321,7 +320,10 @@ def workload_of(
     UsageError
         If reverse types are wanted of types that are not there.
     """
-    sources = [own for node in nodes.values() for own in node.attributes.values() if own.shape]
+    attributes = {
+        (of, name): own for of, node in nodes.items() for name, own in node.attributes.items()
+    }
+    sources = {key: own for key, own in attributes.items() if own.shape}
     work = Workload(
         num_nodes=sum(node.count for node in nodes.values()),
         num_edges=sum(own.num_edges or 0 for own in edges.values()),
@@ -331,13 +333,13 @@ def workload_of(
         is_exact=all(own.num_edges is not None for own in edges.values()),
         are_sorted=all(own.places is not None for own in edges.values()),
     )
-    labels = [*(own.label for own in edges.values()), *(own.label for own in sources)]
+    labels = [*(own.label for own in edges.values()), *(own.label for own in sources.values())]
     texts = inspect_inputs(Path(label) for label in labels if label.endswith(_TEXT_ENDINGS))
     work.text_bytes = texts.text_bytes
     if not work.is_exact:
         work.num_edges += texts.num_edges
-    for source in sources:
-        work.add_nodes(source)
+    for (node_type, name), source in sources.items():
+        work.add_nodes(source, name, node_type)
     for node in nodes.values():
         if node.original_ids is not None:
             work.add_map(MemoryArray("ids", node.original_ids))

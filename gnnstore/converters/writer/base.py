@@ -24,7 +24,7 @@ from gnnstore.converters.writer.adjacency import finished_edges
 from gnnstore.converters.writer.edge_writer import EdgeWriter, check_pointers
 from gnnstore.converters.writer.estimates import Workload, announce
 from gnnstore.converters.writer.node_arrays import NodeArrays
-from gnnstore.converters.writer.options import ConvertOptions, IndexDtype
+from gnnstore.converters.writer.options import ConvertOptions, IndexDtype, check_features
 from gnnstore.converters.writer.orders import add_orders
 from gnnstore.errors import GnnstoreError, InputError, UsageError
 from gnnstore.formats.arrays.dtypes import STORAGE_DTYPES
@@ -245,6 +245,7 @@ class BaseWriter:
         return replace(spec, values=self._type_values[of], value_arrays=self._type_arrays[of])
 
     def _commit(self, *, explicit_num_nodes: bool = False) -> Path:
+        check_features(self.options, {name: own.attributes for name, own in self._nodes.items()})
         for nodes in self._nodes.values():
             nodes.draw_splits()
         stated = self.options.time_units

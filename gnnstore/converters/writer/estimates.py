@@ -68,6 +68,8 @@ class NodeTable(NamedTuple):
     num_rows: int
     row_items: int
     item_bytes: int
+    name: str = "x"
+    node_type: str = NODE_TYPE
 
 
 @dataclass
@@ -87,7 +89,7 @@ class Workload:
     more_bytes: int = field(default=0, compare=False)  # what lies compressed, and ids of nodes
     node_counts: Mapping[str, int] = field(default_factory=dict, compare=False)  # of several types
 
-    def add_nodes(self, source: ArraySource) -> None:
+    def add_nodes(self, source: ArraySource, name: str = "x", node_type: str = NODE_TYPE) -> None:
         """Add an array of node attributes [N, ...]."""
         if source.shape and source.shape[0]:
             self.num_nodes = max(self.num_nodes, source.shape[0])
@@ -95,7 +97,8 @@ class Workload:
                 self.add_map(source)
             if row_bytes(source) > MAX_COMPRESSED_ROW_BYTES:
                 size = math.prod(source.shape[1:])
-                self.node_tables += (NodeTable(source.shape[0], size, source.dtype.itemsize),)
+                width = source.dtype.itemsize
+                self.node_tables += (NodeTable(source.shape[0], size, width, name, node_type),)
 
     def add_map(self, source: ArraySource) -> None:
         """Add an array that lies compressed."""
@@ -134,7 +137,6 @@ def estimate(
     options: ConvertOptions = ConvertOptions(),  # noqa: B008 - frozen
 ) -> Estimate:
     """Estimate the cost of a conversion with some memory for edges."""
-    cast = options.feature_dtype
     num_nodes, num_edges = workload.num_nodes, workload.num_edges
     num_edges *= 2 if options.add_inverse_edge else 1
     total = num_edges * rules.copies + (num_nodes if rules.self_loops == "add" else 0)
@@ -142,9 +144,10 @@ def estimate(
     fixed, least = workload.more_bytes + _FIXED_BYTES, 8 * (num_nodes + 1)
     counts = workload.node_counts or {NODE_TYPE: num_nodes}
     fixed += sum(_split_bytes(options.fractions_of(name), n) for name, n in counts.items())
-    for num_rows, row_items, item_bytes in workload.node_tables:
+    for num_rows, row_items, item_bytes, name, node_type in workload.node_tables:
         if not row_items:
             continue
+        cast = options.feature_dtype_of(node_type, name)
         sizes = [
             PageGeometry.for_rows(row_items * size, num_rows, options.page_bytes).body_bytes(
                 num_rows
@@ -262,7 +265,7 @@ def _inspect_arrays(path: Path, work: Workload) -> None:
         elif name.startswith("edge") and shape:
             work.edge_row_bytes += row_bytes(source)
         elif row_bytes(source) > MAX_COMPRESSED_ROW_BYTES:
-            work.add_nodes(source)
+            work.add_nodes(source, name)
         elif name == "data" and "format" in arrays:  # of a matrix
             work.edge_row_bytes += row_bytes(source)
         elif len(shape) and name not in _OF_MATRIX:

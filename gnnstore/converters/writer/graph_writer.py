@@ -310,8 +310,8 @@ class GraphWriter(BaseWriter):
         Parameters
         ----------
         name : str
-            "x" is the features: `options.feature_dtype` applies to it. (`feature_scale` needs
-            rows that can be read twice, as `set_node_attribute` does.)
+            "x" is the features. (`feature_scale` needs rows that can be read twice, as
+            `set_node_attribute` does.)
         num_rows : int
             N.
         row_shape : tuple of int
@@ -338,11 +338,6 @@ class GraphWriter(BaseWriter):
         dtype : str, optional
             Element type, where NumPy has none (bfloat16 as its bits).
         """
-        if name == "x_scale" and self.options.feature_scale:
-            raise InputError(
-                "'x_scale' is what batches call the scales of feature_scale= where rows are not "
-                "decoded; rename the attribute, or leave it out"
-            )
         values = as_source(values, f"the node attribute {name!r}")
         self._node.write(name, values, dtype=dtype, cat_dim=cat_dim)
 

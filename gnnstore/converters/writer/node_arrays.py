@@ -254,18 +254,17 @@ class NodeArrays:
         """Write an attribute row by row; see `GraphWriter.node_rows`."""
         where = where or repr(name)
         check_count(where, num_rows, self.num_nodes)
-        is_features = name == "x"
-        if is_features and self._options.feature_scale and scales is None:
+        if scales is None and self._options.is_scaled(self._type, name):
             raise UsageError(
                 "feature_scale needs features that can be read twice, which these cannot; "
                 "convert without it first"
             )
+        stored = self._stored_type(name, has_times=name in self._options.time_attr)
         if name in self._options.time_attr and (dtype, row_shape) != ("int64", ()):
             raise InputError(
                 f"{where}: times are int64, one for each node, and these are {dtype} with rows of "
                 f"shape {list(row_shape)}"
             )
-        stored = self._options.feature_dtype if is_features else None
         caster = Caster(name, dtype, stored or dtype, scales)
         array = self._store.paged(
             names.node_array(self._type, name),
@@ -278,7 +277,7 @@ class NodeArrays:
         with self._progress.phase(f"write {name}", num_rows, "rows") as phase:
             sink = RowSink(array, caster, phase)
             yield sink
-        if is_features and (sink.num_nan or sink.num_infinite):
+        if name == "x" and (sink.num_nan or sink.num_infinite):
             _LOG.warning(
                 "%s: of %d values %d are NaN and %d infinite; replace them, or a model that sees "
                 "them has no loss",
@@ -321,24 +320,46 @@ class NodeArrays:
             of = f" of type {self._type!r}" if self._of else ""
             source, dtype = integer_times(source, f"the times {name!r} of nodes{of}"), "int64"
         dtype = dtype or dtype_name(source.dtype)
+        stored = self._stored_type(name, has_times=is_time or source.time_unit is not None)
         width = row_bytes(source)
         num_bytes = source.shape[0] * width
         if width and (
-            name == "x" or width > MAX_COMPRESSED_ROW_BYTES or num_bytes > MAX_COMPRESSED_BYTES
+            name == "x"
+            or width > MAX_COMPRESSED_ROW_BYTES
+            or num_bytes > MAX_COMPRESSED_BYTES
+            or self._options.is_scaled(self._type, name)
         ):
             self._copy(name, source, dtype, cat_dim)
             return
         path, rows = names.node_array(self._type, name), source.read()
         if is_time:
             self.times[path] = rows
+        if stored is not None and width:
+            rows, dtype = Caster(name, dtype, stored)(rows), stored
         self.attributes[name] = self._store.compressed(
             path, rows, name=name, dtype=dtype, cat_dim=cat_dim
         )
 
+    def _stored_type(self, name: str, *, has_times: bool) -> str | None:
+        """Return the type to store an attribute as; None: its own."""
+        stored = self._options.feature_dtype_of(self._type, name)
+        if stored is not None and has_times:
+            raise UsageError(
+                f"feature_dtype={f'{name}={stored}'!r}: the attribute has times, which are stored "
+                "as int64; leave it out"
+            )
+        base, mark, _ = name.rpartition("_scale")
+        if mark and self._options.is_scaled(self._type, base):
+            raise InputError(
+                f"{name!r} is what batches call the scales of feature_scale= where rows are not "
+                "decoded; rename the attribute, or leave it out"
+            )
+        return stored
+
     def _copy(self, name: str, source: ArraySource, dtype: str, cat_dim: int) -> None:
         """Copy an array into pages."""
         scales, num_rows = None, source.shape[0]
-        if name == "x" and self._options.feature_scale is not None:
+        if self._options.is_scaled(self._type, name):
             with self._progress.phase(f"find scales of {name}", num_rows, "rows") as phase:
                 scales = column_scales(source, dtype, phase)
         with self.rows(

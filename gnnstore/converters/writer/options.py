@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from functools import partial, wraps
 from pathlib import Path
@@ -24,7 +24,7 @@ from gnnstore.formats import StoreManifest
 from gnnstore.formats.arrays.dtypes import STORAGE_DTYPES
 from gnnstore.formats.arrays.spec import TIME_UNITS
 from gnnstore.formats.container.workdir import check_final
-from gnnstore.formats.store.schema import EdgeTypeSpec
+from gnnstore.formats.store.schema import NODE_TYPE, EdgeTypeSpec
 from gnnstore.units import Registry, parse_size
 
 SelfLoops = Literal["keep", "drop", "add"]
@@ -34,7 +34,6 @@ Fractions = tuple[float, float, float]  # of train, valid and test
 
 _CHOICES = {
     "self_loops": get_args(SelfLoops),
-    "feature_dtype": tuple(STORAGE_DTYPES),
     "feature_scale": get_args(FeatureScale),
     "index_dtype": get_args(IndexDtype),
 }
@@ -68,9 +67,10 @@ class ConvertOptions:
     page_bytes : int, optional
         Page size of the arrays that are read by row; a power of two. None: for each array the
         smallest from 4 to 64 KiB that leaves at most 3 % of it empty, or else the least.
-    feature_dtype : str, optional
+    feature_dtype : str, or Mapping of str to str, optional
         Store the node attribute `x` as this type, such as "float16" or "bfloat16". A value
-        that would overflow, or that an integer type cannot hold exactly, is an error.
+        that would overflow, or that an integer type cannot hold exactly, is an error. By name for
+        other attributes, {"emb": "float16"}, or for those of one node type, {"paper:x": "int8"}.
     overwrite : bool
         Replace the output if it is a store already; the old one stays until the new one is
         complete.
@@ -88,9 +88,9 @@ class ConvertOptions:
         the same options but `memory_bytes`, `spill_dir` and `overwrite`. The result is
         the same as an uninterrupted one, byte for byte. If nothing was left, start.
     feature_scale : "column", optional
-        With feature_dtype "int8": divide every column of `x` by a scale of its own, so that its
-        largest magnitude is 127, and round. The scales are the graph-level array `x_scale`, and
-        `batch.x * batch.x_scale` is the features. Takes one more pass over them.
+        Where feature_dtype makes an attribute int8: divide each column by a scale of its own, so
+        that its largest magnitude is 127, and round. The scales are a graph-level array, `x_scale`,
+        and `batch.x * batch.x_scale` is the features. Takes one more pass over them.
     time_attr : sequence of str
         Attributes of nodes or edges with int64 times. For each, edges get an order by time, which
         loaders with this `time_attr` need; other integers become int64.
@@ -121,7 +121,7 @@ class ConvertOptions:
     undirected: bool = False
     self_loops: SelfLoops = "keep"
     page_bytes: int | None = None
-    feature_dtype: str | None = None
+    feature_dtype: Mapping[str, str] | str | None = None
     overwrite: bool = False
     memory_bytes: int | None = None
     edge_ids: bool | None = None
@@ -146,6 +146,7 @@ class ConvertOptions:
             names = (given,) if isinstance(given, str) else given
             set_value(name, tuple(dict.fromkeys(names)))
         set_value("split_fractions", _by_type(self.split_fractions) or None)
+        set_value("feature_dtype", _by_attribute(self.feature_dtype))
         if not 0 <= whole_number("seed", self.seed) < 2**64:
             raise UsageError(f"seed={self.seed} is not in [0, 2**64)")
         for entry in self.time_unit:
@@ -166,7 +167,7 @@ class ConvertOptions:
                 "add_inverse_edge and undirected both add reverse edges: choose add_inverse_edge "
                 "to keep all edges, or undirected to keep one of each set of equal edges"
             )
-        if self.feature_scale is not None and self.feature_dtype != "int8":
+        if self.feature_scale is not None and "int8" not in self.feature_dtypes.values():
             raise UsageError(
                 f"feature_scale={self.feature_scale!r} goes with feature_dtype='int8', not "
                 f"{self.feature_dtype!r}: floats need no scale"
@@ -191,6 +192,27 @@ class ConvertOptions:
                 )
 
     @property
+    def feature_dtypes(self) -> Mapping[str, str]:
+        """The types of `feature_dtype`, by "NAME" or "TYPE:NAME" of an attribute."""
+        given = self.feature_dtype
+        return {"x": given} if isinstance(given, str) else given or {}
+
+    def feature_dtype_of(self, node_type: str, name: str) -> str | None:
+        """Return the type to store an attribute of nodes as; None: as it comes."""
+        given = self.feature_dtypes
+        found = [key for key in (name, f"{node_type}:{name}") if key in given]
+        if len(found) > 1:
+            raise UsageError(
+                f"feature_dtype={f'{found[1]}={given[found[1]]}'!r}: names an attribute that "
+                f"{found[0]!r} names too; give it one type"
+            )
+        return given[found[0]] if found else None
+
+    def is_scaled(self, node_type: str, name: str) -> bool:
+        """Whether an attribute of nodes is to be stored as multiples of scales."""
+        return self.feature_scale is not None and self.feature_dtype_of(node_type, name) == "int8"
+
+    @property
     def time_units(self) -> dict[str, str]:
         """The units that `time_unit` states, by attribute."""
         pairs = (entry.rpartition("=") for entry in self.time_unit)
@@ -205,6 +227,35 @@ class ConvertOptions:
             and (value or name not in _ADDED)
             and (name != "seed" or self.split_fractions)
         }
+
+
+def _by_attribute(given: Any) -> dict[str, str] | str | None:
+    """Return types by attribute, or that of `x` if there are no others."""
+    if isinstance(given, Mapping):
+        pairs = list(given.items())
+    else:
+        pairs = [
+            _attribute_type(each) for each in ([given] if isinstance(given, str) else given or ())
+        ]
+    found: dict[str, str] = {}
+    for key, dtype in pairs:
+        check_choice("feature_dtype", dtype, tuple(STORAGE_DTYPES))
+        if key in found:
+            raise UsageError(
+                f"feature_dtype={f'{key}={dtype}'!r}: {key!r} has the type {found[key]} already; "
+                "give it one"
+            )
+        found[key] = dtype
+    return found["x"] if list(found) == ["x"] else found or None
+
+
+def _attribute_type(text: str) -> tuple[str, str]:
+    """Return attribute and type of "[TYPE:][NAME=]DTYPE"."""
+    key, mark, dtype = text.rpartition("=")
+    if not mark:
+        node_type, mark, dtype = text.rpartition(":")
+        key = f"{node_type}{mark}x"
+    return key, dtype
 
 
 def _by_type(given: Any) -> Mapping[str, Fractions] | None:
@@ -231,11 +282,24 @@ def check_fractions(name: str, fractions: Any) -> Fractions:
     return train, valid, test
 
 
-def check_features(options: ConvertOptions | None, *, has_features: bool, remedy: str) -> None:
-    """Refuse the type of features where there are none."""
-    if options is not None and options.feature_dtype is not None and not has_features:
+def check_features(
+    options: ConvertOptions | None,
+    attributes: Mapping[str, Collection[str]],
+    remedy: str = "leave the option out",
+) -> None:
+    """Refuse the type of an attribute that is not there; `attributes` are the nodes' by type."""
+    found = {of: list(names) for of, names in attributes.items()}
+    known = {key for of, names in found.items() for own in names for key in (own, f"{of}:{own}")}
+    for key, dtype in ({} if options is None else options.feature_dtypes).items():
+        if key in known:
+            continue
+        if key == "x":
+            raise UsageError(f"feature_dtype={dtype!r}: there are no features to store; {remedy}")
+        is_typed = list(found) != [NODE_TYPE]
+        there = [f"{of}:{own}" if is_typed else own for of, names in found.items() for own in names]
         raise UsageError(
-            f"feature_dtype={options.feature_dtype!r}: there are no features to store; {remedy}"
+            f"feature_dtype={f'{key}={dtype}'!r}: there is no such attribute of nodes; there are: "
+            f"{', '.join(there) or 'none'}"
         )
 
 

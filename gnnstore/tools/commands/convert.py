@@ -13,7 +13,6 @@ from gnnstore import converters
 from gnnstore.converters.inputs.files import RawLayout
 from gnnstore.converters.writer.options import CONVERTERS, ConvertOptions, check_fractions
 from gnnstore.errors import UsageError
-from gnnstore.formats.arrays.dtypes import STORAGE_DTYPES
 from gnnstore.tools.commands.stores import convert, output_options
 from gnnstore.tools.options import (
     Command,
@@ -64,9 +63,11 @@ Graph
       In graphs with types: add a type rev_RELATION with the edges reversed. Repeat it for more;
       all: of every type.
 Features
-  --feature-dtype TYPE  Store x as this type, such as float16 or bfloat16.
+  --feature-dtype [TYPE:][NAME=]DTYPE*
+      Store x, or the node attribute NAME, of all node types or of one TYPE, as float16, bfloat16,
+      int8 or another type, as in paper:x=float16; repeat it for more.
   --feature-scale column
-      With --feature-dtype int8: one scale per column, stored as x_scale.
+      With --feature-dtype int8: one scale per column.
 Temporal and weighted sampling
   --time-attr NAME*
       Order edges by this attribute of nodes or edges, for loaders with time_attr=; repeat it for
@@ -80,7 +81,6 @@ Output and progress
   --spill-dir DIR  Directory for edges that are sorted on disk. Default: the directory of OUTPUT.
 """,
         ConvertOptions.__init__,
-        feature_dtype=click.Choice(tuple(STORAGE_DTYPES)),
         feature_scale=click.Choice(("column",)),
     ),
     output_options,

@@ -157,7 +157,7 @@ def _open_types(raw: Path, options: ConvertOptions) -> Graph:
     for name, number in sorted(_read_by_type(path).items()):
         if not number.isdecimal():
             raise InputError(f"{path}: {number!r} is not a number of nodes of {name!r}", path=path)
-        attributes = _open_nodes(raw / "node-feat" / name, int(number), options)
+        attributes = _open_nodes(raw / "node-feat" / name, int(number), options, name)
         if name in has_label:
             directory = existing_directory(raw / "node-label" / name, "the labels")
             attributes |= _open_nodes(directory, int(number), options)
@@ -180,7 +180,9 @@ def attribute_name(stem: str) -> str:
     return {"node_feat": "x", "node_label": "y", "edge_feat": "edge_attr"}.get(name, name)
 
 
-def _open_nodes(directory: Path, count: int, options: ConvertOptions) -> dict[str, ArraySource]:
+def _open_nodes(
+    directory: Path, count: int, options: ConvertOptions, node_type: str = NODE_TYPE
+) -> dict[str, ArraySource]:
     """Open the attributes of nodes in a directory."""
     found: dict[str, ArraySource] = {}
     for stem, path in _parts(directory, "node").items():
@@ -188,7 +190,7 @@ def _open_nodes(directory: Path, count: int, options: ConvertOptions) -> dict[st
             values = open_numbers([path], stem.replace("-", " "), allow_nan=False).read()
             found[attribute_name(stem)] = MemoryArray(str(path), values)
             continue
-        features = open_features([path], options.feature_dtype, num_rows=count)
+        features = open_features([path], options.feature_dtype_of(node_type, "x"), num_rows=count)
         if features.shape[1]:
             found["x"] = features
         else:  # the file is empty
