@@ -145,6 +145,18 @@ def test_times_have_no_other_type(tmp_path: Path) -> None:
         from_arrays(days, tmp_path / "a.gnn", options=ConvertOptions(feature_dtype="time=int32"))
 
 
+def test_scales_are_of_an_attribute_of_a_type(tmp_path: Path) -> None:
+    path = hetero(tmp_path / "a.gnn", ["int8", "paper:emb=float16"], feature_scale="column")
+    reader = StoreReader.open(path)
+    assert dtypes(path) == {"paper:x": "int8", "author:x": "int8", "paper:emb": "float16"}
+    for node in reader.schema.node_types:
+        spec = node.attributes["x"]
+        assert spec.scaled is not None
+        assert spec.scaled.decoded == "float32"
+        scales = reader.read(spec.scaled.scales)
+        np.testing.assert_allclose(reader.read(spec) * scales, WIDE, atol=scales.max() * 0.51)
+
+
 @pytest.mark.parametrize("name", ["x", "emb"])
 def test_scales_are_of_what_becomes_int8(tmp_path: Path, name: str) -> None:
     options = ConvertOptions(feature_dtype={name: "int8", "z": "float16"}, feature_scale="column")

@@ -311,7 +311,6 @@ def test_attributes_that_cannot_be_stored(
     [
         {"undirected": True},
         {"self_loops": "add"},
-        {"feature_dtype": "int8", "feature_scale": "column"},
     ],
 )
 def test_rules_for_one_type(tmp_path: Path, options: dict[str, Any]) -> None:

@@ -50,7 +50,7 @@ class HeteroGraphWriter(BaseWriter):
         `set_num_nodes` says it before the edges.
     options : ConvertOptions, optional
         The common options. Those that are for graphs of one type are refused: `undirected`,
-        `add_inverse_edge`, `self_loops`, `feature_scale`.
+        `add_inverse_edge`, `self_loops`.
     kind, source, index_dtype, edge_ids, progress
         See `GraphWriter`.
 
@@ -76,7 +76,7 @@ class HeteroGraphWriter(BaseWriter):
     def _check_options(self) -> None:
         refuse_options(
             self.options,
-            ("undirected", "add_inverse_edge", "self_loops", "feature_scale"),
+            ("undirected", "add_inverse_edge", "self_loops"),
             "is for graphs of one node type and one edge type, and this one has several; leave it "
             "out; reverse= adds reverse edges as types of their own",
         )

@@ -348,8 +348,8 @@ class NodeArrays:
                 f"feature_dtype={f'{name}={stored}'!r}: the attribute has times, which are stored "
                 "as int64; leave it out"
             )
-        base, mark, _ = name.rpartition("_scale")
-        if mark and self._options.is_scaled(self._type, base):
+        base = name.removesuffix("_scale")
+        if base != name and self._options.is_scaled(self._type, base):
             raise InputError(
                 f"{name!r} is what batches call the scales of feature_scale= where rows are not "
                 "decoded; rename the attribute, or leave it out"
