@@ -167,6 +167,12 @@ class NeighborLoader(SampledLoader, PygNeighborLoader):  # type: ignore[misc]
         when a batch comes. `transform` has them there. Without a number it is torch's current
         device when the first iteration begins. None, or "cpu": in host memory, which alone
         `memory` counts.
+    reorder : int, optional
+        With `device`: batches of a window. Rows that the batch before has had are used again there,
+        and not copied to it anew. 1: batches come in their order. From 2 on, strategies that sample
+        ahead also put the batches of each window in an order in which neighbours share rows
+        (FastGL): a batch keeps its content and comes in another place, so with `shuffle=False`
+        predictions do not come in the order of the seeds, but with the batch's `input_id`.
     partitions : PartitionPolicy, optional
         Hold some partitions of the store in memory at a time (`gnnstore partition`), and sample
         from these alone, which changes batches; kind "dispersed" or "sequential", though
@@ -257,6 +263,7 @@ class NeighborLoader(SampledLoader, PygNeighborLoader):  # type: ignore[misc]
         adj_value: str | None = None,
         edge_ids: EdgeIds | None = "input",
         device: str | torch.device | None = None,
+        reorder: int | None = None,
         partitions: PartitionPolicy | None = None,
         tables: Sequence[ResidentTable] = (),
         progress: bool | None = None,
