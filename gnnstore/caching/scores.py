@@ -9,7 +9,7 @@ so that a cache depends on nothing but its settings.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -19,6 +19,7 @@ import numpy.typing as npt
 from gnnstore import _core
 from gnnstore.errors import CorruptStoreError
 from gnnstore.machine import share_of
+from gnnstore.sampling.row_space import RowRange
 from gnnstore.units import format_size
 
 if TYPE_CHECKING:
@@ -159,6 +160,39 @@ def select_nodes(scores: npt.NDArray[Any], num_rows: int) -> npt.NDArray[np.int6
         nodes[filled : filled + len(places)] = places + first
         filled += len(places)
     return nodes
+
+
+def num_that_fit(
+    scores: npt.NDArray[Any], row_bytes: Mapping[RowRange, int], num_bytes: int
+) -> int:
+    """Return how many of the nodes with the highest scores fit, in the order of `select_nodes`.
+
+    A row saves its bytes each time that it is needed, and costs its bytes: so the score alone
+    decides, whatever widths the types have.
+    """
+    if sum(own.num_rows * each for own, each in row_bytes.items()) <= num_bytes:
+        return len(scores)
+
+    def pieces() -> Iterator[tuple[npt.NDArray[Any], int]]:
+        for own, each in row_bytes.items():
+            for first in range(own.first, own.first + own.num_rows, _CHUNK):
+                yield scores[first : min(first + _CHUNK, own.first + own.num_rows)], each
+
+    threshold, left = highest_that_overflows(
+        lambda: (
+            (part.astype(np.uint32), np.full(len(part), each, np.int64)) for part, each in pieces()
+        ),
+        num_bytes,
+    )
+    found = sum(int(np.count_nonzero(part > threshold)) for part, _ in pieces())
+    for part, each in pieces() if threshold else ():
+        num_ties = int(np.count_nonzero(part == threshold))
+        num_fitting = left // each if each else num_ties
+        found += min(num_ties, num_fitting)
+        if num_fitting < num_ties:
+            break
+        left -= num_ties * each
+    return found
 
 
 def most_needed(

@@ -16,6 +16,9 @@ import numpy.typing as npt
 
 from gnnstore import _core
 from gnnstore.features.static import SlotIndex
+from gnnstore.features.tables import CachedTables
+from gnnstore.sampling.row_space import RowSpace
+from gnnstore.units import format_size
 
 Int32s: TypeAlias = npt.NDArray[np.int32]
 # Node ids by type, int32 or int64.
@@ -87,6 +90,18 @@ class HeldRows:
         """Bytes of the host's memory, for the numbers of the rows."""
         return sum(own.num_bytes for own in self.indexes.values() if own is not None)
 
+    def __deepcopy__(self, _: Any) -> Self:
+        return self  # nothing changes it, and what a device holds is by it
+
+    def rows_in(self, space: RowSpace) -> npt.NDArray[np.int64]:
+        """Return the held rows by their numbers in a row space, ascending."""
+        parts = [
+            own.first + index.nodes
+            for name, own in space.ranges.items()
+            if (index := self.indexes.get(name)) is not None
+        ]
+        return np.concatenate(parts) if parts else np.empty(0, np.int64)
+
     def missed(self, nodes: Nodes, before: Nodes | None = None) -> dict[str, npt.NDArray[Any]]:
         """Return the nodes of a batch that are missed, of all types, in their order.
 
@@ -104,7 +119,7 @@ class HeldRows:
             if index is not None:
                 ids = _core.drop_pinned(index.bits, ids)
             if before is not None:
-                ids = ids[_core.places_of(ids, before[name]) < 0]
+                ids = ids[places_of(ids, before[name]) < 0]
             found[name] = ids
         return found
 
@@ -139,16 +154,39 @@ class HeldRows:
                 left = np.arange(len(ids), dtype=np.int32)
             matched, places = _NONE, _NONE
             if before is not None:
-                of = _core.places_of(ids[left], before[name])
+                of = places_of(ids[left], before[name])
                 (at,) = np.nonzero(of >= 0)
                 matched, places, left = left[at], of[at], left[of < 0]
             found[name] = Split(left, hits, slots, matched, places)
         return found
 
 
+@dataclass(frozen=True, eq=False)
+class ChosenRows:
+    """The rows that stay on a device, of some tables."""
+
+    held: HeldRows
+    tables: CachedTables
+    num_bytes: int  # that they take on the device
+    batch_bytes: int  # of the largest batch that is to be expected there
+
+    def describe(self) -> str:
+        """Return a phrase for the loader's reason."""
+        return f"{self.held.num_rows} rows stay on the device, in {format_size(self.num_bytes)}"
+
+
 def kept(nodes: Nodes, splits: Mapping[str, Split]) -> dict[str, npt.NDArray[Any]]:
     """Return the nodes whose rows the batch after it may match, in the order of its kept rows."""
     return {name: nodes[name][split.kept] for name, split in splits.items()}
+
+
+def places_of(ids: npt.NDArray[Any], known: npt.NDArray[Any]) -> Int32s:
+    """Return a place of each id in `known`; -1: it is not there."""
+    if not len(known):
+        return np.full(len(ids), -1, np.int32)
+    order = np.argsort(known, kind="stable")
+    places = order[np.minimum(np.searchsorted(known, ids, sorter=order), len(known) - 1)]
+    return np.where(known[places] == ids, places, -1).astype(np.int32)
 
 
 def _where(chosen: npt.NDArray[np.bool_]) -> Int32s:

@@ -7,7 +7,7 @@ types. All types of the graph are there, in its order, also those that no seed r
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Protocol
 
@@ -18,15 +18,16 @@ from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.sampler import HeteroSamplerOutput, SamplerOutput
 
-from gnnstore import _core
 from gnnstore._core import ReadCounts, empty
 from gnnstore.errors import InputError, UsageError
+from gnnstore.features.held import Split
 from gnnstore.features.memory_rows import MemoryRows
 from gnnstore.features.source import Rows, RowsMemory, RowSource
 from gnnstore.formats import EDGE_TYPE, NODE_TYPE
 from gnnstore.formats.arrays.spec import AttributeSpec
 from gnnstore.formats.store.schema import EdgeType, EdgeTypeSpec, NodeTypeSpec, Schema
 from gnnstore.graph.pyg_data import AssignedAttributes
+from gnnstore.loaders.device import MissedRows
 from gnnstore.loaders.options import CsrEdges
 from gnnstore.loaders.pinning import tensors_of
 from gnnstore.nn.adjacency import AdjT, adjacency
@@ -45,6 +46,8 @@ from gnnstore.strategies.base import Sources
 _LOG = logging.getLogger(__name__)
 # Is told of the large arrays of a batch.
 _Hold = Callable[[npt.NDArray[Any]], None]
+# The split of a batch whose rows all come from the host's memory.
+_WHOLE: Mapping[NodeType, Split] = {}
 
 
 @dataclass(frozen=True)
@@ -89,27 +92,39 @@ class Gathering:
     """The attributes of one batch: rows that its source provided, and others read by ids."""
 
     def __init__(
-        self, rows: Mapping[str, Rows], hold: _Hold | None = None, memory: RowsMemory = empty
+        self,
+        rows: Mapping[str, Rows],
+        hold: _Hold | None = None,
+        memory: RowsMemory = empty,
+        held: Container[str] = (),  # paths of tables with rows on a device
     ) -> None:
-        self._rows = rows
+        self._rows, self._held = rows, held
         self._hold, self._memory = hold, memory
         self._num_bytes, self._counts = 0, ReadCounts()
 
     def tensors(
-        self, attributes: Mapping[str, AttributeRows], ids: npt.NDArray[Any]
-    ) -> dict[str, Tensor]:
-        """Return attributes by name, their rows in the order of the ids."""
-        values: dict[str, Tensor] = {}
+        self,
+        attributes: Mapping[str, AttributeRows],
+        ids: npt.NDArray[Any],
+        split: Split | None = None,
+    ) -> dict[str, Any]:
+        """Return attributes by name, their rows in the order of the ids; or what a split misses."""
+        values: dict[str, Any] = {}
         for name, attribute in attributes.items():
-            found, read = self._rows.get(attribute.path) or attribute.gather(ids, self._memory)
+            part = split if attribute.path in self._held else None
+            wanted = ids if part is None else ids[part.missed]
+            found, read = self._rows.get(attribute.path) or attribute.gather(wanted, self._memory)
             if self._hold is not None:
                 self._hold(found)
             tensor = torch.from_numpy(found)
             if attribute.is_bfloat16:
                 tensor = tensor.view(torch.bfloat16)
-            if attribute.cat_dim not in (0, -tensor.dim()):
-                tensor = tensor.movedim(0, attribute.cat_dim).contiguous()
-            values[name] = tensor
+            if part is not None:
+                values[name] = MissedRows(tensor, part, attribute.path, attribute.cat_dim)
+            elif attribute.cat_dim not in (0, -tensor.dim()):
+                values[name] = tensor.movedim(0, attribute.cat_dim).contiguous()
+            else:
+                values[name] = tensor
             self._num_bytes += tensor.nbytes
             self._counts += read
         return values
@@ -226,6 +241,7 @@ class Assembler:
         # The samples of graphs of one type have the reverse edges.
         self._joins_reverse = subgraph_type == "bidirectional" and not self._is_homogeneous
         self._shows_ids = sources.e_id is not None
+        self._held = () if sources.chosen is None else sources.chosen.tables.owners
         self._csr = csr
         self._nodes = {
             node.name: AttributeRows.of_nodes(store, node, sources.tables)
@@ -267,8 +283,8 @@ class Assembler:
         sample, labels = batch.sample, batch.labels
         assert sample is not None and labels is not None  # noqa: S101, PT018 - it is prepared
         parts = Parts.of(sample, joins_reverse=self._joins_reverse)
-        memory = batch.rows_memory
-        batch.output = self.join(parts, labels, batch.rows, batch.cost, hold, memory)
+        memory, splits = batch.rows_memory, batch.split or {}
+        batch.output = self.join(parts, labels, batch.rows, batch.cost, hold, memory, splits)
 
     def output_of(self, sample: Sample, metadata: Any) -> Any:
         """Return a sample as PyG's samplers do, but that `edge` holds positions in the columns."""
@@ -330,9 +346,10 @@ class Assembler:
         cost: BatchCost,
         hold: _Hold | None = None,
         memory: RowsMemory = empty,
+        splits: Mapping[NodeType, Split] = _WHOLE,
     ) -> Any:
         """Return a subgraph with its attributes; those that are not in `rows` are read by ids."""
-        gathering = Gathering(rows, hold, memory)
+        gathering = Gathering(rows, hold, memory, self._held)
         csr = self._csr
         # Before rows are gathered, while edges are in the processor's cache.
         matrices = {
@@ -341,7 +358,8 @@ class Assembler:
             if csr is not None and csr.value not in attributes
         }
         nodes: dict[NodeType, dict[str, Any]] = {
-            name: self._of_type[name] | gathering.tensors(attributes, parts.node[name].numpy())
+            name: self._of_type[name]
+            | gathering.tensors(attributes, parts.node[name].numpy(), splits.get(name))
             for name, attributes in self._nodes.items()
         }
         edges, ids = {}, {}
@@ -510,8 +528,10 @@ class OutputAssembler:
         chosen = wanted.numpy()
         if not own or np.array_equal(chosen, ids):
             return own
-        places = _core.places_of(chosen, ids)
-        if (places >= 0).all():
+        order = np.argsort(ids, kind="stable")
+        places = np.minimum(np.searchsorted(ids, chosen, sorter=order), max(0, len(ids) - 1))
+        places = order[places] if len(ids) else places
+        if len(ids) and np.array_equal(ids[places], chosen):
             return {path: Rows(values[places], counts) for path, (values, counts) in own.items()}
         if self.refusal is not None:
             raise self.refusal(f"{what} for transform_sampler_output to add to a batch")

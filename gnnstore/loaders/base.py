@@ -68,7 +68,6 @@ class BatchLoader(TorchLoader):
         prefetch_batches: int | None,
         options: dict[str, Any],  # torch's
         device: torch.device | None = None,
-        reorder: int = 0,
         shard: RankShard = ALONE,
         own_order: Callable[[EpochOrder], EpochOrder] | None = None,
         progress: bool | None = None,
@@ -85,12 +84,6 @@ class BatchLoader(TorchLoader):
             shard=shard,
             own_order=own_order,
         )
-        self._window = max(1, reorder)  # batches that are put in order together
-        if self._window > 1 and not self._order.is_keyed:
-            raise UsageError(
-                f"reorder={reorder} puts batches in another order than {self._order.name} gives; "
-                "leave out sampler= and batch_sampler=, or choose reorder=1"
-            )
         self._machine: Machine = PRIVATE  # the place of what is loaded whole
         self._totals = Totals()
         self._recorder = Recorder(displayed(progress, shard))
@@ -133,6 +126,8 @@ class BatchLoader(TorchLoader):
         self._spare_bytes = placement.spare_bytes
         self._gate: MemoryGate | None = None  # of the last iteration
         self._sources: Any = opened
+        if self._placer is not None:
+            self._placer.sources = opened
         self._source = source
         self._assembler = assembler
         self.seed = source.agree(self._all_fingerprints(), self.seed, self._shard.world_size)
@@ -231,7 +226,6 @@ class BatchLoader(TorchLoader):
             initializer=initializer,
             timeout_seconds=self.timeout or None,
             recorder=self._recorder,
-            window=self._window * self._shard.world_size,
         )
         # A loader that does not shuffle evaluates, often once.
         is_followed = order.is_keyed and (order.shuffles or self._num_iterations > 1)
@@ -247,7 +241,12 @@ class BatchLoader(TorchLoader):
     def stats(self) -> LoaderStats:
         """Return statistics of the loader since it was made; `since` subtracts a reading."""
         stats = self._stats.plus(**self._totals.amounts).plus_reads(self._totals.counts)
-        stats = replace(stats, peak_rss_bytes=peak_rss_bytes())
+        rows = None if self._placer is None else self._placer.rows
+        stats = replace(
+            stats,
+            peak_rss_bytes=peak_rss_bytes(),
+            device_cache_bytes=0 if rows is None else rows.num_bytes,
+        )
         return cast("LoaderStats", self._sources.account(stats))
 
     def explain(self, plot: str | os.PathLike[str] | None = None) -> Explanation:

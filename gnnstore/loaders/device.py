@@ -3,13 +3,15 @@
 Rows are gathered straight into a block of staging memory, which the device reads by itself, and the
 rest of a batch is copied there. The thread that has prepared a batch also places it: it begins a
 copy for each tensor on a stream of its own (`copied`). In the consumer's thread the current stream
-waits for these (`TorchDevice.wait`), and the processor does not.
+waits for these (`TorchDevice.wait`), and the processor does not. Rows that stay on the device
+(`DeviceRows`) are joined there with those that were copied.
 
 A new thread has device 0 and the default stream, so each call here names its device and its stream.
 """
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 import threading
@@ -20,8 +22,10 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from copy import copy as copy_shallow
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
+from weakref import WeakValueDictionary
 
 import numpy as np
 import numpy.typing as npt
@@ -30,14 +34,29 @@ from torch import Tensor
 from torch_geometric.data.data import BaseData
 
 from gnnstore._core import empty
+from gnnstore.budget.ledger import Ledger, Reservation
+from gnnstore.budget.limits import available_bytes
 from gnnstore.errors import ResourceError, UsageError
+from gnnstore.features.held import ChosenRows, Nodes, Split
+from gnnstore.features.source import RowSource
+from gnnstore.features.static import FILLING_THREAD
 from gnnstore.loaders.pinning import tensors_of
 from gnnstore.nn.adjacency import AdjT
-from gnnstore.pipeline.batch import Batch
-from gnnstore.threads import SMALLER_BATCHES, CancelledError, Condition
-from gnnstore.units import format_count, format_size
+from gnnstore.pipeline.batch import Batch, Recorder
+from gnnstore.strategies.base import Sources
+from gnnstore.strategies.device_rows import PIECE_BYTES
+from gnnstore.threads import (
+    LONG_READ_BYTES,
+    SMALLER_BATCHES,
+    CancelledError,
+    Condition,
+    Flag,
+    run_in_background,
+)
+from gnnstore.units import format_at_least, format_count, format_size
 
 R = TypeVar("R")
+_log = logging.getLogger(__name__)
 
 # What is used of `torch.cuda` and `torch.xpu`; AMD's devices are of the type "cuda".
 _CALLS = (
@@ -60,13 +79,18 @@ _KEPT = 3
 _WITHOUT_TENSORS = (str, int, float, bytes)
 # Batches that are placed before the consumer has asked for them.
 _AHEAD = 2
+# Batches that a device has at the most: those that are placed, the consumer's, and what it takes to
+# join one.
+_BATCHES_THERE = 5
+# Rows move as numbers of the widest of these types.
+_WORDS = (torch.int64, torch.int32, torch.int16, torch.uint8)
 # A thread looks this often whether the device has come to an event: a wait of the driver's could
 # not be ended, and timeouts, interrupts and the interpreter's end would wait with it.
 _POLL_SECONDS = 0.0005
 
 
-def checked_device(device: Any) -> torch.device | None:
-    """Return the option `device`, None for the CPU, or refuse it.
+def checked_device(device: Any, *, holds_rows: bool = False) -> torch.device | None:
+    """Return the option `device`, or refuse it; None for the CPU, unless rows stay there.
 
     Nothing but words is looked at: the device may be used after a fork, and "cuda" is another one
     in each rank.
@@ -89,7 +113,7 @@ def checked_device(device: Any) -> torch.device | None:
     if found.type == "cpu":
         if found.index:
             raise UsageError(f'device={str(found)!r}: there is one CPU; write "cpu"')
-        return None
+        return found if holds_rows else None
     module = getattr(torch, found.type, None)
     if missing := [name for name in _CALLS if not hasattr(module, name)]:
         raise UsageError(
@@ -131,6 +155,8 @@ class TorchDevice:
     @classmethod
     def of(cls, device: torch.device) -> TorchDevice:
         """Return a device; without a number, the calling thread's current one."""
+        if device.type == "cpu":
+            return HostDevice(device)
         module: Any = getattr(torch, device.type)
         is_forked = getattr(module, "_is_in_bad_fork", lambda: False)()
         if getattr(module, "get_allocator_backend", str)() == "pluggable":
@@ -221,6 +247,45 @@ class TorchDevice:
         stream.wait_event(event)
         for tensor in tensors:
             tensor.record_stream(stream)
+
+    def free_bytes(self) -> int | None:
+        """Return the bytes of memory that are free; None where nobody knows."""
+        module = self._module
+        if not hasattr(module, "mem_get_info"):  # as of torch.xpu before 2.6
+            return None
+        free, _ = module.mem_get_info(self.device)
+        used = module.memory_allocated(self.device)
+        reserved = module.memory_reserved(self.device) if hasattr(module, "memory_reserved") else 0
+        return int(free + max(0, reserved - used))
+
+
+class HostDevice(TorchDevice):
+    """The host's memory in a device's place: each step is done at once."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device, self.pid, self.pins = device, os.getpid(), False
+
+    def submit(self, work: Callable[[], R]) -> R:
+        """Do work."""
+        with torch.inference_mode(False), torch.no_grad():
+            return work()
+
+    def record(self) -> None:
+        """Do nothing: what has been submitted is done."""
+
+    def mark(self) -> None:
+        """Do nothing, as `record`."""
+
+    def has_happened(self, event: Any) -> bool:  # noqa: ARG002
+        """Return that all is done."""
+        return True
+
+    def wait(self, event: Any, tensors: Iterable[Tensor]) -> None:
+        """Do nothing: what has been submitted is done."""
+
+    def free_bytes(self) -> int:
+        """Return the bytes of memory that are free."""
+        return available_bytes()
 
 
 _opened: dict[torch.device, TorchDevice] = {}
@@ -361,22 +426,224 @@ def _arrays_of(tensor: Tensor) -> list[Tensor]:
     return [getattr(tensor, name)() for name in names] or [tensor]
 
 
-class BatchPlacer:
-    """Places the batches of a loader on a device. Pickles as the device's name."""
+class Places(NamedTuple):
+    """A split as tensors: int32, or int64 where torch wants that."""
 
-    def __init__(self, device: torch.device) -> None:
-        self._given = device
+    missed: Tensor
+    hits: Tensor
+    slots: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class MissedRows:
+    """The rows that a device does not have, in place of an attribute of a batch."""
+
+    rows: Tensor  # [m, ...]
+    split: Split
+    path: str  # of their table
+    cat_dim: int  # the row axis in a batch
+    places: Places | None = None  # the split in staging memory, as the rows are
+
+
+def as_words(rows: Tensor) -> Tensor:
+    """Return rows as numbers of the widest type that divides them, [n, words]: a view.
+
+    So rows of all element types move alike: torch does not index some of them.
+    """
+    num_values = math.prod(rows.shape[1:])
+    num_bytes = num_values * rows.element_size()
+    word = next(own for own in _WORDS if num_bytes % own.itemsize == 0)
+    return rows.view(len(rows), num_values).view(torch.uint8).view(word)
+
+
+@dataclass(frozen=True, eq=False)
+class _Filling:
+    """The copies of rows to a device that stay there."""
+
+    device: TorchDevice
+    nodes: Mapping[str, npt.NDArray[np.int64]]  # by type
+    tables: Mapping[str, Mapping[str, RowSource]]  # of each type, by path
+    rows: dict[str, Tensor]  # [C, words] each, by path
+    num_filled: dict[str, int]  # slots of each type whose rows are there
+
+    @property
+    def num_lacking(self) -> int:
+        """Rows that are not there yet."""
+        return sum(len(own) - self.num_filled[name] for name, own in self.nodes.items())
+
+    def make_room(self) -> None:
+        """Make the memory of the rows."""
+        for name, nodes in self.nodes.items():
+            for path, table in self.tables[name].items():
+                room = self.device.empty((len(nodes), table.row_bytes), torch.uint8)
+                self.rows[path] = as_words(room)
+
+    def fill(self, stop: Flag, advance: Callable[[int], None] = lambda _: None) -> None:
+        """Copy the rows that are not there yet, until `stop` is set."""
+        ring, before = StagingRing(self.device), None
+        for name, nodes in self.nodes.items():
+            tables = self.tables[name]
+            row_bytes = sum(table.row_bytes for table in tables.values())
+            step = max(1, PIECE_BYTES // max(1, row_bytes))
+            for first in range(self.num_filled[name], len(nodes), step):
+                if stop.is_set():
+                    return
+                ids = nodes[first : first + step]
+                block = ring.take()
+                pieces = {
+                    path: torch.from_numpy(table.gather(ids, block.rows_memory).values)
+                    for path, table in tables.items()
+                }
+                self.device.submit(partial(self._copy, first, block, pieces))
+                event = self.device.record()
+                ring.give_after(event, block)
+                # What is joined from now on comes after these copies.
+                self.num_filled[name] = first + len(ids)
+                advance(len(ids))
+                while before is not None and not self.device.has_happened(before):
+                    time.sleep(_POLL_SECONDS)
+                before = event
+
+    def _copy(self, first: int, block: StagingBlock, pieces: Mapping[str, Tensor]) -> None:
+        for path, piece in pieces.items():
+            own, is_pinned = block.copy_of(piece)
+            self.rows[path][first : first + len(own)].copy_(as_words(own), non_blocking=is_pinned)
+
+
+def _fill_in_background(filling: _Filling, stop: Flag) -> None:
+    try:
+        filling.fill(stop)
+    except Exception as error:
+        # Batches read the rows that are not there, and raise what is wrong with them.
+        _log.debug("rows are not copied to %s any further: %s", filling.device.device, error)
+
+
+class DeviceRows:
+    """The rows that stay on a device. Thread-safe.
+
+    They are copied on the stream on which batches are joined, and so before these.
+    """
+
+    def __init__(self, sources: Sources, chosen: ChosenRows, device: TorchDevice) -> None:
+        self.chosen, self._device = chosen, device
+        tables: dict[str, dict[str, RowSource]] = {name: {} for name in chosen.held.nodes}
+        for path, name in chosen.tables.owners.items():
+            tables[name][path] = sources.tables[path]
+        self._filling = _Filling(device, chosen.held.nodes, tables, {}, dict.fromkeys(tables, 0))
+        self._lock = threading.Lock()
+        self._end_filling: Callable[[], object] | None = None
+
+    @property
+    def rows(self) -> Mapping[str, Tensor]:
+        """The rows of each table, [C, words], by its path."""
+        return self._filling.rows
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of memory that they take on the device."""
+        return sum(rows.nbytes for rows in self.rows.values())
+
+    def split(self, nodes: Nodes) -> dict[str, Split]:
+        """Return where the rows of a batch come from, by what is there."""
+        return self.chosen.held.split(nodes, num_filled=self._filling.num_filled)
+
+    def begin(self, recorder: Recorder, *, waits: bool) -> None:
+        """Copy the rows; in the background if that takes long, and nobody waits for them."""
+        filling = self._filling
+        with self._lock:
+            if not self.rows:
+                self._make_room()
+            if not filling.num_lacking:
+                return
+            if waits or self.chosen.num_bytes < LONG_READ_BYTES:
+                self._stop_filling()
+                name, total = "copy rows to the device", filling.num_lacking
+                with recorder.phase(name, total, "rows") as advance:
+                    filling.fill(Flag(), advance)
+            elif self._end_filling is None:
+                work = partial(_fill_in_background, filling)
+                self._end_filling = run_in_background(self, work, FILLING_THREAD)
+
+    def _stop_filling(self) -> None:
+        end, self._end_filling = self._end_filling, None
+        if end is not None:
+            end()
+
+    def _make_room(self) -> None:
+        chosen, device, lower = self.chosen, self._device, "lower device_cache="
+        if not chosen.num_bytes:
+            return
+        if (free := device.free_bytes()) is not None:
+            ledger = Ledger(
+                free,
+                (
+                    Reservation("rows of device_cache=", chosen.num_bytes),
+                    Reservation("batches", _BATCHES_THERE * chosen.batch_bytes),
+                ),
+                f"device_cache= on {device.device}",
+                "of its memory that is free",
+                "",
+            )
+            missing = format_at_least(max(0, -ledger.left()))
+            ledger.check(None, f"{lower} by at least {missing}", SMALLER_BATCHES)
+        try:
+            device.submit(self._filling.make_room)
+        except BaseException as error:
+            self._filling.rows.clear()
+            traceback.clear_frames(error.__traceback__)
+            if not isinstance(error, torch.cuda.OutOfMemoryError):  # of any device
+                raise
+            (reason, *_) = str(error).splitlines() or [""]
+            raise ResourceError(
+                f"cannot keep {format_count(chosen.held.num_rows, 'row')} on {device.device}: "
+                f"there is not enough memory for their {format_size(chosen.num_bytes)} "
+                f"({reason}); {lower}, or leave more of the device's memory free"
+            ) from error
+
+
+# By the numbers of the rows and the device, as long as a loader uses them.
+_held: WeakValueDictionary[tuple[int, torch.device], DeviceRows] = WeakValueDictionary()
+
+
+class BatchPlacer:
+    """Places the batches of a loader on a device. Pickles as the device's name, and the loader's.
+
+    Attributes
+    ----------
+    sources : Sources, optional
+        The loader's, with the choice of rows that stay on the device.
+    rows : DeviceRows, optional
+        These rows, since the first iteration has begun.
+    """
+
+    def __init__(self, device: torch.device, sources: Sources | None = None) -> None:
+        self._given, self.sources = device, sources
+        self.rows: DeviceRows | None = None
         self._ring: StagingRing | None = None
         self._shared: dict[int, Tensor] = {}  # in host memory, by id
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (BatchPlacer, (self._given,))
+        return (BatchPlacer, (self._given, self.sources))
 
     def ring(self) -> StagingRing:
         """Return the staging memory; the first call, in the consumer's thread, fixes the device."""
         if self._ring is None or self._ring.device.pid != os.getpid():
             self._ring = StagingRing(TorchDevice.of(self._given), self._shared)
+            self.rows = None
         return self._ring
+
+    def begin(self, recorder: Recorder) -> None:
+        """Copy the rows that stay on the device, in the consumer's thread."""
+        device, sources = self.ring().device, self.sources
+        if sources is None or (chosen := sources.chosen) is None:
+            return
+        if self.rows is None:
+            key = id(chosen.held), device.device
+            with _opening:
+                if (rows := _held.get(key)) is None:
+                    rows = _held[key] = DeviceRows(sources, chosen, device)
+            self.rows = rows
+        self.rows.begin(recorder, waits=sources.placement.strategy.plans)
 
     def trim(self) -> None:
         """Keep little staging memory between iterations."""
@@ -396,13 +663,70 @@ class BatchPlacer:
         return output
 
 
-def copied(
-    output: Any, ring: StagingRing, block: StagingBlock, name: str
-) -> tuple[Any, Any, list[Tensor], int]:
-    """Begin to copy an output; return it with its event, the device's tensors, and their bytes."""
-    device, tensors, are_there = ring.device, list[Tensor](), list[Tensor]()
+class _Joining:
+    """The rows of one batch, joined on a device from those that are there and those copied."""
 
-    def copy(tensor: Tensor) -> Tensor:
+    def __init__(
+        self, device: TorchDevice, block: StagingBlock, held: Mapping[str, Tensor]
+    ) -> None:
+        self._device, self._block, self._held = device, block, held
+        self._places: dict[int, Places] = {}  # on the device, by split
+        self.num_bytes = 0  # of rows that were there
+
+    def moved(self, tensor: Tensor, form: Callable[[Tensor], Tensor] = lambda own: own) -> Tensor:
+        """Return a copy of a tensor, in another form if there is one."""
+        own, is_pinned = self._block.copy_of(tensor)
+        own = form(own)
+        found = self._device.empty(own.shape, own.dtype)
+        if own.nbytes:
+            found.copy_(own, non_blocking=is_pinned)
+        return found
+
+    def joined(self, missed: MissedRows) -> Tensor:
+        """Return all rows of an attribute."""
+        split, there = missed.split, self._held[missed.path]
+        places, empty_of = self._places_of(missed), self._device.empty
+        found = empty_of((split.num_rows, *missed.rows.shape[1:]), missed.rows.dtype)
+        into = as_words(found)
+        if len(split.missed):
+            into.index_copy_(0, places.missed, self.moved(missed.rows, as_words))
+            into.index_copy_(0, places.hits, there.index_select(0, places.slots))
+        else:
+            torch.index_select(there, 0, places.slots, out=into)
+        self.num_bytes += found.nbytes - missed.rows.nbytes
+        if missed.cat_dim in (0, -found.dim()):
+            return found
+        along = found.movedim(0, missed.cat_dim)
+        return empty_of(along.shape, along.dtype).copy_(along)
+
+    def _places_of(self, missed: MissedRows) -> Places:
+        key = id(missed.split)
+        if key not in self._places:
+            assert missed.places is not None  # noqa: S101 - for the type checker
+            own = Places(*map(self.moved, missed.places))
+            # Torch takes numbers of this type where it writes.
+            self._places[key] = Places(own.missed.long(), own.hits.long(), own.slots)
+        return self._places[key]
+
+
+def copied(
+    output: Any,
+    ring: StagingRing,
+    block: StagingBlock,
+    name: str,
+    held: Mapping[str, Tensor] | None = None,
+) -> tuple[Any, Any, list[Tensor], int]:
+    """Begin to copy an output; return it with its event, the device's tensors, and copied bytes.
+
+    `held` has the rows of tables that are on the device, as words, by path.
+    """
+    device, tensors, are_there = ring.device, list[Tensor](), list[Tensor]()
+    joining = _Joining(device, block, held or {})
+
+    def copy(tensor: Any) -> Tensor:
+        if isinstance(tensor, MissedRows):
+            tensors.append(joining.joined(tensor))
+            return tensors[-1]
         if (known := ring.on_device.get(id(tensor))) is not None:
             are_there.extend(_arrays_of(known))
             return known
@@ -414,10 +738,7 @@ def copied(
             found = device.moved(tensor)
             (are_there if found is tensor else tensors).extend(_arrays_of(found))
             return found
-        found = device.empty(tensor.shape, tensor.dtype)
-        own, is_pinned = block.copy_of(tensor)
-        if own.nbytes:
-            found.copy_(own, non_blocking=is_pinned)
+        found = joining.moved(tensor)
         tensors.append(found)
         return found
 
@@ -439,17 +760,20 @@ def copied(
     finally:
         event = device.record()
         ring.give_after(event, block)
-    num_bytes = sum(tensor.nbytes for tensor in tensors)
+    num_bytes = sum(tensor.nbytes for tensor in tensors) - joining.num_bytes
     return placed, event, tensors + are_there, num_bytes
 
 
-def mapped(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
-    """Return an output with a function of each tensor in its place; the output stays as it is."""
+def mapped(value: Any, function: Callable[[Any], Any]) -> Any:
+    """Return an output with a function of each tensor in its place; the output stays as it is.
+
+    Missed rows are in place of a tensor.
+    """
     if value is None or isinstance(value, _WITHOUT_TENSORS):
         return value
     if isinstance(value, AdjT):
         return value.mapped(function)
-    if isinstance(value, Tensor):
+    if isinstance(value, Tensor | MissedRows):
         return function(value)
     if isinstance(value, BaseData):
         value = copy_shallow(value)
@@ -486,6 +810,19 @@ class Placing:
         self._num_placed = 0
         self._is_closed = False
 
+    def begin(self, recorder: Recorder) -> None:
+        """Copy the rows that stay on the device, in the consumer's thread."""
+        self._placer.begin(recorder)
+
+    def split(self, batch: Batch) -> None:
+        """Decide where the rows of a sampled batch come from, unless its plan has decided."""
+        rows, sample = self._placer.rows, batch.sample
+        if rows is None or sample is None:
+            return
+        found = rows.split(sample.nodes) if batch.split is None else batch.split
+        batch.split = {name: own for name, own in found.items() if not own.is_whole}
+        batch.cost.rows_on_device = sum(len(own.hits) for own in found.values())
+
     def expect(self, batch: Batch) -> None:
         """Place a batch after all that were expected before."""
         self._coming.append(batch)
@@ -515,9 +852,21 @@ class Placing:
     def stage(self, batch: Batch) -> None:
         """Copy the rest of a batch's output to its staging memory."""
         block, shared = batch.staged, self._placer.ring().shared
+        places = {
+            id(split): Places(
+                *(
+                    block.copy_of(torch.from_numpy(own))[0]
+                    for own in (split.missed, split.hits, split.slots)
+                )
+            )
+            for split in (batch.split or {}).values()
+        }
 
-        def staged(tensor: Tensor) -> Tensor:
-            return tensor if id(tensor) in shared else block.copy_of(tensor)[0]
+        def staged(value: Any) -> Any:
+            if isinstance(value, MissedRows):
+                rows, _ = block.copy_of(value.rows)
+                return replace(value, rows=rows, places=places[id(value.split)])
+            return value if id(value) in shared else block.copy_of(value)[0]
 
         batch.output = mapped(batch.output, staged)
 
@@ -553,9 +902,11 @@ class Placing:
         key, cost, block = batch.key, batch.cost, batch.staged
         batch.staged, batch.rows_memory = None, empty
         name = f"batch {key.batch} of epoch {key.epoch}"
+        held = None if (rows := self._placer.rows) is None else rows.rows
         batch.output, event, tensors, num_bytes = copied(
-            batch.output, self._placer.ring(), block, name
+            batch.output, self._placer.ring(), block, name, held
         )
+        batch.split = None
         batch.placed = event, tensors
         cost.bytes_to_device = num_bytes
         cost.num_bytes += block.num_bytes - block.rows_bytes

@@ -138,7 +138,8 @@ class LinkNeighborLoader(SampledLoader, PygLinkNeighborLoader):  # type: ignore[
         neighbours and negatives are drawn from the nodes in memory. Kind "two-level".
     strategy, memory, seed, num_threads, prefetch_batches, topology, io_engine, cache, \
 cache_bytes, superbatch, spill_dir, disk, packed, rank, world_size, \
-local_world_size, edge_format, adj_value, edge_ids, device, reorder, tables, progress
+local_world_size, edge_format, adj_value, edge_ids, device, device_cache, tables, \
+progress
         As for `NeighborLoader`.
     **kwargs
         As for `torch.utils.data.DataLoader`: `batch_size`, `shuffle` and others. More than 2^22
@@ -221,7 +222,7 @@ local_world_size, edge_format, adj_value, edge_ids, device, reorder, tables, pro
         adj_value: str | None = None,
         edge_ids: EdgeIds | None = "input",
         device: str | torch.device | None = None,
-        reorder: int | None = None,
+        device_cache: int | str = 0,
         partitions: PartitionPolicy | None = None,
         tables: Sequence[ResidentTable] = (),
         progress: bool | None = None,

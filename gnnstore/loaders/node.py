@@ -167,12 +167,11 @@ class NeighborLoader(SampledLoader, PygNeighborLoader):  # type: ignore[misc]
         when a batch comes. `transform` has them there. Without a number it is torch's current
         device when the first iteration begins. None, or "cpu": in host memory, which alone
         `memory` counts.
-    reorder : int, optional
-        With `device`: batches of a window. Rows that the batch before has had are used again there,
-        and not copied to it anew. 1: batches come in their order. From 2 on, strategies that sample
-        ahead also put the batches of each window in an order in which neighbours share rows
-        (FastGL): a batch keeps its content and comes in another place, so with `shuffle=False`
-        predictions do not come in the order of the seeds, but with the batch's `input_id`.
+    device_cache : int or str
+        Memory of `device` for rows that stay there, such as "2GB": of the nodes that most sampled
+        batches need, or as `cache` says, of all types together. They are neither cached in host
+        memory nor read, nor copied again. Batches stay as they are. Loaders of a store object
+        share them; with a device "cpu" they are part of `memory`.
     partitions : PartitionPolicy, optional
         Hold some partitions of the store in memory at a time (`gnnstore partition`), and sample
         from these alone, which changes batches; kind "dispersed" or "sequential", though
@@ -203,12 +202,14 @@ class NeighborLoader(SampledLoader, PygNeighborLoader):  # type: ignore[misc]
         If options contradict one another or are not supported, or an engine is forced that
         is not available, or torch has no such device.
     ResourceError
-        While iterating: if memory of the device does not suffice for a batch.
+        While iterating: if memory of the device does not suffice for a batch, or for the rows that
+        are to stay there.
     InputError
         If a seed is not a node of the graph.
     BudgetError
         If `memory` is too small; says by how much at least to raise it. If rows are read from
-        disk, it must also hold two batches, whose size is estimated by sampling a few.
+        disk, it must also hold two batches, whose size is estimated by sampling a few. When the
+        first iteration begins: if `device_cache` and batches are more than is free on the device.
 
     Examples
     --------
@@ -263,7 +264,7 @@ class NeighborLoader(SampledLoader, PygNeighborLoader):  # type: ignore[misc]
         adj_value: str | None = None,
         edge_ids: EdgeIds | None = "input",
         device: str | torch.device | None = None,
-        reorder: int | None = None,
+        device_cache: int | str = 0,
         partitions: PartitionPolicy | None = None,
         tables: Sequence[ResidentTable] = (),
         progress: bool | None = None,

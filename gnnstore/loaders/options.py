@@ -21,7 +21,6 @@ from torch import Tensor
 from torch.utils.data import DataLoader, get_worker_info
 from torch_geometric.sampler.base import NumNeighbors
 
-from gnnstore.caching.policies import MAX_PLANNED
 from gnnstore.caching.scores import SCORES, Score
 from gnnstore.disk.engines import ENGINES
 from gnnstore.errors import NotFoundError, UsageError, as_whole_number, check_choice, whole_number
@@ -39,7 +38,7 @@ from gnnstore.sampling.neighbor import SamplingConfig, TemporalStrategy
 from gnnstore.sampling.sampled_graph import columns_needed
 from gnnstore.strategies.base import Auto
 from gnnstore.strategies.loader_spec import EdgeIds, ReadOptions
-from gnnstore.strategies.options import CacheSettings, PlannedSettings
+from gnnstore.strategies.options import CacheSettings, DeviceCache, PlannedSettings
 from gnnstore.strategies.registry import STRATEGIES, find_strategy
 from gnnstore.units import parse_size
 
@@ -53,11 +52,12 @@ _PLANNED = ("superbatch", "spill_dir", "disk")
 # Options that go unused: with packed epochs, which have decided them, and with partitions, which
 # have neither times nor weights and are not shared among processes.
 _NOT_WITH_PACKED = (
-    *("strategy", "topology", *_CACHE, *_PLANNED, "attributes", "seeds_of", "reorder"),
+    *("strategy", "topology", *_CACHE, *_PLANNED, "attributes", "seeds_of"),
+    "device_cache",
 )
 _NOT_WITH_PARTITIONS = (
     *("time_attr", "weight_attr", "strategy", "topology", *_CACHE, *_PLANNED, "packed", "rank"),
-    "seeds_of",
+    *("seeds_of", "device_cache"),
 )
 
 
@@ -73,7 +73,6 @@ class LoaderOptions:
     csr: CsrEdges | None  # None: batches have `edge_index`
     torch: dict[str, Any]  # keyword arguments of torch's `DataLoader`
     device: Any  # torch's, where batches are placed; None: in host memory
-    reorder: int  # batches of a window in which they are put in order; 0: the option is not set
     # Node types whose nodes have times of their own; None: sampling obeys no times.
     timed_nodes: frozenset[str] | None = None
 
@@ -86,14 +85,11 @@ class LoaderOptions:
             given["attributes"] = list(attributes)  # is read more than once
         of_torch = dict(parameters["kwargs"])
         direction = of_torch.pop("sample_direction", "forward")  # of PyG's samplers
-        device = checked_device(given.get("device"))
-        reorder = call(checked_reorder, given)
-        given["reorder"] = reorder or None
+        given["device_cache"] = checked_device_cache(**given)
+        device = checked_device(given.get("device"), holds_rows=bool(given["device_cache"]))
         _refuse_unsupported(**given, sample_direction=direction)
         edge_ids = checked_edge_ids(given.get("edge_ids", "input"))
-        read = call(read_options, given)
-        read = dataclasses.replace(read, edge_ids=edge_ids, reorder=reorder)
-        _refuse_no_windows(read, given)
+        read = dataclasses.replace(call(read_options, given), edge_ids=edge_ids)
         store = as_store(given["data"])
         config = call(sampling_config, {**given, "schema": store.schema})
         if not store.schema.is_homogeneous:
@@ -110,7 +106,7 @@ class LoaderOptions:
         if csr is None:
             warn_of_narrow_edges(store.schema)
         seen = _seen(store, given.get("attributes"), given.get("adj_value"))
-        return cls(given, store, seen, config, read, csr, of_torch, device, reorder, times)
+        return cls(given, store, seen, config, read, csr, of_torch, device, times)
 
     def check_times(self, seed_types: Iterable[str], input_time: Any) -> None:
         """Refuse seed nodes without times."""
@@ -137,55 +133,35 @@ class LoaderOptions:
             )
 
 
-def checked_reorder(
-    reorder: Any = None, device: Any = None, transform_sampler_output: Any = None
+def checked_device_cache(
+    *,
+    device: Any = None,
+    device_cache: Any = 0,
+    transform_sampler_output: Any = None,
+    **_: Any,
 ) -> int:
-    """Return the option `reorder`, 0 if it is not given, or refuse it."""
-    if reorder is None:
-        return 0
-    number = None if isinstance(reorder, bool) else as_whole_number(reorder)
-    if number is None or not 1 <= number <= MAX_PLANNED:
+    """Return the bytes of the option `device_cache`, or refuse it."""
+    if isinstance(device_cache, bool):
         raise UsageError(
-            f"reorder={reorder!r}: expected the batches of a window, a whole number from 1 to "
-            f"{MAX_PLANNED}; 1 keeps their order, and uses rows of the batch before again"
+            f"device_cache={device_cache!r} is not a size; write a number of bytes, or text such "
+            "as '2GB'"
         )
+    num_bytes = parse_size(device_cache, name="device_cache")
+    if not num_bytes:
+        return 0
     if device is None:
         raise UsageError(
-            f"reorder={number}: rows of the batch before are used again on a device, and there is "
-            'no device=; give it, such as device="cuda" (device="cpu" does the same in host '
-            "memory), or leave reorder out"
+            f"device_cache={device_cache!r}: rows stay on the device that device= names, and there "
+            'is none; give device=, such as "cuda" (or "cpu", where they stay in host memory), or '
+            "leave it out"
         )
     if transform_sampler_output is not None:
         raise UsageError(
-            f"reorder={number} with transform_sampler_output, which may change the nodes of a "
-            "batch after it was sampled; leave one of them out"
+            f"device_cache={device_cache!r} with transform_sampler_output=: batches are joined "
+            "whole once that has changed them, so that rows on the device have no use; leave one "
+            "of them out"
         )
-    return number
-
-
-def _refuse_no_windows(read: ReadOptions, given: Mapping[str, Any]) -> None:
-    """Refuse an order of batches that are not sampled ahead, or a superbatch with half a window."""
-    window, strategy = read.reorder, read.strategy
-    if window < 2:
-        return
-    planned = None if isinstance(strategy, Auto) or not strategy.plans else read.planned
-    has_partitions = given.get("partitions") is not None
-    if planned is None or has_partitions:
-        with_what = "partitions=" if has_partitions else f"strategy={given['strategy']!r}"
-        raise UsageError(
-            f"reorder={window} puts batches in another order, and they are not sampled ahead with "
-            f"{with_what}; choose "
-            + ("" if has_partitions else 'strategy="packed" or "belady", or ')
-            + "reorder=1"
-        )
-    count = planned.num_batches
-    if count is not None and count % window:
-        more = (count // window + 1) * window
-        less = f"{more - window} or " if more > window else ""
-        raise UsageError(
-            f"superbatch={count} with reorder={window}: the batches of a window are planned "
-            f"together; give superbatch={less}{more}, or leave it out"
-        )
+    return num_bytes
 
 
 def checked_edge_ids(value: Any) -> EdgeIds | None:
@@ -289,7 +265,8 @@ def read_options(
     packed: Any = None,
     attributes: Any = None,
     seeds_of: Any = None,
-    reorder: int | None = None,
+    device: Any = None,
+    device_cache: int = 0,
 ) -> ReadOptions:
     """Check the options of reading the store."""
     given = dict(locals())
@@ -313,6 +290,10 @@ def read_options(
     decides = not isinstance(chosen, Auto) and chosen.plans and not chosen.takes_cache
     if decides or chosen.score is not None:
         unused.append("cache")
+    held = _rows_on_device(device_cache, str(device), chosen.score or cache)
+    # Without another use, `cache` is of the rows on the device.
+    has_use = held is None or chosen.score is not None or "cache" not in unused
+    given["cache"] = cache = cache if has_use else None
     if not chosen.plans:
         unused += ["superbatch"] if is_auto else _PLANNED
     _refuse(f"strategy={strategy!r}", unused, given)
@@ -340,7 +321,15 @@ def read_options(
         settings = CacheSettings() if chosen.caches else None
     elif not isinstance(chosen, Auto) and not chosen.caches:  # an alias without a cache
         chosen = STRATEGIES[chosen.alias_of]
-    return ReadOptions(chosen, topology, memory, io_engine, settings, planned)
+    return ReadOptions(chosen, topology, memory, io_engine, settings, planned, device_cache=held)
+
+
+def _rows_on_device(num_bytes: int, device: str, score: str | None) -> DeviceCache | None:
+    if not num_bytes:
+        return None
+    score = score or "frequency"
+    check_choice("cache", score, SCORES)
+    return DeviceCache(num_bytes, cast("Score", score), device)
 
 
 def local_machine(
@@ -383,7 +372,7 @@ def local_machine(
 
 def _refuse(who: str, names: Iterable[str], given: Mapping[str, Any]) -> None:
     """Refuse the given options among some that go unused."""
-    defaults = {"strategy": "auto", "topology": "auto"}
+    defaults = {"strategy": "auto", "topology": "auto", "device_cache": 0}
     unused = [
         f"{name}={given[name]!r}"
         for name in names

@@ -48,6 +48,7 @@ from gnnstore.pipeline.states import sampling_fingerprint
 from gnnstore.sampling.neighbor import EdgeSample, NeighborSampler, Sample, SamplingConfig
 from gnnstore.seeds.base import ON_DEMAND_EPOCH, SeedSource
 from gnnstore.strategies.auto import open_sources
+from gnnstore.strategies.device_rows import reservations
 from gnnstore.strategies.loader_spec import LoaderSpec
 
 
@@ -219,20 +220,16 @@ class SampledLoader(BatchLoader):
         by: PartitionSources | SeedParts | None = parts
         if given.get("seeds_of") is not None:
             by = SeedParts.of(options.store, given["seeds_of"], seeds)
-        windows = {}  # nothing of what leaves batches where they are, as in older states
-        if options.reorder > 1:
-            windows = {"reorder": options.reorder, "world_size": shard.world_size}
         super().__init__(
             len(seeds),
             labels=seeds.labels,
-            fingerprint=partial(_fingerprint, store, config, seeds, by, windows),
+            fingerprint=partial(_fingerprint, store, config, seeds, by),
             seed=given.get("seed"),
             transform=given.get("transform"),
             transform_sampler_output=given.get("transform_sampler_output"),
             num_threads=given.get("num_threads"),
             prefetch_batches=given.get("prefetch_batches"),
             device=options.device,
-            reorder=options.reorder,
             options=of_torch,
             shard=shard,
             own_order=None if by is None else by.order,
@@ -282,6 +279,7 @@ class SampledLoader(BatchLoader):
             may_use_fewer=self._num_threads_given is None,
             knows_epochs=self._order.is_keyed and self._order.shuffles and self._most_threads() > 0,
             progress=progress,
+            of_device=tuple(reservations(options.read.device_cache, store.schema)),
         )
         open_parts = open_sources if options.read.packed is None else open_packed_sources
         with shared_tables(options.store).machine_for(machine) as self._machine:
@@ -356,7 +354,6 @@ def _fingerprint(
     config: SamplingConfig,
     seeds: SeedSource,
     by: PartitionSources | SeedParts | None,
-    windows: dict[str, int],
 ) -> dict[str, Any]:
-    found = sampling_fingerprint(store, config, seeds) | windows
+    found = sampling_fingerprint(store, config, seeds)
     return found if by is None else found | by.fingerprint()

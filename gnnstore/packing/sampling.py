@@ -33,11 +33,12 @@ from gnnstore.sampling.neighbor import SamplingConfig
 from gnnstore.seeds.base import SeedSource
 from gnnstore.seeds.nodes import resolve_input_nodes
 from gnnstore.strategies.auto import open_sources
+from gnnstore.strategies.device_rows import row_degrees
 from gnnstore.strategies.loader_spec import LoaderSpec
 from gnnstore.strategies.lookahead import make_job, policy_of
 from gnnstore.strategies.placement import read_tables
 from gnnstore.strategies.registry import PACKED
-from gnnstore.strategies.sampled_epoch import row_degrees, sample_workload
+from gnnstore.strategies.sampled_epoch import sample_workload
 from gnnstore.strategies.superbatch_memory import MissModel, size_packing
 from gnnstore.units import parse_size
 

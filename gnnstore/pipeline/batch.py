@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from gnnstore._core import ReadCounts, empty, pool_exchange, pool_trim, release_heap
 from gnnstore.errors import limits_named
+from gnnstore.features.held import Split
 from gnnstore.features.source import Rows, RowsMemory
 from gnnstore.graph.topology import Topology
 from gnnstore.pipeline.order import EpochOrder, Iteration, Position
@@ -50,6 +51,7 @@ class BatchCost:
     num_bytes: int = 0
     bytes_gathered: int = 0
     bytes_to_device: int = 0
+    rows_on_device: int = 0
     seconds_sampling: float = 0.0
     seconds_gathering: float = 0.0
     counts: ReadCounts = field(default_factory=ReadCounts)  # reads of attributes
@@ -70,6 +72,8 @@ class Batch:
     place: Any = None  # where its source has it; None: it is sampled now
     output: Any = None  # the sample alone, or joined with its attributes
     rows_memory: RowsMemory = empty  # of the arrays that rows are gathered to
+    # By node type, where rows come from; None: that is not decided, and empty: none is held.
+    split: Mapping[str, Split] | None = None
     staged: Any = None  # the block of memory that rows are copied to a device from
     placed: Any = None  # once it is on the device: what its consumer waits for
 
@@ -157,22 +161,11 @@ class EpochRun:
     recorder: Recorder
     # Returns the run that is expected next and its batches; None if that is not known.
     following: Callable[[], tuple[EpochRun, Iterator[Batch]] | None] = lambda: None
-    # Batches of all ranks whose order is decided together; 1: they come as they are numbered.
-    window: int = 1
 
     def batches(self, order: EpochOrder, start: Position) -> Iterator[Batch]:
-        """Yield the batches of an order from a position on.
-
-        Inside a window, all of its batches, since they decide on its order: those in places that
-        were handed out before have no position.
-        """
-        if handed_out := start.batches % self.window:
-            if not order.num_left(start, self.seed):
-                return
-            start = start._replace(batches=start.batches - handed_out)
+        """Yield the batches of an order from a position on."""
         for number, index, after in order.batches(start, self.seed):
-            position = after if after.batches > self.first else None
-            yield Batch(BatchKey(self.seed, self.epoch, number), index, position)
+            yield Batch(BatchKey(self.seed, self.epoch, number), index, after)
 
 
 class BatchSource(ABC):
@@ -293,11 +286,17 @@ class OutputAssembler(Protocol):
 class Placing(Protocol):
     """The batches of an iteration on their way to a device, in their order."""
 
+    def begin(self, recorder: Recorder) -> None:
+        """Begin, in the consumer's thread: copy what stays on the device, which may take long."""
+
     def expect(self, batch: Batch) -> None:
         """Place a batch after all that were expected before."""
 
     def ask(self) -> None:
         """Note that the consumer, who calls this, asks for the next batch."""
+
+    def split(self, batch: Batch) -> None:
+        """Decide where the rows of a sampled batch come from, unless its plan has decided."""
 
     def staging(self, batch: Batch, hold: Callable[[Any], None]) -> AbstractContextManager[object]:
         """Return a context in which rows of a batch are gathered straight into staging memory.
@@ -364,6 +363,8 @@ class BatchPreparer:
                 with self._stage(source.stage_of(batch), batch.key) as stage:
                     source.prepare(batch)
                     _measure(batch)
+                    if self.placing is not None and self.from_output is None:
+                        self.placing.split(batch)
                     stage.args |= {"nodes": cost.num_nodes, "edges": cost.num_edges}
                 cost.seconds_sampling += stage.seconds
                 if self.from_output is not None:
@@ -418,6 +419,7 @@ class BatchPreparer:
             seconds_waiting=seconds_waiting + gathering,
             bytes_gathered=cost.bytes_gathered,
             bytes_to_device=cost.bytes_to_device,
+            rows_on_device=cost.rows_on_device,
             **cost.seeds,
         )
         output, batch.output = batch.output, None  # held by the consumer alone
@@ -492,23 +494,6 @@ class _Submitted(Iterator[Batch]):
         return batch
 
 
-class _Reordered(_Submitted):
-    """Batches in another order than that of their numbers."""
-
-    def __init__(self, batches: Iterator[Batch], *gates: MemoryGate | Placing) -> None:
-        super().__init__(batches, *gates)
-        self._keys: list[BatchKey] = []
-
-    def __next__(self) -> Batch:
-        batch = super().__next__()
-        self._keys.append(batch.key)
-        return batch
-
-    def describe(self, k: int) -> str:
-        """Describe the k-th batch."""
-        return f"while preparing batch {self._keys[k].batch} of epoch {self._keys[k].epoch}"
-
-
 def load_batches(
     run_from: Callable[[Position], EpochRun],
     iteration: Iteration,
@@ -535,22 +520,17 @@ def load_batches(
         pool_exchange(True)
     with limits_named("prepare a batch"), ExitStack() as stack:
         if placing is not None:
+            placing.begin(recorder)
             placing.ask()
         batches = stack.enter_context(preparer.source.epoch(run.batches(order, start), run))
-        submitted, describe = batches, run.describe
-        if run.window > 1:
-            submitted = reordered = _Reordered(batches, *orders)
-            describe = reordered.describe
-        elif orders:
-            submitted = _Submitted(batches, *orders)
         prepared = ordered_map(
             preparer.prepare,
-            submitted,
+            _Submitted(batches, *orders) if orders else batches,
             num_threads=run.num_threads,
             lookahead=lookahead,
             timeout_seconds=run.timeout_seconds,
             initializer=initializer,
-            describe=describe,
+            describe=run.describe,
             stop=partial(in_one_step, *(each.close for each in gates)),
             waiting=waiting,
         )

@@ -29,6 +29,10 @@ class LoaderStats:
         Attribute values copied into batches.
     bytes_to_device : int
         Tensors of batches copied to the device, with `device=`.
+    device_cache_bytes : int
+        Rows that stay on the device, with `device_cache=`; 0 before the first iteration.
+    rows_on_device : int
+        Rows of batches that came from them; a node counts once for all tables of its type.
     peak_rss_bytes : int
         The most memory that the process has had resident, loader or not.
     strategy, topology, reason : str
@@ -90,6 +94,7 @@ class LoaderStats:
     predicted_first_epoch_seconds: float | None = None
     predicted_epoch_bytes: int | None = None
     epoch_batches: int = 0
+    device_cache_bytes: int = 0
     # From here on totals, but for the peak at the end; see `since`.
     batches: int = 0
     nodes: int = 0
@@ -100,6 +105,7 @@ class LoaderStats:
     seconds_waiting: float = 0.0
     bytes_gathered: int = 0
     bytes_to_device: int = 0
+    rows_on_device: int = 0
     reads: int = 0
     bytes_read: int = 0
     bytes_useful: int = 0

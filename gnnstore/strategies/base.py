@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from gnnstore.caching.scores import SCORES
 from gnnstore.disk.engines import Engine
+from gnnstore.features.held import ChosenRows
 from gnnstore.features.shared_rows import SharedRows
 from gnnstore.features.source import RowSource
 from gnnstore.graph.table_registry import shared_tables
 from gnnstore.pipeline.batch import SamplingSource
+from gnnstore.strategies.device_rows import chosen_rows, left_out
 from gnnstore.strategies.loader_spec import EdgeIds, LoaderSpec
 from gnnstore.strategies.options import Mode, StrategyTraits
 from gnnstore.strategies.placement import Placement
@@ -138,6 +140,7 @@ class Sources:
     # Ids of the edges in the input, by position; of types that are not here, positions are ids.
     edge_ids: Mapping[EdgeType, RowSource]
     e_id: EdgeIds | None = "input"  # what batches show
+    chosen: ChosenRows | None = None  # the rows that stay on the device
     _again: Callable[[], Sources]
 
     def __new__(cls, *arguments: Any, **named: Any) -> Self:
@@ -191,6 +194,10 @@ class OpenStore(Sources):
         engine = loader.open_engine(placement.topology) if placement.reads_disk else None
         self.placement, self.engine = placement, engine
         self.topology = loader.open_topology(placement, engine)
+        self.chosen = chosen_rows(loader, placement, self.topology)
+        if self.chosen is not None:
+            loader = left_out(loader, self.chosen)
+            self.placement = placement = placement.because(self.chosen.describe())
         # Before tables are loaded, which takes a while.
         self.cache = cache = self.open_cache(loader)
         self.num_threads = num_threads

@@ -16,6 +16,7 @@ from gnnstore.budget.ledger import Reservation
 from gnnstore.budget.limits import MemoryBudget, affordable_threads, available_bytes
 from gnnstore.disk.spool import default_parent
 from gnnstore.errors import BudgetError, DiskBudgetError, UsageError
+from gnnstore.features.held import ChosenRows
 from gnnstore.features.tables import CachedTables
 from gnnstore.formats.base.files import free_bytes
 from gnnstore.graph.cache_owner import shared_caches
@@ -23,10 +24,14 @@ from gnnstore.graph.sizes import StoreSizes
 from gnnstore.graph.table_registry import shared_tables
 from gnnstore.machine import PRIVATE, Machine, SharedMachine, share_of
 from gnnstore.pipeline.lookahead.edge_rows import MAX_ROW_BYTES, PassSize
-from gnnstore.pipeline.lookahead.ordering import Windows
 from gnnstore.progress import NullProgress, Progress
-from gnnstore.strategies.options import CacheSettings, PlannedSettings, StrategyTraits
-from gnnstore.strategies.placement import Placement, check_two_batches, place, read_tables
+from gnnstore.strategies.options import (
+    CacheSettings,
+    DeviceCache,
+    PlannedSettings,
+    StrategyTraits,
+)
+from gnnstore.strategies.placement import Placement, check_two_batches, place
 
 if TYPE_CHECKING:
     from gnnstore.disk.engines import Engine
@@ -57,7 +62,7 @@ class ReadOptions:
     planned: PlannedSettings | None = None
     packed: Any = None  # a name, path or URL of packed epochs, or what `open_packed` returned
     edge_ids: EdgeIds | None = "input"
-    reorder: int = 0  # batches of a window in which they are put in order; 0: the option is not set
+    device_cache: DeviceCache | None = None  # rows that stay on the device
 
 
 def pass_size(specs: Sequence[AttributeSpec]) -> PassSize:
@@ -79,6 +84,10 @@ class LoaderSpec:
     knows_epochs: bool = False
     progress: Progress = field(default_factory=NullProgress)  # displays long waits
     machine: Machine = PRIVATE  # the place of arrays that are loaded whole
+    # What rows that stay on a device take of the host's memory.
+    of_device: tuple[Reservation, ...] = ()
+    # The rows that stay on its device, once they are chosen, by the paths of their tables.
+    chosen: dict[frozenset[str], ChosenRows] = field(default_factory=dict, repr=False)
     # Paths of the node attributes that are cached, with any memory; None: what is read.
     cached: frozenset[str] | None = None
 
@@ -290,15 +299,6 @@ class LoaderSpec:
         }
         return {kind: specs for kind, specs in found.items() if specs}
 
-    @property
-    def windows(self) -> Windows | None:
-        """The windows in which batches are put in order; None: they are not."""
-        schema = self.store.schema
-        paths = {spec.path for spec in read_tables(schema.node_attributes())}
-        if not self.options.reorder or not paths:
-            return None
-        return Windows(self.options.reorder, CachedTables.of(schema, paths).space)
-
     def cached_tables(self, placement: Placement) -> CachedTables:
         """Return the node attributes whose rows are cached: those that are read from disk."""
         paths = placement.read_paths if self.cached is None else self.cached
@@ -363,6 +363,7 @@ def _placers(
         loader.budget,
         strategy=strategy.by_mode or strategy,
         seeds_bytes=loader.seeds_bytes,
+        of_device=loader.of_device,
         cached_bytes=shared_caches(loader.store).cached_bytes,
         taken_bytes=loader.taken_bytes(strategy),
         shared_tables=shared.tables_in_memory,

@@ -26,6 +26,7 @@ from gnnstore.pipeline.lookahead.producer import LookaheadJob, most_ids
 from gnnstore.pipeline.lookahead.superbatch import DiskQuota
 from gnnstore.sampling.compact import Types
 from gnnstore.strategies.base import OpenStore, Strategy
+from gnnstore.strategies.device_rows import chosen_rows, left_out
 from gnnstore.strategies.loader_spec import LoaderSpec, pass_size
 from gnnstore.strategies.options import StrategyTraits
 from gnnstore.strategies.placement import Placement
@@ -75,6 +76,7 @@ class LookaheadStrategy(Strategy):
         """Choose the number of batches that are planned at a time, and of rows that are cached."""
         engine, num_threads = loader.open_engine(placement.topology), loader.num_threads
         topology = loader.open_topology(placement, engine)
+        loader = left_out(loader, chosen_rows(loader, placement, topology))
         tables = loader.cached_tables(placement)
         presampler = loader.presampler.over(tables.space)
         spare_bytes = placement.spare_bytes
@@ -221,7 +223,6 @@ def _facts(  # noqa: PLR0917 - of one loader
         disk_bytes=disk_bytes - (2 * _edges_disk_bytes(disk_bytes) if edges else 0),
         edges_bytes=sum(pass_size(specs).index_bytes for specs in edges.values()),
         reads_more=bool(placement.read_paths - read_ahead),
-        windows=loader.windows,
     )
 
 
@@ -259,10 +260,10 @@ def make_job(
         quota=DiskQuota(disk_bytes - 2 * edges_bytes),
         space=space,
         types=Types.of(schema),
+        held=loader.presampler.held,
         index_dtype=schema.index_dtype,
         most_ids=most_ids(schema),
         degrees=partial(out_degrees, topology, space, size.counts_bytes - space.num_rows),
-        windows=loader.windows,
         edge_tables={
             kind: [*map(loader.store.reader.paged, specs)] for kind, specs in edges.items()
         },

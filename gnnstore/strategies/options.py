@@ -60,6 +60,15 @@ class CacheSettings:
 
 
 @dataclass(frozen=True)
+class DeviceCache:
+    """The loader's option `device_cache`."""
+
+    num_bytes: int  # of rows that stay on the device
+    score: Score = "frequency"  # the score by which they are chosen
+    device: str = "cpu"  # as it was given
+
+
+@dataclass(frozen=True)
 class PlannedSettings:
     """The loader's options for a strategy that samples and plans ahead."""
 

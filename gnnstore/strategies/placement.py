@@ -202,6 +202,7 @@ def place(
     strategy: StrategyTraits | Mapping[Mode, StrategyTraits],
     topology: str = "auto",
     seeds_bytes: int = 0,
+    of_device: Sequence[Reservation] = (),
     cached_bytes: int = 0,
     taken_bytes: int = 0,
     trial_bytes: int = 0,
@@ -249,6 +250,7 @@ def place(
         usable = limit - limit // _BATCH_SHARE
     base = (
         seeds_bytes
+        + sum(own.fixed for own in of_device)
         + sizes.compressed_bytes
         + sizes.times_bytes
         + (sizes.rows_bytes + sizes.edge_ids_bytes if mode == "memory" else 0)
@@ -259,7 +261,11 @@ def place(
     where = _place_topology(topology, mode, sizes, usable - base - staging)
     memory = Ledger(
         limit, (), f"strategy {strategy.choice!r}", source, trial_bytes=trial_bytes
-    ).add(*_required(sizes, mode, where), Reservation("seeds and their order", seeds_bytes))
+    ).add(
+        *_required(sizes, mode, where),
+        Reservation("seeds and their order", seeds_bytes),
+        *of_device,
+    )
 
     # Ranks with a thread more or less leave as much, so that what is sized by it is one for all.
     most_staging = staging if sizes.num_ranks == 1 else max(staging, limit // STAGING_SHARE)

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gnnstore._core import release_memory
-from gnnstore.caching.scores import MAX_COUNTED_BATCHES, count_out_degrees
+from gnnstore.caching.scores import MAX_COUNTED_BATCHES
 from gnnstore.disk.measure import disk_profile
 from gnnstore.features.mapped_rows import MAX_FAULT_THREADS, MIN_ROWS_PER_FAULT_THREAD
 from gnnstore.features.memory_rows import MemoryRows
@@ -20,6 +20,7 @@ from gnnstore.graph.table_registry import shared_tables
 from gnnstore.graph.topology import Topology
 from gnnstore.pipeline.lookahead.presample import ENOUGH_VISITS, Presampled, Presampler
 from gnnstore.progress import Progress
+from gnnstore.strategies.device_rows import chosen_rows, left_out, row_degrees
 from gnnstore.strategies.loader_spec import LoaderSpec, pass_size
 from gnnstore.strategies.prediction import EdgePass, HardwareRates
 from gnnstore.strategies.workload import SampledTrace, SpatialSampling, TableReads, Workload
@@ -66,10 +67,11 @@ class SampledEpoch:
         engine, tables = loader.open_engine(placement.topology), loader.cached_tables(placement)
         if engine is None or not tables.specs or not len(loader.presampler.seeds):
             return None
-        presampler = loader.presampler.over(tables.space)
         disk = disk_profile(loader.store.path, progress)
         num_threads = max(1, placement.staging_bytes // engine.staging_bytes)
         topology = loader.open_topology(placement, engine)
+        loader = left_out(loader, chosen_rows(loader, placement, topology))
+        presampler = loader.presampler.over(tables.space)
         # A cache that is shared later keeps its memory during this.
         spare = max(_LEAST_SPARE_BYTES, placement.left_bytes - loader.shared_cache_bytes())
         seen, workload = sample_workload(
@@ -210,16 +212,6 @@ def out_degrees(
     if space.num_rows * np.dtype(np.uint32).itemsize > memory_bytes:
         return None
     return row_degrees(topology, space)
-
-
-def row_degrees(topology: Topology, space: RowSpace) -> npt.NDArray[np.uint32]:
-    """Return the out-degree of each row's node, over edges of all types: uint32 [N]."""
-    counts = np.zeros(space.num_rows, np.uint32)
-    for (source, _, _), csc in topology.csc.items():
-        if source in space.ranges:
-            first, num_rows = space.ranges[source]
-            count_out_degrees(csc.column_pieces(), counts[first : first + num_rows], csc.label)
-    return counts
 
 
 # Bytes of the table, and of the gathered rows: far more than caches of processors hold.

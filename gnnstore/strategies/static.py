@@ -16,6 +16,7 @@ from gnnstore.caching.scores import (
     SCORE_DTYPES,
     CacheCost,
     StaticCacheInfo,
+    num_that_fit,
     select_nodes,
 )
 from gnnstore.features.static import (
@@ -30,11 +31,12 @@ from gnnstore.machine import Arrays, Machine
 from gnnstore.pipeline.lookahead.presample import Presampled, with_margin
 from gnnstore.pipeline.states import sampling_fingerprint
 from gnnstore.strategies.base import OpenStore, Strategy
+from gnnstore.strategies.device_rows import chosen_rows, left_out, row_degrees
 from gnnstore.strategies.loader_spec import LoaderSpec
 from gnnstore.strategies.options import CacheSettings
 from gnnstore.strategies.placement import Placement, check_two_batches, prefetch_wish, with_batches
 from gnnstore.strategies.prediction import EpochCosts, HardwareRates, Prediction, Resources
-from gnnstore.strategies.sampled_epoch import SampledEpoch, row_degrees
+from gnnstore.strategies.sampled_epoch import SampledEpoch
 from gnnstore.strategies.workload import Workload
 from gnnstore.threads import LONG_READ_BYTES
 from gnnstore.units import format_size
@@ -48,8 +50,6 @@ _log = logging.getLogger(__name__)
 
 # Without memory= the memory of the model is unknown.
 _CACHE_SHARE = 2
-# With types of several widths, the number of nodes is found by so many halvings.
-_HALVINGS = 8
 
 
 @dataclass(frozen=True, eq=False)
@@ -154,7 +154,8 @@ class CacheMaker:
         batches = sampling_fingerprint(store, sampler.config, sampler.seeds)
         shape = sampler.batch_size, sampler.in_order, sampler.pins
         paths = [spec.path for spec in self.tables.specs]
-        facts = f"{self.settings}{paths}{batches}{shape}"
+        held = self.loader.options.device_cache
+        facts = f"{self.settings}{paths}{batches}{shape}{'' if held is None else held}"
         digest = hashlib.sha256(facts.encode()).hexdigest()[:16]
         return f"{store.reader.uuid} choice of rows by {self.settings.score} for {digest}"
 
@@ -217,26 +218,20 @@ class CacheMaker:
         return caches.cache(self.key, make)
 
     def _best(self, scores: npt.NDArray[Any], num_rows: int) -> npt.NDArray[np.int64]:
-        """Return the best nodes that take the memory of about `num_rows` of the widest type."""
-        cost, widths, widest = self.cost.whole, self.tables.widths, self.tables.slot_bytes
-        given, most = num_rows, num_rows * widest // min(widths.values())
-        nodes = select_nodes(scores, num_rows)
-        for _ in range(_HALVINGS if most > num_rows else 0):
-            middle = (num_rows + most + 1) // 2
-            more = select_nodes(scores, middle)
-            narrower = sum(
-                (widest - width) * len(own.part(more)[1]) for own, width in widths.items()
-            )
-            if cost.bytes_of(len(more)) - narrower <= cost.bytes_of(given):
-                nodes, num_rows = more, middle
-            else:
-                most = middle - 1
-        return nodes
+        """Return the best nodes that take the memory of `num_rows` of the widest type, at most."""
+        widest, node_bytes = self.tables.slot_bytes, self.cost.node_bytes
+        row_bytes = {
+            own: node_bytes - (widest - width) for own, width in self.tables.widths.items()
+        }
+        return select_nodes(scores, num_that_fit(scores, row_bytes, num_rows * node_bytes))
 
     def scores(self) -> npt.NDArray[Any]:
         """Return the score of each row: uint8 or uint32 [N]."""
         if self.settings.score == "degree":
-            return row_degrees(self.topology, self.tables.space)
+            degrees = row_degrees(self.topology, self.tables.space)
+            if (held := self.loader.presampler.held) is not None:
+                degrees[held.rows_in(self.tables.space)] = 0
+            return degrees
         counts = np.zeros(self.num_rows, np.uint8)
         self.presampler.run(self.topology, self.loader.num_threads, counts)
         return counts
@@ -263,6 +258,7 @@ class StaticStrategy(Strategy):
         engine, caches = loader.open_engine(placement.topology), shared_caches(loader.store)
         placement = placement.read_by(engine)
         topology = loader.open_topology(placement, engine)
+        loader = left_out(loader, chosen_rows(loader, placement, topology))
         maker = CacheMaker.for_loader(loader, placement, topology, engine)
         cache = None if maker is None else caches.find_cache(maker.key)
         if maker is None:

@@ -53,9 +53,9 @@ from gnnstore.sampling.row_space import RowSpace
 from gnnstore.sampling.sampled_graph import columns_needed
 from gnnstore.seeds.base import BatchKey, SeedSource
 from gnnstore.seeds.nodes import InputNodes, in_unit_of_store, resolve_input_nodes
+from gnnstore.strategies.device_rows import row_degrees
 from gnnstore.strategies.placement import place
 from gnnstore.strategies.registry import MMAP
-from gnnstore.strategies.sampled_epoch import row_degrees
 from gnnstore.tools.describe import PACKED_TEXT, describe_manifests, describe_packed
 from gnnstore.tools.layout import Block, program_of_packed
 from gnnstore.tools.session import Session

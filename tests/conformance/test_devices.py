@@ -7,6 +7,7 @@ the same checks on a GPU.
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -64,13 +65,18 @@ def test_nothing_is_called_early_or_on_another_device(
 # Nothing is read or written without an order where a block is used too early: the device has one.
 @pytest.mark.parametrize(
     ("fault", "words"),
-    [(fault, "differs" if "block" in fault else "nothing orders them") for fault in FAULTS],
+    [
+        # Of rows that stay, the block has numbers too.
+        (fault, "differs|index out of range" if "block" in fault else "nothing orders them")
+        for fault in FAULTS
+    ],
 )
 def test_faults_are_found(
     forks: ForkServer, directory: Path, device: str, fault: str, words: str
 ) -> None:
     if device != "late":
         pytest.skip("on a GPU a fault shows when luck has it")
-    names = ["no threads, coo", "three threads, csr"]
+    names = ["no threads, coo", "three threads, csr", "rows that stay, coo"]
     for name, failure in failures(forks, directory, device, names, fault).items():
-        assert (words in failure) if fault != "none" else not failure, (name, failure)
+        found = re.search(words, failure) if fault != "none" else not failure
+        assert found, (name, failure)

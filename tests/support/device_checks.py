@@ -39,6 +39,7 @@ from tests.support.effort import choose, is_long, paired
 from tests.support.every_loader import CASES, NODES, WAYS, make, write_stores
 from tests.support.forks import check_in_fork
 from tests.support.packing import pack
+from tests.support.twins.held import on_device
 
 Nested = dict[str, Any]
 
@@ -149,11 +150,14 @@ def consumed(here: Here, loader: Any, num_epochs: int = 1, *, waits_after: int =
 
 
 def assert_copied_once(here: Here, loader: Any, batches: Batches) -> None:
-    """Check that copies were of these batches alone, and asynchronous."""
-    moved = loader.stats().bytes_to_device
-    assert moved == bytes_of(batches)
+    """Check that copies were of these batches alone, and asynchronous; rows that stay, once."""
+    stats = loader.stats()
+    moved, there = stats.bytes_to_device, on_device(loader, batches)
+    assert moved == bytes_of(batches) - there.num_bytes
+    assert stats.rows_on_device == there.num_rows
     if here.late is not None:
-        assert sum(copy.num_bytes for copy in here.late.copies) == moved
+        other = stats.device_cache_bytes + there.numbers_bytes
+        assert sum(copy.num_bytes for copy in here.late.copies) == moved + other
         assert all(copy.is_pinned and copy.is_asynchronous for copy in here.late.copies)
         assert {copy.device for copy in here.late.copies} <= {here.device}
 
@@ -218,12 +222,16 @@ OF_PATH: dict[str, Nested] = {
     "partitions in turn": {"partitions": PartitionPolicy("sequential", capacity=8, name="first")},
     "no threads": {"strategy": "memory", "num_threads": 0},
     "three threads": {"strategy": "packed", "superbatch": 2, "num_threads": 3},
+    "rows that stay": {"strategy": "memory", "num_threads": 0, "device_cache": "4kB"},
+    "all rows stay": {"strategy": "belady", "superbatch": 2, "device_cache": "1GB"},
 }
 
 
 def loader_of(here: Here, **options: Any) -> Any:
     """Return a loader of the store that has packed epochs and partitions."""
     given: Nested = {"batch_size": 50, "shuffle": True, "seed": 3} | options
+    if "device" not in given:
+        given.pop("device_cache", None)
     return NeighborLoader(here.path, given.pop("fanouts", [4, 4]), "train", **given)
 
 

@@ -105,6 +105,43 @@ def test_a_loader_that_is_made_and_copied_touches_no_device(path: Path) -> None:
         iter(each)
 
 
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"device_cache": 5}, "device_cache=5: rows stay on the device that device= names, and"),
+        ({"device_cache": True}, "device_cache=True is not a size"),
+        ({"device_cache": -1}, "device_cache=-1 is negative"),
+        ({"device_cache": "much"}, "device_cache='much' is not a size"),
+        ({"device_cache": 1.5}, "device_cache=1.5 is not a size"),
+        ({"device_cache": None}, "device_cache=None is not a size"),
+        (
+            {"device_cache": 5, "transform_sampler_output": lambda output: output},
+            "device_cache=5 with transform_sampler_output=: batches are joined whole",
+        ),
+        ({"device_cache": 5, "packed": "p"}, "packed= has no use for device_cache=5; leave it out"),
+        (
+            {"device_cache": 5, "partitions": gnnstore.PartitionPolicy()},
+            "partitions= has no use for device_cache=5; leave it out",
+        ),
+        ({"device_cache": 5, "device": "gpu"}, "device='gpu' is not the name of a device"),
+    ],
+)
+def test_rows_that_cannot_stay_on_a_device_are_refused(
+    path: Path, options: dict[str, Any], words: str
+) -> None:
+    given = {"device": None if len(options) == 1 and options["device_cache"] == 5 else "cpu"}
+    for kind in (gnnstore.NeighborLoader, gnnstore.LinkNeighborLoader):
+        with pytest.raises(UsageError, match=re.escape(words)):
+            kind(path, [3], **given | options)
+
+
+def test_no_rows_stay_on_a_device_by_default(path: Path) -> None:
+    for size in (0, "0", "0GB"):
+        loader = gnnstore.NeighborLoader(path, [3], batch_size=8, device="cpu", device_cache=size)
+        assert loader._placer is None
+        assert loader.stats().device_cache_bytes == 0
+
+
 @pytest.mark.usefixtures("two_devices")
 def test_pin_memory_has_nothing_to_do_with_a_device(
     path: Path, monkeypatch: pytest.MonkeyPatch

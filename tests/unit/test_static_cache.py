@@ -14,7 +14,7 @@ import pytest
 
 import gnnstore
 from gnnstore.caching import scores as static_cache
-from gnnstore.caching.scores import Score, count_out_degrees, select_nodes
+from gnnstore.caching.scores import Score, count_out_degrees, num_that_fit, select_nodes
 from gnnstore.disk.engines import open_engine
 from gnnstore.errors import CorruptStoreError, StorageError, UsageError
 from gnnstore.features import static as tier
@@ -24,6 +24,7 @@ from gnnstore.features.static import StaticCache, cache_cost
 from gnnstore.graph.cache_owner import shared_caches
 from gnnstore.graph.table_registry import TableRegistry
 from gnnstore.loaders.options import read_options
+from gnnstore.sampling.row_space import RowRange
 from gnnstore.strategies.loader_spec import ReadOptions
 from gnnstore.strategies.options import CacheSettings
 from gnnstore.testing.graphs import random_graph
@@ -53,6 +54,19 @@ def test_what_nobody_asked_for_is_cached_only_with_all_the_rest() -> None:
     scores = np.array([0, 2, 0, 1], np.uint8)
     assert select_nodes(scores, 3).tolist() == [1, 3]
     assert select_nodes(scores, 4).tolist() == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("most", [1, 3, 250])
+@pytest.mark.parametrize("num_bytes", [0, 39, 40, 333, 9000, 30_000, 44_399, 44_400])
+def test_rows_of_all_widths_are_taken_by_their_score(most: int, num_bytes: int) -> None:
+    scores = np.random.default_rng(most).integers(0, most, 1000).astype(np.uint8)
+    widths = {RowRange(0, 10): 40, RowRange(10, 490): 0, RowRange(500, 500): 88}
+    of_row = np.repeat([*widths.values()], [own.num_rows for own in widths])
+    in_order = sorted(range(1000), key=lambda row: (-int(scores[row]), row))
+    wanted = [row for row in in_order if scores[row] or num_bytes >= of_row.sum()]
+    fitting = int(np.count_nonzero(np.cumsum(of_row[wanted]) <= num_bytes))
+    found = num_that_fit(scores, widths, num_bytes)
+    assert select_nodes(scores, found).tolist() == sorted(wanted[:fitting])
 
 
 def test_an_out_degree_counts_the_columns_that_a_node_stands_in() -> None:

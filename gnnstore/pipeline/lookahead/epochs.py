@@ -213,14 +213,7 @@ class LookaheadEpochs:
             if coming is not None:  # sampled for this iteration, if not for one before
                 self._kept = self._kept._replace(coming=None)
                 coming.cancel()
-            if self.job.windows is None:
-                yield batches
-                return
-            producer = Producer(self.job, seeds, sampler, run)
-            lists = BatchLists(batches, self.job.windows.size)
-            windows = map(partial(_window, producer), lists)
-            with closing(producer), closing(_PlannedBatches(self.job, windows)) as in_order:
-                yield in_order
+            yield batches
             return
         try:
             with self._run(batches, run, seeds, sampler, slots) as planned:
@@ -369,12 +362,6 @@ class LookaheadEpochs:
         yield NextSuperbatch(own, [batches for _, batches in parts], plans=self._plans_next)
 
 
-def _window(producer: Producer, numbered: tuple[int, list[Batch]]) -> EpochSlice:
-    """Put a window's batches in order, to be handed out without a plan."""
-    superbatch = producer.make_unplanned(*numbered)
-    return EpochSlice.of(superbatch, 0, len(numbered[1]))
-
-
 class LooksAhead(Samplers, Protocol):
     """An open graph whose batches are sampled and planned ahead."""
 
@@ -407,6 +394,9 @@ class LookaheadSource(SamplingSource):
         compact, step = superbatch.recall(i)
         batch.place = PlannedLocation(superbatch, i, step)
         batch.sample = compact.expand(self._superbatches.job.index_dtype, empty)
+        if step is not None:  # which is of the rows that its superbatch has left
+            held = superbatch.held
+            batch.split = {} if held is None else held.split(compact.nodes)
 
     def gather(self, batch: Batch) -> None:
         """Gather the rows that the plan provides for, if there is one."""
@@ -433,8 +423,8 @@ class _PlannedBatches(Iterator[Batch]):
         self,
         job: LookaheadJob,
         superbatches: Iterator[EpochSlice],
-        then: Callable[[], None] = lambda: None,
-        num_made: Callable[[], int] = lambda: 0,
+        then: Callable[[], None],
+        num_made: Callable[[], int],
     ) -> None:
         self._num_made = num_made
         self._num_begun = 0

@@ -21,6 +21,7 @@ import numpy.typing as npt
 from gnnstore import _core
 from gnnstore._core import pool_exchange
 from gnnstore.caching.scores import MAX_COUNTED_BATCHES
+from gnnstore.features.held import HeldRows
 from gnnstore.formats.arrays.dtypes import id_dtype
 from gnnstore.formats.store.schema import EdgeType
 from gnnstore.pipeline.batch import Batch
@@ -138,6 +139,7 @@ class Presampler:
     world_size: int = 1  # loaders that the batches of an epoch are dealt out to
     num_parts: int = 1  # parts of the seeds, of like sizes, that have batches of their own
     pins: bool = False  # whether a batch is copied to pinned memory
+    held: HeldRows | None = None  # rows that stay on a device: they are not counted, nor traced
     # Whether as many batches are counted wherever the topology lies, so that counts are equal.
     counts_alike: bool = False
     # Displays the batches that are sampled.
@@ -252,10 +254,11 @@ class Presampler:
             for subgraph, more_bytes in subgraphs:
                 done += 1
                 shown.advance()
-                rows = self.space.rows(subgraph.nodes)
+                nodes = subgraph.nodes if self.held is None else self.held.missed(subgraph.nodes)
+                rows = self.space.rows(nodes)
                 visits += len(rows)
                 for name, own in self.space.ranges.items():
-                    needed[own] += len(subgraph.nodes.get(name, ()))
+                    needed[own] += len(nodes.get(name, ()))
                 for kind, edges in subgraph.edges.items():
                     num_edges[kind] += len(edges.positions)
                 ids_bytes = subgraph.num_bytes
@@ -321,8 +324,9 @@ class Presampler:
         """Return the bytes of a subgraph as it waits for its batch, and in packed epochs."""
         ids, positions = (id_dtype(most - 1) for most in self.most_ids)
         compact = CompactSample.of(subgraph, ids, positions)
-        # With several types the trace does not have the ids.
-        arrays = compact.shortened(with_ids=len(subgraph.nodes) > 1)
+        # With several types, or rows that are left out, the trace does not have the ids.
+        has_ids = len(subgraph.nodes) == 1 and self.held is None
+        arrays = compact.shortened(with_ids=not has_ids)
         edge_ids = sum(
             len(own.positions) * self.edge_id_bytes.get(kind, 0)
             for kind, own in subgraph.edges.items()

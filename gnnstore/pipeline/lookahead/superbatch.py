@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 from bisect import bisect_right
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -25,6 +25,7 @@ from gnnstore.caching.pools import SlotPools
 from gnnstore.disk.spool import FileSpool, MemorySpool, RunDirectory, Spool
 from gnnstore.features.chunks import PackedSuperbatch
 from gnnstore.features.file_rows import FileRows
+from gnnstore.features.held import HeldRows
 from gnnstore.features.pack import pack, packed_bytes
 from gnnstore.features.planned import PinnedRows, PlanStep, SlotCache, TurnLock
 from gnnstore.features.source import Rows, RowsMemory, TypedRows
@@ -161,8 +162,7 @@ class Superbatch:
     space: RowSpace
     error: Exception | None  # why there are no more batches after these
     pinned: PinnedRows | None = None  # the rows that were left out of the trace
-    # Places of the batches among those that were sampled; None: the same.
-    sampled: Sequence[int] | None = None
+    held: HeldRows | None = None  # and before them the rows that a device has
     # How the batches are planned; None: they read all of their rows. Freed with the last batch:
     # memory is counted for the plan that is followed and the one that is made.
     plan: CachePlan | None = None
@@ -204,10 +204,9 @@ class Superbatch:
 
     def recall(self, i: int) -> tuple[CompactSample, PlanStep | None]:
         """Return the sample of batch i and what the plan says of it, and forget both."""
-        place = self._place(i)
-        sample = self.samples.read(place)
+        sample = self.samples.read(i)
         step = None if self.plan is None else self._step(self.plan, i, sample)
-        self.samples.spool.drop(place)
+        self.samples.spool.drop(i)
         with self._lock:
             self._num_waiting -= 1
             is_last = self._num_waiting == 0
@@ -215,11 +214,9 @@ class Superbatch:
             self.close()
         return sample, step
 
-    def _place(self, i: int) -> int:
-        return i if self.sampled is None else self.sampled[i]
-
     def _step(self, plan: CachePlan, i: int, sample: CompactSample) -> PlanStep:
-        rows = sample.rows(self.space)
+        held, space = self.held, self.space
+        rows = sample.rows(space) if held is None else space.rows(held.missed(sample.nodes))
         slots, (positions, entering) = plan.batch_slots(i), plan.batch_changes(i)
         if self.pinned is not None:
             slots, positions = self.pinned.add(rows, slots, positions)
@@ -227,7 +224,7 @@ class Superbatch:
 
     def edge_rows_of(self, i: int, sample: Subgraph) -> dict[str, Rows]:
         """Return the rows of the edges of batch i, by table, if they were read ahead."""
-        return {} if self.edge_rows is None else self.edge_rows.rows(self._place(i), sample)
+        return {} if self.edge_rows is None else self.edge_rows.rows(i, sample)
 
     def gather(self, i: int, step: PlanStep, memory: RowsMemory) -> dict[str, Rows]:
         """Return the rows of batch i, by table."""

@@ -1,0 +1,131 @@
+"""The rows of a loader that stay on its device: how many fit, and which (PaGraph, DiskGNN).
+
+They are chosen before anything else is sized, since what is left is less: rows that a device holds
+are neither traced, planned, packed, cached in the host's memory nor read.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary, WeakValueDictionary
+
+import numpy as np
+import numpy.typing as npt
+
+from gnnstore._core import release_memory
+from gnnstore.budget.ledger import Reservation
+from gnnstore.caching.scores import count_out_degrees, num_that_fit, select_nodes
+from gnnstore.features.held import ChosenRows, HeldRows
+from gnnstore.features.static import SlotIndex
+from gnnstore.features.tables import CachedTables
+from gnnstore.graph.topology import Topology
+from gnnstore.sampling.row_space import RowSpace
+from gnnstore.strategies.loader_spec import LoaderSpec
+from gnnstore.strategies.options import DeviceCache
+from gnnstore.strategies.placement import Placement, read_tables
+
+if TYPE_CHECKING:
+    from gnnstore.formats.store.schema import Schema
+    from gnnstore.formats.store.store import StoreReader
+
+# Rows are read to the device in pieces of this size, of which two are on their way.
+PIECE_BYTES = 8 << 20
+
+
+# By the store's reader, as long as a loader uses them: later loaders have the same rows.
+_chosen: WeakKeyDictionary[
+    StoreReader, WeakValueDictionary[tuple[DeviceCache, frozenset[str]], ChosenRows]
+] = WeakKeyDictionary()
+
+
+def chosen_rows(loader: LoaderSpec, placement: Placement, topology: Topology) -> ChosenRows | None:
+    """Return the rows that stay on a loader's device; None: it has no such rows."""
+    settings = loader.options.device_cache
+    if settings is None:
+        return None
+    schema = loader.store.schema
+    paths = {spec.path for spec in read_tables(schema.node_attributes())} | placement.read_paths
+    tables = CachedTables.of(schema, paths)
+    of = frozenset(tables.owners)
+    if (found := loader.chosen.get(of)) is None:
+        known = _chosen.setdefault(loader.store.reader, WeakValueDictionary())
+        if (found := known.get((settings, of))) is None:
+            found = known[settings, of] = _choose(loader, placement, topology, settings, tables)
+        loader.chosen[of] = found
+    return found
+
+
+def left_out(loader: LoaderSpec, chosen: ChosenRows | None) -> LoaderSpec:
+    """Return a loader that samples beforehand what it needs of the rows that are left."""
+    if chosen is None or loader.presampler.held is chosen.held:
+        return loader
+    return replace(loader, presampler=replace(loader.presampler, held=chosen.held))
+
+
+def _choose(
+    loader: LoaderSpec,
+    placement: Placement,
+    topology: Topology,
+    settings: DeviceCache,
+    tables: CachedTables,
+) -> ChosenRows:
+    space, widths, spare = tables.space, tables.widths, placement.spare_bytes
+    is_all = _bytes_of_all(tables) <= settings.num_bytes
+    counts: npt.NDArray[np.uint8] | None = None
+    if settings.score == "frequency" and settings.num_bytes and not is_all:
+        counts = np.zeros(space.num_rows, np.uint8)
+        spare = None if spare is None else max(0, spare - counts.nbytes)
+    presampler = replace(loader.presampler.over(space), held=None)
+    seen = presampler.run(topology, loader.num_threads, counts, spare_bytes=spare)
+    release_memory()  # the samples' buffers, which would stay until the first batch
+    nodes = np.empty(0, np.int64)
+    if is_all:
+        nodes = np.arange(space.num_rows if tables.specs else 0)
+    elif settings.num_bytes:
+        scores = row_degrees(topology, space) if counts is None else counts
+        nodes = select_nodes(scores, num_that_fit(scores, widths, settings.num_bytes))
+    parts = {name: own.part(nodes)[1] for name, own in space.ranges.items()}
+    held = HeldRows.of(
+        {name: parts[name] for name in dict.fromkeys(tables.owners.values())},
+        {name: own.num_rows for name, own in space.ranges.items()},
+    )
+    num_bytes = sum(widths[space.ranges[name]] * len(ids) for name, ids in parts.items())
+    # What is copied counts twice in the host's memory, and once on the device.
+    batch_bytes = seen.expected_bytes // (2 if presampler.pins else 1)
+    return ChosenRows(held, tables, num_bytes, batch_bytes)
+
+
+def reservations(settings: DeviceCache | None, schema: Schema) -> list[Reservation]:
+    """Return what rows that stay on a device take of the host's memory, at most."""
+    if settings is None:
+        return []
+    tables = CachedTables.of(schema, {spec.path for spec in read_tables(schema.node_attributes())})
+    num_bytes = min(settings.num_bytes, _bytes_of_all(tables))
+    index_bytes = sum(
+        SlotIndex.bytes_for(own.num_rows, min(own.num_rows, num_bytes // max(1, width)))
+        for own, width in tables.widths.items()
+    )
+    piece = min(num_bytes, PIECE_BYTES)
+    phase = "filling the device"
+    found = [
+        Reservation("numbers of the device's rows", index_bytes),
+        Reservation(phase, 2 * piece, phase=phase),
+    ]
+    if settings.device == "cpu":
+        found.append(Reservation("rows of device_cache=", num_bytes))
+    return found
+
+
+def _bytes_of_all(tables: CachedTables) -> int:
+    return sum(spec.num_bytes for spec in tables.specs)
+
+
+def row_degrees(topology: Topology, space: RowSpace) -> npt.NDArray[np.uint32]:
+    """Return the out-degree of each row's node, over edges of all types: uint32 [N]."""
+    counts = np.zeros(space.num_rows, np.uint32)
+    for (source, _, _), csc in topology.csc.items():
+        if source in space.ranges:
+            first, num_rows = space.ranges[source]
+            count_out_degrees(csc.column_pieces(), counts[first : first + num_rows], csc.label)
+    return counts
