@@ -1,7 +1,7 @@
 """Every code block of the documentation is run; what is not run says why, and is listed here.
 
-Guides show what a command prints, below it. These outputs are checked but for their numbers; with
-GNNSTORE_UPDATE_DOCS=1 set, they are written anew.
+Guides may show what a command prints, below it, or its first lines. These outputs are checked but
+for their numbers; with GNNSTORE_UPDATE_DOCS=1 set, they are written anew, empty ones too.
 """
 
 from __future__ import annotations
@@ -121,12 +121,12 @@ def run_shell(block: Block) -> str:
     return outputs[0]
 
 
-def excerpt(output: str) -> str:
+def excerpt(output: str, num_lines: int) -> str:
     """Return the beginning of an output, as pages show it."""
     lines = output.strip("\n").splitlines()
-    kept = "\n".join(line.rstrip() for line in lines[:MAX_LINES]).strip("\n").splitlines()
+    kept = "\n".join(line.rstrip() for line in lines[:num_lines]).strip("\n").splitlines()
     kept = [f"{line[: MAX_WIDTH - 1]}\u2026" if len(line) > MAX_WIDTH else line for line in kept]
-    return "".join(f"{line}\n" for line in kept + ["..."] * (len(lines) > MAX_LINES))
+    return "".join(f"{line}\n" for line in kept + ["..."] * (len(lines) > num_lines))
 
 
 def labels_of(output: str) -> list[str]:
@@ -137,18 +137,17 @@ def labels_of(output: str) -> list[str]:
 
 
 def check_output(page: Path, block: Block, output: str) -> None:
-    """Compare an output with the one that the page shows, or write it there."""
+    """Compare an output with what the page shows of it, if it does, or write it there."""
     text = page.read_text()
     end = text.index(block.body) + len(block.body) + len("```\n")
     shown = _OUTPUT.match(text, end)
-    expected = excerpt(output)
-    if os.environ.get("GNNSTORE_UPDATE_DOCS"):
-        old = shown[0] if shown else ""
-        new = f"\n<!-- output -->\n```text\n{expected}```\n" if expected else ""
-        page.write_text(text[:end] + new + text[end + len(old) :])
+    if shown is None:
         return
-    found = labels_of(shown["body"]) if shown else []
-    assert found == labels_of(expected), (
+    expected = excerpt(output, len(shown["body"].removesuffix("...\n").splitlines()) or MAX_LINES)
+    if os.environ.get("GNNSTORE_UPDATE_DOCS"):
+        page.write_text(text[: shown.start("body")] + expected + text[shown.end("body") :])
+        return
+    assert labels_of(shown["body"]) == labels_of(expected), (
         f"{block.page}:{block.line}: the page shows another output; GNNSTORE_UPDATE_DOCS=1 pytest "
         "tests/docs writes outputs anew"
     )
