@@ -119,7 +119,7 @@ class HeldRows:
             if index is not None:
                 ids = _core.drop_pinned(index.bits, ids)
             if before is not None:
-                ids = ids[places_of(ids, before[name]) < 0]
+                ids = ids[_core.places_of(ids, before[name]) < 0]
             found[name] = ids
         return found
 
@@ -154,7 +154,7 @@ class HeldRows:
                 left = np.arange(len(ids), dtype=np.int32)
             matched, places = _NONE, _NONE
             if before is not None:
-                of = places_of(ids[left], before[name])
+                of = _core.places_of(ids[left], before[name])
                 (at,) = np.nonzero(of >= 0)
                 matched, places, left = left[at], of[at], left[of < 0]
             found[name] = Split(left, hits, slots, matched, places)
@@ -178,15 +178,6 @@ class ChosenRows:
 def kept(nodes: Nodes, splits: Mapping[str, Split]) -> dict[str, npt.NDArray[Any]]:
     """Return the nodes whose rows the batch after it may match, in the order of its kept rows."""
     return {name: nodes[name][split.kept] for name, split in splits.items()}
-
-
-def places_of(ids: npt.NDArray[Any], known: npt.NDArray[Any]) -> Int32s:
-    """Return a place of each id in `known`; -1: it is not there."""
-    if not len(known):
-        return np.full(len(ids), -1, np.int32)
-    order = np.argsort(known, kind="stable")
-    places = order[np.minimum(np.searchsorted(known, ids, sorter=order), len(known) - 1)]
-    return np.where(known[places] == ids, places, -1).astype(np.int32)
 
 
 def _where(chosen: npt.NDArray[np.bool_]) -> Int32s:

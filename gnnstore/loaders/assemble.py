@@ -18,6 +18,7 @@ from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.sampler import HeteroSamplerOutput, SamplerOutput
 
+from gnnstore import _core
 from gnnstore._core import ReadCounts, empty
 from gnnstore.errors import InputError, UsageError
 from gnnstore.features.held import Split
@@ -528,10 +529,8 @@ class OutputAssembler:
         chosen = wanted.numpy()
         if not own or np.array_equal(chosen, ids):
             return own
-        order = np.argsort(ids, kind="stable")
-        places = np.minimum(np.searchsorted(ids, chosen, sorter=order), max(0, len(ids) - 1))
-        places = order[places] if len(ids) else places
-        if len(ids) and np.array_equal(ids[places], chosen):
+        places = _core.places_of(chosen, ids)
+        if (places >= 0).all():
             return {path: Rows(values[places], counts) for path, (values, counts) in own.items()}
         if self.refusal is not None:
             raise self.refusal(f"{what} for transform_sampler_output to add to a batch")

@@ -68,6 +68,7 @@ class BatchLoader(TorchLoader):
         prefetch_batches: int | None,
         options: dict[str, Any],  # torch's
         device: torch.device | None = None,
+        reorder: int = 0,
         shard: RankShard = ALONE,
         own_order: Callable[[EpochOrder], EpochOrder] | None = None,
         progress: bool | None = None,
@@ -84,6 +85,12 @@ class BatchLoader(TorchLoader):
             shard=shard,
             own_order=own_order,
         )
+        self._window = max(1, reorder)  # batches that are put in order together
+        if self._window > 1 and not self._order.is_keyed:
+            raise UsageError(
+                f"reorder={reorder} puts batches in another order than {self._order.name} gives; "
+                "leave out sampler= and batch_sampler=, or choose reorder=1"
+            )
         self._machine: Machine = PRIVATE  # the place of what is loaded whole
         self._totals = Totals()
         self._recorder = Recorder(displayed(progress, shard))
@@ -226,6 +233,7 @@ class BatchLoader(TorchLoader):
             initializer=initializer,
             timeout_seconds=self.timeout or None,
             recorder=self._recorder,
+            window=self._window * self._shard.world_size,
         )
         # A loader that does not shuffle evaluates, often once.
         is_followed = order.is_keyed and (order.shuffles or self._num_iterations > 1)

@@ -138,7 +138,7 @@ class LinkNeighborLoader(SampledLoader, PygLinkNeighborLoader):  # type: ignore[
         neighbours and negatives are drawn from the nodes in memory. Kind "two-level".
     strategy, memory, seed, num_threads, prefetch_batches, topology, io_engine, cache, \
 cache_bytes, superbatch, spill_dir, disk, packed, rank, world_size, \
-local_world_size, edge_format, adj_value, edge_ids, device, device_cache, tables, \
+local_world_size, edge_format, adj_value, edge_ids, device, device_cache, reorder, tables, \
 progress
         As for `NeighborLoader`.
     **kwargs
@@ -223,6 +223,7 @@ progress
         edge_ids: EdgeIds | None = "input",
         device: str | torch.device | None = None,
         device_cache: int | str = 0,
+        reorder: int | None = None,
         partitions: PartitionPolicy | None = None,
         tables: Sequence[ResidentTable] = (),
         progress: bool | None = None,

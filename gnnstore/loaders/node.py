@@ -172,6 +172,12 @@ class NeighborLoader(SampledLoader, PygNeighborLoader):  # type: ignore[misc]
         batches need, or as `cache` says, of all types together. They are neither cached in host
         memory nor read, nor copied again. Batches stay as they are. Loaders of a store object
         share them; with a device "cpu" they are part of `memory`.
+    reorder : int, optional
+        With `device`: batches of a window. Rows that the batch before has had are used again there,
+        and not copied to it anew. 1: batches come in their order. From 2 on, strategies that sample
+        ahead also put the batches of each window in an order in which neighbours share rows
+        (FastGL): a batch keeps its content and comes in another place, so with `shuffle=False`
+        predictions do not come in the order of the seeds, but with the batch's `input_id`.
     partitions : PartitionPolicy, optional
         Hold some partitions of the store in memory at a time (`gnnstore partition`), and sample
         from these alone, which changes batches; kind "dispersed" or "sequential", though
@@ -265,6 +271,7 @@ class NeighborLoader(SampledLoader, PygNeighborLoader):  # type: ignore[misc]
         edge_ids: EdgeIds | None = "input",
         device: str | torch.device | None = None,
         device_cache: int | str = 0,
+        reorder: int | None = None,
         partitions: PartitionPolicy | None = None,
         tables: Sequence[ResidentTable] = (),
         progress: bool | None = None,

@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, get_worker_info
 from torch_geometric.sampler.base import NumNeighbors
 
+from gnnstore.caching.policies import MAX_PLANNED
 from gnnstore.caching.scores import SCORES, Score
 from gnnstore.disk.engines import ENGINES
 from gnnstore.errors import NotFoundError, UsageError, as_whole_number, check_choice, whole_number
@@ -53,7 +54,7 @@ _PLANNED = ("superbatch", "spill_dir", "disk")
 # have neither times nor weights and are not shared among processes.
 _NOT_WITH_PACKED = (
     *("strategy", "topology", *_CACHE, *_PLANNED, "attributes", "seeds_of"),
-    "device_cache",
+    *("device_cache", "reorder"),
 )
 _NOT_WITH_PARTITIONS = (
     *("time_attr", "weight_attr", "strategy", "topology", *_CACHE, *_PLANNED, "packed", "rank"),
@@ -73,6 +74,7 @@ class LoaderOptions:
     csr: CsrEdges | None  # None: batches have `edge_index`
     torch: dict[str, Any]  # keyword arguments of torch's `DataLoader`
     device: Any  # torch's, where batches are placed; None: in host memory
+    reorder: int  # batches of a window in which they are put in order; 0: the option is not set
     # Node types whose nodes have times of their own; None: sampling obeys no times.
     timed_nodes: frozenset[str] | None = None
 
@@ -86,10 +88,14 @@ class LoaderOptions:
         of_torch = dict(parameters["kwargs"])
         direction = of_torch.pop("sample_direction", "forward")  # of PyG's samplers
         given["device_cache"] = checked_device_cache(**given)
+        reorder = call(checked_reorder, given)
+        given["reorder"] = reorder or None
         device = checked_device(given.get("device"), holds_rows=bool(given["device_cache"]))
         _refuse_unsupported(**given, sample_direction=direction)
         edge_ids = checked_edge_ids(given.get("edge_ids", "input"))
-        read = dataclasses.replace(call(read_options, given), edge_ids=edge_ids)
+        read = call(read_options, given)
+        read = dataclasses.replace(read, edge_ids=edge_ids, reorder=reorder)
+        _refuse_no_windows(read, given)
         store = as_store(given["data"])
         config = call(sampling_config, {**given, "schema": store.schema})
         if not store.schema.is_homogeneous:
@@ -106,7 +112,7 @@ class LoaderOptions:
         if csr is None:
             warn_of_narrow_edges(store.schema)
         seen = _seen(store, given.get("attributes"), given.get("adj_value"))
-        return cls(given, store, seen, config, read, csr, of_torch, device, times)
+        return cls(given, store, seen, config, read, csr, of_torch, device, reorder, times)
 
     def check_times(self, seed_types: Iterable[str], input_time: Any) -> None:
         """Refuse seed nodes without times."""
@@ -131,6 +137,57 @@ class LoaderOptions:
                 UserWarning,
                 stacklevel=4,  # behind the loader's constructor
             )
+
+
+def checked_reorder(
+    reorder: Any = None, device: Any = None, transform_sampler_output: Any = None
+) -> int:
+    """Return the option `reorder`, 0 if it is not given, or refuse it."""
+    if reorder is None:
+        return 0
+    number = None if isinstance(reorder, bool) else as_whole_number(reorder)
+    if number is None or not 1 <= number <= MAX_PLANNED:
+        raise UsageError(
+            f"reorder={reorder!r}: expected the batches of a window, a whole number from 1 to "
+            f"{MAX_PLANNED}; 1 keeps their order, and uses rows of the batch before again"
+        )
+    if device is None:
+        raise UsageError(
+            f"reorder={number}: rows of the batch before are used again on a device, and there is "
+            'no device=; give it, such as device="cuda" (device="cpu" does the same in host '
+            "memory), or leave reorder out"
+        )
+    if transform_sampler_output is not None:
+        raise UsageError(
+            f"reorder={number} with transform_sampler_output, which may change the nodes of a "
+            "batch after it was sampled; leave one of them out"
+        )
+    return number
+
+
+def _refuse_no_windows(read: ReadOptions, given: Mapping[str, Any]) -> None:
+    """Refuse an order of batches that are not sampled ahead, or a superbatch with half a window."""
+    window, strategy = read.reorder, read.strategy
+    if window < 2:
+        return
+    planned = None if isinstance(strategy, Auto) or not strategy.plans else read.planned
+    has_partitions = given.get("partitions") is not None
+    if planned is None or has_partitions:
+        with_what = "partitions=" if has_partitions else f"strategy={given['strategy']!r}"
+        raise UsageError(
+            f"reorder={window} puts batches in another order, and they are not sampled ahead with "
+            f"{with_what}; choose "
+            + ("" if has_partitions else 'strategy="packed" or "belady", or ')
+            + "reorder=1"
+        )
+    count = planned.num_batches
+    if count is not None and count % window:
+        more = (count // window + 1) * window
+        less = f"{more - window} or " if more > window else ""
+        raise UsageError(
+            f"superbatch={count} with reorder={window}: the batches of a window are planned "
+            f"together; give superbatch={less}{more}, or leave it out"
+        )
 
 
 def checked_device_cache(
@@ -267,6 +324,7 @@ def read_options(
     seeds_of: Any = None,
     device: Any = None,
     device_cache: int = 0,
+    reorder: int | None = None,
 ) -> ReadOptions:
     """Check the options of reading the store."""
     given = dict(locals())

@@ -220,16 +220,20 @@ class SampledLoader(BatchLoader):
         by: PartitionSources | SeedParts | None = parts
         if given.get("seeds_of") is not None:
             by = SeedParts.of(options.store, given["seeds_of"], seeds)
+        windows = {}  # nothing of what leaves batches where they are, as in older states
+        if options.reorder > 1:
+            windows = {"reorder": options.reorder, "world_size": shard.world_size}
         super().__init__(
             len(seeds),
             labels=seeds.labels,
-            fingerprint=partial(_fingerprint, store, config, seeds, by),
+            fingerprint=partial(_fingerprint, store, config, seeds, by, windows),
             seed=given.get("seed"),
             transform=given.get("transform"),
             transform_sampler_output=given.get("transform_sampler_output"),
             num_threads=given.get("num_threads"),
             prefetch_batches=given.get("prefetch_batches"),
             device=options.device,
+            reorder=options.reorder,
             options=of_torch,
             shard=shard,
             own_order=None if by is None else by.order,
@@ -354,6 +358,7 @@ def _fingerprint(
     config: SamplingConfig,
     seeds: SeedSource,
     by: PartitionSources | SeedParts | None,
+    windows: dict[str, int],
 ) -> dict[str, Any]:
-    found = sampling_fingerprint(store, config, seeds)
+    found = sampling_fingerprint(store, config, seeds) | windows
     return found if by is None else found | by.fingerprint()

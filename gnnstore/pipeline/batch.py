@@ -161,11 +161,22 @@ class EpochRun:
     recorder: Recorder
     # Returns the run that is expected next and its batches; None if that is not known.
     following: Callable[[], tuple[EpochRun, Iterator[Batch]] | None] = lambda: None
+    # Batches of all ranks whose order is decided together; 1: they come as they are numbered.
+    window: int = 1
 
     def batches(self, order: EpochOrder, start: Position) -> Iterator[Batch]:
-        """Yield the batches of an order from a position on."""
+        """Yield the batches of an order from a position on.
+
+        Inside a window, all of its batches, since they decide on its order: those in places that
+        were handed out before have no position.
+        """
+        if handed_out := start.batches % self.window:
+            if not order.num_left(start, self.seed):
+                return
+            start = start._replace(batches=start.batches - handed_out)
         for number, index, after in order.batches(start, self.seed):
-            yield Batch(BatchKey(self.seed, self.epoch, number), index, after)
+            position = after if after.batches > self.first else None
+            yield Batch(BatchKey(self.seed, self.epoch, number), index, position)
 
 
 class BatchSource(ABC):
@@ -494,6 +505,23 @@ class _Submitted(Iterator[Batch]):
         return batch
 
 
+class _Reordered(_Submitted):
+    """Batches in another order than that of their numbers."""
+
+    def __init__(self, batches: Iterator[Batch], *gates: MemoryGate | Placing) -> None:
+        super().__init__(batches, *gates)
+        self._keys: list[BatchKey] = []
+
+    def __next__(self) -> Batch:
+        batch = super().__next__()
+        self._keys.append(batch.key)
+        return batch
+
+    def describe(self, k: int) -> str:
+        """Describe the k-th batch."""
+        return f"while preparing batch {self._keys[k].batch} of epoch {self._keys[k].epoch}"
+
+
 def load_batches(
     run_from: Callable[[Position], EpochRun],
     iteration: Iteration,
@@ -523,14 +551,20 @@ def load_batches(
             placing.begin(recorder)
             placing.ask()
         batches = stack.enter_context(preparer.source.epoch(run.batches(order, start), run))
+        submitted, describe = batches, run.describe
+        if run.window > 1:
+            submitted = reordered = _Reordered(batches, *orders)
+            describe = reordered.describe
+        elif orders:
+            submitted = _Submitted(batches, *orders)
         prepared = ordered_map(
             preparer.prepare,
-            _Submitted(batches, *orders) if orders else batches,
+            submitted,
             num_threads=run.num_threads,
             lookahead=lookahead,
             timeout_seconds=run.timeout_seconds,
             initializer=initializer,
-            describe=run.describe,
+            describe=describe,
             stop=partial(in_one_step, *(each.close for each in gates)),
             waiting=waiting,
         )

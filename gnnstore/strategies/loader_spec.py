@@ -24,6 +24,7 @@ from gnnstore.graph.sizes import StoreSizes
 from gnnstore.graph.table_registry import shared_tables
 from gnnstore.machine import PRIVATE, Machine, SharedMachine, share_of
 from gnnstore.pipeline.lookahead.edge_rows import MAX_ROW_BYTES, PassSize
+from gnnstore.pipeline.lookahead.ordering import Windows
 from gnnstore.progress import NullProgress, Progress
 from gnnstore.strategies.options import (
     CacheSettings,
@@ -31,7 +32,7 @@ from gnnstore.strategies.options import (
     PlannedSettings,
     StrategyTraits,
 )
-from gnnstore.strategies.placement import Placement, check_two_batches, place
+from gnnstore.strategies.placement import Placement, check_two_batches, place, read_tables
 
 if TYPE_CHECKING:
     from gnnstore.disk.engines import Engine
@@ -62,6 +63,7 @@ class ReadOptions:
     planned: PlannedSettings | None = None
     packed: Any = None  # a name, path or URL of packed epochs, or what `open_packed` returned
     edge_ids: EdgeIds | None = "input"
+    reorder: int = 0  # batches of a window in which they are put in order; 0: the option is not set
     device_cache: DeviceCache | None = None  # rows that stay on the device
 
 
@@ -298,6 +300,15 @@ class LoaderSpec:
             for edge in self.store.schema.edge_types
         }
         return {kind: specs for kind, specs in found.items() if specs}
+
+    @property
+    def windows(self) -> Windows | None:
+        """The windows in which batches are put in order; None: they are not."""
+        schema = self.store.schema
+        paths = {spec.path for spec in read_tables(schema.node_attributes())}
+        if not self.options.reorder or not paths:
+            return None
+        return Windows(self.options.reorder, CachedTables.of(schema, paths).space)
 
     def cached_tables(self, placement: Placement) -> CachedTables:
         """Return the node attributes whose rows are cached: those that are read from disk."""

@@ -223,6 +223,7 @@ def _facts(  # noqa: PLR0917 - of one loader
         disk_bytes=disk_bytes - (2 * _edges_disk_bytes(disk_bytes) if edges else 0),
         edges_bytes=sum(pass_size(specs).index_bytes for specs in edges.values()),
         reads_more=bool(placement.read_paths - read_ahead),
+        windows=loader.windows,
     )
 
 
@@ -264,6 +265,7 @@ def make_job(
         index_dtype=schema.index_dtype,
         most_ids=most_ids(schema),
         degrees=partial(out_degrees, topology, space, size.counts_bytes - space.num_rows),
+        windows=loader.windows,
         edge_tables={
             kind: [*map(loader.store.reader.paged, specs)] for kind, specs in edges.items()
         },

@@ -35,6 +35,7 @@ from gnnstore.strategies.workload import ReadTotals
 from gnnstore.threads import LONG_READ_BYTES
 
 if TYPE_CHECKING:
+    from gnnstore.pipeline.lookahead.ordering import Windows
     from gnnstore.pipeline.lookahead.presample import Presampled
     from gnnstore.strategies.options import PlannedSettings, StrategyTraits
     from gnnstore.strategies.placement import Placement
@@ -101,6 +102,7 @@ class SizingInputs:
     # Disk for packed rows, and for traces and plans that do not fit in memory.
     disk_bytes: int
     edges_bytes: int = 0  # memory for each planned batch, of rows of edges that are read ahead
+    windows: Windows | None = None  # that superbatches hold whole
 
     @property
     def strategy(self) -> StrategyTraits:
@@ -255,7 +257,7 @@ class Sizer:
         # If memory is short, there is none for reading rows in two ways.
         if self.is_thrifty or facts.num_rows * facts.row_bytes + work_bytes < LONG_READ_BYTES:
             return 0
-        return max(1, num_batches // _UNPLANNED_SHARE)
+        return -(-max(1, num_batches // _UNPLANNED_SHARE) // self._window) * self._window
 
     @property
     def _ledger(self) -> Ledger:
@@ -301,6 +303,9 @@ class Sizer:
                 # A reader keeps its buffers for the next read.
                 filling = "filling the cache in the background"
                 found.append(Reservation(filling, facts.staging_bytes))
+        if facts.windows is not None:
+            nodes = self._expected(seen.largest_nodes)
+            found.append(facts.windows.reserve(self._sampling_threads, nodes, _SAMPLING))
         if facts.reads_neighbors:
             # No more than for all batches of an epoch.
             each = _BULK_FACTOR * ids_bytes + _BULK_LEAST_BYTES
@@ -353,6 +358,7 @@ class Sizer:
             return [*counts]
         parts = [2, 3, *(k << n for n in range(counts[-1].bit_length()) for k in (4, 5, 6, 7))]
         found = {counts[0], counts[-1], *(n for k in parts if (n := -(-epoch // k)) in counts)}
+        found = {*map(self._whole, found)}
         if self.facts.is_long:
             found.update(self._several)
         return sorted(found, reverse=True)
@@ -363,9 +369,20 @@ class Sizer:
         facts, given = self.facts, self.facts.settings.num_batches
         most = max(1, min(facts.epoch_batches, MAX_PLANNED))
         if given is not None:
-            only = max((n for n in self._several if n <= given), default=min(given, most))
+            most = self._whole(min(given, most))
+            only = max((n for n in self._several if n <= given), default=most)
             return range(only, only + 1)
-        return range(min(2, most), most + 1)
+        return range(min(max(2, self._window), most), most + 1)
+
+    @property
+    def _window(self) -> int:
+        """The batches of a window."""
+        return 1 if self.facts.windows is None else self.facts.windows.size
+
+    def _whole(self, num_batches: int) -> int:
+        """Return the batches of a superbatch that holds whole windows, or an epoch's."""
+        is_epoch = num_batches == self.facts.epoch_batches
+        return num_batches if is_epoch else num_batches - num_batches % self._window
 
     @property
     def _several(self) -> list[int]:
@@ -472,7 +489,8 @@ class Sizer:
         ledger = memory.add(*parts, *kept)
         sizes[SLOTS] = self._slots(ledger, costs, sizes)
         given = facts.settings.cache_bytes is not None
-        ledger.check(sizes, *["lower cache_bytes="] * given, "lower superbatch=")
+        remedies = ["lower cache_bytes="] * given + ["lower reorder="] * (self._window > 1)
+        ledger.check(sizes, *remedies, "lower superbatch=")
         return SuperbatchSize(
             num_batches,
             sizes[SLOTS] + costs.num_pinned,

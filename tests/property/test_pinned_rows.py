@@ -51,6 +51,28 @@ def test_pinned_rows_are_dropped_and_added_as_their_twins_do(
     np.testing.assert_array_equal(ids[found[1]], kept[positions])
 
 
+@given(
+    st.lists(st.integers(-2, 30) | st.sampled_from([2**31 - 1, -(2**31)])),
+    st.lists(st.integers(-2, 30)),
+    st.sampled_from([np.int32, np.int64]),
+)
+def test_places_among_other_ids_are_found_as_the_twin_finds_them(
+    ids: list[int], known: list[int], dtype: type[Any]
+) -> None:
+    # Others of other widths, too: a key of 32 bits is not enough for each.
+    for others in (known, [each + 2**32 for each in known], [*known, 2**32 - 1, 2**32 + 3]):
+        wide = np.array(others, np.int64)
+        for values in (np.array(ids, dtype), wide, wide[::-1].copy(), wide & 0xFFFFFFFF):
+            places = _core.places_of(values, wide)
+            assert places.dtype == np.int32
+            np.testing.assert_array_equal(places, twins.places_of(values, wide))
+    narrow = np.array(known, np.int32)
+    found = _core.places_of(np.array(ids, dtype), narrow)
+    np.testing.assert_array_equal(found, twins.places_of(np.array(ids), narrow))
+    with pytest.raises(TypeError, match="known must be int32 or int64"):
+        _core.places_of(narrow, narrow.astype(np.uint8))
+
+
 def test_what_does_not_belong_together_is_refused() -> None:
     bits, ranks = _core.index_nodes(np.array([3, 5]), 64)
     ids, none = np.array([3, 4]), np.empty(0, np.int32)

@@ -6,6 +6,7 @@
 #include "bindings/arrays.h"
 #include "bindings/storage.h"
 #include "kernels/rows/pinned_rows.h"
+#include "kernels/rows/places.h"
 
 using namespace gnnstore;
 using namespace nb::literals;
@@ -109,6 +110,21 @@ nb::tuple with_pinned(const InputArray &bits, const InputArray &ranks, const Inp
     return nb::make_tuple(all_slots, all_positions);
 }
 
+nb::object find_places(const InputArray &ids, const InputArray &known) {
+    check_vector(ids, "ids");
+    check_vector(known, "known");
+    if (length(known) > std::numeric_limits<int32_t>::max())
+        throw invalid("a batch has 2^31 rows or more; make batches smaller");
+    auto places = pooled_vector<int32_t>(length(ids));
+    with_integers(ids, "ids", [&](const auto *values) {
+        with_integers(known, "known", [&](const auto *others) {
+            const GilRelease release;
+            places_of(values, length(ids), others, length(known), places.data());
+        });
+    });
+    return nb::cast(places);
+}
+
 void require_one(int64_t found) {
     require(found == 1, "cell must have one element, got ", found);
 }
@@ -140,4 +156,5 @@ void bind_cache_slots(nb::module_ &m) {
     m.def("add_pinned", with_pinned, "bits"_a.noconvert(), "ranks"_a.noconvert(),
           "ids"_a.noconvert(), "slots"_a.noconvert(), "positions"_a.noconvert(), nb::kw_only(),
           "first_slot"_a);
+    m.def("places_of", find_places, "ids"_a.noconvert(), "known"_a.noconvert());
 }

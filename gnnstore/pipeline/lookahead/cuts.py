@@ -36,9 +36,11 @@ class BatchLists(Iterator[tuple[int, list[Batch]]]):
         self._num_first = num_batches
 
     def begins_with(self, keys: Sequence[BatchKey]) -> bool:
-        """Whether the next batches are these, in this order."""
+        """Whether the next batches are these, in this order, and all are to be handed out."""
         self._fill(len(keys))
-        return [batch.key for batch in self._ready[: len(keys)]] == list(keys)
+        coming = self._ready[: len(keys)]
+        is_whole = all(batch.position is not None for batch in coming)
+        return is_whole and [batch.key for batch in coming] == list(keys)
 
     def __next__(self) -> tuple[int, list[Batch]]:
         size, self._num_first = self._num_first or self._size, 0

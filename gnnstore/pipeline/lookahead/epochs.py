@@ -213,7 +213,14 @@ class LookaheadEpochs:
             if coming is not None:  # sampled for this iteration, if not for one before
                 self._kept = self._kept._replace(coming=None)
                 coming.cancel()
-            yield batches
+            if self.job.windows is None:
+                yield batches
+                return
+            producer = Producer(self.job, seeds, sampler, run)
+            lists = BatchLists(batches, self.job.windows.size)
+            windows = map(partial(_window, producer), lists)
+            with closing(producer), closing(_PlannedBatches(self.job, windows)) as in_order:
+                yield in_order
             return
         try:
             with self._run(batches, run, seeds, sampler, slots) as planned:
@@ -362,6 +369,12 @@ class LookaheadEpochs:
         yield NextSuperbatch(own, [batches for _, batches in parts], plans=self._plans_next)
 
 
+def _window(producer: Producer, numbered: tuple[int, list[Batch]]) -> EpochSlice:
+    """Put a window's batches in order, to be handed out without a plan."""
+    superbatch = producer.make_unplanned(*numbered)
+    return EpochSlice.of(superbatch, 0, len(numbered[1]))
+
+
 class LooksAhead(Samplers, Protocol):
     """An open graph whose batches are sampled and planned ahead."""
 
@@ -423,8 +436,8 @@ class _PlannedBatches(Iterator[Batch]):
         self,
         job: LookaheadJob,
         superbatches: Iterator[EpochSlice],
-        then: Callable[[], None],
-        num_made: Callable[[], int],
+        then: Callable[[], None] = lambda: None,
+        num_made: Callable[[], int] = lambda: 0,
     ) -> None:
         self._num_made = num_made
         self._num_begun = 0

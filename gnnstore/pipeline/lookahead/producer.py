@@ -35,6 +35,7 @@ from gnnstore.pipeline.batch import (
     sample_batch,
 )
 from gnnstore.pipeline.lookahead.edge_rows import SuperbatchEdges
+from gnnstore.pipeline.lookahead.ordering import Nodes, WindowOrder, Windows
 from gnnstore.pipeline.lookahead.superbatch import (
     DiskQuota,
     Superbatch,
@@ -160,6 +161,7 @@ class LookaheadJob:
     index_dtype: IndexDtype  # of ids in a batch
     most_ids: tuple[int, int]  # all node ids, and all positions of edges, are below
     held: HeldRows | None = None  # rows that a device has: what is made needs no others
+    windows: Windows | None = None  # in which batches are put in another order; None: they are not
     # Returns the nodes' out-degrees, new ones each time; None if there is no memory for them.
     degrees: Callable[[], npt.NDArray[np.uint32] | None] = lambda: None
     totals: LookaheadTotals = field(default_factory=LookaheadTotals)
@@ -237,6 +239,17 @@ class Session:
         return counts
 
 
+def _released(sampled: Iterable[tuple[int, T]]) -> Iterator[T]:
+    """Yield what comes with the bytes of subgraphs, whose free pages go back to the system."""
+    unreleased = 0
+    for num_bytes, found in sampled:
+        unreleased += num_bytes
+        if unreleased >= RELEASED_BYTES:
+            release_heap()
+            unreleased = 0
+        yield found
+
+
 class Producer:
     """Makes superbatches, one at a time, and keeps what is to be closed after them."""
 
@@ -309,32 +322,38 @@ class Producer:
 
         The trace is without pinned rows, and without those that a device has.
         """
-        job, run, session = self.job, self.run, self.session
-        held = job.held
+        job, run, session, held = self.job, self.run, self.session, self.job.held
         if session is not None:
             pinned = session.pinned(packs=job.packs, fills=job.warms_up)
-        num_threads = run.num_threads
-        if job.size.sampling_threads is not None:
-            num_threads = min(num_threads, job.size.sampling_threads)
+        num_threads = self._num_threads
         name, space = f"{first}", job.space
         trace = self._files.trace(name, len(batches))
-        has_ids = pinned is None and held is None
+        # A trace has the ids of whole batches, in the order of sampling, or samples have them.
+        has_ids = pinned is None and held is None and job.windows is None
         samples = self._files.samples(name, len(batches), trace.file if has_ids else None)
         edge_rows = self._edge_rows(name, len(batches)) if reads_edges else None
         ids, positions = (id_dtype(most - 1) for most in job.most_ids)
 
-        def keep(place: int, batch: Batch) -> int:
+        def put(place: int, nodes: Nodes) -> None:
+            rows = space.rows(nodes if held is None else held.missed(nodes))
+            trace.put(place, rows if pinned is None else pinned.drop(rows))
+
+        order = None
+        if job.windows is not None:
+            order = WindowOrder(job.windows, batches, put, samples.spool.drop)
+
+        def keep(place: int, batch: Batch) -> tuple[int, Nodes]:
             start, sample = time.perf_counter(), batch.sample
             assert sample is not None  # noqa: S101 - for the type checker
             compact = CompactSample.of(sample, ids, positions)
-            rows = compact.rows(space) if held is None else space.rows(held.missed(compact.nodes))
-            trace.put(place, rows if pinned is None else pinned.drop(rows))
+            if order is None:
+                put(place, compact.nodes)
             samples.append(place, compact)
             if edge_rows is not None:
                 edge_rows.put(place, sample)
             batch.sample = batch.index = None
             batch.cost.seconds_sampling += time.perf_counter() - start
-            return sample.num_bytes
+            return sample.num_bytes, {} if order is None else compact.nodes
 
         def describe(place: int) -> str:
             key = batches[min(place, len(batches) - 1)].key
@@ -355,16 +374,13 @@ class Producer:
             check=self._check_wanted,
             describe=describe,
         )
-        done = unreleased = 0
-        failure: Exception | None = None
+        done, failure = 0, None
         with closing(sampled), run.recorder.phase("sample ahead", len(batches), "batches") as more:
             try:
-                for num_bytes in sampled:
+                for nodes in _released(sampled):
                     done += 1
-                    unreleased += num_bytes
-                    if unreleased >= RELEASED_BYTES:
-                        release_heap()
-                        unreleased = 0
+                    if order is not None:
+                        order.add(nodes)
                     more(1)
             except Exception as error:
                 failure = error
@@ -374,19 +390,26 @@ class Producer:
             edge_bytes = edge_rows.read(self._check_wanted)
         superbatch = Superbatch(
             first,
-            dict(enumerate(batches[:done])),
+            dict(enumerate(batches[:done] if order is None else order.batches)),
             samples,
             trace.build(),
             space,
             failure,
             pinned,
             held,
+            None if order is None else order.sampled,
         )
         superbatch.bytes_spilled = samples.spool.num_disk_bytes + superbatch.trace.num_disk_bytes
         if edge_rows is not None:
             superbatch.edge_rows, superbatch.bytes_packing = edge_rows, edge_bytes
             superbatch.bytes_spilled += edge_rows.num_disk_bytes
         return superbatch
+
+    @property
+    def _num_threads(self) -> int:
+        """Threads that sample."""
+        most = self.job.size.sampling_threads
+        return self.run.num_threads if most is None else min(self.run.num_threads, most)
 
     def _edge_rows(self, name: str, num_batches: int) -> SuperbatchEdges | None:
         """Return where rows of edges wait that are read in a pass over their tables."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 from bisect import bisect_right
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -163,6 +163,8 @@ class Superbatch:
     error: Exception | None  # why there are no more batches after these
     pinned: PinnedRows | None = None  # the rows that were left out of the trace
     held: HeldRows | None = None  # and before them the rows that a device has
+    # Places of the batches among those that were sampled; None: the same.
+    sampled: Sequence[int] | None = None
     # How the batches are planned; None: they read all of their rows. Freed with the last batch:
     # memory is counted for the plan that is followed and the one that is made.
     plan: CachePlan | None = None
@@ -204,15 +206,19 @@ class Superbatch:
 
     def recall(self, i: int) -> tuple[CompactSample, PlanStep | None]:
         """Return the sample of batch i and what the plan says of it, and forget both."""
-        sample = self.samples.read(i)
+        place = self._place(i)
+        sample = self.samples.read(place)
         step = None if self.plan is None else self._step(self.plan, i, sample)
-        self.samples.spool.drop(i)
+        self.samples.spool.drop(place)
         with self._lock:
             self._num_waiting -= 1
             is_last = self._num_waiting == 0
         if is_last:
             self.close()
         return sample, step
+
+    def _place(self, i: int) -> int:
+        return i if self.sampled is None else self.sampled[i]
 
     def _step(self, plan: CachePlan, i: int, sample: CompactSample) -> PlanStep:
         held, space = self.held, self.space
@@ -224,7 +230,7 @@ class Superbatch:
 
     def edge_rows_of(self, i: int, sample: Subgraph) -> dict[str, Rows]:
         """Return the rows of the edges of batch i, by table, if they were read ahead."""
-        return {} if self.edge_rows is None else self.edge_rows.rows(i, sample)
+        return {} if self.edge_rows is None else self.edge_rows.rows(self._place(i), sample)
 
     def gather(self, i: int, step: PlanStep, memory: RowsMemory) -> dict[str, Rows]:
         """Return the rows of batch i, by table."""

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from itertools import chain, combinations
+from fractions import Fraction
+from itertools import chain, combinations, pairwise
 from typing import Any
 
 import numpy as np
@@ -216,3 +217,31 @@ def add_pinned(
     found[is_pinned] = first_slot + np.searchsorted(np.asarray(pinned, np.int64), ids[is_pinned])
     found[~is_pinned] = slots
     return found, np.flatnonzero(~is_pinned)[positions].astype(np.int32)
+
+
+def places_of(ids: NDArray[Any], known: NDArray[Any]) -> NDArray[np.int32]:
+    """Return the first place of each id among the known ones, -1 for one that is not there."""
+    places: dict[int, int] = {}
+    for place, each in enumerate(known.tolist()):
+        places.setdefault(each, place)
+    return np.array([places.get(each, -1) for each in ids.tolist()], np.int32)
+
+
+def window_order(window: Sequence[frozenset[int]]) -> list[int]:
+    """Order a window's batches: after each the one that matches it most, of equal ones the first.
+
+    Two batches match by what they share of the smaller one. The plain order stays if its batches
+    share as many rows with the one before them.
+    """
+
+    def match(one: int, other: int) -> Fraction:
+        smaller = min(len(window[one]), len(window[other]))
+        return Fraction(len(window[one] & window[other]), max(1, smaller))
+
+    def kept(order: Sequence[int]) -> int:
+        return sum(len(window[i] & window[j]) for i, j in pairwise(order))
+
+    plain, order = [*range(len(window))], [*range(len(window))][:1]
+    while left := [i for i in plain if i not in order]:
+        order.append(max(left, key=lambda i: (match(order[-1], i), -i)))
+    return order if kept(order) > kept(plain) else plain

@@ -1,0 +1,89 @@
+"""The order of batches that are sampled ahead: window by window, so that neighbours share rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy.typing as npt
+
+from gnnstore.budget.ledger import Reservation
+from gnnstore.caching.windows import distinct, marks_bytes, overlaps, window_order
+from gnnstore.formats.arrays.dtypes import id_dtype
+from gnnstore.pipeline.batch import Batch
+from gnnstore.sampling.row_space import RowSpace
+
+Nodes: TypeAlias = Mapping[str, npt.NDArray[Any]]  # node ids of a batch by type
+
+
+@dataclass(frozen=True)
+class Windows:
+    """Windows of an epoch's batches, and the rows by which batches are put in order in them."""
+
+    size: int  # batches of a window; the last one of an epoch may have fewer
+    space: RowSpace
+
+    def reserve(self, num_threads: int, batch_nodes: int, phase: str) -> Reservation:
+        """Return the memory of putting batches in order while they are sampled by threads."""
+        id_bytes = id_dtype(self.space.num_rows - 1).itemsize
+        waiting = self.size + 2 * num_threads + 1
+        fixed = waiting * batch_nodes * id_bytes + marks_bytes(self.space.num_rows)
+        return Reservation("batches of a window", fixed, phase=phase)
+
+
+class WindowOrder:
+    """The order of the batches of a superbatch, which become known one after the other.
+
+    Batches come in the order of their numbers. They begin a window, and so does each epoch. Those
+    in places that were handed out before, at the beginning, are left out.
+    """
+
+    def __init__(
+        self,
+        windows: Windows,
+        batches: Sequence[Batch],
+        put: Callable[[int, Nodes], object],  # is called with a batch's new place, and its nodes
+        drop: Callable[[int], object],  # and with the place among all batches of one left out
+    ) -> None:
+        self._windows, self._batches, self._put, self._drop = windows, batches, put, drop
+        # In the order of places; a batch takes the position of its new place.
+        self._positions = [batch.position for batch in batches]
+        self._num_left_out = self._positions.count(None)
+        self._window: list[Nodes] = []
+        self._order: list[int] = []
+
+    @property
+    def sampled(self) -> list[int]:
+        """The places of the ordered batches among those that were sampled."""
+        return self._order[self._num_left_out :]
+
+    @property
+    def batches(self) -> list[Batch]:
+        """The batches of the windows that are known, in their order."""
+        return [self._batches[place] for place in self.sampled]
+
+    def add(self, nodes: Nodes) -> None:
+        """Take the nodes of the next batch; with the last one of a window its order is known."""
+        first, window = len(self._order), self._window
+        window.append(nodes)
+        end = first + len(window)
+        is_last = end == len(self._batches)
+        if len(window) < self._windows.size and not (
+            is_last or self._batches[end].key.epoch != self._batches[first].key.epoch
+        ):
+            return
+        self._window, space = [], self._windows.space
+        if self._windows.size > 1:
+            rows = [distinct(space.rows(each)) for each in window]
+            order = window_order(overlaps(rows, space.num_rows))
+        else:
+            order = [0]
+        for i in order:
+            place, sampled = len(self._order), first + i
+            self._order.append(sampled)
+            self._batches[sampled].position = self._positions[place]
+            if place < self._num_left_out:
+                self._drop(sampled)
+            else:
+                self._put(place - self._num_left_out, window[i])
