@@ -13,7 +13,7 @@ the farther half of those in the sample.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal, Self
 
@@ -36,6 +36,8 @@ class ReuseCurve:
     # float64 [T]: rows of a batch whose reuse distance exceeds g, for each g below T, the number of
     # batches sampled; the first is all rows of a batch.
     farther: npt.NDArray[np.float64]
+    # Misses that have been computed: sizes are compared that differ in other things.
+    _misses: dict[tuple[int, int, InitialCache], float] = field(default_factory=dict, repr=False)
 
     @classmethod
     def from_distances(cls, distances: npt.NDArray[np.int64], share: float = 1.0) -> Self:
@@ -89,6 +91,12 @@ class ReuseCurve:
         self, num_slots: int, num_batches: int, *, initial: InitialCache = "last"
     ) -> float:
         """Return the rows that Belady's cache misses in batches that are planned together."""
+        known, key = self._misses, (num_slots, num_batches, initial)
+        if key not in known:
+            known[key] = self._belady_misses(*key)
+        return known[key]
+
+    def _belady_misses(self, num_slots: int, num_batches: int, initial: InitialCache) -> float:
         farther = self.reaching(num_batches)
         first_uses = float(farther.sum())
         if initial == "last":
@@ -181,7 +189,7 @@ def _held(rows: npt.NDArray[np.float64], num_slots: int) -> npt.NDArray[np.float
 
 
 def _clipped(shares: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    return np.clip(np.nan_to_num(shares, nan=0.0, posinf=1.0, neginf=0.0), 0.0, 1.0)
+    return np.fmin(np.fmax(shares, 0.0), 1.0)  # NaN, of nothing in no room, becomes 0
 
 
 def reuse_distances(trace: Trace, num_rows: int) -> Iterator[npt.NDArray[np.int32]]:
