@@ -133,6 +133,7 @@ def describe_array(reader: StoreReader, spec: AttributeSpec) -> dict[str, Any]:
         "geometry": "compressed",
         "dtype": spec.dtype,
         "time_unit": spec.time_unit,
+        "scaled": _describe_scaled(spec),
         "shape": list(spec.shape),
         "value_bytes": spec.num_bytes,
         "disk_bytes": disk_bytes,
@@ -158,6 +159,19 @@ def describe_array(reader: StoreReader, spec: AttributeSpec) -> dict[str, Any]:
             "rows_per_shard": array.layout.shard_rows,
         }
     return described
+
+
+def _describe_scaled(spec: AttributeSpec) -> dict[str, Any] | None:
+    """Return what multiples of scales are decoded to, and their errors, where these are known."""
+    if spec.scaled is None:
+        return None
+    error = spec.scaled.error
+    return {
+        "decoded": spec.scaled.decoded,
+        "worst_error": None if error is None else error.worst,
+        "worst_column": None if error is None else error.column,
+        "median_error": None if error is None else error.median,
+    }
 
 
 def describe_files(reader: StoreReader, spec: AttributeSpec) -> list[dict[str, Any]]:
@@ -362,11 +376,12 @@ _ARRAYS = Block(
     "Arrays",
     {
         "array": "{path}",
-        "values": "{dtype}[ {shape:x}][ in {time_unit}]",
+        "values": "{dtype}[ {shape:x}][ in {time_unit}][ for {scaled.decoded}]",
         "on disk": "{disk_bytes}",
         "share": "{share}",
         "layout": "{geometry}",
         "padding": "{pages.padding_share:-}",
+        "error of int8": "{scaled.median_error:.2%}, at most {scaled.worst_error:.2%}",
     },
     "arrays",
 )
@@ -448,7 +463,11 @@ ARRAY_TEXT: Layout = (
         "",
         {
             "name": "{name}",
-            "type": "{dtype}[ {shape:x}]",
+            "type": "{dtype}[ {shape:x}][ for {scaled.decoded}]",
+            "error of int8": (
+                "{scaled.median_error:.2%} of a column's standard deviation (median), at most "
+                "{scaled.worst_error:.2%} (column {scaled.worst_column})"
+            ),
             "layout": "{geometry}",
             "values": "{value_bytes}",
             "on disk": "{disk_bytes} ({share} of the store)",

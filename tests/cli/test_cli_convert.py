@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import json
 import os
 import re
 import signal
@@ -192,6 +193,36 @@ def test_published_data_sets(run: Any, published_graph: GraphArrays, tmp_path: P
         assert graph["num_nodes"] == 40
         assert graph["node_types"][0]["splits"] == {"train": 24, "valid": 8, "test": 8}
         assert run("verify", output, "--level", "full").status == 0
+
+
+def test_the_error_of_int8_is_shown(run: Any, tmp_path: Path) -> None:
+    x = np.random.default_rng(3).standard_normal((2000, 3)).astype(np.float32)
+    emb = x.copy()
+    emb[17, 2] = 100
+    np.savez(tmp_path / "a.npz", edge_index=[[0, 1], [1, 0]], x=x, emb=emb)
+    words = ["--feature-dtype", "int8", "--feature-dtype", "emb=int8", "--feature-scale", "column"]
+    done = run("convert", "numpy", tmp_path / "a.npz", tmp_path / "a.gnn", *words)
+    assert done.status == 1
+    assert "or take the error with --allow-error" in done.stderr
+    words += ["--allow-error", "--progress", "lines"]
+    done = run("convert", "numpy", tmp_path / "a.npz", tmp_path / "a.gnn", *words)
+    assert done.status == 0
+    assert "emb: int8 differs from the input by " in done.stderr
+    assert "of a column's standard deviation (root mean square; the median), by " in done.stderr
+    scaled = StoreReader.open(tmp_path / "a.gnn").schema.node.attributes["emb"].scaled
+    assert scaled is not None
+    error = scaled.error
+    assert error is not None
+    shown = run("inspect", tmp_path / "a.gnn").stdout
+    assert f"{error.median:.2%}, at most {error.worst:.2%}" in shown
+    document = json.loads(run("inspect", tmp_path / "a.gnn", "--json").stdout)
+    (array,) = (own for own in document["arrays"] if own["path"] == "nodes/node/emb")
+    assert array["scaled"] == {
+        "decoded": "float32",
+        "worst_error": error.worst,
+        "worst_column": 2,
+        "median_error": error.median,
+    }
 
 
 def test_features_in_several_files_with_a_scale(run: Any, edge_list: Path, tmp_path: Path) -> None:

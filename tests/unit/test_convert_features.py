@@ -35,13 +35,11 @@ from gnnstore.converters.inputs.source import (
 )
 from gnnstore.converters.inputs.text_arrays import TextArray
 from gnnstore.converters.spill_files import ScatteredRows
-from gnnstore.converters.writer.node_arrays import column_scales
 from gnnstore.errors import CorruptStoreError, InputError, NotFoundError, UsageError
 from gnnstore.formats import StoreReader
 from gnnstore.formats.arrays.compressed import write_compressed_files
 from gnnstore.formats.arrays.dtypes import to_bfloat16_bits
 from gnnstore.pipeline.check import verify
-from gnnstore.progress import NullPhase
 from tests.support.effort import examples
 from tests.support.graphs import read_store
 from tests.support.hostile import reseal, rewrite
@@ -417,7 +415,8 @@ def convert_scaled(folder: Path, x: npt.NDArray[Any]) -> tuple[npt.NDArray[Any],
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64", "int32"])
 def test_scaled_features_are_within_half_a_step(tmp_path: Path, dtype: str) -> None:
     rng = np.random.default_rng(1)
-    x = (rng.standard_normal((500, 6)) * [1, 100, 1e-3, 0, 5, 30]).astype(dtype)
+    x = rng.standard_normal((500, 6)) * [1, 100, 1e-3, 0, 5, 30]
+    x = (x * (1e6 if dtype == "int32" else 1)).astype(dtype)
     stored, scales = convert_scaled(tmp_path, x)
     assert stored.dtype == np.int8
     assert scales.dtype == np.float32
@@ -428,15 +427,6 @@ def test_scaled_features_are_within_half_a_step(tmp_path: Path, dtype: str) -> N
     error = np.abs(stored * scales.astype(np.float64) - x.astype(np.float64))
     assert (error <= scales * 0.5001).all()
     assert (np.abs(stored).max(axis=0)[largest > 0] == 127).all()
-
-
-@settings(max_examples=examples(100), deadline=None)
-@given(st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False), min_size=1))
-def test_scales_hold_for_any_finite_column(values: list[float]) -> None:
-    x = np.array(values, np.float32)[:, None]
-    scale = column_scales(MemoryArray("x", x), "float32", NullPhase())
-    assert scale[0] > 0
-    assert np.abs(np.rint(x.astype(np.float64) / scale)).max() <= 127.0001
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])

@@ -250,11 +250,12 @@ def copy_attribute(
     writer: GraphWriter, graph: StoreInput, spec: AttributeSpec, rows: ArraySource
 ) -> None:
     """Write rows under the description of a store's node attribute, with its scales."""
-    rows.time_unit = spec.time_unit
-    writer.set_node_attribute(spec.name, rows, dtype=spec.dtype, cat_dim=spec.cat_dim)
     if spec.scaled is not None:
         scales = graph.read(spec.scaled.scales)
-        writer.set_scales(spec.name, scales, spec.scaled.decoded)
+        writer.set_multiples(spec.name, rows, spec.cat_dim, scales, spec.scaled)
+        return
+    rows.time_unit = spec.time_unit
+    writer.set_node_attribute(spec.name, rows, dtype=spec.dtype, cat_dim=spec.cat_dim)
 
 
 def describe_edges(writer: GraphWriter, attributes: Mapping[str, AttributeSpec]) -> None:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -248,6 +248,8 @@ def _write_nodes(
                 continue
             noise = _Noise(graph, spec, feature_noise, seed) if feature_noise > 0 else None
         source = CopiedRows(graph, spec, num_copies, None if noise is None else noise.added)
+        if noise is not None and spec.scaled is not None:  # the noise is rounded, too
+            spec = replace(spec, scaled=replace(spec.scaled, error=None))  # noqa: PLW2901
         copy_attribute(writer, graph, spec, source)
     first_ids = np.arange(num_copies, dtype=np.int64)[:, None] * graph.num_nodes
     for name in graph.nodes.splits:

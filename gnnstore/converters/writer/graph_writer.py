@@ -28,7 +28,7 @@ from gnnstore.converters.writer.estimates import Workload
 from gnnstore.converters.writer.node_arrays import NodeArrays, RowSink, split_name
 from gnnstore.converters.writer.options import ConvertOptions, IndexDtype, refuse_options
 from gnnstore.errors import InputError, UsageError
-from gnnstore.formats.arrays.spec import DecodedDtype
+from gnnstore.formats.arrays.spec import Scaled
 from gnnstore.formats.base import names as store_names
 from gnnstore.formats.store.schema import (
     EDGE_TYPE,
@@ -341,9 +341,16 @@ class GraphWriter(BaseWriter):
         values = as_source(values, f"the node attribute {name!r}")
         self._node.write(name, values, dtype=dtype, cat_dim=cat_dim)
 
-    def set_scales(self, name: str, scales: npt.NDArray[np.float32], decoded: DecodedDtype) -> None:
-        """Record that the rows of int8 of an attribute are multiples of scales, of a type."""
-        self._node.set_scales(name, scales, decoded)
+    def set_multiples(
+        self,
+        name: str,
+        rows: ArraySource,
+        cat_dim: int,
+        scales: npt.NDArray[np.float32],
+        scaled: Scaled,
+    ) -> None:
+        """Write a node attribute whose rows of int8 are multiples of scales, as in a store."""
+        self._node.write_multiples(name, rows, cat_dim, scales, scaled)
 
     def set_split(
         self, name: str, values: npt.ArrayLike | ArraySource, *, where: str | None = None

@@ -1,9 +1,7 @@
 """Writes node attributes and splits into a store: compressed or in pages, cast or scaled.
 
 The size of an attribute and of its rows decides between compression and pages. A finite value that
-would become infinite, or a fraction in an integer type, stops the conversion. Features as
-int8 have a scale per column, its largest magnitude / 127: x is stored as rint(x / scale), and its
-description names the array of the scales.
+would become infinite, or a fraction in an integer type, stops the conversion.
 """
 
 from __future__ import annotations
@@ -14,7 +12,7 @@ import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -36,6 +34,17 @@ from gnnstore.converters.inputs.times import as_times
 from gnnstore.converters.writer.edge_splits import copy_array
 from gnnstore.converters.writer.options import ConvertOptions
 from gnnstore.converters.writer.orders import integer_times
+from gnnstore.converters.writer.scales import (
+    MAX_ERROR,
+    Columns,
+    Quantizer,
+    column_name,
+    decoded_dtype,
+    find_columns,
+    float16_errors,
+    location,
+    summary_of,
+)
 from gnnstore.errors import InputError, UsageError
 from gnnstore.formats.arrays.dtypes import (
     STORAGE_DTYPES,
@@ -45,14 +54,12 @@ from gnnstore.formats.arrays.dtypes import (
     to_bfloat16_bits,
 )
 from gnnstore.formats.arrays.paged import PagedArrayWriter
-from gnnstore.formats.arrays.spec import AttributeSpec, DecodedDtype, Scaled
+from gnnstore.formats.arrays.spec import AttributeSpec, DecodedDtype, Scaled, ScaleError
 from gnnstore.formats.base import names
 from gnnstore.formats.store.schema import NODE_TYPE, NodeTypeSpec, TextSpec
 from gnnstore.formats.store.store import StoreWriter
 from gnnstore.progress import Phase, Progress
 from gnnstore.random_words import keyed, permutation
-
-LARGEST = 127  # -128 is left out, so that negating never overflows
 
 _LOG = logging.getLogger(__name__)
 # Attribute rows of at most this many bytes (a label, a mask, a weight) are kept compressed
@@ -74,25 +81,18 @@ _BYTES_PER_ENTRY = 3 * 8
 class Caster:
     """Casts pieces of one attribute from their element type to the stored type."""
 
-    def __init__(
-        self, name: str, source: str, target: str, scales: npt.NDArray[np.float32] | None = None
-    ) -> None:
+    def __init__(self, name: str, source: str, target: str) -> None:
         for dtype in (source, target):
             storage_dtype(dtype, what=f"the attribute {name!r}")
         self.name = name
         self.source = source
         self.target = target
         self.num_rows_done = 0  # also rows that need no cast, so that messages name the right ones
-        self._scales = scales
 
     def __call__(self, rows: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """Return rows in the storage type of the target."""
         values, target = rows, STORAGE_DTYPES[self.target]
-        if self._scales is not None:
-            quotients = np.rint(_to_float32(rows, self.source) / self._scales)
-            # x / (x / 127) may round to just above 127.
-            values = np.clip(quotients, -LARGEST, LARGEST).astype(np.int8)
-        elif self.source != self.target:
+        if self.source != self.target:
             if self.source == "bfloat16":
                 values = from_bfloat16_bits(rows)
             values = self._cast(values, target)
@@ -122,47 +122,10 @@ class Caster:
     def _refuse(self, bad: npt.NDArray[np.bool_], values: npt.NDArray[Any], problem: str) -> None:
         if bad.any():
             raise InputError(
-                f"the attribute {self.name!r}, {_location(bad, self.num_rows_done)}: "
+                f"the attribute {self.name!r}, {location(bad, self.num_rows_done)}: "
                 f"{values.flat[np.argmax(bad)]!s} {problem} {self.target}; choose a wider type or "
                 "rescale the data"
             )
-
-
-def column_scales(source: ArraySource, dtype: str, phase: Phase) -> npt.NDArray[np.float32]:
-    """Return the scale of every column."""
-    largest = np.zeros(source.shape[1:], np.float32)
-    num_rows_done = 0
-    for rows in read_ahead(source.pieces()):
-        magnitudes = np.abs(_to_float32(rows, dtype))
-        # NaN spreads through maxima, so checking these covers every value.
-        np.maximum(largest, magnitudes.max(axis=0), out=largest)
-        if not np.isfinite(largest).all():
-            bad = ~np.isfinite(magnitudes)
-            raise InputError(
-                f"{source.label}: {_location(bad, num_rows_done)}: "
-                f"{rows.flat[np.argmax(bad)]!s} has "
-                "no place in int8 with a scale; replace it, or use feature_dtype float16 or "
-                "bfloat16"
-            )
-        num_rows_done += len(rows)
-        phase.advance(len(rows))
-    scales = largest / np.float32(LARGEST)
-    # Below the smallest normal number a scale has too few bits to divide by.
-    return np.where(scales < np.finfo(np.float32).tiny, np.float32(1), scales).astype(np.float32)
-
-
-def _location(bad: npt.NDArray[np.bool_], first_row: int) -> str:
-    """Return the row and the column of the first value that is bad."""
-    row, *columns = np.unravel_index(int(np.argmax(bad)), bad.shape)
-    column = ", ".join(map(str, columns))
-    return f"row {first_row + int(row)}" + (f", column {column}" if column else "")
-
-
-def _to_float32(rows: npt.NDArray[Any], dtype: str) -> npt.NDArray[np.float32]:
-    if dtype == "bfloat16":
-        return from_bfloat16_bits(rows)
-    with np.errstate(over="ignore"):  # what overflows is infinite, and refused as such
-        return rows.astype(np.float32, copy=False)
 
 
 class RowSink:
@@ -249,23 +212,23 @@ class NodeArrays:
         dtype: str,
         cat_dim: int = 0,
         where: str | None = None,
-        scales: npt.NDArray[np.float32] | None = None,
+        are_multiples: bool = False,
     ) -> Iterator[RowSink]:
         """Write an attribute row by row; see `GraphWriter.node_rows`."""
-        where = where or repr(name)
-        check_count(where, num_rows, self.num_nodes)
-        if scales is None and self._options.is_scaled(self._type, name):
+        if not are_multiples and self._options.is_scaled(self._type, name):
             raise UsageError(
                 "feature_scale needs features that can be read twice, which these cannot; "
                 "convert without it first"
             )
+        where = where or repr(name)
+        check_count(where, num_rows, self.num_nodes)
         stored = self._stored_type(name, has_times=name in self._options.time_attr)
         if name in self._options.time_attr and (dtype, row_shape) != ("int64", ()):
             raise InputError(
                 f"{where}: times are int64, one for each node, and these are {dtype} with rows of "
                 f"shape {list(row_shape)}"
             )
-        caster = Caster(name, dtype, stored or dtype, scales)
+        caster = Caster(name, dtype, stored or dtype)
         array = self._store.paged(
             names.node_array(self._type, name),
             name=name,
@@ -289,15 +252,18 @@ class NodeArrays:
         if array.is_complete:  # close now: work before the commit may be interrupted
             array.close()
         self.attributes[name] = array.spec
-        if scales is not None:
-            is_short = dtype in ("float16", "bfloat16")
-            self.set_scales(name, scales, cast("DecodedDtype", dtype) if is_short else "float32")
 
-    def set_scales(self, name: str, scales: npt.NDArray[np.float32], decoded: DecodedDtype) -> None:
+    def _set_scales(
+        self,
+        name: str,
+        scales: npt.NDArray[np.float32],
+        decoded: DecodedDtype,
+        error: ScaleError | None,
+    ) -> None:
         """Write the scales of an attribute whose rows of int8 are multiples of them."""
         path = names.scales_array(self._type, name)
         array = self._store.compressed(path, scales, name=f"{name}_scale")
-        scaled = Scaled(array, decoded)
+        scaled = Scaled(array, decoded, error)
         self.attributes[name] = replace(self.attributes[name], scaled=scaled)
 
     def write(
@@ -340,6 +306,13 @@ class NodeArrays:
             path, rows, name=name, dtype=dtype, cat_dim=cat_dim
         )
 
+    def write_multiples(
+        self, name: str, source: ArraySource, cat_dim: int, scales: npt.NDArray[Any], scaled: Scaled
+    ) -> None:
+        """Write rows of int8 that are multiples already, with their scales."""
+        self._copy(name, source, "int8", cat_dim)
+        self._set_scales(name, scales, scaled.decoded, scaled.error)
+
     def _stored_type(self, name: str, *, has_times: bool) -> str | None:
         """Return the type to store an attribute as; None: its own."""
         stored = self._options.feature_dtype_of(self._type, name)
@@ -358,21 +331,58 @@ class NodeArrays:
 
     def _copy(self, name: str, source: ArraySource, dtype: str, cat_dim: int) -> None:
         """Copy an array into pages."""
-        scales, num_rows = None, source.shape[0]
+        how: dict[str, Any] = {
+            "num_rows": source.shape[0],
+            "row_shape": source.shape[1:],
+            "cat_dim": cat_dim,
+            "where": source.label,
+        }
         if self._options.is_scaled(self._type, name):
-            with self._progress.phase(f"find scales of {name}", num_rows, "rows") as phase:
-                scales = column_scales(source, dtype, phase)
-        with self.rows(
-            name,
-            num_rows=num_rows,
-            row_shape=source.shape[1:],
-            dtype=dtype,
-            cat_dim=cat_dim,
-            where=source.label,
-            scales=scales,
-        ) as sink:
+            self._quantize(name, source, dtype, how)
+            return
+        with self.rows(name, dtype=dtype, **how) as sink:
             for rows in read_ahead(source.pieces(sink.skip(sink.num_committed_rows))):
                 sink.append(rows)
+
+    def _quantize(self, name: str, source: ArraySource, dtype: str, how: dict[str, Any]) -> None:
+        """Write an array as multiples of scales, and measure by how much these differ."""
+        with self._progress.phase(f"find scales of {name}", source.shape[0], "rows") as phase:
+            columns = find_columns(source, dtype, phase)
+        quantizer = Quantizer(columns, dtype)
+        with self.rows(name, dtype="int8", are_multiples=True, **how) as sink:
+            # Also rows that an interrupted conversion has written: they count in the errors.
+            for rows in read_ahead(map(quantizer, source.pieces())):
+                sink.append(rows)
+        errors = quantizer.errors()
+        found = summary_of(errors)
+        worst = column_name(source.shape[1:], found.column)
+        self._progress.note(
+            f"{name}{self._of}: int8 differs from the input by {found.median:.2%} of a column's "
+            f"standard deviation (root mean square; the median), by {found.worst:.2%} in column "
+            f"{worst or 0}"
+        )
+        if found.worst > MAX_ERROR and not self._options.allow_error:
+            self._refuse_error(source, dtype, columns, errors)
+        self._set_scales(name, columns.scales, decoded_dtype(dtype), found)
+
+    def _refuse_error(
+        self, source: ArraySource, dtype: str, columns: Columns, errors: npt.NDArray[np.float64]
+    ) -> None:
+        bad, worst = errors > MAX_ERROR, int(errors.argmax())
+        with self._progress.phase("measure float16", source.shape[0], "rows"):
+            as_float16 = float(float16_errors(source, dtype, columns)[bad].max())
+        other = "leave it as it is"
+        if as_float16 <= MAX_ERROR:
+            share = f"{100 * as_float16:.2g} %"
+            other = f"store it as float16, which differs by {share} of it at most"
+        num_bad = int(bad.sum())
+        others = f", and {num_bad - 1} others by more than {MAX_ERROR:.0%}" if num_bad > 1 else ""
+        raise InputError(
+            f"{source.label}: column {column_name(errors.shape, worst) or 0} as int8 differs from "
+            f"the input by {errors.flat[worst]:.0%} of its standard deviation (root mean square)"
+            f"{others}: its largest magnitude is far above that deviation; {other}, or take the "
+            "error with allow_error=True"
+        )
 
     # ---- splits, ids and names
 

@@ -39,7 +39,7 @@ _CHOICES = {
 }
 _LISTS = ("time_attr", "weight_attr", "reverse", "time_unit")
 # Options that provenance names only where they are given.
-_ADDED = (*_LISTS, "add_inverse_edge", "split_fractions")
+_ADDED = (*_LISTS, "add_inverse_edge", "split_fractions", "allow_error")
 # Options that change no byte of the result.
 _WITHOUT_EFFECT = ("overwrite", "memory_bytes", "resume", "spill_dir")
 
@@ -89,8 +89,11 @@ class ConvertOptions:
         the same as an uninterrupted one, byte for byte. If nothing was left, start.
     feature_scale : "column", optional
         Where feature_dtype makes an attribute int8: divide each column by a scale of its own, so
-        that its largest magnitude is 127, and round. The scales are a graph-level array, `x_scale`,
-        and `batch.x * batch.x_scale` is the features. Takes one more pass over them.
+        that its largest magnitude is 127, and round; columns of integers from -127 to 127 stay as
+        they are. The store keeps the scales. Takes one more pass over the attribute.
+    allow_error : bool
+        With feature_scale: also take columns that differ from the input by more than 5 % of their
+        standard deviation (root mean square), which are refused otherwise.
     time_attr : sequence of str
         Attributes of nodes or edges with int64 times. For each, edges get an order by time, which
         loaders with this `time_attr` need; other integers become int64.
@@ -136,6 +139,7 @@ class ConvertOptions:
     seed: int = 0
     time_unit: tuple[str, ...] = ()
     add_inverse_edge: bool = False
+    allow_error: bool = False
 
     def __post_init__(self) -> None:
         set_value = partial(object.__setattr__, self)
@@ -171,6 +175,11 @@ class ConvertOptions:
             raise UsageError(
                 f"feature_scale={self.feature_scale!r} goes with feature_dtype='int8', not "
                 f"{self.feature_dtype!r}: floats need no scale"
+            )
+
+        if self.allow_error and self.feature_scale is None:
+            raise UsageError(
+                "allow_error=True is for the error of multiples of scales; give feature_scale= too"
             )
 
     def fractions_of(self, node_type: str) -> Fractions | None:

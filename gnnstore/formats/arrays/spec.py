@@ -20,11 +20,26 @@ TIME_UNITS = ("D", "s", "ms", "us", "ns")  # of times since 1970, from the coars
 
 
 @dataclass(frozen=True)
+class ScaleError:
+    """How far multiples are from the input: root mean squares / the columns' standard deviations.
+
+    In a constant column the relative difference, or 0 if that is rounding alone.
+    """
+
+    worst: float  # of all columns
+    column: int  # where that is, counted in C order
+    median: float  # of all columns
+
+
+@dataclass(frozen=True)
 class Scaled:
     """What makes numbers of rows of int8: each is a multiple of its column's scale."""
 
+    OMITTED: ClassVar[frozenset[str]] = frozenset({"error"})
+
     scales: AttributeSpec  # float32, of the shape of a row
     decoded: DecodedDtype  # the type of the input: that of batches, unless another is asked for
+    error: ScaleError | None = None  # None: not measured
 
     def check(self, rows: AttributeSpec, file: str) -> None:
         """Raise unless there is a compressed float32 for each column of rows of int8."""

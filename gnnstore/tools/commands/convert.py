@@ -68,6 +68,9 @@ Features
       int8 or another type, as in paper:x=float16; repeat it for more.
   --feature-scale column
       With --feature-dtype int8: one scale per column.
+  --allow-error
+      With --feature-scale: also take columns that differ from the input by more than 5 % of their
+      standard deviation.
 Temporal and weighted sampling
   --time-attr NAME*
       Order edges by this attribute of nodes or edges, for loaders with time_attr=; repeat it for
