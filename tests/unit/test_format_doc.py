@@ -25,7 +25,8 @@ PAGE = (Path(__file__).parents[2] / "docs" / "format.md").read_text()
 def table_after(heading: str) -> list[list[str]]:
     """Return the cells of the first table below a heading, without its two header lines."""
     section = PAGE.split(f"## {heading}\n", 1)[1].split("\n## ", 1)[0]
-    lines = [line for line in section.splitlines() if line.startswith("|")]
+    first = section[section.index("\n|") + 1 :].split("\n\n", 1)[0]
+    lines = [line for line in first.splitlines() if line.startswith("|")]
     return [[cell.strip().strip("`") for cell in line.strip("|").split("|")] for line in lines[2:]]
 
 
