@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gnnstore import _core
+from gnnstore.caching.scores import num_that_fit, select_nodes
 from gnnstore.features.static import SlotIndex
 from gnnstore.features.tables import CachedTables
 from gnnstore.sampling.row_space import RowSpace
@@ -90,9 +91,6 @@ class HeldRows:
         """Bytes of the host's memory, for the numbers of the rows."""
         return sum(own.num_bytes for own in self.indexes.values() if own is not None)
 
-    def __deepcopy__(self, _: Any) -> Self:
-        return self  # nothing changes it, and what a device holds is by it
-
     def rows_in(self, space: RowSpace) -> npt.NDArray[np.int64]:
         """Return the held rows by their numbers in a row space, ascending."""
         parts = [
@@ -161,17 +159,46 @@ class HeldRows:
         return found
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class ChosenRows:
-    """The rows that stay on a device, of some tables."""
+    """The rows that stay on a device, of some tables; loaders share them.
+
+    With `device_cache="auto"` there are none until a step of training has been done.
+    """
 
     held: HeldRows
     tables: CachedTables
     num_bytes: int  # that they take on the device
     batch_bytes: int  # of the largest batch that is to be expected there
+    # Scores of the rows of `tables.space`, to choose by once the bytes are known; None: they are.
+    scores: npt.NDArray[Any] | None = None
+    # The rows that superbatches are made without: they are on the device, or will be by then.
+    left_out: HeldRows | None = None
+
+    def __deepcopy__(self, _: Any) -> Self:
+        return self  # what a device holds is by it
+
+    @classmethod
+    def best(
+        cls, scores: npt.NDArray[Any], tables: CachedTables, num_bytes: int, batch_bytes: int = 0
+    ) -> Self:
+        """Choose the rows with the highest scores that fit in a number of bytes."""
+        space, widths = tables.space, tables.widths
+        nodes = select_nodes(scores, num_that_fit(scores, widths, num_bytes))
+        held = HeldRows.of(
+            {
+                name: space.ranges[name].part(nodes)[1]
+                for name in dict.fromkeys(tables.owners.values())
+            },
+            {name: own.num_rows for name, own in space.ranges.items()},
+        )
+        sizes = (widths[space.ranges[name]] * len(own) for name, own in held.nodes.items())
+        return cls(held, tables, sum(sizes), batch_bytes, left_out=held if len(nodes) else None)
 
     def describe(self) -> str:
         """Return a phrase for the loader's reason."""
+        if self.scores is not None:
+            return "as many rows stay on the device as a step of training leaves room for"
         return f"{self.held.num_rows} rows stay on the device, in {format_size(self.num_bytes)}"
 
 

@@ -24,7 +24,7 @@ from contextlib import contextmanager
 from copy import copy as copy_shallow
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, Self, TypeVar
 from weakref import WeakValueDictionary
 
 import numpy as np
@@ -37,14 +37,14 @@ from gnnstore._core import empty
 from gnnstore.budget.ledger import Ledger, Reservation
 from gnnstore.budget.limits import available_bytes
 from gnnstore.errors import ResourceError, UsageError
-from gnnstore.features.held import ChosenRows, Nodes, Split
+from gnnstore.features.held import ChosenRows, HeldRows, Nodes, Split
 from gnnstore.features.source import RowSource
 from gnnstore.features.static import FILLING_THREAD
 from gnnstore.loaders.pinning import tensors_of
 from gnnstore.nn.adjacency import AdjT
 from gnnstore.pipeline.batch import Batch, Recorder
 from gnnstore.strategies.base import Sources
-from gnnstore.strategies.device_rows import PIECE_BYTES
+from gnnstore.strategies.device_rows import PIECE_BYTES, auto_bytes
 from gnnstore.threads import (
     LONG_READ_BYTES,
     SMALLER_BATCHES,
@@ -248,15 +248,19 @@ class TorchDevice:
         for tensor in tensors:
             tensor.record_stream(stream)
 
-    def free_bytes(self) -> int | None:
-        """Return the bytes of memory that are free; None where nobody knows."""
+    def free_bytes(self) -> tuple[int, int] | None:
+        """Return the bytes that are free, and those that torch keeps; None where nobody knows."""
         module = self._module
         if not hasattr(module, "mem_get_info"):  # as of torch.xpu before 2.6
             return None
         free, _ = module.mem_get_info(self.device)
         used = module.memory_allocated(self.device)
         reserved = module.memory_reserved(self.device) if hasattr(module, "memory_reserved") else 0
-        return int(free + max(0, reserved - used))
+        return free, max(0, reserved - used)
+
+    def most_bytes(self) -> int:
+        """Return the most bytes that tensors of this process have taken."""
+        return int(self._module.max_memory_allocated(self.device))
 
 
 class HostDevice(TorchDevice):
@@ -283,9 +287,9 @@ class HostDevice(TorchDevice):
     def wait(self, event: Any, tensors: Iterable[Tensor]) -> None:
         """Do nothing: what has been submitted is done."""
 
-    def free_bytes(self) -> int:
-        """Return the bytes of memory that are free."""
-        return available_bytes()
+    def free_bytes(self) -> tuple[int, int]:
+        """Return the bytes that are free."""
+        return available_bytes(), 0
 
 
 _opened: dict[torch.device, TorchDevice] = {}
@@ -461,19 +465,24 @@ class _Filling:
     """The copies of rows to a device that stay there."""
 
     device: TorchDevice
-    nodes: Mapping[str, npt.NDArray[np.int64]]  # by type
+    held: HeldRows
     tables: Mapping[str, Mapping[str, RowSource]]  # of each type, by path
     rows: dict[str, Tensor]  # [C, words] each, by path
     num_filled: dict[str, int]  # slots of each type whose rows are there
 
+    @classmethod
+    def of(cls, held: HeldRows, other: _Filling) -> Self:
+        """Return what copies other rows of the same tables."""
+        return cls(other.device, held, other.tables, {}, dict.fromkeys(held.indexes, 0))
+
     @property
     def num_lacking(self) -> int:
         """Rows that are not there yet."""
-        return sum(len(own) - self.num_filled[name] for name, own in self.nodes.items())
+        return sum(len(own) - self.num_filled[name] for name, own in self.held.nodes.items())
 
     def make_room(self) -> None:
         """Make the memory of the rows."""
-        for name, nodes in self.nodes.items():
+        for name, nodes in self.held.nodes.items():
             for path, table in self.tables[name].items():
                 room = self.device.empty((len(nodes), table.row_bytes), torch.uint8)
                 self.rows[path] = as_words(room)
@@ -481,7 +490,7 @@ class _Filling:
     def fill(self, stop: Flag, advance: Callable[[int], None] = lambda _: None) -> None:
         """Copy the rows that are not there yet, until `stop` is set."""
         ring, before = StagingRing(self.device), None
-        for name, nodes in self.nodes.items():
+        for name, nodes in self.held.nodes.items():
             tables = self.tables[name]
             row_bytes = sum(table.row_bytes for table in tables.values())
             step = max(1, PIECE_BYTES // max(1, row_bytes))
@@ -518,6 +527,36 @@ def _fill_in_background(filling: _Filling, stop: Flag) -> None:
         _log.debug("rows are not copied to %s any further: %s", filling.device.device, error)
 
 
+def _size_in_background(
+    fillings: list[_Filling], chosen: ChosenRows, num_bytes: int, stop: Flag
+) -> None:
+    """Choose rows that fit in a number of bytes, or in half, and copy them."""
+    scores, chosen.scores = chosen.scores, None
+    assert scores is not None  # noqa: S101 - for the type checker
+    device = fillings[-1].device
+    for wanted in (num_bytes, num_bytes // 2):
+        found = ChosenRows.best(scores, chosen.tables, wanted)
+        filling = _Filling.of(found.held, fillings[-1])
+        try:
+            device.submit(filling.make_room)
+        except torch.cuda.OutOfMemoryError:
+            filling.rows.clear()
+            continue
+        fillings.append(filling)
+        chosen.held, chosen.num_bytes = found.held, found.num_bytes
+        _fill_in_background(filling, stop)
+        if not filling.num_lacking:
+            chosen.left_out = found.left_out
+        return
+    warnings.warn(
+        f'device_cache="auto": neither {format_size(num_bytes)} nor half of that could be had on '
+        f"{device.device}, although it was free after a step of training, so that no rows stay "
+        "there; give a number of bytes",
+        UserWarning,
+        stacklevel=2,
+    )
+
+
 class DeviceRows:
     """The rows that stay on a device. Thread-safe.
 
@@ -526,43 +565,74 @@ class DeviceRows:
 
     def __init__(self, sources: Sources, chosen: ChosenRows, device: TorchDevice) -> None:
         self.chosen, self._device = chosen, device
-        tables: dict[str, dict[str, RowSource]] = {name: {} for name in chosen.held.nodes}
+        tables: dict[str, dict[str, RowSource]] = {name: {} for name in chosen.held.indexes}
         for path, name in chosen.tables.owners.items():
             tables[name][path] = sources.tables[path]
-        self._filling = _Filling(device, chosen.held.nodes, tables, {}, dict.fromkeys(tables, 0))
+        # The last one counts: those of "auto" are chosen while batches are joined.
+        filling = _Filling(device, chosen.held, tables, {}, dict.fromkeys(tables, 0))
+        self._fillings = [filling]
         self._lock = threading.Lock()
         self._end_filling: Callable[[], object] | None = None
 
     @property
     def rows(self) -> Mapping[str, Tensor]:
         """The rows of each table, [C, words], by its path."""
-        return self._filling.rows
+        return self._fillings[-1].rows
 
     @property
     def num_bytes(self) -> int:
         """Bytes of memory that they take on the device."""
         return sum(rows.nbytes for rows in self.rows.values())
 
+    @property
+    def num_lacking(self) -> int:
+        """Rows that are not there yet."""
+        return self._fillings[-1].num_lacking
+
     def split(self, nodes: Nodes) -> dict[str, Split]:
         """Return where the rows of a batch come from, by what is there."""
-        return self.chosen.held.split(nodes, num_filled=self._filling.num_filled)
+        filling = self._fillings[-1]
+        return filling.held.split(nodes, num_filled=filling.num_filled)
 
     def begin(self, recorder: Recorder, *, waits: bool) -> None:
         """Copy the rows; in the background if that takes long, and nobody waits for them."""
-        filling = self._filling
         with self._lock:
             if not self.rows:
                 self._make_room()
-            if not filling.num_lacking:
+            if not self.num_lacking:
                 return
             if waits or self.chosen.num_bytes < LONG_READ_BYTES:
                 self._stop_filling()
+                filling = self._fillings[-1]
                 name, total = "copy rows to the device", filling.num_lacking
                 with recorder.phase(name, total, "rows") as advance:
                     filling.fill(Flag(), advance)
+                self.chosen.left_out = filling.held
             elif self._end_filling is None:
-                work = partial(_fill_in_background, filling)
+                work = partial(_fill_in_background, self._fillings[-1])
                 self._end_filling = run_in_background(self, work, FILLING_THREAD)
+
+    def note_step(self) -> None:
+        """Choose as many rows as a step of training has left room for, once, and copy them."""
+        if self.chosen.scores is None or self._end_filling is not None:
+            return
+        with self._lock:
+            if self._end_filling is None:
+                free = self._free_bytes()
+                num_bytes = auto_bytes(0 if free is None else free[0], self._device.most_bytes())
+                work = partial(_size_in_background, self._fillings, self.chosen, num_bytes)
+                self._end_filling = run_in_background(self, work, FILLING_THREAD)
+
+    def _free_bytes(self) -> tuple[int, int] | None:
+        """Return the device's; refuse "auto" without."""
+        free = self._device.free_bytes()
+        if free is None and self.chosen.scores is not None:
+            device = self._device.device
+            raise UsageError(
+                f'device_cache="auto": torch {torch.__version__} does not say how much memory of '
+                f"{str(device)!r} is free; give a number of bytes"
+            )
+        return free
 
     def _stop_filling(self) -> None:
         end, self._end_filling = self._end_filling, None
@@ -570,38 +640,40 @@ class DeviceRows:
             end()
 
     def _make_room(self) -> None:
-        chosen, device, lower = self.chosen, self._device, "lower device_cache="
+        chosen, device, lower = self.chosen, self._device.device, "lower device_cache="
+        free = self._free_bytes()
         if not chosen.num_bytes:
             return
-        if (free := device.free_bytes()) is not None:
+        if free is not None:
             ledger = Ledger(
-                free,
+                sum(free),
                 (
                     Reservation("rows of device_cache=", chosen.num_bytes),
                     Reservation("batches", _BATCHES_THERE * chosen.batch_bytes),
                 ),
-                f"device_cache= on {device.device}",
+                f"device_cache= on {device}",
                 "of its memory that is free",
                 "",
             )
             missing = format_at_least(max(0, -ledger.left()))
             ledger.check(None, f"{lower} by at least {missing}", SMALLER_BATCHES)
+        filling = self._fillings[-1]
         try:
-            device.submit(self._filling.make_room)
+            self._device.submit(filling.make_room)
         except BaseException as error:
-            self._filling.rows.clear()
+            filling.rows.clear()
             traceback.clear_frames(error.__traceback__)
             if not isinstance(error, torch.cuda.OutOfMemoryError):  # of any device
                 raise
             (reason, *_) = str(error).splitlines() or [""]
             raise ResourceError(
-                f"cannot keep {format_count(chosen.held.num_rows, 'row')} on {device.device}: "
-                f"there is not enough memory for their {format_size(chosen.num_bytes)} "
-                f"({reason}); {lower}, or leave more of the device's memory free"
+                f"cannot keep {format_count(chosen.held.num_rows, 'row')} on {device}: there is "
+                f"not enough memory for their {format_size(chosen.num_bytes)} ({reason}); {lower}, "
+                "or leave more of the device's memory free"
             ) from error
 
 
-# By the numbers of the rows and the device, as long as a loader uses them.
+# By the choice of rows and the device, as long as a loader uses them.
 _held: WeakValueDictionary[tuple[int, torch.device], DeviceRows] = WeakValueDictionary()
 
 
@@ -629,7 +701,6 @@ class BatchPlacer:
         """Return the staging memory; the first call, in the consumer's thread, fixes the device."""
         if self._ring is None or self._ring.device.pid != os.getpid():
             self._ring = StagingRing(TorchDevice.of(self._given), self._shared)
-            self.rows = None
         return self._ring
 
     def begin(self, recorder: Recorder) -> None:
@@ -638,7 +709,7 @@ class BatchPlacer:
         if sources is None or (chosen := sources.chosen) is None:
             return
         if self.rows is None:
-            key = id(chosen.held), device.device
+            key = id(chosen), device.device
             with _opening:
                 if (rows := _held.get(key)) is None:
                     rows = _held[key] = DeviceRows(sources, chosen, device)
@@ -807,7 +878,7 @@ class Placing:
         self._changed = Condition()
         self._coming: deque[Batch] = deque()
         self._asked: deque[Any] = deque()  # events, for batches from the third on
-        self._num_placed = 0
+        self._num_placed = self._num_asked = 0
         self._is_closed = False
 
     def begin(self, recorder: Recorder) -> None:
@@ -829,8 +900,12 @@ class Placing:
 
     def ask(self) -> None:
         """Note that the consumer, who calls this, asks for the next batch."""
-        ring = self._placer.ring()
+        ring, rows = self._placer.ring(), self._placer.rows
         self._asked.append(ring.device.mark())
+        self._num_asked += 1
+        # Once a batch has been trained on, it shows what is left of the device's memory.
+        if rows is not None and self._num_asked > 1 and torch.is_grad_enabled():
+            rows.note_step()
         self._changed.notify_all()
         ring.reclaim()
 

@@ -171,7 +171,8 @@ class NeighborLoader(SampledLoader, PygNeighborLoader):  # type: ignore[misc]
         Memory of `device` for rows that stay there, such as "2GB": of the nodes that most sampled
         batches need, or as `cache` says, of all types together. They are neither cached in host
         memory nor read, nor copied again. Batches stay as they are. Loaders of a store object
-        share them; with a device "cpu" they are part of `memory`.
+        share them; with a device "cpu" they are part of `memory`. "auto": what the first step of
+        training leaves free, but for a GiB.
     reorder : int, optional
         With `device`: batches of a window. Rows that the batch before has had are used again there,
         and not copied to it anew. 1: batches come in their order. From 2 on, strategies that sample

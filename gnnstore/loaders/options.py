@@ -87,10 +87,16 @@ class LoaderOptions:
             given["attributes"] = list(attributes)  # is read more than once
         of_torch = dict(parameters["kwargs"])
         direction = of_torch.pop("sample_direction", "forward")  # of PyG's samplers
-        given["device_cache"] = checked_device_cache(**given)
+        device_cache = checked_device_cache(**given)
+        given["device_cache"] = "auto" if device_cache is None else device_cache
         reorder = call(checked_reorder, given)
         given["reorder"] = reorder or None
-        device = checked_device(given.get("device"), holds_rows=bool(given["device_cache"]))
+        device = checked_device(given.get("device"), holds_rows=device_cache != 0)
+        if device_cache is None and device is not None and device.type == "cpu":
+            raise UsageError(
+                "device_cache='auto' is what a step of training leaves of a GPU's memory; with "
+                "device='cpu' give a number of bytes, or text such as '2GB'"
+            )
         _refuse_unsupported(**given, sample_direction=direction)
         edge_ids = checked_edge_ids(given.get("edge_ids", "input"))
         read = call(read_options, given)
@@ -196,15 +202,16 @@ def checked_device_cache(
     device_cache: Any = 0,
     transform_sampler_output: Any = None,
     **_: Any,
-) -> int:
-    """Return the bytes of the option `device_cache`, or refuse it."""
+) -> int | None:
+    """Return the bytes of the option `device_cache`, None for "auto", or refuse it."""
     if isinstance(device_cache, bool):
         raise UsageError(
             f"device_cache={device_cache!r} is not a size; write a number of bytes, or text such "
             "as '2GB'"
         )
-    num_bytes = parse_size(device_cache, name="device_cache")
-    if not num_bytes:
+    is_auto = device_cache == "auto"
+    num_bytes = None if is_auto else parse_size(device_cache, name="device_cache")
+    if num_bytes == 0:
         return 0
     if device is None:
         raise UsageError(
@@ -323,7 +330,7 @@ def read_options(
     attributes: Any = None,
     seeds_of: Any = None,
     device: Any = None,
-    device_cache: int = 0,
+    device_cache: int | str = 0,
     reorder: int | None = None,
 ) -> ReadOptions:
     """Check the options of reading the store."""
@@ -382,12 +389,12 @@ def read_options(
     return ReadOptions(chosen, topology, memory, io_engine, settings, planned, device_cache=held)
 
 
-def _rows_on_device(num_bytes: int, device: str, score: str | None) -> DeviceCache | None:
-    if not num_bytes:
+def _rows_on_device(size: int | str, device: str, score: str | None) -> DeviceCache | None:
+    if not size:
         return None
     score = score or "frequency"
     check_choice("cache", score, SCORES)
-    return DeviceCache(num_bytes, cast("Score", score), device)
+    return DeviceCache(None if size == "auto" else int(size), cast("Score", score), device)
 
 
 def local_machine(

@@ -7,7 +7,7 @@ are neither traced, planned, packed, cached in the host's memory nor read.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
 import numpy as np
@@ -15,11 +15,12 @@ import numpy.typing as npt
 
 from gnnstore._core import release_memory
 from gnnstore.budget.ledger import Reservation
-from gnnstore.caching.scores import count_out_degrees, num_that_fit, select_nodes
-from gnnstore.features.held import ChosenRows, HeldRows
+from gnnstore.caching.scores import SCORE_DTYPES, count_out_degrees
+from gnnstore.features.held import ChosenRows
 from gnnstore.features.static import SlotIndex
 from gnnstore.features.tables import CachedTables
 from gnnstore.graph.topology import Topology
+from gnnstore.pipeline.lookahead.presample import with_margin
 from gnnstore.sampling.row_space import RowSpace
 from gnnstore.strategies.loader_spec import LoaderSpec
 from gnnstore.strategies.options import DeviceCache
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
     from gnnstore.formats.store.schema import Schema
     from gnnstore.formats.store.store import StoreReader
 
+# What "auto" leaves free of a device's memory, at least.
+_LEFT_FREE = 1 << 30
 # Rows are read to the device in pieces of this size, of which two are on their way.
 PIECE_BYTES = 8 << 20
 
@@ -70,30 +73,25 @@ def _choose(
     settings: DeviceCache,
     tables: CachedTables,
 ) -> ChosenRows:
-    space, widths, spare = tables.space, tables.widths, placement.spare_bytes
-    is_all = _bytes_of_all(tables) <= settings.num_bytes
-    counts: npt.NDArray[np.uint8] | None = None
-    if settings.score == "frequency" and settings.num_bytes and not is_all:
-        counts = np.zeros(space.num_rows, np.uint8)
-        spare = None if spare is None else max(0, spare - counts.nbytes)
+    space, spare = tables.space, placement.spare_bytes
+    num_bytes = settings.num_bytes
+    is_all = num_bytes is not None and _bytes_of_all(tables) <= num_bytes
+    # Without a choice any scores will do.
+    scores: npt.NDArray[Any] = np.zeros(space.num_rows, np.uint8)
+    counts = None
+    if num_bytes != 0 and not is_all:
+        if settings.score == "degree":
+            scores = row_degrees(topology, space)
+        else:
+            counts = scores
+            spare = None if spare is None else max(0, spare - counts.nbytes)
     presampler = replace(loader.presampler.over(space), held=None)
     seen = presampler.run(topology, loader.num_threads, counts, spare_bytes=spare)
     release_memory()  # the samples' buffers, which would stay until the first batch
-    nodes = np.empty(0, np.int64)
-    if is_all:
-        nodes = np.arange(space.num_rows if tables.specs else 0)
-    elif settings.num_bytes:
-        scores = row_degrees(topology, space) if counts is None else counts
-        nodes = select_nodes(scores, num_that_fit(scores, widths, settings.num_bytes))
-    parts = {name: own.part(nodes)[1] for name, own in space.ranges.items()}
-    held = HeldRows.of(
-        {name: parts[name] for name in dict.fromkeys(tables.owners.values())},
-        {name: own.num_rows for name, own in space.ranges.items()},
-    )
-    num_bytes = sum(widths[space.ranges[name]] * len(ids) for name, ids in parts.items())
     # What is copied counts twice in the host's memory, and once on the device.
     batch_bytes = seen.expected_bytes // (2 if presampler.pins else 1)
-    return ChosenRows(held, tables, num_bytes, batch_bytes)
+    found = ChosenRows.best(scores, tables, num_bytes or 0, batch_bytes)
+    return replace(found, scores=scores) if num_bytes is None else found
 
 
 def reservations(settings: DeviceCache | None, schema: Schema) -> list[Reservation]:
@@ -101,13 +99,17 @@ def reservations(settings: DeviceCache | None, schema: Schema) -> list[Reservati
     if settings is None:
         return []
     tables = CachedTables.of(schema, {spec.path for spec in read_tables(schema.node_attributes())})
-    num_bytes = min(settings.num_bytes, _bytes_of_all(tables))
+    num_bytes = _bytes_of_all(tables)
+    if settings.num_bytes is not None:
+        num_bytes = min(settings.num_bytes, num_bytes)
     index_bytes = sum(
         SlotIndex.bytes_for(own.num_rows, min(own.num_rows, num_bytes // max(1, width)))
         for own, width in tables.widths.items()
     )
     piece = min(num_bytes, PIECE_BYTES)
     phase = "filling the device"
+    if settings.num_bytes is None:  # scores wait for the first step
+        index_bytes += np.dtype(SCORE_DTYPES[settings.score]).itemsize * tables.space.num_rows
     found = [
         Reservation("numbers of the device's rows", index_bytes),
         Reservation(phase, 2 * piece, phase=phase),
@@ -119,6 +121,14 @@ def reservations(settings: DeviceCache | None, schema: Schema) -> list[Reservati
 
 def _bytes_of_all(tables: CachedTables) -> int:
     return sum(spec.num_bytes for spec in tables.specs)
+
+
+def auto_bytes(free_bytes: int, most_bytes: int) -> int:
+    """Return the bytes for rows that stay on a device, after a step of training (PaGraph).
+
+    What is free, but for a GiB, or for what later steps may take beyond the most that was taken.
+    """
+    return max(0, free_bytes - max(_LEFT_FREE, with_margin(most_bytes) - most_bytes))
 
 
 def row_degrees(topology: Topology, space: RowSpace) -> npt.NDArray[np.uint32]:

@@ -261,7 +261,7 @@ def make_job(
         quota=DiskQuota(disk_bytes - 2 * edges_bytes),
         space=space,
         types=Types.of(schema),
-        held=loader.presampler.held,
+        chosen=chosen_rows(loader, placement, topology),
         index_dtype=schema.index_dtype,
         most_ids=most_ids(schema),
         degrees=partial(out_degrees, topology, space, size.counts_bytes - space.num_rows),

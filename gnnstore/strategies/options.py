@@ -63,7 +63,7 @@ class CacheSettings:
 class DeviceCache:
     """The loader's option `device_cache`."""
 
-    num_bytes: int  # of rows that stay on the device
+    num_bytes: int | None  # of rows that stay on the device; None: "auto"
     score: Score = "frequency"  # the score by which they are chosen
     device: str = "cpu"  # as it was given
 

@@ -221,14 +221,14 @@ def test_rows_that_are_copied_late_are_missed_until_then(
     has_failed.wait()
     rows = loader._placer.rows
     rows._stop_filling()
-    assert sum(rows._filling.num_filled.values()) == 5
+    assert sum(rows._fillings[-1].num_filled.values()) == 5
     found += [batch.to_dict() for batch in batches]
     monkeypatch.undo()
     assert_same_batches(found, plain)
     assert loader.stats().rows_on_device > 0
     # The next iteration copies the others, here at once.
     assert_same_batches(batches_of(loader), batches_of(make(stores, "nodes"), 2)[len(plain) :])
-    assert rows._filling.num_lacking == 0
+    assert rows.num_lacking == 0
 
 
 def test_more_than_is_free_is_refused_when_iterations_begin(

@@ -11,6 +11,7 @@ import gc
 import json
 import re
 import threading
+import time
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
@@ -267,6 +268,40 @@ def _links(here: Here) -> None:
     assert_equal(here, loader)
 
 
+@check("rows of several types that stay")
+def _typed(here: Here) -> None:
+    for case, way in (("nodes, disjoint", "memory"), ("links", "packed")):
+
+        def loader(case: str = case, way: str = way, **options: Any) -> Any:
+            if "device" in options:
+                options["device_cache"] = "6kB"
+            return make(here.stores, case, strategy=way, **options)
+
+        assert_equal(here, loader, None, 2)
+
+
+@check("rows that stay once a step has been done")
+def _by_step(here: Here) -> None:
+    for way in ({"strategy": "memory", "num_threads": 0}, {"strategy": "belady", "superbatch": 2}):
+        loader = loader_of(here, device=here.device, device_cache="auto", **way)
+        with torch.no_grad():  # as validation before training
+            found = consumed(here, loader)
+        rows = loader._placer.rows
+        assert rows.num_bytes == 0
+        found += consumed(here, loader)
+        while not rows.num_bytes or rows.num_lacking:
+            time.sleep(0.001)
+        found += consumed(here, loader)
+        before = loader.stats()
+        assert before.device_cache_bytes == rows.chosen.num_bytes > 0
+        found += consumed(here, loader)
+        since = loader.stats().since(before)
+        assert since.rows_on_device == since.nodes
+        if here.late is not None:
+            assert here.late.races == []
+        assert_same_batches(found, batches_of(loader_of(here), 4))
+
+
 @check("resuming")
 def _resuming(here: Here) -> None:
     ways: list[Nested] = [
@@ -380,6 +415,27 @@ def _peak(here: Here) -> None:
         del batch
     spare = 0 if here.late is not None else 4 << 20  # blocks of torch's
     assert here.module.max_memory_allocated(here.device) - held <= 5 * largest + spare
+    del loader
+    gc.collect()
+    here.module.synchronize(here.device)
+    assert here.module.memory_allocated(here.device) <= held
+
+
+@check("memory of rows that stay")
+def _peak_of_rows(here: Here) -> None:
+    """Next to them, batches are as few; and the memory goes with the last loader."""
+    options: Nested = {"device": here.device, "batch_size": 20, "device_cache": "4kB"}
+    largest = max(map(bytes_of, ([batch] for batch in batches_of(loader_of(here, batch_size=20)))))
+    held = here.module.memory_allocated(here.device)
+    loader = loader_of(here, num_threads=4, prefetch_batches=8, **options)
+    if here.late is not None:
+        here.late.reset()
+    for batch in loader:
+        del batch
+    there = loader.stats().device_cache_bytes
+    if here.late is not None:
+        most = here.module.max_memory_allocated(here.device) - held
+        assert most <= there + 5 * largest
     del loader
     gc.collect()
     here.module.synchronize(here.device)

@@ -123,6 +123,8 @@ def test_a_loader_that_is_made_and_copied_touches_no_device(path: Path) -> None:
             {"device_cache": 5, "partitions": gnnstore.PartitionPolicy()},
             "partitions= has no use for device_cache=5; leave it out",
         ),
+        ({"device_cache": "auto"}, "device_cache='auto' is what a step of training leaves of a"),
+        ({"device_cache": "auto", "device": None}, "device_cache='auto': rows stay on the device"),
         ({"device_cache": 5, "device": "gpu"}, "device='gpu' is not the name of a device"),
     ],
 )

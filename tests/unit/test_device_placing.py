@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 import warnings
 import weakref
 from collections.abc import Callable, Iterable
@@ -18,11 +19,13 @@ from torch_geometric.data import Data, HeteroData
 
 import gnnstore
 from gnnstore.errors import ResourceError, UsageError
+from gnnstore.features.static import FILLING_THREAD
 from gnnstore.loaders import device as devices
 from gnnstore.loaders.device import BatchPlacer, StagingRing, TorchDevice, copied, mapped
 from gnnstore.nn import AdjT
 from gnnstore.pipeline.batch import Batch
 from gnnstore.seeds.base import BatchKey
+from gnnstore.strategies.device_rows import auto_bytes
 from gnnstore.testing import assert_same_batches
 from gnnstore.threads import CancelledError
 from tests.support.stores import write_example_store
@@ -203,6 +206,85 @@ def test_memory_that_cannot_be_pinned_is_ordinary_and_told_once(
     assert not any(copies)
     expected = [batch.to_dict() for batch in loader_of(path, device=None)]
     assert_same_batches([batch.to_dict() for batch in found], expected)
+
+
+# --- rows that stay ---------------------------------------------------------------------------
+
+
+def test_auto_leaves_room_for_later_steps() -> None:
+    gib = 1 << 30
+    assert auto_bytes(10 * gib, 0) == 9 * gib
+    assert auto_bytes(10 * gib, 8 * gib) == 9 * gib
+    assert auto_bytes(10 * gib, 16 * gib) == 8 * gib  # an eighth more than the most so far
+    assert auto_bytes(gib - 1, gib) == 0
+
+
+@pytest.mark.parametrize("share", [1, 2, 4])
+def test_auto_takes_half_of_what_cannot_be_had_and_then_nothing(
+    path: Path, device: Device, monkeypatch: pytest.MonkeyPatch, share: int
+) -> None:
+    loader = loader_of(path, device_cache="auto", num_threads=0)
+    row_bytes = loader._sources.chosen.tables.slot_bytes
+    wanted = 40 * row_bytes
+    monkeypatch.setattr(device, "free_bytes", lambda: (wanted, 0), raising=False)
+    monkeypatch.setattr(device, "most_bytes", lambda: 0, raising=False)
+    monkeypatch.setattr(devices, "auto_bytes", lambda free, most: free - most)
+    make = device.empty
+
+    def limited(shape: Iterable[int], dtype: torch.dtype) -> Tensor:
+        if threading.current_thread().name == FILLING_THREAD:
+            size = tuple(shape)
+            if size[0] * size[1] > wanted // share:
+                raise torch.OutOfMemoryError("no")
+            return make(size, dtype)
+        return make(shape, dtype)
+
+    monkeypatch.setattr(device, "empty", limited)
+    told: list[str] = []
+    monkeypatch.setattr(warnings, "warn", lambda text, *_, **__: told.append(text))
+    batches = iter(loader)
+    found = [next(batches)]
+    placer: Any = loader._placer
+    assert placer.rows.chosen.scores is not None
+    found += list(batches)
+    while placer.rows.num_lacking or not (told or placer.rows.num_bytes):
+        time.sleep(0.001)
+    assert placer.rows.num_bytes == {1: wanted, 2: wanted // 2, 4: 0}[share]
+    assert len(told) == (share == 4)
+    assert not told or "neither" in told[0]
+    found += list(loader)
+    plain = loader_of(path, device=None)
+    expected = [batch.to_dict() for _ in range(2) for batch in plain]
+    assert_same_batches([batch.to_dict() for batch in found], expected)
+
+
+def test_auto_needs_a_device_whose_memory_is_known(
+    path: Path, device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(device, "free_bytes", lambda: None, raising=False)
+    with pytest.raises(UsageError, match="does not say how much memory of 'privateuseone:0' is"):
+        next(iter(loader_of(path, device_cache="auto")))
+
+
+def test_rows_that_do_not_fit_after_all_are_an_error_that_names_them(
+    path: Path, device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(device, "free_bytes", lambda: None, raising=False)
+    loader = loader_of(path, device_cache="5kB")
+    make = device.empty
+
+    def refuse(*_: Any) -> Tensor:
+        raise torch.OutOfMemoryError("no\nmore")
+
+    monkeypatch.setattr(device, "empty", refuse)
+    with pytest.raises(
+        ResourceError, match=r"cannot keep \d+ rows on .*\(no\); lower device_cache="
+    ):
+        next(iter(loader))
+    monkeypatch.setattr(device, "empty", make)
+    loader.set_epoch(0)
+    plain = loader_of(path, device=None)
+    assert_same_batches([b.to_dict() for b in loader], [b.to_dict() for b in plain])
 
 
 # --- staging memory --------------------------------------------------------------------------

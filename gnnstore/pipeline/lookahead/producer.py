@@ -21,7 +21,7 @@ import numpy.typing as npt
 from gnnstore._core import ReadCounts, release_heap, release_memory
 from gnnstore.caching.policies import CachePolicy, Planner, slot_layout
 from gnnstore.features.file_rows import files_of
-from gnnstore.features.held import HeldRows
+from gnnstore.features.held import ChosenRows, HeldRows
 from gnnstore.features.planned import PinnedRows, SlotCache, TurnLock
 from gnnstore.formats.arrays.dtypes import id_dtype
 from gnnstore.formats.arrays.paged import PagedArray
@@ -160,7 +160,7 @@ class LookaheadJob:
     types: Types
     index_dtype: IndexDtype  # of ids in a batch
     most_ids: tuple[int, int]  # all node ids, and all positions of edges, are below
-    held: HeldRows | None = None  # rows that a device has: what is made needs no others
+    chosen: ChosenRows | None = None  # rows that stay on a device
     windows: Windows | None = None  # in which batches are put in another order; None: they are not
     # Returns the nodes' out-degrees, new ones each time; None if there is no memory for them.
     degrees: Callable[[], npt.NDArray[np.uint32] | None] = lambda: None
@@ -168,6 +168,11 @@ class LookaheadJob:
     # Tables of edges on disk whose rows are read in a pass, and disk for a superbatch's rows.
     edge_tables: Mapping[EdgeType, Sequence[PagedArray]] = field(default_factory=dict)
     edge_rows_bytes: int = 0
+
+    @property
+    def held(self) -> HeldRows | None:
+        """The rows that what is made from now on does not need."""
+        return None if self.chosen is None else self.chosen.left_out
 
     @cached_property
     def warms_up(self) -> bool:
@@ -227,8 +232,8 @@ class Session:
             found = job.degrees()
             if found is not None and slots.pinned is not None:
                 found[slots.pinned.nodes] = 0
-            if found is not None and job.held is not None:
-                found[job.held.rows_in(job.space)] = 0
+            if found is not None and superbatch.held is not None:
+                found[superbatch.held.rows_in(job.space)] = 0
             return found
 
         num_slots = self.planner.num_slots
