@@ -116,7 +116,7 @@ class HeldRows:
                 continue
             if index is not None:
                 ids = _core.drop_pinned(index.bits, ids)
-            if before is not None:
+            if before is not None and name in before:
                 ids = ids[_core.places_of(ids, before[name]) < 0]
             found[name] = ids
         return found
@@ -151,7 +151,7 @@ class HeldRows:
             if left is None:
                 left = np.arange(len(ids), dtype=np.int32)
             matched, places = _NONE, _NONE
-            if before is not None:
+            if before is not None and name in before:
                 of = _core.places_of(ids[left], before[name])
                 (at,) = np.nonzero(of >= 0)
                 matched, places, left = left[at], of[at], left[of < 0]
@@ -194,6 +194,11 @@ class ChosenRows:
         )
         sizes = (widths[space.ranges[name]] * len(own) for name, own in held.nodes.items())
         return cls(held, tables, sum(sizes), batch_bytes, left_out=held if len(nodes) else None)
+
+    @classmethod
+    def none(cls, tables: CachedTables) -> Self:
+        """Hold no rows of some tables, but perhaps those of the batch before."""
+        return cls(HeldRows(dict.fromkeys(tables.owners.values())), tables, 0, 0)
 
     def describe(self) -> str:
         """Return a phrase for the loader's reason."""

@@ -37,12 +37,12 @@ from gnnstore._core import empty
 from gnnstore.budget.ledger import Ledger, Reservation
 from gnnstore.budget.limits import available_bytes
 from gnnstore.errors import ResourceError, UsageError
-from gnnstore.features.held import ChosenRows, HeldRows, Nodes, Split
+from gnnstore.features.held import ChosenRows, HeldRows, Nodes, Split, kept
 from gnnstore.features.source import RowSource
 from gnnstore.features.static import FILLING_THREAD
 from gnnstore.loaders.pinning import tensors_of
 from gnnstore.nn.adjacency import AdjT
-from gnnstore.pipeline.batch import Batch, Recorder
+from gnnstore.pipeline.batch import Batch, Link, Recorder
 from gnnstore.strategies.base import Sources
 from gnnstore.strategies.device_rows import PIECE_BYTES, auto_bytes
 from gnnstore.threads import (
@@ -51,6 +51,7 @@ from gnnstore.threads import (
     CancelledError,
     Condition,
     Flag,
+    Pending,
     run_in_background,
 )
 from gnnstore.units import format_at_least, format_count, format_size
@@ -80,8 +81,8 @@ _WITHOUT_TENSORS = (str, int, float, bytes)
 # Batches that are placed before the consumer has asked for them.
 _AHEAD = 2
 # Batches that a device has at the most: those that are placed, the consumer's, and what it takes to
-# join one.
-_BATCHES_THERE = 5
+# join one; and the rows that are kept of one.
+_BATCHES_THERE, _WITH_KEPT = 5, 6
 # Rows move as numbers of the widest of these types.
 _WORDS = (torch.int64, torch.int32, torch.int16, torch.uint8)
 # A thread looks this often whether the device has come to an event: a wait of the driver's could
@@ -433,9 +434,16 @@ def _arrays_of(tensor: Tensor) -> list[Tensor]:
 class Places(NamedTuple):
     """A split as tensors: int32, or int64 where torch wants that."""
 
-    missed: Tensor
+    kept: Tensor  # of missed and matched rows
     hits: Tensor
     slots: Tensor
+    places: Tensor  # of matched rows among the kept ones of the batch before
+
+    @classmethod
+    def of(cls, split: Split, block: StagingBlock) -> Places:
+        """Copy the numbers of a split to staging memory."""
+        numbers = split.kept, split.hits, split.slots, split.places
+        return cls(*(block.copy_of(torch.from_numpy(own))[0] for own in numbers))
 
 
 @dataclass(frozen=True, eq=False)
@@ -457,6 +465,8 @@ def as_words(rows: Tensor) -> Tensor:
     num_values = math.prod(rows.shape[1:])
     num_bytes = num_values * rows.element_size()
     word = next(own for own in _WORDS if num_bytes % own.itemsize == 0)
+    if not rows.numel():  # whose strides may be of any kind
+        return rows.new_empty((len(rows), num_bytes // word.itemsize), dtype=word)
     return rows.view(len(rows), num_values).view(torch.uint8).view(word)
 
 
@@ -589,16 +599,16 @@ class DeviceRows:
         """Rows that are not there yet."""
         return self._fillings[-1].num_lacking
 
-    def split(self, nodes: Nodes) -> dict[str, Split]:
+    def split(self, nodes: Nodes, before: Nodes | None = None) -> dict[str, Split]:
         """Return where the rows of a batch come from, by what is there."""
         filling = self._fillings[-1]
-        return filling.held.split(nodes, num_filled=filling.num_filled)
+        return filling.held.split(nodes, before, filling.num_filled)
 
-    def begin(self, recorder: Recorder, *, waits: bool) -> None:
-        """Copy the rows; in the background if that takes long, and nobody waits for them."""
+    def begin(self, recorder: Recorder, *, waits: bool, num_batches: int) -> None:
+        """Copy the rows, next to so many batches; in the background if nobody waits for them."""
         with self._lock:
             if not self.rows:
-                self._make_room()
+                self._make_room(num_batches)
             if not self.num_lacking:
                 return
             if waits or self.chosen.num_bytes < LONG_READ_BYTES:
@@ -639,7 +649,7 @@ class DeviceRows:
         if end is not None:
             end()
 
-    def _make_room(self) -> None:
+    def _make_room(self, num_batches: int) -> None:
         chosen, device, lower = self.chosen, self._device.device, "lower device_cache="
         free = self._free_bytes()
         if not chosen.num_bytes:
@@ -649,7 +659,7 @@ class DeviceRows:
                 sum(free),
                 (
                     Reservation("rows of device_cache=", chosen.num_bytes),
-                    Reservation("batches", _BATCHES_THERE * chosen.batch_bytes),
+                    Reservation("batches", num_batches * chosen.batch_bytes),
                 ),
                 f"device_cache= on {device}",
                 "of its memory that is free",
@@ -686,11 +696,14 @@ class BatchPlacer:
         The loader's, with the choice of rows that stay on the device.
     rows : DeviceRows, optional
         These rows, since the first iteration has begun.
+    matches : bool
+        Whether rows of the batch before are used again.
     """
 
     def __init__(self, device: torch.device, sources: Sources | None = None) -> None:
         self._given, self.sources = device, sources
         self.rows: DeviceRows | None = None
+        self.matches = False
         self._ring: StagingRing | None = None
         self._shared: dict[int, Tensor] = {}  # in host memory, by id
 
@@ -714,7 +727,9 @@ class BatchPlacer:
                 if (rows := _held.get(key)) is None:
                     rows = _held[key] = DeviceRows(sources, chosen, device)
             self.rows = rows
-        self.rows.begin(recorder, waits=sources.placement.strategy.plans)
+        waits = sources.placement.strategy.plans
+        num_batches = _WITH_KEPT if self.matches else _BATCHES_THERE
+        self.rows.begin(recorder, waits=waits, num_batches=num_batches)
 
     def trim(self) -> None:
         """Keep little staging memory between iterations."""
@@ -729,7 +744,9 @@ class BatchPlacer:
     def moved(self, output: Any) -> Any:
         """Return an output on the device, for which the calling thread's stream waits."""
         ring = self.ring()
-        output, event, tensors, _ = copied(output, ring, ring.take(), "a batch")
+        block = ring.take()
+        joining = _Joining(ring.device, block)
+        output, event, tensors, _ = copied(output, ring, block, "a batch", joining)
         ring.device.wait(event, tensors)
         return output
 
@@ -738,9 +755,15 @@ class _Joining:
     """The rows of one batch, joined on a device from those that are there and those copied."""
 
     def __init__(
-        self, device: TorchDevice, block: StagingBlock, held: Mapping[str, Tensor]
+        self,
+        device: TorchDevice,
+        block: StagingBlock,
+        held: Mapping[str, Tensor] | None = None,  # rows of tables, as words, by path
+        before: Mapping[str, Tensor] | None = None,  # the rows that were kept; None: none are
     ) -> None:
-        self._device, self._block, self._held = device, block, held
+        self._device, self._block = device, block
+        self._held, self._before = held or {}, before
+        self.kept: dict[str, Tensor] = {}  # by path, for the next batch
         self._places: dict[int, Places] = {}  # on the device, by split
         self.num_bytes = 0  # of rows that were there
 
@@ -755,20 +778,36 @@ class _Joining:
 
     def joined(self, missed: MissedRows) -> Tensor:
         """Return all rows of an attribute."""
-        split, there = missed.split, self._held[missed.path]
+        split, there = missed.split, self._held.get(missed.path)
         places, empty_of = self._places_of(missed), self._device.empty
         found = empty_of((split.num_rows, *missed.rows.shape[1:]), missed.rows.dtype)
-        into = as_words(found)
-        if len(split.missed):
-            into.index_copy_(0, places.missed, self.moved(missed.rows, as_words))
-            into.index_copy_(0, places.hits, there.index_select(0, places.slots))
-        else:
+        into, kept = as_words(found), self._kept(missed, places)
+        if there is not None and not len(kept):
             torch.index_select(there, 0, places.slots, out=into)
+        else:
+            into.index_copy_(0, places.kept, kept)
+            if there is not None and len(split.hits):
+                into.index_copy_(0, places.hits, there.index_select(0, places.slots))
         self.num_bytes += found.nbytes - missed.rows.nbytes
         if missed.cat_dim in (0, -found.dim()):
             return found
         along = found.movedim(0, missed.cat_dim)
         return empty_of(along.shape, along.dtype).copy_(along)
+
+    def _kept(self, missed: MissedRows, places: Places) -> Tensor:
+        """Return the missed rows, and behind them those that the batch before had."""
+        if self._before is None:
+            return self.moved(missed.rows, as_words)
+        own, is_pinned = self._block.copy_of(missed.rows)
+        rows, num_matched = as_words(own), len(missed.split.matched)
+        kept = self._device.empty((len(rows) + num_matched, rows.shape[1]), rows.dtype)
+        if own.nbytes:
+            kept[: len(rows)].copy_(rows, non_blocking=is_pinned)
+        if num_matched:
+            before = self._before[missed.path]
+            kept[len(rows) :].copy_(before.index_select(0, places.places))
+        self.kept[missed.path] = kept
+        return kept
 
     def _places_of(self, missed: MissedRows) -> Places:
         key = id(missed.split)
@@ -776,23 +815,15 @@ class _Joining:
             assert missed.places is not None  # noqa: S101 - for the type checker
             own = Places(*map(self.moved, missed.places))
             # Torch takes numbers of this type where it writes.
-            self._places[key] = Places(own.missed.long(), own.hits.long(), own.slots)
+            self._places[key] = own._replace(kept=own.kept.long(), hits=own.hits.long())
         return self._places[key]
 
 
 def copied(
-    output: Any,
-    ring: StagingRing,
-    block: StagingBlock,
-    name: str,
-    held: Mapping[str, Tensor] | None = None,
+    output: Any, ring: StagingRing, block: StagingBlock, name: str, joining: _Joining
 ) -> tuple[Any, Any, list[Tensor], int]:
-    """Begin to copy an output; return it with its event, the device's tensors, and copied bytes.
-
-    `held` has the rows of tables that are on the device, as words, by path.
-    """
+    """Begin to copy an output; return it with its event, the device's tensors, and copied bytes."""
     device, tensors, are_there = ring.device, list[Tensor](), list[Tensor]()
-    joining = _Joining(device, block, held or {})
 
     def copy(tensor: Any) -> Tensor:
         if isinstance(tensor, MissedRows):
@@ -818,6 +849,7 @@ def copied(
     except BaseException as error:
         # Who keeps the error keeps its frames, and not the device's memory.
         tensors.clear()
+        joining.kept.clear()
         traceback.clear_frames(error.__traceback__)
         if not isinstance(error, torch.cuda.OutOfMemoryError):  # of any device
             raise
@@ -880,6 +912,8 @@ class Placing:
         self._asked: deque[Any] = deque()  # events, for batches from the third on
         self._num_placed = self._num_asked = 0
         self._is_closed = False
+        self._last: Pending[Nodes] | None = None  # what the batch before leaves to the next one
+        self._kept: Mapping[str, Tensor] = {}  # rows of the batch that was placed last, by path
 
     def begin(self, recorder: Recorder) -> None:
         """Copy the rows that stay on the device, in the consumer's thread."""
@@ -887,16 +921,23 @@ class Placing:
 
     def split(self, batch: Batch) -> None:
         """Decide where the rows of a sampled batch come from, unless its plan has decided."""
-        rows, sample = self._placer.rows, batch.sample
+        rows, sample, link = self._placer.rows, batch.sample, batch.link
         if rows is None or sample is None:
             return
-        found = rows.split(sample.nodes) if batch.split is None else batch.split
-        batch.split = {name: own for name, own in found.items() if not own.is_whole}
+        if (found := batch.split) is None:
+            found = rows.split(sample.nodes, None if link is None else link.nodes_before())
+        batch.split = {name: own for name, own in found.items() if link or not own.is_whole}
+        if link is not None:
+            link.kept.make(kept, sample.nodes, found)
         batch.cost.rows_on_device = sum(len(own.hits) for own in found.values())
+        batch.cost.rows_kept = sum(len(own.matched) for own in found.values())
 
     def expect(self, batch: Batch) -> None:
         """Place a batch after all that were expected before."""
         self._coming.append(batch)
+        if self._placer.matches and self._placer.rows is not None:
+            batch.link = Link(self._last)
+            self._last = batch.link.kept
 
     def ask(self) -> None:
         """Note that the consumer, who calls this, asks for the next batch."""
@@ -927,15 +968,7 @@ class Placing:
     def stage(self, batch: Batch) -> None:
         """Copy the rest of a batch's output to its staging memory."""
         block, shared = batch.staged, self._placer.ring().shared
-        places = {
-            id(split): Places(
-                *(
-                    block.copy_of(torch.from_numpy(own))[0]
-                    for own in (split.missed, split.hits, split.slots)
-                )
-            )
-            for split in (batch.split or {}).values()
-        }
+        places = {id(split): Places.of(split, block) for split in (batch.split or {}).values()}
 
         def staged(value: Any) -> Any:
             if isinstance(value, MissedRows):
@@ -976,12 +1009,12 @@ class Placing:
         """Begin to copy a batch's output to the device, and set it to what comes of that."""
         key, cost, block = batch.key, batch.cost, batch.staged
         batch.staged, batch.rows_memory = None, empty
-        name = f"batch {key.batch} of epoch {key.epoch}"
-        held = None if (rows := self._placer.rows) is None else rows.rows
-        batch.output, event, tensors, num_bytes = copied(
-            batch.output, self._placer.ring(), block, name, held
-        )
-        batch.split = None
+        name, placer = f"batch {key.batch} of epoch {key.epoch}", self._placer
+        ring, held = placer.ring(), None if placer.rows is None else placer.rows.rows
+        before = self._kept if placer.matches else None
+        joining = _Joining(ring.device, block, held, before)
+        batch.output, event, tensors, num_bytes = copied(batch.output, ring, block, name, joining)
+        self._kept, batch.split, batch.link = joining.kept, None, None
         batch.placed = event, tensors
         cost.bytes_to_device = num_bytes
         cost.num_bytes += block.num_bytes - block.rows_bytes
@@ -993,6 +1026,6 @@ class Placing:
 
     def close(self) -> None:
         """Place no more; batches that wait fail. Idempotent."""
-        self._is_closed = True
+        self._is_closed, self._kept = True, {}
         self._changed.notify_all()
         self._placer.trim()

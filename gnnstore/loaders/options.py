@@ -91,7 +91,8 @@ class LoaderOptions:
         given["device_cache"] = "auto" if device_cache is None else device_cache
         reorder = call(checked_reorder, given)
         given["reorder"] = reorder or None
-        device = checked_device(given.get("device"), holds_rows=device_cache != 0)
+        holds_rows = bool(device_cache != 0 or reorder)
+        device = checked_device(given.get("device"), holds_rows=holds_rows)
         if device_cache is None and device is not None and device.type == "cpu":
             raise UsageError(
                 "device_cache='auto' is what a step of training leaves of a GPU's memory; with "
@@ -355,9 +356,9 @@ def read_options(
     decides = not isinstance(chosen, Auto) and chosen.plans and not chosen.takes_cache
     if decides or chosen.score is not None:
         unused.append("cache")
-    held = _rows_on_device(device_cache, str(device), chosen.score or cache)
+    held = _rows_on_device(device_cache, str(device), chosen.score or cache, reorder)
     # Without another use, `cache` is of the rows on the device.
-    has_use = held is None or chosen.score is not None or "cache" not in unused
+    has_use = not device_cache or chosen.score is not None or "cache" not in unused
     given["cache"] = cache = cache if has_use else None
     if not chosen.plans:
         unused += ["superbatch"] if is_auto else _PLANNED
@@ -389,9 +390,11 @@ def read_options(
     return ReadOptions(chosen, topology, memory, io_engine, settings, planned, device_cache=held)
 
 
-def _rows_on_device(size: int | str, device: str, score: str | None) -> DeviceCache | None:
-    if not size:
-        return None
+def _rows_on_device(
+    size: int | str, device: str, score: str | None, reorder: int | None
+) -> DeviceCache | None:
+    if not size:  # but perhaps rows of the batch before
+        return DeviceCache(0, device=device) if reorder else None
     score = score or "frequency"
     check_choice("cache", score, SCORES)
     return DeviceCache(None if size == "auto" else int(size), cast("Score", score), device)

@@ -216,6 +216,7 @@ class SampledLoader(BatchLoader):
                 io_engine=given.get("io_engine"),
                 tables=tables,
                 edge_ids=options.read.edge_ids,
+                matches=options.reorder > 0,
             )
         by: PartitionSources | SeedParts | None = parts
         if given.get("seeds_of") is not None:

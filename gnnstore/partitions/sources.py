@@ -16,8 +16,10 @@ from gnnstore.budget.ledger import STAGING, Ledger, Reservation
 from gnnstore.budget.limits import MemoryBudget
 from gnnstore.errors import BudgetError, UsageError
 from gnnstore.features.chunk_rows import AbsentRows
+from gnnstore.features.held import ChosenRows
 from gnnstore.features.memory_rows import MemoryRows
 from gnnstore.features.source import RowSource
+from gnnstore.features.tables import CachedTables
 from gnnstore.formats.partitions import (
     BUCKET_PTR_ARRAY,
     PARTITIONS,
@@ -72,8 +74,12 @@ class PartitionSources(Sources):
         io_engine: str | None = None,
         tables: Sequence[ResidentTable] = (),
         edge_ids: EdgeIds | None = "input",
+        matches: bool = False,  # whether a device uses rows of the batch before again
     ) -> None:
         self.store, self._memory = store, memory
+        if matches:
+            paths = {spec.path for spec in store.schema.node.attributes.values()}
+            self.chosen = ChosenRows.none(CachedTables.of(store.schema, paths))
         self.e_id = edge_ids
         store.fetch_unit(PARTITIONS, policy.name)
         self.unit = unit = open_partitions(
@@ -310,8 +316,10 @@ class PartitionSource(BatchSource):
 
     def gather(self, batch: Batch) -> None:
         """Copy the rows of the nodes from the partitions in memory."""
-        place, paths = batch.place, self.of.paths
-        rows = place.state.gather(place.local, batch.rows_memory)
+        place, paths, local = batch.place, self.of.paths, batch.place.local
+        if batch.split:
+            local = local[batch.split[NODE_TYPE].missed]
+        rows = place.state.gather(local, batch.rows_memory)
         batch.rows = {paths[name]: found for name, found in rows.items()}
 
     def release(self, batch: Batch, error: BaseException | None = None) -> None:  # noqa: ARG002

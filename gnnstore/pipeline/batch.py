@@ -20,14 +20,14 @@ from numpy.typing import NDArray
 
 from gnnstore._core import ReadCounts, empty, pool_exchange, pool_trim, release_heap
 from gnnstore.errors import limits_named
-from gnnstore.features.held import Split
+from gnnstore.features.held import Nodes, Split
 from gnnstore.features.source import Rows, RowsMemory
 from gnnstore.graph.topology import Topology
 from gnnstore.pipeline.order import EpochOrder, Iteration, Position
 from gnnstore.progress import WaitProgress
 from gnnstore.sampling.neighbor import BatchRequest, NeighborSampler, Sample, SamplingConfig
 from gnnstore.seeds.base import BatchKey, SeedLabels, Seeds, SeedSource
-from gnnstore.threads import Lookahead, MemoryGate, in_one_step, ordered_map
+from gnnstore.threads import Lookahead, MemoryGate, Pending, in_one_step, ordered_map
 from gnnstore.timeline import OFF, Timeline
 
 # Threads that sample, recall and assemble leave holes in the heap. After this many bytes of
@@ -52,10 +52,27 @@ class BatchCost:
     bytes_gathered: int = 0
     bytes_to_device: int = 0
     rows_on_device: int = 0
+    rows_kept: int = 0
     seconds_sampling: float = 0.0
     seconds_gathering: float = 0.0
     counts: ReadCounts = field(default_factory=ReadCounts)  # reads of attributes
     seeds: Mapping[str, int] = field(default_factory=dict)  # counts of its seeds, as drawn
+
+
+@dataclass(eq=False, slots=True)
+class Link:
+    """What a batch learns of the one before it, and tells the one after it: nodes of kept rows.
+
+    A batch waits for the split of the one before, which was submitted earlier and so has begun.
+    """
+
+    before: Pending[Nodes] | None  # None: it is the first of its iteration
+    kept: Pending[Nodes] = field(default_factory=Pending)
+
+    def nodes_before(self) -> Nodes | None:
+        """Wait for the nodes of the kept rows of the batch before; None: there is none."""
+        before, self.before = self.before, None
+        return None if before is None else before.result()
 
 
 @dataclass(eq=False, slots=True)
@@ -74,6 +91,7 @@ class Batch:
     rows_memory: RowsMemory = empty  # of the arrays that rows are gathered to
     # By node type, where rows come from; None: that is not decided, and empty: none is held.
     split: Mapping[str, Split] | None = None
+    link: Link | None = None  # to the batches beside it; None: it takes no rows from them
     staged: Any = None  # the block of memory that rows are copied to a device from
     placed: Any = None  # once it is on the device: what its consumer waits for
 
@@ -387,6 +405,8 @@ class BatchPreparer:
                 self._join(batch, hold)
             except BaseException as error:
                 source.release(batch, error)
+                if batch.link is not None:
+                    batch.link.kept.cancel()  # which the next one waits for
                 raise
             self._pin(batch, hold)
             if self.pin is not None:
@@ -431,6 +451,7 @@ class BatchPreparer:
             bytes_gathered=cost.bytes_gathered,
             bytes_to_device=cost.bytes_to_device,
             rows_on_device=cost.rows_on_device,
+            rows_kept=cost.rows_kept,
             **cost.seeds,
         )
         output, batch.output = batch.output, None  # held by the consumer alone

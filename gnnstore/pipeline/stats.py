@@ -33,6 +33,8 @@ class LoaderStats:
         Rows that stay on the device, with `device_cache=`; 0 before the first iteration.
     rows_on_device : int
         Rows of batches that came from them; a node counts once for all tables of its type.
+    rows_kept : int
+        Rows of batches that came from the batch before, with `reorder=`; counted alike.
     peak_rss_bytes : int
         The most memory that the process has had resident, loader or not.
     strategy, topology, reason : str
@@ -106,6 +108,7 @@ class LoaderStats:
     bytes_gathered: int = 0
     bytes_to_device: int = 0
     rows_on_device: int = 0
+    rows_kept: int = 0
     reads: int = 0
     bytes_read: int = 0
     bytes_useful: int = 0

@@ -197,7 +197,8 @@ class OpenStore(Sources):
         self.chosen = chosen_rows(loader, placement, self.topology)
         if self.chosen is not None:
             loader = left_out(loader, self.chosen)
-            self.placement = placement = placement.because(self.chosen.describe())
+            if self.chosen.num_bytes:
+                self.placement = placement = placement.because(self.chosen.describe())
         # Before tables are loaded, which takes a while.
         self.cache = cache = self.open_cache(loader)
         self.num_threads = num_threads

@@ -75,11 +75,13 @@ def _choose(
 ) -> ChosenRows:
     space, spare = tables.space, placement.spare_bytes
     num_bytes = settings.num_bytes
+    if num_bytes == 0:
+        return ChosenRows.none(tables)
     is_all = num_bytes is not None and _bytes_of_all(tables) <= num_bytes
     # Without a choice any scores will do.
     scores: npt.NDArray[Any] = np.zeros(space.num_rows, np.uint8)
     counts = None
-    if num_bytes != 0 and not is_all:
+    if not is_all:
         if settings.score == "degree":
             scores = row_degrees(topology, space)
         else:
@@ -96,7 +98,7 @@ def _choose(
 
 def reservations(settings: DeviceCache | None, schema: Schema) -> list[Reservation]:
     """Return what rows that stay on a device take of the host's memory, at most."""
-    if settings is None:
+    if settings is None or settings.num_bytes == 0:
         return []
     tables = CachedTables.of(schema, {spec.path for spec in read_tables(schema.node_attributes())})
     num_bytes = _bytes_of_all(tables)

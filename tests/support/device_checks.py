@@ -155,7 +155,7 @@ def assert_copied_once(here: Here, loader: Any, batches: Batches) -> None:
     stats = loader.stats()
     moved, there = stats.bytes_to_device, on_device(loader, batches)
     assert moved == bytes_of(batches) - there.num_bytes
-    assert stats.rows_on_device == there.num_rows
+    assert (stats.rows_on_device, stats.rows_kept) == (there.num_rows, there.num_kept)
     if here.late is not None:
         other = stats.device_cache_bytes + there.numbers_bytes
         assert sum(copy.num_bytes for copy in here.late.copies) == moved + other
@@ -225,6 +225,19 @@ OF_PATH: dict[str, Nested] = {
     "three threads": {"strategy": "packed", "superbatch": 2, "num_threads": 3},
     "rows that stay": {"strategy": "memory", "num_threads": 0, "device_cache": "4kB"},
     "all rows stay": {"strategy": "belady", "superbatch": 2, "device_cache": "1GB"},
+    "kept rows": {"strategy": "memory", "num_threads": 0, "reorder": 1},
+    "kept rows, planned": {"strategy": "belady", "superbatch": 2, "reorder": 1},
+    "kept rows beside others": {
+        "strategy": "packed",
+        "superbatch": 2,
+        "num_threads": 3,
+        "device_cache": "2kB",
+        "reorder": 1,
+    },
+    "kept rows of partitions": {
+        "partitions": PartitionPolicy("dispersed", capacity=2, name="spread"),
+        "reorder": 1,
+    },
 }
 
 
@@ -233,12 +246,14 @@ def loader_of(here: Here, **options: Any) -> Any:
     given: Nested = {"batch_size": 50, "shuffle": True, "seed": 3} | options
     if "device" not in given:
         given.pop("device_cache", None)
+        given.pop("reorder", None)
     return NeighborLoader(here.path, given.pop("fanouts", [4, 4]), "train", **given)
 
 
 def _register_ways_of_path() -> None:
     for name, options in OF_PATH.items():
-        for edge_format, value in (("coo", None), ("csr", "edge_weight")):
+        formats = ("coo", None), ("csr", "edge_weight")
+        for edge_format, value in formats[: choose(1, 2)] if "kept" in name else formats:
             given = {**options, "edge_format": edge_format, "adj_value": value}
 
             def equal(here: Here, given: Nested = given) -> None:
@@ -404,9 +419,20 @@ def _inference(here: Here) -> None:
 @check("batches are few on the device")
 def _peak(here: Here) -> None:
     """At most five batches, whatever runs ahead; and the memory goes with the loader."""
+    _check_peak(here, 5)
+
+
+@check("batches and kept rows are few on the device")
+def _peak_with_kept(here: Here) -> None:
+    """One more than without."""
+    _check_peak(here, 6, reorder=1)
+
+
+def _check_peak(here: Here, most: int, **options: Any) -> None:
     largest = max(bytes_of([batch]) for batch in batches_of(loader_of(here, batch_size=20)))
     held = here.module.memory_allocated(here.device)
-    loader = loader_of(here, device=here.device, batch_size=20, num_threads=4, prefetch_batches=8)
+    options |= {"device": here.device, "batch_size": 20, "num_threads": 4, "prefetch_batches": 8}
+    loader = loader_of(here, **options)
     if here.late is not None:
         here.late.reset()
     else:
@@ -414,7 +440,7 @@ def _peak(here: Here) -> None:
     for batch in loader:
         del batch
     spare = 0 if here.late is not None else 4 << 20  # blocks of torch's
-    assert here.module.max_memory_allocated(here.device) - held <= 5 * largest + spare
+    assert here.module.max_memory_allocated(here.device) - held <= most * largest + spare
     del loader
     gc.collect()
     here.module.synchronize(here.device)
@@ -712,6 +738,14 @@ def _waiting(stream_of: Callable[[Any, Any], Any], *, waits: bool, records: bool
     return wait
 
 
+def _keeping_the_users(self: Any, missed: Any, joined: Any = product._Joining.joined) -> Tensor:
+    """Join the rows of an attribute, and keep the user's own where all are missed."""
+    found: Tensor = joined(self, missed)
+    if len(missed.split.missed) == missed.split.num_rows and missed.path in self.kept:
+        self.kept[missed.path] = product.as_words(found)
+    return found
+
+
 def _current(module: Any, device: torch.device) -> Any:
     return module.current_stream(device)
 
@@ -731,6 +765,7 @@ FAULTS: dict[str, tuple[Any, str, Any]] = {
         _waiting(lambda module, device: module.default_stream(device), waits=True, records=True),
     ),
     "a block reused early": (product.TorchDevice, "has_happened", lambda *_: True),
+    "kept rows that are the user's": (product._Joining, "joined", _keeping_the_users),
 }
 
 

@@ -21,7 +21,14 @@ import gnnstore
 from gnnstore.errors import ResourceError, UsageError
 from gnnstore.features.static import FILLING_THREAD
 from gnnstore.loaders import device as devices
-from gnnstore.loaders.device import BatchPlacer, StagingRing, TorchDevice, copied, mapped
+from gnnstore.loaders.device import (
+    BatchPlacer,
+    StagingRing,
+    TorchDevice,
+    _Joining,
+    copied,
+    mapped,
+)
 from gnnstore.nn import AdjT
 from gnnstore.pipeline.batch import Batch
 from gnnstore.seeds.base import BatchKey
@@ -435,7 +442,9 @@ def test_tensors_that_are_not_plain_are_moved_by_torch(device: Device) -> None:
     block = ring.take()
     for name, (tensor, num_bytes) in odd.items():
         assert block.copy_of(tensor)[0] is tensor
-        found, _, arrays, copied_bytes = copied([tensor], ring, block, "a batch")
+        found, _, arrays, copied_bytes = copied(
+            [tensor], ring, block, "a batch", _Joining(device, block)
+        )
         assert found[0].layout == tensor.layout
         assert copied_bytes == num_bytes, name
         assert all(array.layout == torch.strided for array in arrays)

@@ -213,7 +213,7 @@ class LookaheadEpochs:
             if coming is not None:  # sampled for this iteration, if not for one before
                 self._kept = self._kept._replace(coming=None)
                 coming.cancel()
-            if self.job.windows is None:
+            if self.job.windows is None or self.job.windows.size == 1:
                 yield batches
                 return
             producer = Producer(self.job, seeds, sampler, run)
@@ -404,12 +404,10 @@ class LookaheadSource(SamplingSource):
             super().prepare(batch)
             return
         superbatch, i = batch.place.superbatch, batch.place.i
-        compact, step = superbatch.recall(i)
+        before = () if batch.link is None else (batch.link.nodes_before,)
+        compact, step, batch.split = superbatch.recall(i, *before)
         batch.place = PlannedLocation(superbatch, i, step)
         batch.sample = compact.expand(self._superbatches.job.index_dtype, empty)
-        if step is not None:  # which is of the rows that its superbatch has left
-            held = superbatch.held
-            batch.split = {} if held is None else held.split(compact.nodes)
 
     def gather(self, batch: Batch) -> None:
         """Gather the rows that the plan provides for, if there is one."""

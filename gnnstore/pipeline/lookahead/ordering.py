@@ -43,8 +43,10 @@ class WindowOrder:
         self,
         windows: Windows,
         batches: Sequence[Batch],
-        put: Callable[[int, Nodes], object],  # is called with a batch's new place, and its nodes
-        drop: Callable[[int], object],  # and with the place among all batches of one left out
+        # Is called with the new place of a batch, its nodes, and those of the batch before.
+        put: Callable[[int, Nodes, Nodes | None], object],
+        drop: Callable[[int], object],  # with the place among all batches of one left out
+        last: tuple[int, Nodes] | None = None,
     ) -> None:
         self._windows, self._batches, self._put, self._drop = windows, batches, put, drop
         # In the order of places; a batch takes the position of its new place.
@@ -52,6 +54,9 @@ class WindowOrder:
         self._num_left_out = self._positions.count(None)
         self._window: list[Nodes] = []
         self._order: list[int] = []
+        # The epoch and the nodes of the last batch, so far of the superbatch before: an iteration's
+        # first batch has none before it.
+        self.last = last
 
     @property
     def sampled(self) -> list[int]:
@@ -85,5 +90,8 @@ class WindowOrder:
             self._batches[sampled].position = self._positions[place]
             if place < self._num_left_out:
                 self._drop(sampled)
-            else:
-                self._put(place - self._num_left_out, window[i])
+                continue
+            epoch, nodes = self._batches[sampled].key.epoch, window[i]
+            before = None if self.last is None or self.last[0] != epoch else self.last[1]
+            self.last = epoch, nodes
+            self._put(place - self._num_left_out, nodes, before)

@@ -172,7 +172,11 @@ class LookaheadJob:
     @property
     def held(self) -> HeldRows | None:
         """The rows that what is made from now on does not need."""
-        return None if self.chosen is None else self.chosen.left_out
+        if self.chosen is None:
+            return None
+        if self.chosen.left_out is None and self.windows is not None:  # rows of the batch before
+            return HeldRows(dict.fromkeys(self.chosen.held.indexes))
+        return self.chosen.left_out
 
     @cached_property
     def warms_up(self) -> bool:
@@ -281,6 +285,7 @@ class Producer:
             purpose=purpose,
         )
         self.pid = os.getpid()  # of the process that has the files
+        self._last: tuple[int, Nodes] | None = None  # the last batch that was sampled in order
         self._end = 0  # the turn after the last batch that was planned here
         self._is_stopped = Flag()
         self._reading = Flag()  # not set while batches without a plan are read: packing waits
@@ -333,19 +338,17 @@ class Producer:
         num_threads = self._num_threads
         name, space = f"{first}", job.space
         trace = self._files.trace(name, len(batches))
-        # A trace has the ids of whole batches, in the order of sampling, or samples have them.
-        has_ids = pinned is None and held is None and job.windows is None
+        has_ids = pinned is None and held is None
         samples = self._files.samples(name, len(batches), trace.file if has_ids else None)
         edge_rows = self._edge_rows(name, len(batches)) if reads_edges else None
         ids, positions = (id_dtype(most - 1) for most in job.most_ids)
 
-        def put(place: int, nodes: Nodes) -> None:
-            rows = space.rows(nodes if held is None else held.missed(nodes))
+        def put(place: int, nodes: Nodes, before: Nodes | None = None) -> None:
+            rows = space.rows(nodes if held is None else held.missed(nodes, before))
             trace.put(place, rows if pinned is None else pinned.drop(rows))
 
-        order = None
-        if job.windows is not None:
-            order = WindowOrder(job.windows, batches, put, samples.spool.drop)
+        drop, windows = samples.spool.drop, job.windows
+        order = None if windows is None else WindowOrder(windows, batches, put, drop, self._last)
 
         def keep(place: int, batch: Batch) -> tuple[int, Nodes]:
             start, sample = time.perf_counter(), batch.sample
@@ -390,6 +393,7 @@ class Producer:
             except Exception as error:
                 failure = error
         self._check_wanted()
+        self._last = None if order is None else order.last
         release_memory()  # of subgraphs as they were sampled, before as much is taken for the plan
         if edge_rows is not None:
             edge_bytes = edge_rows.read(self._check_wanted)

@@ -25,7 +25,7 @@ from gnnstore.caching.pools import SlotPools
 from gnnstore.disk.spool import FileSpool, MemorySpool, RunDirectory, Spool
 from gnnstore.features.chunks import PackedSuperbatch
 from gnnstore.features.file_rows import FileRows
-from gnnstore.features.held import HeldRows
+from gnnstore.features.held import HeldRows, Nodes, Split
 from gnnstore.features.pack import pack, packed_bytes
 from gnnstore.features.planned import PinnedRows, PlanStep, SlotCache, TurnLock
 from gnnstore.features.source import Rows, RowsMemory, TypedRows
@@ -204,25 +204,37 @@ class Superbatch:
         """Bytes of a row number in the trace: 4 or 8."""
         return self.trace.ids.itemsize
 
-    def recall(self, i: int) -> tuple[CompactSample, PlanStep | None]:
-        """Return the sample of batch i and what the plan says of it, and forget both."""
+    def recall(
+        self, i: int, before: Callable[[], Nodes | None] = lambda: None
+    ) -> tuple[CompactSample, PlanStep | None, Mapping[str, Split] | None]:
+        """Return the sample of batch i, what the plan says of it and of which rows; forget all.
+
+        `before` returns the nodes of the rows that a device keeps of the batch before.
+        """
         place = self._place(i)
         sample = self.samples.read(place)
-        step = None if self.plan is None else self._step(self.plan, i, sample)
+        # As when it was sampled, whatever a device has by now.
+        split = None if self.held is None else self.held.split(sample.nodes, before())
+        step = None
+        if self.plan is not None:
+            split = split or {}
+            step = self._step(self.plan, i, sample, split)
         self.samples.spool.drop(place)
         with self._lock:
             self._num_waiting -= 1
             is_last = self._num_waiting == 0
         if is_last:
             self.close()
-        return sample, step
+        return sample, step, split
 
     def _place(self, i: int) -> int:
         return i if self.sampled is None else self.sampled[i]
 
-    def _step(self, plan: CachePlan, i: int, sample: CompactSample) -> PlanStep:
-        held, space = self.held, self.space
-        rows = sample.rows(space) if held is None else space.rows(held.missed(sample.nodes))
+    def _step(
+        self, plan: CachePlan, i: int, sample: CompactSample, split: Mapping[str, Split]
+    ) -> PlanStep:
+        missed = {name: sample.nodes[name][own.missed] for name, own in split.items()}
+        rows = self.space.rows({**sample.nodes, **missed})
         slots, (positions, entering) = plan.batch_slots(i), plan.batch_changes(i)
         if self.pinned is not None:
             slots, positions = self.pinned.add(rows, slots, positions)
