@@ -1700,6 +1700,8 @@ class EdgeColumns:
         Whether edges are chosen in proportion to weights, by successive sampling.
     weight_sums : ndarray of uint64, shape [E], or None
         Inclusive sums of integer weights along each list; None: on disk.
+    draw_ids : ndarray of int32 or int64, shape [N], or None
+        Ids that key the draws of target nodes; None: their own.
     """
 
     def __init__(
@@ -1721,6 +1723,7 @@ class EdgeColumns:
         times: NDArray[np.int64] | None = None,
         weighted: bool = False,
         weight_sums: NDArray[np.uint64] | None = None,
+        draw_ids: _Ids | None = None,
     ) -> None: ...
 
 class SampledGraph:

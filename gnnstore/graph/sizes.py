@@ -43,7 +43,8 @@ class StoreSizes:
     tables: tuple[TableSize, ...]  # paged attributes of nodes and edges
     # Attributes that are stored compressed and are therefore always read whole.
     compressed_bytes: int
-    indptr_bytes: int  # bytes of `indptr`, part of `topology_bytes`
+    # Bytes of `indptr`, and of a part's ids in the whole store; part of `topology_bytes`.
+    indptr_bytes: int
     indices_bytes: int  # bytes of `indices`, part of `topology_bytes`
     times_bytes: int = 0  # times of nodes, which sampling has in memory
     edge_ids: tuple[TableSize, ...] = ()  # ids of edges in the input, if batches show them
@@ -89,6 +90,7 @@ class StoreSizes:
         attributes = [*schema.node_attributes(), *schema.whole_arrays()]
         attributes += [spec for edge in edges for spec in edge.own_attributes()]
         indptr_bytes = sum(edge.indptr.num_bytes for edge in edges)
+        indptr_bytes += 0 if schema.part is None else schema.part.whole_id.num_bytes
         indices_bytes = sum(edge.indices.num_bytes for edge in edges)
         along, times_bytes = (0, 0) if config is None else _for_sampling(whole or schema, config)
         return cls(

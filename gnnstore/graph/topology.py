@@ -183,6 +183,7 @@ class Topology:
 
     def sampler(self, config: SamplingConfig, index_dtype: IndexDtype) -> NeighborSampler:
         """Return a sampler; its batches are the same wherever the topology lies."""
+        config.check_part(self.schema, self.label)
         types, specs = self.stored.types(self.csc, config.time_attr, config.weight_attr)
         if not self.rows:
             return NeighborSampler(types, config, index_dtype)

@@ -88,6 +88,12 @@ class NodeData:
         return NodeIds(self._store.reader, node.original_id, node.num_nodes, node.original_name)
 
     @property
+    def whole_ids(self) -> npt.NDArray[Any] | None:
+        """Ids of the nodes in the whole store, int32 or int64 [N], of a store that is a part."""
+        part = self._store.schema.part
+        return None if part is None else self._store.reader.read(part.whole_id)
+
+    @property
     def original_names(self) -> Texts | None:
         """Names of the nodes in the original data, by id; None where they had none."""
         spec = self._node.original_name

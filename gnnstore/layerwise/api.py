@@ -140,6 +140,7 @@ def inference(
     """
     source = as_store(os.fspath(store) if isinstance(store, os.PathLike) else store)
     source.schema.refuse_types(source.path, "layer-wise inference")
+    source.schema.refuse_part(source.path, "layer-wise inference")
     found = read_layers(layers)
     with evaluating(found):
         run = InferenceRun(

@@ -251,6 +251,7 @@ progress
                 "attribute with the times, and the time of each seed edge; give both, or none"
             )
         options = LoaderOptions.of(locals())
+        options.store.schema.refuse_part(options.store.path, "LinkNeighborLoader")
         seeds: Links = call(
             resolve_links, {**options.given, "store": options.store, "config": options.config}
         )

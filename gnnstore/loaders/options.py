@@ -107,6 +107,7 @@ class LoaderOptions:
         config = call(sampling_config, {**given, "schema": store.schema})
         if not store.schema.is_homogeneous:
             call(_refuse_with_types, given)
+        config.check_part(store.schema, store.path)
         by = config.time_attr, config.weight_attr
         of_nodes, _ = columns_needed(store.schema, store.path, *by)
         times = None if config.time_attr is None else frozenset(of_nodes)

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -251,6 +251,18 @@ class Assigning:
         waiting = min(num_threads + 2, -(-len(self.seeds) // self.group_size)) * each
         return ledger.add(Reservation("neighbourhoods that wait", waiting)), num_threads
 
+    def facts(self, input_nodes: str) -> dict[str, Any]:
+        """Return what the parts follow from, as an assignment's manifest has it."""
+        return {
+            "store_uuid": self.store.reader.uuid,
+            "input_nodes": input_nodes,
+            "seeds_crc32c": crc_of_seeds(self.space, self.seeds),
+            "num_parts": self.num_parts,
+            "num_hops": self.num_hops,
+            "fanout": FANOUT,
+            "seed": self.seed,
+        }
+
     def open(self) -> tuple[Topology, int]:
         """Return the topology, in memory or on disk, and memory for sampling it there."""
         store, (ledger, num_threads) = self.store, self.sizes
@@ -374,14 +386,4 @@ def assign(
         with progress.phase("load the topology"):
             topology, bulk_bytes = work.open()
         parts, part_nodes = work.run(topology, bulk_bytes, progress)
-        return writer.commit(
-            parts,
-            store_uuid=store.reader.uuid,
-            input_nodes=input_nodes,
-            seeds_crc32c=crc_of_seeds(work.space, work.seeds),
-            num_parts=work.num_parts,
-            num_hops=work.num_hops,
-            fanout=FANOUT,
-            seed=work.seed,
-            part_nodes=tuple(part_nodes),
-        )
+        return writer.commit(parts, part_nodes=tuple(part_nodes), **work.facts(input_nodes))

@@ -28,7 +28,7 @@ from gnnstore.errors import (
     truth,
     whole_number,
 )
-from gnnstore.formats.store.schema import EdgeType
+from gnnstore.formats.store.schema import EdgeType, Schema
 from gnnstore.formats.store.store import Csc
 from gnnstore.sampling.sampled_graph import (
     Int64Array,
@@ -129,6 +129,23 @@ class SamplingConfig:
                 f"{', '.join(map(str, fanouts))}"
             )
         return fanouts[edge_type]
+
+    def check_part(self, schema: Schema, path: object) -> None:
+        """Refuse what needs more in-neighbours than a part of a store has."""
+        if (part := schema.part) is None:
+            return
+        if self.num_hops > part.num_hops:
+            raise UsageError(
+                f"{path} is a part of a store, whose seeds have all their in-neighbours within "
+                f"{part.num_hops} hops, and these are {self.num_hops} fan-outs: give at most "
+                f"{part.num_hops}, or make parts with 'gnnstore assign --hops {self.num_hops}'"
+            )
+        if self.subgraph_type == "induced":
+            raise UsageError(
+                f"{path} is a part of a store, which does not have the in-neighbours of nodes "
+                f"{part.num_hops} hops away, so that subgraph_type='induced' would miss edges; "
+                "leave it out, or give the whole store"
+            )
 
     def with_seed(self, seed: int) -> Self:
         """Return the same options under another seed."""

@@ -58,6 +58,8 @@ class SampledTypes:
     node_times: Mapping[str, npt.NDArray[np.int64]] = field(default_factory=dict)
     # uint64 [E]: inclusive sums of integer weights in each column
     weight_sums: Mapping[EdgeType, npt.NDArray[np.uint64]] = field(default_factory=dict)
+    # int32 or int64 [N], for the nodes of a part: their ids in the whole store, which key draws
+    draw_ids: Mapping[str, npt.NDArray[Any]] = field(default_factory=dict)
 
     @classmethod
     def of_one_type(cls, csc: Csc) -> Self:
@@ -111,6 +113,7 @@ class SampledTypes:
             num_src_nodes=csc.num_src,
             num_edges=csc.num_edges,
             indices_dtype=csc.indices.dtype.name,
+            draw_ids=self.draw_ids.get(of[2]),
             **options,
         )
 
@@ -157,6 +160,7 @@ class StoredColumns:
         self._reader = reader
         self._machine = machine
         self._threads = num_threads if mode == "memory" else None
+        self._reads_nodes = mode != "mmap"  # whether what sampling looks up by node is in memory
         self._arrays: dict[str, npt.NDArray[Any]] = {}
         self._mapped: list[PagedArray] = []
         self._lock = threading.Lock()
@@ -184,7 +188,10 @@ class StoredColumns:
                 own = node_times[of[0]] if of_nodes else columns[of, "times"]
                 times[of] = TimeColumns(values, own, of_edges=not of_nodes)
         counts = {node.name: node.num_nodes for node in schema.node_types}
-        return SampledTypes(counts, csc, str(path), times, node_times, sums), specs
+        draw_ids = {}
+        if schema.part is not None:
+            draw_ids[schema.node.name] = self._get(schema.part.whole_id, of_nodes=self._reads_nodes)
+        return SampledTypes(counts, csc, str(path), times, node_times, sums, draw_ids), specs
 
     def _get(self, spec: AttributeSpec, *, of_nodes: bool = False) -> npt.NDArray[Any]:
         with self._lock:

@@ -142,6 +142,7 @@ def resolve_input_nodes(
             node_type, input_nodes = input_nodes
             schema.node_of(node_type)  # raises if it is not there
         part = nodes_of_type(store, schema.node, input_nodes, input_id, input_time)
+        _refuse_mirrors(store, part)
         return InputNodes({schema.node.name: part}, name=part.name)
     given = _by_type(store, input_nodes)
     of_ids = _options_by_type("input_id", input_id, given, input_nodes)
@@ -158,6 +159,24 @@ def resolve_input_nodes(
         raise UsageError(f"input_time has no times of {missing}; give times of all input nodes")
     names = [f"{name}:{part.name}" for name, part in parts.items() if part.name is not None]
     return InputNodes(parts, True, ",".join(names) if len(names) == len(parts) else None)
+
+
+def _refuse_mirrors(store: GraphStore, given: NodesOfType) -> None:
+    """Refuse nodes of a part that are not its seeds: they lack in-neighbours."""
+    if (part := store.schema.part) is None or given.name == part.split:
+        return
+    are_seeds = np.zeros(store.num_nodes, np.bool_)
+    are_seeds[store.splits[part.split]] = True
+    others = ~(are_seeds if given.nodes is None else are_seeds[given.nodes])
+    if others.any():
+        place = int(np.argmax(others))
+        node = place if given.nodes is None else int(given.nodes[place])
+        raise UsageError(
+            f"{store.path} is part {part.part} of {part.num_parts} of a store, and "
+            f"{np.count_nonzero(others)} of the input_nodes, such as node {node}, are not among "
+            f"its seeds, which alone have all their in-neighbours within {part.num_hops} hops; "
+            f"give input_nodes={part.split!r}, or some of these"
+        )
 
 
 def is_of_type(input_nodes: Any) -> bool:

@@ -13,7 +13,8 @@ EdgeColumns edge_columns(const std::string &name, int64_t source, int64_t target
                          const std::optional<std::string> &timing,
                          const std::optional<InputArray> &order, const std::string &order_dtype,
                          const std::optional<InputArray> &times, bool weighted,
-                         const std::optional<InputArray> &weight_sums) {
+                         const std::optional<InputArray> &weight_sums,
+                         const std::optional<InputArray> &draw_ids) {
     EdgeColumns columns;
     columns.arrays.push_back(indptr);
     EdgeType &type = columns.type;
@@ -62,6 +63,13 @@ EdgeColumns edge_columns(const std::string &name, int64_t source, int64_t target
         keep(*weight_sums, "the sums of weights", num_edges);
         type.weight.sums = input_data<uint64_t>(*weight_sums, "the sums of weights", "uint64");
     }
+    if (draw_ids) {
+        keep(*draw_ids, "the ids that key draws", type.num_nodes);
+        with_integers(*draw_ids, "the ids that key draws", [&]<class Index>(const Index *ids) {
+            type.draw_ids = ids;
+            type.are_draw_ids_wide = sizeof(Index) == 8;
+        });
+    }
     return columns;
 }
 
@@ -100,7 +108,7 @@ void bind_sampled_graph(nb::module_ &m) {
              "num_src_nodes"_a = nb::none(), "num_edges"_a = 0, "indices_dtype"_a = "int64",
              "timing"_a = nb::none(), "order"_a.noconvert() = nb::none(), "order_dtype"_a = "uint32",
              "times"_a.noconvert() = nb::none(), "weighted"_a = false,
-             "weight_sums"_a.noconvert() = nb::none());
+             "weight_sums"_a.noconvert() = nb::none(), "draw_ids"_a.noconvert() = nb::none());
     nb::class_<SampledGraph>(m, "SampledGraph")
         .def(nb::init<const std::vector<std::tuple<std::string, int64_t>> &,
                       const std::vector<EdgeColumns> &>(),

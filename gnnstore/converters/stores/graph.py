@@ -6,6 +6,7 @@ compared with their number: a result would vouch for damage, or be refused by `g
 
 from __future__ import annotations
 
+import json
 import logging
 import math
 import os
@@ -23,14 +24,22 @@ from gnnstore.budget.limits import memory_ledger
 from gnnstore.converters.edges.buffer import columns_of_edges
 from gnnstore.converters.inputs.opening import PathLike
 from gnnstore.converters.inputs.source import ArraySource
+from gnnstore.converters.writer.base import provenance
 from gnnstore.converters.writer.estimates import NodeTable, Workload
 from gnnstore.converters.writer.graph_writer import GraphWriter
+from gnnstore.converters.writer.options import ConvertOptions
 from gnnstore.errors import UsageError
 from gnnstore.formats.arrays.dtypes import STORAGE_DTYPES, id_dtype
 from gnnstore.formats.arrays.spec import AttributeSpec
 from gnnstore.formats.container.reads import CheckedFiles
 from gnnstore.formats.store.checks import refuse_carried
-from gnnstore.formats.store.schema import NODE_TYPE, EdgeTypeSpec, NodeTypeSpec, TextSpec
+from gnnstore.formats.store.schema import (
+    NODE_TYPE,
+    EdgeTypeSpec,
+    NodeTypeSpec,
+    StoreManifest,
+    TextSpec,
+)
 from gnnstore.formats.store.store import StoreReader
 from gnnstore.formats.store.values import decode_value, encode_value
 
@@ -68,6 +77,7 @@ class StoreInput:
     def __init__(self, path: str | os.PathLike[str], what: str = "this") -> None:
         self.reader = StoreReader.open(path)
         self.reader.schema.refuse_types(self.reader.path, what)
+        self.reader.schema.refuse_part(self.reader.path, what)
         self.nodes: NodeTypeSpec = self.reader.schema.node
         self.edges: EdgeTypeSpec = self.reader.schema.edge
         self.num_nodes = self.nodes.num_nodes
@@ -231,6 +241,32 @@ def open_copy(
     )
 
 
+def is_made(
+    graph: StoreInput,
+    output: PathLike,
+    kind: str,
+    parameters: dict[str, Any],
+    options: ConvertOptions,
+) -> bool:
+    """Whether a resumed attempt at several stores had finished one of them."""
+    if not options.resume or options.overwrite or not StoreManifest.is_at(Path(output)):
+        return False
+    made = provenance(kind, graph.source(**parameters), options)
+    found = dict(StoreReader.open(output).manifest.provenance)
+    return bool(found == json.loads(json.dumps(made)))
+
+
+def copy_rows(
+    writer: GraphWriter,
+    graph: StoreInput,
+    ordered: Callable[[ArraySource], AbstractContextManager[ArraySource]],
+) -> None:
+    """Write the attributes of a store's nodes, perhaps in another order or of some nodes."""
+    for spec in graph.nodes.attributes.values():
+        with ordered(CopiedRows(graph, spec)) as source:
+            copy_attribute(writer, graph, spec, source)
+
+
 def copy_nodes(
     writer: GraphWriter,
     graph: StoreInput,
@@ -238,9 +274,7 @@ def copy_nodes(
     places: npt.NDArray[Any] | None = None,
 ) -> None:
     """Write the attributes and the splits of a store's nodes, perhaps in another order."""
-    for spec in graph.nodes.attributes.values():
-        with ordered(CopiedRows(graph, spec)) as source:
-            copy_attribute(writer, graph, spec, source)
+    copy_rows(writer, graph, ordered)
     for name in graph.nodes.splits:
         ids = graph.split(name)
         writer.set_split(name, ids if places is None else places[ids].astype(np.int64))
@@ -267,12 +301,15 @@ def describe_edges(writer: GraphWriter, attributes: Mapping[str, AttributeSpec])
 
 
 def copy_graph(
-    writer: GraphWriter, graph: StoreInput, *, places: npt.NDArray[Any] | None = None
+    writer: GraphWriter,
+    graph: StoreInput,
+    *,
+    find_nodes: Callable[[], npt.NDArray[Any]] | None = None,
 ) -> None:
     """Write the graph-level attributes, and names of edges' values.
 
-    Lists as long as the nodes are put in their new order, `places`; edges are others or numbered
-    anew, so that lists as long as these are left out.
+    Lists as long as the nodes have entries of the nodes that are found, in their order; edges are
+    others or numbered anew, so that lists as long as these are left out.
     """
     schema = graph.reader.schema
     writer.explicit_num_nodes = schema.explicit_num_nodes
@@ -283,11 +320,11 @@ def copy_graph(
     left = list(graph.edges.values)
     for name, value in graph.nodes.values.items():
         items: Any = decode_value(value)
-        if writer.num_nodes != len(items):
+        if len(items) != (writer.num_nodes if find_nodes is None else graph.num_nodes):
             left.append(name)
             continue
-        if places is not None:
-            items = [items[i] for i in np.argsort(places).tolist()]
+        if find_nodes is not None:
+            items = [items[i] for i in find_nodes().tolist()]
         writer.set_type_value(NODE_TYPE, name, encode_value(items))
     if left:
         _LOG.warning(

@@ -308,7 +308,7 @@ def _write_in_order(graph: StoreInput, writer: GraphWriter, places: npt.NDArray[
         text = nodes.original_name
         names = _names_in_order(graph, text, writer, places)
         writer.set_original_names(names, graph.num_nodes, text.bytes.num_rows)
-    copy_graph(writer, graph, places=places)
+    copy_graph(writer, graph, find_nodes=partial(np.argsort, places))
 
 
 def _add_edges(graph: StoreInput, writer: GraphWriter, places: npt.NDArray[Any]) -> None:

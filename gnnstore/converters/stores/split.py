@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -18,10 +17,10 @@ from gnnstore.converters.stores.graph import (
     copy_graph,
     copy_nodes,
     describe_edges,
+    is_made,
     open_copy,
     texts_of,
 )
-from gnnstore.converters.writer.base import provenance
 from gnnstore.converters.writer.graph_writer import GraphWriter
 from gnnstore.converters.writer.options import (
     ConvertOptions,
@@ -30,8 +29,6 @@ from gnnstore.converters.writer.options import (
     with_orders,
 )
 from gnnstore.errors import UsageError, limits_named
-from gnnstore.formats.store.schema import StoreManifest
-from gnnstore.formats.store.store import StoreReader
 from gnnstore.progress import Progress
 
 KIND = "split-edges"
@@ -101,7 +98,8 @@ def split_edges(
         if not all(fractions[1:]):
             raise UsageError("test_messages: needs edges in valid and in test; give them shares")
         own = replace(rule, messages=("train", "valid"))
-        if not _is_made(graph, test_messages, own, options):
+        # The resumed attempt may have been killed between renaming the two stores.
+        if not is_made(graph, test_messages, KIND, _parameters(own), options):
             rules.append((test_messages, own))
     with ExitStack() as stack:
         writers = []  # opened before any work: each refuses an output that it cannot write
@@ -122,15 +120,6 @@ def split_edges(
             _write(writer, graph, own)
         # Reversed, so that the requested store appears last.
         return [writer.commit() for writer in reversed(writers)][-1]
-
-
-def _is_made(graph: StoreInput, output: PathLike, rule: SplitRule, options: ConvertOptions) -> bool:
-    """Whether the resumed attempt was killed between renaming the two stores."""
-    if not options.resume or options.overwrite or not StoreManifest.is_at(Path(output)):
-        return False
-    made = provenance(KIND, graph.source(**_parameters(rule)), options)
-    found = dict(StoreReader.open(output).manifest.provenance)
-    return bool(found == json.loads(json.dumps(made)))
 
 
 def _parameters(rule: SplitRule) -> dict[str, Any]:

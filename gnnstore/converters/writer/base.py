@@ -31,7 +31,13 @@ from gnnstore.formats.arrays.dtypes import STORAGE_DTYPES
 from gnnstore.formats.arrays.journal import SPILL_DIRECTORY, foreign_spill_name
 from gnnstore.formats.arrays.spec import AttributeSpec
 from gnnstore.formats.base import names as store_names
-from gnnstore.formats.store.schema import EdgeType, EdgeTypeSpec, NodeTypeSpec, Schema
+from gnnstore.formats.store.schema import (
+    EdgeType,
+    EdgeTypeSpec,
+    NodeTypeSpec,
+    PartSpec,
+    Schema,
+)
 from gnnstore.formats.store.store import StoreWriter
 from gnnstore.progress import NullProgress, Progress
 
@@ -244,7 +250,7 @@ class BaseWriter:
     def _with_values(self, spec: TypeSpec, of: str | EdgeType) -> TypeSpec:
         return replace(spec, values=self._type_values[of], value_arrays=self._type_arrays[of])
 
-    def _commit(self, *, explicit_num_nodes: bool = False) -> Path:
+    def _commit(self, *, explicit_num_nodes: bool = False, part: PartSpec | None = None) -> Path:
         check_features(self.options, {name: own.attributes for name, own in self._nodes.items()})
         for nodes in self._nodes.values():
             nodes.draw_splits()
@@ -272,6 +278,7 @@ class BaseWriter:
             graph_arrays=self._graph_arrays,
             index_dtype=self._index_dtype,
             explicit_num_nodes=explicit_num_nodes,
+            part=part,
         )
         times = {path: rows for nodes in self._nodes.values() for path, rows in nodes.times.items()}
         schema = add_orders(self._store, schema, times, self.options, self.progress)

@@ -22,7 +22,12 @@ from gnnstore.converters.inputs.opening import PathLike
 from gnnstore.converters.inputs.source import ArraySource, as_array, as_source
 from gnnstore.converters.writer.adjacency import finished_array
 from gnnstore.converters.writer.base import BaseWriter
-from gnnstore.converters.writer.edge_splits import Rows, write_edge_split, write_negatives
+from gnnstore.converters.writer.edge_splits import (
+    Rows,
+    copy_array,
+    write_edge_split,
+    write_negatives,
+)
 from gnnstore.converters.writer.edge_writer import Pairs, check_pointers
 from gnnstore.converters.writer.estimates import Workload
 from gnnstore.converters.writer.node_arrays import NodeArrays, RowSink, split_name
@@ -35,6 +40,7 @@ from gnnstore.formats.store.schema import (
     NODE_TYPE,
     EdgeSplitSpec,
     EdgeTypeSpec,
+    PartSpec,
     TextSpec,
 )
 from gnnstore.progress import Progress
@@ -93,6 +99,7 @@ class GraphWriter(BaseWriter):
         self.explicit_num_nodes = False
         self._edge_splits: dict[str, EdgeSplitSpec] = {}
         self._value_names: dict[str, TextSpec] = {}
+        self._part: PartSpec | None = None
         super().__init__(
             output,
             {NODE_TYPE: num_nodes},
@@ -157,9 +164,12 @@ class GraphWriter(BaseWriter):
         """Give an edge attribute's element type, where NumPy has none, its row axis, and unit."""
         self._edge.describe(name, dtype, cat_dim, time_unit)
 
-    def carry_edge_ids(self, dtype: np.dtype[Any]) -> None:
-        """Take original ids of edges from `CARRIED_IDS`; their ids here are their positions."""
-        self._edge.carried_ids, self._edge.are_renumbered = dtype, True
+    def carry_edge_ids(self, dtype: np.dtype[Any], *, are_renumbered: bool = True) -> None:
+        """Take ids of edges from `CARRIED_IDS`.
+
+        Of edges that are numbered anew they are the original data's, and batches have positions.
+        """
+        self._edge.carried_ids, self._edge.are_renumbered = dtype, are_renumbered
 
     def add_edges(
         self,
@@ -448,6 +458,18 @@ class GraphWriter(BaseWriter):
         written = self._store.texts(directory, [list(names)], len(names), num_bytes)
         self._value_names[attribute] = written
 
+    def set_original_edge_ids(self, ids: ArraySource) -> None:
+        """Record the original data's id [E] of every edge next to the ids that batches have."""
+        self.finish_edges()
+        directory = store_names.edge_directory(*EDGE_TYPE)
+        spec = copy_array(self._store, directory, ids, "original_id")
+        self._edges[EDGE_TYPE] = replace(self._edges[EDGE_TYPE], original_id=spec)
+
+    def set_part(self, whole_ids: ArraySource, **part: Any) -> None:
+        """Record whose part the store is, as in `PartSpec`, and the nodes' ids [N] there."""
+        directory, _, name = store_names.whole_id_array(NODE_TYPE).rpartition("/")
+        self._part = PartSpec(**part, whole_id=copy_array(self._store, directory, whole_ids, name))
+
     def commit(self) -> Path:
         """Finish the store and return its path."""
         self.finish_edges()
@@ -455,4 +477,4 @@ class GraphWriter(BaseWriter):
         self._edges[EDGE_TYPE] = replace(
             edges, splits={**edges.splits, **self._edge_splits}, value_names=self._value_names
         )
-        return self._commit(explicit_num_nodes=self.explicit_num_nodes)
+        return self._commit(explicit_num_nodes=self.explicit_num_nodes, part=self._part)

@@ -87,6 +87,11 @@ def original_id_array(node_type: str) -> str:
     return f"maps/{encode(node_type)}/original_id"
 
 
+def whole_id_array(node_type: str) -> str:
+    """Path of the ids that nodes of a part have in the whole store."""
+    return f"maps/{encode(node_type)}/whole_id"
+
+
 def original_name_directory(node_type: str) -> str:
     """Path of the group with the nodes' names in the original data: bytes and offsets."""
     return f"maps/{encode(node_type)}/original_name"

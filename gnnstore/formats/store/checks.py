@@ -46,6 +46,7 @@ def check_meaning(reader: Reader) -> Iterator[Problem]:
     schema = reader.manifest.schema
     num_src = {node.name: node.num_nodes for node in schema.node_types}
     yield from _carried(reader, num_bytes=ID_BYTES)
+    yield from _check_whole_ids(reader)
     for node in schema.node_types:
         yield from _check_node_ids(reader, node)
         if node.original_name is not None:
@@ -111,6 +112,22 @@ def _check_ids(reader: Reader, edge: EdgeTypeSpec, num_bytes: int) -> Iterator[P
         repeated = None if outside else _repeated_value(reader.paged(spec), num_bytes)
         if repeated is not None:
             yield _problem(reader, spec, f"several edges have the id {repeated}")
+
+
+def _check_whole_ids(reader: Reader) -> Iterator[Problem]:
+    """Check that the nodes of a part ascend as those of the whole store, and are among them."""
+    if (part := reader.manifest.schema.part) is None:
+        return
+    last = -1
+    for first, ids in reader.pieces(part.whole_id, _SCAN_BYTES):
+        if (outside := _outside(first, ids, part.num_nodes)) is not None:
+            yield _problem(reader, part.whole_id, f"ids in the whole store: {outside}")
+            return
+        if len(descents := np.flatnonzero(np.diff(ids, prepend=last) <= 0)):
+            found = f"entry {first + int(descents[0])} does not ascend"
+            yield _problem(reader, part.whole_id, f"ids in the whole store: {found}")
+            return
+        last = int(ids[-1])
 
 
 def _check_node_ids(reader: Reader, node: NodeTypeSpec) -> Iterator[Problem]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Literal, NamedTuple, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypeVar
 
 from gnnstore.errors import CorruptStoreError, UsageError
 from gnnstore.formats.arrays.dtypes import STORAGE_DTYPES
@@ -91,6 +91,7 @@ class EdgeSplitSpec:
 FORMAT_VERSION = 1
 SHARED_ATTRIBUTES = "shared-attributes"  # reverse types may share another type's
 SCALED_ATTRIBUTES = "scaled-attributes"  # rows of int8 may be multiples of scales
+WHOLE_IDS = "whole-ids"  # a store may be a part of another, whose ids key draws
 NODE_TYPE = "node"
 EDGE_TYPE = ("node", "to", "node")
 
@@ -269,6 +270,38 @@ class EdgeTypeSpec:
         return [spec for spec in found if STORAGE_DTYPES[spec.dtype].kind in "iu"]
 
 
+@dataclass(frozen=True)
+class PartSpec:
+    """The part of another store that a store is: some seeds, and all within L hops of them.
+
+    A node within L - 1 hops has all its in-neighbours, others have none.
+    """
+
+    store_uuid: str  # of the whole store
+    num_nodes: Annotated[int, 1]  # of the whole store
+    part: Annotated[int, 0]  # number of the part
+    num_parts: Annotated[int, 1]
+    num_hops: Annotated[int, 1]  # L
+    split: str  # of the seeds
+    # Ids in the whole store, int32 or int64 [N], ascending: they key the draws of sampling.
+    whole_id: AttributeSpec
+
+    def check(self, counts: Mapping[str, int], file: str) -> None:
+        """Raise if the ids are not of some nodes of the whole store; `counts` are by type."""
+        if counts.keys() != {NODE_TYPE}:
+            raise CorruptStoreError(f"{file}: a part of a store whose nodes have types", path=file)
+        num_nodes = counts[NODE_TYPE]
+        self.whole_id.expect(file, (num_nodes,), ID_DTYPES)
+        is_paged = self.whole_id.layout == "paged"
+        if self.part >= self.num_parts or num_nodes > self.num_nodes or not is_paged:
+            raise CorruptStoreError(
+                f"{file}: part {self.part} of {self.num_parts} has {num_nodes} of "
+                f"{self.num_nodes} nodes, with {self.whole_id.layout} ids in the whole store, "
+                "which contradict one another",
+                path=file,
+            )
+
+
 class SharedRows(NamedTuple):
     """Where the rows of an attribute are that has none of its own."""
 
@@ -280,6 +313,8 @@ class SharedRows(NamedTuple):
 class Schema:
     """The contents of a store."""
 
+    OMITTED: ClassVar[frozenset[str]] = frozenset({"part"})
+
     node_types: tuple[NodeTypeSpec, ...]
     edge_types: tuple[EdgeTypeSpec, ...]
     # Graph-level values that JSON can hold.
@@ -290,6 +325,7 @@ class Schema:
     # Whether the source data carried `num_nodes` as a value of its own, in which case PyG's batches
     # carry it too.
     explicit_num_nodes: bool = False
+    part: PartSpec | None = None  # of another store, of a graph without types
 
     @property
     def node(self) -> NodeTypeSpec:
@@ -319,6 +355,16 @@ class Schema:
                 f"{label}: the store has node types ({nodes}) and edge types ({edges}), and {what} "
                 "works on graphs without types only: give it a store of one node type 'node' and "
                 "one edge type"
+            )
+
+    def refuse_part(self, label: object, what: str) -> None:
+        """Raise a `UsageError` if the store is a part of another, which `what` cannot use."""
+        if self.part is not None:
+            raise UsageError(
+                f"{label} is part {self.part.part} of {self.part.num_parts} of the store "
+                f"{self.part.store_uuid}: only its seeds have all their in-neighbours within "
+                f"{self.part.num_hops} hops, and draws follow the ids of that store, while {what} "
+                "needs a graph of its own; give it the whole store"
             )
 
     def node_of(self, node_type: str) -> NodeTypeSpec:
@@ -417,6 +463,7 @@ class Schema:
                 found += [node.original_name.bytes, node.original_name.offsets]
         for edge in self.edge_types:
             found += edge.arrays()
+        found += [] if self.part is None else [self.part.whole_id]
         return (*found, *self.whole_arrays())
 
     def whole_arrays(self) -> tuple[AttributeSpec, ...]:
@@ -468,6 +515,8 @@ class Schema:
             for spec in edge.attributes.values():
                 spec.expect(file, (edge.num_edges, ...))
             edge.check_splits(file)
+        if self.part is not None:
+            self.part.check(counts, file)
         return self
 
 
@@ -492,7 +541,9 @@ class StoreManifest(Manifest):
     """Identity, contents and files of a store."""
 
     FORMAT: ClassVar[str] = "gnnstore"
-    READER_FEATURES: ClassVar[frozenset[str]] = frozenset({SHARED_ATTRIBUTES, SCALED_ATTRIBUTES})
+    READER_FEATURES: ClassVar[frozenset[str]] = frozenset(
+        {SHARED_ATTRIBUTES, SCALED_ATTRIBUTES, WHOLE_IDS}
+    )
     VERSION: ClassVar[int] = FORMAT_VERSION
     WORD: ClassVar[str] = "store"
     VERB: ClassVar[str] = "convert"

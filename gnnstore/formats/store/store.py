@@ -25,6 +25,7 @@ from gnnstore.formats.store.schema import (
     EDGE_TYPE,
     SCALED_ATTRIBUTES,
     SHARED_ATTRIBUTES,
+    WHOLE_IDS,
     EdgeTypeSpec,
     Schema,
     SharedRows,
@@ -103,7 +104,7 @@ class StoreWriter(SealedWriter):
     def row_dimension(self, array_path: str) -> str | None:
         """Return the type of nodes or "edge" for their attributes; None for other arrays."""
         group, *parts = array_path.split("/")
-        if group == "nodes" or (group == "maps" and parts[1:] == ["original_id"]):
+        if group == "nodes" or (group == "maps" and parts[1:] in (["original_id"], ["whole_id"])):
             return names.decode(parts[0])
         if group == "edge_splits":  # negatives that edges share are in rows of their own
             return "edge" if parts[2] not in ("negative_source", "negative_target") else None
@@ -150,6 +151,7 @@ class StoreWriter(SealedWriter):
         schema.checked(str(self.path))
         features = [SHARED_ATTRIBUTES] if schema.shared_rows() else []
         features += [SCALED_ATTRIBUTES] if schema.scaled_attributes() else []
+        features += [WHOLE_IDS] if schema.part is not None else []
         return self.seal(
             StoreManifest(
                 schema=schema,

@@ -400,9 +400,16 @@ more reach most of many graphs, and take long: see --estimate.
 The assignment is assignments/NAME in the store, two bytes a seed. The rest of the store stays as it
 is.
 
+With --closure full, each part is also written as a store of its own, --output DIR/part-P.gnn, for
+machines that have no room for the whole: its seeds, the nodes within L hops of them, and all their
+edges and rows. A loader on it has the batches that one on the whole store has for the same seeds,
+with its own node ids; store.whole_ids leads back. Such stores are not for inference, links or
+further conversions.
+
 \b
 Examples:
   gnnstore assign papers100M.gnn --parts 8 --hops 2
+  gnnstore assign papers100M.gnn --parts 8 --hops 2 --closure full --output /fast/parts
   gnnstore assign papers100M.gnn --parts 8 --hops 3 --estimate
   gnnstore assign mag.gnn --parts 4 --hops 2 --split paper:train
 """
@@ -417,11 +424,15 @@ Examples:
       The seeds: a split, or "all" for every node. Default: train. If nodes have types: TYPE:SPLIT,
       or several of these with commas.
   --name NAME  Name of the assignment in the store. Default: such as parts-8.
+  --closure none|full = none
+      full: write each part as a store. An assignment that is there with these options is used.
+  --output DIR  Directory of the stores of parts.
   --memory MEMORY  Memory budget. Default: what is available.
   --seed N>=0 = 0  Seed of drawn in-neighbours.
   --threads N>=1  Threads that sample. Default: all processors.
   --estimate  Assign a sample of the seeds, print time and memory of all, and write nothing.
-  --overwrite  Replace an assignment when the new one is complete.
+  --overwrite  Replace an assignment, and stores of parts, when the new ones are complete.
+  --resume  Go on with stores of parts that an interrupted attempt has left.
 """)
 @cache_option
 @session_options

@@ -73,8 +73,9 @@ public:
             const int64_t local_id = targets_.frontier() + i;
             int64_t *position = edge_pos_.data() + num_edges_ + hop_edges_;
             const ListColumns columns = columns_of(i);
-            const int64_t count = choose_of_list(lists_[i], node(i), word,
-                                                 targets_.tree_of(local_id), columns, position);
+            const int64_t count = choose_of_list(lists_[i], static_cast<int64_t>(draw_id(node(i))),
+                                                 word, targets_.tree_of(local_id), columns,
+                                                 position);
             chosen(i, columns, position, count);
             std::fill_n(targets() + num_edges_ + hop_edges_, count, static_cast<Local>(local_id));
             counts_[i] = count;
@@ -217,6 +218,14 @@ private:
         return hop_edges;
     }
 
+    // What keys the draws of a target node that has a list.
+    uint64_t draw_id(int64_t node) const {
+        if (type_.draw_ids == nullptr) return static_cast<uint64_t>(node);
+        if (type_.are_draw_ids_wide)
+            return node_id(static_cast<const int64_t *>(type_.draw_ids)[node]);
+        return node_id(static_cast<const int32_t *>(type_.draw_ids)[node]);
+    }
+
     uint32_t draw_word() const { return static_cast<uint32_t>(hop_) | type_.number << 8; }
 
     // Writes edge_pos and the targets of the hop's edges.
@@ -229,7 +238,7 @@ private:
         for (int64_t i = begin; i < end; ++i) {
             const NeighborList list = lists_[i - begin];
             const int64_t count = num_chosen(list.num_eligible(), fanout_, options_.replace);
-            chooser_.choose(options_.key, node_id(n_id[i]), word, targets_.tree_of(i),
+            chooser_.choose(options_.key, draw_id(n_id[i]), word, targets_.tree_of(i),
                             {list.start, list.num_eligible()}, fanout_, options_.replace, position);
             if (list.num_excluded != 0) type_.excluded.skip(n_id[i], position, count);
             std::fill_n(target, count, static_cast<Local>(i));

@@ -43,6 +43,9 @@ struct EdgeType : ColumnStarts {
     uint32_t number = 0;             // in the key of its draws
     bool is_wide = false;            // whether in-neighbours are int64; else int32
     const void *indices = nullptr;   // num_edges in-neighbours; null: they are not in memory
+    // num_nodes ids that key the draws of target nodes; null: their own.
+    const void *draw_ids = nullptr;
+    bool are_draw_ids_wide = false;  // int64; else int32
     std::vector<int64_t> fanouts;    // one a hop; -1 takes all in-neighbours
     ExcludedEdges excluded;
     TimeColumns time;
