@@ -1516,8 +1516,8 @@ def count_edge_runs(
 
 # --- sets of ids ---------------------------------------------------------------------------
 
-def bitmap_mark(words: NDArray[np.uint64], ids: NDArray[np.int64]) -> None:
-    """Add ids to a set that is kept as a bitmap.
+def bitmap_mark(words: NDArray[np.uint64], ids: NDArray[np.int64]) -> int:
+    """Add ids to a set that is kept as a bitmap, and return how many are new.
 
     Parameters
     ----------

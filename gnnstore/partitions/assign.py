@@ -55,6 +55,9 @@ FANOUT = 64
 _MOST_SEEDS, _MOST_NODES = 256, 2**18
 # Memory of a node in neighbourhoods that wait: its id, tree and edge, and what sorts them.
 _NODE_BYTES = 80
+# Counts of what seeds that join parts together share with each; and up to how many parts their
+# numbers, and those of the seeds, have 16 bits.
+_MOST_COUNTS, _MOST_NARROW = 2**18, 2**15
 # What sampling from disk needs at least.
 _LEAST_BULK_BYTES = 2**24
 # Groups that an estimate samples.
@@ -67,6 +70,11 @@ class Neighbourhoods(NamedTuple):
     rows: Int64Array  # int64: node numbers, seed after seed
     bounds: Int64Array  # int64 [seeds + 1]: where each seed's nodes begin, and the end
 
+    def of(self, first: int, last: int) -> Neighbourhoods:
+        """Return the neighbourhoods of seeds first, ..., last - 1, or up to the end."""
+        bounds = self.bounds[first : last + 1]
+        return Neighbourhoods(self.rows[bounds[0] : bounds[-1]], bounds - bounds[0])
+
 
 class PartsBuilder:
     """Parts that seeds join one after the other."""
@@ -76,39 +84,59 @@ class PartsBuilder:
         self.num_seeds = np.zeros(num_parts, np.int64)  # of each part
         self.num_nodes = np.zeros(num_parts, np.int64)  # of each part, with neighbourhoods
         # The part of each node that is a seed and has joined one; of others the number of parts.
-        self._part_of = np.full(num_rows, num_parts, np.uint16)
+        self._part_of = np.full(num_rows, num_parts, self._dtype(num_parts))
         self._nodes = np.zeros((num_parts, -(-num_rows // 64)), np.uint64)  # a bitmap of each part
         # How far each part is from its share of the seeds, times the number of parts; 0: closed.
         self._left = np.full(num_parts, num_seeds, np.int64)
         self._least, self._num_larger = divmod(num_seeds, num_parts)
 
     @staticmethod
-    def num_bytes(num_parts: int, num_rows: int) -> tuple[int, int]:
+    def _dtype(num_parts: int) -> np.dtype[Any]:
+        """Return a type for the numbers of parts, and of as many seeds as join them at once."""
+        return np.dtype(np.uint16 if num_parts < _MOST_NARROW else np.uint32)
+
+    @classmethod
+    def num_bytes(cls, num_parts: int, num_rows: int) -> tuple[int, int]:
         """Return the memory of the parts' nodes, and of each node's part."""
-        return 8 * num_parts * -(-num_rows // 64), 2 * num_rows
+        return 8 * num_parts * -(-num_rows // 64), cls._dtype(num_parts).itemsize * num_rows
 
     def join(self, found: Neighbourhoods, seeds: Int64Array) -> Parts:
         """Let seeds join a part each, one after the other, and return the parts."""
-        joined = np.empty(len(seeds), np.uint16)
-        octets, bits = found.rows >> 3, np.uint8(1) << (found.rows & 7).astype(np.uint8)
-        bounds, part_of = found.bounds.tolist(), self._part_of
-        for place, (seed, (begin, end)) in enumerate(
-            zip(seeds.tolist(), pairwise(bounds), strict=True)
-        ):
-            rows = found.rows[begin:end]
-            part = self._best(rows)
-            nodes = self._nodes[part]
-            there = nodes.view(np.uint8)[octets[begin:end]] & bits[begin:end]
-            self.num_nodes[part] += end - begin - np.count_nonzero(there)
-            _core.bitmap_mark(nodes, rows)
+        step = max(1, _MOST_COUNTS // (self._num_parts + 1))
+        joined = [
+            self._join(found.of(first, first + step), seeds[first : first + step])
+            for first in range(0, len(seeds), step)
+        ]
+        return np.concatenate(joined)
+
+    def _join(self, found: Neighbourhoods, seeds: Int64Array) -> Parts:
+        """Let some seeds join a part each; look up at once what they have in each part by now."""
+        count, num_seeds, nodes = self._num_parts, len(seeds), self._nodes
+        # While these seeds have no part they have numbers, behind those of parts and of none.
+        self._part_of[seeds] = count + 1 + np.arange(num_seeds)
+        parts = self._part_of[found.rows].astype(np.int64)
+        owner = np.repeat(np.arange(num_seeds), np.diff(found.bounds))
+        cells = owner * (count + 1) + np.minimum(parts, count)
+        shared = np.bincount(cells, minlength=num_seeds * (count + 1)).reshape(num_seeds, -1)
+        # Of these seeds, those in whose neighbourhoods an earlier one is.
+        inner = np.flatnonzero(parts > count)
+        earlier, later = parts[inner] - count - 1, owner[inner]
+        inner = np.lexsort((later, earlier))
+        earlier, later = earlier[inner], later[inner]
+        firsts = np.searchsorted(earlier, np.arange(num_seeds + 1)).tolist()
+        joined = np.empty(num_seeds, np.uint16)
+        for place, (begin, end) in enumerate(pairwise(found.bounds.tolist())):
+            part = self._best(shared[place, :count])
+            self.num_nodes[part] += _core.bitmap_mark(nodes[part], found.rows[begin:end])
             self._take(part)
-            joined[place] = part_of[seed] = part
+            joined[place] = part
+            if firsts[place] < firsts[place + 1]:
+                shared[later[firsts[place] : firsts[place + 1]], part] += 1
+        self._part_of[seeds] = joined
         return joined
 
-    def _best(self, rows: Int64Array) -> int:
+    def _best(self, shared: Int64Array) -> int:
         """Return the open part of the highest score; of several the smallest, and the first."""
-        count = self._num_parts
-        shared = np.bincount(self._part_of[rows], minlength=count + 1)[:count]
         # Whole numbers divided once: equal scores are equal floats.
         scores = (shared + 1) * self._left / (self.num_nodes + 1)
         best = np.flatnonzero(scores == scores.max())

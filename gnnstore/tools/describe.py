@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,7 @@ def describe_store(reader: StoreReader) -> dict[str, Any]:
             "num_edges": num_edges,
             "mean_in_degree": num_edges / num_nodes if num_nodes else 0.0,
             "index_dtype": schema.index_dtype,
+            "part": None if schema.part is None else asdict(schema.part),
             "has_types": not schema.is_homogeneous,
             "node_types": [
                 {
@@ -337,6 +339,8 @@ _SPLITS = {
     "edge splits": "{graph.edge_types.0.splits}",
     "ordered by": "{graph.edge_types.0.orders}",
     "weighted by": "{graph.edge_types.0.weight_sums}",
+    "part": "{graph.part.part} of {graph.part.num_parts}, with {graph.part.num_hops} hops",
+    "of the store": "{graph.part.store_uuid}",
 }
 _STATE = {
     "attributes": "{graph.attributes}",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from gnnstore.converters import GraphWriter
 from gnnstore.formats import StoreReader
 from gnnstore.formats.assignments import AssignmentReader
 from gnnstore.graph.sizes import StoreSizes
@@ -112,6 +114,88 @@ def test_what_is_refused(run: Any, store: Path, tmp_path: Path) -> None:
     done = run("assign", small, "--parts", "1", "--hops", "1")
     assert (done.status, "'train' has no nodes, so there is" in done.stderr) == (1, True)
     assert run("assign", small, "--parts", "1", "--hops", "1", "--split", "all").status == 0
+
+
+def test_stores_of_the_parts(run: Any, store: Path, tmp_path: Path) -> None:
+    """An assignment that is there is used; each store is sound, and is like any other."""
+    output = tmp_path / "parts"
+    words = ("assign", store, "--parts", "3", "--hops", "2")
+    full = (*words, "--closure", "full", "--output", output, "--json")
+    estimate = run(*full, "--estimate").document["closure"]
+    assert estimate["path"] == str(output)
+    assert estimate["memory_bytes"] > 2 * 3 * 400 / 8 + 8 * 400
+    assert not output.exists()
+
+    first = run(*words, "--json").document
+    done = run(*full)
+    assert done.status == 0, done.stderr
+    assert done.document["uuid"] == first["uuid"]
+    made = [output / f"part-{part}.gnn" for part in range(3)]
+    assert done.document["stores"] == list(map(str, made))
+    assert "the splits 'valid', 'test' are left out of the parts" in done.stderr
+    for path, size in zip(made, (80, 80, 80), strict=True):
+        assert run("verify", path, "--level", "full").status == 0
+        document = run("inspect", path, "--json").document
+        assert document["graph"]["node_types"][0]["splits"] == {"train": size}
+    shown = run("inspect", made[1]).stdout
+    assert re.search(r"part +1 of 3, with 2 hops\n +of the store +[0-9a-f-]{36}\n", shown)
+
+    before = [path.stat().st_mtime_ns for path in made]
+    again = run(*full)
+    assert (again.status, f"{made[0]} exists" in again.stderr) == (2, True)
+    shutil.rmtree(made[1])
+    assert run(*full, "--resume").status == 0
+    after = [path.stat().st_mtime_ns for path in made]
+    assert [after[0], after[2]] == [before[0], before[2]]
+    uuids = [StoreReader.open(path).uuid for path in made]
+    assert run(*full, "--overwrite").status == 0
+    assert [StoreReader.open(path).uuid for path in made] == uuids
+    other = run(*full[:-1], "--seed", "9", "--resume")
+    assert (other.status, "parts-3 exists" in other.stderr) == (2, True)
+
+
+def test_an_interruption_of_stores_of_parts(
+    run: Any, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is finished stays, what is begun can be resumed, and the result is the same."""
+    full = ("assign", store, "--parts", "2", "--hops", "1", "--closure", "full", "--output")
+    assert run(*full, tmp_path / "sound").status == 0
+    sound = [StoreReader.open(tmp_path / "sound" / f"part-{part}.gnn").uuid for part in (0, 1)]
+
+    def interrupt(writer: GraphWriter, *given: Any, **options: Any) -> None:
+        if options["part"] == 1:
+            raise KeyboardInterrupt
+        set_part(writer, *given, **options)
+
+    set_part, output = GraphWriter.set_part, tmp_path / "parts"
+    with monkeypatch.context() as patch:
+        patch.setattr(GraphWriter, "set_part", interrupt)
+        assert run(*full, output).status == 130
+    assert (output / "part-0.gnn").exists()
+    assert not (output / "part-1.gnn").exists()
+    assert run(*full, output, "--resume").status == 0
+    assert [StoreReader.open(output / f"part-{part}.gnn").uuid for part in (0, 1)] == sound
+    assert sorted(path.name for path in output.iterdir()) == ["part-0.gnn", "part-1.gnn"]
+
+
+def test_stores_of_parts_that_are_refused(run: Any, store: Path, tmp_path: Path) -> None:
+    typed = hetero_store(tmp_path / "typed.gnn").path
+    (tmp_path / "file").write_text("")
+    full = ("--closure", "full", "--output")
+    split = ("--split", "paper:train")
+    for given, words, status, message in (
+        (typed, [*full, tmp_path / "p", *split], 2, "works on graphs without types only"),
+        (store, ["--closure", "full"], 2, "name a directory for them, --output DIR"),
+        (store, ["--output", tmp_path / "p"], 2, "goes with --closure full"),
+        (store, ["--resume"], 2, "--resume goes with --closure full"),
+        (store, [*full, store / "parts"], 2, "is the store that is read, or in it"),
+        (store, [*full, tmp_path / "file"], 2, "file is not a directory"),
+        (store, [*full, tmp_path / "p", "--memory", "50MB"], 2, "writing 2 parts"),
+    ):
+        done = run("assign", given, "--parts", "2", "--hops", "1", *words)
+        assert (done.status, message in done.stderr) == (status, True), (words, done.stderr)
+        assert not (tmp_path / "p").exists()
+        assert not (store / "assignments").exists()
 
 
 def test_a_topology_that_does_not_fit(

@@ -8,10 +8,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import gnnstore
-from gnnstore import LinkNeighborLoader, NeighborLoader, UsageError
+from gnnstore import LinkNeighborLoader, NeighborLoader, UsageError, shared_memory
+from gnnstore.converters import ConvertOptions
 from gnnstore.formats.assignments import AssignmentReader
 from gnnstore.testing.graphs import random_graph
 from gnnstore.tools.cli import main
@@ -27,8 +29,11 @@ def assign(path: Path, *words: str) -> None:
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    graph = random_graph(500, 2500, seed=2, feature_dim=8, num_classes=3)
-    made = graph.write(tmp_path_factory.mktemp("seeds_of") / "s.gnn")
+    graph, rng = random_graph(500, 2500, seed=2, feature_dim=8, num_classes=3), np.random
+    drawn = {"time": rng.default_rng(3).integers(0, 90, 500)}
+    graph.attributes.update(drawn, edge_w=rng.default_rng(4).random(2500))
+    options = ConvertOptions(time_attr=("time",), weight_attr=("edge_w",))
+    made = graph.write(tmp_path_factory.mktemp("seeds_of") / "s.gnn", options=options)
     for words in (("--parts", "3"), ("--parts", "4"), ("--parts", "2", "--split", "valid")):
         assign(made, *words)
     return made
@@ -73,11 +78,29 @@ def test_batch_n_is_of_part_n_mod_k(path: Path) -> None:
         {"strategy": "packed", "cache_bytes": "3kB", "superbatch": 30, "num_threads": 1},
     ],
 )
-def test_strategies_change_nothing(path: Path, options: dict[str, Any]) -> None:
-    assert digests(make(path, **options), 2) == digests(make(path), 2)
+def test_strategies_change_nothing(path: Path, options: dict[str, Any], shares_all: None) -> None:
+    """P7: nor do ranks of one machine, which share what they load; by times and weights too."""
+    for more in ({}, {"time_attr": "time"}, {"weight_attr": "edge_w"}):
+        whole = digests(make(path, **more), 2)
+        assert digests(make(path, **more, **options), 2) == whole
+        check_ranks(make, path, whole, **more, **options)
 
 
-def test_types(tmp_path: Path) -> None:
+def check_ranks(
+    make_loader: Callable[..., NeighborLoader], path: Path, whole: list[str], **options: Any
+) -> None:
+    """Compare two ranks of one machine with two epochs of one process."""
+    given = {"world_size": 2, "local_world_size": 2}
+    of_epoch = len(whole) // 2
+    ranks = [make_loader(path, rank=rank, **given, **options) for rank in range(2)]
+    for rank, loader in enumerate(ranks):
+        numbers = range(rank, of_epoch + of_epoch % 2, 2)
+        expected = [whole[epoch * of_epoch + n % of_epoch] for epoch in (0, 1) for n in numbers]
+        assert digests(loader, 2) == expected
+    assert shared_memory.server.num_handed_on > 0
+
+
+def test_types(tmp_path: Path, shares_all: None) -> None:
     store = hetero_store(tmp_path / "typed.gnn")
     assign(store.path, "--parts", "2", "--split", "paper:train,author:all")
     parts = AssignmentReader.open(store.path / "assignments" / "parts-2").parts()
@@ -89,6 +112,9 @@ def test_types(tmp_path: Path) -> None:
             seen += (own + first).tolist()
             assert set(parts[(own + first).numpy()].tolist()) <= {number % 2}
     assert sorted(seen) == list(range(len(parts)))
+    given: dict[str, Any] = {"input_nodes": {"paper": "train", "author": None}}
+    given |= {"seeds_of": "parts-2", "strategy": "static", "cache_bytes": "1kB"}
+    check_ranks(make, store.path, digests(make(store.path, **given), 2), **given)
 
 
 @pytest.mark.parametrize("world_size", [2, 3, 6])

@@ -8,12 +8,12 @@ using namespace nb::literals;
 
 namespace {
 
-void mark(const OutputArray &words, const InputArray &ids) {
+int64_t mark(const OutputArray &words, const InputArray &ids) {
     auto *const bits = output_data<uint64_t>(words, "words", "uint64");
     const int64_t *const values = input_data<int64_t>(ids, "ids", "int64");
     const int64_t num_words = length(words), num_ids = length(ids);
     const GilRelease release;
-    bitmap_mark(bits, num_words, values, num_ids);
+    return bitmap_mark(bits, num_words, values, num_ids);
 }
 
 nb::tuple count(const InputArray &words) {

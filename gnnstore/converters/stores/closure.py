@@ -42,7 +42,7 @@ from gnnstore.converters.stores.graph import (
 from gnnstore.converters.writer.graph_writer import GraphWriter
 from gnnstore.converters.writer.node_arrays import MAX_COMPRESSED_BYTES, split_name
 from gnnstore.converters.writer.options import ConvertOptions, with_orders
-from gnnstore.errors import StorageError, UsageError, limits_named
+from gnnstore.errors import UsageError, limits_named
 from gnnstore.formats.arrays.dtypes import id_dtype
 from gnnstore.formats.arrays.spec import AttributeSpec
 from gnnstore.formats.container.workdir import check_final
@@ -99,9 +99,7 @@ class Closure:
                 f"{output} is the store that is read, or in it; choose another directory"
             )
         if output.exists() and not output.is_dir():
-            raise StorageError(
-                f"{output} is not a directory, and parts are written into one", path=output
-            )
+            raise UsageError(f"{output} is not a directory, and parts are written into one")
         name = split_name("train" if split is None else split)
         own = cls(graph, output, num_parts, num_hops, name, with_orders(options, graph.edges))
         own.memory.check(None, "assign to fewer parts")
@@ -345,7 +343,7 @@ class _EdgeIds(ArraySource):
     def rows(self, step: int, start: int = 0) -> Iterator[npt.NDArray[Any]]:
         """Yield the ids from the edge `start` on, at most `step` at a time."""
         for piece, chosen in self._part.pieces(-(-_PIECE_BYTES // step)):
-            num_new = np.count_nonzero(chosen)
+            num_new = int(np.count_nonzero(chosen))
             if start < num_new:
                 last = piece.first + len(chosen)
                 yield self._part.of.graph.rows(self._spec, piece.first, last)[chosen][start:]

@@ -33,7 +33,7 @@ from gnnstore.converters.writer.estimates import Workload
 from gnnstore.converters.writer.node_arrays import NodeArrays, RowSink, split_name
 from gnnstore.converters.writer.options import ConvertOptions, IndexDtype, refuse_options
 from gnnstore.errors import InputError, UsageError
-from gnnstore.formats.arrays.spec import Scaled
+from gnnstore.formats.arrays.spec import AttributeSpec, Scaled
 from gnnstore.formats.base import names as store_names
 from gnnstore.formats.store.schema import (
     EDGE_TYPE,
@@ -99,6 +99,7 @@ class GraphWriter(BaseWriter):
         self.explicit_num_nodes = False
         self._edge_splits: dict[str, EdgeSplitSpec] = {}
         self._value_names: dict[str, TextSpec] = {}
+        self._original_edge_ids: AttributeSpec | None = None
         self._part: PartSpec | None = None
         super().__init__(
             output,
@@ -460,10 +461,8 @@ class GraphWriter(BaseWriter):
 
     def set_original_edge_ids(self, ids: ArraySource) -> None:
         """Record the original data's id [E] of every edge next to the ids that batches have."""
-        self.finish_edges()
         directory = store_names.edge_directory(*EDGE_TYPE)
-        spec = copy_array(self._store, directory, ids, "original_id")
-        self._edges[EDGE_TYPE] = replace(self._edges[EDGE_TYPE], original_id=spec)
+        self._original_edge_ids = copy_array(self._store, directory, ids, "original_id")
 
     def set_part(self, whole_ids: ArraySource, **part: Any) -> None:
         """Record whose part the store is, as in `PartSpec`, and the nodes' ids [N] there."""
@@ -475,6 +474,9 @@ class GraphWriter(BaseWriter):
         self.finish_edges()
         edges = self._edges[EDGE_TYPE]
         self._edges[EDGE_TYPE] = replace(
-            edges, splits={**edges.splits, **self._edge_splits}, value_names=self._value_names
+            edges,
+            original_id=self._original_edge_ids or edges.original_id,
+            splits={**edges.splits, **self._edge_splits},
+            value_names=self._value_names,
         )
         return self._commit(explicit_num_nodes=self.explicit_num_nodes, part=self._part)

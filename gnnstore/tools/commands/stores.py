@@ -409,7 +409,7 @@ further conversions.
 \b
 Examples:
   gnnstore assign papers100M.gnn --parts 8 --hops 2
-  gnnstore assign papers100M.gnn --parts 8 --hops 2 --closure full --output /fast/parts
+  gnnstore assign g.gnn --parts 8 --hops 2 --closure full --output parts
   gnnstore assign papers100M.gnn --parts 8 --hops 3 --estimate
   gnnstore assign mag.gnn --parts 4 --hops 2 --split paper:train
 """

@@ -18,16 +18,22 @@ constexpr int64_t group_ids = 64;
 
 }  // namespace
 
-void bitmap_mark(uint64_t *words, int64_t num_words, const int64_t *ids, int64_t num_ids) {
+int64_t bitmap_mark(uint64_t *words, int64_t num_words, const int64_t *ids, int64_t num_ids) {
+    int64_t num_new = 0;
     for (int64_t first = 0; first < num_ids; first += group_ids) {
         const int64_t end = std::min(num_ids, first + group_ids);
         for (int64_t i = first; i < end; ++i) {
             if (ids[i] < 0 || ids[i] / ids_per_word >= num_words) refuse(ids[i], "out of range");
             __builtin_prefetch(words + ids[i] / ids_per_word, 1);
         }
-        for (int64_t i = first; i < end; ++i)
-            words[ids[i] / ids_per_word] |= uint64_t{1} << (ids[i] % ids_per_word);
+        for (int64_t i = first; i < end; ++i) {
+            uint64_t &word = words[ids[i] / ids_per_word];
+            const uint64_t bit = uint64_t{1} << (ids[i] % ids_per_word);
+            num_new += (word & bit) == 0;
+            word |= bit;
+        }
     }
+    return num_new;
 }
 
 int64_t bitmap_count(const uint64_t *words, int64_t num_words, int64_t *ranks) {

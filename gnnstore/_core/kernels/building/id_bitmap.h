@@ -10,8 +10,9 @@ inline constexpr int64_t ids_per_word = 64;
 // Words whose ids share one entry of `ranks`: a cache line.
 inline constexpr int64_t words_per_rank = 8;
 
-// Sets the bits of ids. Throws std::out_of_range for one outside [0, 64 * num_words).
-void bitmap_mark(uint64_t *words, int64_t num_words, const int64_t *ids, int64_t num_ids);
+// Sets the bits of ids, and returns how many were not set. Throws std::out_of_range for one outside
+// [0, 64 * num_words).
+int64_t bitmap_mark(uint64_t *words, int64_t num_words, const int64_t *ids, int64_t num_ids);
 
 // ranks[k] becomes the number of ids in the words before 8 k; there are
 // ceil(num_words / 8) of them. Returns the number of all ids.
