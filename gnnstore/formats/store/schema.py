@@ -147,6 +147,14 @@ class NodeTypeSpec:
     values: Mapping[str, Any] = field(default_factory=dict)
     value_arrays: Mapping[str, AttributeSpec] = field(default_factory=dict)
 
+    def check(self, file: str) -> None:
+        """Raise if what nodes have is not of all of them."""
+        for spec in (*self.attributes.values(), self.original_id):
+            if spec is not None:
+                spec.expect(file, (self.num_nodes, ...))
+        if self.original_name is not None:
+            self.original_name.check(self.num_nodes, file)
+
     def with_time_units(self, units: Mapping[str, str]) -> NodeTypeSpec:
         """Return the type with the units of some attributes, by name."""
         return replace(self, attributes=_with_units(self.attributes, units))
@@ -488,11 +496,7 @@ class Schema:
         if len(counts) != len(self.node_types):
             raise CorruptStoreError(f"{file}: two node types share a name", path=file)
         for node in self.node_types:
-            for spec in (*node.attributes.values(), node.original_id):
-                if spec is not None:
-                    spec.expect(file, (node.num_nodes, ...))
-            if node.original_name is not None:
-                node.original_name.check(node.num_nodes, file)
+            node.check(file)
         for spec, scaled in self.scaled_attributes():
             scaled.check(spec, file)
         unshared = {spec.path: spec for edge in self.edge_types for spec in edge.own_attributes()}
