@@ -13,6 +13,10 @@ process, and the ratios are of one run:
   with one of 3
 - peak: the device's memory without a model, with a bar of five times the tensors of the largest
   batch and 64 MiB
+- rows: an epoch with a tenth of the rows on the device, by frequency (`device_cache=`), and with
+  "auto", over one without; the rows that come from the host, with a bar of 0.33 for a tenth; the
+  device's memory, with the rows on top of the bar above; and gathering of these rows over the rate
+  of the device's memory, with a bar of 0.5
 
 Run `python -m benchmarks.device`; `--sections` chooses some, `--cache DIR` keeps the store, and
 `--seconds` ends rounds early. It needs gnnstore, torch for the device and PyG, and no network.
@@ -49,6 +53,7 @@ from gnnstore.units import format_size, spread
 BAR_LINK, BAR_PAGEABLE, BAR_EPOCH = 0.9, 2.0, 1.05
 BARS_PREFETCH = {"NodeLoader, StoreSampler": 1.3, "NeighborLoader, pyg-lib": 3.0}
 BAR_PEAK, SPARE_BYTES = 5, 64 << 20
+BAR_ROWS, BAR_GATHER = 0.33, 0.5
 LINK_BYTES, HIDDEN = 256 << 20, 256
 
 Rows = list[tuple[str, str]]
@@ -94,7 +99,9 @@ class Workload:
         """Batches of an epoch."""
         return len(self.seeds) // BATCH_SIZE
 
-    def loader(self, *, is_on_device: bool = True) -> gnnstore.NeighborLoader:
+    def loader(
+        self, *, is_on_device: bool = True, device_cache: int | str = 0
+    ) -> gnnstore.NeighborLoader:
         """Return a loader whose batches are on the device, or in the host's memory."""
         return gnnstore.NeighborLoader(
             self.store,
@@ -105,6 +112,7 @@ class Workload:
             seed=SEED,
             num_threads=self.arguments.threads,
             device=self.device if is_on_device else None,
+            device_cache=device_cache,
         )
 
     def training(self) -> Training:
@@ -331,7 +339,76 @@ def peak(workload: Workload) -> tuple[Rows, dict[str, Any]]:
     return [*rows, ("the device's memory", text)], {"largest": largest, "peak": most}
 
 
-SECTIONS = {"copies": copies, "epoch": epoch, "prefetch": prefetch, "peak": peak}
+def rows(workload: Workload) -> tuple[Rows, dict[str, Any]]:
+    """Compare epochs with rows that stay on the device, and without."""
+    shape = workload.store.features.shape
+    tenth = shape[0] // 10 * shape[1] * workload.store.features[:1].element_size()
+    sizes: dict[str, int | str] = {"none": 0, "a tenth": tenth}
+    if workload.is_timed:
+        sizes["auto"] = "auto"
+    loaders = {name: workload.loader(device_cache=size) for name, size in sizes.items()}
+    training, found, numbers = workload.training(), list[tuple[str, str]](), dict[str, Any]()
+    turns: list[dict[str, float]] = []
+    if workload.is_timed:
+        for loader in loaders.values():  # "auto" takes its memory once a step has been done
+            trained(training, loader)
+        turns = workload.rounds({
+            name: lambda loader=loader: trained(training, loader)  # type: ignore[misc]
+            for name, loader in loaders.items()
+        })  # fmt: skip
+    for name, loader in loaders.items():
+        before = loader.stats()
+        dropped(loader)
+        stats = loader.stats().since(before)
+        share = 1 - stats.rows_on_device / stats.nodes
+        text = f"{format_size(stats.device_cache_bytes)} on the device; from the host {share:.3f} "
+        text += f"of the rows, {format_size(stats.bytes_to_device)} copied"
+        if name == "a tenth":
+            text += f"; the bar of {BAR_ROWS:g}: {verdict(share <= BAR_ROWS)}"
+        found.append((name, text))
+        numbers[name] = {"share": share, "bytes": stats.bytes_to_device}
+    for name in [*loaders][1:] if turns else ():
+        ratios = [turn[name] / turn["none"] for turn in turns]
+        found.append((f"an epoch with {name} over one without", spread(ratios)))
+        numbers[name]["ratios"] = ratios
+    if workload.is_timed:
+        found += rows_on_gpu(workload, loaders["a tenth"], numbers)
+    return found, numbers
+
+
+def rows_on_gpu(workload: Workload, loader: Any, numbers: dict[str, Any]) -> Rows:
+    """Compare the device's memory, and the gathering of rows that stay there, with bars."""
+    module, there = getattr(torch, workload.device.type), loader._placer.rows
+    largest = max(map(bytes_of, workload.loader(is_on_device=False)))
+    held = module.memory_allocated(workload.device) - there.num_bytes
+    module.reset_peak_memory_stats(workload.device)
+    dropped(loader)
+    workload.wait()
+    most = module.max_memory_allocated(workload.device) - held
+    limit = there.num_bytes + BAR_PEAK * largest + SPARE_BYTES
+    (table,) = there.rows.values()
+    places = torch.randint(0, len(table), (len(table),), device=workload.device)
+    source = torch.empty(table.nbytes, dtype=torch.uint8, device=workload.device)
+    turns = workload.rounds({
+        "gather": lambda: [table.index_select(0, places) for _ in range(8)],
+        "copy": lambda: [source.clone() for _ in range(8)],
+    })  # fmt: skip
+    ratios = [turn["copy"] / turn["gather"] for turn in turns]
+    numbers["peak"], numbers["gather"] = most, ratios
+    peak = f"{format_size(most)}; the bar of {format_size(limit)}: {verdict(most <= limit)}"
+    return [
+        ("the device's memory with a tenth", peak),
+        ("gathering over a copy there", bar(ratios, BAR_GATHER)),
+    ]
+
+
+SECTIONS = {
+    "copies": copies,
+    "epoch": epoch,
+    "prefetch": prefetch,
+    "peak": peak,
+    "rows": rows,
+}
 
 
 # --- rows of the table ----------------------------------------------------------------------

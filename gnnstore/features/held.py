@@ -193,7 +193,7 @@ class ChosenRows:
             {name: own.num_rows for name, own in space.ranges.items()},
         )
         sizes = (widths[space.ranges[name]] * len(own) for name, own in held.nodes.items())
-        return cls(held, tables, sum(sizes), batch_bytes, left_out=held if len(nodes) else None)
+        return cls(held, tables, sum(sizes), batch_bytes, left_out=held if held.num_rows else None)
 
     @classmethod
     def none(cls, tables: CachedTables) -> Self:

@@ -324,6 +324,7 @@ class StagingBlock:
     def __init__(self, device: TorchDevice, chunks: list[_Chunk]) -> None:
         self._device, self.chunks = device, chunks
         self.rows_bytes = 0  # of rows gathered here
+        self.hold: Callable[[Any], None] = lambda _: None  # for as long as something is there
 
     @property
     def num_bytes(self) -> int:
@@ -956,6 +957,7 @@ class Placing:
         ring = self._placer.ring()
         block = batch.staged = ring.take()
         hold(block)
+        block.hold = hold
         batch.rows_memory = block.rows_memory
         try:
             yield
@@ -1015,6 +1017,9 @@ class Placing:
         joining = _Joining(ring.device, block, held, before)
         batch.output, event, tensors, num_bytes = copied(batch.output, ring, block, name, joining)
         self._kept, batch.split, batch.link = joining.kept, None, None
+        if isinstance(ring.device, HostDevice):
+            for tensor in tensors:  # is in the host's memory, too
+                block.hold(tensor.untyped_storage())
         batch.placed = event, tensors
         cost.bytes_to_device = num_bytes
         cost.num_bytes += block.num_bytes - block.rows_bytes

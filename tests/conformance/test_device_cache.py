@@ -121,6 +121,7 @@ def test_element_types_and_axes(tmp_path: Path) -> None:
         "bits": drawn(8, 10) > 0,
         "colour": drawn(67).abs().to(torch.uint8),
         "pair_index": drawn(11).T,  # rows along the last axis
+        "nothing": drawn(0),
         "y": drawn(),
     }
     edge_index = torch.randint(0, num_nodes, (2, 150), generator=rng)
@@ -143,6 +144,32 @@ def test_element_types_and_axes(tmp_path: Path) -> None:
                 assert "pair_index" in " ".join(loader._sources.chosen.tables.owners)
                 plain.set_epoch(0)
                 assert loader.stats().rows_on_device > 0
+
+
+def test_stores_of_narrow_rows_of_labels_or_of_nothing(tmp_path: Path) -> None:
+    """Labels are compressed, and travel whole."""
+    edge_index = torch.tensor([[0, 1, 2, 3], [1, 2, 3, 0]])
+    stores = {"narrow": {"x": torch.rand(5, 2)}, "labels": {"y": torch.arange(5)}, "nothing": {}}
+    for name, values in stores.items():
+        path = from_pyg(Data(edge_index=edge_index, num_nodes=5, **values), tmp_path / name)
+        for strategy in ("memory", "direct", "belady"):
+            batches: Any = {"batch_sampler": [[0, 1], [], [4], [2, 3, 0]], "seed": 1}
+            plain = NeighborLoader(path, [2], strategy="memory", **batches)
+            loader = NeighborLoader(path, [2], strategy=strategy, **batches, **ALL)
+            assert_same_batches(batches_of(loader), batches_of(plain))
+            assert loader.stats().device_cache_bytes == (40 if name == "narrow" else 0)
+
+
+def test_batches_in_host_memory_are_within_the_budget(stores: tuple[Path, Path]) -> None:
+    """What is on the "device" counts until the consumer lets go of it."""
+    options: dict[str, Any] = {"strategy": "memory", "memory": "20MB", "num_threads": 0}
+    loader = make(stores, "plain, weights", **options, **HELD)
+    batches = iter(loader)
+    kept = [next(batches), next(batches)]
+    assert loader._gate.num_living == 2
+    kept.clear()
+    next(batches)
+    assert loader._gate.num_living == 1
 
 
 def test_states_are_those_of_other_loaders(stores: tuple[Path, Path]) -> None:

@@ -332,11 +332,11 @@ class Producer:
 
         The trace is without pinned rows, and without those that a device has.
         """
-        job, run, session, held = self.job, self.run, self.session, self.job.held
+        job, run, session = self.job, self.run, self.session
         if session is not None:
             pinned = session.pinned(packs=job.packs, fills=job.warms_up)
         num_threads = self._num_threads
-        name, space = f"{first}", job.space
+        name, space, held = f"{first}", job.space, None if job.chosen is None else job.held
         trace = self._files.trace(name, len(batches))
         has_ids = pinned is None and held is None
         samples = self._files.samples(name, len(batches), trace.file if has_ids else None)
@@ -344,7 +344,11 @@ class Producer:
         ids, positions = (id_dtype(most - 1) for most in job.most_ids)
 
         def put(place: int, nodes: Nodes, before: Nodes | None = None) -> None:
-            rows = space.rows(nodes if held is None else held.missed(nodes, before))
+            rows = (
+                next(iter(nodes.values()))  # of one type ids are the numbers
+                if held is None and len(nodes) == 1
+                else space.rows(nodes if held is None else held.missed(nodes, before))
+            )
             trace.put(place, rows if pinned is None else pinned.drop(rows))
 
         drop, windows = samples.spool.drop, job.windows
