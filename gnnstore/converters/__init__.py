@@ -26,6 +26,7 @@ from gnnstore.converters.datasets.tables import from_tables
 from gnnstore.converters.datasets.triples import from_triples
 from gnnstore.converters.datasets.typed import from_typed
 from gnnstore.converters.stores.partition import partition
+from gnnstore.converters.stores.quantize import quantize
 from gnnstore.converters.stores.reorder import reorder
 from gnnstore.converters.stores.split import split_edges
 from gnnstore.converters.synthetic.kronecker import from_kronecker
@@ -59,6 +60,7 @@ __all__ = [
     "from_triples",
     "from_typed",
     "partition",
+    "quantize",
     "reorder",
     "split_edges",
 ]

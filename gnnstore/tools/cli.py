@@ -43,6 +43,7 @@ _SECTIONS = {
         "convert": "Convert a graph into a store.",
         "split-edges": "Split a store's edges for link prediction.",
         "add-order": "Prepare a store for temporal or weighted sampling.",
+        "quantize": "Store a store's features as int8, a quarter of their bytes.",
         "reorder": "Renumber a store's nodes so that rows needed often lie together.",
         "copy": "Copy a store to another disk, or to or from a bucket.",
     },
@@ -66,7 +67,9 @@ _SECTIONS = {
     },
 }
 # By command: the module that has it, if it has another name.
-_MODULE_OF = dict.fromkeys(("split-edges", "add-order", "reorder", "partition", "assign"), "stores")
+_MODULE_OF = dict.fromkeys(
+    ("split-edges", "add-order", "quantize", "reorder", "partition", "assign"), "stores"
+)
 _MODULE_OF |= dict.fromkeys(("verify", "info", "rm", "gc"), "upkeep")
 _MODULE_OF |= dict.fromkeys(("predict", "pack"), "epochs")
 _MODULES = {name: _MODULE_OF.get(name, name) for names in _SECTIONS.values() for name in names}

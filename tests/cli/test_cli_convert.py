@@ -499,3 +499,21 @@ def test_real_graphs(  # noqa: PLR0917 - fixtures and parameters
     assert graph["node_types"][0]["splits"] == splits
     assert run("inspect", output, "--stats").status == 0
     assert run("verify", output, "--level", "full").status == 0
+
+
+def test_a_store_is_quantized(run: Any, tmp_path: Path) -> None:
+    store, output = tmp_path / "a.gnn", tmp_path / "q.gnn"
+    assert run("convert", "rmat", store, "--scale", "9").status == 0
+    words = ("quantize", store, "--feature-dtype", "x=int8")
+    found = json.loads(run(*words, "--estimate", "--json").stdout)
+    (x,) = found["attributes"]
+    assert (x["value_bytes"], x["quantized_bytes"]) == (512 * 64 * 4, 512 * 64)
+    assert "OUT would have about" in run(*words, "--estimate").stdout
+    done = run(*words)
+    assert (done.status, "OUT is missing" in done.stderr) == (2, True)
+    assert not output.exists()
+    done = run("quantize", store, output, "--progress", "lines")
+    assert done.status == 0
+    assert "x: int8 differs from the input by " in done.stderr
+    size = StoreReader.open(output).total_bytes
+    assert abs(size - found["result_bytes"]) < 0.05 * size

@@ -71,17 +71,11 @@ class ColumnBlock:
     weights: npt.NDArray[np.float64]
 
 
-class StoreInput:
-    """A homogeneous store, read in order; `what` reads it, for a message about other stores."""
+class StoreArrays:
+    """A store, whose arrays are read in order."""
 
-    def __init__(self, path: str | os.PathLike[str], what: str = "this") -> None:
+    def __init__(self, path: str | os.PathLike[str]) -> None:
         self.reader = StoreReader.open(path)
-        self.reader.schema.refuse_types(self.reader.path, what)
-        self.reader.schema.refuse_part(self.reader.path, what)
-        self.nodes: NodeTypeSpec = self.reader.schema.node
-        self.edges: EdgeTypeSpec = self.reader.schema.edge
-        self.num_nodes = self.nodes.num_nodes
-        self.num_edges = self.edges.num_edges
         self._files = CheckedFiles(self.reader)
 
     def source(self, **parameters: Any) -> dict[str, Any]:
@@ -91,6 +85,27 @@ class StoreInput:
             "store_uuid": self.reader.uuid,
             "parameters": parameters,
         }
+
+    def read(self, spec: AttributeSpec) -> npt.NDArray[Any]:
+        """Read any array of the store whole, in its storage type."""
+        return self._files.read(spec)
+
+    def rows(self, spec: AttributeSpec, first: int, last: int) -> npt.NDArray[Any]:
+        """Read consecutive rows of a paged array of the store."""
+        return self._files.paged(spec).read_slice(first, last)
+
+
+class StoreInput(StoreArrays):
+    """A homogeneous store, read in order; `what` reads it, for a message about other stores."""
+
+    def __init__(self, path: str | os.PathLike[str], what: str = "this") -> None:
+        super().__init__(path)
+        self.reader.schema.refuse_types(self.reader.path, what)
+        self.reader.schema.refuse_part(self.reader.path, what)
+        self.nodes: NodeTypeSpec = self.reader.schema.node
+        self.edges: EdgeTypeSpec = self.reader.schema.edge
+        self.num_nodes = self.nodes.num_nodes
+        self.num_edges = self.edges.num_edges
 
     def workload(
         self,
@@ -123,14 +138,6 @@ class StoreInput:
         """Refuse numbers that a copy would carry over; see `refuse_carried`."""
         limit = memory_ledger("reading the ids of edges", memory_bytes).limit
         refuse_carried(self.reader, limit, ids=ids)
-
-    def read(self, spec: AttributeSpec) -> npt.NDArray[Any]:
-        """Read any array of the store whole, in its storage type."""
-        return self._files.read(spec)
-
-    def rows(self, spec: AttributeSpec, first: int, last: int) -> npt.NDArray[Any]:
-        """Read consecutive rows of a paged array of the store."""
-        return self._files.paged(spec).read_slice(first, last)
 
     def split(self, name: str) -> npt.NDArray[Any]:
         """Read the nodes of a split."""
@@ -340,7 +347,7 @@ class CopiedRows(ArraySource):
 
     def __init__(
         self,
-        graph: StoreInput,
+        graph: StoreArrays,
         spec: AttributeSpec,
         num_copies: int = 1,
         change: Callable[[npt.NDArray[Any], int], npt.NDArray[Any]] | None = None,
