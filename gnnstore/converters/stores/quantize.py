@@ -115,6 +115,7 @@ def quantize_options(
     """Return the options by which attributes of a store get scales; refuse those that cannot."""
     options = options or ConvertOptions()
     schema = graph.reader.schema
+    schema.refuse_part(graph.reader.path, "gnnstore quantize")
     given = feature_dtype or options.feature_dtype
     rules = replace(options, feature_dtype=None, feature_scale=None, allow_error=False)
     refuse_rules(rules, "quantizing a store")
