@@ -1,7 +1,8 @@
 """Every code block of the documentation is run; what is not run says why, and is listed here.
 
 Guides may show what a command prints, below it, or its first lines. These outputs are checked but
-for their numbers; with GNNSTORE_UPDATE_DOCS=1 set, they are written anew, empty ones too.
+for their numbers; with GNNSTORE_UPDATE_DOCS=1 set, they are written anew, empty ones too. Text
+right below another block holds words that this block prints, in their order.
 """
 
 from __future__ import annotations
@@ -42,6 +43,8 @@ _FENCE = re.compile(
 )
 
 _OUTPUT = re.compile(r"\n<!-- output -->\n```text\n(?P<body>.*?)```\n", re.DOTALL)
+_TEXT_BELOW = re.compile(r"\n```text\n(?P<body>.*?)```\n", re.DOTALL)
+_WORD = re.compile(r"[A-Za-z_]{4,}")
 MAX_WIDTH, MAX_LINES = 76, 6
 TREES = {"docs/architecture.md", "docs/format.md"}  # their drawings are wider
 
@@ -153,10 +156,23 @@ def check_output(page: Path, block: Block, output: str) -> None:
     )
 
 
-def run_python(block: Block, namespace: dict[str, Any]) -> None:
+def check_words(page: Path, block: Block, output: str) -> None:
+    """Look for the words of the text right below a block in what it prints, in their order."""
+    text = page.read_text()
+    shown = _TEXT_BELOW.match(text, text.index(block.body) + len(block.body) + len("```\n"))
+    if shown is not None:
+        printed = iter(_WORD.findall(output))
+        for word in _WORD.findall(shown["body"]):
+            assert word in printed, f"{block.page}:{block.line}: {word!r} is shown and not printed"
+
+
+def run_python(block: Block, namespace: dict[str, Any]) -> str:
+    """Run a block, and return what it prints."""
     # Blank lines in front make a traceback show the page's own line numbers.
     source = "\n" * (block.line - 1) + block.body
-    exec(compile(source, block.page, "exec"), namespace)  # noqa: S102 - our own pages
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        exec(compile(source, block.page, "exec"), namespace)  # noqa: S102 - our own pages
+    return printed.getvalue()
 
 
 @pytest.mark.timeout(300)
@@ -176,8 +192,10 @@ def test_code_blocks_run(page: Path, work_dir: Path, monkeypatch: pytest.MonkeyP
             output = run_shell(block)
             if page.name.startswith("howto-"):
                 check_output(page, block, output)
+            else:
+                check_words(page, block, output)
         elif block.language == "python":
-            run_python(block, namespace)
+            check_words(page, block, run_python(block, namespace))
         else:
             pytest.fail(
                 f"{block.page}:{block.line}: a block of language {block.language!r}; write sh, "
