@@ -279,6 +279,41 @@ def gather_rows(
         Geometry, table and out do not fit together.
     """
 
+def gather_decoded(
+    table: NDArray[np.uint8],
+    ids: _Ids,
+    scales: NDArray[np.float32],
+    out: NDArray[np.uint8],
+    *,
+    num_rows: int,
+    row_bytes: int,
+    rows_per_page: int,
+    page_stride_bytes: int,
+    dtype: str,
+    num_threads: int = 1,
+) -> None:
+    """Copy rows of a table of int8 as `gather_rows` does, as the numbers that they stand for.
+
+    Parameters
+    ----------
+    scales : ndarray of float32, shape [row_bytes]
+        Of each column; finite and normal.
+    out : ndarray of uint8, writable
+        Receives n rows of `row_bytes` numbers of the type `dtype`.
+    dtype : str
+        "float32", "float16" or "bfloat16".
+    """
+
+def decode_rows(
+    rows: NDArray[np.uint8],
+    scales: NDArray[np.float32],
+    out: NDArray[np.uint8],
+    *,
+    dtype: str,
+    num_threads: int = 1,
+) -> None:
+    """Write what rows of int8 stand for, which lie one behind the other, as `gather_decoded`."""
+
 def read_pages(
     paths: Iterable[_Path],
     body_bytes: Sequence[int],

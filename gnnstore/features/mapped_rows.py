@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from gnnstore._core import ReadCounts
 from gnnstore.features.memory_rows import copy_rows
-from gnnstore.features.source import RowSource, RowSpec
+from gnnstore.features.source import Decoding, RowSource, RowSpec
 from gnnstore.formats.arrays.paged import PagedArray
 
 # A page fault blocks the thread that takes it, so a mapping is read faster by more threads
@@ -40,9 +40,19 @@ class MappedRows(RowSource):
         return RowSpec.of(self.array.spec)
 
     def read_rows(self, ids: npt.NDArray[Any], out: npt.NDArray[Any]) -> ReadCounts:
-        """Copy the rows of `ids` to `out`.
+        """Copy the rows of `ids` to `out`."""
+        return self._copy(ids, out)
 
-        Several threads share one call, so that their page faults overlap.
-        """
+    def read_decoded(
+        self, ids: npt.NDArray[Any], decoding: Decoding, out: npt.NDArray[Any]
+    ) -> ReadCounts:
+        """Decode the rows of `ids` to `out`."""
+        return self._copy(ids, out, decoding)
+
+    def _copy(
+        self, ids: npt.NDArray[Any], out: npt.NDArray[Any], decoding: Decoding | None = None
+    ) -> ReadCounts:
+        """Copy rows; several threads share one call, so that their page faults overlap."""
         num_threads = max(1, min(MAX_FAULT_THREADS, ids.size // MIN_ROWS_PER_FAULT_THREAD))
-        return copy_rows(self.body, ids, out, **self.array.kernel_layout, num_threads=num_threads)
+        layout = {**self.array.kernel_layout, "num_threads": num_threads}
+        return copy_rows(self.body, ids, out, decoding, **layout)

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from gnnstore import _core
 from gnnstore._core import ReadCounts, empty
-from gnnstore.features.source import RowSource, RowSpec
+from gnnstore.features.source import Decoding, RowSource, RowSpec
 from gnnstore.formats.arrays.paged import PagedArray
 from gnnstore.machine import PRIVATE, Machine
 
@@ -53,6 +53,22 @@ class MemoryRows(RowSource):
             self._body,
             ids,
             out,
+            num_rows=spec.num_rows,
+            row_bytes=spec.row_bytes,
+            rows_per_page=1,
+            page_stride_bytes=spec.row_bytes,
+        )
+
+    def read_decoded(
+        self, ids: npt.NDArray[Any], decoding: Decoding, out: npt.NDArray[Any]
+    ) -> ReadCounts:
+        """Decode the rows of `ids` to `out`."""
+        spec = self.spec
+        return copy_rows(
+            self._body,
+            ids,
+            out,
+            decoding,
             num_rows=spec.num_rows,
             row_bytes=spec.row_bytes,
             rows_per_page=1,
@@ -112,9 +128,15 @@ def copy_rows(
     body: npt.NDArray[np.uint8],
     ids: npt.NDArray[Any],
     out: npt.NDArray[Any],
+    decoding: Decoding | None = None,
     **options: int,
 ) -> ReadCounts:
-    """Copy rows of a table in memory, or mapped."""
+    """Copy rows of a table in memory, or mapped, as they are or decoded."""
     if out.size:
-        _core.gather_rows(body, ids, out.reshape(-1).view(np.uint8), **options)
+        target = out.reshape(-1).view(np.uint8)
+        if decoding is None:
+            _core.gather_rows(body, ids, target, **options)
+        else:
+            scales, dtype = decoding.by_column, decoding.dtype
+            _core.gather_decoded(body, ids, scales, target, dtype=dtype, **options)
     return ReadCounts()

@@ -22,7 +22,7 @@ import numpy.typing as npt
 from gnnstore import _core
 from gnnstore._core import ReadCounts, empty
 from gnnstore.formats.arrays.dtypes import STORAGE_DTYPES
-from gnnstore.formats.arrays.spec import AttributeSpec
+from gnnstore.formats.arrays.spec import AttributeSpec, DecodedDtype
 from gnnstore.sampling.row_space import RowRange
 
 # Returns a buffer of a shape and an element type that rows are gathered into, as `empty` does.
@@ -65,6 +65,48 @@ class RowSpec:
     def view(self, out: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """Return a buffer that is to be filled, of any element type, as [num_rows, *shape]."""
         return out.reshape(-1).view(np.uint8).view(self.dtype).reshape(len(out), *self.shape)
+
+
+@dataclass(frozen=True, eq=False)
+class Decoding:
+    """What makes numbers of rows of int8: scales of their columns, and the type of the numbers.
+
+    One multiplication in float32 and one rounding, so that all ways to a batch have the same bits.
+    """
+
+    scales: npt.NDArray[np.float32]  # of the shape of a row
+    dtype: DecodedDtype
+
+    @classmethod
+    def of(
+        cls, attribute: AttributeSpec, scales: Mapping[str, npt.NDArray[np.float32]]
+    ) -> Self | None:
+        """Return how an attribute is decoded, by scales by path; None: it is shown as stored."""
+        scaled = attribute.scaled
+        return None if scaled is None else cls(scales[attribute.path], scaled.decoded)
+
+    @cached_property
+    def storage(self) -> np.dtype[Any]:
+        """The element type of the numbers; uint16 for bfloat16."""
+        return STORAGE_DTYPES[self.dtype]
+
+    @cached_property
+    def by_column(self) -> npt.NDArray[np.float32]:
+        """The scales as kernels take them, [row_bytes]."""
+        return np.ascontiguousarray(self.scales).reshape(-1)
+
+    def decode(self, rows: npt.NDArray[Any], memory: RowsMemory = empty) -> npt.NDArray[Any]:
+        """Return what rows stand for, in a new array."""
+        out = memory(rows.shape, self.storage)
+        self.decode_into(rows, out)
+        return out
+
+    def decode_into(self, rows: npt.NDArray[Any], out: npt.NDArray[Any]) -> None:
+        """Fill `out` with what rows stand for."""
+        if out.size:
+            values = np.ascontiguousarray(rows).reshape(-1).view(np.uint8)
+            target = out.reshape(-1).view(np.uint8)
+            _core.decode_rows(values, self.by_column, target, dtype=self.dtype)
 
 
 class RowRequest(NamedTuple):
@@ -129,6 +171,15 @@ class RowSource(ABC):
             counts = self.read_rows(request.ids[positions], rows)
             out[positions] = rows
         return counts + request.copy_cached(out)
+
+    def read_decoded(
+        self, ids: npt.NDArray[Any], decoding: Decoding, out: npt.NDArray[Any]
+    ) -> ReadCounts:
+        """Fill `out` with what the rows of `ids` stand for, of the type of the decoding."""
+        rows = self.spec.empty(ids.size)
+        counts = self.read_rows(ids, rows)
+        decoding.decode_into(rows, out)
+        return counts
 
     def read_range(self, first: int, out: npt.NDArray[Any]) -> ReadCounts:
         """Fill `out` with rows that follow one another from `first` on, as `read_rows` does."""

@@ -20,6 +20,7 @@ from gnnstore.errors import (
     InputError,
     NoSplitError,
 )
+from gnnstore.features.source import Decoding
 from gnnstore.formats import AttributeSpec, StoreReader
 from gnnstore.formats.store.schema import EdgeSplitSpec, EdgeTypeSpec, NodeTypeSpec, TextSpec
 from gnnstore.formats.store.values import decode_value
@@ -64,11 +65,11 @@ class ArrayRows(LazySource):
     @property
     def dtype(self) -> torch.dtype:  # type: ignore[override]
         """Type of the elements."""
-        return getattr(torch, self.spec.dtype)  # type: ignore[no-any-return]
+        return getattr(torch, self.spec.shown_dtype)  # type: ignore[no-any-return]
 
     def read(self) -> Tensor:
         """Return all values."""
-        found = as_tensor(self.reader.read(self.spec), self.spec.dtype)
+        found = self._shown(self.reader.read(self.spec))
         return found.movedim(0, self.axis) if self.axis else found
 
     @cached_property
@@ -81,14 +82,21 @@ class ArrayRows(LazySource):
         """Return a copy of some rows; of a compressed array all are read, once."""
         if self.spec.layout != "paged":
             some = slice(rows.start, rows.stop, rows.step) if isinstance(rows, range) else rows
-            return as_tensor(self.values[some].copy(), self.spec.dtype)
+            return self._shown(self.values[some].copy())
         array = self.reader.paged(self.spec)
         if isinstance(rows, range) and rows.step == 1 and len(rows) > 1:
             found = array.read_slice(rows.start, rows.stop)
-            found = found if found.flags.writeable else found.copy()  # a mapping is read-only
+            if not found.flags.writeable and self.spec.scaled is None:
+                found = found.copy()  # a mapping is read-only
         else:
             found = array.gather(np.asarray(rows, np.int64))
-        return as_tensor(found, self.spec.dtype)
+        return self._shown(found)
+
+    def _shown(self, rows: npt.NDArray[Any]) -> Tensor:
+        """Return rows as they are shown: those whose columns have scales are decoded."""
+        decoding = Decoding.of(self.spec, self.reader.scales)
+        values = rows if decoding is None else decoding.decode(rows)
+        return as_tensor(values, self.spec.shown_dtype)
 
 
 def stored(reader: StoreReader, spec: AttributeSpec) -> LazyTensor:

@@ -18,8 +18,11 @@ from torch_geometric.data import Data, HeteroData
 from gnnstore import _core
 from gnnstore.errors import CorruptStoreError, NotFoundError, UsageError
 from gnnstore.formats import AttributeSpec, EdgeTypeSpec, NodeTypeSpec, Schema, StoreReader
+from gnnstore.formats.store.scales import Scales
 from gnnstore.formats.store.values import decode_value
 from gnnstore.graph.arrays import ArrayRows, NodeIds, Splits, as_tensor, whole_values
+from gnnstore.graph.decoded import note_decoded
+from gnnstore.graph.decoding import Choices, Decode, choices_of
 from gnnstore.graph.lazy import LazySource, LazyTensor, Rows, require_memory
 
 if TYPE_CHECKING:
@@ -148,7 +151,7 @@ def read_graph(
     data: Any = Data() if schema.is_homogeneous else HeteroData()
     specs = [*schema.node_attributes(), *schema.edge_attributes()]
     num_edges = sum(edge.num_edges for edge in schema.edge_types)
-    require_memory(str(reader.path), sum(spec.num_bytes for spec in specs) + 3 * 8 * num_edges)
+    require_memory(str(reader.path), sum(map(_shown_bytes, specs)) + 3 * 8 * num_edges)
 
     def part_of(of: str | EdgeType) -> Any:
         return data if schema.is_homogeneous else data[of]
@@ -157,6 +160,8 @@ def read_graph(
         part = part_of(node.name)
         for name, spec in node.attributes.items():
             part[name] = rows_of(reader, spec).read()
+        if any(spec.scaled for spec in node.attributes.values()):
+            note_decoded(part)
         for name, value in whole_values(node.values, node.value_arrays, reader.read).items():
             part[name] = value
     for edge in schema.edge_types:
@@ -178,6 +183,10 @@ def read_graph(
         ):
             part.num_nodes = node.num_nodes
     return data
+
+
+def _shown_bytes(spec: AttributeSpec) -> int:
+    return spec.num_rows * spec.shown_row_bytes
 
 
 def split_masks(node: NodeTypeSpec) -> dict[str, str]:
@@ -306,7 +315,9 @@ class StoreTensors:
     reader: StoreReader
     assigned: AssignedAttributes  # attributes of nodes that the user has assigned
     selected: tuple[str, ...] | None  # names of the attributes that are seen; None: all
-    _lazy: dict[tuple[str, int | str], ArrayRows]  # shared by all tensors of an attribute
+    _choices: Choices  # the types in which attributes with scales are shown
+    # Shared by all tensors of an attribute; by its description, and the axis of rows.
+    _lazy: dict[tuple[AttributeSpec, int | str], ArrayRows]
 
     def select(self, attributes: Sequence[str] | None) -> Self:
         """Return the store as a loader sees it: as it is now, and with some attributes alone.
@@ -316,13 +327,11 @@ class StoreTensors:
         UsageError, NotFoundError
             If `attributes` is not a list of names; if neither nodes nor edges have one of a name.
         """
-        found = object.__new__(type(self))
         names = () if attributes is None else attributes
         if not (isinstance(names, list | tuple) and all(isinstance(name, str) for name in names)):
             raise UsageError(f"attributes={attributes!r}: expected a list of names, as ['y']")
-        found.__dict__.update(vars(self), assigned=self.assigned.only(attributes))
         if attributes is None:
-            return found
+            return self._copy(assigned=self.assigned.only(None))
         attributes = tuple(dict.fromkeys(map(str, attributes)))
         schema = self.reader.schema
         there = dict.fromkeys(name for each in schema.node_types for name in each.attributes)
@@ -335,13 +344,37 @@ class StoreTensors:
                     f"{name!r}; there are: {', '.join(there) or 'none'}",
                     path=self.reader.path,
                 )
-        found.__dict__.update(selected=attributes, _schema=self._shown(schema.only(attributes)))
-        return found
+        return self._copy(assigned=self.assigned.only(attributes), selected=attributes)
 
-    @staticmethod
-    def _shown(schema: Schema) -> Schema:
-        """Return a schema as batches show it."""
-        return schema.decoding({spec.path: None for spec, _ in schema.scaled_attributes()})
+    def decoded(self, decode: Decode) -> Self:
+        """Return the store with attributes that have scales in other types, as `gnnstore.open`.
+
+        Raises
+        ------
+        UsageError
+            If the option names what there is not.
+        """
+        reader = self.reader
+        choices = choices_of(decode, reader.schema, reader.scales, reader.path)
+        return self._copy(_choices=choices) if choices != self._choices else self
+
+    @property
+    def column_scales(self) -> Mapping[str, Scales]:
+        """The scales of attributes of int8, by path."""
+        return self.reader.scales
+
+    @property
+    def stored_schema(self) -> Schema:
+        """Description of what is stored of the attributes that are seen."""
+        schema = self.reader.schema
+        return schema if self.selected is None else schema.only(self.selected)
+
+    def _copy(self, **changed: Any) -> Self:
+        """Return the store with some of its fields changed, and the schema that follows."""
+        found = object.__new__(type(self))
+        found.__dict__.update(vars(self), **changed)
+        found.__dict__["_schema"] = found.stored_schema.decoding(found._choices)
+        return found
 
     def assign(self, node: NodeTypeSpec, name: str, value: Any) -> bool:
         """Let batches of later loaders show a tensor with a row for each node, under a name.
@@ -400,10 +433,10 @@ class StoreTensors:
     def edges_of(self, edge: EdgeTypeSpec, spec: AttributeSpec) -> LazyTensor:
         """Return an attribute of edges as PyG has it: in the order of their ids."""
         made = EdgeRows.from_spec(self.reader, edge, spec)
-        return LazyTensor(self._lazy.setdefault((spec.path, "ids"), made))
+        return LazyTensor(self._lazy.setdefault((spec, "ids"), made))
 
     def _rows(self, spec: AttributeSpec, axis: int = 0) -> ArrayRows:
-        return self._lazy.setdefault((spec.path, axis), ArrayRows(self.reader, spec, axis))
+        return self._lazy.setdefault((spec, axis), ArrayRows(self.reader, spec, axis))
 
 
 def spec_of(path: Path, kind: str, name: str, specs: Mapping[str, AttributeSpec]) -> AttributeSpec:

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from gnnstore.formats.arrays.dtypes import STORAGE_DTYPES
 from gnnstore.machine import share_of
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ class TableSize:
     of_nodes: bool = True  # whether rows belong to nodes; else to edges
     edge_type: EdgeType | None = None  # of the edges whose rows these are, by position
     num_ranks: int = 1  # processes that share the memory
+    shown_row_bytes: int = 0  # bytes of a row in a batch, where rows may be decoded
 
     @property
     def num_bytes(self) -> int:
@@ -50,6 +52,7 @@ class StoreSizes:
     edge_ids: tuple[TableSize, ...] = ()  # ids of edges in the input, if batches show them
     has_types: bool = False  # whether nodes have several types
     num_ranks: int = 1  # processes that share the memory
+    saved_by_int8: int = 0  # bytes of `x` that 'gnnstore quantize' would spare
 
     @property
     def rows_bytes(self) -> int:
@@ -104,6 +107,7 @@ class StoreSizes:
                 table for kind, spec in ids.items() for table in _tables([spec], edge_type=kind)
             ),
             has_types=len(schema.node_types) > 1,
+            saved_by_int8=sum(map(saved_by_int8, schema.node_attributes())),
         )
 
     def shared_by(self, num_ranks: int) -> StoreSizes:
@@ -122,7 +126,15 @@ class StoreSizes:
             times_bytes=share_of(self.times_bytes, num_ranks),
             edge_ids=tables(self.edge_ids),
             num_ranks=num_ranks,
+            saved_by_int8=share_of(self.saved_by_int8, num_ranks),
         )
+
+
+def saved_by_int8(spec: AttributeSpec) -> int:
+    """Return the bytes of features that 'gnnstore quantize' would spare."""
+    if spec.name != "x" or spec.layout != "paged" or "float" not in spec.dtype:
+        return 0
+    return spec.num_bytes - spec.num_bytes // STORAGE_DTYPES[spec.dtype].itemsize
 
 
 def _for_sampling(schema: Schema, config: SamplingConfig) -> tuple[int, int]:
@@ -146,7 +158,14 @@ def _tables(
     specs: Iterable[AttributeSpec], *, of_nodes: bool = False, edge_type: EdgeType | None = None
 ) -> list[TableSize]:
     return [
-        TableSize(spec.path, spec.num_rows, spec.row_bytes, of_nodes, edge_type)
+        TableSize(
+            spec.path,
+            spec.num_rows,
+            spec.row_bytes,
+            of_nodes,
+            edge_type,
+            shown_row_bytes=spec.shown_row_bytes,
+        )
         for spec in specs
         if spec.layout == "paged"
     ]

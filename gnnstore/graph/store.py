@@ -25,13 +25,15 @@ from gnnstore.errors import (
     UsageError,
     limits_named,
 )
-from gnnstore.formats import EdgeTypeSpec, NodeTypeSpec, Schema, StoreReader
+from gnnstore.formats import AttributeSpec, EdgeTypeSpec, NodeTypeSpec, Schema, StoreReader
 from gnnstore.formats.container.manifest import Kind
 from gnnstore.formats.container.reader import reopened
 from gnnstore.formats.store.schema import EdgeType
 from gnnstore.formats.store.store import STORE, TopologyMode
 from gnnstore.formats.store.values import decode_value
 from gnnstore.graph.arrays import ArrayRows, EdgeSplits, Texts, whole_values
+from gnnstore.graph.decoded import refuse_scales
+from gnnstore.graph.decoding import Choices, Decode
 from gnnstore.graph.lazy import LazyTensor
 from gnnstore.graph.pyg_data import (
     AssignedAttributes,
@@ -77,19 +79,20 @@ class GraphStore(StoreTensors, NodeData, EdgeData, FeatureStore, PygGraphStore):
         super().__init__()
         self.reader = StoreReader.open(path)
         self._topologies: dict[TopologyMode, Topology] = {}
-        self._lazy: dict[tuple[str, int | str], ArrayRows] = {}
+        self._lazy: dict[tuple[AttributeSpec, int | str], ArrayRows] = {}
         self.assigned = AssignedAttributes({})  # attributes of nodes that the user has assigned
         self.selected: tuple[str, ...] | None = None  # names of the attributes that are seen
-        self._schema = self._shown(self.reader.schema)
+        self._choices: Choices = {}  # the types in which attributes with scales are shown
+        self._schema = self.reader.schema
         self._lock = threading.Lock()
 
     def __reduce__(self) -> tuple[Any, ...]:
         plain: tuple[Any, ...] = reopened, (GraphStore, str(self.path), self.reader.uuid)
         if self._origin is not None:
             plain = _copied_again, (self._origin, self.reader.uuid)
-        if self.selected is None and not any(self.assigned):
+        if self.selected is None and not any(self.assigned) and not self._choices:
             return plain
-        return _restored, (*plain, self.assigned, self.selected)
+        return _restored, (*plain, self.assigned, self.selected, dict(self._choices))
 
     def __repr__(self) -> str:
         if not self.schema.is_homogeneous:
@@ -112,12 +115,6 @@ class GraphStore(StoreTensors, NodeData, EdgeData, FeatureStore, PygGraphStore):
     def schema(self) -> Schema:
         """Description of the store's contents, as plain data."""
         return self._schema
-
-    @property
-    def stored_schema(self) -> Schema:
-        """Description of what is stored of the attributes that are seen."""
-        schema = self.reader.schema
-        return schema if self.selected is None else schema.only(self.selected)
 
     @property
     def node_types(self) -> tuple[str, ...]:
@@ -320,6 +317,8 @@ class GraphStore(StoreTensors, NodeData, EdgeData, FeatureStore, PygGraphStore):
                 is_dict = not schema.is_homogeneous and name.endswith("_dict")
                 if is_dict and (by_type := self._by_type(name.removesuffix("_dict"))):
                     return by_type
+                for node in schema.node_types:
+                    refuse_scales(node, name)
                 raise not_there("a GraphStore has no attribute", name, self._names())
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
@@ -519,11 +518,12 @@ def _restored(
     arguments: tuple[Any, ...],
     assigned: AssignedAttributes,
     selected: tuple[str, ...] | None,
+    choices: Choices,
 ) -> GraphStore:
     """Return a pickled store with what was assigned to it, and the attributes that it shows."""
     store = reopen(*arguments)
-    store.__dict__.update(assigned=assigned)
-    return store if selected is None else store.select(selected)
+    store.__dict__.update(assigned=assigned, _choices=choices)
+    return store.select(selected)
 
 
 def _copied_again(origin: Origin, uuid: str) -> GraphStore:
@@ -549,6 +549,7 @@ def open(  # noqa: A001 - gnnstore.open is the point
     path: str | os.PathLike[str] | ObjectStore,
     *,
     cache_dir: str | os.PathLike[str] | None = None,
+    decode: Decode = "input",
 ) -> GraphStore:
     """Open a store; public as `gnnstore.open`.
 
@@ -563,6 +564,10 @@ def open(  # noqa: A001 - gnnstore.open is the point
     cache_dir : path-like, optional
         Directory on a disk of this machine for copies, which stay there. By default a path is read
         where it is, and others are copied to gnnstore-UID in the directory of temporary files.
+    decode : "input", "float16", "bfloat16", "float32" or None, or a dict of these
+        The type in which node attributes of int8 whose columns have scales come out: "input" is the
+        input's own. None: int8, with the scales of `x` as `x_scale`. A dict has the types of some
+        attributes by name, such as "x", or by type and name, as "paper:x".
 
     Raises
     ------
@@ -572,10 +577,10 @@ def open(  # noqa: A001 - gnnstore.open is the point
     NoSpaceError
         If the copy has no room.
     UsageError
-        If the URL or `cache_dir` cannot be used; the message says what to change.
+        If the URL, `cache_dir` or `decode` cannot be used; the message says what to change.
     """
     if cache_dir is None and isinstance(path, str | os.PathLike) and not is_elsewhere(path):
-        return GraphStore(path)
+        return GraphStore(path).decoded(decode)
     with open_progress() as progress:
         copy = stage(path, cache_dir, kind=STORE, progress=progress)
-    return _from(origin_of(path, cache_dir), copy)
+    return _from(origin_of(path, cache_dir), copy).decoded(decode)

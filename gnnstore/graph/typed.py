@@ -13,6 +13,7 @@ from torch_geometric.data.feature_store import AttrView, TensorAttr
 from gnnstore.errors import UsageError, limits_named
 from gnnstore.formats import EdgeTypeSpec, NodeTypeSpec
 from gnnstore.graph.arrays import NodeIds, Splits, Texts
+from gnnstore.graph.decoded import refuse_scales
 from gnnstore.graph.lazy import LazyTensor
 from gnnstore.graph.pyg_data import EdgeIndex, not_there, spec_of, undeletable
 
@@ -167,6 +168,7 @@ class NodeView(NodeData, AttrView):  # type: ignore[misc]
         if isinstance(name, str) and name in self:
             return self._store.value_of(self._node, name)
         places = self._store.names_of(self._node)
+        refuse_scales(self._node, name)
         names = {each for place in places for each in place} | set(dir(type(self)))
         raise not_there(f"nodes of type {self._node.name!r} have no", name, names)
 

@@ -92,8 +92,8 @@ def inference(
         returned in memory.
     input : str
         Node attribute that the first layer takes: [N, F], of any type; it is converted to the type
-        of the layer's weights. Features that were stored with a scale per column are multiplied by
-        it.
+        of the layer's weights. Features of int8 whose columns have scales are decoded first, to the
+        type in which the store shows them.
     edge_weight, edge_attr : str, optional
         Edge attributes for the layers that take an argument of that name.
     memory : int or str, optional
@@ -284,10 +284,12 @@ def _to_memory(run: InferenceRun, asked: Mapping[str, Any]) -> Tensor:
 
 def _fingerprint(run: InferenceRun) -> dict[str, Any]:
     """Return the values that the result depends on, as JSON."""
+    scaled = run.input_spec.scaled
     return {
         "kind": "inference",
         "store": run.store.reader.uuid,
         "input": run.input_spec.name,
+        **({} if scaled is None else {"decoded": scaled.decoded}),
         "edge_data": {name: spec.name for name, spec in run.edge_specs.items()},
         "layers": [describe(layer) for layer in run.layers],
         "dtypes": [plan.dtype for plan in run.plans],

@@ -24,7 +24,7 @@ from gnnstore import _core
 from gnnstore._core import ReadCounts
 from gnnstore.disk.spool import guarded
 from gnnstore.errors import storage_error
-from gnnstore.features.source import RowSource
+from gnnstore.features.source import Decoding, RowSource
 from gnnstore.formats.arrays.dtypes import STORAGE_DTYPES, id_dtype
 from gnnstore.graph.arrays import as_tensor
 from gnnstore.layerwise.calls import Block
@@ -61,7 +61,7 @@ class TableReader:
         plan: LayerPlan,
         part_bytes: int,
         workers: Workers,
-        factors: Tensor | None,  # of the columns
+        decoding: Decoding | None,  # of rows of int8 whose columns have scales
     ) -> None:
         self.plan = plan
         self.workers = workers
@@ -69,7 +69,7 @@ class TableReader:
         self.num_rows = source.num_rows
         self.counts = ReadCounts()
         self._source = source
-        self._factors = factors
+        self._decoding = decoding
 
     def read(self, first: int, x: Tensor) -> None:
         """Read the rows of consecutive nodes, some parts at the same time."""
@@ -91,9 +91,11 @@ class TableReader:
     def converted(self, rows: npt.NDArray[Any]) -> Tensor:
         """Return stored rows in the layer's type."""
         kind = self.plan.call.kind
-        tensor = as_tensor(np.require(rows, requirements="W"), kind.stored)
-        tensor = tensor.view(-1, kind.width).to(kind.dtype)
-        return tensor if self._factors is None else tensor * self._factors
+        if self._decoding is None:
+            tensor = as_tensor(np.require(rows, requirements="W"), kind.stored)
+        else:
+            tensor = as_tensor(self._decoding.decode(rows), self._decoding.dtype)
+        return tensor.view(-1, kind.width).to(kind.dtype)
 
     def parts(self, stop: Flag) -> Iterator[tuple[int, npt.NDArray[Any]]]:
         """Read the table in order, some parts ahead: the first row's number, and rows as stored."""

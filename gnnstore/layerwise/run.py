@@ -26,7 +26,7 @@ from gnnstore.budget.ledger import Ledger, Reservation
 from gnnstore.budget.limits import affordable_threads
 from gnnstore.disk.engines import open_engine
 from gnnstore.errors import UsageError
-from gnnstore.features.source import RowSource
+from gnnstore.features.source import Decoding, RowSource
 from gnnstore.features.tables import open_attribute, open_rows
 from gnnstore.formats import NODE_TYPE, AttributeSpec, PagedArray, PagedArrayWriter, StoreWriter
 from gnnstore.formats.arrays.zarr_metadata import shard_name
@@ -148,7 +148,7 @@ class InferenceRun:
         spills.mkdir(exist_ok=True)
         with Workers(self._readers_in(self.memory_bytes)) as workers:
             graph = self._open_graph(workers)
-            first, source, factors = self._find_start(writer)
+            first, source, decoding = self._find_start(writer)
             self._divide_memory(graph, first)
             scale: Tensor | None = None
             norm: DegreeNorm | None = None
@@ -164,7 +164,7 @@ class InferenceRun:
                 ):
                     maker = BlockMaker(
                         graph,
-                        TableReader(source, plan, part_bytes, workers, factors),
+                        TableReader(source, plan, part_bytes, workers, decoding),
                         self._places[number][0],
                         self._kept(number),
                         scale=scale,
@@ -175,7 +175,7 @@ class InferenceRun:
                     del maker
                 _core.release_memory()
                 self.progress.note(_SUMMARY.format_map(facts), facts)
-                source, factors = self._opened(rows, self._directory(writer, number)), None
+                source, decoding = self._opened(rows, self._directory(writer, number)), None
                 if number:
                     _core.remove_tree(self._directory(writer, number - 1))
         del source
@@ -308,15 +308,14 @@ class InferenceRun:
             writer.journal,
         )
 
-    def _find_start(self, writer: StoreWriter) -> tuple[int, RowSource, Tensor | None]:
-        """Return the first unfinished layer, its input, and factors of the input's columns."""
+    def _find_start(self, writer: StoreWriter) -> tuple[int, RowSource, Decoding | None]:
+        """Return the first unfinished layer, its input, and how that is decoded."""
         for number in reversed(range(len(self.plans))):
             rows = self._writer(writer, number)
             if self._num_nodes and rows.num_committed_rows == self._num_nodes:
                 return number + 1, self._opened(rows, self._directory(writer, number)), None
-        scales = self.store.reader.scales.get(self.input_spec.path)
-        factors = None if scales is None else torch.from_numpy(scales)
-        return 0, open_attribute(self.store.reader, self.input_spec, self._engine), factors
+        decoding = Decoding.of(self.input_spec, self.store.column_scales)
+        return 0, open_attribute(self.store.reader, self.input_spec, self._engine), decoding
 
     def _opened(self, rows: PagedArrayWriter, directory: Path) -> RowSource:
         """Open the rows that a layer has written, as the input of the next."""
@@ -330,8 +329,9 @@ class InferenceRun:
 
 def check_input(store: GraphStore, name: str) -> AttributeSpec:
     """Return the node attribute that the first layer takes."""
-    path = store.node_attribute(name).spec.path
-    spec = next(spec for spec in store.stored_schema.node_attributes() if spec.path == path)
+    spec = store.node_attribute(name).spec
+    if spec.scaled is None:  # also where it is shown as int8
+        spec = store.stored_schema.node.attributes[spec.name]
     if len(spec.shape) != 2:
         raise UsageError(
             f"input={name!r}: layers take rows [N, F], but the attribute has the shape "

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Container, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -23,12 +24,14 @@ from gnnstore._core import ReadCounts, empty
 from gnnstore.errors import InputError, UsageError
 from gnnstore.features.held import Split
 from gnnstore.features.memory_rows import MemoryRows
-from gnnstore.features.source import Rows, RowsMemory, RowSource
+from gnnstore.features.source import Decoding, Rows, RowsMemory, RowSource
 from gnnstore.formats import EDGE_TYPE, NODE_TYPE
 from gnnstore.formats.arrays.spec import AttributeSpec
+from gnnstore.formats.store.scales import Scales
 from gnnstore.formats.store.schema import EdgeType, EdgeTypeSpec, NodeTypeSpec, Schema
+from gnnstore.graph.decoded import note_decoded
 from gnnstore.graph.pyg_data import AssignedAttributes
-from gnnstore.loaders.device import MissedRows
+from gnnstore.loaders.device import MissedRows, ScaledRows
 from gnnstore.loaders.options import CsrEdges
 from gnnstore.loaders.pinning import tensors_of
 from gnnstore.nn.adjacency import AdjT, adjacency
@@ -57,16 +60,26 @@ class AttributeRows:
 
     path: str
     rows: RowSource
-    is_bfloat16: bool  # whether the values are the bits of bfloat16, which NumPy does not know
+    is_bfloat16: bool  # whether values of uint16 are bits of bfloat16, which NumPy does not know
     cat_dim: int  # the row axis in the source data
+    decoding: Decoding | None = None  # of rows of int8 that come as numbers
 
     @classmethod
     def all_of(
-        cls, specs: Mapping[str, AttributeSpec], tables: Mapping[str, RowSource]
+        cls,
+        specs: Mapping[str, AttributeSpec],
+        tables: Mapping[str, RowSource],
+        scales: Mapping[str, Scales],
     ) -> dict[str, AttributeRows]:
-        """Return the attributes of nodes or edges by name; tables are by path."""
+        """Return the attributes of nodes or edges by name; tables and scales are by path."""
         return {
-            name: cls(spec.path, tables[spec.path], spec.dtype == "bfloat16", spec.cat_dim)
+            name: cls(
+                spec.path,
+                tables[spec.path],
+                spec.shown_dtype == "bfloat16",
+                spec.cat_dim,
+                Decoding.of(spec, scales),
+            )
             for name, spec in specs.items()
         }
 
@@ -75,18 +88,33 @@ class AttributeRows:
         cls, store: BatchSchema, node: NodeTypeSpec, tables: Mapping[str, RowSource]
     ) -> dict[str, AttributeRows]:
         """Return the attributes of a node type, those that were assigned to the store included."""
-        found = cls.all_of(node.attributes, tables)
+        found = cls.all_of(node.attributes, tables, store.column_scales)
         for name, each in store.assigned.of(node.name).items():
             rows, is_bfloat16 = MemoryRows(each.array), each.dtype == torch.bfloat16
             found[name] = cls(f"assigned/{node.name}/{name}", rows, is_bfloat16, 0)
         return found
 
+    @cached_property
+    def on_device(self) -> tuple[Tensor, torch.dtype] | None:
+        """The scales with an axis for rows, and the type, by which a device decodes rows."""
+        if self.decoding is None:
+            return None
+        scales = torch.from_numpy(self.decoding.scales)
+        axis = self.cat_dim % (scales.dim() + 1)
+        return scales.unsqueeze(axis), getattr(torch, self.decoding.dtype)
+
     def gather(
-        self, ids: npt.NDArray[Any], memory: RowsMemory
+        self, ids: npt.NDArray[Any], memory: RowsMemory, known: Rows | None, *, decodes: bool
     ) -> tuple[npt.NDArray[Any], ReadCounts]:
-        """Return the rows of some ids, and the reads that they cost."""
-        out = memory((ids.size, *self.rows.spec.shape), self.rows.spec.dtype)
-        return out, self.rows.read_rows(ids, out)
+        """Return the rows of some ids, read if they are not known, and the reads that they cost."""
+        spec, decoding = self.rows.spec, self.decoding if decodes else None
+        if known is not None:
+            values, counts = known
+            return (values if decoding is None else decoding.decode(values, memory)), counts
+        out = memory((ids.size, *spec.shape), spec.dtype if decoding is None else decoding.storage)
+        if decoding is None:
+            return out, self.rows.read_rows(ids, out)
+        return out, self.rows.read_decoded(ids, decoding, out)
 
 
 class Gathering:
@@ -98,8 +126,10 @@ class Gathering:
         hold: _Hold | None = None,
         memory: RowsMemory = empty,
         held: Container[str] = (),  # paths of tables with rows on a device
+        *,
+        decodes: bool = True,  # else a device does
     ) -> None:
-        self._rows, self._held = rows, held
+        self._rows, self._held, self._decodes = rows, held, decodes
         self._hold, self._memory = hold, memory
         self._num_bytes, self._counts = 0, ReadCounts()
 
@@ -114,18 +144,21 @@ class Gathering:
         for name, attribute in attributes.items():
             part = split if attribute.path in self._held else None
             wanted = ids if part is None else ids[part.missed]
-            found, read = self._rows.get(attribute.path) or attribute.gather(wanted, self._memory)
+            known = self._rows.get(attribute.path)
+            found, read = attribute.gather(wanted, self._memory, known, decodes=self._decodes)
             if self._hold is not None:
                 self._hold(found)
             tensor = torch.from_numpy(found)
-            if attribute.is_bfloat16:
+            if attribute.is_bfloat16 and found.dtype == np.uint16:
                 tensor = tensor.view(torch.bfloat16)
+            rows: Any = tensor
             if part is not None:
-                values[name] = MissedRows(tensor, part, attribute.path, attribute.cat_dim)
+                rows = MissedRows(tensor, part, attribute.path, attribute.cat_dim)
             elif attribute.cat_dim not in (0, -tensor.dim()):
-                values[name] = tensor.movedim(0, attribute.cat_dim).contiguous()
-            else:
-                values[name] = tensor
+                rows = tensor.movedim(0, attribute.cat_dim).contiguous()
+            if not self._decodes and attribute.on_device is not None:
+                rows = ScaledRows(rows, *attribute.on_device)
+            values[name] = rows
             self._num_bytes += tensor.nbytes
             self._counts += read
         return values
@@ -161,6 +194,10 @@ class BatchSchema(Protocol):
     @property
     def assigned(self) -> AssignedAttributes:
         """Attributes of nodes that the user has assigned."""
+
+    @property
+    def column_scales(self) -> Mapping[str, Scales]:
+        """The scales of attributes of int8, by path."""
 
     def graph_attributes(self) -> dict[str, Any]:
         """Return the graph-level attributes."""
@@ -249,7 +286,7 @@ class Assembler:
             for node in schema.node_types
         }
         self._edges = {
-            edge.type: AttributeRows.all_of(edge.attributes, sources.tables)
+            edge.type: AttributeRows.all_of(edge.attributes, sources.tables, {})
             for edge in schema.edge_types
         }
         # Ids of edges, and the paths of these; without, positions are ids.
@@ -262,6 +299,9 @@ class Assembler:
         }
         if self._is_homogeneous and not self._edges:
             self._edges[EDGE_TYPE], self._edge_ids[EDGE_TYPE] = {}, ("", None)
+        self._decoded = {  # node types with rows that come decoded
+            name for name, own in self._nodes.items() if any(each.decoding for each in own.values())
+        }
         self._graph_level = store.graph_attributes()
         self._of_type = _whole_values(store)
         of_all = schema.explicit_num_nodes
@@ -276,16 +316,28 @@ class Assembler:
         return (type(self), self._arguments)
 
     def shared_tensors(self) -> Iterator[Tensor]:
-        """Yield the tensors that all batches have: values of the graph or of a type as a whole."""
-        return tensors_of([self._graph_level, *self._of_type.values()])
+        """Yield the tensors that all batches have: values of the graph or of a type, and scales."""
+        scales = [
+            each.on_device for attributes in self._nodes.values() for each in attributes.values()
+        ]
+        return tensors_of([self._graph_level, *self._of_type.values(), *filter(None, scales)])
 
     def assemble(self, batch: Batch, hold: _Hold | None = None) -> None:
         """Set a batch's output to its sample with the attributes."""
         sample, labels = batch.sample, batch.labels
         assert sample is not None and labels is not None  # noqa: S101, PT018 - it is prepared
         parts = Parts.of(sample, joins_reverse=self._joins_reverse)
-        memory, splits = batch.rows_memory, batch.split or {}
-        batch.output = self.join(parts, labels, batch.rows, batch.cost, hold, memory, splits)
+        memory, splits, is_on_host = batch.rows_memory, batch.split or {}, batch.staged is None
+        batch.output = self.join(
+            parts,
+            labels,
+            batch.rows,
+            batch.cost,
+            hold,
+            memory,
+            splits,
+            decodes=is_on_host,
+        )
 
     def output_of(self, sample: Sample, metadata: Any) -> Any:
         """Return a sample as PyG's samplers do, but that `edge` holds positions in the columns."""
@@ -348,9 +400,11 @@ class Assembler:
         hold: _Hold | None = None,
         memory: RowsMemory = empty,
         splits: Mapping[NodeType, Split] = _WHOLE,
+        *,
+        decodes: bool = True,
     ) -> Any:
         """Return a subgraph with its attributes; those that are not in `rows` are read by ids."""
-        gathering = Gathering(rows, hold, memory, self._held)
+        gathering = Gathering(rows, hold, memory, self._held, decodes=decodes)
         csr = self._csr
         # Before rows are gathered, while edges are in the processor's cache.
         matrices = {
@@ -424,6 +478,8 @@ class Assembler:
         for key, value in values.items():
             if value is not None:
                 store[key] = value
+        if name in self._decoded:
+            note_decoded(store)
         if kind is not None and parts.orig_edge_index is not None:
             if self._is_homogeneous:
                 store._orig_edge_index = parts.orig_edge_index[kind]

@@ -458,6 +458,15 @@ class MissedRows:
     places: Places | None = None  # the split in staging memory, as the rows are
 
 
+@dataclass(frozen=True, eq=False)
+class ScaledRows:
+    """Rows of int8 that are decoded on a device, in place of an attribute of a batch."""
+
+    rows: Tensor | MissedRows
+    scales: Tensor  # of the columns, float32, with an axis for the rows; all batches have it
+    dtype: torch.dtype  # of what rows stand for
+
+
 def as_words(rows: Tensor) -> Tensor:
     """Return rows as numbers of the widest type that divides them, [n, words]: a view.
 
@@ -777,6 +786,10 @@ class _Joining:
             found.copy_(own, non_blocking=is_pinned)
         return found
 
+    def rows_of(self, value: Tensor | MissedRows) -> Tensor:
+        """Return the rows of an attribute, copied or joined."""
+        return self.joined(value) if isinstance(value, MissedRows) else self.moved(value)
+
     def joined(self, missed: MissedRows) -> Tensor:
         """Return all rows of an attribute."""
         split, there = missed.split, self._held.get(missed.path)
@@ -826,17 +839,34 @@ def copied(
     """Begin to copy an output; return it with its event, the device's tensors, and copied bytes."""
     device, tensors, are_there = ring.device, list[Tensor](), list[Tensor]()
 
+    # A function that referred to itself would keep all of this until the garbage is collected.
+    def shared(tensor: Tensor) -> Tensor | None:
+        if (known := ring.on_device.get(id(tensor))) is not None:
+            are_there.extend(_arrays_of(known))
+        elif id(tensor) in ring.shared:
+            known = ring.on_device[id(tensor)] = device.moved(tensor)
+            tensors.extend(_arrays_of(known))
+        return known
+
+    def decoded(scaled: ScaledRows) -> Tensor:
+        scales = shared(scaled.scales)
+        assert scales is not None  # noqa: S101 - for the type checker
+        rows = joining.rows_of(scaled.rows)  # which nobody else sees
+        found = device.empty(rows.shape, scaled.dtype)
+        # One product in float32, and one rounding, as on the host.
+        torch.mul(rows, scales, out=found)
+        joining.num_bytes += found.nbytes - rows.nbytes
+        return found
+
     def copy(tensor: Any) -> Tensor:
+        if isinstance(tensor, ScaledRows):
+            tensors.append(decoded(tensor))
+            return tensors[-1]
         if isinstance(tensor, MissedRows):
             tensors.append(joining.joined(tensor))
             return tensors[-1]
-        if (known := ring.on_device.get(id(tensor))) is not None:
-            are_there.extend(_arrays_of(known))
+        if (known := shared(tensor)) is not None:
             return known
-        if id(tensor) in ring.shared:
-            found = ring.on_device[id(tensor)] = device.moved(tensor)
-            tensors.extend(_arrays_of(found))
-            return found
         if not _is_plain(tensor):
             found = device.moved(tensor)
             (are_there if found is tensor else tensors).extend(_arrays_of(found))
@@ -871,13 +901,13 @@ def copied(
 def mapped(value: Any, function: Callable[[Any], Any]) -> Any:
     """Return an output with a function of each tensor in its place; the output stays as it is.
 
-    Missed rows are in place of a tensor.
+    Missed rows, and those to decode, are in place of a tensor.
     """
     if value is None or isinstance(value, _WITHOUT_TENSORS):
         return value
     if isinstance(value, AdjT):
         return value.mapped(function)
-    if isinstance(value, Tensor | MissedRows):
+    if isinstance(value, Tensor | MissedRows | ScaledRows):
         return function(value)
     if isinstance(value, BaseData):
         value = copy_shallow(value)
@@ -972,11 +1002,16 @@ class Placing:
         block, shared = batch.staged, self._placer.ring().shared
         places = {id(split): Places.of(split, block) for split in (batch.split or {}).values()}
 
-        def staged(value: Any) -> Any:
+        def staged_rows(value: Any) -> Any:
             if isinstance(value, MissedRows):
                 rows, _ = block.copy_of(value.rows)
                 return replace(value, rows=rows, places=places[id(value.split)])
             return value if id(value) in shared else block.copy_of(value)[0]
+
+        def staged(value: Any) -> Any:
+            if isinstance(value, ScaledRows):
+                return replace(value, rows=staged_rows(value.rows))
+            return staged_rows(value)
 
         batch.output = mapped(batch.output, staged)
 

@@ -10,7 +10,7 @@ import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -30,6 +30,7 @@ from gnnstore.errors import (
 )
 from gnnstore.formats.store.schema import EdgeType, EdgeTypeSpec, NodeTypeSpec
 from gnnstore.graph.arrays import EdgeSplits
+from gnnstore.graph.decoding import Decode
 from gnnstore.graph.store import GraphStore
 from gnnstore.loaders.options import LoaderOptions, call
 from gnnstore.loaders.sampled import SampledLoader, StoreSampler
@@ -138,7 +139,7 @@ class LinkNeighborLoader(SampledLoader, PygLinkNeighborLoader):  # type: ignore[
         neighbours and negatives are drawn from the nodes in memory. Kind "two-level".
     strategy, memory, seed, num_threads, prefetch_batches, topology, io_engine, cache, \
 cache_bytes, superbatch, spill_dir, disk, packed, rank, world_size, \
-local_world_size, edge_format, adj_value, edge_ids, device, device_cache, reorder, tables, \
+local_world_size, edge_format, adj_value, edge_ids, decode, device, device_cache, reorder, tables, \
 progress
         As for `NeighborLoader`.
     **kwargs
@@ -221,6 +222,7 @@ progress
         edge_format: str = "coo",
         adj_value: str | None = None,
         edge_ids: EdgeIds | None = "input",
+        decode: Decode | Literal["opened"] = "opened",
         device: str | torch.device | None = None,
         device_cache: int | str = 0,
         reorder: int | None = None,

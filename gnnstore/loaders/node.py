@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +20,7 @@ from torch_geometric.sampler import NodeSamplerInput, NumNeighbors, SamplerOutpu
 from torch_geometric.sampler.base import SubgraphType
 
 from gnnstore.errors import UsageError, limits_named
+from gnnstore.graph.decoding import Decode
 from gnnstore.graph.store import GraphStore
 from gnnstore.loaders.options import LoaderOptions
 from gnnstore.loaders.sampled import SampledLoader, StoreSampler
@@ -161,6 +162,9 @@ class NeighborLoader(SampledLoader, PygNeighborLoader):  # type: ignore[misc]
         takes memory or reads (`stats().reason` says how much). "store": its position in the store,
         of which `store.original_edge_ids` has the place in the input. None: batches have no `e_id`.
         In a store that is reordered or split, both are positions.
+    decode : "opened", "input", "float16", "bfloat16", "float32", None or a dict of these
+        The types of node attributes of int8 whose columns have scales, as in `gnnstore.open`;
+        "opened": as the store was opened.
     device : str or torch.device, optional
         Where the tensors of batches are, such as "cuda" or "cuda:1", for NVIDIA and AMD, or "xpu",
         for Intel: copied while the batches before are trained on, and ready on the current stream
@@ -270,6 +274,7 @@ class NeighborLoader(SampledLoader, PygNeighborLoader):  # type: ignore[misc]
         edge_format: str = "coo",
         adj_value: str | None = None,
         edge_ids: EdgeIds | None = "input",
+        decode: Decode | Literal["opened"] = "opened",
         device: str | torch.device | None = None,
         device_cache: int | str = 0,
         reorder: int | None = None,

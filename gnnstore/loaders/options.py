@@ -120,6 +120,8 @@ class LoaderOptions:
         if csr is None:
             warn_of_narrow_edges(store.schema)
         seen = _seen(store, given.get("attributes"), given.get("adj_value"))
+        if (decode := given.get("decode", "opened")) != "opened":
+            seen = seen.decoded(decode)
         return cls(given, store, seen, config, read, csr, of_torch, device, reorder, times)
 
     def check_times(self, seed_types: Iterable[str], input_time: Any) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy.typing as npt
 import torch
@@ -23,9 +23,11 @@ from gnnstore.features.planned import SlotCache
 from gnnstore.features.tables import CachedTables
 from gnnstore.formats.arrays.spec import AttributeSpec
 from gnnstore.formats.packed import NUM_POSITIONS, PACKED, PackedParts, has_parts
+from gnnstore.formats.store.scales import Scales
 from gnnstore.formats.store.schema import EdgeTypeSpec, NodeTypeSpec, Schema
 from gnnstore.formats.store.units import find_unit
 from gnnstore.graph.arrays import whole_values
+from gnnstore.graph.decoding import Choices, Decode, choices_of
 from gnnstore.graph.pyg_data import AssignedAttributes
 from gnnstore.loaders.assemble import Assembler
 from gnnstore.loaders.base import BatchLoader
@@ -198,8 +200,20 @@ class PackedEpochs:
         Manifest and files, of all parts.
     """
 
-    def __init__(self, parts: PackedParts) -> None:
+    def __init__(self, parts: PackedParts, choices: Choices | None = None) -> None:
         self.reader = parts
+        self._choices = choices or {}
+
+    def decoded(self, decode: Decode) -> PackedEpochs:
+        """Return the epochs with attributes that have scales in other types, as `open_packed`."""
+        reader = self.reader
+        schema, scales = reader.manifest.schema, self.column_scales
+        return PackedEpochs(reader, choices_of(decode, schema, scales, reader.label))
+
+    @property
+    def column_scales(self) -> Mapping[str, Scales]:
+        """The scales of attributes of int8, by path."""
+        return self.reader.parts[0].scales
 
     def __repr__(self) -> str:
         return (
@@ -225,8 +239,7 @@ class PackedEpochs:
     @property
     def schema(self) -> Schema:
         """Description of the store from which they were packed."""
-        schema = self.reader.manifest.schema
-        return schema.decoding({spec.path: None for spec, _ in schema.scaled_attributes()})
+        return self.reader.manifest.schema.decoding(self._choices)
 
     def graph_attributes(self) -> dict[str, Any]:
         """Return the graph-level attributes: JSON values, and tensors."""
@@ -258,6 +271,7 @@ class PackedEpochs:
         rank: int | None = None,
         world_size: int | None = None,
         local_world_size: int | None = None,
+        decode: Decode | Literal["opened"] = "opened",
         **kwargs: Any,
     ) -> PackedLoader:
         """Return a loader of the packed batches.
@@ -265,7 +279,7 @@ class PackedEpochs:
         Parameters
         ----------
         num_threads, prefetch_batches, memory, io_engine, transform, custom_cls, edge_format, \
-adj_value, edge_ids, device, rank, world_size, local_world_size
+adj_value, edge_ids, device, rank, world_size, local_world_size, decode
             As in `NeighborLoader`; ranks read epochs whose cached rows are the same for all
             batches (packed with ``--cache-by frequency`` or ``degree``).
         **kwargs
@@ -278,7 +292,8 @@ adj_value, edge_ids, device, rank, world_size, local_world_size
             As in `NeighborLoader` with `packed=`.
         """
         given = {name: value for name, value in locals().items() if name not in {"self", "kwargs"}}
-        return PackedLoader(self, given, kwargs)
+        decode = given.pop("decode")
+        return PackedLoader(self if decode == "opened" else self.decoded(decode), given, kwargs)
 
 
 class PackedLoader(BatchLoader):
@@ -352,6 +367,7 @@ def open_packed(
     path: str | os.PathLike[str] | ObjectStore,
     *,
     cache_dir: str | os.PathLike[str] | None = None,
+    decode: Decode = "input",
 ) -> PackedEpochs:
     """Open packed epochs; public as `gnnstore.open_packed`.
 
@@ -367,14 +383,17 @@ def open_packed(
     cache_dir : path-like, optional
         Directory on a disk of this machine for copies, as in `gnnstore.open`. What is on a path is
         copied whole, if this is given.
+    decode : str, dict or None
+        As in `gnnstore.open`: the types of node attributes of int8 whose columns have scales.
 
     Raises
     ------
     NotFoundError, UnsupportedVersionError, CorruptStoreError, StorageError
         See `PackedReader.open`; NotFoundError also where a part is missing.
     UsageError
-        If the parts are not of one run, or the batches of epochs in a bucket share rows.
+        If the parts are not of one run, or the batches of epochs in a bucket share rows; if
+        `decode` names what there is not.
     """
     if cache_dir is None and isinstance(path, str | os.PathLike) and not is_elsewhere(path):
-        return PackedEpochs(PackedParts.open(path))
-    return PackedEpochs(_opened(path, cache_dir))
+        return PackedEpochs(PackedParts.open(path)).decoded(decode)
+    return PackedEpochs(_opened(path, cache_dir)).decoded(decode)

@@ -362,8 +362,10 @@ class EpochPacker:
             + subgraph.num_edges * (2 * id_bytes + 2 * _WIDE_BYTES)
             + subgraph.num_seeds * _WIDE_BYTES
         )
-        for spec in (*schema.node_attributes(), *schema.edge_attributes()):
-            batch_bytes += len(ids_of[spec.path]) * spec.row_bytes
+        stored = self.store.stored_schema
+        for spec in (*stored.node_attributes(), *stored.edge_attributes()):
+            decoded_bytes = spec.shown_row_bytes if spec.scaled else 0
+            batch_bytes += len(ids_of[spec.path]) * (spec.row_bytes + decoded_bytes)
         return record, batch_bytes
 
     def _pack_rows(

@@ -81,6 +81,7 @@ _WHERE = {"memory": "in memory", "mmap": "mapped", "disk": "on disk"}
 # Share of the rest for the in-neighbour lists that sampling needs most often.
 _NEIGHBORS_SHARE = 4
 _FEWER_THREADS = "lower num_threads="
+_QUANTIZE = "keep x as int8 ('gnnstore quantize'), which batches have decoded"
 _MAPPED_TOPOLOGY, _MAPPED = "choose topology='mmap'", "choose strategy='mmap'"
 _ALTERNATIVES: dict[tuple[Mode, Mode], tuple[str, ...]] = {
     ("memory", "memory"): (_MAPPED,),
@@ -292,7 +293,9 @@ def place(
     held_bytes = memory.peak()
     memory = memory.add(Reservation(STAGING, staging))
     if memory.left() <= 0:
-        raise memory.add(Reservation("batches", 1)).refusal(None, *_ALTERNATIVES[mode, where])
+        fits_as_int8 = mode == "memory" and memory.left() + sizes.saved_by_int8 > 0
+        remedies = (*_ALTERNATIVES[mode, where], *[_QUANTIZE] * fits_as_int8)
+        raise memory.add(Reservation("batches", 1)).refusal(None, *remedies)
     return Placement(
         strategy=strategy,
         topology=where,
@@ -358,7 +361,7 @@ def _check_topology(strategy: StrategyTraits, topology: str) -> None:
 def read_tables(attributes: Iterable[AttributeSpec]) -> list[AttributeSpec]:
     """Return the attributes whose rows may be read from disk, perhaps none."""
     paged = [spec for spec in attributes if spec.layout == "paged" and spec.num_bytes]
-    return [spec for spec in paged if spec.row_bytes > HELD_ROW_BYTES] or paged
+    return [spec for spec in paged if spec.shown_row_bytes > HELD_ROW_BYTES] or paged
 
 
 def _place_rows(
@@ -391,7 +394,10 @@ def _place_rows(
             or table.path in shared_tables
         )
     ]
-    narrow = [table for table in may_hold if table.row_bytes <= HELD_ROW_BYTES]
+    # Rows that are decoded are features, however few bytes they have on disk.
+    narrow = [
+        table for table in may_hold if max(table.row_bytes, table.shown_row_bytes) <= HELD_ROW_BYTES
+    ]
     if held_row_bytes is not None:
         # Measuring reads a whole table: not if less than an eighth of the table would fit.
         narrow = [

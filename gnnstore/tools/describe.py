@@ -36,6 +36,7 @@ from gnnstore.graph.sizes import StoreSizes
 from gnnstore.strategies.placement import place
 from gnnstore.strategies.registry import auto
 from gnnstore.tools.layout import Block, Document, Layout, block_name
+from gnnstore.units import format_size
 
 
 def describe_store(reader: StoreReader) -> dict[str, Any]:
@@ -222,6 +223,9 @@ def _reading(reader: StoreReader) -> dict[str, Any]:
         return {"strategy": None, "reason": str(error)}
     if engine is not None:
         placement = placement.because(f"read by {engine.reason}")
+    if placement.strategy.mode != "memory" and sizes.saved_by_int8:
+        saved = format_size(sizes.saved_by_int8)
+        placement = placement.because(f"'gnnstore quantize' keeps x as int8, {saved} less")
     return {
         "strategy": placement.strategy.name,
         "topology": placement.topology,

@@ -16,7 +16,7 @@ from gnnstore.caching.belady import distinct_rows, policies, run_policy
 from gnnstore.disk.profile import DeviceProfile, load_profile, tune_reads
 from gnnstore.errors import BudgetError, UsageError
 from gnnstore.features.tables import CachedTables
-from gnnstore.graph.sizes import StoreSizes
+from gnnstore.graph.sizes import StoreSizes, saved_by_int8
 from gnnstore.graph.store import open as open_store
 from gnnstore.pictures import draw_into
 from gnnstore.pipeline.lookahead.presample import Presampler
@@ -41,6 +41,10 @@ if TYPE_CHECKING:
 
 
 _SHARES = (0.05, 0.1, 0.2)
+_QUANTIZE = (
+    "Rows of x are floats: 'gnnstore quantize' keeps them as int8, of which caches hold more and "
+    "an epoch reads less; batches have them decoded."
+)
 # A curve needs more points, most of them at small sizes.
 _DRAWN_SHARES = (0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5)
 # Where curves are drawn: from a hundredth of the store's bytes in memory to all of them.
@@ -193,7 +197,10 @@ def predict_caches(
         "caches": compared,
         "predictions": predicted,
     }
-    document["remarks"] = [*_remarks(document)]
+    chosen_one = next((one for one in predicted["strategies"] if one["is_chosen"]), None)
+    reads_disk = chosen_one is not None and chosen_one["strategy"] != "memory"
+    narrow = any(map(saved_by_int8, specs)) and reads_disk
+    document["remarks"] = [*_remarks(document), *[_QUANTIZE] * narrow]
     draw_into(document, plot_file, draw_predictions)
     session.emit(document, PREDICTIONS, *_next(document))
     return STORAGE if document["problems"] else OK

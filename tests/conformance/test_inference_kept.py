@@ -180,8 +180,6 @@ def test_types(
     changed = GraphArrays(NUM_NODES, graph.edge_index, {"x": np.ascontiguousarray(x)})
     store = gnnstore.open(changed.write(tmp_path / "t.gnn", options=options))
     dense = store.features[:].float()
-    if stored.endswith("scales"):
-        dense *= store.x_scale
     model, notes = [kind(width, 8), torch.relu, kind(8, 4)], Notes()
     found = gnnstore.inference(
         model, store, tmp_path / "out", dtype="float16", memory=MEMORY, progress=notes

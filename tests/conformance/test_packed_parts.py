@@ -369,7 +369,8 @@ def test_directories_that_are_not_whole(path: Path, parts: Path, tmp_path: Path)
     pack_part(path, tmp_path / "else", 3, 5, seed=4)
     shutil.move(tmp_path / "else" / "part-00003-of-00005", own)
     refused(UsageError, "part-00003-of-00005 is of another run than .*: seed is 4, not 3")
-    for more in ({}, {"cache_dir": tmp_path / "c"}):
+    places: list[dict[str, Any]] = [{}, {"cache_dir": tmp_path / "c"}]
+    for more in places:
         with pytest.raises(UsageError, match="is part 1 of 5; open the directory that holds all"):
             gnnstore.open_packed(own / "part-00001-of-00005", **more)
     for source in ("part-00001-of-00005", "../frequency"):

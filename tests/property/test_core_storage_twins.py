@@ -103,6 +103,52 @@ def test_gather_rows(row_bytes: int, page_bytes: int | None) -> None:
                 assert np.all(buffer[shift + len(out) :] == 7)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize(
+    ("width", "page_bytes"), [(1, None), (100, 4096), (128, 4096), (768, 8192)]
+)
+def test_decoding(width: int, page_bytes: int | None, dtype: str) -> None:
+    """Copied rows and gathered ones, of every multiple of scales of all sizes."""
+    num_rows, place = 999, geometry(width, page_bytes)
+    table = some_bytes(end_of_rows(num_rows, place))
+    rng = np.random.default_rng(width)
+    # Products are zeros, subnormal halves, halves, and for others than float16 any.
+    powers = rng.uniform(-30, 8, width) if dtype == "float16" else rng.uniform(-126, 120, width)
+    scales = np.exp2(powers).astype(np.float32)
+    scales[0] = np.float32(65504) / 127 if dtype == "float16" else np.finfo(np.float32).tiny
+    item = 4 if dtype == "float32" else 2
+    for size in (0, 1, 300, min(20_000, (4 << 20) // (width * item) + 65)):
+        ids = rng.integers(0, num_rows, size)
+        stored = twin.gather_rows(table, ids, **place)
+        expected = twin.decode_rows(stored.view(np.int8).reshape(size, width), scales, dtype)
+        for num_threads, chosen in ((1, ids), (3, ids.astype(np.int32))):
+            out, own = (_core.pool_empty(size * width * item + 4 * item) for _ in range(2))
+            for begin in (0, 4 * item):  # the second cannot be streamed to
+                end = begin + len(expected)
+                _core.gather_decoded(
+                    table,
+                    chosen,
+                    scales,
+                    out[begin:end],
+                    num_rows=num_rows,
+                    dtype=dtype,
+                    num_threads=num_threads,
+                    **place,
+                )
+                _core.decode_rows(
+                    stored, scales, own[begin:end], dtype=dtype, num_threads=num_threads
+                )
+                assert np.array_equal(out[begin : begin + len(expected)], expected)
+                assert np.array_equal(own[begin : begin + len(expected)], expected)
+    with pytest.raises(ValueError, match=f"there are {width + 1} scales, and rows of {width} byt"):
+        _core.gather_decoded(
+            table, np.zeros(1, np.int64), np.ones(width + 1, np.float32), _core.pool_empty(item),
+            num_rows=num_rows, dtype=dtype, **place,
+        )  # fmt: skip
+    with pytest.raises(ValueError, match=r"dtype must be float32, float16 or bfloat16, got int8"):
+        _core.decode_rows(table[:width], scales, table.copy()[:width], dtype="int8")
+
+
 @pytest.mark.parametrize("row_bytes", ROW_BYTES)
 @pytest.mark.parametrize("pages_per_shard", [1, 3, 1000])
 @pytest.mark.parametrize("padded_end", [False, True])

@@ -105,8 +105,8 @@ LINKS: dict[str, dict[str, Any]] = {
 CASES = [*NODES, *LINKS]
 
 
-def write_stores(directory: Path) -> tuple[Path, Path]:
-    """Write a graph of several types, and one without."""
+def write_stores(directory: Path, **more: Any) -> tuple[Path, Path]:
+    """Write a graph of several types, and one without, with options of converters."""
     rng = torch.Generator().manual_seed(2)
     plain = Data(
         x=torch.rand(50, 60, generator=rng),
@@ -115,10 +115,14 @@ def write_stores(directory: Path) -> tuple[Path, Path]:
         when=torch.randint(-20, 90, (400,), generator=rng),
         w=torch.rand(400, generator=rng) * (torch.rand(400, generator=rng) < 0.8),
     )
-    options: dict[str, Any] = {"time_attr": ("time", "when"), "weight_attr": ("w",)}
+    options: dict[str, Any] = {"time_attr": ("time", "when"), "weight_attr": ("w",), **more}
     return (
         hetero_store(
-            directory / "typed.gnn", DATA, time_attr=["time", "edge_time"], weight_attr=["w"]
+            directory / "typed.gnn",
+            DATA,
+            time_attr=["time", "edge_time"],
+            weight_attr=["w"],
+            **more,
         ).path,
         from_pyg(plain, directory / "plain.gnn", **options),
     )

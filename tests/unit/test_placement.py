@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,12 +10,13 @@ import pytest
 from gnnstore.budget import limits
 from gnnstore.budget.limits import MemoryBudget
 from gnnstore.errors import BudgetError
-from gnnstore.formats.arrays.spec import AttributeSpec
+from gnnstore.formats.arrays.spec import AttributeSpec, Scaled
+from gnnstore.formats.store.schema import NodeTypeSpec, Schema
 from gnnstore.graph.sizes import StoreSizes, TableSize
 from gnnstore.pipeline.lookahead.presample import with_margin
 from gnnstore.strategies import placement
 from gnnstore.strategies.base import Auto
-from gnnstore.strategies.placement import Placement, check_two_batches
+from gnnstore.strategies.placement import Placement, check_two_batches, read_tables
 from gnnstore.strategies.registry import STRATEGIES, find_strategy
 
 GB = 10**9
@@ -158,3 +160,31 @@ def test_two_batches_are_the_least() -> None:
         "- to do: raise memory= by at least 2 B, or choose a smaller batch_size or fan-out"
     )
     assert with_margin(800) == 900
+
+
+def nodes(*attributes: AttributeSpec) -> Schema:
+    own = {each.name: each for each in attributes}
+    return Schema((NodeTypeSpec("node", attributes[0].num_rows, own),), ())
+
+
+def test_int8_is_named_where_the_floats_decide() -> None:
+    """It would fit then; where it would not, nothing is promised."""
+    sizes = StoreSizes.from_schema(nodes(spec("x", "float32", 1000, 100)))
+    assert sizes.saved_by_int8 == 300_000
+    for limit, is_named in ((200_000, True), (90_000, False)):
+        with pytest.raises(BudgetError) as error:
+            place(sizes, "memory", memory=limit)
+        assert ("'gnnstore quantize'" in str(error.value)) == is_named
+    assert StoreSizes.from_schema(nodes(spec("x", "int8", 1000, 100))).saved_by_int8 == 0
+
+
+def test_rows_that_are_decoded_are_features_however_narrow() -> None:
+    """They are cached and packed, and not held whole as labels are."""
+    scales = spec("x_scale", "float32", 17, layout="cold")
+    x = replace(spec("x", "int8", 1000, 17), scaled=Scaled(scales, "float32"))
+    y = spec("y", "int64", 1000)
+    for schema, is_wide in ((nodes(x, y), True), (nodes(x, y).decoding({"x": None}), False)):
+        read = [each.name for each in read_tables(schema.node_attributes())]
+        assert read == (["x"] if is_wide else ["x", "y"])
+        found = place(StoreSizes.from_schema(schema), "static", memory="1GB")
+        assert found.modes == {"x": "disk" if is_wide else "memory", "y": "memory"}

@@ -87,6 +87,17 @@ class AttributeSpec:
         """Bytes of a row's values; 0 where there are no rows."""
         return self.num_bytes // max(1, self.num_rows)
 
+    @property
+    def shown_dtype(self) -> str:
+        """Element type in batches."""
+        return self.dtype if self.scaled is None else self.scaled.decoded
+
+    @property
+    def shown_row_bytes(self) -> int:
+        """Bytes of a row's values in a batch."""
+        stored, shown = (STORAGE_DTYPES[name].itemsize for name in (self.dtype, self.shown_dtype))
+        return self.row_bytes // stored * shown
+
     def key(self, uuid: str, dtype: np.dtype[Any]) -> str:
         """Return the name of the whole array of a directory in memory, as elements of a type."""
         return f"{uuid}/{self.path} {dtype.name} {list(self.shape)}"

@@ -497,8 +497,7 @@ class Schema:
             raise CorruptStoreError(f"{file}: two node types share a name", path=file)
         for node in self.node_types:
             node.check(file)
-        for spec, scaled in self.scaled_attributes():
-            scaled.check(spec, file)
+        self._check_scales(file)
         unshared = {spec.path: spec for edge in self.edge_types for spec in edge.own_attributes()}
         for edge in self.edge_types:
             missing = {edge.source, edge.target} - counts.keys()
@@ -522,6 +521,15 @@ class Schema:
         if self.part is not None:
             self.part.check(counts, file)
         return self
+
+    def _check_scales(self, file: str) -> None:
+        for spec, scaled in self.scaled_attributes():
+            scaled.check(spec, file)
+        if bad := [spec.path for spec in self.edge_attributes() if spec.scaled]:
+            raise CorruptStoreError(
+                f"{file}: the edge attribute {bad[0]!r} has scales, which only nodes' may have",
+                path=file,
+            )
 
 
 def _only(kind: str, types: tuple[T, ...], names: Sequence[object]) -> T:

@@ -130,7 +130,7 @@ class Presampler:
     seeds: SeedSource
     batch_size: int
     in_order: bool  # whether batches take seeds in their order; else any
-    # Bytes of attribute values that a node or an edge brings into a batch, by its type.
+    # Bytes of attribute values as they are stored of a node or an edge, by its type.
     value_bytes: Mapping[str | EdgeType, int]
     most_ids: tuple[int, int]  # all node ids, and all positions of edges, are below
     space: RowSpace  # rows that are counted, and traced
@@ -144,6 +144,8 @@ class Presampler:
     counts_alike: bool = False
     # Displays the batches that are sampled.
     progress: Progress = field(default_factory=NullProgress)
+    # Bytes that a node's rows take besides where they are decoded, by its type.
+    decoded_bytes: Mapping[str, int] = field(default_factory=dict)
 
     @classmethod
     def of(
@@ -162,9 +164,13 @@ class Presampler:
         """Take the widths of rows and the type of ids from a store's schema."""
         schema = store.schema
         value_bytes = Counter[str | EdgeType]()
+        decoded_bytes: dict[str, int] = {}
         for node in schema.node_types:
+            specs = node.attributes.values()
             value_bytes[node.name] = store.assigned.row_bytes(node.name)
-            value_bytes[node.name] += sum(spec.row_bytes for spec in node.attributes.values())
+            value_bytes[node.name] += sum(spec.row_bytes for spec in specs)
+            shown = [spec.shown_row_bytes for spec in specs if spec.scaled]
+            decoded_bytes[node.name] = sum(shown)
         for edge in schema.edge_types:
             value_bytes[edge.type] = sum(spec.row_bytes for spec in edge.attributes.values())
         return cls(
@@ -173,6 +179,7 @@ class Presampler:
             batch_size=batch_size,
             in_order=in_order,
             value_bytes=value_bytes,
+            decoded_bytes=decoded_bytes,
             most_ids=most_ids(schema),
             space=RowSpace.of_schema(schema),
             edge_id_bytes={
@@ -310,11 +317,15 @@ class Presampler:
 
     def _bytes_of(self, subgraph: Sample) -> int:
         more_bytes = 8 * (subgraph.num_seeds + subgraph.num_edges)  # input_id and e_id
+        decoded_bytes = sum(
+            len(ids) * self.decoded_bytes.get(name, 0) for name, ids in subgraph.nodes.items()
+        )
         return (2 if self.pins else 1) * (
-            subgraph.num_bytes + more_bytes + self._values_of(subgraph)
+            subgraph.num_bytes + more_bytes + self._values_of(subgraph) + decoded_bytes
         )
 
     def _values_of(self, subgraph: Sample) -> int:
+        """Return the bytes of attributes as they are stored."""
         each = self.value_bytes
         of_nodes = sum(len(ids) * each[name] for name, ids in subgraph.nodes.items())
         of_edges = sum(len(own.positions) * each[kind] for kind, own in subgraph.edges.items())

@@ -50,6 +50,20 @@ def gather_rows(
     return rows.ravel()
 
 
+def decode_rows(
+    rows: NDArray[np.int8], scales: NDArray[np.float32], dtype: str
+) -> NDArray[np.uint8]:
+    """Return what rows, [n, width], of columns with scales, [width], stand for, as bytes."""
+    values = rows.astype(np.float32) * scales
+    if dtype == "bfloat16":  # the upper half of the bits, to nearest, ties to even
+        bits = values.view(np.uint32)
+        values = ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16)
+    else:
+        with np.errstate(over="ignore"):  # -128 is not written, and may be too large for float16
+            values = values.astype(dtype)
+    return values.reshape(-1).view(np.uint8)
+
+
 def csc_from_coo(
     src: NDArray[Any], dst: NDArray[Any], num_nodes: int
 ) -> tuple[NDArray[np.int64], NDArray[Any], NDArray[Any]]:

@@ -4,6 +4,7 @@
 #include <bit>
 #include <cstring>
 #include <limits>
+#include <vector>
 
 #include "kernels/base/check_ids.h"
 #include "kernels/base/errors.h"
@@ -188,17 +189,16 @@ CopyRows<Id> choose_copy(const RowLayout &layout, const uint8_t *out, int64_t ou
     return choose_writer<DividePlace, Id>(layout.row_bytes, out, out_bytes);
 }
 
-}  // namespace
-
-template <class Id>
-void gather_rows(const uint8_t *table, int64_t table_bytes, const RowLayout &layout, const Id *ids,
-                 int64_t num_ids, uint8_t *out, int64_t out_bytes, int num_threads) {
-    layout.check();
+// Cuts the rows of a gather into tasks, whose first rows and sizes `copy` is called with, and with
+// memory of the thread's own.
+template <class Id, class Copy>
+void gather_by_tasks(const uint8_t *table, int64_t table_bytes, const RowLayout &layout,
+                     const Id *ids, int64_t num_ids, const uint8_t *out, int64_t out_bytes,
+                     int64_t out_row_bytes, int num_threads, const Copy &copy) {
     check_num_threads(num_threads);
     if (table_bytes < layout.end_offset())
         throw invalid("the table holds ", table_bytes, " bytes, but its last row ends at byte ",
                       layout.end_offset(), "; it is truncated, or the row layout is wrong");
-    layout.check_output(num_ids, out_bytes);
     if (overlap(out, out_bytes, table, table_bytes))
         throw invalid("out overlaps the table");
     if (overlap(out, out_bytes, ids, num_ids))
@@ -208,18 +208,59 @@ void gather_rows(const uint8_t *table, int64_t table_bytes, const RowLayout &lay
     // About 1 MiB a task: enough to pay for taking it, little enough to share out evenly.
     // A multiple of 64 rows, so that every task's output begins on a line.
     const int64_t rows_per_task =
-        std::max<int64_t>(1, (int64_t{1} << 20) / layout.row_bytes / stream_line_bytes) *
+        std::max<int64_t>(1, (int64_t{1} << 20) / out_row_bytes / stream_line_bytes) *
         stream_line_bytes;
     const int64_t num_tasks = num_ids / rows_per_task + (num_ids % rows_per_task != 0);
-    const CopyRows<Id> copy = choose_copy<Id>(layout, out, out_bytes);
     run_workers(num_threads, num_tasks, [&](TaskQueue &queue) {
+        std::vector<uint8_t> scratch;
         for (int64_t task; queue.take(task);) {
             const int64_t begin = task * rows_per_task;
             const int64_t size = std::min(num_ids - begin, rows_per_task);
-            copy(table, layout, ids + begin, size, out + begin * layout.row_bytes);
+            copy(begin, size, scratch);
         }
     });
 }
+
+}  // namespace
+
+template <class Id>
+void gather_rows(const uint8_t *table, int64_t table_bytes, const RowLayout &layout, const Id *ids,
+                 int64_t num_ids, uint8_t *out, int64_t out_bytes, int num_threads) {
+    layout.check();
+    layout.check_output(num_ids, out_bytes);
+    const CopyRows<Id> copy = choose_copy<Id>(layout, out, out_bytes);
+    gather_by_tasks(table, table_bytes, layout, ids, num_ids, out, out_bytes, layout.row_bytes,
+                    num_threads, [&](int64_t begin, int64_t size, std::vector<uint8_t> &) {
+                        copy(table, layout, ids + begin, size, out + begin * layout.row_bytes);
+                    });
+}
+
+template <class Id>
+void gather_decoded(const uint8_t *table, int64_t table_bytes, const RowLayout &layout,
+                    const Id *ids, int64_t num_ids, const Decoding &decoding, uint8_t *out,
+                    int64_t out_bytes, int num_threads) {
+    layout.check();
+    decoding.check(layout.row_bytes, out);
+    const int64_t row_bytes = decoding.row_bytes();
+    RowLayout{num_ids, row_bytes, 1, row_bytes}.check_output(num_ids, out_bytes);
+    // A task's rows are copied first and decoded then, out of the processor's cache: streamed stores
+    // between requests of rows from memory hold these up, and take twice as long in all.
+    const CopyRows<Id> copy = choose_copy<Id>(layout, nullptr, 0);
+    const DecodeRows decode = choose_decode(decoding.type);
+    const bool streams = should_stream(out, out_bytes, row_bytes);
+    gather_by_tasks(
+        table, table_bytes, layout, ids, num_ids, out, out_bytes, row_bytes, num_threads,
+        [&](int64_t begin, int64_t size, std::vector<uint8_t> &scratch) {
+            scratch.resize(static_cast<size_t>(size * layout.row_bytes));
+            copy(table, layout, ids + begin, size, scratch.data());
+            decode(scratch.data(), size, decoding, out + begin * row_bytes, streams);
+        });
+}
+
+template void gather_decoded(const uint8_t *, int64_t, const RowLayout &, const int32_t *, int64_t,
+                             const Decoding &, uint8_t *, int64_t, int);
+template void gather_decoded(const uint8_t *, int64_t, const RowLayout &, const int64_t *, int64_t,
+                             const Decoding &, uint8_t *, int64_t, int);
 
 template void gather_rows(const uint8_t *, int64_t, const RowLayout &, const int32_t *, int64_t,
                           uint8_t *, int64_t, int);

@@ -5,6 +5,8 @@
 #include <string>
 #include <vector>
 
+#include "kernels/rows/decode.h"
+
 namespace gnnstore {
 
 // Where rows lie: row i starts at byte
@@ -38,6 +40,13 @@ struct RowLayout {
 template <class Id>
 void gather_rows(const uint8_t *table, int64_t table_bytes, const RowLayout &layout, const Id *ids,
                  int64_t num_ids, uint8_t *out, int64_t out_bytes, int num_threads);
+
+// Writes to out, one behind the other, what the rows ids[k] of a table of int8 stand for. Nothing is
+// written when an id is outside [0, num_rows).
+template <class Id>
+void gather_decoded(const uint8_t *table, int64_t table_bytes, const RowLayout &layout,
+                    const Id *ids, int64_t num_ids, const Decoding &decoding, uint8_t *out,
+                    int64_t out_bytes, int num_threads);
 
 // Reads all rows, in order and without the pages' padding, from files that hold whole pages
 // each (the last may end behind its last row).

@@ -1,0 +1,55 @@
+"""The parts of PyG's data whose rows are decoded: they say why they have no scales."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+from torch_geometric.data import Data
+from torch_geometric.data.storage import BaseStorage, GlobalStorage, NodeStorage
+
+from gnnstore.formats.store.schema import NodeTypeSpec
+
+SUFFIX = "_scale"
+
+
+def no_scales(name: str) -> AttributeError:
+    """Return the error for scales by which rows have been multiplied already."""
+    own = name.removesuffix(SUFFIX)
+    return AttributeError(
+        f"there is no {name!r}: {own!r} comes decoded, multiplied by its scales; use {own!r} as it "
+        "is, or ask for int8 and scales with decode=None"
+    )
+
+
+def refuse_scales(node: NodeTypeSpec, name: object) -> None:
+    """Raise an AttributeError if a name is that of scales by which rows are multiplied."""
+    if isinstance(name, str) and name.endswith(SUFFIX):
+        own = node.attributes.get(name.removesuffix(SUFFIX))
+        if own is not None and own.scaled is not None:
+            raise no_scales(name)
+
+
+class _Decoded(BaseStorage):  # type: ignore[misc]
+    def __getattr__(self, key: str) -> Any:
+        if key.endswith(SUFFIX) and key not in self:
+            rows = self._mapping.get(key.removesuffix(SUFFIX))
+            if isinstance(rows, Tensor) and rows.is_floating_point():
+                raise no_scales(key)
+        return super().__getattr__(key)
+
+
+class DecodedNodes(_Decoded, NodeStorage):  # type: ignore[misc]
+    """What a `HeteroData` has of a node type with decoded rows."""
+
+
+class DecodedGraph(_Decoded, GlobalStorage):  # type: ignore[misc]
+    """What a `Data` with decoded rows has."""
+
+
+def note_decoded(part: Any) -> None:
+    """Let a `Data`, or a part of a `HeteroData`, say why it has no scales."""
+    storage = part._store if isinstance(part, Data) else part
+    kinds = {GlobalStorage: DecodedGraph, NodeStorage: DecodedNodes}
+    if (kind := kinds.get(type(storage))) is not None:
+        object.__setattr__(storage, "__class__", kind)

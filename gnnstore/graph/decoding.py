@@ -1,0 +1,94 @@
+"""The option `decode`: the types in which attributes of int8 with scales come out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal, TypeAlias, cast
+
+import numpy as np
+
+from gnnstore.errors import UsageError
+from gnnstore.formats.arrays.spec import DECODED_DTYPES, DecodedDtype
+from gnnstore.formats.store.scales import Scales
+from gnnstore.formats.store.schema import NODE_TYPE, Schema
+
+Decoded: TypeAlias = Literal["input", "float16", "bfloat16", "float32"] | None
+Decode: TypeAlias = Decoded | Mapping[str, Decoded]
+# The types by the paths of attributes that are not shown in the recorded one; None: int8.
+Choices: TypeAlias = Mapping[str, DecodedDtype | None]
+
+_DECODED = ("input", *DECODED_DTYPES, None)
+_LARGEST_MULTIPLE = np.float32(127)
+_LARGEST_FLOAT16 = 65504
+
+
+def choices_of(
+    decode: Decode, schema: Schema, scales: Mapping[str, Scales], label: object
+) -> Choices:
+    """Check the option, and return what it says.
+
+    Raises
+    ------
+    UsageError
+        If a type or a key is unknown, or an attribute has no scales; if its values are too large
+        for float16, naming the column.
+    """
+    if isinstance(decode, str) and decode == "input":
+        return {}
+    recorded = {spec.path: own.decoded for spec, own in schema.scaled_attributes()}
+    found: dict[str, DecodedDtype | None] = {}
+    for what, path, dtype in _asked(decode, schema, list(recorded), label):
+        if not isinstance(dtype, str | None) or dtype not in _DECODED:
+            known = ", ".join(map(repr, _DECODED[:-1]))
+            raise UsageError(f"{what}: {dtype!r} is unknown; choose {known} or None")
+        found[path] = recorded[path] if dtype == "input" else cast("DecodedDtype | None", dtype)
+        if dtype == "float16":
+            _refuse_large(scales[path], f"{what}: {path}")
+    return found
+
+
+def _asked(
+    decode: Any, schema: Schema, scaled: list[str], label: object
+) -> list[tuple[str, str, Any]]:
+    """Return the option for messages, a path and its type, for each attribute that is meant."""
+    if not isinstance(decode, Mapping):
+        what = f"decode={decode!r}"
+        if not scaled:
+            raise UsageError(
+                f"{what}: {label} has no attribute of int8 whose columns have scales; leave the "
+                "option out, or make such a store with 'gnnstore quantize'"
+            )
+        return [(what, path, decode) for path in scaled]
+    paths: dict[str, list[str]] = {}
+    for node in schema.node_types:
+        for name, spec in node.attributes.items():
+            paths.setdefault(name, []).append(spec.path)
+            if node.name != NODE_TYPE or not schema.is_homogeneous:
+                paths[f"{node.name}:{name}"] = [spec.path]
+    found = []
+    for key in sorted(decode, key=lambda key: ":" in str(key)):  # a type's own decides
+        if key not in paths:
+            there = ", ".join(map(repr, paths)) or "none"
+            raise UsageError(
+                f"decode: {label} has no node attribute {key!r}; give one of these: {there}"
+            )
+        own = [path for path in paths[key] if path in scaled]
+        if not own:
+            raise UsageError(
+                f"decode: the columns of {key!r} have no scales, so that it comes as it is "
+                "stored; leave it out"
+            )
+        found += [(f"decode, {key!r}", path, decode[key]) for path in own]
+    return found
+
+
+def _refuse_large(scales: Scales, what: str) -> None:
+    with np.errstate(over="ignore"):
+        large = np.argwhere(scales * _LARGEST_MULTIPLE > _LARGEST_FLOAT16)
+    if len(large):
+        place = tuple(map(int, large[0]))
+        raise UsageError(
+            f"{what}: column {', '.join(map(str, place))} has values up to "
+            f"{scales[place] * _LARGEST_MULTIPLE!s}, and float16 ends at {_LARGEST_FLOAT16}; "
+            "choose 'bfloat16' or 'float32'"
+        )
