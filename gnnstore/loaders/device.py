@@ -1052,9 +1052,13 @@ class Placing:
         joining = _Joining(ring.device, block, held, before)
         batch.output, event, tensors, num_bytes = copied(batch.output, ring, block, name, joining)
         self._kept, batch.split, batch.link = joining.kept, None, None
-        if isinstance(ring.device, HostDevice):
-            for tensor in tensors:  # is in the host's memory, too
-                block.hold(tensor.untyped_storage())
+        if isinstance(ring.device, HostDevice):  # a batch is in the host's memory until it is freed
+            shared = {
+                each.data_ptr() for own in ring.on_device.values() for each in _arrays_of(own)
+            }
+            for tensor in tensors:
+                if tensor.data_ptr() not in shared:
+                    block.hold(tensor.untyped_storage())
         batch.placed = event, tensors
         cost.bytes_to_device = num_bytes
         cost.num_bytes += block.num_bytes - block.rows_bytes

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 # What "auto" leaves free of a device's memory, at least.
 _LEFT_FREE = 1 << 30
 # Rows are read to the device in pieces of this size, of which two are on their way.
-PIECE_BYTES = 8 << 20
+PIECE_BYTES = 2 << 20
 
 
 # By the store's reader, as long as a loader uses them: later loaders have the same rows.

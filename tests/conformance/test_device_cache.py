@@ -160,16 +160,21 @@ def test_stores_of_narrow_rows_of_labels_or_of_nothing(tmp_path: Path) -> None:
             assert loader.stats().device_cache_bytes == (40 if name == "narrow" else 0)
 
 
-def test_batches_in_host_memory_are_within_the_budget(stores: tuple[Path, Path]) -> None:
-    """What is on the "device" counts until the consumer lets go of it."""
-    options: dict[str, Any] = {"strategy": "memory", "memory": "20MB", "num_threads": 0}
-    loader = make(stores, "plain, weights", **options, **HELD)
+def test_batches_in_host_memory_are_within_the_budget(tmp_path: Path) -> None:
+    """What is on the "device" counts until the consumer lets go of it, but for what all share."""
+    edge_index = torch.randint(0, 40, (2, 300), generator=torch.Generator().manual_seed(1))
+    data = Data(x=torch.rand(40, 30), edge_index=edge_index, weights=torch.rand(3))
+    path = from_pyg(data, tmp_path / "s.gnn")
+    options: dict[str, Any] = {"memory": "20MB", "num_threads": 0, "batch_size": 8}
+    loader: Any = NeighborLoader(path, [3], strategy="memory", **options, **HELD)
     batches = iter(loader)
     kept = [next(batches), next(batches)]
     assert loader._gate.num_living == 2
     kept.clear()
     next(batches)
     assert loader._gate.num_living == 1
+    all(batches)
+    assert loader._gate.num_living == 0
 
 
 def test_states_are_those_of_other_loaders(stores: tuple[Path, Path]) -> None:
