@@ -218,7 +218,8 @@ class SharedMachine(Machine):
             )
         except Unshared as reason:
             self._note(key, num_bytes, reason)
-            return super().share(key, num_bytes, fill)
+        # Not in the handler: the reason's frames may have memory of the same size.
+        return super().share(key, num_bytes, fill)
 
     def share_values(self, key: str, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """See `Machine.share_values`."""
@@ -244,7 +245,7 @@ class SharedMachine(Machine):
             return self._share(key, make, take)
         except Unshared as reason:
             self._note(key, num_bytes, reason)
-            return super().share_growing(key, num_bytes, fill)
+        return super().share_growing(key, num_bytes, fill)
 
     def choose(self, key: str, dtypes: Sequence[npt.DTypeLike], make: MakesArrays) -> Arrays:
         """See `Machine.choose`."""

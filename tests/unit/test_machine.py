@@ -14,6 +14,7 @@ import socket
 import threading
 import time
 import uuid
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -395,7 +396,13 @@ def test_a_process_without_descriptors(
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """It has a private copy, wherever it fails: as it makes memory or takes it."""
+    """It has a private copy, wherever it fails: as it makes memory or takes it; never two."""
+    filled: list[weakref.ref[Any]] = []
+
+    def fill_alone(array: Any) -> None:
+        assert [each for each in filled if each() is not None] == []
+        filled.append(weakref.ref(array))
+        fill(array)
 
     def refuse(*_: object, **__: object) -> NoReturn:
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
@@ -406,7 +413,8 @@ def test_a_process_without_descriptors(
             patch.setattr(shared_memory.server, "_changes", None)
         patch.setattr(where, name, refuse)
         shared = SharedMachine(2)
-        found = shared.share(key, NUM_BYTES, fill)
+        found = shared.share(key, NUM_BYTES, fill_alone)
+    assert len(filled) == (2 if name == "epoll" else 1)
     assert np.array_equal(found, CONTENT)
     assert shared.private_bytes == NUM_BYTES
     assert "Too many open files; raise the limit of open files, ulimit -n" in caplog.text
