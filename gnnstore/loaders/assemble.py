@@ -60,7 +60,8 @@ class AttributeRows:
 
     path: str
     rows: RowSource
-    is_bfloat16: bool  # whether values of uint16 are bits of bfloat16, which NumPy does not know
+    # Whether values, unless still int8, are the bits of bfloat16, which NumPy does not know.
+    is_bfloat16: bool
     cat_dim: int  # the row axis in the source data
     decoding: Decoding | None = None  # of rows of int8 that come as numbers
 
@@ -149,7 +150,7 @@ class Gathering:
             if self._hold is not None:
                 self._hold(found)
             tensor = torch.from_numpy(found)
-            if attribute.is_bfloat16 and found.dtype == np.uint16:
+            if attribute.is_bfloat16 and found.dtype != np.int8:
                 tensor = tensor.view(torch.bfloat16)
             rows: Any = tensor
             if part is not None:
