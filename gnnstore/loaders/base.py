@@ -235,7 +235,8 @@ class BatchLoader(TorchLoader):
             initializer=initializer,
             timeout_seconds=self.timeout or None,
             recorder=self._recorder,
-            window=self._window * self._shard.world_size,
+            # Without windows a state may be of another number of ranks.
+            window=self._window * self._shard.world_size if self._window > 1 else 1,
         )
         # A loader that does not shuffle evaluates, often once.
         is_followed = order.is_keyed and (order.shuffles or self._num_iterations > 1)
