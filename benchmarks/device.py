@@ -17,6 +17,10 @@ process, and the ratios are of one run:
   "auto", over one without; the rows that come from the host, with a bar of 0.33 for a tenth; the
   device's memory, with the rows on top of the bar above; and gathering of these rows over the rate
   of the device's memory, with a bar of 0.5
+- match: an epoch with the rows of the batch before (`reorder=1`), alone and beside a tenth of the
+  rows, over one without; the rows that come from the host, with a bar of 0.58 for the former. With
+  `strategy="belady"` also in windows of 16 batches; and in windows of 1 and 4 K on K communities
+  whose batches come by turns, where rows moved have a bar of 0.6 of those in windows of 1
 
 Run `python -m benchmarks.device`; `--sections` chooses some, `--cache DIR` keeps the store, and
 `--seconds` ends rounds early. It needs gnnstore, torch for the device and PyG, and no network.
@@ -40,6 +44,7 @@ import numpy as np
 import torch
 import torch_geometric
 from torch import Tensor
+from torch_geometric.data import Data
 from torch_geometric.loader import NeighborLoader as PygNeighborLoader
 from torch_geometric.loader import NodeLoader, PrefetchLoader
 
@@ -47,6 +52,7 @@ import gnnstore
 from benchmarks.harness import directory_of, parser, report, several
 from benchmarks.parts.training import Training
 from benchmarks.parts.workloads import BATCH_SIZE, FANOUTS, SEED, make_store
+from gnnstore.converters import from_pyg
 from gnnstore.nn import AdjT
 from gnnstore.units import format_size, spread
 
@@ -54,6 +60,8 @@ BAR_LINK, BAR_PAGEABLE, BAR_EPOCH = 0.9, 2.0, 1.05
 BARS_PREFETCH = {"NodeLoader, StoreSampler": 1.3, "NeighborLoader, pyg-lib": 3.0}
 BAR_PEAK, SPARE_BYTES = 5, 64 << 20
 BAR_ROWS, BAR_GATHER = 0.33, 0.5
+BAR_MATCH, BAR_WINDOWS, WINDOW = 0.58, 0.6, 16
+COMMUNITIES, COMMUNITY_NODES, COMMUNITY_BATCH = 4, 4096, 256
 LINK_BYTES, HIDDEN = 256 << 20, 256
 
 Rows = list[tuple[str, str]]
@@ -99,21 +107,12 @@ class Workload:
         """Batches of an epoch."""
         return len(self.seeds) // BATCH_SIZE
 
-    def loader(
-        self, *, is_on_device: bool = True, device_cache: int | str = 0
-    ) -> gnnstore.NeighborLoader:
+    def loader(self, *, is_on_device: bool = True, **options: Any) -> gnnstore.NeighborLoader:
         """Return a loader whose batches are on the device, or in the host's memory."""
-        return gnnstore.NeighborLoader(
-            self.store,
-            FANOUTS,
-            self.seeds,
-            batch_size=BATCH_SIZE,
-            strategy="memory",
-            seed=SEED,
-            num_threads=self.arguments.threads,
-            device=self.device if is_on_device else None,
-            device_cache=device_cache,
-        )
+        given: dict[str, Any] = {"strategy": "memory", "batch_size": BATCH_SIZE, "seed": SEED}
+        given |= {"num_threads": self.arguments.threads}
+        given |= {"device": self.device} if is_on_device else {}
+        return gnnstore.NeighborLoader(self.store, FANOUTS, self.seeds, **given | options)
 
     def training(self) -> Training:
         """Return the model on the device."""
@@ -402,12 +401,89 @@ def rows_on_gpu(workload: Workload, loader: Any, numbers: dict[str, Any]) -> Row
     ]
 
 
+def match(workload: Workload) -> tuple[Rows, dict[str, Any]]:
+    """Compare epochs that use rows of the batch before again, and without."""
+    shape = workload.store.features.shape
+    tenth = shape[0] // 10 * shape[1] * workload.store.features[:1].element_size()
+    planned: dict[str, Any] = {"strategy": "belady", "superbatch": WINDOW, "cache_bytes": tenth}
+    loaders = {
+        "none": workload.loader(),
+        "reorder=1": workload.loader(reorder=1),
+        "a tenth": workload.loader(device_cache=tenth),
+        "a tenth, reorder=1": workload.loader(device_cache=tenth, reorder=1),
+        "belady, reorder=1": workload.loader(**planned, reorder=1),
+        f"belady, reorder={WINDOW}": workload.loader(**planned, reorder=WINDOW),
+    }
+    found, numbers = list[tuple[str, str]](), dict[str, Any]()
+    turns: list[dict[str, float]] = []
+    if workload.is_timed:
+        training = workload.training()
+        turns = workload.rounds({
+            name: lambda loader=loader: trained(training, loader)  # type: ignore[misc]
+            for name, loader in loaders.items()
+        })  # fmt: skip
+    for name, loader in loaders.items():
+        share = share_moved(loader)
+        text = f"from the host {share:.3f} of the rows"
+        if name == "reorder=1":
+            text += f"; the bar of {BAR_MATCH:g}: {verdict(share <= BAR_MATCH)}"
+        found.append((name, text))
+        numbers[name] = {"share": share}
+    for name, base in (("reorder=1", "none"), ("a tenth, reorder=1", "a tenth")) if turns else ():
+        numbers[name]["ratios"] = ratios = [turn[name] / turn[base] for turn in turns]
+        found.append((f"an epoch with {name} over {base}", spread(ratios)))
+    shares = {}
+    for size in (1, COMMUNITIES, 4 * COMMUNITIES):
+        shares[size] = share_moved(loader_of_communities(workload, size))
+        text = f"from the host {shares[size]:.3f} of the rows"
+        if size == 4 * COMMUNITIES:
+            ratio = shares[size] / shares[1]
+            text += f", {ratio:.2f} of those with 1; the bar of {BAR_WINDOWS:g}: "
+            text += verdict(ratio <= BAR_WINDOWS)
+        found.append((f"{COMMUNITIES} communities, reorder={size}", text))
+    numbers["communities"] = shares
+    return found, numbers
+
+
+def share_moved(loader: Any) -> float:
+    """Return the share of an epoch's rows that come from the host."""
+    before = loader.stats()
+    dropped(loader)
+    stats = loader.stats().since(before)
+    return 1.0 - float((stats.rows_on_device + stats.rows_kept) / stats.nodes)
+
+
+def loader_of_communities(workload: Workload, size: int) -> gnnstore.NeighborLoader:
+    """Return a loader of communities without edges between them, whose batches come by turns."""
+    path = Path(workload.store.path).parent / "communities.gnn"
+    num_nodes = COMMUNITIES * COMMUNITY_NODES
+    if not path.exists():
+        rng = torch.Generator().manual_seed(1)
+        ends = torch.randint(0, COMMUNITY_NODES, (2, 15 * num_nodes), generator=rng)
+        firsts = torch.randint(0, COMMUNITIES, (15 * num_nodes,), generator=rng)
+        x = torch.rand(num_nodes, 32, generator=rng)
+        from_pyg(Data(x=x, edge_index=ends + COMMUNITY_NODES * firsts), path)
+    seeds = np.arange(num_nodes).reshape(COMMUNITIES, -1, COMMUNITY_BATCH).swapaxes(0, 1)
+    return gnnstore.NeighborLoader(
+        path,
+        [10, 10],
+        np.ascontiguousarray(seeds).reshape(-1),
+        batch_size=COMMUNITY_BATCH,
+        strategy="belady",
+        superbatch=4 * COMMUNITIES,
+        seed=SEED,
+        device=workload.device,
+        reorder=size,
+    )
+
+
 SECTIONS = {
     "copies": copies,
     "epoch": epoch,
     "prefetch": prefetch,
     "peak": peak,
     "rows": rows,
+    "match": match,
 }
 
 
