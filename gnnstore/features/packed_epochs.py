@@ -12,21 +12,25 @@ import numpy as np
 import numpy.typing as npt
 
 from gnnstore import _core
-from gnnstore._core import empty
+from gnnstore._core import ReadCounts, empty
 from gnnstore.caching.pools import SlotPools
-from gnnstore.errors import CorruptStoreError, GnnstoreError
+from gnnstore.errors import CorruptStoreError, GnnstoreError, UsageError
 from gnnstore.features.chunks import chunk_reader
+from gnnstore.features.held import HeldRows
 from gnnstore.features.packed_rows import HELP, PackedFiles, PackedRecord, engine_of
 from gnnstore.features.planned import PlanStep
 from gnnstore.features.remote_chunks import RemoteFiles
-from gnnstore.features.source import RowRequest, Rows, RowsMemory, RowSource
+from gnnstore.features.source import RowRequest, Rows, RowsMemory, RowSource, RowSpec
 from gnnstore.features.tables import CachedTables
+from gnnstore.formats.arrays.spec import AttributeSpec
 from gnnstore.formats.packed import (
     CACHE_GROUP,
     CACHED_NODES_ARRAY,
+    DEVICE_NODES_ARRAY,
     PackedParts,
     PackedReader,
     cache_array,
+    device_array,
 )
 from gnnstore.machine import PRIVATE, Machine
 from gnnstore.remote.streams import StreamedReader
@@ -50,6 +54,61 @@ def cached_nodes(
     if not is_sound or _core.crc32c(nodes.view(np.uint8)) != part.cached_crc32c:
         raise reader.corrupt("these are not the rows that are cached", CACHED_NODES_ARRAY)
     return nodes
+
+
+def device_rows(reader: PackedReader, space: RowSpace) -> HeldRows | None:
+    """Load the numbers of the rows that a device is to hold, of the unit or its first part."""
+    device = reader.manifest.device
+    if device is None:
+        return None
+    nodes = reader.load_checked(DEVICE_NODES_ARRAY, PRIVATE)
+    is_sound = (np.diff(nodes) > 0).all() and nodes[0] >= 0 and nodes[-1] < space.num_rows
+    if not is_sound or _core.crc32c(nodes.view(np.uint8)) != device.nodes_crc32c:
+        raise reader.corrupt("these are not the rows that a device is to hold", DEVICE_NODES_ARRAY)
+    held = {name: own.part(nodes)[1] for name, own in space.ranges.items()}
+    schema, owners = reader.manifest.schema, reader.manifest.schema.owners()
+    for spec in reader.manifest.cached_specs:
+        name = device_array(schema, spec.path)
+        found = reader.manifest.spec(name).num_rows
+        if found != len(held[str(owners[spec.path])]):
+            raise reader.corrupt(f"it has {found} rows of other nodes", name)
+    return HeldRows.of(held, {name: own.num_rows for name, own in space.ranges.items()})
+
+
+class DeviceTable(RowSource):
+    """The rows of one attribute that a device is to hold, by node ids; others are refused."""
+
+    def __init__(
+        self, reader: PackedReader, spec: AttributeSpec, held: HeldRows, node_type: str
+    ) -> None:
+        self._arguments = (reader, spec, held, node_type)
+        self._reader, self._spec = reader, RowSpec.of(spec)
+        self._index = held.indexes[node_type]
+        self._name = device_array(reader.manifest.schema, spec.path)
+        self._is_checked = False
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (DeviceTable, self._arguments)
+
+    @property
+    def spec(self) -> RowSpec:
+        """Number, shape and type of rows."""
+        return self._spec
+
+    def read_rows(self, ids: npt.NDArray[Any], out: npt.NDArray[Any]) -> ReadCounts:
+        """Read rows, which are compared with their checksums the first time."""
+        slots = np.full(len(ids), -1) if self._index is None else self._index.slots(ids)
+        if (slots < 0).any():
+            raise UsageError(
+                f"packed epochs have rows of node {ids[slots < 0][0]} in its batches alone; read "
+                "it from the store"
+            )
+        if not self._is_checked:
+            self._reader.check_arrays(self._name)
+            self._is_checked = True
+        rows = self._reader.array_of(self._name).gather(slots)
+        np.copyto(self._spec.view(out), self._spec.view(rows))
+        return ReadCounts()
 
 
 @dataclass(frozen=True, eq=False)
@@ -133,6 +192,8 @@ class PackedEpochFiles:
                 raise CorruptStoreError(
                     f"{parts.path}: the manifest has {error}. {HELP}", path=parts.path
                 ) from error
+        # What a device is to hold; no batch misses these rows.
+        self.held = device_rows(readers[0], self.space)
         with self._lock:
             self._part_at(0)  # so that what cannot be read is found out now
 
@@ -163,6 +224,18 @@ class PackedEpochFiles:
         return sum(spec.num_bytes for spec in arrays if spec.path.startswith(f"{CACHE_GROUP}/"))
 
     @property
+    def device_tables(self) -> dict[str, DeviceTable]:
+        """The rows that a device is to hold, by the attribute's path."""
+        held, manifest = self.held, self.manifest
+        if held is None:
+            return {}
+        owners, first = manifest.schema.owners(), self.parts.parts[0]
+        return {
+            spec.path: DeviceTable(first, spec, held, str(owners[spec.path]))
+            for spec in manifest.cached_specs
+        }
+
+    @property
     def cached(self) -> CachedRows | None:
         """The rows that are cached for all batches; None where each batch changes them."""
         if not self.manifest.holds_cache:
@@ -181,7 +254,7 @@ class PackedEpochFiles:
         found, reader = self._open.pop(place, None), self.parts.parts[place]
         if found is None:
             kind = RemoteFiles if isinstance(reader, StreamedReader) else PackedFiles
-            found = kind(reader, self.engine)
+            found = kind(reader, self.engine, self.held)
         self._open[place] = found
         if len(self._open) > _MOST_OPEN:
             del self._open[next(iter(self._open))]  # closed once no thread reads it
@@ -196,7 +269,10 @@ class PackedEpochFiles:
         try:
             missed = files.rows(number, record)
             return cached.gather(
-                record.step(self.space), missed, has_types=len(self.space.ranges) > 1, memory=memory
+                record.step(self.space, self.held),
+                missed,
+                has_types=len(self.space.ranges) > 1,
+                memory=memory,
             )
         except (TypeError, IndexError, ValueError) as error:  # kernels refuse places of rows
             if isinstance(error, GnnstoreError):

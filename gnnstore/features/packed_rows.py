@@ -31,6 +31,7 @@ from gnnstore.errors import CorruptStoreError, storage_error, storage_errors
 from gnnstore.features.chunk_rows import PackedRows, Places, places_within, read_chunk
 from gnnstore.features.chunks import chunk_reader
 from gnnstore.features.file_rows import FileRows
+from gnnstore.features.held import HeldRows
 from gnnstore.features.planned import PlanStep
 from gnnstore.features.segments import read_shared
 from gnnstore.features.source import RowSource, RowSpec
@@ -80,10 +81,10 @@ class PackedRecord:
     # For each cached attribute, the result of `chunks.shared_crcs` for the shared rows.
     shared_crcs: tuple[npt.NDArray[np.uint32], ...] = ()
 
-    def step(self, space: RowSpace) -> PlanStep:
-        """Return the cache plan of the batch."""
+    def step(self, space: RowSpace, held: HeldRows | None = None) -> PlanStep:
+        """Return the cache plan of the batch, without the rows that a device holds."""
         changes = (self.change_positions, self.change_slots)
-        return PlanStep(self.subgraph.rows(space), self.slots, *changes)
+        return PlanStep(rows_left(self.subgraph, space, held), self.slots, *changes)
 
     def encode(self, number: int) -> tuple[list[memoryview], int, int]:
         """Return the bytes of the record in pieces, their number, and their crc32c."""
@@ -187,10 +188,17 @@ def _check_subgraph(
     return num_rows
 
 
-def check_record(record: PackedRecord, form: RecordForm, space: RowSpace) -> None:
+def rows_left(subgraph: CompactSample, space: RowSpace, held: HeldRows | None) -> npt.NDArray[Any]:
+    """Return the numbers of a batch's rows, without those that a device holds."""
+    return subgraph.rows(space) if held is None else space.rows(held.missed(subgraph.nodes))
+
+
+def check_record(
+    record: PackedRecord, form: RecordForm, space: RowSpace, held: HeldRows | None = None
+) -> None:
     """Raise ValueError unless a record's arrays fit one another, and the graph of the epochs."""
     num_rows = _check_subgraph(record.subgraph, form.counts)
-    count = len(record.subgraph.rows(space))
+    count = len(rows_left(record.subgraph, space, held))
     _check_vector("slots", record.slots, count, max(1, form.num_slots), -1)
     for places, of_places in (
         (record.change_positions, record.change_slots),
@@ -273,9 +281,10 @@ class PackedTable(NamedTuple):
 class PackedFiles:
     """The files of packed epochs, or of a part, open to be read. Safe to use from many threads."""
 
-    def __init__(self, reader: PackedReader, engine: Engine) -> None:
+    def __init__(self, reader: PackedReader, engine: Engine, held: HeldRows | None = None) -> None:
         self.reader = reader
         self.engine = engine
+        self.held = held  # rows that a device holds: they are in no record
         self._chunks = chunk_reader(engine.name)
         manifest = reader.manifest
         self._packed = {
@@ -318,12 +327,14 @@ class PackedFiles:
             weakref.finalize(self, os.close, self._descriptor)
 
     @classmethod
-    def open(cls, reader: PackedReader, forced: str | None = None) -> PackedFiles:
+    def open(
+        cls, reader: PackedReader, forced: str | None = None, held: HeldRows | None = None
+    ) -> PackedFiles:
         """Open packed epochs with the engine that is asked for, or the fastest that works."""
-        return cls(reader, engine_of(reader, forced))
+        return cls(reader, engine_of(reader, forced), held)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (PackedFiles.open, (self.reader, self.engine.name))
+        return (PackedFiles.open, (self.reader, self.engine.name, self.held))
 
     @property
     def staging_bytes(self) -> int:
@@ -339,7 +350,7 @@ class PackedFiles:
             raise problem
         try:
             found_record = PackedRecord.of(decode_record(record), **self._num_arrays)
-            check_record(found_record, self._form, self.space)
+            check_record(found_record, self._form, self.space, self.held)
         except (ValueError, TypeError, IndexError) as error:  # CorruptStoreError included
             raise self.forged(number, error) from error
         return found_record
@@ -407,8 +418,11 @@ class PackedFiles:
                 error.message += f"; they are of {self.name_of(number)}, {path!r}. {HELP}"
                 raise
         places = record.positions, record.repeat_targets, record.repeat_sources
+        own = places_within(part, *places)
+        if not any(map(len, own)):  # if it is so for all batches, there is no file
+            return counts
         crcs = record.chunk_crcs[column]
-        return counts + self.read_chunk(number, table, places_within(part, *places), out, crcs)
+        return counts + self.read_chunk(number, table, own, out, crcs)
 
     def read_chunk(
         self,

@@ -45,6 +45,11 @@ SEGMENTS_ARRAY = "segments"
 CACHE_GROUP = "cache"
 # The numbers of the rows that are cached for all batches, ascending.
 CACHED_NODES_ARRAY = f"{CACHE_GROUP}/nodes"
+# Rows that a device is to hold, which no batch misses, and their numbers, ascending.
+DEVICE_GROUP = "device"
+DEVICE_NODES_ARRAY = f"{DEVICE_GROUP}/nodes"
+# The reader feature of epochs that have such rows.
+DEVICE_ROWS = "device-rows"
 # Columns of the index: where a batch's record begins, its bytes and its crc32c, and the rows it
 # misses. One more for each cached attribute: where its chunk of rows begins. If these are
 # of several node types, then one more for each: the rows of its chunk.
@@ -124,19 +129,28 @@ class PackedPart:
         return cls(number, of, first, end - first, cached_crc32c)
 
 
+@dataclass(frozen=True)
+class DeviceLevel:
+    """The rows that a device is to hold while the batches are assembled."""
+
+    asked_bytes: Annotated[int, 1]  # the memory of the device that was given
+    num_rows: Annotated[int, 1]
+    nodes_crc32c: Annotated[int, 0, 2**32 - 1]  # of their numbers
+
+
 @dataclass(frozen=True, kw_only=True)
 class PackedManifest(Manifest):
     """Identity, contents and files of packed epochs."""
 
     FORMAT: ClassVar[str] = "gnnstore-plan"
     VERSION: ClassVar[int] = PACKED_FORMAT_VERSION
-    READER_FEATURES: ClassVar[frozenset[str]] = frozenset({SCALED_ATTRIBUTES})
+    READER_FEATURES: ClassVar[frozenset[str]] = frozenset({SCALED_ATTRIBUTES, DEVICE_ROWS})
     # There has been no release with older versions.
     OLDEST: ClassVar[int] = _VERSION_WITHOUT_TYPES
     WORD: ClassVar[str] = "directory of packed epochs"
     VERB: ClassVar[str] = "pack"
     MAKE: ClassVar[str] = "make one with 'gnnstore pack'"
-    OMITTED: ClassVar[frozenset[str]] = frozenset({"slot_shares", "part"})
+    OMITTED: ClassVar[frozenset[str]] = frozenset({"slot_shares", "part", "device"})
 
     # All that the batches depend on except the seed, as in the state of a loader.
     fingerprint: Mapping[str, Any]
@@ -161,6 +175,7 @@ class PackedManifest(Manifest):
     schema: Schema
     # Set if cached rows are the same for all batches; else records follow one another.
     part: PackedPart | None = None
+    device: DeviceLevel | None = None  # rows that no batch misses; None: there are none
     # All arrays but graph-level ones.
     paged_arrays: tuple[AttributeSpec, ...] = field(default=(), metadata={"key": "arrays"})
 
@@ -198,6 +213,11 @@ class PackedManifest(Manifest):
     def holds_cache(self) -> bool:
         """Whether the rows that are cached for all batches lie here."""
         return self.part is not None and self.part.number == 0
+
+    @property
+    def holds_device_rows(self) -> bool:
+        """Whether the rows that a device is to hold lie here: once, in the first part."""
+        return self.device is not None and (self.part is None or self.part.number == 0)
 
     @property
     def has_segments(self) -> bool:
@@ -256,6 +276,10 @@ class PackedManifest(Manifest):
                 raise own.fail("segment", "1, since there are several parts")
             if found.get("slot_shares"):
                 raise own.fail("slot_shares", "nothing, since cached rows are the same for all")
+        if (found.get("device") is None) == (DEVICE_ROWS in own.texts("reader_features")):
+            raise own.fail("reader_features", f"{DEVICE_ROWS!r} where 'device' is, and only there")
+        if found.get("device") is not None and not cached:
+            raise own.fail("device", "nothing, since no attribute's missed rows are packed")
         nodes = [spec.path for spec in schema.node_attributes()]
         edges = [spec.path for spec in schema.edge_attributes()]
         if not set(cached) <= set(nodes):
@@ -276,6 +300,11 @@ def _version_of(schema: Schema, part: PackedPart | None) -> int:
 def cache_array(schema: Schema, path: str) -> str:
     """Return the path in packed epochs of the cached rows of a node attribute."""
     return f"{CACHE_GROUP}/{rows_array(schema, path)}"
+
+
+def device_array(schema: Schema, path: str) -> str:
+    """Return the path in packed epochs of the rows of a node attribute that a device holds."""
+    return f"{DEVICE_GROUP}/{rows_array(schema, path)}"
 
 
 def rows_array(schema: Schema, path: str) -> str:
@@ -362,6 +391,11 @@ class PackedReader(SealedReader[PackedManifest]):
             for spec in manifest.cached_specs:
                 shape = (None, *spec.shape[1:])
                 expected[cache_array(manifest.schema, spec.path)] = (spec.dtype,), shape
+        if manifest.device is not None and manifest.holds_device_rows:
+            expected[DEVICE_NODES_ARRAY] = ("int64",), (manifest.device.num_rows,)
+            for spec in manifest.cached_specs:
+                shape = (None, *spec.shape[1:])
+                expected[device_array(manifest.schema, spec.path)] = (spec.dtype,), shape
         self.expect(manifest.paged_arrays, expected)
         for path in expected:
             if (count := self._array(path).layout.num_shards) > 1:  # kernels read the only one
@@ -374,6 +408,10 @@ class PackedReader(SealedReader[PackedManifest]):
         self.index = self._array(INDEX_ARRAY).load()
         self._check_index()
         self.scales = read_scales(self, manifest.schema)
+
+    def array_of(self, path: str) -> PagedArray:
+        """Return one of the paged arrays."""
+        return self._array(path)
 
     @property
     def local_files(self) -> tuple[FileEntry, ...]:
@@ -553,7 +591,7 @@ def check_complete(directory: str, names: Sequence[tuple[int, int, str]]) -> Non
 # What all parts of a run have in common, besides their fingerprint.
 _OF_A_RUN = (
     *("seed", "epochs", "batches_per_epoch", "cached_by", "num_slots", "cached", "plain"),
-    *("has_edge_ids", "piece_bytes", "schema"),
+    *("has_edge_ids", "piece_bytes", "schema", "device"),
 )
 
 
@@ -580,7 +618,7 @@ PACKED = KINDS.register(
         PackedManifest,
         PackedReader.open,
         frozenset(
-            {INDEX_ARRAY, BATCHES_ARRAY, SEGMENTS_ARRAY, ROWS_GROUP, CACHE_GROUP}
+            {INDEX_ARRAY, BATCHES_ARRAY, SEGMENTS_ARRAY, ROWS_GROUP, CACHE_GROUP, DEVICE_GROUP}
             | {"graph", "values", "scales"}
         ),
         PACKED_DIRECTORY,

@@ -38,6 +38,7 @@ from gnnstore.formats.container.manifest import CHECKSUMS_ARRAY
 from gnnstore.formats.container.writer import SealedWriter
 from gnnstore.formats.packed import (
     BATCHES_ARRAY,
+    DEVICE_ROWS,
     INDEX_ARRAY,
     INDEX_COLUMNS,
     PACKED_ALIGNMENT_BYTES,
@@ -217,7 +218,7 @@ class PackedWriter(SealedWriter):
         shape: tuple[int, ...],
         pieces: Iterable[npt.NDArray[Any]],
     ) -> None:
-        """Write an array of the rows that are cached for all batches, from pieces in order."""
+        """Write an array of rows that all batches have in common, from pieces in order."""
         writer = self.paged(name, name=name, row_shape=shape[1:], dtype=dtype, num_rows=shape[0])
         for piece in pieces:
             writer.append(piece)
@@ -237,8 +238,11 @@ class PackedWriter(SealedWriter):
             arrays.append(self._write_table(SEGMENTS_ARRAY, self.segments, width))
         for spec in manifest.schema.whole_arrays():
             self.compressed(spec.path, graph[spec.path], name=spec.name, dtype=spec.dtype)
-        features = (SCALED_ATTRIBUTES,) if manifest.schema.scaled_attributes() else ()
-        return self.seal(replace(manifest, paged_arrays=tuple(arrays), reader_features=features))
+        features = [SCALED_ATTRIBUTES] if manifest.schema.scaled_attributes() else []
+        features += [] if manifest.device is None else [DEVICE_ROWS]
+        return self.seal(
+            replace(manifest, paged_arrays=tuple(arrays), reader_features=tuple(features))
+        )
 
     def _write_table(self, name: str, rows: list[list[int]], width: int) -> AttributeSpec:
         values = np.array(rows, np.int64).reshape(-1, width)

@@ -737,7 +737,8 @@ class BatchPlacer:
                 if (rows := _held.get(key)) is None:
                     rows = _held[key] = DeviceRows(sources, chosen, device)
             self.rows = rows
-        waits = sources.placement.strategy.plans
+        strategy = sources.placement.strategy
+        waits = strategy.plans or strategy.packs
         num_batches = _WITH_KEPT if self.matches else _BATCHES_THERE
         self.rows.begin(recorder, waits=waits, num_batches=num_batches)
 

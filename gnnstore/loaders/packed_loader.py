@@ -18,11 +18,18 @@ from gnnstore.budget.limits import MemoryBudget, affordable_threads, available_b
 from gnnstore.disk.engines import Engine
 from gnnstore.errors import NotFoundError, limits_named
 from gnnstore.features.chunk_rows import AbsentRows
+from gnnstore.features.held import ChosenRows
 from gnnstore.features.packed_epochs import PackedEpochFiles
 from gnnstore.features.planned import SlotCache
 from gnnstore.features.tables import CachedTables
 from gnnstore.formats.arrays.spec import AttributeSpec
-from gnnstore.formats.packed import NUM_POSITIONS, PACKED, PackedParts, has_parts
+from gnnstore.formats.packed import (
+    NUM_POSITIONS,
+    PACKED,
+    PackedManifest,
+    PackedParts,
+    has_parts,
+)
 from gnnstore.formats.store.scales import Scales
 from gnnstore.formats.store.schema import EdgeTypeSpec, NodeTypeSpec, Schema
 from gnnstore.formats.store.units import find_unit
@@ -48,6 +55,7 @@ from gnnstore.remote.objects import is_elsewhere
 from gnnstore.remote.streams import open_elsewhere
 from gnnstore.seeds.labels import labels_of
 from gnnstore.strategies.base import Sources
+from gnnstore.strategies.device_rows import PIECE_BYTES
 from gnnstore.strategies.loader_spec import EdgeIds, LoaderSpec
 from gnnstore.strategies.options import StrategyTraits
 from gnnstore.strategies.placement import Placement, check_two_batches
@@ -77,6 +85,7 @@ class PackedSources(Sources):
         may_use_fewer: bool = False,
         pins: bool = False,  # whether batches are copied to pinned memory
         edge_ids: EdgeIds | None = "input",
+        has_device: bool = False,  # for the rows that one is to hold; else the host's memory does
     ) -> None:
         self.e_id = edge_ids
         manifest, ranks = parts.manifest, machine.num_ranks
@@ -92,6 +101,7 @@ class PackedSources(Sources):
         if may_use_fewer:
             num_threads = affordable_threads(budget.num_bytes, staging_bytes, num_threads)
         slot_bytes = CachedTables.of(manifest.schema, set(manifest.cached)).slot_bytes
+        of_device = self._choose(parts, has_device=has_device)
         if self.packed.pools is not None:
             slot_bytes = self.packed.pools.slot_bytes
         cache_bytes = SlotCache.reserve(slot_bytes).bytes_of({SLOTS: manifest.num_slots})
@@ -108,6 +118,7 @@ class PackedSources(Sources):
                     Reservation("the index", parts.index_bytes),
                     Reservation("seeds and their order", seeds_bytes),
                     Reservation(STAGING, num_threads * staging_bytes),
+                    *of_device,
                 ),
                 f"reading the packed epochs {name!r}",
                 budget.source,
@@ -139,6 +150,23 @@ class PackedSources(Sources):
         schema = manifest.schema
         attributes = (*schema.node_attributes(), *schema.edge_attributes())
         self.tables = {spec.path: AbsentRows(spec, not_packed) for spec in attributes}
+        self.tables |= self.packed.device_tables
+
+    def _choose(self, parts: PackedParts, *, has_device: bool) -> list[Reservation]:
+        """Set the rows that the device holds; return what they take of the host's memory."""
+        held, manifest = self.packed.held, parts.manifest
+        if held is None:
+            return []
+        tables = CachedTables.of(manifest.schema, set(manifest.cached))
+        widths = {name: tables.widths[own] for name, own in tables.space.ranges.items()}
+        num_bytes = sum(widths[name] * len(nodes) for name, nodes in held.nodes.items())
+        most = parts.largest_batch_bytes
+        self.chosen = ChosenRows(held, tables, num_bytes, most, left_out=held)
+        found = [Reservation("numbers of the device's rows", held.num_bytes)]
+        found.append(Reservation("filling the device", 2 * min(num_bytes, PIECE_BYTES)))
+        if not has_device:
+            found.append(Reservation("rows for a device", num_bytes))
+        return found
 
     @property
     def cached_by(self) -> str:
@@ -155,11 +183,11 @@ class PackedSources(Sources):
         return PackedBatches(self.packed)
 
 
-def open_packed_sources(loader: LoaderSpec) -> PackedSources:
+def open_packed_sources(loader: LoaderSpec, *, has_device: bool = False) -> PackedSources:
     """Open the packed epochs that a loader on a store asks for."""
     options = loader.options
     return PackedSources(
-        _parts_named(loader.store, options.packed),
+        parts_named(loader.store, options.packed),
         options.memory,
         options.io_engine,
         machine=loader.machine,
@@ -168,10 +196,19 @@ def open_packed_sources(loader: LoaderSpec) -> PackedSources:
         may_use_fewer=loader.may_use_fewer,
         pins=loader.presampler.pins,
         edge_ids=options.edge_ids,
+        has_device=has_device,
     )
 
 
-def _parts_named(store: GraphStore, packed: Any) -> PackedParts:
+def device_of(manifest: PackedManifest, device: torch.device | None) -> torch.device | None:
+    """Return where batches are placed: in the host's memory, where it is to hold a device's rows.
+
+    None: batches are not placed.
+    """
+    return torch.device("cpu") if device is None and manifest.device is not None else device
+
+
+def parts_named(store: GraphStore, packed: Any) -> PackedParts:
     """Return the packed epochs that `packed=` names, opened before or not."""
     if isinstance(packed, PackedEpochs):
         return packed.reader
@@ -325,6 +362,7 @@ class PackedLoader(BatchLoader):
         }
         ranks = {name: given[name] for name in ("rank", "world_size", "local_world_size")}
         machine = local_machine(**ranks) or PRIVATE
+        device = device_of(manifest, checked_device(given["device"]))
         super().__init__(
             num_seeds,
             labels=labels_of(found),
@@ -335,7 +373,7 @@ class PackedLoader(BatchLoader):
             transform_sampler_output=None,
             num_threads=given["num_threads"],
             prefetch_batches=given["prefetch_batches"],
-            device=checked_device(given["device"]),
+            device=device,
             options={**options, **order},
         )
         self._machine = machine
@@ -349,6 +387,7 @@ class PackedLoader(BatchLoader):
             may_use_fewer=self._num_threads_given is None,
             pins=self._copies_batches(),
             edge_ids=checked_edge_ids(given["edge_ids"]),
+            has_device=device is not None and device.type != "cpu",
         )
         assembler = Assembler(packed, opened, given["custom_cls"], csr, subgraph_type)
         self._read_from(opened, opened.batches(), assembler)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from enum import Enum
@@ -27,6 +27,7 @@ from torch_geometric.sampler import (
 )
 from torch_geometric.sampler.neighbor_sampler import edge_sample
 
+from gnnstore.errors import UsageError
 from gnnstore.features.source import RowSource
 from gnnstore.formats.store.schema import EdgeType, Schema
 from gnnstore.graph.store import GraphStore
@@ -34,7 +35,12 @@ from gnnstore.graph.table_registry import shared_tables
 from gnnstore.loaders.assemble import Assembler, Parts
 from gnnstore.loaders.base import BatchLoader
 from gnnstore.loaders.options import LoaderOptions, call, fanouts_of, local_machine
-from gnnstore.loaders.packed_loader import open_packed_sources
+from gnnstore.loaders.packed_loader import (
+    PackedEpochs,
+    device_of,
+    open_packed_sources,
+    parts_named,
+)
 from gnnstore.machine import PRIVATE
 from gnnstore.partitions.parts import SeedParts
 from gnnstore.partitions.policy import ResidentTable, Slots
@@ -221,6 +227,16 @@ class SampledLoader(BatchLoader):
         by: PartitionSources | SeedParts | None = parts
         if given.get("seeds_of") is not None:
             by = SeedParts.of(options.store, given["seeds_of"], seeds)
+        read, device = options.read, options.device
+        if read.packed is not None:
+            epochs = parts_named(options.store, read.packed)
+            read = replace(read, packed=PackedEpochs(epochs))
+            device = device_of(epochs.manifest, device)
+            if epochs.manifest.device is not None and given.get("transform_sampler_output"):
+                raise UsageError(
+                    "transform_sampler_output= with packed epochs that have rows for a device: "
+                    "these are not in the batch that it changes; leave one of them out"
+                )
         windows = {}  # nothing of what leaves batches where they are, as in older states
         if options.reorder > 1:
             windows = {"reorder": options.reorder, "world_size": shard.world_size}
@@ -233,7 +249,7 @@ class SampledLoader(BatchLoader):
             transform_sampler_output=given.get("transform_sampler_output"),
             num_threads=given.get("num_threads"),
             prefetch_batches=given.get("prefetch_batches"),
-            device=options.device,
+            device=device,
             reorder=options.reorder,
             options=of_torch,
             shard=shard,
@@ -273,7 +289,7 @@ class SampledLoader(BatchLoader):
         spec = partial(
             LoaderSpec,
             store,
-            options.read,
+            read,
             presampler,
             seeds_bytes=seeds.num_bytes
             + (by.num_bytes if isinstance(by, SeedParts) else 0)
@@ -286,7 +302,10 @@ class SampledLoader(BatchLoader):
             progress=progress,
             of_device=tuple(reservations(options.read.device_cache, store.schema)),
         )
-        open_parts = open_sources if options.read.packed is None else open_packed_sources
+        open_parts: Callable[[LoaderSpec], Any] = open_sources
+        if read.packed is not None:
+            has_device = device is not None and device.type != "cpu"
+            open_parts = partial(open_packed_sources, has_device=has_device)
         with shared_tables(options.store).machine_for(machine) as self._machine:
             loader = spec(machine=self._machine)
             loader.note_other_options()

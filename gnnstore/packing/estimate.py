@@ -110,6 +110,8 @@ def estimate_packing(packer: EpochPacker, profile: DeviceProfile | None) -> Pack
     rows_bytes = epochs * rows
     if settings.is_fixed:  # they lie there once
         rows_bytes += packer.num_slots * row_bytes
+    if (chosen := packer.sampler.sources.chosen) is not None:
+        rows_bytes += chosen.num_bytes
     total = rows_bytes + epochs * records
     table_bytes = sum(table.num_rows * table.row_bytes for table in packer.tables.values())
     read_bytes = epochs * -(-per_epoch // packer.superbatch) * table_bytes

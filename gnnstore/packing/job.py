@@ -37,12 +37,16 @@ from gnnstore.features.source import RowSource, TypedRows, ranges_of
 from gnnstore.features.tables import CachedTables
 from gnnstore.formats.packed import (
     CACHED_NODES_ARRAY,
+    DEVICE_NODES_ARRAY,
+    DeviceLevel,
     PackedManifest,
     cache_array,
+    device_array,
     name_of_batch,
     rows_array,
 )
 from gnnstore.formats.packed_writer import PackedWriter
+from gnnstore.formats.store.schema import Schema
 from gnnstore.graph.store import GraphStore
 from gnnstore.graph.table_registry import shared_tables
 from gnnstore.packing.sampling import EpochSampler, PackSettings
@@ -119,6 +123,7 @@ class EpochPacker:
                 "memory": settings.memory,
                 "cache": settings.cached_by,
                 "cache_bytes": settings.cache_bytes,
+                "device_cache": settings.device_cache,
                 "superbatch": settings.superbatch,
                 "segment": settings.segment,
                 "part": settings.part,
@@ -127,6 +132,7 @@ class EpochPacker:
             decided={
                 "cached": list(self.tables),
                 "rows": [rows_array(self.store.schema, path) for path in self.tables],
+                "device_rows": self._device_crc,
                 "num_slots": self.num_slots,
                 "slot_shares": list(self._slot_shares),
                 "superbatch": self.superbatch,
@@ -151,13 +157,25 @@ class EpochPacker:
                     "memory as before, or start anew without --resume",
                     path=path,
                 )
+            if known["device_rows"] != self._device_crc:
+                writer.abort(keep=True)
+                raise UsageError(
+                    f"{path}: was begun with other rows for a device than would be chosen with the "
+                    "memory of now; resume with as much memory as before, or start anew without "
+                    "--resume",
+                    path=path,
+                )
             with progress.phase("pack", self.num_batches, "batches") as phase:
                 phase.advance(len(writer.index))
                 self._pack_epochs(writer, phase.advance)
             manifest = self._manifest(writer)
             if manifest.holds_cache:
                 with progress.phase("pack the cached rows"):
-                    self._pack_cached(writer)
+                    self._pack_common(writer, CACHED_NODES_ARRAY, cache_array, self.cached_nodes)
+            if manifest.holds_device_rows:
+                nodes = self.sampler.device_nodes
+                with progress.phase("pack the rows for a device"):
+                    self._pack_common(writer, DEVICE_NODES_ARRAY, device_array, nodes)
             arrays = self.store.stored_schema.whole_arrays()
             with progress.phase("commit"):
                 return writer.commit(
@@ -165,11 +183,14 @@ class EpochPacker:
                 )
 
     def _manifest(self, writer: PackedWriter) -> PackedManifest:
-        settings, part = self.settings, None
+        settings, part, device = self.settings, None, None
+        if settings.device_cache and (crc := self._device_crc) is not None:
+            device = DeviceLevel(settings.device_cache, len(self.sampler.device_nodes), crc)
         if settings.is_fixed:
             part = self.sampler.part(_core.crc32c(self.cached_nodes.view(np.uint8)))
         return PackedManifest(
             part=part,
+            device=device,
             fingerprint=self.sampler.fingerprint,
             seed=settings.config.seed,
             epochs=settings.epochs,
@@ -228,16 +249,28 @@ class EpochPacker:
             planner.restart(slot_layout(self.cached_nodes, self.num_slots))
         return planner
 
-    def _pack_cached(self, writer: PackedWriter) -> None:
-        """Write the rows that are cached for all batches, and their numbers."""
-        nodes, schema = self.cached_nodes, self.store.schema
-        writer.cached(CACHED_NODES_ARRAY, "int64", nodes.shape, [nodes])
+    @property
+    def _device_crc(self) -> int | None:
+        """The checksum of the numbers of the rows that a device is to hold, if there are any."""
+        nodes = self.sampler.device_nodes
+        return _core.crc32c(nodes.view(np.uint8)) if len(nodes) else None
+
+    def _pack_common(
+        self,
+        writer: PackedWriter,
+        nodes_array: str,
+        array_of: Callable[[Schema, str], str],
+        nodes: npt.NDArray[np.int64],
+    ) -> None:
+        """Write rows that all batches have in common, and their numbers."""
+        schema = self.store.schema
+        writer.cached(nodes_array, "int64", nodes.shape, [nodes])
         for spec in schema.node_attributes():
             if spec.path in self._typed:
                 rows = self._typed[spec.path]
                 _, ids = rows.range.part(nodes)
                 pieces = _in_pieces(rows.table, ids)
-                name, shape = cache_array(schema, spec.path), (len(ids), *spec.shape[1:])
+                name, shape = array_of(schema, spec.path), (len(ids), *spec.shape[1:])
                 writer.cached(name, spec.dtype, shape, pieces)
 
     @property

@@ -30,6 +30,7 @@ from gnnstore.formats.arrays.zarr_metadata import METADATA_FILE
 from gnnstore.formats.container.manifest import MAX_MANIFEST_BYTES
 from gnnstore.formats.container.workdir import PUT_PREFIX
 from gnnstore.formats.packed import (
+    DeviceLevel,
     PackedManifest,
     PackedPart,
     PackedReader,
@@ -197,6 +198,7 @@ class PartPacker:
             "cached_by": settings.cached_by,
             "num_slots": settings.slots_of(cached),
             "cached": tuple(spec.path for spec in cached.specs),
+            "device": _device_of(found, settings),
             "part": PackedPart.divided(number, of, total, part.cached_crc32c if part else 0),
         }
         if different := other_run(replace(found, **wanted), found):
@@ -205,6 +207,14 @@ class PartPacker:
                 "output, or remove it",
                 path=path,
             )
+
+
+def _device_of(found: PackedManifest, settings: PackSettings) -> DeviceLevel | None:
+    """Return the device's rows of a part as these settings have them, if it is of their run."""
+    asked = settings.device_cache or 0
+    if found.device is None:
+        return DeviceLevel(asked, 0, 0) if asked else None
+    return replace(found.device, asked_bytes=asked) if asked else None
 
 
 def manifest_at(files: Files) -> PackedManifest | None:

@@ -7,15 +7,16 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import numpy.typing as npt
 
 from gnnstore.budget.ledger import SLOTS
 from gnnstore.caching.policies import Fixed
-from gnnstore.caching.scores import SCORES
+from gnnstore.caching.scores import SCORES, Score
 from gnnstore.errors import UsageError, check_choice
+from gnnstore.features.held import HeldRows
 from gnnstore.features.planned import SlotCache
 from gnnstore.features.tables import CachedTables
 from gnnstore.formats.packed import MAX_SLOTS, PackedPart
@@ -33,9 +34,10 @@ from gnnstore.sampling.neighbor import SamplingConfig
 from gnnstore.seeds.base import SeedSource
 from gnnstore.seeds.nodes import resolve_input_nodes
 from gnnstore.strategies.auto import open_sources
-from gnnstore.strategies.device_rows import row_degrees
+from gnnstore.strategies.device_rows import left_out, reservations, row_degrees
 from gnnstore.strategies.loader_spec import LoaderSpec
 from gnnstore.strategies.lookahead import make_job, policy_of
+from gnnstore.strategies.options import DeviceCache
 from gnnstore.strategies.placement import read_tables
 from gnnstore.strategies.registry import PACKED
 from gnnstore.strategies.sampled_epoch import sample_workload
@@ -71,6 +73,7 @@ class PackSettings:
     memory: int | str | None = None
     cache_bytes: int | str | None = None
     superbatch: int | None = None
+    device_cache: int | None = None  # memory of a device for rows that no batch misses
     topology: str = "auto"
     disk_bytes: int | None = None  # the most that the epochs may take; None: what is free
     # Batches that share rows on disk; 1: each has its own; None: as many as `disk_bytes` asks for
@@ -189,6 +192,10 @@ class EpochSampler:
             superbatch=settings.superbatch,
             spill_dir=settings.spill_dir,
         )
+        if settings.device_cache:  # chosen as the cached rows, if these are by a score
+            score = cast("Score", settings.cached_by if settings.is_fixed else "frequency")
+            held = DeviceCache(settings.device_cache, score, "packed epochs")
+            options = replace(options, device_cache=held)
         # Sized as `gnnstore predict` sizes packed epochs.
         options = replace(options, strategy=replace(PACKED, is_offline=True))
         seeds_bytes = self.seeds.num_bytes
@@ -201,11 +208,14 @@ class EpochSampler:
             seeds_bytes=seeds_bytes,
             num_threads=settings.num_threads,
             may_use_fewer=True,
+            of_device=tuple(reservations(options.device_cache, store.schema)),
             cached=None if cached is None else frozenset(cached.owners),
         )
-        self._loader, self.sources = spec, open_sources(spec)
-        placement = self.sources.placement
+        self.sources = open_sources(spec)
+        self._loader = spec = left_out(spec, self.sources.chosen)
+        placement, presampler = self.sources.placement, spec.presampler
         self.tables = spec.cached_tables(placement)
+        self.held = self._held_rows()
         rolling = placement.superbatch
         # Pools of the slots of cached rows, if they are of several widths.
         self.pools = None if rolling is None else rolling.pools
@@ -235,6 +245,29 @@ class EpochSampler:
         # Rows are packed by the job, and not by the producer of superbatches.
         self._job = replace(make_job(spec, placement, topology, self.policy, size), packs=False)
         self._closing = ExitStack()
+
+    def _held_rows(self) -> HeldRows | None:
+        """Return the rows that a device is to hold; refuse a size that has no room for any."""
+        asked, chosen = self.settings.device_cache, self.sources.chosen
+        if not asked:
+            return None
+        if not self.tables.specs:
+            raise UsageError(
+                f"{self.store.path}: no attribute of nodes is read from disk with this memory, so "
+                "that there are no rows for a device to hold; leave out --device-cache"
+            )
+        if chosen is None or not len(chosen.held.rows_in(self.tables.space)):
+            raise UsageError(
+                f"device_cache={asked} has no room for a row of {self.tables.slot_bytes} bytes; "
+                "raise --device-cache, or leave it out"
+            )
+        return chosen.held
+
+    @property
+    def device_nodes(self) -> npt.NDArray[np.int64]:
+        """The numbers of the rows that a device is to hold, ascending."""
+        held, space = self.held, self.tables.space
+        return np.empty(0, np.int64) if held is None else held.rows_in(space)
 
     @cached_property
     def sampled(self) -> tuple[MissModel | None, Presampled]:

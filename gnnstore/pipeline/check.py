@@ -32,7 +32,7 @@ from gnnstore.errors import (
     limits_named,
     storage_errors,
 )
-from gnnstore.features.packed_epochs import cached_nodes
+from gnnstore.features.packed_epochs import cached_nodes, device_rows
 from gnnstore.features.packed_rows import PackedFiles
 from gnnstore.features.source import RowRequest
 from gnnstore.formats.arrays.zarr_metadata import METADATA_FILE
@@ -50,6 +50,7 @@ from gnnstore.formats.packed import (
 from gnnstore.formats.table_directory import SlotFile
 from gnnstore.formats.tables import SLOTS_FILE, TableManifest
 from gnnstore.progress import NullProgress, Progress
+from gnnstore.sampling.row_space import RowSpace
 from gnnstore.threads import ordered_map
 
 Level = Literal["header", "checksums", "full"]
@@ -289,14 +290,19 @@ def check_batches(
     from gnnstore.pipeline.packed_batches import read_labels  # noqa: PLC0415 - imports torch
     from gnnstore.seeds.labels import labels_of  # noqa: PLC0415
 
-    packed, path = PackedFiles.open(reader), reader.path
-    labels, owners = None, reader.manifest.schema.owners()
+    path, schema = reader.path, reader.manifest.schema
+    space = RowSpace.of_schema(schema, set(reader.manifest.cached))
+    try:
+        packed = PackedFiles.open(reader, held=device_rows(first, space))
+    except CorruptStoreError as error:
+        return [Problem(error.path or str(first.path), str(error))]
+    labels, owners = None, schema.owners()
     with suppress(UnsupportedVersionError):  # seeds of a plug-in that is not imported
         labels = labels_of(reader.manifest.fingerprint)
     nodes = None
     if first.manifest.holds_cache:
         try:
-            nodes = cached_nodes(first, packed.space)
+            nodes = cached_nodes(first, space)
         except CorruptStoreError as error:
             return [Problem(error.path or str(first.path), str(error))]
 
@@ -305,11 +311,11 @@ def check_batches(
             record = packed.record(number)
             if labels is not None:
                 read_labels(packed, labels, number, record)
-            ids = record.subgraph.rows(packed.space)
+            ids = record.step(space, packed.held).ids
             if nodes is not None:
                 _core.check_cached(nodes, record.slots, ids)
             for of, rows in packed.rows(number, record).items():
-                own = packed.space.range_of(str(owners[of])).within(ids)
+                own = space.range_of(str(owners[of])).within(ids)
                 out = rows.spec.empty(own.stop - own.start)
                 rows.read_into(RowRequest(ids[own], record.slots[own], None, own.start), out)
         except (ValueError, TypeError, IndexError) as error:  # gnnstore's errors included

@@ -161,6 +161,8 @@ class PackedBatches(BatchSource):
         batch.place = place._replace(record=record)
         batch.sample = record.subgraph.expand(self.index_dtype, empty)
         batch.labels = read_labels(files, self.labels, place.number, record)
+        if self.packed.held is not None:
+            batch.split = self.packed.held.split(batch.sample.nodes)
 
     def gather(self, batch: Batch) -> None:
         """Gather the rows of all attributes, and ids of edges, from the packed epochs."""
@@ -196,7 +198,7 @@ class PackedBatches(BatchSource):
             return self.packed.gather(place.number, record, memory)
         files, (slots, turns, number) = self.packed.of(place.number), place.turn
         missed = files.rows(place.number, record)
-        step = record.step(self.packed.space)
+        step = record.step(self.packed.space, self.packed.held)
         try:
             return slots.gather(turns, number, step, missed, memory)
         except (TypeError, IndexError) as error:  # kernels refuse places of rows

@@ -26,6 +26,7 @@ from gnnstore.converters.stores.reorder import out_degrees
 from gnnstore.disk.profile import load_profile, tune_reads
 from gnnstore.disk.spool import default_parent
 from gnnstore.errors import NotFoundError, StoreExistsError, UsageError
+from gnnstore.features.held import HeldRows
 from gnnstore.formats.base.files import require_space
 from gnnstore.formats.container.workdir import check_final
 from gnnstore.formats.packed import PACKED as KIND
@@ -214,8 +215,12 @@ def sample_epoch(
     num_batches: int,
     num_threads: int,
     progress: Progress,
+    held: HeldRows | None = None,
 ) -> TracedEpoch:
-    """Sample the first batches of the first epoch of a loader with `shuffle=True`."""
+    """Sample the first batches of the first epoch of a loader with `shuffle=True`.
+
+    The trace is without the rows that a device holds.
+    """
     order = KeyedOrder(len(seeds), batch_size, shuffles=True, drop_last=False)
     num_batches = min(num_batches, order.num_batches)
     topology = load_topology(store, progress)
@@ -224,7 +229,8 @@ def sample_epoch(
 
     def keep(place: int, batch: Batch) -> None:
         if batch.sample is not None:
-            trace.put(place, space.rows(batch.sample.nodes))
+            nodes = batch.sample.nodes
+            trace.put(place, space.rows(nodes if held is None else held.missed(nodes)))
 
     with progress.phase("sample", num_batches, "batches") as phase:
         sampler = topology.sampler(config, store.schema.index_dtype)
@@ -249,6 +255,9 @@ def sample_epoch(
         scores["frequency"] = np.zeros(space.num_rows, np.uint8)
         presampler = Presampler.of(store, config, seeds, batch_size, False).over(space)
         presampler.run(topology, num_threads, scores["frequency"])
+        if held is not None:
+            for of_nodes in scores.values():
+                of_nodes[held.rows_in(space)] = 0
     return TracedEpoch(order.num_batches, trace.build(), scores, seconds)
 
 

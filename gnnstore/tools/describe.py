@@ -269,6 +269,7 @@ def describe_manifests(manifests: Sequence[PackedManifest], path: Path | str) ->
         "num_segments": 0,
         "shared_rows": 0,
         "cached": list(manifest.cached),
+        "device_rows": None if manifest.device is None else manifest.device.num_rows,
         "disk_bytes": sum(entry.size_bytes for entry in entries),
         "num_files": len(entries) + len(manifests),
     }
@@ -499,6 +500,7 @@ PACKED_TEXT: Layout = (
             "fan-outs": "{num_neighbors}",
             "batch size": "{batch_size}",
             "seed": "{seed}",
+            "rows on the device": "{device_rows}",
             "cached rows": "{num_slots} by {cached_by}[, of {cached}]",
             "shared rows": "{shared_rows} in {num_segments} segments of {segment} batches",
             "largest batch": "{largest_batch_bytes}",

@@ -22,8 +22,9 @@ from gnnstore.pictures import draw_into
 from gnnstore.pipeline.lookahead.presample import Presampler
 from gnnstore.pipeline.shuffle import order_bytes
 from gnnstore.strategies.auto import StrategyOptimizer
+from gnnstore.strategies.device_rows import reservations
 from gnnstore.strategies.loader_spec import LoaderSpec, ReadOptions, place_for
-from gnnstore.strategies.options import PlannedSettings
+from gnnstore.strategies.options import DeviceCache, PlannedSettings
 from gnnstore.strategies.placement import read_tables
 from gnnstore.strategies.registry import STATIC, auto
 from gnnstore.strategies.workload import ReadTotals, TableReads
@@ -63,6 +64,7 @@ PREDICTIONS: Layout = (
             "[links {links}]); fan-out {num_neighbors}",
             "took": "{sampling_seconds} to sample",
             "rows of": "{arrays}",
+            "on the device": "{device_rows} rows; {bytes_to_device} of others are copied an epoch",
             "reads": "in units of {alignment_bytes:d} bytes, rows up to {gap_bytes:d} bytes apart "
             "together",
             "disk": "as measured at {measured_at}",
@@ -114,6 +116,7 @@ def predict_caches(
     threads: int | None,
     memory_bytes: int | None = None,
     disk_bytes: int | None = None,
+    device_cache: int | None = None,
     strategies: tuple[str, ...] | None = None,
 ) -> int:
     """Sample, compare, draw, print, and return the exit status."""
@@ -127,20 +130,26 @@ def predict_caches(
     config, num_cores = config_of(store, batches, seed=seed), len(os.sched_getaffinity(0))
     names, seeds = choose_seeds(store, config, batches)
     tables = CachedTables.of(store.schema, {spec.path for spec in specs})
+    on_device = None if not device_cache else DeviceCache(device_cache, device="a device")
     with session.progress() as progress:
         spec = LoaderSpec(
             store,
             ReadOptions(
-                auto(), memory=memory_bytes, planned=PlannedSettings(disk_bytes=disk_bytes)
+                auto(),
+                memory=memory_bytes,
+                planned=PlannedSettings(disk_bytes=disk_bytes),
+                device_cache=on_device,
             ),
             Presampler.of(store, config, seeds, batches.batch_size, False),
             seeds_bytes=seeds.num_bytes + order_bytes(len(seeds), shuffles=True),
             num_threads=threads or num_cores + 1,  # as a loader that waits for a disk
             may_use_fewer=True,
             knows_epochs=True,
+            of_device=tuple(reservations(on_device, store.schema)),
         )
         chosen = [c for c in auto().candidates if strategies is None or c.choice in strategies]
         predicted = _predict(spec, chosen, draws_curve=plot_file is not None, progress=progress)
+        held = next((own.held for own in spec.chosen.values()), None)
         epoch = sample_epoch(
             store,
             config,
@@ -150,6 +159,7 @@ def predict_caches(
             num_batches=num_batches,
             num_threads=threads or num_cores,
             progress=progress,
+            held=held,
         )
         measured = load_profile(store.path)  # perhaps a moment ago, for the predictions
         arrays = [store.reader.paged(spec) for spec in specs]
@@ -194,6 +204,8 @@ def predict_caches(
         "gap_bytes": reads.tuning.gap_bytes,
         "max_read_bytes": reads.tuning.max_read_bytes,
         "measured_at": None if profile is None else profile.measured_at,
+        "device_rows": None if held is None else held.num_rows,
+        "bytes_to_device": None if held is None else _row_bytes_of(epoch, tables),
         "caches": compared,
         "predictions": predicted,
     }
@@ -204,6 +216,17 @@ def predict_caches(
     draw_into(document, plot_file, draw_predictions)
     session.emit(document, PREDICTIONS, *_next(document))
     return STORAGE if document["problems"] else OK
+
+
+def _row_bytes_of(epoch: TracedEpoch, tables: CachedTables) -> int:
+    """Return the bytes of the rows of an epoch that a device does not hold."""
+    trace, total = epoch.trace, 0
+    for i in range(trace.num_batches):
+        rows = trace.batch(i)
+        for own, width in tables.widths.items():
+            places = own.within(rows)
+            total += width * (places.stop - places.start)
+    return round(total * epoch.epoch_batches / max(1, trace.num_batches))
 
 
 def _next(document: dict[str, Any]) -> tuple[list[tuple[str, ...]], str]:

@@ -94,6 +94,15 @@ def test_packed_epochs_elsewhere(run: Any, store: Path, tmp_path: Path, original
     assert "1 epochs of 20" in run("inspect", output).stdout.replace(",", "")
 
 
+def test_rows_for_a_device(run: Any, store: Path, tmp_path: Path) -> None:
+    words = ("--num-neighbors", "3,2", "--batch-size", "40", "--output", tmp_path / "unit")
+    done = run("pack", store, *words, "--device-cache", "4kB", "--cache-bytes", "2kB", "--json")
+    assert done.status == 0, done.stderr
+    assert done.document["device_rows"] > 0
+    assert "rows on the device" in run("inspect", tmp_path / "unit").stdout
+    assert run("verify", tmp_path / "unit", "--level", "full").status == 0
+
+
 def test_what_is_refused(run: Any, store: Path, tmp_path: Path) -> None:
     for arguments, status, message in (
         ([], 2, "--name in the store, or an --output"),

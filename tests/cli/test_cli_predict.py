@@ -115,6 +115,18 @@ def test_reads_are_those_that_the_readers_make(run: Any, store: Path) -> None:
         assert policy["bytes_per_epoch"] == sum(size for _, size in reads)
 
 
+def test_rows_that_a_device_holds_are_left_out(run: Any, store: Path) -> None:
+    """With a tenth of the rows there, caches and copies are of the others."""
+    words = ("--batches", "1000", "--cache-bytes", "0%", "--json")
+    whole = run("predict", store, *QUICK, *words).document
+    document = run("predict", store, *QUICK, *words, "--device-cache", "4kB").document
+    assert (whole["device_rows"], document["device_rows"]) == (None, 40)
+    assert 0 < document["rows_needed"] < whole["rows_needed"]
+    assert document["bytes_to_device"] == 100 * document["rows_needed"]
+    for policy in document["caches"][0]["policies"]:
+        assert policy["misses"] == document["rows_needed"]
+
+
 def test_the_table(run: Any, store: Path) -> None:
     done = run("predict", store, *QUICK, "--batches", "3", "--cache-bytes", "10%,50%")
     assert (done.status, done.stderr) == (0, "")

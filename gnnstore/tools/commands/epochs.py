@@ -92,6 +92,9 @@ def _parse_caches(text: str, name: str) -> tuple[float | int, ...]:
       Memory budget of a loader, as its memory=. Default: what this machine has free.
   --disk SIZE -> disk_bytes
       Disk budget of a loader, as its disk=. Default: half of the free space.
+  --device-cache SIZE
+      Memory of a device for rows that stay there, as a loader's device_cache=: the rest is
+      predicted, and what is copied to the device.
   --strategies NAME,NAME,...
       Strategies to predict: some of {", ".join(found.choice for found in auto().candidates)};
       packed-epochs is what gnnstore pack makes. Default: all.
@@ -198,6 +201,7 @@ Examples:
 Budgets
   --memory MEMORY  Budget of packing, and of the cache and batches of training.
   --cache-bytes SIZE  Size of the cache. Default: what --memory leaves.
+  --device-cache SIZE  Memory of a device for rows that stay there while training.
   --cache-by {"|".join(_CACHE_BY)} -> cache = {PACKED.policy}  Policy that chooses the cached rows.
   --disk SIZE -> disk_bytes
       Disk budget of the packed epochs; if it is too small, batches share rows. Default: free space,
