@@ -67,6 +67,16 @@ def num_bytes(batches: Batches) -> int:
     return sum(map(of, batches))
 
 
+def has_repeats(value: Any) -> bool:
+    """Return whether a node is in a batch twice."""
+    if isinstance(value, list):
+        return any(map(has_repeats, value))
+    ids = value.get("n_id", [])
+    of_types = [each for each in value.values() if isinstance(each, dict)]
+    return len(set(map(int, ids))) < len(ids) or has_repeats(of_types)
+
+
+@pytest.mark.filterwarnings("ignore:edge_label_time of some seed edges")
 @pytest.mark.parametrize(("case", "way"), cells())
 def test_batches_are_equal_and_rows_moved_are_the_twins(
     stores: tuple[Path, Path], expected: dict[Any, Batches], case: str, way: dict[str, Any]
@@ -90,7 +100,7 @@ def test_batches_are_equal_and_rows_moved_are_the_twins(
             assert 0 < there.num_rows < stats.nodes
         owners = loader._sources.chosen.tables.owners
         paths = loader._sources.placement.read_paths & owners.keys()
-        if paths and "disjoint" not in case:  # where a batch reads a row once
+        if paths and not has_repeats(found):  # else a batch may read a row more than once
             missed = sum(there.missed[owners[path]] for path in paths)
             # A planned cache is filled once.
             found_rows = stats.rows_read + stats.rows_cached
@@ -182,8 +192,8 @@ def test_states_are_those_of_other_loaders(stores: tuple[Path, Path]) -> None:
         {"strategy": "memory"},
         {"strategy": "packed", "superbatch": 2},
     ]
-    for way in ways:
-        assert_resumes(partial(make, stores, "nodes", batch_size=25, **way, **HELD))
+    for way in ways[choose(1, 0) :]:
+        assert_resumes(partial(make, stores, "nodes", batch_size=40, **way, **HELD))
 
 
 def test_rows_are_the_ones_needed_most(stores: tuple[Path, Path]) -> None:
