@@ -211,7 +211,6 @@ def test_strategies_are_predicted(run: Any, store: Path) -> None:
     text = run("predict", store, *words).stdout
     assert "An epoch, predicted, with" in text
     assert "memory *" in text
-    assert "gnnstore quantize" not in text, "which spares no read"
 
 
 @pytest.mark.usefixtures("small_budgets")
@@ -250,7 +249,6 @@ def test_budgets_of_predictions(run: Any, store: Path, monkeypatch: pytest.Monke
         assert "- has 0 bytes of disk space" in found[name]["problem"]
     text = run("predict", store, *more, "--disk", "0").stdout
     assert f"static-degree, static-frequency, belady: {ids}" in text
-    assert "Rows of x are floats: 'gnnstore quantize' keeps them as int8" in text
     assert "- has 0 bytes of disk space" in text
 
 
