@@ -335,7 +335,7 @@ class Producer:
         job, run, session = self.job, self.run, self.session
         if session is not None:
             pinned = session.pinned(packs=job.packs, fills=job.warms_up)
-        num_threads = self._num_threads
+        num_threads = min(run.num_threads, job.size.sampling_threads or run.num_threads)
         name, space, held = f"{first}", job.space, None if job.chosen is None else job.held
         trace = self._files.trace(name, len(batches))
         has_ids = pinned is None and held is None
@@ -417,12 +417,6 @@ class Producer:
             superbatch.edge_rows, superbatch.bytes_packing = edge_rows, edge_bytes
             superbatch.bytes_spilled += edge_rows.num_disk_bytes
         return superbatch
-
-    @property
-    def _num_threads(self) -> int:
-        """Threads that sample."""
-        most = self.job.size.sampling_threads
-        return self.run.num_threads if most is None else min(self.run.num_threads, most)
 
     def _edge_rows(self, name: str, num_batches: int) -> SuperbatchEdges | None:
         """Return where rows of edges wait that are read in a pass over their tables."""

@@ -211,7 +211,7 @@ class Superbatch:
 
         `before` returns the nodes of the rows that a device keeps of the batch before.
         """
-        place = self._place(i)
+        place = i if self.sampled is None else self.sampled[i]
         sample = self.samples.read(place)
         # As when it was sampled, whatever a device has by now.
         split = None if self.held is None else self.held.split(sample.nodes, before())
@@ -227,9 +227,6 @@ class Superbatch:
             self.close()
         return sample, step, split
 
-    def _place(self, i: int) -> int:
-        return i if self.sampled is None else self.sampled[i]
-
     def _step(
         self, plan: CachePlan, i: int, sample: CompactSample, split: Mapping[str, Split]
     ) -> PlanStep:
@@ -242,7 +239,8 @@ class Superbatch:
 
     def edge_rows_of(self, i: int, sample: Subgraph) -> dict[str, Rows]:
         """Return the rows of the edges of batch i, by table, if they were read ahead."""
-        return {} if self.edge_rows is None else self.edge_rows.rows(self._place(i), sample)
+        place = i if self.sampled is None else self.sampled[i]
+        return {} if self.edge_rows is None else self.edge_rows.rows(place, sample)
 
     def gather(self, i: int, step: PlanStep, memory: RowsMemory) -> dict[str, Rows]:
         """Return the rows of batch i, by table."""
