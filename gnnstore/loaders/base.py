@@ -81,6 +81,7 @@ class BatchLoader(TorchLoader):
             transform=transform,
             transform_sampler_output=transform_sampler_output,
             device=device,
+            reorder=reorder,
             options=options,
             shard=shard,
             own_order=own_order,
@@ -91,8 +92,6 @@ class BatchLoader(TorchLoader):
                 f"reorder={reorder} puts batches in another order than {self._order.name} gives; "
                 "leave out sampler= and batch_sampler=, or choose reorder=1"
             )
-        if self._placer is not None:
-            self._placer.matches = reorder > 0
         self._machine: Machine = PRIVATE  # the place of what is loaded whole
         self._totals = Totals()
         self._recorder = Recorder(displayed(progress, shard))

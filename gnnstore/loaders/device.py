@@ -698,27 +698,29 @@ _held: WeakValueDictionary[tuple[int, torch.device], DeviceRows] = WeakValueDict
 
 
 class BatchPlacer:
-    """Places the batches of a loader on a device. Pickles as the device's name, and the loader's.
+    """Places the batches of a loader on a device. Pickles as what it was made with.
 
     Attributes
     ----------
+    matches : bool
+        Whether rows of the batch before are used again.
     sources : Sources, optional
         The loader's, with the choice of rows that stay on the device.
     rows : DeviceRows, optional
         These rows, since the first iteration has begun.
-    matches : bool
-        Whether rows of the batch before are used again.
     """
 
-    def __init__(self, device: torch.device, sources: Sources | None = None) -> None:
-        self._given, self.sources = device, sources
+    def __init__(
+        self, device: torch.device, *, matches: bool = False, sources: Sources | None = None
+    ) -> None:
+        self._given, self.matches, self.sources = device, matches, sources
         self.rows: DeviceRows | None = None
-        self.matches = False
         self._ring: StagingRing | None = None
         self._shared: dict[int, Tensor] = {}  # in host memory, by id
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (BatchPlacer, (self._given, self.sources))
+        make = partial(BatchPlacer, self._given, matches=self.matches, sources=self.sources)
+        return (make, ())
 
     def ring(self) -> StagingRing:
         """Return the staging memory; the first call, in the consumer's thread, fixes the device."""
@@ -777,6 +779,10 @@ class _Joining:
         self.kept: dict[str, Tensor] = {}  # by path, for the next batch
         self._places: dict[int, Places] = {}  # on the device, by split
         self.num_bytes = 0  # of rows that were there
+
+    def forget(self) -> None:
+        """Let go of rows of this batch and of the one before."""
+        self.kept, self._before = {}, None
 
     def moved(self, tensor: Tensor, form: Callable[[Tensor], Tensor] = lambda own: own) -> Tensor:
         """Return a copy of a tensor, in another form if there is one."""
@@ -881,7 +887,7 @@ def copied(
     except BaseException as error:
         # Who keeps the error keeps its frames, and not the device's memory.
         tensors.clear()
-        joining.kept.clear()
+        joining.forget()
         traceback.clear_frames(error.__traceback__)
         if not isinstance(error, torch.cuda.OutOfMemoryError):  # of any device
             raise
@@ -1037,6 +1043,9 @@ class Placing:
                     refuse_closed()
                     time.sleep(_POLL_SECONDS)
             yield
+        except BaseException:
+            self._is_closed = True  # the next batch might be joined from rows of this one
+            raise
         finally:
             with self._changed.lock:
                 self._coming.popleft()
@@ -1049,15 +1058,15 @@ class Placing:
         batch.staged, batch.rows_memory = None, empty
         name, placer = f"batch {key.batch} of epoch {key.epoch}", self._placer
         ring, held = placer.ring(), None if placer.rows is None else placer.rows.rows
-        before = self._kept if placer.matches else None
-        joining = _Joining(ring.device, block, held, before)
+        joining = _Joining(ring.device, block, held, self._kept if placer.matches else None)
+        self._kept = {}
         batch.output, event, tensors, num_bytes = copied(batch.output, ring, block, name, joining)
         self._kept, batch.split, batch.link = joining.kept, None, None
         if isinstance(ring.device, HostDevice):  # a batch is in the host's memory until it is freed
             shared = {
                 each.data_ptr() for own in ring.on_device.values() for each in _arrays_of(own)
             }
-            for tensor in tensors:
+            for tensor in (*tensors, *joining.kept.values()):
                 if tensor.data_ptr() not in shared:
                     block.hold(tensor.untyped_storage())
         batch.placed = event, tensors

@@ -37,6 +37,7 @@ class TorchLoader(StatefulLoader):
         transform: Callable[[Any], Any] | None,
         transform_sampler_output: Callable[[Any], Any] | None,
         device: torch.device | None,
+        reorder: int,
         options: dict[str, Any],
         **of_order: Any,
     ) -> None:
@@ -44,7 +45,7 @@ class TorchLoader(StatefulLoader):
         options = {k: v for k, v in options.items() if k not in {"dataset", "collate_fn"}}
         options["collate_fn"] = self.collate_fn
         super().__init__(num_seeds, options=options, **of_order)
-        self._placer = None if device is None else BatchPlacer(device)
+        self._placer = None if device is None else BatchPlacer(device, matches=reorder > 0)
         self.transform = transform
         self.transform_sampler_output = transform_sampler_output
         self._labels = labels

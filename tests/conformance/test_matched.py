@@ -5,7 +5,9 @@ The device is the host's memory here; `test_devices` has one that is late.
 
 from __future__ import annotations
 
+import copy
 import json
+import pickle
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ import pytest
 
 import gnnstore
 from gnnstore import NeighborLoader
+from gnnstore.loaders import device as devices
 from gnnstore.testing import assert_resumes
 from tests.support.batches import Batches, assert_same_batches, batches_of
 from tests.support.communities import (
@@ -168,6 +171,44 @@ def test_resuming(path: Path) -> None:
     assert_same_batches(
         batches_of(resumed), batches_of(loader_of(path, input_nodes=seeds, shuffle=True))[2:]
     )
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"strategy": "memory"},
+        {"strategy": "belady", "cache_bytes": "1kB", "superbatch": 4},
+        {"strategy": "belady", "cache_bytes": "1kB", "superbatch": 4, "reorder": 2},
+        {"strategy": "packed", "superbatch": 4, "reorder": 2},
+    ],
+    ids=lambda options: "-".join(map(str, options.values())),
+)
+def test_copies_match_too(path: Path, options: dict[str, Any]) -> None:
+    loader = loader_of(path, shuffle=True, **MATCH | options)
+    copies = [pickle.loads(pickle.dumps(loader)), copy.deepcopy(loader)]  # noqa: S301
+    expected = batches_of(loader)
+    assert loader.stats().rows_kept > 0
+    for each in copies:
+        assert_same_batches(batches_of(each), expected)
+        assert each.stats().rows_kept == loader.stats().rows_kept
+
+
+def test_rows_that_are_kept_in_host_memory_are_within_the_budget(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their batch counts for as long as they are there, even if the consumer has let go of it."""
+    place, left = devices.Placing.place, list[Any]()
+
+    def placed(self: Any, batch: Any) -> None:
+        place(self, batch)
+        left.append(self._kept)
+
+    monkeypatch.setattr(devices.Placing, "place", placed)
+    loader = loader_of(path, strategy="memory", memory="100MB", num_threads=0, **MATCH)
+    all(loader)
+    assert loader._gate.num_living == len(left) == NUM_BATCHES
+    left.clear()
+    assert loader._gate.num_living == 0
 
 
 def test_belady_misses_no_more(path: Path) -> None:

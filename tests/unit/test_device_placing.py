@@ -547,6 +547,15 @@ def test_a_batch_that_is_not_wanted_any_more_waits_no_longer() -> None:
     assert len(failed) == 1
 
 
+@pytest.mark.usefixtures("device")
+def test_no_batch_is_placed_after_one_that_failed() -> None:
+    placing, batches = begun(2)
+    with pytest.raises(ValueError, match="not this one"), placing.turn(batches[0]):
+        raise ValueError("not this one")
+    with pytest.raises(CancelledError), placing.turn(batches[1]):
+        pytest.fail("it is placed")
+
+
 @pytest.fixture(params=[0, 3], ids=["0 threads", "3 threads"])
 def num_threads(request: Any) -> int:
     return int(request.param)
