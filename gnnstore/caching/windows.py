@@ -7,7 +7,7 @@ smaller one's distinct rows. The order depends on these rows alone.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,21 +16,34 @@ import numpy.typing as npt
 from gnnstore import _core
 
 _WORD_BITS = 64
+# The most that a table takes for each of its ids (see `_core.places_of`), in ids.
+_TABLE_IDS = 8
 
 
-def marks_bytes(num_rows: int) -> int:
-    """Return the bytes of the bitmap that overlaps take, of so many rows in the graph."""
-    return -(-num_rows // _WORD_BITS) * 8
+def working_bytes(num_rows: int, batch_rows: int, id_bytes: int) -> int:
+    """Return the bytes that `distinct` and `overlaps` take besides rows and results, at most.
+
+    That is the bitmap of so many rows in the graph, and of a batch either a table of its rows and
+    their places, or its rows and their words as int64, and the rows that another batch has alone.
+    """
+    of_row = max(_TABLE_IDS * id_bytes + 4 + 8 + 1, 8 + 8 + id_bytes)
+    return _num_words(num_rows) * 8 + batch_rows * of_row
 
 
-def overlaps(batches: Sequence[npt.NDArray[Any]], num_rows: int) -> npt.NDArray[np.int64]:
+def overlaps(
+    batches: Sequence[npt.NDArray[Any]],
+    num_rows: int,
+    check: Callable[[], None] = lambda: None,
+) -> npt.NDArray[np.int64]:
     """Return the number of rows that each two batches share, int64 [n, n].
 
-    Batches have distinct rows (int32 or int64), as `distinct` returns them, below `num_rows`.
+    Batches have distinct rows (int32 or int64), as `distinct` returns them, below `num_rows`. Each
+    is compared with all after it; `check` is called before, and may raise.
     """
     shared = np.zeros((len(batches), len(batches)), np.int64)
-    marks = np.zeros(marks_bytes(num_rows) // 8, np.uint64)
+    marks = np.zeros(_num_words(num_rows), np.uint64)
     for i, rows in enumerate(batches):
+        check()
         wide = rows.astype(np.int64, copy=False)
         _core.bitmap_mark(marks, wide)
         shared[i, i] = len(rows)
@@ -42,9 +55,12 @@ def overlaps(batches: Sequence[npt.NDArray[Any]], num_rows: int) -> npt.NDArray[
 
 
 def distinct(rows: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Return the rows of a batch (int32 or int64) once each, in the order of their first places."""
+    """Return the rows of a batch (int32 or int64) once each, in the order of their first places.
+
+    Rows that do not repeat are returned themselves.
+    """
     is_first: npt.NDArray[np.bool_] = _core.places_of(rows, rows) == np.arange(len(rows))
-    return np.compress(is_first, rows)
+    return rows if is_first.all() else np.compress(is_first, rows)
 
 
 def window_order(shared: npt.NDArray[np.int64]) -> list[int]:
@@ -72,3 +88,8 @@ def window_order(shared: npt.NDArray[np.int64]) -> list[int]:
 def _kept(shared: npt.NDArray[np.int64], order: list[int]) -> int:
     """Return the rows that batches share with the one before them."""
     return int(shared[order[:-1], order[1:]].sum())
+
+
+def _num_words(num_rows: int) -> int:
+    """Return the words of a bitmap of rows."""
+    return -(-num_rows // _WORD_BITS)

@@ -182,7 +182,8 @@ class NeighborLoader(SampledLoader, PygNeighborLoader):  # type: ignore[misc]
         and not copied to it anew. 1: batches come in their order. From 2 on, strategies that sample
         ahead also put the batches of each window in an order in which neighbours share rows
         (FastGL): a batch keeps its content and comes in another place, so with `shuffle=False`
-        predictions do not come in the order of the seeds, but with the batch's `input_id`.
+        predictions do not come in the order of the seeds, but with the batch's `input_id`. The
+        work of ordering grows with the square of a window; 16 to 64 batches are useful.
     partitions : PartitionPolicy, optional
         Hold some partitions of the store in memory at a time (`gnnstore partition`), and sample
         from these alone, which changes batches; kind "dispersed" or "sequential", though

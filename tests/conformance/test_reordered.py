@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
-from itertools import islice, pairwise
+from itertools import count, islice, pairwise
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import pytest
 
 import gnnstore
 from gnnstore import LinkNeighborLoader, NeighborLoader
+from gnnstore.caching.windows import overlaps
 from gnnstore.errors import BudgetError, UsageError
+from gnnstore.pipeline.lookahead import ordering
 from gnnstore.testing import assert_resumes
 from tests.support.batches import Batches, assert_same_batches, batches_of
 from tests.support.communities import (
@@ -237,6 +241,27 @@ def test_windows_before_one_that_cannot_be_sampled_come(
         next(batches)
     assert "batch 9 of epoch 0" in failure.value.__notes__[0]
     assert loader.state_dict()["batches"] == 8
+
+
+def test_closing_does_not_wait_until_batches_are_compared(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    began, windows = Event(), count()
+
+    def compare_slowly(rows: Any, num_rows: int, check: Callable[[], None]) -> Any:
+        if next(windows) != 1:
+            return overlaps(rows, num_rows, check)
+        began.set()
+        for _ in range(3000):
+            check()
+            time.sleep(0.01)
+        raise AssertionError("nobody has ended it")
+
+    monkeypatch.setattr(ordering, "overlaps", compare_slowly)
+    batches = iter(reordered(path, 4, superbatch=4, num_threads=2))
+    next(batches)
+    assert began.wait(20)
+    batches.close()
 
 
 REFUSED: list[tuple[dict[str, Any], str]] = [

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
+import tracemalloc
 from itertools import pairwise
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -11,7 +13,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from gnnstore.caching.windows import distinct, overlaps, window_order
+from gnnstore.caching.windows import distinct, overlaps, window_order, working_bytes
+from gnnstore.pipeline.lookahead.ordering import WindowOrder, Windows
+from gnnstore.sampling.row_space import RowSpace
 from tests.support.twins import caches as twins
 
 NUM_ROWS = 40
@@ -58,6 +62,56 @@ def test_rows_of_a_batch_are_taken_once(rows: list[int], dtype: type[Any]) -> No
     found = distinct(np.array(rows, dtype))
     assert found.dtype == dtype
     assert found.tolist() == [*dict.fromkeys(rows)]
+
+
+def test_comparing_batches_stops_where_a_check_fails() -> None:
+    """Each is compared with all others, which takes long."""
+    calls: list[None] = []
+
+    def check() -> None:
+        calls.append(None)
+        if len(calls) == 3:
+            raise InterruptedError
+
+    batches = [np.array([k], np.int32) for k in range(NUM_ROWS)]
+    with pytest.raises(InterruptedError):
+        overlaps(batches, NUM_ROWS, check)
+    assert len(calls) == 3
+
+
+@pytest.mark.parametrize("is_typed", [False, True])
+def test_a_window_takes_the_memory_that_is_reserved(is_typed: bool) -> None:
+    """Batches that have nodes twice, or of two types, are there as nodes and as rows."""
+    size, num_nodes, num_rows = 8, 6000, 12_000
+    space = RowSpace.from_counts({"a": num_rows, "b": num_rows} if is_typed else {"a": num_rows})
+    batches: list[Any] = [
+        SimpleNamespace(position=k, key=SimpleNamespace(epoch=0)) for k in range(size)
+    ]
+    reserved = Windows(size, space).reserve(0, num_nodes, "")
+    placed: list[int] = []
+    draw = np.random.default_rng(3)
+    distinct(np.arange(4, dtype=np.int32))  # what first calls import
+    tracemalloc.start()
+    try:
+        order = WindowOrder(
+            Windows(size, space),
+            batches,
+            put=lambda place, *_: placed.append(place),
+            drop=placed.append,
+            check=lambda: None,
+        )
+        for _ in batches:
+            ids = draw.integers(0, num_rows, num_nodes, np.int32)
+            ids[1] = ids[0]
+            half = num_nodes // 2
+            order.add({"a": ids[:half], "b": ids[half:]} if is_typed else {"a": ids})
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert placed == [*range(size)]
+    table_bytes = 32 * num_nodes  # is not NumPy's
+    assert 0.7 * reserved.fixed < peak + table_bytes <= reserved.fixed
+    assert reserved.fixed >= 2 * size * 4 * num_nodes + working_bytes(num_rows, num_nodes, 4)
 
 
 @pytest.mark.parametrize(("windows_of", "most"), [(1, 1.0), (2, 0.85), (4, 0.6)])

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import numpy.typing as npt
 
 from gnnstore.budget.ledger import Reservation
-from gnnstore.caching.windows import distinct, marks_bytes, overlaps, window_order
+from gnnstore.caching.windows import distinct, overlaps, window_order, working_bytes
 from gnnstore.formats.arrays.dtypes import id_dtype
 from gnnstore.pipeline.batch import Batch
 from gnnstore.sampling.row_space import RowSpace
@@ -27,8 +27,10 @@ class Windows:
     def reserve(self, num_threads: int, batch_nodes: int, phase: str) -> Reservation:
         """Return the memory of putting batches in order while they are sampled by threads."""
         id_bytes = id_dtype(self.space.num_rows - 1).itemsize
-        waiting = self.size + 2 * num_threads + 1
-        fixed = waiting * batch_nodes * id_bytes + marks_bytes(self.space.num_rows)
+        # The nodes of a window's batches and their rows, the batch before, and those that wait.
+        num_batches = 2 * self.size + 2 * num_threads + 1
+        fixed = num_batches * batch_nodes * id_bytes
+        fixed += working_bytes(self.space.num_rows, batch_nodes, id_bytes)
         return Reservation("batches of a window", fixed, phase=phase)
 
 
@@ -43,12 +45,15 @@ class WindowOrder:
         self,
         windows: Windows,
         batches: Sequence[Batch],
+        last: tuple[int, Nodes] | None = None,
+        *,
         # Is called with the new place of a batch, its nodes, and those of the batch before.
         put: Callable[[int, Nodes, Nodes | None], object],
         drop: Callable[[int], object],  # with the place among all batches of one left out
-        last: tuple[int, Nodes] | None = None,
+        check: Callable[[], None],  # is called while batches are compared; what it raises ends it
     ) -> None:
-        self._windows, self._batches, self._put, self._drop = windows, batches, put, drop
+        self._windows, self._batches = windows, batches
+        self._put, self._drop, self._check = put, drop, check
         # In the order of places; a batch takes the position of its new place.
         self._positions = [batch.position for batch in batches]
         self._num_left_out = self._positions.count(None)
@@ -78,13 +83,8 @@ class WindowOrder:
             is_last or self._batches[end].key.epoch != self._batches[first].key.epoch
         ):
             return
-        self._window, space = [], self._windows.space
-        if self._windows.size > 1:
-            rows = [distinct(space.rows(each)) for each in window]
-            order = window_order(overlaps(rows, space.num_rows))
-        else:
-            order = [0]
-        for i in order:
+        self._window = []
+        for i in self._order_of(window):
             place, sampled = len(self._order), first + i
             self._order.append(sampled)
             self._batches[sampled].position = self._positions[place]
@@ -95,3 +95,11 @@ class WindowOrder:
             before = None if self.last is None or self.last[0] != epoch else self.last[1]
             self.last = epoch, nodes
             self._put(place - self._num_left_out, nodes, before)
+
+    def _order_of(self, window: list[Nodes]) -> list[int]:
+        """Return the order of a window's batches."""
+        if self._windows.size == 1:
+            return [0]
+        space = self._windows.space
+        rows = [distinct(space.rows(each)) for each in window]
+        return window_order(overlaps(rows, space.num_rows, self._check))

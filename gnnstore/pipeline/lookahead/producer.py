@@ -352,7 +352,13 @@ class Producer:
             trace.put(place, rows if pinned is None else pinned.drop(rows))
 
         drop, windows = samples.spool.drop, job.windows
-        order = None if windows is None else WindowOrder(windows, batches, put, drop, self._last)
+        order = (
+            None
+            if windows is None
+            else WindowOrder(
+                windows, batches, self._last, put=put, drop=drop, check=self._check_wanted
+            )
+        )
 
         def keep(place: int, batch: Batch) -> tuple[int, Nodes]:
             start, sample = time.perf_counter(), batch.sample
