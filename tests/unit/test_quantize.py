@@ -101,10 +101,16 @@ def test_stores_that_are_refused(floats: Path, tmp_path: Path) -> None:
         quantize(path, tmp_path / "r.gnn")
     with pytest.raises(UsageError, match="nodes/node/x is int8 with a scale per column already"):
         quantize(path, tmp_path / "r.gnn", {"x": "int8", "emb": "int8"})
+    none = {"edge_index": EDGES, "x": X[:, :0], "emb": X}
+    empty = from_arrays(none, tmp_path / "empty.gnn")
+    with pytest.raises(UsageError, match="nodes/node/x has rows without values; leave it out"):
+        quantize(empty, tmp_path / "r.gnn", {"x": "int8", "emb": "int8"})
+    with pytest.raises(UsageError, match="has no features x of floats; name attributes with"):
+        quantize(empty, tmp_path / "r.gnn")
     bare = from_arrays({"edge_index": EDGES, "y": np.arange(300)}, tmp_path / "bare.gnn")
     with pytest.raises(UsageError, match="has no features x of floats; name attributes with"):
         quantize(bare, tmp_path / "r.gnn")
-    assert sorted(own.name for own in tmp_path.iterdir()) == ["bare.gnn", "q.gnn"]
+    assert sorted(own.name for own in tmp_path.iterdir()) == ["bare.gnn", "empty.gnn", "q.gnn"]
 
 
 def test_a_large_error_is_refused(tmp_path: Path) -> None:

@@ -135,7 +135,8 @@ def test_a_column_with_a_large_error_is_refused(tmp_path: Path) -> None:
         from_numpy(tmp_path / "a.npz", tmp_path / "a.gnn", options=INT8)
     said = str(caught.value)
     assert "x: column 2 as int8 differs from the input by " in said
-    assert "store it as float16, which differs by 0.0082 % of it at most" in said
+    # By 0.0082 % in that column.
+    assert "far above that deviation; store the attribute as float16, which differs by 0.02" in said
     assert said.endswith("or take the error with allow_error=True")
     assert [path.name for path in tmp_path.iterdir()] == ["a.npz"]
     options = ConvertOptions(feature_dtype="int8", feature_scale="column", allow_error=True)
@@ -147,15 +148,92 @@ def test_a_column_with_a_large_error_is_refused(tmp_path: Path) -> None:
     assert provenance["allow_error"] is True
 
 
-@pytest.mark.parametrize(("factor", "offset"), [(1, 10_000), (1000, 0)])
+@pytest.mark.parametrize(
+    ("factor", "offset", "cure"),
+    [(1, [0, 10_000], "subtract it, "), (1000, 0, ""), ([1e5, 1], 0, "")],
+)
 def test_float16_is_named_only_where_its_error_is_small(
-    tmp_path: Path, factor: float, offset: float
+    tmp_path: Path, factor: Any, offset: Any, cure: str
 ) -> None:
     """A column far from 0 has few digits left in float16, which holds nothing from 65,520 on."""
-    x = heavy(2) * factor + offset
-    with pytest.raises(InputError, match=r"deviation; leave it as it is, or take") as err:
+    x = heavy(2) * factor + offset  # the third: float16 is bad for the other column alone
+    with pytest.raises(
+        InputError, match=rf"deviation; {cure}leave the attribute as it is, or take"
+    ) as err:
         from_arrays({"edge_index": EDGES % 2, "x": x}, tmp_path / "a.gnn", options=INT8)
     assert "float16" not in str(err.value)
+
+
+def refusal(x: npt.NDArray[Any], path: Path) -> str:
+    """Return why features are refused."""
+    with pytest.raises(InputError) as caught:
+        from_arrays({"edge_index": EDGES, "x": x}, path / "a.gnn", options=INT8)
+    assert not any(path.iterdir())
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        1.6e9 + np.random.default_rng(2).random(500) * 30,
+        1_600_000_000 + np.arange(500) % 30,
+        2**60 + np.arange(500) % 2,  # equal in float64, too
+    ],
+)
+def test_wide_types_are_measured_as_they_are(column: npt.NDArray[Any], tmp_path: Path) -> None:
+    """What float32 takes for a constant is not one."""
+    x = np.stack([column, column % 7], axis=1)
+    said = refusal(x, tmp_path)
+    assert "x: column 0 as int8 differs from the input by " in said
+    assert " its standard deviation (root mean square): " in said
+    assert "its mean is far above that deviation; subtract it, leave the attribute as it" in said
+    rows, scales, errors = quantized(np.full((3, 1), column[0]))
+    assert errors[0] == 0
+    assert rows * scales == pytest.approx(float(column[0]), rel=1e-6)
+
+
+def test_an_outlier_that_leaves_only_zeros_is_refused(tmp_path: Path) -> None:
+    """The deviation is then that value's alone, and the error a small part of it."""
+    x = heavy()
+    x[17, -1] = 1e6
+    x[:, 0] *= np.arange(2000) % 4 == 0  # zeros are not lost
+    assert quantized(x)[2].max() < 0.05
+    said = refusal(x, tmp_path)
+    assert "x: column 2 as int8 has 0 for 100.0% of the values that are not 0: its larg" in said
+    assert said.endswith(
+        "these; leave the attribute as it is, or take the error with allow_error=True"
+    )
+    x[0, 0] = 1e6
+    assert "not 0, and 1 others of more than 50%: its largest magnitude" in refusal(x, tmp_path)
+    options = ConvertOptions(feature_dtype="int8", feature_scale="column", allow_error=True)
+    from_arrays({"edge_index": EDGES, "x": x}, tmp_path / "a.gnn", options=options)
+
+
+@pytest.mark.parametrize(("is_constant", "unit"), [(True, "value"), (False, "standard deviation")])
+def test_columns_below_the_least_scale_are_refused(
+    tmp_path: Path, is_constant: bool, unit: str
+) -> None:
+    x = np.ones((4, 2), np.float32)
+    x[:, 1] *= 1e-40 if is_constant else np.array([1e-40, 0, 0, 0])
+    said = refusal(x, tmp_path)
+    assert (
+        f"its {unit} (root mean square): its largest magnitude is 1e-40, and scales are at least "
+        "2^-126; multiply it by a constant, leave"
+    ) in said
+
+
+def test_the_largest_float_decodes_to_a_finite_one() -> None:
+    """A 127th of it is rounded up, and 127 times that would be infinite."""
+    most = np.finfo(np.float32).max
+    rows, scales, errors = quantized(np.array([[most], [-most], [0], [most / 3]]))
+    assert rows[:2, 0].tolist() == [127, -127]
+    assert np.isfinite(rows * scales).all()
+    assert errors[0] < 0.01
+
+
+def test_what_float32_does_not_hold_is_refused(tmp_path: Path) -> None:
+    said = refusal(np.array([[1, 2], [3, 1e300]]), tmp_path)
+    assert "x: row 1, column 1: 1e+300 is beyond float32, which scales have; rescale" in said
 
 
 def test_allow_error_needs_scales() -> None:

@@ -68,8 +68,7 @@ def quantize(
     UsageError
         If an attribute is not there, or has scales already; if there is none to quantize.
     InputError
-        If an attribute has NaN or infinities, or a column differs by more than 5 % of its
-        deviation (root mean square).
+        If an attribute has NaN or infinities, or a column that `allow_error` is for.
     NotFoundError, CorruptStoreError, StorageError
         If the store cannot be read.
     """
@@ -122,7 +121,11 @@ def quantize_options(
     refuse_options(options, ("edge_ids", "index_dtype", "split_fractions", "spill_dir"), _OF_NODES)
     if given is None:
         features = {of.name: own for of in schema.node_types if (own := of.attributes.get("x"))}
-        floats = [name for name, own in features.items() if own.scaled is None and _is_float(own)]
+        floats = [
+            name
+            for name, own in features.items()
+            if own.scaled is None and _is_float(own) and 0 not in own.shape[1:]
+        ]
         if not floats:
             raise UsageError(
                 f"{graph.reader.path}: the features x are int8 with scales already"
@@ -150,6 +153,10 @@ def quantize_options(
             raise UsageError(
                 f"{graph.reader.path}: {spec.path} is int8 with a scale per column already; leave "
                 "it out"
+            )
+        if 0 in spec.shape[1:]:
+            raise UsageError(
+                f"{graph.reader.path}: {spec.path} has rows without values; leave it out"
             )
         if spec.name in times or spec.time_unit is not None:
             raise UsageError(f"{graph.reader.path}: {spec.path} has times; leave it out")

@@ -36,6 +36,7 @@ from gnnstore.converters.writer.options import ConvertOptions
 from gnnstore.converters.writer.orders import integer_times
 from gnnstore.converters.writer.scales import (
     MAX_ERROR,
+    MAX_LOST,
     Columns,
     Quantizer,
     column_name,
@@ -361,26 +362,42 @@ class NodeArrays:
             f"standard deviation (root mean square; the median), by {found.worst:.2%} in column "
             f"{worst or 0}"
         )
-        if found.worst > MAX_ERROR and not self._options.allow_error:
-            self._refuse_error(source, dtype, columns, errors)
+        lost = quantizer.lost()
+        if (found.worst > MAX_ERROR or lost.max() > MAX_LOST) and not self._options.allow_error:
+            self._refuse_error(source, dtype, columns, errors, lost)
         self._set_scales(name, columns.scales, decoded_dtype(dtype), found)
 
     def _refuse_error(
-        self, source: ArraySource, dtype: str, columns: Columns, errors: npt.NDArray[np.float64]
+        self,
+        source: ArraySource,
+        dtype: str,
+        columns: Columns,
+        errors: npt.NDArray[np.float64],
+        lost: npt.NDArray[np.float64],
     ) -> None:
-        bad, worst = errors > MAX_ERROR, int(errors.argmax())
-        with self._progress.phase("measure float16", source.shape[0], "rows"):
-            as_float16 = float(float16_errors(source, dtype, columns)[bad].max())
-        other = "leave it as it is"
-        if as_float16 <= MAX_ERROR:
-            share = f"{100 * as_float16:.2g} %"
-            other = f"store it as float16, which differs by {share} of it at most"
-        num_bad = int(bad.sum())
-        others = f", and {num_bad - 1} others by more than {MAX_ERROR:.0%}" if num_bad > 1 else ""
+        other = "leave the attribute as it is"
+        if dtype != "float16":
+            with self._progress.phase("measure float16", source.shape[0], "rows"):
+                as_float16 = float(float16_errors(source, dtype, columns).max())
+            if as_float16 <= MAX_ERROR:
+                share = f"{100 * as_float16:.2g} %"
+                other = f"store the attribute as float16, which differs by {share} at most"
+        is_off = errors.max() > MAX_ERROR
+        measure, limit, share = (errors, MAX_ERROR, "by") if is_off else (lost, MAX_LOST, "of")
+        place = tuple(map(int, np.unravel_index(int(measure.argmax()), measure.shape)))
+        worst = float(measure[place])
+        problem = f"has 0 for {worst:.1%} of the values that are not 0"
+        cause, cure = "its largest magnitude is far above these", ""
+        if is_off:
+            unit = "value" if columns.is_constant[place] else "standard deviation"
+            by = f"{worst:.0%} of" if worst < 10 else f"{worst:.3g} times"
+            problem = f"differs from the input by {by} its {unit} (root mean square)"
+            cause, cure = columns.cause_of_error(place)
+        num_more = int((measure > limit).sum()) - 1
+        others = f", and {num_more} others {share} more than {limit:.0%}" if num_more else ""
         raise InputError(
-            f"{source.label}: column {column_name(errors.shape, worst) or 0} as int8 differs from "
-            f"the input by {errors.flat[worst]:.0%} of its standard deviation (root mean square)"
-            f"{others}: its largest magnitude is far above that deviation; {other}, or take the "
+            f"{source.label}: column {column_name(measure.shape, int(measure.argmax())) or 0} as "
+            f"int8 {problem}{others}: {cause}; {f'{cure}, ' if cure else ''}{other}, or take the "
             "error with allow_error=True"
         )
 

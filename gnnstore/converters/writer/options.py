@@ -93,7 +93,8 @@ class ConvertOptions:
         they are. The store keeps the scales. Takes one more pass over the attribute.
     allow_error : bool
         With feature_scale: also take columns that differ from the input by more than 5 % of their
-        standard deviation (root mean square), which are refused otherwise.
+        standard deviation (root mean square), or in which more than half of the values that are
+        not 0 become 0; they are refused otherwise.
     time_attr : sequence of str
         Attributes of nodes or edges with int64 times. For each, edges get an order by time, which
         loaders with this `time_attr` need; other integers become int64.

@@ -2,7 +2,7 @@
 
 x is stored as rint(x / scale), where the scale is the column's largest magnitude / 127. The first
 pass over an attribute finds the scales, the second one rounds to multiples and measures by how much
-these differ from the input.
+the decoded values differ from the input. Inputs that float32 does not hold are measured in float64.
 """
 
 from __future__ import annotations
@@ -22,12 +22,14 @@ from gnnstore.progress import Phase
 
 LARGEST = 127  # -128 is left out, so that negating never overflows
 MAX_ERROR = 0.05  # of a column's standard deviation
+MAX_LOST = 0.5  # of a column's values that are not 0
 _SMALLEST = np.finfo(np.float32).tiny  # below it, a scale has too few bits to divide by
 _EXACT = 2.0**-22  # relative error of a constant column that is rounding alone
 _HUGE = 1e9  # errors above it are not told apart
 _CHUNK_VALUES = 2**16  # intermediate results stay in a core's cache
 
 Floats = npt.NDArray[np.float32]
+Measured = npt.NDArray[np.float32] | npt.NDArray[np.float64]
 Sums = npt.NDArray[np.float64]
 
 
@@ -36,9 +38,19 @@ class Columns:
     """What the first pass finds; all arrays have the shape of a row."""
 
     scales: Floats
-    means: Floats  # in units of the scales
+    means: Measured  # in units of the scales
     is_constant: npt.NDArray[np.bool_]
-    lowest: Floats
+    lowest: Measured
+    largest: Floats  # magnitudes
+
+    def cause_of_error(self, place: tuple[int, ...]) -> tuple[str, str]:
+        """Return why multiples differ much from a column's values, and what to do about it."""
+        if self.scales[place] == _SMALLEST:
+            largest = f"its largest magnitude is {self.largest[place]:.3g}"
+            return f"{largest}, and scales are at least 2^-126", "multiply it by a constant"
+        if abs(float(self.means[place])) > LARGEST / 2:
+            return "its mean is far above that deviation", "subtract it"
+        return "its largest magnitude is far above that deviation", ""
 
 
 def decoded_dtype(dtype: str) -> DecodedDtype:
@@ -49,36 +61,54 @@ def decoded_dtype(dtype: str) -> DecodedDtype:
 
 def find_columns(source: ArraySource, dtype: str, phase: Phase) -> Columns:
     """Return the scales of an attribute's columns; refuse NaN and infinities."""
-    low, high = (np.full(source.shape[1:], end, np.float32) for end in (np.inf, -np.inf))
+    low = high = np.zeros(source.shape[1:], np.float32)
     sums, are_whole = np.zeros(low.shape), np.ones(low.shape, np.bool_)
     num_rows = 0
     for rows in read_ahead(source.pieces()):
-        for first, values in _chunks(rows, dtype):
-            np.minimum(low, values.min(axis=0), out=low)
-            np.maximum(high, values.max(axis=0), out=high)
+        for _, own in _chunks(rows, dtype):
+            # In the type of the input, in which alone large integers are told apart.
+            least, most = own.min(axis=0), own.max(axis=0)
+            low = np.minimum(low, least) if num_rows else least
+            high = np.maximum(high, most) if num_rows else most
             # NaN spreads through both, so checking these covers every value.
-            if not (np.isfinite(low) & np.isfinite(high)).all():
-                bad = ~np.isfinite(values)
-                raise InputError(
-                    f"{source.label}: {location(bad, num_rows)}: "
-                    f"{rows[first:].flat[np.argmax(bad)]!s} has no place in int8 with a scale; "
-                    "replace it, or use feature_dtype float16 or bfloat16"
-                )
+            if not (_is_held(low) & _is_held(high)).all():
+                raise InputError(f"{source.label}: {_refusal(own, num_rows)}")
+            values = _measured(own)
             sums += values.sum(axis=0, dtype=np.float64)
             if are_whole.any():
                 are_whole &= (values == np.rint(values)).all(axis=0)
             num_rows += len(values)
         phase.advance(len(rows))
-    if not num_rows:
-        low[...] = high[...] = 0
-    largest = np.maximum(-low, high)
     is_constant = np.asarray(low == high)
+    lowest, highest = _measured(low), _measured(high)
+    largest: Floats = np.asarray(np.maximum(-lowest, highest), np.float32)
     scales = largest / np.float32(LARGEST)
+    with np.errstate(over="ignore"):
+        overflows = np.isinf(scales * np.float32(LARGEST))  # the division rounded up
+    scales = np.where(overflows, np.nextafter(scales, np.float32(0)), scales)
     least = np.where(is_constant & (largest >= _SMALLEST), largest, _SMALLEST)
     scales = np.where(scales < _SMALLEST, least, scales)
     found: Floats = np.where(are_whole & (largest <= LARGEST), 1, scales).astype(np.float32)
-    means: Floats = np.asarray(sums / max(1, num_rows) / found, np.float32)
-    return Columns(found, means, is_constant, low)
+    means: Any = (sums / max(1, num_rows) / found).astype(lowest.dtype)
+    return Columns(found, means, is_constant, lowest, largest)
+
+
+def _is_held(values: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
+    """Return which values are finite as float32."""
+    with np.errstate(over="ignore"):
+        return np.isfinite(values.astype(np.float32))
+
+
+def _refusal(own: npt.NDArray[Any], first_row: int) -> str:
+    """Return the place of the first value that no multiple is near to, and what to do."""
+    bad = ~_is_held(own)
+    value = own.flat[np.argmax(bad)]
+    problem = "has no place in int8 with a scale; replace it, or use feature_dtype float16"
+    if np.isfinite(value):
+        problem = "is beyond float32, which scales have; rescale the data"
+    else:
+        problem += " or bfloat16"
+    return f"{location(bad, first_row)}: {value!s} {problem}"
 
 
 class Quantizer:
@@ -93,13 +123,13 @@ class Quantizer:
     def __call__(self, rows: npt.NDArray[Any]) -> npt.NDArray[np.int8]:
         """Return the multiples of rows, int8."""
         found, scales = np.empty(rows.shape, np.int8), self._columns.scales
-        for first, values in _chunks(rows, self._dtype):
+        for first, own in _chunks(rows, self._dtype):
+            values = _measured(own)
             units = values / scales
             # x / (x / 127) may round to just above 127.
-            near = np.clip(np.rint(units), -LARGEST, LARGEST)
+            near = np.clip(np.rint(units), -LARGEST, LARGEST).astype(np.float32, copy=False)
             found[first : first + len(values)] = near
-            is_rounded = self._decoded != "float32"
-            self._errors.add(units, self._shown(near) / scales if is_rounded else near)
+            self._errors.add(values, units, self._shown(near))
         return found
 
     def _shown(self, multiples: Floats) -> Floats:
@@ -110,17 +140,21 @@ class Quantizer:
 
         In a constant column it is the relative difference, if it is more than rounding.
         """
-        units = self._columns.lowest / self._columns.scales
-        return self._errors.by_column(self._shown(np.rint(units)))
+        units = np.rint(self._columns.lowest / self._columns.scales)
+        return self._errors.by_column(self._shown(units.astype(np.float32, copy=False)))
+
+    def lost(self) -> Sums:
+        """Return the share of the values that are not 0 whose decoded value is, by column."""
+        return self._errors.lost()
 
 
 def float16_errors(source: ArraySource, dtype: str, columns: Columns) -> Sums:
     """Return the errors of an attribute's columns as float16."""
     sums = _ErrorSums(columns)
     for rows in read_ahead(source.pieces()):
-        for _, values in _chunks(rows, dtype):
-            units = values / columns.scales
-            sums.add(units, _rounded(values, "float16") / columns.scales)
+        for _, own in _chunks(rows, dtype):
+            values = _measured(own)
+            sums.add(values, values / columns.scales, _rounded(values, "float16"))
     return sums.by_column(_rounded(columns.lowest, "float16"))
 
 
@@ -143,11 +177,16 @@ class _ErrorSums:
         self._columns = columns
         self._num_rows = 0
         self._off, self._sums, self._squares = (np.zeros(columns.scales.shape) for _ in range(3))
+        # Values that are not 0, and decoded ones that are not.
+        self._some, self._kept = (np.zeros(columns.scales.shape, np.int64) for _ in range(2))
 
-    def add(self, units: Floats, shown: Floats) -> None:
-        """Add rows, and what is shown of them."""
+    def add(self, values: Measured, units: Measured, shown: Floats) -> None:
+        """Add rows, the same in units of the scales, and what is shown of them."""
         with np.errstate(over="ignore", invalid="ignore"):  # float16's infinities
-            self._off += np.square(shown - units).sum(axis=0, dtype=np.float64)
+            off = (shown - values) / self._columns.scales
+            self._off += np.square(off).sum(axis=0, dtype=np.float64)
+        self._some += np.count_nonzero(values, axis=0)
+        self._kept += np.count_nonzero(shown, axis=0)
         units = units - self._columns.means
         self._sums += units.sum(axis=0, dtype=np.float64)
         self._squares += np.square(units).sum(axis=0, dtype=np.float64)
@@ -158,11 +197,16 @@ class _ErrorSums:
         own = self._columns
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
             squares = np.maximum(self._squares - self._sums**2 / max(1, self._num_rows), 0)
-            errors = np.where(self._off > 0, np.sqrt(self._off / squares), 0.0)
+            # A deviation that is lost in rounding is 0 here.
+            errors = np.where(squares > 0, np.sqrt(self._off / squares), np.inf)
             lowest = own.lowest.astype(np.float64)
             relative = np.where(lowest == 0, 0.0, np.abs((shown - lowest) / lowest))
         relative[...] = np.where(relative <= _EXACT, 0, relative)
         return np.minimum(np.where(own.is_constant, relative, errors), _HUGE)
+
+    def lost(self) -> Sums:
+        """Return the share of the values that are not 0 of which 0 is shown."""
+        return np.asarray(1 - self._kept / np.maximum(1, self._some) - (self._some == 0))
 
 
 def location(bad: npt.NDArray[np.bool_], first_row: int) -> str:
@@ -172,22 +216,24 @@ def location(bad: npt.NDArray[np.bool_], first_row: int) -> str:
     return f"row {first_row + int(row)}" + (f", column {column}" if column else "")
 
 
-def _chunks(rows: npt.NDArray[Any], dtype: str) -> Iterator[tuple[int, Floats]]:
-    """Yield rows as float32, a few at a time, and the place of the first."""
+def _chunks(rows: npt.NDArray[Any], dtype: str) -> Iterator[tuple[int, npt.NDArray[Any]]]:
+    """Yield rows in a type of NumPy, a few at a time, and the place of the first."""
     step = max(1, _CHUNK_VALUES * len(rows) // max(1, rows.size))
     for first in range(0, len(rows), step):
-        yield first, _to_float32(rows[first : first + step], dtype)
+        own = rows[first : first + step]
+        yield first, from_bfloat16_bits(own) if dtype == "bfloat16" else own
 
 
-def _to_float32(rows: npt.NDArray[Any], dtype: str) -> Floats:
-    if dtype == "bfloat16":
-        return from_bfloat16_bits(rows)
-    with np.errstate(over="ignore"):  # what overflows is infinite, and refused as such
-        return rows.astype(np.float32, copy=False)
+def _measured(own: npt.NDArray[Any]) -> Measured:
+    """Return values as float32 if it holds all of their type, else as float64."""
+    is_narrow = np.can_cast(own.dtype, np.float32)
+    if is_narrow:
+        return own.astype(np.float32, copy=False)
+    return own.astype(np.float64, copy=False)
 
 
-def _rounded(values: Floats, dtype: Literal["float16", "bfloat16", "float32"]) -> Floats:
-    if dtype == "bfloat16":
-        return from_bfloat16_bits(to_bfloat16_bits(values))
+def _rounded(values: Measured, dtype: Literal["float16", "bfloat16", "float32"]) -> Floats:
     with np.errstate(over="ignore"):
-        return values.astype(dtype).astype(np.float32)
+        if dtype == "bfloat16":
+            return from_bfloat16_bits(to_bfloat16_bits(values.astype(np.float32, copy=False)))
+        return values.astype(dtype, copy=False).astype(np.float32, copy=False)

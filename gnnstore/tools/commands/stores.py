@@ -263,8 +263,8 @@ disk, in caches and on the way to a device. Each column is stored in multiples o
 largest magnitude / 127; columns of integers from -127 to 127 stay as they are.
 
 The error is measured: the root mean square of the difference from STORE, over the standard
-deviation of the column. A column of more than 5 % is refused; --allow-error takes it. Try training
-before you delete STORE.
+deviation of the column. A column of more than 5 % is refused, and one in which most values that are
+not 0 would become 0; --allow-error takes them. Try training before you delete STORE.
 
 \b
 Examples:
