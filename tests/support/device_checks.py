@@ -493,6 +493,14 @@ def _failing(here: Here) -> None:
 
 @check("Ctrl-C while batches wait for their turn")
 def _interrupted(here: Here) -> None:
+    loader = loader_of(here, device=here.device, num_threads=3)
+    # Python drops an interrupt that comes within the callback of a weak reference.
+    assert any(_is_interrupted(loader) for _ in range(3))
+    loader.set_epoch(0)
+    assert_same_batches(consumed(here, loader), batches_of(loader_of(here)))
+
+
+def _is_interrupted(loader: Any) -> bool:
     submit, entered, goes_on = product.TorchDevice.submit, threading.Event(), threading.Event()
     numbers = count()
 
@@ -507,18 +515,17 @@ def _interrupted(here: Here) -> None:
         _thread.interrupt_main()
         goes_on.set()
 
-    loader = loader_of(here, device=here.device, num_threads=3)
     thread = threading.Thread(target=interrupt)
     product.TorchDevice.submit = slow  # type: ignore[method-assign]
     thread.start()
     try:
-        with pytest.raises(KeyboardInterrupt):
-            all(loader)
+        all(loader)
+    except KeyboardInterrupt:
+        return True
     finally:
         product.TorchDevice.submit = submit  # type: ignore[method-assign]
-    thread.join()
-    loader.set_epoch(0)
-    assert_same_batches(consumed(here, loader), batches_of(loader_of(here)))
+        thread.join()
+    return False
 
 
 @check("loops that are left early")
