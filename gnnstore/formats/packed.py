@@ -263,6 +263,8 @@ class PackedManifest(Manifest):
     def parse(cls, own: Fields) -> Mapping[str, Any]:
         """Check the fields of packed epochs, and return them as arguments of the class."""
         found = own.values(cls, Manifest)
+        features = own.texts("reader_features")
+        found["schema"] = found["schema"].with_graph_scales(features)
         schema, cached, plain = found["schema"], found["cached"], found["plain"]
         part: PackedPart | None = found.get("part")
         if own.integer("format_version") != (version := _version_of(schema, part)):
@@ -276,7 +278,7 @@ class PackedManifest(Manifest):
                 raise own.fail("segment", "1, since there are several parts")
             if found.get("slot_shares"):
                 raise own.fail("slot_shares", "nothing, since cached rows are the same for all")
-        if (found.get("device") is None) == (DEVICE_ROWS in own.texts("reader_features")):
+        if (found.get("device") is None) == (DEVICE_ROWS in features):
             raise own.fail("reader_features", f"{DEVICE_ROWS!r} where 'device' is, and only there")
         if found.get("device") is not None and not cached:
             raise own.fail("device", "nothing, since no attribute's missed rows are packed")

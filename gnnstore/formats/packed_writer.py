@@ -47,7 +47,6 @@ from gnnstore.formats.packed import (
     PackedManifest,
     PackedReader,
 )
-from gnnstore.formats.store.schema import SCALED_ATTRIBUTES
 
 _READ_BYTES = 4 * 2**20
 # Such an array is one file, however large.
@@ -238,7 +237,7 @@ class PackedWriter(SealedWriter):
             arrays.append(self._write_table(SEGMENTS_ARRAY, self.segments, width))
         for spec in manifest.schema.whole_arrays():
             self.compressed(spec.path, graph[spec.path], name=spec.name, dtype=spec.dtype)
-        features = [SCALED_ATTRIBUTES] if manifest.schema.scaled_attributes() else []
+        features = manifest.schema.scaled_features
         features += [] if manifest.device is None else [DEVICE_ROWS]
         return self.seal(
             replace(manifest, paged_arrays=tuple(arrays), reader_features=tuple(features))

@@ -67,6 +67,11 @@ class ArrayRows(LazySource):
         """Type of the elements."""
         return getattr(torch, self.spec.shown_dtype)  # type: ignore[no-any-return]
 
+    @property
+    def stored_bytes(self) -> int:
+        """Bytes of all values as they are stored."""
+        return self.spec.num_bytes
+
     def read(self) -> Tensor:
         """Return all values."""
         found = self._shown(self.reader.read(self.spec))

@@ -8,14 +8,12 @@ from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.data.storage import BaseStorage, GlobalStorage, NodeStorage
 
-from gnnstore.formats.store.schema import NodeTypeSpec
-
-SUFFIX = "_scale"
+from gnnstore.formats.store.schema import SCALES_SUFFIX, NodeTypeSpec
 
 
 def no_scales(name: str) -> AttributeError:
     """Return the error for scales by which rows have been multiplied already."""
-    own = name.removesuffix(SUFFIX)
+    own = name.removesuffix(SCALES_SUFFIX)
     return AttributeError(
         f"there is no {name!r}: {own!r} comes decoded, multiplied by its scales; use {own!r} as it "
         "is, or ask for int8 and scales with decode=None"
@@ -24,16 +22,16 @@ def no_scales(name: str) -> AttributeError:
 
 def refuse_scales(node: NodeTypeSpec, name: object) -> None:
     """Raise an AttributeError if a name is that of scales by which rows are multiplied."""
-    if isinstance(name, str) and name.endswith(SUFFIX):
-        own = node.attributes.get(name.removesuffix(SUFFIX))
+    if isinstance(name, str) and name.endswith(SCALES_SUFFIX):
+        own = node.attributes.get(name.removesuffix(SCALES_SUFFIX))
         if own is not None and own.scaled is not None:
             raise no_scales(name)
 
 
 class _Decoded(BaseStorage):  # type: ignore[misc]
     def __getattr__(self, key: str) -> Any:
-        if key.endswith(SUFFIX) and key not in self:
-            rows = self._mapping.get(key.removesuffix(SUFFIX))
+        if key.endswith(SCALES_SUFFIX) and key not in self:
+            rows = self._mapping.get(key.removesuffix(SCALES_SUFFIX))
             if isinstance(rows, Tensor) and rows.is_floating_point():
                 raise no_scales(key)
         return super().__getattr__(key)

@@ -10,7 +10,7 @@ import numpy as np
 from gnnstore.errors import UsageError
 from gnnstore.formats.arrays.spec import DECODED_DTYPES, DecodedDtype
 from gnnstore.formats.store.scales import Scales
-from gnnstore.formats.store.schema import NODE_TYPE, Schema
+from gnnstore.formats.store.schema import Schema, scales_name
 
 Decoded: TypeAlias = Literal["input", "float16", "bfloat16", "float32"] | None
 Decode: TypeAlias = Decoded | Mapping[str, Decoded]
@@ -19,7 +19,8 @@ Choices: TypeAlias = Mapping[str, DecodedDtype | None]
 
 _DECODED = ("input", *DECODED_DTYPES, None)
 _LARGEST_MULTIPLE = np.float32(127)
-_LARGEST_FLOAT16 = 65504
+# The first numbers that are rounded to infinity.
+_INFINITE = {"float16": 2.0**16 - 2.0**4, "bfloat16": 2.0**128 - 2.0**119}
 
 
 def choices_of(
@@ -31,19 +32,26 @@ def choices_of(
     ------
     UsageError
         If a type or a key is unknown, or an attribute has no scales; if its values are too large
-        for float16, naming the column.
+        for the type, naming the column; if something else has the name of scales.
     """
     if isinstance(decode, str) and decode == "input":
         return {}
     recorded = {spec.path: own.decoded for spec, own in schema.scaled_attributes()}
     found: dict[str, DecodedDtype | None] = {}
+    taken = {spec.path: (spec, owner) for spec, owner in schema.taken_names()}
     for what, path, dtype in _asked(decode, schema, list(recorded), label):
         if not isinstance(dtype, str | None) or dtype not in _DECODED:
             known = ", ".join(map(repr, _DECODED[:-1]))
             raise UsageError(f"{what}: {dtype!r} is unknown; choose {known} or None")
         found[path] = recorded[path] if dtype == "input" else cast("DecodedDtype | None", dtype)
-        if dtype == "float16":
-            _refuse_large(scales[path], f"{what}: {path}")
+        if found[path] is None and path in taken:
+            spec, owner = taken[path]
+            raise UsageError(
+                f"{what}: the scales of {path} would be {scales_name(spec.name)!r}, and there is "
+                f"something of {owner} by that name; take decoded rows"
+            )
+        if found[path] != recorded[path]:
+            _refuse_large(scales[path], found[path], f"{what}: {path}")
     return found
 
 
@@ -63,12 +71,12 @@ def _asked(
     for node in schema.node_types:
         for name, spec in node.attributes.items():
             paths.setdefault(name, []).append(spec.path)
-            if node.name != NODE_TYPE or not schema.is_homogeneous:
-                paths[f"{node.name}:{name}"] = [spec.path]
+            paths[f"{node.name}:{name}"] = [spec.path]
     found = []
     for key in sorted(decode, key=lambda key: ":" in str(key)):  # a type's own decides
         if key not in paths:
-            there = ", ".join(map(repr, paths)) or "none"
+            names = [name for name in paths if ":" not in name or not schema.is_homogeneous]
+            there = ", ".join(map(repr, names)) or "none"
             raise UsageError(
                 f"decode: {label} has no node attribute {key!r}; give one of these: {there}"
             )
@@ -82,13 +90,18 @@ def _asked(
     return found
 
 
-def _refuse_large(scales: Scales, what: str) -> None:
+def _refuse_large(scales: Scales, dtype: DecodedDtype | None, what: str) -> None:
+    """Refuse a type in which the largest multiple of a scale is infinite."""
+    if dtype not in _INFINITE:
+        return
     with np.errstate(over="ignore"):
-        large = np.argwhere(scales * _LARGEST_MULTIPLE > _LARGEST_FLOAT16)
+        largest = scales * _LARGEST_MULTIPLE
+    large = np.argwhere(largest >= _INFINITE[dtype])
     if len(large):
         place = tuple(map(int, large[0]))
+        fits = dtype == "float16" and not (largest >= _INFINITE["bfloat16"]).any()
+        others = "'bfloat16' or 'float32'" if fits else "'float32'"
         raise UsageError(
-            f"{what}: column {', '.join(map(str, place))} has values up to "
-            f"{scales[place] * _LARGEST_MULTIPLE!s}, and float16 ends at {_LARGEST_FLOAT16}; "
-            "choose 'bfloat16' or 'float32'"
+            f"{what}: column {', '.join(map(str, place))} has values up to {largest[place]!s}, "
+            f"which {dtype} cannot hold; choose {others}"
         )

@@ -49,6 +49,11 @@ class LazySource(ABC):
         """Bytes of all values."""
         return math.prod(self.shape) * self.dtype.itemsize
 
+    @property
+    def stored_bytes(self) -> int:
+        """Bytes of all values as they are stored."""
+        return self.num_bytes
+
 
 class LazyTensor(Tensor):
     """A tensor on disk: its shape and type are known, and values are read when they are used.
@@ -241,7 +246,7 @@ class LazyTensor(Tensor):
 
     def __repr__(self) -> str:  # type: ignore[override]
         source, dtype = self.source, str(self.dtype).removeprefix("torch.")
-        size = format_size(source.num_bytes)
+        size = format_size(source.stored_bytes)
         return f"{type(self).__name__}({source.name}: {dtype} {list(self.shape)}, {size} on disk)"
 
 

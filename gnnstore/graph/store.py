@@ -467,6 +467,8 @@ class GraphStore(StoreTensors, NodeData, EdgeData, FeatureStore, PygGraphStore):
         node = self.schema.node if attr.group_name is None else by_name.get(attr.group_name)
         if node is not None and attr.attr_name in (own := self.assigned.of(node.name)):
             return LazyTensor(own[attr.attr_name])
+        if node is not None and attr.attr_name in node.value_arrays:  # scales, perhaps
+            return self.whole_array(node.value_arrays[attr.attr_name])
         if node is None or attr.attr_name not in node.attributes:
             raise KeyError(f"no tensor {attr.attr_name!r} of {attr.group_name!r} in {self.path}")
         return self.attribute_of(node.attributes[attr.attr_name])

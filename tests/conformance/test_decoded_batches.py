@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pickle
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -212,7 +212,11 @@ def test_scales_are_there_only_for_those_who_ask(path: Path, tmp_path: Path) -> 
         assert data.x.dtype == torch.int8
         assert data.x_scale.dtype == torch.float32
     assert same(raw.x.tensor() * raw.x_scale, decoded.x.tensor())
-    assert gnnstore.open(path, decode={"x": "bfloat16"}).x.dtype == torch.bfloat16
+    assert same(raw.get_tensor(None, "x_scale", index=None), raw.x_scale)
+    on_disk = [repr(store.x).rpartition("],")[2] for store in (raw, decoded)]
+    assert on_disk[0] == on_disk[1]
+    for key in ("x", "node:x"):
+        assert gnnstore.open(path, decode={key: "bfloat16"}).x.dtype == torch.bfloat16
     assert raw.decoded({"x": "input"}).x.dtype == torch.float32
 
 
@@ -245,6 +249,20 @@ def test_what_cannot_be_decoded_is_refused(path: Path, decode: Any, message: str
         gnnstore.open(path, decode=decode)
     with pytest.raises(UsageError, match=message):
         loader_of(path, decode=decode)
+
+
+def test_what_bfloat16_cannot_hold(tmp_path: Path) -> None:
+    large = np.array([[1.5, 3.394e38], [-1.5, 3.4e38], [0, -1e38]], np.float32)
+    for number, columns in enumerate((large[:2].T, large[[0, 2]].T)):
+        with GraphWriter(tmp_path / f"{number}.gnn", kind="t", num_nodes=2, options=INT8) as out:
+            out.set_node_attribute("x", columns)
+            path = out.commit()
+        if number:
+            assert gnnstore.open(path, decode="bfloat16").x.tensor().isfinite().all()
+            continue
+        for dtype in ("bfloat16", "float16"):
+            with pytest.raises(UsageError, match=f"column . has.*{dtype} cannot.*choose 'float32'"):
+                gnnstore.open(path, decode={"x": cast(Any, dtype)})
 
 
 def test_large_values_and_stores_without_scales(tmp_path: Path) -> None:

@@ -34,6 +34,7 @@ from gnnstore.formats import StoreReader
 from gnnstore.formats.arrays.dtypes import from_bfloat16_bits, to_bfloat16_bits
 from gnnstore.testing.graphs import random_graph
 from tests.support.graphs import StoredGraph, read_store
+from tests.support.hostile import rewrite
 
 NUM_NODES = 300
 OVERWRITE = ConvertOptions(overwrite=True)
@@ -317,6 +318,7 @@ def test_graph_attributes_and_types_are_carried(tmp_path: Path) -> None:
         weights = to_bfloat16_bits(np.array([0.5, 2.0], np.float32))
         out.add_edges(np.array([0, 1]), np.array([1, 2]), {"edge_weight": weights})
         out.commit()
+    rewrite(path, lambda own: own.update(reader_features=[]))  # a store with scales of old
     expanded = from_kronecker(path, tmp_path / "expanded.gnn", factor=2, feature_noise=0)
     schema = StoreReader.open(expanded).schema
     assert schema.graph_attributes == {"title": "small"}

@@ -24,7 +24,7 @@ from gnnstore.converters.writer.options import (
 )
 from gnnstore.errors import UsageError, limits_named
 from gnnstore.formats.arrays.dtypes import STORAGE_DTYPES
-from gnnstore.formats.arrays.spec import AttributeSpec
+from gnnstore.formats.arrays.spec import AttributeSpec, Scaled
 from gnnstore.formats.base.files import directory_bytes, require_space
 from gnnstore.formats.store.schema import NODE_TYPE, Schema
 from gnnstore.formats.store.store import StoreWriter
@@ -160,7 +160,28 @@ def quantize_options(
             )
         if spec.name in times or spec.time_unit is not None:
             raise UsageError(f"{graph.reader.path}: {spec.path} has times; leave it out")
+    _with_scales(schema, options).refuse_taken_names(graph.reader.path)
     return options
+
+
+def _with_scales(schema: Schema, options: ConvertOptions) -> Schema:
+    """Return the schema with scales where there will be some; what these are is not said."""
+    changed = {
+        path: replace(spec, scaled=Scaled(spec, "float32"))
+        for path, spec in changed_attributes(schema, options).items()
+    }
+    return replace(
+        schema,
+        node_types=tuple(
+            replace(
+                node,
+                attributes={
+                    name: changed.get(spec.path, spec) for name, spec in node.attributes.items()
+                },
+            )
+            for node in schema.node_types
+        ),
+    )
 
 
 def _is_float(spec: AttributeSpec) -> bool:

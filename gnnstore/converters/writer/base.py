@@ -24,7 +24,12 @@ from gnnstore.converters.writer.adjacency import finished_edges
 from gnnstore.converters.writer.edge_writer import EdgeWriter, check_pointers
 from gnnstore.converters.writer.estimates import Workload, announce
 from gnnstore.converters.writer.node_arrays import NodeArrays
-from gnnstore.converters.writer.options import ConvertOptions, IndexDtype, check_features
+from gnnstore.converters.writer.options import (
+    ConvertOptions,
+    IndexDtype,
+    check_features,
+    refuse_scales_name,
+)
 from gnnstore.converters.writer.orders import add_orders
 from gnnstore.errors import GnnstoreError, InputError, UsageError
 from gnnstore.formats.arrays.dtypes import STORAGE_DTYPES
@@ -32,6 +37,7 @@ from gnnstore.formats.arrays.journal import SPILL_DIRECTORY, foreign_spill_name
 from gnnstore.formats.arrays.spec import AttributeSpec
 from gnnstore.formats.base import names as store_names
 from gnnstore.formats.store.schema import (
+    NODE_TYPE,
     EdgeType,
     EdgeTypeSpec,
     NodeTypeSpec,
@@ -228,17 +234,25 @@ class BaseWriter:
 
     def set_graph_attribute(self, name: str, value: Any) -> None:
         """Record a value of the whole graph: anything that JSON can hold."""
+        self._check_graph_name(name)
         self._graph_values[name] = value
 
     def set_graph_array(self, name: str, array: npt.ArrayLike, *, dtype: str | None = None) -> None:
         """Record an array of the whole graph."""
+        self._check_graph_name(name)
         values, path = as_array(array, f"the array {name!r}"), store_names.graph_array(name)
         self._graph_arrays[name] = self._store.compressed(path, values, name=name, dtype=dtype)
+
+    def _check_graph_name(self, name: str) -> None:
+        if self._is_homogeneous:  # else batches show it apart from what nodes have
+            refuse_scales_name(self.options, NODE_TYPE, name, "the graph")
 
     def set_type_value(
         self, of: str | EdgeType, name: str, value: Any, *, dtype: str | None = None
     ) -> None:
         """Record what a type has as a whole: an array, or anything that JSON can hold."""
+        if isinstance(of, str):
+            refuse_scales_name(self.options, of, name, f"the node type {of!r}")
         if isinstance(value, np.ndarray):
             path = store_names.value_array(of, name)
             self._type_arrays[of][name] = self._store.compressed(

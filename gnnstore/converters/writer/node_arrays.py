@@ -32,7 +32,7 @@ from gnnstore.converters.inputs.source import (
 )
 from gnnstore.converters.inputs.times import as_times
 from gnnstore.converters.writer.edge_splits import copy_array
-from gnnstore.converters.writer.options import ConvertOptions
+from gnnstore.converters.writer.options import ConvertOptions, refuse_scales_name
 from gnnstore.converters.writer.orders import integer_times
 from gnnstore.converters.writer.scales import (
     MAX_ERROR,
@@ -322,12 +322,7 @@ class NodeArrays:
                 f"feature_dtype={f'{name}={stored}'!r}: the attribute has times, which are stored "
                 "as int64; leave it out"
             )
-        base = name.removesuffix("_scale")
-        if base != name and self._options.is_scaled(self._type, base):
-            raise InputError(
-                f"{name!r} is what batches call the scales of feature_scale= where rows are not "
-                "decoded; rename the attribute, or leave it out"
-            )
+        refuse_scales_name(self._options, self._type, name, f"the nodes{self._of}")
         return stored
 
     def _copy(self, name: str, source: ArraySource, dtype: str, cat_dim: int) -> None:

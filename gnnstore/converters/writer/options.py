@@ -24,7 +24,12 @@ from gnnstore.formats import StoreManifest
 from gnnstore.formats.arrays.dtypes import STORAGE_DTYPES
 from gnnstore.formats.arrays.spec import TIME_UNITS
 from gnnstore.formats.container.workdir import check_final
-from gnnstore.formats.store.schema import NODE_TYPE, EdgeTypeSpec
+from gnnstore.formats.store.schema import (
+    NODE_TYPE,
+    SCALES_SUFFIX,
+    EdgeTypeSpec,
+    name_of_scales,
+)
 from gnnstore.units import Registry, parse_size
 
 SelfLoops = Literal["keep", "drop", "add"]
@@ -290,6 +295,13 @@ def check_fractions(name: str, fractions: Any) -> Fractions:
             "train, valid and test, as in 0.8,0.1,0.1"
         )
     return train, valid, test
+
+
+def refuse_scales_name(options: ConvertOptions, node_type: str, name: str, owner: str) -> None:
+    """Refuse the name of something where it is that of the scales of an attribute of nodes."""
+    base = name.removesuffix(SCALES_SUFFIX)
+    if base != name and options.is_scaled(node_type, base):
+        raise name_of_scales(owner, base)
 
 
 def check_features(

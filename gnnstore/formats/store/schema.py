@@ -10,7 +10,7 @@ from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypeVar
 
-from gnnstore.errors import CorruptStoreError, UsageError
+from gnnstore.errors import CorruptStoreError, InputError, UsageError
 from gnnstore.formats.arrays.dtypes import STORAGE_DTYPES
 from gnnstore.formats.arrays.spec import AttributeSpec, DecodedDtype, Scaled
 from gnnstore.formats.base.strict_json import Fields
@@ -90,12 +90,18 @@ class EdgeSplitSpec:
 
 FORMAT_VERSION = 1
 SHARED_ATTRIBUTES = "shared-attributes"  # reverse types may share another type's
+SCALES_SUFFIX = "_scale"
 SCALED_ATTRIBUTES = "scaled-attributes"  # rows of int8 may be multiples of scales
 WHOLE_IDS = "whole-ids"  # a store may be a part of another, whose ids key draws
 NODE_TYPE = "node"
 EDGE_TYPE = ("node", "to", "node")
 
 T = TypeVar("T")
+
+
+def scales_name(name: str) -> str:
+    """Return the name of an attribute's scales, where batches show them."""
+    return f"{name}{SCALES_SUFFIX}"
 
 
 def _with_units(
@@ -105,6 +111,15 @@ def _with_units(
         name: replace(spec, time_unit=units[name]) if name in units else spec
         for name, spec in attributes.items()
     }
+
+
+def name_of_scales(owner: str, name: str) -> InputError:
+    """Return the error for an owner that has something of the name of an attribute's scales."""
+    own = scales_name(name)
+    return InputError(
+        f"{owner}: {own!r} is what batches call the scales of {name!r} where rows are not decoded; "
+        f"convert with what has that name renamed, as 'own_{own}', or left out"
+    )
 
 
 IndexDtype = Literal["int64", "int32"]
@@ -425,22 +440,55 @@ class Schema:
         """Return the node attributes whose columns have scales, and these."""
         return [(spec, spec.scaled) for spec in self.node_attributes() if spec.scaled]
 
-    def with_graph_scales(self) -> Schema:
+    @property
+    def scaled_features(self) -> list[str]:
+        """The reader feature by which `scaled` alone marks scales, if that matters here."""
+        has_old_form = self.with_graph_scales(()) is not self
+        return [SCALED_ATTRIBUTES] if self.scaled_attributes() or has_old_form else []
+
+    def with_graph_scales(self, reader_features: Sequence[str]) -> Schema:
         """Return the schema with scales at their attributes that are graph-level arrays.
 
-        So they were written at first, in graphs without types.
+        So they were written at first, in graphs without types, without a reader feature.
         """
+        if SCALED_ATTRIBUTES in reader_features or not self.is_homogeneous:
+            return self
         arrays, found = dict(self.graph_arrays), {}
-        for spec in self.node_attributes() if self.is_homogeneous else ():
-            scales = arrays.get(name := f"{spec.name}_scale")
-            if scales is None or (spec.dtype, scales.dtype) != ("int8", "float32"):
+        for spec in self.node_attributes():
+            scales = arrays.get(name := scales_name(spec.name))
+            if scales is None or spec.scaled is not None:
                 continue
-            if scales.shape == spec.shape[1:]:
+            kinds = spec.dtype, scales.dtype, scales.layout
+            if kinds == ("int8", "float32", "cold") and scales.shape == spec.shape[1:]:
                 found[spec.name] = replace(spec, scaled=Scaled(arrays.pop(name), "float32"))
         if not found:
             return self
         node = replace(self.node, attributes={**self.node.attributes, **found})
         return replace(self, node_types=(node,), graph_arrays=arrays)
+
+    def refuse_taken_names(self, label: object) -> None:
+        """Raise an `InputError` if batches show something else by the name of scales."""
+        for spec, owner in self.taken_names():
+            raise name_of_scales(f"{label}: {owner}", spec.name)
+
+    def taken_names(self) -> list[tuple[AttributeSpec, str]]:
+        """Return attributes with scales, and who else has something of the name of these."""
+        taken: dict[str, str] = {}
+        if is_homogeneous := self.is_homogeneous:
+            of_edges = (name for edge in self.edge_types for name in edge.attributes)
+            taken = dict.fromkeys((*self.graph_attributes, *self.graph_arrays), "the graph")
+            taken |= dict.fromkeys(of_edges, "edges")
+        found = []
+        for node in self.node_types:
+            own = (*node.attributes, *node.values, *node.value_arrays)
+            nodes = "nodes" if is_homogeneous else f"nodes of {node.name!r}"
+            names = taken | dict.fromkeys(own, nodes)
+            found += [
+                (spec, names[name])
+                for spec in node.attributes.values()
+                if spec.scaled is not None and (name := scales_name(spec.name)) in names
+            ]
+        return found
 
     def decoding(self, choices: Mapping[str, DecodedDtype | None]) -> Schema:
         """Return the schema with the types that batches show scaled attributes in, by their paths.
@@ -457,7 +505,7 @@ class Schema:
                 scaled = None if dtype is None else Scaled(scales, dtype)
                 attributes[name] = replace(spec, scaled=scaled)
                 if scaled is None:
-                    arrays[f"{name}_scale"] = scales
+                    arrays[scales_name(name)] = scales
             node_types.append(replace(node, attributes=attributes, value_arrays=arrays))
         return replace(self, node_types=tuple(node_types))
 
@@ -485,7 +533,7 @@ class Schema:
     @classmethod
     def from_json(cls, fields: Fields) -> Schema:
         """Check a parsed schema field by field."""
-        return cls(**fields.values(cls)).with_graph_scales().checked(fields.path)
+        return cls(**fields.values(cls)).checked(fields.path)
 
     def checked(self, file: str) -> Schema:
         """Return the schema if its facts agree with one another."""
@@ -563,6 +611,13 @@ class StoreManifest(Manifest):
 
     provenance: Mapping[str, Any] = field(default_factory=dict)  # origin of the data
     schema: Schema  # node types, edge types, attributes
+
+    @classmethod
+    def parse(cls, own: Fields) -> Mapping[str, Any]:
+        """Check the fields of a store, and return them as arguments of the class."""
+        found = own.values(cls, Manifest)
+        schema = found["schema"].with_graph_scales(own.texts("reader_features"))
+        return {**found, "schema": schema}
 
     def arrays(self) -> tuple[AttributeSpec, ...]:
         """Return every array of the schema."""

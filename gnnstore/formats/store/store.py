@@ -23,7 +23,6 @@ from gnnstore.formats.store.checks import check_meaning
 from gnnstore.formats.store.scales import read_scales
 from gnnstore.formats.store.schema import (
     EDGE_TYPE,
-    SCALED_ATTRIBUTES,
     SHARED_ATTRIBUTES,
     WHOLE_IDS,
     EdgeTypeSpec,
@@ -148,9 +147,9 @@ class StoreWriter(SealedWriter):
 
     def commit(self, schema: Schema, provenance: Mapping[str, Any]) -> Path:
         """Finish every array, write the manifest, and rename the store into place."""
-        schema.checked(str(self.path))
+        schema.checked(str(self.path)).refuse_taken_names(self.path)
         features = [SHARED_ATTRIBUTES] if schema.shared_rows() else []
-        features += [SCALED_ATTRIBUTES] if schema.scaled_attributes() else []
+        features += schema.scaled_features
         features += [WHOLE_IDS] if schema.part is not None else []
         return self.seal(
             StoreManifest(
