@@ -49,11 +49,10 @@ def assign_seeds(
         split = "train"  # also where there is none, which is an error
     options = ConvertOptions(memory_bytes=memory, overwrite=overwrite, resume=resume)
     stores = _stores(closure, output, options, store=store.path, sizes=(parts, hops), split=split)
-    if not (overwrite or estimate):
-        if stores is None:
-            check_final(final, AssignmentManifest, overwrite=False)
-        else:
-            stores.refuse_existing()
+    if stores is not None and not estimate:
+        stores.refuse_existing()
+    elif not (overwrite or estimate):
+        check_final(final, AssignmentManifest, overwrite=False)
     with session.progress() as progress, progress.phase("compare checksums"):
         # An assignment has checksums of its own.
         edges = store.schema.edge_types

@@ -495,7 +495,7 @@ def session_options(command: Callable[..., Any]) -> Callable[..., Any]:
             for option in click.get_current_context().command.params
             if isinstance(option, click.Option)
             for short in [option.opts[-1].lstrip("-").replace("-", "_")]
-            for name in (f"num_{short}", short, option.name or "")
+            for name in (f"num_{short}", f"{short}_bytes", short, option.name or "")
         }
         if "cache_dir" in kwargs:  # of `cache_option`
             cache_dir = kwargs.pop("cache_dir")

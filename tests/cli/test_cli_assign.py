@@ -153,6 +153,21 @@ def test_stores_of_the_parts(run: Any, store: Path, tmp_path: Path) -> None:
     other = run(*full[:-1], "--seed", "9", "--resume")
     assert (other.status, "parts-3 exists" in other.stderr) == (2, True)
 
+    # Parts of an assignment to more parts do not stay among those of one to fewer.
+    fewer = ("assign", store, "--parts", "1", *full[4:])
+    shutil.rmtree(made[0])
+    for more in ([], ["--resume"]):
+        kept = run(*fewer, *more)
+        said = f"{made[1]} exists, which is not among the 1 parts; choose another output, or pass"
+        assert (kept.status, said in kept.stderr) == (2, True), kept.stderr
+    (output / "part-7.gnn").mkdir()
+    kept = run(*fewer, "--overwrite")
+    assert (kept.status, "part-7.gnn exists, which is not among" in kept.stderr) == (2, True)
+    assert {path.name for path in output.iterdir()} >= {"part-1.gnn", "part-2.gnn", "part-7.gnn"}
+    (output / "part-7.gnn").rmdir()
+    assert run(*fewer, "--overwrite").status == 0
+    assert [path.name for path in output.iterdir()] == ["part-0.gnn"]
+
 
 def test_an_interruption_of_stores_of_parts(
     run: Any, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -191,11 +206,17 @@ def test_stores_of_parts_that_are_refused(run: Any, store: Path, tmp_path: Path)
         (store, [*full, store / "parts"], 2, "is the store that is read, or in it"),
         (store, [*full, tmp_path / "file"], 2, "file is not a directory"),
         (store, [*full, tmp_path / "p", "--memory", "50MB"], 2, "writing 2 parts"),
+        (store, [*full, tmp_path / "p", "--memory", "50MB"], 2, "of the --memory budget"),
+        (store, [*full, tmp_path / "p", "--memory", "50MB"], 2, "to do: raise --memory by at"),
     ):
         done = run("assign", given, "--parts", "2", "--hops", "1", *words)
         assert (done.status, message in done.stderr) == (status, True), (words, done.stderr)
         assert not (tmp_path / "p").exists()
         assert not (store / "assignments").exists()
+        assert "fewer parts" not in done.stderr  # which would not help
+    words = ["--hops", "1", *full, tmp_path / "p", "--memory", "67.12MB"]
+    many = run("assign", store, "--parts", "240", *words)
+    assert (many.status, "or assign to fewer parts" in many.stderr) == (2, True), many.stderr
 
 
 def test_a_topology_that_does_not_fit(

@@ -1,5 +1,8 @@
 """Stores whose features become int8 with scales, and commands that copy such stores."""
 
+import errno
+import os
+from io import FileIO
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +20,7 @@ from gnnstore.converters import (
 )
 from gnnstore.errors import InputError, NoSpaceError, UsageError
 from gnnstore.formats.arrays.spec import AttributeSpec
+from gnnstore.formats.base import files
 from gnnstore.formats.container.workdir import leftovers
 from gnnstore.formats.store.store import StoreReader, StoreWriter
 from gnnstore.pipeline.check import verify
@@ -150,6 +154,29 @@ def test_a_full_disk_leaves_nothing(
     with pytest.raises(NoSpaceError, match="no space left for"):
         quantize(floats, tmp_path / "q.gnn")
     assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("skip", [0, 1, 2])
+def test_a_disk_that_fills_is_told_and_the_work_goes_on(
+    floats: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, skip: int
+) -> None:
+    real, left = files.write_all, iter(range(skip))
+
+    def write(file: FileIO, data: memoryview) -> None:
+        if next(left, None) is None:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        real(file, data)
+
+    output = tmp_path / "q.gnn"
+    with monkeypatch.context() as patch:
+        patch.setattr(files, "write_all", write)
+        with pytest.raises(NoSpaceError, match="no space left"):
+            quantize(floats, output, {"x": "int8", "emb": "int8"})
+    assert not output.exists()
+    both = ConvertOptions(resume=True)
+    quantize(floats, output, {"x": "int8", "emb": "int8"}, options=both)
+    assert_same_files(output, quantize(floats, tmp_path / "w.gnn", {"x": "int8", "emb": "int8"}))
+    assert not leftovers(output)
 
 
 @pytest.mark.parametrize("command", ["reorder", "split-edges", "kronecker"])

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 from collections.abc import Iterable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
@@ -42,11 +43,12 @@ from gnnstore.converters.stores.graph import (
 from gnnstore.converters.writer.graph_writer import GraphWriter
 from gnnstore.converters.writer.node_arrays import MAX_COMPRESSED_BYTES, split_name
 from gnnstore.converters.writer.options import ConvertOptions, with_orders
-from gnnstore.errors import UsageError, limits_named
+from gnnstore.errors import StoreExistsError, UsageError, limits_named
 from gnnstore.formats.arrays.dtypes import id_dtype
 from gnnstore.formats.arrays.spec import AttributeSpec
-from gnnstore.formats.container.workdir import check_final
+from gnnstore.formats.container.workdir import check_final, remove_final
 from gnnstore.formats.store.schema import StoreManifest, TextSpec
+from gnnstore.formats.store.store import StoreReader
 from gnnstore.progress import Progress
 
 KIND = "assign"
@@ -102,7 +104,8 @@ class Closure:
             raise UsageError(f"{output} is not a directory, and parts are written into one")
         name = split_name("train" if split is None else split)
         own = cls(graph, output, num_parts, num_hops, name, with_orders(options, graph.edges))
-        own.memory.check(None, "assign to fewer parts")
+        fits_less = own.memory.limit >= replace(own, num_parts=1).memory.peak()
+        own.memory.check(None, *["assign to fewer parts"] * fits_less)
         return own
 
     @cached_property
@@ -124,10 +127,37 @@ class Closure:
         return self.output / f"part-{part}.gnn"
 
     def refuse_existing(self) -> None:
-        """Raise if a store is in the way of a part, unless an attempt is resumed."""
-        if not self.options.resume:
+        """Raise if a store is in the way of a part, or would pass for one, unless it is replaced.
+
+        Parts of an attempt that is resumed are not in the way.
+        """
+        overwrite = self.options.overwrite
+        if overwrite or not self.options.resume:
             for part in range(self.num_parts):
-                check_final(self.path(part), StoreManifest, overwrite=False)
+                check_final(self.path(part), StoreManifest, overwrite=overwrite)
+        for path in self._others():
+            if not self._is_own(path):
+                raise StoreExistsError(
+                    f"{path} exists, which is not among the {self.num_parts} parts and not a part "
+                    "of this store; remove it yourself, or choose another output",
+                    path=path,
+                )
+            if not overwrite:
+                raise StoreExistsError(
+                    f"{path} exists, which is not among the {self.num_parts} parts; choose another "
+                    "output, or pass overwrite=True to remove it once the new parts are complete",
+                    path=path,
+                )
+
+    def _others(self) -> list[Path]:
+        """Return what lies there under names of parts with higher numbers."""
+        found = ((re.fullmatch(r"part-(\d+)\.gnn", own.name), own) for own in _entries(self.output))
+        return [own for name, own in found if name and int(name[1]) >= self.num_parts]
+
+    def _is_own(self, path: Path) -> bool:
+        """Whether a part of the store lies there."""
+        part = StoreReader.open(path).schema.part if StoreManifest.is_at(path) else None
+        return part is not None and part.store_uuid == self.graph.reader.uuid
 
     @limits_named("assign")
     def write(
@@ -152,6 +182,9 @@ class Closure:
         for part in left:
             own = _Part(self, part, members.whole[part], members.nodes[part], places)
             own.write(seeds[parts == part], of_parts[part], progress)
+        for path in self._others():
+            if self.options.overwrite and self._is_own(path):
+                remove_final(path, "part")
         return [self.path(part) for part in range(self.num_parts)]
 
     def _warn_of_splits(self) -> None:
@@ -348,6 +381,10 @@ class _EdgeIds(ArraySource):
                 last = piece.first + len(chosen)
                 yield self._part.of.graph.rows(self._spec, piece.first, last)[chosen][start:]
             start = max(0, start - num_new)
+
+
+def _entries(directory: Path) -> list[Path]:
+    return sorted(directory.iterdir()) if directory.is_dir() else []
 
 
 def _members(words: Bitmap, first: int, last: int) -> npt.NDArray[np.bool_]:

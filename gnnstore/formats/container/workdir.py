@@ -234,6 +234,23 @@ def remove(path: Path) -> None:
     _core.remove_tree(path)
 
 
+def remove_final(path: Path, what: str) -> None:
+    """Remove a finished directory. What has it open goes on."""
+    # Renamed first, so that it exists whole or not at all; 'gnnstore gc' finds the new name.
+    doomed = path.with_name(f".{path.name}.tmp-{secrets.token_hex(4)}")
+    with storage_errors(f"remove the {what}", path):
+        path.rename(doomed)
+        fsync_directory(path.parent)
+    with locked(doomed):
+        remove(doomed)
+    if doomed.exists():
+        raise StorageError(
+            f"{doomed}: not all of the {what} could be removed; check whose it is, and try "
+            "'gnnstore gc --yes'",
+            path=doomed,
+        )
+
+
 def remove_leftovers(final: Path) -> None:
     """Remove the temporary directories for `final` that no process works in."""
     for path in leftovers(final):

@@ -14,15 +14,13 @@ from pathlib import Path
 
 from gnnstore.errors import (
     NotFoundError,
-    StorageError,
     UsageError,
     storage_error,
-    storage_errors,
 )
 from gnnstore.formats.arrays.zarr_metadata import METADATA_FILE, group_metadata
-from gnnstore.formats.base.files import fsync_directory, write_json
+from gnnstore.formats.base.files import write_json
 from gnnstore.formats.container.manifest import Kind
-from gnnstore.formats.container.workdir import locked, remove
+from gnnstore.formats.container.workdir import remove_final
 
 # Prefix of metadata files that a killed process left unfinished in a directory for units.
 _UNFINISHED = f".{METADATA_FILE}."
@@ -116,17 +114,5 @@ def remove_unit(kind: Kind, store: Path, name: str) -> None:
     if not kind.manifest.is_at(path):
         names = unit_names(kind, store)
         raise NotFoundError(f"{store}: no {kind.name} {name!r}; the store has {names}", path=path)
-    # Renamed first, so that a unit exists whole or not at all; 'gnnstore gc' finds the new name.
-    doomed = path.with_name(f".{name}.tmp-{uuid.uuid4().hex[:8]}")
-    with storage_errors(f"remove the {kind.name}", path):
-        path.rename(doomed)
-        fsync_directory(path.parent)
-    with locked(doomed):
-        remove(doomed)
-    if doomed.exists():
-        raise StorageError(
-            f"{doomed}: not all of the {kind.name} could be removed; check whose it is, and try "
-            "'gnnstore gc --yes'",
-            path=doomed,
-        )
+    remove_final(path, kind.name)
     drop_empty_units_directory(kind, store)
