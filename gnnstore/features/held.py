@@ -174,6 +174,7 @@ class ChosenRows:
     scores: npt.NDArray[Any] | None = None
     # The rows that superbatches are made without: they are on the device, or will be by then.
     left_out: HeldRows | None = None
+    device: object = None  # whose memory "auto" goes by, once it is used
 
     def __deepcopy__(self, _: Any) -> Self:
         return self  # what a device holds is by it

@@ -114,7 +114,7 @@ def checked_device(device: Any, *, holds_rows: bool = False) -> torch.device | N
     if found.type == "cpu":
         if found.index:
             raise UsageError(f'device={str(found)!r}: there is one CPU; write "cpu"')
-        return found if holds_rows else None
+        return torch.device("cpu") if holds_rows else None
     module = getattr(torch, found.type, None)
     if missing := [name for name in _CALLS if not hasattr(module, name)]:
         raise UsageError(
@@ -584,6 +584,14 @@ class DeviceRows:
     """
 
     def __init__(self, sources: Sources, chosen: ChosenRows, device: TorchDevice) -> None:
+        if chosen.scores is not None and chosen.device is None:
+            chosen.device = device.device
+        if chosen.device not in (None, device.device):
+            raise UsageError(
+                f'device_cache="auto": rows were chosen by the memory of {chosen.device}, the '
+                f"current device until now, and batches would be placed on {device.device}; name "
+                f'it: device="{device.device}"'
+            )
         self.chosen, self._device = chosen, device
         tables: dict[str, dict[str, RowSource]] = {name: {} for name in chosen.held.indexes}
         for path, name in chosen.tables.owners.items():
@@ -593,6 +601,7 @@ class DeviceRows:
         self._fillings = [filling]
         self._lock = threading.Lock()
         self._end_filling: Callable[[], object] | None = None
+        self._pid = os.getpid()  # whose thread that ends
 
     @property
     def rows(self) -> Mapping[str, Tensor]:
@@ -617,6 +626,8 @@ class DeviceRows:
     def begin(self, recorder: Recorder, *, waits: bool, num_batches: int) -> None:
         """Copy the rows, next to so many batches; in the background if nobody waits for them."""
         with self._lock:
+            if self._pid != os.getpid():  # a child that was forked has no such thread
+                self._pid, self._end_filling = os.getpid(), None
             if not self.rows:
                 self._make_room(num_batches)
             if not self.num_lacking:

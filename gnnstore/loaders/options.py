@@ -17,6 +17,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, SupportsIndex, cast, get_args
 
+import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, get_worker_info
 from torch_geometric.sampler.base import NumNeighbors
@@ -25,6 +26,7 @@ from gnnstore.caching.policies import MAX_PLANNED
 from gnnstore.caching.scores import SCORES, Score
 from gnnstore.disk.engines import ENGINES
 from gnnstore.errors import NotFoundError, UsageError, as_whole_number, check_choice, whole_number
+from gnnstore.features.held import ChosenRows
 from gnnstore.formats.packed import PackedParts
 from gnnstore.formats.store.schema import Schema
 from gnnstore.graph.store import GraphStore
@@ -88,7 +90,8 @@ class LoaderOptions:
         of_torch = dict(parameters["kwargs"])
         direction = of_torch.pop("sample_direction", "forward")  # of PyG's samplers
         device_cache = checked_device_cache(**given)
-        given["device_cache"] = "auto" if device_cache is None else device_cache
+        if device_cache == 0:  # or text such as "0GB"
+            given["device_cache"] = 0
         reorder = call(checked_reorder, given)
         given["reorder"] = reorder or None
         holds_rows = bool(device_cache != 0 or reorder)
@@ -100,7 +103,7 @@ class LoaderOptions:
             )
         _refuse_unsupported(**given, sample_direction=direction)
         edge_ids = checked_edge_ids(given.get("edge_ids", "input"))
-        read = call(read_options, given)
+        read = call(read_options, {**given, "device": device})
         read = dataclasses.replace(read, edge_ids=edge_ids, reorder=reorder)
         _refuse_no_windows(read, given)
         store = as_store(given["data"])
@@ -333,7 +336,7 @@ def read_options(
     packed: Any = None,
     attributes: Any = None,
     seeds_of: Any = None,
-    device: Any = None,
+    device: torch.device | None = None,
     device_cache: int | str = 0,
     reorder: int | None = None,
 ) -> ReadOptions:
@@ -359,7 +362,7 @@ def read_options(
     decides = not isinstance(chosen, Auto) and chosen.plans and not chosen.takes_cache
     if decides or chosen.score is not None:
         unused.append("cache")
-    held = _rows_on_device(device_cache, str(device), chosen.score or cache, reorder)
+    held = _rows_on_device(device_cache, device, chosen.score or cache, reorder)
     # Without another use, `cache` is of the rows on the device.
     has_use = not device_cache or chosen.score is not None or "cache" not in unused
     given["cache"] = cache = cache if has_use else None
@@ -394,13 +397,17 @@ def read_options(
 
 
 def _rows_on_device(
-    size: int | str, device: str, score: str | None, reorder: int | None
+    size: int | str, device: torch.device | None, score: str | None, reorder: int | None
 ) -> DeviceCache | None:
+    if device is None:
+        return None
     if not size:  # but perhaps rows of the batch before
-        return DeviceCache(0, device=device) if reorder else None
-    score = score or "frequency"
+        return DeviceCache(0, device=device.type) if reorder else None
+    score = cast("Score", score or "frequency")
     check_choice("cache", score, SCORES)
-    return DeviceCache(None if size == "auto" else int(size), cast("Score", score), device)
+    if size == "auto":
+        return DeviceCache(None, score, str(device))
+    return DeviceCache(parse_size(size, name="device_cache"), score, device.type)
 
 
 def local_machine(
@@ -548,6 +555,25 @@ def warn_of_idle(loader: DataLoader[Any], *, is_placed: bool) -> None:
             UserWarning,
             stacklevel=6,  # behind the constructors
         )
+
+
+def warn_of_no_rows(loader: DataLoader[Any], chosen: ChosenRows | None) -> None:
+    """Warn of an option `device_cache` by which no rows stay on the device."""
+    size: int | str = getattr(loader, "device_cache", 0)
+    if not size or chosen is None or chosen.held.num_rows:
+        return
+    widths = sorted({width for width in chosen.tables.widths.values() if width})
+    if not widths:
+        why = "no attribute of nodes in these batches is stored in pages; leave it out"
+    elif size != "auto":
+        why = f"a row takes {' or '.join(map(str, widths))} bytes; raise it, or leave it out"
+    else:
+        return
+    warnings.warn(
+        f"device_cache={size!r} of {type(loader).__name__} keeps nothing on the device: {why}",
+        UserWarning,
+        stacklevel=5,  # behind the constructors
+    )
 
 
 def warn_of_narrow_edges(schema: Schema) -> None:

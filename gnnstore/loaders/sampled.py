@@ -34,7 +34,13 @@ from gnnstore.graph.store import GraphStore
 from gnnstore.graph.table_registry import shared_tables
 from gnnstore.loaders.assemble import Assembler, Parts
 from gnnstore.loaders.base import BatchLoader
-from gnnstore.loaders.options import LoaderOptions, call, fanouts_of, local_machine
+from gnnstore.loaders.options import (
+    LoaderOptions,
+    call,
+    fanouts_of,
+    local_machine,
+    warn_of_no_rows,
+)
 from gnnstore.loaders.packed_loader import (
     PackedEpochs,
     device_of,
@@ -312,6 +318,7 @@ class SampledLoader(BatchLoader):
             with progress.waiting():
                 opened = open_parts(loader)
         _log.info("%s: %s", store.path, opened.placement.reason)
+        warn_of_no_rows(self, opened.chosen)
         self._read_from(
             opened,
             opened.batches(seeds, config),

@@ -197,7 +197,7 @@ class LoaderStats:
             f"({format_size(self.bytes_gathered)}), over "
             f"{format_count(max(1, self.num_threads), 'thread')}; "
             f"stalled {self.seconds_waiting:.2f} s; peak {format_size(self.peak_rss_bytes)}; "
-            f"strategy {self.strategy}{self._reading()}{self._predicted()}"
+            f"strategy {self.strategy}{self._reading()}{self._on_device()}{self._predicted()}"
         )
 
     def _predicted(self) -> str:
@@ -209,6 +209,16 @@ class LoaderStats:
             f"; predicted {self.predicted_epoch_seconds:.2f} s an epoch{more}, stalled "
             f"{self.waiting_epoch_seconds:.2f} s an epoch"
         )
+
+    def _on_device(self) -> str:
+        parts = {
+            f"{format_size(self.bytes_to_device)} copied": self.bytes_to_device,
+            f"{format_size(self.device_cache_bytes)} of rows stay there": self.device_cache_bytes,
+            f"{format_count(self.rows_on_device, 'row')} taken from these": self.rows_on_device,
+            f"{format_count(self.rows_kept, 'row')} from the batch before": self.rows_kept,
+        }
+        found = ", ".join(text for text, amount in parts.items() if amount)
+        return f"; device: {found}" if found else ""
 
     def _reading(self) -> str:
         if not self.io_engine:

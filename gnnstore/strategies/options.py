@@ -65,7 +65,9 @@ class DeviceCache:
 
     num_bytes: int | None  # of rows that stay on the device; None: "auto"
     score: Score = "frequency"  # the score by which they are chosen
-    device: str = "cpu"  # as it was given
+    # The type of the device: others have the same rows. With "auto" as it was given, for each
+    # device has as many as its memory leaves room for.
+    device: str = "cpu"
 
 
 @dataclass(frozen=True)

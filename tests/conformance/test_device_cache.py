@@ -7,8 +7,11 @@ from __future__ import annotations
 
 import copy
 import gc
+import os
 import threading
+import time
 import weakref
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -26,6 +29,7 @@ from gnnstore.converters import from_pyg
 from gnnstore.errors import BudgetError, UsageError
 from gnnstore.loaders import device as devices
 from gnnstore.testing import assert_resumes
+from gnnstore.units import format_size
 from tests.support.batches import Batches, assert_same_batches, batches_of
 from tests.support.effort import choose, paired
 from tests.support.every_loader import CASES, NODES, WAYS, make, write_stores
@@ -34,6 +38,7 @@ from tests.support.twins.held import on_device
 NUM_EPOCHS = choose(2, 3)
 HELD: dict[str, Any] = {"device": "cpu", "device_cache": "4kB"}
 ALL: dict[str, Any] = {"device": "cpu", "device_cache": "1GB"}
+NONE = "device_cache='1GB' of NeighborLoader keeps nothing on the device: no attribute of nodes"
 SHORT = ["nodes", "nodes, disjoint", "plain, weights", "links"]
 
 
@@ -107,6 +112,18 @@ def test_batches_are_equal_and_rows_moved_are_the_twins(
             assert missed <= found_rows <= missed + stats.cache_rows
 
 
+def test_what_is_printed_shows_the_device(stores: tuple[Path, Path]) -> None:
+    loader = make(stores, "plain, weights", strategy="memory", reorder=1, **HELD)
+    all(loader)
+    stats = loader.stats()
+    assert (
+        f"; device: {format_size(stats.bytes_to_device)} copied, 3.84 kB of rows stay there, "
+        f"{stats.rows_on_device} rows taken from these, {stats.rows_kept} rows from the batch "
+        "before"
+    ) in str(stats)
+    assert "device" not in str(make(stores, "plain, weights").stats())
+
+
 @pytest.mark.parametrize("fmt", ["coo", "csr"])
 @pytest.mark.parametrize("num_threads", [0, 3])
 def test_edges_as_a_matrix_and_threads(
@@ -165,7 +182,8 @@ def test_stores_of_narrow_rows_of_labels_or_of_nothing(tmp_path: Path) -> None:
         for strategy in ("memory", "direct", "belady"):
             batches: Any = {"batch_sampler": [[0, 1], [], [4], [2, 3, 0]], "seed": 1}
             plain = NeighborLoader(path, [2], strategy="memory", **batches)
-            loader = NeighborLoader(path, [2], strategy=strategy, **batches, **ALL)
+            with nullcontext() if name == "narrow" else pytest.warns(UserWarning, match=NONE):
+                loader = NeighborLoader(path, [2], strategy=strategy, **batches, **ALL)
             assert_same_batches(batches_of(loader), batches_of(plain))
             assert loader.stats().device_cache_bytes == (40 if name == "narrow" else 0)
 
@@ -273,6 +291,24 @@ def test_rows_that_are_copied_late_are_missed_until_then(
     assert rows.num_lacking == 0
 
 
+def test_a_child_of_the_process_copies_what_is_left(
+    stores: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The thread that was copying is not in a process that was forked."""
+    monkeypatch.setattr(devices, "LONG_READ_BYTES", 1)
+    loader = make(stores, "nodes", strategy="memory", num_threads=0, **HELD)
+    with monkeypatch.context() as patch:
+        patch.setattr(devices, "_fill_in_background", lambda *_: None)
+        all(loader)
+    rows = loader._placer.rows
+    assert rows.num_lacking > 0
+    rows._pid -= 1  # as in a child
+    all(loader)
+    while rows.num_lacking:
+        time.sleep(0.001)
+    assert rows._pid == os.getpid()
+
+
 def test_more_than_is_free_is_refused_when_iterations_begin(
     stores: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -291,8 +327,10 @@ def test_more_than_is_free_is_refused_when_iterations_begin(
 
 
 def test_on_the_cpu_rows_are_part_of_the_budget(stores: tuple[Path, Path]) -> None:
-    loader = make(stores, "plain, weights", strategy="direct", memory="20MB", **HELD)
-    parts = {part.what: part.num_bytes for part in loader._sources.placement.parts}
-    assert parts["rows of device_cache="] == 4000
+    for name in ("cpu", "cpu:0", torch.device("cpu", 0)):
+        options = HELD | {"device": name}
+        loader = make(stores, "plain, weights", strategy="direct", memory="20MB", **options)
+        parts = {part.what: part.num_bytes for part in loader._sources.placement.parts}
+        assert parts["rows of device_cache="] == 4000
     assert parts["numbers of the device's rows"] == 12 + 8 * (4000 // 240)
     assert "16 rows stay on the device, in 3.84 kB" in loader.stats().reason

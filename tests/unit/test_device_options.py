@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 import torch
+from torch_geometric.data import Data
 
 import gnnstore
+from gnnstore.converters import from_pyg
 from gnnstore.errors import UsageError
 from gnnstore.loaders.device import checked_device
 from tests.support.stores import write_example_store
@@ -118,10 +120,13 @@ def test_a_loader_that_is_made_and_copied_touches_no_device(path: Path) -> None:
             {"device_cache": 5, "transform_sampler_output": lambda output: output},
             "device_cache=5 with transform_sampler_output=: batches are joined whole",
         ),
-        ({"device_cache": 5, "packed": "p"}, "packed= has no use for device_cache=5; leave it out"),
         (
-            {"device_cache": 5, "partitions": gnnstore.PartitionPolicy()},
-            "partitions= has no use for device_cache=5; leave it out",
+            {"device_cache": "2kB", "packed": "p"},
+            "packed= has no use for device_cache='2kB'; leave it out",
+        ),
+        (
+            {"device_cache": "2kB", "partitions": gnnstore.PartitionPolicy()},
+            "partitions= has no use for device_cache='2kB'; leave it out",
         ),
         ({"device_cache": "auto"}, "device_cache='auto' is what a step of training leaves of a"),
         ({"device_cache": "auto", "device": None}, "device_cache='auto': rows stay on the device"),
@@ -142,6 +147,22 @@ def test_no_rows_stay_on_a_device_by_default(path: Path) -> None:
         loader = gnnstore.NeighborLoader(path, [3], batch_size=8, device="cpu", device_cache=size)
         assert loader._placer is None
         assert loader.stats().device_cache_bytes == 0
+
+
+def test_a_size_without_room_for_a_row_is_warned_of(path: Path, tmp_path: Path) -> None:
+    data = Data(edge_index=torch.tensor([[0, 1], [1, 0]]), y=torch.arange(2), num_nodes=2)
+    of_labels = from_pyg(data, tmp_path / "labels.gnn")
+    for kind in (gnnstore.NeighborLoader, gnnstore.LinkNeighborLoader):
+        options: dict[str, Any] = {"batch_size": 2, "device": "cpu", "strategy": "memory"}
+        words = (
+            f"device_cache='8B' of {kind.__name__} keeps nothing on the device: a row takes "
+            r"\d+ bytes; raise it, or leave it out"
+        )
+        with pytest.warns(UserWarning, match=words) as told:
+            kind(path, [3], device_cache="8B", **options)
+        assert told[0].filename == __file__
+        with pytest.warns(UserWarning, match="device: no attribute of nodes in these batches"):
+            kind(of_labels, [3], device_cache="1GB", **options)
 
 
 @pytest.mark.usefixtures("two_devices")

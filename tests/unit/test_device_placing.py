@@ -9,7 +9,7 @@ import weakref
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -292,6 +292,30 @@ def test_rows_that_do_not_fit_after_all_are_an_error_that_names_them(
     loader.set_epoch(0)
     plain = loader_of(path, device=None)
     assert_same_batches([b.to_dict() for b in loader], [b.to_dict() for b in plain])
+
+
+def test_names_of_one_device_share_rows_of_a_size(path: Path, device: Device) -> None:
+    store = gnnstore.open(path)
+    loaders = [loader_of(store, device=name, device_cache="5kB") for name in (NAME, f"{NAME}:0")]
+    for loader in loaders:
+        next(iter(loader))
+    one, other = (cast("BatchPlacer", loader._placer) for loader in loaders)
+    assert one.rows is other.rows is not None
+
+
+def test_auto_is_of_one_device(path: Path, device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another one has as many rows as its own memory leaves room for."""
+    monkeypatch.setattr(Device, "free_bytes", lambda _: (0, 0))
+    store = gnnstore.open(path)
+    first = loader_of(store, device_cache="auto")
+    next(iter(first))
+    now = Device(torch.device(NAME, 1))
+    monkeypatch.setattr(TorchDevice, "of", lambda _: now)
+    loader = loader_of(store, device_cache="auto")
+    words = f'chosen by the memory of {NAME}:0, .* name it: device="{NAME}:1"'
+    with pytest.raises(UsageError, match=words):
+        next(iter(loader))
+    next(iter(loader_of(store, device=f"{NAME}:1", device_cache="auto")))
 
 
 # --- staging memory --------------------------------------------------------------------------
