@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -325,15 +325,48 @@ class Sizer:
 
     def _least(self, memory: Ledger) -> SuperbatchSize:
         """Return the smallest size; refuse memory that has no room for it."""
-        refusals: list[BudgetError] = []
+        missing: dict[_Way, int] = {}
         for way in reversed(self._ways):
             try:
                 return self._size(memory, self.costs, self._counts[0], way)
             except DiskBudgetError:
                 continue  # plans can be in memory
             except BudgetError as error:
-                refusals.append(error)
-        raise min(refusals, key=lambda error: error.missing_bytes or 0)
+                missing[way] = error.missing_bytes or 0
+        way = min(missing, key=missing.__getitem__)
+        return self._size(memory, self.costs, self._counts[0], way, self._remedies)
+
+    @property
+    def _remedies(self) -> list[str]:
+        """What to do where no size fits: lower an option of which a small value does."""
+        facts, settings, windows = self.facts, self.facts.settings, self.facts.windows
+        ledger = facts.placement.ledger
+        ledger = replace(ledger.with_limit(ledger.limit - ledger.trial_bytes), trial_bytes=0)
+        facts = replace(facts, placement=replace(facts.placement, ledger=ledger))
+        lower: dict[str, SizingInputs] = {}
+        if settings.cache_bytes is not None:
+            lower["cache_bytes="] = replace(facts, settings=replace(settings, cache_bytes=0))
+        if windows is not None and windows.size > 1:
+            lower["reorder="] = replace(facts, windows=replace(windows, size=1))
+        shortest = replace(settings, num_batches=self._window)
+        lower["superbatch="] = replace(facts, settings=shortest)
+        return [
+            f"lower {option}"
+            for option, other in lower.items()
+            if Sizer(other, self.is_thrifty)._has_size
+        ]
+
+    @property
+    def _has_size(self) -> bool:
+        """Whether the smallest size fits."""
+        with suppress(BudgetError):
+            memory = self._ledger
+            memory = memory.add(*self._sampling(memory))
+            for way in self._ways:
+                with suppress(BudgetError):
+                    self._size(memory, self.costs, self._counts[0], way)
+                    return True
+        return False
 
     def _candidates(self, memory: Ledger) -> Iterator[tuple[SuperbatchMemory, SuperbatchSize]]:
         """Yield sizes, of equal ones the best first: of the longest superbatches."""
@@ -465,7 +498,12 @@ class Sizer:
         return (_ONE_THREAD if self.is_thrifty else 1) * (moved + spilled)
 
     def _size(
-        self, memory: Ledger, costs: SuperbatchMemory, num_batches: int, way: _Way
+        self,
+        memory: Ledger,
+        costs: SuperbatchMemory,
+        num_batches: int,
+        way: _Way,
+        remedies: Sequence[str] = (),
     ) -> SuperbatchSize:
         """Return a superbatch of `num_batches` batches, with the cache that fits next to it."""
         facts = self.facts
@@ -488,9 +526,7 @@ class Sizer:
             parts, packing = costs.spilled(table), costs.spilled_packing
         ledger = memory.add(*parts, *kept)
         sizes[SLOTS] = self._slots(ledger, costs, sizes)
-        given = facts.settings.cache_bytes is not None
-        remedies = ["lower cache_bytes="] * given + ["lower reorder="] * (self._window > 1)
-        ledger.check(sizes, *remedies, "lower superbatch=")
+        ledger.check(sizes, *remedies)
         return SuperbatchSize(
             num_batches,
             sizes[SLOTS] + costs.num_pinned,

@@ -192,8 +192,20 @@ def test_rows_are_pinned_where_that_misses_less() -> None:
 def test_a_cache_of_a_given_size() -> None:
     size = solved(100 * MB, cache_bytes=100 * SLOT)
     assert size.num_slots == 100
-    with pytest.raises(BudgetError, match=", lower cache_bytes=, or lower superbatch="):
+    with pytest.raises(BudgetError, match=r"raise memory= by [^,]*, or lower cache_bytes=$"):
         solved(100 * MB, cache_bytes=96 * MB)
+
+
+def test_options_are_named_that_are_enough_to_lower() -> None:
+    many: dict[str, Any] = {"epoch": 500, "superbatch": 400}
+    with pytest.raises(BudgetError, match=r"raise memory= by [^,]*, or lower superbatch=$"):
+        solved(100 * MB, **many)
+    either = r"raise memory= by [^,]*, lower cache_bytes=, or lower superbatch=$"
+    with pytest.raises(BudgetError, match=either):
+        solved(200 * MB, cache_bytes=100 * MB, **many)
+    neither = r"to do: raise memory= by [^,]*$"
+    with pytest.raises(BudgetError, match=neither):
+        solved(100 * MB, cache_bytes=96 * MB, **many)
 
 
 @pytest.mark.parametrize(
