@@ -460,6 +460,12 @@ def _refuse(who: str, names: Iterable[str], given: Mapping[str, Any]) -> None:
         raise UsageError(f"{who} has no use for {' and '.join(unused)}; leave it out")
 
 
+def without_decided(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a packed loader's options but for what packing has decided; refuse these if set."""
+    _refuse("a loader of packed epochs", _NOT_WITH_PACKED, options)
+    return {name: value for name, value in options.items() if name not in _NOT_WITH_PACKED}
+
+
 def _refuse_with_types(partitions: Any = None, tables: Any = ()) -> None:
     """Refuse what works on one numbering of nodes, for a store whose types have names."""
     for name, value in (("partitions", partitions), ("tables", tables or None)):

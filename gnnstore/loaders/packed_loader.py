@@ -44,6 +44,7 @@ from gnnstore.loaders.options import (
     checked_edge_ids,
     local_machine,
     warn_of_narrow_edges,
+    without_decided,
 )
 from gnnstore.machine import PRIVATE, Machine, SharedMachine, share_of
 from gnnstore.pipeline.packed_batches import PackedBatches, not_packed
@@ -329,6 +330,7 @@ adj_value, edge_ids, device, rank, world_size, local_world_size, decode
             As in `NeighborLoader` with `packed=`.
         """
         given = {name: value for name, value in locals().items() if name not in {"self", "kwargs"}}
+        kwargs = without_decided(kwargs)
         decode = given.pop("decode")
         return PackedLoader(self if decode == "opened" else self.decoded(decode), given, kwargs)
 

@@ -86,6 +86,8 @@ class LoaderState:
         expected = {**fingerprint, **({} if seed is None else {"seed": seed})}
         found = {**self.fingerprint, **({} if seed is None else {"seed": self.seed})}
         names = [*expected, *(name for name in found if name not in expected)]
+        if ("reorder" in expected) != ("reorder" in found):  # the other has no ranks, either
+            names = [name for name in names if name != "world_size"]
         return [
             f"{name}: expected {_shown(expected, name)}, found {_shown(found, name)}"
             for name in names

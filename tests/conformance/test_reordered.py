@@ -177,6 +177,8 @@ def test_each_rank_has_windows_of_its_own_batches(path: Path) -> None:
     for given in ({"size": 3}, {"size": 4, **options}, {"size": 1, **options}):
         with pytest.raises(UsageError, match=r"(reorder|world_size): expected"):
             reordered(path, shuffle=True, **given).load_state_dict(state)
+    with pytest.raises(UsageError, match=r"batches: reorder: expected nothing, found 3\. Make"):
+        reordered(path, 1, shuffle=True).load_state_dict(state)
     state = loader_of(path, shuffle=True).state_dict()
     reordered(path, 1, shuffle=True).load_state_dict(state)
 
@@ -292,6 +294,8 @@ def test_memory_for_fewer_batches_than_a_window_is_refused(path: Path) -> None:
     """By a sum of what needs how much; smaller windows fit."""
     options: dict[str, Any] = {"input_nodes": SEEDS * 60, "num_threads": 1, "io_engine": "pread"}
     assert reordered(path, 2, memory="12MB", **options).stats().superbatch % 2 == 0
-    with pytest.raises(BudgetError, match="lower reorder="):
+    with pytest.raises(BudgetError, match=r"to do: raise memory= by .*, or lower reorder=$"):
         reordered(path, 1000, memory="12MB", **options)
+    with pytest.raises(BudgetError, match=r"to do: raise memory= by [^,]* MB$"):
+        reordered(path, 2, memory="2MB", **options)
     assert reordered(path, 1000, memory="14MB", **options).stats().superbatch == 1000

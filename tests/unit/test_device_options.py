@@ -15,6 +15,7 @@ import gnnstore
 from gnnstore.converters import from_pyg
 from gnnstore.errors import UsageError
 from gnnstore.loaders.device import checked_device
+from tests.support.packing import pack
 from tests.support.stores import write_example_store
 
 # A type of device that torch has a name for, and no module.
@@ -140,6 +141,22 @@ def test_rows_that_cannot_stay_on_a_device_are_refused(
     for kind in (gnnstore.NeighborLoader, gnnstore.LinkNeighborLoader):
         with pytest.raises(UsageError, match=re.escape(words)):
             kind(path, [3], **given | options)
+
+
+def test_packed_epochs_have_decided_which_rows_stay_on_a_device(path: Path, tmp_path: Path) -> None:
+    pack(path, [3], None, output=tmp_path / "p", batch_size=8)
+    packed = gnnstore.open_packed(tmp_path / "p")
+    several: list[dict[str, Any]] = [
+        {"device_cache": "1kB"},
+        {"reorder": 1},
+        {"strategy": "belady"},
+    ]
+    for options in several:
+        ((name, value),) = options.items()
+        words = f"a loader of packed epochs has no use for {name}={value!r}; leave it out"
+        with pytest.raises(UsageError, match=re.escape(words)):
+            packed.loader(device="cpu", **options)
+    assert len(packed.loader(device_cache=0, reorder=None)) == len(packed.loader())
 
 
 def test_no_rows_stay_on_a_device_by_default(path: Path) -> None:
