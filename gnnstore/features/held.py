@@ -198,7 +198,7 @@ class ChosenRows:
 
     @classmethod
     def none(cls, tables: CachedTables) -> Self:
-        """Hold no rows of some tables, but perhaps those of the batch before."""
+        """Hold no rows of some tables, but perhaps the rows of the batch before."""
         return cls(HeldRows(dict.fromkeys(tables.owners.values())), tables, 0, 0)
 
     def describe(self) -> str:

@@ -21,7 +21,7 @@ def no_scales(name: str) -> AttributeError:
 
 
 def refuse_scales(node: NodeTypeSpec, name: object) -> None:
-    """Raise an AttributeError if a name is that of scales by which rows are multiplied."""
+    """Raise an AttributeError for the name of scales by which rows are multiplied."""
     if isinstance(name, str) and name.endswith(SCALES_SUFFIX):
         own = node.attributes.get(name.removesuffix(SCALES_SUFFIX))
         if own is not None and own.scaled is not None:

@@ -596,7 +596,7 @@ class DeviceRows:
         tables: dict[str, dict[str, RowSource]] = {name: {} for name in chosen.held.indexes}
         for path, name in chosen.tables.owners.items():
             tables[name][path] = sources.tables[path]
-        # The last one counts: those of "auto" are chosen while batches are joined.
+        # The last one counts: rows of "auto" are chosen while batches are joined.
         filling = _Filling(device, chosen.held, tables, {}, dict.fromkeys(tables, 0))
         self._fillings = [filling]
         self._lock = threading.Lock()

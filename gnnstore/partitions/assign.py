@@ -56,7 +56,7 @@ _MOST_SEEDS, _MOST_NODES = 256, 2**18
 # Memory of a node in neighbourhoods that wait: its id, tree and edge, and what sorts them.
 _NODE_BYTES = 80
 # Counts of what seeds that join parts together share with each; and up to how many parts their
-# numbers, and those of the seeds, have 16 bits.
+# numbers, and the seeds' numbers, have 16 bits.
 _MOST_COUNTS, _MOST_NARROW = 2**18, 2**15
 # What sampling from disk needs at least.
 _LEAST_BULK_BYTES = 2**24
@@ -112,13 +112,13 @@ class PartsBuilder:
     def _join(self, found: Neighbourhoods, seeds: Int64Array) -> Parts:
         """Let some seeds join a part each; look up at once what they have in each part by now."""
         count, num_seeds, nodes = self._num_parts, len(seeds), self._nodes
-        # While these seeds have no part they have numbers, behind those of parts and of none.
+        # While these seeds have no part they have numbers, behind the numbers of parts and of none.
         self._part_of[seeds] = count + 1 + np.arange(num_seeds)
         parts = self._part_of[found.rows].astype(np.int64)
         owner = np.repeat(np.arange(num_seeds), np.diff(found.bounds))
         cells = owner * (count + 1) + np.minimum(parts, count)
         shared = np.bincount(cells, minlength=num_seeds * (count + 1)).reshape(num_seeds, -1)
-        # Of these seeds, those in whose neighbourhoods an earlier one is.
+        # The seeds in whose neighbourhoods an earlier one is.
         inner = np.flatnonzero(parts > count)
         earlier, later = parts[inner] - count - 1, owner[inner]
         inner = np.lexsort((later, earlier))

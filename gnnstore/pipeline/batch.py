@@ -527,7 +527,7 @@ class _Submitted(Iterator[Batch]):
 
 
 class _Reordered(_Submitted):
-    """Batches in another order than that of their numbers."""
+    """Batches in another order than their numbers'."""
 
     def __init__(self, batches: Iterator[Batch], *gates: MemoryGate | Placing) -> None:
         super().__init__(batches, *gates)

@@ -168,7 +168,7 @@ class GraphWriter(BaseWriter):
     def carry_edge_ids(self, dtype: np.dtype[Any], *, are_renumbered: bool = True) -> None:
         """Take ids of edges from `CARRIED_IDS`.
 
-        Of edges that are numbered anew they are the original data's, and batches have positions.
+        For edges that are numbered anew they are the original data's, and batches have positions.
         """
         self._edge.carried_ids, self._edge.are_renumbered = dtype, are_renumbered
 

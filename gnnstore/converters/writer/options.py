@@ -75,7 +75,8 @@ class ConvertOptions:
     feature_dtype : str, or Mapping of str to str, optional
         Store the node attribute `x` as this type, such as "float16" or "bfloat16". A value
         that would overflow, or that an integer type cannot hold exactly, is an error. By name for
-        other attributes, {"emb": "float16"}, or for those of one node type, {"paper:x": "int8"}.
+        other attributes, {"emb": "float16"}, or for attributes of one node type,
+        {"paper:x": "int8"}.
     overwrite : bool
         Replace the output if it is a store already; the old one stays until the new one is
         complete.
@@ -245,7 +246,7 @@ class ConvertOptions:
 
 
 def _by_attribute(given: Any) -> dict[str, str] | str | None:
-    """Return types by attribute, or that of `x` if there are no others."""
+    """Return types by attribute, or the type of `x` if there are no others."""
     if isinstance(given, Mapping):
         pairs = list(given.items())
     else:
@@ -298,7 +299,7 @@ def check_fractions(name: str, fractions: Any) -> Fractions:
 
 
 def refuse_scales_name(options: ConvertOptions, node_type: str, name: str, owner: str) -> None:
-    """Refuse the name of something where it is that of the scales of an attribute of nodes."""
+    """Refuse a name that the scales of a node attribute have."""
     base = name.removesuffix(SCALES_SUFFIX)
     if base != name and options.is_scaled(node_type, base):
         raise name_of_scales(owner, base)

@@ -38,7 +38,7 @@ class Scaled:
     OMITTED: ClassVar[frozenset[str]] = frozenset({"error"})
 
     scales: AttributeSpec  # float32, of the shape of a row
-    decoded: DecodedDtype  # the type of the input: that of batches, unless another is asked for
+    decoded: DecodedDtype  # the type of the input, which batches have unless another is asked for
     error: ScaleError | None = None  # None: not measured
 
     def check(self, rows: AttributeSpec, file: str) -> None:

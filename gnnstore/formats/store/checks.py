@@ -115,7 +115,7 @@ def _check_ids(reader: Reader, edge: EdgeTypeSpec, num_bytes: int) -> Iterator[P
 
 
 def _check_whole_ids(reader: Reader) -> Iterator[Problem]:
-    """Check that the nodes of a part ascend as those of the whole store, and are among them."""
+    """Check that the nodes of a part ascend, and that the whole store has them."""
     if (part := reader.manifest.schema.part) is None:
         return
     last = -1
