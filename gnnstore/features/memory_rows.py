@@ -48,21 +48,17 @@ class MemoryRows(RowSource):
 
         One thread: a loader prepares several batches side by side instead.
         """
-        spec = self.spec
-        return copy_rows(
-            self._body,
-            ids,
-            out,
-            num_rows=spec.num_rows,
-            row_bytes=spec.row_bytes,
-            rows_per_page=1,
-            page_stride_bytes=spec.row_bytes,
-        )
+        return self._copy(ids, out)
 
     def read_decoded(
         self, ids: npt.NDArray[Any], decoding: Decoding, out: npt.NDArray[Any]
     ) -> ReadCounts:
         """Decode the rows of `ids` to `out`."""
+        return self._copy(ids, out, decoding)
+
+    def _copy(
+        self, ids: npt.NDArray[Any], out: npt.NDArray[Any], decoding: Decoding | None = None
+    ) -> ReadCounts:
         spec = self.spec
         return copy_rows(
             self._body,

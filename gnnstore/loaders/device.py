@@ -250,7 +250,7 @@ class TorchDevice:
             tensor.record_stream(stream)
 
     def free_bytes(self) -> tuple[int, int] | None:
-        """Return the bytes that are free, and those that torch keeps; None where nobody knows."""
+        """Return the bytes that are free, and what torch keeps; None where torch cannot say."""
         module = self._module
         if not hasattr(module, "mem_get_info"):  # as of torch.xpu before 2.6
             return None
@@ -624,7 +624,7 @@ class DeviceRows:
         return filling.held.split(nodes, before, filling.num_filled)
 
     def begin(self, recorder: Recorder, *, waits: bool, num_batches: int) -> None:
-        """Copy the rows, next to so many batches; in the background if nobody waits for them."""
+        """Copy the rows, next to so many batches; in the background unless they are waited for."""
         with self._lock:
             if self._pid != os.getpid():  # a child that was forked has no such thread
                 self._pid, self._end_filling = os.getpid(), None

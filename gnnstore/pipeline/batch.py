@@ -61,7 +61,7 @@ class BatchCost:
 
 @dataclass(eq=False, slots=True)
 class Link:
-    """What a batch learns of the one before it, and tells the one after it: nodes of kept rows.
+    """The nodes of kept rows, which a batch takes from the one before and leaves to the next.
 
     A batch waits for the split of the one before, which was submitted earlier and so has begun.
     """

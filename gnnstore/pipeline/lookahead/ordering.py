@@ -47,7 +47,7 @@ class WindowOrder:
         batches: Sequence[Batch],
         last: tuple[int, Nodes] | None = None,
         *,
-        # Is called with the new place of a batch, its nodes, and those of the batch before.
+        # Is called with the new place of a batch, its nodes, and the nodes of the batch before.
         put: Callable[[int, Nodes, Nodes | None], object],
         drop: Callable[[int], object],  # with the place among all batches of one left out
         check: Callable[[], None],  # is called while batches are compared; what it raises ends it
