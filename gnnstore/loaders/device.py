@@ -293,6 +293,14 @@ class HostDevice(TorchDevice):
         return available_bytes(), 0
 
 
+def _too_little_memory(what: str, size: str, error: Exception, lower: str) -> ResourceError:
+    (reason, *_) = str(error).splitlines() or [""]
+    return ResourceError(
+        f"cannot {what}: there is not enough memory for {size} ({reason}); {lower}, or leave more "
+        "of the device's memory free"
+    )
+
+
 _opened: dict[torch.device, TorchDevice] = {}
 _opening = threading.Lock()
 
@@ -696,12 +704,9 @@ class DeviceRows:
             traceback.clear_frames(error.__traceback__)
             if not isinstance(error, torch.cuda.OutOfMemoryError):  # of any device
                 raise
-            (reason, *_) = str(error).splitlines() or [""]
-            raise ResourceError(
-                f"cannot keep {format_count(chosen.held.num_rows, 'row')} on {device}: there is "
-                f"not enough memory for their {format_size(chosen.num_bytes)} ({reason}); {lower}, "
-                "or leave more of the device's memory free"
-            ) from error
+            what = f"keep {format_count(chosen.held.num_rows, 'row')} on {device}"
+            size = f"their {format_size(chosen.num_bytes)}"
+            raise _too_little_memory(what, size, error, lower) from error
 
 
 # By the choice of rows and the device, as long as a loader uses them.
@@ -903,12 +908,8 @@ def copied(
         if not isinstance(error, torch.cuda.OutOfMemoryError):  # of any device
             raise
         num_bytes = sum(tensor.nbytes for tensor in tensors_of(output) if _is_plain(tensor))
-        (reason, *_) = str(error).splitlines() or [""]
-        raise ResourceError(
-            f"cannot place {name} on {device.device}: there is not enough memory for its "
-            f"{format_size(num_bytes)} ({reason}); {SMALLER_BATCHES}, or leave more of the "
-            "device's memory free"
-        ) from error
+        what, size = f"place {name} on {device.device}", f"its {format_size(num_bytes)}"
+        raise _too_little_memory(what, size, error, SMALLER_BATCHES) from error
     finally:
         event = device.record()
         ring.give_after(event, block)
