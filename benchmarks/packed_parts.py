@@ -4,7 +4,8 @@ Run `python -m benchmarks.packed_parts` for an R-MAT graph of 2^20 nodes (`--sca
 larger one) in 8 parts. Seconds of parts and of one run are without imports and the choice of the
 cached rows, which is reported by itself. The parts are compared with one another at two budgets of
 memory, two ranks with one process, and the fixed cache with Belady's. `--ray` packs them once more
-by `gnnstore pack --ray`, as tasks of one thread, and compares files and elapsed time.
+by `gnnstore pack --ray`, as tasks of one thread, and compares files and elapsed time. `--workload W
+--cache DIR` packs one epoch of that workload instead, with the fixed cache and with Belady's.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from pathlib import Path
 from typing import Any
 
 import gnnstore
-from benchmarks.harness import measure, parser, report
+from benchmarks.harness import directory_of, measure, parser, report
+from benchmarks.parts.workloads import BATCH_SIZE, FANOUTS, SEED, WORKLOADS, Workload
 from gnnstore.converters import from_rmat
 from gnnstore.packing.job import EpochPacker
 from gnnstore.packing.parts import PartPacker
@@ -80,6 +82,38 @@ def on_ray(path: Path, root: Path, given: dict[str, Any], num_parts: int) -> dic
     return seconds
 
 
+def on_workload(workload: Workload, directory: Path, *, as_json: bool) -> None:
+    """Pack an epoch with a tenth of the rows cached, by each rule, and report what is read."""
+    path = workload.store(directory)
+    store = gnnstore.open(path)
+    wide = sum(spec.num_bytes for spec in store.schema.node_attributes())
+    given: dict[str, Any] = {
+        "config": SamplingConfig(FANOUTS, seed=SEED),
+        "input_nodes": workload.seeds(),
+        "batch_size": BATCH_SIZE,
+        "epochs": 1,
+        "cache_bytes": wide // 10,
+        "num_threads": 2,
+    }
+    found = {}
+    with tempfile.TemporaryDirectory(dir=directory) as made:
+        for cache in ("frequency", "belady"):
+            settings = PackSettings(**given, cache=cache)
+            choosing, packing = timed(store, settings, Path(made) / cache)
+            total, seconds = bytes_read(Path(made) / cache, 1)
+            found[cache] = {
+                "bytes_read": total,
+                "seconds": seconds,
+                "cpu_seconds_of_packing": choosing + packing,
+            }
+            shutil.rmtree(Path(made) / cache)
+    rows = []
+    for cache, own in found.items():
+        text = f"{own['bytes_read'] / 1e9:.3f} GB read in {own['seconds']:.1f} s, packed in "
+        rows.append((cache, text + f"{own['cpu_seconds_of_packing']:.1f} s (CPU)"))
+    report(f"a packed epoch of {workload.name}", rows, as_json=as_json, found=found)
+
+
 def equal_files(one: Path, other: Path) -> int:
     """Return the number of files of a directory, which must all be in another, byte for byte."""
     files = [str(file.relative_to(one)) for file in one.rglob("*") if file.is_file()]
@@ -95,7 +129,13 @@ def main() -> None:
     options.add_argument("--parts", type=int, default=8, help="(8)")
     options.add_argument("--ray", action="store_true", help="also pack as tasks on Ray")
     options.add_argument("--dir", type=Path, help="where to write (a temporary directory)")
+    options.add_argument("--workload", choices=sorted(WORKLOADS), help="instead: an epoch of it")
+    options.add_argument("--cache", type=Path, help="directory that keeps the workload's store")
     args = options.parse_args()
+    if args.workload is not None:
+        with directory_of(args) as directory:
+            on_workload(WORKLOADS[args.workload], directory, as_json=args.json)
+        return
     scale = args.scale or (14 if args.quick else 20)
     with tempfile.TemporaryDirectory(dir=args.dir) as directory:
         root = Path(directory)
