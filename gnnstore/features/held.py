@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +20,9 @@ from gnnstore.features.static import SlotIndex
 from gnnstore.features.tables import CachedTables
 from gnnstore.sampling.row_space import RowSpace
 from gnnstore.units import format_size
+
+if TYPE_CHECKING:
+    import torch
 
 Int32s: TypeAlias = npt.NDArray[np.int32]
 # Node ids by type, int32 or int64.
@@ -163,7 +166,8 @@ class HeldRows:
 class ChosenRows:
     """The rows that stay on a device, of some tables; loaders share them.
 
-    With `device_cache="auto"` there are none until a step of training has been done.
+    With `device_cache="auto"` there are none until a step of training has been done. Choices that
+    are for one device in the end, which had other names before, become one.
     """
 
     held: HeldRows
@@ -174,7 +178,7 @@ class ChosenRows:
     scores: npt.NDArray[Any] | None = None
     # The rows that superbatches are made without: they are on the device, or will be by then.
     left_out: HeldRows | None = None
-    device: object = None  # whose memory "auto" goes by, once it is used
+    device: torch.device | None = None  # whose memory "auto" goes by, once it is used
 
     def __deepcopy__(self, _: Any) -> Self:
         return self  # what a device holds is by it
@@ -200,6 +204,10 @@ class ChosenRows:
     def none(cls, tables: CachedTables) -> Self:
         """Hold no rows of some tables, but perhaps the rows of the batch before."""
         return cls(HeldRows(dict.fromkeys(tables.owners.values())), tables, 0, 0)
+
+    def become(self, other: Self) -> None:
+        """Be another choice from now on, with all that changes in it."""
+        self.__dict__ = other.__dict__
 
     def describe(self) -> str:
         """Return a phrase for the loader's reason."""

@@ -592,14 +592,6 @@ class DeviceRows:
     """
 
     def __init__(self, sources: Sources, chosen: ChosenRows, device: TorchDevice) -> None:
-        if chosen.scores is not None and chosen.device is None:
-            chosen.device = device.device
-        if chosen.device not in (None, device.device):
-            raise UsageError(
-                f'device_cache="auto": rows were chosen by the memory of {chosen.device}, the '
-                f"current device until now, and batches would be placed on {device.device}; name "
-                f'it: device="{device.device}"'
-            )
         self.chosen, self._device = chosen, device
         tables: dict[str, dict[str, RowSource]] = {name: {} for name in chosen.held.indexes}
         for path, name in chosen.tables.owners.items():
@@ -709,7 +701,7 @@ class DeviceRows:
             raise _too_little_memory(what, size, error, lower) from error
 
 
-# By the choice of rows and the device, as long as a loader uses them.
+# By the tables of the choice of rows, and the device, as long as a loader uses them.
 _held: WeakValueDictionary[tuple[int, torch.device], DeviceRows] = WeakValueDictionary()
 
 
@@ -750,10 +742,19 @@ class BatchPlacer:
         if sources is None or (chosen := sources.chosen) is None:
             return
         if self.rows is None:
-            key = id(chosen), device.device
+            if chosen.scores is not None and chosen.device is None:
+                chosen.device = device.device
+            if chosen.device not in (None, device.device):
+                raise UsageError(
+                    'device_cache="auto": rows were chosen by the memory of '
+                    f"{chosen.device}, the current device until now, and batches would be placed "
+                    f'on {device.device}; name it: device="{device.device}"'
+                )
+            key = id(chosen.tables), device.device
             with _opening:
                 if (rows := _held.get(key)) is None:
                     rows = _held[key] = DeviceRows(sources, chosen, device)
+                chosen.become(rows.chosen)
             self.rows = rows
         strategy = sources.placement.strategy
         waits = strategy.plans or strategy.packs

@@ -54,6 +54,11 @@ def chosen_rows(loader: LoaderSpec, placement: Placement, topology: Topology) ->
     if (found := loader.chosen.get(of)) is None:
         known = _chosen.setdefault(loader.store.reader, WeakValueDictionary())
         if (found := known.get((settings, of))) is None:
+            # Choices that differ in the device's name alone may be for one device: their tables
+            # are one object, by which they are found.
+            for (other, names), own in known.items():
+                if names == of and replace(other, device=settings.device) == settings:
+                    tables = own.tables
             found = known[settings, of] = _choose(loader, placement, topology, settings, tables)
         loader.chosen[of] = found
     return found

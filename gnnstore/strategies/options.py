@@ -66,7 +66,7 @@ class DeviceCache:
     num_bytes: int | None  # of rows that stay on the device; None: "auto"
     score: Score = "frequency"  # the score by which they are chosen
     # The type of the device: others have the same rows. With "auto" as it was given, for each
-    # device has as many as its memory leaves room for.
+    # device has as many as its memory leaves room for. What is packed has a name of its own.
     device: str = "cpu"
 
 

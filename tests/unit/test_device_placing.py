@@ -318,6 +318,37 @@ def test_auto_is_of_one_device(path: Path, device: Device, monkeypatch: pytest.M
     next(iter(loader_of(store, device=f"{NAME}:1", device_cache="auto")))
 
 
+def test_names_of_one_device_are_one_choice_of_auto(
+    path: Path, device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the first has done counts for the other one, which was made before or comes later."""
+    monkeypatch.setattr(Device, "free_bytes", lambda _: (9000, 0))
+    monkeypatch.setattr(Device, "most_bytes", lambda _: 0)
+    monkeypatch.setattr(devices, "auto_bytes", lambda free, most: free - most)
+    store = gnnstore.open(path)
+    options: dict[str, Any] = {"device_cache": "auto", "num_threads": 0}
+    index = device.device.index
+    first, other = (loader_of(store, device=name, **options) for name in (NAME, f"{NAME}:{index}"))
+    all(first)
+    rows = cast("BatchPlacer", first._placer).rows
+    assert rows is not None
+    while not rows.num_bytes or rows.num_lacking:
+        time.sleep(0.001)
+    before = other.stats()
+    found = list(other)
+    since = other.stats().since(before)
+    for loader in (other, loader_of(store, device=f"{NAME}:{index}", **options)):
+        next(iter(loader))
+        assert cast("BatchPlacer", loader._placer).rows is rows
+        chosen: Any = loader._sources.chosen
+        assert chosen.num_bytes == rows.num_bytes > 0
+        assert chosen.left_out is rows.chosen.left_out is not None
+        assert chosen.scores is None
+    assert since.rows_on_device > 0
+    plain = [batch.to_dict() for batch in loader_of(path, device=None)]
+    assert_same_batches([batch.to_dict() for batch in found], plain)
+
+
 # --- staging memory --------------------------------------------------------------------------
 
 
