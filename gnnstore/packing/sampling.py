@@ -194,7 +194,9 @@ class EpochSampler:
         )
         if settings.device_cache:  # chosen as the cached rows, if these are by a score
             score = cast("Score", settings.cached_by if settings.is_fixed else "frequency")
-            held = DeviceCache(settings.device_cache, score, "packed epochs")
+            # Rows are of these seeds and fan-outs alone, whatever else is packed meanwhile.
+            name = f"packed epochs {id(self)}"
+            held = DeviceCache(settings.device_cache, score, name)
             options = replace(options, device_cache=held)
         # Sized as `gnnstore predict` sizes packed epochs.
         options = replace(options, strategy=replace(PACKED, is_offline=True))

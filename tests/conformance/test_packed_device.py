@@ -13,7 +13,9 @@ import gnnstore
 from gnnstore import NeighborLoader
 from gnnstore.errors import BudgetError, CorruptStoreError, UsageError
 from gnnstore.formats.packed import PackedReader
+from gnnstore.packing.sampling import EpochSampler, PackSettings
 from gnnstore.pipeline.check import verify
+from gnnstore.sampling.neighbor import SamplingConfig
 from gnnstore.testing import assert_resumes
 from tests.support.batches import Batches, assert_same_batches, batches_of
 from tests.support.effort import choose
@@ -115,6 +117,20 @@ def test_parts_and_ranks(stores: tuple[Path, Path], tmp_path: Path) -> None:
     for other in (SIZE * 2, None):
         with pytest.raises(UsageError, match="device is "):
             pack_part(stores[1], tmp_path / "parts", 1, 3, **given | {"device_cache": other})
+
+
+def test_what_is_packed_at_once_has_rows_of_its_own(stores: tuple[Path, Path]) -> None:
+    """Of one open store, with other seeds and fan-outs."""
+    store = gnnstore.open(stores[1])
+
+    def sampler(seeds: range, *fanouts: int) -> EpochSampler:
+        given: dict[str, Any] = {"device_cache": SIZE, "num_threads": 1}
+        return EpochSampler(store, PackSettings(SamplingConfig(fanouts), seeds, 5, 1, **given))
+
+    alone = sampler(range(40, 50), 1).device_nodes
+    first = sampler(range(10), 4, 4)
+    assert first.device_nodes.tolist() != alone.tolist()
+    assert sampler(range(40, 50), 1).device_nodes.tolist() == alone.tolist()
 
 
 def test_memory_and_options(stores: tuple[Path, Path], tmp_path: Path) -> None:
