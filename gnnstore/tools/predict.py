@@ -204,6 +204,7 @@ def predict_caches(
         "gap_bytes": reads.tuning.gap_bytes,
         "max_read_bytes": reads.tuning.max_read_bytes,
         "measured_at": None if profile is None else profile.measured_at,
+        "device_cache": device_cache or None,
         "device_rows": None if held is None else held.num_rows,
         "bytes_to_device": None if held is None else _row_bytes_of(epoch, tables),
         "caches": compared,
@@ -241,6 +242,8 @@ def _next(document: dict[str, Any]) -> tuple[list[tuple[str, ...]], str]:
     memory = document["predictions"]["memory_bytes"]
     of_batches = {name: document[name] for name in ("links", "num_neighbors", "batch_size")}
     words = [f"memory={memory:_}"] if memory else []
+    if (on_device := document["device_cache"]) is not None:
+        words += ['device="cuda"', f"device_cache={on_device:_}"]
     return commands, program(store, document["input_nodes"], *words, **of_batches)
 
 

@@ -125,6 +125,14 @@ def test_rows_that_a_device_holds_are_left_out(run: Any, store: Path) -> None:
     assert document["bytes_to_device"] == 100 * document["rows_needed"]
     for policy in document["caches"][0]["policies"]:
         assert policy["misses"] == document["rows_needed"]
+    assert (whole["device_cache"], document["device_cache"]) == (None, 4000)
+
+
+def test_the_program_has_the_rows_of_a_device(run: Any, store: Path) -> None:
+    words = (*QUICK[:-1], "--batches", "1", "--cache-bytes", "0%", "--strategies", "memory")
+    shown = run("predict", store, *words, "--device-cache", "4kB").stdout.split()
+    assert {'device="cuda",', "device_cache=4_000"} <= set(" ".join(shown).replace(")", "").split())
+    assert "device" not in run("predict", store, *words).stdout
 
 
 def test_the_table(run: Any, store: Path) -> None:
