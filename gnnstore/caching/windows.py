@@ -30,6 +30,14 @@ def working_bytes(num_rows: int, batch_rows: int, id_bytes: int) -> int:
     return _num_words(num_rows) * 8 + batch_rows * of_row
 
 
+def match_bytes(id_bytes: int) -> int:
+    """Return what each node of a batch takes while it is looked for in the batch before, at most.
+
+    That is the table of the nodes of the one before, and the places and the ids that are left.
+    """
+    return _TABLE_IDS * id_bytes + 4 + 1 + 2 * id_bytes
+
+
 def overlaps(
     batches: Sequence[npt.NDArray[Any]],
     num_rows: int,

@@ -290,6 +290,7 @@ class SampledLoader(BatchLoader):
             world_size=shard.world_size,
             num_parts=by.num_parts if isinstance(by, SeedParts) else 1,
             pins=self._copies_batches(),
+            matches=options.reorder > 0,
             progress=progress,
         )
         spec = partial(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,16 @@ def presampler(
 def test_it_knows_what_a_batch_brings(store: gnnstore.GraphStore) -> None:
     found = presampler(store)
     assert tuple(found.value_bytes.values()) == (100 + 8, 12)
+
+
+def test_nodes_that_are_looked_for_in_the_batch_before_take_more(
+    store: gnnstore.GraphStore,
+) -> None:
+    """Their table has up to four slots of 8 bytes for each of them."""
+    topology, one = store.topology(), presampler(store, (-1,), batch_size=N)
+    plain, matched = one.run(topology, 1), replace(one, matches=True).run(topology, 1)
+    assert matched.num_nodes == plain.num_nodes
+    assert matched.largest_bytes - plain.largest_bytes == N * (4 * 8 + 4 + 1 + 2 * 4)
 
 
 def test_samples_stay_within_the_memory_for_batches(

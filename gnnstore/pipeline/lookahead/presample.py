@@ -21,6 +21,7 @@ import numpy.typing as npt
 from gnnstore import _core
 from gnnstore._core import pool_exchange
 from gnnstore.caching.scores import MAX_COUNTED_BATCHES
+from gnnstore.caching.windows import match_bytes
 from gnnstore.features.held import HeldRows
 from gnnstore.formats.arrays.dtypes import id_dtype
 from gnnstore.formats.store.schema import EdgeType
@@ -139,6 +140,7 @@ class Presampler:
     world_size: int = 1  # loaders that the batches of an epoch are dealt out to
     num_parts: int = 1  # parts of the seeds, of like sizes, that have batches of their own
     pins: bool = False  # whether a batch is copied to pinned memory
+    matches: bool = False  # whether its nodes are looked for in the batch before
     held: HeldRows | None = None  # rows that stay on a device: they are not counted, nor traced
     # Whether as many batches are counted wherever the topology lies, so that counts are equal.
     counts_alike: bool = False
@@ -159,6 +161,7 @@ class Presampler:
         world_size: int = 1,
         num_parts: int = 1,
         pins: bool = False,
+        matches: bool = False,
         progress: Progress | None = None,
     ) -> Self:
         """Take the widths of rows and the type of ids from a store's schema."""
@@ -189,6 +192,7 @@ class Presampler:
             world_size=world_size,
             num_parts=num_parts,
             pins=pins,
+            matches=matches,
             progress=progress or NullProgress(),
         )
 
@@ -320,9 +324,10 @@ class Presampler:
         decoded_bytes = sum(
             len(ids) * self.decoded_bytes.get(name, 0) for name, ids in subgraph.nodes.items()
         )
-        return (2 if self.pins else 1) * (
-            subgraph.num_bytes + more_bytes + self._values_of(subgraph) + decoded_bytes
-        )
+        num_bytes = subgraph.num_bytes + more_bytes + self._values_of(subgraph) + decoded_bytes
+        each = match_bytes(id_dtype(self.most_ids[0] - 1).itemsize) if self.matches else 0
+        num_bytes *= 2 if self.pins else 1
+        return num_bytes + each * sum(map(len, subgraph.nodes.values()))
 
     def _values_of(self, subgraph: Sample) -> int:
         """Return the bytes of attributes as they are stored."""
