@@ -19,7 +19,7 @@ from rich.console import Console
 
 import gnnstore
 from gnnstore.tools import cli, describe, partitions
-from gnnstore.tools.bench import load
+from gnnstore.tools.bench import disk
 from gnnstore.tools.bench.load import LOAD
 from gnnstore.tools.commands import stores, upkeep
 from gnnstore.tools.layout import (
@@ -175,7 +175,7 @@ TABLES: dict[str, tuple[Any, Any]] = {
     "predict": (document("predict"), PREDICTIONS),
     "predict-partitions": (document("predict-partitions"), partitions.PARTITIONS),
     "bench-load": (document("bench-load"), LOAD),
-    "bench-disk": (DISK, load._disk_layout([1, 32, 256])),
+    "bench-disk": (DISK, disk._disk_layout([1, 32, 256])),
     "gc": ({"leftovers": LEFTOVERS}, [upkeep._LEFTOVERS]),
     "degrees": ({"degrees": DEGREES}, stores.DEGREES),
 }

@@ -1,10 +1,10 @@
-"""Measures a disk, and times the strategies on a store; prints and plots both."""
+"""Times the strategies on a store; prints and plots that."""
 
 from __future__ import annotations
 
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from time import perf_counter
@@ -12,10 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from gnnstore.disk.measure import measure_disk
-from gnnstore.disk.profile import save_profile, tune_reads
 from gnnstore.disk.spool import default_parent, sweep_stale
-from gnnstore.errors import StorageError, UsageError
+from gnnstore.errors import UsageError
 from gnnstore.graph.store import GraphStore
 from gnnstore.graph.store import open as open_store
 from gnnstore.pictures import draw_into
@@ -31,7 +29,6 @@ from gnnstore.tools.bench.harness import BASELINE, STAGES, Task, Way, split_tabl
 from gnnstore.tools.bench.picture import draw_load
 from gnnstore.tools.layout import Block, Layout, program
 from gnnstore.tools.options import BatchOptions, shown_fanouts
-from gnnstore.tools.plots import draw_profile
 from gnnstore.tools.session import OK, STORAGE, USAGE, Session
 from gnnstore.units import format_size
 
@@ -41,76 +38,6 @@ _NOT_DIRECT = (
     "reads cannot bypass the page cache here, so the numbers of the disk are mostly memory's"
 )
 _SAMPLE_BATCHES, _WARM_UP = 24, 6
-
-
-def bench_disk(
-    session: Session,
-    path: str,
-    *,
-    plot_file: Path | None,
-    is_saved: bool,
-    **options: Any,
-) -> int:
-    """Measure, keep the result, draw it, print it, and return the exit status."""
-    with session.progress() as progress:
-        measured = measure_disk(path, **options, progress=progress)
-    profile, tuning = measured.profile, tune_reads(measured.profile)
-    document: dict[str, Any] = {
-        "what": "disk",
-        "path": measured.directory,
-        "engine_reason": measured.engine_reason,
-        "file_bytes": measured.file_bytes,
-        "seconds": measured.seconds,
-        "remarks": list(measured.remarks),
-        "profile": asdict(profile),
-        "tuning": asdict(tuning),
-        "saved_to": None,
-    }
-    draw_into(document, plot_file, lambda _, file: draw_profile(profile, file))
-    if is_saved:
-        try:
-            document["saved_to"] = str(save_profile(profile))
-        except StorageError as error:
-            document["problems"].append(str(error))
-    depths = sorted({d for rates in profile.random_reads_per_second.values() for d in rates})
-    document["random_reads"] = [
-        {"block_bytes": block, **{f"{depth}": rate for depth, rate in rates.items()}}
-        for block, rates in sorted(profile.random_reads_per_second.items())
-    ]
-    session.emit(document, _disk_layout(depths))
-    return STORAGE if document["problems"] else OK
-
-
-def _disk_layout(depths: Sequence[int]) -> Layout:
-    return (
-        "Disk below {path}",
-        Block(
-            "",
-            {
-                "mounted at": "{profile.mount_point} ({profile.filesystem_type}, {profile.device})",
-                "sequential read": "{profile.sequential_read_bytes_per_second}",
-                "sequential write": "{profile.sequential_write_bytes_per_second}",
-                "engine": "{engine_reason}",
-                "page cache avoided": "{profile.is_direct}",
-                "measured with": "a file of {file_bytes}, in {seconds}",
-            },
-        ),
-        Block(
-            "Random reads per second, by reads in flight",
-            {"read": "{block_bytes:d} bytes", **{f"{d}": f"{{{d}:,.0f}}" for d in depths}},
-            "random_reads",
-        ),
-        Block(
-            "How loaders read here",
-            {
-                "gap": "{tuning.gap_bytes:d} bytes: rows no further apart share a read",
-                "queue depth": "{tuning.queue_depth} reads in flight for each thread",
-                "longest read": "{tuning.max_read_bytes:,} bytes",
-                "because of": "{tuning.source}",
-                "kept in": "{saved_to}",
-            },
-        ),
-    )
 
 
 LOAD: Layout = (

@@ -70,7 +70,7 @@ Examples:
 def disk(session: Session, path: str, no_save: bool, **options: Any) -> int:
     """Measure, save the result, plot it, print it, and return the exit status."""
     # On demand: the kernels and matplotlib take longer to load than --help may.
-    from gnnstore.tools.bench.load import bench_disk  # noqa: PLC0415
+    from gnnstore.tools.bench.disk import bench_disk  # noqa: PLC0415
 
     return bench_disk(session, path, is_saved=not no_save, **options)
 
