@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple, Self, TypeVar
 
@@ -34,6 +34,7 @@ SLOTS = "slots"
 STAGING, CACHED = "staging for reads", "cached rows"
 
 Sizes = Mapping[str, int]
+_NO_SIZES: Sizes = {}
 
 # Parts that a refusal names; and the share of all that is worth a name.
 _MOST_SHOWN, _LEAST_SHOWN = 4, 1 / 1000
@@ -47,19 +48,21 @@ class Part(NamedTuple):
     num_bytes: int
 
 
-@dataclass(frozen=True)
-class Reservation:
-    """The bytes that a part takes."""
+class Reservation(NamedTuple):
+    """The bytes that a part takes; a tuple, since many are made while sizes are compared."""
 
     what: str  # the part, as a phrase that follows a number of bytes
     fixed: int = 0  # bytes that do not depend on the sizes
     # Bytes for each unit of a size, by the size's name.
-    per: Mapping[str, int] = field(default_factory=dict)
+    per: Mapping[str, int] = _NO_SIZES
     phase: str = ALWAYS  # the phase in which they are taken; `ALWAYS` by default
 
     def bytes_of(self, sizes: Sizes) -> int:
         """Return the bytes with some sizes; a size that is not named is 0."""
-        return self.fixed + sum(each * sizes.get(name, 0) for name, each in self.per.items())
+        found = self.fixed
+        for name, each in self.per.items():
+            found += each * sizes.get(name, 0)
+        return found
 
 
 @dataclass(frozen=True)
@@ -90,11 +93,19 @@ class Ledger:
     @cached_property
     def _phases(self) -> list[Reservation]:
         """Sums of the reservations of each phase; cached, since peaks are computed often."""
-        phases = dict.fromkeys([ALWAYS, *(r.phase for r in self.reservations)])
-        return [
-            _together([r for r in self.reservations if r.phase in (ALWAYS, phase)])
-            for phase in phases
-        ]
+        sums = {ALWAYS: (0, dict[str, int]())}
+        for _, fixed, per, phase in self.reservations:
+            so_far, each = sums.get(phase) or (0, {})
+            for name, count in per.items():
+                each[name] = each.get(name, 0) + count
+            sums[phase] = so_far + fixed, each
+        always, per_always = sums.pop(ALWAYS)
+        found = [Reservation("all parts", always, per_always)]
+        for fixed, each in sums.values():
+            for name, count in per_always.items():
+                each[name] = each.get(name, 0) + count
+            found.append(Reservation("all parts", always + fixed, each))
+        return found
 
     def fixed_of(self, *names: str) -> int:
         """Return the fixed bytes of the parts with some names."""
@@ -208,15 +219,6 @@ def _exactly(num_bytes: int) -> str:
 def _bytes(num_bytes: int) -> str:
     """Return a number of bytes without commas, which could be pasted as a budget."""
     return f"{num_bytes} byte{'' if num_bytes == 1 else 's'}"
-
-
-def _together(reservations: Sequence[Reservation]) -> Reservation:
-    """Return the sum of some reservations as one."""
-    per: dict[str, int] = {}
-    for reservation in reservations:
-        for name, each in reservation.per.items():
-            per[name] = per.get(name, 0) + each
-    return Reservation("all parts", sum(r.fixed for r in reservations), per)
 
 
 def least_more(missing: Callable[[int], int]) -> int:
