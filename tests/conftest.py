@@ -9,6 +9,7 @@ import json
 import os
 import signal
 import subprocess
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -96,6 +97,16 @@ def _no_wait_for_the_disk() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session", autouse=True)
+def _temporary_files(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Keep what libraries leave in the temporary directory, as PyG does, with tests' own files."""
+    directory = str(tmp_path_factory.mktemp("tmp"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TMPDIR", directory)
+        patch.setattr(tempfile, "tempdir", directory)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
 def _copies_lie_anywhere() -> Iterator[None]:
     """Let stores be copied to the tests' directory, which may be in memory."""
     with pytest.MonkeyPatch.context() as patch:
@@ -123,6 +134,7 @@ WAYS = {
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--processes", type=int, default=1, help="how many run files of tests")
     parser.addoption("--device", default="late", help="of tests/conformance/test_devices.py: cuda")
 
 
@@ -137,6 +149,10 @@ def pytest_configure(config: pytest.Config) -> None:
     # tests that send it would wait for an interrupt that never comes.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    if config.option.processes > 1:
+        from tests.support.processes import Processes  # noqa: PLC0415
+
+        config.pluginmanager.register(Processes(config.option.processes))
     config.addinivalue_line(
         "markers", "ways(*names): of the ways of reading, those that a costly test is run on"
     )
@@ -150,6 +166,39 @@ def pytest_collection() -> Iterator[None]:
         return (yield)
     finally:
         gc.enable()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Let a test that several parametrisations multiply run on few of the product's cases."""
+    from tests.support.effort import cover, is_long  # noqa: PLC0415 - asserts are rewritten first
+
+    if is_long():
+        return
+    tests: dict[Any, list[pytest.Function]] = {}
+    for item in items:
+        if isinstance(item, pytest.Function) and hasattr(item, "callspec"):
+            tests.setdefault((item.parent, item.originalname), []).append(item)
+    dropped: set[pytest.Item] = set()
+    for cases in tests.values():
+        dropped.update(cases)
+        dropped.difference_update(cases[number] for number in cover([*map(_columns, cases)]))
+    if dropped:
+        config.hook.pytest_deselected(items=[item for item in items if item in dropped])
+        items[:] = [item for item in items if item not in dropped]
+
+
+def _columns(item: pytest.Function) -> list[tuple[int, ...]]:
+    """Return what tells a test's values from others, by the parametrisation they come from."""
+    values = {name: id(value) for name, value in item.callspec.params.items()}
+    together: list[list[str]] = []
+    for mark in item.iter_markers("parametrize"):
+        names = mark.args[0]
+        names = names.split(",") if isinstance(names, str) else names
+        together.append([name.strip() for name in names])
+    own = set(values) - {name for names in together for name in names}
+    together += [[name] for name in sorted(own)]
+    return [tuple(values[name] for name in names) for names in together]
 
 
 def pytest_unconfigure() -> None:
@@ -236,19 +285,18 @@ def tiny_disk(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Path]:
 
 
 @pytest.fixture(scope="session")
-def forks() -> Iterator[ForkServer]:
+def forks(pytestconfig: pytest.Config) -> Iterator[ForkServer]:
     """Start processes that have imported torch and our loaders before."""
-    from tests.support.forks import fork_server  # noqa: PLC0415 - asserts are rewritten first
+    from tests.support import forks, processes  # noqa: PLC0415 - asserts are rewritten first
 
     pytest.importorskip("torch_geometric")
-    modules = (
-        "gnnstore.layerwise.run",
-        "tests.support.packing",
-        "torch_geometric.nn",
-        "zarr",
-    )
-    with fork_server(modules) as server:
-        yield server
+    channel = pytestconfig.stash.get(processes.FORKS, None)
+    if channel is not None:
+        yield forks.wait_for_server(channel)
+        return
+    process, (channel,) = forks.start_servers(1)
+    with process, channel:
+        yield forks.wait_for_server(channel)
 
 
 @pytest.fixture
@@ -256,9 +304,19 @@ def timed_in_forks(forks: ForkServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let each process of `gnnstore bench load` have imported torch when it begins."""
     from gnnstore.tools.bench import harness  # noqa: PLC0415
 
-    def ask(words: Sequence[str], _: object, *, on_mark: Callable[[], None]) -> dict[str, Any]:
-        code = "import runpy, sys; runpy.run_module(sys.argv.pop(1), run_name='__main__')"
-        done = forks.run(code, *words[1:])
+    code = """if True:
+        import os, runpy, sys
+        if group := sys.argv.pop(1):
+            with open(group, "w") as processes:
+                processes.write(str(os.getpid()))
+        runpy.run_module(sys.argv.pop(1), run_name="__main__")
+    """
+
+    def ask(
+        words: Sequence[str], group: harness.MemoryGroup | None, *, on_mark: Callable[[], None]
+    ) -> dict[str, Any]:
+        entered = "" if group is None else group.path / "cgroup.procs"
+        done = forks.run(code, entered, *words[1:])
         assert (words[0], done.returncode) == ("-m", 0), done.stderr
         lines = [line for line in done.stdout.splitlines() if line]
         for _line in lines[:-1]:

@@ -7,7 +7,9 @@ meets rare interleavings too.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Hashable, Iterable, Sequence
+from itertools import combinations
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -31,6 +33,38 @@ def choose(short: T, long: T) -> T:
 def examples(long: int) -> int:
     """Return the number of examples of a property: all of them, or an eighth and at least 10."""
     return choose(min(max(_LEAST_EXAMPLES, long // _SHORT_SHARE), long), long)
+
+
+def cover(cases: Sequence[Sequence[Hashable]]) -> list[int]:
+    """Return the numbers of few cases of a product, in order, with every value of each column.
+
+    Each value occurs once where two columns vary, twice where more do, and beside others then.
+    """
+    columns = [set(column) for column in zip(*cases, strict=True)]
+    varying = [number for number, values in enumerate(columns) if len(values) > 1]
+    if len(varying) < 2:
+        return [*range(len(cases))]
+    values = [{(number, case[number]) for number in varying} for case in cases]
+    left = Counter({value: min(n, 1 + (len(varying) > 2)) for value, n in _count(values).items()})
+    pairs = [set(combinations(sorted(one, key=lambda value: value[0]), 2)) for one in values]
+    seen: set[object] = set()
+    chosen: set[int] = set()
+    while +left:
+        best = max(
+            (number for number in range(len(cases)) if number not in chosen),
+            key=lambda number: (
+                sum(left[value] > 0 for value in values[number]),
+                len(pairs[number] - seen),
+            ),
+        )
+        chosen.add(best)
+        left.subtract(values[best])
+        seen |= pairs[best]
+    return sorted(chosen)
+
+
+def _count(values: Iterable[Iterable[T]]) -> Counter[T]:
+    return Counter(value for one in values for value in one)
 
 
 def paired(first: Iterable[T], second: Iterable[U], each: int = 2) -> list[tuple[T, U]]:

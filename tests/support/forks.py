@@ -20,8 +20,8 @@ import subprocess
 import sys
 import tempfile
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -54,7 +54,7 @@ def own_memory():
                     raise OSError(ctypes.get_errno(), f"cannot map {line}")
 
 def next_task():
-    channel = socket.socket(fileno=int(sys.argv[1]))
+    channels = [socket.socket(fileno=int(number)) for number in sys.argv[1].split(",")]
     for name in sys.argv[2:]:
         importlib.import_module(name)
     # Or each child in its end looks through all that torch is: 1.4 seconds instead of 0.3.
@@ -62,6 +62,14 @@ def next_task():
     gc.freeze()
     # A thread would be missing in the children, with all the locks that it holds.
     assert threading.active_count() == 1, threading.enumerate()
+    channel = channels[0]
+    for other in channels[1:]:
+        if os.fork() == 0:
+            channel = other
+            break
+    for other in channels:
+        if other is not channel:
+            other.close()
     channel.send(b"ready")
     while True:
         message, files, _, _ = socket.recv_fds(channel, 1 << 20, 3)
@@ -219,25 +227,29 @@ class ForkServer:
             return subprocess.CompletedProcess(code, status, out.read(), err.read())
 
 
-@contextmanager
-def fork_server(modules: Sequence[str]) -> Iterator[ForkServer]:
-    """Start a process that imports modules, which start no thread, and let it fork others."""
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    with ours:
-        with theirs:
-            command = [sys.executable, "-W", "ignore", "-c", _SERVER, str(theirs.fileno())]
-            process = subprocess.Popen(
-                [*command, *modules],
-                pass_fds=[theirs.fileno()],
-                env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-            )
-        with process:
-            try:
-                if ours.recv(64) != b"ready":
-                    raise RuntimeError(f"the process that imports {modules} has ended")
-                yield ForkServer(ours)
-            finally:
-                ours.close()  # which ends it
+MODULES = ("gnnstore.layerwise.run", "tests.support.packing", "torch_geometric.nn", "zarr")
+
+
+def start_servers(count: int) -> tuple[subprocess.Popen[bytes], list[socket.socket]]:
+    """Start a process that imports `MODULES`, which start no thread, and becomes several servers.
+
+    Each ends when the socket that it is asked through is closed.
+    """
+    pairs = [socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(count)]
+    files = [theirs.fileno() for _, theirs in pairs]
+    command = [sys.executable, "-W", "ignore", "-c", _SERVER, ",".join(map(str, files)), *MODULES]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    process = subprocess.Popen(command, pass_fds=files, env=environment)
+    for _, theirs in pairs:
+        theirs.close()
+    return process, [ours for ours, _ in pairs]
+
+
+def wait_for_server(channel: socket.socket) -> ForkServer:
+    """Return the server that is asked through a socket, when it has imported its modules."""
+    if channel.recv(64) != b"ready":
+        raise RuntimeError(f"the process that imports {MODULES} has ended")
+    return ForkServer(channel)
 
 
 def check_in_fork(check: Callable[[], object], seconds: int = 60) -> None:
