@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from gnnstore.converters import from_numpy
+from tests.support.effort import choose
 from tests.support.forks import ForkServer
 from tests.support.limits import run_limited
 
@@ -95,7 +96,7 @@ def mapped(forks: ForkServer, store: Path) -> Callable[..., list[int]]:
         (("static", "static"), True),
         (("packed", "belady"), False),
         (("belady", "static"), False),  # which cannot share a cache
-    ],
+    ][: choose(2, 4)],
     ids=lambda value: "-".join(value) if isinstance(value, tuple) else None,
 )
 def test_one_budget(

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -21,6 +19,8 @@ from gnnstore.pictures import PARTS
 from gnnstore.tools.bench import harness
 from gnnstore.tools.bench import load as bench_load
 from gnnstore.tools.bench.harness import STAGES, DeviceLimits, MemoryGroup, Task, memory_group
+from tests.support.effort import choose
+from tests.support.forks import ForkServer
 
 SHAPE = ("--num-neighbors", "5,5", "--batch-size", "64", "-q")
 CGROUPS = Path("/sys/fs/cgroup")
@@ -250,6 +250,7 @@ def test_a_limit_that_holds_all_features_limits_nothing(
     assert answers == []
 
 
+@pytest.mark.usefixtures(*choose(("timed_in_forks",), ()))
 def test_under_a_real_limit(run: Any, wide: Path, tmp_path: Path) -> None:
     with memory_group() as group:
         if group is None:
@@ -279,7 +280,7 @@ def _groups_of(pid: int) -> list[Path]:
 
 
 @pytest.mark.timeout(400)
-def test_an_interrupt_leaves_nothing(store: Path, tmp_path: Path) -> None:
+def test_an_interrupt_leaves_nothing(store: Path, tmp_path: Path, forks: ForkServer) -> None:
     words = [
         "bench",
         "load",
@@ -293,35 +294,35 @@ def test_an_interrupt_leaves_nothing(store: Path, tmp_path: Path) -> None:
     words += ["--no-limit"]
     temporary = tmp_path / "temporary"
     temporary.mkdir()
-    process = subprocess.Popen(
-        [sys.executable, "-m", "gnnstore", *words],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
+    environment = {
+        **os.environ,
+        "TMPDIR": str(temporary),
         # Torch makes the directory where it is imported, unless it is given.
-        env={
-            **os.environ,
-            "TMPDIR": str(temporary),
-            "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "compiled"),
-        },
-    )
+        "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "compiled"),
+    }
     children: list[str] = []
-    try:
-        deadline = time.monotonic() + 180  # of a busy machine, for torch is imported twice
+    code = """if True:
+        import sys, tempfile
+        from gnnstore.tools.cli import main
+        tempfile.tempdir = None  # found anew, in this environment
+        sys.exit(main(sys.argv[1:]))
+    """
+    with (
+        (tmp_path / "stderr").open("w+") as errors,
+        forks.start(code, *words, environment=environment, stderr=errors.fileno()) as process,
+    ):
+        deadline = time.monotonic() + 180  # of a busy machine, for its child imports torch
         while not list(find_leftovers(store.parent)):  # in the middle of it: rows are being packed
-            assert process.poll() is None, process.communicate()
             assert time.monotonic() < deadline, "it never began to pack anything"
             time.sleep(0.01)
         children = _children(process.pid)
         assert children
         assert list(temporary.iterdir())
         process.send_signal(signal.SIGINT)
-        stdout, stderr = process.communicate(timeout=120)  # it has 60 s to clean up itself
-    finally:
-        process.kill()
-        process.communicate()
-    assert (process.returncode, stdout) == (130, "")
-    assert "interrupted" in stderr
+        stdout = process.stdout.read()
+        status = process.wait()  # it has 60 s to clean up itself
+    assert (status, stdout) == (130, "")
+    assert "interrupted" in (tmp_path / "stderr").read_text()
     assert list(temporary.iterdir()) == []
     assert list(find_leftovers(store.parent)) == []
     assert _groups_of(process.pid) == []

@@ -94,22 +94,18 @@ def test_packed_epochs_of_given_edges(run: Any, store: Path, edges: torch.Tensor
     assert_same_batches(batches_of(loader), batches_of(expected))
 
 
-@pytest.mark.parametrize(
-    ("options", "named"),
-    [
+def test_packed_epochs_of_another_loader_are_refused(run: Any, store: Path) -> None:
+    assert pack(run, store, "other", "--links", "all", *ASKED).status == 0
+    refused: list[tuple[dict[str, Any], str]] = [
         ({"neg_sampling": ("triplet", 2)}, "amount: expected 2, found 4"),
         ({"exclude_edges": None}, "exclude_edges: expected None, found 'reverse'"),
         ({"edge_label_index": [[0, 1], [2, 3]]}, "crc32c of edge_label_index"),
         ({"seed": 8}, "seed: expected 8, found 7"),
-    ],
-)
-def test_packed_epochs_of_another_loader_are_refused(
-    run: Any, store: Path, options: dict[str, Any], named: str
-) -> None:
-    assert pack(run, store, "other", "--links", "all", *ASKED).status == 0
-    given = {**LOADER, **EXTENSIONS, **options}
-    with pytest.raises(gnnstore.UsageError, match=re.escape(named)):
-        gnnstore.LinkNeighborLoader(store, [4, 3], packed="other", **given)
+    ]
+    for options, named in refused:
+        given = {**LOADER, **EXTENSIONS, **options}
+        with pytest.raises(gnnstore.UsageError, match=re.escape(named)):
+            gnnstore.LinkNeighborLoader(store, [4, 3], packed="other", **given)
 
 
 def test_packed_epochs_of_an_edge_split(run: Any, store: Path, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 from gnnstore import BudgetError, NeighborLoader
 from gnnstore.strategies.registry import STRATEGIES
 from gnnstore.testing.graphs import GraphArrays
-from tests.support.effort import choose
+from tests.support.effort import choose, paired
 from tests.support.stores import write_two_typed_store
 
 MB = 10**6
@@ -55,7 +55,7 @@ def test_auto_has_a_strategy_for_each_budget_from_some_on(store: Path) -> None:
 @pytest.mark.parametrize("strategy", [s.name for s in STRATEGIES if s.reads_disk])
 def test_what_a_budget_allows_a_larger_one_does(store: Path, strategy: str) -> None:
     refused, allowed = [], []
-    step = choose(6, 3) * MB
+    step = choose(10, 3) * MB
     for memory in (*range(10 * MB, 40 * MB, step), *range(40 * MB, 100 * MB, 4 * step)):
         try:
             loader_of(store, memory, strategy=strategy)
@@ -66,8 +66,10 @@ def test_what_a_budget_allows_a_larger_one_does(store: Path, strategy: str) -> N
     assert not refused or max(refused) < min(allowed), (refused, allowed)
 
 
-@pytest.mark.parametrize("strategy", [s.name for s in STRATEGIES if s.reads_disk])
-@pytest.mark.parametrize("topology", ["auto", "disk"])
+@pytest.mark.parametrize(
+    ("strategy", "topology"),
+    paired([s.name for s in STRATEGIES if s.reads_disk], ["auto", "disk"], 1),
+)
 def test_what_refusals_ask_for_is_enough_in_the_end(
     store: Path, strategy: str, topology: str
 ) -> None:

@@ -202,7 +202,9 @@ def test_every_bucket_in_one_state(
                 assert len(entered) == num_partitions // loader._sources.shape.num_groups
 
 
-@pytest.mark.parametrize("options", ["binary", "triplet, no hops", "without the edges", "induced"])
+@pytest.mark.parametrize(
+    "options", ["binary", "induced", *choose((), ("triplet, no hops", "without the edges"))]
+)
 def test_batches_do_not_depend_on_who_prepares_them(
     store: gnnstore.GraphStore, options: str
 ) -> None:
@@ -218,7 +220,10 @@ def test_batches_do_not_depend_on_who_prepares_them(
 @pytest.mark.parametrize("options", ["binary", "binary, no hops"])
 def test_resuming_anywhere_gives_the_same_batches(store: gnnstore.GraphStore, options: str) -> None:
     ways: Iterator[dict[str, Any]] = cycle({"num_threads": count} for count in (2, 0, 1))
-    assert_resumes(lambda: make(store, **OPTIONS[options], batch_size=64, **next(ways)))
+    assert_resumes(
+        lambda: make(store, **OPTIONS[options], batch_size=64, **next(ways)),
+        num_epochs=choose(1, 2),
+    )
 
 
 def test_negatives_are_uniform_over_the_rows_in_memory(store: gnnstore.GraphStore) -> None:

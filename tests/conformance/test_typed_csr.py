@@ -20,7 +20,7 @@ from gnnstore.nn import AdjT, trim
 from gnnstore.testing import assert_resumes
 from tests.support.batches import assert_same_batches, batches_of
 from tests.support.csr import assert_those_of
-from tests.support.effort import paired
+from tests.support.effort import choose, paired
 from tests.support.hetero import AT, CITES, TEACHES, WRITES, WRITTEN_BY, hetero_store, make_hetero
 from tests.support.packing import pack
 
@@ -133,7 +133,9 @@ def test_values_that_are_no_numbers_are_refused(path: Path) -> None:
 
 
 def test_resuming_and_changed_output(path: Path) -> None:
-    assert_resumes(lambda: loader_of(path, edge_format="csr", adj_value="w"))
+    assert_resumes(
+        lambda: loader_of(path, edge_format="csr", adj_value="w"), num_epochs=choose(1, 2)
+    )
 
     def without_a_type(output: Any) -> Any:
         for each in (output.row, output.col, output.edge):

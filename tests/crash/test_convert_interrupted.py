@@ -21,7 +21,7 @@ from gnnstore.converters import ConvertOptions, from_rmat
 from gnnstore.errors import UsageError
 from gnnstore.formats import StoreReader
 from gnnstore.formats.container.workdir import find_leftovers
-from tests.support.effort import choose
+from tests.support.effort import choose, paired
 from tests.support.forks import ForkServer
 from tests.support.graphs import read_store
 
@@ -86,8 +86,10 @@ def leftovers(output: Path) -> list[str]:
     return sorted(path.name for path in output.parent.iterdir() if path != output)
 
 
-@pytest.mark.parametrize("overwrite", ["fresh", "overwrite", "by two renames"])
-@pytest.mark.parametrize("name", ["SIGINT", "SIGKILL"])
+@pytest.mark.parametrize(
+    ("overwrite", "name"),
+    paired(["fresh", "overwrite", "by two renames"], ["SIGKILL", "SIGINT"], 1),
+)
 @pytest.mark.timeout(300)
 def test_a_signal_at_any_touch_of_the_disk(tmp_path: Path, name: str, overwrite: str) -> None:
     (tmp_path / "out").mkdir()

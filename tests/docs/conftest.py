@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gzip
+import os
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -17,40 +19,48 @@ _NUM_NODES = 300
 
 
 @pytest.fixture
-def work_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def work_dir(_inputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Return an empty directory filled with the inputs of the examples, and move into it."""
+    shutil.copytree(_inputs, tmp_path, symlinks=True, dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture(scope="session")
+def _inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Write the inputs of the examples."""
+    root = tmp_path_factory.mktemp("inputs")
     rng = np.random.default_rng(0)
     for name, num_classes in (("ogbn_arxiv", 40), ("ogbn_products", 47)):
-        _ogb(tmp_path / "dataset" / name, rng, num_classes)
-    _ogb_links(tmp_path / "dataset", np.random.default_rng(1))
+        _ogb(root / "dataset" / name, rng, num_classes)
+    _ogb_links(root / "dataset", np.random.default_rng(1))
     edges = rng.integers(0, 500, (2000, 2))
     edges[:500, 0] = np.arange(500)  # every node occurs, so that there are 500 of them
     text = "# FromNodeId\tToNodeId\n" + "".join(f"{a}\t{b}\n" for a, b in edges)
-    (tmp_path / "edges.txt").write_text(text)
-    (tmp_path / "com-lj.ungraph.txt.gz").write_bytes(gzip.compress(text.encode()))
+    (root / "edges.txt").write_text(text)
+    (root / "com-lj.ungraph.txt.gz").write_bytes(gzip.compress(text.encode()))
     rows = "".join(f"{t},{a},{b}\n" for t, (a, b) in enumerate(edges))
-    (tmp_path / "edges.csv").write_text(f"time,src,dst\n{rows}")
+    (root / "edges.csv").write_text(f"time,src,dst\n{rows}")
     labels = "".join(f"{node},{node % 4}\n" for node in range(499, -1, -1))
-    (tmp_path / "labels.csv").write_text(f"node_id,label\n{labels}")
-    np.save(tmp_path / "x.npy", rng.standard_normal((500, 16), dtype=np.float32))
-    np.save(tmp_path / "y.npy", rng.integers(0, 4, 500))
+    (root / "labels.csv").write_text(f"node_id,label\n{labels}")
+    np.save(root / "x.npy", rng.standard_normal((500, 16), dtype=np.float32))
+    np.save(root / "y.npy", rng.integers(0, 4, 500))
     splits = dict(
         zip(("train", "valid", "test"), np.split(np.arange(500), [300, 400]), strict=True)
     )
-    np.savez(tmp_path / "splits.npz", allow_pickle=False, **splits)
+    np.savez(root / "splits.npz", allow_pickle=False, **splits)
     np.savez(
-        tmp_path / "graph.npz",
+        root / "graph.npz",
         allow_pickle=False,
         edge_index=edges.T,
-        x=np.load(tmp_path / "x.npy"),
-        y=np.load(tmp_path / "y.npy"),
+        x=np.load(root / "x.npy"),
+        y=np.load(root / "y.npy"),
         **splits,
     )
-    _published(tmp_path)
-    _types(tmp_path)
-    _downloads(tmp_path)
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
+    _published(root)
+    _types(root)
+    _downloads(root)
+    return root
 
 
 def _downloads(root: Path) -> None:
@@ -63,7 +73,8 @@ def _downloads(root: Path) -> None:
         ("igb/large", "igb/small"),
         ("com-friendster.ungraph.txt.gz", "com-lj.ungraph.txt.gz"),
     ):
-        (root / name).symlink_to(root / place)
+        link = root / name
+        link.symlink_to(os.path.relpath(root / place, link.parent))
 
 
 def _types(root: Path) -> None:

@@ -2,33 +2,32 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from benchmarks.parts import headline, published
+from tests.support.forks import ForkServer
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
 
 
-def test_the_first_block_runs_as_pasted(tmp_path: Path) -> None:
+_INTERPRETER = """
+import code, sys
+sys.ps1 = sys.ps2 = ""
+code.interact("", local={"__name__": "__main__"}, exitmsg="")
+"""
+
+
+def test_the_first_block_runs_as_pasted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, forks: ForkServer
+) -> None:
     """Line by line into an interpreter, in a directory without any data."""
     block, shown = re.findall(r"^```(?:python|text)\n(.*?)^```$", README, re.M | re.S)[:2]
-    done = subprocess.run(
-        [sys.executable, "-i", "-q"],
-        input=block,
-        check=False,
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-        capture_output=True,
-        text=True,
-        timeout=100,
-    )
+    monkeypatch.chdir(tmp_path)
+    done = forks.run(_INTERPRETER, text=block)
     assert "Error" not in done.stderr, done.stderr
     output = done.stdout.split("last loss", 1)[1]
     assert 0 < float(output.split()[0]) < 1  # of 8 classes, which guessing gives 2.1

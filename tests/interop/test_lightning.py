@@ -15,6 +15,7 @@ import torch
 import gnnstore
 from gnnstore.converters import from_rmat
 from gnnstore.converters.stores.partition import partition
+from tests.support.effort import choose
 from tests.support.hetero import hetero_store
 from tests.support.modules import import_file
 
@@ -158,8 +159,8 @@ def test_it_goes_on_after_an_epoch(store: Path, tmp_path: Path, ranks: dict[str,
 # --- loops, with a loader that is first used within a hook --------------------------------------
 
 LOOPS = Path(__file__).with_name("lightning_loops.py")
-LOOPS_RUN = ("fit", "validate", "predict", "overfit", "links-fit", "links-predict")
-DDP = ("ddp", "typed-ddp")
+LOOPS_RUN = ("fit", "predict", "overfit", "links-fit", *choose((), ("validate", "links-predict")))
+DDP = ("typed-ddp", *choose((), ("ddp",)))
 
 
 @pytest.fixture(scope="module")
@@ -193,7 +194,7 @@ def test_every_loop_gets_its_batches(store: Path, found: dict[str, list[Any]]) -
     (fit,) = found["fit"]
     assert sorted(joined(fit)) == sorted(splits["train"].tolist())
     assert joined(fit) != splits["train"].tolist()
-    for loop, split in (("validate", "valid"), ("predict", "test")):
+    for loop, split in (("predict", "test"), *choose((), (("validate", "valid"),))):
         (seeds,) = found[loop]
         assert joined(seeds) == splits[split].tolist(), loop
     (overfit,) = found["overfit"]  # the same two batches in both epochs, in order
@@ -201,8 +202,8 @@ def test_every_loop_gets_its_batches(store: Path, found: dict[str, list[Any]]) -
     (fit,) = found["links-fit"]
     assert sorted(joined(fit)) == list(range(gnnstore.open(store).num_edges))
     assert joined(fit) != sorted(joined(fit))
-    (positions,) = found["links-predict"]
-    assert joined(positions) == list(range(100))
+    for positions in found.get("links-predict", []):
+        assert joined(positions) == list(range(100))
 
 
 @pytest.mark.parametrize("loop", DDP)

@@ -64,7 +64,7 @@ def pieces_of_a_few_columns(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ordered, "_PIECE_COLUMNS", 5)
 
 
-@settings(max_examples=choose(12, 100), deadline=None)
+@settings(max_examples=choose(8, 100), deadline=None)
 @given(data=st.data(), options=RULES)
 def test_a_table(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject, options: ConvertOptions
