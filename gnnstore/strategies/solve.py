@@ -451,8 +451,10 @@ class Sizer:
             # Batches that miss all rows are the worst case, and so many may have no room.
             size = SuperbatchSize(num_batches, costs.num_pinned, way.keeps_samples)
         for _ in range(2):
-            costs = self._expecting(costs, size)
+            costs, before = self._expecting(costs, size), size
             size = self._size(memory, costs, num_batches, way)
+            if size.num_slots == before.num_slots:  # which misses as many once more
+                break
         return costs, size
 
     def _expecting(self, costs: SuperbatchMemory, size: SuperbatchSize) -> SuperbatchMemory:

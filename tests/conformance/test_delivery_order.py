@@ -16,6 +16,7 @@ from gnnstore import NeighborLoader
 from gnnstore.pipeline.batch import Batch, BatchSource, EpochRun
 from gnnstore.pipeline.order import EpochOrder, Position
 from tests.support.batches import assert_same_batches, batches_of
+from tests.support.effort import choose
 
 WINDOW = 4
 OPTIONS: dict[str, Any] = {"batch_size": 20, "shuffle": True, "seed": 5}
@@ -90,7 +91,7 @@ def test_resumed_in_the_middle_of_a_window(path: Path, options: dict[str, Any]) 
     firsts = [batch["input_id"].tolist() for batch in whole]
     assert firsts != [batch["input_id"].tolist() for batch in plain]
     assert sorted(firsts) == sorted(batch["input_id"].tolist() for batch in plain)
-    for stop in (1, 2, 3, 4, 6, 9, 10):
+    for stop in (2, 4, 9, *choose((), (1, 3, 6, 10))):
         loader = permuted(path, **options)
         batches = iter(loader)
         taken = [batch.to_dict() for batch in islice(batches, stop)]

@@ -7,6 +7,7 @@ import json
 import math
 import pickle
 import weakref
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -211,7 +212,7 @@ def test_labels_make_room_for_negatives_only_where_they_must(
     with_zero = labels.clone()
     with_zero[17, 1] = 0
     for given, shift in ((with_zero, 1), (labels, 0)):
-        for batch in loader_of(path, edge_label=given, neg_sampling="binary"):
+        for batch in islice(loader_of(path, edge_label=given, neg_sampling="binary"), 20):
             expected = given[batch.input_id] + shift
             assert torch.equal(batch.edge_label, torch.cat([expected, torch.zeros_like(expected)]))
             assert batch.edge_label.dtype == dtype

@@ -148,7 +148,7 @@ def test_every_edge_is_trained_once_beside_nodes_of_its_state(
 
 
 @settings(
-    max_examples=choose(6, 60),
+    max_examples=choose(4, 60),
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )

@@ -122,7 +122,7 @@ def check_state(state: ResidentState, loader: NeighborLoader) -> None:
 
 
 @settings(
-    max_examples=choose(8, 60),
+    max_examples=choose(5, 60),
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )

@@ -28,6 +28,7 @@ import gnnstore
 from gnnstore import GraphStore, NeighborLoader, UsageError
 from gnnstore.converters import from_rmat
 from tests.support.batches import digest_of, digests
+from tests.support.effort import choose
 
 NUM_SEEDS = 150
 BATCH_SIZE = 32
@@ -134,7 +135,7 @@ def test_in_another_way(path: Path, way: dict[str, Any]) -> None:
     """Each takes the state of the one before it, and the first that of the last."""
     whole = digests(make(path, shuffle=True), 2)
     before = make(path, shuffle=True, **WAYS[WAYS.index(way) - 1])
-    for batches in (0, 2, NUM_BATCHES):
+    for batches in (2, NUM_BATCHES, *choose((), (0,))):
         before.set_epoch(0)
         iterator = iter(before)
         assert [digest_of(batch) for batch in islice(iterator, batches)] == whole[:batches]

@@ -347,6 +347,7 @@ _SAMPLED = "--num-neighbors 2,2 --batch-size 32"
         (f"bench load graph.gnn --strategies numpy-mmap --batches 2 --no-limit {_SAMPLED}", ""),
     ],
 )
+@pytest.mark.usefixtures("timed_in_forks")
 def test_every_field_of_a_json_document_stands_in_the_manual(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

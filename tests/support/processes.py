@@ -63,6 +63,8 @@ class Processes:
         ):
             return None
         assert threading.active_count() == 1, threading.enumerate()
+        config: Any = session.config
+        config._tmp_path_factory.getbasetemp()  # one for all, which is removed in the end
         gc.collect()
         gc.freeze()
         files = [list(items) for _, items in groupby(session.items, lambda item: item.path)]
