@@ -45,7 +45,7 @@ def test_a_process_that_ends_fails_its_test(tmp_path: Path) -> None:
     (tmp_path / "pytest.ini").write_text("[pytest]\n")
     words = ["-m", "pytest", "-p", "tests.conftest", "-p", "no:cacheprovider", "--processes=2"]
     done = subprocess.run(
-        [sys.executable, *words, "-rf", str(tmp_path)],
+        [sys.executable, *words, str(tmp_path)],
         cwd=Path(__file__).parents[2],
         capture_output=True,
         text=True,
@@ -53,5 +53,4 @@ def test_a_process_that_ends_fails_its_test(tmp_path: Path) -> None:
     )
     assert done.returncode == 1
     assert "3 failed, 3 passed, 2 skipped" in done.stdout, done.stdout + done.stderr
-    assert "test_ends - the process ended with -9" in done.stdout
-    assert done.stdout.count("test_fails - assert 1 == 2") == 2
+    assert "the process ended with -9; the tests after it in its file" in done.stdout
