@@ -233,7 +233,7 @@ def in_order(graph: Path, order: str, epochs: Epochs) -> Path:
         scores = np.zeros(store.num_nodes, np.uint8)
         seeds = resolve_input_nodes(store, epochs.seeds)
         config = SamplingConfig(FANOUTS)
-        presampler = Presampler.of(store, config, seeds, epochs.batch_size, False)
+        presampler = Presampler.from_store(store, config, seeds, epochs.batch_size, False)
         presampler.run(store.topology(), 2, scores)
         scores[epochs.seeds] = np.maximum(scores[epochs.seeds], 1)
     return reorder(graph, path, order, scores=scores, options=OPTIONS)  # type: ignore[arg-type]

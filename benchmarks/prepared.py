@@ -55,7 +55,7 @@ def pack(task: Task, directory: Path) -> tuple[Path, float]:
     run = Run(task)
     config = SamplingConfig(task.fanouts, seed=task.seed)
     # In addition to the cache: batches for two threads and the consumer, and reads for these.
-    seen = Presampler.of(
+    seen = Presampler.from_store(
         run.store,
         config,
         resolve_input_nodes(run.store, run.seeds),

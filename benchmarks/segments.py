@@ -75,7 +75,7 @@ def count_reads(missed: Missed, num_rows: int, segment: int, order: Order) -> tu
     totals = ReadTotals()
     for part in segments_of(len(missed), segment):
         batches = [missed[i] for i in part]
-        shared = order(SharedRows.of(batches, num_rows))
+        shared = order(SharedRows.from_missed(batches, num_rows))
         for rows in batches:
             ranks = np.sort(shared.find(rows))
             own = int(np.searchsorted(ranks, 0)) * ROW_BYTES
@@ -93,7 +93,7 @@ def trace(arguments: argparse.Namespace) -> tuple[list[tuple[str, str]], dict[st
     """Count what the batches of a trace read with each budget."""
     num_rows = arguments.rows
     missed = draw_missed(num_rows, arguments.batches, arguments.batch_rows)
-    recurrences = Recurrences.of(missed, num_rows)
+    recurrences = Recurrences.from_missed(missed, num_rows)
     times = recurrences.num_missed / num_rows
     needed = recurrences.num_missed * ROW_BYTES
     reads, _ = count_reads(missed, num_rows, 1, ORDERS["MinHash"])

@@ -657,6 +657,7 @@ def ordered_map(
                 return
             yield found.pop()  # held by the consumer alone
     finally:
+        failure = None  # else error, traceback and frame hold each other, and the threads
         workers.close()
 
 

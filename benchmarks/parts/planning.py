@@ -132,7 +132,7 @@ class Run:
             spill_dir=directory,
             quota=DiskQuota(0),
             space=RowSpace.of_schema(schema),
-            types=Types.of(schema),
+            types=Types.from_schema(schema),
             index_dtype=schema.index_dtype,
             most_ids=most_ids(schema),
         )
@@ -155,7 +155,7 @@ class Run:
         producer = self.producer(Path(self.task.store).parent, 1 << 20, table_bytes=0)
         with closing(producer), closing(self.sample(producer, most=PIN_BATCHES)) as sampled:
             nodes = most_needed(sampled.trace, num_nodes, num_pinned, least=2)
-        return PinnedRows.of(nodes, num_nodes, num_slots - len(nodes))
+        return PinnedRows.from_nodes(nodes, num_nodes, num_slots - len(nodes))
 
 
 def perform(task: Task) -> Outcome:

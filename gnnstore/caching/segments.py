@@ -39,7 +39,7 @@ class SharedRows:
     ranks: npt.NDArray[np.int32]  # int32 [d]: the place of each in the order on disk
 
     @classmethod
-    def of(cls, missed: Sequence[npt.NDArray[Any]], num_rows: int) -> Self:
+    def from_missed(cls, missed: Sequence[npt.NDArray[Any]], num_rows: int) -> Self:
         """Find and order the shared rows of a segment."""
         check_num_batches(len(missed))
         rows, keys = [], []
@@ -159,7 +159,7 @@ class Recurrences:
     sums: npt.NDArray[np.int64]
 
     @classmethod
-    def of(cls, missed: Sequence[npt.NDArray[Any]], num_rows: int) -> Self:
+    def from_missed(cls, missed: Sequence[npt.NDArray[Any]], num_rows: int) -> Self:
         """Count the recurrences in some batches."""
         size = len(missed)
         check_num_batches(size)

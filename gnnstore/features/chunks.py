@@ -61,7 +61,9 @@ class PackedChunks:
     crc_begins: npt.NDArray[np.int64]  # int64 [S + 1]
 
     @classmethod
-    def of(cls, num_rows: npt.NDArray[np.int64], row_bytes: int, begin: int) -> PackedChunks:
+    def from_num_rows(
+        cls, num_rows: npt.NDArray[np.int64], row_bytes: int, begin: int
+    ) -> PackedChunks:
         """Return the places of chunks from a byte of a file on, with room for their checksums."""
         offsets = np.concatenate([[begin], chunk_bytes(num_rows, row_bytes)]).cumsum()
         blocks = np.concatenate([[0], -(-num_rows * row_bytes // BLOCK_BYTES)]).cumsum()

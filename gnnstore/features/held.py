@@ -69,11 +69,13 @@ class HeldRows:
     indexes: Mapping[str, SlotIndex | None]  # None: no node of the type is held
 
     @classmethod
-    def of(cls, nodes: Mapping[str, npt.NDArray[np.int64]], num_nodes: Mapping[str, int]) -> Self:
+    def from_nodes(
+        cls, nodes: Mapping[str, npt.NDArray[np.int64]], num_nodes: Mapping[str, int]
+    ) -> Self:
         """Hold some nodes of each type, which ascend strictly; there are `num_nodes` of it."""
         return cls(
             {
-                name: SlotIndex.of(own, num_nodes[name]) if len(own) else None
+                name: SlotIndex.from_rows(own, num_nodes[name]) if len(own) else None
                 for name, own in nodes.items()
             }
         )
@@ -190,7 +192,7 @@ class ChosenRows:
         """Choose the rows with the highest scores that fit in a number of bytes."""
         space, widths = tables.space, tables.widths
         nodes = select_nodes(scores, num_that_fit(scores, widths, num_bytes))
-        held = HeldRows.of(
+        held = HeldRows.from_nodes(
             {
                 name: space.ranges[name].part(nodes)[1]
                 for name in dict.fromkeys(tables.owners.values())

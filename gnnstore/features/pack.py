@@ -203,7 +203,7 @@ def _write_chunks(
     id_bytes = 0 if missed.file is None else own.samples.itemsize
     left_bytes = memory_bytes - missed.num_bytes
     buffers, max_rows = choose_buffers(table, own.num_rows, id_bytes, left_bytes)
-    chunks = PackedChunks.of(own.num_rows, table.row_bytes, file[1])
+    chunks = PackedChunks.from_num_rows(own.num_rows, table.row_bytes, file[1])
     progress = np.zeros(2, np.int64)  # bytes written so far; whether to stop
     outputs: tuple[Any, ...] = (
         [file[0]],

@@ -72,7 +72,7 @@ def device_rows(reader: PackedReader, space: RowSpace) -> HeldRows | None:
         found = reader.manifest.spec(name).num_rows
         if found != len(held[str(owners[spec.path])]):
             raise reader.corrupt(f"it has {found} rows of other nodes", name)
-    return HeldRows.of(held, {name: own.num_rows for name, own in space.ranges.items()})
+    return HeldRows.from_nodes(held, {name: own.num_rows for name, own in space.ranges.items()})
 
 
 class DeviceTable(RowSource):
@@ -182,7 +182,7 @@ class PackedEpochFiles:
         owners = manifest.schema.owners()
         # The types of the tables' rows, by path in the store.
         self.ranges = {path: self.space.range_of(str(owners[path])) for path in manifest.cached}
-        widths = CachedTables.of(manifest.schema, set(manifest.cached)).widths
+        widths = CachedTables.from_schema(manifest.schema, set(manifest.cached)).widths
         # Pools of the slots of cached rows, if they are of several widths.
         self.pools: SlotPools | None = None
         if manifest.slot_shares:
@@ -245,7 +245,7 @@ class PackedEpochFiles:
                 self._cached = CachedRows.load(self.parts.parts[0], self.space, self._machine)
             return self._cached
 
-    def of(self, number: int) -> PackedFiles:
+    def files_of(self, number: int) -> PackedFiles:
         """Return the files that have a batch, by its number among all epochs."""
         with self._lock:
             return self._part_at(self.parts.number_of(number))
@@ -264,7 +264,7 @@ class PackedEpochFiles:
         self, number: int, record: PackedRecord, memory: RowsMemory = empty
     ) -> dict[str, Rows]:
         """Return the rows of cached attributes of a batch whose record depends on no other."""
-        files, cached = self.of(number), self.cached
+        files, cached = self.files_of(number), self.cached
         assert cached is not None  # noqa: S101 - so the manifest says
         try:
             missed = files.rows(number, record)

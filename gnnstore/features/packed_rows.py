@@ -99,7 +99,7 @@ class PackedRecord:
         return parts, sum(map(len, parts)), crc
 
     @classmethod
-    def of(
+    def from_arrays(
         cls,
         arrays: Sequence[npt.NDArray[Any]],
         num_plain: int,
@@ -136,7 +136,7 @@ class RecordForm:
     edge_ids: tuple[EdgeType, ...]  # the edge types whose ids are in records
 
     @classmethod
-    def of(cls, manifest: PackedManifest) -> Self:
+    def from_manifest(cls, manifest: PackedManifest) -> Self:
         """Return what a manifest says of records."""
         schema = manifest.schema
         owners = schema.owners()
@@ -300,9 +300,9 @@ class PackedFiles:
             "has_segments": manifest.has_segments,
             "num_cached": len(manifest.cached),
             "num_seeds": manifest.num_seed_arrays,
-            "types": Types.of(manifest.schema),
+            "types": Types.from_schema(manifest.schema),
         }
-        self._form = RecordForm.of(manifest)
+        self._form = RecordForm.from_manifest(manifest)
         self.space = RowSpace.of_schema(manifest.schema, set(manifest.cached))
         self._descriptor = -1
         self.open_records()
@@ -349,7 +349,7 @@ class PackedFiles:
         if (problem := self.problem_of(number, record)) is not None:
             raise problem
         try:
-            found_record = PackedRecord.of(decode_record(record), **self._num_arrays)
+            found_record = PackedRecord.from_arrays(decode_record(record), **self._num_arrays)
             check_record(found_record, self._form, self.space, self.held)
         except (ValueError, TypeError, IndexError) as error:  # CorruptStoreError included
             raise self.forged(number, error) from error

@@ -74,11 +74,11 @@ class PinnedRows:
     first_slot: int  # the number of slots that are planned
 
     @classmethod
-    def of(cls, nodes: npt.NDArray[Any], num_nodes: int, first_slot: int) -> Self | None:
+    def from_nodes(cls, nodes: npt.NDArray[Any], num_nodes: int, first_slot: int) -> Self | None:
         """Index strictly ascending nodes of a graph of `num_nodes`; None if there are none."""
         if len(nodes) == 0:
             return None
-        return cls(SlotIndex.of(nodes.astype(np.int64), num_nodes), first_slot)
+        return cls(SlotIndex.from_rows(nodes.astype(np.int64), num_nodes), first_slot)
 
     @property
     def nodes(self) -> npt.NDArray[np.int64]:
@@ -208,7 +208,9 @@ class SlotCache:
         check_num_slots(num_slots)
         num_pinned = 0 if pinned is None else len(pinned)
         self._num_planned = num_slots - num_pinned
-        self.pinned = None if pinned is None else PinnedRows.of(pinned, num_rows, self._num_planned)
+        self.pinned = (
+            None if pinned is None else PinnedRows.from_nodes(pinned, num_rows, self._num_planned)
+        )
         self._holds_pinned = False
         self._tables = dict(tables)
         self._ranges = ranges_of(self._tables)

@@ -140,7 +140,7 @@ def divide_misses(
     for batches in segments_of(num_batches, segment):
         parts = [np.split(missed.batch(i), np.cumsum(counts[i])[:-1]) for i in batches]
         shared = [
-            SharedRows.of([part[t] for part in parts], of_type.num_rows)
+            SharedRows.from_missed([part[t] for part in parts], of_type.num_rows)
             for t, of_type in enumerate(missed.ranges)
         ]
         ordered += [each.in_order() for each in shared]

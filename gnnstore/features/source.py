@@ -78,7 +78,7 @@ class Decoding:
     dtype: DecodedDtype
 
     @classmethod
-    def of(
+    def from_attribute(
         cls, attribute: AttributeSpec, scales: Mapping[str, npt.NDArray[np.float32]]
     ) -> Self | None:
         """Return how an attribute is decoded, by scales by path; None: it is shown as stored."""

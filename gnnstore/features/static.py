@@ -80,7 +80,7 @@ class SlotIndex:
     ranks: npt.NDArray[np.int32]
 
     @classmethod
-    def of(
+    def from_rows(
         cls,
         nodes: npt.NDArray[np.int64],
         num_rows: int,
@@ -250,7 +250,7 @@ class StaticCache:
             return
         pool_trim(0)  # the buffers of an old cache
         key = self._key(nodes)
-        index = SlotIndex.of(nodes, self._num_rows, self._machine, key)
+        index = SlotIndex.from_rows(nodes, self._num_rows, self._machine, key)
         filling: list[_Filling] = []  # by this process
         held_by = {
             path: self._open(rows, index, f"{key}: {path}", filling)

@@ -68,7 +68,7 @@ class CachedTables:
     owners: Mapping[str, str]  # node type of each attribute, by path
 
     @classmethod
-    def of(cls, schema: Schema, paths: Container[str]) -> Self:
+    def from_schema(cls, schema: Schema, paths: Container[str]) -> Self:
         """Return the node attributes of a store that are at some paths."""
         owners = {
             spec.path: node.name

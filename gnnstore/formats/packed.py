@@ -510,10 +510,12 @@ class PackedParts:
             return cls(reader.path, [reader])
         names = parts_in(os.listdir(directory))  # noqa: PTH208
         check_complete(str(directory), names)
-        return cls.of(directory, {name: PackedReader.open(directory / name) for *_, name in names})
+        return cls.from_readers(
+            directory, {name: PackedReader.open(directory / name) for *_, name in names}
+        )
 
     @classmethod
-    def of(cls, path: Path, parts: Mapping[str, PackedReader], label: str = "") -> Self:
+    def from_readers(cls, path: Path, parts: Mapping[str, PackedReader], label: str = "") -> Self:
         """Return all parts, ascending, by the names of their directories, if they are one run's."""
         label = label or str(path)
         (first, known), *_ = parts.items()

@@ -99,7 +99,7 @@ class ArrayRows(LazySource):
 
     def _shown(self, rows: npt.NDArray[Any]) -> Tensor:
         """Return rows as they are shown: those whose columns have scales are decoded."""
-        decoding = Decoding.of(self.spec, self.reader.scales)
+        decoding = Decoding.from_attribute(self.spec, self.reader.scales)
         values = rows if decoding is None else decoding.decode(rows)
         return as_tensor(values, self.spec.shown_dtype)
 

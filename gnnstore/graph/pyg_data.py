@@ -90,7 +90,7 @@ class AssignedAttributes:
 
     by_type: dict[str, dict[str, Assigned]]
 
-    def of(self, node_type: str) -> dict[str, Assigned]:
+    def of_type(self, node_type: str) -> dict[str, Assigned]:
         """Return the attributes of a node type."""
         return self.by_type.get(node_type, {})
 
@@ -127,7 +127,7 @@ class AssignedAttributes:
 
     def row_bytes(self, node_type: str) -> int:
         """Bytes that a node of a type brings into a batch."""
-        own = [each.array for each in self.of(node_type).values()]
+        own = [each.array for each in self.of_type(node_type).values()]
         return sum(array.nbytes // max(1, len(array)) for array in own)
 
     def fingerprint(self) -> dict[str, str]:
@@ -413,7 +413,7 @@ class StoreTensors:
 
     def value_of(self, node: NodeTypeSpec, name: str) -> Any:
         """Return what nodes have under a name: assigned, stored, or a split as mask or ids."""
-        if (found := self.assigned.of(node.name).get(name)) is not None:
+        if (found := self.assigned.of_type(node.name).get(name)) is not None:
             return LazyTensor(found)
         if (spec := node.attributes.get(name)) is not None:
             return LazyTensor(self._rows(spec, spec.cat_dim % len(spec.shape)))
@@ -426,7 +426,7 @@ class StoreTensors:
 
     def names_of(self, node: NodeTypeSpec) -> tuple[Collection[str], ...]:
         """Return the names for which `value_of` has a tensor."""
-        own = self.assigned.of(node.name)
+        own = self.assigned.of_type(node.name)
         values = (node.values, node.value_arrays)
         return own, node.attributes, *values, split_masks(node), split_ids(node)
 

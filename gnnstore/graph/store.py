@@ -152,7 +152,7 @@ class GraphStore(StoreTensors, NodeData, EdgeData, FeatureStore, PygGraphStore):
             return False
         node = next((each for each in self.schema.node_types if each.name == key[0]), None)
         return node is not None and (
-            len(key) == 1 or key[1] in (*node.attributes, *self.assigned.of(node.name))
+            len(key) == 1 or key[1] in (*node.attributes, *self.assigned.of_type(node.name))
         )
 
     def _edge_type_of(self, key: tuple[Any, ...]) -> EdgeType:
@@ -369,7 +369,7 @@ class GraphStore(StoreTensors, NodeData, EdgeData, FeatureStore, PygGraphStore):
                 f"{self.path}: {name!r} is a name of the store's own; assign to another name"
             )
         node = self.schema.node if self.schema.is_homogeneous else None
-        is_assigned = node is not None and name in self.assigned.of(node.name)
+        is_assigned = node is not None and name in self.assigned.of_type(node.name)
         if not is_assigned and (name in self or _is_property(type(self), name)):
             if not is_same(getattr(self, name), value):
                 raise immutable(self.path, f"{name!r} cannot be assigned to")
@@ -459,13 +459,13 @@ class GraphStore(StoreTensors, NodeData, EdgeData, FeatureStore, PygGraphStore):
         return [
             TensorAttr(group_name=None if self.schema.is_homogeneous else node.name, attr_name=name)
             for node in self.schema.node_types
-            for name in (*node.attributes, *self.assigned.of(node.name))
+            for name in (*node.attributes, *self.assigned.of_type(node.name))
         ]
 
     def _node_attribute_of(self, attr: TensorAttr) -> Tensor:
         by_name = {node.name: node for node in self.schema.node_types}
         node = self.schema.node if attr.group_name is None else by_name.get(attr.group_name)
-        if node is not None and attr.attr_name in (own := self.assigned.of(node.name)):
+        if node is not None and attr.attr_name in (own := self.assigned.of_type(node.name)):
             return LazyTensor(own[attr.attr_name])
         if node is not None and attr.attr_name in node.value_arrays:  # scales, perhaps
             return self.whole_array(node.value_arrays[attr.attr_name])

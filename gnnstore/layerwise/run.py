@@ -314,7 +314,7 @@ class InferenceRun:
             rows = self._writer(writer, number)
             if self._num_nodes and rows.num_committed_rows == self._num_nodes:
                 return number + 1, self._opened(rows, self._directory(writer, number)), None
-        decoding = Decoding.of(self.input_spec, self.store.column_scales)
+        decoding = Decoding.from_attribute(self.input_spec, self.store.column_scales)
         return 0, open_attribute(self.store.reader, self.input_spec, self._engine), decoding
 
     def _opened(self, rows: PagedArrayWriter, directory: Path) -> RowSource:

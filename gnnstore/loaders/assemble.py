@@ -79,7 +79,7 @@ class AttributeRows:
                 tables[spec.path],
                 spec.shown_dtype == "bfloat16",
                 spec.cat_dim,
-                Decoding.of(spec, scales),
+                Decoding.from_attribute(spec, scales),
             )
             for name, spec in specs.items()
         }
@@ -90,7 +90,7 @@ class AttributeRows:
     ) -> dict[str, AttributeRows]:
         """Return the attributes of a node type, those that were assigned to the store included."""
         found = cls.all_of(node.attributes, tables, store.column_scales)
-        for name, each in store.assigned.of(node.name).items():
+        for name, each in store.assigned.of_type(node.name).items():
             rows, is_bfloat16 = MemoryRows(each.array), each.dtype == torch.bfloat16
             found[name] = cls(f"assigned/{node.name}/{name}", rows, is_bfloat16, 0)
         return found
@@ -219,7 +219,7 @@ class Parts(NamedTuple):
     orig_edge_index: Mapping[EdgeType, Tensor] | None = None  # [2, m]
 
     @classmethod
-    def of(cls, sample: Sample, *, joins_reverse: bool) -> Parts:
+    def from_sample(cls, sample: Sample, *, joins_reverse: bool) -> Parts:
         """Return the parts of a sample; they share its memory."""
         sampled = sample.edges
         if joins_reverse:
@@ -327,7 +327,7 @@ class Assembler:
         """Set a batch's output to its sample with the attributes."""
         sample, labels = batch.sample, batch.labels
         assert sample is not None and labels is not None  # noqa: S101, PT018 - it is prepared
-        parts = Parts.of(sample, joins_reverse=self._joins_reverse)
+        parts = Parts.from_sample(sample, joins_reverse=self._joins_reverse)
         memory, splits, is_on_host = batch.rows_memory, batch.split or {}, batch.staged is None
         batch.output = self.join(
             parts,
@@ -342,7 +342,7 @@ class Assembler:
 
     def output_of(self, sample: Sample, metadata: Any) -> Any:
         """Return a sample as PyG's samplers do, but that `edge` holds positions in the columns."""
-        parts = Parts.of(sample, joins_reverse=self._joins_reverse)
+        parts = Parts.from_sample(sample, joins_reverse=self._joins_reverse)
         return parts.output(metadata, is_homogeneous=self._is_homogeneous)
 
     def parts_from(self, output: Any) -> Parts:

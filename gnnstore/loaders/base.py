@@ -268,7 +268,7 @@ class BatchLoader(TorchLoader):
             A file to draw stacked bars to, SVG or PNG by its suffix; needs matplotlib.
         """
         placement = self._sources.placement
-        found = Explanation.of(type(self).__name__, self._described(), placement)
+        found = Explanation.from_placement(type(self).__name__, self._described(), placement)
         if plot is not None:
             draw_memory(found, Path(plot))
         return found

@@ -77,7 +77,7 @@ class Explanation:
     parts: tuple[Part, ...]
 
     @classmethod
-    def of(cls, loader: str, about: str, placement: Placement) -> Explanation:
+    def from_placement(cls, loader: str, about: str, placement: Placement) -> Explanation:
         """Return the parts of a loader's memory."""
         ledger, is_promise = placement.ledger, placement.budget_is_promise
         parts = placement.parts

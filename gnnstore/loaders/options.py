@@ -114,7 +114,7 @@ class LoaderOptions:
         by = config.time_attr, config.weight_attr
         of_nodes, _ = columns_needed(store.schema, store.path, *by)
         times = None if config.time_attr is None else frozenset(of_nodes)
-        csr = CsrEdges.of(
+        csr = CsrEdges.from_options(
             store.schema,
             given.get("edge_format", "coo"),
             given.get("adj_value"),
@@ -645,7 +645,7 @@ class CsrEdges:
     value: str | None = None  # the edge attribute that the values are
 
     @classmethod
-    def of(
+    def from_options(
         cls, schema: Schema, edge_format: str, adj_value: str | None, subgraph_type: str
     ) -> CsrEdges | None:
         """Check the options `edge_format` and `adj_value`; None for "coo"."""

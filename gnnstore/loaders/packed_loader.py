@@ -101,7 +101,7 @@ class PackedSources(Sources):
             budget = MemoryBudget.of(memory)
         if may_use_fewer:
             num_threads = affordable_threads(budget.num_bytes, staging_bytes, num_threads)
-        slot_bytes = CachedTables.of(manifest.schema, set(manifest.cached)).slot_bytes
+        slot_bytes = CachedTables.from_schema(manifest.schema, set(manifest.cached)).slot_bytes
         of_device = self._choose(parts, has_device=has_device)
         if self.packed.pools is not None:
             slot_bytes = self.packed.pools.slot_bytes
@@ -158,7 +158,7 @@ class PackedSources(Sources):
         held, manifest = self.packed.held, parts.manifest
         if held is None:
             return []
-        tables = CachedTables.of(manifest.schema, set(manifest.cached))
+        tables = CachedTables.from_schema(manifest.schema, set(manifest.cached))
         widths = {name: tables.widths[own] for name, own in tables.space.ranges.items()}
         num_bytes = sum(widths[name] * len(nodes) for name, nodes in held.nodes.items())
         most = parts.largest_batch_bytes
@@ -353,7 +353,9 @@ class PackedLoader(BatchLoader):
         manifest = packed.reader.manifest
         found = manifest.fingerprint
         subgraph_type = checked(found, "subgraph_type", str)
-        csr = CsrEdges.of(packed.schema, given["edge_format"], given["adj_value"], subgraph_type)
+        csr = CsrEdges.from_options(
+            packed.schema, given["edge_format"], given["adj_value"], subgraph_type
+        )
         if csr is None:
             warn_of_narrow_edges(packed.schema)
         num_seeds = checked(found, NUM_POSITIONS, int)
@@ -369,7 +371,9 @@ class PackedLoader(BatchLoader):
             num_seeds,
             labels=labels_of(found),
             fingerprint=partial(_fingerprint, found),
-            shard=RankShard.of(given["rank"], given["world_size"], manifest.seed, options),
+            shard=RankShard.from_options(
+                given["rank"], given["world_size"], manifest.seed, options
+            ),
             seed=manifest.seed,
             transform=given["transform"],
             transform_sampler_output=None,

@@ -163,7 +163,7 @@ class StoreSampler(BaseSampler):  # type: ignore[misc]
         )
         is_homogeneous = self._schema.is_homogeneous
         is_bidirectional = self.sampler.config.subgraph_type == "bidirectional"
-        parts = Parts.of(
+        parts = Parts.from_sample(
             self._with_ids(sample), joins_reverse=is_bidirectional and not is_homogeneous
         )
         return parts.output(metadata, is_homogeneous=is_homogeneous)
@@ -213,7 +213,7 @@ class SampledLoader(BatchLoader):
 
     def __init__(self, options: LoaderOptions, seeds: SeedSource, **kept: Any) -> None:
         store, config, given, of_torch = options.seen, options.config, options.given, options.torch
-        shard = RankShard.of(
+        shard = RankShard.from_options(
             given.get("rank"), given.get("world_size"), given.get("seed"), of_torch
         )
         machine = call(local_machine, given)
@@ -232,7 +232,7 @@ class SampledLoader(BatchLoader):
             )
         by: PartitionSources | SeedParts | None = parts
         if given.get("seeds_of") is not None:
-            by = SeedParts.of(options.store, given["seeds_of"], seeds)
+            by = SeedParts.open(options.store, given["seeds_of"], seeds)
         read, device = options.read, options.device
         if read.packed is not None:
             epochs = parts_named(options.store, read.packed)
@@ -282,7 +282,7 @@ class SampledLoader(BatchLoader):
             self._read_from(parts, parts.batches(config), assembler(parts))
             return
         progress = self._recorder.progress
-        presampler = Presampler.of(
+        presampler = Presampler.from_store(
             store,
             config,
             seeds,
@@ -370,7 +370,7 @@ class SampledLoader(BatchLoader):
             for table in tables:
                 table.enter(None, None)
             return now
-        states = order.of(self._draw_seed(), epoch)
+        states = order.states_of(self._draw_seed(), epoch)
         state, shape = states.state_of(number), order.shape
         partitions = states.schedule.partitions(state)
         for table in tables:

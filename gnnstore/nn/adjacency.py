@@ -302,17 +302,17 @@ class AdjT(Tensor):
     ) -> Self:
         """Return the matrix of what a function makes of each array."""
 
-        def of(array: Tensor | None) -> Tensor | None:
+        def apply(array: Tensor | None) -> Tensor | None:
             return None if array is None else function(array)
 
         transposes = [
-            Transpose(function(each._ptr), function(each._index), of(each.values))
+            Transpose(function(each._ptr), function(each._index), apply(each.values))
             for each in self.transposes
         ]
         return type(self)(
             function(self._crow),
             function(self._col),
-            of(self._edge_values),
+            apply(self._edge_values),
             size=self.size(),
             transposes=transposes,
             dtype=dtype or self.dtype,

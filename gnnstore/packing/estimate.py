@@ -81,7 +81,10 @@ def estimate_packing(packer: EpochPacker, profile: DeviceProfile | None) -> Pack
     settings, per_epoch = packer.settings, packer.batches_per_epoch
     epochs, budget, may_choose = settings.epochs, settings.disk_bytes, settings.segment is None
     misses, seen = packer.sampler.sampled
-    cached, pools = CachedTables.of(packer.store.schema, packer.tables.keys()), packer.pools
+    cached, pools = (
+        CachedTables.from_schema(packer.store.schema, packer.tables.keys()),
+        packer.pools,
+    )
     row_bytes = mean_row_bytes(cached, seen)
     rows, records = epoch_bytes(
         misses,
@@ -143,4 +146,6 @@ def _recurrences(packer: EpochPacker) -> Recurrences:
         numbers = [
             missed.batch(i) + np.repeat(firsts, counts) for i, counts in enumerate(missed.counts)
         ]
-        return Recurrences.of(numbers, max(own.first + own.num_rows for own in missed.ranges))
+        return Recurrences.from_missed(
+            numbers, max(own.first + own.num_rows for own in missed.ranges)
+        )

@@ -86,14 +86,14 @@ class EpochPacker:
         segment: int,
     ) -> None:
         """Set the attributes that are packed, the cached rows, and the length of superbatches."""
-        widths = CachedTables.of(self.store.schema, cached).widths
+        widths = CachedTables.from_schema(self.store.schema, cached).widths
         self.pools = SlotPools.divided(widths, shares) if shares else None
         store, engine = self.store, self.sampler.sources.engine
         nodes, edges = store.schema.node_attributes(), store.schema.edge_attributes()
         self.num_slots, self.superbatch = num_slots, superbatch
         opened: dict[str, TypedRows[RowSource]] = {}
         if engine is not None:
-            shared, found = shared_tables(store), CachedTables.of(store.schema, cached)
+            shared, found = shared_tables(store), CachedTables.from_schema(store.schema, cached)
             opened = found.open(lambda spec: shared.rows_on_disk(store, spec, engine))
         self._typed = files_of(opened)
         self.tables = {path: rows.table for path, rows in self._typed.items()}

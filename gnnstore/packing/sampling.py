@@ -156,7 +156,7 @@ class PackSettings:
         if self.part is None:
             return None
         found = read_tables(store.schema.node_attributes())
-        return CachedTables.of(store.schema, {spec.path for spec in found})
+        return CachedTables.from_schema(store.schema, {spec.path for spec in found})
 
     def slots_of(self, tables: CachedTables) -> int:
         """Return the rows that a part caches at most, by the size of the cache and the schema."""
@@ -178,7 +178,7 @@ class EpochSampler:
         self._order = settings.order_of(store, self.seeds)
         self.batches_per_epoch = self._order.num_batches
         cached = settings.cached_in(store)
-        presampler = Presampler.of(
+        presampler = Presampler.from_store(
             store, settings.config, self.seeds, settings.batch_size, not settings.shuffle
         )
         presampler = replace(presampler, counts_alike=cached is not None)

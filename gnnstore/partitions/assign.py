@@ -70,7 +70,7 @@ class Neighbourhoods(NamedTuple):
     rows: Int64Array  # int64: node numbers, seed after seed
     bounds: Int64Array  # int64 [seeds + 1]: where each seed's nodes begin, and the end
 
-    def of(self, first: int, last: int) -> Neighbourhoods:
+    def between(self, first: int, last: int) -> Neighbourhoods:
         """Return the neighbourhoods of seeds first, ..., last - 1, or up to the end."""
         bounds = self.bounds[first : last + 1]
         return Neighbourhoods(self.rows[bounds[0] : bounds[-1]], bounds - bounds[0])
@@ -104,7 +104,7 @@ class PartsBuilder:
         """Let seeds join a part each, one after the other, and return the parts."""
         step = max(1, _MOST_COUNTS // (self._num_parts + 1))
         joined = [
-            self._join(found.of(first, first + step), seeds[first : first + step])
+            self._join(found.between(first, first + step), seeds[first : first + step])
             for first in range(0, len(seeds), step)
         ]
         return np.concatenate(joined)

@@ -37,7 +37,7 @@ class SeedParts:
     members: tuple[Int64Array, ...]  # of each part, int64: positions among the seeds, ascending
 
     @classmethod
-    def of(cls, store: GraphStore, name: str | os.PathLike[str], seeds: SeedSource) -> Self:
+    def open(cls, store: GraphStore, name: str | os.PathLike[str], seeds: SeedSource) -> Self:
         """Open an assignment of these seeds."""
         if not isinstance(seeds, InputNodes):
             raise UsageError(

@@ -289,7 +289,7 @@ class PartitionOrder:
         arguments = (self.shape, self.seeds, self.batch_size, self.shuffles, self.drop_last)
         return (type(self), arguments)
 
-    def of(self, seed: int, epoch: int) -> EpochByStates:
+    def states_of(self, seed: int, epoch: int) -> EpochByStates:
         """Return the states of an epoch; the last two epochs are cached."""
         with self._lock:
             known = self._known.get((seed, epoch))
@@ -309,7 +309,7 @@ class PartitionOrder:
 
     def check(self, position: Position, seed: int) -> None:
         """Check that an epoch has at least the batches that were handed out."""
-        total = self.of(seed, position.epoch).total
+        total = self.states_of(seed, position.epoch).total
         if position.batches > total:
             raise UsageError(
                 f"the state's 'batches' is {position.batches}; expected at most {total}, which is "
@@ -324,11 +324,11 @@ class PartitionOrder:
         """Return the number of batches of an epoch that follow a position."""
         if seed is None:
             raise UsageError("the number of batches depends on seed=, which is not drawn yet")
-        return max(0, self.of(seed, position.epoch).total - position.batches)
+        return max(0, self.states_of(seed, position.epoch).total - position.batches)
 
     def batches(self, start: Position, seed: int) -> Iterator[tuple[int, InState, Position]]:
         """Yield the number, the seeds and the place after each batch from `start` on."""
-        epoch, size = self.of(seed, start.epoch), self.batch_size
+        epoch, size = self.states_of(seed, start.epoch), self.batch_size
         for state in epoch.left(start.batches):
             count, end = int(epoch.assigned.counts[state]), int(epoch.ends[state])
             first = end - int(epoch.num_batches[state])

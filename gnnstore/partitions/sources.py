@@ -79,7 +79,7 @@ class PartitionSources(Sources):
         self.store, self._memory = store, memory
         if matches:
             paths = {spec.path for spec in store.schema.node.attributes.values()}
-            self.chosen = ChosenRows.none(CachedTables.of(store.schema, paths))
+            self.chosen = ChosenRows.none(CachedTables.from_schema(store.schema, paths))
         self.e_id = edge_ids
         store.fetch_unit(PARTITIONS, policy.name)
         self.unit = unit = open_partitions(
@@ -271,7 +271,7 @@ class PartitionSource(BatchSource):
     @contextmanager
     def epoch(self, batches: Iterator[Batch], run: EpochRun) -> Iterator[Iterator[Batch]]:
         """Yield the batches of a run; the next state is read while batches of one are prepared."""
-        epoch, seeds = self.order.of(run.seed, run.epoch), self.of.seeds
+        epoch, seeds = self.order.states_of(run.seed, run.epoch), self.of.seeds
         states = []
         for number in epoch.left(run.first):
             partitions = epoch.schedule.partitions(number)
@@ -365,7 +365,7 @@ class _BatchesOfStates(Iterator[Batch]):
 
     def _all(self) -> Generator[Batch, None, None]:
         of, run = self._of, self._run
-        epoch = of.order.of(run.seed, run.epoch)
+        epoch = of.order.states_of(run.seed, run.epoch)
         state: ResidentState | None = None
         try:
             for batch in self._given:

@@ -118,7 +118,7 @@ def _find_parts(directory: Path) -> tuple[dict[SealedFiles[Any], list[Problem]],
     try:
         check_complete(str(directory), names)
         if readers := [each for each in units if isinstance(each, PackedReader)]:
-            PackedParts.of(directory, {reader.path.name: reader for reader in readers})
+            PackedParts.from_readers(directory, {reader.path.name: reader for reader in readers})
     except (UsageError, NotFoundError) as error:
         problems.append(Problem(str(directory), str(error)))
     return units, problems

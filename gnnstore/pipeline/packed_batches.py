@@ -156,7 +156,7 @@ class PackedBatches(BatchSource):
         place = batch.place
         if place is None:
             raise not_packed(f"batch of the positions {batch.index!r}")
-        files = self.packed.of(place.number)
+        files = self.packed.files_of(place.number)
         record = files.record(place.number)
         batch.place = place._replace(record=record)
         batch.sample = record.subgraph.expand(self.index_dtype, empty)
@@ -185,7 +185,7 @@ class PackedBatches(BatchSource):
         """Read a batch for what it leaves in the cache."""
         number, turn = numbered
         try:
-            record = self.packed.of(number).record(number)
+            record = self.packed.files_of(number).record(number)
             self._rows(RecordLocation(number, turn), record)
         except BaseException as error:
             turn.fail(error)  # or later ones would wait
@@ -196,7 +196,7 @@ class PackedBatches(BatchSource):
     ) -> dict[str, Rows]:
         if place.turn is None:
             return self.packed.gather(place.number, record, memory)
-        files, (slots, turns, number) = self.packed.of(place.number), place.turn
+        files, (slots, turns, number) = self.packed.files_of(place.number), place.turn
         missed = files.rows(place.number, record)
         step = record.step(self.packed.space, self.packed.held)
         try:

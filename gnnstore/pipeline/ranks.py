@@ -30,7 +30,7 @@ class RankShard:
     world_size: int = 1  # W, the number of processes; 1: this one takes them all
 
     @classmethod
-    def of(
+    def from_options(
         cls, rank: int | None, world_size: int | None, seed: int | None, options: dict[str, Any]
     ) -> Self:
         """Check what the user has given."""

@@ -120,7 +120,7 @@ def open_elsewhere(
         check_whole(files.label, first.manifest)
         opened = kind(first.path, [first], files.label)
     else:
-        opened = kind.of(first.path, {name: found[name] for name in names}, files.label)
+        opened = kind.from_readers(first.path, {name: found[name] for name in names}, files.label)
     if isinstance(opened, StreamedParts):
         opened.names, opened.origin = names, origin_of(place, cache_dir)
     return opened

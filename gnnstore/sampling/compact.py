@@ -52,7 +52,7 @@ class Types(NamedTuple):
     edges: tuple[EdgeType, ...] = (EDGE_TYPE,)
 
     @classmethod
-    def of(cls, schema: Schema) -> Self:
+    def from_schema(cls, schema: Schema) -> Self:
         """Return the types of a schema."""
         return cls(
             tuple(each.name for each in schema.node_types),
@@ -79,7 +79,7 @@ class CompactSample(Subgraph):
     num_seeds: int
 
     @classmethod
-    def of(cls, subgraph: Sample, ids: np.dtype[Any], positions: np.dtype[Any]) -> Self:
+    def from_sample(cls, subgraph: Sample, ids: np.dtype[Any], positions: np.dtype[Any]) -> Self:
         """Return a subgraph with ids and positions of these types; it shares no memory with it."""
         return cls(
             nodes={name: nodes.astype(ids) for name, nodes in subgraph.nodes.items()},

@@ -49,7 +49,7 @@ def chosen_rows(loader: LoaderSpec, placement: Placement, topology: Topology) ->
         return None
     schema = loader.store.schema
     paths = {spec.path for spec in read_tables(schema.node_attributes())} | placement.read_paths
-    tables = CachedTables.of(schema, paths)
+    tables = CachedTables.from_schema(schema, paths)
     of = frozenset(tables.owners)
     if (found := loader.chosen.get(of)) is None:
         known = _chosen.setdefault(loader.store.reader, WeakValueDictionary())
@@ -105,7 +105,9 @@ def reservations(settings: DeviceCache | None, schema: Schema) -> list[Reservati
     """Return what rows that stay on a device take of the host's memory, at most."""
     if settings is None or settings.num_bytes == 0:
         return []
-    tables = CachedTables.of(schema, {spec.path for spec in read_tables(schema.node_attributes())})
+    tables = CachedTables.from_schema(
+        schema, {spec.path for spec in read_tables(schema.node_attributes())}
+    )
     num_bytes = _bytes_of_all(tables)
     if settings.num_bytes is not None:
         num_bytes = min(settings.num_bytes, num_bytes)

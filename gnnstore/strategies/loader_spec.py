@@ -308,12 +308,12 @@ class LoaderSpec:
         paths = {spec.path for spec in read_tables(schema.node_attributes())}
         if not self.options.reorder or not paths:
             return None
-        return Windows(self.options.reorder, CachedTables.of(schema, paths).space)
+        return Windows(self.options.reorder, CachedTables.from_schema(schema, paths).space)
 
     def cached_tables(self, placement: Placement) -> CachedTables:
         """Return the node attributes whose rows are cached: those that are read from disk."""
         paths = placement.read_paths if self.cached is None else self.cached
-        return CachedTables.of(self.store.schema, paths)
+        return CachedTables.from_schema(self.store.schema, paths)
 
 
 T = TypeVar("T")

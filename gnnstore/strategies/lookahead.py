@@ -260,7 +260,7 @@ def make_job(
         spill_dir=loader.spill_dir,
         quota=DiskQuota(disk_bytes - 2 * edges_bytes),
         space=space,
-        types=Types.of(schema),
+        types=Types.from_schema(schema),
         chosen=chosen_rows(loader, placement, topology),
         index_dtype=schema.index_dtype,
         most_ids=most_ids(schema),

@@ -113,7 +113,9 @@ def _stores(
         raise UsageError(
             "--closure full writes a store for each part: name a directory for them, --output DIR"
         )
-    return Closure.of(store, output, *sizes, None if split == "all" else split, options=options)
+    return Closure.from_options(
+        store, output, *sizes, None if split == "all" else split, options=options
+    )
 
 
 def _is_there(work: Assigning, final: Path, named: str) -> bool:

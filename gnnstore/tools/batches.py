@@ -253,7 +253,7 @@ def sample_epoch(
     with progress.phase("score nodes"):
         scores["degree"] = row_degrees(topology, space)
         scores["frequency"] = np.zeros(space.num_rows, np.uint8)
-        presampler = Presampler.of(store, config, seeds, batch_size, False).over(space)
+        presampler = Presampler.from_store(store, config, seeds, batch_size, False).over(space)
         presampler.run(topology, num_threads, scores["frequency"])
         if held is not None:
             for of_nodes in scores.values():
@@ -277,7 +277,7 @@ def count_batches(
     with session.progress() as progress:
         topology = load_topology(store, progress, memory_bytes, counts.nbytes)
         with progress.phase("sample", unit="batches"):
-            presampler = Presampler.of(store, config, seeds, batches.batch_size, False)
+            presampler = Presampler.from_store(store, config, seeds, batches.batch_size, False)
             presampler.run(topology, len(os.sched_getaffinity(0)), counts)
     if isinstance(seeds, InputNodes):  # an epoch has every seed, even if these batches did not
         nodes = slice(None) if seeds.nodes is None else seeds.nodes

@@ -129,7 +129,7 @@ def predict_caches(
         )
     config, num_cores = config_of(store, batches, seed=seed), len(os.sched_getaffinity(0))
     names, seeds = choose_seeds(store, config, batches)
-    tables = CachedTables.of(store.schema, {spec.path for spec in specs})
+    tables = CachedTables.from_schema(store.schema, {spec.path for spec in specs})
     on_device = None if not device_cache else DeviceCache(device_cache, device="a device")
     with session.progress() as progress:
         spec = LoaderSpec(
@@ -140,7 +140,7 @@ def predict_caches(
                 planned=PlannedSettings(disk_bytes=disk_bytes),
                 device_cache=on_device,
             ),
-            Presampler.of(store, config, seeds, batches.batch_size, False),
+            Presampler.from_store(store, config, seeds, batches.batch_size, False),
             seeds_bytes=seeds.num_bytes + order_bytes(len(seeds), shuffles=True),
             num_threads=threads or num_cores + 1,  # as a loader that waits for a disk
             may_use_fewer=True,

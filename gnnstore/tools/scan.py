@@ -332,7 +332,7 @@ def scan_packed(parts: PackedParts, progress: Progress) -> PackedRowCounts:
             place = number % manifest.batches_per_epoch
             if place == 0:
                 last[:] = -1
-            record = packed.of(number).record(number)
+            record = packed.files_of(number).record(number)
             nodes = record.subgraph.n_id
             needed[number] = len(nodes)
             missed[number] = np.count_nonzero(record.slots < 0)

@@ -295,7 +295,7 @@ def test_what_works_for_a_loader_may_find_it_forgotten(
     """
     forgotten, found = threading.Event(), threading.Event()
     sampled = itertools.count(1)
-    compact = CompactSample.of
+    compact = CompactSample.from_sample
 
     def collect(*args: Any) -> CompactSample:
         if next(sampled) == sample:
@@ -305,7 +305,7 @@ def test_what_works_for_a_loader_may_find_it_forgotten(
         return compact(*args)
 
     loader = loader_of(path, spill_dir=tmp_path, superbatch=2)
-    monkeypatch.setattr(CompactSample, "of", collect)
+    monkeypatch.setattr(CompactSample, "from_sample", collect)
     with nothing_collected():
         batches = iter(loader)
         for _ in range(num_taken):

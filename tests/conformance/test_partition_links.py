@@ -102,7 +102,7 @@ def test_every_edge_is_trained_once_beside_nodes_of_its_state(
     targets = np.repeat(np.arange(N), np.diff(csc.indptr))
     edges = set(zip(csc.indices.tolist(), targets.tolist(), strict=True))
     for epoch in range(2):
-        known, seen = partition_order_of(loader).of(SEED, epoch), []
+        known, seen = partition_order_of(loader).states_of(SEED, epoch), []
         assert len(loader) == known.total
         for number, batch in enumerate(loader):
             inside = np.isin(place, known.schedule.partitions(known.state_of(number)))
@@ -177,7 +177,7 @@ def test_every_bucket_in_one_state(
     loader = make(path, policy, seed=seed, batch_size=7, num_neighbors=[-1] * num_hops)
     place = place_of(loader)
     for epoch in range(2):
-        known = partition_order_of(loader).of(seed, epoch)
+        known = partition_order_of(loader).states_of(seed, epoch)
         seen, trained = [], np.full((num_partitions,) * 2, -1)
         for number, batch in enumerate(loader):
             state = known.state_of(number)
@@ -231,7 +231,7 @@ def test_negatives_are_uniform_over_the_rows_in_memory(store: gnnstore.GraphStor
     loader = make(
         store, neg_sampling=NegativeSampling("triplet", 50), num_neighbors=[], batch_size=64
     )
-    known, place = partition_order_of(loader).of(SEED, 0), place_of(loader)
+    known, place = partition_order_of(loader).states_of(SEED, 0), place_of(loader)
     drawn: dict[int, list[np.ndarray]] = {}
     for number, batch in enumerate(loader):
         nodes = batch.n_id[batch.dst_neg_index].numpy().ravel()
@@ -254,7 +254,7 @@ def test_nothing_is_read_that_is_not_needed(store: gnnstore.GraphStore) -> None:
     batches_of(decoder)
     assert decoder._sources.buffer._graph is None
     edges = decoder._sources.buffer.files.counts.rows_read
-    loads = partitions_loaded(partition_order_of(decoder).of(SEED, 0).schedule)
+    loads = partitions_loaded(partition_order_of(decoder).states_of(SEED, 0).schedule)
     rows = decoder._sources.unit.rows_per_partition
     assert edges - 3 * E <= loads * rows * 2  # ids and x
     ends = torch.tensor([[3, 4, 5], [6, 7, 8]])

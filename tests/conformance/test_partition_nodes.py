@@ -83,7 +83,7 @@ def states_of(loader: NeighborLoader, num_epochs: int = 1) -> list[ResidentState
     assert loader.seed is not None
     found = []
     for epoch in range(num_epochs):
-        known = order.of(loader.seed, epoch)
+        known = order.states_of(loader.seed, epoch)
         states = [
             StateToRead(i, known.schedule.partitions(i)) for i in range(len(known.num_batches))
         ]
@@ -146,7 +146,7 @@ def test_states_are_induced_subgraphs(
     num_epochs = 2
     states = states_of(loader, num_epochs)
     shape = loader._sources.shape
-    schedule = partition_order_of(loader).of(seed, 0).schedule
+    schedule = partition_order_of(loader).states_of(seed, 0).schedule
     for state in states:
         assert len(set(state.members.partitions.tolist())) == capacity
     for before, after in pairwise(states[: len(states) // 2]):
@@ -172,7 +172,7 @@ def test_every_node_is_trained_once_beside_nodes_of_its_state(
     assert ids is not None
     train = graph.splits["train"]
     for epoch in range(3):
-        known, seen = partition_order_of(loader).of(SEED, epoch), []
+        known, seen = partition_order_of(loader).states_of(SEED, epoch), []
         assert len(loader) == loader.batches_left == loader.len_of(epoch) == known.total
         for number, batch in enumerate(loader):
             inside = known.schedule.partitions(known.state_of(number))
@@ -198,7 +198,7 @@ def test_all_neighbours_are_those_in_memory(store: gnnstore.GraphStore, graph: G
     loader = make(store, DISPERSED, num_neighbors=[-1])
     unit = loader._sources.unit
     place = unit.read(unit.place_spec) // unit.rows_per_partition
-    known = partition_order_of(loader).of(SEED, 0)
+    known = partition_order_of(loader).states_of(SEED, 0)
     for number, batch in enumerate(loader):
         inside = np.isin(place, known.schedule.partitions(known.state_of(number)))
         seeds = batch.n_id[: batch.batch_size].numpy()
@@ -293,7 +293,7 @@ def test_the_next_epoch_is_begun_while_the_last_state_trains(
     expected = batches_of(make(store, policy, num_threads=0), 2)
     loader = make(store, policy)
     buffer, shape = loader._sources.buffer, loader._sources.shape
-    epochs = [partition_order_of(loader).of(SEED, epoch).schedule for epoch in (0, 1)]
+    epochs = [partition_order_of(loader).states_of(SEED, epoch).schedule for epoch in (0, 1)]
     last, first = epochs[0].partitions(len(epochs[0].states) - 1), epochs[1].partitions(0)
     batches = iter(loader)
     found = [next(batches).to_dict() for _ in range(len(loader))]
@@ -323,7 +323,7 @@ def test_resuming_anywhere_gives_the_same_batches(store: gnnstore.GraphStore, po
         end = next(end for end in ends if place + 1 <= end)
         assert again.batches_left == end - place - 1
         assert_same_batches(batches_of(again), expected[place + 1 : end])
-        known = partition_order_of(again).of(SEED, again.epoch - 1)
+        known = partition_order_of(again).states_of(SEED, again.epoch - 1)
         assert again.stats().states == len(known.left(state["batches"]))
 
 
@@ -338,7 +338,7 @@ def test_a_state_of_another_policy_is_refused(store: gnnstore.GraphStore) -> Non
 def test_epochs_and_seeds_differ(store: gnnstore.GraphStore) -> None:
     loader = make(store, DISPERSED, input_nodes=None)
     groups = {
-        str(partition_order_of(loader).of(seed, epoch).schedule.groups)
+        str(partition_order_of(loader).states_of(seed, epoch).schedule.groups)
         for seed in range(3)
         for epoch in (0, 1)
     }
@@ -577,7 +577,7 @@ def test_bytes_are_those_of_the_formula_and_nothing_is_written(tmp_path: Path) -
     options: dict[str, Any] = {"batch_size": 8192, "num_neighbors": [2], "input_nodes": None}
     loader = make(path, policy, num_threads=0, **options)
     batches_of(loader)
-    known = partition_order_of(loader).of(SEED, 0)
+    known = partition_order_of(loader).states_of(SEED, 0)
     sizes = np.diff(unit.bucket_ptr).reshape(8, 8)
     inside = [known.schedule.partitions(i) for i in range(len(known.schedule.states))]
     num_edges = int(sizes[np.ix_(inside[0], inside[0])].sum())

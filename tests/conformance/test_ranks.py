@@ -224,7 +224,7 @@ def test_refused(store: GraphStore, options: dict[str, Any], match: str) -> None
 
 
 def test_alone() -> None:
-    assert RankShard.of(None, None, None, {"sampler": range(3)}) == ALONE
+    assert RankShard.from_options(None, None, None, {"sampler": range(3)}) == ALONE
     assert list(ALONE.batches(2, 5, drop_last=False)) == [(2, 3), (3, 4), (4, 5)]
     sampler = RankSampler(7, RankShard(1, 2), batch_size=2, shuffle=False, seed=0, drop_last=False)
     assert list(sampler) == [2, 3, 6]

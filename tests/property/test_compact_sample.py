@@ -49,7 +49,7 @@ def sampled(draw: st.DrawFn) -> tuple[Sample, Csc]:
 
 
 def compacted(sample: Sample, num_nodes: int, num_edges: int) -> CompactSample:
-    return CompactSample.of(sample, id_dtype(num_nodes - 1), id_dtype(num_edges - 1))
+    return CompactSample.from_sample(sample, id_dtype(num_nodes - 1), id_dtype(num_edges - 1))
 
 
 def arrays(sample: Sample) -> list[npt.NDArray[Any]]:

@@ -43,7 +43,7 @@ def test_splits_equal_sets(
         name: np.array(sorted(each for each in held if each < NUM_NODES[name]), np.int64)
         for name in ("paper", "author")
     }
-    rows = HeldRows.of(of_type, NUM_NODES)
+    rows = HeldRows.from_nodes(of_type, NUM_NODES)
     batch = ids_of(nodes, dtype)
     earlier = None if before is None else ids_of(before, dtype)
     filled = None if num_filled is None else dict.fromkeys(NUM_NODES, num_filled)
@@ -74,7 +74,9 @@ def test_splits_equal_sets(
 
 
 def test_bytes_are_those_of_the_index() -> None:
-    rows = HeldRows.of({"paper": np.array([1, 3]), "venue": np.empty(0, np.int64)}, NUM_NODES)
+    rows = HeldRows.from_nodes(
+        {"paper": np.array([1, 3]), "venue": np.empty(0, np.int64)}, NUM_NODES
+    )
     assert rows.num_rows == 2
     assert rows.num_bytes == 12 + 2 * 8
     assert rows.nodes["venue"].size == 0
@@ -82,13 +84,13 @@ def test_bytes_are_those_of_the_index() -> None:
 
 
 def test_a_batch_of_none_of_a_type() -> None:
-    rows = HeldRows.of({"paper": np.array([1])}, NUM_NODES)
+    rows = HeldRows.from_nodes({"paper": np.array([1])}, NUM_NODES)
     assert rows.split({"venue": np.array([0])}) == {}
     assert rows.missed({}) == {}
 
 
 def test_an_id_outside_the_graph() -> None:
-    rows = HeldRows.of({"paper": np.array([1])}, NUM_NODES)
+    rows = HeldRows.from_nodes({"paper": np.array([1])}, NUM_NODES)
     for make in (rows.split, rows.missed):
         with pytest.raises(IndexError, match="64"):
             make({"paper": np.array([64])})

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import signal
 import threading
+import weakref
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,7 @@ import gnnstore
 from gnnstore import NeighborLoader
 from gnnstore.sampling.neighbor import BatchRequest
 from tests.support.forks import ForkServer
-from tests.support.loaders import threads_of_loaders
+from tests.support.loaders import nothing_collected, threads_of_loaders
 from tests.support.stores import write_example_store
 
 pytestmark = pytest.mark.usefixtures("way_of_reading")
@@ -29,6 +31,16 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def loader(path: Path) -> NeighborLoader:
     return NeighborLoader(path, [5, 5], batch_size=10, num_threads=3, seed=0)
+
+
+class IterableOf:
+    """What a function yields, anew for each epoch."""
+
+    def __init__(self, function: Callable[[], Iterator[int]]) -> None:
+        self._function = function
+
+    def __iter__(self) -> Iterator[int]:
+        return self._function()
 
 
 def test_break(loader: NeighborLoader) -> None:
@@ -92,6 +104,45 @@ def test_an_error_in_the_users_sampler(path: Path) -> None:
     with pytest.raises(KeyError, match="sampler"):
         next(batches)
     assert threads_of_loaders() == []
+
+
+@pytest.mark.parametrize("stage", ["sampler", "kernel", "transform"])
+def test_an_error_keeps_nothing_once_it_is_handled(
+    path: Path, monkeypatch: pytest.MonkeyPatch, stage: str
+) -> None:
+    """Else what failed, its threads and their memory stay until the garbage collector runs."""
+    raised: list[weakref.ref[KeyError]] = []
+
+    class Failure(KeyError):
+        def __init__(self) -> None:
+            raised.append(weakref.ref(self))
+
+    def fail(*_: object) -> Any:
+        raise Failure
+
+    def broken() -> Iterator[int]:
+        yield from range(25)
+        fail()
+
+    options: dict[str, Any] = {
+        "sampler": {"sampler": IterableOf(broken)},
+        "transform": {"transform": fail},
+        "kernel": {},
+    }[stage]
+    loader = NeighborLoader(path, [5], batch_size=10, num_threads=2, **options)
+    if stage == "kernel":
+        monkeypatch.setattr(loader._source.sampler, "draw", fail)
+    with nothing_collected():
+        try:
+            for _ in loader:
+                pass
+        except Failure:
+            pass
+        assert raised
+        assert [error() for error in raised] == [None] * len(raised)
+        loader_, loader = weakref.ref(loader), None  # type: ignore[assignment]
+        assert loader_() is None
+        assert threads_of_loaders() == []
 
 
 def test_threads_start_with_the_first_batch_and_end_with_the_last(

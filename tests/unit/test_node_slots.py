@@ -25,14 +25,14 @@ def test_slots_equal_a_table(num_nodes: int, share: float, seed: int, dtype: typ
     cached = np.flatnonzero(rng.random(num_nodes) < share)
     table = np.full(num_nodes, -1, np.int32)
     table[cached] = np.arange(len(cached))
-    slots = SlotIndex.of(cached, num_nodes)
+    slots = SlotIndex.from_rows(cached, num_nodes)
     ids: npt.NDArray[Any] = rng.integers(0, max(num_nodes, 1), 3 * num_nodes).astype(dtype)
     np.testing.assert_array_equal(slots.slots(ids), table[ids])
     assert slots.num_bytes == SlotIndex.bytes_for(num_nodes, len(cached))
 
 
 def test_an_id_outside_the_graph() -> None:
-    slots = SlotIndex.of(np.array([1, 3]), 64)
+    slots = SlotIndex.from_rows(np.array([1, 3]), 64)
     for bad in (-1, 64):
         with pytest.raises(IndexError, match=f"row id {bad}"):
             slots.slots(np.array([bad]))

@@ -36,7 +36,9 @@ def presampler(
     **config: Any,
 ) -> Presampler:
     seeds = resolve_input_nodes(store, nodes)
-    return Presampler.of(store, SamplingConfig(fanouts, **config), seeds, batch_size, in_order)
+    return Presampler.from_store(
+        store, SamplingConfig(fanouts, **config), seeds, batch_size, in_order
+    )
 
 
 def test_it_knows_what_a_batch_brings(store: gnnstore.GraphStore) -> None:

@@ -72,7 +72,7 @@ def test_what_is_written_and_where(
     opened = _core.FileSet([file], [len(content)], direct=table.files.is_direct)
     stride_bytes = int(chunk_bytes(np.array([min(part_rows, 10_000)]), row_bytes)[0])
     for place in divided.segments:
-        shared = SharedRows.of(missed[place.first : place.end], NUM_ROWS)
+        shared = SharedRows.from_missed(missed[place.first : place.end], NUM_ROWS)
         assert (sum(place.num_rows), place.part_rows) == (shared.num_rows, part_rows)
         first = int(offsets[len(SIZES) + place.first_part[0]])
         in_order = rows[shared.in_order()]

@@ -42,7 +42,7 @@ def reads_of(
     totals = ReadTotals()
     for part in segments_of(len(missed), segment):
         batches = [missed[i] for i in part]
-        shared = SharedRows.of(batches, num_rows)
+        shared = SharedRows.from_missed(batches, num_rows)
         if not is_ordered:
             shared = SharedRows(shared.rows, np.arange(shared.num_rows, dtype=np.int32))
         for rows in batches:
@@ -61,7 +61,7 @@ def test_shared_rows_and_their_keys(
 ) -> None:
     monkeypatch.setattr(segments, "RANGE_ROWS", range_rows)
     missed = [rows.astype(dtype) for rows in draw(9, 300)]
-    shared = SharedRows.of(missed, NUM_ROWS)
+    shared = SharedRows.from_missed(missed, NUM_ROWS)
     batches: dict[int, list[int]] = {}
     for batch, rows in enumerate(missed):
         for row in rows.tolist():
@@ -85,7 +85,7 @@ def test_shared_rows_and_their_keys(
 
 @pytest.mark.parametrize("missed", [[], [[]], [[], []], [[3, 5]], [[1, 2], [3]]])
 def test_nothing_is_shared(missed: list[list[int]]) -> None:
-    shared = SharedRows.of([np.array(rows, np.int32) for rows in missed], 10)
+    shared = SharedRows.from_missed([np.array(rows, np.int32) for rows in missed], 10)
     assert (shared.num_rows, len(shared.in_order())) == (0, 0)
     assert shared.find(np.array([3, 5], np.int32)).tolist() == [-1, -1]
 
@@ -101,7 +101,7 @@ def test_rows_that_segments_of_every_length_store(
 ) -> None:
     monkeypatch.setattr(segments, "RANGE_ROWS", range_rows)
     missed = [*draw(11, 200), np.empty(0, np.int32)]
-    found = Recurrences.of(missed, NUM_ROWS)
+    found = Recurrences.from_missed(missed, NUM_ROWS)
     assert found.num_distinct == len(np.unique(np.concatenate(missed)))
     assert found.num_missed == sum(map(len, missed))
     for segment in range(1, 14):
@@ -118,7 +118,7 @@ def test_the_search_is_near_the_best(drift: int, share: float) -> None:
     """Within 5 % of the bytes that the best length of all reads, tried one by one."""
     missed = draw(16, 400, drift=drift)
     total = sum(map(len, missed))
-    recurrences = Recurrences.of(missed, NUM_ROWS)
+    recurrences = Recurrences.from_missed(missed, NUM_ROWS)
     found = search_segment(
         recurrences, lambda segment: recurrences.stored_rows(segment) <= share * total
     )

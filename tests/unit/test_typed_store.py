@@ -185,8 +185,8 @@ def test_rows_of_an_opened_store_by_type(store: gnnstore.GraphStore, tmp_path: P
             None,
             len(seeds),
         )
-        compact = CompactSample.of(typed, np.dtype(np.int32), np.dtype(np.int32))
-        types = Types.of(schema)
+        compact = CompactSample.from_sample(typed, np.dtype(np.int32), np.dtype(np.int32))
+        types = Types.from_schema(schema)
         samples.append(CompactSample.from_shortened(compact.shortened(), types=types))
         np.testing.assert_array_equal(samples[-1].rows(space), space.rows(typed.nodes))
     trace = Trace.of([sample.rows(space) for sample in samples])

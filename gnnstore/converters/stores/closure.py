@@ -83,7 +83,7 @@ class Closure:
 
     @classmethod
     @limits_named("assign")
-    def of(
+    def from_options(
         cls,
         store: str | os.PathLike[str],
         output: str | os.PathLike[str],

@@ -87,7 +87,7 @@ class NextSuperbatch:
         """Return the batches of the next iteration, planned."""
         if not self.is_planned:
             self.producer.plan_and_pack(self.superbatch)
-        taken = EpochSlice.of(self.superbatch, self._begin, len(self.shares.pop(0)))
+        taken = EpochSlice.from_superbatch(self.superbatch, self._begin, len(self.shares.pop(0)))
         self._begin = taken.end
         return taken
 
@@ -260,7 +260,7 @@ class LookaheadEpochs:
                 superbatch = (producer.make if is_planned else producer.make_unplanned)(
                     first, chunk
                 )
-                taken = EpochSlice.of(superbatch, 0, len(chunk))
+                taken = EpochSlice.from_superbatch(superbatch, 0, len(chunk))
             num_made += 1
             return taken
 
@@ -372,7 +372,7 @@ class LookaheadEpochs:
 def _window(producer: Producer, numbered: tuple[int, list[Batch]]) -> EpochSlice:
     """Put a window's batches in order, to be handed out without a plan."""
     superbatch = producer.make_unplanned(*numbered)
-    return EpochSlice.of(superbatch, 0, len(numbered[1]))
+    return EpochSlice.from_superbatch(superbatch, 0, len(numbered[1]))
 
 
 class LooksAhead(Samplers, Protocol):

@@ -150,7 +150,7 @@ class Presampler:
     decoded_bytes: Mapping[str, int] = field(default_factory=dict)
 
     @classmethod
-    def of(
+    def from_store(
         cls,
         store: GraphStore,
         config: SamplingConfig,
@@ -339,7 +339,7 @@ class Presampler:
     def _waiting_bytes(self, subgraph: Sample) -> tuple[int, int]:
         """Return the bytes of a subgraph as it waits for its batch, and in packed epochs."""
         ids, positions = (id_dtype(most - 1) for most in self.most_ids)
-        compact = CompactSample.of(subgraph, ids, positions)
+        compact = CompactSample.from_sample(subgraph, ids, positions)
         # With several types, or rows that are left out, the trace does not have the ids.
         has_ids = len(subgraph.nodes) == 1 and self.held is None
         arrays = compact.shortened(with_ids=not has_ids)

@@ -363,7 +363,7 @@ class Producer:
         def keep(place: int, batch: Batch) -> tuple[int, Nodes]:
             start, sample = time.perf_counter(), batch.sample
             assert sample is not None  # noqa: S101 - for the type checker
-            compact = CompactSample.of(sample, ids, positions)
+            compact = CompactSample.from_sample(sample, ids, positions)
             if order is None:
                 put(place, compact.nodes)
             samples.append(place, compact)

@@ -364,7 +364,7 @@ class EpochSlice:
     error: Exception | None = None  # why the iteration has no more batches, although it should
 
     @classmethod
-    def of(cls, superbatch: Superbatch, begin: int, wanted: int) -> EpochSlice:
+    def from_superbatch(cls, superbatch: Superbatch, begin: int, wanted: int) -> EpochSlice:
         """Return the wanted batches from one on, or those that could be sampled."""
         end = min(begin + wanted, len(superbatch))
         return cls(superbatch, begin, end, superbatch.error if end - begin < wanted else None)
