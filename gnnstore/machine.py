@@ -141,7 +141,7 @@ class Machine:
         return tuple(make())
 
     def agree(self, key: str, make: Callable[[], str]) -> str:  # noqa: ARG002
-        """Return what the first process said that was asked, which lives."""
+        """Return the answer of the first living process that was asked."""
         return make()
 
 
@@ -284,11 +284,11 @@ class SharedMachine(Machine):
     def agree(self, key: str, make: Callable[[], str]) -> str:
         """See `Machine.agree`."""
 
-        def say() -> Arrays:
+        def answer() -> Arrays:
             return (np.frombuffer(make().encode(), np.uint8),)
 
         if key not in _agreed:
-            (_agreed[key],) = self._choose(key, (np.uint8,), say, is_content=False)
+            (_agreed[key],) = self._choose(key, (np.uint8,), answer, is_content=False)
         return _agreed[key].tobytes().decode()
 
     def look_around(self) -> None:
@@ -332,7 +332,7 @@ class SharedMachine(Machine):
         return array if fill is None else _read_only(array)
 
     def _note(self, key: str, num_bytes: int, reason: Unshared) -> None:
-        """Count an array that cannot be shared, before it is loaded, and say so."""
+        """Count an array that cannot be shared, before it is loaded, and log it."""
         whole = self.private_bytes + num_bytes
         more = whole - share_of(whole, self.num_ranks)
         problem = None

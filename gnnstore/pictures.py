@@ -84,7 +84,7 @@ SERIES = (
     Look("#bbbbbb", "X", "--"),
 )
 
-# Lines that say where something is, and texts next to them.
+# Lines that mark where something is, and texts next to them.
 GREY = "#555555"
 
 

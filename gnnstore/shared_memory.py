@@ -52,7 +52,7 @@ _HUGE_PAGES = 14  # of madvise
 _FOR_SEALS = 1 | 2  # MFD_CLOEXEC, MFD_ALLOW_SEALING
 _ADD_SEALS, _GET_SEALS = 1033, 1034
 _SEALS = 1 | 2 | 4  # F_SEAL_SEAL, F_SEAL_SHRINK, F_SEAL_GROW
-# What the system says if there is no memory left; all else is about sharing it.
+# Errors of the system where memory is short; others are about sharing it.
 _NO_ROOM = {errno.ENOMEM, errno.ENOSPC, errno.EFAULT, errno.EAGAIN}
 _RETRY_SECONDS = 0.001
 # Who waits looks this often whether the process that fills is stopped. One that is found so twice
@@ -273,7 +273,7 @@ class Server:
     """Hands on the memory that this process has filled, in one thread.
 
     A forked child closes all sockets at once: while it had them, none would see the end of this
-    process. The lock keeps forks out as long as there are sockets that it could not know.
+    process. The lock keeps forks out as long as there are sockets that a child would not close.
     """
 
     def __init__(self) -> None:

@@ -43,7 +43,7 @@ THREAD_NAME = f"{_NAME_PREFIX}loader"
 # To read more than this in order takes a second or longer: batches should not wait for it.
 LONG_READ_BYTES = 1 << 30
 SMALLER_BATCHES = "choose a smaller batch_size or fan-out"
-_POLL_SECONDS = 0.05  # a change that was not told of is found out after this
+_POLL_SECONDS = 0.05  # the longest delay of a change without a notification
 
 
 class CancelledError(GnnstoreError):
@@ -199,10 +199,10 @@ class Background(Pending[R]):
 
     def result(self) -> R:
         """Wait, and return the value or raise the error."""
-        self.finish()
+        self.join()
         return super().result()
 
-    def finish(self) -> None:
+    def join(self) -> None:
         """Wait until it has ended, by a result or an error."""
         self.wait()  # not for the thread alone: an interrupted `join` takes it for ended
         if self._thread is not None:
@@ -271,7 +271,7 @@ def for_each(num_tasks: int, num_threads: int, work: Callable[[int], None], name
     threads = [Background(run, name) for _ in range(min(num_threads, num_tasks))]
     try:
         for thread in threads:
-            thread.finish()
+            thread.join()
     except BaseException as error:  # an interrupt ends the work, too
         failures.append(error)
         for thread in threads:
@@ -351,7 +351,7 @@ def run_in_background(owner: object, work: Callable[[Flag], None], name: str) ->
 
 def _end_background(stop: Flag, call: Background[None]) -> None:
     stop.set()
-    call.finish()
+    call.join()
 
 
 class Workers:
@@ -642,15 +642,15 @@ def ordered_map(
                     try:
                         item = next(source)
                     except StopIteration:
-                        is_over = True  # its traceback would keep this frame, and what it knows
+                        is_over = True  # its traceback would keep this frame and its locals
                     except Exception as error:
                         failure, is_over = error, True  # first comes what came before
                     else:
                         queue.append(workers.submit(function, item))
                         del item  # what it holds is free once the function is done with it
                 if queue:
-                    said = partial(describe, index)
-                    found.append(_result_of(queue.popleft(), timeout_seconds, said))
+                    where = partial(describe, index)
+                    found.append(_result_of(queue.popleft(), timeout_seconds, where))
             if not found:
                 if failure is not None:
                     raise failure

@@ -201,7 +201,7 @@ class Ledger:
 
 
 def largest_phase(parts: Sequence[Part]) -> str:
-    """Return the phase whose own parts take the most together."""
+    """Return the phase that takes the most by its own parts."""
     phases = sorted({part.phase for part in parts} - {ALWAYS})
     return max(
         phases,

@@ -2,7 +2,7 @@
 
 Sampling runs ahead of training, so the rows that the next hundreds of batches need are known,
 and with them the best cache there can be: after each batch, of the rows at hand, it holds those
-that are needed again soonest (Belady; Ginex, section 3.3). The plan of a superbatch says for
+that are needed again soonest (Belady; Ginex, section 3.3). The plan of a superbatch has, for
 each row of each batch where it comes from, and which rows of a batch are written to which slots
 once it has been assembled, so that no row is looked up by its number at run time.
 """
@@ -145,10 +145,10 @@ class BeladyPlanner:
         """The row in each slot after the last plan, int64 [C]; -1: none that matters. A copy."""
         return self._nodes.copy()
 
-    def plan(self, trace: Trace, place: PlanLocation | None = None) -> CachePlan:
+    def plan(self, trace: Trace, location: PlanLocation | None = None) -> CachePlan:
         """Plan the next superbatch: in memory, or in files if the trace is in one."""
-        if place is not None:
-            return self._plan_in_files(trace, place)
+        if location is not None:
+            return self._plan_in_files(trace, location)
         try:
             planned = _core.plan_belady(
                 trace.ids, trace.offsets, self._nodes, self._frequencies, planning_threads()
@@ -157,10 +157,10 @@ class BeladyPlanner:
             raise UsageError(f"cannot plan a superbatch: {error}") from error
         return CachePlan(trace.offsets, *planned)
 
-    def _plan_in_files(self, trace: Trace, place: PlanLocation) -> CachePlan:
+    def _plan_in_files(self, trace: Trace, location: PlanLocation) -> CachePlan:
         ids, num_batches, sizes = trace.file, trace.num_batches, np.diff(trace.offsets)
         assert ids is not None  # noqa: S101 - a plan goes to files if its trace is in one
-        files = PlanFiles.make(place.path, num_batches)
+        files = PlanFiles.make(location.path, num_batches)
         try:
             misses, slot_crcs, changes, change_crcs = guarded(
                 lambda: _core.plan_belady_spilled(
@@ -172,13 +172,13 @@ class BeladyPlanner:
                     num_nodes=trace.num_nodes,
                     nodes=self._nodes,
                     frequencies=self._frequencies,
-                    table_bytes=place.table_bytes,
+                    table_bytes=location.table_bytes,
                     slots=files.slots.file,
                     changes=files.changes.file,
                     num_threads=planning_threads(),
                 ),
                 "plan a superbatch",
-                place.path,
+                location.path,
             )
         except BaseException:
             files.close()
@@ -259,7 +259,7 @@ def _lru_hits(trace: Trace, num_slots: int) -> npt.NDArray[np.bool_]:
     last = np.full(int(trace.ids.max(initial=-1)) + 1, -1, np.int32)  # the last use of each row
     is_last = np.zeros(len(trace.ids), np.bool_)
     is_hit = np.empty(len(trace.ids), np.bool_)
-    oldest = 0  # cached are the rows whose last use is here or later
+    oldest = 0  # rows with a last use here or later are cached
     for i in range(trace.num_batches):
         begin, end = trace.offsets[i : i + 2]
         ids = trace.batch(i)

@@ -212,10 +212,10 @@ class CachePlan:
         cls,
         offsets: npt.NDArray[np.int64],
         steps: Iterable[PlannedStep],
-        place: PlanLocation | None = None,
+        location: PlanLocation | None = None,
     ) -> Self:
         """Make a plan batch by batch, as planners do that do not look ahead."""
-        if place is None:
+        if location is None:
             made = list(steps)
             changes = np.zeros(len(offsets), np.int64)
             np.cumsum([len(step.change_slots) for step in made], out=changes[1:])
@@ -228,7 +228,7 @@ class CachePlan:
                 np.concatenate([_NONE, *(step.change_slots for step in made)], dtype=np.int32),
             )
         misses = np.zeros(len(offsets) - 1, np.int64)
-        files = PlanFiles.make(place.path, len(misses))
+        files = PlanFiles.make(location.path, len(misses))
         try:
             for i, step in enumerate(steps):
                 misses[i] = step.misses

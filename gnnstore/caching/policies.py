@@ -38,7 +38,7 @@ class Planner(Protocol):
     def restart(self, nodes: npt.NDArray[Any]) -> None:
         """Go on from a cache that holds these rows by slot, int64 [C]; -1: none.
 
-        Nothing else is known. Of slots with the same row, the first counts.
+        Nothing else is known. Where slots have the same row, the first counts.
         """
 
 
@@ -154,7 +154,7 @@ class Fixed(CachePolicy):
     """Keeps the rows of some nodes, which are chosen when they are first asked for (DiskGNN).
 
     A loader makes it of its own nodes, so that it is not registered. Memory is reserved as for the
-    policy in whose place it stands.
+    policy that it replaces.
     """
 
     name = title = "fixed"
@@ -176,7 +176,7 @@ class Fixed(CachePolicy):
         num_slots: int,
         degrees: object = None,  # noqa: ARG002
     ) -> npt.NDArray[np.int64]:
-        """Return the nodes whose rows the cache always holds."""
+        """Return the nodes with rows that are always cached."""
         return self.nodes(num_slots)
 
     def nodes(self, num_slots: int) -> npt.NDArray[np.int64]:
@@ -189,7 +189,7 @@ class Fixed(CachePolicy):
 class FixedPlanner:
     """Plans superbatch after superbatch for a cache that is to hold the rows of some nodes.
 
-    A row keeps its slot for good. Usually the cache is filled beforehand, and `restart` says so:
+    A row keeps its slot for good. Usually the cache is filled beforehand, by `restart`:
     then plans bring no changes.
     """
 
@@ -216,10 +216,10 @@ class FixedPlanner:
         """The row in each slot after the last plan, int64 [C]; -1: none that matters. A copy."""
         return np.where(self._held, self._fixed, -1)
 
-    def plan(self, trace: Trace, place: PlanLocation | None = None) -> CachePlan:
+    def plan(self, trace: Trace, location: PlanLocation | None = None) -> CachePlan:
         """Plan the next superbatch."""
         held = self._held.copy()
-        plan = CachePlan.collect(trace.offsets, self._steps(trace, held), place)
+        plan = CachePlan.collect(trace.offsets, self._steps(trace, held), location)
         self._held = held
         return plan
 

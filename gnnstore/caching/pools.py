@@ -113,7 +113,7 @@ def pooled(policy: CachePolicy, pools: SlotPools | None) -> CachePolicy:
 
 
 class PooledPolicy(CachePolicy):
-    """Decides in each pool as a policy says. Traces and plans lie in memory."""
+    """Decides in each pool by one policy. Traces and plans lie in memory."""
 
     def __init__(self, policy: CachePolicy, pools: SlotPools) -> None:
         self.name, self.title = policy.name, policy.title  # type: ignore[misc]

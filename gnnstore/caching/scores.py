@@ -78,7 +78,7 @@ class StaticCacheInfo:
     """The size and content of a static cache."""
 
     score: Score
-    num_rows: int  # nodes whose rows it holds
+    num_rows: int  # nodes with rows in it
     num_bytes: int  # memory that it takes, its index included
     note: str = ""  # a remark for the user, such as why the cache is empty
 
@@ -107,7 +107,7 @@ class CacheCost:
         return replace(self, num_ranks=1)
 
     def rows_in(self, num_bytes: int) -> int:
-        """Return the number of nodes whose rows fit in a number of bytes of each rank."""
+        """Return the number of nodes for which each rank's bytes have room."""
         if self.node_bytes == 0:  # no attribute is read, so there is nothing to cache
             return 0
         left = num_bytes * self.num_ranks - self.index_bytes

@@ -56,7 +56,7 @@ _MAX_SLOW_BYTES = 1 << 20
 # Cutting a merged extent costs a read that merging had saved; with pieces of four gaps, at most a
 # quarter of the saved reads.
 _GAPS_PER_READ = 4
-# A measured rate that is flat from the start says little about a disk under another load.
+# A measured rate that is flat from the start predicts little for a disk under another load.
 _MIN_QUEUE_DEPTH = 16
 _ROW_BLOCK_BYTES = (512, 4 << 10)  # the reads that rows of features need
 

@@ -140,7 +140,7 @@ class FollowingTable(torch.nn.Module):
         if self._pending is not None and self._pending[0]() is loader:
             self._pending = None
         self._is_reserved = False
-        self._buffer.leave()
+        self._buffer.cancel()
 
     def position(self) -> dict[str, Any] | None:
         """Return the loader's state at the table's commit, or None."""

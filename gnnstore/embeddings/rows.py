@@ -101,7 +101,7 @@ class PartitionBuffer:
         """Change the number of slots; all are empty afterwards, and changed rows are written."""
         self.slots[:] = -1
         self.flush()  # also partitions that could not be written before
-        self.leave()
+        self.cancel()
         self._held.clear()
         self.memory = np.empty(0, np.float32)  # first, or both would be in memory at once
         if num_slots:
@@ -127,7 +127,7 @@ class PartitionBuffer:
         for partition in sorted(wanted - self._held.keys()):
             while (place := self._take(wanted)) is None:
                 unneeded = (k for k, swap in self._swaps.items() if swap.after not in wanted)
-                self._settle(next(unneeded), gives_up=True)
+                self._settle(next(unneeded), cancels=True)
             self._begin(*place, partition)
         for partition in sorted(wanted):
             self._settle(self._held[partition])
@@ -168,13 +168,13 @@ class PartitionBuffer:
             self._settle_all()
         finally:
             if is_idle:
-                self.leave()
+                self.cancel()
 
     @_whole
-    def leave(self) -> None:
+    def cancel(self) -> None:
         """Give up reading ahead, and end the threads."""
         try:
-            self._settle_all(gives_up=True)
+            self._settle_all(cancels=True)
         finally:
             pool, self._pool = self._pool, None
             if pool is not None:
@@ -214,7 +214,7 @@ class PartitionBuffer:
             self._pool = ThreadPoolExecutor(_NUM_THREADS, THREAD_NAME)
         return self._pool
 
-    def _settle(self, slot: int, *, gives_up: bool = False) -> None:
+    def _settle(self, slot: int, *, cancels: bool = False) -> None:
         """Wait for the work on a slot, and note who holds it; a failure is raised.
 
         Unless reading is given up: then only an error of a write counts.
@@ -222,7 +222,7 @@ class PartitionBuffer:
         swap = self._swaps.pop(slot, None)
         if swap is None:
             return
-        is_cancelled = gives_up and swap.work.cancel()
+        is_cancelled = cancels and swap.work.cancel()
         wait([swap.work])
         is_written = swap.before < 0 or not self.dirty[swap.before]
         if swap.after >= 0:
@@ -230,15 +230,15 @@ class PartitionBuffer:
                 del self._held[swap.before]
             if is_cancelled or swap.work.exception() is not None:
                 del self._held[swap.after]
-        if not is_cancelled and not (gives_up and is_written):
+        if not is_cancelled and not (cancels and is_written):
             swap.work.result()
 
-    def _settle_all(self, *, gives_up: bool = False) -> None:
+    def _settle_all(self, *, cancels: bool = False) -> None:
         """Wait for all work; partitions that could not be written stay."""
         failure: BaseException | None = None
         for slot in list(self._swaps):
             try:
-                self._settle(slot, gives_up=gives_up)
+                self._settle(slot, cancels=cancels)
             except Exception as error:
                 failure = error
         if failure is not None:

@@ -229,7 +229,7 @@ class EmbeddingTable(FollowingTable):
             self._check_budget()
         every = np.arange(self._manifest.num_partitions)
         self._rows.enter(every, len(every))
-        self._buffer.leave()
+        self._buffer.cancel()
         if not self._is_whole:  # else a loader entered the state, and its turn ends
             self._loaded_in = self._state
 

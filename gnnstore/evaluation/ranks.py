@@ -32,7 +32,7 @@ from gnnstore.graph.store import GraphStore
 from gnnstore.seeds.nodes import check_range
 from gnnstore.threads import ordered_map
 
-# The side whose end is replaced, by the option; the rows of a result in this order.
+# The end that is replaced, by the option; the rows of a result in this order.
 _SIDES = {"src": ("src",), "dst": ("dst",), "both": ("src", "dst")}
 
 # Rows are read in blocks of about this many bytes, which makes the reads of any disk large.
@@ -43,7 +43,7 @@ _SCORES, _BYTES_PER_SCORE, _LEAST_CANDIDATES = 1 << 22, 20, 16
 _SHARE = 4
 # Ids, orders and counts of a query.
 _BYTES_PER_QUERY = 160
-# Queries whose own targets are scored in one call.
+# Queries with targets that are scored in one call.
 _OWN = 64
 
 _QUERIES = "queries ranked together"
@@ -111,7 +111,7 @@ def link_ranks(
         The attribute of edges in `filter`, and of queries that are an edge split, that holds the
         relation; another relation's edges are not answers.
     memory : int or str, optional
-        Budget, as "4GB"; by default what is available. Of the memory of `score_block`, only its
+        Budget, as "4GB"; by default what is available. From the memory of `score_block`, only its
         result and rows as wide as its first argument are counted.
 
     Returns

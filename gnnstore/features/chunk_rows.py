@@ -25,7 +25,7 @@ Places = tuple[npt.NDArray[np.int32], npt.NDArray[np.int32], npt.NDArray[np.int3
 
 @dataclass(frozen=True, eq=False)
 class AbsentRows(RowSource):
-    """A table whose rows cannot be read by id: they come with the batches."""
+    """A table that cannot be read by id: rows come with the batches."""
 
     attribute: AttributeSpec
     # Returns the error for a request by id; a function of a module, which can be pickled.

@@ -20,7 +20,7 @@ from gnnstore.formats.arrays.paged import PagedArray
 
 @dataclass(frozen=True, eq=False)
 class FileRows(RowSource):
-    """A stored table whose rows an engine reads, past the page cache. Thread-safe.
+    """A stored table that an engine reads, past the page cache. Thread-safe.
 
     The files stay open: a store that is removed or replaced meanwhile is read to the end.
     """

@@ -61,7 +61,7 @@ class Split(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class HeldRows:
-    """The nodes whose rows a device holds, by type; with all tables of the type.
+    """The nodes with rows on a device, by type; with all tables of the type.
 
     Types that are not here have no rows on the device, and none are matched.
     """
@@ -180,7 +180,7 @@ class ChosenRows:
     scores: npt.NDArray[Any] | None = None
     # The rows that superbatches are made without: they are on the device, or will be by then.
     left_out: HeldRows | None = None
-    device: torch.device | None = None  # whose memory "auto" goes by, once it is used
+    device: torch.device | None = None  # the device that "auto" measures, once it is used
 
     def __deepcopy__(self, _: Any) -> Self:
         return self  # what a device holds is by it

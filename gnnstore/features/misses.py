@@ -29,7 +29,7 @@ from gnnstore.threads import CancelledError, Flag, for_each, interruptible
 
 # A batch in the index of missed rows: begin, number of rows, and number of repeated ones.
 _BATCH_BYTES = 24
-# A batch whose missed rows are in files: where rows and positions begin, their numbers and
+# A batch with missed rows in files: where rows and positions begin, their numbers and
 # checksums, and the state of packing.
 SPILLED_BATCH_BYTES = 256
 # Every 1024th row is also kept in memory, to find the end of a range. A range has at least this

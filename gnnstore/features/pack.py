@@ -102,7 +102,7 @@ _SORTING_BUFFERS = 4
 
 @dataclass(frozen=True)
 class PackedBatch:
-    """A batch whose missed rows are to be packed, as it is known in advance."""
+    """The sizes of a batch that is to be packed, as they are known in advance."""
 
     num_rows: int  # rows of the largest batch
     most_missed: int  # missed rows of a batch at most

@@ -36,7 +36,7 @@ from gnnstore.machine import PRIVATE, Machine
 from gnnstore.remote.streams import StreamedReader
 from gnnstore.sampling.row_space import RowRange, RowSpace
 
-# Parts whose files are open at a time: threads are seldom in more than two.
+# Parts with open files at a time: threads are seldom in more than two.
 _MOST_OPEN = 8
 
 

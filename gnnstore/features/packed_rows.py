@@ -51,7 +51,7 @@ _ALIGNMENT_BYTES = 8
 # Arrays of a record after its seeds' arrays: slots, changes (positions and slots), and places of
 # missed rows (positions; targets and sources of repeated rows). With segments there follow
 # positions and ranks of rows that batches share; then checksums of chunks and of shared rows, one
-# array for each cached attribute, as the manifest says.
+# array for each cached attribute of the manifest.
 _STEP_ARRAYS = 6
 _SHARED_ARRAYS = 2
 
@@ -133,11 +133,11 @@ class RecordForm:
     counts: Mapping[str | EdgeType, int]  # nodes and edges of the graph, by type
     # An attribute in records: its path, the type that has it, and type and shape of a row.
     plain: tuple[tuple[str, str | EdgeType, np.dtype[Any], tuple[int, ...]], ...]
-    edge_ids: tuple[EdgeType, ...]  # the edge types whose ids are in records
+    edge_ids: tuple[EdgeType, ...]  # edge types with ids in records
 
     @classmethod
     def from_manifest(cls, manifest: PackedManifest) -> Self:
-        """Return what a manifest says of records."""
+        """Return the form of records by a manifest."""
         schema = manifest.schema
         owners = schema.owners()
         specs = {spec.path: spec for spec in (*schema.node_attributes(), *schema.edge_attributes())}

@@ -161,7 +161,7 @@ class TurnLock:
         with self._changed.lock:
             is_first = self._failure is None or number < self._failure[0]
             if is_first and not self._is_cancelled:
-                # Not the error itself, whose traceback would keep the buffers of the batch.
+                # Not the error itself: its traceback would keep the buffers of the batch.
                 self._failure = (number, described(error))
             self._release(number)
 
@@ -263,7 +263,7 @@ class SlotCache:
 
     @property
     def num_planned_slots(self) -> int:
-        """The number of slots whose rows change as planned: C - H."""
+        """The number of slots with rows that change as planned: C - H."""
         return self._num_planned
 
     @property

@@ -57,7 +57,7 @@ class SegmentLocation:
 class DividedChunks(PackedChunks):
     """The chunks of S batches in a file, and then the parts, and the checksums of their rows.
 
-    Those of blocks of parts are of rows that are not in their order yet.
+    Checksums of blocks of parts are of rows that are not in their order yet.
     """
 
     # crc32c of each shared row, segment by segment in its order.

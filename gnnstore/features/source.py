@@ -2,7 +2,7 @@
 
 A `RowSource` is one table. It may be in memory, mapped, read from files or packed for a batch, each
 of which has a module of its own. A `Tier` is a source in front of another one, such as a cache.
-Tiers stack on any source, and their callers need not know them. Calls are per batch or per table,
+Tiers stack on any source, and callers see no difference. Calls are per batch or per table,
 never per row.
 """
 

@@ -288,7 +288,7 @@ class StaticCache:
 
     @property
     def num_rows(self) -> int:
-        """Nodes whose rows are cached."""
+        """Nodes with cached rows."""
         return 0 if self._index is None else len(self._index.nodes)
 
     @property

@@ -61,7 +61,7 @@ def open_attribute(
 
 @dataclass(frozen=True, eq=False)
 class CachedTables:
-    """The node attributes whose rows are read from disk and cached together."""
+    """The node attributes that are read from disk and cached together."""
 
     specs: tuple[AttributeSpec, ...]
     space: RowSpace  # of the node types that have them

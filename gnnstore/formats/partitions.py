@@ -121,7 +121,7 @@ def node_rows(name: str) -> str:
 
 
 class PartitionsReader(SealedReader[PartitionsManifest]):
-    """Open, validated partitions. Of the data it reads `bucket_ptr` only.
+    """Open, validated partitions. The only array that opening reads is `bucket_ptr`.
 
     A partition's rows are consecutive rows of each array, and may begin within a page: R is a
     multiple of the rows of a page only where that leaves the last partition at least half full.

@@ -1,4 +1,4 @@
-"""The parts of PyG's data whose rows are decoded: they say why they have no scales."""
+"""PyG's data with decoded rows, and a message on why there are no scales."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class DecodedGraph(_Decoded, GlobalStorage):  # type: ignore[misc]
 
 
 def note_decoded(part: Any) -> None:
-    """Let a `Data`, or a part of a `HeteroData`, say why it has no scales."""
+    """Make a `Data`, or a part of a `HeteroData`, explain why it has no scales."""
     storage = part._store if isinstance(part, Data) else part
     kinds = {GlobalStorage: DecodedGraph, NodeStorage: DecodedNodes}
     if (kind := kinds.get(type(storage))) is not None:

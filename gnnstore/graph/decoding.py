@@ -26,7 +26,7 @@ _INFINITE = {"float16": 2.0**16 - 2.0**4, "bfloat16": 2.0**128 - 2.0**119}
 def choices_of(
     decode: Decode, schema: Schema, scales: Mapping[str, Scales], label: object
 ) -> Choices:
-    """Check the option, and return what it says.
+    """Check the option, and return its value by attribute.
 
     Raises
     ------

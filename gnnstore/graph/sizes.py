@@ -23,7 +23,7 @@ class TableSize:
     num_rows: int  # number of rows
     row_bytes: int  # bytes of a row without padding
     of_nodes: bool = True  # whether rows belong to nodes; else to edges
-    edge_type: EdgeType | None = None  # of the edges whose rows these are, by position
+    edge_type: EdgeType | None = None  # of the edges with these rows, by position
     num_ranks: int = 1  # processes that share the memory
     shown_row_bytes: int = 0  # bytes of a row in a batch, where rows may be decoded
 

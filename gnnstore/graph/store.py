@@ -510,7 +510,7 @@ class GraphStore(StoreTensors, NodeData, EdgeData, FeatureStore, PygGraphStore):
             return None
         csc = self.topology("memory").columns(edge_attr.edge_type)
         # PyG expects int64 for both. Copies where indices are narrower, and where other processes
-        # have the memory: torch does not know of what must not be written to.
+        # have the memory: torch has no tensors that cannot be written to.
         row, colptr = (np.require(each, np.int64, "W") for each in (csc.indices, csc.indptr))
         return torch.from_numpy(row), torch.from_numpy(colptr)
 

@@ -223,7 +223,7 @@ class TableRegistry:
 
     @property
     def tables_in_memory(self) -> frozenset[str]:
-        """Paths of the attributes whose rows are all in memory."""
+        """Paths of the attributes that are in memory as a whole."""
         with self._lock:
             return frozenset(path for path, mode in self._rows if mode == "memory")
 

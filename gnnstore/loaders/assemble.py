@@ -48,9 +48,9 @@ from gnnstore.seeds.base import SeedLabels
 from gnnstore.strategies.base import Sources
 
 _LOG = logging.getLogger(__name__)
-# Is told of the large arrays of a batch.
+# Called with the large arrays of a batch.
 _Hold = Callable[[npt.NDArray[Any]], None]
-# The split of a batch whose rows all come from the host's memory.
+# The split of a batch that takes all rows from the host's memory.
 _WHOLE: Mapping[NodeType, Split] = {}
 
 
@@ -60,7 +60,7 @@ class AttributeRows:
 
     path: str
     rows: RowSource
-    # Whether values, unless still int8, are the bits of bfloat16, which NumPy does not know.
+    # Whether values, unless still int8, are the bits of bfloat16, a type that NumPy lacks.
     is_bfloat16: bool
     cat_dim: int  # the row axis in the source data
     decoding: Decoding | None = None  # of rows of int8 that come as numbers
@@ -460,7 +460,7 @@ class Assembler:
     ) -> None:
         """Write attributes on a `Data` or the part of a type; and then as PyG what overwrites them.
 
-        The user's `n_id` and `e_id` stay. Of a `Data`, others are dropped where there is no value.
+        The user's `n_id` and `e_id` stay. Others of a `Data` without a value are dropped.
         """
         if name is not None:
             if name in self._explicit_num_nodes:

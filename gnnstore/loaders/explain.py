@@ -157,8 +157,8 @@ def draw_memory(found: Explanation, file: Path) -> None:
     save_picture(figure, file, found.title)
 
 
-_FEW = 2000  # stages whose bars are told apart by white edges
-# What the legend says of a stage; others have their own names.
+_FEW = 2000  # most stages for which bars have white edges
+# Names of stages in the legend; others have their own.
 _NAMES = {
     "training": "training: your code has the batch",
     "wait": "waiting for a batch",

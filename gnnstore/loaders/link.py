@@ -544,7 +544,7 @@ def _reverse_type(
     )
 
 
-# The most seed edges whose times are compared before the first batch.
+# Most seed edges with times that are compared before the first batch.
 _COMPARED = 4096
 
 

@@ -146,7 +146,7 @@ class AdjT(Tensor):
         self._made = {}
 
     @property
-    def layout(self) -> torch.layout:  # type: ignore[override]  # a wrapper does not know its own
+    def layout(self) -> torch.layout:  # type: ignore[override]  # a wrapper has none of its own
         """`torch.sparse_csr`."""
         return torch.sparse_csr
 

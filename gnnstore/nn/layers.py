@@ -37,7 +37,7 @@ def trim(  # noqa: PLR0917 - PyG's parameters, in PyG's order
     layer : int
         Number of the layer, from 0; layers are trimmed in turn.
     num_sampled_nodes, num_sampled_edges : list of int, or dict of these by type
-        Those of the batch.
+        The fields of the batch.
     x : tensor [n, ...], or dict of these by node type
         Input of the layer.
     adj_t : AdjT, or dict of these by edge type

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from gnnstore.caching.policies import Planner
     from gnnstore.graph.store import GraphStore
 
-# Enough to tell the sizes of records.
+# Enough batches to estimate the sizes of records.
 _BATCHES = 32
 
 # The first by default, as in strategy "packed".

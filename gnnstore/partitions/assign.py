@@ -118,7 +118,7 @@ class PartsBuilder:
         owner = np.repeat(np.arange(num_seeds), np.diff(found.bounds))
         cells = owner * (count + 1) + np.minimum(parts, count)
         shared = np.bincount(cells, minlength=num_seeds * (count + 1)).reshape(num_seeds, -1)
-        # The seeds in whose neighbourhoods an earlier one is.
+        # The seeds that have an earlier one in their neighbourhoods.
         inner = np.flatnonzero(parts > count)
         earlier, later = parts[inner] - count - 1, owner[inner]
         inner = np.lexsort((later, earlier))

@@ -225,7 +225,7 @@ class ResidentState:
         """Whether the state is no longer needed."""
         return self._is_over and not self._num_batches
 
-    def end(self) -> None:
+    def close(self) -> None:
         """Note that no more batches will begin."""
         with self._changed.lock:
             self._is_over = True
@@ -240,7 +240,7 @@ class ResidentState:
     def _reading(self) -> Iterator[None]:
         with self._changed.lock:
             if self._is_taken:
-                raise _lost()
+                raise _superseded()
             self._num_reading += 1
         try:
             yield
@@ -288,7 +288,7 @@ class StateBuffer:
     ) -> Iterator[StatesAhead]:
         """Bring states into memory one after the other; takes the memory from an older run."""
         if self._run is not None:
-            self._run.lose()
+            self._run.cancel()
         self._run = ahead = StatesAhead(self, states, following, prepare, in_thread=in_thread)
         try:
             yield ahead
@@ -415,7 +415,7 @@ class StatesAhead:
     ) -> None:
         self._buffer, self._states, self._changed = buffer, states, buffer.changed
         self._following, self._prepare = following, prepare
-        self._is_stopped = self._is_lost = False
+        self._is_stopped = self._is_cancelled = False
         self._num_loaded = self._num_taken = 0
         self._has_failed = False
         self._in_use: list[ResidentState] = []
@@ -432,8 +432,8 @@ class StatesAhead:
 
     def next(self) -> ResidentState:
         """Return the next state, once it is in memory. For the consumer's thread."""
-        if self._is_lost:
-            raise _lost()
+        if self._is_cancelled:
+            raise _superseded()
         start = time.perf_counter()
         state: ResidentState = next(self._source)
         self._buffer.totals.seconds_waiting += time.perf_counter() - start
@@ -445,9 +445,9 @@ class StatesAhead:
         """Whether the next state is still being read."""
         return self._num_taken == self._num_loaded and not self._has_failed
 
-    def lose(self) -> None:
+    def cancel(self) -> None:
         """End the run for a newer one, even if its batches need rows."""
-        self._is_lost = True
+        self._is_cancelled = True
         self.close()
         for state in self._in_use:
             state.take_away()
@@ -494,7 +494,7 @@ class StatesAhead:
             self._in_use.pop(0)
 
 
-def _lost() -> UsageError:
+def _superseded() -> UsageError:
     return UsageError(
         "another iteration of this loader has begun, and has the partitions in memory now; finish "
         "one before the next, or make a second loader"

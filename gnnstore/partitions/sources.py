@@ -85,7 +85,7 @@ class PartitionSources(Sources):
         self.unit = unit = open_partitions(
             store.path, policy.name, store_uuid=store.reader.manifest.uuid
         )
-        unit.check_arrays(BUCKET_PTR_ARRAY)  # says how many edges each state trains
+        unit.check_arrays(BUCKET_PTR_ARRAY)  # counts the edges that each state trains
         for table in tables:
             table.attach(unit.uuid)
         self._tables = tuple(tables)
@@ -382,13 +382,13 @@ class _BatchesOfStates(Iterator[Batch]):
                 state.begin_batch()
                 self._left -= 1
                 if self._left == 0:
-                    state.end()
+                    state.close()
                 seeds = positions[order[place.begin : place.end]]
                 batch.place = InMemory(state, sampler, seeds)
                 yield batch
         finally:
             if state is not None:
-                state.end()
+                state.close()
 
 
 def only_epochs(what: str) -> UsageError:

@@ -47,7 +47,7 @@ class BatchCost:
     num_nodes: int = 0
     num_edges: int = 0
     sample_bytes: int = 0  # the sample, with the labels of its seeds
-    # These, and once they are there the attributes, and what batches are copied to a device from.
+    # Bytes of the sample; later also of its attributes and of the staging memory for a device.
     num_bytes: int = 0
     bytes_gathered: int = 0
     bytes_to_device: int = 0
@@ -56,7 +56,7 @@ class BatchCost:
     seconds_sampling: float = 0.0
     seconds_gathering: float = 0.0
     counts: ReadCounts = field(default_factory=ReadCounts)  # reads of attributes
-    seeds: Mapping[str, int] = field(default_factory=dict)  # counts of its seeds, as drawn
+    seeds: Mapping[str, int] = field(default_factory=dict)  # numbers of drawn seeds, by kind
 
 
 @dataclass(eq=False, slots=True)
@@ -81,17 +81,17 @@ class Batch:
 
     key: BatchKey
     index: Any = None  # positions of its seeds
-    position: Position | None = None  # where a state that is taken after it goes on
-    labels: SeedLabels | None = None  # what it shows of its seeds
+    position: Position | None = None  # where a state saved after this batch goes on
+    labels: SeedLabels | None = None  # labels of its seeds
     sample: Sample | None = None
     rows: Mapping[str, Rows] = field(default_factory=dict)  # by table; others are read by ids
     cost: BatchCost = field(default_factory=BatchCost)
-    place: Any = None  # where its source has it; None: it is sampled now
+    place: Any = None  # its location in the source; None: it is sampled now
     output: Any = None  # the sample alone, or joined with its attributes
     rows_memory: RowsMemory = empty  # of the arrays that rows are gathered to
-    # By node type, where rows come from; None: that is not decided, and empty: none is held.
+    # Sources of rows by node type. None: not decided yet; empty: a device holds no rows.
     split: Mapping[str, Split] | None = None
-    link: Link | None = None  # to the batches beside it; None: it takes no rows from them
+    link: Link | None = None  # to the batches before and after; None: it shares no rows with them
     staged: Any = None  # the block of memory that rows are copied to a device from
     placed: Any = None  # once it is on the device: what its consumer waits for
 
@@ -179,7 +179,7 @@ class EpochRun:
     recorder: Recorder
     # Returns the run that is expected next and its batches; None if that is not known.
     following: Callable[[], tuple[EpochRun, Iterator[Batch]] | None] = lambda: None
-    # Batches of all ranks whose order is decided together; 1: they come as they are numbered.
+    # Batches of all ranks that are put in order together; 1: they come as they are numbered.
     window: int = 1
 
     def batches(self, order: EpochOrder, start: Position) -> Iterator[Batch]:
@@ -374,8 +374,7 @@ class BatchPreparer:
     transform: Callable[[Any], Any] | None
     transform_sampler_output: Callable[[Any], Any] | None
     from_output: OutputAssembler | None  # with `transform_sampler_output`
-    # Copies an output to where a GPU can fetch it by itself; the second argument is called with the
-    # copy's memory.
+    # Copies an output to pinned memory; the second argument is called with the memory of the copy.
     pin: Callable[[Any, Callable[[Any], None]], Any] | None
     totals: Totals
     recorder: Recorder
@@ -608,7 +607,7 @@ def load_batches(
             start_ns = time.perf_counter_ns()
             del batch, cost
             yield output
-            # Let go of it before the next is waited for: its buffers are recycled.
+            # Release the batch before waiting for the next one: its buffers are recycled.
             del output
             if placing is not None:
                 placing.ask()

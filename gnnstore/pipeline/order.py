@@ -132,5 +132,5 @@ class Iteration:
             return
         self._cursor.newest, start = None, self.start
         if start.sampler is not None and start.batches and start.sampler.get("epoch_done"):
-            # The sampler was not asked for the nothing that was left, nor told where it is.
+            # The sampler was neither asked for more, since nothing was left, nor given a position.
             self._cursor.loaded = Position(start.epoch + 1, 0, start.sampler)

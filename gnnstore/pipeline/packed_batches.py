@@ -206,7 +206,7 @@ class PackedBatches(BatchSource):
 
 
 class _Turn(NamedTuple):
-    """The turn of a batch whose rows enter a cache."""
+    """The turn of a batch with rows that enter a cache."""
 
     slots: SlotCache
     turns: TurnLock

@@ -47,7 +47,7 @@ class LoaderStats:
         By what rows are cached: the score of a static cache, or the strategy that plans one; empty
         without a cache.
     cache_rows : int
-        Nodes whose rows are cached, or have room to be.
+        Nodes with cached rows, or with room for them.
     superbatch : int
         Batches that are planned at a time; 0 where nothing is planned.
     predicted_epoch_seconds : float or None

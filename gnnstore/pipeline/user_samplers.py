@@ -92,7 +92,7 @@ class ExternalSampler:
             batches = self._anew_if_empty(batches)
         size = self.sampler.batch_size if _is_plain(self.sampler) else None
         for index in batches:
-            # Looking for more positions ended the sampler: what it says now is of the end.
+            # Looking for more positions ended the sampler: its state is now at the end.
             short = size is not None and len(index) < size
             yield index, self.start(epoch_done=short)
 
@@ -165,4 +165,4 @@ def _crc_of(index: Any, crc: int) -> int:
     try:
         return crc_of_positions(index, crc)
     except (TypeError, ValueError):
-        return crc  # not positions: where the batch is prepared an error will say so
+        return crc  # not positions: preparing the batch raises an error

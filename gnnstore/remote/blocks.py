@@ -1,6 +1,6 @@
 """What a sealed directory elsewhere has, and its bytes, each block compared with its checksum.
 
-The manifest comes from elsewhere: nothing is allocated or written because it says so before
+The manifest comes from elsewhere: nothing is allocated or written on its word alone before
 that has been looked at. All that is copied, in either direction, is read by `Listing.read`.
 """
 

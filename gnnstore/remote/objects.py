@@ -51,7 +51,7 @@ CONNECT_SECONDS, ANSWER_SECONDS, REQUEST_SECONDS = 5, 60, 900
 MAX_RETRIES, RETRY_SECONDS = 5, 120
 
 _SCHEME = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*):/")
-# How obstore's stores say that a file ends before a range, or that a server gave fewer bytes.
+# Errors of obstore's stores where a file ends before a range, or a server gave fewer bytes.
 _TOO_SHORT = re.compile(
     r"Generic \w+ error: (Requested range was invalid|Invalid range: Wanted range starting at \d+"
     r"|Requested \d+\.\.\d+, got \d+|.* status code: 416 )"
@@ -378,8 +378,8 @@ def checked_url(url: str) -> tuple[str, str, str]:
     if not rest.startswith("/"):
         raise UsageError(f"{shown}: one slash after {scheme}:; {_WRITE}")
     host, _, path = rest[1:].partition("/")
-    wants = r"[A-Za-z0-9.-]+(:\d+)?|\[[0-9a-fA-F:]+\](:\d+)?" if scheme == "https" else _BUCKET
-    is_name = re.fullmatch(wants, host) is not None
+    pattern = r"[A-Za-z0-9.-]+(:\d+)?|\[[0-9a-fA-F:]+\](:\d+)?" if scheme == "https" else _BUCKET
+    is_name = re.fullmatch(pattern, host) is not None
     # A password may have a slash in it.
     if "@" in host or (host and not is_name and "@" in path):
         raise UsageError(
@@ -419,7 +419,7 @@ def _files_of_url(url: str) -> ObjectFiles:
             "connect_timeout": timedelta(seconds=CONNECT_SECONDS),
             "read_timeout": timedelta(seconds=ANSWER_SECONDS),
             "timeout": timedelta(seconds=REQUEST_SECONDS),
-            # Else what the environment says is not used.
+            # Else settings of the environment are not used.
             "allow_http": any(plain) or (scheme == "az" and is_emulated),
         },
         "retry_config": {

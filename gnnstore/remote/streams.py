@@ -1,7 +1,7 @@
 """Packed epochs in a bucket, whose records and rows are read there, batch by batch.
 
-Only what says where these lie, and the rows that are cached for all batches, is copied to a disk of
-this machine, to `CACHE_DIR/UUID.index`; it cannot be mistaken for a copy of all.
+Only the index, and the rows that are cached for all batches, are copied to a disk of this machine,
+to `CACHE_DIR/UUID.index`, which cannot be mistaken for a copy of all.
 """
 
 from __future__ import annotations

@@ -454,7 +454,7 @@ class NeighborSampler:
         config = self.config
         nodes = dict(zip(self.types.num_nodes, arrays[0], strict=True))
         edges = dict(zip(self.types.edges, arrays[1], strict=True))
-        if not edges:  # by whose fan-outs the kernels count hops
+        if not edges:  # the kernels count hops by the fan-outs of edges
             none = [0] * config.num_hops
             nodes = {name: (n_id, tree, [*num, *none]) for name, (n_id, tree, num) in nodes.items()}
         if config.subgraph_type == "bidirectional" and len(nodes) == len(edges) == 1:

@@ -147,7 +147,7 @@ def times_of_seeds(
 class StoredColumns:
     """Arrays of a store, each opened when a sampler first needs it. Thread-safe.
 
-    Those of nodes are in memory, like `indptr`.
+    Arrays of nodes are in memory, like `indptr`.
     """
 
     def __init__(

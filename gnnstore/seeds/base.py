@@ -1,6 +1,6 @@
 """Seeds as the pipeline sees them: positions in, seeds and their labels out.
 
-A loader of another kind is another `SeedSource`. Strategies, packed epochs and resuming know
+A loader of another kind is another `SeedSource`. Strategies, packed epochs and resuming use
 nothing else of it: they pass on start nodes to sample from, and labels to be written on the batch.
 """
 

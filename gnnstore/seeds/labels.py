@@ -157,7 +157,7 @@ def bytes_of(values: torch.Tensor) -> npt.NDArray[np.uint8]:
     return values.contiguous().view(-1).view(torch.uint8).numpy()
 
 
-# The kinds of seeds whose labels packed epochs may hold. A new one is registered here.
+# The kinds of seeds that packed epochs may hold. A new one is registered here.
 SEED_KINDS: Registry[type[SeedLabels]] = Registry(
     (NodeLabels, TimedNodeLabels, TypedNodeLabels, LinkLabels, TypedLinkLabels)
 )

@@ -380,7 +380,7 @@ class NodeLabels(SeedLabels):
 
     @classmethod
     def fingerprint(cls) -> dict[str, Any]:
-        """Return nothing: seeds are nodes where a fingerprint does not say otherwise."""
+        """Return nothing: a fingerprint without another kind is of nodes."""
         return {}
 
     def label(self, batch: Any) -> None:

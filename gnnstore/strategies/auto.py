@@ -282,7 +282,7 @@ def _reserved(loader: LoaderSpec, **reasons: str) -> Placement:
     given, own = loader.options.strategy, loader.without_second_cache()
 
     def reserve(placement: Placement) -> Placement:
-        # Options know strategies only by their traits, since strategies take options.
+        # Options have only the traits of strategies, since strategies import options.
         return cast("Strategy", placement.strategy).reserve(own, placement)
 
     if own is loader:
@@ -292,7 +292,7 @@ def _reserved(loader: LoaderSpec, **reasons: str) -> Placement:
         placement = first_that_fits(loader, given, reserve, **reasons)
     except BudgetError as error:
         error.message += (
-            f". Of memory=, {taken} are the cache of a loader on the same store, with another "
+            f". A loader on the same store has {taken} of memory= for its cache, with another "
             "strategy, cache or attributes; give both the same, and they share it"
         )
         raise

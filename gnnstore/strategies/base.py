@@ -172,7 +172,7 @@ class RowCache(Protocol):
 
     @property
     def num_rows(self) -> int:
-        """Nodes whose rows are cached."""
+        """Nodes with cached rows."""
 
     def holds(self, path: str) -> bool:
         """Whether rows of this table are cached."""

@@ -311,7 +311,7 @@ class LoaderSpec:
         return Windows(self.options.reorder, CachedTables.from_schema(schema, paths).space)
 
     def cached_tables(self, placement: Placement) -> CachedTables:
-        """Return the node attributes whose rows are cached: those that are read from disk."""
+        """Return the node attributes with cached rows: all that are read from disk."""
         paths = placement.read_paths if self.cached is None else self.cached
         return CachedTables.from_schema(self.store.schema, paths)
 

@@ -299,12 +299,12 @@ class LookaheadSources(OpenStore):
 
     @property
     def cached_by(self) -> str:
-        """Name of the strategy, whose policy chooses the cached rows."""
+        """Name of the strategy: its policy chooses the cached rows."""
         return self.placement.strategy.name
 
     @property
     def num_cached(self) -> int:
-        """Nodes whose rows have room to be cached."""
+        """Nodes for which the cache has room."""
         return self.superbatches.job.size.num_slots
 
     def batches(self, seeds: SeedSource, config: SamplingConfig) -> LookaheadSource:

@@ -20,7 +20,7 @@ class StrategyTraits:
     name: str  # as users write it
     mode: Mode  # the place of rows; on disk, an engine reads them
     caches: bool = False  # whether some rows are cached that are chosen once, by a score
-    policy: str = ""  # cache policy whose plans are followed; empty without plans
+    policy: str = ""  # cache policy that makes the plans; empty without plans
     packs: bool = False  # whether rows that the planned cache misses are packed ahead
     score: Score | None = None  # the score of a predicted static cache
     # Name of the epochs that `gnnstore pack` makes for the strategy; empty if it cannot.

@@ -142,7 +142,7 @@ class Placement:
 
     @property
     def read_paths(self) -> frozenset[str]:
-        """Paths of the attributes whose rows are read from disk."""
+        """Paths of the attributes with rows on disk."""
         return frozenset(path for path, mode in self.modes.items() if mode == "disk")
 
     @property
@@ -359,7 +359,7 @@ def _check_topology(strategy: StrategyTraits, topology: str) -> None:
 
 
 def read_tables(attributes: Iterable[AttributeSpec]) -> list[AttributeSpec]:
-    """Return the attributes whose rows may be read from disk, perhaps none."""
+    """Return the attributes that may be read from disk, perhaps none."""
     paged = [spec for spec in attributes if spec.layout == "paged" and spec.num_bytes]
     return [spec for spec in paged if spec.shown_row_bytes > HELD_ROW_BYTES] or paged
 

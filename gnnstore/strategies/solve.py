@@ -45,36 +45,35 @@ if TYPE_CHECKING:
 # read half as often; but training may stop before it uses all packed rows, so they must cost less
 # than this share of fewer ones.
 _EPOCHS, _WORTH_LENGTHENING = (2, 4), 0.9
-# The share of the slots for pinned rows.
+# Share of the slots for pinned rows.
 _PINNED_SHARE = 1 / 2
 # The price of planning a row, in bytes, and the least of a read.
 _PLANNING_BYTES, _LEAST_READ_BYTES = 20, 4096
 # With pinned rows, the largest share of a batch's rows that may be left to plan: the index of
 # pinned rows takes a little more than a bit for each node of the graph.
 _MOST_PLANNED = 0.9
-# Packing rows and reading them by turns takes this many times as long as at once: on F an epoch of
+# Time of packing and reading rows by turns, in times of doing both at once: on F an epoch of
 # one superbatch takes 48 s, and 35 in two halves, although that is one more pass.
 _BY_TURNS = 1.5
 _NO_LIMIT = 2**62
 # The price of a byte where one thread samples and assembles all batches.
 _ONE_THREAD = 2
-# Without memory= the memory of the model is unknown.
+# One part in so many of free memory is used if memory= is not set: the model's needs are unknown.
 _UNPROMISED_SHARE = 2
 # Bytes of a plan for each node of a batch: its slot, and the change that brings it into one.
 _STEP_BYTES = 4 + 8
 _POSITION_BYTES = 4
-# If in-neighbours are on disk, batches that are sampled together read each hop in one pass; with
-# more memory there are fewer passes.
+# One part in so many of the memory is for sampling batches together, where in-neighbours are on
+# disk: each hop is read in one pass, and more memory makes fewer passes.
 _BULK_SHARE = 8
-# A batch takes about four times the bytes of its ids while it is sampled, and tables of its nodes.
+# Bytes of a batch that is sampled with others, in bytes of its ids, and at least.
 _BULK_FACTOR, _BULK_LEAST_BYTES = 8, 1 << 16
-# The share of a superbatch's batches that come without a plan while the others are made: reading
-# all of their rows takes about as long as sampling the others.
+# One batch in so many of a superbatch comes without a plan while the others are made: reading all
+# of its rows takes about as long as sampling the others.
 _UNPLANNED_SHARE = 64
-# The tables are read in order to make a superbatch; and sampling and planning a row takes as long
-# as reading this many bytes.
+# Bytes that are read in the time of sampling and planning a row.
 _ROW_WORK_BYTES = 128
-# A superbatch is sampled, planned and packed in turn.
+# Names of a phase and of a part of the memory.
 _SAMPLING, _TOGETHER = "sampling", "sampling batches together"
 
 
@@ -102,7 +101,7 @@ class SizingInputs:
     # Disk for packed rows, and for traces and plans that do not fit in memory.
     disk_bytes: int
     edges_bytes: int = 0  # memory for each planned batch, of rows of edges that are read ahead
-    windows: Windows | None = None  # that superbatches hold whole
+    windows: Windows | None = None  # a superbatch has only whole ones
 
     @property
     def strategy(self) -> StrategyTraits:
@@ -202,7 +201,7 @@ class Sizer:
 
     @cached_property
     def costs(self) -> SuperbatchMemory:
-        """The costs of superbatches whose batches miss all of their rows."""
+        """The costs of superbatches in which batches miss all of their rows."""
         facts, seen = self.facts, self.facts.seen
         batch_nodes = self._expected(seen.largest_nodes)
         id_bytes = id_dtype(facts.num_rows - 1).itemsize

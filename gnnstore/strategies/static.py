@@ -369,7 +369,7 @@ def cache_rows(
     num_threads: int,
     staging_bytes: int = 0,
 ) -> int:
-    """Return the number of nodes whose rows can be cached."""
+    """Return the number of nodes for which the cache has room."""
     memory, batch_bytes = placement.ledger, seen.expected_bytes
     most = cost.rows_in(memory.left())
     if bytes_to_read(cost.num_nodes, cost.node_bytes, most) >= LONG_READ_BYTES:

@@ -152,7 +152,7 @@ class SuperbatchMemory:
 
     @property
     def planned_nodes(self) -> int:
-        """Nodes of the largest batch whose rows are not pinned."""
+        """Nodes of the largest batch without pinned rows."""
         share = 1.0 if self.pins is None else self.pins.planned_share
         return math.ceil(self.batch_nodes * share)
 
@@ -183,12 +183,12 @@ class SuperbatchMemory:
 
     @property
     def in_memory(self) -> list[Reservation]:
-        """The memory of superbatches whose traces and plans are in memory."""
+        """The memory of superbatches with traces and plans in memory."""
         positions = [] if self.packed is None else [self.packed.reserve_positions()]
         return [*self._always, *self.plans, *self.packing, *positions]
 
     def spilled(self, table_bytes: int) -> list[Reservation]:
-        """Return the memory of superbatches whose traces and plans are on disk."""
+        """Return the memory of superbatches with traces and plans on disk."""
         planning = self.policy.reserve_spilled(
             num_nodes=self.num_rows, largest_batch=self.planned_nodes, table_bytes=table_bytes
         )

@@ -386,7 +386,7 @@ class Workload:
     def _reads(
         self, misses: float, missed: Callable[[_Sample], npt.NDArray[np.bool_]]
     ) -> ReadTotals:
-        """Return the reads of an epoch whose batches miss `misses` rows each."""
+        """Return the reads of an epoch in which batches miss `misses` rows each."""
         sample = self._sample
         which, totals, found = missed(sample), ReadTotals(), 0
         last = sample.trace.num_batches
@@ -411,7 +411,7 @@ class Workload:
 
 @dataclass(frozen=True, eq=False)
 class _Sample:
-    """The kept rows of a sample, whose reads are counted."""
+    """The kept rows of a sample, to count their reads."""
 
     reads: TableReads
     trace: Trace

@@ -91,7 +91,7 @@ def states_of(loader: NeighborLoader, num_epochs: int = 1) -> list[ResidentState
             for _ in states:
                 state = ahead.next()
                 check_state(state, loader)
-                state.end()
+                state.close()
                 found.append(state)
     return found
 

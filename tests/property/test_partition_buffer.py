@@ -116,7 +116,7 @@ def test_the_next_state_is_read_to_the_slots_of_the_last() -> None:
             buffer.dirty[partition] = True
         buffer.expect(np.array(following))
         assert following[1] in {swap.after for swap in buffer._swaps.values()}
-    buffer.leave()
+    buffer.cancel()
     buffer.flush()
     assert disk.written == 4  # each that changed, once
 
@@ -129,5 +129,5 @@ def test_what_did_not_change_is_not_written() -> None:
         buffer.enter(np.array(state))
         buffer.dirty[0] = buffer.slots[0] >= 0
     buffer.flush()
-    buffer.leave()
+    buffer.cancel()
     assert disk.written == 2

@@ -113,12 +113,12 @@ def test_an_error_keeps_nothing_once_it_is_handled(
     """Else what failed, its threads and their memory stay until the garbage collector runs."""
     raised: list[weakref.ref[KeyError]] = []
 
-    class Failure(KeyError):
+    class FailureError(KeyError):
         def __init__(self) -> None:
             raised.append(weakref.ref(self))
 
     def fail(*_: object) -> Any:
-        raise Failure
+        raise FailureError
 
     def broken() -> Iterator[int]:
         yield from range(25)
@@ -136,7 +136,7 @@ def test_an_error_keeps_nothing_once_it_is_handled(
         try:
             for _ in loader:
                 pass
-        except Failure:
+        except FailureError:
             pass
         assert raised
         assert [error() for error in raised] == [None] * len(raised)

@@ -37,7 +37,7 @@ _TEXT_SUFFIXES = (".csv", ".tsv", ".txt")
 _PATTERN_MARKS = re.compile(r"[*?\[]")
 # A file with several arrays or columns, and one of these.
 _MEMBER = re.compile(r"(.*\.(?:npz|(?:csv|tsv|txt)(?:\.gz)?)):(.+)", re.IGNORECASE | re.DOTALL)
-_HEAD_ROWS = 2**12  # which tell most columns of values from ids
+_HEAD_ROWS = 2**12  # rows that distinguish most columns of values from ids
 
 Paths = PathLike | Sequence[PathLike]
 
@@ -68,8 +68,8 @@ class ArrayFiles:
             self.refuse_ids(ids or (lambda: np.arange(self.source.shape[0])))
             writer.set_node_attribute(name, self.source, dtype=self.dtype)
             return
-        place = writer.spill_directory / f"rows of {name}"
-        ordered = ScatteredRows(self.source, nodes, place, writer.options.memory_bytes)
+        directory = writer.spill_directory / f"rows of {name}"
+        ordered = ScatteredRows(self.source, nodes, directory, writer.options.memory_bytes)
         writer.set_node_attribute(name, ordered, dtype=self.dtype)
         ordered.close()
 
@@ -80,26 +80,26 @@ class ArrayFiles:
         first = self.files[0]
         names = read_head(first, b"").names() if self.skip_header else []
         head = TextTable(first, TableFormat("float64", delimiter=None, skip_header=bool(names)))
-        for place, values in enumerate(next(head.blocks(), np.empty((0, 0)))[:_HEAD_ROWS].T):
-            name = names[place] if names else ""
+        for number, values in enumerate(next(head.blocks(), np.empty((0, 0)))[:_HEAD_ROWS].T):
+            name = names[number] if names else ""
             exact = values[np.abs(values) < EXACT_IN_FLOAT64]
             if (values != np.rint(values)).any() or len(np.unique(exact)) < len(exact):
                 continue
-            found = self._integers(place)
+            found = self._integers(number)
             if found is not None and may_be_ids(name, found, lambda a: np.array_equal(a, ids())):
                 raise InputError(
-                    f"{first}: the column {repr(name) if name else place + 1} has different "
+                    f"{first}: the column {repr(name) if name else number + 1} has different "
                     "integers, as ids of nodes have, and would be stored as values; take the ids "
-                    f"from it with {self.ids_option}={first.name}:{name or place + 1}, or remove "
+                    f"from it with {self.ids_option}={first.name}:{name or number + 1}, or remove "
                     "it",
                     path=first,
                 )
 
-    def _integers(self, place: int) -> npt.NDArray[Any] | None:
+    def _integers(self, number: int) -> npt.NDArray[Any] | None:
         """Return a column of text as integers; None if it has others."""
         found = None
         for dtype in ("float64", "int64"):  # the latter if the former may round some
-            columns = [_IdColumn(path, place, self.skip_header) for path in self.files]
+            columns = [_IdColumn(path, number, self.skip_header) for path in self.files]
             try:
                 found = joined([column.open(dtype=dtype) for column in columns]).read()
             except InputError:
@@ -143,7 +143,7 @@ def open_arrays(
     if is_table and skip_header:
         _check_names(files, own)
     how: dict[str, Any] = {
-        "ids": [column.place for column in own],
+        "ids": [column.number for column in own],
         "skip_header": skip_header,
         "hint": f". If the line names the columns, skip it ({what}_skip_header=True)",
     }
@@ -183,7 +183,7 @@ class _IdColumn:
     """The column of a table of text that has the ids of its rows."""
 
     path: Path
-    place: int
+    number: int  # from 0
     has_header: bool
 
     @classmethod
@@ -200,14 +200,14 @@ class _IdColumn:
         fields = head.fields(0)
         has_header = skip_header or not all(map(is_number, fields))
         names = head.names() if has_header else []
-        place = id_column(names) if column is None else None
+        number = id_column(names) if column is None else None
         if column is not None and names.count(column) == 1:
-            place = names.index(column)
+            number = names.index(column)
         elif column is not None and column.isdecimal() and 0 < int(column[:9]) <= len(fields):
-            place = int(column) - 1
+            number = int(column) - 1
         elif column is None and len(fields) < 2:
-            place = 0
-        if place is None:
+            number = 0
+        if number is None:
             problem = "nothing says which column has the ids"
             if column is not None:
                 problem = f"{column!r} is not a column"
@@ -217,12 +217,12 @@ class _IdColumn:
                 + (", ".join(names) or f"{len(fields)} columns without names"),
                 path=path,
             )
-        return cls(path, place, has_header)
+        return cls(path, number, has_header)
 
     def open(self, num_rows: int | None = None, dtype: str = "int64") -> ArraySource:
         """Open the column."""
         how: dict[str, Any] = {"num_rows": num_rows, "skip_header": self.has_header}
-        return TextArray(self.path, dtype, what="node id", column=self.place, **how)
+        return TextArray(self.path, dtype, what="node id", column=self.number, **how)
 
 
 def _check_names(files: Sequence[Path], ids: Sequence[_IdColumn]) -> None:
@@ -231,7 +231,7 @@ def _check_names(files: Sequence[Path], ids: Sequence[_IdColumn]) -> None:
     for path, own in zip_longest(files, ids):
         names = read_head(path, b"").names()
         if own is not None:
-            del names[own.place]
+            del names[own.number]
         first = first if first is not None else names
         if names != first:
             raise InputError(
@@ -243,7 +243,7 @@ def _check_names(files: Sequence[Path], ids: Sequence[_IdColumn]) -> None:
 
 
 def is_text(path: Path) -> bool:
-    """Whether a file's name says that it is a table of text, gzipped or not."""
+    """Whether a file has the name of a table of text, gzipped or not."""
     plain = path.with_suffix("") if path.suffix == ".gz" else path
     return plain.suffix.lower() in _TEXT_SUFFIXES
 

@@ -154,7 +154,7 @@ def _read_metadata(directory: Path) -> _Metadata:
 
 
 def _metadata(path: Path, document: Any) -> _Metadata:
-    """Check the document; a ValueError says what is wrong with it."""
+    """Check the document; a ValueError describes what is wrong."""
     graph = document.get("graph") if isinstance(document, dict) else None
     if not isinstance(graph, dict):
         raise ValueError("has no graph; of what GraphBolt made of a data set, give the one above")

@@ -189,7 +189,7 @@ def _arrays_of(given: Mapping[str, Any]) -> dict[str, Any]:
     check_square("edge_index", matrix.shape)
     entries = matrix.tocoo()
     ends, weights = np.stack([entries.row, entries.col]), entries.data
-    if matrix.format == "bsr":  # whose blocks are filled with zeros
+    if matrix.format == "bsr":  # it fills its blocks with zeros
         ends, weights = ends[:, weights != 0], weights[weights != 0]
     return {"edge_index": ends, "edge_weight": weights, "num_nodes": matrix.shape[0]}
 

@@ -64,7 +64,7 @@ def from_pyg(
     """Convert a `Data` or `HeteroData` with any node, edge and graph attributes.
 
     Tensors, arrays and lists of numbers whose length along `Data.__cat_dim__` is N or E become node
-    and edge attributes, as `Data.is_node_attr` and `is_edge_attr` say. Other tensors, numbers,
+    and edge attributes, as by `Data.is_node_attr` and `is_edge_attr`. Other tensors, numbers,
     strings, and lists, tuples and dicts of them, are kept as values of the whole graph, or of the
     type that has them, and batches have them whole, but for lists as long as the nodes or edges.
     `x`, `y`, masks, `edge_attr` and `edge_weight` of another length are refused; a `y` of one row
@@ -76,7 +76,7 @@ def from_pyg(
     data : torch_geometric.data.Data, HeteroData, a pair (FeatureStore, GraphStore), or path-like
         On any device; or a file of `torch.save` with one, or the processed file of a data set
         of one graph. Such a file is unpickled with a list of allowed names, and read whole: four
-        times the file counts in `options.memory_bytes`. Of a pair, one type of nodes or edges after
+        times the file counts in `options.memory_bytes`. In a pair, one type of nodes or edges after
         the other is read into memory.
     output, options, progress
         See `gnnstore.converters`.
@@ -229,7 +229,7 @@ def _joined(features: FeatureStore, graph: GraphStore) -> tuple[Any, bool]:
 
 
 def _counts(edges: Iterable[EdgeAttr], *, has_types: bool) -> dict[Any, int]:
-    """Return the numbers of nodes that the sizes of edges say, by type (None: without types)."""
+    """Return the numbers of nodes by the sizes of edges, by type (None: without types)."""
     counts: dict[Any, int] = {}
     for own in edges:
         ends = own.edge_type[::2] if has_types else (None, None)

@@ -64,7 +64,7 @@ _MEMORY_SHARE, _MAX_BATCH_BYTES, _MAX_BATCH_ROWS = 16, 2**22, 2**18
 _ID_BYTES = 32  # of an id: itself, its row, and both while they are sorted
 _ROW_TIMES = 8  # copies of a row that is longer than a batch: decoded, as an array, read ahead
 _PARQUET_BYTES = {"BOOLEAN": 1, "INT32": 4, "FLOAT": 4, "INT64": 8, "DOUBLE": 8, "INT96": 8}
-_FIRST_ROWS = 1024  # whose bytes say how many rows a batch may have
+_FIRST_ROWS = 1024  # rows that are measured to choose the rows of a batch
 # Batches at a time: decoded, as arrays, read ahead, and what Arrow's pool keeps.
 _IN_FLIGHT = 6
 

@@ -209,7 +209,7 @@ def _as_mapping(columns: Columns | None) -> dict[str, str]:
 
 
 def _check_columns(table: Table, taken: Sequence[str]) -> None:
-    """Raise if a column is not there; tell which are left out."""
+    """Raise if a column is not there; note the columns that are left out."""
     table.check_columns(taken)
     left = [name for name in table.schema.names if name not in taken]
     if left:

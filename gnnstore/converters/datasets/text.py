@@ -154,7 +154,7 @@ def check_counts(table: TextTable, names: NameNumbering | None, *, is_skipped: b
     """Refuse a first line of two integers that fit the numbers of nodes and lines behind it.
 
     So does METIS's first line: behind it are lists of neighbours, which each edge is in twice. If
-    the line is skipped, as it was said, only a list of more than two is surely not an edge.
+    the line is skipped by an option, only a list of more than two is surely not an edge.
     """
     path, num_lines = table.path, table.num_rows - (not is_skipped)
     first = _integers(table.header.split() if is_skipped else table.first_ends())

@@ -103,11 +103,11 @@ def from_typed(
     """Convert a directory with files for each node type and each edge type.
 
     `nodes/TYPE` and `edges/SOURCE__RELATION__TARGET` are directories, or files with an ending; in
-    names, characters may be percent-encoded. Arrays and columns become attributes. Of nodes,
+    names, characters may be percent-encoded. Arrays and columns become attributes. For nodes,
     `num_nodes` is their number, `train`, `valid` (or `val`) and `test` are splits (ids, or masks),
     and `id` has their ids, integers or text, by which edges name them: without, nodes are numbered
-    by their rows. Of edges, `edge_index` [2, E] or [E, 2], or `source` and `target` [E], are their
-    ends; or `indptr` and `indices`, whose `layout` has to be said, or by source in tables called
+    by their rows. For edges, `edge_index` [2, E] or [E, 2], or `source` and `target` [E], are their
+    ends; or `indptr` and `indices`, whose `layout` has to be given, or by source in tables called
     so; or a matrix of `scipy.sparse.save_npz`, whose entry [i, j] is the edge from row i of the
     sources to row j of the targets, with its value as `edge_weight`. Tables of text have a line
     with the names of columns; without one, columns of nodes are features, and edges' columns begin
@@ -434,7 +434,7 @@ def _has_all(name: str, edges: Mapping[EdgeType, EdgeInput], ascending: npt.NDAr
 
 
 def _take_shapes(name: str, node: NodeInput, edges: Mapping[EdgeType, EdgeInput]) -> None:
-    """Let matrices say how many nodes a type has; refuse one that says another number."""
+    """Take a type's number of nodes from its matrices; refuse one with another number."""
     for edge_type, own in edges.items():
         for end, count in zip(edge_type[::2], own.shape or (), strict=False):
             if end != name:
@@ -471,8 +471,8 @@ def _check_named(name: str, ids: _Ids, edges: Mapping[EdgeType, EdgeInput]) -> N
 
 def _check_ends(edge_type: EdgeType, own: EdgeInput, wanted: tuple[bool, bool]) -> None:
     """Refuse edges that name nodes by integers whose names are text in other files."""
-    for end, name, has, wants in zip(_ENDS, edge_type[::2], own.has_names, wanted, strict=True):
-        if wants and not has:
+    for end, name, has, needs in zip(_ENDS, edge_type[::2], own.has_names, wanted, strict=True):
+        if needs and not has:
             raise InputError(
                 f"{own.label}: {end}: names nodes of type {name!r} by integers, and other files "
                 "by text; store them alike"

@@ -33,7 +33,7 @@ MAX_NODES = 2**48
 
 
 def warn_of_stray_ids(num_nodes: int, num_ends: int, where: str) -> None:
-    """Warn if the largest id says that there are far more nodes than edges have ends."""
+    """Warn if, by the largest id, there are far more nodes than edges have ends."""
     if num_nodes > max(_FEW_NODES, _NODES_PER_END * num_ends):
         _LOG.warning(
             "%s: %s nodes, at most %s with edges: are these ids of a database? 'gnnstore convert "

@@ -87,7 +87,7 @@ def column_blocks(indptr: npt.NDArray[np.int64]) -> Iterator[tuple[int, int, int
 
 
 def is_identity(edge_id: npt.NDArray[Any]) -> bool:
-    """Whether every edge lies where its id says, so that ids need not be stored."""
+    """Whether every edge lies at the position of its id, so that ids need not be stored."""
     return all(
         np.array_equal(
             edge_id[begin : begin + _BLOCK_EDGES],

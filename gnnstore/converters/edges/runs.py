@@ -63,19 +63,19 @@ class EdgeRun:
         attributes = [f"attr{number}" for number in range(self.num_attributes)]
         return [self.path(ending) for ending in ("edges", "index", *attributes)]
 
-    def records(self, place: int, count: int) -> npt.NDArray[Any]:
+    def records(self, position: int, count: int) -> npt.NDArray[Any]:
         """Read consecutive records."""
         records = np.empty(count, record_dtype(self.record_bytes))
-        self.read("edges", place * self.record_bytes, records.view(np.uint8))
+        self.read("edges", position * self.record_bytes, records.view(np.uint8))
         return records
 
     def read(self, ending: str, offset: int, out: npt.NDArray[np.uint8]) -> None:
         """Fill an array with bytes of a file."""
         read_exactly(self.path(ending), offset, out, "a sorted run of edges")
 
-    def ends(self, place: int) -> tuple[int, int]:
+    def ends(self, position: int) -> tuple[int, int]:
         """Read the target and the source of a record."""
-        record = self.records(place, 1)[0]
+        record = self.records(position, 1)[0]
         return int(record["target"]), int(record["source"])
 
 

@@ -31,7 +31,7 @@ class EdgeColumns:
     attributes: dict[str, TextColumn]  # by the names of edge attributes
     has_header: bool  # whether the first line is skipped
     ignores_others: bool  # whether other columns are skipped
-    may_be_marks: bool  # whether the ends are the first two columns of more, for want of names
+    may_be_marks: bool  # whether the ends are the first two of more columns, which have no names
 
 
 def named_ends(names: list[str]) -> tuple[int, int] | None:
@@ -152,7 +152,7 @@ class _Places:
 
 
 def _attribute(name: str, text: str, place_of: _Places) -> TextColumn:
-    """Return the column of an attribute: `text`, whose name may have a colon, or `text:type`."""
+    """Return the column of an attribute: `name`, which may have a colon, or `name:type`."""
     what = "edge_weight" if name == "edge_weight" else f"edge_columns={name}"
     place, mark, dtype = text.rpartition(":")
     if text in place_of.names or not mark:

@@ -134,7 +134,7 @@ class _Reader:
             last = bytearray(1)
             try:
                 os.preadv(self._file, [last], offset + num_bytes - 1, os.RWF_NOWAIT)
-            except OSError:  # it has not, or cannot tell
+            except OSError:  # the file system has none, or does not report them
                 self._is_cached = False
         return self._is_cached
 
@@ -175,7 +175,7 @@ class RawLayout:
 
     @staticmethod
     def parse(text: str) -> RawLayout:
-        """Return the layout that "TYPE,ROWS,WIDTH" says."""
+        """Return the layout that "TYPE,ROWS,WIDTH" describes."""
         dtype, *extents = text.split(",")
         try:
             shape = tuple(map(int, extents))
@@ -364,7 +364,7 @@ def _member_stream(label: str, path: Path, member: zipfile.ZipInfo) -> Iterator[
         ):
             yield stream
     except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError) as error:
-        reason = str(error) or "it ends early"  # where a member does, zipfile says nothing
+        reason = str(error) or "it ends early"  # zipfile has no message where a member does
         raise InputError(
             f"{label}: the archive is damaged ({reason}); download or copy it again", path=path
         ) from None

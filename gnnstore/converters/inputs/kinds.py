@@ -1,6 +1,6 @@
 """Kinds of files, by their first bytes, and of directories, by names in them, with advice.
 
-A file of another kind than the one that is read is refused in words that say what it is and what to
+A file of another kind than the one that is read is refused with a message on what it is and what to
 do with it; nothing is chosen by it.
 """
 
@@ -114,17 +114,17 @@ _OPEN_JSON = re.compile(rb'\{\s*(\n|"[^"\n]*"\s*:)|\[\s*(\n|\{\s*"|\[\s*["0-9-])
 
 
 def describe_text(head: bytes) -> str | None:
-    """Return what the first bytes of a file say that is not text of rows, with advice."""
+    """Describe a file by its first bytes, if it is not text of rows, with advice."""
     return _describe(head, (*_KINDS, *_SHORT_KINDS))
 
 
 def describe_raw(head: bytes) -> str | None:
-    """Return what the first bytes of a file say that is not raw numbers, which may be any."""
+    """Describe a file by its first bytes, if these cannot be raw numbers."""
     return _describe(head, _KINDS)
 
 
 def describe_binary(head: bytes, *, is_input: bool = False) -> str | None:
-    """Return what the first bytes of a file say that is not arrays or tables, with advice.
+    """Describe a file by its first bytes, if it is not arrays or tables, with advice.
 
     `is_input`: of the graph itself, which another converter may read if it is text.
     """

@@ -3,7 +3,7 @@
 OGB publishes splits as `torch.save` of a dict of NumPy arrays (or of a dict of such dicts). That is
 a pickle in a zip archive, with tensors in members of their own, or a few pickles in a row before
 torch 1.6. So is a `Data` of PyG. An allowed name means a function of this module: NumPy's and
-torch's own constructors believe what a pickle says, and `torch.load` would run an archive that
+torch's own constructors believe what is in a pickle, and `torch.load` would run an archive that
 claims to be TorchScript.
 """
 
@@ -73,7 +73,7 @@ _StorageReader = Callable[[str, str], npt.NDArray[Any]]
 
 
 class NotArraysError(Exception):
-    """A pickle holds something else than dicts of arrays; the message says what."""
+    """A pickle holds something else than dicts of arrays, which the message names."""
 
 
 def open_pickled(path: Path, what: str, memory: Ledger) -> Arrays:

@@ -177,7 +177,7 @@ def _fill(out: npt.NDArray[Any], items: Items, first: int) -> None:
 def as_array(values: Any, what: str) -> npt.NDArray[Any]:
     """Return an array, a tensor or a list of numbers as an array that a store can hold."""
     if isinstance(values, np.ndarray) and not values.dtype.hasobject:
-        return values  # whose type is checked where it is written
+        return values  # their type is checked where they are written
     if hasattr(values, "detach"):  # a tensor
         values = values.detach().cpu()
     try:

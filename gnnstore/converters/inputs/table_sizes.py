@@ -45,23 +45,23 @@ def read_sizes(path: Path, *, is_stream: bool) -> BatchSizes:
     return BatchSizes(dictionaries, largest)
 
 
-def _messages(file: BinaryIO, place: int) -> Iterator[tuple[int, int]]:
+def _messages(file: BinaryIO, offset: int) -> Iterator[tuple[int, int]]:
     """Yield the kind of each message, and the bytes of its buffers, read and decompressed."""
     end = os.fstat(file.fileno()).st_size
-    while place + 8 <= end:
-        file.seek(place)
+    while offset + 8 <= end:
+        file.seek(offset)
         mark, length = struct.unpack("<Ii", file.read(8))
-        if mark != _CONTINUATION or not 0 < length <= end - place:
+        if mark != _CONTINUATION or not 0 < length <= end - offset:
             return
         data = file.read(length)
         message = struct.unpack_from("<I", data)[0]
         kind = _scalar(data, message, 1, "<B")
         body_bytes = _scalar(data, message, 3, "<q")
-        place += 8 + length
+        offset += 8 + length
         buffers = _compressed(data, message, kind)
-        decoded = _decoded_bytes(file, place, buffers) if buffers else body_bytes
+        decoded = _decoded_bytes(file, offset, buffers) if buffers else body_bytes
         yield kind, body_bytes + decoded
-        place += max(0, body_bytes)
+        offset += max(0, body_bytes)
 
 
 def _compressed(data: bytes, message: int, kind: int) -> list[tuple[int, int]]:
@@ -90,7 +90,7 @@ def _decoded_bytes(file: BinaryIO, body: int, buffers: list[tuple[int, int]]) ->
 
 
 def _field(data: bytes, table: int, number: int) -> int:
-    """Return the place of a field of a table, or 0 if it is not there."""
+    """Return the offset of a field of a table, or 0 if it is not there."""
     layout = table - struct.unpack_from("<i", data, table)[0]
     entry = 4 + 2 * number
     if entry >= struct.unpack_from("<H", data, layout)[0]:
@@ -100,14 +100,14 @@ def _field(data: bytes, table: int, number: int) -> int:
 
 
 def _scalar(data: bytes, table: int, number: int, form: str) -> int:
-    place = _field(data, table, number)
-    return int(struct.unpack_from(form, data, place)[0]) if place else 0
+    offset = _field(data, table, number)
+    return int(struct.unpack_from(form, data, offset)[0]) if offset else 0
 
 
 def _table(data: bytes, table: int, number: int) -> int:
-    """Return the place of a table or a vector that a field refers to."""
-    place = _field(data, table, number)
-    return place + int(struct.unpack_from("<I", data, place)[0])
+    """Return the offset of a table or a vector that a field refers to."""
+    offset = _field(data, table, number)
+    return offset + int(struct.unpack_from("<I", data, offset)[0])
 
 
 # ---- Parquet
@@ -166,29 +166,29 @@ class _Page(NamedTuple):
     kind: int
     size: int  # bytes, decompressed
     stored: int  # bytes in the file
-    place: int  # of its first byte behind the header
+    offset: int  # of its first byte behind the header
 
 
-def _pages(file: BinaryIO, place: int, end: int) -> Iterator[_Page]:
-    while place < end:
-        file.seek(place)
+def _pages(file: BinaryIO, offset: int, end: int) -> Iterator[_Page]:
+    while offset < end:
+        file.seek(offset)
         header = file.read(_HEADER_BYTES)
         try:
             fields, length = _structure(header)
         except (IndexError, struct.error):  # it has statistics with long texts
-            file.seek(place)
+            file.seek(offset)
             fields, length = _structure(file.read(_MOST_HEADER_BYTES))
         kind, size, stored = (fields.get(number, -1) for number in (1, 2, 3))
         if min(kind, size, stored) < 0:
             return
-        yield _Page(kind, size, stored, place + length)
-        place += length + stored
+        yield _Page(kind, size, stored, offset + length)
+        offset += length + stored
 
 
 def _decoded(file: BinaryIO, page: _Page, compression: str) -> bytes:
     import pyarrow as pa  # noqa: PLC0415
 
-    file.seek(page.place)
+    file.seek(page.offset)
     data = file.read(page.stored)
     if compression == "UNCOMPRESSED":
         return data
@@ -202,61 +202,61 @@ def _decoded(file: BinaryIO, page: _Page, compression: str) -> bytes:
 
 def _largest_text(data: bytes) -> int:
     """Return the length of the longest text of a dictionary: each has its length before it."""
-    place = largest = 0
-    while len(data) - place - 4 > largest:
-        (length,) = struct.unpack_from("<I", data, place)
+    offset = largest = 0
+    while len(data) - offset - 4 > largest:
+        (length,) = struct.unpack_from("<I", data, offset)
         largest = max(largest, length)
-        place += 4 + length
+        offset += 4 + length
     return largest
 
 
 # ---- headers of pages
 
 
-def _structure(data: bytes, place: int = 0, depth: int = 0) -> tuple[dict[int, int], int]:
-    """Return the integers of a structure by their numbers, and the place behind it."""
+def _structure(data: bytes, offset: int = 0, depth: int = 0) -> tuple[dict[int, int], int]:
+    """Return the integers of a structure by their numbers, and the offset behind it."""
     found: dict[int, int] = {}
     number = 0
     if depth > _MOST_DEPTH:
         raise IndexError
-    while (head := data[place]) != _STOP:
-        place += 1
+    while (head := data[offset]) != _STOP:
+        offset += 1
         kind = head & 15
         if head >> 4:
             number += head >> 4
         else:
-            number, place = _integer(data, place)
+            number, offset = _integer(data, offset)
         if kind in _INTEGERS:
-            found[number], place = _integer(data, place)
+            found[number], offset = _integer(data, offset)
         else:
-            place = _behind(data, place, kind, depth)
-    return found, place + 1
+            offset = _behind(data, offset, kind, depth)
+    return found, offset + 1
 
 
-def _behind(data: bytes, place: int, kind: int, depth: int) -> int:
-    """Return the place behind a value."""
+def _behind(data: bytes, offset: int, kind: int, depth: int) -> int:
+    """Return the offset behind a value."""
     if kind in _WIDTHS:
-        return place + _WIDTHS[kind]
+        return offset + _WIDTHS[kind]
     if kind == _BINARY:
-        length, place = _unsigned(data, place)
-        return place + length
+        length, offset = _unsigned(data, offset)
+        return offset + length
     if kind == _STRUCT:
-        return _structure(data, place, depth + 1)[1]
+        return _structure(data, offset, depth + 1)[1]
     raise IndexError  # lists and maps are in no header of a page
 
 
-def _integer(data: bytes, place: int) -> tuple[int, int]:
-    value, place = _unsigned(data, place)
-    return value >> 1 ^ -(value & 1), place
+def _integer(data: bytes, offset: int) -> tuple[int, int]:
+    value, offset = _unsigned(data, offset)
+    return value >> 1 ^ -(value & 1), offset
 
 
-def _unsigned(data: bytes, place: int) -> tuple[int, int]:
+def _unsigned(data: bytes, offset: int) -> tuple[int, int]:
     value = shift = 0
     while True:
-        byte = data[place]
+        byte = data[offset]
         value |= (byte & 127) << shift
-        place, shift = place + 1, shift + 7
+        offset, shift = offset + 1, shift + 7
         if byte < 128:
-            return value, place
+            return value, offset
         if shift > 63:
             raise IndexError

@@ -105,22 +105,22 @@ class TextColumns:
         """The peak memory of reading."""
         return max(table.memory_bytes for table in self.tables)
 
-    def column(self, place: int, dtype: npt.DTypeLike | None = None) -> ArraySource:
+    def column(self, number: int, dtype: npt.DTypeLike | None = None) -> ArraySource:
         """Return a column [N], of the type found or another."""
-        return self._joined([place], dtype or self.tables[0].types[place], ())
+        return self._joined([number], dtype or self.tables[0].types[number], ())
 
     def array(self, places: Sequence[int], dtype: npt.DTypeLike) -> ArraySource:
         """Return columns as an array [N, k] of a type."""
         return self._joined(places, dtype, (len(places),))
 
-    def whole_type(self, place: int) -> str:
+    def whole_type(self, number: int) -> str:
         """Return the type of a column: int64 if all are whole, even if written as 1.0."""
-        kind = self.tables[0].types[place]
-        return "int64" if self.tables[0].found[place].is_whole else kind
+        kind = self.tables[0].types[number]
+        return "int64" if self.tables[0].found[number].is_whole else kind
 
-    def is_mask(self, place: int) -> bool:
+    def is_mask(self, number: int) -> bool:
         """Whether all numbers of a column are 0 or 1."""
-        return self.tables[0].found[place].is_mask
+        return self.tables[0].found[number].is_mask
 
     def _joined(
         self, places: Sequence[int], dtype: npt.DTypeLike, row_shape: tuple[int, ...]
@@ -177,7 +177,7 @@ class _Rows(ArraySource):
     def _blocks(self) -> Iterator[npt.NDArray[Any]]:
         done = 0
         for block in self._table.blocks():
-            values = (self._table.values(block, place) for place in self._places)
+            values = (self._table.values(block, number) for number in self._places)
             columns = [own.astype(self.dtype, copy=False) for own in values]
             yield columns[0] if len(self.shape) == 1 else np.stack(columns, axis=1)
             done += len(block)
@@ -248,14 +248,14 @@ def open_features(
     for path, left_out in zip_longest(paths, ids):
         part: ArraySource = TextArray(path, dtype, num_rows=num_rows, **how)
         if left_out is not None:
-            remove = partial(_without, place=left_out)
+            remove = partial(_without, number=left_out)
             part = MappedRows(part, remove, row_shape=(part.shape[1] - 1,))
         parts.append(part)
     return joined(parts)
 
 
-def _without(rows: npt.NDArray[Any], _: int, *, place: int) -> npt.NDArray[Any]:
-    return np.delete(rows, place, axis=1)
+def _without(rows: npt.NDArray[Any], _: int, *, number: int) -> npt.NDArray[Any]:
+    return np.delete(rows, number, axis=1)
 
 
 class TextEdges:

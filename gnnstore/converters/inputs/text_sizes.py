@@ -1,6 +1,6 @@
 """Guesses what a table of edges in text holds by samples of its lines, before it is read.
 
-A small file is its own sample. Of a larger one that is not gzipped, pieces from all over it are
+A small file is its own sample. In a larger one that is not gzipped, pieces from all over it are
 read. The number of nodes is extrapolated from how many ids are in one or two pieces.
 """
 

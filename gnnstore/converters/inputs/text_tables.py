@@ -143,15 +143,15 @@ class TextHead:
     lines: list[TextBlock]  # the first two that are not comments, nor blank if these are skipped
     delimiter: str  # as the first of them has it
 
-    def fields(self, place: int) -> list[bytes]:
+    def fields(self, number: int) -> list[bytes]:
         """Return the fields of the first line or the second; none if there is none."""
-        if place >= len(self.lines):
+        if number >= len(self.lines):
             return []
-        return _core.split_text(self.lines[place].data.rstrip(b"\n"), self.delimiter)
+        return _core.split_text(self.lines[number].data.rstrip(b"\n"), self.delimiter)
 
-    def names(self, place: int = 0) -> list[str]:
+    def names(self, number: int = 0) -> list[str]:
         """Return these fields as names of columns, without quotation marks."""
-        fields = self.fields(place)
+        fields = self.fields(number)
         plain = (unquoted(field) if is_quoted(field) else field for field in fields)
         return [name.decode("utf-8", "replace") for name in plain]
 
@@ -558,11 +558,11 @@ class TextTable:
             mixes=is_edges,
             skips_blank=self._skips_blank or form.skip_header,
         )
-        place = int(form.skip_header)
+        number = int(form.skip_header)
         if len(self._end_positions) == 3:  # triples of names
-            head = self._with_terms(place) or head
+            head = self._with_terms(number) or head
         head = replace(head, delimiter=form.delimiter or head.delimiter)
-        self._delimiter, row = head.delimiter, head.fields(place)
+        self._delimiter, row = head.delimiter, head.fields(number)
         width = len(row)
         self._has_braces = form.ignore_extra and row[-1:] != [] and row[-1].startswith(b"{")
         if form.num_columns is not None:
@@ -570,17 +570,17 @@ class TextTable:
         elif self._delimiter == "\t":
             width = max((i for i, field in enumerate(row, 1) if field), default=0)
         self._num_columns = width or self._num_columns
-        self._first_line = head.lines[place].first_line if place < len(head.lines) else 1
+        self._first_line = head.lines[number].first_line if number < len(head.lines) else 1
         if is_named and self._quotes is None and self._delimiter in "\t " and row:
-            names = [row[place] for place in self._end_positions if place < len(row)]
+            names = [row[position] for position in self._end_positions if position < len(row)]
             marked = [is_quoted(name) for name in names]
             self._quotes = "all" if all(marked) else "none"
         return head
 
-    def _with_terms(self, place: int) -> TextHead | None:
+    def _with_terms(self, number: int) -> TextHead | None:
         """Return the head of a file of N-Triples, in which lines may be blank or comments."""
         head = read_head(self.path, b"#")
-        line = head.lines[place] if place < len(head.lines) else TextBlock(1, b"")
+        line = head.lines[number] if number < len(head.lines) else TextBlock(1, b"")
         text = line.data.strip()
         if _TURTLE.match(text):
             self._fail(line, 0, "this is Turtle, which is not read: write it as N-Triples")
@@ -771,6 +771,6 @@ class TextTable:
             )
         return [unquoted(n) if has else n for n, has in zip(names, marked, strict=True)]
 
-    def _fail(self, block: TextBlock, place: int, problem: str) -> NoReturn:
-        line = block.first_line + block.data.count(b"\n", 0, place)
+    def _fail(self, block: TextBlock, offset: int, problem: str) -> NoReturn:
+        line = block.first_line + block.data.count(b"\n", 0, offset)
         raise InputError(f"{self.path}: line {line}: {problem}", path=self.path)

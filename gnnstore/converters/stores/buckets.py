@@ -1,7 +1,7 @@
 """Sorts the edges of a store into buckets, in memory or in two sequential passes over files.
 
 The key of an edge is its bucket, then the rows of its target and of its source. A sample of edges
-says where to cut the range of keys into groups that fit in memory. A node of very many edges is cut
+decides where to cut the range of keys into groups that fit in memory. A node of many edges is cut
 like any other, since its sources are part of the key.
 """
 
@@ -41,14 +41,14 @@ class Grid:
 
     num_partitions: int  # p
     rows: int  # R
-    place: npt.NDArray[Any]  # int32 or int64 [N]: new id of each node
+    new_ids: npt.NDArray[Any]  # int32 or int64 [N]: new id of each node
 
     def split(
         self, piece: EdgePiece, step: slice = slice(None)
     ) -> tuple[Int64Array, Int64Array, Int64Array]:
         """Return the bucket, the row of the target and the row of the source of each edge."""
-        targets, target = np.divmod(self.place[piece.targets[step]].astype(np.int64), self.rows)
-        sources, source = np.divmod(self.place[piece.sources[step]].astype(np.int64), self.rows)
+        targets, target = np.divmod(self.new_ids[piece.targets[step]].astype(np.int64), self.rows)
+        sources, source = np.divmod(self.new_ids[piece.sources[step]].astype(np.int64), self.rows)
         targets *= self.num_partitions
         targets += sources
         return targets, target, source

@@ -165,7 +165,7 @@ class Closure:
     ) -> list[Path]:
         """Write the parts of some seeds, [T] each, and return their stores.
 
-        `source` says where the parts come from, for provenance.
+        `source` describes where the parts come from, for provenance.
         """
         self.output.mkdir(parents=True, exist_ok=True)
         self._warn_of_splits()

@@ -234,7 +234,7 @@ class StoreInput(StoreArrays):
 def open_copy(
     graph: StoreInput, output: PathLike, parameters: dict[str, Any], **how: Any
 ) -> GraphWriter:
-    """Return the writer of a store that is made from another, as `how` says."""
+    """Return the writer of a store that is made from another, with the options in `how`."""
     if Path(output).resolve() == graph.reader.path.resolve():
         raise UsageError(f"{output} is the store that is read; choose another place for the result")
     return GraphWriter(

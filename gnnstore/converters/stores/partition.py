@@ -198,7 +198,7 @@ def partition(
     output : path-like, optional
         Where to write it, if not in the store.
     train_first : str, optional
-        A split whose nodes come first.
+        A split, to put its nodes first.
     order : {"random", "none"}
         How nodes are spread; "none" keeps them where they are in the store.
     overwrite, resume, seed, memory_bytes, progress

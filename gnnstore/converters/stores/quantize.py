@@ -165,7 +165,7 @@ def quantize_options(
 
 
 def _with_scales(schema: Schema, options: ConvertOptions) -> Schema:
-    """Return the schema with scales where there will be some; what these are is not said."""
+    """Return the schema with scales where there will be some, whatever their values."""
     changed = {
         path: replace(spec, scaled=Scaled(spec, "float32"))
         for path, spec in changed_attributes(schema, options).items()

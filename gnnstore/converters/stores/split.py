@@ -1,4 +1,4 @@
-"""A store whose edges are split for link prediction, made from a store with unsplit edges."""
+"""A store with edges that are split for link prediction, made from one with unsplit edges."""
 
 from __future__ import annotations
 

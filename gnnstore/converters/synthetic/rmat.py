@@ -243,5 +243,5 @@ def from_rmat(
         options=options,
         progress=progress,
         edge_ids=False,
-        finish=add_splits,
+        write_splits=add_splits,
     )

@@ -47,7 +47,7 @@ class HeteroGraphWriter(BaseWriter):
         The store to be.
     num_nodes : Mapping of str to int or None
         Number of nodes of each type, in the order that the store's node types get; None:
-        `set_num_nodes` says it before the edges.
+        `set_num_nodes` sets it before the edges.
     options : ConvertOptions, optional
         The common options. Those that are for graphs of one type are refused: `undirected`,
         `add_inverse_edge`, `self_loops`.
@@ -137,7 +137,7 @@ class HeteroGraphWriter(BaseWriter):
         """
         writer = self._begin(edge_type, where)
         writer.read(pairs, num_edges, attributes, where=where, places=places)
-        self._edges[edge_type] = writer.finish()
+        self._edges[edge_type] = writer.sort_and_write()
 
     def _begin(self, edge_type: EdgeType, where: str) -> EdgeWriter:
         """Return what writes the edges of a type, which were not given before."""
@@ -163,7 +163,7 @@ class HeteroGraphWriter(BaseWriter):
                 for sources, targets, rows in edges.chunks():
                     writer.builder.add(sources, targets, rows, f"the reverse of {forward.type}")
                     phase.advance(len(sources))
-        self._edges[reverse] = writer.finish(edges.sharing)
+        self._edges[reverse] = writer.sort_and_write(edges.sharing)
 
     # ---- nodes
 

@@ -217,12 +217,12 @@ def write_graph(
     options: ConvertOptions | None,
     progress: Progress | None,
     edge_ids: bool = True,
-    finish: Callable[[GraphWriter], None] | None = None,
+    write_splits: Callable[[GraphWriter], None] | None = None,
 ) -> Path:
     """Write nodes and edges as a store, types in their order.
 
-    If there is one type of each, with a store's name of it, `finish` is called behind the last
-    edge.
+    If there is one type of each, with the name of types in a store of one type, `write_splits` is
+    called behind the last edge.
     """
     options = options or ConvertOptions()
     for edge_type, own in edges.items():
@@ -289,8 +289,8 @@ def write_graph(
             some_targets=None if edge.array is None else some_targets(edge.array),
             places=edge.places,
         )
-        if finish is not None:
-            finish(one)
+        if write_splits is not None:
+            write_splits(one)
         one.finish_edges()
         close_names()
         _write_nodes(one, node)

@@ -101,7 +101,7 @@ def open_store(
     provenance: Mapping[str, Any],
     graph: Mapping[str, Any],
 ) -> StoreWriter:
-    """Begin a store, or resume an interrupted one if the options say so."""
+    """Begin a store, or resume an interrupted one if that is an option."""
     known = _fingerprint(provenance)
     if known is None and options.resume:
         raise UsageError(
@@ -197,9 +197,9 @@ class BaseWriter:
                     check_pointers(self._store, count)
             if workload is not None and len(num_nodes) == 1:
                 check_pointers(self._store, workload.num_nodes)
-            said = announce(self._store, options, self._rules, workload, self._provenance)
-            if said:
-                self.progress.note(said)
+            notice = announce(self._store, options, self._rules, workload, self._provenance)
+            if notice:
+                self.progress.note(notice)
         except BaseException:
             self._store.abort(keep=options.resume)  # hours of work may be in it
             raise

@@ -256,7 +256,7 @@ class EdgeWriter:
         )
         self.write(ordered)
 
-    def finish(
+    def sort_and_write(
         self, complete: Callable[[EdgeTypeSpec], EdgeTypeSpec] | None = None
     ) -> EdgeTypeSpec:
         """Sort and write the edges, unless they are written; return what lies in the store."""

@@ -1,7 +1,7 @@
 """Estimates the cost of a conversion before it starts, by the sizes of its inputs.
 
-Headers of binary files state sizes exactly. Of text only the first megabyte is read, and taken as
-typical of the rest. Of a file that is not understood the converter reports the errors.
+Headers of binary files state sizes exactly. In text only the first megabyte is read, and taken as
+typical of the rest. Errors of a file that cannot be estimated are left to the converter.
 """
 
 from __future__ import annotations
@@ -83,8 +83,8 @@ class Workload:
     is_exact: bool = True  # whether all sizes are from headers
     are_sorted: bool = False  # whether edges are written as they are read
     node_tables: tuple[NodeTable, ...] = ()  # node attributes of wide rows
-    # Number of nodes and of edges, and bytes of each attribute, by edge type. Of one type that has
-    # what is said above there need be none.
+    # Number of nodes and of edges, and bytes of each attribute, by edge type. Empty for one type,
+    # which the fields above describe.
     edge_types: tuple[EdgeTable, ...] = field(default=(), compare=False)
     more_bytes: int = field(default=0, compare=False)  # what lies compressed, and ids of nodes
     node_counts: Mapping[str, int] = field(default_factory=dict, compare=False)  # of several types

@@ -273,7 +273,7 @@ class GraphWriter(BaseWriter):
 
     def finish_edges(self) -> None:
         """Sort and write the edges; needs no call before `commit`."""
-        self._edges[EDGE_TYPE] = self._edge.finish()
+        self._edges[EDGE_TYPE] = self._edge.sort_and_write()
 
     def degrees(self) -> Iterator[npt.NDArray[np.int64]]:
         """Finish the edges, and yield the number of in-neighbours of the next nodes, int64 [k]."""

@@ -383,8 +383,8 @@ def converter(convert: Callable[P, Path]) -> Callable[P, Path]:
             other = describe_directory(Path(path), convert.__name__.removeprefix("from_"))
             if other is None or not is_about:
                 raise
-            said = f"{error.message}. {other}"
-            raise type(error)(said, path=error.path, offset=error.offset) from error
+            message = f"{error.message}. {other}"
+            raise type(error)(message, path=error.path, offset=error.offset) from error
 
     return limits_named("convert")(single_options(checked))
 

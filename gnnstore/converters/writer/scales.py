@@ -25,7 +25,7 @@ MAX_ERROR = 0.05  # of a column's standard deviation
 MAX_LOST = 0.5  # of a column's values that are not 0
 _SMALLEST = np.finfo(np.float32).tiny  # below it, a scale has too few bits to divide by
 _EXACT = 2.0**-22  # relative error of a constant column that is rounding alone
-_HUGE = 1e9  # errors above it are not told apart
+_HUGE = 1e9  # larger errors are reported as this one
 _CHUNK_VALUES = 2**16  # intermediate results stay in a core's cache
 
 Floats = npt.NDArray[np.float32]
@@ -66,7 +66,7 @@ def find_columns(source: ArraySource, dtype: str, phase: Phase) -> Columns:
     num_rows = 0
     for rows in read_ahead(source.pieces()):
         for _, own in _chunks(rows, dtype):
-            # In the type of the input, in which alone large integers are told apart.
+            # In the type of the input, since large integers differ in no other.
             least, most = own.min(axis=0), own.max(axis=0)
             low = np.minimum(low, least) if num_rows else least
             high = np.maximum(high, most) if num_rows else most

@@ -122,7 +122,7 @@ class Journal:
                 self.spill_directories.append(path)
 
     def _is_own(self, path: Path) -> bool:
-        # Files are deleted by what a journal says, so it must not name other files.
+        # Files that a journal names are deleted, so it must not name other files.
         places = (self.directory, *self.spill_directories)
         return ".." not in path.parts and any(map(path.is_relative_to, places))
 

@@ -248,7 +248,7 @@ class ChecksummedFile:
         """Wait for the write under way."""
         if self._writing is None:
             return
-        self._writing.finish()  # if interrupted, `abort` waits again
+        self._writing.join()  # if interrupted, `abort` waits again
         writing, self._writing = self._writing, None
         try:
             writing.result()
@@ -278,7 +278,7 @@ class ChecksummedFile:
     def abort(self) -> None:
         """Close without making anything durable: the file is to be deleted. Idempotent."""
         if self._writing is not None:
-            self._writing.finish()
+            self._writing.join()
             self._writing = None
         self._close_direct()
         self._file.close()

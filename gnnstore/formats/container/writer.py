@@ -233,7 +233,7 @@ class SealedWriter:
             self._paths.add(directory)
             self._files[entry.path] = (entry.size_bytes, crcs[first:last])
 
-    def row_dimension(self, array_path: str) -> str | None:  # noqa: ARG002 - a kind knows its own
+    def row_dimension(self, array_path: str) -> str | None:  # noqa: ARG002 - kinds have their own
         """Return the name of an array's first axis, where other arrays have the same rows."""
         return None
 

@@ -80,7 +80,7 @@ def refuse_carried(reader: Reader, memory_bytes: int, *, ids: bool = True) -> No
     reader.check_arrays(*(spec.path for spec in reader.manifest.schema.whole_arrays()))
     for problem in _carried(reader, ids=ids, num_bytes=max(1, min(ID_BYTES, memory_bytes // 8))):
         array = Path(problem.path).relative_to(reader.path).as_posix()
-        reader.check_arrays(array)  # whose error names the bytes
+        reader.check_arrays(array)  # its error names the bytes
         raise reader.corrupt(problem.message, array)
 
 

@@ -1,6 +1,6 @@
 """Sealed directories of a store, such as packed epochs: finding, making and removing one.
 
-Those of one kind lie in a directory of the store, each under a name of its own.
+Units of one kind lie in a directory of the store, each under a name of its own.
 """
 
 from __future__ import annotations

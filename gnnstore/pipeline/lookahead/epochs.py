@@ -47,7 +47,7 @@ class NextSuperbatch:
         self.plans = plans  # whether it is planned, and not only sampled
         self._begin = 0  # the first batch that has not been handed out
         producer.waits_for_others = True
-        # The thread does not know this: it shall not keep the loader alive.
+        # The thread has no reference to this, so that it does not keep the loader alive.
         work = partial(_make, producer, [batch for part in parts for batch in part], plans)
         self.making = Background(work, THREAD_NAME, daemon=True)
         self.cancel = Finalizer(self, _cancel, producer, self.making)
@@ -63,7 +63,7 @@ class NextSuperbatch:
         try:
             self.making.result()
         except Exception as error:
-            # A lasting cause shows again when an iteration that wants the superbatch makes it.
+            # A lasting cause shows again when an iteration that needs the superbatch makes it.
             _log.debug("the next superbatch cannot be made yet: %s", error)
             return False
         return True
@@ -96,14 +96,14 @@ def _make(producer: Producer, batches: list[Batch], plans: bool) -> Superbatch:
     superbatch = producer.sample(0, batches)
     if plans:
         return producer.plan_and_pack(superbatch)
-    producer.session = None  # whose slots may be another loader's by then
+    producer.session = None  # its slots may be another loader's by then
     return superbatch
 
 
 def _cancel(producer: Producer, making: Background[Superbatch]) -> None:
     producer.cancel()
     try:
-        making.finish()
+        making.join()
     finally:
         producer.close()
 
@@ -252,7 +252,7 @@ class LookaheadEpochs:
             first, chunk = numbered
             if ahead is not None and num_made == 0:
                 taken = ahead.take()
-                # The iteration's own batches know where a state goes on.
+                # The iteration's own batches have the position at which a state goes on.
                 for i in range(taken.begin, taken.end):
                     taken.superbatch.batches[i].position = chunk[i - taken.begin].position
             else:

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 MARGIN = 1 / 8
 # Where there is no room for that and half a batch more, how much to add follows from how much a
 # larger sample varies. One of three million normal draws is 5 deviations above the mean, and of 16
-# draws the deviation is known to 18 %. Sizes of batches have a longer tail than normal ones where
+# draws the deviation is exact to 18 %. Sizes of batches have a longer tail than normal ones where
 # few seeds are in them; but then they vary so much that it comes to more than there is room for.
 _LEAST_MARGIN, _DEVIATIONS = 1 / 64, 5.0
 MANY_BATCHES = 16
@@ -61,14 +61,14 @@ def with_margin(largest: int, margin: float = MARGIN) -> int:
 
 def margin_of(sizes: Sequence[int]) -> float:
     """Return by which part batches may exceed the largest of a sample, from how it varies."""
-    # The deviation of n draws is itself known to one in the root of 2 (n - 1).
+    # The relative error of the deviation of n draws is one in the root of 2 (n - 1).
     deviation: float = stdev(sizes) * (1 + (2 * (len(sizes) - 1)) ** -0.5)
     most = fmean(sizes) + _DEVIATIONS * deviation
     return max(_LEAST_MARGIN, most / max(1, *sizes) - 1)
 
 
 def _tell(sizes: Sequence[int]) -> bool:
-    """Whether the sizes of a sample tell how large other batches may be."""
+    """Whether a sample is large enough to bound the size of other batches."""
     varies_little = len(sizes) >= _FEW_BATCHES and margin_of(sizes) <= MARGIN
     return varies_little or len(sizes) >= MANY_BATCHES
 
@@ -79,9 +79,9 @@ _SEED = 0
 # Labels are drawn, joined with others and numbered before they are what a batch shows.
 _MAKING_LABELS = 4
 
-# Enough to tell the size of a batch, if they vary little; of a few seeds each, many are needed.
+# Enough to estimate the size of a batch where sizes vary little; small batches need many.
 _FEW_BATCHES = 4
-# When every node has been needed 4 times on average, more batches say little more. On small
+# When every node has been needed 4 times on average, more batches add little. On small
 # graphs and with full fan-outs this ends the sampling long before 255 batches.
 ENOUGH_VISITS = 4
 # A mapped topology may have to come from disk: 60,000 page faults for a batch of 1,024
@@ -119,8 +119,8 @@ class Presampled:
     @property
     def expected_bytes(self) -> int:
         """Bytes of the largest batch to expect."""
-        told = margin_of(self.num_bytes) if self.num_batches > 1 else MARGIN
-        return with_margin(self.largest_bytes, min(max(MARGIN, told), MOST_MARGIN))
+        margin = margin_of(self.num_bytes) if self.num_batches > 1 else MARGIN
+        return with_margin(self.largest_bytes, min(max(MARGIN, margin), MOST_MARGIN))
 
 
 @dataclass(frozen=True, eq=False)
@@ -218,7 +218,7 @@ class Presampler:
         num_batches: int | None = None,
         one_by_one: bool = False,
     ) -> Presampled:
-        """Sample some batches, by default as many as tell how large others may be."""
+        """Sample some batches, by default enough to bound the size of the others."""
         wants = ENOUGH_VISITS * self.space.num_rows if counts is not None else 0
         ends_early = num_batches is None and trace is None
         num_batches = num_batches or MANY_BATCHES
@@ -277,7 +277,7 @@ class Presampler:
                     waiting = [*map(max, waiting, self._waiting_bytes(subgraph))]
                 sizes.append((len(rows), self._bytes_of(subgraph) + _MAKING_LABELS * more_bytes))
                 most = [*map(max, most, (sizes[-1][1], len(rows), ids_bytes, more_bytes))]
-                # Else it stays at one at a time; the caller says how much two batches need.
+                # Else it stays at one at a time; the caller refuses by what two batches need.
                 if spare_bytes is None or 2 * ids_bytes <= spare_bytes:
                     lookahead.observe(ids_bytes)
                 if counts is not None:

@@ -165,7 +165,7 @@ class LookaheadJob:
     # Returns the nodes' out-degrees, new ones each time; None if there is no memory for them.
     degrees: Callable[[], npt.NDArray[np.uint32] | None] = lambda: None
     totals: LookaheadTotals = field(default_factory=LookaheadTotals)
-    # Tables of edges on disk whose rows are read in a pass, and disk for a superbatch's rows.
+    # Tables of edges on disk that are read in a pass, and bytes of disk for a superbatch's rows.
     edge_tables: Mapping[EdgeType, Sequence[PagedArray]] = field(default_factory=dict)
     edge_rows_bytes: int = 0
 
@@ -200,7 +200,7 @@ def warms_up(policy: CachePolicy, size: SuperbatchSize, num_rows: int, *, packs:
 
 @dataclass(eq=False)
 class Session:
-    """Slots, and the planner that knows what they will hold.
+    """Slots, and the planner that keeps track of their rows.
 
     Plans are followed in the order in which they are made, so the turn of the next batch is the
     number of batches planned so far.
@@ -249,7 +249,7 @@ class Session:
 
 
 def _released(sampled: Iterable[tuple[int, T]]) -> Iterator[T]:
-    """Yield what comes with the bytes of subgraphs, whose free pages go back to the system."""
+    """Yield what comes with the bytes of subgraphs, and return their free pages to the system."""
     unreleased = 0
     for num_bytes, found in sampled:
         unreleased += num_bytes
@@ -431,7 +431,7 @@ class Producer:
             return None
         path = self._files.directory / f"edges-{name}"
         found = SuperbatchEdges(job.edge_tables, path, num_batches, job.edge_rows_bytes)
-        return self._files.hold(found)
+        return self._files.register(found)
 
     def plan_and_pack(self, superbatch: Superbatch) -> Superbatch:
         """Plan batches that have been sampled, after all that have been planned, and pack them."""

@@ -48,23 +48,22 @@ class SuperbatchSize:
     num_batches: int
     num_slots: int  # C, the rows that are cached, pinned ones included
     in_memory: bool  # whether sampled subgraphs stay in memory until they are used; else on disk
-    # Memory for all of it: rows, traces, plans, subgraphs, and sampling them.
+    # All memory: rows, traces, plans, subgraphs, and sampling them.
     reservations: tuple[Reservation, ...] = ()
-    packing_bytes: int = 0  # part of it for packing a superbatch
-    # Part of it for the table of a planner whose traces and plans are on disk; 0 where they are in
-    # memory.
+    packing_bytes: int = 0  # the part for packing a superbatch
+    # The part for a planner's table, if traces and plans are on disk; 0 where they are in memory.
     table_bytes: int = 0
-    bulk_bytes: int = 0  # part of it for sampling batches together, where in-neighbours are on disk
+    bulk_bytes: int = 0  # the part for sampling batches together, where in-neighbours are on disk
     # Threads that sample ahead, at most: there is memory for so many.
     sampling_threads: int | None = None
     # Whether disk has room for two superbatches, so that one can be made beside another.
     overlaps: bool = True
-    # Batches that begin an iteration whose first superbatch is not made beforehand: they read
-    # all of their rows while it is made.
+    # Batches that begin an iteration, unless its first superbatch is made beforehand: they read all
+    # of their rows while it is made.
     num_unplanned: int = 0
     num_pinned: int = 0  # H, the rows that are cached under any plan
-    # int32 or int64 [H], or None: the nodes whose rows these are, ascending; None in a prediction,
-    # or if there are none.
+    # int32 or int64 [H]: the nodes of these rows, ascending; None in a prediction, or without such
+    # rows.
     pinned: npt.NDArray[Any] | None = field(default=None, repr=False, compare=False)
     pools: SlotPools | None = None  # of slots of several widths
 
@@ -86,7 +85,7 @@ class SuperbatchSize:
 
     @property
     def num_bytes(self) -> int:
-        """Memory for all of it."""
+        """All memory of the superbatches."""
         return Ledger(0, self.reservations).peak(self.sizes)
 
     @property
@@ -156,11 +155,11 @@ class Superbatch:
     """S batches that are sampled; and planned and packed, once they are."""
 
     first: int  # number of the first in its iteration
-    batches: dict[int, Batch]  # those not handed out, which then know the superbatch
+    batches: dict[int, Batch]  # by place; a batch that is handed out leaves
     samples: KeptSamples
     trace: Trace
     space: RowSpace
-    error: Exception | None  # why there are no more batches after these
+    error: Exception | None  # the failure of the batch after these
     pinned: PinnedRows | None = None  # the rows that were left out of the trace
     held: HeldRows | None = None  # and before them the rows that a device has
     # Places of the batches among those that were sampled; None: the same.
@@ -207,7 +206,7 @@ class Superbatch:
     def recall(
         self, i: int, before: Callable[[], Nodes | None] = lambda: None
     ) -> tuple[CompactSample, PlanStep | None, Mapping[str, Split] | None]:
-        """Return the sample of batch i, what the plan says of it and of which rows; forget all.
+        """Return and free batch i: its sample, its step of the plan, and where its rows come from.
 
         `before` returns the nodes of the rows that a device keeps of the batch before.
         """
@@ -361,7 +360,7 @@ class EpochSlice:
     superbatch: Superbatch
     begin: int
     end: int
-    error: Exception | None = None  # why the iteration has no more batches, although it should
+    error: Exception | None = None  # the failure of the batch after these, in this iteration
 
     @classmethod
     def from_superbatch(cls, superbatch: Superbatch, begin: int, wanted: int) -> EpochSlice:
@@ -398,8 +397,8 @@ class SuperbatchFiles:
             self._run = RunDirectory.create(self._spill_dir, purpose=self._purpose)
         return self._run.path
 
-    def hold(self, file: C) -> C:
-        """Close a file, too, if it is open at the end."""
+    def register(self, file: C) -> C:
+        """Note a file that `close` closes, if it is still open."""
         self._open.add(file)
         return file
 
@@ -411,7 +410,7 @@ class SuperbatchFiles:
             return KeptSamples(self.types, MemorySpool(), ids)
         path, most = self.directory / f"batch-{name}", self.types.max_arrays
         file = FileSpool(path, num_batches, most, what="the subgraph")
-        return KeptSamples(self.types, self.hold(file), ids)
+        return KeptSamples(self.types, self.register(file), ids)
 
     def trace(self, name: str, num_batches: int) -> TraceBuilder:
         """Return where the trace of some batches goes."""
@@ -420,15 +419,15 @@ class SuperbatchFiles:
         path = self.directory / f"trace-{name}"
         trace = TraceBuilder(num_batches, self.space.num_rows, path)
         if trace.file is not None:
-            self.hold(trace.file)
+            self.register(trace.file)
         return trace
 
     def plan(self, planner: Planner, trace: Trace, name: str) -> CachePlan:
         """Plan a superbatch, in files if its trace is in one."""
         if trace.file is None:
             return planner.plan(trace)
-        place = PlanLocation(self.directory / f"plan-{name}", self._table_bytes)
-        return self.hold(cast("BeladyPlanner", planner).plan(trace, place))
+        location = PlanLocation(self.directory / f"plan-{name}", self._table_bytes)
+        return self.register(cast("BeladyPlanner", planner).plan(trace, location))
 
     def close(self) -> None:
         """Remove the files, and free all that waits. Idempotent."""

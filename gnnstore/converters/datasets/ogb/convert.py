@@ -75,7 +75,7 @@ def from_ogb(
     `node-feat` (`node_feat`) becomes `x`, `node-label` becomes `y`, `edge-feat` (`edge_feat`)
     becomes `edge_attr`; other `node_NAME` and `edge_NAME` files (members) keep
     their names. Labels are int64 with OGB's shape [N, columns]; float32, if some are
-    fractions, or, in the binary layouts, NaN. Features in CSV become float32. Of MAG240M the
+    fractions, or, in the binary layouts, NaN. Features in CSV become float32. From MAG240M the
     papers and their citations are taken; its directory, or the one above, is found by its files.
     (`from_mag240m` takes all of it.) Data sets of several types, as ogbn-mag, by theirs;
     node types and edge types are in the order of their names.
@@ -130,10 +130,10 @@ def from_ogb(
         links, nodes[NODE_TYPE].memory_bytes = open_link_splits(place, options.memory_bytes)
     if place is not None and not links:
         add_splits(nodes, place, options.memory_bytes)
-    finish = None
+    write_splits = None
     if links:
         is_as_given = options.self_loops == "keep" and not (options.undirected or add_inverse_edge)
-        finish = partial(
+        write_splits = partial(
             set_link_splits, splits=links, edges=edges[EDGE_TYPE], is_as_given=is_as_given
         )
     elif not (is_typed or options.split_fractions):
@@ -151,7 +151,7 @@ def from_ogb(
         },
         options=options,
         progress=progress,
-        finish=finish,
+        write_splits=write_splits,
     )
 
 

@@ -1,6 +1,6 @@
 """OGB's splits of nodes, and the edges to predict with the negatives to rank them against.
 
-Splits of nodes are a CSV file each, `split_dict.pt`, or the same arrays as `.npz`. Those of edges
+Splits of nodes are a CSV file each, `split_dict.pt`, or the same arrays as `.npz`. Splits of edges
 are `train.pt`, `valid.pt` and `test.pt`, each a dict of arrays that `torch.save` wrote, in one of
 three forms: `edge` [L, 2] and shared negatives `edge_neg` [K, 2] (ogbl-collab, ppa, ddi),
 `source_node` and `target_node` with `target_node_neg` [L, 1000] (ogbl-citation2), or `head`,
