@@ -27,7 +27,7 @@ LOGGER = logging.getLogger("gnnstore.progress")
 # How progress is shown; "auto": as suits what stderr is.
 Style = Literal["auto", "bar", "lines", "none"]
 
-# A line every 10 s: an hour leaves 360 lines, not a gigabyte.
+# Seconds between lines: an hour leaves 360 lines, not a gigabyte.
 _LINE_SECONDS = 10.0
 
 

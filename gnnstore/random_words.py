@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-# The sum of eight random bytes has this mean and standard deviation.
+# Mean and standard deviation of the sum of eight random bytes.
 _BYTES_MEAN = 8 * 127.5
 _BYTES_STD = math.sqrt(8 * (2**16 - 1) / 12)
 

@@ -40,11 +40,12 @@ _log = logging.getLogger(__name__)
 Bytes = npt.NDArray[np.uint8]
 S = TypeVar("S")
 
-# Smaller arrays are copied for each process: a socket, two descriptors and a page each cost more.
+# Least bytes of an array that is shared: a socket, two descriptors and a page each cost more than a
+# copy for each process.
 LEAST_BYTES = 1 << 20
 # Part of every name: processes meet only where they agree on all that follows.
 _PROTOCOL = "gnnstore memory 2"
-# Reserved at a time; interrupts are handled in between.
+# Bytes that are reserved at a time; interrupts are handled in between.
 _PIECE_BYTES = 64 << 20
 # Numbers of Linux, since a Python that was built with old headers lacks some of the names.
 _POPULATE_WRITE = 23  # of madvise, since Linux 5.14
@@ -55,11 +56,11 @@ _SEALS = 1 | 2 | 4  # F_SEAL_SEAL, F_SEAL_SHRINK, F_SEAL_GROW
 # Errors of the system where memory is short; others are about sharing it.
 _NO_ROOM = {errno.ENOMEM, errno.ENOSPC, errno.EFAULT, errno.EAGAIN}
 _RETRY_SECONDS = 0.001
-# Who waits looks this often whether the process that fills is stopped. One that is found so twice
-# in a row is not about to go on: a job that is suspended as a whole goes on as a whole.
+# Seconds between looks whether the process that fills is stopped. One that is found so twice in a
+# row is not about to go on: a job that is suspended as a whole goes on as a whole.
 _LOOK_SECONDS = 5.0
-# Between `bind` and `listen` are microseconds. Who is refused this often meets a process of another
-# kind, which may never listen.
+# Refusals of a connection after which the other is taken for a process of another kind, which may
+# never listen: between `bind` and `listen` are microseconds.
 _MOST_REFUSALS = 5000
 _BACKLOG = 4096  # as many as the kernel allows by default
 

@@ -38,9 +38,9 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 R = TypeVar("R")
 
-_NAME_PREFIX = "gnnstore-"  # of all threads that gnnstore starts
+_NAME_PREFIX = "gnnstore-"  # prefix of the names of all threads that gnnstore starts
 THREAD_NAME = f"{_NAME_PREFIX}loader"
-# To read more than this in order takes a second or longer: batches should not wait for it.
+# Bytes that take a second or longer to read in order: batches should not wait for so much.
 LONG_READ_BYTES = 1 << 30
 SMALLER_BATCHES = "choose a smaller batch_size or fan-out"
 _POLL_SECONDS = 0.05  # the longest delay of a change without a notification

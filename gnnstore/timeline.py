@@ -27,7 +27,8 @@ from gnnstore.errors import (
     storage_errors,
 )
 
-# Some 460 bytes each in memory, 170 in the file, and 4 to 7 a batch: 30 MB for 10 000 batches.
+# Most events: some 460 bytes each in memory, 170 in the file, and 4 to 7 a batch, so 30 MB for 10
+# 000 batches.
 MAX_EVENTS = 2**16
 
 

@@ -24,7 +24,7 @@ _SUFFIXES = {
     "tb": 10**12,
     "tib": 2**40,
 }
-_MAX_BYTES = 2**62  # sums of a few still fit 64 bits
+_MAX_BYTES = 2**62  # largest size; sums of a few still fit 64 bits
 T = TypeVar("T", bound="Named")
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*")
 

@@ -19,14 +19,15 @@ _PROC = Path("/proc")
 _CGROUPS = Path("/sys/fs/cgroup")
 # cgroup v1 writes "no limit" as the largest multiple of a page below 2^63.
 _UNLIMITED = 2**60
-# memory="auto" leaves a quarter of free memory to the model, its optimiser and other programs.
+# One part in so many of free memory is left, under memory="auto", to the model, its optimiser and
+# other programs.
 _FREE_SHARE = 4
-# A text that means less has lost its unit.
+# The least bytes of a size without a unit; less has lost its unit.
 _LEAST_BYTES = 10**6
 # Memory of a cgroup that the kernel takes back before it kills, as memory.stat names it; a budget
 # counts only the first as free.
 _RECLAIMABLE = ("inactive_file", "active_file", "slab_reclaimable")
-STAGING_SHARE = 4  # of a budget, for reads in flight of all threads
+STAGING_SHARE = 4  # share of a budget for reads in flight of all threads
 
 
 @dataclass(frozen=True)

@@ -37,8 +37,8 @@ if TYPE_CHECKING:
     from gnnstore.caching.reuse import InitialCache, ReuseCurve
 
 
-# State of the planner for each slot: the row, and how often it was needed. The state after a plan
-# takes as much again.
+# Bytes of the planner's state for each slot: the row, and how often it was needed. The state after
+# a plan takes as much again.
 _STATE_BYTES = 8 + 4
 # The most memory that the kernel takes while it plans: of an access, its part of the tables of
 # threads; of one batch, 16 bytes a row for slots (twice) and for the rows that enter, 2 of which
@@ -47,23 +47,25 @@ _ACCESS_BYTES, _PLANNED_ROW_BYTES = 1, 14
 # To count next uses by batch: 2 bytes an access, or less, 8 bytes for each two batches, again for
 # each window of this many accesses.
 _COUNTED_ACCESS_BYTES, _COUNT_BYTES, _WINDOW = 2, 8, 50_000
-# For each slot: where its row is used next, and the place and slot of a row that waits; what links
-# those that wait for the same batch; and the rows that enter, as far as accesses do not hold them.
+# Bytes for each slot: where its row is used next, and the place and slot of a row that waits; links
+# between rows that wait for the same batch; and the rows that enter, as far as accesses do not hold
+# them.
 _SLOT_BYTES = 18
-# Tables of groups and of batches, lists that are partly filled, the end of a huge page: for up to
-# ten thousand batches; beyond, 100 bytes a batch come on top.
+# Bytes of tables of groups and of batches, partly filled lists, and the end of a huge page: for up
+# to ten thousand batches; beyond, 100 bytes a batch come on top.
 _TABLES_BYTES = 3 * 2**20
 
-# In files, for each slot where its row is used first; and a row that waits for its next batch: its
-# place and slot, and what links those that wait for the same one.
+# Bytes for plans in files: for each slot, where its row is used first; and for a row that waits for
+# its next batch, its place, slot and link to others of that batch.
 _FIRST_USE_BYTES, _WAITING_BYTES = 4, 10
-# For the largest batch: ids, next uses, slots, and which rows enter where.
+# Bytes for a row of the largest batch: its id, next use and slot, and which rows enter where.
 _BATCH_ROW_BYTES = 8 + 4 + 4 + 2 * 4
-# For each batch: counts, and room for rows that wait in partly filled lists.
+# Bytes for each batch: counts, and room for rows that wait in partly filled lists.
 _BATCH_BYTES = 200
-# Counts by frequency, and of one batch by frequency; partly filled lists; the end of a huge page.
+# Bytes of counts by frequency, of all batches and of one; of partly filled lists; and of the end of
+# a huge page.
 _FILE_TABLES_BYTES = 4 * 2**20
-_NODE_BYTES = 4  # of the table of next uses
+_NODE_BYTES = 4  # bytes of a node in the table of next uses
 
 
 class Belady(CachePolicy):

@@ -21,10 +21,10 @@ from gnnstore.caching.policies import PLANNING, CachePolicy, Planner, slot_layou
 from gnnstore.caching.reuse import InitialCache, ReuseCurve
 from gnnstore.sampling.row_space import RowRange
 
-# Rows share slots if the widest is at most this many times as wide.
+# Most times that the widest row may be as wide as others in the same slots.
 _SPREAD = 2
-# For each row of a trace, while plans are made: its number in its pool's trace, and its slot and
-# change in its pool's plan and in the joined one.
+# Bytes for each row of a trace while plans are made: its number in its pool's trace, and its slot
+# and change in its pool's plan and in the joined one.
 _JOINED_BYTES = 8 + 2 * (4 + 8)
 
 

@@ -25,7 +25,8 @@ from gnnstore.caching.plan import Trace
 # The content of a cache when a plan begins.
 InitialCache = Literal["last", "nothing"]
 
-# No curve of a graph falls faster than this far out; a sample of three batches might.
+# The steepest fall of a curve far out: none of a graph falls faster, but that of three batches
+# might.
 _MAX_EXPONENT = 4.0
 
 

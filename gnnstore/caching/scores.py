@@ -61,7 +61,7 @@ def _highest_bin(pieces: Pieces, room: int) -> tuple[int, int]:
 Score = Literal["degree", "frequency"]
 SCORES: tuple[Score, ...] = ("degree", "frequency")
 
-# One byte counts the batches that a node occurs in.
+# Most batches that are counted for each node, in one byte.
 MAX_COUNTED_BATCHES = 255
 SCORE_DTYPES: dict[Score, type[np.unsignedinteger[Any]]] = {
     "degree": np.uint32,
@@ -69,7 +69,7 @@ SCORE_DTYPES: dict[Score, type[np.unsignedinteger[Any]]] = {
 }
 _WORDS = {"degree": "of the highest out-degree", "frequency": "that sampling needs most often"}
 
-# Scores are searched in pieces, so that selecting takes only a few MB more.
+# Scores that are searched at a time, so that selecting takes only a few MB more.
 _CHUNK = 1 << 20
 
 

@@ -24,7 +24,7 @@ from gnnstore.random_words import mix
 # Rows that are compared together: 2 bytes in each of three tables, 24 MB in all. The result does
 # not depend on the number.
 RANGE_ROWS = 1 << 22
-# Batches have 16-bit numbers in these tables.
+# Most batches of a segment: they have 16-bit numbers in these tables.
 MAX_BATCHES = 2**16 - 2
 _NO_BATCH = 2**16 - 1
 

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from gnnstore import _core
 
 _WORD_BITS = 64
-# The most that a table takes for each of its ids (see `_core.places_of`), in ids.
+# Most memory of a table for each of its ids, in ids (see `_core.places_of`).
 _TABLE_IDS = 8
 
 

@@ -25,8 +25,8 @@ from gnnstore.errors import InputError, storage_errors
 from gnnstore.formats.base.files import open_regular, require_space
 from gnnstore.formats.container.reads import read_exactly
 
-# A range of nodes takes an eighth of the memory: one is in memory unsorted and sorted while the
-# next is read ahead. Much smaller ranges would make the pieces of a read tiny.
+# One part in so many of the memory for a range of nodes: one is in memory unsorted and sorted while
+# the next is read ahead. Much smaller ranges would make the pieces of a read tiny.
 _MEMORY_SHARE = 8
 _MIN_RANGE_BYTES, _MAX_RANGE_BYTES = 2**20, 2**28
 

@@ -52,16 +52,17 @@ BLOCK_BYTES: Final = (512, 4 << 10, 64 << 10)
 QUEUE_DEPTHS: Final = tuple(2**k for k in range(9))  # 1 to 256
 
 _MIB, _FREE_SHARE = 1 << 20, 10
-_SEQUENTIAL_DEPTH = 8  # of 1 MiB: 8 MiB in flight are a millisecond of the fastest drive
-_WRITE_SHARE, _SEQUENTIAL_SHARE = 0.25, 0.1  # of the time
+_SEQUENTIAL_DEPTH = 8  # reads of 1 MiB in flight: 8 MiB are a millisecond of the fastest drive
+_WRITE_SHARE, _SEQUENTIAL_SHARE = 0.25, 0.1  # shares of the time
 _NUM_ROUNDS = 3
-# The queue fills at the beginning of a slice and runs empty at its end. With 16 times the depth in
-# between, at most 1 read in 16 meets a shorter queue.
+# Reads of a slice, and before it, in times of the depth. The queue fills at the beginning of a
+# slice and runs empty at its end: with 16 times the depth in between, at most 1 read in 16 meets a
+# shorter queue.
 _READS_PER_DEPTH, _WARM_UP_PER_DEPTH = 16, 4
 _BUFFER_BYTES = 2 << 20
-# Ctrl-C waits for the kernel, so slices are short.
+# Longest slice: Ctrl-C waits for the kernel.
 _MAX_SLICE_SECONDS = 0.5
-# 8 MiB a write: the kernel cuts it into requests that a drive works on side by side.
+# Bytes of a write: the kernel cuts it into requests that a drive works on side by side.
 _WRITE_BYTES = 8 << 20
 
 # Seconds of a measurement at the first use: enough for every point on flash.

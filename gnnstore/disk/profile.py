@@ -25,7 +25,7 @@ from gnnstore.formats.base.files import read_small
 from gnnstore.formats.base.strict_json import parse_object
 
 _FORMAT_VERSION = 1
-# A profile takes 2 kB; a file that is far larger is something else.
+# Most bytes of a file with a profile, which takes 2 kB.
 _MAX_FILE_BYTES = 1 << 20
 _MIN_RATE = 1e-4
 
@@ -35,30 +35,33 @@ _SMALL_BYTES = 4 << 10
 _LARGE_BYTES = 64 << 10
 
 _MOUNTS = Path("/proc/self/mounts")
-# The kernel writes a space, tab, newline or backslash of a name as three octal digits.
+# A space, tab, newline or backslash of a name, which the kernel writes as three octal digits.
 _OCTAL = re.compile(r"\\([0-7]{3})")
 
-# Without measurements: values that suit flash. A virtual disk of 100,000 reads a second needed 128
-# in flight for them, gained nothing from 256, and read 12 kB in the time of one read more.
+# The gap across which two reads are one, without measurements, as suits flash. A virtual disk of
+# 100,000 reads a second needed 128 in flight for them, gained nothing from 256, and read 12 kB in
+# the time of one read more.
 _DEFAULT_GAP_BYTES = 4 << 10
 _DEFAULT_QUEUE_DEPTH = 128
 _DEFAULT_MAX_READ_BYTES = 64 << 10
-# Memory for reads in flight of each thread that prepares batches: no more with a profile.
+# Most bytes for reads in flight of each thread that prepares batches: no more with a profile.
 _MAX_STAGING_BYTES = _DEFAULT_QUEUE_DEPTH * _DEFAULT_MAX_READ_BYTES
 
 _GAP_UNIT_BYTES = 512
-# Two measurements of one busy disk gave gaps of 10,752 and 51,200 bytes. Only where reads are slow
-# for certain may a gap be longer than this.
+# Longest gap unless reads are slow for certain: two measurements of one busy disk gave gaps of
+# 10,752 and 51,200 bytes.
 _MAX_FAST_GAP_BYTES = 16 << 10
 _FAST_READS_PER_SECOND = 10_000
-# A spinning disk would have 100 MB/s x 8 ms = 800 kB; more is an error of measurement.
+# Largest gap: a spinning disk would have 100 MB/s x 8 ms = 800 kB, and more is an error of
+# measurement.
 _MAX_SLOW_BYTES = 1 << 20
-# Cutting a merged extent costs a read that merging had saved; with pieces of four gaps, at most a
-# quarter of the saved reads.
+# Gaps in a piece of a merged extent: cutting costs a read that merging had saved; with pieces of
+# four gaps, at most a quarter of the saved reads.
 _GAPS_PER_READ = 4
-# A measured rate that is flat from the start predicts little for a disk under another load.
+# Least reads in flight: a measured rate that is flat from the start predicts little for a disk
+# under another load.
 _MIN_QUEUE_DEPTH = 16
-_ROW_BLOCK_BYTES = (512, 4 << 10)  # the reads that rows of features need
+_ROW_BLOCK_BYTES = (512, 4 << 10)  # bytes of the reads that rows of features need
 
 _log = logging.getLogger(__name__)
 _warned: set[str] = set()  # disks, and files with what is wrong with them, in this process

@@ -30,9 +30,9 @@ from gnnstore.threads import uninterrupted
 
 FLOAT_BYTES = 4
 _MAX_THREADS = 8
-# A partition is read whole if at least one row in this many is needed.
+# A partition is read whole if at least one row in so many is needed.
 _READ_WHOLE = 16
-# A disk does more if the next request waits while the last is answered.
+# Threads that read: a disk does more if the next request waits while the last is answered.
 _NUM_THREADS = 2
 THREAD_NAME = "gnnstore-table"
 

@@ -25,7 +25,7 @@ Int64Array = npt.NDArray[np.int64]
 # The numbers of some queries, and an answer of each; a query may have several.
 Pairs = tuple[Int64Array, Int64Array]
 
-# Edges and pairs are handled in pieces of this many.
+# Edges and pairs of a piece.
 _PIECE = 1 << 16
 # Memory of a piece: the part of the mapping that is read, and the arrays made from it.
 PIECE_BYTES = 16 << 20

@@ -31,18 +31,19 @@ from gnnstore.features.source import RowSource, RowSpec
 from gnnstore.formats.packed import CHECKED_ROWS, MAX_PIECE_BYTES
 from gnnstore.sampling.row_space import RowRange
 
-# Chunks begin at multiples of this: what direct reads of any common disk are aligned to.
+# Alignment of chunks, which suits direct reads of any common disk.
 CHUNK_ALIGNMENT_BYTES = 4096
-# Small enough that a compared piece is still in the second-level cache when its rows are copied,
-# and that a message names the place of a damage; 4 bytes a block are nothing in comparison.
+# Bytes under a checksum: few enough that a compared piece is still in the second-level cache when
+# its rows are copied, and that a message names the place of a damage; 4 bytes a block are nothing
+# in comparison.
 BLOCK_BYTES = 128 << 10
 assert MAX_PIECE_BYTES % BLOCK_BYTES == 0  # noqa: S101 - reads are of MAX_PIECE_BYTES
 # Reads of a chunk: 16 of 512 KiB reach a disk's full bandwidth, in as much staging memory
 # (8 MiB) as an engine takes that reads single rows. A read is of whole blocks.
 _READ_BYTES = MAX_PIECE_BYTES
 _QUEUE_DEPTH = 16
-_READING_THREADS = 8  # of an engine that has threads
-# For each thread that reads chunks.
+_READING_THREADS = 8  # threads of an engine that has some
+# Bytes for each thread that reads chunks.
 CHUNK_STAGING_BYTES = _READ_BYTES * _QUEUE_DEPTH
 _HELP = (
     "The disk or another program has changed them: start the run again, which packs rows anew, and "

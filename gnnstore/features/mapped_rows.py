@@ -14,10 +14,10 @@ from gnnstore.features.memory_rows import copy_rows
 from gnnstore.features.source import Decoding, RowSource, RowSpec
 from gnnstore.formats.arrays.paged import PagedArray
 
-# A page fault blocks the thread that takes it, so a mapping is read faster by more threads
-# than there are cores. A batch of 136,000 rows, none of them cached, two batches at a time,
-# on a disk of 100,000 reads a second: 3.9 s with 1 thread, 0.54 s with 4, 0.27 s with 16,
-# 0.21 s with 32. Their cost when every page is cached: half a millisecond.
+# Most threads that take page faults, which block them: a mapping is read faster by more threads
+# than there are cores. A batch of 136,000 rows, none of them cached, two batches at a time, on a
+# disk of 100,000 reads a second: 3.9 s with 1 thread, 0.54 s with 4, 0.27 s with 16, 0.21 s with
+# 32. Their cost when every page is cached: half a millisecond.
 MAX_FAULT_THREADS = 32
 MIN_ROWS_PER_FAULT_THREAD = 512
 

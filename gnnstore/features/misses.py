@@ -27,15 +27,15 @@ from gnnstore.errors import BudgetError
 from gnnstore.sampling.row_space import RowRange
 from gnnstore.threads import CancelledError, Flag, for_each, interruptible
 
-# A batch in the index of missed rows: begin, number of rows, and number of repeated ones.
+# Bytes of a batch in the index of missed rows: begin, number of rows, and number of repeated ones.
 _BATCH_BYTES = 24
-# A batch with missed rows in files: where rows and positions begin, their numbers and
+# Bytes of a batch with missed rows in files: where rows and positions begin, their numbers and
 # checksums, and the state of packing.
 SPILLED_BATCH_BYTES = 256
-# Every 1024th row is also kept in memory, to find the end of a range. A range has at least this
-# many rows of each batch, 4 or 8 KiB: no more than its smallest buffers.
+# Rows between two that are kept in memory too, to find the end of a range. A range has at least
+# this many rows of each batch, 4 or 8 KiB: no more than its smallest buffers.
 STRIDE_ROWS = 1024
-# The pool rounds buffers up to whole ones, from half a one on.
+# Unit to which the pool rounds buffers up, from half of one on.
 POOLED_UNIT_BYTES = 2 << 20
 
 

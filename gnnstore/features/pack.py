@@ -70,9 +70,9 @@ class PackingBuffers:
         return windows + (num_batches + self.num_spare_buffers) * self.buffer_bytes
 
 
-# From the most memory to the least; the first that fits is taken. With 1,024 batches, reading and
-# writing 2.5 GB goes at 1.4 GB/s with writes of 256 or 64 KiB, at 1.1 with 32, 0.8 with 16, and
-# 0.5 with 8: below 64 KiB a disk counts writes, not bytes.
+# Choices of windows and writes, from the most memory to the least; the first that fits is taken.
+# With 1,024 batches, reading and writing 2.5 GB goes at 1.4 GB/s with writes of 256 or 64 KiB, at
+# 1.1 with 32, 0.8 with 16, and 0.5 with 8: below 64 KiB a disk counts writes, not bytes.
 _CHOICES = tuple(
     PackingBuffers(num_windows, extra_kib << 10, buffer_kib << 10, num_spare_buffers)
     for num_windows, extra_kib, num_spare_buffers, buffers in (
@@ -83,11 +83,11 @@ _CHOICES = tuple(
     for buffer_kib in buffers
 )
 _SMALLEST = _CHOICES[-1]
-# With four times the least, a range of ids from a file uses three quarters of its memory or more,
-# and a batch's part is read by some 16 KiB.
+# Strides of the ids of a batch in preferred memory: with four times the least, a range of ids from
+# a file uses three quarters of its memory or more, and a batch's part is read by some 16 KiB.
 _PREFERRED_STRIDES = 4
-# Packing that is planned with gets room for large windows and writes: for them, for a buffer of
-# each batch, and where sorted rows are in files, for this many strides of a batch's ids at a time.
+# Bytes that planned packing gets for large windows and writes: for them, for a buffer of each
+# batch, and where sorted rows are in files, for this many strides of a batch's ids at a time.
 _ROOMY_BYTES = 24 << 20
 _ROOMY_BUFFER_BYTES, _ROOMY_SPILLED_BUFFER_BYTES = 128 << 10, 64 << 10
 _ROOMY_STRIDES = 4

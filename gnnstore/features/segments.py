@@ -31,12 +31,13 @@ from gnnstore.features.source import TypedRows
 from gnnstore.formats.base.files import open_regular, read_part, write_part
 from gnnstore.formats.packed import CHECKED_ROWS, PackedReader, segment_layout
 
-# Parts are put in order in pieces of this size, twice in memory.
+# Bytes of a piece of parts that are put in order, twice in memory.
 _PART_BYTES = 4 << 20
-# Each part has a buffer while it is packed, as each batch has. With more parts for a batch, parts
-# grow instead.
+# Most parts for a batch; with more, parts grow instead. Each part has a buffer while it is packed,
+# as each batch has.
 _MAX_PARTS_PER_BATCH = 4
-# As in packing; and for a range of the table, see `gnnstore.caching.segments`.
+# Least bytes of a buffer, as in packing; and for a range of the table, see
+# `gnnstore.caching.segments`.
 _LEAST_BUFFER_BYTES = 4 << 10
 _LOOKING_BYTES = 24 << 20
 

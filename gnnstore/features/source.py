@@ -28,7 +28,7 @@ from gnnstore.sampling.row_space import RowRange
 # Returns a buffer of a shape and an element type that rows are gathered into, as `empty` does.
 RowsMemory: TypeAlias = Callable[[tuple[int, ...], npt.DTypeLike], npt.NDArray[Any]]
 
-# Two threads copy twice as fast as one; a few more are as fast as memory.
+# Most threads that copy: two are twice as fast as one, and a few more are as fast as memory.
 _MAX_COPYING = 4
 
 

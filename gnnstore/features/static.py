@@ -28,20 +28,20 @@ from gnnstore.sampling.row_space import RowRange
 from gnnstore.threads import LONG_READ_BYTES, Flag, run_in_background
 
 FILLING_THREAD = "gnnstore-fill"
-# A cache is warmed up in pieces of this size: enough for many reads in flight, and little memory
+# Bytes of a piece in which a cache is warmed up: enough for many reads in flight, and little memory
 # for sorting the ids.
 WARM_UP_BYTES = 64 << 20
-# In the background in smaller ones: after each, batches may have the disk, or filling ends.
+# Bytes of a piece in the background: after each, batches may have the disk, or filling ends.
 _BACKGROUND_BYTES = 8 << 20
-# A process that does not fill a table looks this often whether the one that does has ended.
+# Seconds between looks whether another process, which fills a table, has ended.
 _LOOK_SECONDS = 1.0
-# Rows of scattered nodes in a table are read in pages.
+# Bytes of a page in which rows of scattered nodes are read from a table.
 _PAGE_BYTES = 4096
 
-# Pinned rows and others are read together, in the order of the table, through a buffer of this many
-# bytes, or a fraction of the pinned bytes: enough for many reads in flight.
+# Bytes of a buffer, or one part in so many of the pinned bytes, through which pinned rows and
+# others are read together, in the order of the table: enough for many reads in flight.
 _BUFFER_BYTES, _BUFFER_SHARE = 8 << 20, 64
-# Without pinned rows: memory for sorting the ids of rows that are read straight into their slots.
+# Bytes, without pinned rows, for sorting the ids of rows that are read straight into their slots.
 _UNPINNED_BUFFER_BYTES = 2 << 20
 # Bytes of a row in the buffer: its id, offset and slot.
 _ROW_ON_ITS_WAY_BYTES = 4 * 8

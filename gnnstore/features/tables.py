@@ -17,7 +17,8 @@ from gnnstore.formats.store.schema import Schema
 from gnnstore.machine import PRIVATE, Machine
 from gnnstore.sampling.row_space import RowRange, RowSpace
 
-# Wider rows are features, of which hardly any are integers: a search for them would read twice.
+# Widest rows that are searched for integers: wider ones are features, and a search would read
+# twice.
 MAX_ROW_BYTES = 64
 
 

@@ -27,7 +27,7 @@ ASSIGNMENT_FORMAT_VERSION = 1
 
 PART_ARRAY = "part"
 
-# Parts are numbered in 16 bits, and one number means none while they are made.
+# Most parts: they are numbered in 16 bits, and one number means none while they are made.
 MOST_PARTS = 2**16 - 1
 
 Parts = npt.NDArray[np.uint16]

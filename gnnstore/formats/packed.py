@@ -33,9 +33,9 @@ from gnnstore.machine import Machine
 from gnnstore.units import format_count
 
 PACKED_DIRECTORY = "plans"
-# The version of epochs whose cached rows lie in the plan once.
+# The version of epochs in which cached rows lie in the plan once.
 PACKED_FORMAT_VERSION = 7
-# What others are written as, whose layout is as it was: of graphs with types, and without.
+# The versions of other epochs, in the layout as it was: of graphs with types, and without.
 _VERSION_WITH_TYPES, _VERSION_WITHOUT_TYPES = 6, 5
 
 INDEX_ARRAY = "index"
@@ -62,12 +62,11 @@ CHECKED_ROWS = 64
 # part. One more for each cached attribute: where the first part begins. If these are of several
 # node types, then one more for each: the rows of its type.
 SEGMENT_COLUMNS = 4
-# Records, chunks and shared rows begin at multiples of this, so that reads can bypass the page
-# cache.
+# Alignment of records, chunks and shared rows, so that reads can bypass the page cache.
 PACKED_ALIGNMENT_BYTES = 4096
 
 _MAX_EPOCHS = 2**31
-# Records and kernels have 31 bits for a slot, and use two numbers that are not slots.
+# Most slots: records and kernels have 31 bits for a slot, and use two numbers that are not slots.
 MAX_SLOTS = 2**31 - 3
 
 # In a fingerprint, the kind of the seeds if they are not nodes.
@@ -85,7 +84,7 @@ ALL_EDGES = "all edges"
 # The name of a part's directory: its number, and how many there are.
 _PART_NAME = re.compile(r"part-(\d{5,})-of-(\d{5,})")
 _MAX_PARTS = 2**31
-_MAX_NAMED = 5  # in a message
+_MAX_NAMED = 5  # names in a message
 
 
 def part_name(number: int, of: int) -> str:

@@ -49,7 +49,7 @@ from gnnstore.formats.packed import (
 )
 
 _READ_BYTES = 4 * 2**20
-# Such an array is one file, however large.
+# Bytes of a shard of arrays that are one file, however large.
 _ONE_SHARD_BYTES = 2**60
 
 

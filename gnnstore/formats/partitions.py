@@ -48,12 +48,12 @@ BUCKET_CRCS_ARRAY = "edges/bucket_crc32c"
 # The arrays of edges, in the order of the columns of their checksums.
 EDGE_ARRAYS = (SOURCE_ARRAY, TARGET_ARRAY, POSITION_ARRAY)
 
-# There are as many buckets as pairs of partitions, and the place of each is in memory.
+# Most partitions: there are as many buckets as pairs of them, and the place of each is in memory.
 MOST_PARTITIONS = 4096
-# Rows of a partition: edges hold places in partitions as int32.
+# Most rows of a partition: edges hold places in partitions as int32.
 MOST_ROWS = 2**31 - 1
 
-# What `verify` holds of an array at a time.
+# Bytes of an array that `verify` holds at a time.
 _SCAN_BYTES = 8 * 2**20
 _SCAN_EDGES = 2**20
 

@@ -37,13 +37,13 @@ from gnnstore.formats.base.files import (
 from gnnstore.formats.container.workdir import DirectoryTransaction, take_lock
 from gnnstore.formats.tables import SLOTS_FILE, Commit, TableManifest
 
-# Reading single rows: reads at once, and the gap across which two rows share a read.
+# Reads of single rows at once, and the gap across which two rows share a read.
 _READS, _GAP_BYTES = 16, 4096
-# A disk is busy with pieces of this size, and their bytes are in the cache for the checksum.
+# Bytes of a piece: a disk is busy with it, and it is in the cache for the checksum.
 _PIECE_BYTES = 4 << 20
-# Below, the page cache costs less than a disk's answer.
+# Least bytes of a direct read: for less, the page cache costs less than a disk's answer.
 _MIN_DIRECT_BYTES = 1 << 20
-# File systems store whole blocks of this size, and disks take them directly.
+# Bytes of a block that file systems store whole, and disks take directly.
 _BLOCK_BYTES = 4096
 
 

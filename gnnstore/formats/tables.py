@@ -38,7 +38,7 @@ from gnnstore.formats.container.manifest import KINDS, Kind, Manifest
 MANIFEST_FILE = "table.json"
 SLOTS_FILE = "slots"
 
-# Slots begin at multiples of this, so that any disk takes them directly.
+# Alignment of slots, so that any disk takes them directly.
 _SLOT_ALIGNMENT = 64 << 10
 _FLOAT_BYTES = 4
 _MAX_BYTES = 2**26

@@ -29,9 +29,9 @@ from gnnstore.graph.lazy import LazySource, LazyTensor, Rows, require_memory
 Int64Array = npt.NDArray[np.int64]
 
 _PIECE_BYTES = 2**23
-_KEPT_BYTES = 2**25  # of original ids or names, which are sorted once for all look-ups
+_KEPT_BYTES = 2**25  # bytes of original ids or names, which are sorted once for all look-ups
 _PIECE_TEXTS = 2**16
-_KEPT_TEXT_BYTES = 150  # of a text in a dictionary, but its letters
+_KEPT_TEXT_BYTES = 150  # bytes of a text in a dictionary, but its letters
 _NAMED_IDS = 5
 
 T = TypeVar("T")

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 Rows = range | npt.NDArray[np.int64]  # numbers of rows, none of them negative
 
-# Asking for free memory takes longer than reading a few rows does.
+# Bytes that are read without asking for free memory, which takes longer than reading a few rows.
 _UNCHECKED_BYTES = 16 << 20
 _aten = torch.ops.aten
 
@@ -250,7 +250,7 @@ class LazyTensor(Tensor):
         return f"{type(self).__name__}({source.name}: {dtype} {list(self.shape)}, {size} on disk)"
 
 
-_IDS = (torch.int8, torch.int16, torch.int32, torch.int64)  # uint8 is a mask
+_IDS = (torch.int8, torch.int16, torch.int32, torch.int64)  # types of ids; uint8 is a mask
 _ALONG_AXIS = (_aten.index_select.default, _aten.slice.Tensor, _aten.select.int)
 
 

@@ -140,7 +140,7 @@ class AssignedAttributes:
         }
 
 
-# Names in PyG's data sets.
+# Names of masks in PyG's data sets.
 _MASKS = {"valid": "val_mask"}
 
 

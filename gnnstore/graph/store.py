@@ -56,7 +56,7 @@ from gnnstore.remote.staging import Origin, copy_of, origin_of, stage, stage_uni
 if TYPE_CHECKING:
     from obstore.store import ObjectStore
 
-_FIELDS = ("reader", "assigned", "selected")  # of a store, that no class has
+_FIELDS = ("reader", "assigned", "selected")  # fields of a store, which no class has
 
 
 class GraphStore(StoreTensors, NodeData, EdgeData, FeatureStore, PygGraphStore):  # type: ignore[misc]

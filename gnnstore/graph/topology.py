@@ -39,8 +39,8 @@ if TYPE_CHECKING:
     from gnnstore.sampling.sampled_graph import Column, Fetch
 
 
-# A pass takes pieces of this many ids: 8 or 16 MB, read in pieces of 1 MB side by side. A
-# multiple of any page, so that pieces go straight to where they are wanted.
+# Ids of a piece in a pass: 8 or 16 MB, read in pieces of 1 MB side by side. A multiple of any page,
+# so that pieces go straight to where they are wanted.
 SCAN_IDS = 1 << 21
 
 
@@ -202,7 +202,7 @@ class Topology:
         return self.columns_read[spec.path]
 
 
-# For 64 nodes, their bits and the start of their lists.
+# Bytes for 64 nodes: their bits and the start of their lists.
 _WORD_BYTES = 16
 
 
@@ -282,8 +282,8 @@ def _fill(
     )
 
 
-# Nodes are processed in pieces, so that choosing takes only a few MB more than the out-degrees.
-# A multiple of 64: pieces fill whole words of a bitmap.
+# Nodes that are processed at a time, so that choosing takes only a few MB more than the
+# out-degrees. A multiple of 64: pieces fill whole words of a bitmap.
 _CHUNK = 1 << 18
 
 

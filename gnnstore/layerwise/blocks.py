@@ -31,9 +31,9 @@ from gnnstore.layerwise.plan import NODES, TARGETS, BlockLimits
 from gnnstore.layerwise.rows import KeptRows, PackedRows, TableReader
 from gnnstore.threads import CancelledError, Flag, Workers
 
-# The set of a block's nodes is listed in parts of this many bytes: 131,072 nodes.
+# Bytes of a part in which the set of a block's nodes is listed: 131,072 nodes.
 LISTED_BYTES = 1 << 14
-# A block is complete when it would grow by less than this share: small pieces are not worth it.
+# Least share by which a block grows; it is complete instead of growing by less.
 _LEAST_GROWTH = 1 / 64
 _MAX_BLOCKS = 1024
 # The share of the memory of a block that is made for rows that are to be written together.

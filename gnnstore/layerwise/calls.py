@@ -27,9 +27,9 @@ from gnnstore.errors import UsageError, described
 from gnnstore.formats.arrays.dtypes import STORAGE_DTYPES
 from gnnstore.layerwise.layers import Layer, changed
 
-# Sum rows as they are: such a block may refer to rows that are kept in memory.
+# Convolutions that sum rows as they are: such a block may refer to rows that are kept in memory.
 _SUMMING = (SAGEConv, GINConv, GraphConv, GCNConv, LGConv)
-# These take x alone, and weights in their matrix that they do not normalise.
+# Convolutions that take x alone, and weights in their matrix that they do not normalise.
 _NORMALIZING = (GCNConv, LGConv)
 _SPARSE_DTYPES = (torch.float32, torch.float64)
 # A linear map of sums is the sum of mapped rows. Where it makes rows narrower, they are mapped
@@ -38,7 +38,7 @@ _MAPS = {SAGEConv: "lin_l", GraphConv: "lin_rel", GCNConv: "lin"}
 _LINEAR_MAPS = (torch.nn.Linear, torch_geometric.nn.Linear)
 _EDGE_DATA = ("edge_weight", "edge_attr")
 
-# Results that differ by more than this differ by more than the order of sums.
+# Largest difference of results by the order of sums.
 _TOLERANCE = 1e-3
 _CHECK_NODES, _CHECK_EDGES, _CHECK_BLOCKS = 40, 160, (0, 1, 14, 27, 40)
 # Nodes without any edge.

@@ -40,13 +40,14 @@ DTYPES = {
     "float64": torch.float64,
 }
 _PROBE_SIZE = 1024
-# Kernels take memory in addition to tensors: scattering sorts positions by target, twice 16 bytes.
+# Bytes of an edge that kernels take in addition to tensors: scattering sorts positions by target,
+# twice 16 bytes.
 _KERNEL_BYTES_PER_EDGE = 32
-# For memory that the allocator leaves unused between blocks of many sizes.
+# Factor for memory that the allocator leaves unused between blocks of many sizes.
 _SLACK = 1.1
 # The share of a GPU's free memory for blocks: much of its allocator's memory stays unused.
 _DEVICE_SHARE = 0.6
-# Rows come in buffers of a pool, whose sizes are rounded up by an eighth at most.
+# Eighths by which the pool rounds buffers of rows up, at most.
 _POOL_EIGHTHS = 9
 # Rows are kept with the first of these shares of a layer's memory, in sixteenths, that leaves the
 # node with the most in-neighbours room in three blocks.

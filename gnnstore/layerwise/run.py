@@ -51,14 +51,15 @@ from gnnstore.layerwise.rows import KeptRows, TableReader, reading_bytes
 from gnnstore.progress import Phase, Progress
 from gnnstore.threads import Workers, ordered_map, prefetch
 
-# Finished rows are journalled by shards: a resumed run repeats no more than one.
+# Least bytes of a shard: finished rows are journalled by shards, and a resumed run repeats no more
+# than one.
 _LEAST_SHARD_BYTES = 64 << 20
 _MAX_SHARDS = 64
 # Share of a budget for the buffers of reads.
 _STAGING_SHARE = 16
 _READERS = 4
 _WRITER_BYTES = 8 << 20
-_PIECE_BYTES = 96  # for each edge of a piece while it is numbered
+_PIECE_BYTES = 96  # bytes for each edge of a piece while it is numbered
 # Memory for each node while out-degrees are counted and compared.
 _COUNT_BYTES = 4 + 8 + 1
 _SUMMARY = (

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from gnnstore.formats.store.schema import Schema
     from gnnstore.strategies.placement import Placement
 
-_LEAST_SHOWN = 1 / 500  # the share of all for which a bar has a part
+_LEAST_SHOWN = 1 / 500  # least share of all for which a bar has a part
 
 
 def describe(what: str, schema: Schema, placement: Placement, seeds: list[str]) -> str:
@@ -174,7 +174,7 @@ _NAMES = {
     "transform_sampler_output": "your transform of the sampler's output",
     "partitions": "the next partitions",
 }
-_MOST_ROWS = 40  # threads that are drawn
+_MOST_ROWS = 40  # most threads that are drawn
 
 
 def writer_of(path: str | os.PathLike[str]) -> Callable[[Timeline, Path], object]:

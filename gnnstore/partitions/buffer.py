@@ -36,7 +36,7 @@ Int64Array = npt.NDArray[np.int64]
 # Waits for a condition, without one not at all; raises if the iteration has ended.
 Wait = Callable[..., None]
 
-# Reading may be stopped between two pieces.
+# Bytes of a piece; reading may be stopped between two.
 _PIECE_BYTES = 2**26
 _MOST_BUILDING = 8
 

@@ -39,9 +39,10 @@ EdgesRead = Literal["graph", "trained", "none"]
 
 _ENDS_BYTES, _TARGET_BYTES = 8, 4  # bytes of an edge on disk; a graph has its target by its place
 RESIDENT_GROUPS = (2, 3, 4, 6, 8, 12, 16)
-# Bias hardly depends on the number of partitions beyond a few a group.
+# Partitions for measuring bias, which hardly depends on their number beyond a few a group.
 _PARTITIONS_FOR_BIAS = 64
-# With 6 of 32 groups instead of 12 of 64, which read 5 % less, ranks were 16 % better.
+# Bytes of a choice that count as the least, in times of it: with 6 of 32 groups instead of 12 of
+# 64, which read 5 % less, ranks were 16 % better.
 _NEARLY_AS_LITTLE = 1.1
 
 

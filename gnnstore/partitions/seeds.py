@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 Int64Array = npt.NDArray[np.int64]
 
-# Two epochs are kept; one is sorted; a state's seeds are shuffled.
+# Bytes of a seed in orders: two epochs are kept; one is sorted; a state's seeds are shuffled.
 _ORDER_BYTES = 2 * 8 + 16 + 16
 
 

@@ -56,7 +56,8 @@ if TYPE_CHECKING:
     from gnnstore.strategies.loader_spec import EdgeIds
 
 _TRAITS = StrategyTraits("partitions", "memory")  # threads that prepare batches do not read
-# Edge attributes and ids are read edge by edge: they stay in memory if they take little of it.
+# One part in so many of the memory in which edge attributes and ids stay, which are read edge by
+# edge.
 _HELD_SHARE = 4
 
 

@@ -13,7 +13,7 @@ from gnnstore.random_words import keyed, permutation
 # a shuffle never shares a draw with a sample.
 _SHUFFLE_COUNTER = (0, 0, 0, 2**64 - 1)
 
-# Positions that are shuffled by sorting: 16 bytes each while they are.
+# Most positions that are shuffled by sorting, with 16 bytes each.
 MAX_SORTED = 2**22
 _NUM_ROUNDS = 8
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from gnnstore.sampling.neighbor import SamplingConfig
     from gnnstore.seeds.base import SeedSource
 
-# Raised too when the same options come to give other batches.
+# The version of states, which also rises when the same options come to give other batches.
 VERSION = 1
 
 _ABSENT = object()

@@ -39,9 +39,9 @@ from gnnstore.threads import for_each
 
 T = TypeVar("T")
 
-# A store has some files for each array, of gigabytes.
+# Most files of a store, which has some for each array, of gigabytes.
 MAX_FILES = 100_000
-# The checksums are four bytes for each block, and their pages may have padding.
+# Most bytes of checksums for each block, which takes four, and for the padding of their pages.
 _CHECKSUM_BYTES, _CHECKSUM_PADDING = 16, 2**24
 _UUID = re.compile("[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _BLOCKS = PIECE_BYTES // BLOCK_BYTES

@@ -36,13 +36,13 @@ R = TypeVar("R")
 PIECE_BYTES = 16 * 2**20
 REQUESTS_IN_FLIGHT = 16
 _CHUNK_BYTES = 2**20
-# A copy between two disks keeps both busy with fewer.
+# Reads in flight of a copy between two disks, which keep both busy.
 _READS_IN_FLIGHT = 4
 # Objects that are written at a time, and parts of each that are on their way. A part has to arrive
 # within `ANSWER_SECONDS`, also where the link is slow.
 OBJECTS_IN_FLIGHT, _PARTS_IN_FLIGHT = 4, 2
 PART_BYTES = 8 * 2**20
-# S3 takes at most this many parts of an object.
+# Most parts of an object in S3.
 _MAX_PARTS = 10_000
 
 # Seconds until a server is given up that cannot be reached, from which nothing comes any more, or

@@ -54,9 +54,9 @@ from gnnstore.remote.blocks import ListedFile, Listing, Piece, in_threads, piece
 from gnnstore.remote.objects import ObjectFiles, files_at, is_elsewhere
 
 _IN_MEMORY = ("tmpfs", "ramfs")
-# Mounts that several machines may share: some hide the locks of one from the others.
+# Types of mounts that several machines may share: some hide the locks of one from the others.
 _SHARED = re.compile("nfs|lustre|ceph|gpfs|beegfs|cifs|smb|9p|afs|fuse|unknown")
-# From here on a write bypasses the page cache.
+# Least bytes of a write that bypasses the page cache.
 _DIRECT_BYTES = 2**20
 _OTHER_DIRECTORY = "give another cache_dir="
 

@@ -54,7 +54,7 @@ TypedArrays = tuple[
     list[tuple[npt.NDArray[Any], Int64Array, list[int]]],
 ]
 
-MAX_HOPS = 256  # with several edge types, since the hop has 8 bits in the key of draws
+MAX_HOPS = 256  # most hops with several edge types, since the hop has 8 bits in the key of draws
 _WORD = 2**64  # the key of a draw consists of unsigned 64-bit words
 
 

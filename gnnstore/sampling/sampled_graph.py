@@ -284,8 +284,8 @@ def _with(
 # Returns the elements of a column (its dtype, [n]) at some positions (int64 [n]).
 Fetch = Callable[[Int64Array], npt.NDArray[Any]]
 
-# A longer list on disk is searched until a part of this many ids is left, which is read: a page of
-# 4 KiB, the least that direct reads take.
+# Most ids of a list on disk that are read: in a longer one a part of so many is searched for, a
+# page of 4 KiB, the least that direct reads take.
 _READ_IDS = 1 << 10
 # Ids of such lists that are read together: 1 MB with their positions.
 _READ_TOGETHER = 1 << 16

@@ -31,7 +31,7 @@ from gnnstore.seeds.base import BatchKey, SeedLabels, Seeds
 
 Int64Array = npt.NDArray[np.int64]
 
-_CRC_CHUNK = 2**20  # 8 MB at a time of what is not there as an array
+_CRC_CHUNK = 2**20  # positions in a piece of 8 MB
 
 
 @dataclass(frozen=True, eq=False)

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-# Rows of this many bytes are read in less time than measuring and sampling take.
+# Bytes of rows that are read in less time than measuring and sampling take.
 SMALLEST_BYTES = 32 << 20
 _RUNNERS_UP = 2
 

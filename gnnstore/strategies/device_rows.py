@@ -30,9 +30,9 @@ if TYPE_CHECKING:
     from gnnstore.formats.store.schema import Schema
     from gnnstore.formats.store.store import StoreReader
 
-# What "auto" leaves free of a device's memory, at least.
+# Least bytes of a device's memory that "auto" leaves free.
 _LEFT_FREE = 1 << 30
-# Rows are read to the device in pieces of this size, of which two are on their way.
+# Bytes of a piece in which rows are read to the device; two are on their way.
 PIECE_BYTES = 2 << 20
 
 

@@ -318,7 +318,7 @@ class LoaderSpec:
 
 T = TypeVar("T")
 
-# A refusal names what its check misses; the checks after it may miss more.
+# Most refusals in a row: each names what its check misses, and the checks after it may miss more.
 _MOST_RAISES = 6
 
 

@@ -62,19 +62,19 @@ def prefetch_wish(left_bytes: int, batch_bytes: int, sample_bytes: int, num_thre
 
 
 ASKED_FOR = "it was asked for"
-# "auto" leaves an eighth of the budget to batches in flight.
+# One part in so many of the budget that "auto" leaves to batches in flight.
 _BATCH_SHARE = 8
 # A label of 8 bytes costs a read as long as a row of 512 does. Rows up to this width are held in
 # memory while all held rows take at most a quarter of the rest of the budget: the cache of wide
 # rows would save fewer reads with it.
 HELD_ROW_BYTES = MAX_ROW_BYTES
 _HELD_SHARE = 4
-# Ids of edges are held while they take at most half of the rest: a byte of them saves about as many
+# One part in so many of the rest in which ids of edges are held: a byte of them saves about as many
 # reads as a byte of cached rows.
 IDS_SHARE = 2
 
-# With several node types, a table of at most this share of the budget is held whole next to larger
-# ones.
+# One part in so many of the budget for a table that is held whole next to larger ones, with several
+# node types.
 _SMALL_SHARE = 100
 
 _WHERE = {"memory": "in memory", "mmap": "mapped", "disk": "on disk"}

@@ -38,7 +38,7 @@ PROFILE_BATCHES, _SLOW_BATCHES = 128, 32
 _LEAST_SPARE_BYTES = 1 << 20
 # The fewest batches that show how often rows are needed again.
 _LEAST_BATCHES = 16
-# Out-degrees of this many edges are counted in two seconds, if the graph is in memory.
+# Most edges that are counted for out-degrees: two seconds' work, if the graph is in memory.
 _MAX_COUNTED_EDGES = 1 << 28
 # Batches for timing sampling from elsewhere: one by one, and together from disk.
 _TIMED_ALONE, _TIMED_TOGETHER = 4, 64

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-# Without memory= the memory of the model is unknown.
+# One part in so many of free memory for a cache without memory=: the model's needs are unknown.
 _CACHE_SHARE = 2
 
 

@@ -29,9 +29,9 @@ if TYPE_CHECKING:
     from gnnstore.pipeline.lookahead.superbatch import SuperbatchSize
     from gnnstore.strategies.placement import Placement
 
-# Fewer batches do not show which rows are needed often.
+# Least batches of a sample that show which rows are needed often.
 _LEAST_TOLD = 16
-# Rows that fewer than one in this many batches needs are not pinned.
+# Batches among which a row that is pinned is needed once, at the most.
 _RARELY = 32
 
 
@@ -97,15 +97,15 @@ class MissModel:
         return Pins(num_pinned, max(0.0, 1 - uses / work.batch_rows))
 
 
-# The slot of each row, in the plan that is followed and in the one that is being made.
+# Bytes of a row's slot, in the plan that is followed and in the one that is being made.
 _ACCESS_BYTES = 2 * np.dtype(np.int32).itemsize
-# A row that enters the cache: its position and slot, in two plans.
+# Bytes of a row that enters the cache: its position and slot, in two plans.
 _CHANGE_BYTES = 2 * 2 * np.dtype(np.int32).itemsize
 # The share of the rest for the table in which a plan on disk finds next uses, but at least this.
 _TABLE_SHARE, _LEAST_TABLE_BYTES = 16, 1 << 20
 _TABLE_ENTRY_BYTES = 4
-# On disk, for each node of a batch: its slot, and the change that it may bring; its id is counted
-# once for the trace and the subgraph.
+# Bytes on disk for each node of a batch: its slot, and the change that it may bring; its id is
+# counted once for the trace and the subgraph.
 _SPILLED_NODE_BYTES = 4 + 8
 
 # Superbatches on disk at a time: one that is followed, and one that is being made.
@@ -276,11 +276,12 @@ class SuperbatchMemory:
         return replace(found, packed=replace(self.packed, mean_missed=at_first), later_missed=each)
 
 
-# Without rows on disk, packing takes next to nothing.
+# Bytes for packing without rows on disk: enough for next to nothing.
 _PACKING_BYTES = 24 << 20
-# For records of batches while they are read: they were not part of a loader's staging.
+# One part in so many for records of batches while they are read, which were not part of a loader's
+# staging.
 _RECORDS_SHARE = 16
-# Bytes of a number in a batch's plan; bytes that a batch's packed rows are a multiple of.
+# Bytes of a number in a batch's plan; and the unit of a batch's packed rows.
 _PLAN_BYTES, _CHUNK_BYTES = 4, 4096
 
 

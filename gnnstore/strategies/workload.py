@@ -97,16 +97,17 @@ PAGE_BYTES = 4096
 # counting the reads of as many rows takes 125.
 _KEPT_USES = 2 << 20
 _USE_BYTES = 128
-# Rows no further apart than a read's gap (12 kB at most, on flash) should be in one block.
+# Bytes of a block, in which rows should be that are no further apart than a read's gap (12 kB at
+# most, on flash).
 _BLOCK_BYTES = 32 << 10
 _LEAST_BLOCK_ROWS = 64
-# With fewer blocks, a few that many batches need would decide the result.
+# Least blocks: with fewer, a few that many batches need would decide the result.
 _LEAST_BLOCKS = 1024
-# The last batches of a sample, for whose rows reuse distances are known best: from these batches
-# the number of reads for a missed row is taken.
+# Last batches of a sample, for which reuse distances are known best: from these the number of reads
+# for a missed row is taken.
 _READ_BATCHES = 4
 _MAX_DEGREE = 1 << 16
-# Degrees are counted in pieces, which take 3 MB.
+# Degrees that are counted at a time, in 3 MB.
 _COUNTED_AT_ONCE = 1 << 18
 
 _HASH = np.uint32(2654435761)

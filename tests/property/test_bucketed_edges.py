@@ -35,8 +35,9 @@ def sort(graph: StoreInput, grid: Grid, directory: Path, memory_bytes: int) -> t
 
 def expected(graph: StoreInput, grid: Grid) -> tuple[Any, ...]:
     csc = load_csc(graph.reader, graph.edges)
-    targets = grid.place[np.repeat(np.arange(csc.num_nodes), np.diff(csc.indptr))].astype(np.int64)
-    sources = grid.place[csc.indices].astype(np.int64)
+    nodes = np.repeat(np.arange(csc.num_nodes), np.diff(csc.indptr))
+    targets = grid.new_ids[nodes].astype(np.int64)
+    sources = grid.new_ids[csc.indices].astype(np.int64)
     bucket = targets // grid.rows * grid.num_partitions + sources // grid.rows
     order = np.lexsort((sources, targets, bucket))
     counts = np.bincount(bucket, minlength=grid.num_partitions**2)

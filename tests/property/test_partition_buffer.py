@@ -99,8 +99,8 @@ def test_rows_are_those_of_a_table_in_memory(
             attempt(buffer.flush)
             np.testing.assert_array_equal(disk.rows, expected)
         if rng.random() < 0.2:
-            attempt(buffer.leave)
-    attempt(buffer.leave)
+            attempt(buffer.cancel)
+    attempt(buffer.cancel)
     attempt(buffer.flush)
     np.testing.assert_array_equal(disk.rows, expected)
 

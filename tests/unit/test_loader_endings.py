@@ -128,8 +128,8 @@ def test_an_error_keeps_nothing_once_it_is_handled(
         "sampler": {"sampler": IterableOf(broken)},
         "transform": {"transform": fail},
         "kernel": {},
-    }[stage]
-    loader = NeighborLoader(path, [5], batch_size=10, num_threads=2, **options)
+    }
+    loader = NeighborLoader(path, [5], batch_size=10, num_threads=2, seed=0, **options[stage])
     if stage == "kernel":
         monkeypatch.setattr(loader._source.sampler, "draw", fail)
     with nothing_collected():

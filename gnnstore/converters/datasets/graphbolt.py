@@ -45,10 +45,10 @@ Key = TypeVar("Key")
 T = TypeVar("T")
 
 _FILE_NAME = "metadata.yaml"
-_MAX_BYTES = 2**16  # the largest public metadata have a few thousand
-_NULLS = (None, "", "~", "null", "Null", "NULL")  # YAML's, which are text as all scalars are
+_MAX_BYTES = 2**16  # largest file of metadata; the largest public one has a few thousand
+_NULLS = (None, "", "~", "null", "Null", "NULL")  # nulls of YAML, which are text as all scalars are
 _SETS = {"train_set": "train", "validation_set": "valid", "test_set": "test"}
-_SEEDS = ("seeds", "seed_nodes", "")  # GraphBolt's name, its earlier one, and none
+_SEEDS = ("seeds", "seed_nodes", "")  # names of seeds: GraphBolt's, its earlier one, and none
 
 
 @converter

@@ -37,7 +37,7 @@ Classes = Literal["19", "2K"]
 _NPY_MAGIC = b"\x93NUMPY"
 _EDGES, _FEATURES = "edge_index.npy", "node_feat.npy"
 _CITES: EdgeType = ("paper", "cites", "paper")
-_FEATURE_DIM = 1024  # in every size of the benchmark
+_FEATURE_DIM = 1024  # columns of features, in every size of the benchmark
 # Papers of the full graph, and the number of first papers that have a label.
 _FULL_NODES = 269_346_174
 _FULL_LABELLED = {"19": 227_130_858, "2K": 157_675_969}

@@ -39,10 +39,11 @@ if TYPE_CHECKING:
     from torch_geometric.data.graph_store import EdgeAttr
 
 _LOG = logging.getLogger(__name__)
-_KINDS = "biuf"  # of arrays that are numbers
+_KINDS = "biuf"  # NumPy's kinds of arrays that are numbers
 
 _STRUCTURE = {"edge_index", "num_nodes"}
-# What has a row for each node or edge; of another length it is a mistake, not a value of the graph.
+# Attributes with a row for each node or edge: of another length they are a mistake, not a value of
+# the graph.
 _WITH_ROWS = {
     "x": ("node",),
     "y": ("node", "edge"),

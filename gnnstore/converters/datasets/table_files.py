@@ -58,10 +58,10 @@ _DIRECTORY_TYPES = {
     "date32": re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}"),
     "float64": re.compile(r"-?[0-9]+\.[0-9]+"),
 }
-_BUFFER_BYTES = 2**16  # of a column chunk that is read
-# A batch takes this share of a budget, and at most 4 MiB.
+_BUFFER_BYTES = 2**16  # bytes of a column chunk that are read at a time
+# One part in so many of a budget for a batch, and its most bytes and rows.
 _MEMORY_SHARE, _MAX_BATCH_BYTES, _MAX_BATCH_ROWS = 16, 2**22, 2**18
-_ID_BYTES = 32  # of an id: itself, its row, and both while they are sorted
+_ID_BYTES = 32  # bytes of an id: itself, its row, and both while they are sorted
 _ROW_TIMES = 8  # copies of a row that is longer than a batch: decoded, as an array, read ahead
 _PARQUET_BYTES = {"BOOLEAN": 1, "INT32": 4, "FLOAT": 4, "INT64": 8, "DOUBLE": 8, "INT96": 8}
 _FIRST_ROWS = 1024  # rows that are measured to choose the rows of a batch

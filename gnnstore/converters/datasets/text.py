@@ -24,7 +24,7 @@ from gnnstore.errors import InputError
 
 _LOG = logging.getLogger(__name__)
 
-# Sites and editors drop one of the two per cent signs.
+# The first line of Matrix Market; sites and editors drop one of the two per cent signs.
 _BANNER = re.compile(rb"%{1,2}\s*matrixmarket\b(.*)", re.IGNORECASE)
 _SIZES = re.compile(rb"(\d{1,19})\s+(\d{1,19})\s+(\d{1,19})")
 _UNDIRECTED = re.compile(rb"\bundirected\b", re.IGNORECASE)

@@ -43,7 +43,7 @@ _ENDINGS = (".txt", ".tsv", ".txt.gz", ".tsv.gz")
 # Names of a split's file in a directory, and of OpenKE's.
 _STEMS = {"train": ("train",), "valid": ("valid", "val"), "test": ("test",)}
 _OPENKE_STEMS = {"train": ("train2id",), "valid": ("valid2id",), "test": ("test2id",)}
-_ENTRY_BYTES = 256  # of a relation in a dictionary
+_ENTRY_BYTES = 256  # bytes of a relation in a dictionary
 
 Triples = tuple[npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[np.int64]]
 

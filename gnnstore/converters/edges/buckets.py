@@ -22,13 +22,13 @@ from gnnstore.converters.edges.rules import EdgeRules
 from gnnstore.converters.inputs.source import map_in_order, num_threads
 from gnnstore.threads import Background
 
-# Below, the pieces in flight take so large a part of the memory that sorting all edges at once
-# takes less.
+# Fewest edges that are put into buckets: for fewer, the pieces in flight take so large a part of
+# the memory that sorting all at once takes less.
 MIN_EDGES = 2**25
-# An edge is packed in 8 bytes, which limits its ends and its position.
+# Most nodes and edges: an edge is packed in 8 bytes, with its ends and its position.
 _MAX_NODES, _MAX_EDGES = 2**27, 2**31 - 1
-# Some buckets are sorted at a time. A larger share of the edges in one bucket, because of hubs or
-# ids that crowd in few places, would take more memory than sorting all edges at once.
+# The largest share of the edges in one bucket, and buckets that are sorted at a time. With more in
+# one, because of hubs or ids that crowd in few places, sorting all edges at once takes less memory.
 _LARGEST_SHARE, _MAX_AHEAD = 1 / 64, 8
 # Edges that a thread puts into buckets at a time.
 _PIECE_EDGES = 2**19

@@ -21,14 +21,14 @@ from gnnstore.errors import InputError
 from gnnstore.formats.arrays.dtypes import id_dtype
 
 _CHUNK_BYTES = 2**22
-# Targets are sampled in at most this many places, a kilobyte or two in each.
+# Places in which targets are sampled, at most, and targets in each: a kilobyte or two.
 _MAX_GLIMPSES, _GLIMPSE_TARGETS = 2**12, 2**8
 
-# So many nodes for each end of an edge are suspicious, in graphs of more nodes than these.
+# Nodes for each end of an edge that are suspicious, in graphs of more nodes than the second number.
 _NODES_PER_END, _FEW_NODES = 16, 2**20
 _LOG = logging.getLogger(__name__)
 
-# More than any disk has bytes: a larger id or count is garbage, not a graph.
+# Most nodes of a graph: more than any disk has bytes, so that a larger id or count is garbage.
 MAX_NODES = 2**48
 
 

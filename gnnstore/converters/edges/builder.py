@@ -43,14 +43,15 @@ from gnnstore.errors import InputError, storage_errors
 from gnnstore.formats.arrays.journal import Journal
 from gnnstore.formats.base.files import require_space
 
-# Below, the buffers of written arrays take most of the budget.
+# Least budget for sorting on disk: in less, the buffers of written arrays take most of it.
 MIN_SPILL_BYTES = 2**24
-_SMALL_ROWS_BYTES = 2**20  # of rows of attributes, which the buffers have room for
-# Larger inputs are added piece by piece: the budget is checked in between.
+_SMALL_ROWS_BYTES = 2**20  # bytes of attribute rows for which the buffers have room
+# Least and most edges of a piece in which larger inputs are added: the budget is checked in
+# between.
 _MIN_PIECE_EDGES, _MAX_PIECE_EDGES = 2**12, 2**20
 # Share of the memory for edges; the rest is for chunks in flight, and for the pool's rounding.
 _SHARE = 0.8
-# Share of the memory for the attributes of a piece.
+# One part in so many of the memory for the attributes of a piece.
 _PIECE_SHARE = 16
 
 

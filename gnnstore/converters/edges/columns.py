@@ -22,8 +22,8 @@ from gnnstore.converters.edges.rules import EdgeRules, column_blocks, compact_co
 from gnnstore.converters.inputs.source import num_threads
 from gnnstore.formats.arrays.dtypes import id_dtype
 
-# Chunks in which finished edges are handed over, with attributes of at most so many bytes: large
-# enough for sequential writes.
+# Edges and attribute bytes, at most, of a chunk of finished edges: large enough for sequential
+# writes.
 CHUNK_EDGES, _CHUNK_BYTES = 2**21, 2**23
 # Scratch of `csc_from_coo`: the low bits of each edge's target, and for each thread the keys and
 # ids of the longest column, or of a few columns that it sorts at once.

@@ -17,7 +17,7 @@ from gnnstore.errors import InputError
 
 Int64Array = npt.NDArray[np.int64]
 
-_PIECE_BYTES = 2**21  # of rows that are compared at a time
+_PIECE_BYTES = 2**21  # bytes of rows that are compared at a time
 
 
 @dataclass(frozen=True)

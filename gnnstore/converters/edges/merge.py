@@ -29,10 +29,10 @@ from gnnstore.threads import ordered_map
 T = TypeVar("T")
 Int64Array = npt.NDArray[np.int64]
 
-# Larger ranges are read no faster.
+# Most records of a range: larger ones are read no faster.
 MAX_RANGE_RECORDS = 2**23
-# A boundary costs a look at every run; below this, looking would be most of the work. Fewer are
-# as much work where they take more bytes than these.
+# Least records of a range, unless they take more than these bytes: a boundary costs a look at every
+# run, which would be most of the work.
 MIN_RANGE_RECORDS, _MIN_RANGE_BYTES = 2**9, 2**15
 # Share of a range's memory for columns without edges, where edges are few since their rows are
 # long.

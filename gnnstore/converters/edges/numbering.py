@@ -27,8 +27,8 @@ from gnnstore.converters.spill_files import RangeSort, by_key
 from gnnstore.errors import InputError
 from gnnstore.formats.arrays.dtypes import id_dtype
 
-# Up to here one bit per possible id (512 MiB) beats sorting by far: marking an id costs
-# a few nanoseconds, sorting it about a hundred. Social networks' ids lie below.
+# Most possible ids with one bit each (512 MiB), which beats sorting by far: marking an id costs a
+# few nanoseconds, sorting it about a hundred. Social networks' ids lie below.
 DENSE_LIMIT = 2**32
 # Share of the memory for ids or names: the rest is needed to sort edges.
 _SHARE = 0.5

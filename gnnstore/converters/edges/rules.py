@@ -9,7 +9,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-# Columns are looked at in blocks of about this many edges.
+# Edges of a block in which columns are looked at, about.
 _BLOCK_EDGES = 2**21
 
 

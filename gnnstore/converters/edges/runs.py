@@ -36,9 +36,10 @@ from gnnstore.formats.base.files import open_regular, write_all
 from gnnstore.formats.container.reads import read_exactly
 
 NARROW_BYTES, WIDE_BYTES = 12, 24
-# 3 KiB or 6 KiB of records between two entries: one read. And at most so much of attributes.
+# Records between two entries of an index: 3 KiB or 6 KiB, one read. And most bytes of their
+# attributes.
 INDEX_STEP, _INDEX_BYTES = 256, 2**14
-_COPY_BYTES = 2**20  # pieces in which positions are compared and attribute rows sorted
+_COPY_BYTES = 2**20  # bytes of a piece in which positions are compared and attribute rows sorted
 
 
 @dataclass(frozen=True)
@@ -235,7 +236,7 @@ def _write(path: str, pieces: Iterable[npt.NDArray[Any]]) -> int:
 
 # ---- ranges
 
-# In the search for a boundary, this many last records are read in one piece.
+# Last records, in the search for a boundary, that are read in one piece.
 WINDOW_RECORDS = 2**12
 
 

@@ -20,7 +20,7 @@ from gnnstore.formats.arrays.dtypes import id_dtype
 from gnnstore.random_words import hash_pairs
 
 NAMES = ("train", "valid", "test")
-PIECE_EDGES = 2**17  # an edge takes a hundred bytes while its split is computed
+PIECE_EDGES = 2**17  # edges of a piece: each takes a hundred bytes while its split is computed
 _PIECE_COLUMNS = 2**18
 _SALT = 0x65646765_73706C69  # "edgespli": no other hash of pairs by the same seed has this salt
 

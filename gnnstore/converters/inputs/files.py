@@ -38,15 +38,18 @@ from gnnstore.formats.arrays.dtypes import STORAGE_DTYPES
 from gnnstore.formats.base.files import fill_at, open_regular
 from gnnstore.formats.container.reads import MAX_POOLED_BYTES, empty_piece
 
-# Direct reads are of whole blocks of this size, and from here on pay for a second descriptor.
+# Bytes of a block that is read directly, and least bytes of a direct read: less does not pay for a
+# second descriptor.
 _ALIGNMENT, _MIN_DIRECT_BYTES = 4096, 2**20
 
 _KINDS = "biufM"  # booleans, integers, floats, times: what a store can hold
-# zipfile decodes others without a limit: 1 kB of bzip2 took 2 GB. NumPy writes these.
+# Compressions that are read, which are NumPy's: zipfile decodes others without a limit, and 1 kB of
+# bzip2 took 2 GB.
 _METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
-# Read from a stream at a time: zipfile takes twice as much, from a heap that keeps it.
+# Bytes that are read from a stream at a time: zipfile takes twice as much, from a heap that keeps
+# it.
 _READ_BYTES = 2**18
-_IS_ENCRYPTED = 1  # of a member's flag bits
+_IS_ENCRYPTED = 1  # the bit of a member's flags
 
 
 class FileArray(StoredArray):

@@ -64,7 +64,7 @@ _KINDS = (
         for magic in (b"BZh91AY&SY", b"\xfd7zXZ\0", b"\x28\xb5\x2f\xfd", b"7z\xbc\xaf\x27\x1c")
     ),
 )
-# Two bytes, which raw numbers may begin with as well.
+# Kinds of files by two bytes, which raw numbers may begin with as well.
 _SHORT_KINDS = (
     *((b"\x80" + bytes([protocol]), _PICKLE) for protocol in range(2, 6)),
     *((magic, "text in UTF-16; convert it to UTF-8") for magic in (b"\xff\xfe", b"\xfe\xff")),

@@ -33,7 +33,8 @@ from gnnstore.progress import NullPhase, Phase
 PathLike = str | os.PathLike[str]
 
 BLOCK_BYTES = 2**20
-# Longer than any row of numbers: the file is not text, or a bomb of a gigabyte without a line end.
+# Longest line, beyond any row of numbers: in a longer one the file is not text, or a bomb of a
+# gigabyte without a line end.
 MAX_LINE_BYTES = 2**26
 
 

@@ -22,7 +22,7 @@ _HIDDEN = ("_", ".")
 _MISSING = "__HIVE_DEFAULT_PARTITION__"
 _MOST_NAMED = 5
 _FORMS = {"_delta_log": "Delta Lake", ".hoodie": "Hudi", "metadata": "Iceberg"}
-_ICEBERG = (".json", ".avro", "version-hint.text")  # ends the names of files in its metadata/
+_ICEBERG = (".json", ".avro", "version-hint.text")  # endings of names in its metadata/
 
 
 def natural_order(name: str) -> tuple[list[str | int], str]:

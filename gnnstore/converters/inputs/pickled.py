@@ -40,15 +40,15 @@ from gnnstore.errors import InputError, storage_error, storage_errors
 if TYPE_CHECKING:
     from torch_geometric.data import Data, HeteroData
 
-_MAX_MESSAGE = 200  # characters of what was found
+_MAX_MESSAGE = 200  # characters of a value in a message
 # Bytes in memory for each byte of the file: the pickle, its texts, their bytes, and a read piece.
 _TIMES_FILE = 4
 # The first of the four pickles that torch wrote before it wrote archives.
 _OLD_TORCH = pickle.dumps(0x1950A86A20F9469CFC6C, 2)
 _NUM_PICKLES_BEFORE = 3
-_MAX_OPCODES = 2**16  # OGB's pickles have a few hundred
+_MAX_OPCODES = 2**16  # most opcodes of a pickle; OGB's have a few hundred
 _MAX_DIMENSIONS = 32
-_SMALL_BYTES = 2**20  # of values that may have any number of names
+_SMALL_BYTES = 2**20  # bytes of values that may have any number of names
 # Opcodes whose results may be fetched from the memo, and so may tuples of up to three atoms. Others
 # may not: the hash of n tuples, each of which holds the one before twice, takes 2^n steps.
 _ATOMS = {

@@ -27,9 +27,9 @@ from gnnstore.budget.limits import memory_ledger
 from gnnstore.errors import InputError, UsageError
 from gnnstore.threads import Background
 
-EXACT_IN_FLOAT32, EXACT_IN_FLOAT64 = 2**24, 2**53  # from here on whole numbers are rounded
-_SMALL_BYTES = 2**26  # smaller arrays are read without asking for free memory
-_PIECE_ITEMS = 2**18  # read at a time where elements go to an array that is there
+EXACT_IN_FLOAT32, EXACT_IN_FLOAT64 = 2**24, 2**53  # least whole numbers that are rounded
+_SMALL_BYTES = 2**26  # bytes of arrays that are read without asking for free memory
+_PIECE_ITEMS = 2**18  # elements that are read at a time into an array that is there
 Items = Callable[[int, int], npt.NDArray[Any]]  # returns elements: the first, and their number
 _STEP_ROWS = 2**20
 _PIECE_BYTES = 2**23

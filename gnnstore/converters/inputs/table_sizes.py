@@ -19,7 +19,7 @@ from typing import Any, BinaryIO, NamedTuple
 from gnnstore.converters.inputs.opening import open_input
 from gnnstore.errors import storage_errors
 
-_CONTINUATION = 0xFFFFFFFF  # before the length of each message
+_CONTINUATION = 0xFFFFFFFF  # the mark before the length of each message
 _DICTIONARY, _BATCH = 2, 3  # kinds of messages with buffers
 
 
@@ -116,7 +116,7 @@ _HEADER_BYTES, _MOST_HEADER_BYTES = 2**10, 2**20
 _DICTIONARY_PAGE = 2  # a kind of page
 # Kinds of fields.
 _STOP, _BINARY, _STRUCT, _INTEGERS = 0, 8, 12, (4, 5, 6)
-_WIDTHS = {1: 0, 2: 0, 3: 1, 7: 8}  # true, false, a byte, a double
+_WIDTHS = {1: 0, 2: 0, 3: 1, 7: 8}  # bytes of values by kind: true, false, a byte, a double
 _MOST_DEPTH = 8
 
 

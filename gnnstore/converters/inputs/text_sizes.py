@@ -21,8 +21,8 @@ from gnnstore.converters.inputs.opening import open_input
 from gnnstore.converters.inputs.text_tables import INTEGER, TableFormat, delimiter_of
 
 _PIECES, _PIECE_BYTES = 8, 2**15
-_MOST_GROWTH = 16  # of text that is decompressed
-_SIZE_PERIOD = 2**32  # gzip states the size of a text modulo this
+_MOST_GROWTH = 16  # most times that text grows when it is decompressed
+_SIZE_PERIOD = 2**32  # the modulus of the size that gzip states
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ from gnnstore.errors import InputError
 from gnnstore.progress import Phase
 from gnnstore.units import format_size
 
-# As the core calls the types of columns, and of the ends of edges.
+# Types of columns, and of the ends of edges, by the core's letters.
 _KINDS = {"int64": "i", "uint64": "u", "float32": "f", "float64": "d"}
 _END_KINDS = {**_KINDS, "int64": "e", "text": "n"}
 _INT64 = np.iinfo(np.int64)
@@ -43,12 +43,13 @@ _LONE_RETURN = re.compile(rb"\r(?!\r*(?:\n|\Z))")
 _MIN_BLOCK_BYTES = 2**16
 # Share of a budget for all blocks in flight.
 _MEMORY_SHARE = 4
-# Names take the most: for every five bytes of text a place (8 bytes) and its copy, a code (8), the
-# first place (8), and up to 16 in a table of hashes; the text is there as read and as parsed.
+# Bytes of memory for a byte of text. Names take the most: for every five bytes of text a place (8
+# bytes) and its copy, a code (8), the first place (8), and up to 16 in a table of hashes; the text
+# is there as read and as parsed.
 _BYTES_PER_BYTE = 12
 INTEGER = re.compile(rb"[+-]?[0-9]+")
 _DECIMAL = re.compile(rb"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?|[+-]?(nan|inf|infinity)")
-_MAX_DIGITS = 25  # that a message writes out
+_MAX_DIGITS = 25  # digits that a message writes out
 _OTHER_MARKS = {b";": "semicolons", b"|": "bars"}
 _SEPARATORS = {",": "commas", "\t": "tabs", " ": "spaces"}
 _MAX_COMMENTS = 10_000

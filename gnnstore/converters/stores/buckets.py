@@ -28,10 +28,11 @@ Int64Array = npt.NDArray[np.int64]
 SortedPiece = tuple[npt.NDArray[np.int32], npt.NDArray[np.int32], Int64Array]
 
 _PIECE_EDGES = 2**17
-# Groups come out within a few per cent of the size that such a sample promises.
+# Edges that are sampled for the sizes of groups, and the share of memory that groups fill: they
+# come out within a few per cent of the size that such a sample promises.
 _SAMPLE_EDGES, _FILL = 2**16, 0.75
 _KEY_BITS = 64
-# Records and as much scratch; the pool adds up to an eighth.
+# Bytes of a record while it is sorted, with as much scratch; the pool adds up to an eighth.
 _BYTES_TO_SORT = 2 * WIDE_BYTES * 9 // 8
 
 

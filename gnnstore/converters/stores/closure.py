@@ -54,7 +54,7 @@ from gnnstore.progress import Progress
 KIND = "assign"
 _LOG = logging.getLogger(__name__)
 _PIECE_EDGES = 2**20
-_PIECE_BYTES = 2**23  # of attributes; some copies exist at a time
+_PIECE_BYTES = 2**23  # bytes of attributes in a piece; some copies exist at a time
 _PIECE_NODES = 2**22
 _PIECES_BYTES = 2**26  # memory of pieces, and of what is made of them
 

@@ -44,7 +44,7 @@ from gnnstore.formats.store.store import StoreReader
 from gnnstore.formats.store.values import decode_value, encode_value
 
 _LOG = logging.getLogger(__name__)
-_BLOCK_COLUMNS = 2**17  # columns whose pointers are read together: 1 MiB
+_BLOCK_COLUMNS = 2**17  # columns with pointers that are read together: 1 MiB
 _READ_EDGES = 2**20
 
 _TEXTS_AT_ONCE = 2**16

@@ -56,8 +56,8 @@ _LOG = logging.getLogger(__name__)
 
 ORDERS: tuple[OrderKind, ...] = ("random", "none")
 
-_COPY_BYTES = 2**22  # pieces in which rows are copied
-_PIECE_NODES = 2**18  # a multiple of four: a block of random words
+_COPY_BYTES = 2**22  # bytes of a piece in which rows are copied
+_PIECE_NODES = 2**18  # nodes of a piece, a multiple of four: a block of random words
 # Memory of the writers of edges and buckets; and of the pieces in flight.
 _BUFFER_BYTES, _WORK_BYTES = 4 * 2**22, 2**24
 _LEAST_TO_SORT = 2**24

@@ -31,7 +31,7 @@ from gnnstore.formats.store.store import StoreWriter
 from gnnstore.progress import NullProgress, Progress
 from gnnstore.units import format_size
 
-_TOLERANCE = 1.1  # padding of pages, and scales
+_TOLERANCE = 1.1  # factor of the estimate, for padding of pages and scales
 _OF_NODES = "is not for quantizing a store, which keeps all but the types of node attributes"
 
 

@@ -59,12 +59,13 @@ _TRAINING, _OTHER = 2, 1  # ranks of the nodes of splits
 _ROUNDS = 4
 _SAMPLE_DEGREE = 32  # in-neighbours of a node whose communities are counted
 _STEP_NODES = 2**14
-# The most nodes of a community: a disk reads pages, so that larger ones would gain nothing.
-_MAX_SHARE, _MAX_NODES = 1 / 64, 2**10  # the larger of the two
-_MIN_NODES = 64  # smaller ones do not fill pages
+# Most nodes of a community: this share of all, or this number if that is more. A disk reads pages,
+# so that larger ones would gain nothing.
+_MAX_SHARE, _MAX_NODES = 1 / 64, 2**10
+_MIN_NODES = 64  # least nodes of a community: smaller ones do not fill pages
 Order = Literal["degree", "frequency", "community"]
 ORDERS: tuple[Order, ...] = get_args(Order)
-_PIECE_BYTES = 2**23  # of edge attributes; some copies exist at a time
+_PIECE_BYTES = 2**23  # bytes of edge attributes in a piece; some copies exist at a time
 # Bytes of a node: its scores, their order and what sorting takes, and a new number; the same by
 # community, where ranking these takes the most; and of some pieces.
 _NODE_BYTES, _COMMUNITY_BYTES, _PIECES_BYTES = 25, 50, 2**26

@@ -32,7 +32,7 @@ from gnnstore.errors import UsageError, limits_named
 from gnnstore.progress import Progress
 
 KIND = "split-edges"
-_PIECE_BYTES = 2**23  # of attributes; some copies exist at a time
+_PIECE_BYTES = 2**23  # bytes of attributes in a piece; some copies exist at a time
 
 
 @limits_named("split the edges")

@@ -50,12 +50,14 @@ from gnnstore.random_words import draw_noise, draw_words, hash_pairs
 # Edges that are made at a time; 2^16 or 2^20 is a fifth slower.
 _CHUNK_EDGES = 2**18
 _NOISE = 0x6B726F6E6F697365  # "kronoise": other generators have other words
-_CHUNK_VALUES = 2**17  # intermediate results stay in a core's cache: twice as fast
-# Deviations are taken from at most this many rows, in blocks spread over all rows.
+# values of a chunk: intermediate results stay in a core's cache, twice as fast
+_CHUNK_VALUES = 2**17
+# Most rows from which deviations are taken, and rows of a block; the blocks are spread over all
+# rows.
 _SAMPLE_ROWS, _SAMPLE_BLOCK_ROWS = 2**16, 2**8
 _MAX_NOISY_INTEGER_BYTES = 4
 MAX_FACTOR = 256
-# Fewer edges for each edge of the seed would need more patterns than are made here.
+# Least edges for each edge of the seed: fewer would need more patterns than are made here.
 MIN_DEGREE_RATIO = 1 / 64
 
 _PATTERNS = 0x7061747465726E  # "pattern"

@@ -37,7 +37,7 @@ _CHUNK_EDGES = 2**20
 # The second word of the generator's key is the purpose, so that streams never meet.
 _NOISE = 0x6E6F697365  # "noise"
 _SPLIT = 0x73706C6974  # "split"
-_CHUNK_BYTES = 2**20  # intermediate results stay in a core's cache: twice as fast
+_CHUNK_BYTES = 2**20  # bytes of a chunk: intermediate results stay in a core's cache, twice as fast
 # What is wrong with a parameter that is below or above some numbers.
 _LIMITS: dict[str, tuple[float, float, str]] = {
     "seed": (0, 2**64 - 1, "is not in [0, 2**64)"),

@@ -27,7 +27,7 @@ from gnnstore.formats.store.store import StoreWriter
 _PREFIX = "rev_"
 _POINTER_BYTES = 2**20
 _CHUNK_EDGES = 2**18
-_MOST_COPIED_BYTES = 64  # of a row
+_MOST_COPIED_BYTES = 64  # most bytes of a row that is copied
 
 
 def reverse_of(edge_type: EdgeType) -> EdgeType:

@@ -41,7 +41,7 @@ Rows = npt.NDArray[Any] | ArraySource
 
 _LOG = logging.getLogger(__name__)
 _SALT = 0x6E656761_74697665  # "negative"
-_MAX_DRAWS = 17  # the first, and 16 more where it is an edge
+_MAX_DRAWS = 17  # draws of a negative: the first, and 16 more where it is an edge
 _PIECE_VALUES = 2**17
 
 

@@ -31,7 +31,7 @@ from gnnstore.progress import Progress
 from gnnstore.units import format_size
 
 Pairs = Iterable[tuple[npt.NDArray[Any], npt.NDArray[Any]]]
-_PIECE_BYTES = 2**23  # of attributes of edges that are read at a time
+_PIECE_BYTES = 2**23  # bytes of attributes of edges that are read at a time
 
 
 def check_pointers(store: StoreWriter, num_nodes: int) -> None:

@@ -42,13 +42,13 @@ _EDGES, _WRITTEN, _TEXT = 20e6, 500e6, 150e6
 # Times of sorting: of a conversion, of sorting on disk too, and of merging runs once more to count
 # what is left of equal edges and missing loops.
 _EDGE_WORK, _SPILL_WORK, _COUNT_WORK = 3.0, 1.1, 1.0
-_PIECE_BYTES = 2**26  # memory for the edges in flight, where these are written as they are read
-_BASE_MEMORY_BYTES = 2**27  # the interpreter, NumPy, pyarrow and buffers
+_PIECE_BYTES = 2**26  # bytes of the edges in flight, where these are written as they are read
+_BASE_MEMORY_BYTES = 2**27  # bytes of the interpreter, NumPy, pyarrow and buffers
 _SAMPLE_BYTES, _SAMPLE_ROWS = 2**20, 2**14
 # Bytes of a store without its arrays, and of the metadata of an array. Estimates are within this
 # factor, in which a disk that has less room than estimated may have enough.
 _FIXED_BYTES, _METADATA_BYTES, _TOLERANCE = 8_300, 1_020, 1.25
-_TEXT_ITEM_BYTES = 4  # numbers in text become float32
+_TEXT_ITEM_BYTES = 4  # bytes of a number from text: float32
 _OF_MATRIX = ("data", "format", "shape", "row", "col")
 _EDGE_LISTS = ("edge", "edges", "edge_index")  # other names that begin with "edge": attributes
 

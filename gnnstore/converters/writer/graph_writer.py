@@ -45,7 +45,7 @@ from gnnstore.formats.store.schema import (
 )
 from gnnstore.progress import Progress
 
-_STEP_BYTES = 2**23  # of pointers that are read at a time
+_STEP_BYTES = 2**23  # bytes of pointers that are read at a time
 
 
 class GraphWriter(BaseWriter):

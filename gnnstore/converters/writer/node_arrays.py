@@ -63,10 +63,11 @@ from gnnstore.progress import Phase, Progress
 from gnnstore.random_words import keyed, permutation
 
 _LOG = logging.getLogger(__name__)
-# Attribute rows of at most this many bytes (a label, a mask, a weight) are kept compressed
-# and read whole; wider ones are read by row, so they are laid out in pages.
+# Most bytes of an attribute row (a label, a mask, a weight) in an array that is kept compressed and
+# read whole; wider rows are read one by one, so they are laid out in pages.
 MAX_COMPRESSED_ROW_BYTES = 8
-# Compression needs the whole array in memory, so arrays of many rows are laid out in pages too.
+# Most bytes of a compressed array, which is in memory as a whole; larger ones are laid out in pages
+# too.
 MAX_COMPRESSED_BYTES = 2**26
 # Every name that public data sets use -> the name in a store.
 _SUFFIXES = ("", "_mask", "_idx")
@@ -74,8 +75,8 @@ _NAMES = {"train": "train", "valid": "valid", "val": "valid", "test": "test"}
 SPLIT_KEYS = {name + suffix: split for name, split in _NAMES.items() for suffix in _SUFFIXES}
 _NAMES_DRAWN = ("train", "valid", "test")
 _SPLITS = 0x73706C697473_0000  # the second word of the generator's key; a type's checksum is added
-_BYTES_PER_DRAW = 4 * 8  # a word, its place, and both while they are sorted
-# The array, its ids as int64, and these sorted to find repeated ids.
+_BYTES_PER_DRAW = 4 * 8  # bytes of a draw: a word, its place, and both while they are sorted
+# Bytes of an entry of a split: the array, its ids as int64, and these sorted to find repeated ids.
 _BYTES_PER_ENTRY = 3 * 8
 
 

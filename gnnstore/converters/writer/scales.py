@@ -20,13 +20,13 @@ from gnnstore.formats.arrays.dtypes import from_bfloat16_bits, to_bfloat16_bits
 from gnnstore.formats.arrays.spec import DecodedDtype, ScaleError
 from gnnstore.progress import Phase
 
-LARGEST = 127  # -128 is left out, so that negating never overflows
-MAX_ERROR = 0.05  # of a column's standard deviation
-MAX_LOST = 0.5  # of a column's values that are not 0
-_SMALLEST = np.finfo(np.float32).tiny  # below it, a scale has too few bits to divide by
+LARGEST = 127  # largest value; -128 is left out, so that negating never overflows
+MAX_ERROR = 0.05  # largest error, as a share of a column's standard deviation
+MAX_LOST = 0.5  # largest share of a column's values that become 0, but were not
+_SMALLEST = np.finfo(np.float32).tiny  # smallest scale that has enough bits to divide by
 _EXACT = 2.0**-22  # relative error of a constant column that is rounding alone
 _HUGE = 1e9  # larger errors are reported as this one
-_CHUNK_VALUES = 2**16  # intermediate results stay in a core's cache
+_CHUNK_VALUES = 2**16  # values of a chunk: intermediate results stay in a core's cache
 
 Floats = npt.NDArray[np.float32]
 Measured = npt.NDArray[np.float32] | npt.NDArray[np.float64]

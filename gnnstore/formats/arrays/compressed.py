@@ -26,10 +26,10 @@ from gnnstore.formats.arrays.zarr_metadata import (
 from gnnstore.formats.base.files import BLOCK_BYTES, StoredFile, open_binary, read_small
 from gnnstore.formats.base.strict_json import parse_object
 
-# Level 3 is zstd's own default: the sizes of label arrays hardly change above it.
+# zstd's level, its own default: the sizes of label arrays hardly change above it.
 _ZSTD_LEVEL = 3
 _ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
-_ZSTD_HEADER_BYTES = 6  # at the least
+_ZSTD_HEADER_BYTES = 6  # least bytes of a header
 
 
 def write_compressed_files(

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from gnnstore.errors import InputError
 
-# Name in a store -> NumPy type of the bytes on disk. All little-endian, 1 to 8 bytes.
+# NumPy types of the bytes on disk by their names in a store: little-endian, 1 to 8 bytes.
 STORAGE_DTYPES: dict[str, np.dtype] = {
     name: np.dtype(name).newbyteorder("<")
     for name in (

@@ -248,7 +248,7 @@ class SharedArray(PagedArray):
         return super().gather(self.rows.read_slice(start, stop))
 
 
-# Rows are gathered into runs of pages in two buffers: one is written while the other is filled.
+# Bytes of two buffers for runs of pages: one is written while the other is filled.
 _BUFFER_BYTES = 2 * 2**20
 
 

@@ -8,19 +8,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-MIN_PAGE_BYTES = 512  # the smallest direct-I/O alignment of any device
+MIN_PAGE_BYTES = 512  # smallest page: the smallest direct-I/O alignment of any device
 MAX_PAGE_BYTES = 2**21
 DEFAULT_PAGE_BYTES = 4096
 # Pages that a writer chooses among: the smallest that wastes no more than this share of the rows.
 _CHOSEN_PAGES = tuple(DEFAULT_PAGE_BYTES << k for k in range(5))
 _MOST_PADDING = 0.03
 
-# Bodies of shards are joined in memory by mapping one behind the other, so a full shard
-# ends on a page of any operating system (64 KiB on some arm64 and ppc64 kernels).
+# Alignment of a full shard's end, a page of any operating system (64 KiB on some arm64 and ppc64
+# kernels): bodies of shards are joined in memory by mapping one behind the other.
 SHARD_ALIGNMENT_BYTES = 2**16
 MIN_DEFAULT_SHARD_BYTES = 2**30
 MAX_DEFAULT_SHARD_BYTES = 2**34
-# A Zarr reader fetches whole inner chunks: large enough to be quick, small enough to slice.
+# Bytes of an inner chunk, which a Zarr reader fetches whole: large enough to be quick, small enough
+# to slice.
 INNER_CHUNK_BYTES = 2**20
 
 

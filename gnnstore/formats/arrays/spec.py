@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 Layout = Literal["paged", "cold"]
 DecodedDtype = Literal["float16", "bfloat16", "float32"]
 DECODED_DTYPES: tuple[DecodedDtype, ...] = get_args(DecodedDtype)
-TIME_UNITS = ("D", "s", "ms", "us", "ns")  # of times since 1970, from the coarsest
+TIME_UNITS = ("D", "s", "ms", "us", "ns")  # units of times since 1970, from the coarsest
 
 
 @dataclass(frozen=True)

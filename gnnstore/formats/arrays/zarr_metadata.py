@@ -29,7 +29,7 @@ from gnnstore.formats.base.strict_json import Fields
 METADATA_FILE = "zarr.json"
 MAX_ARRAY_METADATA_BYTES = 2**20
 _MISSING_CHUNK = 2**64 - 1
-MAX_DIMENSIONS = 32  # of NumPy before version 2
+MAX_DIMENSIONS = 32  # most axes of an array, as in NumPy before version 2
 
 _LITTLE_ENDIAN = {"name": "bytes", "configuration": {"endian": "little"}}
 # "c.3.0" rather than "c/3/0": one flat directory of shards.
@@ -175,8 +175,8 @@ def parse_compressed(
     return dtype, shape, chunk_shape
 
 
-# A compressed chunk may claim to be anything; together with "every chunk is listed in the
-# manifest" this bounds what decompressing a hostile array can allocate.
+# Most bytes of a decompressed chunk, which may claim to be anything: together with "every chunk is
+# listed in the manifest" this bounds what decompressing a hostile array can allocate.
 MAX_COMPRESSED_CHUNK_BYTES = 2**24
 # The most bytes of a chunk that Zstandard cannot compress.
 MAX_COMPRESSED_FILE_BYTES = MAX_COMPRESSED_CHUNK_BYTES + MAX_COMPRESSED_CHUNK_BYTES // 256

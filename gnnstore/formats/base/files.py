@@ -32,9 +32,10 @@ from gnnstore.units import format_at_least, format_size
 BlockCrcs: TypeAlias = npt.NDArray[np.uint32]
 StoredFile: TypeAlias = tuple[str, int, BlockCrcs]  # name, size, crc32c of each block
 
-# Each block of a file has a checksum of its own.
+# Bytes of a block of a file, which has a checksum of its own.
 BLOCK_BYTES = 2**20
-# From here on a write pays for a thread. Direct writes are multiples of the largest usual sector.
+# Least bytes of a write that pays for a thread; and the unit of direct writes, the largest usual
+# sector.
 _BEHIND_BYTES, ALIGNMENT = 2**20, 4096
 _THREAD_NAME = "gnnstore-write"
 

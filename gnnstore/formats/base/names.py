@@ -12,9 +12,10 @@ from urllib.parse import quote, unquote
 
 from gnnstore.errors import CorruptStoreError, InputError
 
-MAX_COMPONENT_BYTES = 200  # file systems allow 255; shard names are appended elsewhere
+# most bytes of a name; file systems allow 255, and names of shards are appended elsewhere
+MAX_COMPONENT_BYTES = 200
 MAX_FILE_NAME_BYTES = 255
-MAX_PATH_BYTES = 2048  # the directory's own path comes on top; Linux allows 4096 in all
+MAX_PATH_BYTES = 2048  # most bytes of a path, without the directory's own; Linux allows 4096 in all
 
 
 def encode(name: str) -> str:
@@ -46,7 +47,7 @@ def _quoted(name: str) -> str:
     return component
 
 
-# In joined names '__' only separates, so others are encoded: at the ends, and in a row.
+# Underscores that are encoded in joined names, where '__' separates: at the ends, and in a row.
 _AMBIGUOUS = re.compile("^_|_$|__+")
 
 

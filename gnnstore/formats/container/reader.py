@@ -53,7 +53,7 @@ M = TypeVar("M", bound=Manifest)
 R = TypeVar("R")
 
 
-# `problems` holds this much of an array at a time.
+# Bytes of an array that `problems` holds at a time.
 _SCAN_BYTES = 16 * 2**20
 
 

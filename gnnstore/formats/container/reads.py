@@ -26,11 +26,11 @@ from gnnstore.formats.base.files import BLOCK_BYTES, fill_at, open_regular
 from gnnstore.formats.container.reader import SealedReader
 from gnnstore.machine import PRIVATE, Machine
 
-# Pieces of up to this size are read into memory that was used before: the pages that the kernel
-# clears in fresh memory are an eighth of the CPU time of a conversion. Whole arrays should not
-# stay behind in the pool.
+# Most bytes of a piece that is read into memory that was used before: the pages that the kernel
+# clears in fresh memory are an eighth of the CPU time of a conversion. Whole arrays should not stay
+# behind in the pool.
 MAX_POOLED_BYTES = 2**24
-_READ_BLOCKS = 8  # of which each is compared with its checksum
+_READ_BLOCKS = 8  # blocks that are read at a time, each compared with its checksum
 
 # Fills an array with bytes of a file, from an offset on.
 Fill = Callable[[Path, int, npt.NDArray[np.uint8]], None]

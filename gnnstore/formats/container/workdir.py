@@ -38,17 +38,19 @@ from gnnstore.formats.base.files import directory_bytes, files_under, fsync_dire
 from gnnstore.formats.container.manifest import CHECKSUMS_ARRAY, KINDS, Manifest, kind_of
 from gnnstore.units import format_size
 
-# 'gnnstore gc' holds a lock while it measures a directory; a writer holds it for good.
+# Attempts to lock: 'gnnstore gc' holds a lock while it measures a directory; a writer holds it for
+# good.
 LOCK_ATTEMPTS = 5
 _LOCK_SECONDS = 0.1
-# Directories of a name are locked while another gets its name, for a few system calls.
+# Attempts to lock a name: directories are locked while another gets their name, for a few system
+# calls.
 _NAME_ATTEMPTS = 50
 
 State = Literal["running", "resumable", "unfinished", "set aside", "stale"]
 
 _NAME = re.compile(r"\.(?P<final>.+)\.(?:(?P<kind>tmp|old)-[0-9a-f]{8}|(?<=\.npy\.)rows)")
-RUN_PREFIX = ".gnnstore-run-"  # of directories of runs; see `gnnstore.disk.spool`
-# Begins names of directories whose contents are put into a bucket, next to their locks; see
+RUN_PREFIX = ".gnnstore-run-"  # prefix of directories of runs; see `gnnstore.disk.spool`
+# Prefix of directories with contents that are put into a bucket, next to their locks; see
 # `gnnstore.packing.parts`.
 PUT_PREFIX = ".gnnstore-put-"
 _PUT_NAME = re.compile(re.escape(PUT_PREFIX) + "[0-9a-f]{8}")

@@ -54,7 +54,7 @@ from gnnstore.formats.container.reader import SealedReader
 from gnnstore.formats.container.workdir import DirectoryTransaction
 from gnnstore.units import format_size
 
-_MAX_DIFFERENCES = 3  # named in a message
+_MAX_DIFFERENCES = 3  # differences that a message names
 
 
 class SealedWriter:

@@ -30,12 +30,12 @@ from gnnstore.formats.store.by_column import (
 )
 from gnnstore.formats.store.schema import EdgeTypeSpec, NodeTypeSpec, StoreManifest, TextSpec
 
-# Scans hold this much of an array at a time, and a few temporaries of the same size.
+# Bytes of an array that scans hold at a time, with a few temporaries of the same size.
 _SCAN_BYTES = 16 * 2**20
-# Ids of edges are looked for twice in this much memory: a mark for each id takes a byte, and where
-# most of the numbers up to the largest are not ids, sorting some takes 8 bytes each, a few times.
+# Bytes of each of two searches for ids of edges: a mark for each id takes a byte, and where most of
+# the numbers up to the largest are not ids, sorting some takes 8 bytes each, a few times.
 ID_BYTES = 2**26
-_MOST_MARKS = 8  # for each edge
+_MOST_MARKS = 8  # marks for each edge, at most
 _TEXT_SCAN_BYTES = 2**16  # bytes of offsets; the texts are many times as long
 
 Reader = SealedReader[StoreManifest]

@@ -23,17 +23,17 @@ from gnnstore.formats.arrays.paged import PagedArray
 from gnnstore.formats.store.schema import EdgeType
 from gnnstore.sampling.neighbor import Subgraph
 
-# A pass is made for batches with at least one edge for so many of the table: reading an edge's row
-# by itself costs a page, which other edges seldom share.
+# Edges of the table for each edge of a batch, at most, for which a pass is made: reading an edge's
+# row by itself costs a page, which other edges seldom share.
 EDGES_PER_READ = 64
-# A pass over wider rows could read more than these pages.
+# Widest rows that a pass reads: with wider ones it could read more than these pages.
 MAX_ROW_BYTES = 64
 _MAX_PIECES = 64
 _PIECE_BYTES = 1 << 20
 # Files with places at a time: two of the superbatch that is made, and files of rows of two others,
 # of which one is being left.
 _INDEXES = 4
-_WORD_BYTES = 4  # files hold int32
+_WORD_BYTES = 4  # bytes of an int32 in files
 
 
 class PassSize(NamedTuple):

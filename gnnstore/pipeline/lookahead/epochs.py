@@ -108,7 +108,7 @@ def _cancel(producer: Producer, making: Background[Superbatch]) -> None:
         producer.close()
 
 
-# The superbatch that is assembled, and the one that is made meanwhile.
+# Superbatches at a time: one that is assembled, and one that is made meanwhile.
 _SUPERBATCHES = 2
 
 _NO_SLOTS = (
@@ -467,5 +467,8 @@ class _PlannedBatches(Iterator[Batch]):
                 batch = superbatch.batches.pop(i)
                 batch.place = PlannedLocation(superbatch, i)
                 yield batch
-            if each.error is not None:
-                raise each.error
+            if (error := each.error) is not None:
+                try:
+                    raise error
+                finally:
+                    del error, each, superbatch  # else error, traceback and frame hold each other

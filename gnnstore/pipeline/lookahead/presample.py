@@ -41,16 +41,17 @@ if TYPE_CHECKING:
     from gnnstore.graph.topology import Topology
     from gnnstore.sampling.neighbor import IndexDtype, Sample
 
-# A few batches are sampled to learn their size, and an eighth is added: on an R-MAT graph the
-# largest of an epoch has 2 % more nodes than the mean with 1,024 seeds, and 27 % with 64.
+# The share that is added to the largest batch of a few: on an R-MAT graph the largest of an epoch
+# has 2 % more nodes than the mean with 1,024 seeds, and 27 % with 64.
 MARGIN = 1 / 8
-# Where there is no room for that and half a batch more, how much to add follows from how much a
-# larger sample varies. One of three million normal draws is 5 deviations above the mean, and of 16
-# draws the deviation is exact to 18 %. Sizes of batches have a longer tail than normal ones where
-# few seeds are in them; but then they vary so much that it comes to more than there is room for.
+# The least share to add where there is no room for that and half a batch more, and the deviations
+# of a larger sample to add. One of three million normal draws is 5 deviations above the mean, and
+# of 16 draws the deviation is exact to 18 %. Sizes of batches have a longer tail than normal ones
+# where few seeds are in them; but then they vary so much that it comes to more than there is room
+# for.
 _LEAST_MARGIN, _DEVIATIONS = 1 / 64, 5.0
 MANY_BATCHES = 16
-# Where memory is short, so much at most.
+# The most to add where memory is short.
 MOST_MARGIN = 0.4
 
 
@@ -76,16 +77,16 @@ def _tell(sizes: Sequence[int]) -> bool:
 _EPOCH = FIRST_EPOCH_OF_NO_RUN
 _SEED = 0
 
-# Labels are drawn, joined with others and numbered before they are what a batch shows.
+# Times of its bytes that a label takes while it is drawn, joined with others and numbered.
 _MAKING_LABELS = 4
 
-# Enough to estimate the size of a batch where sizes vary little; small batches need many.
+# Batches that show the size of one where sizes vary little; small batches need many.
 _FEW_BATCHES = 4
-# When every node has been needed 4 times on average, more batches add little. On small
-# graphs and with full fan-outs this ends the sampling long before 255 batches.
+# Visits of a node on average after which more batches add little. On small graphs and with full
+# fan-outs this ends the sampling long before 255 batches.
 ENOUGH_VISITS = 4
-# A mapped topology may have to come from disk: 60,000 page faults for a batch of 1,024
-# seeds and three hops of 10.
+# Batches that are sampled from a mapped topology, which may come from disk: 60,000 page faults for
+# a batch of 1,024 seeds and three hops of 10.
 _MAPPED_BATCHES = 32
 
 

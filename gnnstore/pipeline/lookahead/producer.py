@@ -50,7 +50,7 @@ from gnnstore.threads import CancelledError, Flag, ordered_map
 
 T = TypeVar("T")
 
-# Without a budget: enough for a few hundred batches to be read in nearly one pass.
+# Bytes for sampling batches together without a budget: a few hundred are read in nearly one pass.
 BULK_BYTES = 1 << 30
 _POLL_SECONDS = 0.05
 
@@ -401,7 +401,8 @@ class Producer:
                         order.add(nodes)
                     more(1)
             except Exception as error:
-                failure = error
+                # Without this frame, which has the superbatch, and that the error.
+                failure = error.with_traceback(error.__traceback__ and error.__traceback__.tb_next)
         self._check_wanted()
         self._last = None if order is None else order.last
         release_memory()  # of subgraphs as they were sampled, before as much is taken for the plan

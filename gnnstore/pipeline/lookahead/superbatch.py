@@ -37,7 +37,7 @@ from gnnstore.sampling.row_space import RowSpace
 from gnnstore.threads import CancelledError, Flag
 from gnnstore.units import format_size
 
-# One part in so many of what planning will take: for counts before it begins.
+# One part in so many of the memory for planning, which counts take before it begins.
 _COUNTS_SHARE = 4
 
 

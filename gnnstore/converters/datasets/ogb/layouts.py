@@ -31,7 +31,7 @@ from gnnstore.converters.writer.options import ConvertOptions
 from gnnstore.errors import InputError, NotFoundError
 from gnnstore.formats.store.schema import EDGE_TYPE, NODE_TYPE, EdgeType
 
-_COUNTS, _TRIPLETS = "num-node-dict", "triplet-type-list"  # of several types
+_COUNTS, _TRIPLETS = "num-node-dict", "triplet-type-list"  # files of data sets of several types
 _ONE_TYPE, _LABELS, _SEVERAL = "data.npz", "node-label.npz", "edge_index_dict.npz"
 _ENDINGS = (".csv.gz", ".csv")
 _UNREAD_ENDINGS = (".csv.bz2", ".csv.xz", ".csv.zst", ".csv.zip")
