@@ -104,7 +104,7 @@ class Machine:
         """Return an array of the same contents, type and shape: here, the array itself.
 
         For arrays that each process has computed, and may now have in common. A machine that is
-        shared does so by `share`, whose `fill` copies; the array itself is then let go.
+        shared does so by `share`, whose `fill` copies; the array itself is then freed.
         """
         return values
 

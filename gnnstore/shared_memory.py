@@ -161,7 +161,7 @@ def _memory() -> io.FileIO:
 
 def _reserved(file: io.FileIO, key: str, num_bytes: int) -> Bytes:
     """Return new memory, mapped and there: a later access never finds that there is none left."""
-    # Before it is touched: the kernel kills who is beyond a cgroup's limit.
+    # Before it is touched: the kernel kills a process beyond a cgroup's limit.
     if num_bytes >= LEAST_BYTES and num_bytes > (free := obtainable_bytes()):
         raise _no_room(key, num_bytes, f"{format_size(free)} are available")
     try:
@@ -376,7 +376,7 @@ class Server:
                 if _peer_of(connection)[1] == os.geteuid():
                     socket.send_fds(connection, [b"\0"], [file.fileno()])
                     self.num_handed_on += is_content
-        except OSError:  # who connected is gone; or there is no descriptor left, and it waits
+        except OSError:  # the other process is gone; or descriptors are short, and it waits
             time.sleep(_RETRY_SECONDS)
 
     def _forget(self) -> None:

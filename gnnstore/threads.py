@@ -4,9 +4,9 @@ A signal's handler, as for Ctrl-C, runs in the main thread between any two steps
 code, and may raise. `threading.Condition`, of which events, semaphores, futures and executors are
 made, takes its lock in Python code: an exception right after that leaves it locked, and threads
 that need it wait for ever. Here the consumer's thread takes locks in one step of the interpreter
-(`with lock:` of a lock in C) and passes calls on in a `SimpleQueue`; who waits looks again now and
-then. So `concurrent.futures` does not serve: one Ctrl-C in 500 left a worker waiting, or became a
-RuntimeError.
+(`with lock:` of a lock in C) and passes calls on in a `SimpleQueue`; waiting threads look again now
+and then. So `concurrent.futures` does not serve: one Ctrl-C in 500 left a worker waiting, or became
+a RuntimeError.
 """
 
 from __future__ import annotations

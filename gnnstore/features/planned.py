@@ -151,7 +151,7 @@ class TurnLock:
         return bool(self._changed.wait_until(look))
 
     def done(self, number: int) -> None:
-        """End the turn of a batch; the next one's begins."""
+        """End the turn of a batch, and begin that of the next."""
         with self._changed.lock:
             self._next = number + 1
             self._release(number)

@@ -475,7 +475,7 @@ def undeletable(path: Path, name: str) -> UsageError:
 
 
 def not_there(problem: str, name: object, names: Iterable[object]) -> AttributeError:
-    """Return the error for a name that is none of some, with the one that was perhaps meant."""
+    """Return the error for an unknown name, with the name that was perhaps meant."""
     by_text = {_as_text(each): each for each in names}
     likely = get_close_matches(_as_text(name), by_text, 1)
     meant = f"; did you mean {by_text[likely[0]]!r}?" if likely else ""

@@ -340,7 +340,7 @@ class Placing(Protocol):
         """Return a context in which a batch is placed, once the ones before it are."""
 
     def place(self, batch: Batch) -> None:
-        """Begin to copy a batch's output to the device, and set it to what comes of that."""
+        """Begin to copy a batch's output to the device, and replace it by the copy."""
 
     def hand_over(self, batch: Batch) -> None:
         """Let what the calling thread does next on the device wait for a batch."""

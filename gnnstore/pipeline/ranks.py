@@ -22,7 +22,7 @@ class RankShard:
     """The batches of an epoch that one of the processes takes that train one model together.
 
     They share the batches of the run of a single process: batch k goes to rank k mod W. A position
-    in the epoch is the same for all, so a state that one rank has saved is each one's, of another
+    in the epoch is the same for all, so each rank can load a state that one has saved, of another
     number of ranks too. All take equally many, because they wait for one another at every step.
     """
 

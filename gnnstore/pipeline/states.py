@@ -1,9 +1,9 @@
 """The state of a loader, as plain values that a checkpoint can hold.
 
-Batches are keyed by (seed, epoch, batch), so three numbers are all that is needed to go on,
-whatever prepares them: there is no random stream to store, and nothing that was prepared ahead
-is lost. The rest of a state is a fingerprint of all that batches depend on besides, so that
-one that would give other batches is refused by name.
+Batches are keyed by (seed, epoch, batch), so three numbers are all that is needed to go on, however
+batches are prepared: no random stream is stored, and nothing that was prepared ahead is lost. The
+rest of a state is a fingerprint of all that batches depend on besides, so that a state of other
+batches is refused by name.
 """
 
 from __future__ import annotations

@@ -61,7 +61,7 @@ _WITHOUT_RANGES = re.compile(
 )
 _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _WRITE = "write s3://BUCKET/PATH, gs://BUCKET/PATH, az://CONTAINER/PATH or https://HOST/PATH"
-# Variables that name an endpoint of one's own, by scheme.
+# Variables that name an endpoint of a user's own, by scheme.
 _ENDPOINTS = {
     "s3": ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"),
     "gs": ("GOOGLE_BASE_URL",),

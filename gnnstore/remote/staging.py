@@ -4,7 +4,7 @@ The copy lies at `CACHE_DIR/UUID` and is an ordinary store. A lock on `CACHE_DIR
 taken before anything is looked at, so that one of several processes copies, and the others wait and
 open what they find. What a killed process left is gone on with: blocks with their checksums stay.
 Where there are no locks, or other machines may not see them, each copies into a directory of its
-own, and who comes last opens what is there.
+own, and the last to finish opens the copy that is there.
 """
 
 from __future__ import annotations

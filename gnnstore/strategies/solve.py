@@ -550,7 +550,7 @@ class Sizer:
         return min(most, max(0, given - costs.pinned_bytes) // ledger.bytes_each(SLOTS))
 
     def _overlaps(self, size: SuperbatchSize, disk: Ledger) -> bool:
-        """Whether two superbatches fit on disk, given their sizes or an epoch's one's."""
+        """Whether two superbatches fit on disk, which has both, or one of an epoch's length."""
         at_once = 1 if size.num_batches == self.facts.epoch_batches else 2
         return 2 * disk.peak() <= at_once * self.facts.disk_bytes
 

@@ -334,7 +334,7 @@ class StrategyTests:
         assert_resumes(lambda: next(loaders), num_epochs=1)
 
     def test_two_loaders_of_a_store(self) -> None:
-        """A loader that runs in the middle of another one's epoch changes neither's batches."""
+        """A loader that runs in the middle of another's epoch changes the batches of neither."""
         from gnnstore.graph.store import open as open_store  # noqa: PLC0415
 
         expected, others = _epoch(self._in_memory()), _epoch(self._in_memory(seed=2))

@@ -448,7 +448,7 @@ def _edge_index_of(graph: GraphStore, edges: EdgeAttr) -> torch.Tensor:
 
 
 def _is_split_mask(name: str, rows: npt.NDArray[Any], dtype: str, where: str) -> bool:
-    """Whether a node attribute is the mask of a split; warn if only its name is one's."""
+    """Whether a node attribute is the mask of a split; warn if it has only the name of a mask."""
     if not name.endswith("_mask") or name not in SPLIT_KEYS:
         return False
     is_mask = dtype == "bool" and (rows.ndim == 1 or rows.shape[1:] == (1,))

@@ -183,7 +183,7 @@ _DIRECTORIES = {
 
 
 def describe_directory(path: Path, own: str) -> str | None:
-    """Return the converter of another kind than one's own that reads a directory, in words."""
+    """Return another kind of converter, which reads a directory, in words."""
     with suppress(OSError):
         for kind, patterns in _DIRECTORIES.items():
             found = next((file for name in patterns for file in path.glob(name)), None)

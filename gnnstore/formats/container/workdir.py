@@ -382,7 +382,7 @@ class DirectoryTransaction:
             ) from None
 
     def _exchange(self) -> None:
-        """Give the directory its name, and its own to the one that had it."""
+        """Exchange the names of the directory and of the one that it replaces."""
         try:
             _core.rename_exchange(os.fspath(self.path), os.fspath(self.final))
         except OSError as error:
