@@ -1,4 +1,4 @@
-"""Memory that the processes of one machine share: arrays that are loaded whole lie there once.
+"""Memory that the processes of one machine share: an array that is loaded whole is there once.
 
 The ranks of a training run would hold a copy of the same arrays each. Here they hold one, which the
 first fills for all, and each counts a part of it. The key of an array follows from what it
@@ -133,7 +133,7 @@ class Machine:
         return growing
 
     def choose(self, key: str, dtypes: Sequence[npt.DTypeLike], make: MakesArrays) -> Arrays:  # noqa: ARG002
-        """Return arrays that the first process has made that was asked, as long as it has them.
+        """Return the arrays of the first process that was asked, as long as it has them.
 
         They have one dimension, the given types and any lengths. `make` is called as the `fill` of
         `share` is, and may ask for memory of the machine.
@@ -149,12 +149,12 @@ PRIVATE = Machine()
 
 
 def share_of(num_bytes: int, num_ranks: int) -> int:
-    """Return the part of some memory that each of the processes counts which share it."""
+    """Return the part of shared memory that each of its processes counts."""
     return -(-num_bytes // num_ranks)
 
 
 class _SharedGrowing(Growing):
-    """Memory that another process may fill; in front of it is the number of what is there."""
+    """Memory that another process may fill, behind the number of rows that are there."""
 
     def __init__(self, whole: Bytes, name: bytes = b"", file: io.FileIO | None = None) -> None:
         self._whole, self._name = whole, name

@@ -100,7 +100,7 @@ def make(
     *,
     is_content: bool,
 ) -> Bytes:
-    """Return memory that is handed on once it is filled, or at once if it is filled later."""
+    """Return memory that is handed on when it is filled, or at once if it will be filled later."""
     with Handing(listener, is_content=is_content) as closing:
         num_bytes = size()
         file = closing.file = _memory()
@@ -265,7 +265,7 @@ def _peer_of(connection: socket.socket) -> tuple[int, int]:
 
 
 def _withdraw(listener: socket.socket) -> None:
-    """Hand memory on no more: nothing in this process has it. Wakes the thread, which closes it."""
+    """Stop handing on memory that this process has freed: wake the thread, which closes it."""
     with suppress(OSError):  # of a forked child, or never handed on
         listener.shutdown(socket.SHUT_RDWR)
 
@@ -291,7 +291,7 @@ class Server:
         )
 
     def bind(self, name: bytes) -> socket.socket | None:
-        """Return a socket of a name, to which others connect; None if another one has it."""
+        """Return a socket of a name, to which others connect; None if the name is taken."""
         with self._lock:
             try:
                 listener = socket.socket(socket.AF_UNIX)

@@ -126,7 +126,7 @@ def planning_threads() -> int:
 
 
 class BeladyPlanner:
-    """Plans superbatch after superbatch for one cache, which it leaves filled between them.
+    """Plans superbatch after superbatch for one cache, which stays filled between them.
 
     A cache is empty at first. At the end of a superbatch nothing is known of the batches that
     follow, so it is left with the rows that the most batches have needed so far.
@@ -257,7 +257,7 @@ def run_policy(
 
 
 def _lru_hits(trace: Trace, num_slots: int) -> npt.NDArray[np.bool_]:
-    """Return whether each row is one of those that were used last before its batch."""
+    """Return whether each row is among the last used before its batch."""
     last = np.full(int(trace.ids.max(initial=-1)) + 1, -1, np.int32)  # the last use of each row
     is_last = np.zeros(len(trace.ids), np.bool_)
     is_hit = np.empty(len(trace.ids), np.bool_)

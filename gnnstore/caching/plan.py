@@ -90,7 +90,7 @@ class TraceBuilder:
         self.num_batches = num_batches
         self.id_dtype = id_dtype(num_nodes - 1)
         self._num_nodes = num_nodes
-        # Receives the ids, which it returns as they were put.
+        # The file that has the ids, as they were put.
         self.file = None if path is None else FileSpool(path, num_batches, what="the trace")
         self._rows: dict[int, npt.NDArray[Any]] = {}  # without a file
         self._sizes = [-1] * num_batches  # -1: the batch is missing

@@ -152,7 +152,7 @@ class PooledPolicy(CachePolicy):
         return self._policy.max_kept_distance(reuse, num_slots, num_batches)
 
     def reserve(self, batch_rows: int) -> list[Reservation]:
-        """Return the memory for making plans of all pools, and the one that they are joined to."""
+        """Return the memory for making the plans of all pools, and the joined plan."""
         joining = Reservation("plans of pools", 0, {PLANNED: _JOINED_BYTES * batch_rows}, PLANNING)
         return [*self._policy.reserve(batch_rows), joining]
 

@@ -33,7 +33,7 @@ _NUM_BINS = 1 << 16
 
 
 def highest_that_overflows(pieces: Callable[[], Pieces], room: int) -> tuple[int, int]:
-    """Return the highest key that does not fit with all above it, and the room left by these."""
+    """Return the highest key that does not fit with all above it, and the room above leaves."""
     # By their upper and, within the bin that matters, their lower 16 bits.
     upper, left = _highest_bin(((keys >> 16, weights) for keys, weights in pieces()), room)
     if upper < 0:
@@ -49,7 +49,7 @@ def _within(pieces: Pieces, upper: int) -> Pieces:
 
 
 def _highest_bin(pieces: Pieces, room: int) -> tuple[int, int]:
-    """Return the highest bin that does not fit with those above it; -1: none."""
+    """Return the highest bin that does not fit with all above it; -1: none."""
     sums = np.zeros(_NUM_BINS, np.int64)
     for bins, weights in pieces:
         sums += np.bincount(bins, weights, _NUM_BINS).astype(np.int64, copy=False)

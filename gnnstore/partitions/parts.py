@@ -105,7 +105,7 @@ class SeedParts:
 class PartsOrder(KeyedOrder):
     """Cuts the seeds of each part into batches, and takes one of each part in turn.
 
-    Larger parts come first, so that those which have one batch more do.
+    Larger parts come first, and so do the ones with one batch more.
     """
 
     members: tuple[Int64Array, ...] = ()  # as in `SeedParts`

@@ -472,7 +472,7 @@ class ResidentTable(Protocol):
         """End an iteration, also by `break` or an exception: no thread is left, nothing is lost."""
 
     def check_position(self, state_dict: Mapping[str, Any]) -> None:
-        """Compare the state that a loader resumes from with the commit's, if it has one."""
+        """Compare the state from which a loader resumes with the state of the commit, if any."""
 
     def note_position(self, loader: object, state_dict: dict[str, Any]) -> None:
         """Take a loader's state with the batch that was handed out last, for the next commit."""

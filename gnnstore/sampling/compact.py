@@ -80,7 +80,7 @@ class CompactSample(Subgraph):
 
     @classmethod
     def from_sample(cls, subgraph: Sample, ids: np.dtype[Any], positions: np.dtype[Any]) -> Self:
-        """Return a subgraph with ids and positions of these types; it shares no memory with it."""
+        """Return a copy of a subgraph with ids and positions of these types."""
         return cls(
             nodes={name: nodes.astype(ids) for name, nodes in subgraph.nodes.items()},
             edges={
@@ -161,7 +161,7 @@ class CompactSample(Subgraph):
 
     @classmethod
     def from_arrays(cls, arrays: Sequence[npt.NDArray[Any]], types: Types = ONE_TYPE) -> Self:
-        """Return the subgraph that `arrays` has turned into these vectors; it keeps them."""
+        """Return the subgraph of vectors that `arrays` made; it keeps them."""
         header = [int(number) for number in arrays[0]] if arrays else []
         num_nodes, num_edges, num_seeds, has_trees, length = (*header, *[-1] * _HEADER_INTS)[:5]
         num_hops = num_nodes * length + num_edges * (length - 1) if length else 0

@@ -78,7 +78,7 @@ class SeedLabels(ABC):
     @classmethod
     @abstractmethod
     def from_arrays(cls, arrays: Sequence[npt.NDArray[Any]]) -> Self:
-        """Return the labels of which `arrays` gave these; it keeps them."""
+        """Return the labels that `arrays` gave as these; they keep them."""
 
     @classmethod
     def from_metadata(cls, metadata: Any) -> Self:

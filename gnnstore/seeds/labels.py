@@ -100,7 +100,7 @@ class LinkLabels(SeedLabels):
 
     @classmethod
     def from_arrays(cls, arrays: Sequence[npt.NDArray[Any]]) -> Self:
-        """Return the labels of which `arrays` gave these."""
+        """Return the labels that `arrays` gave as these."""
         *documents, data = arrays
         *edge_type, contents = (json.loads(each.tobytes()) for each in documents)
         values, begin = {}, 0

@@ -183,7 +183,7 @@ class Negatives:
         draw: Callable[[int], Int64Array],
         collide: Callable[[Int64Array], npt.NDArray[np.bool_]],
     ) -> tuple[Int64Array, int]:
-        """Draw, and where that is asked for again what collides; return what still does, too."""
+        """Draw, and draw collisions again if that is asked for; return the remaining ones, too."""
         drawn = draw(0)
         if not self.is_strict:
             return drawn, 0

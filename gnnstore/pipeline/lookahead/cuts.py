@@ -50,8 +50,10 @@ class BatchLists(Iterator[tuple[int, list[Batch]]]):
             self.num_taken += 1
             first, self._num_yielded = self._num_yielded, self._num_yielded + len(chunk)
             return first, chunk
-        ended_by, self._error = self._error, None
-        raise StopIteration if ended_by is None else ended_by
+        try:
+            raise StopIteration if self._error is None else self._error
+        finally:
+            self._error = None  # else error, traceback and this hold each other
 
     def _fill(self, num_batches: int) -> None:
         """Take batches until so many are ready, or there are no more."""
