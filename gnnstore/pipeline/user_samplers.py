@@ -64,7 +64,7 @@ class ExternalSampler:
         """Check that this sampler can go on from a position of `start` or `batches`."""
         state = position.sampler
         if state is None:
-            raise UsageError(f"the state says nothing of {self.name}, which this loader uses")
+            raise UsageError(f"the state has nothing of {self.name}, which this loader uses")
         if (self._stateful is not None) != ("state" in state):
             raise UsageError(
                 f"the state was taken when {self.name} had another state_dict, or none; resume "

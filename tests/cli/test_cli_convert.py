@@ -243,7 +243,7 @@ def test_features_in_several_files_with_a_scale(run: Any, edge_list: Path, tmp_p
     arguments[3] = "float32,6,3"
     done = run("convert", "snap", edge_list, tmp_path / "b.gnn", *arguments)
     assert done.status == 1
-    assert "has 5 rows of 12 bytes, but the layout float32,6,3 says 6" in done.stderr
+    assert "has 5 rows of 12 bytes, but the layout float32,6,3 has 6" in done.stderr
     arguments[3] = "float32"
     done = run("convert", "snap", edge_list, tmp_path / "b.gnn", *arguments)
     assert done.status == 2

@@ -59,8 +59,8 @@ def test_a_matrix_without_a_banner_is_refused(convert: Any) -> None:
 @pytest.mark.parametrize(
     ("header", "options", "message"),
     [
-        ("real general\n4 4 9\n", ["--edge-weight", "3"], "has 3 edges, but .* says 9"),
-        ("real general\n4 4 2\n", ["--edge-weight", "3"], "has 3 edges, but .* says 2"),
+        ("real general\n4 4 9\n", ["--edge-weight", "3"], "has 3 edges, but .* has 9"),
+        ("real general\n4 4 2\n", ["--edge-weight", "3"], "has 3 edges, but .* has 2"),
         (
             "real general\n4 4 3\n",
             ["--num-nodes", "5", "--edge-weight", "3"],
@@ -68,7 +68,7 @@ def test_a_matrix_without_a_banner_is_refused(convert: Any) -> None:
         ),
         ("pattern general\n4 4 3\n", ["--edge-weight", "3"], "a pattern matrix have no values"),
         ("real symmetric\n4 4 3\n", ["--edge-weight", "3"], "one half of a symmetric matrix"),
-        ("general\n4 4 3\n", [], "its first line says .*; expected a matrix that is"),
+        ("general\n4 4 3\n", [], "its first line has .*; expected a matrix that is"),
     ],
 )
 def test_what_a_matrix_states_must_be_so(
@@ -90,10 +90,10 @@ def test_a_matrix_of_integers_has_integers(convert: Any, stored: Any) -> None:
     ("text", "options", "said"),
     [
         ("# Nodes: 3 Edges: 2\n0 1\n1 2\n", [], ""),
-        ("# Undirected graph: a.txt\n0 1\n", [], "says that the graph is undirected"),
+        ("# Undirected graph: a.txt\n0 1\n", [], "describes an undirected graph"),
         ("# Undirected graph: a.txt\n0 1\n", ["--undirected"], ""),
         ("# Directed graph: a.txt\n0 1\n", [], ""),
-        ("% sym unweighted\n% 2 3 3\n1 2\n2 3\n", [], "says that the graph is undirected"),
+        ("% sym unweighted\n% 2 3 3\n1 2\n2 3\n", [], "describes an undirected graph"),
         ("% sym unweighted\n% 2 3 3\n1 2\n2 3\n", ["--undirected"], ""),
     ],
 )
@@ -214,9 +214,9 @@ def test_openke(run: Any, tmp_path: Path) -> None:
     (directory / "train2id.txt").write_text("3\n0 1 0\n1 2 5\n")
     done = run(*words)
     assert done.status == 1
-    assert "has 2 triples, but its first line says '3'" in done.stderr
+    assert "has 2 triples, but its first line is '3'" in done.stderr
     done = run(*words[:2], directory / "train2id.txt", *words[3:4], "--integer-ids", "--overwrite")
-    assert "say --openke" in done.stderr
+    assert "pass --openke" in done.stderr
 
 
 def test_features_and_labels_with_headers(run: Any, tmp_path: Path) -> None:

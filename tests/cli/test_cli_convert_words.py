@@ -83,7 +83,7 @@ def test_the_line_of_a_weight_that_float32_does_not_hold(tmp_path: Path) -> None
     text = "# head\n" + "".join(f"{i} {i + 1} 1.5\n" for i in range(5)) + "5 6 1e300\n"
     said = said_of(tmp_path, text, edge_weight="3:float32")
     assert said.endswith(
-        "line 7: column 3: '1e300' overflows float32; say the type, as in 3:float64"
+        "line 7: column 3: '1e300' overflows float32; give the type, as in 3:float64"
     )
 
 
@@ -116,7 +116,7 @@ def test_remedies_for_triples(run: Any, tmp_path: Path) -> None:
     for text, remedy in (
         (
             "2\n0 1 2\n0 1 2\n",
-            "If files begin with the number of triples, as OpenKE's do, say --openke",
+            "If files begin with the number of triples, as OpenKE's do, pass --openke",
         ),
         ("a b r\nb c r\n", "If entities and relations go by names, leave out --integer-ids"),
         ("h t r\n0 1 2\n", "If the line names the columns, skip it with --skip-header"),

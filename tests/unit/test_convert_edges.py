@@ -390,7 +390,7 @@ def test_garbage_ids_and_counts_are_not_a_matter_of_memory() -> None:
     builder = EdgeBuilder(EdgeRules())
     with pytest.raises(InputError, match=r"test: source node id 4611686018427387904: a graph has"):
         builder.add(np.array([2**62]), np.array([0]), {}, "test")
-    with pytest.raises(InputError, match=r"the input says 4611686018427387904 nodes"):
+    with pytest.raises(InputError, match=r"the input states 4611686018427387904 nodes"):
         EdgeBuilder(EdgeRules(), num_nodes=2**62)
 
 

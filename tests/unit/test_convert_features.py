@@ -195,12 +195,12 @@ def test_one_file_of_another_width_or_type_is_named(tmp_path: Path) -> None:
         (
             130,
             "float32,-1,3",
-            "has 130 bytes, which are not the rows of 12 bytes that the layout float32,-1,3 says",
+            "has 130 bytes, which are not the rows of 12 bytes that the layout float32,-1,3 has",
         ),
         (
             132,
             "float32,12,3",
-            "has 11 rows of 12 bytes, but the layout float32,12,3 says 12",
+            "has 11 rows of 12 bytes, but the layout float32,12,3 has 12",
         ),
     ],
 )
@@ -231,7 +231,7 @@ def test_layouts_that_are_none(text: str, message: str) -> None:
 def test_files_that_nobody_described_are_refused(tmp_path: Path) -> None:
     (tmp_path / "x.bin").write_bytes(b"\0" * 12)
     said = refused(lambda: open_arrays(tmp_path / "x.bin", "features"), UsageError)
-    assert "is neither .npy, .npz nor .csv; if it is raw binary, say its type and shape" in said
+    assert "is neither .npy, .npz nor .csv; if it is raw binary, pass its type and shape" in said
     for missing in ("x.npy", "x.csv", "y.bin", "x-*.npy"):
         refused(partial(open_arrays, tmp_path / missing, "features"), NotFoundError)
     np.savez(tmp_path / "x.npz", a=ROWS, b=ROWS)

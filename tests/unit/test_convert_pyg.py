@@ -284,7 +284,7 @@ class Odd:
         ("num_nodes", float("nan"), "data.num_nodes: is nan, expected one non-negative integer"),
         ("num_nodes", torch.tensor([30, 31]), "data.num_nodes: is tensor([30, 31]), expected one"),
         ("num_nodes", 30.5, "data.num_nodes: is 30.5, expected one non-negative integer"),
-        ("x", torch.tensor(3.0), "data: the number of nodes cannot be told (Dimension specified"),
+        ("x", torch.tensor(3.0), "data: the number of nodes is unknown (Dimension specified"),
         ("y", [1, 2, 3], "data.y: has shape [3], and there are 30 nodes and 5 edges"),
         ("val_mask", torch.ones(29) > 0, "data.val_mask: has shape [29], and there are"),
         ("edge_attr", torch.ones(30, 2), "give it a row for each edge"),
@@ -321,7 +321,11 @@ class Odd:
             torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged),
             "tensor of float32 cannot be stored",
         ),
-        ("num_edges", torch.tensor([1, 2]), "PyG cannot tell whether it belongs to nodes or edges"),
+        (
+            "num_edges",
+            torch.tensor([1, 2]),
+            "PyG cannot decide whether it belongs to nodes or",
+        ),
         ("adj_t", torch.ones(30, 30), "data.adj_t: adjacency matrices cannot be converted"),
         ("edge_index", [[0, 1], [1, 0]], "data.edge_index: expected a tensor of shape [2, E]"),
         ("edge_index", torch.ones(3, 5).long(), "data.edge_index: has shape [3, 5], expected"),
@@ -355,7 +359,7 @@ def test_other_kinds_of_data_are_refused(tmp_path: Path) -> None:
         match=r"expected a torch_geometric\.data\.Data or HeteroData, or a pair .*, got dict",
     ):
         from_pyg({}, tmp_path / "g.gnn")
-    with pytest.raises(InputError, match="data does not say how many nodes it has"):
+    with pytest.raises(InputError, match="data has no number of nodes"):
         from_pyg(Data(), tmp_path / "g.gnn")
 
 

@@ -240,13 +240,13 @@ def test_matrix_market_files_say_their_sizes_first(tmp_path: Path) -> None:
         == 6
     )
     path.write_text(MATRIX.format("coordinate", "skew-symmetric"))
-    with pytest.raises(InputError, match=r"its first line says .* skew-symmetric"):
+    with pytest.raises(InputError, match=r"its first line has .* skew-symmetric"):
         from_snap(path, tmp_path / "c.gnn", edge_weight=3, options=both)
     path.write_text(MATRIX.format("coordinate", "general").replace("300 300", "300 400"))
     with pytest.raises(InputError, match=r"sizes is '300 400 3'; .* joins two kinds of nodes"):
         from_snap(path, tmp_path / "c.gnn", edge_weight=3)
     path.write_text(MATRIX.format("array", "general"))
-    with pytest.raises(InputError, match=r"its first line says .*; expected a matrix"):
+    with pytest.raises(InputError, match=r"its first line has .*; expected a matrix"):
         from_snap(path, tmp_path / "c.gnn")
 
 

@@ -298,7 +298,7 @@ def test_names_with_odd_characters(tmp_path: Path, caplog: pytest.LogCaptureFixt
         ({"edges/a__b__c__d.csv": "0,1\n"}, "write _ next to _ as %5F"),
         ({"edges/a__to__b.txt": "0,1\n"}, "a__to__b.txt: is none of .npy, .npz, .parquet"),
         ({"edges/a__to__b.csv": "from,to\n0,1\n"}, "the columns are from, to; expected source"),
-        ({"edges/a__to__b.csv": "0,1,2\n"}, "has 3 columns; say what those behind source and"),
+        ({"edges/a__to__b.csv": "0,1,2\n"}, "has 3 columns; name the columns behind source and"),
         (
             {"edges/a__to__b.csv": "source,target\n0,x\n", "nodes/b.csv": "y\n1\n"},
             "a__to__b.csv: names nodes of type 'b' by text, and these have no id; give them a",
@@ -367,7 +367,7 @@ def test_compressed_edges(tmp_path: Path, data: HeteroData, form: str) -> None:
     for name in ("paper", "author"):
         FORMS["npz"](tmp_path / "in" / "nodes" / name, {"x": data[name].x.numpy()})
     if not by_source:
-        with pytest.raises(InputError, match="does not say whose edges it counts; say layout="):
+        with pytest.raises(InputError, match="counts edges by source or by target; pass layout="):
             from_typed(tmp_path / "in", tmp_path / "a.gnn")
     words = () if by_source else ("--layout", "csc")
     store = convert(tmp_path / "in", tmp_path / "a.gnn", *words)
@@ -550,7 +550,7 @@ def test_a_column_that_may_have_the_ids(tmp_path: Path, form: str) -> None:
     FORMS[form](tmp_path / "in" / "nodes" / "item", {"code": np.array([2, 0, 1])})
     ends = {"source": np.array([0, 1]), "target": np.array([2, 1])}
     FORMS[form](tmp_path / "in" / "edges" / "user__buys__item", ends)
-    with pytest.raises(InputError, match=r"'code' has .*; say node_id=.'item': 'code'. if they"):
+    with pytest.raises(InputError, match=r"'code' has .*; pass node_id=.'item': 'code'. if they"):
         from_typed(tmp_path / "in", tmp_path / "a.gnn", node_id={"user": ""})
     with pytest.raises(InputError, match="'user_id' has different integers, as ids have, by wh"):
         from_typed(tmp_path / "in", tmp_path / "a.gnn", node_id={"item": "code"})

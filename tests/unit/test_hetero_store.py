@@ -291,7 +291,7 @@ def test_edges_out_of_range(tmp_path: Path, end: int, value: int, message: str) 
         ),
         ("paper", "foo", float("nan"), r"data\['paper'\]\.foo: a float like this cannot be stored"),
         (WRITES, "edge_index", torch.zeros(3, 1).long(), r"has shape \[3, 1\], expected \[2, E\]"),
-        ("venue", "x", None, r"data\['venue'\] does not say how many nodes it has"),
+        ("venue", "x", None, r"data\['venue'\] has no number of nodes"),
     ],
 )
 def test_attributes_that_cannot_be_stored(

@@ -167,7 +167,7 @@ def open_arrays(
     if raw is not None and raw.shape[0] not in (-1, source.shape[0]):
         raise InputError(
             f"{source.label}: has {source.shape[0]} rows of {raw.row_bytes} bytes, but the layout "
-            f"{raw} says {raw.shape[0]}"
+            f"{raw} has {raw.shape[0]}"
         )
     if is_table and what == "labels" and source.shape[1] == 1:
         source = MappedRows(source, lambda rows, _: rows[:, 0], row_shape=())
@@ -208,11 +208,11 @@ class _IdColumn:
         elif column is None and len(fields) < 2:
             number = 0
         if number is None:
-            problem = "nothing says which column has the ids"
+            problem = "the column of the ids is unknown"
             if column is not None:
                 problem = f"{column!r} is not a column"
             raise InputError(
-                f"{path}: {problem}; say {option}={path.name}:COLUMN with its name in the first "
+                f"{path}: {problem}; write {option}={path.name}:COLUMN with its name in the first "
                 "line or its number, counted from 1; there are "
                 + (", ".join(names) or f"{len(fields)} columns without names"),
                 path=path,
@@ -303,7 +303,7 @@ def _open_file(name: str, what: str, stored: str | None = None, **how: Any) -> A
     if is_text(path):
         return open_features([path], stored, **how)
     raise UsageError(
-        f"{what}: {path} is neither .npy, .npz nor .csv; if it is raw binary, say its type and "
+        f"{what}: {path} is neither .npy, .npz nor .csv; if it is raw binary, pass its type and "
         "shape (features_raw=), as in float32,-1,128"
     )
 
@@ -323,8 +323,8 @@ def open_external(
         return open_arrays(features, "features", raw=raw, **how)
     if raw is not None or ids is not None or skip_header:
         raise UsageError(
-            "features_raw=, features_ids= and features_skip_header= say what the features are "
-            "like; give the features as well"
+            "features_raw=, features_ids= and features_skip_header= describe features; give the "
+            "features as well"
         )
     return None
 

@@ -264,7 +264,7 @@ class _Part:
             answers = {"node": self.data.is_node_attr(name), "edge": self.data.is_edge_attr(name)}
         except (NotImplementedError, RuntimeError, TypeError) as error:
             raise InputError(
-                f"{self.where}.{name}: PyG cannot tell whether it belongs to nodes or edges "
+                f"{self.where}.{name}: PyG cannot decide whether it belongs to nodes or edges "
                 f"({error}); rename or remove the attribute num_edges, if there is one, or this one"
             ) from error
         found = next((kind for kind, is_of in answers.items() if is_of), "")
@@ -301,13 +301,11 @@ class _Part:
             count = _find_count(self.data)
         except IndexError as error:  # of an attribute that should have a row for each node
             raise InputError(
-                f"{self.where}: the number of nodes cannot be told ({error}); give x and other "
+                f"{self.where}: the number of nodes is unknown ({error}); give x and other "
                 f"attributes of nodes rows, or set {self.where}.num_nodes"
             ) from None
         if count is None:
-            raise InputError(
-                f"{self.where} does not say how many nodes it has; set {self.where}.num_nodes"
-            )
+            raise InputError(f"{self.where} has no number of nodes; set {self.where}.num_nodes")
         numbers = np.asarray(count).reshape(-1)
         is_number = len(numbers) == 1 and numbers.dtype.kind in "biuf"
         if not is_number or not numbers[0] >= 0 or numbers[0] % 1:  # NaN is not

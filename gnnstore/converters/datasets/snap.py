@@ -182,9 +182,7 @@ def from_snap(
     if labels is not None:
         y = open_arrays(labels, "labels", skip_header=labels_skip_header, ids=labels_ids)
     elif labels_ids is not None or labels_skip_header:
-        raise UsageError(
-            "labels_ids= and labels_skip_header= say what the labels are like; give the labels too"
-        )
+        raise UsageError("labels_ids= and labels_skip_header= describe labels; give the labels too")
     own_names = [name for name, own in (("x", x), ("y", y)) if own is not None]
     check_features(options, {NODE_TYPE: own_names}, "name their files with features=")
     split_files = [] if splits is None else _files_of(splits)
@@ -347,7 +345,7 @@ def _number_nodes(
     if table.num_comments:
         _LOG.warning(
             "%s: %d lines that begin with %s were passed over as comments; comment= "
-            "says what begins one",
+            "sets how a comment begins",
             path,
             table.num_comments,
             " or ".join(table.format.comments.decode()),

@@ -276,7 +276,7 @@ def _check_ids(
 ) -> None:
     if is_named and (num_nodes is not None or (nodes is not None and node_id is None)):
         raise UsageError(
-            f"{edges.label}: nodes go by names; say which column of the nodes has them "
+            f"{edges.label}: nodes go by names; choose the column of the nodes that has them "
             "(node_id=), and leave out num_nodes="
         )
     if nodes is None or node_id is None or is_text(nodes, node_id) == is_named:

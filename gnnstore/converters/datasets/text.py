@@ -47,7 +47,7 @@ class Header:
         """Raise if a number of nodes or edges is not as a matrix states."""
         if None not in (found, stated) and found != stated:
             raise InputError(
-                f"{self.path}: has {found} {what}, but its line of sizes says {stated}; download "
+                f"{self.path}: has {found} {what}, but its line of sizes has {stated}; download "
                 "or copy it again",
                 path=self.path,
             )
@@ -57,7 +57,7 @@ class Header:
         if not self.is_undirected or undirected:
             return
         problem = (
-            "its header says that the graph is undirected; if each edge is listed once, as in one "
+            "its header describes an undirected graph; if each edge is listed once, as in one "
             "half of a symmetric matrix, add the other direction with undirected=True"
         )
         if self.is_matrix:
@@ -144,8 +144,8 @@ def refuse_marks(path: Path, blocks: Iterable[NameBlock]) -> Iterator[NameBlock]
     if same and num_rows > 1:
         place, name = next(iter(same.items()))
         raise InputError(
-            f"{path}: column {place + 1} is {name.decode()!r} on every line; say which columns are "
-            "the ends of an edge, with source= and target=",
+            f"{path}: column {place + 1} is {name.decode()!r} on every line; choose the columns of "
+            "the ends of an edge with source= and target=",
             path=path,
         )
 
@@ -245,7 +245,7 @@ def _read_matrix(path: Path, words: list[bytes], line: bytes) -> Header:
     field = next((word for word in words if word in _FIELDS), None)
     if b"coordinate" not in words or symmetry is None or field is None:
         raise InputError(
-            f"{path}: its first line says {b' '.join(words).decode(errors='replace')!r}; expected "
+            f"{path}: its first line has {b' '.join(words).decode(errors='replace')!r}; expected "
             "a matrix that is coordinate, general or symmetric, and pattern, real, integer or "
             "complex",
             path=path,

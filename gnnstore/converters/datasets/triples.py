@@ -114,7 +114,7 @@ def from_triples(
             "..."
         )
     if openke and (skip_header is not None or columns not in ("hrt", "htr")):
-        raise UsageError("openke=True says what the lines are; leave out columns= and skip_header=")
+        raise UsageError("openke=True decides on the lines; leave out columns= and skip_header=")
     if quotes is not None and (integer_ids or openke):
         raise UsageError("quotes= is about names; leave out integer_ids= and openke=, or quotes=")
     if openke:
@@ -203,7 +203,7 @@ def _advise(line: OddLine, *, openke: bool) -> str:
     """Return the remedy for a line that is not a triple."""
     has_count = line.is_first and len(line.fields) == 1 and line.fields[0].isdigit()
     if has_count and not openke:
-        return ". If files begin with the number of triples, as OpenKE's do, say openke=True"
+        return ". If files begin with the number of triples, as OpenKE's do, pass openke=True"
     if len(line.fields) != line.num_wanted:
         return (
             "; a line is head, relation and tail, separated by tabs or, if no name has one, by "
@@ -324,7 +324,7 @@ def _write(
     for name, count in counts.items():
         if has_counts and tables[name].header.strip() != b"%d" % count:
             raise InputError(
-                f"{tables[name].path}: has {count} triples, but its first line says "
+                f"{tables[name].path}: has {count} triples, but its first line is "
                 f"{tables[name].header[:40].decode(errors='replace')!r}; copy it again",
                 path=tables[name].path,
             )

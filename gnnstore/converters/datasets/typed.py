@@ -184,7 +184,7 @@ def from_typed(
                 )
         if any(map(_KONECT_UNDIRECTED.match, comments)) and edge_type not in backward:
             _LOG.warning(
-                "%s: its header says that the graph is undirected; if each edge is listed once, "
+                "%s: its header describes an undirected graph; if each edge is listed once, "
                 "add the other direction as a type of its own with reverse=%r",
                 edges[edge_type].label,
                 edge_type[1],
@@ -411,7 +411,7 @@ def _refuse_ids(name: str, node: NodeInput, edges: Mapping[EdgeType, EdgeInput])
         if may_be_ids(attribute, values, partial(_has_all, name, edges)):
             raise InputError(
                 f"{source.label}: {attribute!r} has different integers, as ids have, by which "
-                f"edges may name the nodes of type {name!r}; say node_id={{{name!r}: "
+                f"edges may name the nodes of type {name!r}; pass node_id={{{name!r}: "
                 f"{attribute!r}}} if they are the ids, as --node-id {name}={attribute}, or "
                 f"{{{name!r}: ''}}, as --node-id {name}=, "
                 "if the numbers of rows are"
@@ -577,7 +577,7 @@ def _of_arrays(arrays: dict[str, ArraySource], path: Path, layout: str | None) -
     if {"indptr", "indices"} <= arrays.keys():
         if layout is None:
             raise InputError(
-                f"{arrays['indptr'].label}: does not say whose edges it counts; say layout='csr' "
+                f"{arrays['indptr'].label}: counts edges by source or by target; pass layout='csr' "
                 "(from each source) or layout='csc' (to each target)"
             )
         return EdgeInput.of_columns(arrays.pop("indptr"), arrays.pop("indices"), layout, arrays)
@@ -814,8 +814,8 @@ def _open_text_edges(
         )
     if not names and num_columns != 2:
         raise InputError(
-            f"{path}: has {num_columns} columns; say what those behind source and target are "
-            "called, in a first line as 'source,target,weight,time'",
+            f"{path}: has {num_columns} columns; name the columns behind source and target in a "
+            "first line, as 'source,target,weight,time'",
             path=path,
         )
     columns = tuple(

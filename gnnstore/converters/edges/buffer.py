@@ -216,7 +216,7 @@ class EdgeBuffer:
     def set_num_nodes(self, num_nodes: int) -> None:
         """Set N, so that the ids of later edges are checked."""
         if num_nodes > MAX_NODES:
-            raise InputError(f"the input says {num_nodes} nodes; a graph has at most 2^48")
+            raise InputError(f"the input states {num_nodes} nodes; a graph has at most 2^48")
         self.num_nodes = num_nodes
 
     @property

@@ -62,8 +62,8 @@ def choose_columns(
     by_name = any(not (c.rpartition(":")[0] or c).isdecimal() for c in chosen)
     if by_name and skip_header is False:
         raise UsageError(
-            "skip_header=False says that the first line is an edge, and a column is chosen by its "
-            "name; give numbers, counted from 1"
+            "skip_header=False makes the first line an edge, and a column is chosen by its name; "
+            "give numbers, counted from 1"
         )
     first, second = head.names(), head.fields(1)
     if any(is_number(name.encode()) for name in first):
@@ -126,10 +126,10 @@ def _word_header(path: Path, names: list[str]) -> str:
     about = NO_NAME if names[:1] == [""] else ""
     return (
         f"{path}: {about}the first line looks like a header, with the columns "
-        f"{', '.join(name or repr(name) for name in names[:20])}; say which are the ends of an "
-        "edge, with source= and target=. If these are two kinds of nodes, which may have the same "
+        f"{', '.join(name or repr(name) for name in names[:20])}; choose the ends of an edge "
+        "with source= and target=. If these are two kinds of nodes, which may have the same "
         "numbers, convert them as such ('gnnstore convert typed'); if the line is an edge between "
-        "names, say string_ids=True"
+        "names, pass string_ids=True"
     )
 
 

@@ -210,7 +210,7 @@ def open_raw(path: Path, layout: RawLayout) -> FileArray:
     if rest:
         raise InputError(
             f"{path}: has {found} bytes, which are not the rows of {layout.row_bytes} bytes that "
-            f"the layout {layout} says; it is truncated, or the layout is not its own",
+            f"the layout {layout} has; it is truncated, or the layout is not its own",
             path=path,
         )
     return FileArray(path, (rows, *layout.shape[1:]), STORAGE_DTYPES[layout.dtype])

@@ -283,7 +283,7 @@ class TextEdges:
                 yield rows[:, 0], rows[:, 1]
         if self._num_edges is not None and edges_read != self._num_edges:
             raise InputError(
-                f"{self._table.path}: has {edges_read} edges, but the data set says "
+                f"{self._table.path}: has {edges_read} edges, but the data set states "
                 f"{self._num_edges}",
                 path=self._table.path,
             )

@@ -264,7 +264,7 @@ def word_field(table_format: TableFormat, dtype: str, position: int, field: byte
         remedy = ""
         if column is not None and not is_nan:
             is_wide = dtype == "float64"
-            remedy = f"; say the type, as in {position + 1}:float64" if form.advise else ""
+            remedy = f"; give the type, as in {position + 1}:float64" if form.advise else ""
             remedy = "; it holds numbers up to 1.79e308, and inf" if is_wide else remedy
         return (
             f"{where}: "
@@ -767,8 +767,8 @@ class TextTable:
             fail(
                 marked.index(wrong),
                 f"has {'' if wrong else 'no '}quotation marks around it, and other names have "
-                f"{'none' if wrong else 'them'}; write them around all names or none, or say of "
-                "edges and triples whether they are part of names (quotes=keep|strip)",
+                f"{'none' if wrong else 'them'}; write them around all names or none, or "
+                "choose, for edges and triples, whether they are part of names (quotes=keep|strip)",
             )
         return [unquoted(n) if has else n for n, has in zip(names, marked, strict=True)]
 

@@ -137,7 +137,7 @@ class GraphWriter(BaseWriter):
         """Set the number of nodes, before the edges are finished."""
         if self.num_nodes is not None and self.num_nodes != num_nodes:
             raise InputError(
-                f"the input says {self.num_nodes} nodes in one place and {num_nodes} in another"
+                f"the input states {self.num_nodes} nodes in one place and {num_nodes} in another"
             )
         self._edge.builder.buffer.set_num_nodes(num_nodes)
         check_pointers(self._store, num_nodes)
@@ -420,7 +420,7 @@ class GraphWriter(BaseWriter):
         if name in self._edge_splits:
             raise InputError(f"{where}: the edge split {name!r} was given already")
         if self.num_nodes is None:
-            raise UsageError(f"{where}: say how many nodes there are before the edge splits")
+            raise UsageError(f"{where}: set the number of nodes before the edge splits")
         negative_source, negative_target = negative_edges or (None, None)
         parts = {
             "source": source,

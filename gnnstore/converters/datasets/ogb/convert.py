@@ -204,8 +204,8 @@ def _convert_papers(
     arrays = _open_attributes(directory)
     if not arrays:
         raise NotFoundError(
-            f"{directory}: none of {', '.join(_ATTRIBUTES)} is there, so that nothing says "
-            "how many papers there are",
+            f"{directory}: none of {', '.join(_ATTRIBUTES)} is there, so that the "
+            "number of papers is unknown",
             path=directory,
         )
     papers = NodeInput(next(iter(arrays.values())).shape[0], arrays)

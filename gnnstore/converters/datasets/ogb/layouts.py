@@ -129,7 +129,7 @@ def _open_archives(path: Path) -> Graph:
                 )
             elif edge.num_edges != _count(source):
                 raise InputError(
-                    f"{edge.label}: has {edge.num_edges} edges, but {source.label} says "
+                    f"{edge.label}: has {edge.num_edges} edges, but {source.label} states "
                     f"{_count(source)}",
                     path=path,
                 )
