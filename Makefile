@@ -11,7 +11,7 @@ CORE := $(shell find gnnstore/_core -name '*.cpp' -o -name '*.h' -o -name CMakeL
 DEMO_DIR ?= demo
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test tests long lint style types format docs docs-shots bench bench-peers sanitize portable wheel clean distclean
+.PHONY: help demo test tests long lint style types format docs docs-images docs-shots bench bench-peers sanitize portable wheel clean distclean
 
 help:
 	@echo 'make demo      set up, then convert a built-in graph and train on it (minutes)'
@@ -20,6 +20,7 @@ help:
 	@echo 'make lint      ruff and mypy only'
 	@echo 'make format    let ruff format and fix what it can'
 	@echo 'make docs      build the site with the guides and the reference in build/site'
+	@echo 'make docs-images  the pictures of the docs, from their numbers and from stores made for them'
 	@echo 'make docs-shots  screenshots of that site in build/shots, with Chromium'
 	@echo 'make bench     the quick benchmarks (see docs/benchmarks.md for the large ones)'
 	@echo 'make bench-peers  set up what benchmarks compare with in .venv-peers (up to 6 GB, half an hour)'
@@ -84,6 +85,9 @@ bench-peers:
 docs: $(TESTABLE)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 	@echo 'built build/site/index.html'
+
+docs-images: $(TESTABLE)
+	$(BIN)/python -m benchmarks.parts.images
 
 docs-shots: docs
 	$(BIN)/python docs/site/shots.py

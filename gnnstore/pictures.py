@@ -89,10 +89,19 @@ GREY = "#555555"
 
 
 def looks_of(names: Iterable[str]) -> dict[str, Look]:
-    """Return the look of each strategy, stage or reservation; unknown ones take colours in turn."""
-    spare = cycle(SERIES)
-    known = {**STRATEGIES, **PARTS, **{name: PARTS[part] for name, part in _PART_OF.items()}}
-    return {name: known.get(name) or next(spare) for name in dict.fromkeys(names)}
+    """Return the look of each strategy, stage or reservation, and no look twice.
+
+    Names that are not known, or of a part that has its own name in the same picture, take the
+    looks that are left, in turn.
+    """
+    own = {**STRATEGIES, **PARTS}
+    found: dict[str, Look | None] = {name: own.get(name) for name in names}
+    for name, part in _PART_OF.items():
+        if name in found and PARTS[part] not in found.values():
+            found[name] = PARTS[part]
+    taken = {look for look in found.values() if look is not None}
+    spare = cycle([look for look in (*SERIES, *PARTS.values()) if look not in taken])
+    return {name: look or next(spare) for name, look in found.items()}
 
 
 def draw_into(

@@ -11,13 +11,15 @@ from gnnstore.pictures import GREY, PARTS, new_axes, save_picture
 from gnnstore.units import format_size
 
 _TRAINING, _WAITING, _ALONE = PARTS["training"].colour, PARTS["wait"].colour, "#000000"
+# The two cannot be told apart: a page fault stops the model's own threads.
+_FAULTING = PARTS["reading"].colour
 
 
 def draw_epochs(document: Mapping[str, Any], file: Path) -> Path:
     """Draw the time of an epoch over that in memory, by strategy and memory.
 
-    Bars are trained epochs, the part in which the model waits for a batch apart; diamonds are the
-    same epoch loaded without a model.
+    Bars are trained epochs, the part in which the model waits for a batch apart; with a memory map
+    the other part holds its page faults too. Diamonds are the same epoch loaded without a model.
 
     Parameters
     ----------
@@ -42,7 +44,8 @@ def draw_epochs(document: Mapping[str, Any], file: Path) -> Path:
         alone = median(
             each["alone"]["seconds"] / b for each, b in zip(case["rounds"], base, strict=False)
         )
-        axes.barh(place, whole * (1 - share), 0.62, color=_TRAINING)
+        colour = _FAULTING if case["strategy"] == "mmap" else _TRAINING
+        axes.barh(place, whole * (1 - share), 0.62, color=colour)
         axes.barh(
             place, whole * share, 0.62, left=whole * (1 - share), color=_WAITING, hatch="///",
             edgecolor="white", linewidth=0.3,
@@ -57,11 +60,15 @@ def draw_epochs(document: Mapping[str, Any], file: Path) -> Path:
     axes.set_ylim(len(names) - 0.4, -1.1)
     axes.set_xlim(0, 1.3 * longest)  # room for the text at the longest bar
     axes.set_xlabel("seconds of an epoch, over those with everything in memory")
-    keys = [("the model computes", _TRAINING), ("it waits for a batch", _WAITING)]
-    keys.append(("\u25c6 the epoch loaded without a model", _ALONE))
-    for number, (text, colour) in enumerate(keys):
+    keys = [
+        ("the model computes", _TRAINING),
+        ("or page faults of a map stop it", _FAULTING),
+        ("it waits for a batch", _WAITING),
+        ("\u25c6 loaded alone", _ALONE),
+    ]
+    for start, (text, colour) in zip((0.01, 0.22, 0.56, 0.80), keys, strict=True):
         axes.annotate(
-            text, (0.01 + 0.24 * number, 0.995), xycoords="axes fraction", color=colour,
+            text, (start, 0.995), xycoords="axes fraction", color=colour,
             va="top", fontsize=9, fontweight="bold",
         )  # fmt: skip
     return save_picture(figure, file, _title(document))

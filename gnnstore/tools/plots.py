@@ -6,6 +6,7 @@ import importlib
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -259,51 +260,65 @@ def draw_types(name: str, graph: Mapping[str, Any], file: Path) -> Path:
     bottom, top = lowest - _MARGIN, highest + _MARGIN
     figure, (axes,) = new_axes(1, 8, 8 * (top - bottom) / (2 + 2 * _MARGIN))
     axes.set_axis_off()
+    boxes = {}
+    for node in nodes:
+        attributes = ", ".join(node["attributes"]) or "no attributes"
+        text = f"{node['name']}\n{node['num_nodes']:,} nodes\n{attributes}"
+        boxes[node["name"]] = _write(axes, places[node["name"]], text, "black", GREY)
     drawn: Counter[frozenset[str]] = Counter()
     for number, edge in enumerate(edges):
         source, relation, target = edge["type"]
         pair = frozenset((source, target))
-        draw = _draw_loop if source == target else _draw_arc
-        colour = SERIES[number % len(SERIES)].colour
-        middle = draw(axes, places[source], places[target], drawn[pair], colour)
+        route = _loop if source == target else _arc
+        stops, bend, middle = route(places[source], places[target], drawn[pair])
         drawn[pair] += 1
+        colour = SERIES[number % len(SERIES)].colour
+        _draw_arrow(axes, stops, (boxes[source], boxes[target]), colour, bend)
         # Darker than the arrow, since a thin text is harder to read.
         ink = "#" + "".join(f"{int(colour[i : i + 2], 16) * 5 // 8:02x}" for i in (1, 3, 5))
         _write(axes, middle, f"{relation}\n{edge['num_edges']:,} edges", ink, "none")
-    for node in nodes:
-        attributes = ", ".join(node["attributes"]) or "no attributes"
-        text = f"{node['name']}\n{node['num_nodes']:,} nodes\n{attributes}"
-        _write(axes, places[node["name"]], text, "black", GREY)
     axes.set(xlim=(-1 - _MARGIN, 1 + _MARGIN), ylim=(bottom, top))
     title = f"{name}: {graph['num_nodes']:,} nodes, {graph['num_edges']:,} edges"
     return save_picture(figure, file, title)
 
 
-def _draw_arc(axes: Any, source: _Place, target: _Place, number: int, colour: str) -> _Place:
-    """Draw an arrow that bends more than those before it; return its middle."""
+# The places that an arrow goes through, how much it bends between them, and the place of its text.
+_Route: TypeAlias = tuple[list[_Place], float, _Place]
+
+
+def _arc(source: _Place, target: _Place, number: int) -> _Route:
+    """Return an arrow that bends more than those before it."""
     (x0, y0), (x1, y1), bend = source, target, 0.18 + 0.22 * number
-    _arrow(axes, (source, target), colour, bend, 30)
     # The middle of a quadratic curve is half as far off as its control point.
-    return (x0 + x1) / 2 + bend / 2 * (y1 - y0), (y0 + y1) / 2 - bend / 2 * (x1 - x0)
+    middle = (x0 + x1) / 2 + bend / 2 * (y1 - y0), (y0 + y1) / 2 - bend / 2 * (x1 - x0)
+    return [source, target], bend, middle
 
 
-def _draw_loop(axes: Any, place: _Place, _: _Place, number: int, colour: str) -> _Place:
-    """Draw a loop on the outer side, larger than those before it; return a place next to it."""
-    length, far, half = math.hypot(*place), 0.43 + 0.22 * number, 0.12
+def _loop(place: _Place, _: _Place, number: int) -> _Route:
+    """Return a loop on the outer side, larger than those before it."""
+    length, far, half = math.hypot(*place), 0.32 + 0.18 * number, 0.05
     x, y = (place[0] / length, place[1] / length) if length else (0.0, 1.0)
-    edge = (place[0] + 0.16 * x, place[1] + 0.16 * y)
-    begin, end = ((edge[0] + way * half * y, edge[1] - way * half * x) for way in (1, -1))
-    _arrow(axes, (begin, end), colour, (far - 0.16) / half, 0)
+    begin, end = ((place[0] + way * half * y, place[1] - way * half * x) for way in (1, -1))
     # In turns on either side: on the loop, texts would cover one another.
-    off, along = -0.3 if number % 2 else 0.3, 0.75 * far
-    return place[0] + along * x + off * y, place[1] + along * y - off * x
+    off, along = -0.3 if number % 2 else 0.3, 0.95 * far
+    middle = place[0] + along * x + off * y, place[1] + along * y - off * x
+    return [begin, (place[0] + far * x, place[1] + far * y), end], 0.4, middle
 
 
-def _arrow(axes: Any, ends: tuple[_Place, _Place], colour: str, bend: float, room: int) -> None:
-    arrow = {"arrowstyle": "-|>", "color": colour, "connectionstyle": f"arc3,rad={bend}"}
-    axes.annotate("", ends[1], ends[0], arrowprops={**arrow, "shrinkA": room, "shrinkB": room})
+def _draw_arrow(
+    axes: Any, stops: list[_Place], boxes: tuple[Any, Any], colour: str, bend: float
+) -> None:
+    """Draw an arrow from the edge of one box to the edge of the other; its ends are in them."""
+    style = {"color": colour, "connectionstyle": f"arc3,rad={bend}", "shrinkA": 0, "shrinkB": 0}
+    last = len(stops) - 2
+    for number, (begin, end) in enumerate(pairwise(stops)):
+        style["arrowstyle"] = "-|>" if number == last else "-"
+        style["patchA"] = None if number else boxes[0].get_bbox_patch()
+        style["patchB"] = boxes[1].get_bbox_patch() if number == last else None
+        axes.annotate("", end, begin, arrowprops=dict(style))
 
 
-def _write(axes: Any, place: _Place, text: str, ink: str, frame: str) -> None:
+def _write(axes: Any, place: _Place, text: str, ink: str, frame: str) -> Any:
     box = {"boxstyle": "round", "facecolor": "white", "edgecolor": frame, "alpha": 0.9}
-    axes.annotate(text, place, ha="center", va="center", fontsize=8.5, color=ink, bbox=box)
+    style = {"ha": "center", "va": "center", "fontsize": 8.5}
+    return axes.annotate(text, place, color=ink, bbox=box, **style)

@@ -1,4 +1,4 @@
-"""docs/format.md is normative: its tables say what the code does."""
+"""docs/format.md and its second page are normative: their tables say what the code does."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ from gnnstore.formats.container import manifest as container
 from gnnstore.formats.store import schema as manifest
 from tests.support.stores import write_example_store
 
-PAGE = (Path(__file__).parents[2] / "docs" / "format.md").read_text()
+DOCS = Path(__file__).parents[2] / "docs"
+PAGES = ("format.md", "reference/format-derived.md")
+PAGE = "\n".join((DOCS / name).read_text() for name in PAGES)
 
 
 def table_after(heading: str) -> list[list[str]]:
