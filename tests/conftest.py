@@ -304,9 +304,23 @@ def timed_in_forks(forks: ForkServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let each process of `gnnstore bench load` have imported torch when it begins."""
     from gnnstore.tools.bench import harness  # noqa: PLC0415
 
-    def ask(words: Sequence[str], _: object, *, on_mark: Callable[[], None]) -> dict[str, Any]:
-        code = "import runpy, sys; runpy.run_module(sys.argv.pop(1), run_name='__main__')"
-        done = forks.run(code, *words[1:])
+    code = """if True:
+        import os, runpy, sys
+        if group := sys.argv.pop(1):
+            with open(group, "w") as processes:
+                processes.write(str(os.getpid()))
+            sys.modules["__main__"].own_memory()
+        runpy.run_module(sys.argv.pop(1), run_name="__main__")
+    """
+
+    def ask(
+        words: Sequence[str],
+        group: harness.MemoryGroup | None,
+        *,
+        on_mark: Callable[[], None] = lambda: None,
+    ) -> dict[str, Any]:
+        entered = "" if group is None else group.path / "cgroup.procs"
+        done = forks.run(code, entered, *words[1:])
         assert (words[0], done.returncode) == ("-m", 0), done.stderr
         lines = [line for line in done.stdout.splitlines() if line]
         for _line in lines[:-1]:

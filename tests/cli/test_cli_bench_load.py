@@ -19,6 +19,7 @@ from gnnstore.pictures import PARTS
 from gnnstore.tools.bench import harness
 from gnnstore.tools.bench import load as bench_load
 from gnnstore.tools.bench.harness import STAGES, DeviceLimits, MemoryGroup, Task, memory_group
+from tests.support.effort import choose
 from tests.support.forks import ForkServer
 
 SHAPE = ("--num-neighbors", "5,5", "--batch-size", "64", "-q")
@@ -249,6 +250,7 @@ def test_a_limit_that_holds_all_features_limits_nothing(
     assert answers == []
 
 
+@pytest.mark.usefixtures(*choose(("timed_in_forks",), ()))
 def test_under_a_real_limit(run: Any, wide: Path, tmp_path: Path) -> None:
     with memory_group() as group:
         if group is None:
