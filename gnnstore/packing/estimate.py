@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     from gnnstore.disk.profile import DeviceProfile
     from gnnstore.packing.job import EpochPacker
 
-# From this share of the disk budget on, a whole superbatch is sampled to be sure.
+# Share of the disk budget from which on a whole superbatch is sampled, to be sure.
 _NEARLY = 0.9
-# Batches that were not sampled may miss a little more than those that were.
+# Share of the room that an estimate may fill: batches that were not sampled may miss a little more.
 _SAFETY = 0.98
-# In the record of a batch that needs a shared row: its rank and position.
+# Bytes of a shared row in the record of a batch: its rank and position.
 _SHARED_BYTES = 4
 
 

@@ -55,7 +55,7 @@ from gnnstore.progress import NullProgress, Progress
 from gnnstore.threads import ordered_map
 from gnnstore.units import format_at_least, format_size
 
-# Cached rows are read and written in pieces.
+# Bytes of a piece in which cached rows are read and written.
 _CACHED_PIECE_BYTES = 8 << 20
 _NOWHERE = np.empty(0, np.int32)
 _NONE_MISSED = BatchMisses(_NOWHERE, _NOWHERE, _NOWHERE, _NOWHERE, _NOWHERE)

@@ -106,6 +106,7 @@ def test_an_error_in_the_users_sampler(path: Path) -> None:
     assert threads_of_loaders() == []
 
 
+@pytest.mark.ways("memory", "belady")
 @pytest.mark.parametrize("stage", ["sampler", "kernel", "transform"])
 def test_an_error_keeps_nothing_once_it_is_handled(
     path: Path, monkeypatch: pytest.MonkeyPatch, stage: str
