@@ -26,7 +26,8 @@ MAX_LOST = 0.5  # largest share of a column's values that become 0, but were not
 _SMALLEST = np.finfo(np.float32).tiny  # smallest scale that has enough bits to divide by
 _EXACT = 2.0**-22  # relative error of a constant column that is rounding alone
 _HUGE = 1e9  # larger errors are reported as this one
-_CHUNK_VALUES = 2**16  # values of a chunk: intermediate results stay in a core's cache
+# Values of a chunk: intermediate results stay in a core's cache, and 16 bits count the rows.
+_CHUNK_VALUES = 2**16 - 1
 
 Floats = npt.NDArray[np.float32]
 Measured = npt.NDArray[np.float32] | npt.NDArray[np.float64]
@@ -66,14 +67,15 @@ def find_columns(source: ArraySource, dtype: str, phase: Phase) -> Columns:
     num_rows = 0
     for rows in read_ahead(source.pieces()):
         for _, own in _chunks(rows, dtype):
-            # In the type of the input, since large integers differ in no other.
-            least, most = own.min(axis=0), own.max(axis=0)
+            values = _measured(own)
+            # Large integers in the type of the input, since they differ in no other.
+            compared = own if own.dtype.kind in "iu" else values
+            least, most = compared.min(axis=0), compared.max(axis=0)
             low = np.minimum(low, least) if num_rows else least
             high = np.maximum(high, most) if num_rows else most
             # NaN spreads through both, so checking these covers every value.
             if not (_is_held(low) & _is_held(high)).all():
                 raise InputError(f"{source.label}: {_refusal(own, num_rows)}")
-            values = _measured(own)
             sums += values.sum(axis=0, dtype=np.float64)
             if are_whole.any():
                 are_whole &= (values == np.rint(values)).all(axis=0)
@@ -129,7 +131,8 @@ class Quantizer:
             # x / (x / 127) may round to just above 127.
             near = np.clip(np.rint(units), -LARGEST, LARGEST).astype(np.float32, copy=False)
             found[first : first + len(values)] = near
-            self._errors.add(values, units, self._shown(near))
+            shown = near if self._decoded == "float32" else self._shown(near) / scales
+            self._errors.add(values, units, shown)
         return found
 
     def _shown(self, multiples: Floats) -> Floats:
@@ -154,7 +157,9 @@ def float16_errors(source: ArraySource, dtype: str, columns: Columns) -> Sums:
     for rows in read_ahead(source.pieces()):
         for _, own in _chunks(rows, dtype):
             values = _measured(own)
-            sums.add(values, values / columns.scales, _rounded(values, "float16"))
+            with np.errstate(over="ignore"):  # float16's infinities
+                shown = _rounded(values, "float16") / columns.scales
+            sums.add(values, values / columns.scales, shown)
     return sums.by_column(_rounded(columns.lowest, "float16"))
 
 
@@ -175,30 +180,24 @@ class _ErrorSums:
 
     def __init__(self, columns: Columns) -> None:
         self._columns = columns
-        self._num_rows = 0
-        self._off, self._sums, self._squares = (np.zeros(columns.scales.shape) for _ in range(3))
+        self._off, self._squares = (np.zeros(columns.scales.shape) for _ in range(2))
         # Values that are not 0, and decoded ones that are not.
         self._some, self._kept = (np.zeros(columns.scales.shape, np.int64) for _ in range(2))
 
     def add(self, values: Measured, units: Measured, shown: Floats) -> None:
-        """Add rows, the same in units of the scales, and what is shown of them."""
+        """Add rows; and in units of the scales the same, and what is shown of them."""
         with np.errstate(over="ignore", invalid="ignore"):  # float16's infinities
-            off = (shown - values) / self._columns.scales
-            self._off += np.square(off).sum(axis=0, dtype=np.float64)
-        self._some += np.count_nonzero(values, axis=0)
-        self._kept += np.count_nonzero(shown, axis=0)
-        units = units - self._columns.means
-        self._sums += units.sum(axis=0, dtype=np.float64)
-        self._squares += np.square(units).sum(axis=0, dtype=np.float64)
-        self._num_rows += len(units)
+            self._off += _squares(shown - units)
+        self._some += _count(values != 0)
+        self._kept += _count(shown != 0)
+        self._squares += _squares(units - self._columns.means)
 
     def by_column(self, shown: Floats) -> Sums:
         """Return the errors; `shown` is what is shown of a row of the lowest values."""
         own = self._columns
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-            squares = np.maximum(self._squares - self._sums**2 / max(1, self._num_rows), 0)
             # A deviation that is lost in rounding is 0 here.
-            errors = np.where(squares > 0, np.sqrt(self._off / squares), np.inf)
+            errors = np.where(self._squares > 0, np.sqrt(self._off / self._squares), np.inf)
             lowest = own.lowest.astype(np.float64)
             relative = np.where(lowest == 0, 0.0, np.abs((shown - lowest) / lowest))
         relative[...] = np.where(relative <= _EXACT, 0, relative)
@@ -207,6 +206,14 @@ class _ErrorSums:
     def lost(self) -> Sums:
         """Return the share of the values that are not 0 of which 0 is shown."""
         return np.asarray(1 - self._kept / np.maximum(1, self._some) - (self._some == 0))
+
+
+def _squares(values: Measured) -> Sums:
+    return np.asarray(np.square(values).sum(axis=0, dtype=np.float64))
+
+
+def _count(chosen: npt.NDArray[np.bool_]) -> npt.NDArray[np.uint16]:
+    return np.asarray(chosen.sum(axis=0, dtype=np.uint16))
 
 
 def location(bad: npt.NDArray[np.bool_], first_row: int) -> str:
