@@ -11,21 +11,23 @@ from torch_geometric.data.storage import BaseStorage, GlobalStorage, NodeStorage
 from gnnstore.formats.store.schema import SCALES_SUFFIX, NodeTypeSpec
 
 
-def no_scales(name: str) -> AttributeError:
+def no_scales(name: str, kind: type[LookupError | AttributeError] = AttributeError) -> Exception:
     """Return the error for scales by which rows have been multiplied already."""
     own = name.removesuffix(SCALES_SUFFIX)
-    return AttributeError(
+    return kind(
         f"there is no {name!r}: {own!r} comes decoded, multiplied by its scales; use {own!r} as it "
         "is, or ask for int8 and scales with decode=None"
     )
 
 
-def refuse_scales(node: NodeTypeSpec, name: object) -> None:
-    """Raise an AttributeError for the name of scales by which rows are multiplied."""
+def refuse_scales(
+    node: NodeTypeSpec, name: object, kind: type[LookupError | AttributeError] = AttributeError
+) -> None:
+    """Raise an error of a kind for the name of scales by which rows are multiplied."""
     if isinstance(name, str) and name.endswith(SCALES_SUFFIX):
         own = node.attributes.get(name.removesuffix(SCALES_SUFFIX))
         if own is not None and own.scaled is not None:
-            raise no_scales(name)
+            raise no_scales(name, kind)
 
 
 class _Decoded(BaseStorage):  # type: ignore[misc]

@@ -470,6 +470,8 @@ class GraphStore(StoreTensors, NodeData, EdgeData, FeatureStore, PygGraphStore):
         if node is not None and attr.attr_name in node.value_arrays:  # scales, perhaps
             return self.whole_array(node.value_arrays[attr.attr_name])
         if node is None or attr.attr_name not in node.attributes:
+            if node is not None:
+                refuse_scales(node, attr.attr_name, KeyError)
             raise KeyError(f"no tensor {attr.attr_name!r} of {attr.group_name!r} in {self.path}")
         return self.attribute_of(node.attributes[attr.attr_name])
 

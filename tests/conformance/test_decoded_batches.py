@@ -207,6 +207,8 @@ def test_scales_are_there_only_for_those_who_ask(path: Path, tmp_path: Path) -> 
             _ = data.x_scale
         with pytest.raises(AttributeError, match="z_scales"):
             _ = data.z_scales
+    with pytest.raises(KeyError, match=r"no 'x_scale': 'x' comes decoded.*decode=None"):
+        decoded.get_tensor(None, "x_scale", index=None)
     raw = gnnstore.open(path, decode=None)
     for data in (next(iter(loader_of(raw))), raw, raw.to_pyg(), pickled(raw)):
         assert data.x.dtype == torch.int8

@@ -69,10 +69,22 @@ def test_names_of_scales_in_stores_with_types(tmp_path: Path) -> None:
         quantize(plain, tmp_path / "t.gnn")
 
 
+@pytest.mark.parametrize("own", ["mine", torch.ones(3), torch.ones(2)])
+def test_types_without_features_keep_what_would_be_scales(tmp_path: Path, own: Any) -> None:
+    data = HeteroData()
+    data["a"].x = torch.rand(2, 2)
+    data["b"].num_nodes = 3
+    data["b"].x_scale = own
+    data["a", "to", "b"].edge_index = torch.tensor([[0], [1]])
+    path = from_pyg(data, tmp_path / "s.gnn", feature_dtype="int8", feature_scale="column")
+    found = gnnstore.open(path).to_pyg()["b"].x_scale
+    assert torch.equal(found, own) if isinstance(own, torch.Tensor) else found == own
+
+
 def test_scales_that_share_their_name_stay_the_scales(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Such stores were written once."""
+    """Such stores were written once; copies of them are refused before any work."""
     rows, own = torch.rand(3, 4), torch.tensor([5.0, 7.0, 6.0, 8.0])
     data = Data(edge_index=torch.tensor([[0, 1], [1, 2]]), x=rows, x_scale=own, num_nodes=3)
     plain = from_pyg(data, tmp_path / "plain.gnn")
@@ -83,3 +95,6 @@ def test_scales_that_share_their_name_stay_the_scales(
     assert torch.equal(store.to_pyg().x_scale, own)
     with pytest.raises(UsageError, match="would be 'x_scale', and there is something of the graph"):
         gnnstore.open(store.path, decode=None)
+    monkeypatch.setattr("gnnstore.converters.writer.base.open_store", pytest.fail)
+    with pytest.raises(InputError, match="'x_scale' is what batches call the scales"):
+        reorder(store.path, tmp_path / "again.gnn")

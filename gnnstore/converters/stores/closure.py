@@ -95,6 +95,7 @@ class Closure:
     ) -> Closure:
         """Check what can be checked before any work; the seeds of no split are called "train"."""
         graph = StoreInput(store, "gnnstore assign --closure full")
+        graph.reader.schema.refuse_taken_names(graph.reader.path)
         output, path = Path(output), graph.reader.path.resolve()
         if path in (output.resolve(), *output.resolve().parents):
             raise UsageError(

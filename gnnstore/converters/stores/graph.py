@@ -237,6 +237,7 @@ def open_copy(
     """Return the writer of a store that is made from another, with the options in `how`."""
     if Path(output).resolve() == graph.reader.path.resolve():
         raise UsageError(f"{output} is the store that is read; choose another place for the result")
+    graph.reader.schema.refuse_taken_names(graph.reader.path)  # which no commit would take
     return GraphWriter(
         output,
         **{

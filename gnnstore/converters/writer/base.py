@@ -245,14 +245,16 @@ class BaseWriter:
 
     def _check_graph_name(self, name: str) -> None:
         if self._is_homogeneous:  # else batches show it apart from what nodes have
-            refuse_scales_name(self.options, NODE_TYPE, name, "the graph")
+            attributes = self._nodes[NODE_TYPE].attributes
+            refuse_scales_name(self.options, NODE_TYPE, name, "the graph", attributes)
 
     def set_type_value(
         self, of: str | EdgeType, name: str, value: Any, *, dtype: str | None = None
     ) -> None:
         """Record what a type has as a whole: an array, or anything that JSON can hold."""
         if isinstance(of, str):
-            refuse_scales_name(self.options, of, name, f"the node type {of!r}")
+            attributes = self._nodes[of].attributes
+            refuse_scales_name(self.options, of, name, f"the node type {of!r}", attributes)
         if isinstance(value, np.ndarray):
             path = store_names.value_array(of, name)
             self._type_arrays[of][name] = self._store.compressed(

@@ -57,7 +57,7 @@ from gnnstore.formats.arrays.dtypes import (
 from gnnstore.formats.arrays.paged import PagedArrayWriter
 from gnnstore.formats.arrays.spec import AttributeSpec, DecodedDtype, Scaled, ScaleError
 from gnnstore.formats.base import names
-from gnnstore.formats.store.schema import NODE_TYPE, NodeTypeSpec, TextSpec
+from gnnstore.formats.store.schema import NODE_TYPE, NodeTypeSpec, TextSpec, scales_name
 from gnnstore.formats.store.store import StoreWriter
 from gnnstore.progress import Phase, Progress
 from gnnstore.random_words import keyed, permutation
@@ -323,7 +323,9 @@ class NodeArrays:
                 f"feature_dtype={f'{name}={stored}'!r}: the attribute has times, which are stored "
                 "as int64; leave it out"
             )
-        refuse_scales_name(self._options, self._type, name, f"the nodes{self._of}")
+        found = {*self.attributes, name}
+        for each in found & {name, scales_name(name)}:
+            refuse_scales_name(self._options, self._type, each, f"the nodes{self._of}", found)
         return stored
 
     def _copy(self, name: str, source: ArraySource, dtype: str, cat_dim: int) -> None:

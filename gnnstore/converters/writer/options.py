@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from functools import partial, wraps
 from pathlib import Path
@@ -298,10 +298,12 @@ def check_fractions(name: str, fractions: Any) -> Fractions:
     return train, valid, test
 
 
-def refuse_scales_name(options: ConvertOptions, node_type: str, name: str, owner: str) -> None:
-    """Refuse a name that the scales of a node attribute have."""
+def refuse_scales_name(
+    options: ConvertOptions, node_type: str, name: str, owner: str, attributes: Container[str]
+) -> None:
+    """Refuse a name that the scales of one of the type's attributes have."""
     base = name.removesuffix(SCALES_SUFFIX)
-    if base != name and options.is_scaled(node_type, base):
+    if base != name and base in attributes and options.is_scaled(node_type, base):
         raise name_of_scales(owner, base)
 
 
