@@ -3,7 +3,7 @@
     gnnstore convert ogb path/to/ogbn_products products.gnn --undirected
     python examples/train_sage.py products.gnn --fanouts 15,10,5
 
-Prints the loss of every epoch, where the time went (on a GPU, "stalled" is also the time that the
+Prints the loss of every epoch, where the time went (on a GPU, "waited" is also the time that the
 loop waits for it) and what was read from disk; and every few epochs the accuracy of all splits, for
 which `gnnstore.inference` runs the model once over all nodes. A loader with all neighbours would
 compute most nodes many times, and take longer than training.
@@ -115,7 +115,7 @@ def run(arguments: argparse.Namespace) -> Result:
         seconds_training = time.perf_counter() - start
         stats = train_loader.stats().since(before)
         print(
-            f"epoch {number:3d}  loss {loss:.4f}  |  {seconds_training:.2f} s, stalled "
+            f"epoch {number:3d}  loss {loss:.4f}  |  {seconds_training:.2f} s, waited "
             f"{stats.seconds_waiting:.2f}  |  in the threads: sampling "
             f"{stats.seconds_sampling:.2f}, gathering {stats.seconds_gathering:.2f}"
             f"{reading(stats)}",

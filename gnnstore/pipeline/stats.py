@@ -196,7 +196,7 @@ class LoaderStats:
             f"gathering {self.seconds_gathering:.2f} s "
             f"({format_size(self.bytes_gathered)}), over "
             f"{format_count(max(1, self.num_threads), 'thread')}; "
-            f"stalled {self.seconds_waiting:.2f} s; peak {format_size(self.peak_rss_bytes)}; "
+            f"waited {self.seconds_waiting:.2f} s; peak {format_size(self.peak_rss_bytes)}; "
             f"strategy {self.strategy}{self._reading()}{self._on_device()}{self._predicted()}"
         )
 
@@ -206,7 +206,7 @@ class LoaderStats:
         first = self.predicted_first_epoch_seconds
         more = "" if first is None else f" ({first:.2f} s the first)"
         return (
-            f"; predicted {self.predicted_epoch_seconds:.2f} s an epoch{more}, stalled "
+            f"; predicted {self.predicted_epoch_seconds:.2f} s an epoch{more}, waited "
             f"{self.waiting_epoch_seconds:.2f} s an epoch"
         )
 
@@ -223,11 +223,16 @@ class LoaderStats:
     def _reading(self) -> str:
         if not self.io_engine:
             return ""
-        hits = f"{self.hit_rate:.0%} of rows cached, " if self.cache else ""
-        if self.superbatch:
-            hits += f"{self.superbatch} batches planned at a time ({self.seconds_planning:.2f} s), "
-        return (
-            f", {self.io_engine}: {hits}{self.reads} reads, {format_size(self.bytes_read)} "
-            f"({self.amplification:.2f} x what was asked for), {self.mean_queue_depth:.0f} deep, "
-            f"{self.seconds_reading:.2f} s of waiting"
+        planned = format_count(self.superbatch, "batch")
+        useful = f" ({self.amplification:.2f} times what was asked for)"
+        parts = {
+            f"{self.hit_rate:.0%} of rows cached": self.cache and self.rows_cached,
+            f"{planned} planned at a time ({self.seconds_planning:.2f} s)": self.superbatch,
+            f"{format_count(self.reads, 'read')}, {format_size(self.bytes_read)}"
+            f"{useful if self.bytes_useful else ''}": self.reads,
+            f"{self.mean_queue_depth:.0f} at a time": self.waits,
+            f"waited {self.seconds_reading:.2f} s for the disk": self.reads,
+        }
+        return f", {self.io_engine}: " + (
+            ", ".join(text for text, amount in parts.items() if amount) or "nothing read yet"
         )

@@ -139,7 +139,7 @@ def test_it_takes_what_the_disk_is_good_at(
     later = loader.stats()
     assert later.waiting_epoch_seconds == pytest.approx(later.seconds_waiting)
     each, first = stats.predicted_epoch_seconds, stats.predicted_first_epoch_seconds
-    assert f"predicted {each:.2f} s an epoch ({first:.2f} s the first), stalled " in str(later)
+    assert f"predicted {each:.2f} s an epoch ({first:.2f} s the first), waited " in str(later)
     words = [optimizer.describe_seconds(seconds) for seconds in (each, first)]
     told = f"{words[0]} an epoch, the first {words[1]}"
     assert (told in stats.reason) == (words[0] != words[1])

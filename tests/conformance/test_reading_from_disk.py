@@ -257,8 +257,20 @@ def test_a_cached_row_is_not_read(only_x: gnnstore.GraphStore) -> None:
     stats = loader.stats()
     assert (stats.reads, stats.rows_read, stats.rows_cached) == (1, 1, 3)
     assert (stats.bytes_useful, stats.hit_rate, stats.cache_rows) == (ROW_BYTES, 0.75, 3)
-    assert "75% of rows cached, 1 reads" in str(stats)
+    assert "75% of rows cached, 1 read, " in str(stats)
+    assert " at a time, waited 0." in str(stats)
     assert "\n" not in str(stats)
+
+
+def test_what_is_printed_leaves_out_reads_that_were_not_made(only_x: gnnstore.GraphStore) -> None:
+    loader = NeighborLoader(only_x, [], [1], batch_size=1, strategy="direct")
+    assert f"strategy direct, {loader.stats().io_engine}: nothing read yet" in str(loader.stats())
+    held = NeighborLoader(only_x, [2], [1], batch_size=1, strategy="belady", memory="200MB")
+    for _ in range(2):
+        list(held)
+    text = str(held.stats().since(held.stats()))
+    for nothing in ("0.00 times", "0 reads", "0 at a time", "0%"):
+        assert nothing not in text
 
 
 # --- pre-sampling --------------------------------------------------------------------------
