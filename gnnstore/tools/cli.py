@@ -174,6 +174,14 @@ class _LazyGroup(Group):
                 load_plugins()
         return command
 
+    def advice(self, words: Sequence[str]) -> str:
+        """Return the command for a kind of input that stands in place of `convert`."""
+        ctx = click.get_current_context()
+        convert = self.get_command(ctx, "convert")
+        if isinstance(convert, Group) and words[0] in convert.list_commands(ctx):
+            return f"It is a kind of input: gnnstore convert {words[0]}."
+        return ""
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """List the commands by section, without importing any."""
         del ctx
@@ -225,7 +233,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit status."""
     open_streams()
     words = sys.argv[1:] if arguments is None else list(arguments)
-    session = Session()
+    session = Session(words=words)
     try:
         with no_interrupt_lost():
             status = root.main(

@@ -51,8 +51,26 @@ def section(title: str, *options: Decorator) -> Decorator:
     return add
 
 
+# By argument: what to give.
+_MISSING = {
+    "store": "Give the path of a store; 'gnnstore convert' makes one.",
+    "output": "Give the path of the store to write, such as graph.gnn.",
+    "input": "Give the path of the data to convert.",
+}
+
+
 class Command(click.Command):
-    """A command whose help has its options in sections."""
+    """A command whose help has its options in sections, and which says what is missing."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse the words; add to an error about a missing one what to give."""
+        try:
+            return super().parse_args(ctx, args)
+        except click.MissingParameter as error:
+            name = None if error.param is None else error.param.name
+            if (what := _MISSING.get(name or "")) is None:
+                raise
+            raise click.MissingParameter(what, error.ctx, error.param) from None
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the options, section by section."""
@@ -63,8 +81,6 @@ class Group(click.Group):
     """A group that suggests a name for a mistyped one."""
 
     noun = "command"
-    # Names that users may give for a command, and what to say then.
-    other_names: Mapping[str, str] = {}
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -75,15 +91,22 @@ class Group(click.Group):
             from difflib import get_close_matches  # noqa: PLC0415 - for errors only
 
             known = self.list_commands(ctx)
-            is_path = "." in name or "/" in name  # of an input, without its kind
-            if (advice := self.other_names.get(name.lower())) is not None:
-                raise click.UsageError(f"No such {self.noun} {name!r}. {advice}", ctx)
-            found = [] if is_path else get_close_matches(name.lower(), known)
-            advice = f"Did you mean {' or '.join(found)}?"
-            if not found:
-                advice = f"Choose {', '.join(known[:-1])} or {known[-1]}."
+            commands = ctx.find_root().command
+            advice = self.advice(args)
+            if isinstance(commands, click.Group) and name in commands.list_commands(ctx):
+                advice = f"It is a command of its own: gnnstore {name}."
+            if not advice:
+                is_path = "." in name or "/" in name
+                found = [] if is_path else get_close_matches(name.lower(), known)
+                advice = f"Did you mean {' or '.join(found)}?"
+                if not found:
+                    advice = f"Choose {', '.join(known[:-1])} or {known[-1]}."
             raise click.UsageError(f"No such {self.noun} {name!r}. {advice}", ctx)
         return super().resolve_command(ctx, args)
+
+    def advice(self, words: Sequence[str]) -> str:  # noqa: ARG002 - of other groups
+        """Return what to do where no command is named, better than names like it; or nothing."""
+        return ""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the commands, and then the options."""
@@ -113,6 +136,9 @@ def _write_options(
             with formatter.section(title):
                 formatter.write_dl(records)
 
+
+# Memory that `gnnstore bench load` leaves to a loader: a share of the features' bytes, and bytes.
+LOADER_SHARE, SLACK_BYTES = 0.1, 200_000_000
 
 # By hop; or by edge type, and then by hop, as "author__writes__paper".
 Fanouts = tuple[int, ...] | Mapping[str, tuple[int, ...]]

@@ -44,6 +44,75 @@ def test_names_of_formats_lead_to_the_kind_that_reads_them(run: Any, word: str, 
     assert f"No such kind {word!r}. 'gnnstore convert {kind}' reads" in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("name", "content", "kind"),
+    [
+        ("e.csv", "source,target\n1,2\n", "snap"),
+        ("e.txt", "# comment\n1 2\n2 3\n", "snap"),
+        ("e.csv", "source,target,weight\n1,2,0.5\n", "snap"),
+        ("missing.tsv", None, "snap"),
+        ("kg.tsv", "a\tlikes\tb\nb\tlikes\tc\n", "triples"),
+        ("kg", "<a> <b> <c> .\n", "triples"),
+        ("a.npz", None, "numpy"),
+        ("data.pt", None, "pyg"),
+        ("shop/edges/a__b__c.csv", "", "typed"),
+        ("fb15k/train.txt", "", "triples"),
+        ("arxiv/raw/edge.csv.gz", "", "ogb"),
+        ("products/metadata.yaml", "", "graphbolt"),
+        ("arrays/edge_index.npy", "", "numpy"),
+    ],
+)
+def test_an_input_without_its_kind_leads_to_the_kind(
+    run: Any, tmp_path: Path, name: str, content: str | None, kind: str
+) -> None:
+    path = tmp_path / name
+    if content is not None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(content)
+    given = tmp_path / Path(name).parts[0]
+    done = run("convert", given, "g.gnn", "--undirected")
+    assert done.status == 2
+    assert f"\n  gnnstore convert {kind} {given} g.gnn --undirected\n" in done.stderr
+    alone = run("convert", given)
+    assert f"\n  gnnstore convert {kind} {given} {given.stem}.gnn\n" in alone.stderr
+
+
+def test_what_is_no_input_of_a_converter_leads_elsewhere(run: Any, example: Path) -> None:
+    assert f"  gnnstore inspect {example}\n" in run("convert", example, "g.gnn").stderr
+    assert "Read it with networkx" in run("convert", "g.graphml", "g.gnn").stderr
+    tables = run("convert", "e.parquet", "g.gnn").stderr
+    assert "gnnstore convert table g.gnn --edges e.parquet --source COLUMN" in tables
+    assert "Choose graphbolt" in run("convert", "g.thing", "g.gnn").stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("snap", "e.txt"), "'OUTPUT'. Give the path of the store to write, such as graph.gnn."),
+        (("rmat",), "'OUTPUT'. Give the path of the store to write"),
+        (("snap",), "'INPUT'. Give the path of the data to convert."),
+        (("quantize", "a.gnn"), "It is a command of its own: gnnstore quantize."),
+        (
+            ("snap", "e.txt", "o.gnn", "--split-fractions", "80,10,10"),
+            "-fractions 80,10,10 are not",
+        ),
+        (("snap", "kg.tsv", "o.gnn"), "'gnnstore convert triples' reads lines of head, relation"),
+        (("snap", ".", "o.gnn"), "is a directory; name a file in it"),
+        (("snap", "e.txt", "o.gnn", "--time-attr", "t"), "node or edge attribute; there are none"),
+    ],
+)
+def test_mistakes_lead_to_what_to_type(
+    run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], said: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("e.txt").write_text("0 1\n1 2\n")
+    Path("kg.tsv").write_text("a\tlikes\tb\nb\tlikes\tc\n")
+    done = run("convert", *words)
+    assert done.status in {1, 2}
+    assert said in done.stderr
+    assert not Path("o.gnn").exists()
+
+
 def said_of(tmp_path: Path, text: str, **options: Any) -> str:
     (tmp_path / "e.txt").write_text(text)
     with warnings.catch_warnings():

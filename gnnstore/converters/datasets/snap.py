@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -283,6 +284,9 @@ def from_snap(
         return writer.commit()
 
 
+_IN_TRIPLE = 3  # fields of a line
+
+
 def _advise(line: OddLine, ends: tuple[int, int]) -> str:
     """Return the remedy for a line that is not an edge."""
     counts = {*line.counts}
@@ -292,6 +296,8 @@ def _advise(line: OddLine, ends: tuple[int, int]) -> str:
             f". Lines have {min(counts)} to {max(counts)} fields: an adjacency list? Write one "
             f"edge a line{skip if line.has_wrong_first else ''}"
         )
+    if len(line.fields) == _IN_TRIPLE and not any(map(_is_number, line.fields[1:])):
+        return ". 'gnnstore convert triples' reads lines of head, relation and tail"
     if len(line.fields) != line.num_wanted:
         return (
             ". Skip the other columns with extra_columns='ignore', or keep them with "
@@ -305,6 +311,12 @@ def _advise(line: OddLine, ends: tuple[int, int]) -> str:
     if len(numbers) > 1:
         return ". Say which columns are the ends of an edge, with source= and target="
     return ". If nodes go by names, number them with string_ids=True"
+
+
+def _is_number(field: bytes) -> bool:
+    with suppress(ValueError):
+        return float(field) is not None
+    return False
 
 
 def _are_ids(fields: list[bytes], ends: tuple[int, int]) -> bool:

@@ -52,7 +52,9 @@ def existing_file(path: PathLike, what: str) -> Path:
     """Return the path of an input that exists and is a file."""
     found = existing_path(path, what)
     if found.is_dir():
-        raise InputError(f"{what} should be a file, but {found} is a directory", path=found)
+        raise InputError(
+            f"{what} should be a file, but {found} is a directory; name a file in it", path=found
+        )
     check_regular(found, InputError)
     return found
 

@@ -121,6 +121,10 @@ def _list(names: Iterable[object]) -> str:
     return ", ".join(map(str, names))
 
 
+def _type_name(own: object) -> str:
+    return "__".join(own) if isinstance(own, tuple) else str(own)
+
+
 def check_names(
     times: Sequence[str],
     weights: Sequence[str],
@@ -134,8 +138,11 @@ def check_names(
     ):
         for name in names:
             if not any(name in has for has in known.values()):
-                found = "; ".join(f"{own}: {_list(has) or 'none'}" for own, has in known.items())
-                raise UsageError(f"{option}={name!r}: there is no such {what}; there are {found}")
+                there = {own: _list(has) for own, has in known.items() if has}
+                found = "; ".join(f"{_type_name(own)}: {has}" for own, has in there.items())
+                raise UsageError(
+                    f"{option}={name!r}: there is no such {what}; there are {found or 'none'}"
+                )
 
 
 @dataclass

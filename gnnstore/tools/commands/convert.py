@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+import shlex
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,9 @@ from gnnstore import converters
 from gnnstore.converters.inputs.files import RawLayout
 from gnnstore.converters.writer.options import CONVERTERS, ConvertOptions, check_fractions
 from gnnstore.errors import UsageError
+from gnnstore.formats.store.schema import StoreManifest
 from gnnstore.tools.commands.stores import convert, output_options
+from gnnstore.tools.kinds import likely_kind
 from gnnstore.tools.options import (
     Command,
     Group,
@@ -28,9 +31,10 @@ from gnnstore.tools.session import Session
 
 _HELP = """Convert a graph into a store.
 
-KIND names the format of the input; it is never guessed from a name, and no code in a pickle
-runs. OUTPUT appears only when it is complete. An interrupted conversion leaves no partial store:
-repeat the command with --resume to continue it, or without to start again.
+KIND names the format of the input. It is never guessed: without it, the command says which kind the
+input looks like. No code in a pickle runs. OUTPUT appears only when it is complete. An interrupted
+conversion leaves no partial store: repeat the command with --resume to continue it, or without to
+start again.
 
 \b
 Examples:
@@ -110,7 +114,7 @@ Features
       Type and shape of raw binary features; ROWS -1: as many as the file has.
   --features-ids FILE[:COLUMN]
       The id of each row of the features, if not in order: .npy, or a column of a .csv, which may be
-      that of features itself. COLUMN is a name in the first line, or a number, counted from 1; the
+      the file of the features. COLUMN is a name in the first line, or a number, counted from 1; the
       column called id needs none.
   --features-skip-header
       Skip the first line of each .csv of features: it names the columns.
@@ -118,7 +122,7 @@ Features
 _CLASSES = "  --classes 19|2K  Labels of 19 or of 2983 classes."
 _IGB = """
 INPUT is the directory with paper/ and paper__cites__paper/ in it, or one with processed/. Splits
-are those of IGB's loader: 60, 20 and 20 % of the labelled papers, by position.
+are as in IGB's loader: 60, 20 and 20 % of the labelled papers, by position.
 
 \b
 Examples:
@@ -128,12 +132,12 @@ _KINDS: dict[str, tuple[str, str, str]] = {
     "ogb": (
         """Convert an OGB node- or link-property data set, as its downloader leaves it on disk.
 
-INPUT is the directory of the data set, with raw/ and split/ in it: gzipped CSV files, or the
-.npz files of ogbn-papers100M; or that of MAG240M, whose papers and citations are converted. A
+INPUT is the directory of the data set, with raw/ and split/ in it: gzipped CSV files, or the .npz
+files of ogbn-papers100M; or the directory of MAG240M, whose papers and citations are converted. A
 data set of several types, such as ogbn-mag, becomes a store with types. The ogb package is not
-needed. Splits that torch.save wrote are unpickled with a list of allowed names,
-and read whole: four times such a file counts in --memory. Splits of edges become edge splits, with
-their fixed negatives.
+needed. Splits that torch.save wrote are unpickled with a list of allowed names, and read whole:
+four times such a file counts in --memory. Splits of edges become edge splits, with their fixed
+negatives.
 
 \b
 Examples:
@@ -451,6 +455,8 @@ Examples:
 }
 
 
+_NETWORKX = "Read it with networkx and give from_pyg(from_networkx(g), OUTPUT), in Python."
+_OF_NETWORKX = ("graphml", "gexf", "gml", "pajek", "net", "dot", "json", "jsonl")
 # Names of formats and endings, by what is said of them.
 _OTHER_NAMES = {
     "'gnnstore convert snap' reads lists of edges in text (CSV, TSV, Matrix Market, SNAP, KONECT), "
@@ -469,9 +475,7 @@ _OTHER_NAMES = {
         *("hetero", "types"),
     ),
     "'gnnstore convert graphbolt' reads an OnDiskDataset of DGL GraphBolt.": ("dgl",),
-    "Read it with networkx and give from_pyg(from_networkx(g), OUTPUT), in Python.": (
-        *("networkx", "graphml", "gexf", "gml", "pajek", "net", "dot", "json", "jsonl"),
-    ),
+    _NETWORKX: ("networkx", *_OF_NETWORKX),
 }
 
 
@@ -479,12 +483,48 @@ class _Kinds(Group):
     """The kinds of this module, and those that plug-ins have registered."""
 
     noun = "kind"
-    other_names = {name: advice for advice, names in _OTHER_NAMES.items() for name in names}  # noqa: RUF012
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return our own kinds, then others."""
         del ctx
         return [*sorted(_KINDS), *CONVERTERS.names]
+
+    def advice(self, words: Sequence[str]) -> str:
+        """Return the command for an input that stands where its kind should, or for a format."""
+        first, *rest = words
+        for advice, names in _OTHER_NAMES.items():
+            if first.lower() in names:
+                return advice
+        path = Path(first)
+        if not (path.exists() or "." in first or "/" in first):
+            return ""
+        if path.suffix.lower().strip(".") in _OF_NETWORKX:
+            return _NETWORKX
+        if StoreManifest.is_at(path):
+            return f"It is a store already; see what is in it:\n  gnnstore inspect {first}"
+        if (kind := likely_kind(path)) is None:
+            return ""
+        output = (
+            []
+            if any(word[:1] != "-" for word in rest[:1])
+            else [f"{path.name.partition('.')[0]}.gnn"]
+        )
+        words = [first, *output, *rest]
+        if kind == "table":
+            words = [
+                *(output or rest[:1]),
+                "--edges",
+                first,
+                "--source",
+                "COLUMN",
+                "--target",
+                "COLUMN",
+            ]
+            words += rest if output else rest[1:]
+        return (
+            f"The kind comes before the input, which looks like one of kind {kind}:\n"
+            f"  {shlex.join(['gnnstore', 'convert', kind, *words])}"
+        )
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Return the command of a kind."""
@@ -510,7 +550,11 @@ def _column(text: str, _: str) -> tuple[str, str]:
 
 def _fractions(text: str, option: str) -> tuple[str, tuple[float, ...]]:
     node_type, _, shares = text.rpartition("=")
-    return node_type, check_fractions(option, shares.split(","))
+    fractions = shares.split(",")
+    try:
+        return node_type, check_fractions(option, fractions)
+    except UsageError as error:  # with the shares as they were typed
+        raise UsageError(str(error).replace(f"={fractions}", f" {shares}")) from None
 
 
 def _numbered_column(text: str, _: str) -> tuple[str, str]:
