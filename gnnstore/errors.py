@@ -66,9 +66,12 @@ class BudgetError(UsageError):
     ----------
     missing_bytes : int or None
         Bytes by which to raise the budget at least; None where the message alone says what to do.
+    needed_bytes : int or None
+        The budget that suffices, in bytes; None where the message alone says it.
     """
 
     missing_bytes: int | None = None
+    needed_bytes: int | None = None
 
 
 class DiskBudgetError(BudgetError):

@@ -16,7 +16,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from gnnstore.units import format_duration, format_size
+from gnnstore.units import format_duration, format_size, wrapped
 
 if TYPE_CHECKING:
     from rich.progress import Progress as Bars
@@ -289,6 +289,7 @@ class _BarProgress:
             self._bars.remove_task(task)
 
     def note(self, text: str, facts: Mapping[str, Any] | None = None) -> None:  # noqa: ARG002
+        text = wrapped(text, self._bars.console.width)
         self._bars.console.print(text, soft_wrap=True, highlight=False, markup=False)
 
 

@@ -1,8 +1,12 @@
-"""Values as people write them: sizes ("8GB", "512MiB"), times, and names of registered values."""
+"""Values as people write them: sizes ("8GB", "512MiB"), times, and names of registered values.
+
+Text is broken into lines between words.
+"""
 
 from __future__ import annotations
 
 import re
+import textwrap
 from collections.abc import Iterable, Iterator
 from typing import Generic, Protocol, TypeVar
 
@@ -88,6 +92,24 @@ def format_duration(seconds: float) -> str:
     if minutes < 2 * 24 * 60:
         return f"{minutes // 60} h {minutes % 60} min"
     return f"{round(minutes / (24 * 60))} days"
+
+
+def wrapped(text: str, width: int) -> str:
+    """Return text in lines of at most a width, but for paths and for commands to be copied."""
+    lines: list[str] = []
+    for line in text.splitlines():
+        if line.startswith("  gnnstore "):
+            lines.append(line)
+            continue
+        indent = " " * (len(line) - len(line.lstrip(" -")))
+        lines += textwrap.wrap(
+            line,
+            width,
+            subsequent_indent=indent,
+            break_long_words=False,
+            break_on_hyphens=False,
+        ) or [""]
+    return "\n".join(lines)
 
 
 def spread(values: Iterable[float], form: str = ".2f") -> str:

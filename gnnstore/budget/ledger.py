@@ -185,7 +185,7 @@ class Ledger:
             f"to do: {', '.join(first)}, or {last}" if first else f"to do: {last}",
         ]
         found = error("\n- ".join(filter(None, lines)))
-        found.missing_bytes = missing
+        found.missing_bytes, found.needed_bytes = missing, has + missing
         return found
 
     def _largest_parts(self, sizes: Sizes | None, needed: int) -> str:

@@ -12,7 +12,7 @@ from gnnstore.budget.ledger import Ledger, Reservation
 from gnnstore.caching.segments import Recurrences, search_segment
 from gnnstore.features.tables import CachedTables
 from gnnstore.strategies.superbatch_memory import epoch_bytes, mean_row_bytes
-from gnnstore.units import format_duration, format_size
+from gnnstore.units import format_count, format_duration, format_size
 
 if TYPE_CHECKING:
     from gnnstore.disk.profile import DeviceProfile
@@ -64,15 +64,18 @@ class PackEstimate:
 
     def describe(self) -> str:
         """Return the estimate in a sentence."""
-        time = "" if self.seconds is None else f", in about {format_duration(self.seconds)}"
-        times = f", {self.blow_up:.2g} times the tables" if self.table_bytes else ""
+        time = (
+            "" if self.seconds is None else f", in about {format_duration(max(1.0, self.seconds))}"
+        )
+        times = f", {self.blow_up:.2g} times the store's rows" if self.table_bytes else ""
         shared = f", rows shared by {self.segment:,}" if self.segment > 1 else ""
         return (
             f"about {format_size(self.total_bytes)} on disk{times} ({format_size(self.rows_bytes)} "
             f"of rows, {format_size(self.records_bytes)} of subgraphs and the rest), for "
-            f"{self.batches:,} batches, {self.superbatch:,} planned at a time{shared}; "
-            f"{self.num_slots:,} rows cached ({format_size(self.cache_bytes)}); up to "
-            f"{format_size(self.read_bytes)} are read of the store{time}"
+            f"{format_count(self.batches, 'batch')}, {self.superbatch:,} planned at a time"
+            f"{shared}; {format_count(self.num_slots, 'row')} cached "
+            f"({format_size(self.cache_bytes)}); up to {format_size(self.read_bytes)} are read of "
+            f"the store{time}"
         )
 
 

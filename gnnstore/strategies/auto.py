@@ -96,8 +96,7 @@ class StrategyOptimizer:
         try:
             return first_that_fits(loader, strategy, predict)
         except UsageError as error:
-            missing = getattr(error, "missing_bytes", None)
-            return Prediction.impossible(strategy, str(error), missing)
+            return Prediction.impossible(strategy, error)
 
 
 def is_worth_it(loader: LoaderSpec, placement: Placement) -> bool:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from gnnstore.disk.profile import DeviceProfile
+from gnnstore.errors import BudgetError, DiskBudgetError, UsageError
 from gnnstore.strategies.options import StrategyTraits
 from gnnstore.strategies.workload import PAGE_BYTES, ReadTotals, Workload
 
@@ -99,15 +100,20 @@ class Prediction:
     written_bytes: int = 0  # bytes that an epoch writes
     problem: str = ""  # why the strategy is impossible; empty if it is not
     ids_note: str = ""  # what ids of edges cost, if they are not free
-    missing_bytes: int | None = None  # by which to raise memory= at least, if that would help
+    # Of an impossible strategy: the memory= or the disk= that it needs, if more would help.
+    needed_memory_bytes: int | None = None
+    needed_disk_bytes: int | None = None
 
     @classmethod
-    def impossible(
-        cls, strategy: StrategyTraits, problem: str, missing_bytes: int | None = None
-    ) -> Prediction:
-        """Return the prediction for an impossible strategy."""
+    def impossible(cls, strategy: StrategyTraits, problem: str | UsageError) -> Prediction:
+        """Return the prediction for an impossible strategy, with the reason or the refusal."""
         of_none = cls(strategy, Resources(0), math.nan, math.nan, {}, ReadTotals())
-        return replace(of_none, problem=problem, missing_bytes=missing_bytes)
+        found = replace(of_none, problem=str(problem))
+        if isinstance(problem, DiskBudgetError):
+            return replace(found, needed_disk_bytes=problem.needed_bytes)
+        if isinstance(problem, BudgetError):
+            return replace(found, needed_memory_bytes=problem.needed_bytes)
+        return found
 
     @property
     def bottleneck(self) -> str:

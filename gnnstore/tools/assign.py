@@ -148,4 +148,4 @@ def _estimate(session: Session, work: Assigning, final: Path, stores: Closure | 
             "The stores of the parts would take at most {closure.most_disk_bytes} in "
             "{closure.path}, and {closure.memory_bytes} of memory while they are written."
         )
-    session.emit(document, layout)
+    session.emit(document, layout, [session.without_estimate()])

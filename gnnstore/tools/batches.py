@@ -75,6 +75,12 @@ _ALL = "all"
 def config_of(store: GraphStore, asked: BatchOptions, **more: Any) -> SamplingConfig:
     """Return the configuration of sampling, checked against a store."""
     schema = store.schema
+    known = ["__".join(edge.type) for edge in schema.edge_types]
+    for name in asked.fanouts if isinstance(asked.fanouts, Mapping) else ():
+        if name not in known:
+            raise UsageError(
+                f"--num-neighbors {name}: there is no such edge type; there are {', '.join(known)}"
+            )
     config = SamplingConfig(fanouts_of(asked.fanouts, schema), **more, **asked.of_sampling)
     columns_needed(schema, store.path, config.time_attr, config.weight_attr)
     return config
@@ -138,8 +144,14 @@ def named_nodes(
             )
         named = f"{trained[0]}:train"
     given = {}
+    known = [node.name for node in store.schema.node_types]
     for part in named.split(","):
         node_type, _, split = part.partition(":")
+        if node_type not in known:
+            raise UsageError(
+                f"{option} {part}: there is no node type {node_type!r}; write TYPE:SPLIT, of the "
+                f"types {', '.join(known)}"
+            )
         given[node_type] = None if split in ("", _ALL) else split
     return named, given
 
@@ -320,7 +332,9 @@ def estimate_order(
         "saves": saves,
         "takes": "{result_bytes} for the store, and up to {spill_bytes} meanwhile",
     }
-    session.emit(document, ["{store}", Block("", facts)])
+    stem = str(reader.path).removesuffix(".gnn")
+    command = session.without_estimate(f"{stem}-{order}.gnn")
+    session.emit(document, ["{store}", Block("", facts)], [command])
 
 
 def _savings(reader: StoreReader, needed: npt.NDArray[np.bool_]) -> dict[str, Any] | None:
@@ -405,7 +419,9 @@ def pack_epochs(
         facts, text, document = _pack_all(session, store, final, request, estimate=estimate)
         if estimate:
             document = {"store": str(store.path), "estimate": facts | {"text": text}}
-            session.emit(document, ["Packing would take {estimate.text}."])
+            session.emit(
+                document, ["Packing would take {estimate.text}."], [session.without_estimate()]
+            )
             return
         document = {"store": str(store.path), "estimate": facts} | document
     document["seconds"] = time.perf_counter() - began
@@ -597,7 +613,8 @@ def _pack_all(
         if disk_bytes is not None and not resume:
             expected.check_disk(disk_bytes)
         facts = asdict(expected)
-        progress.note(f"packing takes {expected.describe()}", facts)
+        if not estimate:
+            progress.note(f"packing takes {expected.describe()}", facts)
         if not resume:
             require_space(
                 final,

@@ -493,7 +493,8 @@ PACKED_TEXT: Layout = (
     Block(
         "",
         {
-            "batches": "{epochs} epochs of {batches_per_epoch}",
+            "epochs": "{epochs}",
+            "batches": "{batches_per_epoch} an epoch",
             "parts": "[{num_batches} batches in part {part} of ]{num_parts}",
             "shuffled": "{shuffle}",
             "seeds": "{num_seeds} {seeds}[, {neg_sampling} negatives]",
@@ -502,7 +503,7 @@ PACKED_TEXT: Layout = (
             "seed": "{seed}",
             "rows on the device": "{device_rows}",
             "cached rows": "{num_slots} by {cached_by}[, of {cached}]",
-            "shared rows": "{shared_rows} in {num_segments} segments of {segment} batches",
+            "shared rows": "{shared_rows:+} in {num_segments} segments of {segment} batches",
             "largest batch": "{largest_batch_bytes}",
             "size": _SIZE,
             "store": "{store_uuid}",

@@ -1,9 +1,10 @@
 """Prints documents for people, in one style for all commands: facts and tables that name fields.
 
-Quantities have the units that the names of their fields say. On a terminal, tables are framed; in a
-pipe they are plain columns, one row a line, for grep, awk and bug reports. A row is one line on a
-terminal, too: a table that is too wide loses its last columns, and says which. The programs at the
-end train on what a command made, and are to be pasted into Python.
+Quantities have the units that the names of their fields say, and the times of a column one unit. On
+a terminal, tables are framed; in a pipe they are plain columns, one row a line, for grep, awk and
+bug reports. A row is one line on a terminal, too: a table that is too wide loses its last columns,
+and says which; long values lose their ends. The programs at the end train on what a command made,
+and are to be pasted into Python.
 """
 
 from __future__ import annotations
@@ -15,9 +16,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
-from gnnstore.units import format_duration, format_size
+from gnnstore.units import format_at_least, format_duration, format_size, wrapped
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -27,12 +28,37 @@ if TYPE_CHECKING:
 Document: TypeAlias = Mapping[str, Any]
 
 _FIELD = re.compile(r"\{([\w.]*):?([^{}]*)\}")
-_NUMBER = re.compile(r"-|[-+]?[\d.,]+%?( [kMGTBsmin]+(/s)?)?( \[.*\])?")
+_NUMBER = re.compile(
+    r"-|(needs )?[-+<]*[\d.,]+%?( ([kMGT]?B|[KM]iB|ms|s|min|h|days)(/s)?)?( \[.*\])?"
+)
 _OPTIONAL = re.compile(r"\[([^][]*)\]")
 # Columns that stay while cells of the first lose their middle, and what these keep.
 _LEAST_COLUMNS, _LEAST_CELLS = 3, 24
 _NO_WIDTH = 10_000  # wider than any table
 _MOST_CELLS = 76  # of a line of a program
+# On a terminal: characters of a value, and facts of a block, that are printed.
+_MOST_OF_VALUE, _MOST_FACTS = 300, 40
+_ELSEWHERE = "(a pipe and --json have all)"
+
+
+class Unit(NamedTuple):
+    """A unit of times, and the least time for which a column has it, both in seconds."""
+
+    name: str
+    seconds: float
+    least: float
+
+
+_UNITS = (
+    Unit("ms", 1e-3, 0),
+    Unit("s", 1, 0.1),
+    Unit("min", 60, 600),
+    Unit("h", 3600, 36_000),
+    Unit("days", 86_400, 3 * 86_400),
+)
+_LEAST_SHOWN = 0.01  # of a unit
+# Sizes in powers of two.
+_OF_DISKS = {"alignment_bytes", "block_bytes", "gap_bytes", "max_read_bytes", "page_bytes"}
 
 
 @dataclass(frozen=True)
@@ -41,9 +67,9 @@ class Block:
 
     Cells are templates: `{a.b}` is a field, `{a.b:.2f}` a field in a format, `{a.b:-}` one with "-"
     for 0, `{a.b:*}` a star for what is true, `{a.b:~}` a median with its range. `[...]` is left out
-    if one of its fields has no value; so is a fact, a column in which no row has a value, and a row
-    with its first cell alone. In place of cells: the path of values that are all printed, or, of
-    rows, the template of a line.
+    if one of its fields has no value (`{a.b:+}`: or 0); so is a fact, a column where no row has a
+    value, and a row with its first cell alone. In place of cells: the path of values that are all
+    printed, or, of rows, the template of a line.
     """
 
     title: str
@@ -86,17 +112,22 @@ def print_document(
         console.print(f"  {line}", style="cyan", soft_wrap=True)
 
 
-def fill(template: str, document: Document) -> str | None:
-    """Return a template with the values of its fields; None if one has no value."""
+def fill(template: str, document: Document, unit: Unit | None = None) -> str | None:
+    """Return a template with its fields' values, times in a unit; None if one has no value."""
     text = ""
     for place, part in enumerate(_OPTIONAL.split(template)):
-        values = [(f[0], f[1], value_at(document, f[1])) for f in _FIELD.finditer(part)]
-        if any(value is None or value in ("", [], (), {}) for _, _, value in values):
+        values = [(value_at(document, f[1]), f[2]) for f in _FIELD.finditer(part)]
+        if any(_is_nothing(value, form) for value, form in values):
             if place % 2 == 0:
                 return None
         else:
-            text += _FIELD.sub(lambda f: shown(value_at(document, f[1]), f[1], f[2]), part)
+            text += _FIELD.sub(lambda f: shown(value_at(document, f[1]), f[1], f[2], unit), part)
     return text or None
+
+
+def _is_nothing(value: Any, form: str) -> bool:
+    """Whether a field has no value, or 0 where that is none."""
+    return value is None or value in ("", [], (), {}) or (form == "+" and not value)
 
 
 def value_at(document: Any, path: str) -> Any:
@@ -124,37 +155,44 @@ def rows_at(document: Any, path: str, above: Document = {}) -> list[Document]:  
     ]
 
 
-def shown(value: Any, name: str = "", form: str = "") -> str:
-    """Return a value as text, with the unit that its name says."""
+def shown(value: Any, name: str = "", form: str = "", unit: Unit | None = None) -> str:
+    """Return a value as text, with the unit that its name says, or in a unit of times."""
     if isinstance(value, Mapping):
         between = "; " if any(isinstance(each, list | tuple) for each in value.values()) else ", "
         return between.join(f"{key} {shown(each, name)}" for key, each in value.items())
     if isinstance(value, list | tuple):
-        return _several(value, name, form)
+        return _several(value, name, form, unit)
     if form in ("*", "-"):
         mark = {"*": "*" if value else "", "-": "" if value else "-"}[form]
-        return mark or (shown(value, name) if form == "-" else "")
-    if form:
+        return mark or (shown(value, name, "", unit) if form == "-" else "")
+    if form not in ("", "+"):
         return format(value, form)
     if isinstance(value, bool):
         return "yes" if value else "no"
-    return _quantity(value, name) if isinstance(value, int | float) else str(value)
+    return _quantity(value, name, unit) if isinstance(value, int | float) else str(value)
 
 
-def _several(values: Sequence[Any], name: str, form: str) -> str:
+def _several(values: Sequence[Any], name: str, form: str, unit: Unit | None) -> str:
     """Return values in a row, or (`~`) the median of numbers, with the least and the most."""
     if form == "~":
         found = sorted(values)
-        ends = f" [{_quantity(found[0], name)}, {_quantity(found[-1], name)}]"
-        return _quantity(median(found), name) + (ends if len(found) > 1 else "")
+        middle, *ends = (
+            _quantity(each, name, unit) for each in (median(found), *found[:: len(found) - 1 or 1])
+        )
+        return middle + (f" [{', '.join(ends)}]" if len(found) > 1 else "")
     return (" x " if form == "x" else ", ").join(shown(each, name) for each in values)
 
 
-def _quantity(value: float, name: str) -> str:
+def _quantity(value: float, name: str, unit: Unit | None) -> str:
     words = name.rpartition(".")[2].split("_")
+    if name.rpartition(".")[2] in _OF_DISKS:
+        return block_name(int(value))
     if "bytes" in words:
-        return format_size(value) + ("/s" if words[-1] == "second" else "")
-    if "seconds" in words:
+        size = format_at_least(int(value)) if "needed" in words else format_size(value)
+        return size + ("/s" if words[-1] == "second" else "")
+    if unit is not None:
+        return _in_unit(value, unit)
+    if _is_time(name):
         return f"{value:.3g} s" if value < 99.5 else format_duration(value)
     if words[-1] in {"share", "rate"}:
         return f"{value:.1%}"
@@ -162,9 +200,35 @@ def _quantity(value: float, name: str) -> str:
     return f"{value:,.0f}" if whole else f"{value:.4g}"
 
 
+def _is_time(name: str) -> bool:
+    """Whether a field has seconds: by its name, or as a stage of an epoch."""
+    first, _, last = name.rpartition(".")
+    return "seconds" in last.split("_") or first == "stages"
+
+
+def _unit_of(cell: str, rows: Sequence[Document]) -> Unit | None:
+    """Return the unit of a column of times, which suits the longest; None for other columns."""
+    field = _FIELD.fullmatch(cell)
+    if field is None or not _is_time(field[1]):
+        return None
+    found = [value_at(row, field[1]) for row in rows]
+    times = [t for each in found for t in (each if isinstance(each, list) else [each]) if t]
+    return next(unit for unit in reversed(_UNITS) if unit.least <= max(times, default=0))
+
+
+def _in_unit(seconds: float, unit: Unit) -> str:
+    number = seconds / unit.seconds
+    if 0 < number < _LEAST_SHOWN:
+        return f"<{_LEAST_SHOWN} {unit.name}"
+    return f"{number:.3g} {unit.name}" if number < 999.5 else f"{number:,.0f} {unit.name}"
+
+
 def block_name(block_bytes: int) -> str:
     """Return "512 B" or "4 KiB": pages and blocks are powers of two, and so is their unit."""
-    return f"{block_bytes // 1024} KiB" if block_bytes % 1024 == 0 else f"{block_bytes} B"
+    for name, unit in (("MiB", 2**20), ("KiB", 2**10)):
+        if block_bytes and block_bytes % unit == 0:
+            return f"{block_bytes // unit} {name}"
+    return f"{block_bytes} B"
 
 
 def flatten(values: Document, prefix: str = "") -> dict[str, str]:
@@ -189,8 +253,8 @@ def flatten(values: Document, prefix: str = "") -> dict[str, str]:
 
 def _print_text(console: Console, text: str, style: str = "") -> None:
     """Print a heading, or a paragraph: wrapped on a terminal, in one line elsewhere."""
-    before = "" if style else "\n"
-    console.print(before + text, style=style, soft_wrap=bool(style) or not console.is_terminal)
+    text = wrapped(text, console.width) if console.is_terminal else text
+    console.print(text if style else f"\n{text}", style=style, soft_wrap=True)
 
 
 def _print_title(console: Console, title: str) -> None:
@@ -207,9 +271,12 @@ def _print_block(console: Console, document: Document, block: Block) -> None:
             if lines:
                 _print_title(console, block.title)
             for line in lines:
-                console.print(line, soft_wrap=True)
+                text = wrapped(line, console.width) if console.is_terminal else line
+                console.print(text, soft_wrap=True)
             return
-        cells = [[fill(cell, row) or "-" for cell in block.cells.values()] for row in rows]
+        units = [_unit_of(cell, rows) for cell in block.cells.values()]
+        columns = [*zip(block.cells.values(), units, strict=True)]
+        cells = [[fill(cell, row, unit) or "-" for cell, unit in columns] for row in rows]
         if filled := [row for row in cells if any(cell != "-" for cell in row[1:])]:
             _print_title(console, fill(block.title, document) or "")
             print_table(console, [*block.cells], filled)
@@ -230,9 +297,22 @@ def _print_facts(console: Console, facts: Mapping[str, str]) -> None:
     table = Table(box=None, show_header=False, padding=(0, 2, 0, 2))
     table.add_column(style="dim", no_wrap=True)
     table.add_column(overflow="fold")
-    for name, text in facts.items():
+    shown = [*facts.items()]
+    if console.is_terminal:
+        shown = [(name, _cut(text)) for name, text in shown]
+        if len(shown) > _MOST_FACTS:
+            more = f"… {len(shown) - _MOST_FACTS:,} more {_ELSEWHERE}"
+            shown = [*shown[:_MOST_FACTS], ("", more)]
+    for name, text in shown:
         table.add_row(name, text)
     console.print(table)
+
+
+def _cut(text: str) -> str:
+    """Return text without its end if it is long, and how much is missing."""
+    if (more := len(text) - _MOST_OF_VALUE) <= 0:
+        return text
+    return f"{text[:_MOST_OF_VALUE].rstrip()} … {more:,} more characters {_ELSEWHERE}"
 
 
 def print_table(console: Console, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:

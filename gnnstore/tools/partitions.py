@@ -118,7 +118,8 @@ def predict_partitions(
         "block_bytes": block_bytes,
         "sizes": [_of_sizes(sizes, profile, is_best=sizes is best) for sizes in found],
     }
-    session.emit(document, PARTITIONS)
+    command = ("gnnstore", "partition", str(store.path), "-p", str(best.num_partitions))
+    session.emit(document, PARTITIONS, [command])
 
 
 def _contents(store: GraphStore, embedding_dim: int | None) -> Contents:
@@ -190,7 +191,8 @@ def partition_store(
         reason = ""
         if num_partitions is None and profile is not None:
             num_partitions, reason = _choose(graph, profile)
-            progress.note(reason)
+            if not estimate:
+                progress.note(reason)
         of_plan = [options[name] for name in ("train_first", "seed", "memory_bytes", "order")]
         plan = Partitioning(graph, num_partitions or 0, *of_plan)
         final = partitions_path(plan, options["name"], options["output"])
@@ -207,7 +209,8 @@ def partition_store(
     if estimate:
         words = "{estimate.num_partitions} partitions of {estimate.rows_per_partition} nodes"
         text = f"Partitioning would take {{estimate.text}}. {words}, in {{estimate.path}}."
-        session.emit(document, [text, "{estimate.reason}"])
+        command = session.without_estimate()
+        session.emit(document, [text, "{estimate.reason}"], [command])
         return
     document |= {"seconds": seconds, **describe_partitions(PartitionsReader.open(made))}
     made_at = document["path"]

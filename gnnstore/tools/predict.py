@@ -30,7 +30,7 @@ from gnnstore.strategies.registry import STATIC, auto
 from gnnstore.strategies.workload import ReadTotals, TableReads
 from gnnstore.tools.batches import TracedEpoch, choose_seeds, config_of, sample_epoch
 from gnnstore.tools.layout import Block, Document, Layout, program
-from gnnstore.tools.options import shown_fanouts
+from gnnstore.tools.options import LOADER_SHARE, SLACK_BYTES, shown_fanouts
 from gnnstore.tools.plots import draw_predictions
 from gnnstore.tools.session import OK, STORAGE, Session
 
@@ -54,19 +54,18 @@ _LEAST_SHARE = 0.01
 _MOST_SHARE = 1.1
 
 PREDICTIONS: Layout = (
-    "Strategies and caches for {store}",
+    "Predictions for {store}",
     Block(
         "",
         {
-            "batches": "{num_batches} of the {epoch_batches} of an epoch, {rows_per_batch:,.0f} "
-            "rows of {row_bytes:,} bytes each",
+            "batches": "{num_batches} of an epoch's {epoch_batches}, each of about "
+            "{rows_per_batch:,.0f} rows of {row_bytes:,} bytes",
             "seeds": "{batch_size} a batch, of {num_input_nodes} ([input nodes {input_nodes}]"
             "[links {links}]); fan-out {num_neighbors}",
             "took": "{sampling_seconds} to sample",
             "rows of": "{arrays}",
             "on the device": "{device_rows} rows; {bytes_to_device} of others are copied an epoch",
-            "reads": "in units of {alignment_bytes:d} bytes, rows up to {gap_bytes:d} bytes apart "
-            "together",
+            "reads": "in units of {alignment_bytes}; rows up to {gap_bytes} apart in one",
             "disk": "as measured at {measured_at}",
         },
     ),
@@ -77,9 +76,9 @@ PREDICTIONS: Layout = (
             "strategy": "{strategy}[ {is_chosen:*}]",
             "epoch": "{seconds_per_epoch}",
             "setup": "{seconds_once:-}",
+            "memory": "[{memory_bytes}][needs {needed_memory_bytes}]",
+            "disk": "[{disk_bytes:-}][needs {needed_disk_bytes}]",
             "bottleneck": "{bottleneck}",
-            "memory": "{memory_bytes}",
-            "disk": "{disk_bytes:-}",
             "random": "{random_reads:-}",
             "sequential": "{sequential_bytes:-}",
             "written": "{written_bytes:-}",
@@ -87,7 +86,6 @@ PREDICTIONS: Layout = (
         },
         "predictions.strategies",
     ),
-    Block("", "\n{strategy}: {problem}", "predictions.strategies"),
     Block(
         "What caches read from disk",
         {
@@ -111,7 +109,8 @@ def predict_caches(
     plot_file: Path | None,
     batches: BatchOptions,
     num_batches: int,
-    caches: tuple[float | int, ...] | None,
+    caches: bool,
+    cache_bytes: tuple[float | int, ...] | None,
     seed: int,
     threads: int | None,
     memory_bytes: int | None = None,
@@ -166,7 +165,9 @@ def predict_caches(
         reads = TableReads.from_arrays(arrays, tune_reads(measured), tables.ranges)
         # Times through the page cache are not a disk's.
         profile = measured if measured is not None and measured.is_direct else None
-        sizes = caches or (_SHARES if plot_file is None else _DRAWN_SHARES)
+        sizes = cache_bytes or (_SHARES if plot_file is None else _DRAWN_SHARES)
+        if not (caches or cache_bytes or plot_file):
+            sizes = ()
         compared, num_nodes, row_bytes = [], tables.space.num_rows, tables.slot_bytes
         with progress.phase("compare", len(sizes) * len(policies()), "caches") as phase:
             for size in sizes:
@@ -200,6 +201,7 @@ def predict_caches(
         "sampling_seconds": epoch.seconds,
         "arrays": [spec.path for spec in specs],
         "row_bytes": row_bytes,
+        "table_bytes": sum(spec.num_bytes for spec in specs),
         "alignment_bytes": max(reads.alignments),
         "gap_bytes": reads.tuning.gap_bytes,
         "max_read_bytes": reads.tuning.max_read_bytes,
@@ -235,13 +237,17 @@ def _next(document: dict[str, Any]) -> tuple[list[tuple[str, ...]], str]:
     found, store = document["predictions"]["strategies"], document["store"]
     if found and all(one["problem"] is not None for one in found):
         return [], ""
-    # Rows in memory leave a benchmark of strategies nothing to limit.
+    # Rows in memory leave a benchmark of strategies nothing to limit, and no limit is below what
+    # small tables take.
     commands: list[tuple[str, ...]] = [("gnnstore", "bench", "load", store)] if found else []
+    if commands and (1 - LOADER_SHARE) * document["table_bytes"] <= SLACK_BYTES:
+        commands[0] += ("--no-limit",)
     if document["measured_at"] is None:
         commands = [("gnnstore", "bench", "disk", store)]
     memory = document["predictions"]["memory_bytes"]
+    is_asked = document["predictions"]["is_memory_asked"]
     of_batches = {name: document[name] for name in ("links", "num_neighbors", "batch_size")}
-    words = [f"memory={memory:_}"] if memory else []
+    words = [f"memory={memory:_}"] if is_asked else []
     if (on_device := document["device_cache"]) is not None:
         words += ['device="cuda"', f"device_cache={on_device:_}"]
     return commands, program(store, document["input_nodes"], *words, **of_batches)
@@ -299,7 +305,9 @@ def _predict(
         "disk_bytes": spec.disk_bytes(),
         "sampled_batches": optimizer.epoch.workload.sampled_batches,
         "disk_is_assumed": optimizer.epoch.machine.disk.engine == "assumed",
-        "strategies": [_describe(p, is_chosen=p.strategy == chosen) for p in predictions],
+        "strategies": [
+            _describe(p, is_chosen=p.strategy == chosen and p.is_feasible) for p in predictions
+        ],
         "curve": _curve(candidates, optimizer, progress) if draws_curve else [],
     }
 
@@ -319,8 +327,10 @@ def _describe(prediction: Prediction, *, is_chosen: bool) -> dict[str, Any]:
         "random_bytes": prediction.reads.num_bytes,
         "sequential_bytes": prediction.sequential_bytes,
         "written_bytes": prediction.written_bytes,
-        "memory_bytes": resources.memory_bytes,
-        "disk_bytes": resources.disk_bytes,
+        "memory_bytes": resources.memory_bytes if prediction.is_feasible else None,
+        "disk_bytes": resources.disk_bytes if prediction.is_feasible else None,
+        "needed_memory_bytes": prediction.needed_memory_bytes,
+        "needed_disk_bytes": prediction.needed_disk_bytes,
         "cached_bytes": resources.cached_bytes,
         "superbatch": resources.superbatch,
     }
@@ -351,24 +361,22 @@ def _remarks(document: Document) -> Iterator[str]:
     found = document["predictions"]["strategies"]
     if not found:
         yield "No strategy is predicted: rows are so narrow that loaders hold them in memory."
-    elif all(one["problem"] is not None for one in found):
-        yield "No strategy has enough memory; raise --memory."
-    else:
+    elif any(one["problem"] is None for one in found):
         yield (
             "*: the choice of strategy='auto'. Setup: work before or during the first epoch. "
-            "Random: reads of rows or pages. Memory: what a loader reserves; batches in flight "
-            "have the rest. Packed-epochs: what 'gnnstore pack' makes."
+            "Memory: what a loader reserves; batches in flight have the rest. Random: reads of "
+            "rows or pages. Packed-epochs: what 'gnnstore pack' makes."
         )
-    by_note: dict[str, list[str]] = {}
-    for one in found:
-        by_note.setdefault(one["edge_ids"] or "", []).append(one["strategy"])
-    for note in filter(None, by_note):
-        yield f"{', '.join(by_note[note])}: {note}"
+    yield from _what_to_do(found)
+    for names, note in _by_text(found, "edge_ids"):
+        yield f"{names}: {note}"
     if document["predictions"].get("disk_is_assumed"):
         yield (
             "The disk could not be measured, so these times are a usual one's: 80,000 reads "
             "and 500 MB a second."
         )
+    if not document["caches"]:
+        return
     yield (
         "Misses are fractions of the rows that batches need. Static caches are filled once, with "
         "the reads under 'fill'; the other caches start empty, and their first misses fill them."
@@ -380,3 +388,32 @@ def _remarks(document: Document) -> Iterator[str]:
         )
     if document["measured_at"] is None:
         yield "The time of the reads is unknown: the disk has not been measured."
+
+
+def _what_to_do(found: Sequence[Document]) -> Iterator[str]:
+    """Yield what to do for strategies that do not fit, and why others are impossible."""
+    short = [one for one in found if one["needed_memory_bytes"] or one["needed_disk_bytes"]]
+    others = [one for one in found if one["problem"] and one not in short]
+    if short:
+        options = [
+            f"--{what}"
+            for what in ("memory", "disk")
+            if any(o[f"needed_{what}_bytes"] for o in short)
+        ]
+        names = ", ".join(one["strategy"] for one in short)
+        who = f"{names} {'does' if len(short) == 1 else 'do'} not fit"
+        if len(short) == len(found):
+            who = "No strategy fits"
+        less = ", or choose a smaller --batch-size or fan-out" if "--memory" in options else ""
+        yield f"{who}: raise {' or '.join(options)} to what the table has{less}."
+    for names, why in _by_text(others, "problem"):
+        yield f"{names}: {why}"
+
+
+def _by_text(found: Sequence[Document], field: str) -> Iterator[tuple[str, str]]:
+    """Yield each text of a field once, after the names of the strategies that have it."""
+    by_text: dict[str, list[str]] = {}
+    for one in found:
+        by_text.setdefault(one[field] or "", []).append(one["strategy"])
+    for text in filter(None, by_text):
+        yield ", ".join(by_text[text]), text

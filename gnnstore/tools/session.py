@@ -14,6 +14,7 @@ import json
 import logging
 import os
 import re
+import shutil
 import signal
 import sys
 import threading
@@ -28,6 +29,7 @@ import click
 from gnnstore.errors import GnnstoreError, described, resource_error
 from gnnstore.progress import LOGGER, Progress, Style, is_open, is_terminal, open_progress
 from gnnstore.tools.layout import Layout, print_document
+from gnnstore.units import wrapped
 
 if TYPE_CHECKING:
     from sys import UnraisableHookArgs
@@ -52,6 +54,8 @@ DEFECT = 70  # sysexits.h EX_SOFTWARE: an error that gnnstore did not foresee
 INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 BROKEN_PIPE = 141  # 128 + SIGPIPE: the reader of the output left
 
+_ERROR = "error:"  # before the message of one
+
 # The modules of plug-ins that were imported, and the plug-ins' names.
 PLUGINS: dict[str, str] = {}
 
@@ -61,6 +65,7 @@ class Session:
     """The choices of one run of the command line, carried as click's context object."""
 
     command: str = ""
+    words: Sequence[str] = ()  # all of the command line
     as_json: bool = False
     quiet: bool = False
     debug: bool = False
@@ -95,7 +100,7 @@ class Session:
     def say(self, message: str) -> None:
         """Print a remark for people on stderr, unless --quiet."""
         if not self.quiet:
-            echo(self.in_flags(message), err=True)
+            tell(self.in_flags(message))
 
     def in_flags(self, message: str) -> str:
         """Return a message of the library with `--memory 1GB` for `memory=1GB`."""
@@ -111,6 +116,13 @@ class Session:
 
         return re.sub(r"(?<![^\s(])([a-z_]+)=([^\s,:;)]*(?<!\.))", flag, message)
 
+    def without_estimate(self, output: str | None = None) -> tuple[str, ...]:
+        """Return the command that does what was estimated, to an output if none was given."""
+        words = [word for word in self.words if word != "--estimate"]
+        if output is not None and click.get_current_context().params["output"] is None:
+            words.append(output)
+        return "gnnstore", *words
+
     @contextmanager
     def progress(self, *, style: Style = "auto") -> Iterator[Progress]:
         """Show progress on stderr: bars on a terminal, else a plain line now and then."""
@@ -124,6 +136,14 @@ def echo(text: str, *, err: bool = False, nl: bool = True) -> None:
     """Print on stdout or stderr, unless a program has closed the stream or set it to None."""
     if is_open(sys.stderr if err else sys.stdout):
         click.echo(text, err=err, nl=nl)
+
+
+def tell(text: str) -> None:
+    """Print a message on stderr: on a terminal in lines that end between words."""
+    if is_terminal(sys.stderr):
+        text = wrapped(text, shutil.get_terminal_size().columns)
+    # After the lines have been made, since colours take no room.
+    echo(text.replace(_ERROR, click.style(_ERROR, fg="red"), 1), err=True)
 
 
 def open_streams() -> None:
@@ -150,13 +170,13 @@ class _StderrHandler(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         if record.name == LOGGER.name:
-            echo(record.getMessage(), err=True)
+            tell(record.getMessage())
         if record.levelno < logging.WARNING:
             return
         context, message = click.get_current_context(silent=True), record.getMessage()
         session = None if context is None else context.find_object(Session)
         message = message if session is None else session.in_flags(message)
-        echo(f"gnnstore: {message}", err=True)
+        tell(f"gnnstore: {message}")
 
 
 def start_logging() -> None:
@@ -231,12 +251,13 @@ def report(error: BaseException, session: Session) -> int:
     # The failure may be a stream that cannot be written, such as one to a full disk.
     with suppress(OSError):
         if isinstance(error, click.ClickException):
-            if is_open(sys.stderr):
-                error.show()
+            text = io.StringIO()
+            error.show(text)
+            tell(text.getvalue().rstrip("\n"))
         else:
             if status == DEFECT or (session.debug and status != INTERRUPTED):
                 echo("".join(traceback.format_exception(error)), err=True, nl=False)
-            echo(f"gnnstore: {click.style('error:', fg='red')} {message}", err=True)
+            tell(f"gnnstore: {_ERROR} {message}")
     if session.as_json:
         with suppress(OSError):
             where = {name: getattr(error, name, None) for name in ("path", "offset")}

@@ -142,7 +142,7 @@ def test_the_table(run: Any, store: Path) -> None:
     shown = [(line[0], line[3]) for line in lines if line and line[0] in {"10.0%", "50.0%"}]
     policies = ("degree", "frequency", "lru", "belady")
     assert shown == [(size, name) for size in ("10.0%", "50.0%") for name in policies]
-    assert "3 of the" in done.stdout
+    assert "3 of an epoch's" in done.stdout
     assert "raise --batches" in done.stdout
     assert f"gnnstore bench disk {store}" in done.stdout
     assert "time an epoch" not in done.stdout
@@ -174,6 +174,16 @@ def test_times_come_from_the_measurements(run: Any, store: Path) -> None:
     assert "as measured at 2026-01-02" in text
     assert "gnnstore bench disk" not in text
     assert "raise --batches" not in text
+
+
+def test_caches_are_compared_where_they_are_asked_for(run: Any, store: Path) -> None:
+    words = ("predict", store, *QUICK, "--batches", "3")
+    plain, asked = run(*words).stdout, run(*words, "--caches").stdout
+    assert "What caches read" in asked
+    assert "Misses are fractions" in asked
+    for text in ("What caches read", "Misses are fractions", "raise --batches"):
+        assert text not in plain
+    assert run(*words, "--json").document["caches"] == []
 
 
 def test_other_seeds_and_all_nodes(run: Any, store: Path) -> None:
@@ -232,8 +242,16 @@ def test_budgets_of_predictions(run: Any, store: Path, monkeypatch: pytest.Monke
     assert all("raise memory= by at least" in problem for problem in problems)
     assert not any(one["seconds_per_epoch"] for one in least["strategies"])
     shown = run("predict", store, *words, "--memory", "1kB").stdout
-    assert "No strategy has enough memory; raise --memory." in shown
+    assert "No strategy fits: raise --memory to what the table has, or choose a smaller" in shown
     assert "Train" not in shown
+    assert " *" not in shown, "none is the choice"
+    for one in least["strategies"]:
+        assert f"needs {one['needed_memory_bytes']} bytes" in one["problem"]
+        assert (one["needed_disk_bytes"], one["memory_bytes"]) == (None, None)
+        (line,) = (line for line in shown.splitlines() if line.split()[:1] == [one["strategy"]])
+        assert line.split()[1] == "needs"
+    enough = ("--memory", str(one["needed_memory_bytes"]), "--strategies", one["strategy"])
+    assert "fit:" not in run("predict", store, *words, *enough).stdout
 
     more = (
         *words,
@@ -255,9 +273,11 @@ def test_budgets_of_predictions(run: Any, store: Path, monkeypatch: pytest.Monke
         assert found[name]["edge_ids"] == ids
     for name in ("packed", "packed-epochs"):
         assert "- has 0 bytes of disk space" in found[name]["problem"]
+        assert f"needs {found[name]['needed_disk_bytes']} bytes" in found[name]["problem"]
+        assert found[name]["needed_memory_bytes"] is None
     text = run("predict", store, *more, "--disk", "0").stdout
     assert f"static-degree, static-frequency, belady: {ids}" in text
-    assert "- has 0 bytes of disk space" in text
+    assert "packed, packed-epochs do not fit: raise --disk to what the table has." in text
 
 
 def test_narrow_rows_are_not_predicted(run: Any, tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import io
 import json
 import os
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,8 @@ from gnnstore.tools.bench import disk
 from gnnstore.tools.bench.load import LOAD
 from gnnstore.tools.commands import stores, upkeep
 from gnnstore.tools.layout import (
+    Block,
+    Layout,
     fill,
     print_document,
     program,
@@ -96,9 +99,10 @@ def test_options_stand_in_sections(run: Any) -> None:
     [
         (("inspct",), "No such command 'inspct'. Did you mean inspect?"),
         (("Verify",), "Did you mean verify?"),
+        (("snap", "e.txt"), "It is a kind of input: gnnstore convert snap."),
         (("convert", "snp", "a", "b"), "No such kind 'snp'. Did you mean snap?"),
         (("convert", "OGB", "a", "b"), "Did you mean ogb"),
-        (("convert", "graph.txt", "a.gnn"), "Choose graphbolt, igb, igbh, kronecker, "),
+        (("convert", "graph.thing", "a.gnn"), "Choose graphbolt, igb, igbh, kronecker, "),
         (("bench", "disc"), "No such command 'disc'. Did you mean disk?"),
         (("inspect", "a.gnn", "--stat"), "--stats"),
         (("predict", "a.gnn", "--memory", "8"), "--memory='8' is 8 bytes"),
@@ -168,11 +172,24 @@ def document(name: str) -> dict[str, Any]:
     return found
 
 
+def tight() -> dict[str, Any]:
+    """Return predictions of which some do not fit."""
+    found = document("predict")
+    for one, needed in zip(
+        found["predictions"]["strategies"][-2:], ("memory", "disk"), strict=True
+    ):
+        one.update(dict.fromkeys(one.keys() - {"strategy"}))
+        one.update({"problem": "does not fit", f"needed_{needed}_bytes": 4_949_999})
+    found["caches"] = []
+    return found
+
+
 TABLES: dict[str, tuple[Any, Any]] = {
     "inspect": (document("inspect"), describe.whole(document("inspect"))),
     "inspect-types": (document("inspect-types"), describe.whole(document("inspect-types"))),
     "inspect-array": (document("inspect-array"), describe.ARRAY_TEXT),
     "predict": (document("predict"), PREDICTIONS),
+    "predict-tight": (tight(), PREDICTIONS),
     "predict-partitions": (document("predict-partitions"), partitions.PARTITIONS),
     "bench-load": (document("bench-load"), LOAD),
     "bench-disk": (DISK, disk._disk_layout([1, 32, 256])),
@@ -222,6 +239,8 @@ COLUMNS = ("name", "first", "second", "third")
         ("{n} and {none}", None),
         ("{flag:*}[ {off:*}]", "* "),
         ("{zero:-}", "-"),
+        ("{zero:+} of {n}", None),
+        ("{n:+}", "1,234"),
         ("{total_bytes}, {read_bytes_per_second}", "1.5 kB, 2 GB/s"),
         ("{seconds}; {long_seconds}", "0.25 s; 3 h 20 min"),
         ("{seconds_by_round:~}", "2 s [1 s, 9 s]"),
@@ -344,3 +363,62 @@ def test_programs_of_descriptions() -> None:
     text = program_of_partitions(store, inside)
     assert 'PartitionPolicy("two-level", capacity=0.5, name="x")' in text
     assert "LinkNeighborLoader" in text
+
+
+# --- on a terminal ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_what_is_long_is_cut_or_wrapped_on_a_terminal(is_terminal: bool) -> None:
+    estimate = "packing takes about 12 GB and " * 9
+    found: dict[str, Any] = {
+        "store": "/data/" + "long" * 30,
+        "estimate": estimate.strip(),
+        "options": {"columns": [f"column{i}" for i in range(500)]},
+        "labels": {f"label {i}": i for i in range(100)},
+        "problems": ["a word and a word and " * 9],
+    }
+    layout: Layout = ["{store}", "{estimate}", Block("", "options"), Block("", "labels")]
+    text = drawn(lambda c: print_document(c, found, layout), 80, is_terminal=is_terminal)
+    lines = [line.rstrip() for line in text.splitlines()]
+    assert lines[0] == found["store"], "a path stays whole"
+    if not is_terminal:
+        assert estimate.strip() in lines
+        assert "column499" in text
+        assert "label 99" in text
+        return
+    assert max(map(len, lines[1:])) <= 80
+    assert estimate.strip() in " ".join(lines), "between words"
+    assert "column1," in text
+    assert "column499" not in text
+    assert "more characters (a pipe and --json have all)" in " ".join(text.split())
+    assert "label 39" in text
+    assert "label 40" not in text
+    assert "… 60 more (a pipe and --json have all)" in text
+
+
+def test_messages_are_wrapped_on_a_terminal(
+    run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gnnstore.tools.session.is_terminal", lambda _: True)
+    monkeypatch.setenv("COLUMNS", "80")
+    missing = tmp_path / ("name" * 30 + ".gnn")
+    for words in (("inspect", missing), ("convert", "nothing", missing), ("predict", missing)):
+        lines = run(*words).stderr.splitlines()
+        assert lines
+        assert all(len(line) <= 80 or str(missing) in line for line in lines), lines
+
+
+def test_times_of_a_column_have_one_unit() -> None:
+    rows = [{"name": f"{i}", "seconds": s} for i, s in enumerate((0.0001, 0.5, 471.2))]
+    block = Block("", {"name": "{name}", "took": "{seconds}"}, "rows")
+    lines = drawn(lambda c: print_document(c, {"rows": rows}, [block]), 80).splitlines()
+    assert [line.split()[1:] for line in lines[-3:]] == [
+        ["<0.01", "s"],
+        ["0.5", "s"],
+        ["471", "s"],
+    ]
+    for seconds, shown in ((0.05, "50 ms"), (7_200, "120 min"), (9e4, "25 h"), (9e5, "10.4 days")):
+        one = {"rows": [{"name": "a", "seconds": seconds}]}
+        text = drawn(partial(print_document, document=one, layout=[block]), 80)
+        assert text.split()[-2:] == shown.split()

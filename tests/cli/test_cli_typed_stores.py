@@ -236,6 +236,8 @@ def test_strategies_are_timed(path: Path, capsys: pytest.CaptureFixture[str]) ->
     [
         (["--input-nodes", "venue:train"], "no node type 'venue'"),
         (["--input-nodes", "author:train"], "there is no split 'train'"),
+        (["--input-nodes", "train"], "no node type 'train'; write TYPE:SPLIT, of the types "),
+        (["--num-neighbors", "a__b__c=3,3"], "__b__c: there is no such edge type; there are "),
         (["--links", "paper"], "expected SOURCE__RELATION__TARGET, and :all"),
         (["--num-neighbors", "paper__cites__paper=3"], "Missing number of neighbors"),
         (["--num-neighbors", "paper__cites__paper=a"], "is not a list of fan-outs"),

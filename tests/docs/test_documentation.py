@@ -338,7 +338,7 @@ _SAMPLED = "--num-neighbors 2,2 --batch-size 32"
         ("convert rmat rmat.gnn --scale 8", "inspect"),
         ("reorder graph.gnn ordered.gnn", "inspect"),
         ("reorder graph.gnn --estimate", ""),
-        (f"predict graph.gnn {_SAMPLED}", ""),
+        (f"predict graph.gnn --caches {_SAMPLED}", ""),
         (f"pack graph.gnn --name fixed {_SAMPLED}", "inspect"),
         ("partition graph.gnn", "inspect"),
         ("assign graph.gnn --parts 2 --hops 1", "inspect"),

@@ -70,15 +70,15 @@ def _disk_layout(depths: Sequence[int]) -> Layout:
         ),
         Block(
             "Random reads per second, by reads in flight",
-            {"read": "{block_bytes:d} bytes", **{f"{d}": f"{{{d}:,.0f}}" for d in depths}},
+            {"read": "{block_bytes}", **{f"{d}": f"{{{d}:,.0f}}" for d in depths}},
             "random_reads",
         ),
         Block(
             "How loaders read here",
             {
-                "gap": "{tuning.gap_bytes:d} bytes: rows no further apart share a read",
+                "gap": "{tuning.gap_bytes}: rows no further apart share a read",
                 "queue depth": "{tuning.queue_depth} reads in flight for each thread",
-                "longest read": "{tuning.max_read_bytes:,} bytes",
+                "longest read": "{tuning.max_read_bytes}",
                 "because of": "{tuning.source}",
                 "kept in": "{saved_to}",
             },

@@ -75,7 +75,7 @@ LOAD: Layout = (
         "(-: none, or not counted). Cached: of its rows."
     ),
     Block(
-        "Where the seconds of an epoch go",
+        "Where the time of an epoch goes",
         {"strategy": "{strategy}", **{stage: f"{{stages.{stage}:-}}" for stage in STAGES}},
         "strategies",
     ),

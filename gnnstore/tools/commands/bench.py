@@ -11,6 +11,8 @@ from gnnstore.errors import UsageError
 from gnnstore.strategies.registry import auto
 from gnnstore.tools.bench.harness import ways
 from gnnstore.tools.options import (
+    LOADER_SHARE,
+    SLACK_BYTES,
     Command,
     Group,
     Parsed,
@@ -120,10 +122,10 @@ Examples:
     f"""
   --strategies NAME,NAME,... = {",".join(name for name, way in ways().items() if way.is_compared)}
       Strategies to time, in this order: any of {", ".join(ways())}.
-  --loader-memory SHARE|SIZE -> memory = 10%
+  --loader-memory SHARE|SIZE -> memory = {LOADER_SHARE:.0%}
       Memory of a loader in addition to topology and labels: a share of the features' bytes, or
       bytes.
-  --slack SIZE -> slack_bytes = 200MB
+  --slack SIZE -> slack_bytes = {SLACK_BYTES // 10**6}MB
       Memory in addition for batches, Python and the kernel.
   --disk SIZE -> disk_bytes  Disk budget of packed rows. Default: half of the free space.
   --batches N>=1 -> num_batches

@@ -31,9 +31,9 @@ Predicts the epoch of each loader strategy within --memory and --disk: time, rea
 and disk, and the slowest stage. Marks the choice of strategy="auto". A disk that has not been
 measured is measured first, for three seconds; an earlier measurement is checked.
 
-Then samples the first batches of an epoch, as a loader would, and simulates cache policies on them:
-static ones by out-degree and by frequency in sampled batches, which are filled beforehand, and all
-others, which start empty. Of these, Belady's knows future batches and has the fewest misses.
+With --caches, also simulates cache policies on the first batches of an epoch: static ones by
+out-degree and by frequency in sampled batches, which are filled beforehand, and all others, which
+start empty. Belady's knows future batches and has the fewest misses of these.
 
 With --partitions, compares orders of training by partitions of the graph instead (MariusGNN): how
 many partitions --memory allows in the buffer, how often an epoch reads all rows, and how far its
@@ -99,9 +99,11 @@ def _parse_caches(text: str, name: str) -> tuple[float | int, ...]:
       Strategies to predict: some of {", ".join(found.choice for found in auto().candidates)};
       packed-epochs is what gnnstore pack makes. Default: all.
   --batches N>=1 -> num_batches = 128
-      Batches that caches are simulated on: at most an epoch.
-  --cache-bytes SIZE,SIZE,... -> caches
-      Cache sizes: shares of the rows, or bytes. Default: 5%,10%,20%; more with --plot.
+      Batches to sample, on which caches are simulated: at most an epoch.
+  --caches  Also simulate cache policies, and print what they read; --plot implies it.
+  --cache-bytes SIZE,SIZE,...
+      With --caches, which it implies: cache sizes, as shares of the rows or as bytes. Default:
+      5%,10%,20%; more with --plot.
   --partitions nodes|edges
       Compare buffers of partitions, to train on nodes or on edges, instead of strategies.
   --embedding-dim N>=1
@@ -110,7 +112,7 @@ def _parse_caches(text: str, name: str) -> tuple[float | int, ...]:
   --threads N>=1  Threads that sample. Default: all processors.
 """,
     strategies=Parsed(_parse_candidates),
-    caches=Parsed(_parse_caches),
+    cache_bytes=Parsed(_parse_caches),
 )
 @plot_option("Plot misses and predicted times.")
 @cache_option

@@ -332,7 +332,8 @@ def quantize_command(session: Session, *, estimate: bool, **arguments: Any) -> N
         "store_bytes": graph.reader.total_bytes,
         "result_bytes": estimate_bytes(graph, options),
     }
-    return session.emit(document, _QUANTIZED)
+    stem = str(graph.reader.path).removesuffix(".gnn")
+    return session.emit(document, _QUANTIZED, [session.without_estimate(f"{stem}-int8.gnn")])
 
 
 _REORDER_HELP = """Renumber the nodes of a store, so that rows needed often lie together.
