@@ -138,10 +138,17 @@ def echo(text: str, *, err: bool = False, nl: bool = True) -> None:
         click.echo(text, err=err, nl=nl)
 
 
+def _width_of(stream: Any) -> int | None:
+    """Return the columns of a terminal, or COLUMNS if that is exported; None for others."""
+    if is_terminal(stream) or os.environ.get("COLUMNS", "").isdecimal():
+        return shutil.get_terminal_size().columns
+    return None
+
+
 def tell(text: str) -> None:
-    """Print a message on stderr: on a terminal in lines that end between words."""
-    if is_terminal(sys.stderr):
-        text = wrapped(text, shutil.get_terminal_size().columns)
+    """Print a message on stderr, in lines that end between words where there is a width."""
+    if (width := _width_of(sys.stderr)) is not None:
+        text = wrapped(text, width)
     # After the lines have been made, since colours take no room.
     echo(text.replace(_ERROR, click.style(_ERROR, fg="red"), 1), err=True)
 
@@ -187,7 +194,10 @@ def start_logging() -> None:
 
 
 def print_text(document: Mapping[str, Any], layout: Layout, *more: Any) -> None:
-    """Print a document on stdout: as wide as the terminal, or unwrapped in a pipe."""
+    """Print a document on stdout: as wide as the terminal, or unwrapped in a pipe.
+
+    Where COLUMNS is exported, a pipe has what a terminal of that width would.
+    """
     from rich.console import Console  # noqa: PLC0415 - 40 ms that --version need not pay
 
     plain: dict[str, Any] = {"highlight": False, "markup": False, "emoji": False}
@@ -198,7 +208,10 @@ def print_text(document: Mapping[str, Any], layout: Layout, *more: Any) -> None:
     # chooses its characters by it.
     encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
     text = io.TextIOWrapper(io.BytesIO(), encoding=encoding, errors="backslashreplace")
-    print_document(Console(file=text, width=_PIPE_WIDTH, **plain), document, layout, *more)
+    if (width := _width_of(sys.stdout)) is not None:
+        plain |= {"force_terminal": True, "color_system": None}
+    console = Console(file=text, width=width or _PIPE_WIDTH, **plain)
+    print_document(console, document, layout, *more)
     text.seek(0)
     echo("\n".join(line.rstrip() for line in text))
 

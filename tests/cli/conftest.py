@@ -35,7 +35,8 @@ Run = Callable[..., Finished]
 @pytest.fixture
 def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
     """Return a function that runs `gnnstore ARGUMENTS...`; stdout and stderr are no terminal."""
-    monkeypatch.delenv("GNNSTORE_DEBUG", raising=False)
+    for name in ("GNNSTORE_DEBUG", "COLUMNS"):
+        monkeypatch.delenv(name, raising=False)
 
     def run_main(*arguments: object) -> Finished:
         capsys.readouterr()

@@ -397,11 +397,16 @@ def test_what_is_long_is_cut_or_wrapped_on_a_terminal(is_terminal: bool) -> None
     assert "… 60 more (a pipe and --json have all)" in text
 
 
-def test_messages_are_wrapped_on_a_terminal(
-    run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_what_is_printed_has_the_width_that_is_exported(
+    run: Any, tmp_path: Path, example: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gnnstore.tools.session.is_terminal", lambda _: True)
+    wide = run("inspect", example).stdout
     monkeypatch.setenv("COLUMNS", "80")
+    narrow = run("inspect", example).stdout
+    assert max(map(len, wide.splitlines())) > 80
+    assert all(len(line) <= 80 or str(example) in line for line in narrow.splitlines())
+    assert "No room for: " in narrow
+    assert "\x1b" not in narrow
     missing = tmp_path / ("name" * 30 + ".gnn")
     for words in (("inspect", missing), ("convert", "nothing", missing), ("predict", missing)):
         lines = run(*words).stderr.splitlines()
