@@ -45,6 +45,9 @@ _FENCE = re.compile(
 _OUTPUT = re.compile(r"\n<!-- output -->\n```text\n(?P<body>.*?)```\n", re.DOTALL)
 _TEXT_BELOW = re.compile(r"\n```text\n(?P<body>.*?)```\n", re.DOTALL)
 _WORD = re.compile(r"[A-Za-z_]{4,}")
+_MAKES_A_STORE = re.compile(
+    r'^gnnstore convert \S+ (?:\S+ )?graph\.gnn|from_rmat\("graph\.gnn"', re.MULTILINE
+)
 MAX_WIDTH, MAX_LINES = 76, 6
 TREES = {"docs/architecture.md", "docs/format.md"}  # their drawings are wider
 
@@ -186,7 +189,7 @@ def runs(block: Block) -> bool:
 @pytest.mark.usefixtures("timed_in_forks", "registries")
 def test_code_blocks_run(page: Path, work_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Run a page's blocks in order, in one directory; Python blocks share their names."""
-    if not re.search(r"^gnnstore convert \S+(?: \S+)? graph\.gnn", page.read_text(), re.MULTILINE):
+    if not _MAKES_A_STORE.search(page.read_text()):
         # Pages that are no guides look at a store that is there.
         _make_graph_store()
     _put_gnnstore_on_the_path(work_dir, monkeypatch)
@@ -229,6 +232,13 @@ def _put_gnnstore_on_the_path(work_dir: Path, monkeypatch: pytest.MonkeyPatch) -
     script.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m gnnstore "$@"\n')
     script.chmod(0o755)
     monkeypatch.setenv("PATH", str(scripts), prepend=":")
+
+
+def test_guides_make_the_store_that_they_use() -> None:
+    for page in (ROOT / "docs").glob("howto-*.md"):
+        run = "".join(block.body for block in blocks_of(page) if block.reason is None)
+        if re.search(r"[ \"]graph\.gnn", run):
+            assert _MAKES_A_STORE.search(run), page.name
 
 
 def test_blocks_that_are_not_run_are_listed() -> None:
