@@ -11,12 +11,14 @@ CORE := $(shell find gnnstore/_core -name '*.cpp' -o -name '*.h' -o -name CMakeL
 DEMO_DIR ?= demo
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test tests long lint style types format docs docs-images docs-shots bench bench-peers sanitize portable wheel clean distclean
+.PHONY: help demo test tests test-oldest test-newest long lint style types format docs docs-images docs-shots bench bench-peers sanitize portable wheel clean distclean
 
 help:
 	@echo 'make demo      set up, then convert a built-in graph and train on it (minutes)'
 	@echo 'make test      set up, then lint, type-check and run every test'
 	@echo 'make long      every test with its long loops: more kills, seeds and examples (an hour)'
+	@echo 'make test-oldest  every test with the oldest versions that pyproject.toml allows, in .venv-oldest'
+	@echo 'make test-newest  every test with the newest that there are, in .venv-newest'
 	@echo 'make lint      ruff and mypy only'
 	@echo 'make format    let ruff format and fix what it can'
 	@echo 'make docs      build the site with the guides and the reference in build/site'
@@ -42,7 +44,7 @@ PYTEST := $(BIN)/pytest --processes=3
 unexport PYTHONDONTWRITEBYTECODE
 
 # Threads of OpenMP that find no processor free spin: training would take twice as long.
-tests long: export OMP_NUM_THREADS := 1
+tests test-oldest test-newest long: export OMP_NUM_THREADS := 1
 
 # mypy has one processor to itself for a minute: tests run beside it.
 test: style
@@ -52,9 +54,10 @@ tests: $(TESTABLE)
 	$(PYTEST)
 
 # The same tests with their long loops: more kills, seeds and examples, and every pair of cases.
-# With Ray, which is too large for every run of the tests.
+# With Ray, which is too large for every run of the tests, and with what checks the archives.
 long: $(TESTABLE)
-	$(PIP) install --constraint constraints.txt --no-build-isolation --editable '.[ray]'
+	$(PIP) install --constraint constraints.txt --no-build-isolation --editable '.[ray]' \
+	  --group release
 	GNNSTORE_LONG_TESTS=1 $(PYTEST) --timeout 1800
 
 lint: style types
@@ -99,16 +102,29 @@ $(INSTALLED): pyproject.toml constraints.txt $(CORE)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo 'gnnstore needs Python 3.11 or newer; try: make PYTHON=python3.12 ...' >&2; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(PIP) install --no-compile --constraint constraints.txt \
-	  cmake nanobind ninja scikit-build-core
+	$(PIP) install --no-compile --constraint constraints.txt 'pip>=25.1'
+	$(PIP) install --no-compile --constraint constraints.txt --group build
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(PIP) install --no-compile --constraint constraints.txt \
 	  --no-build-isolation --editable .
 	@touch $@
 
 $(TESTABLE): $(INSTALLED)
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(PIP) install --constraint constraints.txt \
-	  --no-build-isolation --editable '.[test]'
+	  --no-build-isolation --editable '.[parquet,plot,remote]' --group test
 	@touch $@
+
+# The ends of the ranges that pyproject.toml allows, each in an environment of its own. The oldest
+# versions have wheels for Python 3.11 and 3.12. Without PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu
+# torch brings gigabytes of CUDA.
+test-oldest test-newest: test-%:
+	test -x .venv-$*/bin/python || $(PYTHON) -m venv .venv-$*
+	.venv-$*/bin/python -m pip --quiet install --upgrade pip
+	mkdir -p build
+	.venv-$*/bin/python release/bounds.py > build/oldest.txt
+	.venv-$*/bin/python -m pip --quiet install --upgrade --upgrade-strategy eager \
+	  $(if $(filter oldest,$*),--constraint build/oldest.txt) --config-settings build-dir=build/$* \
+	  --editable '.[parquet,plot,remote]' --group test
+	.venv-$*/bin/pytest --processes=3 -p no:cacheprovider
 
 # Two archives: the sources, and a wheel for this Python (for 3.12 and later with the stable ABI).
 wheel: $(INSTALLED)
@@ -162,4 +178,4 @@ clean:
 	find . -name __pycache__ -not -path './$(VENV)/*' -prune -exec rm -rf {} +
 
 distclean: clean
-	rm -rf $(VENV) .venv-peers
+	rm -rf $(VENV) .venv-*

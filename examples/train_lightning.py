@@ -1,6 +1,6 @@
 """Train with PyTorch Lightning: a module, a data module, and checkpoints in mid-epoch.
 
-    pip install 'gnnstore[examples]'
+    pip install lightning
     python examples/train_lightning.py products.gnn --checkpoints runs --every 100
 
 Run it again after a crash, and it continues after the last checkpoint with the remaining batches of

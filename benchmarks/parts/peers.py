@@ -4,7 +4,7 @@ GraphBolt has one library for each version of torch that it was compiled for, an
 So the peers live in `.venv-peers`, which `make bench-peers` sets up (`python
 benchmarks/parts/peers.py` does): what could not be had there is named with its reason, and the
 benchmarks go on with the rest. Where there is no such environment, peers that this Python can
-import are compared with (`pip install '.[bench]'`).
+import are compared with (`pip install --group bench`).
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from decimal import Decimal
@@ -85,6 +86,18 @@ def test_files_of_all_kinds(run: Any, tmp_path: Path, kind: str) -> None:
     splits = {name: ids.tolist() for name, ids in graph.splits.items()}
     assert splits == {"train": [0, 1], "valid": [2], "test": [3]}
     assert verify(tmp_path / "o.gnn", level="full").ok
+
+
+def test_tables_without_pyarrow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "edges.parquet"
+    parquet.write_table(pa.table({"source": [0], "target": [1]}), path)
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    for edges, place in ((path, str(path)), ({"source": [0], "target": [1]}, "the edges")):
+        with pytest.raises(UsageError, match=rf"^{place}: .*pip install 'gnnstore\[parquet\]'$"):
+            from_tables(edges, tmp_path / "out.gnn")
+    (tmp_path / "edges.csv").write_text("0,1\n")
+    with pytest.raises(InputError, match="neither Parquet, Arrow nor Feather"):
+        from_tables(tmp_path / "edges.csv", tmp_path / "out.gnn")
 
 
 @pytest.mark.parametrize("how", ["pattern", "directory", "list"])

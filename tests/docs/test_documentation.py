@@ -83,7 +83,7 @@ NOT_RUN = {
         "from obstore.auth.boto3 import Boto3CredentialProvider",
     ],
     "docs/howto-lightning.md": [
-        "pip install 'gnnstore[examples]'",
+        "pip install lightning",
         "gnnstore.NeighborLoader(..., device=self.trainer.strategy.root_device)",
     ],
     "docs/howto-train.md": ["from torch_geometric.loader import NeighborLoader"],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
 import subprocess
@@ -10,7 +11,11 @@ import sysconfig
 import tarfile
 import tomllib
 import zipfile
+from email import message_from_string
+from email.message import Message
+from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -64,6 +69,71 @@ def test_the_source_archive_holds_the_sources_and_no_junk(sdist: Path) -> None:
         assert name in names, name
 
 
+@pytest.fixture(scope="module")
+def page(sdist: Path) -> Message:
+    """Return what PyPI shows of the package."""
+    with tarfile.open(sdist) as archive:
+        name = next(name for name in archive.getnames() if name.count("/") == 1 and "PKG" in name)
+        file = archive.extractfile(name)
+        assert file is not None
+        return message_from_string(file.read().decode())
+
+
+def test_links_of_the_page_are_absolute(page: Message) -> None:
+    text, version = str(page.get_payload()), page["Version"]
+    places = re.findall(r"\]\(([^)\s]+)\)", re.sub(r"^```.*?^```$", "", text, flags=re.M | re.S))
+    assert places
+    assert [place for place in places if not re.match("https?://", place)] == []
+    assert "![A training epoch" in text
+    assert f"/raw/v{version}/docs/images/headline.svg)" in text
+    assert f"/blob/v{version}/docs/tutorial.md)" in text
+
+
+def test_code_and_addresses_on_the_page_stay(tmp_path: Path) -> None:
+    path = ROOT / "release" / "project_pages.py"
+    spec = importlib.util.spec_from_file_location("project_pages", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    given = "[a](b.md#c) ![d](e.png) [f](#g) [h](https://i/j)\n```python\nk[l](m)\n```\n"
+    assert module.with_absolute_links(given, "https://r", "2") == (
+        "[a](https://r/blob/v2/b.md#c) ![d](https://r/raw/v2/e.png) [f](https://r#g) "
+        "[h](https://i/j)\n```python\nk[l](m)\n```\n"
+    )
+
+
+def test_the_repository_is_the_same_everywhere(page: Message) -> None:
+    (source,) = (url for url in page.get_all("Project-URL", []) if url.startswith("Source, "))
+    repository = source.removeprefix("Source, ")
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert citation["repository-code"] == repository
+    assert citation["version"] == page["Version"]
+    for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md"):
+        found = re.findall(r"https://github\.com/[^/\s]+/gnnstore\b", (ROOT / name).read_text())
+        assert set(found) <= {repository}, name
+
+
+def test_licences_of_what_the_core_is_linked_with(page: Message) -> None:
+    assert page.get_all("License-File") == [
+        "LICENSE",
+        "release/nanobind.txt",
+        "release/robin-map.txt",
+    ]
+    (nanobind,) = (file for file in metadata.files("nanobind") or [] if "licenses" in file.parts)
+    assert (ROOT / "release" / "nanobind.txt").read_text() == nanobind.read_text()
+    header = next(
+        file for file in metadata.files("nanobind") or [] if file.name == "robin_map.h"
+    ).read_text()
+    comment = "".join(line[3:] or "\n" for line in header.splitlines(keepends=True)[1:22])
+    assert (ROOT / "release" / "robin-map.txt").read_text() == comment
+
+
+def test_what_the_oldest_versions_are() -> None:
+    done = run(sys.executable, ROOT / "release" / "bounds.py", cwd=ROOT)
+    assert {"numpy==1.26", "zarr==3.0.8", "pyarrow==15", "ray==2.60"} <= set(done.split())
+
+
 @pytest.mark.skipif(not effort.is_long(), reason="`make long`: compiles the core")
 def test_the_wheel_holds_the_package_and_nothing_else(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
@@ -71,6 +141,8 @@ def test_the_wheel_holds_the_package_and_nothing_else(wheel: Path) -> None:
     modules = {path.relative_to(ROOT).as_posix() for path in (ROOT / "gnnstore").rglob("*.py")}
     assert modules <= names
     (core,) = (name for name in names if name.endswith(".so"))
+    licences = {name.partition(".dist-info/licenses/")[2] for name in names}
+    assert licences - {""} == {"LICENSE", "release/nanobind.txt", "release/robin-map.txt"}
     assert {name for name in names - modules - {core} if ".dist-info/" not in name} == {
         "gnnstore/py.typed",
         "gnnstore/_core/_kernels.pyi",
@@ -83,6 +155,7 @@ def test_the_wheel_holds_the_package_and_nothing_else(wheel: Path) -> None:
 
 @pytest.mark.skipif(not effort.is_long(), reason="`make long`: compiles the core")
 def test_the_wheel_needs_no_libraries_but_the_systems(wheel: Path) -> None:
+    run(sys.executable, "-m", "twine", "check", "--strict", wheel, wheel.parent / "*.tar.gz")
     report = run(sys.executable, "-m", "auditwheel", "show", wheel)
     assert re.search(r"consistent\s+with\s+the\s+following\s+platform\s+tag:\s+.manylinux_", report)
 
@@ -132,16 +205,33 @@ def test_a_build_without_a_compiler_ends_with_what_to_install(sdist: Path, tmp_p
     assert len(end.splitlines()) < 20, "what pip itself adds, and no more"
 
 
-def test_the_release_workflow_says_what_is_there() -> None:
-    """As far as can be told where it cannot run: it parses, and names files and jobs that exist."""
-    text = (ROOT / ".github" / "workflows" / "release.yml").read_text()
-    workflow = yaml.safe_load(text)
+def read_jobs(name: str) -> tuple[str, dict[str, Any]]:
+    """Return the text of a workflow, and its jobs."""
+    text = (ROOT / ".github" / "workflows" / name).read_text()
     assert "UNTESTED" in text
-    jobs = workflow["jobs"]
+    jobs = yaml.safe_load(text)["jobs"]
     for job in jobs.values():
         assert set(job.get("needs", [])) <= set(jobs)
         for step in job["steps"]:
             assert ("uses" in step) != ("run" in step)
+    return text, jobs
+
+
+def test_the_workflow_of_tests_names_all_versions() -> None:
+    """As far as can be seen where it cannot run: it parses, and names targets that exist."""
+    _, jobs = read_jobs("tests.yml")
+    runs = jobs["tests"]["strategy"]["matrix"]["include"]
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    versions = re.findall(r"Python :: (3\.\d+)", "\n".join(project["classifiers"]))
+    assert [one["python"] for one in runs if one["target"] == "test"] == versions
+    targets = re.findall(r"^([\w -]+):", (ROOT / "Makefile").read_text(), re.M)
+    assert {one["target"] for one in runs} <= set(" ".join(targets).split())
+
+
+def test_the_release_workflow_says_what_is_there() -> None:
+    """As far as can be seen where it cannot run: it parses, and names files and jobs that exist."""
+    text, jobs = read_jobs("release.yml")
+    assert "twine check --strict" in str(jobs["check"])
     for name in re.findall(r"\{project\}/(\S+)", text):
         assert (ROOT / name).exists(), name
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["cibuildwheel"]

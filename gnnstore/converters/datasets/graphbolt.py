@@ -37,7 +37,7 @@ from gnnstore.converters.inputs.text_arrays import TextEdges
 from gnnstore.converters.typed.inputs import EdgeInput, NodeInput, write_graph
 from gnnstore.converters.writer.node_arrays import Caster, split_ids
 from gnnstore.converters.writer.options import ConvertOptions, converter
-from gnnstore.errors import InputError, UsageError, storage_errors
+from gnnstore.errors import InputError, storage_errors
 from gnnstore.formats.store.schema import EDGE_TYPE, NODE_TYPE, EdgeType
 from gnnstore.progress import Progress
 
@@ -133,13 +133,8 @@ class _Metadata:
 
 def _read_metadata(directory: Path) -> _Metadata:
     path = existing_file(directory / _FILE_NAME, "the data set's metadata")
-    try:
-        import yaml  # noqa: PLC0415  (only this converter needs it)
-    except ImportError:
-        raise UsageError(
-            f"{path}: PyYAML is needed to read it; install it with: "
-            "pip install 'gnnstore[graphbolt]'"
-        ) from None
+    import yaml  # noqa: PLC0415  (only this converter needs it)
+
     with storage_errors("read the metadata", path), open_input(path) as file:
         text = file.read(_MAX_BYTES + 1)
     if len(text) > _MAX_BYTES:

@@ -142,14 +142,25 @@ class Table(ABC):
             yield batch.slice(first, step)
 
 
+def _pyarrow(label: str) -> Any:
+    """Return pyarrow, which an extra installs."""
+    try:
+        import pyarrow as pa  # noqa: PLC0415
+    except ImportError as error:
+        raise UsageError(
+            f"{label}: tables are read with pyarrow, which cannot be imported ({error}); install "
+            "it with: pip install 'gnnstore[parquet]'"
+        ) from error
+    return pa
+
+
 class MemoryTable(Table):
     """A table of pyarrow, pandas or Polars, or what gives one in batches."""
 
     _batches: Callable[[list[str]], Iterator[pa.RecordBatch]]
 
     def __init__(self, label: str, frame: Any, memory_bytes: int | None = None) -> None:
-        import pyarrow as pa  # noqa: PLC0415
-
+        pa = _pyarrow(label)
         super().__init__(memory_bytes)
         self.label = label
         if hasattr(frame, "iloc"):
@@ -245,9 +256,8 @@ class FileTable(Table):
         super().__init__(memory_bytes)
         self.files = tuple(paths)
         self.label = str(paths[0]) if len(paths) == 1 else f"{paths[0]} to {paths[-1]}"
-        import pyarrow as pa  # noqa: PLC0415
-
         self._kinds = {path: _kind_of(path) for path in paths}
+        pa = _pyarrow(self.label)
         self._units: dict[str, str] = {}  # of times, by column
         self._sizes: dict[Path, BatchSizes] = {}  # of Arrow files that were opened
         self._columns: dict[tuple[Path, str], ColumnSizes] = {}  # of Parquet
@@ -461,8 +471,7 @@ def _value_bytes(column: pa.Array) -> int:
 
 def directory_column(values: Sequence[str | None]) -> pa.Array:
     """Return what names of directories state: integers, dates, numbers or texts."""
-    import pyarrow as pa  # noqa: PLC0415
-
+    pa = _pyarrow("the columns in names of directories")
     column = pa.array(values, pa.string())
     texts = [value for value in values if value is not None]
     for kind, form in _DIRECTORY_TYPES.items():

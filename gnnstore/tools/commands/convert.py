@@ -259,7 +259,7 @@ Examples:
 
 EDGES has a row for each edge; NODES, if given, one for each node. Both are files, quoted patterns
 or directories; repeat the option for more files. Columns of lists become rows of features. Nodes go
-by integers or by names; the store keeps them.
+by integers or by names; the store keeps them. Needs pip install 'gnnstore[parquet]'.
 
 \b
 Examples:
@@ -322,7 +322,7 @@ Examples:
         """Convert an OnDiskDataset of DGL GraphBolt, homogeneous or with types.
 
 INPUT is the directory with metadata.yaml and the .npy and CSV files that it names (not the
-preprocessed/ below it). Needs PyYAML: pip install 'gnnstore[graphbolt]'.
+preprocessed/ below it).
 
 \b
 Examples:
