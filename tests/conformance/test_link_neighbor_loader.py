@@ -345,7 +345,7 @@ def expected(path: Path, seeds: dict[str, Any]) -> Batches:
 
 
 @pytest.mark.parametrize(
-    ("strategy", "kind"), paired([*STRATEGIES.names, "auto"], KINDS, 4), indirect=["kind"]
+    ("strategy", "kind"), paired([*STRATEGIES.names, "auto"], KINDS, 2), indirect=["kind"]
 )
 def test_every_strategy_gives_the_same(
     path: Path, seeds: dict[str, Any], expected: Batches, strategy: str

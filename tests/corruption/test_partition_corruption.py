@@ -19,6 +19,7 @@ from gnnstore.errors import CorruptStoreError
 from gnnstore.formats.partitions import PartitionsReader
 from gnnstore.testing.graphs import random_graph
 from tests.support.batches import assert_same_batches, batches_of
+from tests.support.effort import paired
 from tests.support.files import flip
 from tests.support.hostile import reseal
 
@@ -84,7 +85,7 @@ def train(make: Callable[[], Any], batches: list[dict[str, Any]]) -> str | None:
 @pytest.mark.parametrize(
     ("array", "kind"),
     # Edges that are all edges have their ends in the buckets.
-    [(array, kind) for array in ARRAYS for kind in LOADERS if (array, kind) != ("place", "links")],
+    [pair for pair in paired(ARRAYS, reversed(LOADERS)) if pair != ("place", "links")],
 )
 def test_a_flipped_bit(
     made: Path, sound: dict[str, list[Any]], tmp_path: Path, array: str, kind: str

@@ -67,15 +67,18 @@ def _count(values: Iterable[Iterable[T]]) -> Counter[T]:
     return Counter(value for one in values for value in one)
 
 
-def paired(first: Iterable[T], second: Iterable[U], each: int = 2) -> list[tuple[T, U]]:
+def paired(first: Iterable[T], second: Iterable[U], each: int | None = None) -> list[tuple[T, U]]:
     """Return pairs to test: in `make test` each of the first with some of the second, in turn.
 
-    All of the second occur; in `make long` it is the product.
+    With as many as it takes for all of the second to occur, unless told otherwise; in `make long`
+    it is the product.
     """
-    others = list(second)
+    ones, others = list(first), list(second)
+    if each is None:
+        each = -(-len(others) // max(1, len(ones)))
     count = choose(min(each, len(others)), len(others))
     return [
         (one, others[(number * count + k) % len(others)])
-        for number, one in enumerate(first)
+        for number, one in enumerate(ones)
         for k in range(count)
     ]
