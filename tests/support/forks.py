@@ -70,7 +70,10 @@ def next_task():
     for other in channels:
         if other is not channel:
             other.close()
-    channel.send(b"ready")
+    try:
+        channel.send(b"ready")
+    except BrokenPipeError:  # nobody had anything to ask
+        sys.exit()
     while True:
         message, files, _, _ = socket.recv_fds(channel, 1 << 20, 3)
         if not message:
