@@ -20,7 +20,6 @@ from typing import Any
 import gnnstore
 from benchmarks.parts import headline
 from benchmarks.parts.epoch_plot import draw_epochs
-from gnnstore.converters import from_planted_types
 from gnnstore.tools.cli import main as run
 
 IMAGES = headline.PICTURE.parent
@@ -70,7 +69,8 @@ def _epoch(_: Path, image: Path) -> None:
 
 
 def _types(directory: Path, image: Path) -> None:
-    store = from_planted_types(directory / "mag.gnn", num_papers=2000, reverse="all")
+    store = directory / "mag.gnn"
+    _run("convert", "planted-types", store, "--papers", 2000, "--reverse", "all", "-q")
     _run("inspect", store, "--plot", image)
 
 
