@@ -16,7 +16,9 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import count, islice
+from itertools import product as product_of
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +37,14 @@ from gnnstore.loaders import device as product
 from gnnstore.nn import AdjT
 from gnnstore.testing import assert_resumes
 from tests.support.batches import Batches, assert_same_batches, batches_of
+from tests.support.communities import (
+    BATCH_SIZE,
+    NUM_BATCHES,
+    NUM_COMMUNITIES,
+    SEEDS,
+    in_windows,
+    write_communities,
+)
 from tests.support.csr import looped_graph
 from tests.support.effort import choose, is_long, paired
 from tests.support.every_loader import CASES, NODES, WAYS, make, write_stores
@@ -43,6 +53,13 @@ from tests.support.packing import pack
 from tests.support.twins.held import on_device
 
 Nested = dict[str, Any]
+# Where what is kept between epochs may be of the epoch before.
+NUM_EPOCHS = 3
+
+
+# Units with rows for a device, and the batches in them.
+UNITS: dict[str, Nested] = {"held": {"superbatch": 2}, "segments": {"superbatch": 4, "segment": 2}}
+OF_UNITS: Nested = {"num_neighbors": [3, 2], "input_nodes": range(30), "batch_size": 9}
 
 
 @dataclass
@@ -82,6 +99,12 @@ def write_inputs(directory: Path) -> None:
     pack(path, [4, 4], output=directory / "packed")
     partition(path, 4, name="spread", seed=3)
     partition(path, 10, name="first", train_first="train", seed=3)
+    held: Nested = {"device_cache": 4000, "cache_bytes": "2kB", "epochs": NUM_EPOCHS}
+    for name, form in UNITS.items():
+        seeds, unit = OF_UNITS["input_nodes"], directory / name
+        given = held | form | {"batch_size": OF_UNITS["batch_size"]}
+        pack(directory / "plain.gnn", OF_UNITS["num_neighbors"], seeds, output=unit, **given)
+    write_communities(directory / "communities.gnn")
 
 
 # --- a consumer ------------------------------------------------------------------------------
@@ -178,6 +201,25 @@ def assert_equal(
         assert here.late.races == [], "\n".join(here.late.races[:3])
     assert_same_batches(found, expected)
     assert_copied_once(here, loader, expected)
+
+
+def assert_in_windows(
+    here: Here, make_loader: Callable[..., Any], reorder: int, num_epochs: int = NUM_EPOCHS
+) -> Any:
+    """Check batches in the order of windows, which keeps as many rows as the plain one or more."""
+    plain = batches_of(make_loader(), num_epochs)
+    num_batches = len(plain) // num_epochs
+    epochs = [plain[first:][:num_batches] for first in range(0, len(plain), num_batches)]
+    expected = [batch for epoch in epochs for batch in in_windows(epoch, reorder)]
+    if here.late is not None:
+        here.late.reset()
+    loader = make_loader(device=here.device, reorder=reorder)
+    found = consumed(here, loader, num_epochs)
+    if here.late is not None:
+        assert here.late.races == [], "\n".join(here.late.races[:3])
+    assert_same_batches(found, expected)
+    assert_copied_once(here, loader, expected)
+    return loader
 
 
 # --- checks ----------------------------------------------------------------------------------
@@ -317,12 +359,87 @@ def _by_step(here: Here) -> None:
         assert_same_batches(found, batches_of(loader_of(here), 4))
 
 
+@check("windows of batches")
+def _windows(here: Here) -> None:
+    """Give the greedy order, in windows of several lengths; rows moved are the twin's."""
+    ways: list[Nested] = [
+        {"strategy": "belady", "superbatch": 6, "cache_bytes": "2kB", "num_threads": 0},
+        {"strategy": "packed", "superbatch": 6, "num_threads": 3, "device_cache": "2kB"},
+    ]
+    for way, reorder in product_of(ways, choose((3,), (2, 3, 9))):
+        assert_in_windows(here, partial(loader_of, here, **way), reorder)
+
+
+@check("windows of communities")
+def _communities(here: Here) -> None:
+    """Move as many rows in windows of K as by turns, and fewer in windows of 4 K."""
+
+    def loader(**options: Any) -> Any:
+        options.setdefault("num_threads", 0)
+        given: Nested = {"batch_size": BATCH_SIZE, "seed": 3, "cache_bytes": "2kB"}
+        given |= {"strategy": "belady"} | options
+        if "device" not in given:
+            given.pop("reorder", None)
+        return NeighborLoader(here.directory / "communities.gnn", [4, 4], SEEDS, **given)
+
+    plain = loader(superbatch=NUM_BATCHES)
+    all(plain)
+    moved: dict[int, int] = {}
+    for reorder in (1, *choose((), (NUM_COMMUNITIES,)), 4 * NUM_COMMUNITIES):
+        size = NUM_BATCHES if reorder == 1 else 4 * NUM_COMMUNITIES
+        made = partial(loader, superbatch=size)
+        stats = assert_in_windows(here, made, reorder, choose(1, NUM_EPOCHS)).stats()
+        moved[reorder] = stats.nodes - stats.rows_kept
+        if reorder == 1:  # in one superbatch Belady's cache misses no more
+            assert stats.rows_read <= choose(1, NUM_EPOCHS) * plain.stats().rows_read
+    assert moved.get(NUM_COMMUNITIES, moved[1]) == moved[1]
+    assert moved[4 * NUM_COMMUNITIES] <= 0.75 * moved[1]
+
+
+def of_units(here: Here, **options: Any) -> Any:
+    """Return a loader of the batches of units that have rows for a device."""
+    return NeighborLoader(here.stores[1], shuffle=True, seed=3, **OF_UNITS, **options)
+
+
+@check("rows for a device in packed epochs")
+def _packed_rows(here: Here) -> None:
+    """From the unit alone and with its store, without threads and with some."""
+    here.expected["units"] = batches_of(of_units(here), NUM_EPOCHS)
+    ways = list(product_of(UNITS, (0, 3), (False, True)))  # whether its store is there
+    for unit, num_threads, is_beside in choose([ways[0], ways[-1]], ways):
+        path = here.directory / unit
+        make_loader: Callable[..., Any] = (
+            partial(of_units, here, packed=path) if is_beside else gnnstore.open_packed(path).loader
+        )
+        loader = partial(make_loader, num_threads=num_threads)
+        assert_equal(here, loader, "units", NUM_EPOCHS)
+
+
+@check("resuming with rows for a device in packed epochs")
+def _resuming_packed_rows(here: Here) -> None:
+    """In the unit, and from there without it."""
+    unit, expected = here.directory / "held", batches_of(of_units(here), 2)
+    loader = gnnstore.open_packed(unit).loader(device=here.device)
+    for batch in islice(loader, 2):
+        del batch
+    state = json.loads(json.dumps(loader.state_dict()))
+    for again in (
+        gnnstore.open_packed(unit).loader(device=here.device, num_threads=0),
+        of_units(here, device=here.device, strategy="packed", superbatch=2, reorder=1),
+    ):
+        again.load_state_dict(state)
+        assert_same_batches(consumed(here, again, 2), expected[2:])
+    if is_long():
+        assert_resumes(lambda: gnnstore.open_packed(unit).loader(device=here.device))
+
+
 @check("resuming")
 def _resuming(here: Here) -> None:
     ways: list[Nested] = [
         {"strategy": "belady", "superbatch": 2, "cache_bytes": "2kB"},
         {"packed": "base"},
         {"strategy": "memory", "num_threads": 0},
+        {"strategy": "packed", "superbatch": 2, "reorder": 1},
     ]
     expected = batches_of(loader_of(here), 2)
     for way, other in zip(ways, [*ways[1:], ways[0]], strict=True):
@@ -334,6 +451,22 @@ def _resuming(here: Here) -> None:
         assert_same_batches(consumed(here, resumed, 2), expected[2:])
         if is_long():
             assert_resumes(lambda way=way: loader_of(here, device=here.device, **way))  # type: ignore[misc]
+
+
+@check("resuming in a window")
+def _resuming_in_windows(here: Here) -> None:
+    """Go on where the first batch after a stop has no other before it."""
+    way: Nested = {"strategy": "belady", "superbatch": 3, "reorder": 3, "device": here.device}
+    plain = batches_of(loader_of(here), 2)
+    expected = in_windows(plain[: len(plain) // 2], 3) + in_windows(plain[len(plain) // 2 :], 3)
+    loader = loader_of(here, **way)
+    for batch in islice(loader, 2):
+        del batch
+    resumed = loader_of(here, **way | {"strategy": "packed", "superbatch": 6, "num_threads": 0})
+    resumed.load_state_dict(json.loads(json.dumps(loader.state_dict())))
+    assert_same_batches(consumed(here, resumed, 2), expected[2:])
+    if is_long():
+        assert_resumes(lambda: loader_of(here, **way))
 
 
 @check("odd element types")
