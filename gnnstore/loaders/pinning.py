@@ -15,8 +15,8 @@ from gnnstore.nn.adjacency import AdjT
 
 def can_pin() -> bool:
     """Return whether there is an accelerator that reads pinned memory, as torch's loader asks."""
-    if torch.cuda.is_available() or not hasattr(torch, "accelerator"):  # torch 2.6 and later
-        return torch.cuda.is_available()
+    if torch.cuda.is_available():
+        return True
     found = torch.accelerator.current_accelerator(check_available=True)
     return found is not None and found.type != "mps"
 

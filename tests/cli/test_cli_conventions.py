@@ -52,6 +52,25 @@ def failing(monkeypatch: pytest.MonkeyPatch) -> Callable[[BaseException], None]:
     return install
 
 
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [
+        ("gnnstore ins", "inspect"),
+        ("gnnstore convert rm", "rmat"),
+        ("gnnstore predict --strateg", "--strategies"),
+    ],
+)
+def test_the_tab_key_completes(
+    words: str, found: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("_GNNSTORE_COMPLETE", "bash_complete")
+    monkeypatch.setenv("COMP_WORDS", words)
+    monkeypatch.setenv("COMP_CWORD", str(len(words.split()) - 1))
+    with pytest.raises(SystemExit):
+        cli.main([])
+    assert capsys.readouterr().out.split() == [f"plain,{found}"]
+
+
 def imported_by(*commands: str) -> set[str]:
     """Return which heavy packages runs of the command line import in one process."""
     code = (

@@ -132,6 +132,11 @@ def test_licences_of_what_the_core_is_linked_with(page: Message) -> None:
 def test_what_the_oldest_versions_are() -> None:
     done = run(sys.executable, ROOT / "release" / "bounds.py", cwd=ROOT)
     assert {"numpy==1.26", "zarr==3.0.8", "pyarrow==15", "ray==2.60"} <= set(done.split())
+    bounds = dict(one.split("==") for one in done.split())
+    needed = (
+        f"torch {bounds['torch']} or newer, PyTorch Geometric {bounds['torch_geometric']} or newer"
+    )
+    assert needed in " ".join((ROOT / "README.md").read_text().split())
 
 
 @pytest.mark.skipif(not effort.is_long(), reason="`make long`: compiles the core")
