@@ -63,14 +63,14 @@ class PackedRecord:
     # Attributes that describe the seeds: `input_id`, int64 [B], where these are nodes.
     seeds: tuple[npt.NDArray[Any], ...]
     slots: npt.NDArray[np.int32]  # int32 [n]
-    change_positions: npt.NDArray[np.int32]  # int32 [c]: of the rows that enter
-    change_slots: npt.NDArray[np.int32]  # int32 [c]: of these rows, see `PlanStep`
-    positions: npt.NDArray[np.int32]  # of missed rows, see `places_within`
+    change_positions: npt.NDArray[np.int32]  # int32 [c]: positions of rows that enter the cache
+    change_slots: npt.NDArray[np.int32]  # int32 [c]: slots that they enter, see `PlanStep`
+    positions: npt.NDArray[np.int32]  # positions of missed rows, see `places_within`
     repeat_targets: npt.NDArray[np.int32]  # positions that repeat a missed row
     repeat_sources: npt.NDArray[np.int32]  # positions of these rows
     # Rows of the attributes that are not cached, [n, ...] or [m, ...] of their type.
     plain: tuple[npt.NDArray[Any], ...]
-    # int32 or int64 [m], of each edge type that has ids; of others positions are ids.
+    # Edge ids, int32 or int64 [m], for each edge type that has them; other positions are ids.
     edge_ids: tuple[npt.NDArray[Any], ...]
     subgraph: CompactSample
     # Positions and ranks, int32 [d] each, of rows that the batches of a segment share; None: there
@@ -117,7 +117,7 @@ class PackedRecord:
             return tuple(islice(left, number))
 
         seeds, step = take(num_seeds), take(_STEP_ARRAYS)
-        shared = take(2) if has_segments else None
+        shared = take(_SHARED_ARRAYS) if has_segments else None
         chunk_crcs, shared_crcs = take(num_cached), take(num_cached if has_segments else 0)
         plain, edge_ids = take(num_plain), take(num_edge_ids)
         subgraph = CompactSample.from_arrays(list(left), types)
@@ -131,7 +131,7 @@ class RecordForm:
 
     num_slots: int
     counts: Mapping[str | EdgeType, int]  # nodes and edges of the graph, by type
-    # An attribute in records: its path, the type that has it, and type and shape of a row.
+    # Attributes in records: path, node or edge type, dtype and shape of a row.
     plain: tuple[tuple[str, str | EdgeType, np.dtype[Any], tuple[int, ...]], ...]
     edge_ids: tuple[EdgeType, ...]  # edge types with ids in records
 
@@ -200,14 +200,14 @@ def check_record(
     num_rows = _check_subgraph(record.subgraph, form.counts)
     count = len(rows_left(record.subgraph, space, held))
     _check_vector("slots", record.slots, count, max(1, form.num_slots), -1)
-    for places, of_places in (
+    for positions, values in (
         (record.change_positions, record.change_slots),
         (record.positions, record.positions),
         (record.repeat_targets, record.repeat_sources),
         *([] if record.shared is None else [record.shared]),
     ):
-        _check_vector("positions of rows", places, None, count)
-        _check_vector("places of rows", of_places, len(places), least=-(2**31))
+        _check_vector("positions of rows", positions, None, count)
+        _check_vector("places of rows", values, len(positions), least=-(2**31))
     for crcs in (*record.chunk_crcs, *record.shared_crcs):
         if crcs.dtype != np.uint32 or crcs.ndim != 1:
             raise ValueError(f"checksums are {crcs.dtype} {list(crcs.shape)}")
@@ -219,7 +219,7 @@ def check_record(
 
 
 def crc_seed(i: int) -> int:
-    """Return the initial checksum of a record, by its number: a record elsewhere does not match."""
+    """Return the initial checksum of a record: a record of another number does not match."""
     return _core.crc32c(np.array([i], np.int64).view(np.uint8))
 
 
@@ -240,7 +240,7 @@ def encode_record(arrays: Sequence[npt.NDArray[Any]]) -> list[memoryview]:
 
 
 def decode_record(record: npt.NDArray[np.uint8]) -> list[npt.NDArray[Any]]:
-    """Return the arrays of a record whose checksum is right, as views; ValueError: it has none."""
+    """Return a record's arrays as views; ValueError unless its bytes are arrays."""
     words = record.view(np.int64)
     shapes: list[tuple[np.dtype[Any], tuple[int, ...]]] = []
     at = 1
@@ -371,9 +371,9 @@ class PackedFiles:
         begin, num_bytes, crc = self._place(number)
         if len(record) < num_bytes:
             return self._damaged(number, f"the file ends at byte {begin + len(record)}")
-        found = _core.crc32c(record, crc_seed(number))
-        if found != crc:
-            return self._damaged(number, f"the crc32c is {found:08x}, not {crc:08x}")
+        actual_crc = _core.crc32c(record, crc_seed(number))
+        if actual_crc != crc:
+            return self._damaged(number, f"the crc32c is {actual_crc:08x}, not {crc:08x}")
         return None
 
     def _place(self, number: int) -> tuple[int, int, int]:
@@ -418,11 +418,11 @@ class PackedFiles:
                 error.message += f"; they are of {self.name_of(number)}, {path!r}. {HELP}"
                 raise
         places = record.positions, record.repeat_targets, record.repeat_sources
-        own = places_within(part, *places)
-        if not any(map(len, own)):  # if it is so for all batches, there is no file
+        in_part = places_within(part, *places)
+        if not any(map(len, in_part)):  # if no batch has such rows, there is no file
             return counts
         crcs = record.chunk_crcs[column]
-        return counts + self.read_chunk(number, table, own, out, crcs)
+        return counts + self.read_chunk(number, table, in_part, out, crcs)
 
     def read_chunk(
         self,

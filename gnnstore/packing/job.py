@@ -1,8 +1,8 @@
 """Packs the batches of whole epochs, sampled, planned and packed ahead of any training.
 
-As a loader with strategy "packed" does while it trains, it samples, plans and packs superbatch by
-superbatch, but keeps the rows: each epoch from an empty cache, so that training may begin with any
-epoch; or with a cache that is the same for all batches, which is packed once.
+Like a loader with strategy "packed", it samples, plans and packs superbatch by superbatch, but
+keeps the packed rows. Each epoch begins with an empty cache, so that training may begin with any
+epoch; or a cache with the same rows for all batches is packed once.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ from gnnstore.units import format_at_least, format_size
 _CACHED_PIECE_BYTES = 8 << 20
 _NOWHERE = np.empty(0, np.int32)
 _NONE_MISSED = BatchMisses(_NOWHERE, _NOWHERE, _NOWHERE, _NOWHERE, _NOWHERE)
-# Ids of input nodes, positions and edges in a batch.
+# Bytes of an input node's id, of a position and of an edge's id in a batch.
 _WIDE_BYTES = 8
 
 
@@ -146,15 +146,15 @@ class EpochPacker:
         with writer:
             known = writer.journal.decided
             names = ("cached", "num_slots", "slot_shares", "superbatch", "segment")
-            found = list(self.tables)
+            would_cache = list(self.tables)
             self._decide(*(known[name] for name in names))
             # The choice of cached rows is made over the tables that this machine would cache.
-            if known["cached"] != (found if settings.is_fixed else list(self.tables)):
+            if known["cached"] != (would_cache if settings.is_fixed else list(self.tables)):
                 writer.abort(keep=True)
                 raise UsageError(
                     f"{path}: was begun with cached rows of {_names(known['cached'])}, and with "
-                    f"the memory of now they would be of {_names(found)}; resume with as much "
-                    "memory as before, or start anew without --resume",
+                    f"the memory of now they would be of {_names(would_cache)}; resume with as "
+                    "much memory as before, or start anew without --resume",
                     path=path,
                 )
             if known["device_rows"] != self._device_crc:
@@ -294,9 +294,9 @@ class EpochPacker:
         self.sampler.close()
 
     def _pack_superbatch(
-        self, writer: PackedWriter, of: Superbatch, advance: Callable[[int], None]
+        self, writer: PackedWriter, superbatch: Superbatch, advance: Callable[[int], None]
     ) -> None:
-        misses, chunks = self._pack_rows(writer, of)
+        misses, chunks = self._pack_rows(writer, superbatch)
         offsets = [found.offsets.tolist() for found in chunks]
         # With several types the missed rows of each table.
         counts_of = [
@@ -307,17 +307,17 @@ class EpochPacker:
 
         index, largest = [], 0
         made = ordered_map(
-            lambda i: self._record(of, i, misses, chunks),
-            range(of.planned.num_batches),
+            lambda i: self._record(superbatch, i, misses, chunks),
+            range(superbatch.planned.num_batches),
             num_threads=self.settings.num_threads,
             lookahead=lambda: self.settings.num_threads + 1,
             describe=lambda i: (
-                f"while packing {name_of_batch(of.first + i, self.batches_per_epoch)}"
+                f"while packing {name_of_batch(superbatch.first + i, self.batches_per_epoch)}"
             ),
         )
         with closing(made):
             for i, (record, batch_bytes) in enumerate(made):
-                parts, num_bytes, crc = record.encode(of.first + i)
+                parts, num_bytes, crc = record.encode(superbatch.first + i)
                 self._check_disk(writer, num_bytes)
                 begin = writer.batches.append(parts)
                 num_missed = 0 if misses is None else int(misses.own[i])
@@ -328,12 +328,12 @@ class EpochPacker:
         types = [found.of_type for found in chunks]
         segments = [
             [
-                of.first + place.first,
-                of.first + place.end,
+                superbatch.first + place.first,
+                superbatch.first + place.end,
                 sum(place.num_rows),
                 place.part_rows,
                 *(
-                    o[of.planned.num_batches + place.first_part[t]]
+                    o[superbatch.planned.num_batches + place.first_part[t]]
                     for o, t in zip(offsets, types, strict=True)
                 ),
                 *(place.num_rows[t] for t in types if len(place.num_rows) > 1),
@@ -341,24 +341,28 @@ class EpochPacker:
             for place in (() if misses is None else misses.segments)
         ]
         writer.finish_superbatch(index, largest, segments)
-        if of.edge_rows is not None:
-            of.edge_rows.close()
+        if superbatch.edge_rows is not None:
+            superbatch.edge_rows.close()
 
     def _record(
-        self, of: Superbatch, i: int, misses: DividedMisses | None, chunks: Sequence[DividedChunks]
+        self,
+        superbatch: Superbatch,
+        i: int,
+        misses: DividedMisses | None,
+        chunks: Sequence[DividedChunks],
     ) -> tuple[PackedRecord, int]:
         """Return the record of a batch of a superbatch, and the batch's bytes as it is loaded."""
-        subgraph, labels = of.samples.read(i), of.batches[i].labels
+        subgraph, labels = superbatch.samples.read(i), superbatch.batches[i].labels
         assert labels is not None  # noqa: S101 - for the type checker
-        of.samples.spool.drop(i)
-        edge_rows = of.edge_rows_of(i, subgraph)
+        superbatch.samples.spool.drop(i)
+        edge_rows = superbatch.edge_rows_of(i, subgraph)
         places = _NONE_MISSED if misses is None else misses.batch(i)
         shared = None
         shared_crcs: tuple[npt.NDArray[np.uint32], ...] = ()
         if misses is not None and misses.segments:
             shared = (places.shared_positions, places.shared_ranks)
-            shared_crcs = tuple(misses.batch_crcs(own, i, places.shared_ranks) for own in chunks)
-        change_positions, change_slots = of.planned.batch_changes(i)
+            shared_crcs = tuple(misses.batch_crcs(crcs, i, places.shared_ranks) for crcs in chunks)
+        change_positions, change_slots = superbatch.planned.batch_changes(i)
         sources, schema = self.sampler.sources, self.store.schema
         ids_of: dict[str, npt.NDArray[Any]] = {}  # node ids, or positions of edges
         for path, owner in schema.owners().items():
@@ -376,7 +380,7 @@ class EpochPacker:
             edge_ids.append(known or ids.gather(subgraph.edges[edge_type].positions))
         record = PackedRecord(
             seeds=tuple(labels.arrays()),
-            slots=of.planned.batch_slots(i),
+            slots=superbatch.planned.batch_slots(i),
             change_positions=change_positions,
             change_slots=change_slots,
             positions=places.positions,
@@ -402,16 +406,16 @@ class EpochPacker:
         return record, batch_bytes
 
     def _pack_rows(
-        self, writer: PackedWriter, of: Superbatch
+        self, writer: PackedWriter, superbatch: Superbatch
     ) -> tuple[DividedMisses | None, list[DividedChunks]]:
         """Append the rows that the batches miss; return their places in batches and in the file."""
         if not self.tables:
             return None, []
         schema = self.store.schema
         files = {path: writer.rows(rows_array(schema, path)) for path in self.tables}
-        memory_bytes = self.packing_memory(of)
+        memory_bytes = self.packing_memory(superbatch)
         misses = divide_misses(
-            self.collect_misses(of, memory_bytes),
+            self.collect_misses(superbatch, memory_bytes),
             self.segment,
             row_bytes=max(table.row_bytes for table in self.tables.values()),
         )
@@ -427,26 +431,32 @@ class EpochPacker:
             file.size_bytes = int(chunks[path].offsets[-1])
         return misses, list(chunks.values())
 
-    def packing_memory(self, of: Superbatch) -> int:
+    def packing_memory(self, superbatch: Superbatch) -> int:
         """Return the memory for packing a superbatch."""
         # Packing that is continued keeps its sizes; the memory left now may differ.
-        return max(self._least_memory(of), self.sampler.size.memory_bytes - of.num_bytes)
+        return max(
+            self._least_memory(superbatch), self.sampler.size.memory_bytes - superbatch.num_bytes
+        )
 
-    def collect_misses(self, of: Superbatch, memory_bytes: int) -> MissTable:
+    def collect_misses(self, superbatch: Superbatch, memory_bytes: int) -> MissTable:
         """Return the distinct rows that each batch misses, ascending."""
         return collect_misses(
-            of.trace,
-            of.planned,
+            superbatch.trace,
+            superbatch.planned,
             ranges_of(self._typed),
             memory_bytes=memory_bytes,
             num_threads=self.settings.num_threads,
         )
 
-    def _least_memory(self, of: Superbatch) -> int:
-        least = least_memory(self._typed, of.planned.misses, of.id_bytes, of.trace.read_rows)
+    def _least_memory(self, superbatch: Superbatch) -> int:
+        least = least_memory(
+            self._typed, superbatch.planned.misses, superbatch.id_bytes, superbatch.trace.read_rows
+        )
         if self.segment == 1:
             return least
-        return least + segment_memory(of.planned.misses, of.id_bytes, len(self.tables))
+        return least + segment_memory(
+            superbatch.planned.misses, superbatch.id_bytes, len(self.tables)
+        )
 
     def _check_disk(self, writer: PackedWriter, more_bytes: int) -> None:
         """Stop, so that packing can be resumed, if the disk budget is used up."""

@@ -1,8 +1,8 @@
 """The life of a batch: from its number in an epoch to the training loop.
 
-A `Batch` is the one thing that travels. The order of seeds makes it, a source of batches samples or
-recalls it and provides rows (`BatchSource`), an assembler joins both (`BatchPreparer.prepare`, in
-any thread), and the consumer's thread transforms and counts what came of it
+One object, a `Batch`, goes through all steps. The order of seeds makes it, a source of batches
+samples or recalls it and provides rows (`BatchSource`), an assembler joins sample and rows
+(`BatchPreparer.prepare`, in any thread), and the consumer's thread transforms and counts the output
 (`BatchPreparer.deliver`). Sources differ by strategy, and nothing else here does.
 """
 
@@ -31,8 +31,8 @@ from gnnstore.threads import Lookahead, MemoryGate, Pending, in_one_step, ordere
 from gnnstore.timeline import OFF, Timeline
 
 # Threads that sample, recall and assemble leave holes in the heap. After this many bytes of
-# subgraphs its free pages go back to the system, which takes a millisecond: on W they would grow to
-# 80 MB in five threads.
+# subgraphs the heap's free pages go back to the system, which takes a millisecond: on W the holes
+# would grow to 80 MB in five threads.
 RELEASED_BYTES = 32 << 20
 
 
@@ -88,12 +88,12 @@ class Batch:
     cost: BatchCost = field(default_factory=BatchCost)
     place: Any = None  # its location in the source; None: it is sampled now
     output: Any = None  # the sample alone, or joined with its attributes
-    rows_memory: RowsMemory = empty  # of the arrays that rows are gathered to
+    rows_memory: RowsMemory = empty  # makes the arrays that rows are gathered to
     # Sources of rows by node type. None: not decided yet; empty: a device holds no rows.
     split: Mapping[str, Split] | None = None
     link: Link | None = None  # to the batches before and after; None: it shares no rows with them
-    staged: Any = None  # the block of memory that rows are copied to a device from
-    placed: Any = None  # once it is on the device: what its consumer waits for
+    staged: Any = None  # the staging memory from which it is copied to a device
+    placed: Any = None  # once it is on the device: the copies that its consumer waits for
 
 
 def request_of(seeds: Seeds[SeedLabels], key: BatchKey) -> BatchRequest:
@@ -168,7 +168,7 @@ class EpochRun:
     It does not hold the loader, which may be forgotten before the run ends.
     """
 
-    seed: int  # first words of the keys
+    seed: int  # the keys of batches begin with it and the epoch
     epoch: int
     first: int  # batches of the epoch that were handed out before
     num_threads: int
@@ -185,8 +185,8 @@ class EpochRun:
     def batches(self, order: EpochOrder, start: Position) -> Iterator[Batch]:
         """Yield the batches of an order from a position on.
 
-        Inside a window, all of its batches, since they decide on its order: those in places that
-        were handed out before have no position.
+        From inside a window, yield all of its batches, since its order depends on all: the first,
+        as many as were handed out before, have no position.
         """
         if handed_out := start.batches % self.window:
             if not order.num_left(start, self.seed):
@@ -208,11 +208,11 @@ class BatchSource(ABC):
     @property
     @abstractmethod
     def sampler(self) -> NeighborSampler:
-        """The sampler of its batches; refused where they were sampled long ago."""
+        """The sampler of its batches; an error if they were sampled before, as packed epochs."""
 
     @property
     def refusal(self) -> Callable[[str], Exception] | None:
-        """What refuses rows of other nodes than a batch has; None: they can be read."""
+        """Makes the error for rows of nodes that a batch lacks; None: such rows can be read."""
         return None
 
     def agree(
@@ -232,9 +232,9 @@ class BatchSource(ABC):
     def epoch(
         self, batches: Iterator[Batch], run: EpochRun
     ) -> AbstractContextManager[Iterator[Batch]]:
-        """Give the batches of a run, with their places here if they have any, in any order.
+        """Give the batches of a run in any order, with `place` set if it is known.
 
-        They are consumed in the consumer's thread.
+        They are iterated in the consumer's thread.
         """
 
     def stage_of(self, batch: Batch) -> str:  # noqa: ARG002 - most sample

@@ -1,11 +1,11 @@
 """Divides a budget between batches in flight, sampling threads, cached rows and their plans.
 
-Each way of dividing it has a price: the bytes that an epoch moves, twice as many where one thread
-prepares all batches. Ways differ in the length of superbatches, from some epochs to two batches; in
+Each division has a price: the bytes that an epoch moves, twice as many where one thread prepares
+all batches. Divisions differ in the length of superbatches, from some epochs to two batches; in
 where samples and plans wait, in memory or on disk; in rows that are pinned, pools of slots, and the
-batches in flight. What is left for cached rows follows by division, and the cheapest way is taken.
-Rates of the machine play no part, so that sizes are the same in every run; and since more memory
-never takes a way away, it never raises the price. A prediction is solved as a loader is.
+batches in flight. Cached rows get the rest of the memory, and the cheapest division is taken. Rates
+of the machine play no part, so that sizes are the same in every run; and since more memory leaves
+every division possible, it never raises the price. Predictions and loaders are solved alike.
 """
 
 from __future__ import annotations
@@ -42,18 +42,18 @@ if TYPE_CHECKING:
     from gnnstore.strategies.superbatch_memory import MissModel
 
 # Epochs that a superbatch may have, if their batches are known. With twice as many the tables are
-# read half as often; but training may stop before it uses all packed rows, so they must cost less
-# than this share of fewer ones.
+# read half as often; but training may stop before it uses all packed rows, so that several epochs
+# must cost less than this share of one.
 _EPOCHS, _WORTH_LENGTHENING = (2, 4), 0.9
 # Share of the slots for pinned rows.
 _PINNED_SHARE = 1 / 2
-# The price of planning a row, in bytes, and the least of a read.
+# The price of planning a row, in bytes, and the least price of a read.
 _PLANNING_BYTES, _LEAST_READ_BYTES = 20, 4096
 # With pinned rows, the largest share of a batch's rows that may be left to plan: the index of
 # pinned rows takes a little more than a bit for each node of the graph.
 _MOST_PLANNED = 0.9
-# Time of packing and reading rows by turns, in times of doing both at once: on F an epoch of
-# one superbatch takes 48 s, and 35 in two halves, although that is one more pass.
+# Time of packing and reading rows by turns, over the time of doing both at once: on F an epoch
+# takes 48 s in one superbatch, and 35 s in two, although these read the tables twice.
 _BY_TURNS = 1.5
 _NO_LIMIT = 2**62
 # The price of a byte where one thread samples and assembles all batches.
@@ -68,8 +68,8 @@ _POSITION_BYTES = 4
 _BULK_SHARE = 8
 # Bytes of a batch that is sampled with others, in bytes of its ids, and at least.
 _BULK_FACTOR, _BULK_LEAST_BYTES = 8, 1 << 16
-# One batch in so many of a superbatch comes without a plan while the others are made: reading all
-# of its rows takes about as long as sampling the others.
+# One batch in so many of a superbatch comes without a plan, while the others are sampled: reading
+# all of its rows takes about as long.
 _UNPLANNED_SHARE = 64
 # Bytes that are read in the time of sampling and planning a row.
 _ROW_WORK_BYTES = 128
@@ -133,24 +133,24 @@ class Solved:
 def solve(facts: SizingInputs) -> Solved:
     """Return the cheapest sizes."""
     pools = dict.fromkeys((facts.pools, None))
-    found: list[Solved] = []
+    solutions: list[Solved] = []
     refusals: list[BudgetError] = []
     # Without a promise, batches in flight are not counted.
     for is_thrifty in (False, True) if facts.placement.budget_is_promise else (False,):
-        for each in pools:
+        for divided in pools:
             try:
-                found.append(Sizer(replace(facts, pools=each), is_thrifty).solve())
+                solutions.append(Sizer(replace(facts, pools=divided), is_thrifty).solve())
             except BudgetError as error:
                 refusals.append(error)
-    if found:
-        return min(found, key=lambda solved: solved.price)
+    if solutions:
+        return min(solutions, key=lambda solved: solved.price)
     # If memory suffices and disk does not, disk is what to raise.
-    of_disk = [error for error in refusals if isinstance(error, DiskBudgetError)]
-    raise min(of_disk or refusals, key=lambda error: error.missing_bytes or 0)
+    disk_refusals = [error for error in refusals if isinstance(error, DiskBudgetError)]
+    raise min(disk_refusals or refusals, key=lambda error: error.missing_bytes or 0)
 
 
 @dataclass(frozen=True)
-class _Way:
+class _Storage:
     """Where the samples and the plans of superbatches wait."""
 
     keeps_samples: bool  # in memory; else on disk
@@ -279,61 +279,65 @@ class Sizer:
         """Return the memory of threads that sample, and of threads that read packed rows."""
         facts, seen, num_threads = self.facts, self.facts.seen, self._num_threads
         ids_bytes = self._expected(seen.largest_ids_bytes)
-        found: list[Reservation] = []
+        reservations: list[Reservation] = []
         reads_unplanned = self._num_unplanned(facts.epoch_batches) > 0
         if facts.placement.budget_is_promise:
             if facts.reads_neighbors:
                 # One thread fetches in-neighbours; batches are sampled together, in memory that is
                 # counted separately.
-                found.append(Reservation("staging for in-neighbours", facts.staging_bytes))
+                staging = Reservation("staging for in-neighbours", facts.staging_bytes)
+                reservations.append(staging)
             else:
                 # The sampler's result; as much while it is sampled; and as much until it is kept in
                 # half the memory.
-                sampled = self._sampling_threads * 3 * ids_bytes
-                found.append(Reservation("subgraphs as they are sampled", sampled, phase=_SAMPLING))
+                sampled, what = (
+                    self._sampling_threads * 3 * ids_bytes,
+                    "subgraphs as they are sampled",
+                )
+                reservations.append(Reservation(what, sampled, phase=_SAMPLING))
             if facts.packs:
-                # Packed rows have their own reader, in place of the other if nothing else is read,
-                # not even at first; and a place for each row.
+                # Packed rows have a separate reader, in place of the other one if nothing else is
+                # read, not even at first; and a position for each row.
                 spared = 0 if facts.reads_more or reads_unplanned else self._placed.staging_bytes
                 reading = max(0, num_threads * CHUNK_STAGING_BYTES - spared)
                 reading += num_threads * _POSITION_BYTES * self._expected(seen.largest_nodes)
-                found.append(Reservation("reading packed rows", reading))
+                reservations.append(Reservation("reading packed rows", reading))
             elif reads_unplanned:
                 # A reader keeps its buffers for the next read.
                 filling = "filling the cache in the background"
-                found.append(Reservation(filling, facts.staging_bytes))
+                reservations.append(Reservation(filling, facts.staging_bytes))
         if facts.windows is not None:
             nodes = self._expected(seen.largest_nodes)
-            found.append(facts.windows.reserve(self._sampling_threads, nodes, _SAMPLING))
+            reservations.append(facts.windows.reserve(self._sampling_threads, nodes, _SAMPLING))
         if facts.reads_neighbors:
             # No more than for all batches of an epoch.
-            each = _BULK_FACTOR * ids_bytes + _BULK_LEAST_BYTES
-            most = (facts.epoch_batches + num_threads) * each
-            bulk_bytes = min(most, max(0, memory.add(*found).left()) // _BULK_SHARE)
-            found.append(Reservation(_TOGETHER, bulk_bytes, phase=_SAMPLING))
-        return found
+            batch_bytes = _BULK_FACTOR * ids_bytes + _BULK_LEAST_BYTES
+            most = (facts.epoch_batches + num_threads) * batch_bytes
+            bulk_bytes = min(most, max(0, memory.add(*reservations).left()) // _BULK_SHARE)
+            reservations.append(Reservation(_TOGETHER, bulk_bytes, phase=_SAMPLING))
+        return reservations
 
     # --- the sizes that are compared ---------------------------------------------------------
 
     @property
-    def _ways(self) -> list[_Way]:
+    def _storages(self) -> list[_Storage]:
         """Where samples and plans may wait, of equal ones the best first."""
         may_spill = self.costs.policy.spills and self.facts.row_bytes > 0
         plans = (True, False) if may_spill else (True,)
-        return [_Way(samples, keeps) for keeps in plans for samples in (True, False)]
+        return [_Storage(samples, keeps) for keeps in plans for samples in (True, False)]
 
     def _least(self, memory: Ledger) -> SuperbatchSize:
         """Return the smallest size; refuse memory that has no room for it."""
-        missing: dict[_Way, int] = {}
-        for way in reversed(self._ways):
+        missing: dict[_Storage, int] = {}
+        for storage in reversed(self._storages):
             try:
-                return self._size(memory, self.costs, self._counts[0], way)
+                return self._size(memory, self.costs, self._counts[0], storage)
             except DiskBudgetError:
                 continue  # plans can be in memory
             except BudgetError as error:
-                missing[way] = error.missing_bytes or 0
-        way = min(missing, key=missing.__getitem__)
-        return self._size(memory, self.costs, self._counts[0], way, self._remedies)
+                missing[storage] = error.missing_bytes or 0
+        storage = min(missing, key=missing.__getitem__)
+        return self._size(memory, self.costs, self._counts[0], storage, self._remedies)
 
     @property
     def _remedies(self) -> list[str]:
@@ -361,26 +365,26 @@ class Sizer:
         with suppress(BudgetError):
             memory = self._ledger
             memory = memory.add(*self._sampling(memory))
-            for way in self._ways:
+            for storage in self._storages:
                 with suppress(BudgetError):
-                    self._size(memory, self.costs, self._counts[0], way)
+                    self._size(memory, self.costs, self._counts[0], storage)
                     return True
         return False
 
     def _candidates(self, memory: Ledger) -> Iterator[tuple[SuperbatchMemory, SuperbatchSize]]:
         """Yield sizes, of equal ones the best first: of the longest superbatches."""
         for length in self._lengths:
-            for way in self._ways:
+            for storage in self._storages:
                 try:
-                    costs, size = self._sized(memory, self.costs, length, way)
+                    costs, size = self._sized(memory, self.costs, length, storage)
                 except BudgetError:
                     continue
                 yield costs, size
-                # Rows of several epochs are many, and their passes are few.
+                # Not over several epochs, which need many rows and few passes.
                 pinned = self._with_pins(size) if length <= self.facts.epoch_batches else None
                 if pinned is not None:
                     with suppress(BudgetError):
-                        yield self._sized(memory, pinned, length, way)
+                        yield self._sized(memory, pinned, length, storage)
 
     @property
     def _lengths(self) -> list[int]:
@@ -418,7 +422,7 @@ class Sizer:
 
     @property
     def _several(self) -> list[int]:
-        """Batches of several epochs: only with packed rows are these worth it."""
+        """The batches of superbatches of several epochs; none unless they may share passes."""
         facts, epoch = self.facts, self.facts.epoch_batches
         is_known = facts.order_bytes is not None and not facts.strategy.is_offline
         if not (facts.packs and is_known) or self.is_thrifty:
@@ -441,18 +445,18 @@ class Sizer:
     # --- the size of a length ----------------------------------------------------------------
 
     def _sized(
-        self, memory: Ledger, costs: SuperbatchMemory, num_batches: int, way: _Way
+        self, memory: Ledger, costs: SuperbatchMemory, num_batches: int, storage: _Storage
     ) -> tuple[SuperbatchMemory, SuperbatchSize]:
         """Return a size, and the costs with the rows that it misses."""
         try:
-            size = self._size(memory, costs, num_batches, way)
+            size = self._size(memory, costs, num_batches, storage)
         except BudgetError:
-            # Batches that miss all rows are the worst case, and so many may have no room.
-            size = SuperbatchSize(num_batches, costs.num_pinned, way.keeps_samples)
+            # Batches that miss all rows are the worst case, and may not fit.
+            size = SuperbatchSize(num_batches, costs.num_pinned, storage.keeps_samples)
         for _ in range(2):
             costs, before = self._expecting(costs, size), size
-            size = self._size(memory, costs, num_batches, way)
-            if size.num_slots == before.num_slots:  # which misses as many once more
+            size = self._size(memory, costs, num_batches, storage)
+            if size.num_slots == before.num_slots:  # so that the misses stay the same
                 break
         return costs, size
 
@@ -482,7 +486,7 @@ class Sizer:
             disk = self._disk(costs, size)
             if disk.left() < 0:
                 return math.inf
-            # What a pass for each superbatch reads; and packed rows are written and read.
+            # Each superbatch reads the tables in a pass; and packed rows are written and read.
             passes = facts.epoch_batches / size.num_batches
             scanned = ReadTotals() if model is None else model.pass_reads(missed, size.num_batches)
             moved = passes * (scanned.num_bytes + _LEAST_READ_BYTES * scanned.reads)
@@ -503,12 +507,12 @@ class Sizer:
         memory: Ledger,
         costs: SuperbatchMemory,
         num_batches: int,
-        way: _Way,
+        storage: _Storage,
         remedies: Sequence[str] = (),
     ) -> SuperbatchSize:
         """Return a superbatch of `num_batches` batches, with the cache that fits next to it."""
         facts = self.facts
-        # Before training, what is planned on disk is little next to what is packed.
+        # With `gnnstore pack`, plans on disk are small next to the packed rows.
         disk_bytes = _NO_LIMIT if facts.strategy.is_offline else facts.disk_bytes
         on_disk = Ledger(disk_bytes, tuple(costs.spilled_on_disk(num_batches)))
         costs, left = costs.of_length(num_batches), memory.left()
@@ -517,8 +521,8 @@ class Sizer:
             memory = memory.add(
                 Reservation("orders of later epochs", 0, {PLANNED: facts.order_bytes})
             )
-        kept = [costs.samples] * way.keeps_samples
-        if way.keeps_plans:
+        kept = [costs.samples] * storage.keeps_samples
+        if storage.keeps_plans:
             table, parts, packing = 0, costs.in_memory, costs.packing
         else:
             if on_disk.left() < 0:
@@ -531,7 +535,7 @@ class Sizer:
         return SuperbatchSize(
             num_batches,
             sizes[SLOTS] + costs.num_pinned,
-            way.keeps_samples,
+            storage.keeps_samples,
             reservations=ledger.reservations[len(kept_memory.reservations) :],
             packing_bytes=Ledger(0, tuple(packing)).peak(sizes),
             table_bytes=table,
@@ -550,7 +554,7 @@ class Sizer:
         return min(most, max(0, given - costs.pinned_bytes) // ledger.bytes_each(SLOTS))
 
     def _overlaps(self, size: SuperbatchSize, disk: Ledger) -> bool:
-        """Whether two superbatches fit on disk, which has both, or one of an epoch's length."""
+        """Whether two superbatches fit on disk; `disk` counts two, or one of an epoch's length."""
         at_once = 1 if size.num_batches == self.facts.epoch_batches else 2
         return 2 * disk.peak() <= at_once * self.facts.disk_bytes
 
