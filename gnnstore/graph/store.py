@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, Self
+from typing import TYPE_CHECKING, Any, NoReturn, Self, overload
 
 import numpy as np
 import torch
@@ -129,6 +129,11 @@ class GraphStore(StoreTensors, NodeData, EdgeData, FeatureStore, PygGraphStore):
     def metadata(self) -> tuple[list[str], list[EdgeType]]:
         """Return node types and edge types, as `HeteroData.metadata()` does for `to_hetero`."""
         return list(self.node_types), list(self.edge_types)
+
+    @overload
+    def __getitem__(self, key: str) -> NodeView: ...
+    @overload
+    def __getitem__(self, key: Any) -> Any: ...
 
     def __getitem__(self, key: Any) -> Any:
         """Return the data of a node type or edge type; else what PyG's `FeatureStore` returns.

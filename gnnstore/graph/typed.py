@@ -147,6 +147,15 @@ def count_classes(y: Any) -> int:
 class NodeView(NodeData, AttrView):  # type: ignore[misc]
     """The nodes of one type, and PyG's view of their attributes: `store["paper"].x[ids]`."""
 
+    if TYPE_CHECKING:  # the names to which PyG gives types; others are of any type
+        x: LazyTensor
+        y: LazyTensor
+        pos: LazyTensor
+        time: LazyTensor
+        train_mask: Tensor
+        val_mask: Tensor
+        test_mask: Tensor
+
     def __init__(self, store: Any, node: NodeTypeSpec) -> None:
         super().__init__(store, TensorAttr(node.name))
         self.__dict__["_node"] = node

@@ -10,7 +10,7 @@ import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -53,6 +53,40 @@ from gnnstore.units import parse_size
 _OTHER_FILES = {".arrow", ".csv", ".feather", ".h5", ".npz", ".parquet", ".pkl", ".pt", ".txt"}
 
 
+@overload
+def inference(
+    layers: Any,
+    store: GraphStore | str | os.PathLike[str],
+    output: None = None,
+    *,
+    input: str = "x",
+    edge_weight: str | None = None,
+    edge_attr: str | None = None,
+    memory: int | str | None = None,
+    dtype: Any = None,
+    device: torch.device | str | None = None,
+    overwrite: bool = False,
+    resume: bool = False,
+    shard_bytes: int | str | None = None,
+    progress: Progress | None = None,
+) -> Tensor: ...
+@overload
+def inference(
+    layers: Any,
+    store: GraphStore | str | os.PathLike[str],
+    output: str | os.PathLike[str],
+    *,
+    input: str = "x",
+    edge_weight: str | None = None,
+    edge_attr: str | None = None,
+    memory: int | str | None = None,
+    dtype: Any = None,
+    device: torch.device | str | None = None,
+    overwrite: bool = False,
+    resume: bool = False,
+    shard_bytes: int | str | None = None,
+    progress: Progress | None = None,
+) -> Embeddings | npt.NDArray[Any]: ...
 @torch.no_grad()
 @limits_named("run the model over all nodes")
 def inference(

@@ -467,7 +467,7 @@ def goes_on(left: Left, *, resume: bool = True, overwrite: bool = False) -> None
     """Run again, and check the result and that nothing else is left."""
     store, output, expected = left
     options = {"resume": resume, "overwrite": overwrite}
-    found = gnnstore.inference([torch.relu], store, output, **options)  # type: ignore[arg-type]
+    found = gnnstore.inference([torch.relu], store, output, **options)  # type: ignore[call-overload]
     np.testing.assert_array_equal(found, expected)
     assert sorted(path.name for path in output.parent.iterdir()) == ["e.npy", "g.gnn"]
 

@@ -159,7 +159,9 @@ def test_edges_name_nodes_by_their_ids(tmp_path: Path, data: HeteroData, form: s
     FORMS[form](tmp_path / "in" / "edges" / "author__writes__paper", ends)
     store = convert(tmp_path / "in", tmp_path / "a.gnn")
     assert torch.equal(store[WRITES].edge_index.tensor(), data[WRITES].edge_index)
-    assert np.array_equal(store["paper"].original_ids, ids["paper"])
+    original = store["paper"].original_ids
+    assert original is not None
+    assert np.array_equal(original, ids["paper"])
     assert store["paper"].ids_of([ids["paper"][7]]).tolist() == [7]
     ends["source"][3] = -1
     FORMS[form](tmp_path / "in" / "edges" / "author__writes__paper", ends)
@@ -403,7 +405,9 @@ def test_matrices_of_scipy(tmp_path: Path, kind: str) -> None:
     rows = zip(*rates.edge_index.tolist(), rates.edge_weight.tolist(), strict=True)
     assert list(rows) == expected[kind]
     assert (store["user"].num_nodes, store["item"].num_nodes) == (3, 5)
-    assert store["user"].original_ids.tolist() == [70, 5, 9]
+    original = store["user"].original_ids
+    assert original is not None
+    assert original.tolist() == [70, 5, 9]
     write_npz(tmp_path / "nodes" / "item", {"num_nodes": np.array(4)})
     with pytest.raises(InputError, match="is a matrix with 5 nodes of type 'item', and there are"):
         from_typed(tmp_path, tmp_path / "b.gnn")
@@ -564,6 +568,8 @@ def test_a_column_that_may_have_the_ids(tmp_path: Path, form: str) -> None:
     store = convert(tmp_path / "in", tmp_path / "b.gnn", *ids)
     assert store["user", "buys", "item"].edge_index.tolist() == [[1, 0], [0, 2]]
     assert store["user"].age.tolist() == [30, 40, 40]
-    assert store["user"].original_ids.tolist() == [70, 5, 9]
+    original = store["user"].original_ids
+    assert original is not None
+    assert original.tolist() == [70, 5, 9]
     with pytest.raises(InputError, match="there is no column 'uid', which node_id= names; there"):
         from_typed(tmp_path / "in", tmp_path / "c.gnn", node_id={"user": "uid", "item": "code"})

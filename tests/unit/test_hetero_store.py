@@ -120,7 +120,8 @@ def test_types_of_a_store(tmp_path: Path) -> None:
     assert (papers.num_nodes, store["institution"].num_nodes) == (60, 6)
     assert np.array_equal(papers.labels, data["paper"].y)
     assert np.array_equal(papers.splits["val"], data["paper"].val_mask.nonzero().flatten())
-    assert papers.original_ids is papers.original_names is None
+    assert papers.original_ids is None
+    assert papers.original_names is None
     assert papers.ids_of([1]).tolist() == [1]
     cites = store["paper", "cites", "paper"]
     assert torch.equal(cites.edge_index.tensor(), data[CITES].edge_index)
@@ -356,7 +357,9 @@ def test_the_writer_by_type(tmp_path: Path) -> None:
             writer.set_node_attribute("shop", "x", np.ones((3, 2)))
         path = writer.commit()
     store = gnnstore.open(path)
-    assert store["item"].original_ids.tolist() == [50, 40, 30, 20, 10]
+    original = store["item"].original_ids
+    assert original is not None
+    assert original.tolist() == [50, 40, 30, 20, 10]
     assert store["item"].ids_of([10]).tolist() == [4]
     assert store["user"].splits["valid"].tolist() == [2, 0]
     assert store[buys].edge_index.tolist() == [[0, 2, 1], [4, 4, 0]]
