@@ -32,7 +32,9 @@ def test_arrows_between_types_end_at_the_edges_of_boxes(
         return file
 
     monkeypatch.setattr(plots, "save_picture", keep)
-    nodes = [{"name": name, "num_nodes": 3, "attributes": []} for name in ("paper", "author")]
+    nodes: list[dict[str, Any]] = [
+        {"name": name, "num_nodes": 3, "attributes": []} for name in ("paper", "author")
+    ]
     types = [("author", "writes", "paper"), ("paper", "cites", "paper")]
     edges = [{"type": type_, "num_edges": 5} for type_ in types]
     graph = {"node_types": nodes, "edge_types": edges, "num_nodes": 6, "num_edges": 10}
