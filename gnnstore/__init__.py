@@ -27,6 +27,7 @@ from gnnstore.errors import (
     StoreExistsError,
     UnsupportedVersionError,
     UsageError,
+    did_you_mean,
 )
 
 if TYPE_CHECKING:
@@ -122,7 +123,8 @@ def __getattr__(name: str) -> Any:
             "each node; train an HGTConv with NeighborLoader with fan-outs by edge type"
         )
     else:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        meant = did_you_mean(name, _HOMES)
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}{meant}")
     globals()[name] = value
     return value
 

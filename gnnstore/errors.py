@@ -12,7 +12,7 @@ import errno
 import operator
 import os
 import resource
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, SupportsIndex
@@ -232,10 +232,29 @@ def truth(name: str, value: object) -> bool:
     return bool(found)
 
 
+def likely(name: object, names: Iterable[object], most: int = 1) -> list[Any]:
+    """Return those of some names, texts or tuples of texts, that a misspelt one is most like."""
+    from difflib import get_close_matches  # noqa: PLC0415 - for errors only
+
+    def text(each: object) -> str:
+        return "__".join(map(str, each)) if isinstance(each, tuple) else str(each)
+
+    by_text = {text(each).lower(): each for each in names}
+    return [by_text[each] for each in get_close_matches(text(name).lower(), by_text, most)]
+
+
+def did_you_mean(name: object, names: Iterable[object]) -> str:
+    """Return a question to follow a name that is not among some; "" if it is like none."""
+    return "".join(f"; did you mean {each!r}?" for each in likely(name, names))
+
+
 def check_choice(name: str, value: object, choices: Collection[str]) -> None:
     """Raise UsageError unless an option has one of its possible values."""
-    if value not in tuple(choices):  # by comparing: a list has no hash, and is refused too
-        raise UsageError(f"{name}={value!r} is unknown; choose one of {', '.join(choices)}")
+    if not isinstance(value, str) or value not in tuple(choices):
+        raise UsageError(
+            f"{name}={value!r} is unknown; choose one of {', '.join(choices)}"
+            f"{did_you_mean(value, choices)}"
+        )
 
 
 def storage_error(error: OSError, doing: str, path: str | os.PathLike[str]) -> StorageError:

@@ -31,6 +31,7 @@ _SUFFIXES = {
 _MAX_BYTES = 2**62  # largest size; sums of a few still fit 64 bits
 T = TypeVar("T", bound="Named")
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*")
+_SHARE = re.compile(r"\s*(\d{1,9}(?:\.\d+)?)\s*%\s*")
 
 
 def parse_size(size: float | str, *, name: str = "size") -> int:
@@ -41,6 +42,11 @@ def parse_size(size: float | str, *, name: str = "size") -> int:
         if num_bytes < 0:
             raise UsageError(f"{name}={size} is negative; give a number of bytes")
         return _checked(num_bytes, name)
+    if parse_share(size, name=name) is not None:
+        raise UsageError(
+            f"{name}={size!r}: a share of a store is for loaders, inference, predict, pack, "
+            "partition and bench load; write a size here, such as '8GB' or '512MiB'"
+        )
     match = _SIZE.fullmatch(size) if isinstance(size, str) else None
     if match is None or match[2].lower() not in _SUFFIXES:
         raise UsageError(
@@ -51,6 +57,18 @@ def parse_size(size: float | str, *, name: str = "size") -> int:
     factor = _SUFFIXES[match[2].lower()]
     number = int(match[1]) if "." not in match[1] else float(match[1])
     return _checked(number * factor, name)
+
+
+def parse_share(share: object, *, name: str) -> float | None:
+    """Return a fraction from text such as "10%", and None for what does not end with "%"."""
+    if not isinstance(share, str) or not share.rstrip().endswith("%"):
+        return None
+    if (match := _SHARE.fullmatch(share)) is None:
+        raise UsageError(
+            f"{name}={share!r} is not a share; write a number and %, such as '10%', or a size, "
+            "such as '8GB'"
+        )
+    return float(match[1]) / 100
 
 
 def _checked(num_bytes: float, name: str) -> int:

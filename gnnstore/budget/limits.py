@@ -13,7 +13,7 @@ from pathlib import Path
 
 from gnnstore.budget.ledger import OF_FREE_MEMORY, Ledger
 from gnnstore.errors import BudgetError, UsageError
-from gnnstore.units import format_count, format_size, parse_size
+from gnnstore.units import format_count, format_size, parse_share, parse_size
 
 _PROC = Path("/proc")
 _CGROUPS = Path("/sys/fs/cgroup")
@@ -27,6 +27,8 @@ _LEAST_BYTES = 10**6
 # Memory of a cgroup that the kernel takes back before it kills, as memory.stat names it; a budget
 # counts only the first as free.
 _RECLAIMABLE = ("inactive_file", "active_file", "slab_reclaimable")
+# A budget as users write it; None: what is available.
+Memory = int | str | None
 STAGING_SHARE = 4  # share of a budget for reads in flight of all threads
 
 
@@ -93,6 +95,14 @@ def parse_memory(memory: int | str, *, name: str = "memory") -> int:
         refusal.missing_bytes = None  # a larger budget would not help
         raise refusal
     return budget
+
+
+def memory_of(memory: Memory, whole_bytes: int, *, name: str = "memory") -> Memory:
+    """Return a budget, in bytes where it is a share of a store of `whole_bytes`, as in "10%"."""
+    share = parse_share(memory, name=name)
+    if share == 0:
+        raise UsageError(f"{name}={memory!r} is nothing; give a share above 0%, such as '10%'")
+    return memory if share is None else max(1, round(share * whole_bytes))
 
 
 def available_bytes(proc: Path = _PROC, cgroups: Path = _CGROUPS) -> int:

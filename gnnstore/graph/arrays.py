@@ -19,6 +19,7 @@ from gnnstore.errors import (
     CorruptStoreError,
     InputError,
     NoSplitError,
+    did_you_mean,
 )
 from gnnstore.features.source import Decoding
 from gnnstore.formats import AttributeSpec, StoreReader
@@ -242,7 +243,9 @@ class Splits(ByName[Tensor, AttributeSpec]):
             path = self._reader.path
             help_ = "" if self._specs else _HOW_TO_SPLIT
             raise NoSplitError(
-                f"{path}: there is no split {name!r}; the store's splits: {there}{help_}", path=path
+                f"{path}: there is no split {name!r}{did_you_mean(name, self)}; the "
+                f"store's splits: {there}{help_}",
+                path=path,
             )
         ids = self._reader.read(spec)
         check_nodes(self._reader, spec, ids, self._num_nodes)
@@ -433,7 +436,8 @@ class EdgeSplits(ByName[EdgeSplit, EdgeSplitSpec]):
             help_ = f"its edge splits: {', '.join(self._specs)}"
             help_ += "; its own edges are those to train on" * self.has_message_train
         raise NoSplitError(
-            f"{self._reader.path}: there is no edge split {name!r}; {help_}",
+            f"{self._reader.path}: there is no edge split {name!r}"
+            f"{did_you_mean(name, self)}; {help_}",
             path=self._reader.path,
         )
 

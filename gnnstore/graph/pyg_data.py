@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -16,7 +15,7 @@ from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 
 from gnnstore import _core
-from gnnstore.errors import CorruptStoreError, NotFoundError, UsageError
+from gnnstore.errors import CorruptStoreError, NotFoundError, UsageError, did_you_mean
 from gnnstore.formats import AttributeSpec, EdgeTypeSpec, NodeTypeSpec, Schema, StoreReader
 from gnnstore.formats.store.scales import Scales
 from gnnstore.formats.store.values import decode_value
@@ -341,7 +340,8 @@ class StoreTensors:
             if name not in there:
                 raise NotFoundError(
                     f"attributes=: neither nodes nor edges of {self.reader.path} have an attribute "
-                    f"{name!r}; there are: {', '.join(there) or 'none'}",
+                    f"{name!r}{did_you_mean(name, there)}; there are: "
+                    f"{', '.join(there) or 'none'}",
                     path=self.reader.path,
                 )
         return self._copy(assigned=self.assigned.only(attributes), selected=attributes)
@@ -476,11 +476,4 @@ def undeletable(path: Path, name: str) -> UsageError:
 
 def not_there(problem: str, name: object, names: Iterable[object]) -> AttributeError:
     """Return the error for an unknown name, with the name that was perhaps meant."""
-    by_text = {_as_text(each): each for each in names}
-    likely = get_close_matches(_as_text(name), by_text, 1)
-    meant = f"; did you mean {by_text[likely[0]]!r}?" if likely else ""
-    return AttributeError(f"{problem} {name!r}{meant}")
-
-
-def _as_text(name: object) -> str:
-    return "__".join(map(str, name)) if isinstance(name, tuple) else str(name)
+    return AttributeError(f"{problem} {name!r}{did_you_mean(name, names)}")

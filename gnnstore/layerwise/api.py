@@ -19,7 +19,7 @@ from torch import Tensor
 
 from gnnstore import _core
 from gnnstore.budget.ledger import Ledger, Reservation
-from gnnstore.budget.limits import MemoryBudget
+from gnnstore.budget.limits import MemoryBudget, memory_of
 from gnnstore.disk.spool import RunDirectory, default_parent
 from gnnstore.errors import (
     CorruptStoreError,
@@ -131,8 +131,9 @@ def inference(
     edge_weight, edge_attr : str, optional
         Edge attributes for the layers that take an argument of that name.
     memory : int or str, optional
-        Budget for everything that inference allocates but the model, as "8GB"; by default three
-        quarters of the available memory.
+        Budget for everything that inference allocates but the model, as "8GB", or as "10%" of
+        what the store's topology and attributes take; by default three quarters of the available
+        memory.
     dtype : str or torch.dtype, optional
         The type in which rows are written after each layer: "float16", "bfloat16", "float32" or
         "float64"; by default the type of the layer's result.
@@ -175,6 +176,7 @@ def inference(
     source = as_store(os.fspath(store) if isinstance(store, os.PathLike) else store)
     source.schema.refuse_types(source.path, "layer-wise inference")
     source.schema.refuse_part(source.path, "layer-wise inference")
+    memory = memory_of(memory, source.reader.schema.bytes_in_memory)
     found = read_layers(layers)
     with evaluating(found):
         run = InferenceRun(

@@ -24,6 +24,7 @@ from gnnstore.errors import (
     NotFoundError,
     UsageError,
     check_choice,
+    did_you_mean,
     limits_named,
     truth,
     whole_number,
@@ -452,7 +453,7 @@ def _check_attributes(store: GraphStore, given: GivenEdges, names: Sequence[str]
             what = f"edge type {edge.type}" if split is None else f"edge split {split!r}"
             raise NotFoundError(
                 f"edge_label_attrs: the {what} of {store.path} has no attribute "
-                f"{name!r}; there are: {', '.join(known) or 'none'}",
+                f"{name!r}{did_you_mean(name, known)}; there are: {', '.join(known) or 'none'}",
                 path=store.path,
             )
 

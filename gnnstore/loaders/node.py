@@ -91,8 +91,9 @@ class NeighborLoader(SampledLoader, PygNeighborLoader):  # type: ignore[misc]
         the table. "auto" is "memory" if everything fits, else the strategy that is predicted to be
         fastest within `memory` and `disk`, for which the disk is measured once.
     memory : int or str, optional
-        Limit for everything that the loader holds, such as "8GB". "auto": three quarters of the
-        free memory of the machine or its cgroup; by default all of its free memory.
+        Limit for everything that the loader holds, such as "8GB", or "10%" of what the store's
+        topology and attributes take in memory. "auto": three quarters of the free memory of the
+        machine or its cgroup; by default all of its free memory.
     seed : int, optional
         Key of sampling and shuffling. By default drawn at the first use from `generator`
         or torch's default generator, so that `torch.manual_seed` reproduces a run.

@@ -22,6 +22,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, get_worker_info
 from torch_geometric.sampler.base import NumNeighbors
 
+from gnnstore.budget.limits import memory_of
 from gnnstore.caching.policies import MAX_PLANNED
 from gnnstore.caching.scores import SCORES, Score
 from gnnstore.disk.engines import ENGINES
@@ -43,7 +44,7 @@ from gnnstore.strategies.base import Auto
 from gnnstore.strategies.loader_spec import EdgeIds, ReadOptions
 from gnnstore.strategies.options import CacheSettings, DeviceCache, PlannedSettings
 from gnnstore.strategies.registry import STRATEGIES, find_strategy
-from gnnstore.units import parse_size
+from gnnstore.units import parse_share, parse_size
 
 # Set for each process by torchrun, accelerate and Ray Train.
 LOCAL_RANKS = "LOCAL_WORLD_SIZE"
@@ -107,6 +108,8 @@ class LoaderOptions:
         read = dataclasses.replace(read, edge_ids=edge_ids, reorder=reorder)
         _refuse_no_windows(read, given)
         store = as_store(given["data"])
+        memory = memory_of(read.memory, store.reader.schema.bytes_in_memory)
+        read = dataclasses.replace(read, memory=memory)
         config = call(sampling_config, {**given, "schema": store.schema})
         if not store.schema.is_homogeneous:
             call(_refuse_with_types, given)
@@ -344,7 +347,7 @@ def read_options(
     given = dict(locals())
     if io_engine is not None:
         check_choice("io_engine", io_engine, ENGINES)
-    if memory is not None and memory != "auto":
+    if memory not in (None, "auto") and parse_share(memory, name="memory") is None:
         parse_size(memory, name="memory")
     chosen = find_strategy(strategy)
     is_auto = isinstance(chosen, Auto)

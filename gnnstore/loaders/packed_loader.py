@@ -14,7 +14,7 @@ import torch
 from torch_geometric.data import Data
 
 from gnnstore.budget.ledger import CACHED, SLOTS, STAGING, Ledger, Reservation
-from gnnstore.budget.limits import MemoryBudget, affordable_threads, available_bytes
+from gnnstore.budget.limits import MemoryBudget, affordable_threads, available_bytes, memory_of
 from gnnstore.disk.engines import Engine
 from gnnstore.errors import NotFoundError, limits_named
 from gnnstore.features.chunk_rows import AbsentRows
@@ -90,6 +90,7 @@ class PackedSources(Sources):
     ) -> None:
         self.e_id = edge_ids
         manifest, ranks = parts.manifest, machine.num_ranks
+        memory = memory_of(memory, manifest.schema.bytes_in_memory)
         name = parts.label.rstrip("/").rpartition("/")[2]
         self.packed = PackedEpochFiles(parts, io_engine, machine)
         is_remote = self.packed.is_remote

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gnnstore.budget.ledger import STAGING, Ledger, Reservation
-from gnnstore.budget.limits import MemoryBudget
+from gnnstore.budget.limits import MemoryBudget, memory_of
 from gnnstore.errors import BudgetError, UsageError
 from gnnstore.features.chunk_rows import AbsentRows
 from gnnstore.features.held import ChosenRows
@@ -106,11 +106,11 @@ class PartitionSources(Sources):
 
     def _sized(self, policy: PartitionPolicy) -> tuple[BufferShape, Placement]:
         """Return the first shape that fits, and the memory that it takes."""
-        unit, memory = self.unit, self._memory
-        budget = MemoryBudget.of(memory)
+        unit, whole = self.unit, self.store.reader.schema.bytes_in_memory
+        budget = MemoryBudget.of(memory_of(self._memory, whole))
         limit, source = budget.num_bytes, budget.source
         if policy.memory is not None:
-            own = MemoryBudget.of(policy.memory)
+            own = MemoryBudget.of(memory_of(policy.memory, whole))
             limit, source = min((own.num_bytes, own.source), (limit, source))
         shapes = policy.shapes(
             unit.num_partitions,

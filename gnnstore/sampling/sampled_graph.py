@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gnnstore import _core
-from gnnstore.errors import CorruptStoreError, UsageError
+from gnnstore.errors import CorruptStoreError, UsageError, did_you_mean
 from gnnstore.formats.arrays.paged import PagedArray
 from gnnstore.formats.arrays.spec import AttributeSpec
 from gnnstore.formats.store.schema import EdgeType, EdgeTypeSpec, NodeTypeSpec, Schema
@@ -272,8 +272,8 @@ def _with(
         there = {name for of in owners for name in of.attributes}
         raise UsageError(
             f"{kind}_attr={name!r}: there is no such "
-            f"{'attribute of nodes or edges' if nodes else 'edge attribute'}; there are: "
-            f"{', '.join(sorted(there)) or 'none'}"
+            f"{'attribute of nodes or edges' if nodes else 'edge attribute'}"
+            f"{did_you_mean(name, there)}; there are: {', '.join(sorted(there)) or 'none'}"
         )
     return of_nodes, of_edges or [edge for edge in schema.edge_types if edge.source in of_nodes]
 

@@ -7,9 +7,8 @@ in its --help, so none of their modules imports torch.
 from __future__ import annotations
 
 from dataclasses import replace
-from difflib import get_close_matches
 
-from gnnstore.errors import UsageError
+from gnnstore.errors import check_choice
 from gnnstore.strategies.base import Auto, Strategy
 from gnnstore.strategies.in_memory import InMemoryStrategy
 from gnnstore.strategies.lookahead import LookaheadStrategy
@@ -83,9 +82,5 @@ def find_strategy(name: str) -> Strategy | Auto:
     if name in STRATEGIES:
         return STRATEGIES[name]
     known = {each: found for each, found in choice.by_choice.items() if not found.is_offline}
-    if isinstance(name, str) and name in known:
-        return known[name]
-    likely = get_close_matches(str(name), [choice.name, *known], 1)
-    meant = f"did you mean {likely[0]!r}? All: " if likely else "choose one of "
-    names = ", ".join((choice.name, *known))
-    raise UsageError(f"strategy={name!r} is unknown; {meant}{names}")
+    check_choice("strategy", name, (choice.name, *known))
+    return known[name]

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from gnnstore.budget.limits import MemoryBudget, parse_memory
+from gnnstore.budget.limits import MemoryBudget, memory_of, parse_memory
 from gnnstore.caching.plan import Trace, TraceBuilder
 from gnnstore.caching.scores import Score
 from gnnstore.converters.inputs.files import open_npy
@@ -60,7 +60,7 @@ from gnnstore.strategies.registry import MMAP
 from gnnstore.tools.describe import PACKED_TEXT, describe_manifests, describe_packed
 from gnnstore.tools.layout import Block, program_of_packed
 from gnnstore.tools.session import Session
-from gnnstore.units import parse_size
+from gnnstore.units import parse_share, parse_size
 
 if TYPE_CHECKING:
     from gnnstore.graph.store import GraphStore
@@ -394,6 +394,8 @@ def pack_epochs(
 ) -> None:
     """Estimate, check, pack, and print a summary."""
     if (memory := options["memory"]) is not None:
+        if parse_share(memory, name="--memory") is not None:
+            memory = memory_of(memory, open_store(path).schema.bytes_in_memory)
         parse = parse_memory if ray is None else parse_size  # of nodes, which may allow more
         options["memory"] = parse(memory, name="--memory")
     if (name is None) == (output is None):

@@ -16,9 +16,9 @@ from typing import Any
 import click
 
 from gnnstore.budget.limits import parse_memory
-from gnnstore.errors import BudgetError, UsageError
+from gnnstore.errors import BudgetError, UsageError, likely
 from gnnstore.tools.session import Session
-from gnnstore.units import parse_size
+from gnnstore.units import parse_share, parse_size
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
@@ -88,8 +88,6 @@ class Group(click.Group):
         """Return the command that is named first, or fail with the names that are like it."""
         name = args[0]
         if not name.startswith("-") and self.get_command(ctx, name) is None:
-            from difflib import get_close_matches  # noqa: PLC0415 - for errors only
-
             known = self.list_commands(ctx)
             commands = ctx.find_root().command
             advice = self.advice(args)
@@ -97,7 +95,7 @@ class Group(click.Group):
                 advice = f"It is a command of its own: gnnstore {name}."
             if not advice:
                 is_path = "." in name or "/" in name
-                found = [] if is_path else get_close_matches(name.lower(), known)
+                found = [] if is_path else likely(name, known, most=3)
                 advice = f"Did you mean {' or '.join(found)}?"
                 if not found:
                     advice = f"Choose {', '.join(known[:-1])} or {known[-1]}."
@@ -170,17 +168,10 @@ class Pairs(Parsed):
 
 def parse_share_or_size(text: str, name: str) -> float | int:
     """Return a share as in "10%" as a float (of 1), and anything else as a number of bytes."""
-    try:
-        if not text.endswith("%"):
-            return parse_size(text, name=name)
-        share = float(text[:-1]) / 100
-    except ValueError:  # which UsageError is, too
-        share = -1.0
-    if not 0 <= share <= 1:
-        raise UsageError(
-            f"{text!r} is neither a share from 0% to 100% nor a size; write 10% or 2GiB"
-        )
-    return share
+    share = parse_share(text, name=name)
+    if share is not None and share > 1:
+        raise UsageError(f"{text!r} is more than all rows; write a share up to 100%, or a size")
+    return parse_size(text, name=name) if share is None else share
 
 
 def _parse_fanouts(text: str, _: str) -> Fanouts:
@@ -216,6 +207,13 @@ def _parse_shares(text: str, _: str) -> tuple[float, ...]:
 # A number of bytes with a unit; and one that the container of this process must allow.
 SIZE = Parsed(lambda text, name: parse_size(text, name=name))
 MEMORY = Parsed(lambda text, name: parse_memory(text, name=name))
+
+
+def parse_budget(text: str, name: str) -> int | str:
+    """Return a budget in bytes, and a share of a store as it is, once it is known to be one."""
+    return parse_memory(text, name=name) if parse_share(text, name=name) is None else text
+
+
 NAMES = Parsed(lambda text, _: tuple(name.strip() for name in text.split(",")))
 _PATH = click.Path()
 # By the value's word in a list of options: its type, and its word in help.
@@ -226,6 +224,7 @@ _VALUES: dict[str, tuple[Any, str | None]] = {
     "N>=1": (click.IntRange(min=1), "N"),
     "SIZE": (SIZE, "SIZE"),
     "MEMORY": (MEMORY, "SIZE"),
+    "BUDGET": (Parsed(parse_budget), "SIZE|N%"),
     "F,F,F": (Parsed(_parse_shares), "F,F,F"),
     "PATH": (_PATH, "PATH"),
     "DIR": (_PATH, "DIR"),

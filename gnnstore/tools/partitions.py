@@ -7,7 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from gnnstore.budget.limits import MemoryBudget
+from gnnstore.budget.limits import Memory, MemoryBudget, memory_of
 from gnnstore.converters.stores.graph import StoreInput
 from gnnstore.converters.stores.partition import (
     Partitioning,
@@ -90,12 +90,12 @@ def predict_partitions(
     *,
     for_edges: bool,
     embedding_dim: int | None,
-    memory_bytes: int | None,
+    memory: Memory,
 ) -> None:
     """Find the sizes that fit, and print them."""
     store = open_store(path)
     contents = _contents(store, embedding_dim)
-    budget = MemoryBudget.of(memory_bytes)
+    budget = MemoryBudget.of(memory_of(memory, store.schema.bytes_in_memory))
     memory_bytes = budget.num_bytes
     with session.progress() as progress:
         profile = disk_profile(store.path, progress)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from gnnstore.budget.limits import Memory, memory_of
 from gnnstore.caching.belady import distinct_rows, policies, run_policy
 from gnnstore.disk.profile import DeviceProfile, load_profile, tune_reads
 from gnnstore.errors import BudgetError, UsageError
@@ -113,13 +114,14 @@ def predict_caches(
     cache_bytes: tuple[float | int, ...] | None,
     seed: int,
     threads: int | None,
-    memory_bytes: int | None = None,
+    memory_bytes: Memory = None,
     disk_bytes: int | None = None,
     device_cache: int | None = None,
     strategies: tuple[str, ...] | None = None,
 ) -> int:
     """Sample, compare, draw, print, and return the exit status."""
     store = open_store(path)
+    memory_bytes = memory_of(memory_bytes, store.schema.bytes_in_memory)
     specs = read_tables(store.schema.node_attributes())
     if not specs:
         raise UsageError(

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+import gnnstore
 from gnnstore.converters import from_rmat
 from gnnstore.errors import NoSpaceError
 from gnnstore.formats.container.workdir import find_leftovers
@@ -103,12 +104,13 @@ def test_the_tasks(run: Any, store: Path, answers: list[Task]) -> None:
     )
     assert done.status == 0
     document = done.document
-    batches = document["epoch_batches"]
+    batches, whole = document["epoch_batches"], gnnstore.open(store).schema.bytes_in_memory
     assert batches == document["num_input_nodes"] // 64
     assert [task.strategy for task in answers] == ["numpy-mmap", "direct", "packed", "memory"]
     for task in answers:
         assert (task.fanouts, task.batch_size, task.seed) == ((5, 5), 64, 7)
-        assert (task.share, task.slack_bytes, task.disk_bytes) == (0.2, 90 * 10**6, 10**9)
+        assert round(task.share * document["feature_bytes"]) == round(0.2 * whole)
+        assert (task.slack_bytes, task.disk_bytes) == (90 * 10**6, 10**9)
         assert (task.num_threads, task.group) == (3, "")
     # Whole epochs, but for those whose batches all take the same; the second where the first one
     # makes it.
@@ -387,8 +389,8 @@ def test_a_picture_that_cannot_be_written_costs_no_result(
     ("words", "message"),
     [
         (("--strategies", "numpy-mmap,fast"), "'fast' is none of numpy-mmap, mmap"),
-        (("--loader-memory", "101%"), "neither a share from 0% to 100% nor a size"),
-        (("--loader-memory", "much"), "write 10% or 2GiB"),
+        (("--loader-memory", "0%"), "--loader-memory 0% is nothing"),
+        (("--loader-memory", "much"), "'much' is not a size"),
         (("--repeats", "0"), "0 is not in the range"),
         (("--num-neighbors", "x"), "not a list of fan-outs"),
     ],

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gnnstore.budget.ledger import Ledger, Reservation
-from gnnstore.budget.limits import memory_ledger, parse_memory
+from gnnstore.budget.limits import Memory, memory_ledger, memory_of, parse_memory
 from gnnstore.converters.edges.runs import WIDE_BYTES
 from gnnstore.converters.inputs.opening import PathLike
 from gnnstore.converters.inputs.source import read_ahead
@@ -74,7 +74,7 @@ class Partitioning:
     num_partitions: int
     train_first: str | None = None
     seed: int = 0
-    memory_bytes: int | None = None
+    memory_bytes: Memory = None
     order: OrderKind = "random"
 
     def __post_init__(self) -> None:
@@ -130,7 +130,9 @@ class Partitioning:
         num_nodes = self.graph.num_nodes
         num_buckets = self.num_partitions**2
         is_first = 0 if self.train_first is None else num_nodes
-        limit = None if self.memory_bytes is None else parse_memory(self.memory_bytes)
+        whole = self.graph.reader.schema.bytes_in_memory
+        given = memory_of(self.memory_bytes, whole, name="memory_bytes")
+        limit = None if given is None else parse_memory(given, name="memory_bytes")
         return memory_ledger("partitioning", limit).add(
             Reservation("new ids of all nodes", id_dtype(num_nodes).itemsize * num_nodes),
             Reservation("nodes of the split", is_first),
@@ -181,7 +183,7 @@ def partition(
     output: PathLike | None = None,
     train_first: str | None = None,
     seed: int = 0,
-    memory_bytes: int | None = None,
+    memory_bytes: int | str | None = None,
     order: OrderKind = "random",
     overwrite: bool = False,
     resume: bool = False,
@@ -202,7 +204,7 @@ def partition(
     order : {"random", "none"}
         How nodes are spread; "none" keeps them where they are in the store.
     overwrite, resume, seed, memory_bytes, progress
-        See `gnnstore.converters`.
+        See `gnnstore.converters`; `memory_bytes` may be a share as in "10%", as a loader's memory.
 
     Raises
     ------

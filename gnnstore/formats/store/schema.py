@@ -10,7 +10,7 @@ from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypeVar
 
-from gnnstore.errors import CorruptStoreError, InputError, UsageError
+from gnnstore.errors import CorruptStoreError, InputError, UsageError, did_you_mean
 from gnnstore.formats.arrays.dtypes import STORAGE_DTYPES
 from gnnstore.formats.arrays.spec import AttributeSpec, DecodedDtype, Scaled
 from gnnstore.formats.base.strict_json import Fields
@@ -406,6 +406,13 @@ class Schema:
         """Return the attributes of the edges of all types."""
         return [spec for edge in self.edge_types for spec in edge.attributes.values()]
 
+    @property
+    def bytes_in_memory(self) -> int:
+        """Bytes of the topology and attributes, of which a budget may be a share."""
+        specs = [spec for edge in self.edge_types for spec in (edge.indptr, edge.indices)]
+        specs += [spec for edge in self.edge_types for spec in edge.own_attributes()]
+        return sum(spec.num_bytes for spec in (*specs, *self.node_attributes()))
+
     def owners(self) -> dict[str, str | EdgeType]:
         """Return the node type or edge type of each attribute, by its path."""
         found: dict[str, str | EdgeType] = {}
@@ -593,7 +600,8 @@ def _of(kind: str, types: Mapping[Any, T], asked: object) -> T:
     if asked in types:
         return types[asked]
     names = ", ".join(map(repr, types)) or "none"
-    raise UsageError(f"the store has no {kind} type {asked!r}; there are: {names}")
+    meant = did_you_mean(asked, types)
+    raise UsageError(f"the store has no {kind} type {asked!r}{meant}; there are: {names}")
 
 
 @dataclass(frozen=True, kw_only=True)

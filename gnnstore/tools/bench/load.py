@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from gnnstore.budget.limits import memory_of
 from gnnstore.disk.spool import default_parent, sweep_stale
 from gnnstore.errors import UsageError
 from gnnstore.graph.store import GraphStore
@@ -30,7 +31,7 @@ from gnnstore.tools.bench.picture import draw_load
 from gnnstore.tools.layout import Block, Layout, program
 from gnnstore.tools.options import BatchOptions, shown_fanouts
 from gnnstore.tools.session import OK, STORAGE, USAGE, Session
-from gnnstore.units import format_size
+from gnnstore.units import format_size, parse_size
 
 WORKER = "gnnstore.tools.bench.worker"
 NO_LIMIT = "without a limit: the page cache serves every strategy that reads through it"
@@ -94,7 +95,7 @@ def bench_load(
     *,
     batches: BatchOptions,
     strategies: Sequence[str],
-    memory: float | int,
+    memory: int | str,
     num_batches: int | None,
     repeats: int,
     no_limit: bool,
@@ -106,7 +107,8 @@ def bench_load(
     config = config_of(store, batches, seed=task["seed"])
     names, seeds = choose_seeds(store, config, batches)
     feature_bytes = sum(spec.num_bytes for spec in split_tables(store.schema)[0])
-    share = memory if isinstance(memory, float) else memory / max(1, feature_bytes)
+    memory_bytes = parse_size(memory_of(memory, store.schema.bytes_in_memory) or 0)
+    share = memory_bytes / max(1, feature_bytes)
     version = 0 if no_limit else harness.require_group()
     room_bytes = round(share * feature_bytes) + task["slack_bytes"]
     if version and room_bytes >= feature_bytes:

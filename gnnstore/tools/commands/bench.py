@@ -6,7 +6,6 @@ from typing import Any
 
 import click
 
-from gnnstore.budget.limits import parse_memory
 from gnnstore.errors import UsageError
 from gnnstore.strategies.registry import auto
 from gnnstore.tools.bench.harness import ways
@@ -19,7 +18,6 @@ from gnnstore.tools.options import (
     batch_options,
     cache_option,
     declared,
-    parse_share_or_size,
     plot_option,
     session_options,
 )
@@ -86,11 +84,6 @@ def _parse_ways(text: str, _: str) -> tuple[str, ...]:
     return tuple(names)
 
 
-def _parse_limit(text: str, name: str) -> float | int:
-    found = parse_share_or_size(text, name)
-    return found if isinstance(found, float) else parse_memory(text, name=name)
-
-
 _LOAD_HELP = """Time the strategies on STORE when its features do not fit in memory.
 
 Each strategy runs in a process of its own, in a memory cgroup that also counts the page cache. The
@@ -122,9 +115,9 @@ Examples:
     f"""
   --strategies NAME,NAME,... = {",".join(name for name, way in ways().items() if way.is_compared)}
       Strategies to time, in this order: any of {", ".join(ways())}.
-  --loader-memory SHARE|SIZE -> memory = {LOADER_SHARE:.0%}
-      Memory of a loader in addition to topology and labels: a share of the features' bytes, or
-      bytes.
+  --loader-memory BUDGET -> memory = {LOADER_SHARE:.0%}
+      Memory of a loader in addition to topology and labels: bytes, or a share of what topology and
+      attributes take.
   --slack SIZE -> slack_bytes = {SLACK_BYTES // 10**6}MB
       Memory in addition for batches, Python and the kernel.
   --disk SIZE -> disk_bytes  Disk budget of packed rows. Default: half of the free space.
@@ -136,7 +129,6 @@ Examples:
   --no-limit  Set no memory limit, where cgroups are forbidden.
 """,
     strategies=Parsed(_parse_ways),
-    memory=Parsed(_parse_limit),
 )
 @plot_option("Plot the times.")
 @cache_option

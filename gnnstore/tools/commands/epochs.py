@@ -23,7 +23,7 @@ from gnnstore.tools.options import (
     session_options,
 )
 from gnnstore.tools.session import Session
-from gnnstore.units import parse_size
+from gnnstore.units import parse_share, parse_size
 
 _PREDICT_HELP = """Predict epoch times and cache misses for training on STORE.
 
@@ -67,7 +67,8 @@ def _parse_candidates(text: str, _: str) -> tuple[str, ...]:
 
 def _check_size(text: str, name: str) -> str:
     """Return a size as it is: with --ray it is not of this machine, whose container may be less."""
-    parse_size(text, name=name)
+    if parse_share(text, name=name) is None:
+        parse_size(text, name=name)
     return text
 
 
@@ -88,8 +89,9 @@ def _parse_caches(text: str, name: str) -> tuple[float | int, ...]:
 @batch_options
 @declared(
     f"""
-  --memory MEMORY -> memory_bytes
-      Memory budget of a loader, as its memory=. Default: what this machine has free.
+  --memory BUDGET -> memory_bytes
+      Memory budget of a loader, as its memory=: bytes, or a share of what topology and attributes
+      take. Default: what this machine has free.
   --disk SIZE -> disk_bytes
       Disk budget of a loader, as its disk=. Default: half of the free space.
   --device-cache SIZE
@@ -139,7 +141,7 @@ def predict_command(
             store,
             for_edges=partitions == "edges",
             embedding_dim=embedding_dim,
-            memory_bytes=options["memory_bytes"],
+            memory=options["memory_bytes"],
         )
         return None
     if embedding_dim is not None:
@@ -201,7 +203,9 @@ Examples:
     f"""
   --epochs N>=1 = 1  Epochs to pack, from epoch 0 on.
 Budgets
-  --memory MEMORY  Budget of packing, and of the cache and batches of training.
+  --memory SIZE|N% -> memory
+      Budget of packing, and of the cache and batches of training: bytes, or a share of what
+      topology and attributes take.
   --cache-bytes SIZE  Size of the cache. Default: what --memory leaves.
   --device-cache SIZE  Memory of a device for rows that stay there while training.
   --cache-by {"|".join(_CACHE_BY)} -> cache = {PACKED.policy}  Policy that chooses the cached rows.

@@ -458,7 +458,9 @@ def _parse_partitions(text: str, _: str) -> int | None:
       How nodes are spread over partitions; none: as they are in the store.
   --name NAME  Name of the partitions in the store. Default: such as random-64.
   --output PATH  Directory of the partitions, outside the store.
-  --memory MEMORY -> memory_bytes  Memory budget. Default: what is available.
+  --memory BUDGET -> memory_bytes
+      Memory budget: bytes, or a share of what topology and attributes take. Default: what is
+      available.
   --seed N>=0 = 0  Seed of the order of nodes.
   --estimate  Print sizes, disk and time, and write nothing.
   --overwrite  Replace partitions when the new ones are complete.
