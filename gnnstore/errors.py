@@ -15,6 +15,7 @@ import resource
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 from typing import Any, SupportsIndex
 
 
@@ -57,6 +58,10 @@ class UsageError(GnnstoreError, ValueError):
     """An argument or a combination of arguments makes no sense; change the call."""
 
     exit_status = 2
+
+
+class UnknownOptionError(UsageError, TypeError):
+    """A function was given a keyword argument that it does not take."""
 
 
 class BudgetError(UsageError):
@@ -224,6 +229,13 @@ def as_plain(value: Any) -> Any:
         return value
 
 
+def checked_path(name: str, path: Any) -> Path:
+    """Return a path that a user gives, or refuse what is none."""
+    if not isinstance(path, str | os.PathLike):
+        raise UsageError(f"{name} has the type {type(path).__name__}; expected a path")
+    return Path(path)
+
+
 def truth(name: str, value: object) -> bool:
     """Return an option that is True or False, or equals True or False, as a bool."""
     found = as_plain(value)
@@ -246,6 +258,13 @@ def likely(name: object, names: Iterable[object], most: int = 1) -> list[Any]:
 def did_you_mean(name: object, names: Iterable[object]) -> str:
     """Return a question to follow a name that is not among some; "" if it is like none."""
     return "".join(f"; did you mean {each!r}?" for each in likely(name, names))
+
+
+def refuse_unknown(who: str, given: Iterable[str], known: Collection[str]) -> None:
+    """Raise UnknownOptionError if a name among some given ones is not known."""
+    for name in given:
+        if name not in known:
+            raise UnknownOptionError(f"{who} has no option {name!r}{did_you_mean(name, known)}")
 
 
 def check_choice(name: str, value: object, choices: Collection[str]) -> None:

@@ -16,6 +16,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
+from gnnstore.errors import UsageError
 from gnnstore.units import format_duration, format_size, wrapped
 
 if TYPE_CHECKING:
@@ -82,6 +83,18 @@ class NullProgress:
 
     def note(self, text: str, facts: Mapping[str, Any] | None = None) -> None:
         """Ignore the message."""
+
+
+def checked_progress(progress: Progress | None) -> Progress:
+    """Return what displays nothing for None, and refuse what has not the methods of `Progress`."""
+    if progress is None:
+        return NullProgress()
+    if not (hasattr(progress, "phase") and hasattr(progress, "note")):
+        raise UsageError(
+            f"progress={progress!r}: expected an object with the methods of "
+            "gnnstore.progress.Progress; leave it out to display nothing"
+        )
+    return progress
 
 
 class WaitProgress:

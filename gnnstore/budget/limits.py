@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gnnstore.budget.ledger import OF_FREE_MEMORY, Ledger
-from gnnstore.errors import BudgetError, UsageError
+from gnnstore.errors import BudgetError, UsageError, as_whole_number
 from gnnstore.units import format_count, format_size, parse_share, parse_size
 
 _PROC = Path("/proc")
@@ -24,6 +24,8 @@ _UNLIMITED = 2**60
 _FREE_SHARE = 4
 # The least bytes of a size without a unit; less has lost its unit.
 _LEAST_BYTES = 10**6
+# And a number that is less.
+_SMALL_BYTES = 10**3
 # Memory of a cgroup that the kernel takes back before it kills, as memory.stat names it; a budget
 # counts only the first as free.
 _RECLAIMABLE = ("inactive_file", "active_file", "slab_reclaimable")
@@ -100,9 +102,18 @@ def parse_memory(memory: int | str, *, name: str = "memory") -> int:
 def memory_of(memory: Memory, whole_bytes: int, *, name: str = "memory") -> Memory:
     """Return a budget, in bytes where it is a share of a store of `whole_bytes`, as in "10%"."""
     share = parse_share(memory, name=name)
+    if share is None:
+        number = as_whole_number(memory)  # 8 is as "8": no program computes so small a budget
+        is_small = number is not None and 0 <= number < _SMALL_BYTES
+        return parse_memory(str(number), name=name) if is_small else memory
     if share == 0:
         raise UsageError(f"{name}={memory!r} is nothing; give a share above 0%, such as '10%'")
-    return memory if share is None else max(1, round(share * whole_bytes))
+    if (found := round(share * whole_bytes)) < _SMALL_BYTES:
+        raise UsageError(
+            f"{name}={memory!r} of this store is {format_count(found, 'byte')}, and a budget is at "
+            f"least {format_size(_LEAST_BYTES)}; give a larger share, or a size such as '8GB'"
+        )
+    return found
 
 
 def available_bytes(proc: Path = _PROC, cgroups: Path = _CGROUPS) -> int:

@@ -27,8 +27,10 @@ from gnnstore.errors import (
     StorageError,
     StoreExistsError,
     UsageError,
+    checked_path,
     limits_named,
     storage_errors,
+    truth,
 )
 from gnnstore.formats import NODE_TYPE, NodeTypeSpec, Schema, StoreManifest, StoreWriter
 from gnnstore.formats.base.files import fsync_directory
@@ -46,7 +48,7 @@ from gnnstore.layerwise.plan import check_dtype
 from gnnstore.layerwise.result import ARRAY_NAME, Embeddings, open_embeddings
 from gnnstore.layerwise.run import InferenceRun, check_input
 from gnnstore.loaders.options import as_store
-from gnnstore.progress import NullProgress, Progress
+from gnnstore.progress import Progress, checked_progress
 from gnnstore.units import parse_size
 
 # Names of files that readers of them would expect, and that are not written.
@@ -173,7 +175,13 @@ def inference(
     With another `memory`, or after `resume`, blocks begin elsewhere and other rows are kept, and
     sums may differ in their last bits.
     """
-    source = as_store(os.fspath(store) if isinstance(store, os.PathLike) else store)
+    if isinstance(layers, GraphStore | str | os.PathLike):
+        raise UsageError(
+            f"layers is a {type(layers).__name__}; the layers come first, and then the store: "
+            "inference([conv1, torch.relu, conv2], store)"
+        )
+    source = as_store(os.fspath(store) if isinstance(store, os.PathLike) else store, "store")
+    overwrite, resume = truth("overwrite", overwrite), truth("resume", resume)
     source.schema.refuse_types(source.path, "layer-wise inference")
     source.schema.refuse_part(source.path, "layer-wise inference")
     memory = memory_of(memory, source.reader.schema.bytes_in_memory)
@@ -194,14 +202,14 @@ def inference(
             asked_shard_bytes=(
                 None if shard_bytes is None else parse_size(shard_bytes, name="shard_bytes")
             ),
-            progress=progress or NullProgress(),
+            progress=checked_progress(progress),
         )
         asked = _fingerprint(run)
         if output is None:
             if resume or overwrite:
                 raise UsageError("resume= and overwrite= need an output= that lasts")
             return _to_memory(run, asked)
-        path = Path(output)
+        path = checked_path("output", output)
         if not path.name:
             raise UsageError(
                 f"output={os.fspath(output)!r}: expected the name of a file or directory"

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import inspect
 import itertools
+import re
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -335,6 +336,8 @@ def check_call(call: LayerCall) -> None:
             # PyTorch Geometric's convolutions are called with rows, others with a pair.
             x: Any = whole.x if isinstance(layer.conv, MessagePassing) else (whole.x, whole.x)
             rows: Any = whole.x if layer.conv is None else layer.conv(x, whole.edge_index, **data)
+            if not isinstance(rows, Tensor):
+                raise TypeError(f"it gives a {type(rows).__name__}, and not a tensor of rows")
             expected = replace(call, layer=replace(layer, conv=None))(replace(whole, x=rows)).cpu()
         except Exception as error:
             missing = [] if layer.conv is None else [*_edge_data_of(layer.conv)]
@@ -343,7 +346,7 @@ def check_call(call: LayerCall) -> None:
             raise UsageError(
                 f"{layer.name} fails on rows of {kind.width} "
                 f"{str(kind.dtype).removeprefix('torch.')} with edges between {_CHECK_NODES} "
-                f"nodes: {described(error)}{hint}"
+                f"nodes: {described(error)}{hint}{_list_of_layers(layer)}"
             ) from error
         try:
             found, failure = _in_blocks(call, whole), "other values"
@@ -354,14 +357,31 @@ def check_call(call: LayerCall) -> None:
     if found.shape != expected.shape or not torch.allclose(
         found, expected, _TOLERANCE, atol, equal_nan=True
     ):
-        raise UsageError(
-            f"{layer.name} is not layer-wise: on nodes with all their in-neighbours it computes "
-            f"other values than on the whole graph (called with {call.form}: {failure}). It may "
-            "look further than one hop, use degrees or statistics of the whole graph, be random, "
-            "or take its arguments in another form. Split it into layers that look at "
+        advice = _list_of_layers(layer) or (
+            ". It may look further than one hop, use degrees or statistics of the whole graph, be "
+            "random, or take its arguments in another form. Split it into layers that look at "
             "in-neighbours once, wrap it in a function that takes ((x, x_dst), edge_index), or "
             "evaluate with a gnnstore.NeighborLoader"
         )
+        raise UsageError(
+            f"{layer.name} is not layer-wise: on nodes with all their in-neighbours it computes "
+            f"other values than on the whole graph (called with {call.form}: {failure}){advice}"
+        )
+
+
+def _list_of_layers(layer: Layer) -> str:
+    """Return how a module is given that has graph layers in it, as a whole model has."""
+    if not isinstance(layer.conv, torch.nn.Module) or isinstance(layer.conv, MessagePassing):
+        return ""
+    parts = layer.conv.named_modules(prefix="model")
+    names = [name for name, part in parts if isinstance(part, MessagePassing)]
+    if not names:
+        return ""
+    listed = re.sub(r"\.(\d+)", r"[\1]", ", torch.relu, ".join(names))
+    return (
+        ". If it is a whole model, give its layers in a list, with the functions between them: "
+        f"inference([{listed}], store); else evaluate with a gnnstore.NeighborLoader"
+    )
 
 
 def _small_graph(kind: RowKind) -> Block:

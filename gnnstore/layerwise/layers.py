@@ -64,6 +64,11 @@ def read_layers(model: Any) -> tuple[Layer, ...]:
     """Split a model into layers."""
     layers: list[Layer] = []
     for number, stage in enumerate(_stages(model)):
+        if isinstance(stage, type):
+            raise UsageError(
+                f"layers[{number}] is the class {stage.__name__}; give a layer made of it, with "
+                f"its weights: {stage.__name__}(...)"
+            )
         if not callable(stage):
             raise UsageError(f"layers[{number}] is a {type(stage).__name__}, not a layer; {_HOW}")
         if isinstance(stage, torch.nn.Module) and any(

@@ -103,4 +103,12 @@ def open_embeddings(path: str | os.PathLike[str]) -> Embeddings:
     UnsupportedVersionError, CorruptStoreError, StorageError
         As `gnnstore.open`.
     """
-    return Embeddings(StoreReader.open(path))
+    try:
+        reader = StoreReader.open(path)
+    except NotFoundError as error:
+        raise NotFoundError(
+            f"{os.fspath(path)}: there are no embeddings; write some with "
+            "gnnstore.inference(layers, store, output)",
+            path=os.fspath(path),
+        ) from error
+    return Embeddings(reader)

@@ -23,6 +23,7 @@ from torch_geometric.sampler.base import SubgraphType
 from gnnstore.errors import (
     NotFoundError,
     UsageError,
+    as_plain,
     check_choice,
     did_you_mean,
     limits_named,
@@ -237,6 +238,11 @@ progress
                 f"seeds_of={kwargs['seeds_of']!r} has the parts of seed nodes, and "
                 "LinkNeighborLoader's batches start from edges; leave it out, or give partitions="
             )
+        if "input_nodes" in kwargs:
+            raise UsageError(
+                "input_nodes is an option of NeighborLoader, whose batches start from nodes; "
+                "LinkNeighborLoader's start from edges: edge_label_index"
+            )
         if neg_sampling_ratio:
             if neg_sampling is not None:
                 raise UsageError(
@@ -402,16 +408,19 @@ def _negatives(
         if not math.isfinite(cast.amount):
             raise ValueError(f"the amount is {cast.amount}")
     except (ValueError, TypeError, OverflowError) as error:
+        why = " is not a kind of negatives" if isinstance(error, TypeError) else f": {error}"
         raise UsageError(
-            f"neg_sampling={neg_sampling!r}: {error}; expected a mode ({' or '.join(MODES)}), or a "
+            f"neg_sampling={neg_sampling!r}{why}; expected a mode ({' or '.join(MODES)}), a dict "
+            "such as {'mode': 'binary', 'amount': 1}, or a "
             "torch_geometric.sampler.NegativeSampling of a positive amount"
         ) from None
     check_choice("neg_side", side, SIDES)
     if num_chunks is not None and (num_chunks := whole_number("negative_chunks", num_chunks)) < 1:
         raise UsageError(f"negative_chunks={num_chunks}: expected a number of chunks, at least 1")
-    degree_fraction = float(degree_fraction)
-    if not 0 <= degree_fraction <= 1:
-        raise UsageError(f"degree_fraction={degree_fraction}: expected a share, 0 to 1")
+    share = as_plain(degree_fraction)
+    if not isinstance(share, int | float) or not 0 <= share <= 1:
+        raise UsageError(f"degree_fraction={degree_fraction!r}: expected a share, 0 to 1")
+    degree_fraction = float(share)
     is_binary = cast.is_binary()
     if is_binary and any(given[name] for name in given if name != "strict_negatives"):
         raise UsageError(
@@ -471,6 +480,11 @@ def _exclusion(
         raise UsageError(
             "reverse_types= is of use with exclude_edges='reverse' on a store whose edge types "
             "have names; leave it out"
+        )
+    if not isinstance(reverse_types, Mapping | None):
+        raise UsageError(
+            f"reverse_types={reverse_types!r}: expected a dict of edge types, such as "
+            "{'follows': 'followed_by'}"
         )
     if exclude_edges is None:
         return ()

@@ -26,7 +26,15 @@ from gnnstore.budget.limits import memory_of
 from gnnstore.caching.policies import MAX_PLANNED
 from gnnstore.caching.scores import SCORES, Score
 from gnnstore.disk.engines import ENGINES
-from gnnstore.errors import NotFoundError, UsageError, as_whole_number, check_choice, whole_number
+from gnnstore.errors import (
+    NotFoundError,
+    UsageError,
+    as_whole_number,
+    check_choice,
+    did_you_mean,
+    refuse_unknown,
+    whole_number,
+)
 from gnnstore.features.held import ChosenRows
 from gnnstore.formats.packed import PackedParts
 from gnnstore.formats.store.schema import Schema
@@ -88,7 +96,7 @@ class LoaderOptions:
         attributes = given.get("attributes")
         if isinstance(attributes, Iterable) and not isinstance(attributes, str):
             given["attributes"] = list(attributes)  # is read more than once
-        of_torch = dict(parameters["kwargs"])
+        of_torch = checked_torch(type(parameters["self"]), given, parameters["kwargs"])
         direction = of_torch.pop("sample_direction", "forward")  # of PyG's samplers
         device_cache = checked_device_cache(**given)
         if device_cache == 0:  # or text such as "0GB"
@@ -153,6 +161,24 @@ class LoaderOptions:
                 UserWarning,
                 stacklevel=4,  # behind the loader's constructor
             )
+
+
+def checked_torch(
+    loader: type, given: Mapping[str, Any], options: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return options of torch's `DataLoader`; refuse unknown ones, and values of a wrong kind."""
+    own = inspect.signature(DataLoader.__init__).parameters.keys() - _NOT_PARAMETERS
+    names = {"sample_direction", *own}
+    refuse_unknown(loader.__name__, options, sorted({*given, *names} - {"kwargs"}))
+    found = dict(options)
+    if found.get("batch_size") is not None:
+        found["batch_size"] = size = whole_number("batch_size", found["batch_size"])
+        if size < 1:
+            raise UsageError(f"batch_size={size}: expected a number of seeds, at least 1")
+    for name in ("transform", "transform_sampler_output"):
+        if given.get(name) is not None and not callable(given[name]):
+            raise UsageError(f"{name}={given[name]!r}: expected a function that takes a batch")
+    return found
 
 
 def checked_reorder(
@@ -318,8 +344,10 @@ def fanouts_of(num_neighbors: Any, schema: Schema) -> Any:
         default = num_neighbors.default if is_pyg else None
         return NumNeighbors(dict(values), default).get_values(edge_types)
     except (ValueError, TypeError) as error:
+        unknown = (did_you_mean(of, edge_types) for of in values if of not in edge_types)
         raise UsageError(
-            f"num_neighbors: {error}; there are the edge types {', '.join(map(str, edge_types))}. "
+            f"num_neighbors: {error}{next(unknown, '')}; there are the edge types "
+            f"{', '.join(map(str, edge_types))}. "
             "Give fan-outs of each, torch_geometric.sampler.NumNeighbors with a default, or one "
             "list for all"
         ) from None
@@ -523,7 +551,7 @@ def _refuse_unsupported(
         raise UsageError(f"tables={tables!r}: expected a list of gnnstore.EmbeddingTable")
 
 
-def as_store(data: Any) -> GraphStore:
+def as_store(data: Any, name: str = "data") -> GraphStore:
     """Return the store that a loader was given: open, as a path, or as PyG's pair."""
     if isinstance(data, (str, Path)):
         return open_store(data)
@@ -531,7 +559,7 @@ def as_store(data: Any) -> GraphStore:
         data = data[0]
     if not isinstance(data, GraphStore):
         raise UsageError(
-            f"data is a {type(data).__module__}.{type(data).__name__}; expected a "
+            f"{name} is a {type(data).__module__}.{type(data).__name__}; expected a "
             "gnnstore.GraphStore or the path of a store. Convert a PyG graph once with "
             "gnnstore.converters.from_pyg(data, path)"
         )

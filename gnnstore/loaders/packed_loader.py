@@ -42,6 +42,7 @@ from gnnstore.loaders.device import checked_device
 from gnnstore.loaders.options import (
     CsrEdges,
     checked_edge_ids,
+    checked_torch,
     local_machine,
     warn_of_narrow_edges,
     without_decided,
@@ -350,6 +351,7 @@ class PackedLoader(BatchLoader):
     def __init__(
         self, packed: PackedEpochs, given: Mapping[str, Any], options: dict[str, Any]
     ) -> None:
+        options = checked_torch(type(self), given, options)
         self.packed = packed
         manifest = packed.reader.manifest
         found = manifest.fingerprint

@@ -129,7 +129,12 @@ def sampling_fingerprint(
 
 def checked(state: Any, name: str, *kinds: type) -> Any:
     """Return a value of a state, of one of some types; of numbers those that keys are made of."""
-    values = state if isinstance(state, Mapping) else {}
+    if not isinstance(state, Mapping):
+        raise UsageError(
+            f"the state is a {type(state).__name__}; expected the dict that state_dict() of a "
+            "loader returned"
+        )
+    values = state
     value = values.get(name, _ABSENT)
     # True is an int to Python, and no number of batches to anybody.
     is_kind = isinstance(value, kinds) and not (isinstance(value, bool) and bool not in kinds)

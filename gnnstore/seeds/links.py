@@ -7,7 +7,7 @@ store, and are never copied.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple, Self
@@ -54,6 +54,11 @@ def resolve_edges(store: GraphStore, edge_label_index: Any) -> GivenEdges:
         return GivenEdges(edge, splits[given].ends(dtype), given)
     if given is None:
         return GivenEdges(edge, None)
+    if isinstance(given, Mapping):
+        raise UsageError(
+            f"edge_label_index has entries for {', '.join(map(repr, given))}; expected edges of "
+            "one type, [2, L], or a pair of the type and its edges"
+        )
     if isinstance(given, (tuple, list)):  # of two tensors, which NumPy would walk
         given = [to_numpy(ends) for ends in given]
     values = to_numpy(given)

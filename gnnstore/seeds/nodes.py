@@ -138,7 +138,7 @@ def resolve_input_nodes(
     """Convert a mask, ids or the name of a split to the seed nodes of a loader."""
     schema = store.schema
     if schema.is_homogeneous:
-        if is_of_type(input_nodes):
+        if is_of_type(input_nodes) and not has_nodes_named(schema.node, input_nodes[0]):
             node_type, input_nodes = input_nodes
             schema.node_of(node_type)  # raises if it is not there
         part = nodes_of_type(store, schema.node, input_nodes, input_id, input_time)
@@ -306,6 +306,17 @@ def _nodes_and_ids(
     if input_nodes is None:
         return None, None
     is_named = isinstance(input_nodes, str)
+    if isinstance(input_nodes, Mapping):
+        raise UsageError(
+            f"input_nodes has entries for {', '.join(map(repr, input_nodes))}, and the store's "
+            "nodes have no types; give node ids, a mask, or the name of a split"
+        )
+    is_list = isinstance(input_nodes, tuple | list)
+    if is_list and any(isinstance(each, str) for each in input_nodes):
+        raise UsageError(
+            f"input_nodes={input_nodes!r}: expected one name of a split; join several with "
+            "torch.cat([store.splits['train'], store.splits['valid']])"
+        )
     values = _named(store, node, input_nodes) if is_named else to_numpy(input_nodes)
     if values.ndim != 1:
         raise InputError(

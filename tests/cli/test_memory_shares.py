@@ -105,17 +105,19 @@ def test_the_budget_of_partitions(made: Path) -> None:
 
 
 def test_too_small_a_share_says_its_bytes(made: Path) -> None:
-    with pytest.raises(BudgetError, match=f"has {round(WHOLE / 100)} bytes .* of the memory= budget"):
+    amount = round(WHOLE / 100)
+    with pytest.raises(BudgetError, match=f"has {amount} bytes .* of the memory= budget"):
         gnnstore.NeighborLoader(made, [2], memory="1%")
-    with pytest.raises(BudgetError, match=f"{round(WHOLE / 100)} bytes"):
+    with pytest.raises(BudgetError, match=f"has {amount} bytes"):
         gnnstore.inference([SAGEConv(32, 2)], made, memory="1%")
 
 
 def test_inference(made: Path) -> None:
     torch.manual_seed(0)
     layers = [SAGEConv(32, 2)]
-    found = gnnstore.inference(layers, made, memory=SHARE)
-    assert torch.equal(found, gnnstore.inference(layers, made, memory=BYTES))
+    found, again = (gnnstore.inference(layers, made, memory=each) for each in (SHARE, BYTES))
+    assert isinstance(found, torch.Tensor)
+    assert torch.equal(found, torch.as_tensor(again))
 
 
 def test_packed_epochs(run: Any, made: Path, tmp_path: Path) -> None:

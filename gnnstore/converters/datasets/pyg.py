@@ -12,7 +12,7 @@ import logging
 import os
 import warnings
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +28,7 @@ from gnnstore.converters.typed.reverse import reverse_types
 from gnnstore.converters.writer.graph_writer import GraphWriter
 from gnnstore.converters.writer.node_arrays import SPLIT_KEYS
 from gnnstore.converters.writer.options import ConvertOptions, check_features, converter
-from gnnstore.errors import InputError, UsageError
+from gnnstore.errors import InputError, UsageError, refuse_unknown
 from gnnstore.formats.store.schema import EDGE_TYPE, NODE_TYPE
 from gnnstore.formats.store.values import decode_value, encode_value
 from gnnstore.progress import Progress
@@ -91,8 +91,7 @@ def from_pyg(
     UsageError
         If `data` is something else.
     """
-    if more:
-        options = replace(options or ConvertOptions(), **more)
+    refuse_unknown("from_pyg", more, [field.name for field in fields(ConvertOptions)])
     if isinstance(data, str | os.PathLike):
         data = open_saved_data(data, None if options is None else options.memory_bytes)
     whole, has_types = _as_data(data)

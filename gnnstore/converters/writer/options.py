@@ -18,6 +18,8 @@ from gnnstore.errors import (
     UsageError,
     check_choice,
     limits_named,
+    refuse_unknown,
+    truth,
     whole_number,
 )
 from gnnstore.formats import StoreManifest
@@ -30,6 +32,7 @@ from gnnstore.formats.store.schema import (
     EdgeTypeSpec,
     name_of_scales,
 )
+from gnnstore.progress import checked_progress
 from gnnstore.units import Registry, parse_size
 
 SelfLoops = Literal["keep", "drop", "add"]
@@ -45,6 +48,7 @@ _CHOICES = {
 _LISTS = ("time_attr", "weight_attr", "reverse", "time_unit")
 # Options that provenance names only where they are given.
 _ADDED = (*_LISTS, "add_inverse_edge", "split_fractions", "allow_error")
+_SWITCHES = ("undirected", "overwrite", "resume", "add_inverse_edge", "allow_error")
 # Options that change no byte of the result.
 _WITHOUT_EFFECT = ("overwrite", "memory_bytes", "resume", "spill_dir")
 
@@ -160,16 +164,13 @@ class ConvertOptions:
         set_value("feature_dtype", _by_attribute(self.feature_dtype))
         if not 0 <= whole_number("seed", self.seed) < 2**64:
             raise UsageError(f"seed={self.seed} is not in [0, 2**64)")
-        for entry in self.time_unit:
-            attribute, _, unit = entry.rpartition("=")
-            if not attribute or unit not in TIME_UNITS:
-                raise UsageError(
-                    f"time_unit={entry!r}: expected NAME=UNIT, with one of {', '.join(TIME_UNITS)}"
-                )
+        _check_time_units(self.time_unit)
         if self.page_bytes is not None:
             set_value("page_bytes", parse_size(self.page_bytes, name="page_bytes"))
         if self.memory_bytes is not None:
             set_value("memory_bytes", parse_memory(self.memory_bytes, name="memory_bytes"))
+        for name in _SWITCHES:
+            set_value(name, truth(name, getattr(self, name)))
         for name, choices in _CHOICES.items():
             if getattr(self, name) is not None:
                 check_choice(name, getattr(self, name), choices)
@@ -274,6 +275,15 @@ def _attribute_type(text: str) -> tuple[str, str]:
     return key, dtype
 
 
+def _check_time_units(entries: Iterable[str]) -> None:
+    for entry in entries:
+        attribute, _, unit = entry.rpartition("=")
+        if not attribute or unit not in TIME_UNITS:
+            raise UsageError(
+                f"time_unit={entry!r}: expected NAME=UNIT, with one of {', '.join(TIME_UNITS)}"
+            )
+
+
 def _by_type(given: Any) -> Mapping[str, Fractions] | None:
     """Return fractions of splits by node type, "" being the only one."""
     if given is None:
@@ -353,6 +363,10 @@ def single_options(function: Callable[P, Path]) -> Callable[P, Path]:
 
     @wraps(function)
     def with_options(*args: P.args, **kwargs: P.kwargs) -> Path:
+        if "options" in signature.parameters:
+            known = [*single, *signature.parameters]
+            takes_more = any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values())
+            refuse_unknown(function.__name__, () if takes_more else kwargs, known)
         if "options" in signature.parameters and kwargs.keys() & single:
             more: dict[str, Any] = {name: kwargs.pop(name) for name in kwargs.keys() & single}
             options: Any = kwargs.get("options") or ConvertOptions()
@@ -372,6 +386,9 @@ def converter(convert: Callable[P, Path]) -> Callable[P, Path]:
         options = given.get("options") or ConvertOptions()
         if "seed" in signature.parameters and options.split_fractions:
             kwargs["options"] = replace(options, seed=given.get("seed", options.seed))
+        if "output" in given:
+            _check_places(convert.__name__, given)
+        checked_progress(given.get("progress"))
         if "output" in given and not (options.overwrite or options.resume):
             final = Path(os.path.abspath(given["output"]))  # noqa: PTH100 - links stay
             check_final(final, StoreManifest, overwrite=False)
@@ -389,6 +406,19 @@ def converter(convert: Callable[P, Path]) -> Callable[P, Path]:
             raise type(error)(message, path=error.path, offset=error.offset) from error
 
     return limits_named("convert")(single_options(checked))
+
+
+def _check_places(name: str, given: Mapping[str, Any]) -> None:
+    """Refuse an output that is not a path, perhaps as it was given in the input's place."""
+    output, (first, source) = given["output"], next(iter(given.items()))
+    if isinstance(output, str | os.PathLike):
+        return
+    swapped = f"; the input comes first, as in {name}({first}, output)"
+    is_swapped = isinstance(source, str | os.PathLike) and output is not None
+    raise UsageError(
+        f"output has the type {type(output).__name__}; expected the path of the new store, such "
+        f"as 'graph.gnn'{swapped if is_swapped else ''}"
+    )
 
 
 @dataclass(frozen=True)
