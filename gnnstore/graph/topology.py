@@ -24,6 +24,7 @@ from gnnstore.errors import CorruptStoreError
 from gnnstore.features.file_rows import FileRows
 from gnnstore.features.source import RowSource
 from gnnstore.features.tables import open_rows
+from gnnstore.formats.arrays.dtypes import STORAGE_DTYPES
 from gnnstore.formats.arrays.paged import PagedArray
 from gnnstore.formats.store.store import Csc, load_csc
 from gnnstore.machine import PRIVATE, Machine
@@ -44,13 +45,43 @@ if TYPE_CHECKING:
 SCAN_IDS = 1 << 21
 
 
-class IndexRows:
-    """The `indices` of a graph on disk. Thread-safe.
+class ColumnRows:
+    """An array along the edges of a graph on disk, by position. Thread-safe."""
+
+    def __init__(self, rows: RowSource) -> None:
+        self._rows = rows
+        self._counts = ReadCounts()
+        self._lock = threading.Lock()
+
+    @classmethod
+    def open(cls, array: PagedArray, engine: Engine) -> Self:
+        """Open the files of a stored array."""
+        return cls(open_rows(array, engine))
+
+    @property
+    def counts(self) -> ReadCounts:
+        """Reads of all calls so far."""
+        return self._counts
+
+    def fetch(self, positions: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
+        """Read the rows at some positions: [n, ...], in the order of the positions."""
+        gathered = self._rows.gather(positions)
+        self._count(gathered.counts)
+        return gathered.values
+
+    def _count(self, counts: ReadCounts) -> None:
+        with self._lock:
+            self._counts += counts
+
+
+class IndexRows(ColumnRows):
+    """The `indices` of a graph on disk, or other integers along its edges.
 
     `fetch` is what `gnnstore.sampling.DiskNeighborSampler` needs.
     """
 
     def __init__(self, rows: RowSource) -> None:
+        super().__init__(rows)
         files = rows.file_rows
         assert isinstance(files, FileRows)  # noqa: S101 - an engine reads files
         array = files.array
@@ -61,14 +92,6 @@ class IndexRows:
                 f"{array.geometry.page_bytes}"
             )
         self._files = files
-        self._rows = rows
-        self._counts = ReadCounts()
-        self._lock = threading.Lock()
-
-    @classmethod
-    def open(cls, array: PagedArray, engine: Engine) -> Self:
-        """Open the files of a stored array of node ids."""
-        return cls(open_rows(array, engine))
 
     @property
     def num_edges(self) -> int:
@@ -85,17 +108,6 @@ class IndexRows:
         """The name of all ids in memory on a machine."""
         return self._files.array.key(self.dtype)
 
-    @property
-    def counts(self) -> ReadCounts:
-        """Reads of all calls so far; a row is one id."""
-        return self._counts
-
-    def fetch(self, positions: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
-        """Read the ids at some positions: [n], in the order of the positions."""
-        gathered = self._rows.gather(positions)
-        self._count(gathered.counts)
-        return gathered.values
-
     def read(self, start: int, stop: int) -> npt.NDArray[Any]:
         """Read the ids at positions start ... stop - 1, in large reads: [stop - start]."""
         out = empty((stop - start,), self.dtype)
@@ -106,10 +118,6 @@ class IndexRows:
         """Read all ids in order, in pieces of up to `SCAN_IDS`."""
         for start in range(0, self.num_edges, SCAN_IDS):
             yield self.read(start, min(start + SCAN_IDS, self.num_edges))
-
-    def _count(self, counts: ReadCounts) -> None:
-        with self._lock:
-            self._counts += counts
 
 
 @dataclass(frozen=True, eq=False)
@@ -123,8 +131,8 @@ class Topology:
     # In-neighbour lists, which need not be read once they are in memory.
     neighbors: Mapping[EdgeType, CachedNeighbors] = field(default_factory=dict)
     # Opens arrays that an engine reads, and those that were opened, by path.
-    open_rows: Callable[[AttributeSpec], IndexRows] | None = None
-    columns_read: dict[str, IndexRows] = field(default_factory=dict)
+    open_rows: Callable[[AttributeSpec], ColumnRows] | None = None
+    columns_read: dict[str, ColumnRows] = field(default_factory=dict)
     num_ranks: int = 1  # processes that share what is in memory
 
     @classmethod
@@ -144,10 +152,13 @@ class Topology:
     def on_disk(self, reader: StoreReader, engine: Engine) -> Self:
         """Return the topology with in-neighbours that an engine reads."""
 
-        def open_rows(spec: AttributeSpec) -> IndexRows:
-            return IndexRows.open(reader.paged(spec), engine)
+        def open_rows(spec: AttributeSpec) -> ColumnRows:
+            are_integers = len(spec.shape) == 1 and STORAGE_DTYPES[spec.dtype].kind in "iu"
+            kind = IndexRows if are_integers else ColumnRows
+            return kind.open(reader.paged(spec), engine)
 
-        rows = {of: open_rows(self.schema.edge_of(of).indices) for of in self.csc}
+        indices = {of: self.schema.edge_of(of).indices for of in self.csc}
+        rows = {of: IndexRows.open(reader.paged(spec), engine) for of, spec in indices.items()}
         return replace(self, rows=rows, open_rows=open_rows, columns_read={})
 
     def columns(self, edge_type: EdgeType | None = None) -> Csc:
@@ -177,7 +188,7 @@ class Topology:
 
     @property
     def counts(self) -> ReadCounts:
-        """Reads of in-neighbours, their order, times and weights so far."""
+        """Reads of in-neighbours, their order, times, weights and attributes so far."""
         read = (*self.rows.values(), *self.columns_read.values())
         return sum((rows.counts for rows in read), ReadCounts())
 
@@ -194,8 +205,8 @@ class Topology:
             fetch[of] = self.rows_of(spec).fetch
         return DiskNeighborSampler(types, config, index_dtype, fetch, self.neighbors)
 
-    def rows_of(self, spec: AttributeSpec) -> IndexRows:
-        """Return integers that lie along edges, to be read from disk; opened once."""
+    def rows_of(self, spec: AttributeSpec) -> ColumnRows:
+        """Return an array that lies along edges, to be read from disk; opened once."""
         if spec.path not in self.columns_read:
             assert self.open_rows is not None  # noqa: S101 - given with the rows
             self.columns_read.setdefault(spec.path, self.open_rows(spec))

@@ -10,6 +10,7 @@ import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from types import MappingProxyType
 from typing import Any, NamedTuple, Self
 
 import numpy as np
@@ -23,7 +24,7 @@ from gnnstore.formats.arrays.spec import AttributeSpec
 from gnnstore.formats.packed import ALL_EDGES
 from gnnstore.formats.store.schema import EdgeType, EdgeTypeSpec, Schema
 from gnnstore.formats.store.store import Csc
-from gnnstore.graph.arrays import EdgeSplits
+from gnnstore.graph.arrays import EdgeSplits, as_tensor
 from gnnstore.graph.store import GraphStore
 from gnnstore.graph.table_registry import shared_tables
 from gnnstore.graph.topology import Topology
@@ -178,6 +179,8 @@ class LinkGraph(NamedTuple):
     positions: npt.NDArray[Any] | None = None
     edge_ids: Fetch | None = None  # of the store's edges, by position; None: positions are ids
     finder_of: Callable[[EdgeType], EdgeFinder] | None = None  # of edges of other types
+    # Of the store's edges, by position, by the name of an attribute: those that labels show.
+    attributes: Mapping[str, Fetch] = MappingProxyType({})
 
 
 @dataclass(eq=False)
@@ -265,6 +268,10 @@ class Links:
             (source, target),
             edge_ids=edge_ids_of(self.store, edge, topology),
             finder_of=topology.finder,
+            attributes={
+                name: _fetch_of(self.store, edge.attributes[name], topology)
+                for name in (self.attributes if edge.num_edges and self.split is None else ())
+            },
         )
         return found
 
@@ -472,9 +479,11 @@ class Links:
                 )
             if graph.positions is not None:
                 places = graph.positions[places].astype(np.int64)
-        specs = self.given.edge.attributes
+        specs, fetch = self.given.edge.attributes, graph.attributes
         return {
-            f"label_{name}": self.store.attribute_of(specs[name]).tensor(places)
+            f"label_{name}": as_tensor(fetch[name](places), specs[name].shown_dtype)
+            if name in fetch
+            else self.store.attribute_of(specs[name]).tensor(places)
             for name in self.attributes
         }
 
@@ -491,14 +500,21 @@ class _Numbered(NamedTuple):
 def edge_ids_of(
     store: GraphStore, edge: EdgeTypeSpec, topology: Topology | None = None
 ) -> Fetch | None:
-    """Return what reads the ids of edges by position; None: positions are ids.
+    """Return what reads the ids of edges by position; None: positions are ids."""
+    return None if edge.edge_id is None else _fetch_of(store, edge.edge_id, topology)
+
+
+def _fetch_of(store: GraphStore, spec: AttributeSpec, topology: Topology | None) -> Fetch:
+    """Return what reads the rows of an array along edges by position.
 
     They come from memory if it has them, else from disk as the topology does, else from a mapping.
     """
-    if (spec := edge.edge_id) is None:
-        return None
+    if (other := store.schema.shared_rows().get(spec.path)) is not None:
+        numbers, array = (_fetch_of(store, each, topology) for each in (other.rows, other.array))
+        return lambda positions: array(numbers(positions).astype(np.int64, copy=False))
     shared = shared_tables(store)
-    if topology is not None and topology.is_read and spec.path not in shared.tables_in_memory:
+    is_read = topology is not None and topology.is_read and spec.layout == "paged"
+    if topology is not None and is_read and spec.path not in shared.tables_in_memory:
         return topology.rows_of(spec).fetch
     rows = shared.rows_at_hand(store, spec)
     return lambda positions: rows.gather(positions).values

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import re
+from contextlib import redirect_stdout
+from dataclasses import asdict
+from io import StringIO
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -15,6 +19,9 @@ from torch_geometric.data import HeteroData
 import gnnstore
 from gnnstore.converters import from_pyg
 from gnnstore.testing.graphs import random_graph
+from gnnstore.tools.bench import harness
+from gnnstore.tools.bench.harness import DeviceLimits, Task
+from gnnstore.tools.bench.worker import perform
 from tests.support.batches import assert_same_batches, batches_of
 
 N, BATCH = 600, ("--num-neighbors", "4,3", "--batch-size", "90")
@@ -179,6 +186,20 @@ def test_what_is_refused(run: Any, store: Path, tmp_path: Path) -> None:
         assert (done.status, message in done.stderr) == (status, True), (options, done.stderr)
 
 
+@pytest.fixture
+def timed_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let `gnnstore bench load` time its tasks in this process, and not measure the disk."""
+
+    def run_task(task: Task, **_: Any) -> dict[str, Any]:
+        with redirect_stdout(StringIO()):
+            return perform(Task.of_json(json.dumps(asdict(task))))
+
+    limits = DeviceLimits(80_000.0, 1e9, "pread", is_direct=True)
+    monkeypatch.setattr(harness, "run_task", run_task)
+    monkeypatch.setattr(harness, "measure_disk_of", lambda _: limits)
+
+
+@pytest.mark.usefixtures("timed_here")
 def test_reverses_by_the_name_of_their_type(run: Any, tmp_path: Path) -> None:
     ends = torch.from_numpy(np.random.default_rng(0).integers(0, 50, (2, 200)))
     data = HeteroData(user={"x": torch.zeros(50, 30)})
@@ -201,6 +222,11 @@ def test_reverses_by_the_name_of_their_type(run: Any, tmp_path: Path) -> None:
     planned = run("predict", store, *BATCH, *with_types, "--batches", "2", "--json")
     batches = gnnstore.LinkNeighborLoader(store, [4, 3], follows, **options | {"seed": 0})
     assert planned.document["rows_needed"] == sum(b.num_nodes for b in islice(batches, 2))
+    words = ("--strategies", "direct,belady", "--no-limit", "--json")
+    timed = run("bench", "load", store, *BATCH, *with_types, *words).document["strategies"]
+    once = [batch.num_nodes for batch in islice(batches, 2)]
+    twice = [batch.num_nodes for batch in islice(batches, 2)]  # of the epoch after
+    assert [found["rounds"][0]["nodes"] for found in timed] == [sum(once) / 2, sum(twice) / 2]
     for command in (("pack",), ("predict",), ("bench", "load")):
         assert run(*command, store, *BATCH, *asked).status == 2
         wrong = run(*command, store, *asked, "--reverse-types", "follows=followed_by")

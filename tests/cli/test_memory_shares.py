@@ -50,12 +50,12 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize(
     ("share", "fraction"),
-    [("10%", 0.1), (" 2.5 % ", 0.025), ("110%", 1.1), ("8GB", None), (8, None), (None, None)],
+    [("10%", 0.1), (" 2.5 % ", 0.025), ("110%", 1.1), ("8GB", None), (8000, None), (None, None)],
 )
 def test_a_share_is_a_fraction_of_the_store(share: Any, fraction: float | None) -> None:
     assert parse_share(share, name="memory") == fraction
-    found = memory_of(share, 1000)
-    assert found == (share if fraction is None else 1000 * fraction)
+    found = memory_of(share, 10**6)
+    assert found == (share if fraction is None else 10**6 * fraction)
 
 
 @pytest.mark.parametrize(
@@ -67,6 +67,7 @@ def test_a_share_is_a_fraction_of_the_store(share: Any, fraction: float | None) 
         ("%", "memory='%' is not a share"),
         ("nan%", "memory='nan%' is not a share"),
         ("1e3%", "memory='1e3%' is not a share"),
+        ("0.1%", "memory='0.1%' of this store is 311 bytes, and a budget is at least 1 MB"),
     ],
 )
 def test_what_is_not_a_share(made: Path, share: str, words: str) -> None:

@@ -12,6 +12,7 @@ import torch
 
 from gnnstore import LinkNeighborLoader
 from gnnstore.formats.store import store as formats
+from gnnstore.graph.arrays import ArrayRows
 from gnnstore.sampling import sampled_graph
 from gnnstore.testing.graphs import GraphArrays
 from tests.support.batches import assert_same_batches
@@ -106,3 +107,19 @@ def test_edges_of_one_type_among_others(tmp_path: Path, unmapped: None, exclude:
     found, num_reads = batches(path, "disk", strategy="direct", **options)
     assert num_reads > 0
     assert_same_batches(found, batches(path, "memory", strategy="memory", **options)[0])
+
+
+def test_attributes_of_seed_edges_are_read_by_the_engine(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They come from no mapping, and count as reads."""
+    options: dict[str, Any] = {"num_neighbors": [], "attributes": [], "strategy": "direct"}
+    expected, without = batches(path, "memory", **options | {"strategy": "memory"})
+    assert without == 0
+    monkeypatch.setattr(ArrayRows, "take", None)
+    _, plain = batches(path, "disk", **options)
+    found, num_reads = batches(path, "disk", **options, edge_label_attrs=["edge_weight"])
+    assert num_reads > plain
+    for batch, other in zip(found, expected, strict=True):
+        assert batch.input_id.tolist() == other.input_id.tolist()
+        assert batch.label_edge_weight.tolist() == batch.input_id.tolist()
