@@ -223,7 +223,9 @@ def test_reverses_by_the_name_of_their_type(run: Any, tmp_path: Path) -> None:
     batches = gnnstore.LinkNeighborLoader(store, [4, 3], follows, **options | {"seed": 0})
     assert planned.document["rows_needed"] == sum(b.num_nodes for b in islice(batches, 2))
     words = ("--strategies", "direct,belady", "--no-limit", "--json")
-    timed = run("bench", "load", store, *BATCH, *with_types, *words).document["strategies"]
+    done = run("bench", "load", store, *BATCH, *with_types, *words)
+    assert done.status == 0, done.stdout
+    timed = done.document["strategies"]
     once = [batch.num_nodes for batch in islice(batches, 2)]
     twice = [batch.num_nodes for batch in islice(batches, 2)]  # of the epoch after
     assert [found["rounds"][0]["nodes"] for found in timed] == [sum(once) / 2, sum(twice) / 2]

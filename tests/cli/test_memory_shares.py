@@ -132,7 +132,13 @@ def test_packed_epochs(run: Any, made: Path, tmp_path: Path) -> None:
     assert run("pack", made, "--output", packed, *words, "--memory", SHARE).status == 0
     assert PackedReader.open(packed).manifest.schema.bytes_in_memory == WHOLE
     assert gnnstore.open_packed(packed).loader(memory=SHARE).explain().limit_bytes == BYTES
-    options = {"batch_size": 512, "shuffle": True, "seed": 0, "packed": packed, "memory": SHARE}
+    options: dict[str, Any] = {
+        "batch_size": 512,
+        "shuffle": True,
+        "seed": 0,
+        "packed": packed,
+        "memory": SHARE,
+    }
     assert gnnstore.NeighborLoader(made, [2], **options).explain().limit_bytes == BYTES
 
 

@@ -305,7 +305,7 @@ def test_a_container_that_allows_less_than_the_budget(
 
 def test_less_than_the_least(path: Path) -> None:
     with pytest.raises(BudgetError, match="raise memory= by at least") as caught:
-        loader_of(path, memory=10)
+        loader_of(path, memory=1000)
     assert "bytes too few" in str(caught.value)
 
 

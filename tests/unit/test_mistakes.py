@@ -54,8 +54,13 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
     )
 
 
-Nodes, Links = gnnstore.NeighborLoader, gnnstore.LinkNeighborLoader
-infer = gnnstore.inference
+# What takes anything, also what type checkers refuse.
+Nodes: Any = gnnstore.NeighborLoader
+Links: Any = gnnstore.LinkNeighborLoader
+infer: Any = gnnstore.inference
+pyg: Any = from_pyg
+arrays: Any = gnnstore.from_arrays
+
 LISTED = (
     "If it is a whole model, give its layers in a list ... "
     "inference([model.convs[0], torch.relu, model.convs[1]], store)"
@@ -98,15 +103,15 @@ MISTAKES: dict[str, tuple[Callable[[Any], Any], str]] = {
     ),
     "types where there are none": (
         lambda at: Nodes(at.store, [2], {"paper": None}),
-        "input_nodes has entries for 'pape', and the store's nodes have no types",
+        "input_nodes has entries for 'paper', and the store's nodes have no types",
     ),
     "a node type": (
         lambda at: Nodes(at.typed, [2], ("papr", None)),
-        "no node type 'pap'; did you mean 'pape'?; there are: 'pape', 'autho'",
+        "no node type 'papr'; did you mean 'paper'?; there are: 'paper', 'author'",
     ),
     "fan-outs of a type": (
         lambda at: Nodes(at.typed, {("paper", "cite", "paper"): [2]}, "paper"),
-        "num_neighbors: ... did you mean ('pape', 'cites', 'pape')?; there are the edge",
+        "num_neighbors: ... did you mean ('paper', 'cites', 'paper')?; there are the edge",
     ),
     "attributes": (
         lambda at: Nodes(at.store, [2], attributes=["yy"]),
@@ -130,7 +135,7 @@ MISTAKES: dict[str, tuple[Callable[[Any], Any], str]] = {
     ),
     "a name of the module": (
         lambda _: gnnstore.NeighbourLoader,
-        "module 'gnnstore' has no attribute 'NeighbourLoade'; did you mean 'NeighborLoade'?",
+        "module 'gnnstore' has no attribute 'NeighbourLoader'; did you mean 'NeighborLoader'?",
     ),
     # --- links
     "nodes to start from": (
@@ -143,7 +148,7 @@ MISTAKES: dict[str, tuple[Callable[[Any], Any], str]] = {
     ),
     "an edge type": (
         lambda at: Links(at.typed, [2], ("paper", "cite", "paper")),
-        "did you mean ('pape', 'cites', 'pape')?; there are: ",
+        "did you mean ('paper', 'cites', 'paper')?; there are: ",
     ),
     "an amount": (
         lambda at: Links(at.store, [2], neg_sampling_ratio="a"),
@@ -202,7 +207,7 @@ MISTAKES: dict[str, tuple[Callable[[Any], Any], str]] = {
     ),
     # --- states
     "a path as a state": (
-        lambda at: Nodes(at.store, [2], batch_size=5).load_state_dict("state.pt"),  # type: ignore[arg-type]
+        lambda at: Nodes(at.store, [2], batch_size=5).load_state_dict("state.pt"),
         "the state is a str; expected the dict that state_dict() of a loader returned",
     ),
     "another batch size": (
@@ -211,27 +216,27 @@ MISTAKES: dict[str, tuple[Callable[[Any], Any], str]] = {
     ),
     # --- conversions
     "data and path swapped": (
-        lambda at: from_pyg(at.new, at.data),
+        lambda at: pyg(at.new, at.data),
         "output has the type Data; ... the input comes first, as in from_pyg(data, output)",
     ),
     "arrays and path swapped": (
-        lambda at: gnnstore.from_arrays(at.new, {"edge_index": [[0], [1]]}),
+        lambda at: arrays(at.new, {"edge_index": [[0], [1]]}),
         "output has the type dict; ... the input comes first, as in from_arrays(arrays, output)",
     ),
     "no path": (
-        lambda at: from_pyg(at.data, None),  # type: ignore[arg-type]
+        lambda at: pyg(at.data, None),
         "output has the type NoneType; expected the path of the new store, such as 'graph.gnn'",
     ),
     "an option of a conversion": (
-        lambda at: from_pyg(at.data, at.new, overwite=True),
+        lambda at: pyg(at.data, at.new, overwite=True),
         "from_pyg has no option 'overwite'; did you mean 'overwrite'?",
     ),
     "an option of another conversion": (
-        lambda at: gnnstore.from_arrays({}, at.new, lay_out="csc"),
+        lambda at: arrays({}, at.new, lay_out="csc"),
         "from_arrays has no option 'lay_out'; did you mean 'layout'?",
     ),
     "whether to replace a store": (
-        lambda at: from_pyg(at.data, at.new, overwrite="no"),
+        lambda at: pyg(at.data, at.new, overwrite="no"),
         "overwrite='no' is neither True nor False",
     ),
 }
