@@ -108,12 +108,7 @@ def memory_of(memory: Memory, whole_bytes: int, *, name: str = "memory") -> Memo
         return parse_memory(str(number), name=name) if is_small else memory
     if share == 0:
         raise UsageError(f"{name}={memory!r} is nothing; give a share above 0%, such as '10%'")
-    if (found := round(share * whole_bytes)) < _SMALL_BYTES:
-        raise UsageError(
-            f"{name}={memory!r} of this store is {format_count(found, 'byte')}, and a budget is at "
-            f"least {format_size(_LEAST_BYTES)}; give a larger share, or a size such as '8GB'"
-        )
-    return found
+    return max(1, round(share * whole_bytes))
 
 
 def available_bytes(proc: Path = _PROC, cgroups: Path = _CGROUPS) -> int:

@@ -7,7 +7,7 @@ from typing import Any, Literal, TypeAlias, cast
 
 import numpy as np
 
-from gnnstore.errors import UsageError
+from gnnstore.errors import UsageError, did_you_mean
 from gnnstore.formats.arrays.spec import DECODED_DTYPES, DecodedDtype
 from gnnstore.formats.store.scales import Scales
 from gnnstore.formats.store.schema import Schema, scales_name
@@ -78,7 +78,8 @@ def _asked(
             names = [name for name in paths if ":" not in name or not schema.is_homogeneous]
             there = ", ".join(map(repr, names)) or "none"
             raise UsageError(
-                f"decode: {label} has no node attribute {key!r}; give one of these: {there}"
+                f"decode: {label} has no node attribute {key!r}{did_you_mean(key, names)}; give "
+                f"one of these: {there}"
             )
         own = [path for path in paths[key] if path in scaled]
         if not own:

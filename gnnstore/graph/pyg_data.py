@@ -443,8 +443,8 @@ def spec_of(path: Path, kind: str, name: str, specs: Mapping[str, AttributeSpec]
     """Return the description of an attribute; refuse a name that is not there."""
     spec = specs.get(name)
     if spec is None:
-        there = ", ".join(specs) or "none"
-        raise NotFoundError(f"{path}: no {kind} attribute {name!r}; there are: {there}", path=path)
+        there = f"{did_you_mean(name, specs)}; there are: {', '.join(specs) or 'none'}"
+        raise NotFoundError(f"{path}: no {kind} attribute {name!r}{there}", path=path)
     return spec
 
 

@@ -78,7 +78,9 @@ def test_types_that_are_not_there(store: gnnstore.GraphStore) -> None:
     with pytest.raises(UsageError, match=f"no node type 'venue'; {there}"):
         store.schema.node_of("venue")
     there = r"there are: \('paper', 'cites', 'paper'\), \('author', 'writes', 'paper'\)"
-    with pytest.raises(UsageError, match=rf"no edge type \('paper', 'writes', 'paper'\); {there}"):
+    with pytest.raises(
+        UsageError, match=rf"no edge type \('paper', 'writes', 'paper'\).*; {there}"
+    ):
         store.schema.edge_of(("paper", "writes", "paper"))
 
 

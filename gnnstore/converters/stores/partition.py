@@ -24,7 +24,7 @@ from gnnstore.converters.inputs.source import read_ahead
 from gnnstore.converters.spill_files import in_order
 from gnnstore.converters.stores.buckets import BucketedEdges, Grid, edges_at_once
 from gnnstore.converters.stores.graph import CopiedRows, StoreInput
-from gnnstore.errors import InputError, UsageError, check_choice, limits_named
+from gnnstore.errors import InputError, UsageError, check_choice, did_you_mean, limits_named
 from gnnstore.formats.arrays.dtypes import id_dtype
 from gnnstore.formats.arrays.pages import PageGeometry
 from gnnstore.formats.arrays.spec import AttributeSpec
@@ -89,7 +89,8 @@ class Partitioning:
         if self.train_first is not None and self.train_first not in self.graph.nodes.splits:
             names = ", ".join(map(repr, self.graph.nodes.splits)) or "none"
             raise UsageError(
-                f"{self.graph.reader.path} has no split {self.train_first!r}; its splits: {names}. "
+                f"{self.graph.reader.path} has no split {self.train_first!r}"
+                f"{did_you_mean(self.train_first, self.graph.nodes.splits)}; its splits: {names}. "
                 "Name one of them, or spread nodes at random"
             )
         if empty := [name for name, spec in self.attributes.items() if not spec.row_bytes]:

@@ -21,7 +21,7 @@ from gnnstore.converters.writer.base import BaseWriter
 from gnnstore.converters.writer.edge_writer import EdgeWriter, Pairs, check_pointers
 from gnnstore.converters.writer.node_arrays import NodeArrays, RowSink
 from gnnstore.converters.writer.options import refuse_options
-from gnnstore.errors import InputError
+from gnnstore.errors import InputError, did_you_mean
 from gnnstore.formats.store.schema import EdgeType, EdgeTypeSpec
 
 
@@ -29,7 +29,7 @@ def check_node_type(name: str, known: Collection[str], where: str = "") -> None:
     """Refuse a node type that is not there."""
     if name not in known:
         raise InputError(
-            f"{where}there is no node type {name!r}; there are: "
+            f"{where}there is no node type {name!r}{did_you_mean(name, known)}; there are: "
             f"{', '.join(map(repr, known)) or 'none'}"
         )
 

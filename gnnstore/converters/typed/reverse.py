@@ -17,7 +17,7 @@ import numpy.typing as npt
 from gnnstore.converters.edges.buffer import columns_of_edges
 from gnnstore.converters.edges.columns import CARRIED_IDS
 from gnnstore.converters.writer.adjacency import finished_array
-from gnnstore.errors import UsageError
+from gnnstore.errors import UsageError, did_you_mean
 from gnnstore.formats.arrays.dtypes import id_dtype
 from gnnstore.formats.arrays.spec import AttributeSpec
 from gnnstore.formats.base.names import edge_directory, encode
@@ -51,7 +51,8 @@ def reverse_types(wanted: Sequence[str], edge_types: Sequence[EdgeType]) -> list
             own = [e for e in edge_types if name in (e[1], "__".join(e))]
             if not own:
                 raise UsageError(
-                    f"reverse={name!r}: there is no such relation; there are: "
+                    f"reverse={name!r}: there is no such relation"
+                    f"{did_you_mean(name, [e[1] for e in edge_types])}; there are: "
                     f"{', '.join('__'.join(e) for e in edge_types) or 'none'}"
                 )
             for edge_type in own:

@@ -17,6 +17,7 @@ from gnnstore.errors import (
     NotFoundError,
     UsageError,
     check_choice,
+    did_you_mean,
     limits_named,
     refuse_unknown,
     truth,
@@ -333,8 +334,8 @@ def check_features(
         is_typed = list(found) != [NODE_TYPE]
         there = [f"{of}:{own}" if is_typed else own for of, names in found.items() for own in names]
         raise UsageError(
-            f"feature_dtype={f'{key}={dtype}'!r}: there is no such attribute of nodes; there are: "
-            f"{', '.join(there) or 'none'}"
+            f"feature_dtype={f'{key}={dtype}'!r}: there is no such attribute of nodes"
+            f"{did_you_mean(key, there)}; there are: {', '.join(there) or 'none'}"
         )
 
 
