@@ -245,7 +245,7 @@ def truth(name: str, value: object) -> bool:
 
 
 def likely(name: object, names: Iterable[object], most: int = 1) -> list[Any]:
-    """Return those of some names, texts or tuples of texts, that a misspelt one is most like."""
+    """Return the names, texts or tuples of texts, that a misspelt one is most like."""
     from difflib import get_close_matches  # noqa: PLC0415 - for errors only
 
     def text(each: object) -> str:

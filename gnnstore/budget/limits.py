@@ -24,7 +24,7 @@ _UNLIMITED = 2**60
 _FREE_SHARE = 4
 # The least bytes of a size without a unit; less has lost its unit.
 _LEAST_BYTES = 10**6
-# And a number that is less.
+# A number that is less has, too: no program computes so small a budget.
 _SMALL_BYTES = 10**3
 # Memory of a cgroup that the kernel takes back before it kills, as memory.stat names it; a budget
 # counts only the first as free.
@@ -103,7 +103,7 @@ def memory_of(memory: Memory, whole_bytes: int, *, name: str = "memory") -> Memo
     """Return a budget, in bytes where it is a share of a store of `whole_bytes`, as in "10%"."""
     share = parse_share(memory, name=name)
     if share is None:
-        number = as_whole_number(memory)  # 8 is as "8": no program computes so small a budget
+        number = as_whole_number(memory)  # 8 is as "8"
         is_small = number is not None and 0 <= number < _SMALL_BYTES
         return parse_memory(str(number), name=name) if is_small else memory
     if share == 0:

@@ -179,7 +179,7 @@ class LinkGraph(NamedTuple):
     positions: npt.NDArray[Any] | None = None
     edge_ids: Fetch | None = None  # of the store's edges, by position; None: positions are ids
     finder_of: Callable[[EdgeType], EdgeFinder] | None = None  # of edges of other types
-    # Of the store's edges, by position, by the name of an attribute: those that labels show.
+    # By the name of an attribute that labels show: its rows, by the position of the store's edge.
     attributes: Mapping[str, Fetch] = MappingProxyType({})
 
 
