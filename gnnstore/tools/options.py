@@ -209,10 +209,12 @@ SIZE = Parsed(lambda text, name: parse_size(text, name=name))
 MEMORY = Parsed(lambda text, name: parse_memory(text, name=name))
 
 
-def parse_budget(text: str, name: str) -> int | str:
+def _parse_budget(text: str, name: str) -> int | str:
     """Return a budget in bytes, and a share of a store as it is, once it is known to be one."""
     return parse_memory(text, name=name) if parse_share(text, name=name) is None else text
 
+
+BUDGET = Parsed(_parse_budget)
 
 NAMES = Parsed(lambda text, _: tuple(name.strip() for name in text.split(",")))
 _PATH = click.Path()
@@ -224,7 +226,7 @@ _VALUES: dict[str, tuple[Any, str | None]] = {
     "N>=1": (click.IntRange(min=1), "N"),
     "SIZE": (SIZE, "SIZE"),
     "MEMORY": (MEMORY, "SIZE"),
-    "BUDGET": (Parsed(parse_budget), "SIZE|N%"),
+    "BUDGET": (BUDGET, "SIZE|N%"),
     "F,F,F": (Parsed(_parse_shares), "F,F,F"),
     "PATH": (_PATH, "PATH"),
     "DIR": (_PATH, "DIR"),

@@ -31,7 +31,7 @@ from gnnstore.formats.base.files import Problem
 from gnnstore.pipeline.check import Report
 from gnnstore.tools import cli
 from gnnstore.tools.commands import upkeep
-from gnnstore.tools.options import MEMORY, session_options
+from gnnstore.tools.options import BUDGET, MEMORY, session_options
 from gnnstore.tools.session import SCHEMA_VERSION, Session, report
 
 
@@ -129,9 +129,10 @@ def test_a_word_means_one_thing() -> None:
         assert option.nargs == 1, f"{command} {option.opts}: values of a tuple have commas"
     assert found["--memory"].keys() > {"convert ogb", "partition", "pack", "predict", "reorder"}
     for command, option in found["--memory"].items():
-        assert option.metavar == "SIZE", command
+        has_store = command in {"partition", "pack", "predict"}  # that a budget may be a share of
+        assert option.metavar == ("SIZE|N%" if has_store else "SIZE"), command
         if command != "pack":  # with --ray the memory of other machines, parsed once that is clear
-            assert option.type == MEMORY, command
+            assert option.type == (BUDGET if has_store else MEMORY), command
     assert list(found["--loader-memory"]) == ["bench load"]
     assert sorted(found["--cache-bytes"]) == ["pack", "predict"]
     assert {option.name for option in found["--spill-dir"].values()} == {"spill_dir"}
