@@ -104,7 +104,7 @@ def test_a_split_is_given_once_and_after_the_number_of_nodes(tmp_path: Path) -> 
     with pytest.raises(InputError, match="was given already"):
         write(tmp_path / "a.gnn", valid=VALID, val=VALID)
     with (
-        pytest.raises(UsageError, match="how many nodes"),
+        pytest.raises(UsageError, match="set the number of nodes before"),
         GraphWriter(tmp_path / "b.gnn", kind="test") as writer,
     ):
         writer.set_edge_split("valid", **VALID)
