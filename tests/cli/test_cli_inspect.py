@@ -72,6 +72,7 @@ def test_what_will_be_used_to_read_it(run: Any, example: Path) -> None:
     reading = run("inspect", example, "--json").document["reading"]
     assert (reading["strategy"], reading["topology"]) == ("memory", "memory")
     assert "strategy 'memory' because all" in reading["reason"]
+    assert "quantize" not in reading["reason"]
     assert reading["resident_bytes"] < reading["available_bytes"]
     assert reading["io_engine"] is None
 
@@ -84,6 +85,7 @@ def test_a_store_larger_than_memory_is_read_by_an_engine(
     assert reading["strategy"] == "static"
     assert reading["io_engine"] in ENGINES
     assert f"; read by {reading['io_engine']}" in reading["reason"]
+    assert "; 'gnnstore quantize' keeps x as int8, " in reading["reason"]
 
     monkeypatch.setenv(ENVIRONMENT_VARIABLE, "pread")
     assert run("inspect", example, "--json").document["reading"]["io_engine"] == "pread"

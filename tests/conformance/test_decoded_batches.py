@@ -11,6 +11,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 from torch_geometric.data import Data
+from torch_geometric.nn import SAGEConv
 
 import gnnstore
 from gnnstore import PartitionPolicy
@@ -220,6 +221,16 @@ def test_scales_are_there_only_for_those_who_ask(path: Path, tmp_path: Path) -> 
     for key in ("x", "node:x"):
         assert gnnstore.open(path, decode={key: "bfloat16"}).x.dtype == torch.bfloat16
     assert raw.decoded({"x": "input"}).x.dtype == torch.float32
+
+
+@pytest.mark.parametrize("dtype", ["input", "bfloat16"])
+def test_layers_of_float64_compute_from_decoded_rows(path: Path, dtype: Any) -> None:
+    store, conv = gnnstore.open(path, decode=dtype), SAGEConv(WIDTH, 3).double()
+    x = numbers(path, torch.float32 if dtype == "input" else torch.bfloat16).double()
+    with torch.no_grad():
+        expected = conv(x, store.edge_index.tensor())
+    found = gnnstore.inference([conv], store)
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
 
 
 def test_states_do_not_depend_on_it(path: Path) -> None:
