@@ -57,9 +57,9 @@ class PlanStep:
     def of_type(self, places: slice, nodes: npt.NDArray[Any]) -> PlanStep:
         """Return the part of a type, by its node ids."""
         changes = self.change_positions
-        own = (changes >= places.start) & (changes < places.stop)
-        positions = changes[own] - np.int32(places.start)
-        return PlanStep(nodes, self.slots[places], positions, self.change_slots[own], places.start)
+        is_inside = (changes >= places.start) & (changes < places.stop)
+        positions, slots = changes[is_inside] - np.int32(places.start), self.change_slots[is_inside]
+        return PlanStep(nodes, self.slots[places], positions, slots, places.start)
 
 
 @dataclass(frozen=True, eq=False)
@@ -151,7 +151,7 @@ class TurnLock:
         return bool(self._changed.wait_until(look))
 
     def done(self, number: int) -> None:
-        """End the turn of a batch, and begin that of the next."""
+        """End the turn of a batch, and begin the next batch's."""
         with self._changed.lock:
             self._next = number + 1
             self._release(number)
@@ -187,8 +187,8 @@ class TurnLock:
 class SlotCache:
     """C slots, each with room for a node's row of every table of its type, and the rows in them.
 
-    Rows are numbered as in a row space. If all tables are of one type, each has an array of its
-    own; else types share slots that are as wide as the widest, or the types of a pool do.
+    Rows are numbered as in a row space. If all tables are of one node type, each table has an array
+    of slots; otherwise all types, or the types of a pool, share slots as wide as the widest type.
 
     The last H slots may be for pinned rows: they are filled once, when the cache is warmed up for
     the first time, and stay from then on. Plans are made for the slots before them.
@@ -229,9 +229,9 @@ class SlotCache:
 
     @staticmethod
     def reserve(slot_bytes: int) -> Reservation:
-        """Return the memory of planned slots, by the bytes of a node's rows in a type's tables.
+        """Return the memory of planned slots, by the bytes of a node's rows in all tables.
 
-        With several types, the widest type's, or the mean of pools.
+        With several types these are the bytes of the widest type, or the mean over pools.
         """
         return Reservation(CACHED, 0, {SLOTS: slot_bytes + _NODE_BYTES})
 
@@ -243,7 +243,7 @@ class SlotCache:
 
     @classmethod
     def reserve_pinned(cls, slot_bytes: int, num_pinned: int, num_rows: int) -> list[Reservation]:
-        """Return the memory of pinned rows, and of filling the cache with them; none for none."""
+        """Return the memory of pinned rows, if any, and of filling the cache with them."""
         if not num_pinned:
             return []
         fixed = cls.pinned_bytes(slot_bytes, num_pinned, num_rows)
@@ -325,8 +325,8 @@ class SlotCache:
                     return {}
                 self._check(step)
                 for path, rows in out.items():
-                    # One batch at a time: later ones wait, and so do their threads. Others help
-                    # for the length of the call, which is milliseconds.
+                    # Later batches wait for this one, and so do their threads. Other threads help
+                    # with the call, which takes milliseconds.
                     part = parts[self._tables[path].range]
                     cached_rows = RowRequest(part.ids, part.slots, self._slots[path])
                     counts[path] += cached_rows.copy_cached(rows)
@@ -340,7 +340,7 @@ class SlotCache:
     def warm_up(self, turns: TurnLock, number: int, nodes: npt.NDArray[np.int64]) -> ReadCounts:
         """Read some rows into the first slots, and pinned rows, in the order of the tables.
 
-        With pools, -1 fills up the slots of each.
+        With pools, the nodes of each pool are filled up with -1.
         """
         try:
             if not turns.wait(number):

@@ -1,4 +1,4 @@
-"""Batches on a device of torch's: memory to copy from, copies that run by themselves, their order.
+"""Batches on a device of torch's: memory to copy from, copies in the background, their order.
 
 Rows are gathered straight into a block of staging memory, which the device reads by itself, and the
 rest of a batch is copied there. The thread that has prepared a batch also places it: it begins a
@@ -59,7 +59,7 @@ from gnnstore.units import format_at_least, format_count, format_size
 R = TypeVar("R")
 _log = logging.getLogger(__name__)
 
-# What is used of `torch.cuda` and `torch.xpu`; AMD's devices are of the type "cuda".
+# Names that are used of `torch.cuda` and `torch.xpu`; AMD's devices are of the type "cuda".
 _CALLS = (
     *("Stream", "Event", "stream", "current_stream"),
     *("device", "current_device", "device_count"),
@@ -80,20 +80,20 @@ _KEPT = 3
 _WITHOUT_TENSORS = (str, int, float, bytes)
 # Batches that are placed before the consumer has asked for them.
 _AHEAD = 2
-# Batches that a device has at the most: those that are placed, the consumer's, and what it takes to
-# join one; and the rows that are kept of one.
+# Batches that a device holds at most: placed ones, the consumer's, and memory to join one; and with
+# `reorder=` the kept rows of one.
 _BATCHES_THERE, _WITH_KEPT = 5, 6
 # Rows move as numbers of the widest of these types.
 _WORDS = (torch.int64, torch.int32, torch.int16, torch.uint8)
-# A thread looks this often whether the device has come to an event: a wait of the driver's could
-# not be ended, and timeouts, interrupts and the interpreter's end would wait with it.
+# A thread polls an event of the device this often: a wait in the driver could not be ended, and
+# timeouts, interrupts and the interpreter's end would wait with it.
 _POLL_SECONDS = 0.0005
 
 
 def checked_device(device: Any, *, holds_rows: bool = False) -> torch.device | None:
     """Return the option `device`, or refuse it; None for the CPU, unless rows stay there.
 
-    Nothing but words is looked at: the device may be used after a fork, and "cuda" is another one
+    The device itself is not used: the loader may iterate after a fork, and "cuda" is another device
     in each rank.
     """
     if device is None:
@@ -168,8 +168,8 @@ class TorchDevice:
                 "with batch.to(device)"
             )
         with _opening:
-            known = (own for own in _opened.values() if own.device.type == device.type)
-            if is_forked or any(own.pid != os.getpid() for own in known):
+            known = (opened for opened in _opened.values() if opened.device.type == device.type)
+            if is_forked or any(opened.pid != os.getpid() for opened in known):
                 raise UsageError(
                     f"device={str(device)!r}: this process was forked from one that has used the "
                     "device, and cannot use it itself; begin to iterate after the fork only, or "
@@ -186,7 +186,7 @@ class TorchDevice:
         return torch.empty(tuple(shape), dtype=dtype, device=self.device)
 
     def moved(self, tensor: Tensor) -> Tensor:
-        """Return a tensor of any kind on the device; the copy is waited for."""
+        """Return a tensor of any kind on the device, once it is copied."""
         return tensor.to(self.device)
 
     def staging(self, num_bytes: int) -> Tensor:
@@ -229,7 +229,7 @@ class TorchDevice:
         return self._recorded(self._stream)
 
     def mark(self) -> Any:
-        """Return an event behind all that the calling thread has let the device do."""
+        """Return an event behind all work that the calling thread has submitted."""
         return self._recorded(self._module.current_stream(self.device))
 
     def _recorded(self, stream: Any) -> Any:
@@ -321,9 +321,9 @@ class _Chunk:
         return place if is_here and tensor.is_contiguous() else None
 
     def view(self, place: int, tensor: Tensor) -> Tensor:
-        """Return this memory's own tensor of the size and type of another."""
-        own = self.memory[place : place + tensor.nbytes]
-        return own.view(tensor.dtype).view(tensor.shape)
+        """Return a tensor in this memory, with the shape and dtype of another."""
+        piece = self.memory[place : place + tensor.nbytes]
+        return piece.view(tensor.dtype).view(tensor.shape)
 
 
 class StagingBlock:
@@ -349,9 +349,9 @@ class StagingBlock:
         return chunk.array[begin : begin + num_bytes].view(dtype).reshape(shape)
 
     def copy_of(self, tensor: Tensor) -> tuple[Tensor, bool]:
-        """Return a tensor as it lies here, copied unless it does, and whether that is pinned.
+        """Return a tensor in this memory, copied unless it is here, and whether that is pinned.
 
-        One that is not plain comes back as it is.
+        A tensor that is not plain is returned unchanged.
         """
         if not _is_plain(tensor) or not tensor.nbytes:
             return tensor, False
@@ -367,10 +367,10 @@ class StagingBlock:
 
     def _taken(self, num_bytes: int) -> tuple[_Chunk, int]:
         size = -(-num_bytes // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
-        found = (own for own in self.chunks if own.num_used + size <= own.num_bytes)
-        if (chunk := next(found, None)) is None:
-            # What was too small for this batch goes first. A new one is as large as torch makes it.
-            self.chunks = [own for own in self.chunks if own.num_used]
+        roomy = (chunk for chunk in self.chunks if chunk.num_used + size <= chunk.num_bytes)
+        if (chunk := next(roomy, None)) is None:
+            # Unused chunks, which are too small, go first. Torch rounds up to a power of two.
+            self.chunks = [chunk for chunk in self.chunks if chunk.num_used]
             chunk = _Chunk(self._device, 1 << (size - 1).bit_length())
             self.chunks.append(chunk)
         begin, chunk.num_used = chunk.num_used, chunk.num_used + size
@@ -400,7 +400,7 @@ class StagingRing:
 
     def give(self, block: StagingBlock) -> None:
         """Take memory back from which nothing is copied."""
-        # What even this batch had no use for goes.
+        # Chunks that the batch did not use are freed.
         chunks = [chunk for chunk in block.chunks if chunk.num_used]
         for chunk in chunks:
             chunk.num_used = 0
@@ -413,7 +413,7 @@ class StagingRing:
             self._copying.append((event, block))
 
     def trim(self) -> None:
-        """Let go of memory that nothing is copied from, but for a few batches'."""
+        """Free memory that nothing is copied from, except for a few batches."""
         with self._lock:
             del self._free[_KEPT:]
 
@@ -435,7 +435,7 @@ def _is_plain(tensor: Tensor) -> bool:
 
 
 def _arrays_of(tensor: Tensor) -> list[Tensor]:
-    """Return the arrays of a tensor: of a sparse or nested one, its indices and values."""
+    """Return the arrays of a tensor: indices and values if it is sparse or nested."""
     names = _ARRAYS.get(tensor.layout, ("values",) if tensor.is_nested else ())
     return [getattr(tensor, name)() for name in names] or [tensor]
 
@@ -452,7 +452,7 @@ class Places(NamedTuple):
     def of(cls, split: Split, block: StagingBlock) -> Places:
         """Copy the numbers of a split to staging memory."""
         numbers = split.kept, split.hits, split.slots, split.places
-        return cls(*(block.copy_of(torch.from_numpy(own))[0] for own in numbers))
+        return cls(*(block.copy_of(torch.from_numpy(array))[0] for array in numbers))
 
 
 @dataclass(frozen=True, eq=False)
@@ -476,13 +476,13 @@ class ScaledRows:
 
 
 def as_words(rows: Tensor) -> Tensor:
-    """Return rows as numbers of the widest type that divides them, [n, words]: a view.
+    """Return rows as integers of the widest type that fits their bytes, [n, words]: a view.
 
-    So rows of all element types move alike: torch does not index some of them.
+    So rows of all dtypes are indexed alike: torch cannot index some dtypes.
     """
     num_values = math.prod(rows.shape[1:])
     num_bytes = num_values * rows.element_size()
-    word = next(own for own in _WORDS if num_bytes % own.itemsize == 0)
+    word = next(dtype for dtype in _WORDS if num_bytes % dtype.itemsize == 0)
     if not rows.numel():  # whose strides may be of any kind
         return rows.new_empty((len(rows), num_bytes // word.itemsize), dtype=word)
     return rows.view(len(rows), num_values).view(torch.uint8).view(word)
@@ -490,7 +490,7 @@ def as_words(rows: Tensor) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class _Filling:
-    """The copies of rows to a device that stay there."""
+    """Rows that stay on a device, and how many of them are copied."""
 
     device: TorchDevice
     held: HeldRows
@@ -500,13 +500,14 @@ class _Filling:
 
     @classmethod
     def of(cls, held: HeldRows, other: _Filling) -> Self:
-        """Return what copies other rows of the same tables."""
+        """Return a filling with other rows of the same tables."""
         return cls(other.device, held, other.tables, {}, dict.fromkeys(held.indexes, 0))
 
     @property
     def num_lacking(self) -> int:
         """Rows that are not there yet."""
-        return sum(len(own) - self.num_filled[name] for name, own in self.held.nodes.items())
+        nodes_of = self.held.nodes.items()
+        return sum(len(nodes) - self.num_filled[name] for name, nodes in nodes_of)
 
     def make_room(self) -> None:
         """Make the memory of the rows."""
@@ -543,8 +544,9 @@ class _Filling:
 
     def _copy(self, first: int, block: StagingBlock, pieces: Mapping[str, Tensor]) -> None:
         for path, piece in pieces.items():
-            own, is_pinned = block.copy_of(piece)
-            self.rows[path][first : first + len(own)].copy_(as_words(own), non_blocking=is_pinned)
+            staged, is_pinned = block.copy_of(piece)
+            rows = self.rows[path][first : first + len(staged)]
+            rows.copy_(as_words(staged), non_blocking=is_pinned)
 
 
 def _fill_in_background(filling: _Filling, stop: Flag) -> None:
@@ -596,7 +598,7 @@ class DeviceRows:
         tables: dict[str, dict[str, RowSource]] = {name: {} for name in chosen.held.indexes}
         for path, name in chosen.tables.owners.items():
             tables[name][path] = sources.tables[path]
-        # The last one counts: rows of "auto" are chosen while batches are joined.
+        # The last filling is in use; "auto" adds one while batches are joined.
         filling = _Filling(device, chosen.held, tables, {}, dict.fromkeys(tables, 0))
         self._fillings = [filling]
         self._lock = threading.Lock()
@@ -624,7 +626,7 @@ class DeviceRows:
         return filling.held.split(nodes, before, filling.num_filled)
 
     def begin(self, recorder: Recorder, *, waits: bool, num_batches: int) -> None:
-        """Copy the rows, next to so many batches; in the background unless they are waited for."""
+        """Copy the rows, with room for `num_batches` batches; unless `waits`, in the background."""
         with self._lock:
             if self._pid != os.getpid():  # a child that was forked has no such thread
                 self._pid, self._end_filling = os.getpid(), None
@@ -655,7 +657,7 @@ class DeviceRows:
                 self._end_filling = run_in_background(self, work, FILLING_THREAD)
 
     def _free_bytes(self) -> tuple[int, int] | None:
-        """Return the device's; refuse "auto" without."""
+        """Return the device's free bytes; refuse "auto" if torch cannot say."""
         free = self._device.free_bytes()
         if free is None and self.chosen.scores is not None:
             device = self._device.device
@@ -701,7 +703,7 @@ class DeviceRows:
             raise _too_little_memory(what, size, error, lower) from error
 
 
-# By the tables of the choice of rows, and the device, as long as a loader uses them.
+# Rows by the id of the tables that they were chosen from, and device, while a loader uses them.
 _held: WeakValueDictionary[tuple[int, torch.device], DeviceRows] = WeakValueDictionary()
 
 
@@ -801,14 +803,14 @@ class _Joining:
         """Let go of rows of this batch and of the one before."""
         self.kept, self._before = {}, None
 
-    def moved(self, tensor: Tensor, form: Callable[[Tensor], Tensor] = lambda own: own) -> Tensor:
-        """Return a copy of a tensor, in another form if there is one."""
-        own, is_pinned = self._block.copy_of(tensor)
-        own = form(own)
-        found = self._device.empty(own.shape, own.dtype)
-        if own.nbytes:
-            found.copy_(own, non_blocking=is_pinned)
-        return found
+    def moved(self, tensor: Tensor, form: Callable[[Tensor], Tensor] = lambda same: same) -> Tensor:
+        """Return a copy of a tensor on the device, in another form if `form` is given."""
+        staged, is_pinned = self._block.copy_of(tensor)
+        staged = form(staged)
+        placed = self._device.empty(staged.shape, staged.dtype)
+        if staged.nbytes:
+            placed.copy_(staged, non_blocking=is_pinned)
+        return placed
 
     def rows_of(self, value: Tensor | MissedRows) -> Tensor:
         """Return the rows of an attribute, copied or joined."""
@@ -833,13 +835,13 @@ class _Joining:
         return empty_of(along.shape, along.dtype).copy_(along)
 
     def _kept(self, missed: MissedRows, places: Places) -> Tensor:
-        """Return the missed rows, and behind them those that the batch before had."""
+        """Return the missed rows, and behind them the rows that the batch before kept."""
         if self._before is None:
             return self.moved(missed.rows, as_words)
-        own, is_pinned = self._block.copy_of(missed.rows)
-        rows, num_matched = as_words(own), len(missed.split.matched)
+        staged, is_pinned = self._block.copy_of(missed.rows)
+        rows, num_matched = as_words(staged), len(missed.split.matched)
         kept = self._device.empty((len(rows) + num_matched, rows.shape[1]), rows.dtype)
-        if own.nbytes:
+        if staged.nbytes:
             kept[: len(rows)].copy_(rows, non_blocking=is_pinned)
         if num_matched:
             before = self._before[missed.path]
@@ -851,9 +853,9 @@ class _Joining:
         key = id(missed.split)
         if key not in self._places:
             assert missed.places is not None  # noqa: S101 - for the type checker
-            own = Places(*map(self.moved, missed.places))
-            # Torch takes numbers of this type where it writes.
-            self._places[key] = own._replace(kept=own.kept.long(), hits=own.hits.long())
+            places = Places(*map(self.moved, missed.places))
+            # Torch writes rows by int64 numbers only.
+            self._places[key] = places._replace(kept=places.kept.long(), hits=places.hits.long())
         return self._places[key]
 
 
@@ -902,7 +904,7 @@ def copied(
     try:
         placed = device.submit(partial(mapped, output, copy))
     except BaseException as error:
-        # Who keeps the error keeps its frames, and not the device's memory.
+        # An error keeps its frames alive, which must not keep the device's memory.
         tensors.clear()
         joining.forget()
         traceback.clear_frames(error.__traceback__)
@@ -951,9 +953,9 @@ def mapped(value: Any, function: Callable[[Any], Any]) -> Any:
 class Placing:
     """The batches of an iteration in the order in which they are placed.
 
-    Batch k is placed after the one before it, and once the consumer has asked for batch k - 2, and
-    the device has done what the consumer let it do before. So the device has these three batches at
-    the most, and those that the consumer keeps.
+    Batch k is placed after batch k - 1, once the consumer has asked for batch k - 2 and the device
+    has done all work that was submitted before that. So the device has three batches at most, and
+    the batches that the consumer keeps.
     """
 
     def __init__(self, placer: BatchPlacer) -> None:

@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 # Enough batches to estimate the sizes of records.
 _BATCHES = 32
 
-# The first by default, as in strategy "packed".
+# Policies of cached rows; the first is the default, as in strategy "packed".
 CACHED_BY = (PACKED.policy, *SCORES)
 
 
@@ -192,9 +192,9 @@ class EpochSampler:
             superbatch=settings.superbatch,
             spill_dir=settings.spill_dir,
         )
-        if settings.device_cache:  # chosen as the cached rows, if these are by a score
+        if settings.device_cache:  # chosen by the score of the cached rows, if they have one
             score = cast("Score", settings.cached_by if settings.is_fixed else "frequency")
-            # Rows are of these seeds and fan-outs alone, whatever else is packed meanwhile.
+            # A unique name: rows are chosen by these seeds and fan-outs alone.
             name = f"packed epochs {id(self)}"
             held = DeviceCache(settings.device_cache, score, name)
             options = replace(options, device_cache=held)
@@ -318,7 +318,7 @@ class EpochSampler:
     def cached_nodes(self, num_slots: int) -> npt.NDArray[np.int64]:
         """Return the numbers of the rows that are cached for all batches, ascending.
 
-        None by Belady.
+        Empty with Belady's policy.
         """
         if not isinstance(self.policy, Fixed):
             return np.empty(0, np.int64)

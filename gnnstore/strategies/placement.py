@@ -29,11 +29,11 @@ if TYPE_CHECKING:
     from gnnstore.formats.store.schema import EdgeType
     from gnnstore.strategies.prediction import Prediction
 
-# While the consumer has a batch, the next one is read: next to these two, threads have samples, and
-# wait for the memory of the batch that the consumer frees. With a batch for each thread, one that
-# waits and one at the consumer, they never wait. That is not worth more than a quarter of the
-# cache's memory. With only two batches, half a batch more, since later ones may be larger than any
-# of the sample: on R-MAT, by 27 % with 64 seeds.
+# While the consumer has a batch, the next one is read; other threads have samples, and wait until
+# the consumer frees a batch. With memory for a batch for each thread, a waiting one and the
+# consumer's, no thread waits; but batches get no more for this than a quarter of the memory. With
+# room for two, half a batch is added: later ones may be larger than all sampled ones, on R-MAT by
+# 27 % with 64 seeds.
 _IN_FLIGHT_SHARE = 4
 _LEAST, _LEAST_HALF_BATCHES = 2, 5
 
@@ -64,9 +64,9 @@ def prefetch_wish(left_bytes: int, batch_bytes: int, sample_bytes: int, num_thre
 ASKED_FOR = "it was asked for"
 # One part in so many of the budget that "auto" leaves to batches in flight.
 _BATCH_SHARE = 8
-# A label of 8 bytes costs a read as long as a row of 512 does. Rows up to this width are held in
-# memory while all held rows take at most a quarter of the rest of the budget: the cache of wide
-# rows would save fewer reads with it.
+# Reading a label of 8 bytes takes as long as reading a row of 512. Rows up to this width are held
+# in memory while they take at most a quarter of the rest of the budget: as a cache of wide rows,
+# this memory would save fewer reads.
 HELD_ROW_BYTES = MAX_ROW_BYTES
 _HELD_SHARE = 4
 # One part in so many of the rest in which ids of edges are held: a byte of them saves about as many
@@ -115,7 +115,7 @@ class Placement:
 
     @property
     def trial_bytes(self) -> int:
-        """Bytes lent to find the memory that is needed: with any, nothing is to be loaded."""
+        """Bytes added to the budget to learn how much is needed; if any, nothing is loaded."""
         return self.ledger.trial_bytes
 
     @property
@@ -131,7 +131,7 @@ class Placement:
     @property
     def resident_bytes(self) -> int:
         """Memory that is used as long as the loader lives, without staging and caches."""
-        return sum(own.fixed for own in self.ledger.reservations) - self.ledger.fixed_of(
+        return sum(part.fixed for part in self.ledger.reservations) - self.ledger.fixed_of(
             STAGING, CACHED
         )
 
@@ -223,7 +223,7 @@ def place(
         _check_topology(strategy, topology)
     limit, source = budget.num_bytes + trial_bytes, budget.source
     if not budget.is_measured:
-        cached_bytes = 0  # free memory is without the caches of other loaders; a budget is not
+        cached_bytes = 0  # measured free memory excludes other loaders' caches; a budget does not
         limit -= taken_bytes
         source += f", less {format_size(taken_bytes)} of other caches" if taken_bytes else ""
     have = f"{format_size(limit)} {source}"
@@ -251,7 +251,7 @@ def place(
         usable = limit - limit // _BATCH_SHARE
     base = (
         seeds_bytes
-        + sum(own.fixed for own in of_device)
+        + sum(part.fixed for part in of_device)
         + sizes.compressed_bytes
         + sizes.times_bytes
         + (sizes.rows_bytes + sizes.edge_ids_bytes if mode == "memory" else 0)
@@ -268,7 +268,7 @@ def place(
         *of_device,
     )
 
-    # Ranks with a thread more or less leave as much, so that what is sized by it is one for all.
+    # Ranks leave equal room whatever their threads, so that what they share has one size.
     most_staging = staging if sizes.num_ranks == 1 else max(staging, limit // STAGING_SHARE)
 
     def left_bytes() -> int:

@@ -290,10 +290,8 @@ class Sizer:
             else:
                 # The sampler's result; as much while it is sampled; and as much until it is kept in
                 # half the memory.
-                sampled, what = (
-                    self._sampling_threads * 3 * ids_bytes,
-                    "subgraphs as they are sampled",
-                )
+                sampled = self._sampling_threads * 3 * ids_bytes
+                what = "subgraphs as they are sampled"
                 reservations.append(Reservation(what, sampled, phase=_SAMPLING))
             if facts.packs:
                 # Packed rows have a separate reader, in place of the other one if nothing else is
