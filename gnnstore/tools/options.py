@@ -135,7 +135,7 @@ def _write_options(
                 formatter.write_dl(records)
 
 
-# Memory that `gnnstore bench load` leaves to a loader: a share of the features' bytes, and bytes.
+# Memory that `gnnstore bench load` leaves to a loader: a share of the store's bytes, and bytes.
 LOADER_SHARE, SLACK_BYTES = 0.1, 200_000_000
 
 # By hop; or by edge type, and then by hop, as "author__writes__paper".
