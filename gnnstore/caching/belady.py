@@ -1,10 +1,10 @@
 """The best cache of batches that are known in advance (Ginex), and others to compare it with.
 
 Sampling runs ahead of training, so the rows that the next hundreds of batches need are known,
-and with them the best cache there can be: after each batch, of the rows at hand, it holds those
-that are needed again soonest (Belady; Ginex, section 3.3). The plan of a superbatch has, for
-each row of each batch where it comes from, and which rows of a batch are written to which slots
-once it has been assembled, so that no row is looked up by its number at run time.
+and so is the best possible cache: after each batch it keeps the cached or new rows that are needed
+again soonest (Belady; Ginex, section 3.3). The plan of a superbatch gives the slot of each row of
+each batch, and which rows of a batch are written to which slots once it has been assembled, so that
+no row is looked up by its number at run time.
 """
 
 from __future__ import annotations
@@ -40,16 +40,16 @@ if TYPE_CHECKING:
 # Bytes of the planner's state for each slot: the row, and how often it was needed. The state after
 # a plan takes as much again.
 _STATE_BYTES = 8 + 4
-# The most memory that the kernel takes while it plans: of an access, its part of the tables of
-# threads; of one batch, 16 bytes a row for slots (twice) and for the rows that enter, 2 of which
+# The most memory that the kernel takes while it plans. For each access, its part of the tables of
+# threads; for each row of one batch, 16 bytes for slots (twice) and for entering rows, of which 2
 # are in the memory of accesses.
 _ACCESS_BYTES, _PLANNED_ROW_BYTES = 1, 14
 # To count next uses by batch: 2 bytes an access, or less, 8 bytes for each two batches, again for
 # each window of this many accesses.
 _COUNTED_ACCESS_BYTES, _COUNT_BYTES, _WINDOW = 2, 8, 50_000
-# Bytes for each slot: where its row is used next, and the place and slot of a row that waits; links
-# between rows that wait for the same batch; and the rows that enter, as far as accesses do not hold
-# them.
+# Bytes for each slot: where its row is used next; the place and slot of a row that waits for its
+# next batch, and its link to others of that batch; and entering rows that the memory of accesses
+# has no room for.
 _SLOT_BYTES = 18
 # Bytes of tables of groups and of batches, partly filled lists, and the end of a huge page: for up
 # to ten thousand batches; beyond, 100 bytes a batch come on top.
@@ -73,8 +73,8 @@ class Belady(CachePolicy):
 
     name, title = "belady", "Belady"
     looks_ahead = spills = True
-    # It does not depend on which rows are needed, or on how many there are: neither on the graph's
-    # size, nor on how far ids lie apart. All but the state is given back when the plan is made.
+    # Planning takes the same memory whatever rows are needed, in graphs of any size and ids of any
+    # range. All of it but the state is freed when the plan is made.
     planning: ClassVar[PlanningBytes] = PlanningBytes(
         _TABLES_BYTES, _ACCESS_BYTES, _STATE_BYTES, _SLOT_BYTES, _PLANNED_ROW_BYTES
     )
@@ -95,8 +95,8 @@ class Belady(CachePolicy):
 
     def reserve(self, batch_rows: int) -> list[Reservation]:
         """Return the memory for making a plan, without the trace, the plan and the cached rows."""
-        of_batches = _COUNT_BYTES * MAX_PLANNED * (1 + batch_rows / _WINDOW)
-        counts = math.ceil(min(_COUNTED_ACCESS_BYTES * batch_rows, of_batches))
+        by_windows = _COUNT_BYTES * MAX_PLANNED * (1 + batch_rows / _WINDOW)
+        counts = math.ceil(min(_COUNTED_ACCESS_BYTES * batch_rows, by_windows))
         planning = super().reserve(batch_rows)
         return [*planning, Reservation("counts of next uses", 0, {PLANNED: counts}, PLANNING)]
 
@@ -120,7 +120,7 @@ class Belady(CachePolicy):
 def planning_threads() -> int:
     """Return the number of threads that look for next uses.
 
-    A superbatch is sampled when it is planned, so processors that sampled it are free.
+    A superbatch is planned once it is sampled, so the processors that sampled it are free.
     """
     return min(4, len(os.sched_getaffinity(0)))
 
@@ -128,8 +128,8 @@ def planning_threads() -> int:
 class BeladyPlanner:
     """Plans superbatch after superbatch for one cache, which stays filled between them.
 
-    A cache is empty at first. At the end of a superbatch nothing is known of the batches that
-    follow, so it is left with the rows that the most batches have needed so far.
+    The cache is empty at first. The batches after a superbatch are not known, so its plan ends with
+    the rows in the cache that most batches have needed so far.
     """
 
     def __init__(self, num_slots: int) -> None:
@@ -201,7 +201,7 @@ BELADY = Belady()
 # The registered cache policies.
 POLICIES: Registry[CachePolicy] = Registry((BELADY,))
 
-# Places of a trace that are searched at a time for rows to evict.
+# Positions of a trace that are searched at a time for rows to evict.
 _SEARCHED_PLACES = 2**16
 
 
@@ -222,8 +222,8 @@ class PolicyRun:
     policy: str
     # bool [n]: whether each row of the trace was in the cache before its batch.
     is_hit: npt.NDArray[np.bool_]
-    misses: npt.NDArray[np.int64]  # int64 [S]: distinct rows of each batch that were not
-    # int64 [rows]: nodes whose rows are read before the first batch, ascending; none where the
+    misses: npt.NDArray[np.int64]  # int64 [S]: distinct rows of each batch that were not cached
+    # int64 [rows]: nodes whose rows are read before the first batch, ascending; empty where the
     # cache starts empty.
     filled: npt.NDArray[np.int64]
 
@@ -268,7 +268,7 @@ def _lru_hits(trace: Trace, num_slots: int) -> npt.NDArray[np.bool_]:
         before = last[ids]
         is_hit[begin:end] = before >= oldest
         is_last[before[before >= 0]] = False
-        last[ids] = np.arange(begin, end)  # of a row that is repeated, its last place remains
+        last[ids] = np.arange(begin, end)  # a repeated row keeps its last position
         is_last[last[ids]] = True
         leaving = np.count_nonzero(is_last[oldest:end]) - num_slots
         while leaving > 0:

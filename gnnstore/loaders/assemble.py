@@ -1,7 +1,7 @@
 """The assembly of a sample and its rows into the `Data` or `HeteroData` that PyG's loader yields.
 
 Only this module and the labels of a batch's seeds decide on its contents: names, order and element
-types. All types of the graph are there, in its order, also those that no seed reaches.
+types. A batch has all types of the graph, in its order, also types without a sampled node.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ from gnnstore.strategies.base import Sources
 _LOG = logging.getLogger(__name__)
 # Called with the large arrays of a batch.
 _Hold = Callable[[npt.NDArray[Any]], None]
-# The split of a batch that takes all rows from the host's memory.
+# The split of a batch whose rows all come from the host's memory.
 _WHOLE: Mapping[NodeType, Split] = {}
 
 
@@ -63,7 +63,7 @@ class AttributeRows:
     # Whether values, unless still int8, are the bits of bfloat16, a type that NumPy lacks.
     is_bfloat16: bool
     cat_dim: int  # the row axis in the source data
-    decoding: Decoding | None = None  # of rows of int8 that come as numbers
+    decoding: Decoding | None = None  # how int8 rows become numbers; None: they stay as stored
 
     @classmethod
     def all_of(
@@ -90,8 +90,8 @@ class AttributeRows:
     ) -> dict[str, AttributeRows]:
         """Return the attributes of a node type, those that were assigned to the store included."""
         found = cls.all_of(node.attributes, tables, store.column_scales)
-        for name, each in store.assigned.of_type(node.name).items():
-            rows, is_bfloat16 = MemoryRows(each.array), each.dtype == torch.bfloat16
+        for name, value in store.assigned.of_type(node.name).items():
+            rows, is_bfloat16 = MemoryRows(value.array), value.dtype == torch.bfloat16
             found[name] = cls(f"assigned/{node.name}/{name}", rows, is_bfloat16, 0)
         return found
 
@@ -140,17 +140,17 @@ class Gathering:
         ids: npt.NDArray[Any],
         split: Split | None = None,
     ) -> dict[str, Any]:
-        """Return attributes by name, their rows in the order of the ids; or what a split misses."""
+        """Return attributes by name, rows in the order of the ids; or a split's missed rows."""
         values: dict[str, Any] = {}
         for name, attribute in attributes.items():
             part = split if attribute.path in self._held else None
             wanted = ids if part is None else ids[part.missed]
             known = self._rows.get(attribute.path)
-            found, read = attribute.gather(wanted, self._memory, known, decodes=self._decodes)
+            array, read = attribute.gather(wanted, self._memory, known, decodes=self._decodes)
             if self._hold is not None:
-                self._hold(found)
-            tensor = torch.from_numpy(found)
-            if attribute.is_bfloat16 and found.dtype != np.int8:
+                self._hold(array)
+            tensor = torch.from_numpy(array)
+            if attribute.is_bfloat16 and array.dtype != np.int8:
                 tensor = tensor.view(torch.bfloat16)
             rows: Any = tensor
             if part is not None:
@@ -204,7 +204,7 @@ class BatchSchema(Protocol):
         """Return the graph-level attributes."""
 
     def values_of(self, own: NodeTypeSpec | EdgeTypeSpec) -> dict[str, Any]:
-        """Return what a type has as a whole."""
+        """Return the values that belong to a type, and not to its nodes or edges."""
 
 
 class Parts(NamedTuple):
@@ -243,7 +243,7 @@ class Parts(NamedTuple):
         )
 
     def output(self, metadata: Any, *, is_homogeneous: bool) -> SamplerOutput | HeteroSamplerOutput:
-        """Return what PyG's samplers do, but that `edge` holds positions in the columns."""
+        """Return the output of PyG's samplers, except that `edge` holds positions in columns."""
         values: dict[str, Any] = {
             "node": self.node,
             "row": {kind: index[0] for kind, index in self.edge_index.items()},

@@ -61,8 +61,8 @@ _NOT_PARAMETERS = {"self", "kwargs", "__class__"}
 
 _CACHE = ("cache", "cache_bytes")
 _PLANNED = ("superbatch", "spill_dir", "disk")
-# Options that go unused: with packed epochs, which have decided them, and with partitions, which
-# have neither times nor weights and are not shared among processes.
+# Options that are refused: with packed epochs, which fix them, and with partitions, which have
+# neither times nor weights and are not shared among processes.
 _NOT_WITH_PACKED = (
     *("strategy", "topology", *_CACHE, *_PLANNED, "attributes", "seeds_of"),
     *("device_cache", "reorder"),
@@ -79,14 +79,14 @@ class LoaderOptions:
 
     given: dict[str, Any]  # the user's values, by parameter
     store: GraphStore
-    seen: GraphStore  # the same with the attributes that batches show
+    seen: GraphStore  # the same store, with only the attributes that batches show
     config: SamplingConfig  # sampling options
     read: ReadOptions  # options of reading the store, or packed epochs in its place
     csr: CsrEdges | None  # None: batches have `edge_index`
     torch: dict[str, Any]  # keyword arguments of torch's `DataLoader`
     device: Any  # torch's, where batches are placed; None: in host memory
     reorder: int  # batches of a window in which they are put in order; 0: the option is not set
-    # Node types whose nodes have times of their own; None: sampling obeys no times.
+    # Node types whose nodes have times; None: sampling ignores times.
     timed_nodes: frozenset[str] | None = None
 
     @classmethod
@@ -96,8 +96,8 @@ class LoaderOptions:
         attributes = given.get("attributes")
         if isinstance(attributes, Iterable) and not isinstance(attributes, str):
             given["attributes"] = list(attributes)  # is read more than once
-        of_torch = checked_torch(type(parameters["self"]), given, parameters["kwargs"])
-        direction = of_torch.pop("sample_direction", "forward")  # of PyG's samplers
+        torch_options = checked_torch(type(parameters["self"]), given, parameters["kwargs"])
+        direction = torch_options.pop("sample_direction", "forward")  # of PyG's samplers
         device_cache = checked_device_cache(**given)
         if device_cache == 0:  # or text such as "0GB"
             given["device_cache"] = 0
@@ -123,8 +123,8 @@ class LoaderOptions:
             call(_refuse_with_types, given)
         config.check_part(store.schema, store.path)
         by = config.time_attr, config.weight_attr
-        of_nodes, _ = columns_needed(store.schema, store.path, *by)
-        times = None if config.time_attr is None else frozenset(of_nodes)
+        timed_nodes, _ = columns_needed(store.schema, store.path, *by)
+        times = None if config.time_attr is None else frozenset(timed_nodes)
         csr = CsrEdges.from_options(
             store.schema,
             given.get("edge_format", "coo"),
@@ -136,7 +136,7 @@ class LoaderOptions:
         seen = _seen(store, given.get("attributes"), given.get("adj_value"))
         if (decode := given.get("decode", "opened")) != "opened":
             seen = seen.decoded(decode)
-        return cls(given, store, seen, config, read, csr, of_torch, device, reorder, times)
+        return cls(given, store, seen, config, read, csr, torch_options, device, reorder, times)
 
     def check_times(self, seed_types: Iterable[str], input_time: Any) -> None:
         """Refuse seed nodes without times."""
@@ -323,7 +323,7 @@ def sampling_config(
 
 
 def fanouts_of(num_neighbors: Any, schema: Schema) -> Any:
-    """Return the fan-outs of each hop; of each edge type of the store if they differ by type."""
+    """Return the fan-outs of each hop; if they differ by edge type, for each type of the store."""
     is_pyg = isinstance(num_neighbors, NumNeighbors)
     values = num_neighbors.values if is_pyg else num_neighbors
     if not isinstance(values, Mapping):
@@ -333,11 +333,11 @@ def fanouts_of(num_neighbors: Any, schema: Schema) -> Any:
             "num_neighbors gives fan-outs by edge type, and the store's edges have no named types; "
             "give one list of fan-outs, such as [10, 10]"
         )
-    for edge_type, own in values.items():
-        if isinstance(own, SupportsIndex):
+    for edge_type, fanouts in values.items():
+        if isinstance(fanouts, SupportsIndex):
             raise UsageError(
-                f"num_neighbors has {own} for the edge type {edge_type}; give a list with a "
-                f"fan-out for each hop, such as [{own}]"
+                f"num_neighbors has {fanouts} for the edge type {edge_type}; give a list with a "
+                f"fan-out for each hop, such as [{fanouts}]"
             )
     edge_types = [edge.type for edge in schema.edge_types]
     try:
@@ -394,7 +394,7 @@ def read_options(
     if decides or chosen.score is not None:
         unused.append("cache")
     held = _rows_on_device(device_cache, device, chosen.score or cache, reorder)
-    # Without another use, `cache` is of the rows on the device.
+    # Without another use, `cache` chooses the rows on the device.
     has_use = not device_cache or chosen.score is not None or "cache" not in unused
     given["cache"] = cache = cache if has_use else None
     if not chosen.plans:

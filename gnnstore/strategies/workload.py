@@ -1,10 +1,10 @@
 """Estimates the rows and reads of an epoch, and the misses of any cache, from a short sample.
 
-Only some blocks of neighbouring rows of the sampled batches are kept, chosen by a hash, with a
-cache that is smaller in proportion (spatial sampling, as in SHARDS: Waldspurger et al., FAST 2015,
-section 3): 1/8 of the blocks of W predicts misses within 2 %. Blocks, because rows that lie
-near each other share reads. Reads are counted by the rules of the readers, which
-`tests.support.twins.reads.plan_reads` defines.
+A hash chooses blocks of neighbouring rows; the sampled batches keep their rows in these blocks, and
+caches are smaller in proportion (spatial sampling, as in SHARDS: Waldspurger et al., FAST 2015,
+section 3): 1/8 of the blocks of W predicts misses within 2 %. Blocks are chosen, and not rows,
+because rows that lie near each other share reads. Reads are counted by the rules of the readers,
+which `tests.support.twins.reads.plan_reads` defines.
 """
 
 from __future__ import annotations
@@ -87,24 +87,24 @@ def count_extents(
     already[1:] = last_piece[:-1]
     already[first] = -1
     reads = int((last_piece - np.maximum(first_piece, already + 1) + 1).sum())
-    # All pieces are whole but the last of each extent, which its last row covers.
+    # All pieces have the full size but the last of each extent, which its last row covers.
     missing = -(extent_end - extent_begin) % size
     return ReadTotals(reads, reads * size - int(missing.sum()))
 
 
 PAGE_BYTES = 4096
-# Uses of rows that are kept: analysing them takes a second, and up to 77 bytes for each use;
-# counting the reads of as many rows takes 125.
+# Uses of rows that are kept: to analyse them takes a second, and up to 77 bytes a use; to count the
+# reads of so many rows takes up to 125 bytes a row.
 _KEPT_USES = 2 << 20
 _USE_BYTES = 128
-# Bytes of a block, in which rows should be that are no further apart than a read's gap (12 kB at
-# most, on flash).
+# Bytes of a block: more than the gap between rows of one read (12 kB at most, on flash), so that
+# most such rows are in one block.
 _BLOCK_BYTES = 32 << 10
 _LEAST_BLOCK_ROWS = 64
-# Least blocks: with fewer, a few that many batches need would decide the result.
+# The fewest blocks to keep: with fewer, a few that many batches need would decide the result.
 _LEAST_BLOCKS = 1024
-# Last batches of a sample, for which reuse distances are known best: from these the number of reads
-# for a missed row is taken.
+# Reads for a missed row are counted in so many of the last batches of a sample, whose reuse
+# distances are known best.
 _READ_BATCHES = 4
 _MAX_DEGREE = 1 << 16
 # Degrees that are counted at a time, in 3 MB.
@@ -165,7 +165,7 @@ class SampledTrace(TraceBuilder):
     def __init__(self, num_batches: int, num_nodes: int, spatial: SpatialSampling) -> None:
         super().__init__(num_batches, num_nodes)
         self._spatial = spatial
-        self._uses = np.zeros((2, num_batches))  # of each batch: all, and those that are kept
+        self._uses = np.zeros((2, num_batches))  # each batch's uses: all, and the kept ones
 
     @property
     def kept_share(self) -> float:
@@ -187,7 +187,7 @@ class TableReads:
     layouts: tuple[ShardLayout, ...]  # the place of each table's rows
     alignments: tuple[int, ...]  # bytes that reads of each table are multiples of
     tuning: ReadTuning
-    # Numbers of the rows of each table in a row space; empty: of all tables they are node ids.
+    # Numbers of the rows of each table in a row space; empty: row numbers are node ids.
     ranges: tuple[RowRange, ...] = ()
 
     @classmethod
@@ -206,9 +206,9 @@ class TableReads:
         widths = [layout.geometry.row_bytes for layout in self.layouts]
         if not self.ranges:
             return sum(widths)
-        each = zip(widths, self.ranges, strict=True)
-        total = sum(width * own.num_rows for width, own in each)
-        return -(-total // max(1, sum(own.num_rows for own in set(self.ranges))))
+        tables = zip(widths, self.ranges, strict=True)
+        total = sum(width * rows.num_rows for width, rows in tables)
+        return -(-total // max(1, sum(rows.num_rows for rows in set(self.ranges))))
 
     def count(self, rows: npt.NDArray[Any]) -> ReadTotals:
         """Count the reads that fetch the rows of distinct nodes, ascending."""
@@ -216,8 +216,8 @@ class TableReads:
         for k, (layout, alignment_bytes) in enumerate(
             zip(self.layouts, self.alignments, strict=True)
         ):
-            own = self.ranges[k].part(rows)[1] if self.ranges else rows
-            totals += count_reads(own, layout, alignment_bytes, self.tuning)
+            ids = self.ranges[k].part(rows)[1] if self.ranges else rows
+            totals += count_reads(ids, layout, alignment_bytes, self.tuning)
         return totals
 
 
@@ -241,7 +241,7 @@ class Workload:
     frequency: ScoreCurve  # by the number of other batches that need a row
     degree: ScoreCurve | None  # by out-degree; None unless it was counted
     _sample: _Sample = field(repr=False)
-    # Whether sampling reads in-neighbours from disk, and keeps it busy for as long.
+    # Whether sampling reads in-neighbours from disk, which is busy all the while.
     samples_from_disk: bool = False
 
     @property
@@ -271,7 +271,7 @@ class Workload:
     ) -> Self:
         """Return the workload that a sample represents, given the share of all uses in it."""
         share, num_batches = spatial.share, trace.num_batches
-        # A few rows that most batches need are among the kept ones, or are not.
+        # The kept share of uses differs: the few rows that most batches need are kept or are not.
         kept_share = share if kept_share is None else kept_share
         ids, places = np.unique(trace.ids, return_inverse=True)
         dense = Trace(places.astype(np.int32), trace.offsets)
@@ -279,7 +279,7 @@ class Workload:
         counts = np.bincount(dense.ids, minlength=len(ids)).astype(np.int32)
         rows_of = np.bincount(counts, minlength=2).astype(np.float64)
         uses = np.zeros_like(rows_of)
-        # A row of a batch occurs in one batch more than in others.
+        # By other batches: a row that c batches need is needed by c - 1 others.
         uses[:-1] = (rows_of * np.arange(len(rows_of)))[1:] / num_batches
         sample = _Sample(reads, trace, distances, counts[dense.ids] - 1, kept_share)
         return cls(
@@ -336,10 +336,10 @@ class Workload:
             misses += policy.misses(self.rows, num_slots, rest, initial="last")
         if initial == "nothing":
             return misses
-        # A cache that sees a few batches ahead ends up with the rows that most batches need, and
-        # hardly misses more than a static cache with these rows: on W with room for 3.3 million
-        # rows, planned by 24 batches, 1.1 million, while that misses 1.6 million and the sum above
-        # is 3.
+        # A cache that is planned over a few batches ends up with the rows that most batches need,
+        # and hardly misses more than a static cache with these rows: on W with room for 3.3 million
+        # rows, planned by 24 batches, it misses 1.1 million, a static cache 1.6 million, and the
+        # sum above is 3 million.
         return min(misses, self.epoch_batches * self.frequency.misses(num_slots))
 
     def without_highest(self, num_rows: int, least: int) -> Self:
@@ -389,17 +389,17 @@ class Workload:
     ) -> ReadTotals:
         """Return the reads of an epoch in which batches miss `misses` rows each."""
         sample = self._sample
-        which, totals, found = missed(sample), ReadTotals(), 0
+        is_missed, totals, num_found = missed(sample), ReadTotals(), 0
         last = sample.trace.num_batches
         for i in range(max(0, last - _READ_BATCHES), last):
             begin, end = sample.trace.offsets[i], sample.trace.offsets[i + 1]
-            rows = sample.trace.ids[begin:end][which[begin:end]]
-            found += len(rows)
+            rows = sample.trace.ids[begin:end][is_missed[begin:end]]
+            num_found += len(rows)
             totals += sample.reads.count(rows)
-        if found == 0:  # so few rows that each is a read of its own
+        if num_found == 0:  # so few rows that each takes a separate read
             num = round(misses * self.epoch_batches)
             return ReadTotals(num * len(sample.reads.layouts), num * self.row_bytes)
-        return totals.scaled(misses * self.epoch_batches / found)
+        return totals.scaled(misses * self.epoch_batches / num_found)
 
     def with_degrees(self, degrees: npt.NDArray[np.uint32]) -> Self:
         """Return the workload with the curve of a cache by out-degree."""
@@ -418,7 +418,7 @@ class _Sample:
     trace: Trace
     # In the order of the trace's ids: the reuse distance of each.
     distances: npt.NDArray[Any]
-    # In the order of the trace's ids: the number of other batches that need each.
+    # In the order of the trace's ids: the number of other batches that need the row.
     others: npt.NDArray[Any]
     kept_share: float  # the kept uses of rows as a share of all
     # In the order of the trace's ids: the out-degree of each.
@@ -431,11 +431,11 @@ def _page_curve(trace: Trace, share: float, reads: TableReads) -> ReuseCurve:
     per_page = max(1, geometry.rows_per_page * PAGE_BYTES // geometry.page_stride_bytes)
     batches = [np.unique(trace.batch(i) // per_page) for i in range(trace.num_batches)]
     pages = Trace.of(batches)
-    found, places = np.unique(pages.ids, return_inverse=True)
+    distinct, places = np.unique(pages.ids, return_inverse=True)
     dense = Trace(places.astype(np.int32), pages.offsets)
     per_row = max(1, -(-geometry.row_bytes // PAGE_BYTES))
     weight = per_row * reads.row_bytes / max(1, geometry.row_bytes)
-    return ReuseCurve.of_trace(dense, len(found), share / weight)
+    return ReuseCurve.of_trace(dense, len(distinct), share / weight)
 
 
 def _degree_histogram(degrees: npt.NDArray[np.uint32]) -> npt.NDArray[np.float64]:
