@@ -1,9 +1,9 @@
 """A cache that is filled once: some rows in memory, the others read (PaGraph, section 3.3).
 
 Training, validation and test loaders read the same rows, so they share one cache under one budget.
-The first loader sizes it; a later one with larger batches may need some of its memory, and then the
-rows with the lowest scores leave it. Filling it may take minutes: it goes on in the background, and
-batches read the rows that are not there yet.
+The first loader sizes it; a later loader with larger batches may need some of its memory, and then
+the rows with the lowest scores leave it. Filling it may take minutes: a background thread does it,
+and batches read the rows that are not cached yet.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ FILLING_THREAD = "gnnstore-fill"
 # Bytes of a piece in which a cache is warmed up: enough for many reads in flight, and little memory
 # for sorting the ids.
 WARM_UP_BYTES = 64 << 20
-# Bytes of a piece in the background: after each, batches may have the disk, or filling ends.
+# Bytes of a piece in the background: after each piece, batches may use the disk, or filling ends.
 _BACKGROUND_BYTES = 8 << 20
-# Seconds between looks whether another process, which fills a table, has ended.
+# Seconds between checks whether another process that fills a table has ended.
 _LOOK_SECONDS = 1.0
-# Bytes of a page in which rows of scattered nodes are read from a table.
+# The least bytes that are read for a row of a scattered node.
 _PAGE_BYTES = 4096
 
 # Bytes of a buffer, or one part in so many of the pinned bytes, through which pinned rows and
@@ -50,7 +50,7 @@ _log = logging.getLogger(__name__)
 
 
 def cache_cost(num_rows: int, row_bytes: int, score: Score, num_ranks: int = 1) -> CacheCost:
-    """Return the cost of a cache with `row_bytes` for each of its nodes, the widest type's."""
+    """Return the cost of a cache; `row_bytes` are a node's bytes, with several types the widest."""
     index_bytes = SlotIndex.bytes_for(num_rows, 0)
     node_bytes = SlotIndex.bytes_for(num_rows, 1) - index_bytes
     score_bytes = np.dtype(SCORE_DTYPES[score]).itemsize
@@ -63,7 +63,7 @@ def cache_cost(num_rows: int, row_bytes: int, score: Score, num_ranks: int = 1) 
 
 
 def bytes_to_read(num_rows: int, row_bytes: int, num_wanted: int) -> int:
-    """Return the bytes that are read in order for some of the rows of a table, at most."""
+    """Return the most bytes that are read, in order, for `num_wanted` rows of a table."""
     return min(num_rows * row_bytes, num_wanted * max(_PAGE_BYTES, row_bytes))
 
 
@@ -183,10 +183,10 @@ def _merged(
 
 
 class StaticCache:
-    """Rows from some tables in memory, of the same nodes where these are of one type. Thread-safe.
+    """Rows from some tables in memory; tables of one type have the same nodes. Thread-safe.
 
-    Its nodes are given by the numbers of a row space. On a machine, caches of the same name and of
-    the same nodes have the same rows.
+    Nodes are given by their numbers in a row space. Caches with the same name and nodes share their
+    rows among the processes of a machine.
     """
 
     def __init__(
@@ -208,7 +208,7 @@ class StaticCache:
         """Read some rows (int64, ascending numbers), in the order in which they lie on disk.
 
         If that takes long, a background thread does it; until then fewer rows are cached. Both
-        arrays are kept, and are where the machine has put them that chose the rows.
+        arrays are kept where they are, which may be in memory that processes share.
         """
         with self._lock:
             self._warm_up(nodes, scores)
@@ -216,8 +216,8 @@ class StaticCache:
     def shrink(self, num_rows: int, most: int = 0, purpose: str = "") -> None:
         """Keep only the `num_rows` rows with the highest scores.
 
-        Or as many as the first process keeps that shrinks such a cache for the same purpose, if
-        these are not more than `most`.
+        If another process has shrunk such a cache for the same purpose, keep as many as it does,
+        unless these are more than `most`.
         """
         with self._lock:
             if self._index is not None and num_rows < self.num_rows:
@@ -274,15 +274,15 @@ class StaticCache:
     def _open(
         self, rows: StaticRows, index: SlotIndex, key: str, filling: list[_Filling]
     ) -> _CachedRows:
-        """Return room for the rows of a table; if this process is to fill it, add it to a list."""
+        """Return room for the rows of a table; add it to `filling` if this process fills it."""
         slots = rows.range.within(index.nodes)
         shape = slots.stop - slots.start, rows.row_bytes
-        # The rows of a tier, which may be a user's, are this process's own.
+        # Processes do not share the rows of a tier, which may be a user's.
         machine = self._machine if rows.below.file_rows is rows.below else PRIVATE
-        own: list[Growing] = []
-        room = machine.share_growing(key, math.prod(shape), own.append)
+        to_fill: list[Growing] = []
+        room = machine.share_growing(key, math.prod(shape), to_fill.append)
         held = _CachedRows(index, slots.start, rows.range.first, room.array.reshape(shape), room)
-        if own:
+        if to_fill:
             filling.append((rows.below, held))
         return held
 
@@ -309,22 +309,22 @@ class StaticCache:
 
 @dataclass(eq=False)
 class _CachedRows:
-    """The cached rows of one table: row `index.nodes[first_slot + s]` lies in place s."""
+    """The cached rows of one table: `table[s]` is row `index.nodes[first_slot + s]`."""
 
     index: SlotIndex
-    first_slot: int  # in the index, of the table's type
-    first_row: int  # in the row space, of the table's type
+    first_slot: int  # the first slot of the table's type in the index
+    first_row: int  # the first number of the table's type in the row space
     table: npt.NDArray[np.uint8]  # uint8 [C, row_bytes]
-    room: Growing  # the memory of the table, with the number of slots whose rows are there
+    room: Growing  # the memory of the table, with the number of rows that are filled
 
     @property
     def rows(self) -> npt.NDArray[np.int64]:
-        """The row in each place."""
+        """The number of the row in each row of `table`."""
         return self.index.nodes[self.first_slot : self.first_slot + len(self.table)]
 
     @property
     def lacks(self) -> bool:
-        """Whether rows are not there yet."""
+        """Whether rows are still to be filled."""
         return self.room.num_filled < len(self.table)
 
     def fill(self, source: RowSource, piece_bytes: int, stop: Flag) -> None:
@@ -337,7 +337,7 @@ class _CachedRows:
                 return
 
     def places(self, ids: npt.NDArray[Any]) -> npt.NDArray[np.int32]:
-        """Return the place of each node whose row is there; negative: it is not."""
+        """Return the position in `table` of each node's row; negative: it is not cached yet."""
         num_filled = self.room.num_filled
         if self.first_row:
             ids = np.add(ids, self.first_row, dtype=np.int64)
@@ -360,14 +360,14 @@ def _fill(tables: list[_Filling], piece_bytes: int, stop: Flag) -> None:
 
 
 def _fill_in_background(tables: list[_Filling], stop: Flag) -> None:
-    """Fill tables while batches are loaded, or look on while another process does.
+    """Fill tables while batches are loaded, or watch another process fill them.
 
-    If that ends, one of those that look on goes on. The cache may be dropped meanwhile.
+    If that process ends, one that watches goes on. The cache may be dropped meanwhile.
     """
     try:
         while tables and not stop.is_set():
-            _fill([each for each in tables if each[1].room.take_over()], _BACKGROUND_BYTES, stop)
-            tables = [each for each in tables if each[1].lacks]
+            _fill([table for table in tables if table[1].room.take_over()], _BACKGROUND_BYTES, stop)
+            tables = [table for table in tables if table[1].lacks]
             if tables:
                 stop.wait(_LOOK_SECONDS)
     except Exception as error:
@@ -376,12 +376,12 @@ def _fill_in_background(tables: list[_Filling], stop: Flag) -> None:
 
 
 class StaticRows(Tier):
-    """One table of a static cache, with the rows that it has at the moment. Thread-safe.
+    """One table of a static cache, with the rows that are cached so far. Thread-safe.
 
-    Cached rows are copied while reads of the others are in flight, if the source below can.
+    Cached rows are copied while other rows are read, if the source below supports it.
     """
 
-    held: _CachedRows | None = None  # replaced as a whole: reads in progress go on with the old one
+    held: _CachedRows | None = None  # replaced at once: reads in progress keep the old rows
 
     def __init__(self, below: RowSource, own: RowRange) -> None:
         super().__init__(below)

@@ -1,8 +1,8 @@
 """The batches of packed epochs, handed out in their order with nothing sampled or looked up.
 
-Where the cached rows are the same for all batches, each is read by itself, by any rank and in any
-order. Otherwise each packed epoch begins with an empty cache, and an iteration that begins in the
-middle of one first reads the batches before it, for the rows that they leave in the cache.
+Where the cached rows are the same for all batches, any rank reads batches in any order. Otherwise
+each packed epoch begins with an empty cache, and an iteration that begins in the middle of an epoch
+first reads the earlier batches, for the rows that they leave in the cache.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class PackedBatches(BatchSource):
         self.index_dtype = manifest.schema.index_dtype
         self.batches_per_epoch = manifest.batches_per_epoch
         self._plain_paths = (*manifest.plain, *manifest.edge_id_paths.values())
-        # An iteration has slots of its own: what another needs cannot be read from a table.
+        # Iterations share no slots: a row that left a slot cannot be read from a table.
         self._free: list[SlotCache] = []
         self._lock = threading.Lock()
 
@@ -60,7 +60,7 @@ class PackedBatches(BatchSource):
 
     @property
     def refusal(self) -> Callable[[str], Exception]:
-        """Refuse other nodes and edges than a batch's."""
+        """Makes the error for rows of nodes or edges that a batch lacks."""
         return not_packed
 
     def agree(self, fingerprint: Mapping[str, Any], seed: int | None, world_size: int) -> int:
@@ -73,7 +73,7 @@ class PackedBatches(BatchSource):
                 "them with --cache-by frequency, whose cached rows are the same for all batches"
             )
         state = LoaderState(Position(0), manifest.seed, dict(manifest.fingerprint))
-        # What was assigned to the store is not packed, and looked up by `n_id`.
+        # Attributes that were assigned to the store are not packed, but looked up by `n_id`.
         packed = {k: v for k, v in fingerprint.items() if not k.startswith(FINGERPRINT)}
         different = state.differences(packed, seed)
         if different:
@@ -132,7 +132,7 @@ class PackedBatches(BatchSource):
         for batch in batches:
             number = batch.key.batch
             if skipped is None:
-                # Without slots nothing is left behind by the batches before.
+                # Without slots, earlier batches leave no rows behind.
                 skipped = 0 if self.manifest.num_slots else number
                 filled = ordered_map(
                     self._fill,
@@ -152,7 +152,7 @@ class PackedBatches(BatchSource):
         return "recalling"
 
     def prepare(self, batch: Batch) -> None:
-        """Read the sample as it was packed."""
+        """Read the packed sample."""
         place = batch.place
         if place is None:
             raise not_packed(f"batch of the positions {batch.index!r}")
@@ -218,23 +218,23 @@ class _Turn(NamedTuple):
 
 
 class RecordLocation(NamedTuple):
-    """The place of a batch among packed epochs."""
+    """The number of a batch in packed epochs, and what has been read of it."""
 
-    number: int  # of its record, in all epochs
-    turn: _Turn | None = None  # None: it depends on no other
-    record: PackedRecord | None = None  # once it is read, until its rows are
-    has_rows: bool = False  # so that its turn is over
+    number: int  # the number of its record, counted through all epochs
+    turn: _Turn | None = None  # None: it depends on no other batch
+    record: PackedRecord | None = None  # set while the record is read and its rows are not
+    has_rows: bool = False  # whether its rows are read, so that its turn is over
 
 
 def read_labels(
     packed: PackedFiles, labels: type[SeedLabels], number: int, record: PackedRecord
 ) -> SeedLabels:
-    """Return what the record of a batch shows of its seeds; one that was forged is refused."""
+    """Return the labels of a batch's seeds from its record; refuse a forged record."""
     try:
-        found = labels.from_arrays([_owned(array) for array in record.seeds])
-        if unknown := [name for name in found.node_types if name not in record.subgraph.nodes]:
+        read = labels.from_arrays([_owned(array) for array in record.seeds])
+        if unknown := [name for name in read.node_types if name not in record.subgraph.nodes]:
             raise ValueError(f"seeds are of {unknown[0]!r}, which is not a node type")
-        return found
+        return read
     except (ValueError, TypeError, LookupError, AttributeError) as error:
         raise packed.forged(number, error) from error
 
@@ -247,7 +247,7 @@ def _owned(view: npt.NDArray[Any], memory: RowsMemory = empty) -> npt.NDArray[An
 
 
 def not_packed(what: str) -> UsageError:
-    """Return that nothing but batches is packed."""
+    """Return the error for data that packed epochs do not hold."""
     return UsageError(
         f"packed epochs hold their batches and nothing else, so there are no {what}; use a loader "
         "on the store without packed= for that"

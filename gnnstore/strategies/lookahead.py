@@ -57,9 +57,9 @@ if TYPE_CHECKING:
     from gnnstore.sampling.neighbor import SamplingConfig
     from gnnstore.seeds.base import SeedSource
 
-# The share of the memory for batches that counts of rows may take before there are any.
+# Counts of rows may take one part in so many of the memory for batches, before batches need it.
 _COUNTS_SHARE = 4
-# One part in so many of the disk: rows of edges of one of two superbatches.
+# One part in so many of the disk is for rows of edges, of one of two superbatches.
 _EDGES_SHARE = 8
 # Seconds of a processor of 3 GHz to plan a row (Belady, with its trace on disk).
 _PLAN_SECONDS = 20e-9
@@ -82,7 +82,7 @@ class LookaheadStrategy(Strategy):
         spare_bytes = placement.spare_bytes
         policy = policy_of(loader, placement, topology, engine)
         counts = model = None
-        # What is cached with any memory is sized without a sample of what is missed.
+        # Tables that are cached with any memory are sized without a sample of misses.
         is_sized = loader.cached is not None
         if engine is None or not tables.specs or not presampler.epoch_batches or is_sized:
             seen = presampler.run(topology, num_threads, spare_bytes=spare_bytes)
@@ -104,13 +104,13 @@ class LookaheadStrategy(Strategy):
             model = MissModel(workload, policy)
         release_memory()  # the samples' buffers, which would stay until the first batch
         pools = None if policy.is_fixed else _pools(loader, tables, seen, placement)
-        found = solve(_facts(loader, placement, topology, tables, engine, seen, model, pools))
-        size = found.size
+        solved = solve(_facts(loader, placement, topology, tables, engine, seen, model, pools))
+        size = solved.size
         if size.num_pinned and counts is not None and model is not None:
             counts[counts < model.least_uses] = 0
             nodes = select_nodes(counts, size.num_pinned)
             size = size.with_pinned(nodes.astype(id_dtype(tables.space.num_rows - 1)))
-        return found.placement.with_superbatch(size)
+        return solved.placement.with_superbatch(size)
 
     def predict(self, epoch: SampledEpoch, loader: LoaderSpec, placement: Placement) -> Prediction:
         """Predict an epoch, its misses estimated from how often rows are needed again."""
@@ -121,8 +121,8 @@ class LookaheadStrategy(Strategy):
             _facts(loader, placement, epoch.topology, tables, epoch.engine, seen, model, pools),
             num_threads=epoch.machine.num_threads,
         )
-        found = solve(facts)
-        size, placement, disk_bytes = found.size, found.placement, found.disk_bytes
+        solved = solve(facts)
+        size, placement, disk_bytes = solved.size, solved.placement, solved.disk_bytes
         if self.is_offline:
             size, disk_bytes = self._before(facts, placement.with_superbatch(size), loader, tables)
         resources = Resources(
@@ -133,7 +133,7 @@ class LookaheadStrategy(Strategy):
             size.in_memory and size.plans_in_memory,
             disk_bytes,
             overlaps=size.overlaps,
-            num_threads=found.num_threads,
+            num_threads=solved.num_threads,
             num_unplanned=size.num_unplanned,
             edges=epoch.edge_pass(loader, placement, size.num_batches),
         )
@@ -146,7 +146,7 @@ class LookaheadStrategy(Strategy):
         loader: LoaderSpec,
         tables: CachedTables,
     ) -> tuple[SuperbatchSize, int]:
-        """Return the sizes of packed epochs, and the disk that one takes, checked."""
+        """Return the sizes of packed epochs, and the disk that one takes; check that it fits."""
         size, settings = placement.superbatch, facts.settings
         assert size is not None and facts.misses is not None  # noqa: S101, PT018 - just solved
         larger = size_packing(
