@@ -21,16 +21,22 @@ process, and the ratios are of one run:
   rows, over one without; the rows that come from the host, with a bar of 0.58 for the former. With
   `strategy="belady"` also in windows of 16 batches; and in windows of 1 and 4 K on K communities
   whose batches come by turns, where rows moved have a bar of 0.6 of those in windows of 1
+- disk: the rows that strategies read from disk in a later epoch, with a tenth of the rows on the
+  device and without, at one `memory=` and a cache of a tenth: they must be fewer
+- levels: the four levels of packed epochs (DiskGNN), a tenth of the rows for the device and a tenth
+  in the host's memory; and an epoch with training of `strategy="packed"` with as much on both, over
+  the slower of loader and model alone, with a bar of 1.05
 
 Run `python -m benchmarks.device`; `--sections` chooses some, `--cache DIR` keeps the store, and
 `--seconds` ends rounds early. It needs gnnstore, torch for the device and PyG, and no network.
 `--device cpu`, the default where torch has no GPU, runs the same loops and prints rows and bytes,
-and no times.
+and no times but the last one, where loader and model share the processor.
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
 import importlib.util
 import os
 import statistics
@@ -54,6 +60,9 @@ from benchmarks.parts.training import Training
 from benchmarks.parts.workloads import BATCH_SIZE, FANOUTS, SEED, make_store
 from gnnstore.converters import from_pyg
 from gnnstore.nn import AdjT
+from gnnstore.packing.job import EpochPacker
+from gnnstore.packing.sampling import PackSettings
+from gnnstore.sampling.neighbor import SamplingConfig
 from gnnstore.units import format_size, spread
 
 BAR_LINK, BAR_PAGEABLE, BAR_EPOCH = 0.9, 2.0, 1.05
@@ -63,6 +72,7 @@ BAR_ROWS, BAR_GATHER = 0.33, 0.5
 BAR_MATCH, BAR_WINDOWS, WINDOW = 0.58, 0.6, 16
 COMMUNITIES, COMMUNITY_NODES, COMMUNITY_BATCH = 4, 4096, 256
 LINK_BYTES, HIDDEN = 256 << 20, 256
+BATCHES_IN_MEMORY = 16
 
 Rows = list[tuple[str, str]]
 
@@ -228,7 +238,13 @@ def epoch(workload: Workload) -> tuple[Rows, dict[str, Any]]:
     if not workload.is_timed:
         text, numbers = counted(loader, training)
         return [("an epoch", text)], numbers
-    kept = list(loader) if fits(workload, loader) else list(first_of(loader))
+    return hidden(workload, loader, training)
+
+
+def hidden(workload: Workload, loader: Any, training: Training) -> tuple[Rows, dict[str, Any]]:
+    """Compare an epoch of a loader, of the model and of both."""
+    all_fit = workload.is_timed and fits(workload, loader)
+    kept = list(loader) if all_fit else list(first_of(loader))
     repeated = -(-workload.num_batches // len(kept))
     batches = (kept * repeated)[: workload.num_batches]
     before = loader.stats()
@@ -340,8 +356,7 @@ def peak(workload: Workload) -> tuple[Rows, dict[str, Any]]:
 
 def rows(workload: Workload) -> tuple[Rows, dict[str, Any]]:
     """Compare epochs with rows that stay on the device, and without."""
-    shape = workload.store.features.shape
-    tenth = shape[0] // 10 * shape[1] * workload.store.features[:1].element_size()
+    tenth = tenth_of(workload)
     sizes: dict[str, int | str] = {"none": 0, "a tenth": tenth}
     if workload.is_timed:
         sizes["auto"] = "auto"
@@ -403,8 +418,7 @@ def rows_on_gpu(workload: Workload, loader: Any, numbers: dict[str, Any]) -> Row
 
 def match(workload: Workload) -> tuple[Rows, dict[str, Any]]:
     """Compare epochs that use rows of the batch before again, and without."""
-    shape = workload.store.features.shape
-    tenth = shape[0] // 10 * shape[1] * workload.store.features[:1].element_size()
+    tenth = tenth_of(workload)
     planned: dict[str, Any] = {"strategy": "belady", "superbatch": WINDOW, "cache_bytes": tenth}
     loaders = {
         "none": workload.loader(),
@@ -477,6 +491,79 @@ def loader_of_communities(workload: Workload, size: int) -> gnnstore.NeighborLoa
     )
 
 
+def disk(workload: Workload) -> tuple[Rows, dict[str, Any]]:
+    """Compare the rows that are read from disk with a tenth of them on the device, and without."""
+    found, numbers = list[tuple[str, str]](), dict[str, Any]()
+    for strategy in ("direct", "static", "belady", "packed"):
+        given, read = of_a_tenth(workload, strategy), list[int]()
+        for size in (0, tenth_of(workload)):
+            loader = workload.loader(device_cache=size, **given)
+            dropped(loader)  # fills caches
+            before = loader.stats()
+            dropped(loader)
+            read.append(loader.stats().since(before).rows_read)
+            del loader
+            gc.collect()  # the cache goes with the loader
+        without, left = read
+        text = f"{left:,} rows, {left / max(1, without):.3f} of {without:,} without; fewer: "
+        found.append((f"{strategy} reads", text + verdict(left < without)))
+        numbers[strategy] = read
+    return found, numbers
+
+
+def levels(workload: Workload) -> tuple[Rows, dict[str, Any]]:
+    """Count the rows of each level of packed epochs, and compare `strategy="packed"` with a bar."""
+    tenth, path = tenth_of(workload), Path(workload.store.path).parent / "levels.packed"
+    settings = PackSettings(
+        SamplingConfig(FANOUTS, seed=SEED),
+        workload.seeds,
+        BATCH_SIZE,
+        1,
+        cache_bytes=tenth,
+        device_cache=tenth,
+        segment=4,
+        num_threads=workload.arguments.threads,
+    )
+    packer = EpochPacker(workload.store, settings)
+    try:
+        packer.pack(path, overwrite=True)
+    finally:
+        packer.close()
+    packed = gnnstore.open_packed(path).loader(device=workload.device)
+    dropped(packed)
+    stats = packed.stats()
+    shares = {
+        "device": stats.rows_on_device / stats.nodes,
+        "host": stats.rows_cached / stats.nodes,
+        "segments and chunks": stats.rows_read / stats.nodes,
+    }
+    rows = [(f"packed epochs, {name}", f"{own:.3f} of the rows") for name, own in shares.items()]
+    del packed
+    loader = workload.loader(device_cache=tenth, **of_a_tenth(workload, "packed"))
+    more, numbers = hidden(workload, loader, workload.training())
+    return rows + more, {"shares": shares, **numbers}
+
+
+def tenth_of(workload: Workload) -> int:
+    """Return the bytes of a tenth of the rows."""
+    features = workload.store.features
+    return features.shape[0] // 10 * features.shape[1] * features[:1].element_size()
+
+
+def of_a_tenth(workload: Workload, strategy: str) -> dict[str, Any]:
+    """Return options for a cache of a tenth, and memory that has room for a tenth twice."""
+    tenth, schema = tenth_of(workload), workload.store.reader.schema
+    held = schema.edge.indptr.num_bytes + schema.edge.indices.num_bytes
+    largest = max(map(bytes_of, first_of(workload.loader(is_on_device=False))))
+    memory = held + 2 * tenth + BATCHES_IN_MEMORY * largest + SPARE_BYTES
+    found: dict[str, Any] = {"strategy": strategy, "memory": memory}
+    if strategy != "direct":
+        found["cache_bytes"] = tenth
+    if strategy in {"belady", "packed"}:
+        found["superbatch"] = min(WINDOW, workload.num_batches)
+    return found
+
+
 SECTIONS = {
     "copies": copies,
     "epoch": epoch,
@@ -484,6 +571,8 @@ SECTIONS = {
     "peak": peak,
     "rows": rows,
     "match": match,
+    "disk": disk,
+    "levels": levels,
 }
 
 
