@@ -2,7 +2,7 @@
 
 In one pass over a table (see `gnnstore.features.pack`) each batch gets a chunk of the missed
 rows that it does not share in its segment, and each segment its shared rows, cut into parts. The
-pass writes a part in the order of the table; then each is read, put in the segment's own order (see
+pass writes parts in the order of the table; then they are read, put in the segment's order (see
 `gnnstore.caching.segments`) and written back, some megabytes at a time.
 """
 
@@ -36,34 +36,34 @@ _PART_BYTES = 4 << 20
 # Most parts for a batch; with more, parts grow instead. Each part has a buffer while it is packed,
 # as each batch has.
 _MAX_PARTS_PER_BATCH = 4
-# Least bytes of a buffer, as in packing; and for a range of the table, see
-# `gnnstore.caching.segments`.
+# Least bytes of a buffer, as in packing; and bytes to look for shared rows in a range of the table,
+# see `gnnstore.caching.segments`.
 _LEAST_BUFFER_BYTES = 4 << 10
 _LOOKING_BYTES = 24 << 20
 
 
 @dataclass(frozen=True)
 class SegmentLocation:
-    """Positions of the shared rows of one segment."""
+    """The batches of one segment, and the positions of their shared rows."""
 
     first: int  # its first batch in the superbatch
     end: int  # the batch after its last one
     num_rows: tuple[int, ...]  # shared rows of each type
-    part_rows: int  # shared rows of a whole part, which are of one type
-    first_part: tuple[int, ...]  # of each type, among all parts of the superbatch
-    first_row: tuple[int, ...]  # of each type, among its shared rows of the superbatch
+    part_rows: int  # shared rows of a full part, which are of one type
+    first_part: tuple[int, ...]  # by type: its first part among all parts of the superbatch
+    first_row: tuple[int, ...]  # by type: its first row among its shared rows of the superbatch
 
 
 @dataclass(frozen=True, eq=False)
 class DividedChunks(PackedChunks):
     """The chunks of S batches in a file, and then the parts, and the checksums of their rows.
 
-    Checksums of blocks of parts are of rows that are not in their order yet.
+    Checksums of blocks of parts were computed before the rows were put in order.
     """
 
     # crc32c of each shared row, segment by segment in its order.
     shared_crcs: npt.NDArray[np.uint32]
-    of_type: int = 0  # the place of the table's type among the types of the missed rows
+    of_type: int = 0  # the index of the table's type among the types of the missed rows
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,8 +71,8 @@ class DividedMisses:
     """The misses of a superbatch: shared ones by segment, the others by batch."""
 
     missed: MissTable  # the packed chunks: one for each batch, and then one for each part
-    places: Spool  # of all misses
-    # The place of each shared row in its segment's order, in parallel to the positions of `places`.
+    places: Spool  # where all missed rows go, by batch
+    # The rank of each shared row in its segment's order, in parallel to the positions of `places`.
     ranks: npt.NDArray[Any]
     own: npt.NDArray[np.int64]  # int64 [S]: rows in the chunk of each batch
     ordered: npt.NDArray[Any]  # the rows of all parts, in their segment's order
@@ -106,15 +106,15 @@ class DividedMisses:
         """Return the checksums of the shared rows of a batch, by their ranks."""
         place = self.segments[bisect_right(self.segments, i, key=lambda place: place.end)]
         of_type, counts = chunks.of_type, self.shared[i]
-        own = ranks[counts[:of_type].sum() :][: counts[of_type]]
-        return shared_crcs(chunks.shared_crcs[place.first_row[of_type] + own])
+        type_ranks = ranks[counts[:of_type].sum() :][: counts[of_type]]
+        return shared_crcs(chunks.shared_crcs[place.first_row[of_type] + type_ranks])
 
 
 @dataclass(frozen=True, eq=False)
 class BatchMisses:
     """Destinations of the missed rows of one batch, all int32."""
 
-    positions: npt.NDArray[np.int32]  # of each row of the batch's chunk
+    positions: npt.NDArray[np.int32]  # positions of the rows of the batch's chunk
     repeat_targets: npt.NDArray[np.int32]  # positions that get the row of another one
     repeat_sources: npt.NDArray[np.int32]  # positions of these other rows
     # Positions of rows that the segment's batches share, type after type in the order of ranks.
@@ -136,7 +136,7 @@ def divide_misses(
         return DividedMisses(missed, missed.places, rows, own, rows[:0], (), none)
     num_batches, counts = len(own), missed.counts
     own_counts = np.zeros_like(counts)
-    found: list[tuple[range, list[int]]] = []
+    sizes_of: list[tuple[range, list[int]]] = []
     ordered: list[npt.NDArray[Any]] = []
     for batches in segments_of(num_batches, segment):
         parts = [np.split(missed.batch(i), np.cumsum(counts[i])[:-1]) for i in batches]
@@ -144,17 +144,17 @@ def divide_misses(
             SharedRows.from_missed([part[t] for part in parts], of_type.num_rows)
             for t, of_type in enumerate(missed.ranges)
         ]
-        ordered += [each.in_order() for each in shared]
-        found.append((batches, [each.num_rows for each in shared]))
+        ordered += [rows_of_type.in_order() for rows_of_type in shared]
+        sizes_of.append((batches, [rows_of_type.num_rows for rows_of_type in shared]))
         for i, part in zip(batches, parts, strict=True):
             own_counts[i] = _divide_batch(missed.batch(i), part, missed.places.read(i)[0], shared)
     own = own_counts.sum(axis=1)
-    total = sum(sum(sizes) for _, sizes in found)
+    total = sum(sum(sizes) for _, sizes in sizes_of)
     part_rows = max(1, _PART_BYTES // row_bytes)
     while total // part_rows > _MAX_PARTS_PER_BATCH * num_batches:
         part_rows *= 2
     segments, num_parts, first_row = [], 0, np.zeros(len(missed.ranges), np.int64)
-    for batches, sizes in found:
+    for batches, sizes in sizes_of:
         cut = [-(-size // part_rows) for size in sizes]
         firsts = tuple(num_parts + sum(cut[:t]) for t in range(len(cut)))
         place = (tuple(sizes), part_rows, firsts, tuple(first_row.tolist()))
@@ -177,8 +177,8 @@ def divide_misses(
 def segment_memory(misses: npt.NDArray[np.int64], id_bytes: int, num_tables: int) -> int:
     """Return the memory for dividing rows, on top of that for packing (see `least_memory`)."""
     total = int(misses.sum())
-    # A copy for the kernel, and half as many shared rows in two orders, with their buffers, and
-    # with a checksum of each.
+    # A copy for the kernel; half as many shared rows in two orders; their buffers; and a checksum
+    # of each shared row.
     parts = _MAX_PARTS_PER_BATCH * len(misses) * _LEAST_BUFFER_BYTES
     crcs = 4 * (total // 2) * num_tables
     return total * id_bytes + total * id_bytes + parts + crcs + _LOOKING_BYTES

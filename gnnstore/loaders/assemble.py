@@ -341,7 +341,7 @@ class Assembler:
         )
 
     def output_of(self, sample: Sample, metadata: Any) -> Any:
-        """Return a sample as PyG's samplers do, but that `edge` holds positions in the columns."""
+        """Return a sample as PyG's samplers do, except that `edge` holds positions in columns."""
         parts = Parts.from_sample(sample, joins_reverse=self._joins_reverse)
         return parts.output(metadata, is_homogeneous=self._is_homogeneous)
 
@@ -381,7 +381,7 @@ class Assembler:
         )
 
     def selections(self, sample: Sample, parts: Parts) -> Iterator[tuple[Any, ...]]:
-        """Yield for each type what it is, its attributes' paths, ids of a sample and of parts."""
+        """Yield for each type its name in words, attribute paths, ids in a sample and in parts."""
         for name, attributes in self._nodes.items():
             what = "nodes" if self._is_homogeneous else f"nodes of {name!r}"
             paths = {each.path for each in attributes.values()}
@@ -404,7 +404,7 @@ class Assembler:
         *,
         decodes: bool = True,
     ) -> Any:
-        """Return a subgraph with its attributes; those that are not in `rows` are read by ids."""
+        """Return a subgraph with its attributes; attributes not in `rows` are read by ids."""
         gathering = Gathering(rows, hold, memory, self._held, decodes=decodes)
         csr = self._csr
         # Before rows are gathered, while edges are in the processor's cache.
@@ -458,9 +458,9 @@ class Assembler:
         kind: EdgeType | None = None,
         e_id: Tensor | None = None,
     ) -> None:
-        """Write attributes on a `Data` or the part of a type; and then as PyG what overwrites them.
+        """Write attributes on a `Data` or a type's store, then what PyG writes last.
 
-        The user's `n_id` and `e_id` stay. Others of a `Data` without a value are dropped.
+        The user's `n_id` and `e_id` stay. Attributes without a value are dropped.
         """
         if name is not None:
             if name in self._explicit_num_nodes:
@@ -502,9 +502,9 @@ class Assembler:
 
 
 def _refuse_labels_of_no_nodes(schema: Schema) -> None:
-    """Refuse labels of another length than nodes: a batch would show all, and not its own.
+    """Refuse labels of another length than nodes: a batch would have all labels of the graph.
 
-    A `y` of one row is the graph's.
+    A `y` of one row is a label of the graph.
     """
     for node in schema.node_types:
         arrays = schema.graph_arrays if schema.is_homogeneous else node.value_arrays
@@ -518,7 +518,7 @@ def _refuse_labels_of_no_nodes(schema: Schema) -> None:
 
 
 def _whole_values(store: BatchSchema) -> dict[str | EdgeType, dict[str, Any]]:
-    """Return what types have as a whole, without lists that name each node or edge of the graph."""
+    """Return the values of types, without lists that have an entry for each node or edge."""
     schema = store.schema
     found: dict[str | EdgeType, dict[str, Any]] = {}
     left: list[str] = []
@@ -550,13 +550,13 @@ class OutputAssembler:
     refusal: Callable[[str], Exception] | None = None
 
     def output(self, batch: Batch) -> Any:
-        """Return a sample as PyG's samplers do, but that `edge` holds positions in the columns."""
+        """Return a sample as PyG's samplers do, except that `edge` holds positions in columns."""
         sample, labels = batch.sample, batch.labels
         assert sample is not None and labels is not None  # noqa: S101, PT018 - it is prepared
         return self.assembler.output_of(sample, labels.metadata())
 
     def assemble_output(self, batch: Batch, output: Any) -> None:
-        """Set a batch's output; rows that were provided for it are chosen anew."""
+        """Set a batch's output, with the rows that its changed ids select."""
         sample, labels = batch.sample, batch.labels
         assert sample is not None and labels is not None  # noqa: S101, PT018 - it is prepared
         parts = self.assembler.parts_from(output)
@@ -579,23 +579,23 @@ class OutputAssembler:
         ids: npt.NDArray[Any],
         wanted: Tensor | None,  # None: they have no attributes
     ) -> dict[str, Rows]:
-        """Return the rows of the ids in a changed output."""
-        own = {path: rows[path] for path in paths if path in rows}
+        """Return the provided rows of the ids in a changed output."""
+        provided = {path: rows[path] for path in paths if path in rows}
         if wanted is None:
             return {}
         chosen = wanted.numpy()
-        if not own or np.array_equal(chosen, ids):
-            return own
+        if not provided or np.array_equal(chosen, ids):
+            return provided
         places = _core.places_of(chosen, ids)
         if (places >= 0).all():
-            return {path: Rows(values[places], counts) for path, (values, counts) in own.items()}
+            return {path: Rows(values[places], reads) for path, (values, reads) in provided.items()}
         if self.refusal is not None:
             raise self.refusal(f"{what} for transform_sampler_output to add to a batch")
         return {}
 
 
 def checked_class(data_class: Any, wanted: type) -> Any:
-    """Refuse what is not a class of `Data` or `HeteroData`, before the first batch."""
+    """Refuse a value that is not a class of `Data` or `HeteroData`, before the first batch."""
     problem = "it is not a subclass"
     if isinstance(data_class, type) and issubclass(data_class, wanted):
         try:
@@ -611,7 +611,7 @@ def checked_class(data_class: Any, wanted: type) -> Any:
 
 
 def edge_index_of(row: Tensor, col: Tensor) -> Tensor:
-    """Return [2, E]: the array that holds both rows, or a new one."""
+    """Return `row` and `col` as one tensor [2, E]: their common base, or a new one."""
     base = row._base
     if (
         base is not None

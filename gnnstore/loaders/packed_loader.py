@@ -68,7 +68,7 @@ if TYPE_CHECKING:
 
     from gnnstore.graph.store import GraphStore
 
-# Rows that were packed, with any planned cache.
+# The strategy of packed epochs, whatever cached their rows.
 _PACKED = StrategyTraits("packed", "disk", packs=True)
 
 
@@ -87,7 +87,7 @@ class PackedSources(Sources):
         may_use_fewer: bool = False,
         pins: bool = False,  # whether batches are copied to pinned memory
         edge_ids: EdgeIds | None = "input",
-        has_device: bool = False,  # for the rows that one is to hold; else the host's memory does
+        has_device: bool = False,  # whether a device holds its rows; else the host's memory does
     ) -> None:
         self.e_id = edge_ids
         manifest, ranks = parts.manifest, machine.num_ranks
@@ -141,7 +141,7 @@ class PackedSources(Sources):
                 "lower num_threads=",
                 "pack with a smaller --memory",
             )
-        if isinstance(machine, SharedMachine):  # before what cannot be shared is loaded
+        if isinstance(machine, SharedMachine):  # before rows that cannot be shared are loaded
             machine.spare_bytes = self.placement.spare_bytes
         before = machine.private_bytes
         if self.packed.cached is not None and (private := machine.private_bytes - before):
@@ -156,7 +156,7 @@ class PackedSources(Sources):
         self.tables |= self.packed.device_tables
 
     def _choose(self, parts: PackedParts, *, has_device: bool) -> list[Reservation]:
-        """Set the rows that the device holds; return what they take of the host's memory."""
+        """Set the rows that the device holds; return the host's memory for them."""
         held, manifest = self.packed.held, parts.manifest
         if held is None:
             return []
@@ -165,11 +165,13 @@ class PackedSources(Sources):
         num_bytes = sum(widths[name] * len(nodes) for name, nodes in held.nodes.items())
         most = parts.largest_batch_bytes
         self.chosen = ChosenRows(held, tables, num_bytes, most, left_out=held)
-        found = [Reservation("numbers of the device's rows", held.num_bytes)]
-        found.append(Reservation("filling the device", 2 * min(num_bytes, PIECE_BYTES)))
+        reservations = [
+            Reservation("numbers of the device's rows", held.num_bytes),
+            Reservation("filling the device", 2 * min(num_bytes, PIECE_BYTES)),
+        ]
         if not has_device:
-            found.append(Reservation("rows for a device", num_bytes))
-        return found
+            reservations.append(Reservation("rows for a device", num_bytes))
+        return reservations
 
     @property
     def cached_by(self) -> str:
@@ -204,7 +206,7 @@ def open_packed_sources(loader: LoaderSpec, *, has_device: bool = False) -> Pack
 
 
 def device_of(manifest: PackedManifest, device: torch.device | None) -> torch.device | None:
-    """Return where batches are placed: in the host's memory, where it is to hold a device's rows.
+    """Return the device of batches; without one the CPU holds a device's packed rows.
 
     None: batches are not placed.
     """

@@ -1,8 +1,8 @@
 """Packs a part of the batches of some epochs: a task that may run twice, and anywhere.
 
-A part is a sealed directory by itself, `part-00003-of-00064`. Its bytes follow from the store, the
-settings and its number alone, so that whichever attempt gives it its name, it is the same; and one
-that is there is done.
+A part is a separate sealed directory, `part-00003-of-00064`. Its bytes follow from the store, the
+settings and its number alone, so that all attempts make the same part; a part that exists is not
+packed again.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class PartPacker:
-    """Packs a part, unless it is there."""
+    """Packs a part, unless it exists."""
 
     store: GraphStore
     settings: PackSettings  # with a part
@@ -102,7 +102,7 @@ class PartPacker:
             before()
             with closing(EpochPacker(self.store, self.settings)) as packer:
                 try:
-                    # Where others' locks are not seen, what looks left may be in use.
+                    # Where other machines' locks are not seen, leftovers may be in use.
                     return packer.pack(
                         final,
                         overwrite=overwrite,
@@ -126,7 +126,7 @@ class PartPacker:
         on_event: Callable[[str], None] = lambda _: None,
         **options: Any,
     ) -> PackedManifest:
-        """Pack the part below a directory here, and put it into a bucket unless it is there.
+        """Pack the part on this machine, below `spill`, and copy it to a bucket unless it exists.
 
         Returns its manifest.
         """
@@ -137,18 +137,18 @@ class PartPacker:
         )
         target = f"{place.rstrip('/')}/{self.name}"
 
-        def found() -> PackedManifest | None:
-            there = None if overwrite else manifest_at(FilesBelow(directory, self.name))
-            if there is not None:
-                self.check(there, target)
+        def existing_part() -> PackedManifest | None:
+            part = None if overwrite else manifest_at(FilesBelow(directory, self.name))
+            if part is not None:
+                self.check(part, target)
                 on_event(f"{target} is there already")
-            return there
+            return part
 
-        if (there := found()) is not None:
-            return there
+        if (part := existing_part()) is not None:
+            return part
         with waiting_for(target, spill, progress or NullProgress()) as local:
-            if (there := found()) is not None:  # put there by who was waited for
-                return there
+            if (part := existing_part()) is not None:  # made by the task that was waited for
+                return part
             made = self.pack(
                 local, overwrite=overwrite, progress=progress, on_event=on_event, **options
             )
@@ -169,20 +169,20 @@ class PartPacker:
                 )
             if name == self.name:
                 continue
-            with suppress(NotFoundError, CorruptStoreError):  # a damaged one is passed over
-                if (found := manifest(name)) is not None:
-                    self.check(found, f"{label}/{name}")
+            with suppress(NotFoundError, CorruptStoreError):  # a damaged part is passed over
+                if (other := manifest(name)) is not None:
+                    self.check(other, f"{label}/{name}")
                     return
 
     def _is_done(self, final: Path) -> bool:
-        """Whether the part is there; refuse another one of its name."""
+        """Whether the part exists; refuse another run's part of this name."""
         if not os.path.lexists(final):
             return False
         self.check(PackedReader.open(final).manifest, final)
         return True
 
     def check(self, found: PackedManifest, path: Path | str) -> None:
-        """Refuse a part that is of another run than this one."""
+        """Refuse a part of another run."""
         store, settings = self.store, self.settings
         cached, seeds = settings.cached_in(store), settings.seeds_in(store)
         assert cached is not None  # noqa: S101 - settings have a part
@@ -210,7 +210,7 @@ class PartPacker:
 
 
 def _device_of(found: PackedManifest, settings: PackSettings) -> DeviceLevel | None:
-    """Return the device's rows of a part as these settings have them, if it is of their run."""
+    """Return what a part of this run would state of the rows for a device."""
     asked = settings.device_cache or 0
     if found.device is None:
         return DeviceLevel(asked, 0, 0) if asked else None
