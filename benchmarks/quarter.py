@@ -22,7 +22,7 @@ import contextlib
 import io
 import math
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import replace
 from pathlib import Path
 from statistics import mean, median, stdev
@@ -56,10 +56,10 @@ TRAINING = {"Cora": PAPERS, "Facebook": PAGES, HEAVY: PAGES}
 Case = tuple[str, str]  # strategy and type
 
 
-def make_stores(directory: Path, workload: Workload) -> dict[str, Path]:
+def make_stores(directory: Path, workload: Workload, dtypes: Collection[str]) -> dict[str, Path]:
     """Return the stores, converted unless they are there already."""
     found = {"float32": workload.store(directory)}
-    for dtype in DTYPES[1:]:
+    for dtype in (each for each in dtypes if each != "float32"):
         path = found["float32"].with_suffix(f".{dtype}.gnn")
         found[dtype] = path
         if path.exists():
@@ -168,9 +168,10 @@ def main() -> None:
     options.add_argument("--scale", type=int, help="2^scale nodes instead of the workload's")
     options.add_argument("--epochs", type=int, default=5, help="the first is not timed (5)")
     options.add_argument("--strategies", type=several(), default=[*STRATEGIES, "memory"])
+    options.add_argument("--dtypes", type=several(choices=DTYPES), default=DTYPES)
     options.add_argument("--slack", type=int, default=200 * 10**6, help="bytes (200,000,000)")
     options.add_argument("--data", type=Path, help="directory with cora and facebook")
-    options.add_argument("--training-epochs", type=int, default=40, help="on these (40)")
+    options.add_argument("--training-epochs", type=int, default=40, help="0: no training (40)")
     options.add_argument("--cache", type=Path, help="directory that keeps the stores")
     arguments = options.parse_args()
     workload = WORKLOADS[arguments.workload]
@@ -181,7 +182,7 @@ def main() -> None:
     workload = replace(workload, scale=arguments.scale or workload.scale)
     seconds: dict[Case, list[float]] = {}
     with directory_of(arguments) as directory:
-        stores = make_stores(directory, workload)
+        stores = make_stores(directory, workload, arguments.dtypes)
         for _ in range(arguments.repeats):
             for strategy in arguments.strategies:
                 for dtype, path in stores.items():
@@ -198,7 +199,10 @@ def main() -> None:
         if strategy == "packed" and (in_memory := middle.get(("memory", "int8"))) is not None:
             reached |= middle[strategy, "int8"] <= IN_MEMORY_BAR * in_memory
         rows.append((f"the bar of {strategy}", "reached" if reached else "MISSED"))
-    found, refused = accuracies(arguments.data, arguments.training_epochs, num_seeds)
+    found: dict[str, dict[str, list[float]]] = {}
+    refused: Collection[str] = ()
+    if arguments.training_epochs:
+        found, refused = accuracies(arguments.data, arguments.training_epochs, num_seeds)
     for graph, by_type in found.items():
         for dtype, own in by_type.items():
             error = stdev(own) / math.sqrt(len(own))
