@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import zlib
 from contextlib import suppress
 from pathlib import Path
 
@@ -26,7 +27,7 @@ _HEAD_BYTES = 1 << 16
 _BY_ENTRY = {
     "metadata.yaml": "graphbolt",
     "meta.pt": "mag240m",
-    "raw": "ogb",
+    "split": "ogb",  # beside raw/, which PyG's data sets have, too
     "edges": "typed",
     "author": "igbh",
     "paper": "igb",
@@ -43,7 +44,7 @@ def likely_kind(path: Path) -> str | None:
 
     The path need not exist; None if nothing is known of it.
     """
-    with suppress(OSError, EOFError):
+    with suppress(OSError, EOFError, zlib.error):  # the last two of a damaged .gz
         if path.is_dir():
             return _of_directory(path)
         return _of_file(path)

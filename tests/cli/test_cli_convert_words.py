@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import warnings
 from pathlib import Path
 from typing import Any
@@ -57,7 +58,7 @@ def test_names_of_formats_lead_to_the_kind_that_reads_them(run: Any, word: str, 
         ("data.pt", None, "pyg"),
         ("shop/edges/a__b__c.csv", "", "typed"),
         ("fb15k/train.txt", "", "triples"),
-        ("arxiv/raw/edge.csv.gz", "", "ogb"),
+        ("arxiv/split/time/train.csv.gz", "", "ogb"),
         ("products/metadata.yaml", "", "graphbolt"),
         ("arrays/edge_index.npy", "", "numpy"),
     ],
@@ -77,12 +78,51 @@ def test_an_input_without_its_kind_leads_to_the_kind(
     assert f"\n  gnnstore convert {kind} {given} {given.stem}.gnn\n" in alone.stderr
 
 
-def test_what_is_no_input_of_a_converter_leads_elsewhere(run: Any, example: Path) -> None:
+def test_what_is_no_input_of_a_converter_leads_elsewhere(
+    run: Any, tmp_path: Path, example: Path
+) -> None:
+    spaced = tmp_path / "my graph.gnn"
+    spaced.symlink_to(example)
     assert f"  gnnstore inspect {example}\n" in run("convert", example, "g.gnn").stderr
     assert "Read it with networkx" in run("convert", "g.graphml", "g.gnn").stderr
     tables = run("convert", "e.parquet", "g.gnn").stderr
     assert "gnnstore convert table g.gnn --edges e.parquet --source COLUMN" in tables
     assert "Choose graphbolt" in run("convert", "g.thing", "g.gnn").stderr
+    assert f"  gnnstore inspect '{spaced}'\n" in run("convert", spaced, "g.gnn").stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("e.txt.gz", gzip.compress(bytes(100))[:12] + bytes(50)),  # damaged
+        ("e.txt.gz", b"1 2\n"),
+        ("e.txt", b""),
+        ("cora/raw/ind.cora.x", b""),  # of PyG's data set
+    ],
+)
+def test_no_kind_is_suggested_for_what_is_like_none(
+    run: Any, tmp_path: Path, name: str, content: bytes
+) -> None:
+    path = tmp_path / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content)
+    done = run("convert", tmp_path / Path(name).parts[0], "g.gnn")
+    assert done.status == 2
+    assert "Choose graphbolt, igb" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "wanted"),
+    [
+        ("e.csv --undirected o.gnn", "snap e.csv --undirected o.gnn"),
+        ("e.csv --seed 3", "snap e.csv e.gnn --seed 3"),
+        ("e.csv --seed 3 o.gnn", "snap e.csv --seed 3 o.gnn"),
+        ("e.pq --seed 3", "table e.gnn --edges e.pq --source COLUMN --target COLUMN --seed 3"),
+        ("e.pq o.gnn", "table o.gnn --edges e.pq --source COLUMN --target COLUMN"),
+    ],
+)
+def test_an_output_is_added_where_none_is_given(run: Any, words: str, wanted: str) -> None:
+    assert f"\n  gnnstore convert {wanted}\n" in run("convert", *words.split()).stderr
 
 
 @pytest.mark.parametrize(

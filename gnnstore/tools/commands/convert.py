@@ -501,30 +501,32 @@ class _Kinds(Group):
         if path.suffix.lower().strip(".") in _OF_NETWORKX:
             return _NETWORKX
         if StoreManifest.is_at(path):
-            return f"It is a store already; see what is in it:\n  gnnstore inspect {first}"
+            found = shlex.join(["gnnstore", "inspect", first])
+            return f"It is a store already; see what is in it:\n  {found}"
         if (kind := likely_kind(path)) is None:
             return ""
-        output = (
-            []
-            if any(word[:1] != "-" for word in rest[:1])
-            else [f"{path.name.partition('.')[0]}.gnn"]
-        )
+        output = [] if self._has_output(kind, words) else [f"{path.name.partition('.')[0]}.gnn"]
         words = [first, *output, *rest]
         if kind == "table":
-            words = [
-                *(output or rest[:1]),
-                "--edges",
-                first,
-                "--source",
-                "COLUMN",
-                "--target",
-                "COLUMN",
-            ]
-            words += rest if output else rest[1:]
+            columns = ["--source", "COLUMN", "--target", "COLUMN"]
+            words = [*(output or rest[:1]), "--edges", first, *columns, *rest[not output :]]
         return (
             f"The kind comes before the input, which looks like one of kind {kind}:\n"
             f"  {shlex.join(['gnnstore', 'convert', kind, *words])}"
         )
+
+    def _has_output(self, kind: str, words: Sequence[str]) -> bool:
+        """Return whether there is an output among words that begin with the input of a kind."""
+        command = self.get_command(click.get_current_context(), kind)
+        if command is None:
+            return False
+        arguments = [each.name for each in command.params if isinstance(each, click.Argument)]
+        parser = command.make_parser(click.Context(command))
+        try:
+            given, _, _ = parser.parse_args([*words[arguments == ["output"] :]])
+        except click.UsageError:  # which the command itself is to report
+            return any(not word.startswith("-") for word in words[1:2])
+        return isinstance(given.get("output"), str)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Return the command of a kind."""
