@@ -123,7 +123,10 @@ def __getattr__(name: str) -> Any:
             "each node; train an HGTConv with NeighborLoader with fan-outs by edge type"
         )
     else:
-        meant = did_you_mean(name, _HOMES)
+        meant = did_you_mean(name, __all__)
+        if name.startswith("from_"):  # most are there; it takes long to import for other names
+            own = importlib.import_module(f"{__name__}.converters").__all__
+            meant = did_you_mean(name, own).replace("'from_", f"'{__name__}.converters.from_")
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}{meant}")
     globals()[name] = value
     return value

@@ -137,6 +137,14 @@ MISTAKES: dict[str, tuple[Callable[[Any], Any], str]] = {
         lambda _: gnnstore.NeighbourLoader,
         "module 'gnnstore' has no attribute 'NeighbourLoader'; did you mean 'NeighborLoader'?",
     ),
+    "an error of the module": (
+        lambda _: gnnstore.StoreExistError,
+        "module 'gnnstore' has no attribute 'StoreExistError'; did you mean 'StoreExistsError'?",
+    ),
+    "a converter": (
+        lambda _: gnnstore.from_pyg,
+        "has no attribute 'from_pyg'; did you mean 'gnnstore.converters.from_pyg'?",
+    ),
     # --- links
     "nodes to start from": (
         lambda at: Links(at.store, [2], input_nodes="train"),
