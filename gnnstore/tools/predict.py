@@ -219,7 +219,7 @@ def predict_caches(
     narrow = any(map(saved_by_int8, specs)) and reads_disk
     document["remarks"] = [*_remarks(document), *[_QUANTIZE] * narrow]
     draw_into(document, plot_file, draw_predictions)
-    session.emit(document, PREDICTIONS, *_next(document))
+    session.emit(document, PREDICTIONS, *_next(document, store.schema.bytes_in_memory))
     return STORAGE if document["problems"] else OK
 
 
@@ -234,15 +234,15 @@ def _row_bytes_of(epoch: TracedEpoch, tables: CachedTables) -> int:
     return round(total * epoch.epoch_batches / max(1, trace.num_batches))
 
 
-def _next(document: dict[str, Any]) -> tuple[list[tuple[str, ...]], str]:
-    """Return the commands to try next, and a program."""
+def _next(document: dict[str, Any], whole_bytes: int) -> tuple[list[tuple[str, ...]], str]:
+    """Return the commands to try next, and a program, for a store that takes some memory."""
     found, store = document["predictions"]["strategies"], document["store"]
     if found and all(one["problem"] is not None for one in found):
         return [], ""
     # Rows in memory leave a benchmark of strategies nothing to limit, and no limit is below what
     # small tables take.
     commands: list[tuple[str, ...]] = [("gnnstore", "bench", "load", store)] if found else []
-    if commands and (1 - LOADER_SHARE) * document["table_bytes"] <= SLACK_BYTES:
+    if commands and document["table_bytes"] <= LOADER_SHARE * whole_bytes + SLACK_BYTES:
         commands[0] += ("--no-limit",)
     if document["measured_at"] is None:
         commands = [("gnnstore", "bench", "disk", store)]

@@ -16,6 +16,7 @@ from gnnstore.budget.limits import memory_of
 from gnnstore.converters import from_pyg, partition
 from gnnstore.errors import BudgetError, UsageError
 from gnnstore.formats.packed import PackedReader
+from gnnstore.tools import predict
 from gnnstore.tools.bench import harness
 from gnnstore.units import parse_share
 from tests.support.disks import keep_usual_profile
@@ -170,6 +171,16 @@ def test_bench_load(run: Any, made: Path, monkeypatch: pytest.MonkeyPatch) -> No
     run("bench", "load", made, *words, "0%")
     (task,) = tasks
     assert round(task.share * NODES * 4 * 32) == round(0.1 * WHOLE)
+
+
+@pytest.mark.parametrize("slack", [230_000, 233_000])
+def test_a_prediction_leads_to_a_limit_that_limits(
+    run: Any, made: Path, monkeypatch: pytest.MonkeyPatch, slack: int
+) -> None:
+    monkeypatch.setattr(predict, "SLACK_BYTES", slack)
+    found = run("predict", made, "--num-neighbors", "2", "--batches", "2").stdout
+    limits = WHOLE // 10 + slack < NODES * 4 * 32
+    assert f"  gnnstore bench load {made}{'' if limits else ' --no-limit'}\n" in found
 
 
 def test_converters_ask_for_a_size(run: Any, made: Path, tmp_path: Path) -> None:
