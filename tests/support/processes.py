@@ -23,6 +23,7 @@ from itertools import groupby
 from typing import Any, BinaryIO
 
 import pytest
+from _pytest.config import create_terminal_writer
 
 from tests.support.forks import start_servers
 
@@ -40,7 +41,7 @@ class _Worker:
     messages: int  # a file
     received: bytes = b""
     test: tuple[str, Any] | None = None  # the name and the place of what runs
-    has_ended: bool = False
+    status: int | None = None  # None until it has ended
 
     def take(self) -> Iterator[tuple[str, Any]]:
         """Yield the messages that have come whole, which are lines of JSON."""
@@ -74,27 +75,29 @@ class Processes:
             server, found = start_servers(self._count)
             channels[:] = found
         turns, numbers = os.pipe()  # each process reads the number of the next file
-        os.set_blocking(numbers, False)  # as many as do not fit a pipe are an error
-        os.write(numbers, b"".join(map(_NUMBER.pack, range(len(files)))))
+        os.set_blocking(numbers, False)
+        content = b"".join(map(_NUMBER.pack, range(len(files))))
+        assert os.write(numbers, content) == len(content), "there are more files than fit a pipe"
         os.close(numbers)
-        workers = [_start(session, files, turns, number, channels) for number in range(self._count)]
-        os.close(turns)
+        workers: list[_Worker] = []
+        for _ in range(self._count):
+            workers.append(_start(session, files, turns, workers, channels))
         for channel in filter(None, channels):
             channel.close()
         try:
             _listen(session, workers)
         finally:
-            for worker in workers:
-                os.close(worker.messages)
-                if not worker.has_ended:
-                    os.kill(worker.pid, signal.SIGINT)
-                    os.waitpid(worker.pid, 0)
+            _stop(workers)
             if server is not None:
+                server.terminate()  # it may still import, or wait for what a test has left
                 server.wait()
         if session.shouldfail:
             raise session.Failed(session.shouldfail)
         if session.shouldstop:
             raise session.Interrupted(session.shouldstop)
+        if left := len(os.read(turns, len(content) + 1)) // _NUMBER.size:
+            _report_failure(session, f"{left} files of tests were not run: no process was left")
+        os.close(turns)
         return True
 
 
@@ -104,18 +107,50 @@ def _listen(session: pytest.Session, workers: list[_Worker]) -> None:
         for worker in workers:
             selector.register(worker.messages, selectors.EVENT_READ, worker)
         while selector.get_map() and not (session.shouldfail or session.shouldstop):
-            for key, _ in selector.select():
+            events = selector.select(timeout=1)
+            for key, _ in events:
                 worker = key.data
                 read = os.read(worker.messages, 1 << 20)
                 worker.received += read
                 for message in worker.take():
                     _report(session, worker, *message)
                 if not read:
-                    selector.unregister(worker.messages)
-                    status = os.waitstatus_to_exitcode(os.waitpid(worker.pid, 0)[1])
-                    worker.has_ended = True
-                    if status:
-                        _report_an_end(session, worker, status)
+                    _end(session, selector, worker)
+            if not events:
+                _look_for_ends(session, selector)
+
+
+def _stop(workers: list[_Worker]) -> None:
+    """Interrupt the processes that have not ended, and wait for them."""
+    running = [worker for worker in workers if worker.status is None]
+    for worker in workers:
+        os.close(worker.messages)
+    for worker in running:
+        os.kill(worker.pid, signal.SIGINT)
+    for worker in running:
+        os.waitpid(worker.pid, 0)
+
+
+def _look_for_ends(session: pytest.Session, selector: selectors.BaseSelector) -> None:
+    """Find processes that have ended although others, their forks, hold their pipes open."""
+    for key in [*selector.get_map().values()]:
+        worker = key.data
+        if worker.status is not None:  # since the last time, and all that it sent is read
+            _end(session, selector, worker)
+        elif (ended := os.waitpid(worker.pid, os.WNOHANG))[0]:
+            worker.status = os.waitstatus_to_exitcode(ended[1])
+
+
+def _end(session: pytest.Session, selector: selectors.BaseSelector, worker: _Worker) -> None:
+    """Listen no more to a process that ends; where it failed, its test did."""
+    selector.unregister(worker.messages)
+    if worker.status is None:
+        worker.status = os.waitstatus_to_exitcode(os.waitpid(worker.pid, 0)[1])
+    if worker.status and worker.test is not None:
+        problem = f"the process ended with {worker.status}; the tests after it in its file"
+        _report_failure(session, f"{problem} were not run", *worker.test)
+    elif worker.status:
+        _report_failure(session, f"a process ended with {worker.status} between tests")
 
 
 def _report(session: pytest.Session, worker: _Worker, kind: str, content: Any) -> None:
@@ -132,10 +167,10 @@ def _report(session: pytest.Session, worker: _Worker, kind: str, content: Any) -
         worker.test = None
 
 
-def _report_an_end(session: pytest.Session, worker: _Worker, status: int) -> None:
-    """Fail the test that ran when a process ended; the rest of its file does not run."""
-    name, place = worker.test or ("the end of a process", ("", 0, ""))
-    problem = f"the process ended with {status}; the tests after it in its file were not run"
+def _report_failure(
+    session: pytest.Session, problem: str, name: str = "processes", place: Any = ("", 0, "")
+) -> None:
+    """Fail the test of this name, or the run."""
     session.config.hook.pytest_runtest_logreport(
         report=pytest.TestReport(name, place, {}, "failed", problem, "call")
     )
@@ -145,10 +180,11 @@ def _start(
     session: pytest.Session,
     files: list[list[pytest.Item]],
     turns: int,
-    number: int,
+    started: Sequence[_Worker],
     channels: Sequence[socket.socket | None],
 ) -> _Worker:
-    """Start a process that runs tests."""
+    """Start a process that runs tests, after others."""
+    number = len(started)
     receiver, sender = os.pipe()
     child = os.fork()
     if child:
@@ -156,7 +192,8 @@ def _start(
         return _Worker(child, receiver)
     status = 1
     try:
-        os.close(receiver)
+        for file in (receiver, *(worker.messages for worker in started)):
+            os.close(file)  # or nobody would notice that the first process has closed it
         for other in {*range(len(channels))} - {number}:
             if (channel := channels[other]) is not None:
                 channel.close()
@@ -173,6 +210,13 @@ def _start(
         os._exit(status)
 
 
+class _Terminal:
+    """What is written to the terminal beside reports, as stacks at a time limit, is captured."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._tw = create_terminal_writer(config, sys.stderr)  # `Config.get_terminal_writer`
+
+
 class _Reporter:
     """A plugin of a process that runs tests: sends what the other one reports."""
 
@@ -181,8 +225,11 @@ class _Reporter:
         self._messages = messages
 
     def send(self, kind: str, content: Any = None) -> None:
-        self._messages.write(json.dumps((kind, content)).encode() + b"\n")
-        self._messages.flush()
+        try:
+            self._messages.write(json.dumps((kind, content)).encode() + b"\n")
+            self._messages.flush()
+        except BrokenPipeError:  # where a test took the signal to stop for its own
+            raise KeyboardInterrupt from None
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         hook = self._config.hook
@@ -200,6 +247,7 @@ def _work(
     if capturing is not None:  # into files of its own
         capturing.stop_global_capturing()
         capturing.start_global_capturing()
+    plugins.register(_Terminal(config), "terminalreporter")
     reporter = _Reporter(config, messages)
     plugins.register(reporter)
     try:
@@ -214,4 +262,5 @@ def _work(
                 if session.shouldfail or session.shouldstop:
                     return
     finally:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second one: the user's, and the one sent
         session._setupstate.teardown_exact(None)
