@@ -254,7 +254,8 @@ def test_a_limit_that_holds_all_features_limits_nothing(
     assert answers == []
 
 
-@pytest.mark.usefixtures(*choose(("timed_in_forks",), ()))
+# In `make long` each process imports what it needs by itself.
+@pytest.mark.usefixtures(choose("timed_in_forks", "wide"))
 def test_under_a_real_limit(run: Any, wide: Path, tmp_path: Path) -> None:
     with memory_group() as group:
         if group is None:

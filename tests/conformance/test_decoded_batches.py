@@ -120,7 +120,7 @@ def stores(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 
 @pytest.mark.parametrize(
-    ("case", "way"), paired(choose(["nodes", "links", "plain, weights"], CASES), WAYS, 2)
+    ("case", "way"), paired(choose(["nodes", "links", "plain, weights"], CASES), WAYS)
 )
 def test_every_loader_has_them(stores: tuple[Path, Path], case: str, way: dict[str, Any]) -> None:
     options = {"batch_size": choose(14, 6)} if case in NODES else {}
