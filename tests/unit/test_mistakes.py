@@ -223,6 +223,18 @@ MISTAKES: dict[str, tuple[Callable[[Any], Any], str]] = {
         "batch_size: expected 6, found 5. Make the loader as it was",
     ),
     # --- conversions
+    "options in a dict": (
+        lambda at: pyg(at.data, at.new, options={"seed": 1}),
+        "options has the type dict; ... give each option by its name, as in from_pyg(..., over",
+    ),
+    "a type of torch": (
+        lambda at: pyg(at.data, at.new, feature_dtype=torch.float16),
+        "feature_dtype=torch.float16 is unknown; choose one of ... did you mean 'float16'?",
+    ),
+    "numbers as names": (
+        lambda at: pyg(at.data, at.new, time_attr=3),
+        "time_attr=3: expected a name, or a list of names",
+    ),
     "data and path swapped": (
         lambda at: pyg(at.new, at.data),
         "output has the type Data; ... the input comes first, as in from_pyg(data, output)",
@@ -269,6 +281,11 @@ def test_unknown_options_are_errors_of_types_too(place: SimpleNamespace) -> None
 
 def test_numbers_of_numpy_are_sizes_of_batches(place: SimpleNamespace) -> None:
     assert Nodes(place.store, [2], batch_size=torch.tensor(7)).batch_size == 7
+
+
+def test_none_is_as_no_name(place: SimpleNamespace, tmp_path: Path) -> None:
+    found = gnnstore.open(pyg(place.data, tmp_path / "a.gnn", weight_attr=None, time_unit=None))
+    assert found.num_nodes == 20
 
 
 def test_a_model_that_is_a_layer_runs(place: SimpleNamespace) -> None:

@@ -159,7 +159,9 @@ class ConvertOptions:
             given = getattr(self, name)
             if isinstance(given, Mapping):
                 given = [f"{key}={value}" for key, value in given.items()]
-            names = (given,) if isinstance(given, str) else given
+            names = _listed(given)
+            if not all(isinstance(each, str) for each in names):
+                raise UsageError(f"{name}={given!r}: expected a name, or a list of names")
             set_value(name, tuple(dict.fromkeys(names)))
         set_value("split_fractions", _by_type(self.split_fractions) or None)
         set_value("feature_dtype", _by_attribute(self.feature_dtype))
@@ -253,7 +255,8 @@ def _by_attribute(given: Any) -> dict[str, str] | str | None:
         pairs = list(given.items())
     else:
         pairs = [
-            _attribute_type(each) for each in ([given] if isinstance(given, str) else given or ())
+            _attribute_type(each) if isinstance(each, str) else ("x", each)
+            for each in _listed(given)
         ]
     found: dict[str, str] = {}
     for key, dtype in pairs:
@@ -265,6 +268,13 @@ def _by_attribute(given: Any) -> dict[str, str] | str | None:
             )
         found[key] = dtype
     return found["x"] if list(found) == ["x"] else found or None
+
+
+def _listed(given: Any) -> list[Any]:
+    """Return one value, or several, as a list; of None an empty one."""
+    if given is None:
+        return []
+    return [given] if isinstance(given, str) or not isinstance(given, Iterable) else [*given]
 
 
 def _attribute_type(text: str) -> tuple[str, str]:
@@ -368,6 +378,12 @@ def single_options(function: Callable[P, Path]) -> Callable[P, Path]:
             known = [*single, *signature.parameters]
             takes_more = any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values())
             refuse_unknown(function.__name__, () if takes_more else kwargs, known)
+            if not isinstance(kwargs.get("options"), ConvertOptions | None):
+                raise UsageError(
+                    f"options has the type {type(kwargs['options']).__name__}; expected a "
+                    "gnnstore.converters.ConvertOptions, or give each option by its name, as in "
+                    f"{function.__name__}(..., overwrite=True)"
+                )
         if "options" in signature.parameters and kwargs.keys() & single:
             more: dict[str, Any] = {name: kwargs.pop(name) for name in kwargs.keys() & single}
             options: Any = kwargs.get("options") or ConvertOptions()
