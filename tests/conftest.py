@@ -178,7 +178,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     tests: dict[Any, list[pytest.Function]] = {}
     for item in items:
         if isinstance(item, pytest.Function) and hasattr(item, "callspec"):
-            tests.setdefault((item.parent, item.originalname), []).append(item)
+            test = (item.parent, item.originalname, _lacks_its_engine(item))
+            tests.setdefault(test, []).append(item)
     dropped: set[pytest.Item] = set()
     for cases in tests.values():
         dropped.update(cases)
@@ -186,6 +187,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if dropped:
         config.hook.pytest_deselected(items=[item for item in items if item in dropped])
         items[:] = [item for item in items if item not in dropped]
+
+
+def _lacks_its_engine(item: pytest.Function) -> bool:
+    """Return whether a test is skipped for its engine, and tries none of its other values."""
+    values = (item.callspec.params.get(name) for name in ("engine", "way_of_reading"))
+    return any(str(value).removeprefix("direct-") in _unavailable() for value in values)
 
 
 def _columns(item: pytest.Function) -> list[tuple[int, ...]]:

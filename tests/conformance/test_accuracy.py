@@ -59,14 +59,13 @@ def test_links_of_twitch(pytestconfig: pytest.Config) -> None:
     assert example.run(example.parse([str(path), *options.split()])) > 3 / (1 + 100 / 2)
 
 
-KNOWLEDGE = [("complex", 0.4), ("distmult", 0.3), ("transe", 0.2)]
-
-
-@pytest.mark.parametrize(("model", "least"), choose(KNOWLEDGE[:1], KNOWLEDGE))
+@pytest.mark.parametrize(
+    ("model", "least"), [("complex", 0.25), ("distmult", 0.2), ("transe", 0.1)]
+)
 def test_knowledge_graph(model: str, least: float) -> None:
     """Filtered, among 1,000 entities: a model that learns nothing has an MRR of 1/500."""
     example = module_of("train_knowledge_graph")
-    options = ["--model", model, "--epochs", "4", "--negative-chunks", "3"]
+    options = ["--model", model, "--epochs", "1", "--negative-chunks", "3"]
     assert example.run(example.parse(options)) > least
 
 

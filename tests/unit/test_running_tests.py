@@ -28,6 +28,28 @@ def test_a_cover_has_every_value(sizes: tuple[int, ...]) -> None:
     assert len(chosen) < len(cases) or len(varying) < 2
 
 
+LACKS_AN_ENGINE = """
+import pytest
+from tests import conftest
+conftest._unavailable = lambda: {"pread": "why"}
+pytest_collection_modifyitems = conftest.pytest_collection_modifyitems
+"""
+OF_ENGINES = """
+import pytest
+@pytest.mark.parametrize("number", range(6))
+@pytest.mark.parametrize("engine", ["mmap", "pread"])
+def test_engines(engine, number):
+    if engine == "pread":
+        pytest.skip("why")
+"""
+
+
+def test_a_cover_tries_each_value_with_an_engine_that_works(tmp_path: Path) -> None:
+    status, output = run(tmp_path, LACKS_AN_ENGINE, [OF_ENGINES])
+    assert status == 0
+    assert "6 passed, 6 skipped" in output, output
+
+
 PLUGIN = """
 from tests.support.processes import Processes
 def pytest_configure(config): config.pluginmanager.register(Processes({}))
@@ -89,9 +111,9 @@ def test_begins(): time.sleep(60)
 """
 
 
-def run(directory: Path, count: int, texts: Sequence[str], *options: str) -> tuple[int, str]:
-    """Run files of tests in so many processes; return the status and the output."""
-    (directory / "conftest.py").write_text(PLUGIN.format(count))
+def run(directory: Path, plugin: str, texts: Sequence[str], *options: str) -> tuple[int, str]:
+    """Run files of tests beside a conftest.py; return the status and the output."""
+    (directory / "conftest.py").write_text(plugin)
     (directory / "pytest.ini").write_text("[pytest]\n")
     for number, text in enumerate(texts):
         (directory / f"test_{number}.py").write_text(text)
@@ -112,7 +134,7 @@ def run(directory: Path, count: int, texts: Sequence[str], *options: str) -> tup
 def test_all_that_happens_is_reported(tmp_path: Path, count: int) -> None:
     """A process that ends fails its test; where none is left, there are files that did not run."""
     try:
-        status, output = run(tmp_path, count, [OUTCOMES, ENDS, OUTCOMES])
+        status, output = run(tmp_path, PLUGIN.format(count), [OUTCOMES, ENDS, OUTCOMES])
     finally:
         os.kill(int((tmp_path / "fork").read_text()), signal.SIGKILL)
     assert status == 1
@@ -128,7 +150,7 @@ def test_all_that_happens_is_reported(tmp_path: Path, count: int) -> None:
 
 
 def test_processes_stop_at_the_first_failure(tmp_path: Path) -> None:
-    status, output = run(tmp_path, 2, [FAILS, GOES_ON], "-x")
+    status, output = run(tmp_path, PLUGIN.format(2), [FAILS, GOES_ON], "-x")
     assert status == 1
     assert "1 failed in" in output, output
     assert "stopping after 1 failures" in output
