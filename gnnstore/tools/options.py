@@ -87,7 +87,8 @@ class Group(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Return the command that is named first, or fail with the names that are like it."""
         name = args[0]
-        if not name.startswith("-") and self.get_command(ctx, name) is None:
+        is_wrong = not name.startswith("-") and self.get_command(ctx, name) is None
+        if is_wrong and not ctx.resilient_parsing:  # else completion by the Tab key
             known = self.list_commands(ctx)
             commands = ctx.find_root().command
             advice = self.advice(args)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import logging
@@ -69,6 +70,18 @@ def test_the_tab_key_completes(
     with pytest.raises(SystemExit):
         cli.main([])
     assert capsys.readouterr().out.split() == [f"plain,{found}"]
+
+
+@pytest.mark.parametrize("words", ["gnnstore nope pre", "gnnstore convert e.csv pre"])
+def test_the_tab_key_says_nothing_of_wrong_words(
+    words: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("_GNNSTORE_COMPLETE", "bash_complete")
+    monkeypatch.setenv("COMP_WORDS", words)
+    monkeypatch.setenv("COMP_CWORD", "2")
+    with contextlib.suppress(SystemExit):
+        cli.main([])
+    assert capfd.readouterr().err == ""
 
 
 def imported_by(*commands: str) -> set[str]:
