@@ -134,15 +134,17 @@ WAYS = {
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--processes", type=int, default=1, help="how many run files of tests")
+    parser.addoption(
+        "--processes", type=int, default=1, help="how many processes run the files of tests"
+    )
     parser.addoption("--device", default="late", help="of tests/conformance/test_devices.py: cuda")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     from tests.support.effort import examples  # noqa: PLC0415 - asserts are rewritten first
 
-    # An example that waits for a busy disk is no failure; what hangs has the time limit of its
-    # test.
+    # An example that waits for a busy disk is not a failure; what hangs has the time limit
+    # of its test.
     settings.register_profile("gnnstore", deadline=None, max_examples=examples(100))
     settings.load_profile("gnnstore")
     # Jobs that a script or nohup starts in the background ignore SIGINT, and their children do:
@@ -154,7 +156,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
         config.pluginmanager.register(Processes(config.option.processes))
     config.addinivalue_line(
-        "markers", "ways(*names): of the ways of reading, those that a costly test is run on"
+        "markers", "ways(*names): the ways of reading that a costly test is run on"
     )
 
 
@@ -196,7 +198,7 @@ def _lacks_its_engine(item: pytest.Function) -> bool:
 
 
 def _columns(item: pytest.Function) -> list[tuple[int, ...]]:
-    """Return what tells a test's values from others, by the parametrisation they come from."""
+    """Return what identifies a test's values, a column for each parametrisation."""
     values = {name: id(value) for name, value in item.callspec.params.items()}
     together: list[list[str]] = []
     for mark in item.iter_markers("parametrize"):
@@ -261,7 +263,7 @@ def _no_cache_of_the_user(tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 def no_device_profiles(
     _no_cache_of_the_user: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
-    """Keep those of other tests out too; what loaders remember of a store goes the same way."""
+    """Keep out what other tests measured, and what their loaders remember of a store."""
     own = hashlib.sha256(request.node.nodeid.encode()).hexdigest()[:16]
     monkeypatch.setenv("XDG_CACHE_HOME", str(_no_cache_of_the_user / own))
 

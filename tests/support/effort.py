@@ -38,7 +38,7 @@ def examples(long: int) -> int:
 def cover(cases: Sequence[Sequence[Hashable]]) -> list[int]:
     """Return the numbers of few cases of a product, in order, with every value of each column.
 
-    Each value occurs once where two columns vary, twice where more do, and beside others then.
+    Each value occurs once where two columns vary, and twice, beside other values, where more do.
     """
     columns = [set(column) for column in zip(*cases, strict=True)]
     varying = [number for number, values in enumerate(columns) if len(values) > 1]
@@ -68,10 +68,9 @@ def _count(values: Iterable[Iterable[T]]) -> Counter[T]:
 
 
 def paired(first: Iterable[T], second: Iterable[U], each: int | None = None) -> list[tuple[T, U]]:
-    """Return pairs to test: in `make test` each of the first with some of the second, in turn.
+    """Return pairs to test: in `make long` all, in `make test` each of the first with a few others.
 
-    With as many as it takes for all of the second to occur, unless told otherwise; in `make long`
-    it is the product.
+    The others come in turn, and are as many as it takes for each to occur, unless `each` is given.
     """
     ones, others = list(first), list(second)
     if each is None:

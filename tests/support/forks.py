@@ -57,7 +57,7 @@ def next_task():
     channels = [socket.socket(fileno=int(number)) for number in sys.argv[1].split(",")]
     for name in sys.argv[2:]:
         importlib.import_module(name)
-    # Or each child in its end looks through all that torch is: 1.4 seconds instead of 0.3.
+    # Or each child at its end looks through all that torch is: 1.4 seconds instead of 0.3.
     gc.collect()
     gc.freeze()
     # A thread would be missing in the children, with all the locks that it holds.
@@ -91,7 +91,10 @@ def next_task():
         status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
         channel.send(str(status).encode())
 
-task = next_task()
+try:
+    task = next_task()
+except KeyboardInterrupt:  # the tests are interrupted, and report it
+    sys.exit(1)
 sys.argv[:] = ["-c", *task["arguments"]]
 os.environ.clear()
 os.environ.update(task["environment"])
@@ -269,7 +272,7 @@ def check_in_fork(check: Callable[[], object], seconds: int = 60) -> None:
             check()
             status = 0
         except BaseException:
-            traceback.print_exc()  # os._exit says nothing
+            traceback.print_exc()  # os._exit prints nothing
         finally:
             os._exit(status)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0

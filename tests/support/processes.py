@@ -2,7 +2,7 @@
 
 To import torch and collect ten thousand tests takes half a minute of a processor, and several where
 they are compiled for the first time: it is done once. Each process takes the next file when it has
-done with one, so that what a file shares is made once, and what all files share once a process.
+done with one, so that what a file shares is made once, and what all files share once per process.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from _pytest.config import create_terminal_writer
 
 from tests.support.forks import start_servers
 
-# What a process asks for forks through, see `tests.support.forks`.
+# The socket through which a process asks for forks, see `tests.support.forks`.
 FORKS = pytest.StashKey[socket.socket]()
 
 _NUMBER = struct.Struct("<i")
@@ -218,7 +218,7 @@ class _Terminal:
 
 
 class _Reporter:
-    """A plugin of a process that runs tests: sends what the other one reports."""
+    """A plugin of a process that runs tests: sends its reports to the first process."""
 
     def __init__(self, config: pytest.Config, messages: BinaryIO) -> None:
         self._config = config
@@ -262,5 +262,5 @@ def _work(
                 if session.shouldfail or session.shouldstop:
                     return
     finally:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second one: the user's, and the one sent
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # `_stop` sends one after the user's
         session._setupstate.teardown_exact(None)
