@@ -181,7 +181,7 @@ def test_the_table(run: Any, store: Path, answers: list[Task]) -> None:
     lines = [" ".join(line.split()) for line in done.stdout.splitlines()]
     assert "direct 2 s 2.0 600 MB 1.5 s 0.2 s 5 MB 1,234" in lines
     assert "memory 0.1 s 40.0 600 MB 1.5 s 0.01 s 5 MB -" in lines
-    assert "direct 0.5 1.5" in lines  # a quarter of it sampling
+    assert "direct 0.5 s 1.5 s" in lines  # a quarter of it sampling
     assert "packed: packed does not fit" in lines
     assert (
         "without a limit: the page cache serves every strategy that reads through it" in done.stdout

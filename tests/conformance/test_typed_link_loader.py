@@ -238,8 +238,8 @@ def test_attributes_of_seed_edges(path: Path) -> None:
     [
         (None, r"give for example edge_label_index=\(\('paper', 'cites', 'paper'\), None\)"),
         (PAIRS, "edge_label_index does not name an edge type"),
-        (("paper", "x", "paper"), r"no edge type \('paper', 'x', 'paper'\); there are:"),
-        ((("paper", "x", "y"), PAIRS), r"no edge type \('paper', 'x', 'y'\); there are:"),
+        (("paper", "x", "paper"), r"no edge type \('paper', 'x', 'paper'\).*; there are:"),
+        ((("paper", "x", "y"), PAIRS), r"no edge type \('paper', 'x', 'y'\).*; there are:"),
         (("institution", "paper"), "0 edge types lead from 'institution' to 'paper'"),
         ((WRITES, "train"), "there is no edge split 'train'"),
         (

@@ -165,7 +165,7 @@ def test_other_columns_need_source_and_target(tmp_path: Path, skip_header: bool 
     refused(
         tmp_path,
         text,
-        r"columns user_id, item_id, timestamp; say .* source= and target=.*gnnstore convert typed",
+        r"columns user_id, item_id, timestamp; choose .* source= and target=.*convert typed",
         skip_header=skip_header,
         **IGNORE,
     )

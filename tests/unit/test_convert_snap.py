@@ -206,7 +206,7 @@ def test_a_weight_column_becomes_an_edge_attribute(tmp_path: Path) -> None:
             "'1e39' overflows float32",
         ),
         ("1 2\n", {"edge_weight": 3}, "found 2 fields, expected 3"),
-        ("a b c\n", {"string_ids": True}, "found 3 fields, expected 2.*edge_weight=COLUMN"),
+        ("a b c\n", {"string_ids": True}, "found 3 fields, expected 2.*gnnstore convert triples"),
         ("a,\n", {"string_ids": True}, "line 1: column 2 is empty: a node name is missing"),
         ("a b\rc d\n", {"string_ids": True}, "line 1: a carriage return without a line feed"),
     ],
@@ -513,7 +513,7 @@ def test_ids_of_labels_in_their_own_file(
     with pytest.raises(InputError, match=rf"the column {shown} has .* labels_ids=y\.csv:"):
         convert(tmp_path, edges, labels=labels, labels_skip_header=bool(header))
     if column:
-        with pytest.raises(InputError, match=r"which column has the ids; say labels_ids=y\.csv:CO"):
+        with pytest.raises(InputError, match=r"the ids is unknown; write labels_ids=y\.csv:CO"):
             convert(tmp_path, edges, labels=labels, labels_ids=labels)
     stored = convert(tmp_path, edges, labels=labels, labels_ids=f"{labels}{column}")
     np.testing.assert_array_equal(stored.attributes["y"], np.array([8, 0.7, 9], np.float32))

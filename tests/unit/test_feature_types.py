@@ -97,7 +97,7 @@ def test_a_type_of_nodes_has_types_of_its_own(tmp_path: Path) -> None:
     [
         (
             "author:emb=int8",
-            "'author:emb=int8': there is no such attribute of nodes; there are: pa",
+            "'author:emb=int8': there is no such attribute of nodes.*; there are: pa",
         ),
         ({"papr:x": "int8"}, "there are: paper:x, paper:emb, author:x"),
         (["float16", "paper:x=int8"], "'paper:x=int8': names an attribute that 'x' names too"),

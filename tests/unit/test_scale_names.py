@@ -72,7 +72,7 @@ def test_names_of_scales_in_stores_with_types(tmp_path: Path) -> None:
 @pytest.mark.parametrize("own", ["mine", torch.ones(3), torch.ones(2)])
 def test_types_without_features_keep_what_would_be_scales(tmp_path: Path, own: Any) -> None:
     data = HeteroData()
-    data["a"].x = torch.rand(2, 2)
+    data["a"].x = torch.tensor([[0.0, 1.0], [2.0, 4.0]])
     data["b"].num_nodes = 3
     data["b"].x_scale = own
     data["a", "to", "b"].edge_index = torch.tensor([[0], [1]])

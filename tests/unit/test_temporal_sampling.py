@@ -306,7 +306,7 @@ def test_what_a_store_lacks(tmp_path: Path) -> None:
         (
             "time_attr",
             "x2",
-            r"no such attribute of nodes or edges; there are: at, both, time,",
+            r"no such attribute of nodes or edges.*; there are: at, both, time,",
         ),
         ("weight_attr", "x", r"no such edge attribute; there are: at, both, w"),
     ):
