@@ -257,7 +257,7 @@ def likely(name: object, names: Iterable[object], most: int = 1) -> list[Any]:
 
 def did_you_mean(name: object, names: Iterable[object]) -> str:
     """Return a question to follow a name that is not among some; "" if it is like none."""
-    return "".join(f"; did you mean {each!r}?" for each in likely(name, names))
+    return "".join(f" (did you mean {each!r}?)" for each in likely(name, names))
 
 
 def refuse_unknown(who: str, given: Iterable[str], known: Collection[str]) -> None:

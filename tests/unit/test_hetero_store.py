@@ -96,7 +96,7 @@ def test_all_leaves_out_what_has_a_reverse(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("wanted", "message"),
     [
-        ("cite", r"no such relation; did you mean 'cites'\?; there are: paper__cites__paper, "),
+        ("cite", r"no such relation \(did you mean 'cites'\?\); there are: paper__cites__paper, "),
         ("writes", r"has edges of type \('paper', 'rev_writes', 'author'\) already; leave it out"),
     ],
 )

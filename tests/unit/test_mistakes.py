@@ -71,11 +71,11 @@ MISTAKES: dict[str, tuple[Callable[[Any], Any], str]] = {
     # --- loaders
     "an option": (
         lambda at: Nodes(at.store, [2], stategy="static"),
-        "NeighborLoader has no option 'stategy'; did you mean 'strategy'?",
+        "NeighborLoader has no option 'stategy' (did you mean 'strategy'?)",
     ),
     "an option of torch's": (
         lambda at: Nodes(at.store, [2], shufle=True),
-        "NeighborLoader has no option 'shufle'; did you mean 'shuffle'?",
+        "NeighborLoader has no option 'shufle' (did you mean 'shuffle'?)",
     ),
     "an option that none is like": (
         lambda at: Nodes(at.store, [2], qqqq=1),
@@ -95,7 +95,7 @@ MISTAKES: dict[str, tuple[Callable[[Any], Any], str]] = {
     ),
     "a split": (
         lambda at: Nodes(at.store, [2], "trian"),
-        "there is no split 'trian'; did you mean 'train'?; the store's splits: train, valid",
+        "there is no split 'trian' (did you mean 'train'?); the store's splits: train, valid",
     ),
     "two splits": (
         lambda at: Nodes(at.store, [2], ["train", "val"]),
@@ -107,27 +107,27 @@ MISTAKES: dict[str, tuple[Callable[[Any], Any], str]] = {
     ),
     "a node type": (
         lambda at: Nodes(at.typed, [2], ("papr", None)),
-        "no node type 'papr'; did you mean 'paper'?; there are: 'paper', 'author'",
+        "no node type 'papr' (did you mean 'paper'?); there are: 'paper', 'author'",
     ),
     "fan-outs of a type": (
         lambda at: Nodes(at.typed, {("paper", "cite", "paper"): [2]}, "paper"),
-        "num_neighbors: ... did you mean ('paper', 'cites', 'paper')?; there are the edge",
+        "num_neighbors: ... (did you mean ('paper', 'cites', 'paper')?); there are the edge",
     ),
     "attributes": (
         lambda at: Nodes(at.store, [2], attributes=["yy"]),
-        "an attribute 'yy'; did you mean 'y'?; there are: ",
+        "an attribute 'yy' (did you mean 'y'?); there are: ",
     ),
     "an attribute of edges": (
         lambda at: Nodes(at.store, [2], time_attr="yy"),
-        "no such attribute of nodes or edges; did you mean 'y'?; there are: ",
+        "no such attribute of nodes or edges (did you mean 'y'?); there are: ",
     ),
     "a strategy": (
         lambda at: Nodes(at.store, [2], strategy="statik"),
-        "strategy='statik' is unknown; choose one of auto ... packed; did you mean 'static'?",
+        "strategy='statik' is unknown; choose one of auto ... packed (did you mean 'static'?)",
     ),
     "a choice": (
         lambda at: Nodes(at.store, [2], subgraph_type="induce"),
-        "subgraph_type='induce' is unknown; choose one of ... did you mean 'induced'?",
+        "subgraph_type='induce' is unknown; choose one of ... (did you mean 'induced'?)",
     ),
     "a number that has lost its unit": (
         lambda at: Nodes(at.store, [2], memory=8),
@@ -135,15 +135,15 @@ MISTAKES: dict[str, tuple[Callable[[Any], Any], str]] = {
     ),
     "a name of the module": (
         lambda _: gnnstore.NeighbourLoader,
-        "module 'gnnstore' has no attribute 'NeighbourLoader'; did you mean 'NeighborLoader'?",
+        "module 'gnnstore' has no attribute 'NeighbourLoader' (did you mean 'NeighborLoader'?)",
     ),
     "an error of the module": (
         lambda _: gnnstore.StoreExistError,
-        "module 'gnnstore' has no attribute 'StoreExistError'; did you mean 'StoreExistsError'?",
+        "module 'gnnstore' has no attribute 'StoreExistError' (did you mean 'StoreExistsError'?)",
     ),
     "a converter": (
         lambda _: gnnstore.from_pyg,
-        "has no attribute 'from_pyg'; did you mean 'gnnstore.converters.from_pyg'?",
+        "has no attribute 'from_pyg' (did you mean 'gnnstore.converters.from_pyg'?)",
     ),
     # --- links
     "nodes to start from": (
@@ -156,7 +156,7 @@ MISTAKES: dict[str, tuple[Callable[[Any], Any], str]] = {
     ),
     "an edge type": (
         lambda at: Links(at.typed, [2], ("paper", "cite", "paper")),
-        "did you mean ('paper', 'cites', 'paper')?; there are: ",
+        "(did you mean ('paper', 'cites', 'paper')?); there are: ",
     ),
     "an amount": (
         lambda at: Links(at.store, [2], neg_sampling_ratio="a"),
@@ -229,7 +229,7 @@ MISTAKES: dict[str, tuple[Callable[[Any], Any], str]] = {
     ),
     "a type of torch": (
         lambda at: pyg(at.data, at.new, feature_dtype=torch.float16),
-        "feature_dtype=torch.float16 is unknown; choose one of ... did you mean 'float16'?",
+        "feature_dtype=torch.float16 is unknown; choose one of ... (did you mean 'float16'?)",
     ),
     "numbers as names": (
         lambda at: pyg(at.data, at.new, time_attr=3),
@@ -249,11 +249,11 @@ MISTAKES: dict[str, tuple[Callable[[Any], Any], str]] = {
     ),
     "an option of a conversion": (
         lambda at: pyg(at.data, at.new, overwite=True),
-        "from_pyg has no option 'overwite'; did you mean 'overwrite'?",
+        "from_pyg has no option 'overwite' (did you mean 'overwrite'?)",
     ),
     "an option of another conversion": (
         lambda at: arrays({}, at.new, lay_out="csc"),
-        "from_arrays has no option 'lay_out'; did you mean 'layout'?",
+        "from_arrays has no option 'lay_out' (did you mean 'layout'?)",
     ),
     "whether to replace a store": (
         lambda at: pyg(at.data, at.new, overwrite="no"),
