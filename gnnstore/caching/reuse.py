@@ -25,8 +25,8 @@ from gnnstore.caching.plan import Trace
 # The content of a cache when a plan begins.
 InitialCache = Literal["last", "nothing"]
 
-# The steepest fall of a curve far out: none of a graph falls faster, but that of three batches
-# might.
+# The steepest fall of a curve far out; curves of graphs fall more slowly, but three batches may
+# give a steeper one.
 _MAX_EXPONENT = 4.0
 
 

@@ -100,7 +100,7 @@ class Prediction:
     written_bytes: int = 0  # bytes that an epoch writes
     problem: str = ""  # why the strategy is impossible; empty if it is not
     ids_note: str = ""  # what ids of edges cost, if they are not free
-    # Of an impossible strategy: the memory= or the disk= that it needs, if more would help.
+    # The memory= or disk= that an impossible strategy needs, if more would help.
     needed_memory_bytes: int | None = None
     needed_disk_bytes: int | None = None
 

@@ -42,7 +42,7 @@ _BY_ENTRY = {
 def likely_kind(path: Path) -> str | None:
     """Return the kind by the name of a file and what it begins with, or by a directory's entries.
 
-    The path need not exist; None if nothing is known of it.
+    The path need not exist; None if nothing suggests a kind.
     """
     with suppress(OSError, EOFError, zlib.error):  # the last two of a damaged .gz
         if path.is_dir():

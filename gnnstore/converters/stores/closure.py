@@ -1,8 +1,8 @@
 """Stores of the parts of an assignment: each has all that sampling from its seeds needs.
 
 A part has its seeds, and the nodes within L hops of them; a node within L - 1 hops has its whole
-in-neighbour list, others have an empty one. Ids ascend with those of the whole store, so that lists
-stay ascending, and the store keeps them: they key the draws of sampling.
+in-neighbour list, others have an empty one. Nodes keep the order of the whole store, so that lists
+stay ascending, and the store keeps their ids there, which key the draws of sampling.
 
 One ordered pass over the edges for each hop finds the nodes of all parts, as bitmaps; then part
 after part is written, in one pass over edges and nodes each.

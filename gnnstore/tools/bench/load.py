@@ -110,7 +110,7 @@ def bench_load(
     memory_bytes = parse_size(memory_of(memory, store.schema.bytes_in_memory) or 0)
     share = memory_bytes / max(1, feature_bytes)
     version = 0 if no_limit else harness.require_group()
-    room_bytes = round(share * feature_bytes) + task["slack_bytes"]
+    room_bytes = memory_bytes + task["slack_bytes"]
     if version and room_bytes >= feature_bytes:
         raise UsageError(
             f"--loader-memory and --slack leave {format_size(room_bytes)} to features of "
