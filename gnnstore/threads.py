@@ -192,10 +192,11 @@ class Background(Pending[R]):
         except RuntimeError:  # no more threads: less overlap changes the time, not the result
             self._thread = None
             self.make(function)
-        except BaseException:
-            if not self.cancel():
-                self.wait_whole()
-            raise
+        except BaseException as interrupt:
+            if self.cancel():
+                raise
+            self.wait_whole()
+            raise interrupt from self.error
 
     def result(self) -> R:
         """Wait, and return the value or raise the error."""

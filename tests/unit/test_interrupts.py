@@ -63,6 +63,24 @@ def interrupt_soon() -> Iterator[Callable[[float], object]]:
     signal.signal(signal.SIGALRM, before)
 
 
+@pytest.fixture
+def interrupt_now() -> Iterator[Callable[[], object]]:
+    """Return a function for other threads: Ctrl-C has come when it returns."""
+    handled = threading.Event()
+
+    def handler(*_: object) -> None:
+        handled.set()
+        raise KeyboardInterrupt
+
+    def interrupt() -> None:
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGALRM)
+        assert handled.wait(20)
+
+    before = signal.signal(signal.SIGALRM, handler)
+    yield interrupt
+    signal.signal(signal.SIGALRM, before)
+
+
 def loader_of(store: Path, **options: Any) -> gnnstore.NeighborLoader:
     if options.get("strategy") in PLANNED:
         options = SMALL | options
@@ -240,14 +258,13 @@ def test_partitions_are_swapped_whole(
 # --- what threads wait for --------------------------------------------------------------------
 
 
-def test_work_is_done_whole_and_then_interrupted(interrupt_soon: Callable[[float], object]) -> None:
+def test_work_is_done_whole_and_then_interrupted(interrupt_now: Callable[[], object]) -> None:
     done: list[int] = []
 
     def work() -> None:
-        time.sleep(0.05)
+        interrupt_now()
         done.append(1)
 
-    interrupt_soon(0.01)
     with pytest.raises(KeyboardInterrupt):
         uninterrupted(work)
     assert done == [1]
@@ -257,7 +274,7 @@ def test_work_is_done_whole_and_then_interrupted(interrupt_soon: Callable[[float
 
 
 def test_an_interrupt_of_work_is_told_of_with_what_failed_in_it(
-    interrupt_soon: Callable[[float], object],
+    interrupt_now: Callable[[], object],
 ) -> None:
     class Held:
         pass
@@ -266,10 +283,9 @@ def test_an_interrupt_of_work_is_told_of_with_what_failed_in_it(
     is_held = weakref.ref(held)
 
     def work(_: object = held) -> None:
-        time.sleep(0.05)
+        interrupt_now()
         raise OSError("full")
 
-    interrupt_soon(0.01)
     gc.disable()
     try:
         with pytest.raises(KeyboardInterrupt) as raised:
