@@ -9,14 +9,18 @@ what to do next. Each class carries the exit status that the command line return
 from __future__ import annotations
 
 import errno
+import inspect
 import operator
 import os
 import resource
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
-from functools import partial
+from functools import partial, wraps
 from pathlib import Path
-from typing import Any, SupportsIndex
+from typing import Any, ParamSpec, SupportsIndex, TypeVar
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 class GnnstoreError(Exception):
@@ -233,6 +237,8 @@ def checked_path(name: str, path: Any) -> Path:
     """Return a path that a user gives, or refuse what is none."""
     if not isinstance(path, str | os.PathLike):
         raise UsageError(f"{name} has the type {type(path).__name__}; expected a path")
+    if "\0" in str(path):
+        raise UsageError(f"{name}={str(path)!r} has a null byte, which paths do not have")
     return Path(path)
 
 
@@ -265,6 +271,18 @@ def refuse_unknown(who: str, given: Iterable[str], known: Collection[str]) -> No
     for name in given:
         if name not in known:
             raise UnknownOptionError(f"{who} has no option {name!r}{did_you_mean(name, known)}")
+
+
+def known_options(function: Callable[P, T]) -> Callable[P, T]:
+    """Refuse keyword arguments that a function does not take; a decorator."""
+    known = inspect.signature(function).parameters
+
+    @wraps(function)
+    def with_known(*args: P.args, **kwargs: P.kwargs) -> T:
+        refuse_unknown(function.__name__, kwargs, known)
+        return function(*args, **kwargs)
+
+    return with_known
 
 
 def check_choice(name: str, value: object, choices: Collection[str]) -> None:

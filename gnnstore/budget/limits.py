@@ -51,7 +51,7 @@ class MemoryBudget:
         if memory is None:
             free = available_bytes()
             return cls(free + shared_bytes, False, "of available memory", is_measured=True)
-        if memory == "auto":
+        if is_automatic(memory):
             free = available_bytes()
             source = f"of the budget, three quarters of the {format_size(free)} that are free"
             num_bytes = free - free // _FREE_SHARE + shared_bytes
@@ -67,6 +67,11 @@ class MemoryBudget:
             return cls(own, False, f"of available memory, this rank's part of {whole}")
         source = f"of the budget, this rank's part of three quarters of {whole}"
         return cls(own - own // _FREE_SHARE, True, source)
+
+
+def is_automatic(value: object) -> bool:
+    """Whether an option is "auto", where it may be anything: arrays are compared by element."""
+    return isinstance(value, str) and value == "auto"
 
 
 def affordable_threads(

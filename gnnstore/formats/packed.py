@@ -103,7 +103,7 @@ def has_parts(path: Path) -> bool:
     """Whether a directory holds parts of packed epochs, and is not a sealed one itself."""
     try:
         names = os.listdir(path)  # noqa: PTH208
-    except OSError:
+    except (OSError, ValueError):  # no path has a null byte
         return False
     return METADATA_FILE not in names and bool(parts_in(names))
 

@@ -211,6 +211,8 @@ class ByName(Mapping[str, T], Generic[T, S]):
 
     def find(self, name: str) -> S | None:
         """Return the spec of a name; None if there is none."""
+        if not isinstance(name, str):
+            return None
         return self._specs.get(name) or self._specs.get(SPLIT_ALIASES.get(name, name))
 
     def __iter__(self) -> Iterator[str]:

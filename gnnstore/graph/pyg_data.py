@@ -441,7 +441,7 @@ class StoreTensors:
 
 def spec_of(path: Path, kind: str, name: str, specs: Mapping[str, AttributeSpec]) -> AttributeSpec:
     """Return the description of an attribute; refuse a name that is not there."""
-    spec = specs.get(name)
+    spec = specs.get(name) if isinstance(name, str) else None
     if spec is None:
         there = f"{did_you_mean(name, specs)}; there are: {', '.join(specs) or 'none'}"
         raise NotFoundError(f"{path}: no {kind} attribute {name!r}{there}", path=path)

@@ -8,11 +8,12 @@ machine's disk once it has been copied there.
 from __future__ import annotations
 
 import os
+import reprlib
 import threading
 from collections.abc import Callable
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, Self, overload
+from typing import TYPE_CHECKING, Any, NoReturn, Self, get_args, overload
 
 import numpy as np
 import torch
@@ -23,6 +24,7 @@ from torch_geometric.data.graph_store import EdgeAttr, EdgeLayout
 
 from gnnstore.errors import (
     UsageError,
+    check_choice,
     limits_named,
 )
 from gnnstore.formats import AttributeSpec, EdgeTypeSpec, NodeTypeSpec, Schema, StoreReader
@@ -147,8 +149,22 @@ class GraphStore(StoreTensors, NodeData, EdgeData, FeatureStore, PygGraphStore):
             if self.schema.is_homogeneous:
                 return getattr(self, key)
             raise not_there(f"{self.path} has no node type", key, self.node_types)
-        if isinstance(key, tuple) and isinstance(key[0], str) and not self._is_of_nodes(key):
+        is_tuple = isinstance(key, tuple) and bool(key)
+        if is_tuple and isinstance(key[0], str) and not self._is_of_nodes(key):
             return EdgeView(self, self.schema.edge_of(self._edge_type_of(key)))
+        fields = TensorAttr.__dataclass_fields__
+        if is_tuple:
+            is_key = len(key) <= len(fields) and isinstance(key[0], str | None)
+        else:
+            is_key = isinstance(key, TensorAttr) or (
+                isinstance(key, dict) and key.keys() <= fields.keys()
+            )
+        if not is_key:
+            of = self.node_types[0]
+            raise UsageError(
+                f"{self.path}: store[...] takes the name of a type or of an attribute, or both, as "
+                f"in store[{of!r}, 'x'][ids], and not {reprlib.repr(key)}"
+            )
         return super().__getitem__(key)
 
     def _is_of_nodes(self, key: tuple[Any, ...]) -> bool:
@@ -274,6 +290,7 @@ class GraphStore(StoreTensors, NodeData, EdgeData, FeatureStore, PygGraphStore):
             The place of arrays in RAM; what lies in memory of another kind, private or shared, is
             read anew. By default where they are, at first in private memory.
         """
+        check_choice("mode", mode, get_args(TopologyMode))
         with self._lock:
             found = self._topologies.get(mode)
             place = machine or PRIVATE

@@ -28,6 +28,7 @@ from gnnstore.errors import (
     StoreExistsError,
     UsageError,
     checked_path,
+    known_options,
     limits_named,
     storage_errors,
     truth,
@@ -89,6 +90,7 @@ def inference(
     shard_bytes: int | str | None = None,
     progress: Progress | None = None,
 ) -> Embeddings | npt.NDArray[Any]: ...
+@known_options
 @torch.no_grad()
 @limits_named("run the model over all nodes")
 def inference(
@@ -346,6 +348,10 @@ def _device(device: Any, layers: tuple[Layer, ...]) -> torch.device:
     if device is None:
         weights = (one for layer in layers for part in layer.modules for one in part.parameters())
         return next((tensor.device for tensor in weights), torch.device("cpu"))
+    if not isinstance(device, str | int | torch.device):
+        raise UsageError(
+            f"device={device!r}: expected the name of a device, such as 'cuda', or a torch.device"
+        )
     try:
         found = torch.device(device)
         torch.empty(0, device=found)

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gnnstore import _core
-from gnnstore.errors import NotFoundError, limits_named, storage_errors
+from gnnstore.errors import NotFoundError, checked_path, limits_named, storage_errors
 from gnnstore.formats import StoreReader
 from gnnstore.graph.arrays import ArrayRows
 from gnnstore.graph.lazy import LazyTensor
@@ -104,7 +104,7 @@ def open_embeddings(path: str | os.PathLike[str]) -> Embeddings:
         As `gnnstore.open`.
     """
     try:
-        reader = StoreReader.open(path)
+        reader = StoreReader.open(checked_path("path", path))
     except NotFoundError as error:
         raise NotFoundError(
             f"{os.fspath(path)}: there are no embeddings; write some with "

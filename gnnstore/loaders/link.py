@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -243,14 +243,15 @@ progress
                 "input_nodes is an option of NeighborLoader, whose batches start from nodes; "
                 "LinkNeighborLoader's start from edges: edge_label_index"
             )
-        if neg_sampling_ratio:
+        ratio = as_plain(neg_sampling_ratio)
+        if not isinstance(ratio, int | float | None) or ratio:
             if neg_sampling is not None:
                 raise UsageError(
                     f"neg_sampling={neg_sampling!r} and neg_sampling_ratio={neg_sampling_ratio}: "
                     "give one of them"
                 )
             neg_sampling = ("binary", neg_sampling_ratio)
-        if not isinstance(edge_label_attrs, str):
+        if isinstance(edge_label_attrs, Iterable) and not isinstance(edge_label_attrs, str):
             edge_label_attrs = tuple(edge_label_attrs)
         if (edge_label_time is None) != (time_attr is None):
             names = ("edge_label_time", "time_attr")
@@ -341,10 +342,9 @@ def resolve_links(
     edge_label_attrs: Sequence[str] = (),
 ) -> Links:
     """Turn options of `LinkNeighborLoader` into the seed edges of a loader that samples."""
-    if isinstance(edge_label_attrs, str):
+    if not isinstance(edge_label_attrs, tuple):
         raise UsageError(
-            f"edge_label_attrs={edge_label_attrs!r}: expected a list of names, such as "
-            f"[{edge_label_attrs!r}]"
+            f"edge_label_attrs={edge_label_attrs!r}: expected a list of names, such as ['time']"
         )
     given = resolve_edges(store, edge_label_index)
     num_edges = given.edge.num_edges if given.ends is None else given.ends.shape[1]
@@ -407,8 +407,9 @@ def _negatives(
         cast = NegativeSampling.cast(neg_sampling)
         if not math.isfinite(cast.amount):
             raise ValueError(f"the amount is {cast.amount}")
-    except (ValueError, TypeError, OverflowError) as error:
-        why = " is not a kind of negatives" if isinstance(error, TypeError) else f": {error}"
+    except (ValueError, TypeError, OverflowError, RuntimeError) as error:
+        is_kind = isinstance(error, ValueError | OverflowError)
+        why = " is not a kind of negatives" if not is_kind else f": {error}"
         raise UsageError(
             f"neg_sampling={neg_sampling!r}{why}; expected a mode ({' or '.join(MODES)}), a dict "
             "such as {'mode': 'binary', 'amount': 1}, or a "

@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, get_worker_info
 from torch_geometric.sampler.base import NumNeighbors
 
-from gnnstore.budget.limits import memory_of
+from gnnstore.budget.limits import is_automatic, memory_of
 from gnnstore.caching.policies import MAX_PLANNED
 from gnnstore.caching.scores import SCORES, Score
 from gnnstore.disk.engines import ENGINES
@@ -33,6 +33,7 @@ from gnnstore.errors import (
     check_choice,
     did_you_mean,
     refuse_unknown,
+    truth,
     whole_number,
 )
 from gnnstore.features.held import ChosenRows
@@ -57,6 +58,14 @@ from gnnstore.units import parse_share, parse_size
 # Set for each process by torchrun, accelerate and Ray Train.
 LOCAL_RANKS = "LOCAL_WORLD_SIZE"
 
+# Options of torch's `DataLoader` by kind.
+_TRUTHS = {"shuffle", "drop_last", "pin_memory", "persistent_workers"}
+_KINDS: dict[str, tuple[Any, str]] = {
+    "sampler": (Iterable, "an iterable over positions in input_nodes"),
+    "batch_sampler": (Iterable, "an iterable over lists of positions in input_nodes"),
+    "generator": (torch.Generator, "a torch.Generator"),
+    "timeout": (int | float, "a number of seconds"),
+}
 _NOT_PARAMETERS = {"self", "kwargs", "__class__"}
 
 _CACHE = ("cache", "cache_bytes")
@@ -175,6 +184,14 @@ def checked_torch(
         found["batch_size"] = size = whole_number("batch_size", found["batch_size"])
         if size < 1:
             raise UsageError(f"batch_size={size}: expected a number of seeds, at least 1")
+    for name in _TRUTHS & found.keys():
+        if found[name] is not None:
+            found[name] = truth(name, found[name])
+    if "num_workers" in found:
+        found["num_workers"] = whole_number("num_workers", found["num_workers"])
+    for name, (kind, expected) in _KINDS.items():
+        if found.get(name) is not None and not isinstance(found[name], kind):
+            raise UsageError(f"{name}={found[name]!r}: expected {expected}")
     for name in ("transform", "transform_sampler_output"):
         if given.get(name) is not None and not callable(given[name]):
             raise UsageError(f"{name}={given[name]!r}: expected a function that takes a batch")
@@ -375,7 +392,11 @@ def read_options(
     given = dict(locals())
     if io_engine is not None:
         check_choice("io_engine", io_engine, ENGINES)
-    if memory not in (None, "auto") and parse_share(memory, name="memory") is None:
+    if (
+        memory is not None
+        and not is_automatic(memory)
+        and parse_share(memory, name="memory") is None
+    ):
         parse_size(memory, name="memory")
     chosen = find_strategy(strategy)
     is_auto = isinstance(chosen, Auto)
@@ -409,8 +430,10 @@ def read_options(
             cast("Score", score or "frequency"), None if chosen.plans else num_bytes
         )
     if chosen.plans or is_auto:  # "auto" may choose one that plans
-        num_batches = None if superbatch == "auto" else as_whole_number(superbatch)
-        if superbatch not in (None, "auto") and (num_batches is None or num_batches < 1):
+        num_batches = as_whole_number(superbatch)
+        if not (superbatch is None or is_automatic(superbatch)) and (
+            num_batches is None or num_batches < 1
+        ):
             raise UsageError(
                 f"superbatch={superbatch!r}: expected a number of batches, at least 1, or 'auto'"
             )

@@ -47,7 +47,10 @@ class StatefulLoader(DataLoader[Any]):
         options = options | own_sampler(num_seeds, seed, shard, options)
         positions: Any = SeedPositions(num_seeds)
         # By name: the next class in line may be PyG's loader.
-        DataLoader.__init__(self, positions, **options)
+        try:
+            DataLoader.__init__(self, positions, **options)
+        except (TypeError, ValueError) as error:
+            raise UsageError(f"torch's DataLoader refuses its options: {error}") from error
         self.seed = None if seed is None else check_word("seed", seed)
         self._fingerprint = fingerprint
         self._shard = shard

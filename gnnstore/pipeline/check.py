@@ -29,6 +29,7 @@ from gnnstore.errors import (
     UnsupportedVersionError,
     UsageError,
     check_choice,
+    checked_path,
     limits_named,
     storage_errors,
 )
@@ -235,18 +236,19 @@ def verify(
         If the operating system refuses a read.
     """
     check_choice("level", level, LEVELS)
+    place = checked_path("path", path)
     threads = num_threads or len(os.sched_getaffinity(0))
     progress = progress or NullProgress()
     try:
-        if TableManifest.is_at(Path(path)):
-            return _verify_table(Path(path), level, progress)
-        units, problems = find_units(Path(path))
+        if TableManifest.is_at(place):
+            return _verify_table(place, level, progress)
+        units, problems = find_units(place)
     except CorruptStoreError as error:
         return Report(level, [Problem(error.path or str(path), str(error))])
     readers = list(units)
     report = Report(level, problems, sum(len(reader.files) + 1 for reader in readers))
     found = {reader: [*own, *stray_files(reader)] for reader, own in units.items()}
-    for unit in () if has_parts(Path(path)) else readers[1:]:
+    for unit in () if has_parts(place) else readers[1:]:
         if unit.manifest.store_uuid not in {readers[0].uuid, None}:
             foreign = (
                 f"it belongs to the store {unit.manifest.store_uuid}, but lies in "
@@ -274,7 +276,7 @@ def verify(
     if level == "full" and report.ok:
         packed = [reader for reader in readers if isinstance(reader, PackedReader)]
         # The first part has the numbers of the cached rows of all.
-        first = packed[0] if has_parts(Path(path)) else None
+        first = packed[0] if has_parts(place) else None
         for each in packed:
             report.problems += check_batches(each, first or each, threads, progress)
     return report

@@ -38,7 +38,7 @@ class RankShard:
             return cls()
         if rank is None or world_size is None:
             raise UsageError(
-                f"rank={rank} and world_size={world_size}: give both, such as "
+                f"rank={rank!r} and world_size={world_size!r}: give both, such as "
                 "torch.distributed.get_rank() and get_world_size(), or neither"
             )
         rank, world_size = whole_number("rank", rank), whole_number("world_size", world_size)

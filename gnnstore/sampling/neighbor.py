@@ -80,6 +80,9 @@ class SamplingConfig:
     def __post_init__(self) -> None:
         object.__setattr__(self, "fanouts", _checked_fanouts(self.fanouts))
         self._check_time()
+        for name in ("time_attr", "weight_attr"):
+            if not isinstance(attribute := getattr(self, name), str | None):
+                raise UsageError(f"{name}={attribute!r}: expected the name of an attribute")
         check_choice("subgraph_type", self.subgraph_type, get_args(SubgraphType))
         if self.disjoint and self.subgraph_type == "induced":
             raise UsageError(

@@ -8,6 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch_geometric.data import Data, HeteroData
@@ -60,11 +61,23 @@ Links: Any = gnnstore.LinkNeighborLoader
 infer: Any = gnnstore.inference
 pyg: Any = from_pyg
 arrays: Any = gnnstore.from_arrays
+tables: Any = gnnstore.from_tables
+verify: Any = gnnstore.verify
+embeddings: Any = gnnstore.open_embeddings
 
 LISTED = (
     "If it is a whole model, give its layers in a list ... "
     "inference([model.convs[0], torch.relu, model.convs[1]], store)"
 )
+
+
+def with_memory(size: Any) -> Callable[[Any], Any]:
+    return lambda at: Nodes(at.store, [2], memory=size)
+
+
+def by_key(key: Any) -> Callable[[Any], Any]:
+    return lambda at: at.store[key]
+
 
 # By a name: what is done, and the message, " ... " standing for anything.
 MISTAKES: dict[str, tuple[Callable[[Any], Any], str]] = {
@@ -133,6 +146,41 @@ MISTAKES: dict[str, tuple[Callable[[Any], Any], str]] = {
         lambda at: Nodes(at.store, [2], memory=8),
         "memory='8' is 8 bytes, and a budget is at least 1 MB; did you mean 8GB?",
     ),
+    **{
+        f"memory as {type(size).__name__}": (
+            with_memory(size),
+            "is not a size; write a number of bytes or a number with a suffix, such as '8GB'",
+        )
+        for size in (np.array([1, 2]), torch.tensor([1, 2]), [8], {"all": 8})
+    },
+    "superbatches of an array": (
+        lambda at: Nodes(at.store, [2], strategy="belady", superbatch=np.array([1, 2])),
+        "superbatch=array([1, 2]): expected a number of batches, at least 1, or 'auto'",
+    ),
+    "several attributes of times": (
+        lambda at: Nodes(at.store, [2], time_attr=["y"]),
+        "time_attr=['y']: expected the name of an attribute",
+    ),
+    "whether to shuffle": (
+        lambda at: Nodes(at.store, [2], shuffle="yes"),
+        "shuffle='yes' is neither True nor False",
+    ),
+    "workers": (
+        lambda at: Nodes(at.store, [2], num_workers="2"),
+        "num_workers='2' is not a whole number",
+    ),
+    "too few workers": (
+        lambda at: Nodes(at.store, [2], num_workers=-1),
+        "torch's DataLoader refuses its options: num_workers option should be non-negative",
+    ),
+    "a number as a sampler": (
+        lambda at: Nodes(at.store, [2], sampler=1),
+        "sampler=1: expected an iterable over positions in input_nodes",
+    ),
+    "a seed as a generator": (
+        lambda at: Nodes(at.store, [2], generator=1),
+        "generator=1: expected a torch.Generator",
+    ),
     "a name of the module": (
         lambda _: gnnstore.NeighbourLoader,
         "module 'gnnstore' has no attribute 'NeighbourLoader' (did you mean 'NeighborLoader'?)",
@@ -166,6 +214,14 @@ MISTAKES: dict[str, tuple[Callable[[Any], Any], str]] = {
         lambda at: Links(at.store, [2], neg_sampling={"mod": "binary"}),
         "is not a kind of negatives; ... a dict such as {'mode': 'binary', 'amount': 1}",
     ),
+    "amounts": (
+        lambda at: Links(at.store, [2], neg_sampling_ratio=torch.rand(2)),
+        "neg_sampling=('binary', tensor( ... is not a kind of negatives; expected a mode",
+    ),
+    "a number as attributes of links": (
+        lambda at: Links(at.store, [2], edge_label_attrs=1),
+        "edge_label_attrs=1: expected a list of names, such as ['time']",
+    ),
     "a fraction": (
         lambda at: Links(at.store, [2], neg_sampling="triplet", degree_fraction="a"),
         "degree_fraction='a': expected a share, 0 to 1",
@@ -178,6 +234,47 @@ MISTAKES: dict[str, tuple[Callable[[Any], Any], str]] = {
         lambda at: Links(at.store, [2], edge_label_attrs=["yy"]),
         "has no attribute 'yy'; there are: none",
     ),
+    # --- stores
+    **{
+        f"a key, {key!r}": (
+            by_key(key),
+            f"takes the name of a type or of an attribute, ... , 'x'][ids], and not {key!r}",
+        )
+        for key in (None, 0, slice(3), [1, 2], (), (1, "x"), {"name": "x"}, ("node", "x", 0, 1))
+    },
+    "an array as a key": (
+        lambda at: at.store[np.arange(3)],
+        "as in store['node', 'x'][ids], and not array([0, 1, 2])",
+    ),
+    "splits in a list": (
+        lambda at: at.store.splits[["train"]],
+        "there is no split ['train'] (did you mean 'train'?); the store's splits: train, valid",
+    ),
+    "edge splits in a list": (
+        lambda at: at.store.edge_splits[["train"]],
+        "there is no edge split ['train']; it has no edge splits; make a store that has",
+    ),
+    "attributes in a list": (
+        lambda at: at.store.node_attribute(["x"]),
+        "no node attribute ['x']; there are: train_mask, val_mask, x, y",
+    ),
+    "a place of the edges": (
+        lambda at: at.store.topology("ram"),
+        "mode='ram' is unknown; choose one of memory, mmap, disk",
+    ),
+    "a store to verify": (
+        lambda at: verify(at.store),
+        "path has the type GraphStore; expected a path",
+    ),
+    "a path with a null byte": (
+        lambda _: verify("a\0b"),
+        r"path='a\x00b' has a null byte, which paths do not have",
+    ),
+    "packed epochs by a null byte": (
+        lambda _: gnnstore.open_packed("a\0b"),
+        "no such directory of packed epochs",
+    ),
+    # --- inference
     # --- inference
     "a whole model": (lambda at: infer(Model(), at.store), LISTED),
     "a whole model in a list": (lambda at: infer([Model()], at.store), LISTED),
@@ -210,8 +307,20 @@ MISTAKES: dict[str, tuple[Callable[[Any], Any], str]] = {
         "progress=True: expected an object with the methods of gnnstore.progress.Progress",
     ),
     "embeddings": (
-        lambda at: gnnstore.open_embeddings(at.missing),
+        lambda at: embeddings(at.missing),
         "none: there are no embeddings; write some with gnnstore.inference",
+    ),
+    "embeddings of nowhere": (
+        lambda _: embeddings(None),
+        "path has the type NoneType; expected a path",
+    ),
+    "an option of inference": (
+        lambda at: infer(at.layers, at.store, devise="cpu"),
+        "inference has no option 'devise' (did you mean 'device'?)",
+    ),
+    "devices": (
+        lambda at: infer(at.layers, at.store, device=["cpu"]),
+        "device=['cpu']: expected the name of a device, such as 'cuda', or a torch.device",
     ),
     # --- states
     "a path as a state": (
@@ -226,6 +335,14 @@ MISTAKES: dict[str, tuple[Callable[[Any], Any], str]] = {
     "options in a dict": (
         lambda at: pyg(at.data, at.new, options={"seed": 1}),
         "options has the type dict; ... give each option by its name, as in from_pyg(..., over",
+    ),
+    "no arrays": (
+        lambda at: arrays(None, at.new),
+        'arrays has the type NoneType; expected a dict of arrays by name, such as {"edge_index"',
+    ),
+    "numbers in place of columns": (
+        lambda at: tables({"src": 1}, at.new),
+        'the edges: ... expected columns of one length by name, such as {"src": [...], "dst"',
     ),
     "a type of torch": (
         lambda at: pyg(at.data, at.new, feature_dtype=torch.float16),

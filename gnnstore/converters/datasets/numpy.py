@@ -168,7 +168,13 @@ def from_arrays(
         If an input is not an array of numbers.
     """
     check_choice("layout", layout, ("csc", "csr"))
-    given = {"edge_index": arrays} if hasattr(arrays, "tocoo") else dict(arrays)
+    given = {"edge_index": arrays} if hasattr(arrays, "tocoo") else arrays
+    if not isinstance(given, Mapping):
+        raise UsageError(
+            f"arrays has the type {type(arrays).__name__}; expected a dict of arrays by name, such "
+            'as {"edge_index": ..., "x": ...}, or a matrix of scipy.sparse'
+        )
+    given = dict(given)
     if hasattr(given.get("edge_index"), "tocoo"):
         given |= _arrays_of(given)
     sources = {name: MemoryArray(name, as_array(values, name)) for name, values in given.items()}

@@ -154,6 +154,17 @@ def _pyarrow(label: str) -> Any:
     return pa
 
 
+def _table_of(label: str, columns: Any) -> pa.Table:
+    """Return columns as a table of pyarrow."""
+    try:
+        return _pyarrow(label).table(columns)
+    except (TypeError, ValueError) as error:
+        raise UsageError(
+            f"{label}: {error}; expected columns of one length by name, such as "
+            '{"src": [...], "dst": [...]}'
+        ) from error
+
+
 class MemoryTable(Table):
     """A table of pyarrow, pandas or Polars, or what gives one in batches."""
 
@@ -166,7 +177,7 @@ class MemoryTable(Table):
         if hasattr(frame, "iloc"):
             frame, self.is_reindexed = _of_pandas(label, frame)
         elif isinstance(frame, dict | pa.RecordBatch) or hasattr(frame, "__arrow_c_stream__"):
-            frame = pa.table(frame)
+            frame = _table_of(label, frame)
         elif hasattr(frame, "collect_schema"):  # a LazyFrame
             empty = frame.head(0).collect()
             self.schema, self._batches = empty.to_arrow().schema, self._of_lazy_frame
