@@ -79,8 +79,10 @@ def _checked(num_bytes: float, name: str) -> int:
 
 def format_count(number: int, noun: str) -> str:
     """Return a number with its noun, such as '1 byte' or '2,000 batches'."""
-    plural = "es" if noun.endswith("ch") else "s"
-    return f"{number:,} {noun}{'' if number == 1 else plural}"
+    if number != 1:
+        noun = f"{noun[:-1]}ie" if noun.endswith("y") else noun + "e" * noun.endswith("ch")
+        noun += "s"
+    return f"{number:,} {noun}"
 
 
 def format_at_least(num_bytes: int) -> str:

@@ -24,6 +24,7 @@ from gnnstore.converters.inputs.source import (
 from gnnstore.errors import InputError, storage_errors
 from gnnstore.formats.base.files import open_regular, require_space
 from gnnstore.formats.container.reads import read_exactly
+from gnnstore.units import format_count
 
 # One part in so many of the memory for a range of nodes: one is in memory unsorted and sorted while
 # the next is read ahead. Much smaller ranges would make the pieces of a read tiny.
@@ -147,8 +148,8 @@ class ScatteredRows(ArraySource):
             )
         if not source.shape or nodes.shape[0] != source.shape[0]:
             raise InputError(
-                f"{nodes.label}: has {nodes.shape[0]} ids, but {source.label} has rows of shape "
-                f"{list(source.shape)}; every row needs one"
+                f"{nodes.label}: has {format_count(nodes.shape[0], 'id')}, but {source.label} has "
+                f"rows of shape {list(source.shape)}; every row needs one"
             )
         self.label = f"{source.label} by {nodes.label}"
         self.shape = source.shape
@@ -204,8 +205,8 @@ class ScatteredRows(ArraySource):
             # As many rows as nodes: if one has two, another has none, here or elsewhere.
             wrong = int(np.argmax(times != 1))
             raise InputError(
-                f"{self._nodes.label}: node {first + wrong} has {int(times[wrong])} rows; every "
-                "node needs exactly one"
+                f"{self._nodes.label}: node {first + wrong} has "
+                f"{format_count(int(times[wrong]), 'row')}; every node needs exactly one"
             )
         ordered = np.empty((count, *self.shape[1:]), self.dtype)
         ordered[nodes] = files.column(number, "rows", self.dtype).reshape(ordered.shape)

@@ -42,7 +42,7 @@ from gnnstore.formats.tables import (
 from gnnstore.graph.store import GraphStore
 from gnnstore.partitions.policy import PartitionPolicy
 from gnnstore.sampling.neighbor import check_word
-from gnnstore.units import parse_size
+from gnnstore.units import format_count, parse_size
 
 StorePath = GraphStore | str | os.PathLike[str]
 # Bytes of a partition of a table in the order of nodes: a commit writes whole partitions.
@@ -106,7 +106,8 @@ def create_files(
     most = MAX_KEPT // manifest.num_partitions - 1
     if not 1 <= keep <= most:
         raise UsageError(
-            f"keep={keep}: expected 1 to {most} commits of {manifest.num_partitions} partitions"
+            f"keep={keep}: expected 1 to {most} commits of "
+            f"{format_count(manifest.num_partitions, 'partition')}"
         )
     if unit is None and memory is not None:
         check_memory(Path(path), manifest, memory)

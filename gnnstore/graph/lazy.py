@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_map
 from gnnstore.budget.ledger import OF_FREE_MEMORY, Ledger, Reservation
 from gnnstore.budget.limits import available_bytes
 from gnnstore.errors import BadIndexError, GnnstoreError, UsageError, limits_named
-from gnnstore.units import format_size
+from gnnstore.units import format_count, format_size
 
 if TYPE_CHECKING:
     from gnnstore.formats import AttributeSpec
@@ -258,7 +258,10 @@ def _row_ids(given: Tensor, num_rows: int, name: str) -> npt.NDArray[np.int64]:
     """Return ids, or the places of what is true in a mask, checked and not negative."""
     if given.dtype == torch.bool:
         if len(given) != num_rows:
-            raise BadIndexError(f"{name}: the mask has {len(given)} entries for {num_rows} rows")
+            raise BadIndexError(
+                f"{name}: the mask has {format_count(len(given), 'entry')} for "
+                f"{format_count(num_rows, 'row')}"
+            )
         return given.cpu().nonzero().view(-1).numpy()
     ids: npt.NDArray[np.int64] = given.detach().cpu().reshape(-1).to(torch.int64).numpy()
     if ids.size and (ids.min() < -num_rows or ids.max() >= num_rows):

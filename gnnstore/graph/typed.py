@@ -16,6 +16,7 @@ from gnnstore.graph.arrays import NodeIds, Splits, Texts
 from gnnstore.graph.decoded import refuse_scales
 from gnnstore.graph.lazy import LazyTensor
 from gnnstore.graph.pyg_data import EdgeIndex, not_there, spec_of, undeletable
+from gnnstore.units import format_count
 
 if TYPE_CHECKING:
     from gnnstore.formats.store.schema import EdgeType
@@ -191,7 +192,8 @@ class NodeView(NodeData, AttrView):  # type: ignore[misc]
         elif hasattr(type(self), name) or not self._store.assign(self._node, name, value):
             raise UsageError(
                 f"{self._store.path}: {name!r} of {self._node.name!r} cannot be assigned to; what "
-                f"can be are tensors with a row for each of its {self.num_nodes} nodes"
+                "can be are tensors with a row for each of its "
+                f"{format_count(self.num_nodes, 'node')}"
             )
 
     def __delattr__(self, name: str) -> None:

@@ -27,6 +27,7 @@ from torch_geometric.nn.conv.gcn_conv import gcn_norm
 from gnnstore.errors import UsageError, described
 from gnnstore.formats.arrays.dtypes import STORAGE_DTYPES
 from gnnstore.layerwise.layers import Layer, changed
+from gnnstore.units import format_count
 
 # Convolutions that sum rows as they are: such a block may refer to rows that are kept in memory.
 _SUMMING = (SAGEConv, GINConv, GraphConv, GCNConv, LGConv)
@@ -257,7 +258,9 @@ class LayerCall:
         """Return the rows of the block's targets, in memory of their own: [D, width]."""
         rows: Tensor = self.layer.apply_after(self._convolve(block))
         if rows.dim() != 2 or len(rows) != block.num_targets:
-            raise ValueError(f"it gives {list(rows.shape)} for {block.num_targets} nodes")
+            raise ValueError(
+                f"it gives {list(rows.shape)} for {format_count(block.num_targets, 'node')}"
+            )
         if not rows.shape[1]:
             raise ValueError(f"it gives rows without elements, {list(rows.shape)}")
         # Written while the layer runs on the next block, so not in shared memory.

@@ -32,6 +32,7 @@ from gnnstore.formats import AttributeSpec
 from gnnstore.formats.arrays.pages import DEFAULT_PAGE_BYTES, PageGeometry
 from gnnstore.layerwise.calls import Block, LayerCall, RowKind, check_call
 from gnnstore.layerwise.layers import Layer
+from gnnstore.units import format_count
 
 DTYPES = {
     "float16": torch.float16,
@@ -100,7 +101,9 @@ def _measure(call: LayerCall, dtype: torch.dtype | None) -> tuple[npt.NDArray[np
     for at, (num_edges, num_nodes, num_targets) in enumerate(shapes, 3 - len(shapes)):
         block = _block_of_zeros(num_edges, num_nodes, num_targets, call)
         with PeakMeter() as meter:
-            where = f"{num_nodes} rows of zeros with {num_edges} edges"
+            where = (
+                f"{format_count(num_nodes, 'row')} of zeros with {format_count(num_edges, 'edge')}"
+            )
             result = call.run(block, dtype, where)
         peaks[at] = _SLACK * meter.peak_bytes / many
     per_edge, per_node, per_target = map(ceil, peaks)

@@ -46,6 +46,7 @@ from gnnstore.sampling.neighbor import (
 )
 from gnnstore.seeds.base import SeedLabels
 from gnnstore.strategies.base import Sources
+from gnnstore.units import format_count
 
 _LOG = logging.getLogger(__name__)
 # Called with the large arrays of a batch.
@@ -512,8 +513,8 @@ def _refuse_labels_of_no_nodes(schema: Schema) -> None:
         if y is not None and y.num_rows not in (1, node.num_nodes):
             what = "nodes" if schema.is_homogeneous else f"nodes of {node.name!r}"
             raise InputError(
-                f"y has {y.num_rows} rows, and there are {node.num_nodes} {what}; convert the "
-                "graph anew with a label for each node, or under another name than 'y'"
+                f"y has {format_count(y.num_rows, 'row')}, and there are {node.num_nodes} {what}; "
+                "convert the graph anew with a label for each node, or under another name than 'y'"
             )
 
 

@@ -35,9 +35,9 @@ def describe(what: str, schema: Schema, placement: Placement, seeds: list[str]) 
     nodes, edges = schema.node_types, schema.edge_types
     is_typed = not schema.is_homogeneous
     counts = [
-        f"{sum(node.num_nodes for node in nodes):,} nodes",
+        format_count(sum(node.num_nodes for node in nodes), "node"),
         f" of {format_count(len(nodes), 'type')}" * is_typed,
-        f", {sum(edge.num_edges for edge in edges):,} edges",
+        f", {format_count(sum(edge.num_edges for edge in edges), 'edge')}",
         f" of {format_count(len(edges), 'type')}" * is_typed,
     ]
     why, begin = placement.reason.partition("; ")[0], f"strategy {placement.strategy.choice!r}"

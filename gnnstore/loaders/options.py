@@ -53,7 +53,7 @@ from gnnstore.strategies.base import Auto
 from gnnstore.strategies.loader_spec import EdgeIds, ReadOptions
 from gnnstore.strategies.options import CacheSettings, DeviceCache, PlannedSettings
 from gnnstore.strategies.registry import STRATEGIES, find_strategy
-from gnnstore.units import parse_share, parse_size
+from gnnstore.units import format_count, parse_share, parse_size
 
 # Set for each process by torchrun, accelerate and Ray Train.
 LOCAL_RANKS = "LOCAL_WORLD_SIZE"
@@ -653,8 +653,9 @@ def warn_of_no_batch(loader: DataLoader[Any], num_seeds: int, num_ranks: int) ->
     """Warn of `drop_last=True` where it drops all there is."""
     each = f", one for each of {num_ranks} ranks" if num_ranks > 1 else ""
     warnings.warn(
-        f"drop_last=True of {type(loader).__name__} leaves no batch: there are {num_seeds} seeds, "
-        f"and a batch has {loader.batch_size}{each}; choose smaller batches, or drop_last=False",
+        f"drop_last=True of {type(loader).__name__} leaves no batch "
+        f"of {format_count(num_seeds, 'seed')}: "
+        f"a batch has {loader.batch_size}{each}; choose smaller batches, or drop_last=False",
         UserWarning,
         stacklevel=6,  # behind the constructors
     )

@@ -61,7 +61,7 @@ from gnnstore.strategies.device_rows import PIECE_BYTES
 from gnnstore.strategies.loader_spec import EdgeIds, LoaderSpec
 from gnnstore.strategies.options import StrategyTraits
 from gnnstore.strategies.placement import Placement, check_two_batches
-from gnnstore.units import format_size
+from gnnstore.units import format_count, format_size
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore
@@ -129,7 +129,8 @@ class PackedSources(Sources):
             budget_is_promise=budget.is_promise,
             reason=(
                 f"packed before as {name!r}: {manifest.epochs} epochs of "
-                f"{manifest.batches_per_epoch} batches, {manifest.num_slots} rows cached "
+                f"{format_count(manifest.batches_per_epoch, 'batch')}, "
+                f"{format_count(manifest.num_slots, 'row')} cached "
                 f"({format_size(cache_bytes)}); read "
                 + ("from the bucket" if self.engine is None else f"by {self.engine.reason}")
             ),

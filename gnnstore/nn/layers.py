@@ -15,6 +15,7 @@ from torch import Tensor
 
 from gnnstore.errors import UsageError
 from gnnstore.nn.adjacency import AdjT, Transpose
+from gnnstore.units import format_count
 
 
 def trim(  # noqa: PLR0917 - PyG's parameters, in PyG's order
@@ -126,8 +127,8 @@ def _check(adj_t: Any, sums: list[int], left: int) -> None:
         )
     if adj_t.num_edges not in sums[left:]:
         raise UsageError(
-            f"adj_t has {adj_t.num_edges} edges, and the batch's hops have {sums[1:]} in "
-            "all: trim before gcn_norm, layer by layer"
+            f"adj_t has {format_count(adj_t.num_edges, 'edge')}, and the batch's hops have "
+            f"{sums[1:]} in all: trim before gcn_norm, layer by layer"
         )
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from gnnstore.errors import GnnstoreError, StorageError, UsageError
-from gnnstore.units import format_size
+from gnnstore.units import format_count, format_size
 
 R = TypeVar("R")
 
@@ -92,8 +92,9 @@ def _check_room(ray: Any, num_cpus: int, memory_bytes: int) -> None:
         return
     most = {name: max((node.get(name, 0) for node in nodes), default=0) for name in _NAMES}
     raise UsageError(
-        f"a task takes {num_cpus} processors and {format_size(memory_bytes)}, and no node of the "
-        f"cluster has both: they have up to {int(most['CPU'])} processors and "
+        f"a task takes {format_count(num_cpus, 'processor')} and {format_size(memory_bytes)}, and "
+        "no node of the "
+        f"cluster has both: they have up to {format_count(int(most['CPU']), 'processor')} and "
         f"{format_size(int(most['memory']))}; lower --threads or --memory"
     )
 

@@ -42,7 +42,7 @@ from gnnstore.strategies.placement import read_tables
 from gnnstore.strategies.registry import PACKED
 from gnnstore.strategies.sampled_epoch import sample_workload
 from gnnstore.strategies.superbatch_memory import MissModel, size_packing
-from gnnstore.units import parse_size
+from gnnstore.units import format_count, parse_size
 
 if TYPE_CHECKING:
     from gnnstore.caching.policies import Planner
@@ -135,14 +135,14 @@ class PackSettings:
         order = KeyedOrder(len(seeds), self.batch_size, self.shuffle, self.drop_last)
         if order.num_batches == 0:
             raise UsageError(
-                f"{store.path}: {len(seeds)} seeds make no batch of {self.batch_size}, so there is "
-                "nothing to pack; choose others"
+                f"{store.path}: {format_count(len(seeds), 'seed')}, without a whole "
+                f"batch of {self.batch_size}, so there is nothing to pack; choose others"
             )
         total = self.epochs * order.num_batches
         if self.part is not None and self.part[1] > total:
             raise UsageError(
-                f"part {self.part[0]} of {self.part[1]}: there are {total} batches in all, fewer "
-                f"than parts; choose at most {total} parts"
+                f"part {self.part[0]} of {self.part[1]}: {format_count(total, 'batch')} in all, "
+                f"fewer than parts; choose at most {format_count(total, 'part')}"
             )
         return order
 

@@ -46,6 +46,7 @@ from gnnstore.sampling.neighbor import SamplingConfig, check_word
 from gnnstore.sampling.row_space import RowSpace
 from gnnstore.seeds.base import BatchKey
 from gnnstore.seeds.nodes import InputNodes
+from gnnstore.units import format_count
 
 Int64Array = npt.NDArray[np.int64]
 
@@ -199,8 +200,8 @@ class Assigning:
             )
         if num_parts > len(self.seeds):
             raise UsageError(
-                f"parts={num_parts}: {named!r} has {len(self.seeds)} seeds, and each part has at "
-                f"least one; give at most parts={len(self.seeds)}"
+                f"parts={num_parts}: {named!r} has {format_count(len(self.seeds), 'seed')}, and "
+                f"each part has at least one; give at most parts={len(self.seeds)}"
             )
         if num_hops < 1:
             raise UsageError(f"hops={num_hops}: expected the hops of a batch, at least 1")
@@ -266,9 +267,13 @@ class Assigning:
         option = "memory=" if budget.is_promise else ""
         nodes, part_of = PartsBuilder.num_bytes(self.num_parts, self.space.num_rows)
         ledger = Ledger(
-            budget.num_bytes, (), f"assigning to {self.num_parts} parts", budget.source, option
+            budget.num_bytes,
+            (),
+            f"assigning to {format_count(self.num_parts, 'part')}",
+            budget.source,
+            option,
         ).add(
-            Reservation(f"the nodes of {self.num_parts} parts, as bitmaps", nodes),
+            Reservation(f"the nodes of {format_count(self.num_parts, 'part')}, as bitmaps", nodes),
             Reservation("the part of each node", part_of),
             Reservation("seeds and their parts", self.seeds.num_bytes + 10 * len(self.seeds)),
         )

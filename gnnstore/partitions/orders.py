@@ -21,6 +21,7 @@ import numpy.typing as npt
 
 from gnnstore.errors import UsageError, check_choice
 from gnnstore.random_words import keyed, permutation, uniform
+from gnnstore.units import format_count
 
 Int64Array = npt.NDArray[np.int64]
 ORDERS = ("even", "beta")
@@ -107,7 +108,7 @@ def two_level(
     else:
         raise UsageError(
             f"order='even' keeps two groups in the buffer, and capacity={capacity} with "
-            f"{num_groups} groups of {size} keeps {per_state}; give "
+            f"{format_count(num_groups, 'group')} of {size} keeps {per_state}; give "
             f"logical={2 * num_partitions // capacity}, or order='beta'"
         )
     return Schedule(_drawn_groups(num_partitions, size, seed, epoch), states)
@@ -200,7 +201,8 @@ def group_size(num_partitions: int, capacity: int, num_groups: int) -> int:
         multiples = range(size, num_partitions + 1, size)
         raise UsageError(
             f"capacity={capacity} is not a multiple of the {size} partitions that each of "
-            f"{num_groups} groups has; the nearest are {nearest(multiples, capacity)}"
+            f"{format_count(num_groups, 'group')} has; the nearest are "
+            f"{nearest(multiples, capacity)}"
         )
     return size
 

@@ -21,6 +21,7 @@ from gnnstore.pipeline.shuffle import drawn_order
 from gnnstore.sampling.row_space import RowSpace
 from gnnstore.seeds.base import SeedSource
 from gnnstore.seeds.nodes import InputNodes, crc_of_ids
+from gnnstore.units import format_count
 
 Int64Array = npt.NDArray[np.int64]
 
@@ -55,7 +56,8 @@ class SeedParts:
         found = crc_of_seeds(space, seeds) if len(seeds) == unit.num_seeds else None
         if found != manifest.seeds_crc32c:
             raise UsageError(
-                f"seeds_of={os.fspath(name)!r} has the parts of the {unit.num_seeds} seeds "
+                f"seeds_of={os.fspath(name)!r} has the parts of the "
+                f"{format_count(unit.num_seeds, 'seed')} "
                 f"{manifest.input_nodes!r}, and input_nodes names {len(seeds)} others"
                 f"{'' if seeds.name is None else f', {seeds.name!r}'}; give these as input_nodes, "
                 f"or make an assignment of the others: gnnstore assign {store.path} --split NAME"

@@ -33,6 +33,7 @@ from gnnstore.partitions.orders import (
     states_of_buckets,
     two_level,
 )
+from gnnstore.units import format_count
 
 # Edges between the partitions in memory that a loader needs: to sample from, to train, or none.
 EdgesRead = Literal["graph", "trained", "none"]
@@ -435,7 +436,8 @@ class PartitionPolicy:
             found = max([c for c in allowed if c <= found], default=allowed[0])
         if found not in allowed:
             raise UsageError(
-                f"capacity={found} of {num_partitions} partitions: kind={self.kind!r} holds "
+                f"capacity={found} of {format_count(num_partitions, 'partition')}: "
+                f"kind={self.kind!r} holds "
                 f"{each} of the groups that they are divided into; the nearest that work are "
                 f"{nearest(allowed, found)}"
             )

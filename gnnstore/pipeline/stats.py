@@ -190,7 +190,7 @@ class LoaderStats:
 
     def __str__(self) -> str:
         """One line, short enough to stand beside a progress bar."""
-        batches = "1 batch" if self.batches == 1 else f"{self.batches} batches"
+        batches = format_count(self.batches, "batch")
         return (
             f"{batches}, sampling {self.seconds_sampling:.2f} s, "
             f"gathering {self.seconds_gathering:.2f} s "

@@ -24,6 +24,7 @@ from torch.utils.data import BatchSampler
 from gnnstore.errors import UsageError
 from gnnstore.pipeline.order import Position
 from gnnstore.seeds.nodes import crc_of_positions
+from gnnstore.units import format_count
 
 
 @dataclass(frozen=True)
@@ -116,7 +117,8 @@ class ExternalSampler:
             crc, given = _crc_of(index, crc), given + 1
         if given < start.batches or crc != found["crc32c"]:
             raise UsageError(
-                f"{self.name} gives another order than before: its first {start.batches} batches "
+                f"{self.name} gives another order than before: its first "
+                f"{format_count(start.batches, 'batch')} "
                 f"had the checksum {found['crc32c']:08x}, now {given} have {crc:08x}. Seed it, as "
                 "with generator=torch.Generator().manual_seed(0), call its set_epoch if it has "
                 "one, or give it state_dict and load_state_dict"

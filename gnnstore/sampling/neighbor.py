@@ -36,6 +36,7 @@ from gnnstore.sampling.sampled_graph import (
     reverse_of,
     times_of_seeds,
 )
+from gnnstore.units import format_count
 
 SubgraphType = Literal["directional", "bidirectional", "induced"]
 IndexDtype = Literal["int64", "int32"]
@@ -140,14 +141,15 @@ class SamplingConfig:
         if self.num_hops > part.num_hops:
             raise UsageError(
                 f"{path} is a part of a store, whose seeds have all their in-neighbours within "
-                f"{part.num_hops} hops, and these are {self.num_hops} fan-outs: give at most "
+                f"{format_count(part.num_hops, 'hop')}, and these are {self.num_hops} fan-outs: "
+                "give at most "
                 f"{part.num_hops}, or make parts with 'gnnstore assign --hops {self.num_hops}'"
             )
         if self.subgraph_type == "induced":
             raise UsageError(
                 f"{path} is a part of a store, which does not have the in-neighbours of nodes "
-                f"{part.num_hops} hops away, so that subgraph_type='induced' would miss edges; "
-                "leave it out, or give the whole store"
+                f"{format_count(part.num_hops, 'hop')} away, so that subgraph_type='induced' "
+                "would miss edges; leave it out, or give the whole store"
             )
 
     def with_seed(self, seed: int) -> Self:

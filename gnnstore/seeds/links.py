@@ -33,6 +33,7 @@ from gnnstore.seeds.base import BatchKey, Int64Array, Seeds
 from gnnstore.seeds.labels import LinkLabels, TypedLinkLabels, bytes_of
 from gnnstore.seeds.negatives import Negatives
 from gnnstore.seeds.nodes import check_range, checked_positions, to_numpy
+from gnnstore.units import format_count
 
 
 class GivenEdges(NamedTuple):
@@ -87,7 +88,8 @@ def check_ids_are_dense(store: GraphStore, edge: EdgeTypeSpec) -> None:
     if largest >= edge.num_edges:
         raise InputError(
             f"edge_label and input_id are by edge id, but ids of {store.path} run to {largest} "
-            f"and it has {edge.num_edges} edges: others were left out of it, such as edges of "
+            f"and it has {format_count(edge.num_edges, 'edge')}: others were left out of it, such "
+            "as edges of "
             "edge splits. Give the edges by their ends [2, L], and labels in their order"
         )
 
@@ -165,7 +167,7 @@ def resolve_labels(edge_label: Any, num_edges: int) -> torch.Tensor | None:
     except (TypeError, ValueError, RuntimeError) as error:
         raise InputError(
             f"edge_label is a {type(edge_label).__name__} ({error}); expected numbers, one for "
-            f"each of {num_edges} edges"
+            f"each of {format_count(num_edges, 'edge')}"
         ) from None
     return labels
 

@@ -21,6 +21,7 @@ from gnnstore.errors import InputError
 from gnnstore.random_words import keyed, uniform
 from gnnstore.sampling.sampled_graph import EdgeFinder
 from gnnstore.seeds.base import BatchKey, Int64Array
+from gnnstore.units import format_count
 
 MODES = ("binary", "triplet")
 SIDES = ("dst", "src", "both")
@@ -270,7 +271,7 @@ def cumulative_weights(weights: Any, num_nodes: int, name: str) -> npt.NDArray[n
     if values.shape != (num_nodes,):
         raise InputError(
             f"{name} has the shape {list(values.shape)}; expected a weight for each of the "
-            f"{num_nodes} nodes"
+            f"{format_count(num_nodes, 'node')}"
         )
     if values.dtype.kind not in "fiub":
         raise InputError(f"{name} has the element type {values.dtype}; expected numbers")

@@ -28,6 +28,7 @@ from gnnstore.graph.topology import Topology
 from gnnstore.sampling.neighbor import only
 from gnnstore.sampling.sampled_graph import unit_of_times
 from gnnstore.seeds.base import BatchKey, SeedLabels, Seeds
+from gnnstore.units import format_count
 
 Int64Array = npt.NDArray[np.int64]
 
@@ -174,7 +175,8 @@ def _refuse_mirrors(store: GraphStore, given: NodesOfType) -> None:
         raise UsageError(
             f"{store.path} is part {part.part} of {part.num_parts} of a store, and "
             f"{np.count_nonzero(others)} of the input_nodes, such as node {node}, are not among "
-            f"its seeds, which alone have all their in-neighbours within {part.num_hops} hops; "
+            "its seeds, which alone have all their in-neighbours within "
+            f"{format_count(part.num_hops, 'hop')}; "
             f"give input_nodes={part.split!r}, or some of these"
         )
 
@@ -243,7 +245,9 @@ def whole_numbers(values: Any, name: str, count: int, what: str) -> Int64Array:
             "of the store's"
         )
     if given.size != count:
-        raise InputError(f"{name} has {given.size} entries for {count} {what}; give one for each")
+        raise InputError(
+            f"{name} has {format_count(given.size, 'entry')} for {count} {what}; give one for each"
+        )
     return np.array(given, dtype=np.int64).reshape(-1)
 
 
@@ -325,7 +329,8 @@ def _nodes_and_ids(
     if values.dtype == np.bool_:
         if len(values) != node.num_nodes:
             raise InputError(
-                f"the mask in input_nodes has {len(values)} entries for {node.num_nodes} nodes"
+                f"the mask in input_nodes has {format_count(len(values), 'entry')} for "
+                f"{format_count(node.num_nodes, 'node')}"
             )
         nodes = np.flatnonzero(values).astype(np.int64)
         return nodes, nodes

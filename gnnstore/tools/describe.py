@@ -344,7 +344,7 @@ _SPLITS = {
     "edge splits": "{graph.edge_types.0.splits}",
     "ordered by": "{graph.edge_types.0.orders}",
     "weighted by": "{graph.edge_types.0.weight_sums}",
-    "part": "{graph.part.part} of {graph.part.num_parts}, with {graph.part.num_hops} hops",
+    "part": "{graph.part.part} of {graph.part.num_parts}, with {graph.part.num_hops:hop}",
     "of the store": "{graph.part.store_uuid}",
 }
 _STATE = {
@@ -495,7 +495,7 @@ PACKED_TEXT: Layout = (
         {
             "epochs": "{epochs}",
             "batches": "{batches_per_epoch} an epoch",
-            "parts": "[{num_batches} batches in part {part} of ]{num_parts}",
+            "parts": "[{num_batches:batch} in part {part} of ]{num_parts}",
             "shuffled": "{shuffle}",
             "seeds": "{num_seeds} {seeds}[, {neg_sampling} negatives]",
             "fan-outs": "{num_neighbors}",
@@ -503,7 +503,7 @@ PACKED_TEXT: Layout = (
             "seed": "{seed}",
             "rows on the device": "{device_rows}",
             "cached rows": "{num_slots} by {cached_by}[, of {cached}]",
-            "shared rows": "{shared_rows:+} in {num_segments} segments of {segment} batches",
+            "shared rows": "{shared_rows:+} in {num_segments:segment} of {segment:batch}",
             "largest batch": "{largest_batch_bytes}",
             "size": _SIZE,
             "store": "{store_uuid}",
@@ -516,7 +516,7 @@ PARTITIONS_TEXT: Layout = (
     Block(
         "",
         {
-            "partitions": "{num_partitions} of {rows_per_partition} nodes",
+            "partitions": "{num_partitions} of {rows_per_partition:node}",
             "order": "{order}[: {train_split} in the first {num_train_partitions}]",
             "seed": "{seed}",
             "rows of": "{nodes}",
@@ -534,8 +534,8 @@ ASSIGNMENT_TEXT: Layout = (
         "",
         {
             "seeds": "{num_seeds} ({input_nodes})",
-            "parts": "{num_parts}, of at most {part_seeds.most} seeds",
-            "neighbourhoods": "{num_hops} hops, of up to {fanout} in-neighbours of a node",
+            "parts": "{num_parts}, of at most {part_seeds.most:seed}",
+            "neighbourhoods": "{num_hops:hop}, of up to {fanout} in-neighbours of a node",
             "nodes of a part": "{part_nodes.least} to {part_nodes.most}",
             "seed": "{seed}",
             "size": _SIZE,
@@ -551,7 +551,7 @@ TABLE_TEXT: Layout = (
         {
             "rows": "{num_nodes} of {dim} floats, and the state of {optimizer}",
             "begin as": "{init} times {scale:g}, seed {seed}",
-            "partitions": "{num_partitions} of {rows_per_partition} rows, {slot_bytes} each"
+            "partitions": "{num_partitions} of {rows_per_partition:row}, {slot_bytes} each"
             "[, by {partitions}]",
             "size": _SIZE,
             "store": "{store_uuid}",

@@ -18,7 +18,7 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
-from gnnstore.units import format_at_least, format_duration, format_size, wrapped
+from gnnstore.units import format_at_least, format_count, format_duration, format_size, wrapped
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -66,10 +66,10 @@ class Block:
     """Facts of a document, or a table of one of its lists.
 
     Cells are templates: `{a.b}` is a field, `{a.b:.2f}` a field in a format, `{a.b:-}` one with "-"
-    for 0, `{a.b:*}` a star for what is true, `{a.b:~}` a median with its range. `[...]` is left out
-    if one of its fields has no value (`{a.b:+}`: or 0); so is a fact, a column where no row has a
-    value, and a row with its first cell alone. In place of cells: the path of values that are all
-    printed, or, of rows, the template of a line.
+    for 0, `{a.b:*}` a star for what is true, `{a.b:~}` a median with its range, `{a.b:row}` a
+    number of rows. `[...]` is left out if one of its fields has no value (`{a.b:+}`: or 0); so is a
+    fact, a column where no row has a value, and a row with its first cell alone. In place of cells:
+    the path of values that are all printed, or, of rows, the template of a line.
     """
 
     title: str
@@ -166,7 +166,8 @@ def shown(value: Any, name: str = "", form: str = "", unit: Unit | None = None) 
         mark = {"*": "*" if value else "", "-": "" if value else "-"}[form]
         return mark or (shown(value, name, "", unit) if form == "-" else "")
     if form not in ("", "+"):
-        return format(value, form)
+        is_noun = len(form) > 1 and form.isalpha()
+        return format_count(value, form) if is_noun else format(value, form)
     if isinstance(value, bool):
         return "yes" if value else "no"
     return _quantity(value, name, unit) if isinstance(value, int | float) else str(value)

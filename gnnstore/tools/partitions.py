@@ -36,7 +36,7 @@ from gnnstore.partitions.policy import (
 from gnnstore.tools.describe import PARTITIONS_TEXT, describe_partitions, describe_store
 from gnnstore.tools.layout import Block, Layout, program_of_partitions
 from gnnstore.tools.session import Session
-from gnnstore.units import format_duration, format_size
+from gnnstore.units import format_count, format_duration, format_size
 
 # Share of the sequential rate that reads of partitions and buckets are to reach.
 _SHARE_OF_RATE = 0.9
@@ -129,9 +129,9 @@ def _contents(store: GraphStore, embedding_dim: int | None) -> Contents:
     if not row_bytes or not store.num_nodes or not store.num_edges:
         remedy = "; give --embedding-dim for a table of embeddings" if store.num_edges else ""
         raise UsageError(
-            f"{store.path}: {store.num_nodes} nodes with "
+            f"{store.path}: {format_count(store.num_nodes, 'node')} with "
             f"{format_size(row_bytes * store.num_nodes)} of rows and "
-            f"{store.num_edges} edges: nothing to divide into partitions{remedy}"
+            f"{format_count(store.num_edges, 'edge')}: nothing to divide into partitions{remedy}"
         )
     return Contents(
         store.num_nodes,
@@ -226,7 +226,8 @@ def _choose(graph: StoreInput, profile: DeviceProfile) -> tuple[int, str]:
     """Return the largest power of two that the disk reads well, and the reason."""
     if graph.num_nodes < 2:
         raise UsageError(
-            f"{graph.reader.path} has {graph.num_nodes} nodes: nothing to divide into partitions"
+            f"{graph.reader.path} has {format_count(graph.num_nodes, 'node')}: nothing to divide "
+            "into partitions"
         )
     block_bytes = full_rate_bytes(profile)
     row_bytes = sum(spec.row_bytes for spec in graph.nodes.attributes.values())

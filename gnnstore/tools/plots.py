@@ -26,7 +26,7 @@ from gnnstore.pictures import (
 )
 from gnnstore.strategies.registry import auto
 from gnnstore.tools.layout import block_name
-from gnnstore.units import format_size
+from gnnstore.units import format_count, format_size
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -45,7 +45,8 @@ def draw_degrees(name: str, degrees: scan.Degrees, file: Path) -> Path:
     inward = degrees.inward
     axes.set(xlabel="degree", ylabel="share of nodes with at least this degree")
     legend_below(figure, axes, ncols=1)
-    title = f"{name}: {inward.num_nodes:,} nodes, {inward.num_edges:,} edges, "
+    nodes, edges = format_count(inward.num_nodes, "node"), format_count(inward.num_edges, "edge")
+    title = f"{name}: {nodes}, {edges}, "
     return save_picture(figure, file, f"{title}{inward.mean:.3g} per node")
 
 
@@ -62,7 +63,10 @@ def draw_comparison(comparison: scan.DegreeComparison, file: Path) -> Path:
     text = f"distance (Kolmogorov-Smirnov): {comparison.distance:.4f}"
     scaled.annotate(text, (0.03, 0.05), xycoords="axes fraction", fontsize=9)
     legend_below(figure, plain)
-    first, last = (f"{d.num_nodes:,} nodes and {d.num_edges:,} edges" for d in (before, after))
+    first, last = (
+        f"{format_count(d.num_nodes, 'node')} and {format_count(d.num_edges, 'edge')}"
+        for d in (before, after)
+    )
     return save_picture(figure, file, f"{first}, expanded to {last}")
 
 
@@ -161,7 +165,8 @@ def draw_packed(name: str, rows: scan.PackedRowCounts, file: Path) -> Path:
     )
     legend_below(figure, by_batch, fontsize=9, ncols=2)
     missed = rows.missed.sum() / max(1, rows.needed.sum())
-    title = f"{name}: {len(rows.needed):,} batches, {rows.num_slots:,} rows cached; "
+    batches, slots = format_count(len(rows.needed), "batch"), format_count(rows.num_slots, "row")
+    title = f"{name}: {batches}, {slots} cached; "
     return save_picture(figure, file, f"{title}{missed:.1%} of the rows missed")
 
 
@@ -177,8 +182,9 @@ def draw_predictions(document: Mapping[str, Any], file: Path) -> Path:
     if len(curve) > 1:
         _draw_times(panels[1], document["predictions"])
     legend_below(figure, *panels, fontsize=9, ncols=len(panels))
-    batches = f"{document['num_batches']} batches of {document['batch_size']} seeds"
-    return save_picture(figure, file, f"{Path(document['store']).name}: {batches}")
+    batches = format_count(document["num_batches"], "batch")
+    seeds = format_count(document["batch_size"], "seed")
+    return save_picture(figure, file, f"{Path(document['store']).name}: {batches} of {seeds}")
 
 
 def _styles(names: Iterable[str]) -> dict[str, dict[str, Any]]:
@@ -263,7 +269,7 @@ def draw_types(name: str, graph: Mapping[str, Any], file: Path) -> Path:
     boxes = {}
     for node in nodes:
         attributes = ", ".join(node["attributes"]) or "no attributes"
-        text = f"{node['name']}\n{node['num_nodes']:,} nodes\n{attributes}"
+        text = f"{node['name']}\n{format_count(node['num_nodes'], 'node')}\n{attributes}"
         boxes[node["name"]] = _write(axes, places[node["name"]], text, "black", GREY)
     drawn: Counter[frozenset[str]] = Counter()
     for number, edge in enumerate(edges):
@@ -276,9 +282,10 @@ def draw_types(name: str, graph: Mapping[str, Any], file: Path) -> Path:
         _draw_arrow(axes, stops, (boxes[source], boxes[target]), colour, bend)
         # Darker than the arrow, since a thin text is harder to read.
         ink = "#" + "".join(f"{int(colour[i : i + 2], 16) * 5 // 8:02x}" for i in (1, 3, 5))
-        _write(axes, middle, f"{relation}\n{edge['num_edges']:,} edges", ink, "none")
+        _write(axes, middle, f"{relation}\n{format_count(edge['num_edges'], 'edge')}", ink, "none")
     axes.set(xlim=(-1 - _MARGIN, 1 + _MARGIN), ylim=(bottom, top))
-    title = f"{name}: {graph['num_nodes']:,} nodes, {graph['num_edges']:,} edges"
+    nodes, edges = (format_count(graph[f"num_{noun}s"], noun) for noun in ("node", "edge"))
+    title = f"{name}: {nodes}, {edges}"
     return save_picture(figure, file, title)
 
 

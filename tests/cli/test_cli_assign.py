@@ -158,7 +158,7 @@ def test_stores_of_the_parts(run: Any, store: Path, tmp_path: Path) -> None:
     shutil.rmtree(made[0])
     for more in ([], ["--resume"]):
         kept = run(*fewer, *more)
-        said = f"{made[1]} exists, which is not among the 1 parts; choose another output, or pass"
+        said = f"{made[1]} exists, which is not among the 1 part; choose another output, or pass"
         assert (kept.status, said in kept.stderr) == (2, True), kept.stderr
     (output / "part-7.gnn").mkdir()
     kept = run(*fewer, "--overwrite")

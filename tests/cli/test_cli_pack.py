@@ -286,7 +286,7 @@ def test_parts_that_are_refused(
     cases: tuple[tuple[list[str], str], ...] = (
         (["--part", "1"], "'1' is not a part; write I/N"),
         (["--part", "2/2"], "part 2 of 2: parts are numbered from 0"),
-        (["--part", "0/99"], "there are 12 batches in all"),
+        (["--part", "0/99"], ": 12 batches in all"),
         (["--part", "0/2", "--cache-by", "belady"], "choose --cache-by frequency"),
         (["--part", "0/2", "--segment", "4"], "leave --segment 4 out"),
         (["--part", "0/2", "--estimate"], "estimate the whole without --part"),
@@ -294,7 +294,7 @@ def test_parts_that_are_refused(
         (["--part", "0/2", "--ray", "2"], "leave out one"),
         (["--ray", "2"], "--ray needs --memory SIZE"),
         (["--ray", "2", "--memory", "1GB"], "pip install 'gnnstore[ray]'"),
-        (["--ray", "99", "--memory", "1GB"], "there are 12 batches in all"),
+        (["--ray", "99", "--memory", "1GB"], ": 12 batches in all"),
     )
     for arguments, message in cases:
         words = ("--cache-by", "degree", "--output", output)

@@ -114,13 +114,13 @@ def test_a_number_of_partitions_that_is_chosen(
     assert "4 partitions: the most, as a power of two" in done.stdout
     single = random_graph(1, 3).write(tmp_path / "single.gnn")
     done = run("partition", single, "-p", "auto")
-    assert (done.status, f"{single} has 1 nodes: nothing to divide" in done.stderr) == (2, True)
+    assert (done.status, f"{single} has 1 node: nothing to divide" in done.stderr) == (2, True)
 
 
 def test_what_is_refused(run: Any, store: Path, tmp_path: Path) -> None:
     for arguments, status, message in (
-        (["-p", "1"], 2, "1 partitions: expected 2 to 1000"),
-        (["-p", "1001"], 2, "1001 partitions: expected 2 to 1000"),
+        (["-p", "1"], 2, "1 partition: expected 2 to 1000"),
+        (["-p", "1001"], 2, "1,001 partitions: expected 2 to 1000"),
         (["-p", "300"], 2, "fill 250 partitions of 4; take 250"),
         (["-p", "many"], 2, "'many' is not a number of partitions"),
         (["-p", "4", "--train-first", "labelled"], 2, "its splits: 'train', 'valid', 'test'"),

@@ -555,7 +555,7 @@ def test_what_inference_reads_or_did_not_write_is_never_replaced(
         ([lambda x, edges: x[0][: len(edges) - 1]], r"it gives \[1, 20\] for 40 nodes"),
         (
             [SAGEConv(NUM_FEATURES, 3), lambda x: x[:50]],
-            r"\(SAGEConv\) fails on 1024 rows of zeros .* it gives \[50, 3\] for 1024 nodes",
+            r"\(SAGEConv\) fails on 1,024 rows of zeros .* it gives \[50, 3\] for 1,024 nodes",
         ),
         (
             [lambda x: x.to(torch.int8)],

@@ -162,7 +162,7 @@ def test_no_seeds_and_fewer_batches_than_ranks(store: GraphStore) -> None:
     few = ranks(store, 4, input_nodes=[5, 6], batch_size=1)
     whole = epoch_of(make(store, input_nodes=[5, 6], batch_size=1))
     assert [epoch_of(loader) for loader in few] == [[whole[k % 2]] for k in range(4)]
-    with pytest.warns(UserWarning, match="leaves no batch: there are 2 seeds, .* each of 4 ranks"):
+    with pytest.warns(UserWarning, match="leaves no batch of 2 seeds: .* each of 4 ranks"):
         dropped = ranks(store, 4, input_nodes=[5, 6], batch_size=1, drop_last=True)
     assert [(len(loader), epoch_of(loader)) for loader in dropped] == [(0, [])] * 4
 

@@ -265,7 +265,7 @@ def test_arrays_beside_an_edge_list_are_checked(tmp_path: Path, output: Path) ->
         ({"features": tmp_path / "two.npy"}, "two.npy: has 2 rows, but the graph has 3 nodes"),
         ({"labels": tmp_path / "two.npy"}, "two.npy: has 2 rows, but the graph has 3 nodes"),
         ({"splits": tmp_path / "late.npz"}, "train: node id 3 at position 0 is outside [0, 3)"),
-        ({"splits": tmp_path / "mask.npz"}, "train: the mask has 1 entries, but the graph has 3"),
+        ({"splits": tmp_path / "mask.npz"}, "train: the mask has 1 entry, but the graph has 3"),
     ):
         run: Any = partial(from_snap, edges, output, **arguments)  # type: ignore[arg-type]
         assert message in refused(InputError, output, run)
@@ -285,7 +285,9 @@ def test_a_bomb_in_what_is_read_whole_is_refused(
     pack(ogb / "raw" / "node-label.csv.gz", "0\n" * 5_000_000)
     assert (ogb / "raw" / "node-label.csv.gz").stat().st_size < 20_000
     said = refused(InputError, output, lambda: from_ogb(ogb, output))
-    assert said.startswith(f"{ogb / 'raw' / 'node-label.csv.gz'}: has 5000000 rows, but the graph")
+    assert said.startswith(
+        f"{ogb / 'raw' / 'node-label.csv.gz'}: has 5,000,000 rows, but the graph"
+    )
 
 
 def test_a_file_that_may_not_be_read_is_named() -> None:

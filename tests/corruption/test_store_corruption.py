@@ -437,7 +437,7 @@ def test_indptr_that_does_not_end_at_the_number_of_edges(store: Path) -> None:
     with shard.open("r+b") as file:
         file.seek(300 * 8)
         file.write((10**15).to_bytes(8, "little"))
-    refuse(store, r"indptr runs from 0 to 1000000000000000, but there are 1500 edges")
+    refuse(store, r"indptr runs from 0 to 1000000000000000, for 1,500 edges")
 
 
 def overwrite(store: Path, path: str, place: int, value: int) -> None:

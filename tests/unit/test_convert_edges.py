@@ -265,10 +265,15 @@ def test_attributes_keep_type_and_shape_without_edges() -> None:
     [
         ([0, 1], [1], {}, r"test: \[2\] sources and \[1\] targets"),
         ([0, -3], [1, 1], {}, r"test: source node id -3 at position 3 is outside \[0, 5\)"),
-        ([0, 1], [1, 5], {}, r"test: target node id 5 at position 3 is outside \[0, 5\): there"),
+        (
+            [0, 1],
+            [1, 5],
+            {},
+            r"test: target node id 5 at position 3 is outside \[0, 5\) of 5 nodes",
+        ),
         ([0.5, 1], [1, 1], {}, r"test: source node id: has the element type float64; ids are"),
         ([0, 1], [1, 1], {}, r"and row shapes {}, earlier ones with {'a'"),
-        ([0, 1], [1, 1], {"a": [1.0]}, r"the edge attribute 'a' has 1 rows for 2 edges"),
+        ([0, 1], [1, 1], {"a": [1.0]}, r"the edge attribute 'a' has 1 row for 2 edges"),
         ([0, 1], [1, 1], {"a": [1, 2]}, r"'a': \(dtype\('int64'\), \(\)\)}, earlier ones"),
         ([0, 1], [1, 1], {"a": [[1.0], [2.0]]}, r"'a': \(dtype\('float64'\), \(1,\)\)}, earlier"),
     ],
@@ -296,7 +301,7 @@ def test_a_budget_that_is_too_small_fails_before_any_edge() -> None:
     builder.expect(10_000)
     with pytest.raises(
         BudgetError,
-        match=r"(?s)needs 18008008 bytes.* 18 MB of ids.* of 1000000 edges.* by at least 17\.1 MB",
+        match=r"(?s)needs 18008008 bytes.* 18 MB of ids.* 1,000,000 edges.* by at least 17\.1 MB",
     ):
         builder.expect(1_000_000)
 
@@ -307,7 +312,7 @@ def test_a_budget_counts_what_has_come() -> None:
     for _ in range(5):
         builder.add(ids, ids, {}, "test")
     with pytest.raises(
-        BudgetError, match=r"(?s)^building the adjacency .* needs 116008 bytes.* 6000 edges"
+        BudgetError, match=r"(?s)^building the adjacency .* needs 116008 bytes.* 6,000 edges"
     ):
         builder.add(ids, ids, {}, "test")
 
@@ -390,7 +395,7 @@ def test_garbage_ids_and_counts_are_not_a_matter_of_memory() -> None:
     builder = EdgeBuilder(EdgeRules())
     with pytest.raises(InputError, match=r"test: source node id 4611686018427387904: a graph has"):
         builder.add(np.array([2**62]), np.array([0]), {}, "test")
-    with pytest.raises(InputError, match=r"the input states 4611686018427387904 nodes"):
+    with pytest.raises(InputError, match=r"the input states 4,611,686,018,427,387,904 nodes"):
         EdgeBuilder(EdgeRules(), num_nodes=2**62)
 
 

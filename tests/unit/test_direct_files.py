@@ -126,7 +126,7 @@ def test_arrays_are_read_alike(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
     np.save(path, values)
     # The file is cut while it is read: the place is the same on every way.
     os.truncate(path, 128 + 4 * len(values) - 2 * BLOCK_BYTES)
-    with pytest.raises(InputError, match="ends 1048644 bytes early"):
+    with pytest.raises(InputError, match="ends 1,048,644 bytes early"):
         list(source.rows(3 * 2**18 + 5, 11))
 
 

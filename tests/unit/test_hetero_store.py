@@ -262,7 +262,7 @@ def test_as_many_nodes_as_edges(tmp_path: Path) -> None:
         (
             1,
             60,
-            r"id of the target \('paper'\) 60 at position 7 is outside \[0, 60\): there are",
+            r"id of the target \('paper'\) 60 at position 7 is outside \[0, 60\) of 60 nodes",
         ),
         (1, -1, r"id of the target \('paper'\) -1 at position 7 is outside"),
     ],

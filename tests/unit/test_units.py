@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gnnstore.errors import UsageError
-from gnnstore.units import format_at_least, format_size, parse_size
+from gnnstore.units import format_at_least, format_count, format_size, parse_size
 
 
 @pytest.mark.parametrize(
@@ -69,6 +69,19 @@ def test_parse_size_refuses_more_than_64_bits_count(size: int | str) -> None:
 )
 def test_format_size(num_bytes: float, text: str) -> None:
     assert format_size(num_bytes) == text
+
+
+@pytest.mark.parametrize(
+    ("number", "noun", "text"),
+    [
+        (1, "batch", "1 batch"),
+        (2000, "batch", "2,000 batches"),
+        (0, "row", "0 rows"),
+        (3, "entry", "3 entries"),
+    ],
+)
+def test_format_count(number: int, noun: str, text: str) -> None:
+    assert format_count(number, noun) == text
 
 
 @given(st.integers(min_value=0, max_value=999 * 10**12))

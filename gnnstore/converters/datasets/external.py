@@ -32,6 +32,7 @@ from gnnstore.converters.writer.graph_writer import GraphWriter
 from gnnstore.converters.writer.options import ConvertOptions
 from gnnstore.errors import InputError, NotFoundError, UsageError
 from gnnstore.formats.store.schema import NODE_TYPE
+from gnnstore.units import format_count
 
 _TEXT_SUFFIXES = (".csv", ".tsv", ".txt")
 _PATTERN_MARKS = re.compile(r"[*?\[]")
@@ -214,7 +215,7 @@ class _IdColumn:
             raise InputError(
                 f"{path}: {problem}; write {option}={path.name}:COLUMN with its name in the first "
                 "line or its number, counted from 1; there are "
-                + (", ".join(names) or f"{len(fields)} columns without names"),
+                + (", ".join(names) or f"{format_count(len(fields), 'column')} without names"),
                 path=path,
             )
         return cls(path, number, has_header)

@@ -40,6 +40,7 @@ from gnnstore.converters.writer.options import ConvertOptions, converter
 from gnnstore.errors import InputError, storage_errors
 from gnnstore.formats.store.schema import EDGE_TYPE, NODE_TYPE, EdgeType
 from gnnstore.progress import Progress
+from gnnstore.units import format_count
 
 Key = TypeVar("Key")
 T = TypeVar("T")
@@ -341,7 +342,7 @@ def _read_labels(
         if values.shape != (len(nodes), *shape[1:]) or not is_alike:
             raise InputError(
                 f"{file.path}: has labels of shape {list(values.shape)} {values.dtype} for "
-                f"{len(nodes)} seeds; each has one, in all sets alike"
+                f"{format_count(len(nodes), 'seed')}; each has one, in all sets alike"
             )
         labels[nodes] = Caster("y", values.dtype.name, labels.dtype.name)(values)
     return labels

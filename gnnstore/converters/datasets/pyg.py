@@ -32,6 +32,7 @@ from gnnstore.errors import InputError, UsageError, refuse_unknown
 from gnnstore.formats.store.schema import EDGE_TYPE, NODE_TYPE
 from gnnstore.formats.store.values import decode_value, encode_value
 from gnnstore.progress import Progress
+from gnnstore.units import format_count
 
 if TYPE_CHECKING:
     import torch
@@ -213,9 +214,10 @@ def _joined(features: FeatureStore, graph: GraphStore) -> tuple[Any, bool]:
         for name, length in lengths:
             if length < count:
                 raise InputError(
-                    f"{'' if of is None else f'{of}.'}{name}: has {length} rows, and there are "
-                    f"{count} nodes, by size= of the edges or by another tensor; give it a row for "
-                    "each node"
+                    f"{'' if of is None else f'{of}.'}{name}: has {format_count(length, 'row')}, "
+                    "and there are "
+                    f"{format_count(count, 'node')}, by size= of the edges or by another tensor; "
+                    "give it a row for each node"
                 )
         counts[of] = count
     for edge_type, edge_attr in edges.items():

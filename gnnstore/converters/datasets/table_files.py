@@ -46,6 +46,7 @@ from gnnstore.converters.inputs.table_sizes import (
 )
 from gnnstore.converters.inputs.times import finest, in_unit
 from gnnstore.errors import InputError, UsageError, storage_error
+from gnnstore.units import format_count
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -666,7 +667,8 @@ def _list_to_array(column: pa.Array, where: str, first_row: int, per_row: int) -
     if len(others):
         place = int(others[0])
         raise InputError(
-            f"{where}: row {first_row + place // per_row} has {lengths[place]} values, and row "
+            f"{where}: row {first_row + place // per_row} has "
+            f"{format_count(lengths[place], 'value')}, and row "
             f"{first_row} {lengths[0]}; lists must have equal lengths"
         )
     width = int(lengths[0]) if len(lengths) else 0

@@ -37,6 +37,7 @@ from gnnstore.converters.writer.graph_writer import GraphWriter
 from gnnstore.converters.writer.options import ConvertOptions, check_features, converter
 from gnnstore.errors import InputError, NotFoundError, UsageError
 from gnnstore.progress import Progress
+from gnnstore.units import format_count
 
 EDGE_ATTRIBUTE = "edge_type"
 _ENDINGS = (".txt", ".tsv", ".txt.gz", ".tsv.gz")
@@ -324,7 +325,7 @@ def _write(
     for name, count in counts.items():
         if has_counts and tables[name].header.strip() != b"%d" % count:
             raise InputError(
-                f"{tables[name].path}: has {count} triples, but its first line is "
+                f"{tables[name].path}: has {format_count(count, 'triple')}, but its first line is "
                 f"{tables[name].header[:40].decode(errors='replace')!r}; copy it again",
                 path=tables[name].path,
             )

@@ -73,6 +73,7 @@ from gnnstore.errors import InputError, NotFoundError, check_choice
 from gnnstore.formats.base.names import decode
 from gnnstore.formats.store.schema import EdgeType
 from gnnstore.progress import Progress
+from gnnstore.units import format_count
 
 _LOG = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -448,7 +449,8 @@ def _take_shapes(name: str, node: NodeInput, edges: Mapping[EdgeType, EdgeInput]
                 )
             if node.count != count:
                 raise InputError(
-                    f"{own.label}: is a matrix with {count} nodes of type {name!r}, and there are "
+                    f"{own.label}: is a matrix with {format_count(count, 'node')} of type "
+                    f"{name!r}, and there are "
                     f"{node.count}; rows and columns are the nodes in their order"
                 )
 
@@ -656,7 +658,7 @@ def _column_names(path: Path, head: TextHead) -> list[str]:
         raise InputError(f"{path}: the first line has two columns of one name", path=path)
     if head.lines[1:] and len(names) != len(head.fields(1)):
         raise InputError(
-            f"{path}: the first line names {len(names)} columns, and the next has "
+            f"{path}: the first line names {format_count(len(names), 'column')}, and the next has "
             f"{len(head.fields(1))} fields; name each column",
             path=path,
         )
@@ -814,8 +816,8 @@ def _open_text_edges(
         )
     if not names and num_columns != 2:
         raise InputError(
-            f"{path}: has {num_columns} columns; name the columns behind source and target in a "
-            "first line, as 'source,target,weight,time'",
+            f"{path}: has {format_count(num_columns, 'column')}; name the columns behind source "
+            "and target in a first line, as 'source,target,weight,time'",
             path=path,
         )
     columns = tuple(

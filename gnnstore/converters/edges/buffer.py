@@ -19,6 +19,7 @@ from gnnstore.converters.inputs.ids import check_ids
 from gnnstore.converters.inputs.source import ArraySource, read_ahead
 from gnnstore.errors import InputError
 from gnnstore.formats.arrays.dtypes import id_dtype
+from gnnstore.units import format_count
 
 _CHUNK_BYTES = 2**22
 # Places in which targets are sampled, at most, and targets in each: a kilobyte or two.
@@ -216,7 +217,9 @@ class EdgeBuffer:
     def set_num_nodes(self, num_nodes: int) -> None:
         """Set N, so that the ids of later edges are checked."""
         if num_nodes > MAX_NODES:
-            raise InputError(f"the input states {num_nodes} nodes; a graph has at most 2^48")
+            raise InputError(
+                f"the input states {format_count(num_nodes, 'node')}; a graph has at most 2^48"
+            )
         self.num_nodes = num_nodes
 
     @property
@@ -290,8 +293,8 @@ class EdgeBuffer:
         for name, rows in attributes.items():
             if len(rows) != len(sources):
                 raise InputError(
-                    f"{where}: the edge attribute {name!r} has {len(rows)} rows for "
-                    f"{len(sources)} edges"
+                    f"{where}: the edge attribute {name!r} has {format_count(len(rows), 'row')} "
+                    f"for {format_count(len(sources), 'edge')}"
                 )
 
     def drop(self, num_edges: int) -> None:

@@ -42,6 +42,7 @@ from gnnstore.converters.inputs.source import num_threads
 from gnnstore.errors import InputError, storage_errors
 from gnnstore.formats.arrays.journal import Journal
 from gnnstore.formats.base.files import require_space
+from gnnstore.units import format_count
 
 # Least budget for sorting on disk: in less, the buffers of written arrays take most of it.
 MIN_SPILL_BYTES = 2**24
@@ -173,7 +174,9 @@ class EdgeBuilder:
     def _needs(self, num_edges: int, num_nodes: int, edges_at_once: int = 0) -> Ledger:
         """Return the memory ledger with the reservations for sorting `num_edges` edges."""
         peak = estimate_peak_bytes(self._rules, num_edges, num_nodes, self._row_bytes)
-        edges = Reservation(f"ids, columns and attributes of {num_edges} edges", peak)
+        edges = Reservation(
+            f"ids, columns and attributes of {format_count(num_edges, 'edge')}", peak
+        )
         return self._memory.add(edges, sort_scratch(num_nodes, edges_at_once))
 
     def _fits(
@@ -262,7 +265,7 @@ class EdgeBuilder:
             return sort_edges(buffer, self._rules, count) if edges is None else edges
         if self._skip:
             raise InputError(
-                f"the input has {buffer.num_seen} edges, but had at least "
+                f"the input has {format_count(buffer.num_seen, 'edge')}, but had at least "
                 f"{buffer.num_seen + self._skip} when this conversion was interrupted; convert "
                 "again without resume=True"
             )

@@ -15,6 +15,7 @@ from gnnstore.converters.edges.rules import EdgeRules
 from gnnstore.errors import InputError
 from gnnstore.formats.arrays.dtypes import id_dtype
 from gnnstore.progress import Phase, Progress
+from gnnstore.units import format_count
 
 # Sources, targets and attribute rows of the next edges, numbered.
 OrderedChunk = tuple[npt.NDArray[Any], npt.NDArray[Any], Mapping[str, npt.NDArray[Any]]]
@@ -117,7 +118,8 @@ class OrderedEdges:
             yield SortedEdges(own_sources, own_targets, np.arange(first, buffer.num_seen), rows)
         if buffer.num_seen != self._num_input_edges:
             raise InputError(
-                f"{self._where}: has {buffer.num_seen} edges, and {self._num_input_edges} when it "
+                f"{self._where}: has {format_count(buffer.num_seen, 'edge')}, and "
+                f"{self._num_input_edges} when it "
                 "was opened; do not change it while it is converted"
             )
 

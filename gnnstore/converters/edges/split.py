@@ -18,6 +18,7 @@ from gnnstore.converters.edges.columns import EdgeChunk, SortedEdges
 from gnnstore.errors import InputError, UsageError
 from gnnstore.formats.arrays.dtypes import id_dtype
 from gnnstore.random_words import hash_pairs
+from gnnstore.units import format_count
 
 NAMES = ("train", "valid", "test")
 PIECE_EDGES = 2**17  # edges of a piece: each takes a hundred bytes while its split is computed
@@ -110,7 +111,7 @@ class SplitEdges:
         sizes = {"train": self.num_edges, **self.sizes}
         if empty := [name for name, count in sizes.items() if not count]:
             raise InputError(
-                f"none of the {sum(by_name.values())} edges fell into "
+                f"none of the {format_count(sum(by_name.values()), 'edge')} fell into "
                 f"{' and '.join(empty)}; give it a larger share, or 0 to leave it out"
             )
 

@@ -15,6 +15,7 @@ from gnnstore.converters.inputs.text_tables import (
     is_quoted,
 )
 from gnnstore.errors import InputError, UsageError
+from gnnstore.units import format_count
 
 _LOG = logging.getLogger(__name__)
 
@@ -95,8 +96,8 @@ def choose_columns(
     is_other = len(row) < len(names) or any(row[len(names) :])  # tabs at its end are not fields
     if names and row and (by_name or has_ends) and is_other:
         raise InputError(
-            f"{path}: the first line names {len(names)} columns, and the next has {len(row)} "
-            "fields; choose columns by their numbers, counted from 1",
+            f"{path}: the first line names {format_count(len(names), 'column')}, and the next has "
+            f"{len(row)} fields; choose columns by their numbers, counted from 1",
             path=path,
         )
     has_named_ends = given_ends != (None, None) or (has_header and has_ends)

@@ -37,6 +37,7 @@ from gnnstore.errors import InputError, UsageError, storage_errors
 from gnnstore.formats.arrays.dtypes import STORAGE_DTYPES
 from gnnstore.formats.base.files import fill_at, open_regular
 from gnnstore.formats.container.reads import MAX_POOLED_BYTES, empty_piece
+from gnnstore.units import format_count
 
 # Bytes of a block that is read directly, and least bytes of a direct read: less does not pay for a
 # second descriptor.
@@ -78,7 +79,8 @@ class FileArray(StoredArray):
                 found = reader.read(num_bytes, offset)
                 if len(found) < num_bytes:
                     raise InputError(
-                        f"{self.label}: ends {num_bytes - len(found)} bytes early; copy it again",
+                        f"{self.label}: ends {format_count(num_bytes - len(found), 'byte')} "
+                        "early; copy it again",
                         path=self.path,
                         offset=offset,
                     )
@@ -314,7 +316,7 @@ class NpzMember(StoredArray):
 def _exactly(stream: IO[bytes], num_bytes: int) -> bytes:
     data = stream.read(num_bytes)
     if len(data) != num_bytes:
-        raise EOFError(f"{num_bytes - len(data)} bytes are missing")
+        raise EOFError(f"it ends {format_count(num_bytes - len(data), 'byte')} early")
     return data
 
 

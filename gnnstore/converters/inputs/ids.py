@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gnnstore.errors import InputError
+from gnnstore.units import format_count
 
 
 def check_ids(ids: npt.NDArray[Any], limit: int | None, what: str, first_position: int = 0) -> int:
@@ -21,7 +22,7 @@ def check_ids(ids: npt.NDArray[Any], limit: int | None, what: str, first_positio
         return high
     bad = (ids < 0) if limit is None else (ids < 0) | (ids >= limit)
     position = int(np.argmax(bad))
-    allowed = f"[0, {limit}): there are {limit} nodes" if limit is not None else "[0, 2^63)"
+    allowed = f"[0, {limit}) of {format_count(limit, 'node')}" if limit is not None else "[0, 2^63)"
     raise InputError(
         f"{what} {int(ids[position])} at position {first_position + position} is outside {allowed}"
     )

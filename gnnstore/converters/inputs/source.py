@@ -26,6 +26,7 @@ from gnnstore.budget.ledger import Reservation
 from gnnstore.budget.limits import memory_ledger
 from gnnstore.errors import InputError, UsageError
 from gnnstore.threads import Background
+from gnnstore.units import format_count
 
 EXACT_IN_FLOAT32, EXACT_IN_FLOAT64 = 2**24, 2**53  # least whole numbers that are rounded
 _SMALL_BYTES = 2**26  # bytes of arrays that are read without asking for free memory
@@ -222,7 +223,7 @@ def check_count(
     """Check that there are as many rows as nodes or edges; None: their number is unknown yet."""
     if expected is not None and num_rows != expected:
         raise InputError(
-            f"{label}: has {num_rows} rows, but the graph has {expected} {what}; "
+            f"{label}: has {format_count(num_rows, 'row')}, but the graph has {expected:,} {what}; "
             f"{hint or 'each needs exactly one row'}"
         )
 

@@ -26,6 +26,7 @@ from gnnstore.converters.inputs.source import (
 )
 from gnnstore.converters.inputs.text_tables import TableFormat, TextColumn, TextTable
 from gnnstore.errors import InputError
+from gnnstore.units import format_count
 
 # Stored types whose values float64 does not hold, and types whose values float32 holds.
 _OF_64_BITS = ("int64", "uint64")
@@ -183,8 +184,8 @@ class _Rows(ArraySource):
             done += len(block)
         if done != self.shape[0]:
             raise InputError(
-                f"{self.label}: has {done} rows, and had {self.shape[0]} when they were counted; "
-                "convert it when nothing writes to it",
+                f"{self.label}: has {format_count(done, 'row')}, and had {self.shape[0]} when "
+                "they were counted; convert it when nothing writes to it",
                 path=self._table.path,
             )
 
@@ -220,7 +221,7 @@ def open_numbers(
         forms.append(replace(lines, dtype="int64", ends=(), columns=columns))
         if len(columns) != len(forms[0].columns):
             raise InputError(
-                f"{path}: has {len(columns)} columns of numbers, and {paths[0]} "
+                f"{path}: has {format_count(len(columns), 'column')} of numbers, and {paths[0]} "
                 f"{len(forms[0].columns)}; files of one table need the same columns",
                 path=path,
             )
@@ -283,7 +284,7 @@ class TextEdges:
                 yield rows[:, 0], rows[:, 1]
         if self._num_edges is not None and edges_read != self._num_edges:
             raise InputError(
-                f"{self._table.path}: has {edges_read} edges, but the data set states "
-                f"{self._num_edges}",
+                f"{self._table.path}: has {format_count(edges_read, 'edge')}, but the data set "
+                f"states {self._num_edges}",
                 path=self._table.path,
             )

@@ -50,6 +50,7 @@ from gnnstore.formats.container.workdir import check_final, remove_final
 from gnnstore.formats.store.schema import StoreManifest, TextSpec
 from gnnstore.formats.store.store import StoreReader
 from gnnstore.progress import Progress
+from gnnstore.units import format_count
 
 KIND = "assign"
 _LOG = logging.getLogger(__name__)
@@ -113,10 +114,10 @@ class Closure:
     def memory(self) -> Ledger:
         """Memory that finding and writing the nodes of parts takes."""
         num_nodes = self.graph.num_nodes
-        who = f"writing {self.num_parts} parts"
+        who = f"writing {format_count(self.num_parts, 'part')}"
         return memory_ledger(who, self.options.memory_bytes).add(
             Reservation(
-                f"the nodes of {self.num_parts} parts, as bitmaps",
+                f"the nodes of {format_count(self.num_parts, 'part')}, as bitmaps",
                 16 * self.num_parts * -(-num_nodes // 64),
             ),
             Reservation("numbers of nodes", 2 * id_dtype(num_nodes).itemsize * num_nodes),
@@ -139,13 +140,15 @@ class Closure:
         for path in self._others():
             if not self._is_own(path):
                 raise StoreExistsError(
-                    f"{path} exists, which is not among the {self.num_parts} parts and not a part "
+                    f"{path} exists, which is not among the "
+                    f"{format_count(self.num_parts, 'part')} and not a part "
                     "of this store; remove it yourself, or choose another output",
                     path=path,
                 )
             if not overwrite:
                 raise StoreExistsError(
-                    f"{path} exists, which is not among the {self.num_parts} parts; choose another "
+                    f"{path} exists, which is not among the "
+                    f"{format_count(self.num_parts, 'part')}; choose another "
                     "output, or pass overwrite=True to remove it once the new parts are complete",
                     path=path,
                 )

@@ -49,7 +49,7 @@ from gnnstore.formats.partitions import (
 from gnnstore.formats.store.units import unit_path, units_directory
 from gnnstore.progress import NullProgress, Progress
 from gnnstore.random_words import draw_words
-from gnnstore.units import format_size
+from gnnstore.units import format_count, format_size
 
 _LOG = logging.getLogger(__name__)
 
@@ -427,7 +427,8 @@ def rows_per_partition(num_nodes: int, num_partitions: int, rows_per_page: list[
     most = min(num_nodes, MOST_PARTITIONS)
     if not 2 <= num_partitions <= most:
         raise UsageError(
-            f"{num_partitions} partitions: expected 2 to {most} for {num_nodes} nodes"
+            f"{format_count(num_partitions, 'partition')}: expected 2 to {most} for "
+            f"{format_count(num_nodes, 'node')}"
             + ("; a graph of fewer than two nodes has no partitions" if num_nodes < 2 else "")
         )
     rows = -(-num_nodes // num_partitions)
@@ -435,8 +436,8 @@ def rows_per_partition(num_nodes: int, num_partitions: int, rows_per_page: list[
         rows = min(rows, MOST_ROWS)
         nearest = -(-num_nodes // rows)
         raise UsageError(
-            f"{num_partitions} partitions: {num_nodes} nodes fill {nearest} partitions of {rows}; "
-            f"take {nearest}"
+            f"{format_count(num_partitions, 'partition')}: {format_count(num_nodes, 'node')} fill "
+            f"{format_count(nearest, 'partition')} of {rows}; take {nearest}"
         )
     pages = lcm(*rows_per_page)
     whole = -(-rows // pages) * pages

@@ -44,6 +44,7 @@ from gnnstore.formats.store.schema import (
     TextSpec,
 )
 from gnnstore.progress import Progress
+from gnnstore.units import format_count
 
 _STEP_BYTES = 2**23  # bytes of pointers that are read at a time
 
@@ -137,7 +138,8 @@ class GraphWriter(BaseWriter):
         """Set the number of nodes, before the edges are finished."""
         if self.num_nodes is not None and self.num_nodes != num_nodes:
             raise InputError(
-                f"the input states {self.num_nodes} nodes in one place and {num_nodes} in another"
+                f"the input states {format_count(self.num_nodes, 'node')} in one place and "
+                f"{num_nodes} in another"
             )
         self._edge.builder.buffer.set_num_nodes(num_nodes)
         check_pointers(self._store, num_nodes)

@@ -61,6 +61,7 @@ from gnnstore.formats.store.schema import NODE_TYPE, NodeTypeSpec, TextSpec, sca
 from gnnstore.formats.store.store import StoreWriter
 from gnnstore.progress import Phase, Progress
 from gnnstore.random_words import keyed, permutation
+from gnnstore.units import format_count
 
 _LOG = logging.getLogger(__name__)
 # Most bytes of an attribute row (a label, a mask, a weight) in an array that is kept compressed and
@@ -501,7 +502,8 @@ def read_split(
     num_entries = math.prod(source.shape)
     if num_nodes is not None and num_entries > num_nodes:
         raise InputError(
-            f"{source.label}: has {num_entries} entries, but the graph has {num_nodes} nodes"
+            f"{source.label}: has {format_count(num_entries, 'entry')}, but the graph has "
+            f"{format_count(num_nodes, 'node')}"
         )
     if memory_bytes is not None:
         entries = Reservation(f"a split of {num_entries} entries", _BYTES_PER_ENTRY * num_entries)
@@ -516,12 +518,13 @@ def split_ids(values: npt.NDArray[Any], num_nodes: int, where: str) -> npt.NDArr
     if values.ndim != 1:
         raise InputError(
             f"{where}: has shape {list(values.shape)}; a split is a list of node ids, or a mask "
-            f"over the {num_nodes} nodes"
+            f"over the {format_count(num_nodes, 'node')}"
         )
     if values.dtype == np.bool_:
         if len(values) != num_nodes:
             raise InputError(
-                f"{where}: the mask has {len(values)} entries, but the graph has {num_nodes} nodes"
+                f"{where}: the mask has {format_count(len(values), 'entry')}, but the graph has "
+                f"{format_count(num_nodes, 'node')}"
             )
         return np.flatnonzero(values)
     check_ids(values, num_nodes, f"{where}: node id")

@@ -15,6 +15,7 @@ from gnnstore.formats.arrays.dtypes import STORAGE_DTYPES
 from gnnstore.formats.arrays.spec import AttributeSpec, DecodedDtype, Scaled
 from gnnstore.formats.base.strict_json import Fields
 from gnnstore.formats.container.manifest import Manifest
+from gnnstore.units import format_count
 
 ID_DTYPES = ("int32", "int64")
 # The arrays of source nodes, of target nodes, and of other numbers, with their axes.
@@ -386,8 +387,8 @@ class Schema:
             raise UsageError(
                 f"{label} is part {self.part.part} of {self.part.num_parts} of the store "
                 f"{self.part.store_uuid}: only its seeds have all their in-neighbours within "
-                f"{self.part.num_hops} hops, and draws follow the ids of that store, while {what} "
-                "needs a graph of its own; give it the whole store"
+                f"{format_count(self.part.num_hops, 'hop')}, and draws follow the ids of that "
+                f"store, while {what} needs a graph of its own; give it the whole store"
             )
 
     def node_of(self, node_type: str) -> NodeTypeSpec:

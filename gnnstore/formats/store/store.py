@@ -32,6 +32,7 @@ from gnnstore.formats.store.schema import (
     TextSpec,
 )
 from gnnstore.machine import PRIVATE, Machine
+from gnnstore.units import format_count
 
 
 class StoreReader(SealedReader[StoreManifest]):
@@ -65,8 +66,8 @@ class StoreReader(SealedReader[StoreManifest]):
             ends = [int(array.read_slice(row, row + 1)[0]) for row in (0, array.num_rows - 1)]
             if ends != [0, edge.num_edges]:
                 raise CorruptStoreError(
-                    f"{self.path}: {edge.indptr.path} runs from {ends[0]} to {ends[1]}, but there "
-                    f"are {edge.num_edges} edges; run 'gnnstore verify'",
+                    f"{self.path}: {edge.indptr.path} runs from {ends[0]} to {ends[1]}, for "
+                    f"{format_count(edge.num_edges, 'edge')}; run 'gnnstore verify'",
                     path=self.path / edge.indptr.path,
                 )
 

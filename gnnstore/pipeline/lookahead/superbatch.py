@@ -35,7 +35,7 @@ from gnnstore.sampling.compact import CompactSample, Types
 from gnnstore.sampling.neighbor import Subgraph
 from gnnstore.sampling.row_space import RowSpace
 from gnnstore.threads import CancelledError, Flag
-from gnnstore.units import format_size
+from gnnstore.units import format_count, format_size
 
 # One part in so many of the memory for planning, which counts take before it begins.
 _COUNTS_SHARE = 4
@@ -111,8 +111,8 @@ class SuperbatchSize:
         )
         pinned = f" ({self.num_pinned} of them pinned)" if self.num_pinned else ""
         found = (
-            f"{self.num_slots} rows cached as {policy!r} says{pinned}, "
-            f"{self.num_batches} batches planned at a time and kept {where}{plans}, "
+            f"{format_count(self.num_slots, 'row')} cached as {policy!r} says{pinned}, "
+            f"{format_count(self.num_batches, 'batch')} planned at a time and kept {where}{plans}, "
             f"{format_size(self.num_bytes)} in all"
         )
         if not self.num_unplanned:

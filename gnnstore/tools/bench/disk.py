@@ -77,7 +77,7 @@ def _disk_layout(depths: Sequence[int]) -> Layout:
             "How loaders read here",
             {
                 "gap": "{tuning.gap_bytes}: rows no further apart share a read",
-                "queue depth": "{tuning.queue_depth} reads in flight for each thread",
+                "queue depth": "{tuning.queue_depth:read} in flight for each thread",
                 "longest read": "{tuning.max_read_bytes}",
                 "because of": "{tuning.source}",
                 "kept in": "{saved_to}",

@@ -46,7 +46,7 @@ LOAD: Layout = (
     Block(
         "",
         {
-            "epoch": "{epoch_batches} batches of {batch_size} seeds ([input nodes {input_nodes}]"
+            "epoch": "{epoch_batches:batch} of {batch_size:seed} ([input nodes {input_nodes}]"
             "[links {links}]); fan-out {num_neighbors}",
             "memory": "topology and labels, {limit.share} of {feature_bytes} of features, and "
             "{limit.slack_bytes} of slack[, kept by a cgroup of version {limit.cgroup}]",

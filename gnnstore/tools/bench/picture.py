@@ -16,7 +16,7 @@ from gnnstore.pictures import (
     save_picture,
 )
 from gnnstore.tools.bench.harness import BASELINE, STAGES
-from gnnstore.units import format_size
+from gnnstore.units import format_count, format_size
 
 
 def draw_load(document: Mapping[str, Any], file: Path) -> Path:
@@ -50,8 +50,9 @@ def draw_load(document: Mapping[str, Any], file: Path) -> Path:
     device, limit = document["device"], document["limit"]
     memory = f"memory for {limit['share']:.0%} of {format_size(document['feature_bytes'])}"
     title = (
-        f"{Path(document['store']).name}: {document['epoch_batches']} batches of "
-        f"{document['batch_size']} seeds, {memory if limit['cgroup'] else 'no memory limit'}; "
+        f"{Path(document['store']).name}: {format_count(document['epoch_batches'], 'batch')} of "
+        f"{format_count(document['batch_size'], 'seed')}, "
+        f"{memory if limit['cgroup'] else 'no memory limit'}; "
         f"disk: {median(device['random_reads_per_second']) / 1e3:.0f} k random reads per second, "
         f"{format_size(median(device['bytes_per_second']))}/s in order"
     )
