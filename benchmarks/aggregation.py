@@ -1,7 +1,7 @@
 """Layers of PyG on batches as CSR (`edge_format="csr"`), compared with `edge_index`.
 
-Batches of W and w, or of one of them: 1,024 random seeds, fan-out 10, 10, 10, 128 float32 features;
-three layers with ReLU between them, forward and backward, on the same batches in turns:
+Batches of W and w, or of one graph alone: 1,024 random seeds, fan-out 10, 10, 10, 128 float32
+features; three layers with ReLU between them, forward and backward, on the same batches in turns:
 
 - coo: `edge_index`, as PyG's loaders give it
 - plain: a torch.sparse_csr tensor of these edges, with int64 and with int32 indices, unless its
@@ -10,8 +10,8 @@ three layers with ReLU between them, forward and backward, on the same batches i
 - coo, trimmed by PyG's `trim_to_layer`; csr, trimmed by `gnnstore.nn.trim`, also with `pairs`
 
 Before the layers come sum and mean over 128 columns alone, as PyG calls them, forward and backward.
-GCN is normed, by `gnnstore.nn.gcn_norm` for CSR. GAT has no fused form: its row says what it takes
-to give it a plain matrix anyway. Outputs and gradients are compared before anything is timed. Then
+GCN is normed, by `gnnstore.nn.gcn_norm` for CSR. GAT does not have a fused form: its row is the
+time with a plain matrix. Outputs and gradients are compared before anything is timed. Then
 the loader alone, with both formats in turns. The bars on CPUs: a step of SAGE
 1.3 x coo, 1.5 x with trimming for both; a sum and a mean 2 x coo, and 1.15 x the faster plain one,
 also in steps of SAGE; and a loader that is at most 5 % slower.
@@ -99,7 +99,7 @@ class Model(torch.nn.Module):
         )
 
     def forward(self, x: Any, edges: Any, hops: Any, cut: Callable[..., Any] | None) -> Tensor:
-        """Return the output of all layers; those of nodes that `cut` leaves."""
+        """Return the output of all layers, for the nodes that `cut` leaves."""
         for i, layer in enumerate(self.layers):
             if cut is not None:
                 x, edges, _ = cut(i, *hops, x, edges)

@@ -66,7 +66,7 @@ print(json.dumps({
 def measure(
     store: Path, seeds: Path, batch_size: int, batches: int, options: dict[str, Any]
 ) -> dict[str, Any]:
-    """Return what a process says, or why it says nothing."""
+    """Return the answer of a process, or the reason why there is none."""
     task = json.dumps([str(store), str(seeds), FANOUTS, batch_size, batches, options])
     answer = ask_process(["-c", LOAD, task])
     return {"error": answer} if isinstance(answer, str) else answer

@@ -8,16 +8,16 @@ bars: 15 million edges a second in memory on two cores, a third of those on disk
 the bytes of the store at half the speed of writing a file.
 
 `--features` converts float32 features of 128 columns, and copies the same file, in turns: both
-read from an empty page cache and end with everything on the disk, so that the ratio says what
-converting costs in addition to moving the bytes. The bar: 0.9 of the copy's speed.
+read from an empty page cache and end with everything on the disk, so that the ratio is the
+cost of converting in addition to moving the bytes. The bar: 0.9 of the copy's speed.
 
 `--text` parses an edge list and a table of decimals, whose files are in the page cache, in turns
-with pyarrow's CSV reader (in one thread), and says how many bytes both take a second of a
+with pyarrow's CSV reader (in one thread), and reports the bytes that each takes in a second of a
 processor. The bar: 300 MB/s, or pyarrow's speed.
 
 `--large` converts 2^27 nodes and 600 million edges with `--memory 1GB`, in a cgroup of 1.5 GB
-that counts the page cache as well (needs root). It takes 25 GB on the disk of `--dir`, and says
-the most memory that was resident. Run `python -m benchmarks.convert --dir DIR`.
+that counts the page cache as well (needs root). It takes 25 GB on the disk of `--dir`, and
+reports the most memory that was resident. Run `python -m benchmarks.convert --dir DIR`.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ BAR_MEMORY = 15e6
 BAR_DISK = BAR_MEMORY / 3
 BAR_FEATURES = 0.9
 BAR_WRITING = 0.5
-# Of what building in memory takes: about a dozen sorted runs.
+# Share of the memory that building in memory takes: about a dozen sorted runs.
 BUDGET_SHARE = 0.15
 LARGE_SCALE, LARGE_EDGES = 27, 600_000_000
 LARGE_MEMORY, LARGE_LIMIT = 10**9, 1_500_000_000

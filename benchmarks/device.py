@@ -4,9 +4,9 @@ An R-MAT graph, 2^20 nodes, 15 edges a node, 128 float32 features, all in memory
 random nodes, fan-out 10, 10, 10; three layers of GraphSAGE. What is compared runs in turns, in one
 process, and the ratios are of one run:
 
-- copies: the rate of the loader's copies to the device over that of one copy of 256 MiB of pinned
-  memory, with a bar of 0.9, and over that of `tensor.to(device)` from ordinary memory, with a bar
-  of 2
+- copies: the rate of the loader's copies to the device over the rate of one copy of 256 MiB of
+  pinned memory, with a bar of 0.9, and over the rate of `tensor.to(device)` from ordinary memory,
+  with a bar of 2
 - epoch: an epoch with training over the slower of loader and model alone, with a bar of 1.05
 - prefetch: PyG's `PrefetchLoader` with the same model over ours: around its `NodeLoader` with our
   `StoreSampler`, with a bar of 1.3, and around its `NeighborLoader` where pyg-lib is installed,
@@ -172,7 +172,7 @@ def trained(training: Training, loader: Any) -> None:
 
 
 def copies(workload: Workload) -> tuple[Rows, dict[str, Any]]:
-    """Compare the loader's copies with one large copy, and with those of ordinary memory."""
+    """Compare the loader's copies with one large copy, and with copies from ordinary memory."""
     loader, before = workload.loader(), workload.loader(is_on_device=False)
     dropped(loader)  # takes its memory
     start = loader.stats()
@@ -492,7 +492,7 @@ def loader_of_communities(workload: Workload, size: int) -> gnnstore.NeighborLoa
 
 
 def disk(workload: Workload) -> tuple[Rows, dict[str, Any]]:
-    """Compare the rows that are read from disk with a tenth of them on the device, and without."""
+    """Compare the rows read from disk, with a tenth of all rows on the device and without."""
     found, numbers = list[tuple[str, str]](), dict[str, Any]()
     for strategy in ("direct", "static", "belady", "packed"):
         given, read = of_a_tenth(workload, strategy), list[int]()

@@ -90,7 +90,7 @@ class Moved:
 
 
 def resident(name: str) -> int:
-    """Return a number of bytes that the kernel knows of this process."""
+    """Return a size of this process in bytes, as the kernel reports it."""
     text = Path("/proc/self/status").read_text()
     return 1024 * int(text.partition(f"{name}:")[2].split()[0])
 

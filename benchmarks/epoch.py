@@ -80,7 +80,7 @@ def seeds_of(store: Path, split: str, num_batches: int, batch_size: int) -> str:
 
 
 def cases(arguments: argparse.Namespace) -> Iterator[Case]:
-    """Yield strategies and shares of memory; what has no limit once."""
+    """Yield strategies and shares of memory; a strategy without a limit once."""
     yield IN_MEMORY, 1.0
     for share in arguments.shares:
         yield from ((name, share) for name in arguments.strategies if WAYS[name].is_limited)

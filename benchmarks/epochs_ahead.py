@@ -5,12 +5,12 @@ loader has superbatches of an epoch (`superbatch=` the batches of one) and one t
 chooses: as many epochs as have begun, at most four. Each on the graph as it was made and numbered
 by degree; batches are dropped, not trained on. For each epoch: the bytes that it reads from the
 table, the packed ones that are written to disk and read again, and the time; the first epoch too.
-The disk's own rates are measured before and after each loader. The sequential time is that of the
-bytes at the disk's sequential rate.
+The disk's own rates are measured before and after each loader. The sequential time is the time
+that the bytes take at the disk's sequential rate.
 
 With `--whole` instead: five epochs of a loader with the superbatches that it chooses, in each order
-in turns, with the same budget: the seconds of each, and the sum of epochs 2 to 5 over that of the
-graph as it was made.
+in turns, with the same budget: the seconds of each, and the sum of epochs 2 to 5 over the sum on
+the graph as it was made.
 
 Run `python -m benchmarks.epochs_ahead --workload W --cache DIR` with DIR on the disk in question:
 two stores are kept there, 22 GB for W, and packed rows need 20 GB for a while.

@@ -103,7 +103,7 @@ def time_in_turns(work: dict[str, Callable[[], object]], repeats: int) -> dict[s
 
 
 def machine() -> dict[str, Any]:
-    """Return what a reader needs to know of the machine to place the numbers."""
+    """Return a description of the machine, without which the numbers mean little."""
     model = platform.processor() or platform.machine()
     for line in _lines("/proc/cpuinfo"):
         if line.startswith("model name"):
@@ -178,7 +178,7 @@ def add_limit_options(options: argparse.ArgumentParser) -> None:
 
 
 def limit_version(arguments: argparse.Namespace) -> int:
-    """Return the version of the cgroups that keep the limit; 0 if the options want none.
+    """Return the version of the cgroups that keep the limit; 0 if the options ask for none.
 
     With --quick a machine without cgroups is good enough, too.
 
@@ -205,7 +205,7 @@ def directory_of(arguments: argparse.Namespace) -> Iterator[Path]:
 
 
 def device_row(devices: Sequence[DeviceLimits]) -> tuple[str, str]:
-    """Return the row of a table that tells the disk's own limits."""
+    """Return the row of a table with the disk's own limits."""
     text = f"{spread((d.random_reads_per_second / 1e3 for d in devices), '.1f')} k random reads "
     text += f"of 4 KiB a second, {spread(d.bytes_per_second / 1e9 for d in devices)} GB/s in order"
     return "the disk", text

@@ -19,7 +19,7 @@ and some slack.
 `numpy-mmap` runs as in `gnnstore bench load`: in a process of its own, in a memory cgroup, page
 cache included, that allows a tenth of the features and the slack beyond what it holds, which are
 the topology and what edges have; some batches are timed, since all cost the same. Only root may
-make memory cgroups: without, the page cache serves most of its reads, which the report says.
+make memory cgroups: without, the page cache serves most of its reads, as the report states.
 
 `--peer` instead compares the loader in memory with PyG's `NeighborLoader` on the same graph as
 `HeteroData`, if torch-sparse or pyg-lib can be imported here; the bar is 8 times its speed.
@@ -123,7 +123,7 @@ def second_epoch(path: Path, strategy: str, num_batches: int) -> Found:
 
 
 def mapped(path: Path, num_batches: int, number: int) -> Found:
-    """Return what some batches cost in a round of NumPy over a mapping, as those of an epoch."""
+    """Return the cost of some batches in a round of NumPy over a mapping, scaled to an epoch."""
     seeds = {"paper": seeds_of(gnnstore.open(path), num_batches)}
     with TemporaryDirectory() as directory:
         np.savez(Path(directory) / "seeds.npz", **seeds)

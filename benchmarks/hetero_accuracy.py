@@ -1,8 +1,8 @@
 """Accuracy on a graph of several types: trained from the loader, and on the whole graph by PyG.
 
 Papers, authors and institutions with planted classes, each edge type with its reverse; the model is
-that of `examples/train_hetero.py`, a GraphSAGE layer for each edge type, summed. It is trained on
-batches with fan-outs, whose features are read from disk under "belady", and for as many steps on
+the one of `examples/train_hetero.py`, a GraphSAGE layer for each edge type, summed. It is trained
+on batches with fan-outs, whose features are read from disk under "belady", and for as many steps on
 the whole graph, which PyG holds as `HeteroData`. Both are evaluated by PyG on the whole graph after
 every epoch; the result of a seed is the test accuracy after the epoch with the best validation. The
 bar is that the means over the seeds differ by at most two standard errors of their difference.

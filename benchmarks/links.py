@@ -2,7 +2,7 @@
 
 An R-MAT graph with Graph500's parameters, 15 edges a node, 32 float32 features; a million of its
 edges, drawn once, are seeds: batches of 1,024, fan-out 10, 10, a negative pair for each. W's graph
-with `--scale 24`; PyG holds edges as pairs of int64, in the order that its sampler wants, so that
+with `--scale 24`; PyG holds edges as pairs of int64, in the order that its sampler needs, so that
 it does not fit every machine.
 
 A round loads the same number of batches with each contestant in turn. The bars are 4 times the

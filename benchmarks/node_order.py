@@ -3,14 +3,14 @@
 Four graphs, each as it was made and numbered by degree, by frequency and by community: an R-MAT
 graph with Graph500's parameters, half of whose nodes are isolated, the same without these, a flat
 one, and a Kronecker expansion of a real graph, where `--graph FILE.npz` names one. All have rows of
-512 bytes, and batches of the same share of the nodes as those of W and F in `docs/benchmarks.md`;
+512 bytes, and batches of the same share of the nodes as on W and F in `docs/benchmarks.md`;
 the same seeds and fan-outs on all four orders of a graph, so that batches are similar, but not the
 same: which neighbours a node draws depends on its number.
 
-A cache holds a tenth of the rows. Of each order: an epoch with `strategy="packed"`, the second of a
-loader, and one with `static`, in turns; what a pass reads of the table, what is read and written in
-all, and how long it takes; and sampling and gathering alone, with everything in memory on one
-thread. Ratios are over those of the same graph as it was made.
+A cache holds a tenth of the rows. For each order: an epoch with `strategy="packed"`, the second of
+a loader, and one with `static`, in turns; what a pass reads of the table, what is read and written
+in all, and how long it takes; and sampling and gathering alone, with everything in memory on one
+thread. Ratios are to the same graph as it was made.
 
 Run `python -m benchmarks.node_order --cache DIR` with DIR on the disk in question.
 """

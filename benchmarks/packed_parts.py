@@ -68,7 +68,7 @@ def _count(batches: Iterable[Any]) -> int:
 def on_ray(path: Path, root: Path, given: dict[str, Any], num_parts: int) -> dict[str, float]:
     """Pack by the command line, as tasks and in one process, and return the elapsed seconds.
 
-    The tasks' files must be those of the parts.
+    The tasks' files must equal the files of the parts.
     """
     words = ["--num-neighbors", ",".join(map(str, given["config"].fanouts))]
     words += ["--batch-size", given["batch_size"], "--cache-by", "frequency", "--memory", "4GB"]
@@ -135,7 +135,9 @@ def main() -> None:
     options.add_argument("--parts", type=int, default=8, help="(8)")
     options.add_argument("--ray", action="store_true", help="also pack as tasks on Ray")
     options.add_argument("--dir", type=Path, help="where to write (a temporary directory)")
-    options.add_argument("--workload", choices=sorted(WORKLOADS), help="instead: an epoch of it")
+    options.add_argument(
+        "--workload", choices=sorted(WORKLOADS), help="pack an epoch of this workload instead"
+    )
     options.add_argument("--cache", type=Path, help="directory that keeps the workload's store")
     args = options.parse_args()
     if args.workload is not None:

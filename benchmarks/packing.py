@@ -10,8 +10,9 @@ The bars: reading and writing the same bytes sequentially takes at least 0.75 of
 packing, which is 7 times as fast as packing one by one (DiskGNN's figure 14 reports 7.3); reading
 back runs at 0.85 of the sequential bandwidth, with less than 1.1 bytes read for each byte needed.
 
-How often a byte of a row is copied shows in CPU time: that of packing, or of reading back, beyond
-reading and writing the same bytes sequentially, in units of one `memcpy` of the rows.
+The number of times that a byte of a row is copied shows in CPU time: the time of packing, or of
+reading back, less the time of reading and writing the same bytes sequentially, in units of one
+`memcpy` of the rows.
 
 The table of 4 GiB is written first, to `--dir`: choose a directory on the disk in question.
 Run `python -m benchmarks.packing --dir DIR`.

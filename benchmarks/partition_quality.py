@@ -9,9 +9,9 @@ the whole graph.
 *Triples*: ComplEx on a planted knowledge graph of FB15k-237's size, with the rows of all entities
 in memory, and by partitions of which a quarter are: Marius' BETA order, its edges assigned to the
 first state ("beta, greedy") or to a random one ("beta"), and the even order ("even"). These swap
-the same bytes. Then BETA and the even order with as much memory, that of a quarter of the rows for
-the state and for what is read and written in the background: BETA divides it into as many groups as
-read least. Filtered MRR of the test triples after the last epoch, among all entities; processor
+the same bytes. Then BETA and the even order with equal memory, a quarter of the rows for the state
+and for what is read and written in the background: BETA divides it into the number of groups that
+reads least. Filtered MRR of the test triples after the last epoch, among all entities; processor
 seconds and partitions read of an epoch. With `--encoder` a layer of GraphSAGE over ten neighbours
 turns rows into what is scored, as by MariusGNN.
 
@@ -285,7 +285,7 @@ def sizes(directory: Path, args: argparse.Namespace) -> Scores:
                 for each in sizes_of_partitions(rows, memory, num_partitions, order=order)
                 if each.memory_bytes <= memory and each.num_groups > each.resident_groups
             ]
-            # Of each order and number of groups, as many in memory as there is room for.
+            # As many in memory as there is room for, for each order and number of groups.
             most = {
                 (each.order, each.num_groups): each
                 for each in sorted(fitting, key=lambda each: each.capacity)

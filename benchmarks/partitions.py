@@ -8,8 +8,8 @@ partitions is read sequentially by large direct reads.
 
 Reported, with the bars of the project:
 
-- bytes read over those of the partitions and of the buckets that become resident, by formula (at
-  most 1.02), and what was written to the partitions (nothing);
+- bytes read over the bytes of the partitions and buckets that become resident, by formula (at most
+  1.02), and bytes written to the partitions (none);
 - bytes a second while states are read, over the disk's sequential bandwidth (at least 0.9);
 - the share of reading that is hidden by training, in the second epoch (at least 0.9): the first one
   begins with nothing in memory;
@@ -87,8 +87,8 @@ def expected_bytes(unit: PartitionsReader, schedules: list[Any], num_read: int) 
     Parameters
     ----------
     num_read : int
-        Partitions that were read, including those of the next epoch, which are read while the last
-        state trains, and without those that were still in memory.
+        Partitions that were read. The next epoch's, which are read while the last state trains,
+        count, and partitions that were still in memory do not.
     """
     row_bytes = unit.order_spec.row_bytes + sum(spec.row_bytes for spec in unit.nodes.values())
     edge_bytes = sum(
@@ -127,7 +127,7 @@ def run_epochs(
     unit = open_partitions(store.path, None, store_uuid=store.reader.uuid)
     drop_from_cache([unit.path])
     seconds, start = Seconds(), time.perf_counter()
-    ends = []  # of each epoch: seconds, those of reading, and those of waiting for a state
+    ends = []  # for each epoch: all seconds, seconds of reading, seconds of waiting for a state
     with (
         seconds.timed(PartitionFiles, "read_rows", "reading"),
         seconds.timed(PartitionFiles, "read_edges", "reading"),

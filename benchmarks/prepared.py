@@ -89,7 +89,7 @@ def play(task: Task, *, limited: bool) -> dict[str, Any]:
     Raises
     ------
     SystemExit
-        If it has no outcome: says why.
+        If it fails; the message gives the reason.
     """
     outcome = run_task(task, worker=WORKER, is_limited=limited)
     name = "packed" if task.packed else task.strategy

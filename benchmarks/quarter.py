@@ -1,9 +1,9 @@
 """Epochs out of core with features as float32, as float16, and as int8 with scales.
 
 One graph in three stores. Memory is what the structure takes, a tenth of the features as float32,
-and 0.2 GB, for all three: a narrower row leaves room for more of them. Batches come in rounds, each
+and 0.2 GB, for all three: the narrower rows are, the more of them fit. Batches come in rounds, each
 with every store and strategy, and `memory` has no budget; the first epoch of a round, in which
-caches are filled, is not on the clock. Batches of int8 rows are decoded, to float32.
+caches are filled, is not timed. Batches of int8 rows are decoded, to float32.
 
 The bars, on W: with `static` int8 takes at most 0.15 of float32's time, with `packed` at most 0.45,
 or at most 1.5 of the time that int8 takes in memory; in memory at most as long as float32.

@@ -8,10 +8,10 @@ and each prepares its batches in one thread. Compared, in turns and within one r
   shared memory;
 - the time until all ranks have loaded, against one rank's;
 - the time of an epoch of two ranks that share, against two that do not (`local_world_size=1`);
-- the share of rows that the shared cache has, against one process's with the whole of it.
+- the share of rows that the shared cache has, against one process with the whole cache.
 
-Where the kernel gives shared memory huge pages (`shmem_enabled`), these are used; the report says
-whether it does.
+Where the kernel gives shared memory huge pages (`shmem_enabled`), these are used; the report
+states whether it does.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from gnnstore.units import format_size
 MIB = 1 << 20
 FANOUTS, BATCH_SIZE = [10, 5], 512
 NUM_SEEDS = 100 * BATCH_SIZE
-# Of a rank more: Python, torch, PyTorch Geometric, and its batches.
+# Bytes of a further rank: Python, torch, PyTorch Geometric, and its batches.
 RANK_BYTES = 350 * MIB
 
 RANK = """
@@ -85,7 +85,7 @@ class Ranks:
         self._processes = processes
 
     def step(self) -> list[dict[str, float]]:
-        """Return what each says of the step that it has taken; the next one begins at `go`."""
+        """Return each rank's report of the step that it has taken; the next one begins at `go`."""
         found = []
         for process in self._processes:
             assert process.stdout is not None

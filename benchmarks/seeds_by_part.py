@@ -40,7 +40,7 @@ FANOUTS, BATCH_SIZE, HOPS = [10, 10], 256, 2
 
 
 def community_store(directory: Path, num_nodes: int) -> Path:
-    """Return the store of a graph of communities, whose ids say nothing of them."""
+    """Return the store of a graph of communities, with ids that are drawn at random."""
     path = directory / f"communities-{num_nodes}.gnn"
     if path.exists():
         return path

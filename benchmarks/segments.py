@@ -6,7 +6,7 @@ frequent ones being cached. With a disk of 3 and of 5 times the features, segmen
 MinHash order, in the order of the table, and in a random one (DiskGNN's figures 5, 11 and 13).
 
 Then a graph: epochs of w are packed with each disk (with `--quick`, with parts of what they take
-without a limit), and one is read by a loader, in turns with that of epochs without a limit.
+without a limit), and one is read by a loader, in turns with an epoch packed without a limit.
 
 Run `python -m benchmarks.segments --dir DIR`.
 """

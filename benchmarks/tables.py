@@ -2,8 +2,9 @@
 
 Each conversion is a process of its own, `gnnstore convert table` and `gnnstore convert numpy`, with
 `--memory 300MB`, which sorts the edges on disk. Both stores must be equal. The bars: half the speed
-of the way from `.npy`, and a peak of memory within the budget above that of a process that converts
-a single edge. With `--edges 100000000`, what is read and written takes 8 GB on the disk of `--dir`.
+of the way from `.npy`, and a peak of memory that is within the budget above the peak of a process
+that converts a single edge. With `--edges 100000000`, what is read and written takes 8 GB on the
+disk of `--dir`.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from gnnstore.units import format_size, parse_size
 BAR_SPEED = 0.5
 NODES = 2**24
 _CHUNK = 2**20
-# The peak of this program alone: what `wait` says includes that of the process it was forked from.
+# The peak of this program alone: `wait` reports the peak of the process that forked it, too.
 _CHILD = """
 import sys, time
 from pathlib import Path
@@ -39,7 +40,7 @@ sys.exit(status)
 
 @dataclass(frozen=True)
 class Run:
-    """One conversion: its seconds, those of processors, and the peak of resident memory."""
+    """One conversion: its seconds, its processor seconds, and its peak of resident memory."""
 
     seconds: float
     cpu_seconds: float

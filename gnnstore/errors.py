@@ -69,14 +69,14 @@ class UnknownOptionError(UsageError, TypeError):
 
 
 class BudgetError(UsageError):
-    """A memory or disk budget is too small for the request; the message says by how much.
+    """A memory or disk budget is too small for the request; the message has the missing bytes.
 
     Attributes
     ----------
     missing_bytes : int or None
-        Bytes by which to raise the budget at least; None where the message alone says what to do.
+        Bytes by which to raise the budget at least; None where only the message names a remedy.
     needed_bytes : int or None
-        The budget that suffices, in bytes; None where the message alone says it.
+        The budget that suffices, in bytes; None where only the message has it.
     """
 
     missing_bytes: int | None = None
@@ -136,7 +136,7 @@ class NoSpaceError(StorageError):
 
 
 class ResourceError(StorageError):
-    """The process met a limit on memory, open files or threads; the message says which."""
+    """The process met a limit on memory, open files or threads; the message names it."""
 
 
 # By errno: the resource that is short, its limit, and the remedy.

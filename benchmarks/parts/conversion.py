@@ -138,7 +138,7 @@ class _Spilled:
 
 
 def main() -> None:
-    """Convert what the command line says."""
+    """Convert the input that the command line names."""
     source, output, options = sys.argv[1:]
     spilled = _Spilled()
 

@@ -55,7 +55,7 @@ def installed() -> dict[str, dict[str, str]]:
 
 
 def peers_of(*names: str) -> list[str]:
-    """Return those of some peers that can be had."""
+    """Return the names of peers that are installed."""
     return [name for name in names if "version" in installed()[name]]
 
 

@@ -3,7 +3,7 @@
 `benchmarks.planning` starts this with a `Task` whose strategy is one of `WAYS`; it prints one
 `Outcome`, as JSON. Where it is in a memory group, the process loads the topology and only then
 limits the group: to what it holds, what planning reserves, and the slack. The page cache of the
-files has no more than that.
+files must fit in this, too.
 """
 
 from __future__ import annotations
@@ -159,7 +159,7 @@ class Run:
 
 
 def perform(task: Task) -> Outcome:
-    """Do what the task says."""
+    """Plan as the task describes."""
     run = Run.of(task)
     num_nodes = run.store.num_nodes
     num_slots = int(task.share * num_nodes)

@@ -5,8 +5,9 @@ to communities, in one as heads and in another as tails, and have a vector of co
 each; a relation joins the heads of one community to its tails, and its triples are the pairs that
 score highest: Re sum_k h_k w_k conj(t_k) (Trouillon et al.: "Complex embeddings for simple link
 prediction", ICML 2016). Some triples are noise. A ComplEx model of `rank + 1` numbers for each
-community ranks all planted ones first among filtered candidates, on both sides: one number tells
-heads from tails, the others are the planted ones. So 1 - noise is an MRR that can be reached.
+community ranks all planted ones first among filtered candidates, on both sides: one number
+separates heads from tails, the others are the planted ones. So 1 - noise is an MRR that can be
+reached.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ WARM_UP, SOME_BATCHES = 8, 24
 
 @contextmanager
 def answering(choices: Callable[[Any, Auto], Iterator[Chosen]]) -> Iterator[None]:
-    """Make "auto" take what a function of its request says."""
+    """Make "auto" take what a function returns for its request."""
     with mock.patch.object(tables, "choices_for", choices):
         yield
 
@@ -95,8 +95,9 @@ def clock(run: Run) -> dict[str, Any]:
     """Return the seconds of the second epoch, and by how many the first one took longer.
 
     Where a superbatch has several epochs, it is the mean of the epochs of the first full one.
-    Where whole superbatches, or batches that are alike, fit into an epoch many times, it is so many
-    times what some of them take, once caches that are filled in the background are full.
+    Where whole superbatches, or batches that are alike, fit into an epoch many times, it is the
+    time of a few, measured once caches that are filled in the background are full, times their
+    number.
     """
     start = perf_counter()
     with answering(only(run.task.strategy)):

@@ -33,15 +33,15 @@ from gnnstore.tools.bench.worker import disk_bytes
 WAYS = ("map", "map-8", "disk", "bulk", "memory")
 # More would need more memory for their batches than the slack.
 MAP_THREADS = 8
-# Batches whose contents are compared with those of other ways, which sample more or fewer.
+# Batches whose contents are compared between ways, which sample more or fewer.
 COMPARED = 2
-# Of the slack, for the batches of "disk" that are under way, and Python; "bulk" has the rest.
+# Bytes of the slack for Python and the batches of "disk" under way; "bulk" has the rest.
 ALLOWANCE_BYTES = 100 * 10**6
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """Result of one way; amounts are those of one batch unless said otherwise.
+    """Result of one way; amounts are for one batch where nothing else is stated.
 
     Attributes
     ----------
@@ -150,7 +150,7 @@ def major_faults() -> int:
 
 
 def perform(task: Task) -> Outcome:
-    """Do what the task says."""
+    """Sample as the task describes."""
     run = Run(task)
     start = perf_counter()
     batches = prepare(run)

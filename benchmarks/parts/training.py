@@ -1,7 +1,7 @@
 """Trains GraphSAGE for whole epochs in the process that it is started in, under a memory limit.
 
-`benchmarks.epoch` starts this with a `Task`; it prints one JSON object. The limit is that of
-`gnnstore bench load`, and what a step of the model takes on top, which one step tells beforehand.
+`benchmarks.epoch` starts this with a `Task`; it prints one JSON object. The limit is the one of
+`gnnstore bench load`, plus the memory of a step of the model, which one step measures beforehand.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from gnnstore.tools.bench.harness import Task, drop_from_cache
 from gnnstore.tools.bench.worker import Run
 
 LEARNING_RATE = 0.01
-# First batches of the epoch, timed apart: those that a user waits for who tries a loader.
+# First batches of the epoch, timed apart: the wait of a user who tries a loader.
 TRIED = 40
-# Of what a step takes, for a batch that is larger than the one before the limit.
+# Factor on a step's memory, for a batch that is larger than the one before the limit.
 _STEP_MARGIN = 1.3
 
 

@@ -1,4 +1,4 @@
-"""The graphs that benchmarks run on: made once, kept where `--cache` says."""
+"""The graphs that benchmarks run on: made once, and kept in the directory of `--cache`."""
 
 from __future__ import annotations
 

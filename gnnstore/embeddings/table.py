@@ -301,7 +301,7 @@ class EmbeddingTable(FollowingTable):
         Raises
         ------
         UsageError
-            If it is not the state of the commit; says where both stand.
+            If it is not the state of the commit; the message has both positions.
         """
         position = self._position
         if position is None:

@@ -103,7 +103,7 @@ def link_ranks(
         in memory or as `export` writes them.
     side : "dst", "src" or "both"
         The end that is asked for.
-    filter : GraphStore, edge split or arrays, or a sequence of them
+    filter : GraphStore, edge split or arrays, or a sequence of such
         Known edges: other true answers than the edge's own end do not count as candidates. To be
         filtered as is usual, these are the edges of training, validation and test. A store's are
         read from its files: with "dst" and "both", once in order for each block of queries.
@@ -124,7 +124,7 @@ def link_ranks(
     UsageError, InputError
         If options or shapes do not fit, an id is not a row of the table, or a score no number.
     BudgetError
-        If memory does not suffice for a single query; says by how much.
+        If memory does not suffice for a single query; the message has the missing bytes.
 
     Examples
     --------

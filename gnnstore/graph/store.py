@@ -603,7 +603,7 @@ def open(  # noqa: A001 - gnnstore.open is the point
     NoSpaceError
         If the copy has no room.
     UsageError
-        If the URL, `cache_dir` or `decode` cannot be used; the message says what to change.
+        If the URL, `cache_dir` or `decode` cannot be used; the message names what to change.
     """
     if cache_dir is None and isinstance(path, str | os.PathLike) and not is_elsewhere(path):
         return GraphStore(path).decoded(decode)

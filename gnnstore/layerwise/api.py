@@ -166,7 +166,7 @@ def inference(
         If a layer fails or is not layer-wise, or an option is wrong.
     BudgetError
         If memory does not suffice for the node with the most in-neighbours, or for a result in
-        memory; says how much does.
+        memory; the message has the bytes that do.
     NoSpaceError
         If the disk has too little room, before any work; or is full later.
     StoreExistsError, NotFoundError, StorageError, CorruptStoreError

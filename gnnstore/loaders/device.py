@@ -59,7 +59,7 @@ from gnnstore.units import format_at_least, format_count, format_size
 R = TypeVar("R")
 _log = logging.getLogger(__name__)
 
-# Names that are used of `torch.cuda` and `torch.xpu`; AMD's devices are of the type "cuda".
+# Names in `torch.cuda` and `torch.xpu` that are used here; AMD's devices are of the type "cuda".
 _CALLS = (
     *("Stream", "Event", "stream", "current_stream"),
     *("device", "current_device", "device_count"),
@@ -441,7 +441,7 @@ def _arrays_of(tensor: Tensor) -> list[Tensor]:
 
 
 class Places(NamedTuple):
-    """A split as tensors: int32, or int64 where torch wants that."""
+    """A split as tensors: int32, or int64 where torch requires it."""
 
     kept: Tensor  # of missed and matched rows
     hits: Tensor
@@ -490,7 +490,7 @@ def as_words(rows: Tensor) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class _Filling:
-    """Rows that stay on a device, and how many of them are copied."""
+    """Rows that stay on a device, and the number that is copied."""
 
     device: TorchDevice
     held: HeldRows

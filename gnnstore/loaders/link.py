@@ -157,7 +157,7 @@ progress
     NotFoundError
         If there is no such split (`NoSplitError`) or attribute.
     BudgetError
-        If `memory` is too small; says by how much at least to raise it.
+        If `memory` is too small; the message has the least bytes to raise it by.
 
     Examples
     --------

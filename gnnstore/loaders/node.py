@@ -85,7 +85,7 @@ class NeighborLoader(SampledLoader, PygNeighborLoader):  # type: ignore[misc]
     strategy : str
         How attributes are read. "memory" loads everything into memory; "mmap" maps the files.
         "static" reads rows from disk, except for a fixed set of cached rows, by frequency or as
-        `cache` says; "static-degree" and "static-frequency" are the same with `cache` in the name,
+        `cache` names; "static-degree" and "static-frequency" are the same with `cache` in the name,
         and "direct" without a cache. "belady" samples ahead and caches the rows that are needed
         again soonest; "packed" also gathers the rows that this cache misses ahead, in one pass over
         the table. "auto" is "memory" if everything fits, else the strategy that is predicted to be
@@ -160,7 +160,7 @@ class NeighborLoader(SampledLoader, PygNeighborLoader):  # type: ignore[misc]
         not have it under its name then. Edge types without the attribute have no values.
     edge_ids : "input", "store" or None
         What `e_id` of batches is. "input": the place of each edge in the input, as in PyG, which
-        takes memory or reads (`stats().reason` says how much). "store": its position in the store,
+        takes memory or reads (`stats().reason` has the bytes). "store": its position in the store,
         of which `store.original_edge_ids` has the place in the input. None: batches have no `e_id`.
         In a store that is reordered or split, both are positions.
     decode : "opened", "input", "float16", "bfloat16", "float32", None or a dict of these
@@ -174,8 +174,8 @@ class NeighborLoader(SampledLoader, PygNeighborLoader):  # type: ignore[misc]
         `memory` counts.
     device_cache : int or str
         Memory of `device` for rows that stay there, such as "2GB": of the nodes that most sampled
-        batches need, or as `cache` says, of all types together. They are neither cached in host
-        memory nor read, nor copied again. Batches stay as they are. Loaders of a store object
+        batches need, or as `cache` names them, of all types together. They are neither cached in
+        host memory nor read, nor copied again. Batches stay as they are. Loaders of a store object
         share them; with a device "cpu" they are part of `memory`. "auto": what the first step of
         training leaves free, but for a GiB.
     reorder : int, optional
@@ -220,9 +220,10 @@ class NeighborLoader(SampledLoader, PygNeighborLoader):  # type: ignore[misc]
     InputError
         If a seed is not a node of the graph.
     BudgetError
-        If `memory` is too small; says by how much at least to raise it. If rows are read from
-        disk, it must also hold two batches, whose size is estimated by sampling a few. When the
-        first iteration begins: if `device_cache` and batches are more than is free on the device.
+        If `memory` is too small; the message has the least bytes to raise it by. If rows are read
+        from disk, it must also hold two batches, whose size is estimated by sampling a few. When
+        the first iteration begins: if `device_cache` and batches are more than is free on the
+        device.
 
     Examples
     --------

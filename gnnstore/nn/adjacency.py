@@ -180,7 +180,7 @@ class AdjT(Tensor):
         yield from (array for array in found if array is not None)
 
     def narrowed(self, num_rows: int, num_columns: int, num_edges: int, layers_left: int) -> Self:
-        """Return the matrix of the first edges; rows that have none of these are empty."""
+        """Return the matrix of the first edges; rows without any of these edges are empty."""
         transposes = self.transposes
         narrow = type(self)(
             self._crow[: num_rows + 1].clamp(max=num_edges),

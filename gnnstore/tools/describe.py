@@ -1,4 +1,4 @@
-"""Describes stores and what is made of them, from metadata alone: documents, and their layouts.
+"""Describes stores and what was made from them, by metadata alone: documents, and their layouts.
 
 Nothing here reads an array, so a store of terabytes on a slow disk is described at once.
 """

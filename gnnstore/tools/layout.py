@@ -3,8 +3,8 @@
 Quantities have the units that the names of their fields say, and the times of a column one unit. On
 a terminal, tables are framed; in a pipe they are plain columns, one row a line, for grep, awk and
 bug reports. A row is one line on a terminal, too: a table that is too wide loses its last columns,
-and says which; long values lose their ends. The programs at the end train on what a command made,
-and are to be pasted into Python.
+which a line below names; long values lose their ends. The programs at the end train on what a
+command made, and are to be pasted into Python.
 """
 
 from __future__ import annotations

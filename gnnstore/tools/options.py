@@ -1,4 +1,4 @@
-"""Options of the commands: a list of them as a text, the types of their values, and shared ones.
+"""Options of the commands: lists of options as text, types of values, and shared options.
 
 Help has options in sections, and suggests names for mistyped commands.
 """
@@ -60,7 +60,7 @@ _MISSING = {
 
 
 class Command(click.Command):
-    """A command whose help has its options in sections, and which says what is missing."""
+    """A command with its options in sections, which names a missing argument."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse the words; add to an error about a missing one what to give."""

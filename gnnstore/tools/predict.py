@@ -47,9 +47,9 @@ _QUANTIZE = (
     "Rows of x are floats: 'gnnstore quantize' keeps them as int8, of which caches hold more and "
     "an epoch reads less; batches have them decoded."
 )
-# A curve needs more points, most of them at small sizes.
+# Shares of rows at which curves are drawn: more points than a table has, most at small sizes.
 _DRAWN_SHARES = (0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5)
-# Where curves are drawn: from a hundredth of the store's bytes in memory to all of them.
+# Points of a curve, from a hundredth of the store's bytes in memory to all bytes.
 _CURVE_POINTS = 13
 _LEAST_SHARE = 0.01
 _MOST_SHARE = 1.1

@@ -72,7 +72,7 @@ class Session:
     # By Python's name of each of the command's options: its flag, whether it takes a value, and the
     # flag that turns it off.
     options: Mapping[str, tuple[str, bool, str]] = field(default_factory=dict)
-    # Where STORE was said to be, and the directory of copies, if a copy of it is used.
+    # STORE as it was given, and the directory of copies, if a copy is used.
     place: tuple[str, str | None] | None = None
 
     def __post_init__(self) -> None:
@@ -290,8 +290,8 @@ def _describe(error: BaseException) -> tuple[str, int]:
     if plugin := _plugin_of(error):
         said = (
             f"{plugin} raised {described(error)}\n"
-            "Report it to the plug-in's author with the traceback above. What is wrong with an "
-            "input, a plug-in says by raising gnnstore.errors.InputError."
+            "Report it to the plug-in's author with the traceback above. For what is wrong with "
+            "an input, a plug-in raises gnnstore.errors.InputError."
         )
         return said, DEFECT
     defect = (

@@ -67,11 +67,11 @@ def from_pyg(
 
     Tensors, arrays and lists of numbers whose length along `Data.__cat_dim__` is N or E become node
     and edge attributes, as by `Data.is_node_attr` and `is_edge_attr`. Other tensors, numbers,
-    strings, and lists, tuples and dicts of them, are kept as values of the whole graph, or of the
-    type that has them, and batches have them whole, but for lists as long as the nodes or edges.
-    `x`, `y`, masks, `edge_attr` and `edge_weight` of another length are refused; a `y` of one row
-    is a label of the graph. Masks `train_mask`, `val_mask` and `test_mask` of shape [N] are node
-    attributes and also the splits train, valid and test.
+    strings, and lists, tuples and dicts of such values, are kept as values of the whole graph, or
+    of the type that has them, and batches have them whole, but for lists as long as the nodes or
+    edges. `x`, `y`, masks, `edge_attr` and `edge_weight` of another length are refused; a `y` of
+    one row is a label of the graph. Masks `train_mask`, `val_mask` and `test_mask` of shape [N] are
+    node attributes and also the splits train, valid and test.
 
     Parameters
     ----------

@@ -92,10 +92,10 @@ def from_snap(
     `#` or `%`, and blank ones, are skipped. The file may be gzipped. Columns that the first line
     calls source and target, or src and dst, are the ends wherever they stand; names of rows, as R
     writes them, are passed over. A first line of two integers that fit the numbers of nodes and
-    lines is refused, unless `skip_header` says what it is.
+    lines is refused, unless `skip_header` states what it is.
 
-    A Matrix Market file has as many nodes as its line of sizes says rows, of which those without
-    entries are isolated; it must have as many entries as the line says, and be general, or
+    A Matrix Market file has as many nodes as its line of sizes has rows, and nodes without entries
+    are isolated; it must have as many entries as the line states, and be general, or
     symmetric with `options.undirected`. KONECT's bipartite graphs are refused.
 
     Ids need not be contiguous: nodes are numbered 0, ..., N - 1 in ascending order of their
@@ -144,7 +144,7 @@ def from_snap(
         Number or name of the column that becomes the edge attribute `edge_weight` [E]; columns
         between are skipped. Perhaps with a type, as in "3:float64": int64, float32 or float64.
         Without, integers are int64, and a column with fractions or gaps is float32, or float64 if
-        that would round a number of 2^24 or more. (A matrix says the type of its entries.)
+        that would round a number of 2^24 or more. (A matrix states the type of its entries.)
     edge_columns : Mapping of str to int or str, optional
         More columns of numbers by the names of their edge attributes, such as {"time": 4}
         or {"time": "timestamp"}.
@@ -154,7 +154,7 @@ def from_snap(
         half of the memory allowed are numbered on disk. Lines that begin with `#` or `%` are
         comments before the first edge, and edges of such names behind it.
     quotes : "keep" or "strip", optional
-        Whether quotation marks around names are part of them. By default they are not, between
+        Whether quotation marks around names belong to the names. By default they are not, between
         commas; between tabs or blanks, if all names have them, and a mixture is refused.
     comment : str, optional
         Characters that begin comments, wherever they are: "#". With "" no line is a comment.

@@ -93,7 +93,7 @@ def from_triples(
         Whether the first line of each file is skipped, since it names the columns, or is a triple.
         By default it is a triple, and a line of names that are in no other line is refused.
     quotes : "keep" or "strip", optional
-        Whether quotation marks around names are part of them. By default they are not, between
+        Whether quotation marks around names belong to the names. By default they are not, between
         commas; between tabs or blanks, if all names have them, and a mixture is refused.
     openke : bool
         The files are OpenKE's: `train2id.txt` and so on, whose first line is the number of triples,

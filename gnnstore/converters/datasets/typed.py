@@ -115,7 +115,7 @@ def from_typed(
     with the ends. Columns `x_0`, `x_1`, ... of text are features. Edges in `out.*` are KONECT's:
     source, target, perhaps `weight` and `time`.
 
-    Node types that only edges name have as many nodes as the largest id says, or, by text, are
+    Node types that only edges name have one node more than the largest id, or, by text, are
     numbered as edges name them first; the store keeps names (`original_names`). Types are in the
     order of their names.
 

@@ -228,7 +228,7 @@ class GraphWriter(BaseWriter):
         Raises
         ------
         InputError
-            If an edge comes before the edge in front of it; names file, row and both pairs.
+            If an edge precedes the edge in front of it; the message has file, row and pairs.
         """
         self._edge.write_in_order(read, num_edges, places, where=where)
 

@@ -76,7 +76,7 @@ class ConvertOptions:
         `edge_weight` is 1 and their other attributes are 0.
     page_bytes : int, optional
         Page size of the arrays that are read by row; a power of two. None: for each array the
-        smallest from 4 to 64 KiB that leaves at most 3 % of it empty, or else the least.
+        smallest from 4 to 64 KiB that leaves at most 3 % of a page empty, or else the least.
     feature_dtype : str, or Mapping of str to str, optional
         Store the node attribute `x` as this type, such as "float16" or "bfloat16". A value
         that would overflow, or that an integer type cannot hold exactly, is an error. By name for

@@ -32,7 +32,7 @@ def draw_load(document: Mapping[str, Any], file: Path) -> Path:
         bars |= {"edgecolor": "white", "linewidth": 0.3, "label": stage}
         axes.barh(range(len(found)), widths, 0.66, **bars)
         left += widths
-    # The stages of a round add up to it; the text says the median of all rounds.
+    # The stages of a round add up to its time; the text is the median of all rounds.
     for place, (item, end) in enumerate(zip(found, left.tolist(), strict=True)):
         text = f"{item['seconds_per_epoch']:.3g} s"
         if item["times_baseline"] is not None and item["strategy"] != BASELINE:

@@ -31,10 +31,10 @@ from gnnstore.tools.session import Session
 
 _HELP = """Convert a graph into a store.
 
-KIND names the format of the input. It is never guessed: without it, the command says which kind the
-input looks like. No code in a pickle runs. OUTPUT appears only when it is complete. An interrupted
-conversion leaves no partial store: repeat the command with --resume to continue it, or without to
-start again.
+KIND names the format of the input. It is never guessed: without it, the command names the kind that
+the input looks like. No code in a pickle runs. OUTPUT appears only when it is complete. An
+interrupted conversion leaves no partial store: repeat the command with --resume to continue it, or
+without to start again.
 
 \b
 Examples:
@@ -92,7 +92,7 @@ Output and progress
     ),
     output_options,
 )
-# The same of converters that have no options of these names.
+# The same for converters without options of these names.
 _SPLITS = {
     "--split-fractions": """
 Splits
@@ -197,8 +197,8 @@ Examples:
       Store a column as the edge attribute NAME, such as time=4:int64; repeat it for more.
   --string-ids  Ids are names: number nodes in order of appearance and store the names.
   --quotes keep|strip
-      Whether quotation marks around names are part of them. Default: strip them between commas, and
-      elsewhere if all names have them.
+      Whether quotation marks around names belong to the names. Default: strip them between commas,
+      and elsewhere if all names have them.
   --comment CHARACTERS
       Lines that begin with one of these are comments, such as '#'; '': none are. Default: # and %,
       with --string-ids only before the first edge.
@@ -229,8 +229,8 @@ Examples:
       Skip the first line of each file, since it names the columns, or take it as a triple. By
       default a line that only looks like a header is refused.
   --quotes keep|strip
-      Whether quotation marks around names are part of them. Default: strip them between commas, and
-      elsewhere if all names have them.
+      Whether quotation marks around names belong to the names. Default: strip them between commas,
+      and elsewhere if all names have them.
   --openke
       Files of OpenKE, train2id.txt and so on: their number, then head, tail and relation.
 """,
@@ -298,9 +298,10 @@ Examples:
         """Convert a graph with types: a directory with files for each type.
 
 INPUT has edges/SOURCE__RELATION__TARGET and nodes/TYPE: files .parquet, .arrow, .feather, .npz,
-.npy, .csv or .tsv (also .gz), or directories of them; and KONECT's out.* as edges. Columns and
-arrays become attributes. Edges have source and target, or edge_index. Nodes may have id, integers
-or text, by which edges name them, and train, valid and test. The store keeps ids and names.
+.npy, .csv or .tsv (also .gz), or directories of such files; and KONECT's out.* as edges. Columns
+and arrays become attributes. Edges have source and target, or edge_index. Nodes may have id,
+integers or text, by which edges name them, and train, valid and test. The store keeps ids and
+names.
 
 \b
 Examples:
@@ -398,7 +399,7 @@ Examples:
 The graph has 2^SCALE nodes and EDGE_FACTOR edges per node. Labels are communities, and features
 are the mean of the community plus noise, so that a model that uses the graph beats one that
 does not. The same options give the same graph on every machine. In Python,
-gnnstore.converters.from_rmat has more of them.
+gnnstore.converters.from_rmat has more options.
 
 \b
 Examples:
@@ -422,7 +423,7 @@ Examples:
 
 Papers have features, labels, times and splits, authors have features, institutions are counted.
 Edges have edge_time and weight. The same options give the same graph on every machine. In Python,
-gnnstore.converters.from_planted_types has more of them.
+gnnstore.converters.from_planted_types has more options.
 
 \b
 Examples:
@@ -457,7 +458,7 @@ Examples:
 
 _NETWORKX = "Read it with networkx and give from_pyg(from_networkx(g), OUTPUT), in Python."
 _OF_NETWORKX = ("graphml", "gexf", "gml", "pajek", "net", "dot", "json", "jsonl")
-# Names of formats and endings, by what is said of them.
+# Names of formats and endings, by the message for them.
 _OTHER_NAMES = {
     "'gnnstore convert snap' reads lists of edges in text (CSV, TSV, Matrix Market, SNAP, KONECT), "
     "'gnnstore convert typed' tables of nodes, too.": (

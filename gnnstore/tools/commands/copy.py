@@ -10,7 +10,7 @@ import click
 from gnnstore.tools.options import Command, declared, session_options
 from gnnstore.tools.session import Session
 
-_COPY_HELP = """Copy a store, or what was made of it, from SRC to DST, and check every block.
+_COPY_HELP = """Copy a store, or what was made from it, from SRC to DST, and check every block.
 
 SRC and DST are paths or URLs: s3://BUCKET/PATH, gs://BUCKET/PATH, az://CONTAINER/PATH, and for SRC
 https://HOST/PATH. URLs need pip install 'gnnstore[remote]'; credentials come from the environment.

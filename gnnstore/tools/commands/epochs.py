@@ -33,7 +33,7 @@ measured is measured first, for three seconds; an earlier measurement is checked
 
 With --caches, also simulates cache policies on the first batches of an epoch: static ones by
 out-degree and by frequency in sampled batches, which are filled beforehand, and all others, which
-start empty. Belady's knows future batches and has the fewest misses of these.
+start empty. Belady's sees future batches and has the fewest misses of these.
 
 With --partitions, compares orders of training by partitions of the graph instead (MariusGNN): how
 many partitions --memory allows in the buffer, how often an epoch reads all rows, and how far its

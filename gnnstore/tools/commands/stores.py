@@ -491,7 +491,7 @@ The assignment is assignments/NAME in the store, two bytes a seed. The rest of t
 is.
 
 With --closure full, each part is also written as a store of its own, --output DIR/part-P.gnn, for
-machines that have no room for the whole: its seeds, the nodes within L hops of them, and all their
+machines that have no room for the whole: its seeds, all nodes within L hops of a seed, and their
 edges and rows. A loader on it has the batches that one on the whole store has for the same seeds,
 with its own node ids; store.whole_ids leads back. Such stores are not for inference, links or
 further conversions.

@@ -38,7 +38,7 @@ from gnnstore.tools.session import OK, PROBLEM, Session
 from gnnstore.units import format_count
 
 _VERIFY_HELP = """\
-Check files, checksums and contents of a store, and of what was made of it.
+Check files, checksums and contents of a store, and of what was made from it.
 
 STORE may also be the directory of packed epochs, of partitions, of an assignment, or of trainable
 embeddings. For packed epochs, "full" also reads each batch as training does.

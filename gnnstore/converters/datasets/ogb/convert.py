@@ -77,7 +77,7 @@ def from_ogb(
     their names. Labels are int64 with OGB's shape [N, columns]; float32, if some are
     fractions, or, in the binary layouts, NaN. Features in CSV become float32. From MAG240M the
     papers and their citations are taken; its directory, or the one above, is found by its files.
-    (`from_mag240m` takes all of it.) Data sets of several types, as ogbn-mag, by theirs;
+    (`from_mag240m` takes all its data.) Data sets of several types, as ogbn-mag, by theirs;
     node types and edge types are in the order of their names.
 
     Splits of edges (`train.pt`, `valid.pt` and `test.pt`) become edge splits with their fixed
