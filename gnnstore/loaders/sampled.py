@@ -282,6 +282,7 @@ class SampledLoader(BatchLoader):
             self._read_from(parts, parts.batches(config), assembler(parts))
             return
         progress = self._recorder.progress
+        has_device = device is not None and device.type != "cpu"
         presampler = Presampler.from_store(
             store,
             config,
@@ -291,6 +292,7 @@ class SampledLoader(BatchLoader):
             num_parts=by.num_parts if isinstance(by, SeedParts) else 1,
             pins=self._copies_batches(),
             matches=options.reorder > 0,
+            decodes=not has_device,
             progress=progress,
         )
         spec = partial(
@@ -311,7 +313,6 @@ class SampledLoader(BatchLoader):
         )
         open_parts: Callable[[LoaderSpec], Any] = open_sources
         if read.packed is not None:
-            has_device = device is not None and device.type != "cpu"
             open_parts = partial(open_packed_sources, has_device=has_device)
         with shared_tables(options.store).machine_for(machine) as self._machine:
             loader = spec(machine=self._machine)

@@ -12,6 +12,7 @@ import pytest
 import gnnstore
 from gnnstore import EmbeddingTable
 from gnnstore.budget.ledger import STAGING, largest_phase
+from gnnstore.converters import quantize
 from gnnstore.converters.stores.partition import partition
 from gnnstore.disk import measure as first_measurement
 from gnnstore.disk.profile import DeviceProfile, save_profile
@@ -133,6 +134,15 @@ def test_the_program_has_the_rows_of_a_device(run: Any, store: Path) -> None:
     shown = run("predict", store, *words, "--device-cache", "4kB").stdout.split()
     assert {'device="cuda",', "device_cache=4_000"} <= set(" ".join(shown).replace(")", "").split())
     assert "device" not in run("predict", store, *words).stdout
+
+
+def test_it_names_int8_where_floats_are_read_from_disk(run: Any, tmp_path: Path) -> None:
+    wide = random_graph(4000, 8000, feature_dim=256).write(tmp_path / "wide.gnn")
+    narrow = quantize(wide, tmp_path / "int8.gnn", allow_error=True)
+    words = ("--num-neighbors", "3,2", "--batch-size", "5", "--batches", "1", "--memory", "2MB")
+    for path, is_named in ((wide, True), (narrow, False)):
+        remarks = " ".join(run("predict", path, *words, "--json").document["remarks"])
+        assert ("gnnstore quantize" in remarks) == is_named
 
 
 def test_the_table(run: Any, store: Path) -> None:

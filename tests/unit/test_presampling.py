@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import gnnstore
+from gnnstore.converters import quantize
 from gnnstore.pipeline.lookahead import presample as presampling
 from gnnstore.pipeline.lookahead.presample import Presampler
 from gnnstore.sampling.neighbor import SamplingConfig
@@ -54,6 +55,20 @@ def test_nodes_that_are_looked_for_in_the_batch_before_take_more(
     plain, matched = one.run(topology, 1), replace(one, matches=True).run(topology, 1)
     assert matched.num_nodes == plain.num_nodes
     assert matched.largest_bytes - plain.largest_bytes == N * (4 * 8 + 4 + 1 + 2 * 4)
+
+
+def test_rows_that_a_device_decodes_stay_int8_on_the_host(
+    store: gnnstore.GraphStore, tmp_path: Path
+) -> None:
+    narrow = gnnstore.open(quantize(store.path, tmp_path / "int8.gnn", allow_error=True))
+    seeds, config = resolve_input_nodes(narrow, None), SamplingConfig((-1,))
+    here, there = (
+        Presampler.from_store(narrow, config, seeds, N, False, decodes=decodes)
+        .run(narrow.topology(), 1)
+        .largest_bytes
+        for decodes in (True, False)
+    )
+    assert here - there == N * 25 * 4
 
 
 def test_samples_stay_within_the_memory_for_batches(

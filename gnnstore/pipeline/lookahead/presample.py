@@ -163,6 +163,7 @@ class Presampler:
         num_parts: int = 1,
         pins: bool = False,
         matches: bool = False,
+        decodes: bool = True,  # else rows of int8 are decoded where there is other memory
         progress: Progress | None = None,
     ) -> Self:
         """Take the widths of rows and the type of ids from a store's schema."""
@@ -173,7 +174,7 @@ class Presampler:
             specs = node.attributes.values()
             value_bytes[node.name] = store.assigned.row_bytes(node.name)
             value_bytes[node.name] += sum(spec.row_bytes for spec in specs)
-            shown = [spec.shown_row_bytes for spec in specs if spec.scaled]
+            shown = [spec.shown_row_bytes for spec in specs if spec.scaled and decodes]
             decoded_bytes[node.name] = sum(shown)
         for edge in schema.edge_types:
             value_bytes[edge.type] = sum(spec.row_bytes for spec in edge.attributes.values())
