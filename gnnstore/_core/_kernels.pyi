@@ -715,6 +715,40 @@ def copy_from_slots(
         Lengths that do not fit the cache's rows.
     """
 
+def decode_from_slots(
+    cache: NDArray[np.uint8],
+    slots: NDArray[np.int32],
+    missed: NDArray[np.uint8],
+    scales: NDArray[np.float32],
+    out: NDArray[np.uint8],
+    *,
+    dtype: str,
+    num_threads: int = 1,
+) -> int:
+    """Write what rows of int8 stand for, out of a cache's slots and, in their order, others.
+
+    Parameters
+    ----------
+    cache, slots
+        As in `copy_from_slots`.
+    missed : ndarray of uint8, shape [m * row_bytes]
+        The rows of the m negative slots, one behind the other.
+    scales, out, dtype
+        As in `gather_decoded`; `out` has n rows.
+
+    Returns
+    -------
+    int
+        Rows that came from slots.
+
+    Raises
+    ------
+    IndexError
+        A slot is outside the cache; nothing was written.
+    ValueError
+        Lengths that do not fit one another.
+    """
+
 def copy_to_slots(
     rows: NDArray[np.uint8],
     positions: NDArray[np.int32],

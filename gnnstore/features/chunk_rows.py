@@ -15,10 +15,12 @@ import numpy.typing as npt
 from gnnstore import _core
 from gnnstore._core import ReadCounts
 from gnnstore.errors import CorruptStoreError, storage_error
-from gnnstore.features.source import RowRequest, RowSource, RowSpec
+from gnnstore.features.source import RowRequest, Rows, RowSource, RowSpec
 from gnnstore.formats.arrays.spec import AttributeSpec
 from gnnstore.sampling.row_space import RowRange
 
+# int32 [n]: for each missed row of a part of a batch, how many it misses before.
+Ranks = npt.NDArray[np.int32]
 # Places of packed rows in a batch: see `places_within`.
 Places = tuple[npt.NDArray[np.int32], npt.NDArray[np.int32], npt.NDArray[np.int32]]
 
@@ -47,8 +49,9 @@ class PackedRows(RowSource):
     def __init__(
         self,
         spec: RowSpec,
-        # Given the part of the batch that the table's type is, and the output.
-        read_missed: Callable[[RowRange, npt.NDArray[Any]], ReadCounts],
+        # Given the part of the batch that the table's type is, the output, and the place there of
+        # the row at each position of the part, unless it is the position.
+        read_missed: Callable[[RowRange, npt.NDArray[Any], Ranks | None], ReadCounts],
     ) -> None:
         self._spec = spec
         self._read_missed = read_missed
@@ -60,14 +63,25 @@ class PackedRows(RowSource):
 
     def read_rows(self, ids: npt.NDArray[Any], out: npt.NDArray[Any]) -> ReadCounts:
         """Fill `out` with the rows of a batch that misses all of them."""
-        return self._read_missed(RowRange(0, ids.size), out)
+        return self._read_missed(RowRange(0, ids.size), out, None)
 
     def read_into(self, request: RowRequest, out: npt.NDArray[Any]) -> ReadCounts:
         """Fill `out` with the rows of the batch; cached ones are copied when others are read."""
         if request.slots is None:
             return self.read_rows(request.ids, out)
         part = RowRange(request.row_offset, len(request.slots))
-        return self._read_missed(part, out) + request.copy_cached(out)
+        return self._read_missed(part, out, None) + request.copy_cached(out)
+
+    def read_missed(self, request: RowRequest) -> Rows:
+        """Return the rows that the batch misses, one behind the other."""
+        if request.slots is None:
+            return super().read_missed(request)
+        # Of a row that has a slot: the last missed one's, or -1.
+        ranks = np.cumsum(request.slots < 0, dtype=np.int32)
+        out = self.spec.empty(int(ranks[-1]) if len(ranks) else 0)
+        ranks -= 1
+        part = RowRange(request.row_offset, len(request.slots))
+        return Rows(out, self._read_missed(part, out, ranks))
 
 
 def places_within(
@@ -75,17 +89,20 @@ def places_within(
     positions: npt.NDArray[np.int32],  # of each distinct row
     targets: npt.NDArray[np.int32],  # positions that get the row of another one
     sources: npt.NDArray[np.int32],  # positions of these other rows
+    *,
+    ranks: Ranks | None = None,
 ) -> Places:
     """Return where packed rows go that are of a node type's part of a batch, from its first row on.
 
-    Positions and targets ascend from type to type.
+    Positions and targets ascend from type to type. With ranks, rows go to these.
     """
-    if not part.first and all((each[-1:] < part.num_rows).all() for each in (positions, targets)):
-        return positions, targets, sources  # all are of the first type
-    _, own = part.part(positions)
-    repeats, own_targets = part.part(targets)
-    sources = sources[repeats]
-    return own, own_targets, sources - part.first if part.first else sources
+    if part.first or any((each[-1:] >= part.num_rows).any() for each in (positions, targets)):
+        _, positions = part.part(positions)
+        repeats, targets = part.part(targets)
+        sources = sources[repeats] - np.int32(part.first)
+    if ranks is None:
+        return positions, targets, sources
+    return ranks[positions], ranks[targets], ranks[sources]
 
 
 def read_chunk(

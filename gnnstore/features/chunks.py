@@ -26,7 +26,7 @@ import numpy.typing as npt
 from gnnstore import _core
 from gnnstore._core import ReadCounts
 from gnnstore.disk.spool import Spool
-from gnnstore.features.chunk_rows import PackedRows, places_within, read_chunk
+from gnnstore.features.chunk_rows import PackedRows, Ranks, places_within, read_chunk
 from gnnstore.features.source import RowSource, RowSpec
 from gnnstore.formats.packed import CHECKED_ROWS, MAX_PIECE_BYTES
 from gnnstore.sampling.row_space import RowRange
@@ -161,14 +161,21 @@ class PackedSuperbatch:
             for path, table in self.tables.items()
         }
 
-    def read(self, i: int, path: str, part: RowRange, out: npt.NDArray[Any]) -> ReadCounts:
+    def read(
+        self,
+        i: int,
+        path: str,
+        part: RowRange,
+        out: npt.NDArray[Any],
+        ranks: Ranks | None = None,
+    ) -> ReadCounts:
         """Write the missed rows of a part of batch `i` to their places; the others stay."""
         table = self.tables[path]
         return read_chunk(
             self.reader,
             table.files,
             int(table.chunks.offsets[i]),
-            places_within(part, *self.places.read(i)),
+            places_within(part, *self.places.read(i), ranks=ranks),
             out,
             path=table.file_path,
             what=lambda: f"batch {i} of the array {path!r}",

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from gnnstore._core import ReadCounts
 from gnnstore.features.memory_rows import copy_rows
-from gnnstore.features.source import Decoding, RowSource, RowSpec
+from gnnstore.features.source import Decoding, RowRequest, RowSource, RowSpec
 from gnnstore.formats.arrays.paged import PagedArray
 
 # Most threads that take page faults, which block them: a mapping is read faster by more threads
@@ -44,10 +44,12 @@ class MappedRows(RowSource):
         return self._copy(ids, out)
 
     def read_decoded(
-        self, ids: npt.NDArray[Any], decoding: Decoding, out: npt.NDArray[Any]
+        self, request: RowRequest, decoding: Decoding, out: npt.NDArray[Any]
     ) -> ReadCounts:
-        """Decode the rows of `ids` to `out`."""
-        return self._copy(ids, out, decoding)
+        """Decode the rows of a request to `out`."""
+        if request.slots is not None:
+            return super().read_decoded(request, decoding, out)
+        return self._copy(request.ids, out, decoding)
 
     def _copy(
         self, ids: npt.NDArray[Any], out: npt.NDArray[Any], decoding: Decoding | None = None

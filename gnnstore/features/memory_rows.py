@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from gnnstore import _core
 from gnnstore._core import ReadCounts, empty
-from gnnstore.features.source import Decoding, RowSource, RowSpec
+from gnnstore.features.source import Decoding, RowRequest, RowSource, RowSpec
 from gnnstore.formats.arrays.paged import PagedArray
 from gnnstore.machine import PRIVATE, Machine
 
@@ -51,10 +51,12 @@ class MemoryRows(RowSource):
         return self._copy(ids, out)
 
     def read_decoded(
-        self, ids: npt.NDArray[Any], decoding: Decoding, out: npt.NDArray[Any]
+        self, request: RowRequest, decoding: Decoding, out: npt.NDArray[Any]
     ) -> ReadCounts:
-        """Decode the rows of `ids` to `out`."""
-        return self._copy(ids, out, decoding)
+        """Decode the rows of a request to `out`."""
+        if request.slots is not None:
+            return super().read_decoded(request, decoding, out)
+        return self._copy(request.ids, out, decoding)
 
     def _copy(
         self, ids: npt.NDArray[Any], out: npt.NDArray[Any], decoding: Decoding | None = None

@@ -20,7 +20,15 @@ from gnnstore.features.held import HeldRows
 from gnnstore.features.packed_rows import HELP, PackedFiles, PackedRecord, engine_of
 from gnnstore.features.planned import PlanStep
 from gnnstore.features.remote_chunks import RemoteFiles
-from gnnstore.features.source import RowRequest, Rows, RowsMemory, RowSource, RowSpec
+from gnnstore.features.source import (
+    AS_STORED,
+    Decodings,
+    RowRequest,
+    Rows,
+    RowsMemory,
+    RowSource,
+    RowSpec,
+)
 from gnnstore.features.tables import CachedTables
 from gnnstore.formats.arrays.spec import AttributeSpec
 from gnnstore.formats.packed import (
@@ -144,6 +152,7 @@ class CachedRows:
         *,
         has_types: bool,
         memory: RowsMemory,
+        decodings: Decodings,
     ) -> dict[str, Rows]:
         """Return the rows of a batch as new arrays, its missed ones from their sources.
 
@@ -155,9 +164,14 @@ class CachedRows:
             part = step.of_type(*own.part(step.ids)) if has_types else step
             slots = part.slots - np.int32(first) if first else part.slots
             source = missed[path]
-            out = source.spec.empty(len(slots), memory)
             request = RowRequest(part.ids, slots, table, part.row_offset)
-            found[path] = Rows(out, source.read_into(request, out))
+            if (decoding := decodings.get(path)) is None:
+                out = source.spec.empty(len(slots), memory)
+                counts = source.read_into(request, out)
+            else:
+                out = decoding.empty(len(slots), memory)
+                counts = source.read_decoded(request, decoding, out)
+            found[path] = Rows(out, counts)
         return found
 
 
@@ -261,7 +275,11 @@ class PackedEpochFiles:
         return found
 
     def gather(
-        self, number: int, record: PackedRecord, memory: RowsMemory = empty
+        self,
+        number: int,
+        record: PackedRecord,
+        memory: RowsMemory = empty,
+        decodings: Decodings = AS_STORED,
     ) -> dict[str, Rows]:
         """Return the rows of cached attributes of a batch whose record depends on no other."""
         files, cached = self.files_of(number), self.cached
@@ -273,6 +291,7 @@ class PackedEpochFiles:
                 missed,
                 has_types=len(self.space.ranges) > 1,
                 memory=memory,
+                decodings=decodings,
             )
         except (TypeError, IndexError, ValueError) as error:  # kernels refuse places of rows
             if isinstance(error, GnnstoreError):

@@ -28,7 +28,7 @@ from gnnstore import _core
 from gnnstore._core import ReadCounts, empty
 from gnnstore.disk.engines import Engine, open_engine
 from gnnstore.errors import CorruptStoreError, storage_error, storage_errors
-from gnnstore.features.chunk_rows import PackedRows, Places, places_within, read_chunk
+from gnnstore.features.chunk_rows import PackedRows, Places, Ranks, places_within, read_chunk
 from gnnstore.features.chunks import chunk_reader
 from gnnstore.features.file_rows import FileRows
 from gnnstore.features.held import HeldRows
@@ -392,13 +392,14 @@ class PackedFiles:
             for path, table in self._packed.items()
         }
 
-    def read_missed(
+    def read_missed(  # noqa: PLR0917
         self,
         number: int,
         record: PackedRecord,
         path: str,
         part: RowRange,
         out: npt.NDArray[Any],
+        ranks: Ranks | None = None,
     ) -> ReadCounts:
         """Write the packed rows of a part of a batch to their places; the others stay."""
         table = self._packed[path]
@@ -407,7 +408,8 @@ class PackedFiles:
         if record.shared is not None:
             # First: a repeated row may be a shared one.
             within = part.within(record.shared[0])
-            shared = record.shared[0][within] - np.int32(part.first), record.shared[1][within]
+            positions = record.shared[0][within] - np.int32(part.first)
+            shared = positions if ranks is None else ranks[positions], record.shared[1][within]
             try:
                 crcs = record.shared_crcs[column]
                 assert table.rows is not None  # noqa: S101 - shared rows are in files
@@ -418,7 +420,7 @@ class PackedFiles:
                 error.message += f"; they are of {self.name_of(number)}, {path!r}. {HELP}"
                 raise
         places = record.positions, record.repeat_targets, record.repeat_sources
-        in_part = places_within(part, *places)
+        in_part = places_within(part, *places, ranks=ranks)
         if not any(map(len, in_part)):  # if no batch has such rows, there is no file
             return counts
         crcs = record.chunk_crcs[column]

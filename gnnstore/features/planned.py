@@ -24,6 +24,8 @@ from gnnstore.caching.policies import check_num_slots
 from gnnstore.caching.pools import SlotPools
 from gnnstore.errors import GnnstoreError, UsageError, described
 from gnnstore.features.source import (
+    AS_STORED,
+    Decodings,
     RowRequest,
     Rows,
     RowsMemory,
@@ -292,18 +294,20 @@ class SlotCache:
             self._turns = TurnLock()
             return self._turns
 
-    def gather(
+    def gather(  # noqa: PLR0917
         self,
         turns: TurnLock,
         number: int,
         step: PlanStep,
         missed: Mapping[str, RowSource] | None = None,
         memory: RowsMemory = empty,
+        decodings: Decodings = AS_STORED,
     ) -> dict[str, Rows]:
         """Return the rows of a batch as new arrays [n, *row_shape], one for each table.
 
         With several types, n counts the batch's nodes of the table's type. Missed rows are read
         before its turn, from `missed` or from the table. Nothing is returned if turns are closed.
+        Slots keep rows as stored, also of tables whose rows are decoded.
         """
         try:
             if (has_turn := turns.look(number)) is None:
@@ -313,24 +317,32 @@ class SlotCache:
             parts = self._steps(step)
             out: dict[str, npt.NDArray[Any]] = {}
             counts: dict[str, ReadCounts] = {}
+            stored: dict[str, npt.NDArray[Any]] = {}  # missed rows that are still to be decoded
             for path, (table, own) in self._tables.items():
-                spec, part = self._specs[path], parts[own]
-                out[path] = memory((part.ids.size, *spec.shape), spec.dtype)
+                spec, part, decoding = self._specs[path], parts[own], decodings.get(path)
                 cached = self._slots[path] if has_turn else None
                 source = table if missed is None else missed[path]
                 request = RowRequest(part.ids, part.slots, cached, part.row_offset)
-                counts[path] = source.read_into(request, out[path])
+                if decoding is None:
+                    out[path] = spec.empty(part.ids.size, memory)
+                    counts[path] = source.read_into(request, out[path])
+                else:
+                    out[path] = decoding.empty(part.ids.size, memory)
+                    stored[path], counts[path] = source.read_missed(request)
             if not has_turn:
                 if not turns.wait(number):
                     return {}
                 self._check(step)
-                for path, rows in out.items():
-                    # Later batches wait for this one, and so do their threads. Other threads help
-                    # with the call, which takes milliseconds.
-                    part = parts[self._tables[path].range]
-                    cached_rows = RowRequest(part.ids, part.slots, self._slots[path])
-                    counts[path] += cached_rows.copy_cached(rows)
-            self._enter(step, parts, out)
+            for path, rows in out.items():
+                # Later batches wait for this one, and so do their threads. Other threads help with
+                # the call, which takes milliseconds.
+                part = parts[self._tables[path].range]
+                request = RowRequest(part.ids, part.slots, self._slots[path])
+                if path in stored:
+                    counts[path] += decodings[path].join_into(stored[path], request, rows)
+                elif not has_turn:
+                    counts[path] += request.copy_cached(rows)
+            self._enter(step, parts, out, stored)
             turns.done(number)
         except BaseException as error:
             turns.fail(number, error)
@@ -412,23 +424,40 @@ class SlotCache:
         step: PlanStep,
         parts: Mapping[RowRange, PlanStep],
         out: Mapping[str, npt.NDArray[Any]],
+        stored: Mapping[str, npt.NDArray[Any]],
     ) -> None:
-        """Write rows of an assembled batch to their slots."""
+        """Write rows of an assembled batch to their slots, those that it decoded as stored."""
         if step.change_slots.size == 0:
             return
         entering = step.ids[step.change_positions]
         # If this is interrupted, a slot may hold neither its old row nor its new one.
         self._nodes[step.change_slots] = -1
-        for path, rows in out.items():
+        for path, found in out.items():
+            rows = found
             if rows.nbytes:
-                part = parts[self._tables[path].range]
-                _core.copy_to_slots(
-                    rows.reshape(-1).view(np.uint8),
-                    part.change_positions,
-                    self._slots[path],
-                    part.change_slots,
-                )
+                part, slots = parts[self._tables[path].range], self._slots[path]
+                places = part.change_positions
+                if path in stored:
+                    rows, places = _entering(part, stored[path], slots)
+                content = rows.reshape(-1).view(np.uint8)
+                _core.copy_to_slots(content, places, slots, part.change_slots)
         self._nodes[step.change_slots] = entering
+
+
+def _entering(
+    step: PlanStep, missed: npt.NDArray[Any], slots: npt.NDArray[np.uint8]
+) -> tuple[npt.NDArray[Any], npt.NDArray[np.int32]]:
+    """Return rows as stored, and the places among them of those that enter slots."""
+    positions = step.change_positions
+    held = step.slots[positions]
+    places = np.cumsum(step.slots < 0, dtype=np.int32)[positions] - np.int32(1)
+    if (held < 0).all():
+        return missed, places
+    # A policy may have rows in slots enter others, which may be each other's.
+    rows = slots[held]
+    as_bytes = missed.reshape(-1).view(np.uint8).reshape(-1, slots.shape[1])
+    rows[held < 0] = as_bytes[places[held < 0]]
+    return rows, np.arange(len(rows), dtype=np.int32)
 
 
 def _make_slots(

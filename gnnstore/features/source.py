@@ -101,12 +101,46 @@ class Decoding:
         self.decode_into(rows, out)
         return out
 
+    def empty(self, num_rows: int, memory: RowsMemory = empty) -> npt.NDArray[Any]:
+        """Return a buffer for the numbers of some rows, [num_rows, *shape]."""
+        return memory((num_rows, *self.scales.shape), self.storage)
+
     def decode_into(self, rows: npt.NDArray[Any], out: npt.NDArray[Any]) -> None:
         """Fill `out` with what rows stand for."""
         if out.size:
-            values = np.ascontiguousarray(rows).reshape(-1).view(np.uint8)
             target = out.reshape(-1).view(np.uint8)
-            _core.decode_rows(values, self.by_column, target, dtype=self.dtype)
+            _core.decode_rows(_bytes_of(rows), self.by_column, target, dtype=self.dtype)
+
+    def join_into(
+        self, missed: npt.NDArray[Any], request: RowRequest, out: npt.NDArray[Any]
+    ) -> ReadCounts:
+        """Fill `out` with what the rows of a request stand for: cached ones, and those missed."""
+        if request.cache is None or request.slots is None or out.size == 0:
+            self.decode_into(missed, out)
+            return ReadCounts()
+        copied = _core.decode_from_slots(
+            request.cache,
+            request.slots,
+            _bytes_of(missed),
+            self.by_column,
+            out.reshape(-1).view(np.uint8),
+            dtype=self.dtype,
+            num_threads=_copying_threads(),
+        )
+        return ReadCounts(rows_cached=copied)
+
+
+def _bytes_of(rows: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
+    return np.ascontiguousarray(rows).reshape(-1).view(np.uint8)
+
+
+def _copying_threads() -> int:
+    return min(_MAX_COPYING, len(os.sched_getaffinity(0)))
+
+
+# How rows are decoded on their way into a batch, by the table's path; others come as stored.
+Decodings: TypeAlias = Mapping[str, Decoding]
+AS_STORED: Decodings = {}
 
 
 class RowRequest(NamedTuple):
@@ -127,7 +161,7 @@ class RowRequest(NamedTuple):
             self.cache,
             self.slots,
             out.reshape(-1).view(np.uint8),
-            num_threads=min(_MAX_COPYING, len(os.sched_getaffinity(0))),
+            num_threads=_copying_threads(),
         )
         return ReadCounts(rows_cached=copied)
 
@@ -172,14 +206,17 @@ class RowSource(ABC):
             out[positions] = rows
         return counts + request.copy_cached(out)
 
+    def read_missed(self, request: RowRequest) -> Rows:
+        """Return the rows of a request that have no slot, one behind the other: a new array."""
+        slots = request.slots
+        return self.gather(request.ids if slots is None else request.ids[slots < 0])
+
     def read_decoded(
-        self, ids: npt.NDArray[Any], decoding: Decoding, out: npt.NDArray[Any]
+        self, request: RowRequest, decoding: Decoding, out: npt.NDArray[Any]
     ) -> ReadCounts:
-        """Fill `out` with what the rows of `ids` stand for, of the type of the decoding."""
-        rows = self.spec.empty(ids.size)
-        counts = self.read_rows(ids, rows)
-        decoding.decode_into(rows, out)
-        return counts
+        """Fill `out` with what the rows of a request stand for, of the type of the decoding."""
+        missed, counts = self.read_missed(request)
+        return counts + decoding.join_into(missed, request, out)
 
     def read_range(self, first: int, out: npt.NDArray[Any]) -> ReadCounts:
         """Fill `out` with rows that follow one another from `first` on, as `read_rows` does."""

@@ -22,7 +22,7 @@ import numpy.typing as npt
 from gnnstore import _core
 from gnnstore._core import ReadCounts, empty, pool_trim
 from gnnstore.caching.scores import SCORE_DTYPES, CacheCost, Score, select_nodes
-from gnnstore.features.source import RowRequest, RowSource, Tier, TypedRows
+from gnnstore.features.source import Decoding, RowRequest, RowSource, Tier, TypedRows
 from gnnstore.machine import PRIVATE, Arrays, Growing, Machine, share_of
 from gnnstore.sampling.row_space import RowRange
 from gnnstore.threads import LONG_READ_BYTES, Flag, run_in_background
@@ -348,6 +348,10 @@ class _CachedRows:
             slots[slots >= num_filled] = -1
         return slots
 
+    def request(self, ids: npt.NDArray[Any]) -> RowRequest:
+        """Return the request for the rows of nodes, of which some are cached here."""
+        return RowRequest(ids, self.places(ids), self.table)
+
 
 _Filling = tuple[RowSource, _CachedRows]
 
@@ -392,7 +396,16 @@ class StaticRows(Tier):
         held = self.held
         if held is None:
             return self.below.read_rows(ids, out)
-        return self.below.read_into(RowRequest(ids, held.places(ids), held.table), out)
+        return self.below.read_into(held.request(ids), out)
+
+    def read_decoded(
+        self, request: RowRequest, decoding: Decoding, out: npt.NDArray[Any]
+    ) -> ReadCounts:
+        """Decode the rows of a request to `out`, the cached ones straight from memory."""
+        held = self.held
+        if held is None or request.slots is not None:
+            return super().read_decoded(request, decoding, out)
+        return self.below.read_decoded(held.request(request.ids), decoding, out)
 
     @property
     def cached_bytes(self) -> int:

@@ -24,7 +24,7 @@ from gnnstore._core import ReadCounts, empty
 from gnnstore.errors import InputError, UsageError
 from gnnstore.features.held import Split
 from gnnstore.features.memory_rows import MemoryRows
-from gnnstore.features.source import Decoding, Rows, RowsMemory, RowSource
+from gnnstore.features.source import Decoding, Decodings, RowRequest, Rows, RowsMemory, RowSource
 from gnnstore.formats import EDGE_TYPE, NODE_TYPE
 from gnnstore.formats.arrays.spec import AttributeSpec
 from gnnstore.formats.store.scales import Scales
@@ -112,11 +112,14 @@ class AttributeRows:
         spec, decoding = self.rows.spec, self.decoding if decodes else None
         if known is not None:
             values, counts = known
-            return (values if decoding is None else decoding.decode(values, memory)), counts
-        out = memory((ids.size, *spec.shape), spec.dtype if decoding is None else decoding.storage)
+            if decoding is not None and values.dtype == spec.dtype:
+                values = decoding.decode(values, memory)
+            return values, counts
         if decoding is None:
+            out = spec.empty(ids.size, memory)
             return out, self.rows.read_rows(ids, out)
-        return out, self.rows.read_decoded(ids, decoding, out)
+        out = decoding.empty(ids.size, memory)
+        return out, self.rows.read_decoded(RowRequest(ids), decoding, out)
 
 
 class Gathering:
@@ -312,6 +315,12 @@ class Assembler:
             for node in schema.node_types
             if (of_all if self._is_homogeneous else node.explicit_num_nodes)
         }
+
+    @cached_property
+    def decodings(self) -> Decodings:
+        """How rows of nodes are decoded, unless a device does it."""
+        attributes = (each for own in self._nodes.values() for each in own.values())
+        return {each.path: each.decoding for each in attributes if each.decoding is not None}
 
     def __reduce__(self) -> tuple[Any, ...]:
         # A copy in another process opens the store itself; nothing large is pickled.

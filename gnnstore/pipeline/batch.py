@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from gnnstore._core import ReadCounts, empty, pool_exchange, pool_trim, release_heap
 from gnnstore.errors import limits_named
 from gnnstore.features.held import Nodes, Split
-from gnnstore.features.source import Rows, RowsMemory
+from gnnstore.features.source import Decodings, Rows, RowsMemory
 from gnnstore.graph.topology import Topology
 from gnnstore.pipeline.order import EpochOrder, Iteration, Position
 from gnnstore.progress import WaitProgress
@@ -89,6 +89,7 @@ class Batch:
     place: Any = None  # its location in the source; None: it is sampled now
     output: Any = None  # the sample alone, or joined with its attributes
     rows_memory: RowsMemory = empty  # makes the arrays that rows are gathered to
+    decodings: Decodings = field(default_factory=dict)  # of rows that are decoded on the host
     # Sources of rows by node type. None: not decided yet; empty: a device holds no rows.
     split: Mapping[str, Split] | None = None
     link: Link | None = None  # to the batches before and after; None: it shares no rows with them
@@ -298,6 +299,10 @@ class SamplingSource(BatchSource):
 class Assembler(Protocol):
     """Makes PyG's batches of samples and rows."""
 
+    @property
+    def decodings(self) -> Decodings:
+        """How rows of nodes are decoded, unless a device does it."""
+
     def assemble(self, batch: Batch, hold: Callable[[NDArray[Any]], None]) -> None:
         """Set a batch's output and what gathering it took; `hold(array)` keeps large ones."""
 
@@ -466,6 +471,8 @@ class BatchPreparer:
         """Join a sample with its attributes."""
         cost = batch.cost
         with self._stage("gathering", batch.key) as stage:
+            if batch.staged is None:
+                batch.decodings = self.assembler.decodings
             self.source.gather(batch)
             if self.from_output is None:
                 self.assembler.assemble(batch, hold)

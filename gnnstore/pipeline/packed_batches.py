@@ -21,7 +21,7 @@ from gnnstore.features.chunk_rows import AbsentRows
 from gnnstore.features.packed_epochs import PackedEpochFiles
 from gnnstore.features.packed_rows import PackedFiles, PackedRecord
 from gnnstore.features.planned import SlotCache, TurnLock
-from gnnstore.features.source import Rows, RowsMemory, RowSource, TypedRows
+from gnnstore.features.source import AS_STORED, Decodings, Rows, RowsMemory, RowSource, TypedRows
 from gnnstore.graph.pyg_data import FINGERPRINT
 from gnnstore.pipeline.batch import Batch, BatchSource, EpochRun
 from gnnstore.pipeline.order import Position
@@ -167,7 +167,7 @@ class PackedBatches(BatchSource):
     def gather(self, batch: Batch) -> None:
         """Gather the rows of all attributes, and ids of edges, from the packed epochs."""
         place, record = batch.place, batch.place.record
-        rows = self._rows(place, record, batch.rows_memory)
+        rows = self._rows(place, record, batch.rows_memory, batch.decodings)
         batch.place = place._replace(record=None, has_rows=True)
         plain = (*record.plain, *record.edge_ids)
         for path, kept in zip(self._plain_paths, plain, strict=True):
@@ -192,15 +192,19 @@ class PackedBatches(BatchSource):
             raise
 
     def _rows(
-        self, place: RecordLocation, record: PackedRecord, memory: RowsMemory = empty
+        self,
+        place: RecordLocation,
+        record: PackedRecord,
+        memory: RowsMemory = empty,
+        decodings: Decodings = AS_STORED,
     ) -> dict[str, Rows]:
         if place.turn is None:
-            return self.packed.gather(place.number, record, memory)
+            return self.packed.gather(place.number, record, memory, decodings)
         files, (slots, turns, number) = self.packed.files_of(place.number), place.turn
         missed = files.rows(place.number, record)
         step = record.step(self.packed.space, self.packed.held)
         try:
-            return slots.gather(turns, number, step, missed, memory)
+            return slots.gather(turns, number, step, missed, memory, decodings)
         except (TypeError, IndexError) as error:  # kernels refuse places of rows
             raise files.forged(place.number, error) from error
 

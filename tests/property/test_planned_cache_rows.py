@@ -24,8 +24,9 @@ from gnnstore.disk.engines import open_engine
 from gnnstore.features.file_rows import FileRows
 from gnnstore.features.memory_rows import MemoryRows
 from gnnstore.features.planned import PlanStep, SlotCache, TurnLock
-from gnnstore.features.source import Rows, RowSource, of_one_type
+from gnnstore.features.source import Decoding, Decodings, Rows, RowSource, of_one_type
 from tests.support.effort import examples
+from tests.support.twins import kernels as twin
 from tests.support.twins.reads import write_array
 
 NUM_ROWS = 400
@@ -73,12 +74,14 @@ def gather_all(
     steps: list[PlanStep],
     num_threads: int,
     missed: Mapping[str, RowSource] | None,
+    *,
+    decodings: Decodings,
 ) -> list[dict[str, Rows]]:
     """Gather the next batches by turns, in order or in several threads."""
     first = turns.num_done
 
     def gather(i: int) -> dict[str, Rows]:
-        return cache.gather(turns, first + i, steps[i], missed)
+        return cache.gather(turns, first + i, steps[i], missed, decodings=decodings)
 
     if num_threads == 1:
         return [gather(i) for i in range(len(steps))]
@@ -96,6 +99,7 @@ def gather_all(
     dtype=st.sampled_from([np.int32, np.int64]),
     sizes=st.lists(st.integers(0, 12), min_size=1, max_size=3),
     takeovers=st.lists(st.booleans(), min_size=3, max_size=3),
+    decoded=st.sets(st.sampled_from(["wide", "odd"])),
 )
 @settings(max_examples=examples(40), deadline=None)
 def test_rows_are_the_tables_rows(
@@ -109,12 +113,18 @@ def test_rows_are_the_tables_rows(
     dtype: type,
     sizes: list[int],
     takeovers: list[bool],
+    decoded: set[str],
 ) -> None:
     """Superbatch after superbatch; in one iteration, or anew from what the one before has left."""
     rng = np.random.default_rng(seed)
     cache = SlotCache(of_one_type(tables.opened), num_slots)
     assert cache.num_bytes == SlotCache.reserve(sum(WIDTHS.values())).bytes_of({SLOTS: num_slots})
     planner = POLICIES[policy].planner(num_slots)
+    decodings = {path: scaled(WIDTHS[path], rng) for path in decoded}
+    shown: dict[str, NDArray[Any]] = dict(tables.rows)
+    for path, decoding in decodings.items():
+        whole = twin.decode_rows(shown[path].view(np.int8), decoding.scales, "float16")
+        shown[path] = whole.view(np.float16).reshape(shown[path].shape)
     turns, num_gathered = cache.begin(), 0
     for size, is_taken_over in zip(sizes, takeovers, strict=False):
         if is_taken_over:
@@ -127,13 +137,14 @@ def test_rows_are_the_tables_rows(
             PlanStep(trace.batch(i), plan.batch_slots(i), *plan.batch_changes(i))
             for i in range(size)
         ]
-        gathered = gather_all(cache, turns, steps, num_threads, missed if has_source else None)
+        sources = missed if has_source else None
+        gathered = gather_all(cache, turns, steps, num_threads, sources, decodings=decodings)
         num_gathered += size
         for i, of_batch in enumerate(gathered):
             ids, slots = trace.batch(i), plan.batch_slots(i)
             for path, (rows, counts) in of_batch.items():
                 assert rows.shape == (len(ids), WIDTHS[path])
-                assert (rows == tables.rows[path][ids]).all()
+                assert (rows == shown[path][ids]).all()
                 assert counts.rows_read == plan.misses[i]
                 assert counts.rows_cached == (slots >= 0).sum()
         assert turns.num_done == num_gathered
@@ -145,6 +156,29 @@ def test_rows_are_the_tables_rows(
     if (nodes >= 0).all():
         for path, (rows, _) in cache.gather(turns, num_gathered, last).items():
             assert (rows == tables.rows[path][nodes]).all()
+
+
+def scaled(width: int, rng: np.random.Generator) -> Decoding:
+    return Decoding(rng.uniform(0.01, 1, width).astype(np.float32), "float16")
+
+
+def test_cached_rows_may_enter_other_slots(tables: Tables) -> None:
+    """Also each other's; slots keep rows as they are stored."""
+    table, width = tables.rows["wide"], WIDTHS["wide"]
+    cache = SlotCache(of_one_type({"wide": tables.opened["wide"]}), 3)
+    turns = cache.begin()
+    decodings = {"wide": scaled(width, np.random.default_rng(0))}
+
+    def gather(number: int, ids: list[int], *plan: list[int], decodings: Decodings) -> Rows:
+        slots, positions, entered = (np.array(each, np.int32) for each in plan)
+        step = PlanStep(np.array(ids), slots, positions, entered)
+        return cache.gather(turns, number, step, decodings=decodings)["wide"]
+
+    gather(0, [7, 8], [-1, -1], [0, 1], [0, 1], decodings=decodings)
+    gather(1, [8, 9, 7], [1, -1, 0], [0, 1, 2], [0, 2, 1], decodings=decodings)
+    rows, counts = gather(2, [8, 7, 9], [0, 1, 2], [], [], decodings={})
+    assert counts.rows_cached == 3
+    assert (rows == table[[8, 7, 9]]).all()
 
 
 # --- the kernels ---------------------------------------------------------------------------------
@@ -181,6 +215,22 @@ def test_copies_equal_numpy(
     copied = _core.copy_from_slots(table, slots, out.reshape(-1), num_threads=num_threads)
     assert copied == (slots >= 0).sum()
     assert (out == expected).all()
+
+    # What lies in slots and what does not, decoded in the order of the ids.
+    scales = rng.uniform(0.01, 1, row_bytes).astype(np.float32)
+    others = rng.integers(0, 256, ((slots < 0).sum(), row_bytes), dtype=np.uint8)
+    joined = table[slots]
+    joined[slots < 0] = others
+    numbers = _core.pool_empty(4 * joined.size)
+    copied = _core.decode_from_slots(
+        table, slots, others.reshape(-1), scales, numbers, dtype="float32", num_threads=num_threads
+    )
+    assert copied == (slots >= 0).sum()
+    assert (numbers == twin.decode_rows(joined.view(np.int8), scales, "float32")).all()
+    with pytest.raises(ValueError, match=r"bytes have no slot, and there are"):
+        _core.decode_from_slots(
+            table, slots, np.append(others, table[0]), scales, numbers, dtype="float32"
+        )  # fmt: skip
 
     num_changes = min(num_ids, num_slots)
     positions = rng.integers(0, max(1, num_ids), num_changes).astype(np.int32)

@@ -4,6 +4,7 @@
 #include <limits>
 
 #include "bindings/arrays.h"
+#include "bindings/decoding.h"
 #include "bindings/storage.h"
 #include "kernels/rows/pinned_rows.h"
 #include "kernels/rows/places.h"
@@ -37,17 +38,36 @@ void check(const InputArray &nodes, const InputArray &slots, const InputArray &i
     });
 }
 
+CachedRows cached_rows(const SlotRows<const uint8_t> &rows, const InputArray &slots) {
+    return {.table = rows.data,
+            .num_slots = rows.num_slots,
+            .slot_bytes = rows.slot_bytes,
+            .slots = input_data<int32_t>(slots, "slots", "int32")};
+}
+
 int64_t copy_out(const InputArray &cache, const InputArray &slots, const OutputArray &out,
                  int num_threads) {
     const auto rows = slot_rows<const uint8_t>(cache, "cache");
-    const CachedRows cached{.table = rows.data,
-                            .num_slots = rows.num_slots,
-                            .slot_bytes = rows.slot_bytes,
-                            .slots = input_data<int32_t>(slots, "slots", "int32")};
+    const CachedRows cached = cached_rows(rows, slots);
     uint8_t *target = output_data<uint8_t>(out, "out", "uint8");
     const GilRelease release;
     return copy_from_slots(cached, length(slots), rows.row_bytes, target, length(out),
                            num_threads);
+}
+
+int64_t decode_out(const InputArray &cache, const InputArray &slots, const InputArray &missed,
+                   const InputArray &scales, const OutputArray &out, const std::string &dtype,
+                   int num_threads) {
+    const auto rows = slot_rows<const uint8_t>(cache, "cache");
+    const CachedRows cached = cached_rows(rows, slots);
+    const Decoding decoding = decoding_of(scales, dtype);
+    require(decoding.width == rows.row_bytes, "there are ", decoding.width, " scales, and rows of ",
+            rows.row_bytes, " bytes");
+    const DenseRows others{input_data<uint8_t>(missed, "missed", "uint8"), length(missed)};
+    uint8_t *target = output_data<uint8_t>(out, "out", "uint8");
+    const GilRelease release;
+    return decode_from_slots(cached, length(slots), others, decoding, target, length(out),
+                             num_threads);
 }
 
 void copy_in(const InputArray &rows, const InputArray &positions, const OutputArray &cache,
@@ -150,6 +170,9 @@ void bind_cache_slots(nb::module_ &m) {
           "ids"_a.noconvert());
     m.def("copy_from_slots", copy_out, "cache"_a.noconvert(), "slots"_a.noconvert(),
           "out"_a.noconvert(), nb::kw_only(), "num_threads"_a = 1);
+    m.def("decode_from_slots", decode_out, "cache"_a.noconvert(), "slots"_a.noconvert(),
+          "missed"_a.noconvert(), "scales"_a.noconvert(), "out"_a.noconvert(), nb::kw_only(),
+          "dtype"_a, "num_threads"_a = 1);
     m.def("copy_to_slots", copy_in, "rows"_a.noconvert(), "positions"_a.noconvert(),
           "cache"_a.noconvert(), "slots"_a.noconvert());
     m.def("drop_pinned", without_pinned, "bits"_a.noconvert(), "ids"_a.noconvert());

@@ -3,6 +3,7 @@
 #include <nanobind/stl/vector.h>
 
 #include "bindings/arrays.h"
+#include "bindings/decoding.h"
 #include "bindings/storage.h"
 
 using namespace gnnstore;
@@ -21,15 +22,6 @@ void gather(const InputArray &table, const InputArray &ids, const OutputArray &o
         gather_rows(rows, length(table), layout, values, length(ids), target, length(out),
                     num_threads);
     });
-}
-
-Decoding decoding_of(const InputArray &scales, const std::string &dtype) {
-    const float *values = input_data<float>(scales, "scales", "float32");
-    const int64_t width = length(scales);
-    if (dtype == "float32") return {values, width, DecodedType::float32};
-    if (dtype == "float16") return {values, width, DecodedType::float16};
-    require(dtype == "bfloat16", "dtype must be float32, float16 or bfloat16, got ", dtype);
-    return {values, width, DecodedType::bfloat16};
 }
 
 void gather_and_decode(const InputArray &table, const InputArray &ids, const InputArray &scales,

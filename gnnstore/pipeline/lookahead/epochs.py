@@ -417,7 +417,7 @@ class LookaheadSource(SamplingSource):
         batch.rows = superbatch.edge_rows_of(i, batch.sample)
         if step is None:
             return
-        batch.rows |= superbatch.gather(i, step, batch.rows_memory)
+        batch.rows |= superbatch.gather(i, step, batch.rows_memory, batch.decodings)
         batch.place = PlannedLocation(superbatch, i, has_rows=True)
 
     def release(self, batch: Batch, error: BaseException | None = None) -> None:

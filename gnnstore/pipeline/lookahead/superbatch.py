@@ -28,7 +28,7 @@ from gnnstore.features.file_rows import FileRows
 from gnnstore.features.held import HeldRows, Nodes, Split
 from gnnstore.features.pack import pack, packed_bytes
 from gnnstore.features.planned import PinnedRows, PlanStep, SlotCache, TurnLock
-from gnnstore.features.source import Rows, RowsMemory, TypedRows
+from gnnstore.features.source import Decodings, Rows, RowsMemory, TypedRows
 from gnnstore.pipeline.batch import Batch, Recorder
 from gnnstore.pipeline.lookahead.edge_rows import SuperbatchEdges
 from gnnstore.sampling.compact import CompactSample, Types
@@ -241,14 +241,16 @@ class Superbatch:
         place = i if self.sampled is None else self.sampled[i]
         return {} if self.edge_rows is None else self.edge_rows.rows(place, sample)
 
-    def gather(self, i: int, step: PlanStep, memory: RowsMemory) -> dict[str, Rows]:
+    def gather(
+        self, i: int, step: PlanStep, memory: RowsMemory, decodings: Decodings
+    ) -> dict[str, Rows]:
         """Return the rows of batch i, by table."""
         if self.slots is None or self.turns is None:
             return {}
         packed = self.packed
         missed = None if packed is None or i >= packed.num_batches else packed.rows(i)
         del packed
-        return self.slots.gather(self.turns, self.first_turn + i, step, missed, memory)
+        return self.slots.gather(self.turns, self.first_turn + i, step, missed, memory, decodings)
 
     def release(self, i: int, error: BaseException | None = None) -> None:
         """Note that batch i has its rows, or failed: then what waits for its turn fails too."""

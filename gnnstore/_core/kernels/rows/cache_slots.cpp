@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstring>
 #include <string>
+#include <vector>
 
 #include "kernels/base/check_ids.h"
 #include "kernels/base/errors.h"
@@ -72,6 +74,69 @@ int64_t copy_from_slots(const CachedRows &cache, int64_t num_ids, int64_t row_by
         }
     });
     return num_copied;
+}
+
+int64_t decode_from_slots(const CachedRows &cache, int64_t num_ids, const DenseRows &missed,
+                          const Decoding &decoding, uint8_t *out, int64_t out_bytes,
+                          int num_threads) {
+    const int64_t row_bytes = decoding.width, out_row_bytes = decoding.row_bytes();
+    decoding.check(row_bytes, out);
+    check_row_bytes(row_bytes);
+    check_num_threads(num_threads);
+    const int64_t wanted = checked_multiply(num_ids, out_row_bytes, "the output");
+    require(out_bytes == wanted, "out must hold ", wanted, " bytes, got ", out_bytes);
+    check_slots(cache, num_ids);
+    if (overlap(out, out_bytes, cache.slots, num_ids) ||
+        overlap(out, out_bytes, missed.data, missed.num_bytes))
+        throw invalid("out overlaps the slots or the rows");
+    // As in gather_decoded, also in that a task's rows are copied first and decoded then.
+    const int64_t rows_per_task =
+        std::max<int64_t>(1, (int64_t{1} << 20) / out_row_bytes / stream_line_bytes) *
+        stream_line_bytes;
+    const int64_t num_tasks = num_ids / rows_per_task + (num_ids % rows_per_task != 0);
+    const auto rows_of = [&](int64_t task) {
+        return std::min(num_ids - task * rows_per_task, rows_per_task);
+    };
+    std::vector<int64_t> missed_before(static_cast<size_t>(num_tasks + 1));
+    for (int64_t task = 0; task < num_tasks; ++task) {
+        const int32_t *slots = cache.slots + task * rows_per_task;
+        const auto found = static_cast<size_t>(task);
+        missed_before[found + 1] =
+            missed_before[found] +
+            std::count_if(slots, slots + rows_of(task), [](int32_t slot) { return slot < 0; });
+    }
+    const int64_t num_missed = missed_before.back();
+    require(missed.num_bytes == num_missed * row_bytes, num_missed, " rows of ", row_bytes,
+            " bytes have no slot, and there are ", missed.num_bytes, " bytes of rows");
+    const bool streams = should_stream(out, out_bytes, out_row_bytes);
+    const DecodeRows decode = choose_decode(decoding.type);
+    const int64_t ahead = rows_ahead(row_bytes);
+    run_workers(num_threads, num_tasks, [&](TaskQueue &queue) {
+        std::vector<uint8_t> scratch(static_cast<size_t>(std::min(num_ids, rows_per_task) *
+                                                         row_bytes));
+        for (int64_t task; queue.take(task);) {
+            const int64_t begin = task * rows_per_task, size = rows_of(task);
+            const int32_t *slots = cache.slots + begin;
+            const auto prefetch = [&](int64_t k) {
+                if (slots[k] >= 0)
+                    prefetch_row(cache.table + slots[k] * cache.slot_bytes, row_bytes);
+            };
+            const uint8_t *next =
+                missed.data + missed_before[static_cast<size_t>(task)] * row_bytes;
+            for (int64_t k = 0; k < std::min(ahead, size); ++k) prefetch(k);
+            for (int64_t k = 0; k < size; ++k) {
+                if (k + ahead < size) prefetch(k + ahead);
+                const uint8_t *row = next;
+                if (slots[k] >= 0)
+                    row = cache.table + slots[k] * cache.slot_bytes;
+                else
+                    next += row_bytes;
+                std::memcpy(scratch.data() + k * row_bytes, row, static_cast<size_t>(row_bytes));
+            }
+            decode(scratch.data(), size, decoding, out + begin * out_row_bytes, streams);
+        }
+    });
+    return num_ids - num_missed;
 }
 
 void copy_to_slots(const uint8_t *rows, int64_t num_rows, const SlotChanges &changes,

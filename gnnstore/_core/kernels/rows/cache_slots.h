@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "kernels/rows/cached_copy.h"
+#include "kernels/rows/decode.h"
 
 namespace gnnstore {
 
@@ -19,6 +20,19 @@ void check_cached(const int64_t *nodes, int64_t num_slots, const int32_t *slots,
 // much to copy.
 int64_t copy_from_slots(const CachedRows &cache, int64_t num_ids, int64_t row_bytes, uint8_t *out,
                         int64_t out_bytes, int num_threads);
+
+// Rows that lie one behind the other.
+struct DenseRows {
+    const uint8_t *data;
+    int64_t num_bytes;
+};
+
+// Decodes to out, one behind the other, the rows in slots[k] where slots[k] >= 0, and for the others
+// the next of `missed`, which must be as many. Returns how many came from slots. Nothing is written
+// when a slot is out of range.
+int64_t decode_from_slots(const CachedRows &cache, int64_t num_ids, const DenseRows &missed,
+                          const Decoding &decoding, uint8_t *out, int64_t out_bytes,
+                          int num_threads);
 
 // Where rows of a batch go in the cache.
 struct SlotChanges {
