@@ -37,7 +37,7 @@ from tests.support.stores import write_example_store
 
 pytest.importorskip("torch_geometric")
 
-NUM_NODES = 8000
+NUM_NODES, NUM_SEEDS = 8000, 480  # 30 batches
 OPTIONS: dict[str, Any] = {"batch_size": 16, "seed": 3, "num_threads": 1, "shuffle": True}
 # Room for an engine's buffers and batches, and for a part of the rows only.
 MEMORY = 80_000_000
@@ -80,7 +80,7 @@ def profile_of(
 
 
 def loader_of(path: Path, **options: Any) -> gnnstore.NeighborLoader:
-    return gnnstore.NeighborLoader(str(path), [3, 2], range(1600), **{**OPTIONS, **options})
+    return gnnstore.NeighborLoader(str(path), [3, 2], range(NUM_SEEDS), **{**OPTIONS, **options})
 
 
 def batches_of(loader: gnnstore.NeighborLoader, num_batches: int = 20) -> list[Any]:
@@ -187,7 +187,7 @@ def test_what_proves_not_to_fit_is_not_taken(path: Path, monkeypatch: pytest.Mon
 
     monkeypatch.setattr(LookaheadStrategy, "reserve", refuse)
     stats = loader_of(path, memory=MEMORY, disk="4GB").stats()
-    assert stats.strategy in READING_ROWS
+    assert stats.strategy.split("-")[0] in READING_ROWS
     assert "it is predicted to take" in stats.reason
 
 

@@ -9,7 +9,6 @@ import os
 import pickle
 from collections.abc import Callable, Sequence
 from functools import partial
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -99,24 +98,24 @@ def tensors_of(graph: GraphArrays) -> tuple[Tensor, Tensor]:
     return torch.from_numpy(graph.attributes["x"]), torch.from_numpy(graph.edge_index)
 
 
-def awkward_graph(seed: int = 0) -> GraphArrays:
+def awkward_graph(num_nodes: int) -> GraphArrays:
     """Draw a graph with hubs, parallel edges, self-loops and nodes without edges."""
-    graph = random_graph(1200, 9000, seed=seed, feature_dim=NUM_FEATURES, skew=2.0)
-    edges = graph.edge_index % 1150  # the last 50 have none
+    graph = random_graph(num_nodes, num_nodes * 15 // 2, feature_dim=NUM_FEATURES, skew=2.0)
+    edges = graph.edge_index % (num_nodes - 50)  # the last 50 have none
     loops = np.tile(np.arange(0, 200, 2), (2, 1))
     edges = np.concatenate([edges, loops, loops[:, :20], edges[:, :500]], axis=1)
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     weights = rng.random((edges.shape[1],), dtype=np.float32)
     vectors = rng.random((edges.shape[1], 3), dtype=np.float32)
     data: dict[str, NDArray[Any]]
     data = {"x": graph.attributes["x"], "edge_weight": weights, "edge_attr": vectors}
-    data["y"] = np.arange(1200)
-    return GraphArrays(1200, edges, data)
+    data["y"] = np.arange(num_nodes)
+    return GraphArrays(num_nodes, edges, data)
 
 
 @pytest.fixture(scope="module")
 def graph() -> GraphArrays:
-    return awkward_graph()
+    return awkward_graph(1200)
 
 
 @pytest.fixture(scope="module")
@@ -164,25 +163,31 @@ def least_memory(layers: Any, path: Path, output: Path) -> int:
     return 1000 + parse_size(str(info.value).split("by at least ")[1].split(",")[0])
 
 
-@pytest.mark.parametrize(
-    ("name", "is_small"),
-    choose(
-        [(name, number % 3 < 2) for number, name in enumerate(convolutions())],
-        [*product(convolutions(), [True, False])],
-    ),
-)
+@pytest.fixture(scope="module")
+def small_graph() -> GraphArrays:
+    return awkward_graph(choose(300, 1200))
+
+
+@pytest.fixture(scope="module")
+def small_path(small_graph: GraphArrays, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return small_graph.write(tmp_path_factory.mktemp("small") / "a.gnn")
+
+
+@pytest.mark.parametrize(("name", "times_least"), paired(convolutions(), [1, 2, None], 1))
 def test_equals_the_whole_graph(
-    graph: GraphArrays, path: Path, name: str, is_small: bool, tmp_path: Path
+    small_graph: GraphArrays, small_path: Path, name: str, times_least: int | None, tmp_path: Path
 ) -> None:
-    layers = convolutions()[name]()
-    x, edges = tensors_of(graph)
+    layers, path = convolutions()[name](), small_path
+    x, edges = tensors_of(small_graph)
     notes = Notes()
-    memory = least_memory(layers, path, tmp_path / "out") if is_small else 10**9
+    memory = times_least * least_memory(layers, path, tmp_path / "out") if times_least else 10**9
     found = gnnstore.inference(layers, path, tmp_path / "out", memory=memory, progress=notes)
     assert isinstance(found, Embeddings)
     expected = on_whole_graph(layers, x, edges)
-    torch.testing.assert_close(found.tensor(), expected, atol=1e-5, rtol=1e-5)
-    if is_small:
+    # Sums over the edges of a hub are rounded as the largest of what they add.
+    atol = 1e-5 * max(1.0, float(expected.abs().max()))
+    torch.testing.assert_close(found.tensor(), expected, atol=atol, rtol=1e-5)
+    if times_least:
         assert max(stats["num_blocks"] for stats in notes.stats) > 2
     else:
         assert all(stats["num_blocks"] == 1 for stats in notes.stats)
