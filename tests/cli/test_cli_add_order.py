@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -32,9 +33,20 @@ from tests.support.stores import arrays_of
 NAMES: dict[str, Any] = {"time_attr": ("time", "edge_time"), "weight_attr": ("w",)}
 
 
+@pytest.fixture(scope="module")
+def _typed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return hetero_store(tmp_path_factory.mktemp("typed") / "a.gnn").path
+
+
+@pytest.fixture
+def typed(_typed: Path, tmp_path: Path) -> Path:
+    """Return a store of a graph with types, alone in its directory."""
+    return shutil.copytree(_typed, tmp_path / "a.gnn")
+
+
 @pytest.mark.parametrize("links", [True, False])
 def test_it_adds_what_conversion_writes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, links: bool
+    typed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, links: bool
 ) -> None:
     if not links:
 
@@ -42,7 +54,7 @@ def test_it_adds_what_conversion_writes(
             raise OSError(95, "no links here")
 
         monkeypatch.setattr(os, "link", refuse)
-    path = hetero_store(tmp_path / "a.gnn").path
+    path = typed
     expected = arrays_of(hetero_store(tmp_path / "b.gnn", **NAMES).path)
     before = {p: p.stat().st_ino for p in path.rglob("c.*")}
     add_order(path, **NAMES)
@@ -56,8 +68,8 @@ def test_it_adds_what_conversion_writes(
     assert sorted(p.name for p in tmp_path.iterdir()) == ["a.gnn", "b.gnn"]
 
 
-def test_from_the_shell(run: Run, tmp_path: Path) -> None:
-    path = hetero_store(tmp_path / "a.gnn").path
+def test_from_the_shell(run: Run, typed: Path) -> None:
+    path = typed
     uuid = StoreReader.open(path).uuid
     done = run("add-order", path, "--time-attr", "time", "--weight-attr", "w", "--json")
     assert done.status == 0
@@ -98,15 +110,15 @@ def test_a_store_of_one_type(tmp_path: Path) -> None:
     ],
 )
 def test_what_cannot_be_added(
-    run: Run, tmp_path: Path, words: tuple[str, ...], status: int, message: str
+    run: Run, typed: Path, words: tuple[str, ...], status: int, message: str
 ) -> None:
-    path = hetero_store(tmp_path / "a.gnn").path
+    path = typed
     before = (path / "zarr.json").read_bytes()
     done = run("add-order", path, *words, "-q")
     assert done.status == status
     assert message in done.stderr
     assert (path / "zarr.json").read_bytes() == before
-    assert [p.name for p in tmp_path.iterdir()] == ["a.gnn"]
+    assert [p.name for p in path.parent.iterdir()] == ["a.gnn"]
 
 
 def test_nat_in_a_store_that_exists(tmp_path: Path) -> None:
@@ -175,10 +187,9 @@ TYPES = (
     ],
 )
 def test_commands_that_need_a_graph_without_types(
-    run: Run, tmp_path: Path, words: tuple[str, ...], what: str
+    run: Run, typed: Path, tmp_path: Path, words: tuple[str, ...], what: str
 ) -> None:
-    path = hetero_store(tmp_path / "a.gnn").path
-    places = {"STORE": path, "OUT": tmp_path / "b.gnn"}
+    places = {"STORE": typed, "OUT": tmp_path / "b.gnn"}
     done = run(*(places.get(word, word) for word in words), "-q")
     assert done.status == 2
     assert TYPES in done.stderr
@@ -186,8 +197,8 @@ def test_commands_that_need_a_graph_without_types(
     assert [p.name for p in tmp_path.iterdir()] == ["a.gnn"]
 
 
-def test_functions_that_need_a_graph_without_types(tmp_path: Path) -> None:
-    store = hetero_store(tmp_path / "a.gnn")
+def test_functions_that_need_a_graph_without_types(typed: Path, tmp_path: Path) -> None:
+    store = gnnstore.open(typed)
     table = torch.rand(60, 4)
 
     def score(known: torch.Tensor, rows: torch.Tensor, _: Any) -> torch.Tensor:
@@ -216,10 +227,10 @@ def test_functions_that_need_a_graph_without_types(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", [PACKED, PARTITIONS])
 @pytest.mark.parametrize("state", ["made", "at work"])
 def test_a_unit_that_another_command_makes_meanwhile_stays(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: Kind, state: str
+    typed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: Kind, state: str
 ) -> None:
     """Of the two commands, the second one is refused, and leaves nothing."""
-    store = hetero_store(tmp_path / "s.gnn").path
+    store = typed
     before = StoreReader.open(store).uuid
     unit = store / kind.directory / ("base" if state == "made" else ".base.tmp-01234567")
     add, locks = Orders.add, []
@@ -237,7 +248,7 @@ def test_a_unit_that_another_command_makes_meanwhile_stays(
     monkeypatch.undo()
     assert (unit / "batches").is_dir()
     assert StoreReader.open(store).uuid == before
-    assert [path.name for path in tmp_path.iterdir()] == ["s.gnn"]
+    assert [path.name for path in tmp_path.iterdir()] == ["a.gnn"]
     if state == "at work":
         with pytest.raises(UsageError, match="base is being made"):
             add_order(store, "time")
@@ -246,10 +257,10 @@ def test_a_unit_that_another_command_makes_meanwhile_stays(
 
 
 def test_a_unit_waits_for_the_store_to_have_its_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    typed: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its directory and its name are made while no other process replaces the store."""
-    store = hetero_store(tmp_path / "s.gnn").path
+    store = typed
     make_units_directory(PARTITIONS, store)
     held, waits = take_lock(store), threading.Event()
     assert held is not None

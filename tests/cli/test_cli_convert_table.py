@@ -424,11 +424,11 @@ def test_damaged_files(tmp_path: Path, kind: str) -> None:
     WRITERS[kind](edges_table(), tmp_path / "e")
     data = (tmp_path / "e").read_bytes()
     rng = np.random.default_rng(0)
-    for end in (*rng.integers(8, len(data), choose(5, 15)), len(data) - 1):
+    for end in (*rng.integers(8, len(data), choose(3, 15)), len(data) - 1):
         (tmp_path / "e").write_bytes(data[:end])
         with pytest.raises(InputError, match=r"e: the table is damaged|e: is no table"):
             from_tables(tmp_path / "e", tmp_path / "o.gnn")
-    for place in rng.integers(0, len(data), choose(20, 60)):
+    for place in rng.integers(0, len(data), choose(8, 60)):
         flipped = bytearray(data)
         flipped[place] ^= 0xFF
         (tmp_path / "e").write_bytes(flipped)

@@ -17,7 +17,7 @@ from gnnstore.strategies.registry import STRATEGIES
 from tests.support.batches import assert_same_batches, batches_of
 from tests.support.effort import choose, paired
 
-BATCHES = 6
+BATCHES = choose(3, 6)
 
 
 @pytest.fixture(scope="module")
@@ -82,7 +82,7 @@ def test_one_thread_and_the_same_batches(store: Path, strategy: str, topology: s
     assert_same_batches(batches_of(islice(roomy, BATCHES)), expected)
 
 
-@pytest.mark.parametrize("batch_size", choose([8, 32], [8, 32, 64]))
+@pytest.mark.parametrize("batch_size", choose([8], [8, 32, 64]))
 @pytest.mark.parametrize("seed", choose([1], [0, 1, 2]))
 def test_an_epoch_that_begins_comes_to_its_end(store: Path, batch_size: int, seed: int) -> None:
     """Batches of few seeds differ by much more than an eighth; they are no surprise later."""

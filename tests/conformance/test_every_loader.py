@@ -93,7 +93,7 @@ def test_loops_that_are_left_early(
     case = "nodes, fan-outs by type"
     rng, loader = np.random.default_rng(0), make(stores, case, **way | {"num_threads": 8})
     whole, seen = expected[case][: len(loader)], 0
-    while seen < choose(60, 10_000):
+    while seen < choose(30, 10_000):
         loader.set_epoch(0)
         count = int(rng.integers(1, len(loader) + 1))
         batches = [batch.to_dict() for batch in islice(loader, count)]

@@ -89,8 +89,9 @@ def test_cora(example: ModuleType, cora_directory: Path, tmp_path: Path) -> None
             options=options,
         )
         assert compare_degrees(seed, expanded).distance < MAX_DISTANCE
-    expanded = from_kronecker(seed, tmp_path / "expanded.gnn", factor=choose(4, 16))
-    check_accuracy(example, expanded, tmp_path / "control.gnn", epochs=5, margin=0.05)
+    if is_long():  # the planted graph is trained on in both forms
+        expanded = from_kronecker(seed, tmp_path / "expanded.gnn", factor=16)
+        check_accuracy(example, expanded, tmp_path / "control.gnn", epochs=5, margin=0.05)
 
 
 @pytest.mark.timeout(600)

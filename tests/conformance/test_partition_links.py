@@ -101,7 +101,7 @@ def test_every_edge_is_trained_once_beside_nodes_of_its_state(
     csc = store.topology().columns()
     targets = np.repeat(np.arange(N), np.diff(csc.indptr))
     edges = set(zip(csc.indices.tolist(), targets.tolist(), strict=True))
-    for epoch in range(2):
+    for epoch in range(choose(1 + (which == "given"), 2)):
         known, seen = partition_order_of(loader).states_of(SEED, epoch), []
         assert len(loader) == known.total
         for number, batch in enumerate(loader):
@@ -148,7 +148,7 @@ def test_every_edge_is_trained_once_beside_nodes_of_its_state(
 
 
 @settings(
-    max_examples=choose(4, 60),
+    max_examples=choose(3, 60),
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
@@ -221,7 +221,7 @@ def test_batches_do_not_depend_on_who_prepares_them(
 def test_resuming_anywhere_gives_the_same_batches(store: gnnstore.GraphStore, options: str) -> None:
     ways: Iterator[dict[str, Any]] = cycle({"num_threads": count} for count in (2, 0, 1))
     assert_resumes(
-        lambda: make(store, **OPTIONS[options], batch_size=64, **next(ways)),
+        lambda: make(store, **OPTIONS[options], batch_size=choose(160, 64), **next(ways)),
         num_epochs=choose(1, 2),
     )
 

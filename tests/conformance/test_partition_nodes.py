@@ -122,7 +122,7 @@ def check_state(state: ResidentState, loader: NeighborLoader) -> None:
 
 
 @settings(
-    max_examples=choose(5, 60),
+    max_examples=choose(3, 60),
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
@@ -317,7 +317,7 @@ def test_resuming_anywhere_gives_the_same_batches(store: gnnstore.GraphStore, po
             states.append(loader.state_dict())
             expected.append(batch.to_dict())
     ends = [loader.len_of(0), loader.len_of(0) + loader.len_of(1)]
-    for place, state in enumerate(states):
+    for place, state in [*enumerate(states)][:: choose(2, 1)]:
         again = make(store, POLICIES[policy], batch_size=24, seed=None, num_threads=place % 3)
         again.load_state_dict(json.loads(json.dumps(state)))
         end = next(end for end in ends if place + 1 <= end)

@@ -543,7 +543,7 @@ def test_samplers(store: GraphStore, name: str, num_threads: int) -> None:
     epochs, states = run_and_stop_everywhere(first)
     epochs.append(digests(first))
     assert all(epochs)
-    for epoch, batches, state in states:
+    for epoch, batches, state in states[:: choose(2, 1)]:
         other = resumed(loader(2 - num_threads), state)
         assert other.state_dict() == state
         assert digests(other) == epochs[epoch][batches:], (epoch, batches)
