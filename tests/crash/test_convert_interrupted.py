@@ -7,11 +7,10 @@ import os
 import random
 import shutil
 import signal
-import subprocess
-import sys
 import textwrap
 import time
 from contextlib import suppress
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -59,14 +58,8 @@ import sys
 from gnnstore.converters import ConvertOptions, from_rmat
 
 print("begin", flush=True)
-from_rmat(sys.argv[1], scale=13, options=ConvertOptions(overwrite=True))
+from_rmat(sys.argv[1], scale=12, options=ConvertOptions(overwrite=True))
 """
-
-
-def script(folder: Path, text: str) -> str:
-    path = folder / "script.py"
-    path.write_text(textwrap.dedent(text))
-    return str(path)
 
 
 def identity_if_whole(output: Path, scale: int = SCALE) -> str | None:
@@ -91,24 +84,24 @@ def leftovers(output: Path) -> list[str]:
     paired(["fresh", "overwrite", "by two renames"], ["SIGKILL", "SIGINT"], 1),
 )
 @pytest.mark.timeout(300)
-def test_a_signal_at_any_touch_of_the_disk(tmp_path: Path, name: str, overwrite: str) -> None:
+def test_a_signal_at_any_touch_of_the_disk(
+    tmp_path: Path, name: str, overwrite: str, forks: ForkServer
+) -> None:
     (tmp_path / "out").mkdir()
     output = tmp_path / "out" / "r.gnn"
-    command = [sys.executable, script(tmp_path, _SWEEP), str(output.parent), name, overwrite]
-    # Of some 150 touches the last dozen rename: each of these, or a part of all.
-    first, step = (130, 1) if overwrite == "by two renames" else (1, choose(9, 4))
+    # Of some 180 touches, the first of which remove what the attempt before left, the last dozen
+    # rename: each of these, or a part of all.
+    points = chain([130], range(choose(170, 131), 10_000))
+    if overwrite != "by two renames":
+        points = chain(range(1, 10_000, choose(17, 4)))
     outcomes = set()
     aside = False
     before = after = None
     if overwrite != "fresh":
         from_rmat(output, scale=SCALE)
         after = identity_if_whole(output)
-    with subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as process:
-        assert process.stdin is not None
-        assert process.stdout is not None
-        for point in range(first, 10_000, step):
+    with forks.start(textwrap.dedent(_SWEEP), output.parent, name, overwrite) as process:
+        for point in points:
             if overwrite == "fresh" and output.exists():
                 shutil.rmtree(output)
             before = None if overwrite == "fresh" else after
@@ -141,37 +134,38 @@ def test_a_signal_at_any_time(tmp_path: Path, number: signal.Signals, forks: For
     output = tmp_path / "out" / "r.gnn"
     draw = random.Random(0)
     began = time.monotonic()
-    from_rmat(output, scale=13)
+    from_rmat(output, scale=12)
     seconds = time.monotonic() - began
-    before = identity_if_whole(output, 13)
-    stopped = []
-    for _ in range(choose(4, 6)):
+    before = identity_if_whole(output, 12)
+    num_stopped = 0
+    while num_stopped < choose(2, 6):
         with (
             (tmp_path / "stderr").open("w") as errors,
             forks.start(_ONCE, output, stderr=errors.fileno()) as process,
         ):
             assert process.stdout.readline() == "begin\n"
-            time.sleep(draw.random() * 1.2 * seconds)
+            time.sleep(draw.random() * seconds)
             with suppress(ProcessLookupError):  # it has come to its end
                 process.send_signal(number)
-            stopped.append(process.wait() != 0)
-        after = identity_if_whole(output, 13)
+            is_stopped = process.wait() != 0
+        num_stopped += is_stopped
+        seconds *= 1 if is_stopped else 0.7
+        after = identity_if_whole(output, 12)
         assert after is not None
         assert len(leftovers(output)) <= 1
         before = after
-    assert any(stopped)
-    from_rmat(output, scale=13, options=ConvertOptions(overwrite=True))
+    from_rmat(output, scale=12, options=ConvertOptions(overwrite=True))
     assert leftovers(output) == []
-    assert identity_if_whole(output, 13) != before
+    assert identity_if_whole(output, 12) != before
 
 
 def test_what_a_killed_run_left_is_reported_and_removed(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, forks: ForkServer
 ) -> None:
     (tmp_path / "out").mkdir()
     output = tmp_path / "out" / "r.gnn"
-    command = [sys.executable, script(tmp_path, _SWEEP), str(output.parent), "SIGKILL", "fresh"]
-    subprocess.run(command, input="60\n", capture_output=True, text=True, check=True)
+    code = textwrap.dedent(_SWEEP)
+    assert forks.run(code, output.parent, "SIGKILL", "fresh", text="60\n").returncode == 0
     (left,) = leftovers(output)
     assert left.startswith(".r.gnn.tmp-")
     assert not output.exists()
@@ -195,15 +189,10 @@ def stopped_child(pid: int) -> int:
     raise AssertionError("no child stopped within a minute")
 
 
-def test_a_run_that_is_at_work_is_left_alone(tmp_path: Path) -> None:
+def test_a_run_that_is_at_work_is_left_alone(tmp_path: Path, forks: ForkServer) -> None:
     (tmp_path / "out").mkdir()
     output = tmp_path / "out" / "r.gnn"
-    command = [sys.executable, script(tmp_path, _SWEEP), str(output.parent), "SIGSTOP", "fresh"]
-    with subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as process:
-        assert process.stdin is not None
-        assert process.stdout is not None
+    with forks.start(textwrap.dedent(_SWEEP), output.parent, "SIGSTOP", "fresh") as process:
         process.stdin.write("60\n")
         process.stdin.flush()
         child = stopped_child(process.pid)
@@ -232,15 +221,13 @@ _LIMITED = """
 """
 
 
-def test_a_file_that_cannot_grow_is_named_and_leaves_no_store(tmp_path: Path) -> None:
+def test_a_file_that_cannot_grow_is_named_and_leaves_no_store(
+    tmp_path: Path, forks: ForkServer
+) -> None:
     (tmp_path / "out").mkdir()
     output = tmp_path / "out" / "r.gnn"
-    done = subprocess.run(
-        [sys.executable, script(tmp_path, _LIMITED), str(output)],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    done = forks.run(textwrap.dedent(_LIMITED), output)
+    assert done.returncode == 0, done.stderr
     assert "cannot write: " in done.stdout
     assert "File too large" in done.stdout
     assert not output.exists()

@@ -7,7 +7,6 @@ import random
 import shutil
 import signal
 import subprocess
-import sys
 import textwrap
 import time
 from collections.abc import Callable, Iterator
@@ -26,6 +25,7 @@ from gnnstore.formats.arrays import pages
 from gnnstore.formats.container.workdir import find_leftovers
 from gnnstore.formats.container.writer import SealedWriter
 from tests.support.effort import choose
+from tests.support.forks import ForkServer
 from tests.support.graphs import pair_weights
 from tests.support.stores import assert_same_files
 
@@ -116,24 +116,18 @@ def write_types(path: Path) -> Path:
 
 
 @contextmanager
-def server(folder: Path, source: Path, output: Path) -> Iterator[Attempt]:
+def server(forks: ForkServer, source: Path, output: Path) -> Iterator[Attempt]:
     """Yield a function that converts in a process of its own, and returns how that ended."""
-    script = folder / "server.py"
-    script.write_text(textwrap.dedent(_SERVER % {"shard_bytes": SHARD_BYTES}))
-    command = [sys.executable, str(script), str(source), str(output)]
-    with subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as process:
-        assert process.stdin is not None
-        assert process.stdout is not None
+    code = textwrap.dedent(_SERVER % {"shard_bytes": SHARD_BYTES})
+    with forks.start(code, source, output) as process:
 
         def attempt(
             *, kind: str = "whole", touch: int = 0, seconds: float = 0, **options: Any
         ) -> int:
             task = {"kind": kind, "touch": touch, "seconds": seconds, "options": options}
-            process.stdin.write(json.dumps(task) + "\n")  # type: ignore[union-attr]
-            process.stdin.flush()  # type: ignore[union-attr]
-            return int(json.loads(process.stdout.readline()))  # type: ignore[union-attr]
+            process.stdin.write(json.dumps(task) + "\n")
+            process.stdin.flush()
+            return int(json.loads(process.stdout.readline()))
 
         yield attempt
         process.stdin.close()
@@ -152,7 +146,7 @@ def convert_whole(
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("kind", ["whole", "split", "ordered", "typed"])
 def test_killed_at_random_points(
-    tmp_path: Path, source: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, source: Path, kind: str, forks: ForkServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if kind == "typed":
         source = write_types(tmp_path / "types")
@@ -171,7 +165,7 @@ def test_killed_at_random_points(
     output = folder / "g.gnn"
     draw = random.Random(1)
     kills = resumed = 0
-    with server(tmp_path, source, output) as convert:
+    with server(forks, source, output) as convert:
         attempt = partial(convert, kind=kind, **(TYPED if kind == "typed" else {}))
         began = time.monotonic()
         assert attempt(resume=False) == 0
@@ -278,19 +272,13 @@ _LIMITED = """
 
 
 def test_a_file_that_may_not_grow_stops_what_can_be_resumed(
-    tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, source: Path, forks: ForkServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = convert_whole(source, tmp_path / "whole.gnn", monkeypatch)
     (tmp_path / "out").mkdir()
     output = tmp_path / "out" / "g.gnn"
-    script = tmp_path / "limited.py"
-    script.write_text(textwrap.dedent(_LIMITED % {"shard_bytes": SHARD_BYTES}))
-    done = subprocess.run(
-        [sys.executable, str(script), str(source), str(output)],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    done = forks.run(textwrap.dedent(_LIMITED % {"shard_bytes": SHARD_BYTES}), source, output)
+    assert done.returncode == 0, done.stderr
     assert "File too large" in done.stdout
     (left,) = find_leftovers(output.parent)
     assert f"is kept in {left.path}" in done.stdout
