@@ -8,10 +8,9 @@ import pickle
 import resource
 import shutil
 import struct
-import time
 import zipfile
 from collections.abc import Callable
-from multiprocessing import get_context
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +27,7 @@ from gnnstore.formats.arrays.zarr_metadata import MAX_COMPRESSED_FILE_BYTES
 from gnnstore.formats.base.strict_json import parse_object
 from gnnstore.formats.packed import PackedReader
 from gnnstore.pipeline.check import verify
+from tests.support.forks import check_in_fork
 from tests.support.hostile import reseal
 from tests.support.limits import little_memory, resident
 from tests.support.stores import write_example_store
@@ -50,9 +50,15 @@ def frame(num_bytes: int, declared: int | None) -> bytes:
     return b"\x28\xb5\x2f\xfd" + head + bytes(blocks)
 
 
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a store that no test changes."""
+    return write_example_store(tmp_path_factory.mktemp("sound") / "a.gnn", shard_bytes=2**16).path
+
+
 @pytest.fixture
-def store(tmp_path: Path) -> Path:
-    return write_example_store(tmp_path / "a.gnn", shard_bytes=2**16).path
+def store(sound: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(sound, tmp_path / "a.gnn")
 
 
 # Compressed arrays ------------------------------------------------------------------------
@@ -96,12 +102,10 @@ def test_a_chunk_is_no_more_and_no_less_than_the_array_says(
 def test_a_chunk_under_a_limit_of_the_address_space(store: Path) -> None:
     (store / CHUNK).write_bytes(frame(BOMB_BYTES, None))
     reseal(store)
-    with get_context("spawn").Pool(1) as pool:
-        found = pool.apply(_decode_in_little_space, (store,))
-    assert found == [(str(store / "nodes/node/y"), True), ("CorruptStoreError", True)]
+    check_in_fork(partial(_decode_in_little_space, store))
 
 
-def _decode_in_little_space(store: Path) -> list[tuple[str, bool]]:
+def _decode_in_little_space(store: Path) -> None:
     verify(store, "header")
     reader = StoreReader.open(store)
     reader.compressed(reader.schema.node.splits["train"])  # what decoding imports is there
@@ -113,7 +117,7 @@ def _decode_in_little_space(store: Path) -> list[tuple[str, bool]]:
         reader.compressed(reader.schema.node.attributes["y"])
     except CorruptStoreError as error:
         found.append((type(error).__name__, message in str(error)))
-    return found
+    assert found == [(str(store / "nodes/node/y"), True), ("CorruptStoreError", True)]
 
 
 def test_a_frame_of_another_writer_that_does_not_say_its_size(store: Path) -> None:
@@ -192,25 +196,25 @@ def test_packed_epochs_graph_array_is_checked_before_it_is_read(tmp_path: Path) 
 # JSON -------------------------------------------------------------------------------------
 
 
+@pytest.mark.timeout(100)
 def test_a_repeated_key_among_many_is_found_in_linear_time() -> None:
-    keys = ",".join(f'"k{i}":0' for i in range(400_000))
-    begin = time.process_time()
+    """A search that compares all of them takes minutes, and the limit of a test ends it."""
+    keys = ",".join(f'"k{i}":0' for i in range(120_000))
     with pytest.raises(CorruptStoreError, match="a key appears twice"):
-        parse_object(f'{{{keys},"k399999":1}}'.encode(), path="x")
-    assert time.process_time() - begin < 10  # 40,000 took 85 s
+        parse_object(f'{{{keys},"k119999":1}}'.encode(), path="x")
 
 
 # What converters read ---------------------------------------------------------------------
 
 
 def archive_that_lies(path: Path, member: str, data: bytes, method: int) -> None:
-    """Write an archive whose member says that it is but `data`, and goes on for 100 MB."""
+    """Write an archive whose member says that it is but `data`, and goes on for 80 MB."""
     with (
         zipfile.ZipFile(path, "w", method) as archive,
         archive.open(member, "w", force_zip64=True) as file,
     ):
         file.write(data)
-        for _ in range(100):
+        for _ in range(80):
             file.write(bytes(10**6))
     raw = bytearray(path.read_bytes())
     entry = raw.rindex(b"PK\x01\x02")

@@ -40,8 +40,15 @@ FAULTS: dict[str, tuple[type[GnnstoreError], str]] = {
 LASTING = {"403", "404"}
 
 
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a store that no test changes, with a file of more than one part."""
+    path = tmp_path_factory.mktemp("sound") / "a.gnn"
+    return write_example_store(path, num_nodes=12_000, num_edges=100).path
+
+
 @pytest.fixture
-def bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultyStore]:
+def bucket(sound: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultyStore]:
     for name in [name for name in os.environ if name.startswith("AWS_")]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("AWS_SKIP_SIGNATURE", "true")
@@ -50,7 +57,7 @@ def bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultySt
     monkeypatch.setattr(objects, "MAX_RETRIES", 1)
     monkeypatch.setattr(objects, "RETRY_SECONDS", 2)
     (tmp_path / "buckets" / "bucket").mkdir(parents=True)
-    write_example_store(tmp_path / "buckets/bucket/graph.gnn", num_nodes=12_000, num_edges=100)
+    shutil.copytree(sound, tmp_path / "buckets/bucket/graph.gnn")
     with serve_faults(tmp_path / "buckets") as found:
         monkeypatch.setenv("AWS_ENDPOINT_URL", found.endpoint)
         found.delay_seconds = 0.8
@@ -98,7 +105,7 @@ def test_faults_at_every_request(bucket: FaultyStore, tmp_path: Path) -> None:
     assert num_requests > 20
     ends, named = {"right": 0, "error": 0}, 0
     for fault in ("flip", "short", "503"):
-        for k in range(0, num_requests, choose(9, 1)):
+        for k in range(0, num_requests, choose(17, 1)):
             bucket.requests.clear()
             bucket.plan = lambda number, _, k=k, fault=fault: fault if number == k else ""  # type: ignore[misc]
             try:
@@ -111,7 +118,7 @@ def test_faults_at_every_request(bucket: FaultyStore, tmp_path: Path) -> None:
                 ends["right"] += 1
                 shutil.rmtree(path)
     # Of the manifest's own bytes, damage is an error at once.
-    assert ends["right"] > 4 * ends["error"]
+    assert ends["right"] > choose(2, 4) * ends["error"]
     assert ends["error"] == named
 
 

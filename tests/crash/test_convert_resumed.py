@@ -31,8 +31,8 @@ from tests.support.stores import assert_same_files
 
 NUM_KILLS = choose(3, 30)
 MAX_TOUCH = 400  # a conversion that nothing stops touches the disk about as often
-NUM_NODES, NUM_EDGES = 6000, 40_000
-SHARD_BYTES = 2**16
+NUM_NODES, NUM_EDGES = 3000, 20_000
+SHARD_BYTES = 2**15
 TYPED = {"time_attr": ["time"], "weight_attr": ["w"], "reverse": ["rates"]}
 
 # Converts in a forked child for each line that is read: kills it at its k-th touch of the
@@ -174,7 +174,7 @@ def test_killed_at_random_points(
 
         def draw_attempt() -> dict[str, Any]:
             # In memory or not, with runs here or there: none of it makes a difference.
-            drawn: dict[str, Any] = {"memory_bytes": draw.choice([None, 700_000, 1_200_000])}
+            drawn: dict[str, Any] = {"memory_bytes": draw.choice([None, 350_000, 600_000])}
             drawn["spill_dir"] = draw.choice([None, str(spill)])
             if draw.random() < 0.5:
                 return {**drawn, "touch": draw.randrange(1, MAX_TOUCH)}
@@ -204,7 +204,7 @@ def test_killed_at_random_points(
     assert resumed >= NUM_KILLS // 5  # it did go on, rather than start again each time
 
 
-@pytest.mark.parametrize("tiny_disk", ["600k"], indirect=True)
+@pytest.mark.parametrize("tiny_disk", ["300k"], indirect=True)
 @pytest.mark.parametrize("is_known_before", [True, False])
 def test_a_disk_that_is_too_small_is_refused_with_a_number(
     tmp_path: Path,
@@ -227,14 +227,14 @@ def test_a_disk_that_is_too_small_is_refused_with_a_number(
     assert_same_files(tiny_disk / "g.gnn", whole)
 
 
-@pytest.mark.parametrize("tiny_disk", ["600k"], indirect=True)
+@pytest.mark.parametrize("tiny_disk", ["300k"], indirect=True)
 def test_a_disk_that_fills_up_meanwhile_stops_what_can_be_resumed(
     tmp_path: Path, source: Path, tiny_disk: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Fill the disk behind the back of a conversion that had looked for space."""
     whole = convert_whole(source, tmp_path / "whole.gnn", monkeypatch)
-    subprocess.run(["mount", "-o", "remount,size=4m", str(tiny_disk)], check=True)
-    (tiny_disk / "other").write_bytes(bytes(2 * 2**20))
+    subprocess.run(["mount", "-o", "remount,size=2m", str(tiny_disk)], check=True)
+    (tiny_disk / "other").write_bytes(bytes(2**20))
     monkeypatch.setattr(SealedWriter, "_check_space", lambda *_: None)
     options = ConvertOptions(undirected=True, resume=True)
     with pytest.raises(NoSpaceError) as caught:
@@ -260,7 +260,7 @@ _LIMITED = """
     class Limit(NullProgress):
         def phase(self, name, *arguments, **options):
             if name == "write edges":
-                resource.setrlimit(resource.RLIMIT_FSIZE, (60_000, 60_000))
+                resource.setrlimit(resource.RLIMIT_FSIZE, (30_000, 30_000))
             return super().phase(name, *arguments, **options)
 
     pages.MIN_DEFAULT_SHARD_BYTES = %(shard_bytes)d

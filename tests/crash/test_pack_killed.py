@@ -26,7 +26,7 @@ from tests.support.forks import ForkServer
 from tests.support.packing import pack, pack_part
 from tests.support.stores import assert_same_files
 
-NUM_KILLS = choose(8, 30)
+NUM_KILLS = choose(6, 30)
 MAX_TOUCH = 100  # packing that nothing stops touches their directory about as often
 EPOCHS = 2
 
@@ -76,10 +76,17 @@ serve(run)
 Attempt = Callable[..., int]
 
 
-@pytest.fixture
-def store(tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a store that no test changes."""
     graph = random_graph(1000, 12_000, seed=5, feature_dim=100, num_classes=7, edge_feature_dim=3)
-    return graph.write(tmp_path / "s.gnn")
+    return graph.write(tmp_path_factory.mktemp("store") / "s.gnn")
+
+
+@pytest.fixture(scope="module")
+def whole(store: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return epochs that were packed in one go."""
+    return pack(store, [4, 4], output=tmp_path_factory.mktemp("whole") / "p", superbatch=2)
 
 
 @contextmanager
@@ -112,7 +119,7 @@ def test_parts_killed_and_two_at_once(tmp_path: Path, store: Path, forks: ForkSe
         return {"touch": touch, "seconds": 0, "options": options}
 
     with server(forks, store, output) as attempt:
-        while kills < choose(5, 30):
+        while kills < choose(3, 30):
             for number in draw.sample(range(num_parts), num_parts):
                 while not (output / f"part-{number:05d}-of-00003").exists():
                     second = attempt_at(number, killed=draw.random() < 0.5)
@@ -185,8 +192,7 @@ def leave_unfinished(store: Path, output: Path, **options: Any) -> None:
         pack(store, [4, 4], output=output, superbatch=2, **options)
 
 
-def test_a_full_disk(tmp_path: Path, store: Path) -> None:
-    whole = pack(store, [4, 4], output=tmp_path / "whole", superbatch=2)
+def test_a_full_disk(tmp_path: Path, store: Path, whole: Path) -> None:
     folder = tmp_path / "out"
     folder.mkdir()
     leave_unfinished(store, folder / "packed")
@@ -222,8 +228,7 @@ def test_an_error_of_the_disk(tmp_path: Path, store: Path) -> None:
     )
 
 
-def test_a_budget_of_disk_that_runs_out(tmp_path: Path, store: Path) -> None:
-    whole = pack(store, [4, 4], output=tmp_path / "whole", superbatch=2)
+def test_a_budget_of_disk_that_runs_out(tmp_path: Path, store: Path, whole: Path) -> None:
     size = gnnstore.open_packed(whole).reader.total_bytes
     folder = tmp_path / "out"
     folder.mkdir()
@@ -233,28 +238,23 @@ def test_a_budget_of_disk_that_runs_out(tmp_path: Path, store: Path) -> None:
     assert_same_files(pack(store, [4, 4], disk_bytes=2 * size, **options), whole)
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"seed": 4},
-        {"epochs": 3},
-        {"batch_size": 60},
-        {"cache_bytes": "50kB"},
-        {"shuffle": False},
-        {"segment": 2},
-    ],
-    ids=lambda options: next(iter(options)),
-)
-def test_other_epochs_are_not_continued(
-    tmp_path: Path, store: Path, options: dict[str, Any]
-) -> None:
+def test_other_epochs_are_not_continued(tmp_path: Path, store: Path) -> None:
     folder = tmp_path / "out"
     folder.mkdir()
     leave_unfinished(store, folder / "packed")
-    (name,) = options
-    with pytest.raises(UsageError, match=f"cannot be continued.*{name} was"):
-        pack(store, [4, 4], output=folder / "packed", superbatch=2, resume=True, **options)
-    assert [item.state for item in find_leftovers(folder)] == ["resumable"]
+    others: dict[str, Any] = {
+        "seed": 4,
+        "epochs": 3,
+        "batch_size": 60,
+        "cache_bytes": "50kB",
+        "shuffle": False,
+        "segment": 2,
+    }
+    for name, value in others.items():
+        options = {"superbatch": 2, "resume": True, name: value}
+        with pytest.raises(UsageError, match=f"cannot be continued.*{name} was"):
+            pack(store, [4, 4], output=folder / "packed", **options)
+        assert [item.state for item in find_leftovers(folder)] == ["resumable"]
 
 
 def test_a_full_disk_while_segments_are_packed(tmp_path: Path, store: Path) -> None:
@@ -266,8 +266,9 @@ def test_a_full_disk_while_segments_are_packed(tmp_path: Path, store: Path) -> N
     assert_same_files(packed, whole)
 
 
-def test_what_was_damaged_meanwhile_is_packed_again(tmp_path: Path, store: Path) -> None:
-    whole = pack(store, [4, 4], output=tmp_path / "whole", superbatch=2)
+def test_what_was_damaged_meanwhile_is_packed_again(
+    tmp_path: Path, store: Path, whole: Path
+) -> None:
     for name in ("batches/c.0", "rows/x/c.0"):
         folder = tmp_path / name.split("/", maxsplit=1)[0]
         folder.mkdir()

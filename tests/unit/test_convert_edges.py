@@ -28,7 +28,7 @@ from gnnstore.converters.inputs.files import open_npy
 from gnnstore.converters.inputs.ids import check_ids
 from gnnstore.errors import BudgetError, InputError
 from gnnstore.testing.graphs import GraphArrays, random_graph
-from tests.support.effort import examples
+from tests.support.effort import choose, examples
 from tests.support.graphs import pair_weights
 from tests.support.strategies import graphs
 
@@ -370,9 +370,9 @@ def peak_of(directory: Path, direction: str, num_edges: int) -> tuple[int, int]:
     return measured, estimated
 
 
-@pytest.mark.parametrize("direction", ["directed", "undirected"])
+@pytest.mark.parametrize("direction", choose(["undirected"], ["directed", "undirected"]))
 def test_the_estimate_is_the_peak(tmp_path: Path, direction: str) -> None:
-    measured, estimated = peak_of(tmp_path, direction, 6_000_000)
+    measured, estimated = peak_of(tmp_path, direction, 4_000_000)
     # Chunks on their way in and out are not in the estimate: tens of megabytes.
     assert measured <= estimated * 1.05 + 64e6
     assert measured >= estimated * 0.7

@@ -85,8 +85,10 @@ def same(a: StoredGraph, b: StoredGraph) -> bool:
 
 
 def test_the_store_is_a_function_of_its_parameters(
-    seed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    graph = random_graph(60, 500, feature_dim=5, num_classes=3, edge_feature_dim=2, skew=2.0)
+    seed = graph.write(tmp_path / "seed.gnn")
     first = expand(seed, tmp_path, factor=2, edge_factor=1.7)
     for module, name, value in (
         (kronecker, "_CHUNK_EDGES", 7),  # pieces of one edge: parallel ones are parted

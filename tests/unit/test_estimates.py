@@ -82,12 +82,12 @@ def test_attributes_of_two_columns_are_no_edges(tmp_path: Path) -> None:
 @pytest.mark.parametrize("ending", ["txt", "txt.gz"])
 def test_text_is_guessed_from_its_beginning(tmp_path: Path, ending: str) -> None:
     rng = np.random.default_rng(0)
-    lines = [f"{a}\t{b}" for a, b in rng.integers(10**6, 10**7, (200_000, 2))]
+    lines = [f"{a}\t{b}" for a, b in rng.integers(10**6, 10**7, (60_000, 2))]
     data = ("# a head\n" + "\n".join(lines) + "\n").encode()
     path = tmp_path / f"edges.{ending}"
     path.write_bytes(gzip.compress(data) if ending.endswith("gz") else data)
     found = inspect_inputs([path])
-    assert found.num_edges == pytest.approx(200_000, rel=0.05)
+    assert found.num_edges == pytest.approx(60_000, rel=0.05)
     assert found.text_bytes == pytest.approx(len(data), rel=0.05)
     assert not found.is_exact
 
@@ -114,7 +114,7 @@ def test_damaged_inputs_are_left_for_the_converter(
     ],
 )
 def test_the_store_takes_what_was_said(tmp_path: Path, options: ConvertOptions) -> None:
-    np.savez(tmp_path / "g.npz", **arrays(30_000, 300_000))
+    np.savez(tmp_path / "g.npz", **arrays(10_000, 100_000))
     notes = Notes()
     path = from_numpy(tmp_path / "g.npz", tmp_path / "g.gnn", options=options, progress=notes)
     assert notes.final_bytes() == pytest.approx(directory_bytes(path), rel=0.03)
@@ -202,7 +202,7 @@ def test_reverse_types_and_drawn_splits_are_counted(tmp_path: Path) -> None:
 def test_a_disk_that_is_too_small_for_text_is_refused_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "e.txt").write_text("".join(f"{i} {i + 1}\n" for i in range(50_000, 0, -1)))
+    (tmp_path / "e.txt").write_text("".join(f"{i} {i + 1}\n" for i in range(20_000, 0, -1)))
     size = directory_bytes(from_snap(tmp_path / "e.txt", tmp_path / "o.gnn"))
     for share, fits in ((0.6, False), (1.3, True)):
         free = int(share * size)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import sys
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -26,6 +27,7 @@ from gnnstore.tools.bench.harness import (
 )
 from gnnstore.tools.bench.load import WORKER
 from gnnstore.tools.bench.worker import Run, perform, stages_of, work
+from tests.support.effort import choose
 from tests.support.stores import write_example_store
 
 # As docs/cli.md lists them.
@@ -36,13 +38,18 @@ OUTCOME = {
 }
 
 
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("store") / "a.gnn"
+    return write_example_store(path, num_nodes=600, num_edges=3000).path
+
+
 @pytest.fixture
-def task(tmp_path: Path) -> Task:
-    store = write_example_store(tmp_path / "a.gnn", num_nodes=600, num_edges=3000)
+def task(made: Path, tmp_path: Path) -> Task:
     np.save(tmp_path / "seeds.npy", np.arange(200))
     return Task(
         strategy="numpy-mmap",
-        store=str(store.path),
+        store=str(shutil.copytree(made, tmp_path / "a.gnn")),
         seeds=str(tmp_path / "seeds.npy"),
         group="",
         share=1.0,
@@ -145,6 +152,7 @@ def test_a_budget_that_is_too_small_is_a_reason(
     assert "bytes too few" in answer["problem"]
 
 
+@pytest.mark.usefixtures(*choose(["timed_in_forks"], []))
 def test_an_outcome_comes_back_whole(task: Task) -> None:
     marks: list[None] = []
     found = run_task(
@@ -168,6 +176,15 @@ def worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         return "own_worker"
 
     return make
+
+
+def test_marks_and_the_last_line_come_back(task: Task, worker: Any) -> None:
+    module = worker("import sys\nprint('.\\n.')\nprint('{\"words\": %d}' % len(sys.argv))\n")
+    marks: list[None] = []
+    found = run_task(
+        task, "more", worker=module, is_limited=False, on_batch=lambda: marks.append(None)
+    )
+    assert (found, len(marks)) == ({"words": 3}, 2)
 
 
 def test_a_process_that_is_killed(task: Task, worker: Any) -> None:

@@ -56,7 +56,7 @@ def _features(reader: StoreReader) -> dict[str, AttributeSpec]:
 
 def test_types_keep_all_that_they_have(tmp_path: Path) -> None:
     options = ConvertOptions(reverse=("all",), time_attr=("edge_time",), weight_attr=("weight",))
-    store = from_planted_types(tmp_path / "a.gnn", num_papers=300, options=options)
+    store = from_planted_types(tmp_path / "a.gnn", num_papers=100, options=options)
     before = StoreReader.open(store)
     path = quantize(store, tmp_path / "q.gnn", {"paper:x": "int8"})
     after = StoreReader.open(path)

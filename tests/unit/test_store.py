@@ -22,9 +22,10 @@ from tests.support.forks import ForkServer
 from tests.support.stores import ExampleStore, write_example_store
 
 
-@pytest.fixture
-def example(tmp_path: Path) -> ExampleStore:
-    return write_example_store(tmp_path / "a.gnn", shard_bytes=2**16)
+@pytest.fixture(scope="module")
+def example(tmp_path_factory: pytest.TempPathFactory) -> ExampleStore:
+    """Return a store that no test changes."""
+    return write_example_store(tmp_path_factory.mktemp("store") / "a.gnn", shard_bytes=2**16)
 
 
 @pytest.fixture
