@@ -131,12 +131,23 @@ def test_licences_of_what_the_core_is_linked_with(page: Message) -> None:
 
 def test_what_the_oldest_versions_are() -> None:
     done = run(sys.executable, ROOT / "release" / "bounds.py", cwd=ROOT)
-    assert {"numpy==1.26", "zarr==3.0.8", "pyarrow==15", "ray==2.60"} <= set(done.split())
+    assert {"numpy==1.26", "zarr==3.0.8", "pyarrow==18", "ray==2.60"} <= set(done.split())
     bounds = dict(one.split("==") for one in done.split())
     needed = (
         f"torch {bounds['torch']} or newer, PyTorch Geometric {bounds['torch_geometric']} or newer"
     )
     assert needed in " ".join((ROOT / "README.md").read_text().split())
+
+
+def test_a_build_on_another_system_ends_with_a_sentence(tmp_path: Path) -> None:
+    script = tmp_path / "elsewhere.cmake"
+    lists = ROOT / "gnnstore" / "_core" / "CMakeLists.txt"
+    script.write_text(f'set(CMAKE_HOST_SYSTEM_NAME Darwin)\ninclude("{lists}")\n')
+    cmake = Path(sys.executable).with_name("cmake")
+    done = subprocess.run([cmake, "-P", script], check=False, capture_output=True, text=True)
+    assert done.returncode != 0
+    said = " ".join(done.stderr.split())
+    assert "gnnstore runs on Linux only, and this is Darwin; Windows can run it in WSL 2" in said
 
 
 @pytest.mark.skipif(not effort.is_long(), reason="`make long`: compiles the core")

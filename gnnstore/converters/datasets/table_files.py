@@ -466,8 +466,10 @@ def _row_bytes(metadata: Any, columns: Sequence[str]) -> int:
 
 def _value_bytes(column: pa.Array) -> int:
     """Return the bytes of the largest value of a column; with a dictionary rows have copies."""
-    from pyarrow import compute, types  # noqa: PLC0415
+    from pyarrow import compute, large_string, types  # noqa: PLC0415
 
+    if types.is_string_view(column.type):  # of Polars; pyarrow 22 does not count their bytes
+        column = column.cast(large_string())
     if types.is_dictionary(column.type):
         return _value_bytes(column.indices) + _value_bytes(column.dictionary)
     each = 1
