@@ -88,8 +88,8 @@ def test_demo(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.timeout(600)
 def test_types(tmp_path: Path) -> None:
     """Over some seeds, the mean is that of PyG on the whole graph, within two standard errors."""
-    path = hetero_accuracy.make_store(tmp_path / "s.gnn", choose(1000, 2000))
-    epochs = choose(12, hetero_accuracy.EPOCHS)
+    path = hetero_accuracy.make_store(tmp_path / "s.gnn", choose(600, 2000))
+    epochs = choose(8, hetero_accuracy.EPOCHS)
     seeds = choose(2, hetero_accuracy.SEEDS)
     found = hetero_accuracy.compare(path, seeds, epochs)
     assert abs(found["standard_errors"]) <= hetero_accuracy.BAR, found

@@ -63,6 +63,7 @@ def test_other_loaders_at_the_same_time(path: Path, expected: list[str]) -> None
     others.close()  # type: ignore[attr-defined]
 
 
+@pytest.mark.ways("memory")  # that others give the same is compared elsewhere
 def test_the_options_matter(path: Path, expected: list[str]) -> None:
     changes: list[dict[str, Any]] = [{"seed": 18}, {"shuffle": False}, {"batch_size": 63}]
     for change in changes:

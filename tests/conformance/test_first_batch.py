@@ -120,7 +120,7 @@ def test_without_threads(
     assert_same_batches(batches_of(loader), expected[1])
 
 
-@pytest.mark.parametrize("strategy", PLANNED)
+@pytest.mark.parametrize("strategy", choose(["packed"], PLANNED))
 def test_an_epoch_goes_on_anywhere(path: Path, strategy: str) -> None:
     assert_resumes(lambda: loader_of(path, strategy), num_epochs=choose(1, 2))
 

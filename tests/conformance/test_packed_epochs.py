@@ -117,10 +117,11 @@ def test_element_types_and_widths(
         feature_dtype=dtype, feature_scale="column" if dtype == "int8" else None
     )
     path = graph_of_three_tables(x=rows).write(tmp_path / "s.gnn", options=options)
-    packed = pack(path, [4, 4], segment=segment)
-    plain = batches_in_memory(path)
+    seeds = np.arange(0, N, 5)
+    packed = pack(path, [4, 4], seeds, segment=segment)
+    plain = batches_of(NeighborLoader(path, [4, 4], seeds, strategy="memory", **OPTIONS), 2)
     assert str(plain[0]["x"].dtype) == f"torch.{'float32' if dtype == 'int8' else dtype}"
-    assert_same_batches(batches_of(loader_of_packed(path), 2), plain)
+    assert_same_batches(batches_of(loader_of_packed(path, input_nodes=seeds), 2), plain)
     moved = packed.rename(tmp_path / "moved")
     shutil.rmtree(path)
     assert_same_batches(batches_of(gnnstore.open_packed(moved).loader(), 2), plain)

@@ -224,10 +224,10 @@ def test_going_on_after_any_batch(
         assert found == whole[stop : 2 * len(epochs[0])], stop
         assert sampler.starts <= num_epochs, stop
 
-        ended = make(store, strategy=strategy, batch_sampler=kind())
-        assert positions(ended) == epochs[0]
-        sampler = kind()
-        third = make(store, strategy=strategy, batch_sampler=sampler)
-        third.load_state_dict(ended.state_dict())
-        assert positions(third) == epochs[1]
-        assert sampler.starts <= 1 + is_stateful
+    ended = make(store, strategy=strategy, batch_sampler=kind())
+    assert positions(ended) == epochs[0]
+    sampler = kind()
+    third = make(store, strategy=strategy, batch_sampler=sampler)
+    third.load_state_dict(ended.state_dict())
+    assert positions(third) == epochs[1]
+    assert sampler.starts <= 1 + is_stateful

@@ -312,7 +312,7 @@ def test_seed_edges_are_left_out_under_times(path: Path) -> None:
 def test_weights(path: Path, replace: bool) -> None:
     """Edges of weight 0 never come; heavy ones come more often."""
     chosen = torch.zeros(DATA[CITES].num_edges)
-    for seed in range(choose(20, 60)):
+    for seed in range(choose(10, 60)):
         loader = NeighborLoader(
             path, [2], "paper", weight_attr="w", replace=replace, batch_size=60, seed=seed
         )
