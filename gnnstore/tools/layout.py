@@ -236,19 +236,20 @@ def flatten(values: Document, prefix: str = "") -> dict[str, str]:
     """Return nested values as texts under dotted names."""
     flat: dict[str, str] = {}
     for name, value in values.items():
+        dotted = f"{prefix}{name}" if name else prefix[:-1]  # "": what holds for all types
         if isinstance(value, Mapping):
-            flat |= flatten(value, f"{prefix}{name}.")
+            flat |= flatten(value, f"{dotted}.")
         elif isinstance(value, list) and any(isinstance(each, Mapping) for each in value):
             lines = [
                 fill("{path}[ ({size_bytes})]", each) or str(each) for each in value[:_MAX_INPUTS]
             ]
             if len(value) > _MAX_INPUTS:
                 lines.append(f"… {len(value) - _MAX_INPUTS:,} more; --json has all")
-            flat[f"{prefix}{name}"] = "\n".join(lines)
+            flat[dotted] = "\n".join(lines)
         elif value is not None:
             is_plain = isinstance(value, int) and not name.endswith("_bytes")
             text = str(value) if is_plain else shown(value, name)
-            flat[f"{prefix}{name}"] = text or "none"
+            flat[dotted] = text or "none"
     return flat
 
 

@@ -12,6 +12,7 @@ from gnnstore.budget import limits
 from gnnstore.converters import from_numpy
 from gnnstore.disk.engines import ENGINES, ENVIRONMENT_VARIABLE
 from gnnstore.tools import scan
+from gnnstore.tools.layout import flatten
 from gnnstore.tools.scan import _ValueRange
 from tests.support.stores import write_example_store
 
@@ -235,3 +236,11 @@ def test_a_newer_format_exits_with_4(run: Any, scratch: Path) -> None:
     assert done.status == 4
     assert "has format version 2; this gnnstore reads up to 1" in done.stderr
     assert "pip install --upgrade gnnstore" in done.stderr
+
+
+def test_options_by_type_and_for_all_types() -> None:
+    options = {"split_fractions": {"": [0.6, 0.4], "user": [0.5, 0.5]}}
+    assert flatten({"options": options}) == {
+        "options.split_fractions": "0.6, 0.4",
+        "options.split_fractions.user": "0.5, 0.5",
+    }

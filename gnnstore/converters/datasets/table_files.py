@@ -517,7 +517,7 @@ def _kind_of(path: Path) -> str:
         refuse_kind(path)
         raise InputError(
             f"{path}: is neither Parquet, Arrow nor Feather; 'gnnstore convert snap' reads lists "
-            "of edges in text",
+            "of edges in text, and 'gnnstore convert typed' tables of nodes, too",
             path=path,
         )
     return kind
