@@ -37,7 +37,7 @@ from gnnstore.formats.container.reads import CheckedFiles
 from gnnstore.formats.packed import PackedReader
 from gnnstore.testing.graphs import write_store
 from gnnstore.tools.cli import main
-from tests.support.effort import examples
+from tests.support.effort import choose, examples
 from tests.support.files import flip
 from tests.support.hetero import WRITES, hetero_store, make_hetero
 from tests.support.hostile import reseal
@@ -151,8 +151,10 @@ def test_every_array_is_compared(tmp_path: Path, sound: Path, derive: str) -> No
     shutil.copytree(sound, store)
     names = [entry.path for entry in StoreReader.open(store).manifest.files]
     names = [name for name in names if not name.endswith("zarr.json")]
+    is_other = derive == "community"
     read = [name for name in names if not name.startswith(UNREAD.get(derive, ()))]
-    for name in read:
+    # The orders differ in what they do with edges alone.
+    for name in choose([name for name in read if "edges" in name], read) if is_other else read:
         file = store / name
         data = file.read_bytes()
         # The last byte: it is nowhere near what is read first, and decodes to something.
@@ -175,7 +177,11 @@ def sound_types(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize(
     ("command", "made"),
-    [*((command, "sound") for command in COMMANDS), ("pack", "types"), ("add-order", "types")],
+    [
+        *((command, "sound") for command in COMMANDS),
+        ("pack", "types"),
+        *choose([], [("add-order", "types")]),
+    ],
 )
 def test_a_bit_is_found_or_was_not_read(
     tmp_path: Path, sound: Path, sound_types: Path, command: str, made: str

@@ -22,7 +22,7 @@ from gnnstore.errors import InputError, UsageError
 from gnnstore.graph.store import GraphStore
 from gnnstore.pipeline.check import verify
 from gnnstore.testing.graphs import write_store
-from tests.support.effort import choose, examples
+from tests.support.effort import choose
 from tests.support.graphs import read_store
 from tests.support.stores import assert_same_files
 
@@ -85,7 +85,7 @@ def graphs(draw: st.DrawFn) -> tuple[int, Edges]:
     self_loops=st.sampled_from(["keep", "drop", "add"]),
     fractions=st.sampled_from([(0.8, 0.1, 0.1), (0.5, 0.5, 0.0), (0.3, 0.3, 0.2)]),
 )
-@settings(max_examples=examples(25), deadline=None)
+@settings(max_examples=choose(6, 25), deadline=None)
 def test_a_split_is_a_partition_by_pairs(  # noqa: PLR0917 - hypothesis' arguments
     tmp_path_factory: pytest.TempPathFactory,
     graph: tuple[int, Edges],
@@ -143,7 +143,7 @@ def test_a_split_is_a_partition_by_pairs(  # noqa: PLR0917 - hypothesis' argumen
 
 
 @given(graph=graphs(), undirected=st.booleans(), order=st.randoms())
-@settings(max_examples=choose(3, 15), deadline=None)
+@settings(max_examples=choose(2, 15), deadline=None)
 def test_neither_memory_nor_order_matters(
     tmp_path_factory: pytest.TempPathFactory,
     graph: tuple[int, Edges],
@@ -183,7 +183,7 @@ class EdgeBuilderProbe:
         EdgeBuilderProbe.original(builder)
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(choose(1, 4)))
 def test_shares_are_binomial(tmp_path: Path, seed: int) -> None:
     rng = np.random.default_rng(seed)
     edges = np.unique(np.sort(rng.integers(0, 10**6, (2, 60_000)), axis=0), axis=1)
@@ -235,13 +235,13 @@ def test_bad_shares_are_refused_before_any_work(fractions: Any, message: str) ->
 
 @pytest.mark.parametrize("edges", [np.empty((2, 0), np.int64), np.array([[0], [1]])])
 def test_a_split_without_edges_is_an_error(tmp_path: Path, edges: Edges) -> None:
-    with pytest.raises(InputError, match=r"none of the \d edges fell into"):
+    with pytest.raises(InputError, match=r"none of the \d edges? fell into"):
         write(tmp_path / "a.gnn", edges, 2, (0.5, 0.25, 0.25))
     assert [path.name for path in tmp_path.iterdir()] == ["whole-a.gnn"]
 
 
 @given(graph=graphs(), undirected=st.booleans(), seed=st.integers(0, 2**64 - 1))
-@settings(max_examples=choose(3, 15), deadline=None)
+@settings(max_examples=choose(2, 15), deadline=None)
 def test_strict_negatives_are_no_edges(
     tmp_path_factory: pytest.TempPathFactory,
     graph: tuple[int, Edges],

@@ -22,6 +22,7 @@ from gnnstore.formats.assignments import AssignmentReader
 from gnnstore.sampling.neighbor import NeighborSampler, SamplingConfig
 from gnnstore.testing.graphs import random_graph, write_store
 from gnnstore.tools.cli import main
+from tests.support.effort import choose
 
 K, HOPS = 3, 2
 
@@ -231,7 +232,9 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 @settings(
-    max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=choose(3, 6),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(data=st.data())
 def test_any_graph(data: st.DataObject, places: Iterator[Path]) -> None:

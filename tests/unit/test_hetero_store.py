@@ -6,6 +6,7 @@ import itertools
 import pickle
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -340,16 +341,14 @@ def test_a_small_budget_gives_the_same_store(
 ) -> None:
     """Edges that do not fit are sorted on disk, with the same bytes."""
     monkeypatch.setattr(builder, "MIN_SPILL_BYTES", 2**18)
-    spilled, spill = [], builder.EdgeBuilder._spill
-    monkeypatch.setattr(
-        builder.EdgeBuilder, "_spill", lambda own: (spilled.append(own), spill(own))[1]
-    )
     counts = {"a": 3000, "b": 7}
     degrees = {("a", "to", "b"): 5_000, ("b", "to", "a"): 10}
     data = make_hetero(counts=counts, degrees=degrees, widths={})
     options = {"time_attr": ["edge_time"], "weight_attr": ["w"], "reverse": "all"}
-    small = hetero_store(tmp_path / "a.gnn", data, **options, memory_bytes=2**20)
-    assert spilled
+    given: dict[str, Any] = {"autospec": True, "side_effect": builder.EdgeBuilder._spill}
+    with mock.patch.object(builder.EdgeBuilder, "_spill", **given) as spill:
+        small = hetero_store(tmp_path / "a.gnn", data, **options, memory_bytes=2**20)
+    assert spill.called
     large = hetero_store(tmp_path / "b.gnn", data, **options)
     assert_same_files(small.path, large.path)
 

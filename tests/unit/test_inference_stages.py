@@ -146,6 +146,13 @@ def summed(x: tuple[Tensor, Tensor], edge_index: Tensor) -> Tensor:
     return x[1].index_add(0, edge_index[1], x[0][edge_index[0]])
 
 
+@pytest.fixture(scope="module")
+def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a store that no test changes, of 20 MB of rows."""
+    graph = random_graph(20_000, 60_000, feature_dim=256, seed=3)
+    return graph.write(tmp_path_factory.mktemp("wide") / "p.gnn")
+
+
 @pytest.fixture
 def packing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leave small budgets to blocks."""
@@ -153,7 +160,9 @@ def packing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("packing")
-def test_packed_rows_that_were_damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_packed_rows_that_were_damaged(
+    wide: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     flush = PackedRows.flush
 
     def damaging(self: PackedRows) -> None:
@@ -165,9 +174,8 @@ def test_packed_rows_that_were_damaged(tmp_path: Path, monkeypatch: pytest.Monke
             file.write(bytes([byte[0] ^ 1]))
 
     monkeypatch.setattr(PackedRows, "flush", damaging)
-    store = random_graph(20_000, 60_000, feature_dim=256, seed=3).write(tmp_path / "p.gnn")
     with pytest.raises(CorruptStoreError, match=r"packed.*rows.*The disk or another program"):
-        gnnstore.inference([summed], store, tmp_path / "out", memory="12MB")
+        gnnstore.inference([summed], wide, tmp_path / "out", memory="12MB")
 
 
 class Interrupting(NullProgress):
@@ -189,21 +197,21 @@ class Interrupting(NullProgress):
 
 @pytest.mark.usefixtures("packing")
 @pytest.mark.timeout(60)
-def test_interrupted_and_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interrupted_and_resumed(
+    wide: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Threads end (as is checked after each test), and what is finished is not done again."""
-    graph = random_graph(20_000, 60_000, feature_dim=256, seed=3)
-    store = graph.write(tmp_path / "p.gnn")
     options: dict[str, Any] = {"memory": "12MB", "shard_bytes": 1 << 20, "resume": True}
     with monkeypatch.context() as patch:
         slowed(patch, 0.01)
         with pytest.raises(KeyboardInterrupt):
             gnnstore.inference(
-                [summed], store, tmp_path / "out", progress=Interrupting(9000), **options
+                [summed], wide, tmp_path / "out", progress=Interrupting(9000), **options
             )
     rest = Interrupting()
-    found = gnnstore.inference([summed], store, tmp_path / "out", progress=rest, **options)
+    found = gnnstore.inference([summed], wide, tmp_path / "out", progress=rest, **options)
     assert rest.done[0] > 4000  # of an earlier attempt
-    expected = gnnstore.inference([summed], store, memory="1GB")
+    expected = gnnstore.inference([summed], wide, memory="1GB")
     assert isinstance(expected, Tensor)
     assert isinstance(found, Embeddings)
     torch.testing.assert_close(found.tensor(), expected, atol=1e-5, rtol=1e-5)
@@ -211,7 +219,9 @@ def test_interrupted_and_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.usefixtures("packing")
 @pytest.mark.timeout(60)
-def test_a_failure_ends_packing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failure_ends_packing(
+    wide: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What packs for blocks to come is told to stop when the layer fails meanwhile."""
     told: list[BlockMaker] = []
     outline = BlockMaker._outline_group
@@ -233,8 +243,7 @@ def test_a_failure_ends_packing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
                 raise ValueError("enough")
         return summed(x, edge_index)
 
-    store = random_graph(20_000, 60_000, feature_dim=256, seed=3).write(tmp_path / "p.gnn")
     with pytest.raises(UsageError, match="enough"):
-        gnnstore.inference([failing], store, tmp_path / "out", memory="12MB")
+        gnnstore.inference([failing], wide, tmp_path / "out", memory="12MB")
     assert len(told) == 2
     assert told[0].stop.is_set()

@@ -593,11 +593,10 @@ def test_the_command_copies(made: Path, tmp_path: Path, capsys: pytest.CaptureFi
         assert (status, "gnnstore copy URL PATH" in err) == (2, True)
 
 
-def test_what_is_made_of_a_store_follows(
-    store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    options: Any = {"batch_size": 5000, "seed": 3, "shuffle": True}
-    words = ["--batch-size", "5000", "--seed", "3", "--num-neighbors", "2", "--memory", "200MB"]
+def test_what_is_made_of_a_store_follows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = write_example_store(tmp_path / "graph.gnn", num_nodes=400, num_edges=500).path
+    options: Any = {"batch_size": 50, "seed": 3, "shuffle": True}
+    words = ["--batch-size", "50", "--seed", "3", "--num-neighbors", "2", "--memory", "200MB"]
     assert cli.main(["pack", str(store), "--name", "base", *words, "-q"]) == 0
     assert cli.main(["partition", str(store), "-p", "4", "--name", "four", "-q"]) == 0
     expected = digests(gnnstore.NeighborLoader(store, [2], "train", packed="base", **options))

@@ -92,8 +92,6 @@ def test_it_is_the_same_graph(
     monkeypatch.setattr(reordering, "_PIECE_EDGES", 90)
     monkeypatch.setattr(source, "_PIECE_BYTES", 1000)
     after = reorder(before, tmp_path / "b.gnn")
-    again: dict[str, Any] = {"overwrite": True}
-    after = reorder(before, tmp_path / "b.gnn", **again)
     order = assert_renumbered(before, after)
     degrees = np.bincount(read_store(before).edge_index[0], minlength=300)
     assert (np.diff(degrees[order]) <= 0).all()

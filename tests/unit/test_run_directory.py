@@ -73,11 +73,22 @@ def in_another_process(code: str, *arguments: object) -> subprocess.CompletedPro
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
 
 
-@pytest.mark.parametrize("end", ["", "raise SystemExit(3)", "1 / 0", "raise KeyboardInterrupt"])
-def test_the_end_of_the_interpreter_removes_it(tmp_path: Path, end: str) -> None:
-    code = "run = RunDirectory.create(Path(sys.argv[1]), purpose='tests')\n"
-    code += "(run.path / 'file').write_text('here')\nprint(run.path.exists())\n" + end
-    assert in_another_process(code, tmp_path).stdout == "True\n"
+def test_the_end_of_the_interpreter_removes_it(tmp_path: Path) -> None:
+    """However it ends, each time in a fork of its own."""
+    code = """
+for end in sys.argv[2:]:
+    if (child := os.fork()) == 0:
+        break
+    os.waitpid(child, 0)
+else:
+    sys.exit()
+run = RunDirectory.create(Path(sys.argv[1]), purpose="tests")
+(run.path / "file").write_text("here")
+print(run.path.exists())
+exec(end)
+"""
+    ends = ["", "raise SystemExit(3)", "1 / 0", "raise KeyboardInterrupt"]
+    assert in_another_process(code, tmp_path, *ends).stdout == "True\n" * len(ends)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -95,20 +106,21 @@ def test_another_process_does_not_sweep_a_living_one(tmp_path: Path) -> None:
         assert run.path.exists()
 
 
-@pytest.mark.parametrize("ending", ["os._exit(0)", "sys.exit(0)", "run.close()", "del run"])
-def test_a_forked_child_does_not_remove_it(tmp_path: Path, ending: str) -> None:
-    code = f"""
+def test_a_forked_child_does_not_remove_it(tmp_path: Path) -> None:
+    code = """
 run = RunDirectory.create(Path(sys.argv[1]), purpose="tests")
-child = os.fork()
-if child == 0:
-    {ending}
-    sys.exit(0)
-assert os.waitpid(child, 0)[1] == 0
-assert run.path.exists()
-assert sweep_stale(run.path.parent) == []  # the child has not taken the lock along
+for ending in sys.argv[2:]:
+    child = os.fork()
+    if child == 0:
+        exec(ending)
+        sys.exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    assert run.path.exists(), ending
+    assert sweep_stale(run.path.parent) == []  # the child has not taken the lock along
 print("kept")
 """
-    done = in_another_process(code, tmp_path)
+    endings = ["os._exit(0)", "sys.exit(0)", "run.close()", "del run"]
+    done = in_another_process(code, tmp_path, *endings)
     assert (done.stdout, done.stderr) == ("kept\n", "")
     assert list(tmp_path.iterdir()) == []
 

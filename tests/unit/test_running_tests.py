@@ -117,15 +117,16 @@ def run(directory: Path, plugin: str, texts: Sequence[str], *options: str) -> tu
     (directory / "pytest.ini").write_text("[pytest]\n")
     for number, text in enumerate(texts):
         (directory / f"test_{number}.py").write_text(text)
-    words = ["-m", "pytest", "-p", "no:cacheprovider", *options, str(directory)]
+    words = ["-m", "pytest", "-p", "no:cacheprovider", "-p", "pytest_timeout", *options]
     output = directory / "output"
     with output.open("w") as file:
         done = subprocess.run(
-            [sys.executable, *words],
+            [sys.executable, *words, str(directory)],
             cwd=Path(__file__).parents[2],
             stdout=file,
             stderr=file,
             check=False,
+            env={**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
         )
     return done.returncode, output.read_text()
 
