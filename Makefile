@@ -35,8 +35,8 @@ demo: $(INSTALLED)
 	$(BIN)/python examples/demo.py --dir $(DEMO_DIR)
 
 # Three files at a time, for one of them mostly waits for a disk or a process; budgets are measured
-# in a cgroup or a process of each test's own. In the order of their names, so that those of
-# tests/budget, which take minutes, are not the last ones.
+# in a cgroup or a process of each test's own. In the order of their names, so that
+# tests/budget, which takes minutes, is not the last.
 PYTEST := $(BIN)/pytest --processes=3
 
 # What is imported is compiled once, and not in each of the hundreds of processes of the tests: torch

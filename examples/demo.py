@@ -86,7 +86,7 @@ def train_and_test(
             batch_size=BATCH_SIZE,
             shuffle=split == "train",
             transform=transform,
-            strategy="mmap",  # the features stay on disk, as those of a larger store would
+            strategy="mmap",  # the features stay on disk, as a larger store's would
             seed=arguments.seed,
         )
         for split in ("train", "test")
@@ -112,7 +112,7 @@ def shuffled_features(store: gnnstore.GraphStore, seed: int) -> Callable[[Data],
     """Return a transform that gives every node the features of another, always the same one.
 
     A model that still scores well learns from something other than the features: this control
-    tells a working loader from one that delivers rows of the wrong nodes.
+    separates a working loader from one that delivers rows of the wrong nodes.
     """
     other = torch.randperm(store.num_nodes, generator=torch.Generator().manual_seed(seed))
 

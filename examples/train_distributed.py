@@ -2,7 +2,7 @@
 
     torchrun --nproc-per-node 2 examples/train_distributed.py products.gnn --memory 4GB
 
-The processes share the batches of a single-process run, so the losses are those of that run with
+The processes share the batches of a single-process run, so the losses equal that run's with
 batches `nproc` times as large. Run it again with the same --checkpoint after a crash, and it
 continues after the last checkpoint, also with another number of processes. Prints the loss of
 every step and the validation accuracy of every epoch.

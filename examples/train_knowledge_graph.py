@@ -5,9 +5,9 @@
 
 Takes a store that `gnnstore convert triples` made, with the relation of each edge as `edge_type`
 and edge splits "valid" and "test"; by default a small graph is made. The embeddings of entities are
-rows of a `gnnstore.EmbeddingTable`, those of relations a torch module. Prints the loss of every
-epoch, and the mean reciprocal rank (MRR) among all entities, of heads and of tails, without other
-true answers.
+rows of a `gnnstore.EmbeddingTable`, and the embeddings of relations a torch module. Prints the loss
+of every epoch, and the mean reciprocal rank (MRR) among all entities, of heads and of tails,
+without other true answers.
 
 With `--capacity`, a share of the rows is in memory at a time: partitions of the store, which
 `gnnstore partition` makes.

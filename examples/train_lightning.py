@@ -4,7 +4,7 @@
     python examples/train_lightning.py products.gnn --checkpoints runs --every 100
 
 Run it again after a crash, and it continues after the last checkpoint with the remaining batches of
-the epoch. On a CPU the training losses are, to the last bit, those of an uninterrupted run.
+the epoch. On a CPU the training losses equal an uninterrupted run's to the last bit.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class StoreData(lightning.LightningDataModule):
         )
 
     def val_dataloader(self) -> gnnstore.NeighborLoader:
-        """Return batches to evaluate on; tables and caches are those of training."""
+        """Return batches to evaluate on; they share the tables and caches of training."""
         rank, world_size = self._ranks()
         valid = self.store.splits["valid"][rank::world_size]
         return gnnstore.NeighborLoader(
@@ -126,7 +126,7 @@ def main(arguments: argparse.Namespace, **trainer_options: Any) -> lightning.Tra
         batch_size=arguments.batch_size,
         strategy=arguments.strategy,
         memory=arguments.memory,
-        num_workers=arguments.threads,  # threads, which Lightning knows as workers
+        num_workers=arguments.threads,  # threads, which Lightning calls workers
         seed=arguments.seed,
     )
     store = data.store

@@ -5,8 +5,8 @@
 Needs Ray (pip install 'gnnstore[ray]'), and a place for checkpoints that all nodes see: a shared
 directory or a bucket. As many workers train as there is room for, within the two numbers. When one
 is lost, or more can be had, Ray starts them anew, and they go on from the last checkpoint: a
-loader's state knows no number of workers, so that batches are those of a single process, dealt out
-to however many there are. A shared store is best opened with --cache-dir, or by its URL.
+loader's state is independent of the number of workers, so that the batches of a single process are
+dealt out to however many there are. A shared store is best opened with --cache-dir, or by its URL.
 """
 
 from __future__ import annotations

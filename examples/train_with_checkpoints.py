@@ -2,8 +2,8 @@
 
     python examples/train_with_checkpoints.py products.gnn --checkpoint run.pt --every 100
 
-Run it again after a crash to continue. On a CPU the losses are, to the last bit, those of a
-uninterrupted run, after a checkpoint at any batch. Prints the loss of every batch and the
+Run it again after a crash to continue. On a CPU the losses equal an uninterrupted
+run's to the last bit, after a checkpoint at any batch. Prints the loss of every batch and the
 validation accuracy of every epoch.
 """
 
@@ -53,7 +53,7 @@ class Run:
             store.features.shape[1], arguments.hidden, len(fanouts), num_classes, dropout=0.5
         ).to(self.device)
         self.optimizer = torch.optim.Adam(self.model.parameters(), lr=arguments.lr)
-        # Of the epoch that is under way.
+        # The epoch that is under way.
         self.epoch = 0
         self.loss = 0.0
         self.num_seeds = 0

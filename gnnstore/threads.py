@@ -372,7 +372,7 @@ class Workers:
     ) -> None:
         self._num_threads, self._name, self._pid = num_threads, name, os.getpid()
         self._calls = _Calls(initializer or (lambda: None))
-        # Whatever an interrupt does to `close`, they end with this: nothing interrupts this call.
+        # If an interrupt cuts `close` short, they end with this: nothing interrupts this call.
         self._calls.owner = weakref.ref(self, self._calls.queue.put)
         self.close = Finalizer(self, self._calls.close, stop)  # wakes calls by `stop`, and joins
 

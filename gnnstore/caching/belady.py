@@ -73,8 +73,8 @@ class Belady(CachePolicy):
 
     name, title = "belady", "Belady"
     looks_ahead = spills = True
-    # Planning takes the same memory whatever rows are needed, in graphs of any size and ids of any
-    # range. All of it but the state is freed when the plan is made.
+    # Planning takes the same memory for all sets of needed rows, in graphs of any size and with ids
+    # of any range. All memory but the state's is freed when the plan is made.
     planning: ClassVar[PlanningBytes] = PlanningBytes(
         _TABLES_BYTES, _ACCESS_BYTES, _STATE_BYTES, _SLOT_BYTES, _PLANNED_ROW_BYTES
     )

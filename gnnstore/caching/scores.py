@@ -168,7 +168,7 @@ def num_that_fit(
     """Return how many of the nodes with the highest scores fit, in the order of `select_nodes`.
 
     A row saves its bytes each time that it is needed, and costs its bytes: so the score alone
-    decides, whatever widths the types have.
+    decides, for types of any widths.
     """
     if sum(own.num_rows * each for own, each in row_bytes.items()) <= num_bytes:
         return len(scores)

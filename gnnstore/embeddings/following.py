@@ -175,7 +175,7 @@ def as_json(position: Mapping[str, Any]) -> dict[str, Any]:
         plain: dict[str, Any] = json.loads(json.dumps(position, allow_nan=False, default=_as_plain))
     except (TypeError, ValueError, RecursionError) as error:
         raise UsageError(
-            f"position: {error}; give what loader.state_dict() returns: values that JSON knows"
+            f"position: {error}; give what loader.state_dict() returns: values that JSON can hold"
         ) from None
     return plain
 

@@ -318,7 +318,7 @@ class EmbeddingTable(FollowingTable):
             for state in (position, state_dict)
         )
         if ours == theirs:
-            ours, theirs = f"{ours} of a loader with other options", f"that of {theirs}"
+            ours, theirs = f"{ours} of a loader with other options", "the same batch"
         raise UsageError(
             f"{self.path}: the rows are those after {ours} (commit {self.commit_id}), and the "
             f"loader is to go on after {theirs}: batches would be learned twice, or never. Open "

@@ -76,7 +76,7 @@ class PackedRows(RowSource):
         """Return the rows that the batch misses, one behind the other."""
         if request.slots is None:
             return super().read_missed(request)
-        # Of a row that has a slot: the last missed one's, or -1.
+        # A row that has a slot gets the rank of the last missed one, or -1.
         ranks = np.cumsum(request.slots < 0, dtype=np.int32)
         out = self.spec.empty(int(ranks[-1]) if len(ranks) else 0)
         ranks -= 1

@@ -68,7 +68,7 @@ if TYPE_CHECKING:
 
     from gnnstore.graph.store import GraphStore
 
-# The strategy of packed epochs, whatever cached their rows.
+# The strategy of packed epochs, under any cache policy.
 _PACKED = StrategyTraits("packed", "disk", packs=True)
 
 

@@ -78,7 +78,7 @@ class SeedParts:
         return sum(own.nbytes for own in self.members)
 
     def fingerprint(self) -> dict[str, Any]:
-        """Return what batches depend on: the assignment, whatever its name."""
+        """Return what batches depend on: the assignment's identity, not its name."""
         return {"seeds_of": {"uuid": self.unit.uuid, "parts": self.num_parts}}
 
     def order(self, keyed: EpochOrder) -> PartsOrder:

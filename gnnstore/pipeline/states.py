@@ -47,7 +47,7 @@ class LoaderState:
     fingerprint: dict[str, Any]
 
     def as_dict(self) -> dict[str, Any]:
-        """Return a dict of its own, of values that JSON knows (a user's sampler aside)."""
+        """Return a dict of its own, of values that JSON has (a user's sampler aside)."""
         state = {
             "version": VERSION,
             "epoch": self.position.epoch,
@@ -64,8 +64,8 @@ class LoaderState:
         version = checked(state, "version", int)
         if version != VERSION:
             raise UsageError(
-                f"the state has version {version}, this gnnstore knows version {VERSION}; resume "
-                "with the gnnstore that wrote it, or begin a new run"
+                f"the state has version {version}, and this gnnstore reads version {VERSION}; "
+                "resume with the gnnstore that wrote it, or begin a new run"
             )
         sampler = checked(state, "sampler", dict, type(None))
         epoch, batches, seed = (checked(state, name, int) for name in ("epoch", "batches", "seed"))

@@ -261,7 +261,8 @@ class ObjectFiles(Files):
         advice = "check that the place can be reached from here, and try again"
         text = f"{kind} {error}"
         if any(word in text for word in ("PermissionDenied", "Unauthenticated", "169.254.169.254")):
-            advice = f"check the credentials: {_CREDENTIALS.get(self.scheme, 'those of the store')}"
+            needed = _CREDENTIALS.get(self.scheme, "the ones that the store needs")
+            advice = f"check the credentials: {needed}"
         elif _WITHOUT_RANGES.match(str(error)):
             reason = "this server does not answer ranges"
             advice = "fetch the directory by other means, and open its path"

@@ -168,7 +168,7 @@ def labels_of(fingerprint: Mapping[str, Any]) -> type[SeedLabels]:
     name = fingerprint.get(KIND, NodeLabels.name)
     if not isinstance(name, str) or name not in SEED_KINDS:
         raise UnsupportedVersionError(
-            f"batches start from seeds of the kind {name!r}, and this gnnstore knows "
+            f"batches start from seeds of the kind {name!r}, and this gnnstore has "
             f"{', '.join(SEED_KINDS.names)}; use the gnnstore that packed them"
         )
     return SEED_KINDS[name]

@@ -268,7 +268,7 @@ def place(
         *of_device,
     )
 
-    # Ranks leave equal room whatever their threads, so that what they share has one size.
+    # Ranks leave equal room for any number of threads, so that what they share has one size.
     most_staging = staging if sizes.num_ranks == 1 else max(staging, limit // STAGING_SHARE)
 
     def left_bytes() -> int:

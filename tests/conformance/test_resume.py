@@ -437,7 +437,7 @@ def test_another_store(store: GraphStore, tmp_path: Path) -> None:
 MALFORMED: list[tuple[Any, str]] = [
     ([], "the state is a list; expected the dict that state_dict"),
     ({}, "the state has 'version': nothing; expected int"),
-    ({"version": 2}, "version 2, this gnnstore knows version 1"),
+    ({"version": 2}, "version 2, and this gnnstore reads version 1"),
     ({"version": "1"}, "'version': '1'; expected int"),
     ({"epoch": "0"}, "'epoch': '0'; expected int"),
     ({"epoch": -1}, "'epoch': -1; expected int"),

@@ -191,7 +191,7 @@ def test_a_loader_at_another_place_is_refused(table_of: Open) -> None:
         table.check_position({"epoch": 0, "batches": 4, "fingerprint": [1, 2]})
     with pytest.raises(UsageError, match="other options"):
         table.check_position({"epoch": 0, "batches": 3, "fingerprint": [1, 3]})
-    with pytest.raises(UsageError, match="values that JSON knows"):
+    with pytest.raises(UsageError, match="values that JSON can hold"):
         table.commit({"a": object()})
     learn(table, [1])
     with pytest.raises(UsageError, match=r"1 steps were made since the commit.* open the table"):

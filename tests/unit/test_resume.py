@@ -395,7 +395,7 @@ def test_what_was_spilled_elsewhere_goes_with_the_rest(tmp_path: Path) -> None:
 
 
 def test_data_in_memory_cannot_be_resumed(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="cannot be resumed: nothing tells whether data in memory"):
+    with pytest.raises(UsageError, match="cannot be resumed: data in memory cannot be compared"):
         GraphWriter(tmp_path / "g.gnn", kind="pyg", options=ConvertOptions(resume=True))
     assert list(tmp_path.iterdir()) == []
 

@@ -188,7 +188,7 @@ class RowBlocks:
     def joined(self) -> npt.NDArray[Any]:
         """Return all rows in one array [num_rows, *row_shape], and free the blocks.
 
-        There is no copy of one block, and while several are copied one that is there twice.
+        A single block is not copied; while several are, one of them is in memory twice.
         """
         if [block.dtype for block in self._blocks] == [self.dtype]:
             self._trim()

@@ -165,7 +165,7 @@ def quantize_options(
 
 
 def _with_scales(schema: Schema, options: ConvertOptions) -> Schema:
-    """Return the schema with scales where there will be some, whatever their values."""
+    """Return the schema with scales where there will be some, before their values are known."""
     changed = {
         path: replace(spec, scaled=Scaled(spec, "float32"))
         for path, spec in changed_attributes(schema, options).items()

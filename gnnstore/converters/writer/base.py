@@ -105,8 +105,8 @@ def open_store(
     known = _fingerprint(provenance)
     if known is None and options.resume:
         raise UsageError(
-            f"a conversion by {provenance['kind']!r} cannot be resumed: nothing tells whether data "
-            "in memory are the data of the run that was interrupted; leave out resume=True"
+            f"a conversion by {provenance['kind']!r} cannot be resumed: data in memory "
+            "cannot be compared with the data of the interrupted run; leave out resume=True"
         )
     return StoreWriter(
         output,

@@ -121,7 +121,7 @@ def find_leftovers(directory: Path) -> Iterator[Leftover]:
 def _locked_by_file(path: Path) -> Iterator[bool]:
     """Hold the lock of a directory, a file next to it, if it is free; yields whether it is.
 
-    Whoever ended without being killed has removed the file, which is removed here, too.
+    A process that was not killed has removed the file; a file that is left is removed here.
     """
     file, lock, is_free = Path(f"{path}.lock"), -1, True
     try:

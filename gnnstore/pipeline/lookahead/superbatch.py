@@ -212,7 +212,7 @@ class Superbatch:
         """
         place = i if self.sampled is None else self.sampled[i]
         sample = self.samples.read(place)
-        # As when it was sampled, whatever a device has by now.
+        # As when it was sampled, and not by what a device has by now.
         split = None if self.held is None else self.held.split(sample.nodes, before())
         step = None
         if self.plan is not None:
