@@ -171,7 +171,7 @@ def test_partitions_begin_at_pages_where_that_keeps_them_even() -> None:
 @pytest.mark.parametrize("num_partitions", [-1, 0, 1, 41, 5000])
 def test_numbers_of_partitions_that_cannot_be(tmp_path: Path, num_partitions: int) -> None:
     store = random_graph(40, 100).write(tmp_path / "graph.gnn")
-    with pytest.raises(UsageError, match=f"{num_partitions} partitions: expected 2 to 40"):
+    with pytest.raises(UsageError, match=r"partitions?: expected 2 to 40 for 40 nodes"):
         partition(store, num_partitions)
     assert not (store / "partitions").exists()
 
