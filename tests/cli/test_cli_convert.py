@@ -397,7 +397,7 @@ def test_an_ignored_sigint_stops_nothing(run: Any, tmp_path: Path) -> None:
         "rmat",
         str(output),
         "--scale",
-        "16",
+        "14",
     ]
     process = subprocess.Popen(
         ["sh", "-c", "trap '' INT; exec \"$@\"", "sh", *words], stderr=subprocess.PIPE, text=True

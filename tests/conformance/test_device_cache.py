@@ -90,7 +90,7 @@ def test_batches_are_equal_and_rows_moved_are_the_twins(
     if case not in expected:
         plain = make(stores, case, strategy="memory", **options)
         expected[case] = batches_of(plain, NUM_EPOCHS)
-    for held in (HELD, ALL):
+    for held in choose([(HELD, ALL)[WAYS.index(way) % 2]], [HELD, ALL]):
         loader = make(stores, case, **options, **way | held)
         found = batches_of(loader, NUM_EPOCHS)
         assert_same_batches(found, expected[case])
@@ -211,7 +211,8 @@ def test_states_are_those_of_other_loaders(stores: tuple[Path, Path]) -> None:
         {"strategy": "packed", "superbatch": 2},
     ]
     for way in ways[choose(1, 0) :]:
-        assert_resumes(partial(make, stores, "nodes", batch_size=40, **way, **HELD))
+        maker = partial(make, stores, "nodes", batch_size=40, **way, **HELD)
+        assert_resumes(maker, num_epochs=choose(1, 2))
 
 
 def test_rows_are_the_ones_needed_most(stores: tuple[Path, Path]) -> None:
