@@ -132,7 +132,7 @@ def test_columns_keep_their_types(convert: Any, stored: Any, ids: list[str]) -> 
 
 @pytest.mark.parametrize("ids", [[], ["--num-nodes", "9"], ["--string-ids"]])
 def test_a_late_fraction_makes_a_column_float32(convert: Any, stored: Any, ids: list[str]) -> None:
-    text = "0 1 7\n" * 300_000 + "0 2 .25\n"
+    text = "0 1 7\n" * 180_000 + "0 2 .25\n"
     assert convert(text, "--edge-weight", "3", *ids).status == 0
     weights = stored().edge_attributes["edge_weight"]
     assert (weights.dtype, weights.max(), weights.min()) == (np.float32, 7, 0.25)
