@@ -9,7 +9,6 @@ import pty
 import re
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,7 @@ from gnnstore.progress import (
     LineProgress,
     open_progress,
 )
+from tests.support.loaders import wait_for
 
 
 class Lines(logging.Handler):
@@ -125,7 +125,7 @@ def test_a_bar_takes_one_line_on_any_terminal(
         shown.phase(name, total=total, unit="edges") as phase,
     ):
         phase.advance(done)
-        time.sleep(0.25)  # two frames
+        wait_for(lambda: stream.getvalue().count(name[:10]) >= 2)
         phase.advance(0)
     frames = [
         re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", f) for f in re.split(r"\r|\n", stream.getvalue())

@@ -6,7 +6,6 @@ import errno
 import gc
 import os
 import shutil
-import time
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +23,6 @@ from tests.support.graphs import N
 from tests.support.loaders import threads_of_loaders
 from tests.support.references import OPTIONS
 from tests.support.twins.reads import available
-
-LIMIT_SECONDS = 5.0
 
 
 @pytest.fixture
@@ -92,7 +89,6 @@ def test_files_that_are_truncated_while_training(
     before = threads_and_descriptors()
     (file,) = data_files(own, "x")
     os.truncate(file, 60 * 4096)  # of 100 pages
-    start = time.monotonic()
     for _ in range(2):  # the second epoch fails as the first did
         with pytest.raises(StorageError) as caught:
             batches_of(loader)
@@ -100,7 +96,6 @@ def test_files_that_are_truncated_while_training(
         assert str(file) in str(caught.value)
         assert "the array 'nodes/node/x'" in str(caught.value)
         assert any("while preparing batch" in note for note in caught.value.__notes__)
-    assert time.monotonic() - start < LIMIT_SECONDS
     check_that_nothing_is_left(before)
 
 
@@ -154,11 +149,9 @@ def test_a_disk_that_fails_while_training(
     batches_of(loader)
     loader.set_epoch(0)
     before = threads_and_descriptors()
-    start = time.monotonic()
     with inject(call, errno=errno.EIO, skip=40) as faults, pytest.raises(StorageError) as caught:
         batches_of(loader)
     assert faults.count == 1
-    assert time.monotonic() - start < LIMIT_SECONDS
     assert os.strerror(errno.EIO) in str(caught.value)
     assert caught.value.path is not None
     assert Path(caught.value.path).is_file()

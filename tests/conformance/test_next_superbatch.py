@@ -9,7 +9,6 @@ from __future__ import annotations
 import gc
 import itertools
 import threading
-import time
 import weakref
 from itertools import islice
 from pathlib import Path
@@ -338,12 +337,10 @@ print("done", flush=True)
 
 
 def test_the_interpreter_ends_meanwhile(path: Path, tmp_path: Path, forks: ForkServer) -> None:
-    start = time.monotonic()
     run = forks.run(LEFT, path, tmp_path)
     assert (run.returncode, run.stdout) == (0, "done\n"), run.stderr
     assert not run.stderr
     assert not list(tmp_path.iterdir())
-    assert time.monotonic() - start < 60
 
 
 @pytest.mark.parametrize("phase", ["plan", "_pack"])
