@@ -402,5 +402,5 @@ def test_kinds_of_seeds_are_told_by_the_fingerprint() -> None:
 @pytest.mark.parametrize("name", ["times", "", None, 3, ["links"], {"links": 1}])
 def test_an_unknown_kind_of_seeds_is_refused(name: Any) -> None:
     """What a manifest says may be any JSON value, also one that no table can be asked for."""
-    with pytest.raises(UnsupportedVersionError, match="knows"):
+    with pytest.raises(UnsupportedVersionError, match="and this gnnstore has nodes"):
         labels_of({KIND: name})
