@@ -24,10 +24,11 @@ from gnnstore.testing.graphs import random_graph
 from tests.support.forks import ForkServer
 
 OPTIONS: dict[str, Any] = {"memory": "60MB", "shard_bytes": 1 << 16}
-# After so many nodes of a run, of 4000 a layer, and as many whose out-degrees are counted first:
+NUM_NODES, NUM_EDGES = 2000, 15_000
+# After so many nodes of a run, of 2000 a layer, and as many whose out-degrees are counted first:
 # then, twice in the first layer, twice in the second, while degrees are counted for the third, and
 # in it.
-KILLS = (2000, 4700, 7000, 8500, 7500, 8500, 10500)
+KILLS = (1000, 2350, 3500, 4250, 3750, 4250, 5250)
 
 _SCRIPT = """
 import os, signal, sys
@@ -56,7 +57,7 @@ class Killer(NullProgress):
 # What engines and writers take is not counted, so that blocks are small.
 InferenceRun._reservations = lambda *_: ()
 gnnstore.inference(
-    layers(), store, output, resume=True, progress=Killer(), **OPTIONS | {"memory": "400kB"}
+    layers(), store, output, resume=True, progress=Killer(), **OPTIONS | {"memory": "800kB"}
 )
 """
 
@@ -66,9 +67,19 @@ def layers(seed: int = 0) -> list[Any]:
     return [SAGEConv(32, 48), torch.relu, SAGEConv(48, 40), torch.relu, GCNConv(40, 24)]
 
 
-@pytest.fixture
-def store(tmp_path: Path) -> Path:
-    return random_graph(4000, 30_000, seed=5, feature_dim=32).write(tmp_path / "s.gnn")
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a store that no test changes."""
+    graph = random_graph(NUM_NODES, NUM_EDGES, seed=5, feature_dim=32)
+    return graph.write(tmp_path_factory.mktemp("store") / "s.gnn")
+
+
+@pytest.fixture(scope="module")
+def whole(store: Path) -> torch.Tensor:
+    """Return what a run gives that nothing stops."""
+    found = gnnstore.inference(layers(), store)
+    assert isinstance(found, torch.Tensor)
+    return found
 
 
 def run_and_kill(forks: ForkServer, store: Path, output: Path, kill_at: int) -> int:
@@ -85,8 +96,9 @@ def run_and_kill(forks: ForkServer, store: Path, output: Path, kill_at: int) -> 
 
 
 @pytest.mark.timeout(600)
-def test_killed_again_and_again(store: Path, tmp_path: Path, forks: ForkServer) -> None:
-    whole = gnnstore.inference(layers(), store)
+def test_killed_again_and_again(
+    store: Path, whole: torch.Tensor, tmp_path: Path, forks: ForkServer
+) -> None:
     folder = tmp_path / "out"
     folder.mkdir()
     killed = 0
@@ -119,7 +131,9 @@ def resumed(store: Path, output: Path, events: list[str], **options: Any) -> Any
     )
 
 
-def test_a_full_disk(store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk(
+    store: Path, whole: torch.Tensor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = tmp_path / "out"
     folder.mkdir()
     write, calls = ChecksummedFile.write, itertools.count()
@@ -136,13 +150,14 @@ def test_a_full_disk(store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
             gnnstore.inference(layers(), store, folder / "e", **OPTIONS)
     assert [found.state for found in find_leftovers(folder)] == ["resumable"]
     found = resumed(store, folder / "e", [])
-    whole = gnnstore.inference(layers(), store)
     torch.testing.assert_close(found.tensor(), whole, atol=1e-5, rtol=1e-5)
 
 
-def test_other_runs_are_not_continued(store: Path, tmp_path: Path, forks: ForkServer) -> None:
+def test_other_runs_are_not_continued(
+    store: Path, whole: torch.Tensor, tmp_path: Path, forks: ForkServer
+) -> None:
     killed_at(forks, store, tmp_path / "e")
-    other = random_graph(4000, 30_000, seed=6, feature_dim=32).write(tmp_path / "o.gnn")
+    other = random_graph(NUM_NODES, NUM_EDGES, seed=6, feature_dim=32).write(tmp_path / "o.gnn")
     for graph, model, options, difference in (
         (store, layers(1), {}, r"weights\.lin_l\.bias was '[^']+' and is '[^']+' now"),
         (store, layers()[:-1], {}, r"layers\.\d.* is None now"),
@@ -153,17 +168,16 @@ def test_other_runs_are_not_continued(store: Path, tmp_path: Path, forks: ForkSe
             gnnstore.inference(model, graph, tmp_path / "e", resume=True, **{**OPTIONS, **options})
     # Another budget and engine will do.
     found = resumed(store, tmp_path / "e", [], memory="200MB")
-    whole = gnnstore.inference(layers(), store)
     torch.testing.assert_close(found.tensor(), whole, atol=1e-5, rtol=1e-5)
 
 
 def killed_at(forks: ForkServer, store: Path, output: Path) -> None:
-    assert run_and_kill(forks, store, output, 9300) == -signal.SIGKILL
+    assert run_and_kill(forks, store, output, 4650) == -signal.SIGKILL
     assert [found.state for found in find_leftovers(output.parent)] == ["resumable"]
 
 
 def test_what_was_damaged_meanwhile_is_computed_again(
-    store: Path, tmp_path: Path, forks: ForkServer
+    store: Path, whole: torch.Tensor, tmp_path: Path, forks: ForkServer
 ) -> None:
     killed_at(forks, store, tmp_path / "e")
     (left,) = tmp_path.glob(".e.tmp-*")
@@ -172,7 +186,6 @@ def test_what_was_damaged_meanwhile_is_computed_again(
         file.seek(1000)
         file.write(b"damage")
     found = resumed(store, tmp_path / "e", [])
-    whole = gnnstore.inference(layers(), store)
     torch.testing.assert_close(found.tensor(), whole, atol=1e-5, rtol=1e-5)
 
 
@@ -181,16 +194,17 @@ def test_a_run_that_is_not_resumed_starts_anew(
 ) -> None:
     killed_at(forks, store, tmp_path / "e")
     found = gnnstore.inference(layers(1), store, tmp_path / "e", **OPTIONS)
-    assert found.shape == (4000, 24)
+    assert found.shape == (NUM_NODES, 24)
     assert list(tmp_path.glob(".e.*")) == []
 
 
-def test_a_npy_file_is_resumed(store: Path, tmp_path: Path, forks: ForkServer) -> None:
-    assert run_and_kill(forks, store, tmp_path / "e.npy", 13000) == -signal.SIGKILL
+def test_a_npy_file_is_resumed(
+    store: Path, whole: torch.Tensor, tmp_path: Path, forks: ForkServer
+) -> None:
+    assert run_and_kill(forks, store, tmp_path / "e.npy", 6500) == -signal.SIGKILL
     assert not (tmp_path / "e.npy").exists()
     events: list[str] = []
     found = resumed(store, tmp_path / "e.npy", events)
-    whole: Any = gnnstore.inference(layers(), store)
-    np.testing.assert_allclose(found, whole, atol=1e-5)
+    np.testing.assert_allclose(found, whole.numpy(), atol=1e-5)
     assert not any(event.startswith("layer 1") for event in events)
-    assert sorted(item.name for item in tmp_path.iterdir()) == ["e.npy", "s.gnn"]
+    assert [item.name for item in tmp_path.iterdir()] == ["e.npy"]
