@@ -16,7 +16,7 @@ import gnnstore
 from gnnstore.formats import PagedArray
 from gnnstore.graph.arrays import stored
 from gnnstore.graph.lazy import LazyTensor
-from tests.support.effort import examples
+from tests.support.effort import choose
 from tests.support.stores import write_example_store
 
 
@@ -80,7 +80,7 @@ def keys(draw: st.DrawFn, shape: tuple[int, ...]) -> Any:
     return (rows, slice(None, None, 2)) if is_plain and draw(st.booleans()) else rows
 
 
-@settings(max_examples=examples(150), deadline=None)
+@settings(max_examples=choose(10, 150), deadline=None)
 @given(data=st.data())
 def test_as_torch(example: Example, data: st.DataObject) -> None:
     values, read = example.values, example.rows_read

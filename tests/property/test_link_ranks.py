@@ -22,7 +22,7 @@ from gnnstore import evaluation
 from gnnstore.converters.writer.graph_writer import GraphWriter
 from gnnstore.errors import BudgetError, InputError, NotFoundError, UsageError
 from gnnstore.evaluation import answers, ranks
-from tests.support.effort import examples
+from tests.support.effort import choose
 
 Edges = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int64]]
 
@@ -92,7 +92,7 @@ class Counted:
         return rows
 
 
-@settings(max_examples=examples(150), deadline=None)
+@settings(max_examples=choose(8, 150), deadline=None)
 @given(
     seed=st.integers(0, 2**32),
     num_nodes=st.integers(1, 40),

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from gnnstore.embeddings.rows import PartitionBuffer
 from gnnstore.errors import StorageError
-from tests.support.effort import examples
+from tests.support.effort import choose
 
 P, WIDTH = 7, 3
 
@@ -50,7 +50,7 @@ class SlowDisk:
                 self._busy.discard(partition)
 
 
-@settings(max_examples=examples(200), deadline=None)
+@settings(max_examples=choose(12, 200), deadline=None)
 @given(st.integers(1, 4), st.integers(0, 3), st.integers(0, 2**32 - 1), st.booleans())
 def test_rows_are_those_of_a_table_in_memory(
     capacity: int, num_spare: int, seed: int, failing: bool

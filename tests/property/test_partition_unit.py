@@ -23,7 +23,7 @@ from gnnstore.formats.partitions import (
 )
 from gnnstore.formats.store.units import find_units
 from gnnstore.testing.graphs import GraphArrays, random_graph
-from tests.support.effort import examples
+from tests.support.effort import choose
 from tests.support.stores import write_example_store
 from tests.support.twins.partitions import partition_reference
 
@@ -47,7 +47,7 @@ def make(store: Path, num_partitions: int, **arguments: Any) -> PartitionsReader
 
 
 @settings(
-    max_examples=examples(25),
+    max_examples=choose(5, 25),
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )

@@ -22,7 +22,7 @@ from gnnstore.converters.edges.builder import EdgeBuilder
 from gnnstore.converters.edges.columns import BuiltEdges
 from gnnstore.converters.edges.rules import EdgeRules
 from gnnstore.errors import InputError
-from tests.support.effort import examples
+from tests.support.effort import choose
 from tests.support.strategies import edge_indices
 
 RULES = st.builds(
@@ -147,7 +147,7 @@ class Widths:
         return next(self._widths)
 
 
-@settings(max_examples=examples(400), deadline=None)
+@settings(max_examples=choose(25, 400), deadline=None)
 @given(data=st.data())
 def test_every_rule_and_any_runs(data: st.DataObject) -> None:
     num_nodes = data.draw(st.integers(1, 12))

@@ -29,7 +29,7 @@ from gnnstore.testing.graphs import random_graph
 from tests.support.effort import choose
 from tests.support.graphs import pair_weights
 
-CHUNK = 10_000
+CHUNK = 5_000
 
 
 def columns(built: BuiltEdges) -> dict[str, npt.NDArray[Any]]:
@@ -163,15 +163,15 @@ def test_columns_and_ids_beyond_32_bits() -> None:
 def test_what_memory_cannot_hold_goes_to_the_disk(
     tmp_path: Path, undirected: bool, self_loops: Any
 ) -> None:
-    graph = random_graph(3000, 20_000, seed=2, skew=2)
+    graph = random_graph(1500, 10_000, seed=2, skew=2)
     rules = EdgeRules(undirected, self_loops)
-    need = estimate_peak_bytes(rules, graph.num_edges, 3000, 4)
-    builder = EdgeBuilder(rules, tmp_path / "s", num_nodes=3000, memory_bytes=need // 4)
+    need = estimate_peak_bytes(rules, graph.num_edges, 1500, 4)
+    builder = EdgeBuilder(rules, tmp_path / "s", num_nodes=1500, memory_bytes=need // 4)
     feed(builder, graph.edge_index)
     assert builder._parts
-    built = builder.build(3000)
+    built = builder.build(1500)
     assert isinstance(built, SpilledEdges)
-    check_equal(columns(built), in_memory(graph.edge_index, rules, 3000))
+    check_equal(columns(built), in_memory(graph.edge_index, rules, 1500))
     built.close()
     assert list((tmp_path / "s").iterdir()) == []
 
@@ -180,7 +180,7 @@ def test_what_memory_cannot_hold_goes_to_the_disk(
 def test_a_column_longer_than_the_budget(tmp_path: Path) -> None:
     """A star: all edges have one target, many also one source."""
     rng = np.random.default_rng(0)
-    edges = np.zeros((2, 25_000), np.int64)
+    edges = np.zeros((2, 15_000), np.int64)
     edges[0] = rng.integers(0, 5000, edges.shape[1]) ** 2 // 5000
     builder = EdgeBuilder(EdgeRules(), tmp_path / "s", memory_bytes=40_000)
     feed(builder, edges)
@@ -375,7 +375,7 @@ def journal_of(directory: Path) -> Journal:
 @pytest.mark.usefixtures("small_floor")
 @pytest.mark.parametrize("undirected", [False, True])
 def test_going_on_after_an_interruption(tmp_path: Path, undirected: bool) -> None:
-    graph = random_graph(2000, 24_000, seed=4)
+    graph = random_graph(2000, 12_000, seed=4)
     rules = EdgeRules(undirected=undirected)
 
     def begin(memory_bytes: int) -> EdgeBuilder:
@@ -388,7 +388,7 @@ def test_going_on_after_an_interruption(tmp_path: Path, undirected: bool) -> Non
             journal=journal,
         )
 
-    feed(begin(150_000), graph.edge_index[:, :14_000])
+    feed(begin(75_000), graph.edge_index[:, :7_000])
     first = {
         name: Path(name).stat().st_mtime_ns
         for run in journal_of(tmp_path).runs()
@@ -396,7 +396,7 @@ def test_going_on_after_an_interruption(tmp_path: Path, undirected: bool) -> Non
     }
     assert first
     # Another budget, another chunking: nothing that is there is written again.
-    builder = begin(120_000)
+    builder = begin(60_000)
     assert builder._parts
     feed(builder, graph.edge_index)
     assert {name: Path(name).stat().st_mtime_ns for name in first} == first
@@ -417,12 +417,12 @@ def test_going_on_after_an_interruption(tmp_path: Path, undirected: bool) -> Non
 @pytest.mark.usefixtures("small_floor")
 @pytest.mark.parametrize("ending", ["edges", "index", "attr0"])
 def test_a_run_that_changed_is_written_again(tmp_path: Path, ending: str) -> None:
-    edges = random_graph(200, 20_000).edge_index
+    edges = random_graph(200, 10_000).edge_index
 
     def begin() -> EdgeBuilder:
         journal = journal_of(tmp_path)
         return EdgeBuilder(
-            EdgeRules(), journal.spill_directory, memory_bytes=50_000, journal=journal
+            EdgeRules(), journal.spill_directory, memory_bytes=25_000, journal=journal
         )
 
     feed(begin(), edges)
@@ -438,12 +438,12 @@ def test_a_run_that_changed_is_written_again(tmp_path: Path, ending: str) -> Non
 
 @pytest.mark.usefixtures("small_floor")
 def test_an_input_that_lost_edges_since(tmp_path: Path) -> None:
-    edges = random_graph(200, 20_000).edge_index
+    edges = random_graph(200, 10_000).edge_index
     journal = journal_of(tmp_path)
 
     def begin() -> EdgeBuilder:
         return EdgeBuilder(
-            EdgeRules(), journal.spill_directory, memory_bytes=50_000, journal=journal
+            EdgeRules(), journal.spill_directory, memory_bytes=25_000, journal=journal
         )
 
     feed(begin(), edges)

@@ -33,7 +33,7 @@ from tests.support.ranks import Rank
 
 NUM_BYTES = 2 * LEAST_BYTES + 12_345
 CONTENT = np.arange(NUM_BYTES, dtype=np.uint32).astype(np.uint8)
-TIMES = choose(2, 30)
+TIMES = choose(1, 30)
 
 
 @pytest.fixture

@@ -58,9 +58,7 @@ def test_pieces_do_not_matter(
     whole = graph(tmp_path / "again.gnn", **rules, edge_ids=edge_ids)
     monkeypatch.setattr(split, "_PIECE_COLUMNS", 7)
     monkeypatch.setattr(split_store, "PIECE_EDGES", 100)
-    again: dict[str, Any] = {"seed": 5, "overwrite": True}
-    split_edges(whole, tmp_path / "b.gnn", FRACTIONS)
-    path = split_edges(whole, tmp_path / "b.gnn", FRACTIONS, **again)
+    path = split_edges(whole, tmp_path / "b.gnn", FRACTIONS, seed=5)
     assert verify(path, "full").ok
     found, expected = arrays_of(path), arrays_of(converted)
     assert found.keys() == expected.keys()
