@@ -458,7 +458,7 @@ def test_an_id_that_no_node_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     builder = EdgeBuilder(EdgeRules(), tmp_path / "s", memory_bytes=1)
     builder.add(np.array([1, 7]), np.array([2, 0]), {}, "test")
     assert builder._parts
-    with pytest.raises(InputError, match=r"node id 7 is outside \[0, 5\) of 5 nodes"):
+    with pytest.raises(InputError, match=r"node id 7 is outside \[0, 5\): there are 5 nodes"):
         builder.build(5)
 
 
