@@ -18,6 +18,7 @@ import shutil
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ import click
 import pytest
 
 import gnnstore
+from gnnstore import testing
 from gnnstore.converters import from_rmat
 from gnnstore.plugins import CONVERTERS, POLICIES, SEED_KINDS, STRATEGIES
 from gnnstore.strategies.registry import auto
@@ -195,6 +197,8 @@ def test_code_blocks_run(page: Path, work_dir: Path, monkeypatch: pytest.MonkeyP
         # Pages that are no guides look at a store that is there.
         _make_graph_store()
     _put_gnnstore_on_the_path(work_dir, monkeypatch)
+    resumes = partial(testing.assert_resumes, num_epochs=choose(1, 2))
+    monkeypatch.setattr(testing, "assert_resumes", resumes)
     namespace: dict[str, Any] = {"__name__": "__main__"}
     for block in blocks_of(page):
         if not runs(block) or (page.name, block.language) == ("README.md", "python"):
