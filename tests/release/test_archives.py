@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
+import shutil
 import subprocess
 import sys
 import sysconfig
@@ -43,8 +44,11 @@ def run(*words: str | Path, **options: object) -> str:
 @pytest.fixture(scope="module")
 def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("sdist")
+    # Without environments: the build looks at each of their files before it leaves them out.
+    tree = tmp_path_factory.mktemp("tree") / "gnnstore"
+    shutil.copytree(ROOT, tree, ignore=shutil.ignore_patterns(".venv*", ".git"))
     code = f"from scikit_build_core.build import build_sdist; build_sdist({str(directory)!r})"
-    run(sys.executable, "-c", code, cwd=ROOT)
+    run(sys.executable, "-c", code, cwd=tree)
     return next(directory.glob("*.tar.gz"))
 
 

@@ -24,6 +24,7 @@ from gnnstore.converters.inputs.source import FloatLabels, MemoryArray
 from gnnstore.errors import InputError
 from gnnstore.testing.graphs import random_graph
 from tests.support import published
+from tests.support.effort import choose
 
 SECONDS = 1609459201  # float32 has 1609459200
 
@@ -43,13 +44,13 @@ def values_of(found: Any) -> tuple[str, list[Any]]:
     [
         ([f"{SECONDS}.5", "2", ".25"], "float64"),
         ([str(SECONDS), "2", ".25"], "float64"),
-        (["1e300", "2", ".25"], "float64"),
         (["3", "0.1", "2"], "float32"),
         ([str(2**24), ".5", "1"], "float32"),
         ([str(2**53 + 1), "2", "3"], "int64"),
         ([str(2**64 - 1), "2", str(2**53 + 1)], "uint64"),
         (["1e17", "2e18", "3"], "float64"),
         (["-5", str(2**63), "3"], "float64"),
+        *choose([], [(["1e300", "2", ".25"], "float64")]),
     ],
 )
 def test_columns_of_edges_in_text(tmp_path: Path, column: list[str], dtype: str) -> None:

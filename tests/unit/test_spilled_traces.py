@@ -22,6 +22,7 @@ from gnnstore.caching.belady import BeladyPlanner
 from gnnstore.caching.plan import CachePlan, PlanLocation, Trace, TraceBuilder
 from gnnstore.disk.spool import FileSpool
 from gnnstore.errors import CorruptStoreError, NoSpaceError, StorageError, UsageError
+from tests.support.effort import choose
 from tests.support.faults import inject
 from tests.support.files import flip
 
@@ -153,7 +154,7 @@ def test_a_process_forked_while_a_thread_reads(trace: Trace, tmp_path: Path) -> 
     thread = threading.Thread(target=read)
     thread.start()
     try:
-        for _ in range(10):
+        for _ in range(choose(3, 10)):
             child = os.fork()
             if child == 0:
                 signal.alarm(20)
