@@ -185,6 +185,11 @@ class NodeView(NodeData, AttrView):  # type: ignore[misc]
     def __contains__(self, name: object) -> bool:
         return any(name in names for names in self._store.names_of(self._node))
 
+    def __repr__(self) -> str:
+        node = self._node
+        attributes = tuple(node.attributes)
+        return f"NodeView({node.name!r}, num_nodes={self.num_nodes}, attributes={attributes})"
+
     def __setattr__(self, name: str, value: Any) -> None:
         """Let batches show a tensor with a row for each node; set PyG's fields of the view."""
         if name in self._attr.__dataclass_fields__:

@@ -140,6 +140,7 @@ def test_types_of_a_store(tmp_path: Path) -> None:
     assert "y" not in cites
     assert ("paper" in store, CITES in store, "venue" in store) == (True, True, False)
     assert "num_nodes={'paper': 60, 'author': 35, 'institution': 6}" in repr(store)
+    assert repr(store["author"]).startswith("NodeView('author', num_nodes=35, attributes=(")
     again = pickle.loads(pickle.dumps(cites))  # noqa: S301
     assert torch.equal(again.edge_index.tensor(), data[CITES].edge_index)
     assert pickle.loads(pickle.dumps(papers)).num_nodes == 60  # noqa: S301
