@@ -602,18 +602,19 @@ def load_batches(
             end_ns = time.perf_counter_ns()
             recorder.add("wait", start_ns, end_ns, epoch=key.epoch, batch=key.batch)
             lookahead.observe(cost.num_bytes, cost.sample_bytes)
-            if lookahead.recycled_bytes is not None:
-                pool_trim(lookahead.recycled_bytes)
-                unreleased += cost.sample_bytes
-                if unreleased >= RELEASED_BYTES:
-                    release_heap()
-                    unreleased = 0
+            unreleased += cost.sample_bytes
             output = preparer.deliver(batch, (end_ns - start_ns) * 1e-9)
             if batch.position is not None:
                 iteration.position, iteration.is_left = batch.position, False
             start_ns = time.perf_counter_ns()
             del batch, cost
             yield output
+            if lookahead.recycled_bytes is not None:
+                # What has lain idle; not the buffers of this batch, which the next one takes.
+                pool_trim(lookahead.recycled_bytes)
+                if unreleased >= RELEASED_BYTES:
+                    release_heap()
+                    unreleased = 0
             # Release the batch before waiting for the next one: its buffers are recycled.
             del output
             if placing is not None:

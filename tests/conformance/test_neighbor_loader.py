@@ -8,6 +8,7 @@ import itertools
 import logging
 import os
 import threading
+import weakref
 from collections.abc import Callable
 from contextlib import nullcontext
 from enum import Enum
@@ -792,6 +793,26 @@ def test_a_budget_bounds_the_buffers_too(tmp_path: Path) -> None:
             most = max(most, stats["bytes_in_use"] + stats["bytes_free"] - held)
             del batch
     assert 40e6 < most < 200e6
+
+
+@pytest.mark.ways("mmap")
+def test_a_batch_leaves_its_buffers_to_the_next(
+    store: gnnstore.GraphStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What has lain idle goes to the system before a batch is let go of, and not after."""
+    living = []
+    last: Any = None
+
+    def trim(max_free_bytes: int) -> None:
+        assert max_free_bytes >= 0
+        living.append(last() is not None)
+
+    monkeypatch.setattr("gnnstore.pipeline.batch.pool_trim", trim)
+    options: dict[str, Any] = {"memory": "6kB", "strategy": "mmap", "topology": "mmap"}
+    for batch in NeighborLoader(store, [5], num_threads=2, **options):
+        last = weakref.ref(batch.x)
+        del batch
+    assert living == [True] * N
 
 
 @pytest.mark.ways("memory")
