@@ -114,7 +114,7 @@ def crc32c_ranges(
 def crc32c_file(path: _Path, block_bytes: int, num_threads: int = 1) -> NDArray[np.uint32]:
     """Return one CRC-32C per block of a file, reading it once in order.
 
-    Memory is 256 KiB per thread whatever the file and the block. Threads take runs of whole
+    Memory is 256 KiB per thread for any file and block. Threads take runs of whole
     blocks.
 
     Parameters
@@ -385,8 +385,8 @@ class FileSet:
 class ReadCounts:
     """Counts of reads by engines, and of rows that came from a cache instead. They add up.
 
-    Rows in memory or in a mapping are not counted: the first take no read, and only the operating
-    system knows those of the second.
+    Rows in memory or in a mapping are not counted: the first take no read, and the reads of a
+    mapping are the operating system's.
 
     Parameters
     ----------
@@ -1068,7 +1068,7 @@ def plan_fixed(
     ids: _Ids,
     slots: NDArray[np.int32],
 ) -> tuple[int, NDArray[np.int32], NDArray[np.int32]]:
-    """Plan one batch of a cache whose rows are those of some nodes.
+    """Plan one batch of a cache that holds the rows of some nodes.
 
     `tests.support.twins.caches.plan_fixed` is the definition.
 
@@ -1245,7 +1245,7 @@ class EdgeBuckets:
     num_nodes : int
         N, at most 2**27.
     num_threads : int
-        Blocks that are dealt at a time; whoever adds another one waits.
+        Blocks that are dealt at a time; a thread that adds another one waits.
 
     Attributes
     ----------
@@ -1281,7 +1281,7 @@ class EdgeBuckets:
         """Give an array, such as an end of a block that was added, whose memory is overwritten."""
 
     def finish(self) -> int:
-        """Say that there are no more edges; return how many the largest bucket got."""
+        """End the edges; return the number of edges in the largest bucket."""
 
     def sort(
         self, piece: int, with_edge_id: bool = True
@@ -1334,7 +1334,7 @@ def parse_text(
     num_comments : int
         Lines that were skipped, without blank ones.
     fault : tuple of int, optional
-        Of the first line that is no row: its first byte, the number of its fields, the field at
+        For the first line that is not a row: its first byte, the number of its fields, the field at
         fault, and where this begins and ends. The field is -1 if their number is wrong; a blank
         line has none, and a line that is not of N-Triples, where a stop separates.
     """
@@ -1458,7 +1458,7 @@ def pack_edges(
     ----------
     sources, targets : ndarray of int32 or int64, shape [n], of one dtype
     out : ndarray of uint8
-        Has room for n records from `first_record` on, whatever is dropped.
+        Has room for n records from `first_record` on, even if some are dropped.
     record_bytes : 12 or 24
     first_record : int
         Where in `out` the first record goes.
@@ -1711,7 +1711,7 @@ def update_rows(
     beta2: float = 0.0,
     num_threads: int = 1,
 ) -> None:
-    """Change rows by their gradients; those of a row that comes several times are summed first.
+    """Change rows by their gradients; gradients of a row that comes several times are summed first.
 
     Parameters
     ----------
@@ -1858,7 +1858,7 @@ class SampledGraph:
         Raises
         ------
         IndexError
-            A seed is no node.
+            A seed is not a node.
         ValueError
             Arrays are corrupt where the batch touches them, an option makes no sense, or the ids
             do not fit in `index_dtype`.
@@ -1867,10 +1867,10 @@ class SampledGraph:
         """
 
 class StagedBatch:
-    """A batch of `SampledGraph.sample` that is told the elements it asks for.
+    """A batch of `SampledGraph.sample` that gets the elements it asks for from its caller.
 
     `draw` and `take` in turns until `draw` returns None, then `result`. For one thread at a
-    time; a batch that raised is of no further use. The result is that of `SampledGraph.sample`,
+    time; a batch that raised is of no further use. The result equals `SampledGraph.sample`'s,
     bit for bit; "induced" takes the in-neighbour lists of all nodes besides.
 
     Parameters
@@ -1881,7 +1881,7 @@ class StagedBatch:
     caches : sequence of tuple or None, by edge type, optional
         In-neighbour lists of some nodes, which are not asked for: `bits`, uint64
         [ceil(N / 64)], one for each cached node; `starts`, int64 [ceil(N / 64)], how many
-        neighbours stand before those of the nodes of each word of `bits`; `neighbors`, in the dtype
+        neighbours stand before the first neighbour of each word of `bits`; `neighbors`, in the dtype
         of indices, the lists one behind the other. Mistakes in them are noticed before they have an
         effect.
     max_column_positions : int
@@ -1914,8 +1914,8 @@ class StagedBatch:
     def draw(self) -> list[tuple[int, int, NDArray[np.int64]]] | None:
         """Return what is needed next, maybe nothing; None at the end.
 
-        Each is the number of an edge type among those of the graph, that of a column (0: indices,
-        1: order, 2: times, 3: weight_sums) and positions in it.
+        Each is the number of an edge type of the graph, the number of a column (0: indices, 1: order,
+        2: times, 3: weight_sums) and positions in it.
         """
     def take(self, fetched: Sequence[NDArray[Any]]) -> None:
         """Take the elements that were asked for, in their order and the columns' dtypes."""
@@ -1971,7 +1971,7 @@ def add_reverse_edges(
     edge_index : ndarray of the same dtype, shape [2, m']
         Sorted by target, then source.
     edge_pos : ndarray of int64, shape [m']
-        The edge's own position where it is among the given edges (that of the first, if
+        The edge's own position where it is among the given edges (the first position, if
         there are several), else the position of its reverse.
 
     Raises
@@ -1987,7 +1987,7 @@ def edges_by_node(
     layers: Sequence[tuple[int, int]],
     values: NDArray[np.float32] | None = None,
 ) -> tuple[NDArray[np.int32], NDArray[np.int32], list[tuple[Any, ...]]]:
-    """Return a batch's edges by target, and those of each layer by source.
+    """Return a batch's edges by target, and each layer's edges by source.
 
     Parameters
     ----------
@@ -2013,10 +2013,10 @@ def edges_by_node(
     Raises
     ------
     ValueError
-        Targets do not ascend or are not below `num_targets`, or a layer is no part of the one
-        before.
+        Targets do not ascend or are not below `num_targets`, or a layer is not a part of the
+        one before.
     IndexError
-        A source is not among those of the batch or of a layer.
+        A source is not among the sources of the batch or of a layer.
     """
 
 def equal_ranges(
@@ -2067,7 +2067,7 @@ def resident_csc(
     Parameters
     ----------
     starts : ndarray of int64 [count * count + 1]
-        Where buckets begin: that of edges from partition i to partition j is ``j * count + i``.
+        Where buckets begin: the bucket of edges from partition i to j is ``j * count + i``.
     source, target : ndarray of int32 [E]
         Ends of each edge, counted in their partitions.
     position : ndarray of int32 or int64 [E]
@@ -2152,8 +2152,8 @@ def plan_belady(
     Belady's rule at the granularity of batches, with bypass: no plan has fewer misses. Rows
     enter after the batch that brings them, and only to stay until they are needed again, or
     to the end. `tests.support.twins.caches.belady_plan` defines the result. Work is linear in
-    the accesses. `gnnstore.caching.belady.Belady` tells the memory that it takes beside
-    the results, whatever the ids are.
+    the accesses. `gnnstore.caching.belady.Belady` has the memory that it takes beside
+    the results, for any ids.
 
     Parameters
     ----------
@@ -2164,7 +2164,7 @@ def plan_belady(
         Batch i needs ``ids[offsets[i]:offsets[i + 1]]``.
     nodes : ndarray of int64, shape [C]
         Rows that are in the cache before the first batch, by slot; -1: an empty slot. They
-        become those after the last batch (-1: an empty slot, whatever it holds); if planning
+        become the rows after the last batch (-1: an empty slot, even if it holds a row); if planning
         fails, they stay as they are, or if it fails late, all of them become -1.
     frequencies : ndarray of int32, shape [C]
         How many batches needed each of these so far, at least 1; any for an empty slot. They
@@ -2272,7 +2272,7 @@ def plan_belady_spilled(
 ) -> tuple[NDArray[np.int64], NDArray[np.uint32], NDArray[np.int64], NDArray[np.uint32]]:
     """Make the plan of `plan_belady`, of a trace in a file, in files.
 
-    `gnnstore.caching.belady.Belady.reserve_spilled` tells the memory that it takes.
+    `gnnstore.caching.belady.Belady.reserve_spilled` has the memory that it takes.
 
     Parameters
     ----------
@@ -2347,7 +2347,7 @@ class SpillFile:
     def append(self, values: _Ids, batch: int) -> tuple[int, int]:
         """Write values behind all others; return the byte they begin at, and their checksum.
 
-        The checksum is a crc32c that knows the batch too.
+        The checksum is a crc32c of the batch's number, too.
 
         Raises
         ------
