@@ -1879,11 +1879,10 @@ class StagedBatch:
     seeds, seed, epoch, batch, replace, disjoint, induced, latest, window, index_dtype, excluded
         As in `SampledGraph.sample`.
     caches : sequence of tuple or None, by edge type, optional
-        In-neighbour lists of some nodes, which are not asked for: `bits`, uint64
-        [ceil(N / 64)], one for each cached node; `starts`, int64 [ceil(N / 64)], how many
-        neighbours stand before the first neighbour of each word of `bits`; `neighbors`, in the dtype
-        of indices, the lists one behind the other. Mistakes in them are noticed before they have an
-        effect.
+        In-neighbour lists of some nodes, which are not asked for: `bits`, uint64 [ceil(N / 64)],
+        one for each cached node; `starts`, int64 [ceil(N / 64)], how many neighbours stand before
+        the first neighbour of each word of `bits`; `neighbors`, in the dtype of indices, the lists
+        one behind the other. Mistakes in them are noticed before they have an effect.
     max_column_positions : int
         The most positions of whole lists that are asked for at once.
 
@@ -1914,8 +1913,8 @@ class StagedBatch:
     def draw(self) -> list[tuple[int, int, NDArray[np.int64]]] | None:
         """Return what is needed next, maybe nothing; None at the end.
 
-        Each is the number of an edge type of the graph, the number of a column (0: indices, 1: order,
-        2: times, 3: weight_sums) and positions in it.
+        Each is the number of an edge type of the graph, the number of a column (0: indices, 1:
+        order, 2: times, 3: weight_sums) and positions in it.
         """
     def take(self, fetched: Sequence[NDArray[Any]]) -> None:
         """Take the elements that were asked for, in their order and the columns' dtypes."""
@@ -2163,8 +2162,8 @@ def plan_belady(
     offsets : ndarray of int64, shape [S + 1]
         Batch i needs ``ids[offsets[i]:offsets[i + 1]]``.
     nodes : ndarray of int64, shape [C]
-        Rows that are in the cache before the first batch, by slot; -1: an empty slot. They
-        become the rows after the last batch (-1: an empty slot, even if it holds a row); if planning
+        Rows that are in the cache before the first batch, by slot; -1: an empty slot. They become
+        the rows after the last batch (-1: an empty slot, even if it holds a row); if planning
         fails, they stay as they are, or if it fails late, all of them become -1.
     frequencies : ndarray of int32, shape [C]
         How many batches needed each of these so far, at least 1; any for an empty slot. They
