@@ -102,7 +102,7 @@ class PackSettings:
             )
         if not self.is_fixed:
             raise UsageError(
-                f"{who}: with cache={self.cached_by} each batch depends on those before; choose "
+                f"{who}: with cache={self.cached_by} each batch depends on all before; choose "
                 "cache=frequency or cache=degree"
             )
         if self.cache_bytes is None:

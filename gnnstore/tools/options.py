@@ -217,14 +217,27 @@ def _parse_budget(text: str, name: str) -> int | str:
 
 BUDGET = Parsed(_parse_budget)
 
+
+class Whole(click.IntRange):
+    """Whole numbers of a range."""
+
+    name = "whole number"  # for click's messages
+
+
+class Number(click.FloatRange):
+    """Numbers of a range."""
+
+    name = "number"
+
+
 NAMES = Parsed(lambda text, _: tuple(name.strip() for name in text.split(",")))
 _PATH = click.Path()
 # By the value's word in a list of options: its type, and its word in help.
 _VALUES: dict[str, tuple[Any, str | None]] = {
     "N": (int, "N"),
     "X": (float, "X"),
-    "N>=0": (click.IntRange(min=0), "N"),
-    "N>=1": (click.IntRange(min=1), "N"),
+    "N>=0": (Whole(min=0), "N"),
+    "N>=1": (Whole(min=1), "N"),
     "SIZE": (SIZE, "SIZE"),
     "MEMORY": (MEMORY, "SIZE"),
     "BUDGET": (BUDGET, "SIZE|N%"),
@@ -456,7 +469,7 @@ Links to start from
 """,
         fanouts=Parsed(_parse_fanouts),
         neg_sampling=Parsed(_parse_negatives),
-        degree_fraction=click.FloatRange(0, 1),
+        degree_fraction=Number(0, 1),
         reverse_types=Parsed(_parse_reverse_types),
     ),
     _batches_together,

@@ -161,6 +161,8 @@ def test_a_word_means_one_thing() -> None:
         (["inspect", "a.gnn", "--nothing"], "No such option"),
         (["verify", "a.gnn", "--level", "deep"], "'deep' is not one of"),
         (["bench", "load", "a.gnn", "--batches", "0"], "0 is not in the range"),
+        (["bench", "load", "a.gnn", "--batches", "x"], "'x' is not a valid whole number."),
+        (["bench", "disk", ".", "--seconds", "x"], "'x' is not a valid number."),
     ],
 )
 def test_wrong_usage_exits_with_2(run: Any, arguments: list[str], message: str) -> None:

@@ -336,7 +336,7 @@ def test_a_damaged_part_keeps_no_other_from_being_packed(
     ("given", "message"),
     [
         ({"cache_bytes": None}, "part 1 of 5: without cache_bytes= the memory of each machine"),
-        ({"cache": None}, "part 1 of 5: with cache=belady each batch depends on those before"),
+        ({"cache": None}, "part 1 of 5: with cache=belady each batch depends on all before"),
         ({"segment": 3}, "part 1 of 5: rows that batches share .* leave segment=3 out"),
         ({"number": 5}, "part 5 of 5: parts are numbered from 0; give one from 0/5 to 4/5"),
         ({"of": 25}, "part 1 of 25: 24 batches in all, .* at most 24 parts"),

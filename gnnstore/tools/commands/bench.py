@@ -14,6 +14,7 @@ from gnnstore.tools.options import (
     SLACK_BYTES,
     Command,
     Group,
+    Number,
     Parsed,
     batch_options,
     cache_option,
@@ -64,7 +65,7 @@ Examples:
   --engine io_uring|pread  Engine that reads. Default: the one that loaders choose here.
   --no-save  Do not save the result for loaders.
 """,
-    seconds=click.FloatRange(min=0.1, max=3600),
+    seconds=Number(min=0.1, max=3600),
 )
 @session_options
 def disk(session: Session, path: str, no_save: bool, **options: Any) -> int:
