@@ -29,7 +29,7 @@ from tests.support.forks import ForkServer
 from tests.support.graphs import pair_weights
 from tests.support.stores import assert_same_files
 
-NUM_KILLS = choose(3, 30)
+NUM_KILLS = choose(2, 30)
 MAX_TOUCH = 400  # a conversion that nothing stops touches the disk about as often
 NUM_NODES, NUM_EDGES = 3000, 20_000
 SHARD_BYTES = 2**15

@@ -6,7 +6,6 @@ import errno
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -303,7 +302,6 @@ def test_system_errors_name_the_file(tmp_path: Path) -> None:
 def test_truncated_and_failing_files_are_errors_with_an_offset(tmp_path: Path) -> None:
     short = tmp_path / "short"
     short.write_bytes(bytes(4096 + 100))
-    started = time.monotonic()
     for row_bytes, rows_per_page in ((512, 8), (400, 10)):
         place = {"row_bytes": row_bytes, "rows_per_page": rows_per_page, "page_stride_bytes": 4096}
         num_rows = 2 * rows_per_page
@@ -322,7 +320,6 @@ def test_truncated_and_failing_files_are_errors_with_an_offset(tmp_path: Path) -
     error = raised(lambda: _core.read_pages(["/proc/self/mem"], [40], np.zeros(40, U8), **PLACE))
     assert (error.errno, error.filename) == (errno.EIO, "/proc/self/mem")
     assert "cannot read 40 bytes at offset 0" in str(error)
-    assert time.monotonic() - started < 5
 
 
 @pytest.mark.parametrize("row_bytes", [1, 7, 8, 100, 512, 513, 5000])
