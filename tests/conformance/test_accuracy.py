@@ -128,15 +128,17 @@ def test_cora(example: ModuleType, cora_directory: Path, tmp_path: Path) -> None
 
 @pytest.mark.timeout(600)
 def test_facebook(example: ModuleType, facebook_npz: Path, tmp_path: Path) -> None:
+    if not is_long():
+        pytest.skip("part of the long form, as Cora is trained on in both")
     options = ConvertOptions(undirected=True)  # each edge is stored once
     store = from_numpy(facebook_npz, tmp_path / "facebook.gnn", options=options)
     found = accuracies(
         example,
         store,
         "--fanouts 25 --layers 2 --hidden 64 --dropout 0.4 --lr 0.02 --weight-decay 1e-4 "
-        f"--batch-size 1124 {choose('--epochs 6 --eval-every 6', '--epochs 40 --eval-every 5')}",
+        "--batch-size 1124 --epochs 40 --eval-every 5",
     )
-    assert mean(found) >= choose(0.87, 0.905), found
+    assert mean(found) >= 0.905, found
 
 
 @pytest.fixture(scope="module")

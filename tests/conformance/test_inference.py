@@ -173,7 +173,15 @@ def small_path(small_graph: GraphArrays, tmp_path_factory: pytest.TempPathFactor
     return small_graph.write(tmp_path_factory.mktemp("small") / "a.gnn")
 
 
-@pytest.mark.parametrize(("name", "times_least"), paired(convolutions(), [1, 2, None], 1))
+@pytest.mark.parametrize(
+    ("name", "times_least"),
+    # Without edges there is no least: a row at a time fits in next to nothing.
+    [
+        (name, times)
+        for name, times in paired(convolutions(), [1, 2, None], 1)
+        if name != "no edges" or times is None
+    ],
+)
 def test_equals_the_whole_graph(
     small_graph: GraphArrays, small_path: Path, name: str, times_least: int | None, tmp_path: Path
 ) -> None:
