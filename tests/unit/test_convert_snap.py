@@ -169,11 +169,9 @@ def test_twitch(tmp_path: Path, twitch_edges: Path) -> None:
     assert stored.num_nodes == 9498
     assert stored.edge_index.shape[1] == 2 * 153138
     assert stored.original_ids is None
-    with gzip.open(twitch_edges, "rt") as file:
-        lines = [tuple(map(int, line.split())) for line in file if not line.startswith("#")]
-    assert stored.pairs() == sorted(
-        [*lines, *((t, s) for s, t in lines)], key=lambda edge: edge[::-1]
-    )
+    edges = np.loadtxt(twitch_edges, np.int64).T
+    both = np.concatenate([edges, edges[::-1]], axis=1)
+    np.testing.assert_array_equal(stored.edge_index, both[:, np.lexsort(both)])
 
 
 # ---- columns, headers, names
@@ -301,7 +299,7 @@ def test_sizes_of_a_matrix_that_make_no_sense(
     assert [path.name for path in tmp_path.iterdir()] == ["g.mtx"]
 
 
-def named_edges(path: Path, separator: str, num_edges: int = 1500) -> list[str]:
+def named_edges(path: Path, separator: str, num_edges: int = 600) -> list[str]:
     """Write edges between names; return the names in order of appearance."""
     rng = np.random.default_rng(0)
     ends = [[f"Ö{n} x" if separator == "\t" else f"Ö{n}x" for n in rng.integers(0, 700, num_edges)]

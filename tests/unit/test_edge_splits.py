@@ -194,7 +194,7 @@ class TestLoading:
         assert len(loader) == 3
 
     def test_labels_need_the_ids_of_all_edges(self, tmp_path: Path) -> None:
-        edges = np.random.default_rng(0).integers(0, 50, (2, 1000))
+        edges = np.random.default_rng(0).integers(0, 50, (2, 200))
         edges[:, 10] = 7  # a self-loop
         path = write_store(tmp_path / "a.gnn", edges, options=ConvertOptions(self_loops="drop"))
         store = gnnstore.open(path)
@@ -208,7 +208,7 @@ class TestLoading:
         np.testing.assert_array_equal(edges[0, ids], found.indices)
 
     def test_labels_of_a_split_graph_are_by_position(self, tmp_path: Path) -> None:
-        edges = np.random.default_rng(0).integers(0, 50, (2, 1000))
+        edges = np.random.default_rng(0).integers(0, 50, (2, 200))
         whole = write_store(tmp_path / "whole.gnn", edges)
         store = gnnstore.open(split_edges(whole, tmp_path / "a.gnn", (0.5, 0.5, 0)))
         labels = torch.arange(store.num_edges) + 5
