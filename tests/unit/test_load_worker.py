@@ -152,7 +152,7 @@ def test_a_budget_that_is_too_small_is_a_reason(
     assert "bytes too few" in answer["problem"]
 
 
-@pytest.mark.usefixtures(*choose(["timed_in_forks"], []))
+@pytest.mark.usefixtures(choose("timed_in_forks", "tmp_path"))
 def test_an_outcome_comes_back_whole(task: Task) -> None:
     marks: list[None] = []
     found = run_task(
