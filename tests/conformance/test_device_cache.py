@@ -33,7 +33,7 @@ from gnnstore.units import format_size
 from tests.support.batches import Batches, assert_same_batches, batches_of
 from tests.support.effort import choose, paired
 from tests.support.every_loader import CASES, NODES, WAYS, make, write_stores
-from tests.support.twins.held import on_device
+from tests.support.twins.held import has_repeats, on_device
 
 NUM_EPOCHS = choose(2, 3)
 HELD: dict[str, Any] = {"device": "cpu", "device_cache": "4kB"}
@@ -70,15 +70,6 @@ def num_bytes(batches: Batches) -> int:
         return value.nbytes if isinstance(value, Tensor) else 0
 
     return sum(map(of, batches))
-
-
-def has_repeats(value: Any) -> bool:
-    """Return whether a node is in a batch twice."""
-    if isinstance(value, list):
-        return any(map(has_repeats, value))
-    ids = value.get("n_id", [])
-    of_types = [each for each in value.values() if isinstance(each, dict)]
-    return len(set(map(int, ids))) < len(ids) or has_repeats(of_types)
 
 
 @pytest.mark.filterwarnings("ignore:edge_label_time of some seed edges")

@@ -28,7 +28,7 @@ from tests.support.communities import (
 )
 from tests.support.effort import choose, is_long, paired
 from tests.support.every_loader import CASES, NODES, WAYS, make, write_stores
-from tests.support.twins.held import on_device
+from tests.support.twins.held import has_repeats, on_device
 
 MATCH: dict[str, Any] = {"device": "cpu", "reorder": 1}
 NUM_EPOCHS = choose(2, 3)
@@ -58,6 +58,7 @@ def cells() -> list[Any]:
     ]
 
 
+@pytest.mark.filterwarnings("ignore:edge_label_time of some seed edges")
 @pytest.mark.parametrize(("case", "way"), cells())
 def test_rows_moved_are_the_twins(
     stores: tuple[Path, Path], expected: dict[Any, Batches], case: str, way: dict[str, Any]
@@ -73,10 +74,11 @@ def test_rows_moved_are_the_twins(
         assert_same_batches(found, expected[case])
         there, stats = on_device(loader, found), loader.stats()
         assert (stats.rows_on_device, stats.rows_kept) == (there.num_rows, there.num_kept)
-        assert there.num_kept > 0 or held.get("device_cache") == "1GB"
+        has_before = len(loader) > 1 and held.get("device_cache") != "1GB"
+        assert there.num_kept > 0 or not has_before
         owners = loader._sources.chosen.tables.owners
         paths = loader._sources.placement.read_paths & owners.keys()
-        if paths and "disjoint" not in case:  # where a batch reads a row once
+        if paths and not has_repeats(found):  # else a batch may read a row more than once
             missed = sum(there.missed[owners[each]] for each in paths)
             found_rows = stats.rows_read + stats.rows_cached
             assert missed <= found_rows <= missed + stats.cache_rows

@@ -45,3 +45,12 @@ def on_device(loader: Any, batches: Any) -> OnDevice:
             missed[name] += len(ids) - hits - kept
             before = set(ids)
     return OnDevice(num_rows, num_bytes, numbers_bytes, missed, num_kept)
+
+
+def has_repeats(value: Any) -> bool:
+    """Return whether a node is in a batch twice."""
+    if isinstance(value, list):
+        return any(map(has_repeats, value))
+    ids = value.get("n_id", [])
+    of_types = [each for each in value.values() if isinstance(each, dict)]
+    return len(set(map(int, ids))) < len(ids) or has_repeats(of_types)
