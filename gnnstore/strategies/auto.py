@@ -245,6 +245,15 @@ def _said(options: ReadOptions) -> str:
 
 def _open_first(loader: LoaderSpec, choices: Iterable[Chosen]) -> tuple[OpenStore, str]:
     """Open by the first choice that fits; return a warning, too, if it is a poor one."""
+    own, placement, warning = first_choice(loader, choices)
+    own.limit_unshared(placement)
+    return cast("Strategy", placement.strategy).open(own, placement), warning
+
+
+def first_choice(
+    loader: LoaderSpec, choices: Iterable[Chosen]
+) -> tuple[LoaderSpec, Placement, str]:
+    """Return the first choice that fits, its placement, and a warning if it is a poor one."""
     refusals: list[BudgetError] = []
     for chosen in choices:
         own = replace(loader, options=chosen.options)
@@ -260,9 +269,7 @@ def _open_first(loader: LoaderSpec, choices: Iterable[Chosen]) -> tuple[OpenStor
                 f"memory={loader.options.memory!r} leaves strategy {placement.strategy.name!r} "
                 f"only, the slowest; {least}"
             )
-        placement = replace(placement, predicted=chosen.predicted)
-        own.limit_unshared(placement)
-        return cast("Strategy", placement.strategy).open(own, placement), warning
+        return own, replace(placement, predicted=chosen.predicted), warning
     *others, refusal = refusals
     if chosen.is_last and (least := _least_of_others(others)):
         refusal.message += f"\n- strategy 'mmap' needs the least, and is the slowest; {least}"

@@ -22,7 +22,7 @@ from gnnstore.graph.store import open as open_store
 from gnnstore.pictures import draw_into
 from gnnstore.pipeline.lookahead.presample import Presampler
 from gnnstore.pipeline.shuffle import order_bytes
-from gnnstore.strategies.auto import StrategyOptimizer
+from gnnstore.strategies.auto import StrategyOptimizer, choices_for, first_choice
 from gnnstore.strategies.device_rows import reservations
 from gnnstore.strategies.loader_spec import LoaderSpec, ReadOptions, place_for
 from gnnstore.strategies.options import DeviceCache, PlannedSettings
@@ -237,7 +237,9 @@ def _row_bytes_of(epoch: TracedEpoch, tables: CachedTables) -> int:
 def _next(document: dict[str, Any], whole_bytes: int) -> tuple[list[tuple[str, ...]], str]:
     """Return the commands to try next, and a program, for a store that takes some memory."""
     found, store = document["predictions"]["strategies"], document["store"]
-    if found and all(one["problem"] is not None for one in found):
+    if document["predictions"].get("refusal") or (
+        found and all(one["problem"] is not None for one in found)
+    ):
         return [], ""
     # Rows in memory leave a benchmark of strategies nothing to limit, and no limit is below what
     # small tables take.
@@ -295,7 +297,12 @@ def _predict(
         placement = place_for(replace(spec, options=replace(spec.options, memory=None)), STATIC)
     optimizer = StrategyOptimizer.for_loader(spec, placement, progress)
     if optimizer is None:
-        return {**memory, "disk_bytes": 0, "strategies": [], "curve": []}
+        refusal = None
+        try:
+            first_choice(spec, choices_for(spec, auto()))
+        except BudgetError as error:
+            refusal = str(error)
+        return {**memory, "disk_bytes": 0, "strategies": [], "curve": [], "refusal": refusal}
     if any(candidate.score == "degree" for candidate in candidates):
         with progress.phase("count degrees"):
             optimizer = optimizer.with_degrees()
@@ -363,6 +370,8 @@ def _remarks(document: Document) -> Iterator[str]:
     found = document["predictions"]["strategies"]
     if not found:
         yield "No strategy is predicted: rows are so narrow that loaders hold them in memory."
+        if refusal := document["predictions"].get("refusal"):
+            yield f"A loader refuses this budget: {refusal}"
     elif any(one["problem"] is None for one in found):
         yield (
             "*: the choice of strategy='auto'. Setup: work before or during the first epoch. "

@@ -145,6 +145,15 @@ def test_it_names_int8_where_floats_are_read_from_disk(run: Any, tmp_path: Path)
         assert ("gnnstore quantize" in remarks) == is_named
 
 
+def test_narrow_rows_that_do_not_fit(run: Any, tmp_path: Path) -> None:
+    store = random_graph(400, 4000, feature_dim=8).write(tmp_path / "narrow.gnn")
+    for memory, is_refused in (("10%", True), ("30MB", False)):
+        shown = run("predict", store, *QUICK, "--batches", "1", "--memory", memory).stdout
+        assert "rows are so narrow that loaders hold them in memory" in shown
+        assert ("A loader refuses this budget: strategy 'mmap'" in shown) == is_refused
+        assert ("gnnstore.NeighborLoader(" in shown) != is_refused
+
+
 def test_the_table(run: Any, store: Path) -> None:
     done = run("predict", store, *QUICK, "--batches", "3", "--cache-bytes", "10%,50%")
     assert (done.status, done.stderr) == (0, "")
