@@ -426,7 +426,7 @@ class SlotCache:
         out: Mapping[str, npt.NDArray[Any]],
         stored: Mapping[str, npt.NDArray[Any]],
     ) -> None:
-        """Write rows of an assembled batch to their slots, those that it decoded as stored."""
+        """Write rows of an assembled batch to their slots, in the stored type."""
         if step.change_slots.size == 0:
             return
         entering = step.ids[step.change_positions]

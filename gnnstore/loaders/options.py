@@ -653,9 +653,9 @@ def warn_of_no_batch(loader: DataLoader[Any], num_seeds: int, num_ranks: int) ->
     """Warn of `drop_last=True` where it drops all there is."""
     each = f", one for each of {num_ranks} ranks" if num_ranks > 1 else ""
     warnings.warn(
-        f"drop_last=True of {type(loader).__name__} leaves no batch "
-        f"of {format_count(num_seeds, 'seed')}: "
-        f"a batch has {loader.batch_size}{each}; choose smaller batches, or drop_last=False",
+        f"drop_last=True of {type(loader).__name__} leaves no batch of "
+        f"{format_count(num_seeds, 'seed')}: a batch has {loader.batch_size}{each}; "
+        "choose smaller batches, or drop_last=False",
         UserWarning,
         stacklevel=6,  # behind the constructors
     )
