@@ -7,8 +7,8 @@
 namespace gnnstore {
 
 // Gives up the GIL and takes it back at the end of the scope. Unlike nanobind's, it survives
-// the end of the interpreter: until 3.14, Python ends a daemon thread that wants the GIL by
-// pthread_exit, whose unwinding may not leave a destructor and would abort the process. Such
+// the end of the interpreter: until 3.14, Python ends a daemon thread that asks for the GIL
+// by pthread_exit: its unwinding may not leave a destructor and would abort the process. Such
 // a thread waits here for the process to end instead, as it does in Python 3.14.
 class GilRelease {
 public:

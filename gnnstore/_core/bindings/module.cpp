@@ -3,7 +3,7 @@
 
 NB_MODULE(_kernels, m) {
     // An object may outlive the interpreter, as a loader does that was passed to a spawned worker of
-    // another loader: 25 lines on stderr about it help nobody.
+    // another loader: 25 lines on stderr about it do not help.
     nanobind::set_leak_warnings(false);
     m.doc() = "Compiled kernels of gnnstore. Import them from gnnstore._core.";
     bind_storage(m);

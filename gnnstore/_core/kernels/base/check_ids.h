@@ -13,8 +13,8 @@ namespace gnnstore {
 
 template <class Id>
 void check_ids(const Id *ids, int64_t num_ids, int64_t num_rows) {
-    // Branch-free blocks of differences whose highest bit tells, which any processor's vectors
-    // have; a largest id of unsigned ones only some.
+    // Branch-free blocks that look at the highest bit of differences, which any processor's
+    // vectors can subtract; only some have a largest of unsigned ids.
     using Unsigned = std::make_unsigned_t<Id>;
     constexpr int64_t block = 4096;
     constexpr int64_t greatest = std::numeric_limits<Id>::max();

@@ -109,7 +109,7 @@ public:
         finish();
     }
 
-    // The two halves of it: whoever starts tasks may do something else until it finishes them.
+    // The two halves of it: the caller may do something else between start and finish.
     void start(int64_t num_tasks, std::function<void(int64_t)> task) {
         task_ = std::move(task);
         num_tasks_ = num_tasks;

@@ -1,8 +1,8 @@
 // Philox4x64-10, the counter-based generator behind every random choice in the core.
 //
 // A draw is a pure function of (counter, key), so any thread can compute any draw and
-// neither chunking nor scheduling changes a result. The outputs equal those of
-// numpy.random.Philox for the same counter and key; NumPy increments its counter before
+// neither chunking nor scheduling changes a result. The outputs equal
+// numpy.random.Philox's for the same counter and key; NumPy increments its counter before
 // the first block, so Philox(counter=c - 1, key=k).random_raw(4) is the block of c.
 // (Salmon, Moraes, Dror, Shaw: "Parallel random numbers: as easy as 1, 2, 3", SC 2011.)
 #pragma once

@@ -72,8 +72,8 @@ std::vector<Fault> table;  // skip and times count down
 
 // Whether this call is to fail, and how.
 bool is_due(SystemCall call, Fault &due) {
-    // Relaxed is enough: whoever arms a fault and then makes the call does both on one
-    // thread, or hands the work over, which orders them.
+    // Relaxed is enough: a fault is armed and the call is made on one thread, or the work is
+    // handed over, which orders them.
     if (!armed.load(std::memory_order_relaxed)) [[likely]]
         return false;
     const std::lock_guard lock(table_mutex);

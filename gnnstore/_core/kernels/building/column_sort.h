@@ -29,7 +29,7 @@ private:
     int64_t capacity_ = 0;
 };
 
-// The edges [begin, end) of the whole graph: those of the targets [first_target, last_target).
+// The edges [begin, end) of the whole graph: all of the targets [first_target, last_target).
 struct ColumnGroup {
     int64_t begin, end;
     int64_t first_target, last_target;
@@ -56,7 +56,7 @@ public:
           edge_id_(edge_id),
           lows_(lows) {}
 
-    // Edge ids ascend, as a stable partition leaves them, or `ids_ascend` says that they do not.
+    // Edge ids ascend, as a stable partition leaves them, unless `ids_ascend` is false.
     void operator()(const ColumnGroup &group, bool ids_ascend) {
         constexpr int64_t max_narrow = std::numeric_limits<uint32_t>::max();
         if (source_bits_ <= 32 && group.end - group.begin <= max_narrow)

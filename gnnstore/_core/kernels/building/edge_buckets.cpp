@@ -15,7 +15,7 @@
 namespace gnnstore {
 namespace {
 
-// 2^14 edges are 0.3 MB, in the order of sources and in that of columns; lines of 2^12 buckets, 0.5.
+// 2^14 edges are 0.3 MB, in the orders of sources and of columns; lines of 2^12 buckets, 0.5.
 constexpr BucketGoal goal{1 << 14, 1 << 12};
 // A megabyte of each output: enough for a sequential write, and a piece stays in the cache until
 // it is written.

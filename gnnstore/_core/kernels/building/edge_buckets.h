@@ -41,8 +41,8 @@ public:
     void add(const int32_t *sources, const int32_t *targets, int64_t num_edges,
              int64_t first_position);
 
-    // Gives memory that must outlive this, as that of a block that was added: it is mapped and
-    // cleared already.
+    // Gives memory that must outlive this, as a block's that was added: it is mapped and cleared
+    // already.
     void give(void *memory, int64_t num_bytes);
 
     // Then say that there are no more; returns how many the largest bucket got.

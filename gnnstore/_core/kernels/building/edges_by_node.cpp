@@ -40,7 +40,7 @@ void edges_by_node(const BatchEdges<Local> &edges, int32_t *crow, int32_t *col,
     std::fill(counts, counts + num_sources + 1, 0);
     // The edges of source s are counted two places on, and summed to where they begin one place on;
     // from there each edge moves its pointer, at last to where the edges of s + 1 begin. A layer
-    // has the first edges, whose counts are those of the first layer at that moment.
+    // has the first edges: its counts are the first layer's at that moment.
     int64_t target = -1;  // pointers up to its own are known
     int64_t e = 0, highest = -1;
     for (size_t k = layers.size(); k-- > 0;) {

@@ -25,7 +25,7 @@ struct LayerEdges {
 // edges. The first layer has all edges and sources, the others no more than the one before.
 //
 // Throws std::invalid_argument if targets do not ascend or are not below num_targets, and
-// std::out_of_range for a source that is not among those of the batch or of a layer.
+// std::out_of_range for a source that is not among the nodes of the batch or of a layer.
 template <class Local>
 void edges_by_node(const BatchEdges<Local> &edges, int32_t *crow, int32_t *col,
                    std::span<const LayerEdges> layers);

@@ -1,5 +1,5 @@
-// Tables in text: numbers become values, names become places in the text. The first line that is no
-// row is returned with the field at fault, for the caller to name the mistake.
+// Tables in text: numbers become values, names become places in the text. The first line that is
+// not a row is returned with the field at fault, for the caller to name the mistake.
 #pragma once
 
 #include <cstdint>

@@ -112,7 +112,7 @@ __attribute__((target("avx512f,vpclmulqdq,sse4.2"))) uint32_t fold(uint32_t crc,
     // Memory is read ahead of the processor's own guess: 18 GB/s of what is in no cache, 9
     // without.
     constexpr int ahead_bytes = 4096;
-    // Of 128 bits, the lower half comes first: it stands before 64 bits more. The product of two
+    // The lower half of 128 bits comes first: it stands before 64 bits more. The product of two
     // reversed factors of 64 bits is reversed in 127, so that each lacks a factor of x.
     constexpr uint64_t first = power_of_x(8 * group_bytes + 63);
     constexpr uint64_t second = power_of_x(8 * group_bytes - 1);

@@ -22,7 +22,7 @@ RegularFile open_regular(const std::string &path, int flags, const char *doing);
 // names the path and, for a read, the byte offset.
 class File {
 public:
-    // flags: added to those of open_regular, such as O_DIRECT.
+    // flags: added to open_regular's, such as O_DIRECT.
     explicit File(std::string path, int flags = 0);
     ~File();
     File(const File &) = delete;

@@ -28,7 +28,7 @@ public:
     // Offsets and lengths of reads are multiples of this: from STATX_DIOALIGN, else 4096 for
     // direct reads, and 512 for buffered ones (which need none).
     int64_t offset_alignment() const { return offset_alignment_; }
-    // Of the memory that is read to; 1 for buffered reads.
+    // The alignment of the memory that is read to; 1 for buffered reads.
     int64_t memory_alignment() const { return memory_alignment_; }
     // Why reads are buffered although direct ones were wanted; empty if they are direct, and
     // if direct ones were not wanted.

@@ -1,5 +1,5 @@
-// A file of what a run knows for a while: written and read by places, checked by checksums, and
-// removed when nobody needs it. Traces and plans of superbatches lie in such files, so that
+// A temporary file of a run: written and read by places, checked by checksums, and removed when
+// it is not needed any more. Traces and plans of superbatches lie in such files, so that
 // planning takes memory by the slot and not by the access.
 //
 // Through the page cache: what is read soon after it was written, as here, is then mostly read
@@ -30,8 +30,8 @@ public:
     // Behind the last byte that was written, or set aside.
     int64_t size() const { return end_.load(std::memory_order_relaxed); }
 
-    // Closes and removes the file, the latter in the process that made it. Waits for those that
-    // read or write; whoever comes later gets a std::invalid_argument. Idempotent.
+    // Closes and removes the file, the latter in the process that made it. Waits for reads
+    // and writes that run; later ones throw std::invalid_argument. Idempotent.
     void close() noexcept;
 
     // The following are safe to call from many threads.
@@ -43,12 +43,12 @@ public:
     // Reads what a batch wrote, and had this checksum then; where it has not, the code of the
     // IoError is EBADMSG: "batch 5 is not what was written: ...".
     void read(void *out, int64_t num_bytes, int64_t offset, uint32_t crc, int64_t batch) const;
-    // The two halves of it, for whoever reads a batch in pieces: bytes that nobody has checked,
-    // and what throws unless the checksum of all of them is as it was.
+    // The two halves of read, for a batch that is read in pieces: bytes that are not checked yet,
+    // and the check that throws unless the checksum of all of them is as it was.
     void read_unchecked(void *out, int64_t num_bytes, int64_t offset) const;
     void check(uint32_t found, uint32_t crc, int64_t num_bytes, int64_t offset,
                int64_t batch) const;
-    // A crc32c that knows the batch too: what was written for another one is found out.
+    // A crc32c of the batch's number too: what was written for another one is found out.
     static uint32_t checksum(const void *data, int64_t num_bytes, int64_t batch);
     // Says that these bytes are read soon.
     void will_need(int64_t num_bytes, int64_t offset) const;

@@ -44,7 +44,7 @@ struct PackCounts {
 };
 
 // Packs the rows of a table, range by range, with buffers that are filled on from range to range:
-// those of batch i go to file `chunk_files[i]`, from byte `chunk_offsets[i]` on, a multiple of
+// the rows of batch i go to file `chunk_files[i]`, from byte `chunk_offsets[i]` on, a multiple of
 // PackFile::alignment; the last block is filled up with zeros. `crcs` become the checksums of the
 // pieces of each batch's rows (see pack_pieces.h), one batch behind the other: of what was to be
 // written, so that a read shows whether it was. Throws what `missed` throws, and IoError (ECANCELED

@@ -47,7 +47,7 @@ public:
     void write(uint8_t *buffer, int64_t num_bytes, const PackFile &file, int64_t offset);
     // Waits until all is written, or something has failed.
     void finish();
-    // After a failure elsewhere: nobody waits any more.
+    // After a failure elsewhere: ends all waits.
     void give_up();
 
     int64_t num_writes() const { return num_writes_; }

@@ -1,5 +1,5 @@
 // Memory for the length of one call of packing. Not from the buffer pool: packing has a budget
-// of its own, the pool rounds up by an eighth, and what it keeps for later is in nobody's budget.
+// of its own, the pool rounds up by an eighth, and what it keeps for later is in no budget.
 #pragma once
 
 #include <cstdint>

@@ -73,7 +73,7 @@ void WindowPlan<Id>::add_chunk(int64_t first_row, PackWindow &window) {
         std::clamp<int64_t>(bytes_left / layout_.page_stride_bytes, 1, pages_per_chunk_);
     window.end_row = (page + num_pages) * layout_.rows_per_page;
 
-    // Units are those of the file, which is what alignment goes by.
+    // Units are the file's, by which alignment goes.
     const int64_t first_unit = (chunk_begin - file_begin) / unit_;
     const int64_t marks_begin = file_begin + first_unit * unit_;
     std::fill(marks_.begin(), marks_.end(), uint8_t{0});

@@ -1,4 +1,4 @@
-// The rows of a batch, read from where they were packed to where the batch wants them.
+// The rows of a batch, read from where they were packed to their places in the batch.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +16,7 @@ struct PackedChunk {
     const int32_t *repeat_targets;  // positions that get the row of repeat_sources
     const int32_t *repeat_sources;
     int64_t num_repeats;
-    // Of its pieces of piece_bytes each (see pack_pieces.h); null: of a chunk that has none.
+    // The checksums of its pieces of piece_bytes each (see pack_pieces.h); null: it has none.
     const uint32_t *crcs = nullptr;
     int64_t num_crcs = 0, piece_bytes = 0;
 };

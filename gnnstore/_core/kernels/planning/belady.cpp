@@ -86,8 +86,8 @@ public:
     CacheChanges take_changes() { return std::move(changes_); }
 
 private:
-    // Of memory_. First the slots' part, which NextUses has before, and which is at least as large
-    // as it needs.
+    // Parts of memory_. First the slots' part, which NextUses has before, and which is at least as
+    // large as it needs.
     int64_t carried_begin() const {
         return planner_slots_bytes(trace_.num_batches, num_slots_) / int64_t{sizeof(int32_t)} + 2;
     }
@@ -95,7 +95,7 @@ private:
     int64_t positions_begin() const { return slots_begin() + 2 * longest_batch_; }
     int64_t entered_begin() const { return positions_begin() + longest_batch_ + 1; }
 
-    // Of a batch in the forward pass, until they take the place of its next uses.
+    // The slots of a batch in the forward pass, until they take the place of its next uses.
     int32_t *slots_of(int64_t batch) const {
         return memory_.data() + slots_begin() + batch % 2 * longest_batch_;
     }

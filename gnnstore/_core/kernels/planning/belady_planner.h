@@ -76,14 +76,14 @@ struct BeginBatch {
 //   open(batch, begin): the next uses a last time, from the first batch to the last, each closed by
 //       put. begin(i) returns the BeginBatch of this one, or of the one behind it, which another
 //       thread may call while this one is planned.
-//   ids(batch): of the batch that is open, if its BeginBatch says that they are needed.
+//   ids(batch): of the batch that is open, if its BeginBatch needs them.
 //   planned(): of the batch that is open, to be filled for put(batch, number that enter).
 //   finish(): after the last batch.
 //   stop(): in place of it after an error; waits for tasks whose memory is about to be freed.
 template <class Accesses>
 class Planner {
 public:
-    // misses [num_batches] are those of an empty cache; nodes and frequencies see plan_belady.
+    // misses [num_batches]: of an empty cache; for nodes and frequencies see plan_belady.
     Planner(Accesses &accesses, const TracePositions &positions, int64_t num_slots, int64_t *nodes,
             int32_t *frequencies, int64_t *misses)
         : accesses_(accesses),
@@ -235,7 +235,7 @@ private:
     // Goes through the batches in their order: who keeps its row hands its slot to the next use.
     void hand_on_slots(WaitingSlots &waiting) {
         start_slots(waiting);
-        // Of even and odd batches, what waits when they begin.
+        // What waits when even and when odd batches begin.
         WaitingSlots::Chain chains[2];
         const auto begin = [&](int64_t batch) {
             chains[batch % 2] = waiting.take(batch);
@@ -268,8 +268,8 @@ private:
         accesses_.finish();
     }
 
-    // Hands on the slots of a batch's hits, frees those of rows that are not kept, and lists the
-    // rows that enter; returns how many.
+    // Hands on the slots of a batch's hits, frees the slots of rows that are not kept, and lists
+    // the rows that enter; returns their number.
     int64_t sort_out(int64_t batch, const Id *ids, const int32_t *next, WaitingSlots &waiting,
                      int32_t *slots_here, int32_t *entering) {
         const Cut cut = cuts_[static_cast<size_t>(batch)];

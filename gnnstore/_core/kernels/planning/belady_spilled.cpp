@@ -124,7 +124,7 @@ public:
 private:
     int32_t *part(int64_t begin) const { return memory_.data() + begin; }
 
-    // Of the forward pass, where the table was, behind what goes with slots; null: there is no room.
+    // The forward pass's memory where the table was, behind what goes with slots; null: no room.
     int32_t *second_planned() const {
         Parts parts;
         parts.add(planner_slots_bytes(trace_.num_batches, num_slots_));
@@ -161,7 +161,7 @@ private:
     }
 
     // Every thread reads all batches on its own: to wait for each other would take longer. One
-    // checks the ids, which a checksum says are the same for all.
+    // checks the ids, which are the same for all by a checksum.
     void count(int64_t i) {
         // The first where ids lie, the others before them, where nothing is yet.
         Id *const before = reinterpret_cast<Id *>(part(planned_));
@@ -178,9 +178,9 @@ private:
         }
     }
 
-    // Completes the next uses of a batch by those of the nodes that this round is for; from the
-    // last batch to the first. Meanwhile those of the batch behind it are written, and in their
-    // place the batch before it is read.
+    // Completes the next uses of a batch for the nodes of this round; from the last batch to the
+    // first. Meanwhile the next uses of the batch behind it are written, and in their place the
+    // batch before it is read.
     const int32_t *link(int64_t batch) {
         const auto read = [&](int64_t wanted, const Linked &into) {
             if (wanted < 0) return;
@@ -255,7 +255,7 @@ public:
           team_(longest_batch < BatchTurns::least_rows ? 1 : std::min(num_threads, 2)),
           batches_(files, longest_batch, part(planned_), part(other_), team_) {}
 
-    // Memory beside that of a table, and of what AccessesInFiles has as well.
+    // Memory beside a table's, and of what AccessesInFiles has as well.
     static int64_t table_bytes(const SpilledTrace &trace, int64_t longest_batch,
                                int64_t num_slots, const TraceWindows &windows,
                                const RowGroups &groups, int num_threads) {

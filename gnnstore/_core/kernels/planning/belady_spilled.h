@@ -30,10 +30,9 @@ struct SpilledPlan {
 };
 
 // As plan_belady, with ids of type Id in the file. Looks for next uses in table_bytes of memory:
-// those of all accesses where they fit, else by a table of 4 bytes a node, in as many rounds as it
-// takes. Batches of
-// more than 30,000 rows are shared out among up to num_threads threads. If writing or reading
-// fails, the cache counts as empty, or is what it was.
+// for all accesses where they fit, else by a table of 4 bytes a node, in as many rounds as it
+// takes. Batches of more than 30,000 rows are shared out among up to num_threads threads. If
+// writing or reading fails, the cache counts as empty, or is what it was.
 template <class Id>
 void plan_belady_spilled(const SpilledTrace &trace, int64_t num_slots, int64_t *nodes,
                          int32_t *frequencies, int64_t table_bytes, int num_threads,

@@ -46,7 +46,7 @@ public:
         if (has(following))
             plan_.slots.will_need(4 * size_of(following), 4 * trace_.offsets[following]);
     }
-    // Of a batch: its slots, or its next uses.
+    // Write a batch's slots, or its next uses.
     void write_slots(int64_t batch, const int32_t *values) const {
         const int64_t num_bytes = 4 * size_of(batch);
         plan_.slots.write(values, num_bytes, 4 * trace_.offsets[batch]);
@@ -89,7 +89,7 @@ struct PlannedBatch : PlannedRows {
 template <class Id>
 class PlannedBatches {
 public:
-    // Memory for even and for odd batches; null: these share that of even ones.
+    // Memory for even and for odd batches; null: odd ones share the memory of even ones.
     PlannedBatches(const PlanFiles<Id> &files, int64_t longest_batch, int32_t *even,
                    int32_t *odd, Team &team)
         : files_(files),
@@ -97,7 +97,7 @@ public:
                    PlannedBatch<Id>(odd == nullptr ? even : odd, longest_batch)},
           turns_(files.trace().num_batches, odd != nullptr, team) {}
 
-    // See Planner: read_next says whether next uses are in the file.
+    // See Planner. read_next: whether next uses are in the file.
     template <class Begin>
     const PlannedBatch<Id> &open(int64_t batch, const Begin &begin, bool read_next) {
         const auto begin_here = [this, read_next, &begin](int64_t i) {

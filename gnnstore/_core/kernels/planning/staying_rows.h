@@ -33,7 +33,7 @@ public:
         int32_t num_rows = 0;
     };
 
-    // So many counts are enough: one for each slot, and those of one batch.
+    // The number of counts that are enough: one for each slot, and one batch's.
     static int64_t num_counts(int64_t num_slots) { return num_slots + (int64_t{1} << 17); }
 
     // counts [num_counts] is memory that is free again after thresholds(). free_from: the places
@@ -64,7 +64,7 @@ public:
         frequencies_.clear();
     }
 
-    // Of each batch from `first` on, and as the last element of the carried rows.
+    // Return the thresholds of each batch from `first` on, and last the carried rows'.
     std::vector<Threshold> thresholds() {
         std::vector<Threshold> found(static_cast<size_t>(num_batches_) + 1);
         share_out([&](const Count &count, int64_t taken) {
@@ -78,7 +78,7 @@ public:
     }
 
 private:
-    // Calls use(count, how many of them stay) for those of which some do.
+    // Calls use(count, how many rows of it stay) for each count with rows that stay.
     template <class Use>
     void share_out(const Use &use) {
         std::sort(counts_, counts_ + num_counts_, [](const Count &a, const Count &b) {

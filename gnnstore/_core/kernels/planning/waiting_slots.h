@@ -101,7 +101,7 @@ private:
     }
 
     static int64_t num_chunks(int64_t num_batches, int64_t num_slots) {
-        // Of each list and of two chains, one is partly filled.
+        // One chunk of each list and of two chains is partly filled.
         return (num_slots >> chunk_bits(num_batches)) + std::min(num_batches, num_slots) + 3;
     }
 

@@ -49,7 +49,7 @@ private:
     sigset_t before_;
 };
 
-// How a thread reads. It may stop half-way when is_given_up, and nobody looks at the result.
+// How a thread reads. It may stop half-way when is_given_up: the result is not used then.
 using ReadFunction = void (*)(const Read &, const std::atomic<bool> &is_given_up);
 
 void read_by_pread(const Read &read, const std::atomic<bool> &is_given_up) {
@@ -100,7 +100,7 @@ void populate(const Read &read, const uint8_t *begin, int64_t num_bytes,
     }
 }
 
-// Only what is required: the rest of the last unit may be on a page that nobody wants.
+// Only what is required: the rest of the last unit may be on a page that is not needed.
 void read_by_copying(const Read &read, const std::atomic<bool> &is_given_up) {
     if (read.required > read.file->mapped_bytes() - read.offset)
         throw out_of_range("a read ends at byte ", read.offset + read.required, ", but ",
@@ -258,7 +258,7 @@ private:
     const ReadFunction read_;
     const NotForked not_forked_;
 
-    // Of the thread that the engine belongs to.
+    // Used by the thread that the engine belongs to.
     int num_in_flight_ = 0;
     bool is_refused_ = false;
     std::vector<std::thread> threads_;

@@ -5,7 +5,7 @@
 // there are reads in the kernel. Should io_uring_enter fail meanwhile, whatever the reason,
 // completions arrive all the same, since a thread runs its ring's outstanding work on the way
 // back from any system call; so it sleeps a millisecond and looks again. Closing the ring
-// would not do: it ends no read that the disk has begun, and says nothing when it is over.
+// would not do: it does not end a read that the disk has begun, nor report its end.
 #include <algorithm>
 #include <cerrno>
 #include <cstring>

@@ -26,7 +26,7 @@ struct Read {
     uint64_t tag = 0;  // the caller's: comes back when the read is finished
 };
 
-// Memory that reads will go to, if the caller knows it beforehand: an engine may register it
+// Memory that reads will go to, where it is known beforehand: an engine may register it
 // with the kernel, which then need not pin its pages for every read.
 struct Staging {
     uint8_t *data = nullptr;

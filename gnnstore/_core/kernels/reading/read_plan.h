@@ -14,7 +14,7 @@ namespace gnnstore {
 // batch. Row and position share 64 bits, so that sorting moves half as much memory.
 class WantedRows {
 public:
-    // Of ids[k] with slots[k] < 0, or of all where slots is null. Checks neither.
+    // The rows of ids[k] with slots[k] < 0, or of all where slots is null. Checks neither.
     template <class Id>
     WantedRows(const Id *ids, const int32_t *slots, int64_t num_ids, int64_t num_rows);
 

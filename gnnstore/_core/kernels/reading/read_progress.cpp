@@ -70,7 +70,7 @@ ReadProgress::Step ReadProgress::advance_slowly(int64_t result) {
         patience_.reset();
         return Step::again;
     }
-    // Less than a unit: as before the end of a file, and whether it is there, the file knows.
+    // Less than a unit: as before the end of a file; its size decides whether it is there.
     if (size_of(file) <= read_.offset + end) throw truncation_error(read_, read_.offset + end);
     return try_again(EINTR);
 }

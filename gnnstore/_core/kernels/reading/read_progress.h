@@ -12,7 +12,7 @@ namespace gnnstore {
 
 // How long something that may come right by itself is tried again: 2 s in all, with pauses
 // that double from 0.1 ms to 50 ms. A disk under load is ready again after milliseconds;
-// whoever waits for a batch should hear after seconds, not minutes, that one is not.
+// a loop that waits for a batch should get the error after seconds, not minutes.
 class Patience {
 public:
     using Clock = std::chrono::steady_clock;

@@ -114,9 +114,8 @@ private:
 
 namespace {
 
-// Keeps an engine busy: `next` says what to read into which place, `done` takes what came.
-// Between reads, while there is other work, `meanwhile` does a bit of it and says whether
-// there is more.
+// Keeps an engine busy: `next` gives the read of a place, `done` takes what came. Between reads,
+// while there is other work, `meanwhile` does a bit of it and returns whether there is more.
 template <class Lane, class Next, class Done, class Meanwhile>
 void run_reads(Lane &lane, ReadCounts &counts, const Next &next, const Done &done,
                bool has_work, const Meanwhile &meanwhile) {

@@ -1,4 +1,4 @@
-// Rows of a table on disk, read and copied to where a batch wants them.
+// Rows of a table on disk, read and copied to their places in a batch.
 #pragma once
 
 #include <atomic>
@@ -16,7 +16,7 @@
 
 namespace gnnstore {
 
-// Counts of the reads of a call. Plain sums: those of several calls add up.
+// Counts of the reads of a call. Plain sums: counts of several calls add up.
 struct ReadCounts {
     int64_t reads = 0;         // as submitted: continuing a short one is not another
     int64_t bytes_read = 0;    // of these reads

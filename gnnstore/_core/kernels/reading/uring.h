@@ -11,7 +11,7 @@
 
 namespace gnnstore {
 
-// Used by one thread at a time. No call is made but where it says so.
+// Used by one thread at a time. Only functions marked as a call make one.
 class Ring {
 public:
     // Room for num_entries submissions, and for twice as many completions. Throws IoError
@@ -35,7 +35,7 @@ public:
     void forget_unsubmitted() { tail_ = kernel_head(); }
 
     // Hands over what was prepared, and waits until at least so many completions are there
-    // (a call). Returns 0 or errno; how much was handed over, num_unsubmitted() says.
+    // (a call). Returns 0 or errno; num_unsubmitted() counts what was not handed over.
     int enter(unsigned min_completions);
     // Whether the kernel has results that it hands out at the next call only.
     bool has_work_to_run() const;

@@ -9,7 +9,7 @@
 namespace gnnstore {
 
 struct FixedCache {
-    // Of index_nodes: which nodes have a slot, and which.
+    // From index_nodes: which nodes have a slot, and which.
     const uint64_t *bits;
     const int32_t *ranks;
     int64_t num_words;

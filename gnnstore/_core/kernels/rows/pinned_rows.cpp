@@ -43,7 +43,7 @@ void add_pinned(const PinnedStep &step, const Id *ids, int64_t num_ids) {
     check_ids(ids, num_ids, step.num_words * 64);
     check_ids(step.positions, step.num_changes, step.num_unpinned);
     // Which ids are pinned cannot be predicted: no branch depends on it. Both slots are found, and
-    // the places of all are noted, each over that of a pinned one before it.
+    // the places of all are noted, each over the place of a pinned one before it.
     const auto places = std::make_unique_for_overwrite<int32_t[]>(
         static_cast<size_t>(num_ids + 1));
     const int32_t none = -1;

@@ -41,7 +41,7 @@ struct Use {
     int64_t row, position;
 };
 
-// Sorts uses by row; those of a row stay in their order. Counting passes over digits, as many as
+// Sorts uses by row; the uses of a row stay in their order. Counting passes over digits, as many as
 // the largest row has.
 void sort_uses(std::vector<Use> &uses) {
     constexpr int digit_bits = 11;

@@ -1,4 +1,4 @@
-// Rows of a table in pages, copied to where a batch wants them.
+// Rows of a table in pages, copied to their places in a batch.
 #pragma once
 
 #include <cstdint>
@@ -30,7 +30,7 @@ struct RowLayout {
     }
     // The bytes that a table must have: the end of its last row.
     int64_t end_offset() const { return num_rows == 0 ? 0 : offset(num_rows - 1) + row_bytes; }
-    // Throws unless `out_bytes` are those of some rows.
+    // Throws unless `out_bytes` are whole rows.
     void check_output(int64_t num_out, int64_t out_bytes) const;
     bool is_dense() const { return rows_per_page * row_bytes == page_stride_bytes; }
 };

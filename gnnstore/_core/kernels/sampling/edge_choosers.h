@@ -13,8 +13,8 @@
 
 namespace gnnstore {
 
-// What lies along one list: pointers to what belongs to its first edge. The widths are those of
-// the edge type.
+// What lies along one list: pointers to what belongs to its first edge. The widths are the
+// edge type's.
 struct ListColumns {
     const void *order = nullptr, *indices = nullptr;
     const int64_t *times = nullptr;  // of the edges

@@ -3,7 +3,7 @@
 //
 // They are left out when positions are drawn and not afterwards, so that fan-outs stay full. A
 // batch has thousands of them and expands tens of thousands of nodes, few of which have any: a
-// filter of 8 KB tells most of the others.
+// filter of 8 KB rules out most of the others.
 #pragma once
 
 #include <algorithm>
@@ -94,8 +94,8 @@ private:
     }
 
     std::vector<int64_t> nodes_, begins_, ends_;
-    // Of the ranges of the same node up to each: where it would begin without those before it,
-    // and the positions in them and in it.
+    // By range: where it would begin without the ranges of the same node before it, and the
+    // number of positions in these and in it.
     std::vector<int64_t> shifted_, removed_;
     std::vector<uint64_t> filter_;
 };

@@ -20,7 +20,7 @@ class HopEdges {
 public:
     using Nodes = NodeTable<Local, Table>;
 
-    // The times are those of the seeds, by tree.
+    // The times are the seeds', by tree.
     HopEdges(const EdgeType &type, const SamplingOptions &options,
              const std::vector<int64_t> &seed_times, Nodes &sources, Nodes &targets)
         : type_(type),
@@ -175,7 +175,7 @@ public:
     bool outside(Index neighbor) const {
         return node_id(neighbor) >= static_cast<uint64_t>(type_.num_src_nodes);
     }
-    // Throws if one of the neighbours that were read is no node.
+    // Throws if one of the neighbours that were read is not a node.
     template <class Index>
     void check_neighbors(const Index *neighbors, const int64_t *positions, int64_t count) const {
         bool is_outside = false;

@@ -48,7 +48,7 @@ public:
                     throw out_of_range("the place ", tree_[i], " of seed ", i, of_type(), " is "
                                        "outside [0, ", num_trees, ")");
             }
-            // A repeated seed keeps its place; the table knows the first.
+            // A repeated seed keeps its place; the table has the first.
             table_.find_or_insert(key_of(i), static_cast<uint32_t>(i));
         }
         num_nodes_ = count;

@@ -108,7 +108,7 @@ struct SampledBatch {
 // seeds), each once, along each edge type in turn. Repeated seeds keep their places, and each is
 // expanded at its own; as a neighbour such a node has the local id of its first place.
 //
-// Local is int32_t or int64_t. Throws std::out_of_range for a seed that is no node,
+// Local is int32_t or int64_t. Throws std::out_of_range for a seed that is not a node,
 // std::invalid_argument for a corrupt graph or options that make no sense, and
 // std::overflow_error for a batch too large to be numbered. Memory is proportional to the
 // batch. Any number of threads may sample from one graph.

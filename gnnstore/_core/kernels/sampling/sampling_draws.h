@@ -20,7 +20,7 @@ struct DrawKey {
 
 // The 64-bit draws of one node in one hop, in the order of numpy.random.Philox(
 // key=[seed, epoch], counter=[0, node, hop | type << 8 | tree << 32, batch]).random_raw(). The
-// edge type is part of the argument `hop`; that of a graph of one type is 0.
+// edge type is part of the argument `hop`; it is 0 in a graph of one type.
 class NodeDraws {
 public:
     NodeDraws(const DrawKey &key, uint64_t node, uint32_t hop, uint32_t tree)

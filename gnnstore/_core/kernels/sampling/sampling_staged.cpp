@@ -418,7 +418,7 @@ private:
     }
 
     void draw_lists(std::vector<ReadRequest> &requests) {
-        // Of each edge type two columns at most.
+        // Two columns at most for each edge type.
         const auto num_types = std::count_if(
             reads_.begin(), reads_.end(), [](const Reads &reads) { return reads.has_lists(); });
         const int64_t most = max_column_positions_ / (2 * num_types);
@@ -443,7 +443,7 @@ private:
         }
     }
 
-    // Of an edge type at a time.
+    // One edge type at a time.
     void draw_columns(std::vector<ReadRequest> &requests) {
         const auto next = std::find_if(reads_.begin(), reads_.end(),
                                        [](const Reads &reads) { return reads.has_columns(); });

@@ -1,6 +1,6 @@
-// Sampling when in-neighbours do not lie in memory: a batch says which positions of which arrays
-// it needs next, whoever drives it fetches them, and it goes on. The result is the one of
-// sample_neighbors, bit for bit.
+// Sampling when in-neighbours do not lie in memory: a batch asks for positions of arrays that it
+// needs next, its caller fetches them, and it goes on. The result is sample_neighbors', bit for
+// bit.
 #pragma once
 
 #include <cstdint>
@@ -19,7 +19,7 @@ namespace gnnstore {
 struct CachedLists {
     const uint64_t *bits = nullptr;   // ceil(num_nodes / 64); null: there is no cache
     const int64_t *starts = nullptr;  // as many
-    const void *neighbors = nullptr;  // as wide as those of the edge type
+    const void *neighbors = nullptr;  // as wide as the edge type's
     int64_t num_neighbors = 0;
 };
 
@@ -54,7 +54,7 @@ protected:
     int64_t num_cached_ = 0;
 };
 
-// Local is int32_t or int64_t; exceptions are those of sample_neighbors. There is a cache for each
+// Local is int32_t or int64_t; exceptions are sample_neighbors'. There is a cache for each
 // edge type. What lies along whole in-neighbour lists is asked for in pieces of
 // max_column_positions: induced subgraphs need it, which take parts of lists too, and choices by time
 // or weight, whose pieces have one list at least. The arrays that the graph and the caches point to

@@ -17,8 +17,8 @@ inline constexpr int32_t list_slack = 16;
 int32_t list_between(const int32_t *values, int32_t size, int32_t low, int32_t high,
                      int32_t *found);
 
-// The accesses of a batch whose rows are kept: those next used before a position, and, where the
-// next use is unknown, those of high enough frequency. See Planner.
+// The accesses of a batch whose rows are kept: rows next used before a position, and, where the
+// next use is unknown, rows of high enough frequency. See Planner.
 struct KeptUses {
     int32_t here, later;  // the first positions of the batch and of what is behind it
     int32_t kept_end;     // next uses before it are kept
@@ -27,9 +27,9 @@ struct KeptUses {
 
 struct AccessLists {
     int32_t num_handed_on, num_others;
-    // Of accesses whose slot goes to their next use: this, and the slot.
+    // Accesses whose slot goes to their next use: this, and the slot.
     int32_t uses[list_block + list_slack], slots[list_block + list_slack];
-    // Of others that have a slot or are kept: where in the batch they stand.
+    // Other accesses that have a slot or are kept: their places in the batch.
     int32_t others[list_block + list_slack];
 };
 

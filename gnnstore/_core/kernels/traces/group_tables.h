@@ -13,13 +13,13 @@
 
 namespace gnnstore {
 
-// Of ids without keys, a group has about so many accesses.
+// Accesses of a group of ids without keys, about.
 inline constexpr int64_t hashed_group_accesses = 1 << 14;
 
 // State of a row while its group goes through the trace from its end: where it is used next, and
 // how many batches use it so far. All bits are 0 before it is met.
 struct Met {
-    // Positions less that of the trace's end, so that 0 is nowhere.
+    // Positions relative to the trace's end, so that 0 is nowhere.
     static constexpr int32_t nowhere = 0, in_a_slot = 1;
 
     int32_t next;

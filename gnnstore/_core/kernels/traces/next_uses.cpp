@@ -135,9 +135,9 @@ template <class Id>
 int64_t NextUses<Id>::working_bytes(const TraceWindows &windows, const RowGroups &groups,
                                     int64_t num_batches, int num_threads) {
     const auto bytes = [](size_t count, size_t size) { return static_cast<int64_t>(count * size); };
-    // Of a thread: a table, and the accesses of its group that are the last of their rows; how far
-    // groups are filled; the ids and the next uses of windows. Of all these only the ids may be so
-    // many that the pool has them in huge pages.
+    // A thread needs a table, and the accesses of its group that are the last of their rows; how
+    // far groups are filled; the ids and the next uses of windows. Only the ids may be so many
+    // that the pool has them in huge pages.
     const int64_t num_ids = windows.begin(windows.num_windows());
     const int64_t read_bytes = int64_t{sizeof(Id)} * windows.longest_stretch();
     const int64_t page = read_bytes < huge_page_bytes / 2 ? 1 : huge_page_bytes;
@@ -230,8 +230,8 @@ void NextUses<Id>::fill_window(int64_t w, const Id *ids, uint32_t *places) {
     }
 }
 
-// Goes from the end of the trace to its beginning: a row's place in the table tells where it was
-// met last, which is its next use.
+// Goes from the end of the trace to its beginning: a row's entry in the table is where it
+// was met last, which is its next use.
 template <class Id>
 template <bool has_keys, class Table>
 void NextUses<Id>::link(int64_t group, Table &group_table, int64_t *misses) {
@@ -250,8 +250,8 @@ void NextUses<Id>::link(int64_t group, Table &group_table, int64_t *misses) {
 
     const int64_t *const offsets = trace_.offsets;
     const int32_t end = positions_.end();
-    // Of the batch of the accesses that are looked at: where it begins, and positions from `end`
-    // on of accesses of the trace and of what is behind the batch.
+    // The batch that is looked at: where it begins, and the positions from `end` on of its
+    // accesses and of what is behind it.
     int64_t batch = trace_.num_batches, batch_begin = trace_.num_ids;
     int32_t gap = 0, behind = 0;
     int64_t num_repeated = 0;

@@ -62,7 +62,7 @@ private:
 template <class Id>
 class TraceIds {
 public:
-    // The ids of the accesses from `begin` to `end`, which are those of whole batches. Called by
+    // Reads the ids of the accesses from `begin` to `end`, which are whole batches. Called by
     // many threads at once.
     virtual void read(int64_t begin, int64_t end, Id *ids) const = 0;
 
@@ -94,8 +94,8 @@ public:
     static int64_t working_bytes(const TraceWindows &windows, const RowGroups &groups,
                                  int64_t num_batches, int num_threads);
 
-    // Adds those of a batch to `uses` [num_batches + 1], by the batch that they are in; those that are
-    // not used again to the last one. False: they are not counted, since batches are too many.
+    // Adds the next uses of a batch to `uses` [num_batches + 1], by the batch that they are in;
+    // rows not used again to the last one. False: they are not counted, since batches are too many.
     bool add_uses(int64_t batch, UsesInBatch *uses) const;
 
     // The next uses of rows in slots, into first_uses [num_slots]; behind the trace where a slot

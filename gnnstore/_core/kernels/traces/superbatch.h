@@ -29,7 +29,7 @@ struct CacheChanges {
 };
 
 inline constexpr int64_t max_trace_ids = std::numeric_limits<int32_t>::max() - 2;
-// Of the batches that need a row: larger ones are not told apart.
+// The highest count of batches that need a row; higher ones count as this one.
 inline constexpr int32_t max_frequency = 65535;
 
 inline void check_num_slots(int64_t num_slots) {

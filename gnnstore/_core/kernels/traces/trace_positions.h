@@ -1,5 +1,5 @@
 // Positions of accesses that tell at once which batch they belong to: each batch begins a new
-// block of positions, so that a table of blocks knows it without a comparison.
+// block of positions, so that a table of blocks finds it without a comparison.
 #pragma once
 
 #include <algorithm>
@@ -44,8 +44,8 @@ public:
     int32_t end() const { return begins_.back(); }
     int64_t batch(int32_t position) const { return batches().of(position); }
 
-    // To be copied by whoever asks for many: what else is written cannot change a copy, so that it
-    // stays in registers.
+    // A caller with many positions copies it: other writes cannot change a copy, so that it stays
+    // in registers.
     class Batches {
     public:
         Batches(const int32_t *batches, int shift) : batches_(batches), shift_(shift) {}

@@ -20,7 +20,7 @@ public:
         int64_t size() const { return end - begin; }
     };
 
-    // Of equal length, whichever batches they cut. Each is a stretch.
+    // Windows of equal length, whichever batches they cut. Each is a stretch.
     static TraceWindows equal(int64_t num_ids) {
         TraceWindows windows;
         for (int64_t begin = 0; begin < num_ids; begin += equal_size)

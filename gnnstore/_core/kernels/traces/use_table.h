@@ -140,7 +140,7 @@ private:
         }
 
     private:
-        // Lists those of the next ids; false: there are no more ids.
+        // Lists the entries of the next ids; false after the last id.
         bool list() {
             if (from_last ? end_ == 0 : end_ == size_) return false;
             begin_ = from_last ? std::max<int64_t>(end_ - list_block, 0) : end_;
