@@ -87,7 +87,6 @@ from_numpy(source, output, options=ConvertOptions(undirected=True, memory_bytes=
 SPLIT = """
 import json
 import numpy as np
-import zarr
 from gnnstore.converters import split_edges
 source, output, group, memory = sys.argv[1:]
 np.linalg.norm(np.zeros(3))
@@ -99,7 +98,6 @@ print("split")
 
 REORDER = """
 import numpy as np
-import zarr
 from gnnstore.converters import ConvertOptions, reorder
 store, output, group, memory = sys.argv[1:]
 np.linalg.norm(np.zeros(3))

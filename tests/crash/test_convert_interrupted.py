@@ -33,7 +33,6 @@ _SWEEP = """
     from contextlib import nullcontext
     from pathlib import Path
 
-    import zarr
     from gnnstore.converters import ConvertOptions, from_rmat
     from tests.support.faults import inject
     from tests.support.filesystem_calls import signal_at_filesystem_call, serve
@@ -89,9 +88,9 @@ def test_a_signal_at_any_touch_of_the_disk(
 ) -> None:
     (tmp_path / "out").mkdir()
     output = tmp_path / "out" / "r.gnn"
-    # Of some 180 touches, the first of which remove what the attempt before left, the last dozen
+    # Of some 120 touches, the first of which remove what the attempt before left, the last dozen
     # rename: each of these, or a part of all.
-    points = chain([130], range(choose(170, 131), 10_000))
+    points = chain([80], range(choose(106, 81), 10_000))
     if overwrite != "by two renames":
         points = chain(range(1, 10_000, choose(17, 4)))
     outcomes = set()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,11 @@ import numpy.typing as npt
 import pytest
 import tensorstore
 import zarr
+from zarr.codecs import ZstdCodec
 
-from gnnstore.formats import StoreReader
+from gnnstore.formats import AttributeSpec, StoreReader
+from gnnstore.formats.arrays.compressed import write_compressed_files
+from gnnstore.formats.arrays.dtypes import STORAGE_DTYPES
 from tests.support.effort import choose
 from tests.support.stores import ExampleStore, write_example_store
 
@@ -103,6 +107,39 @@ def test_memmap_over_a_shard_equals_it(example: ExampleStore) -> None:
             whole = np.memmap(path, dtype=array.dtype, mode="r", shape=(rows, *array.row_shape))
             start_row = shard * layout.shard_rows
             np.testing.assert_array_equal(whole, expected[start_row : start_row + rows])
+
+
+@pytest.mark.parametrize("dtype", STORAGE_DTYPES)
+@pytest.mark.parametrize("shape", [(), (0,), (3,), (2, 3), (0, 2), (2_100_000,), (3, 2_900_000)])
+def test_compressed_arrays_are_those_of_zarr(
+    tmp_path: Path, dtype: str, shape: tuple[int, ...]
+) -> None:
+    """Of one chunk, none, and several of which the last is cut: the same bytes in every file."""
+    spec = AttributeSpec("a", "nodes/node/a", "cold", dtype, shape)
+    values = (np.arange(int(np.prod(shape))) % 100).reshape(shape).astype(STORAGE_DTYPES[dtype])
+    chunks = tuple(max(1, extent) for extent in shape)
+    while math.prod(chunks) * values.itemsize > 2**23:
+        longest = chunks.index(max(chunks))
+        chunks = tuple(-(-n // 2) if axis == longest else n for axis, n in enumerate(chunks))
+    (tmp_path / "own").mkdir()
+    files = write_compressed_files(tmp_path / "own", spec, values, "node")
+    array = zarr.create_array(
+        store=str(tmp_path / "zarr"),
+        shape=shape,
+        chunks=chunks,
+        dtype=values.dtype,
+        compressors=ZstdCodec(level=3),
+        chunk_key_encoding={"name": "default", "separator": "."},
+        dimension_names=spec.dimension_names("node")[: len(shape)],
+        attributes={"gnnstore": {"layout": "cold", "dtype": dtype}},
+        config={"write_empty_chunks": True},
+    )
+    array[...] = values
+    expected = sorted((tmp_path / "zarr").iterdir())
+    assert [name for name, _, _ in files] == [file.name for file in expected]
+    for (name, size, _), file in zip(files, expected, strict=True):
+        data = (tmp_path / "own" / name).read_bytes()
+        assert (len(data), data) == (size, file.read_bytes()), name
 
 
 def test_an_array_of_zeros_has_all_its_chunks(tmp_path: Path) -> None:

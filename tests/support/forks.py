@@ -233,7 +233,7 @@ class ForkServer:
             return subprocess.CompletedProcess(code, status, out.read(), err.read())
 
 
-MODULES = ("gnnstore.layerwise.run", "tests.support.packing", "torch_geometric.nn", "zarr")
+MODULES = ("gnnstore.layerwise.run", "tests.support.packing", "torch_geometric.nn")
 
 
 def start_servers(count: int) -> tuple[subprocess.Popen[bytes], list[socket.socket]]:

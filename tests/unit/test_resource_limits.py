@@ -28,7 +28,7 @@ SCRIPT = """
 import json, os, re, resource, signal, sys
 from pathlib import Path
 import numpy as np
-import torch, zarr.codecs, gnnstore
+import torch, gnnstore
 from gnnstore.converters import from_numpy
 source, output, packed, kind = sys.argv[1:5]
 
@@ -107,7 +107,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     [
         ("NOFILE", (0, 1, 2, 4), "open files"),
         # With nothing left, CPython's Thread.start waits for ever for a thread that cannot begin.
-        ("AS", (2**22, 2**24, 2**26), "bytes of address space"),
+        ("AS", (2**23, 2**24, 2**26), "bytes of address space"),
     ],
 )
 def test_a_limit_of_the_process_is_named(

@@ -1,18 +1,18 @@
-"""Small arrays that are read whole (labels, splits, maps), compressed by Zarr."""
+"""Small arrays that are read whole (labels, splits, maps), compressed."""
 
 from __future__ import annotations
 
 import itertools
+import json
 import math
-import os
 from collections.abc import Iterator
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from gnnstore import _core
 from gnnstore.errors import CorruptStoreError
 from gnnstore.formats.arrays.dtypes import STORAGE_DTYPES
 from gnnstore.formats.arrays.spec import AttributeSpec
@@ -21,9 +21,10 @@ from gnnstore.formats.arrays.zarr_metadata import (
     MAX_COMPRESSED_CHUNK_BYTES,
     MAX_COMPRESSED_FILE_BYTES,
     METADATA_FILE,
+    compressed_metadata,
     parse_compressed,
 )
-from gnnstore.formats.base.files import BLOCK_BYTES, StoredFile, open_binary, read_small
+from gnnstore.formats.base.files import StoredFile, read_small, write_new
 from gnnstore.formats.base.strict_json import parse_object
 
 # zstd's level, its own default: the sizes of label arrays hardly change above it.
@@ -38,30 +39,25 @@ def write_compressed_files(
     stored: npt.NDArray[Any],
     row_dimension: str | None = None,
 ) -> list[StoredFile]:
-    """Write an array, zstd-compressed, with zarr-python; durably. Return its files."""
-    import zarr  # noqa: PLC0415  (not needed to read metadata, which must be quick)
-    from zarr.codecs import ZstdCodec  # noqa: PLC0415
+    """Write an array, zstd-compressed, in place of what its directory holds; durably.
 
-    target = zarr.create_array(
-        store=str(directory),
-        shape=stored.shape,
-        chunks=_chunk_shape(stored.shape, stored.itemsize),
-        dtype=stored.dtype,
-        compressors=ZstdCodec(level=_ZSTD_LEVEL),
-        chunk_key_encoding={"name": "default", "separator": "."},
-        dimension_names=spec.dimension_names(row_dimension),
-        attributes={"gnnstore": {"layout": "cold", "dtype": spec.dtype}},
-        # A chunk of zeros is written like any other: a missing chunk is lost, not zero.
-        config={"write_empty_chunks": True},
-        overwrite=True,
-    )
-    target[...] = stored
-    files = []
-    for file in sorted(directory.iterdir()):
-        with open_binary(file) as handle:
-            os.fsync(handle.fileno())
-        files.append((file.name, file.stat().st_size, _core.crc32c_file(str(file), BLOCK_BYTES)))
-    return files
+    Return its files, in the order of their names, which are those that zarr-python would write.
+    """
+    from numcodecs.zstd import compress  # noqa: PLC0415  (not needed to read metadata)
+
+    for file in directory.iterdir():
+        file.unlink()
+    shape, chunk_shape = stored.shape, _chunk_shape(stored.shape, stored.itemsize)
+    names = spec.dimension_names(row_dimension)
+    document = compressed_metadata(spec.dtype, shape, chunk_shape, _ZSTD_LEVEL, names)
+    files = [write_new(directory / METADATA_FILE, json.dumps(document, indent=2).encode())]
+    for place, name in _places(shape, chunk_shape):
+        part = stored[place]
+        if part.shape != chunk_shape:  # the last chunk along an axis is as long as the others
+            part, cut = np.zeros(chunk_shape, stored.dtype), part
+            part[tuple(map(slice, cut.shape))] = cut
+        files.append(write_new(directory / name, compress(part.tobytes(), _ZSTD_LEVEL)))
+    return sorted(files, key=itemgetter(0))
 
 
 def _chunk_shape(shape: tuple[int, ...], item_bytes: int) -> tuple[int, ...]:
@@ -86,6 +82,16 @@ def chunk_files(counts: list[int]) -> Iterator[tuple[tuple[int, ...], str]]:
         yield position, ".".join(["c", *map(str, position)])
 
 
+def _places(
+    shape: tuple[int, ...], chunk_shape: tuple[int, ...]
+) -> Iterator[tuple[tuple[slice, ...], str]]:
+    """Yield the place in the array and the file name of each chunk."""
+    for position, name in chunk_files(chunk_counts(shape, chunk_shape)):
+        begins = [i * length for i, length in zip(position, chunk_shape, strict=True)]
+        ends = map(min, shape, map(sum, zip(begins, chunk_shape, strict=True)))
+        yield tuple(map(slice, begins, ends)), name
+
+
 def read_chunks(
     directory: Path, spec: AttributeSpec
 ) -> Iterator[tuple[tuple[slice, ...], npt.NDArray[Any]]]:
@@ -100,7 +106,7 @@ def read_chunks(
     spec.check(dtype, shape, path)
     chunk = np.empty(chunk_shape, STORAGE_DTYPES[dtype])
     raw = chunk.reshape(-1).view(np.uint8)
-    for position, name in chunk_files(chunk_counts(shape, chunk_shape)):
+    for place, name in _places(shape, chunk_shape):
         file = directory / name
         frame = read_small(file, MAX_COMPRESSED_FILE_BYTES)
         try:
@@ -111,9 +117,6 @@ def read_chunks(
                 "run 'gnnstore verify' on the store",
                 path=file,
             ) from error
-        begins = [i * length for i, length in zip(position, chunk_shape, strict=True)]
-        ends = map(min, shape, map(sum, zip(begins, chunk_shape, strict=True)))
-        place = tuple(map(slice, begins, ends))
         # The last chunk along an axis is as long as the others: cut values beyond the array.
         yield place, chunk[tuple(slice(part.stop - part.start) for part in place)]
 

@@ -137,6 +137,33 @@ def parse_paged(document: dict[str, Any], path: str) -> tuple[str, tuple[int, ..
     return dtype, shape[1:], layout
 
 
+def compressed_metadata(
+    dtype: str,
+    shape: tuple[int, ...],
+    chunk_shape: tuple[int, ...],
+    level: int,
+    dimension_names: Sequence[str],
+) -> dict[str, Any]:
+    """Return the `zarr.json` document of a compressed array, with keys in zarr-python's order."""
+    storage = STORAGE_DTYPES[dtype]
+    return {
+        "shape": list(shape),
+        "data_type": zarr_data_type(dtype),
+        "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": list(chunk_shape)}},
+        "chunk_key_encoding": _KEYS,
+        "fill_value": storage.type(0).item(),
+        "codecs": [
+            _LITTLE_ENDIAN if storage.itemsize > 1 else {"name": "bytes"},
+            {"name": "zstd", "configuration": {"level": level, "checksum": False}},
+        ],
+        "attributes": {"gnnstore": {"layout": "cold", "dtype": dtype}},
+        **({"dimension_names": list(dimension_names)} if shape else {}),
+        "zarr_format": 3,
+        "node_type": "array",
+        "storage_transformers": [],
+    }
+
+
 def parse_compressed(
     document: dict[str, Any], path: str
 ) -> tuple[str, tuple[int, ...], tuple[int, ...]]:
