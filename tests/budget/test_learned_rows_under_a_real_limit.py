@@ -13,7 +13,7 @@ from tests.support.forks import ForkServer
 from tests.support.limits import run_limited
 
 ALLOWANCE_BYTES = 48 * 10**6
-NUM_NODES, DIM, BUDGET_BYTES = 400_000, 128, 100 * 10**6
+NUM_NODES, DIM, BUDGET_BYTES = 300_000, 128, 100 * 10**6
 
 LEARN = """
 store, table_path, budget, group = sys.argv[1:]

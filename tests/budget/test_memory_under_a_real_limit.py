@@ -12,6 +12,7 @@ import os
 import signal
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -86,6 +87,7 @@ from_numpy(source, output, options=ConvertOptions(undirected=True, memory_bytes=
 
 SPLIT = """
 import json
+import numcodecs.zstd
 import numpy as np
 from gnnstore.converters import split_edges
 source, output, group, memory = sys.argv[1:]
@@ -97,6 +99,7 @@ print("split")
 """
 
 REORDER = """
+import numcodecs.zstd
 import numpy as np
 from gnnstore.converters import ConvertOptions, reorder
 store, output, group, memory = sys.argv[1:]
@@ -228,7 +231,7 @@ def read(
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
-        ({"strategy": "mmap", "memory": 150 * 10**6, "most_batches": choose(10, 20)}, {"mmap"}),
+        ({"strategy": "mmap", "memory": 150 * 10**6, "most_batches": choose(9, 20)}, {"mmap"}),
         # Which of the two it takes depends on how fast the machine samples and plans.
         (
             {"strategy": "auto", "memory": 80 * 10**6, "most_batches": 12},
@@ -263,13 +266,13 @@ def test_loader(
             "strategy": "direct",
             "memory": 120 * 10**6,
             "io_engine": "io_uring",
-            "most_batches": choose(8, 16),
+            "most_batches": choose(7, 16),
         },
         {
             "strategy": "static",
             "memory": 130 * 10**6,
             "cache": "frequency",
-            "most_batches": choose(8, 16),
+            "most_batches": choose(7, 16),
         },
         {"strategy": "direct", "memory": 120 * 10**6, "io_engine": "pread", "most_batches": 16},
         {"strategy": "static", "memory": 200 * 10**6, "cache": "degree", "most_batches": 26},
@@ -299,7 +302,7 @@ def test_reads_from_disk(
     "options",
     [
         # Many reads a batch, so a few superbatches of few batches will do.
-        {"strategy": "packed", "memory": 150 * 10**6, "most_batches": choose(12, 30)},
+        {"strategy": "packed", "memory": 150 * 10**6, "most_batches": choose(8, 30)},
         {"strategy": "belady", "memory": 100 * 10**6, "most_batches": 20},
         {"strategy": "packed", "memory": 250 * 10**6, "num_threads": 4, "most_batches": 30},
         {"strategy": "belady", "memory": 250 * 10**6, "most_batches": 30},
@@ -320,7 +323,7 @@ def test_planned_caches(
 @pytest.mark.parametrize(
     "options",
     [
-        {"strategy": "belady", "memory": 80 * 10**6, "most_batches": choose(18, 25)},
+        {"strategy": "belady", "memory": 80 * 10**6, "most_batches": choose(14, 25)},
         {"strategy": "packed", "memory": 120 * 10**6, "most_batches": 40},
         {"strategy": "static", "memory": 80 * 10**6, "most_batches": 25},
     ][: choose(1, 3)],
@@ -418,13 +421,13 @@ def test_an_archive_that_expands_beyond_the_budget(
     indptr = np.full(num_nodes + 1, num_edges)
     indptr[:num_nodes] = np.arange(num_nodes) * num_edges // num_nodes
     source = tmp_path / "a.npz"
-    np.savez_compressed(
-        source,
-        indptr=indptr,
-        indices=np.arange(num_edges),
-        x=np.zeros((num_nodes, 2), np.float32, order="F"),
-    )
-    del indptr
+    x = np.zeros((num_nodes, 2), np.float32, order="F")
+    # As `np.savez_compressed`, in a quarter of the time.
+    with zipfile.ZipFile(source, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
+        for name, array in (("indptr", indptr), ("indices", np.arange(num_edges)), ("x", x)):
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as file:
+                np.lib.format.write_array(file, array)
+    del indptr, x
     made = write_within(limited, CONVERT, source, tmp_path / "a.gnn", 60 * 10**6)
     assert StoreReader.open(made).schema.node.num_nodes == num_nodes
 

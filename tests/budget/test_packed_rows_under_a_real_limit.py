@@ -64,7 +64,7 @@ def test_four_epochs_in_a_superbatch(
     forks: ForkServer, limited: tuple[Path, Path], store: Path, tmp_path: Path
 ) -> None:
     found = load(
-        forks, limited, store, FOUR_EPOCHS, 7, superbatch=4 * EPOCH_BATCHES, spill_dir=str(tmp_path)
+        forks, limited, store, FOUR_EPOCHS, 5, superbatch=4 * EPOCH_BATCHES, spill_dir=str(tmp_path)
     )
     assert found["superbatch"] == 4 * EPOCH_BATCHES
     assert found["bytes_spilled"] > ALLOWANCE_BYTES

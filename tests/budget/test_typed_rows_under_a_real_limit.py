@@ -25,11 +25,11 @@ NODES = {
 }
 
 LOAD = """
-store, options, group = sys.argv[1:]
+store, options, nodes, group = sys.argv[1:]
 begin(group)
 loader = gnnstore.NeighborLoader(
-    store, [8, 4], ("paper", range(6000)), batch_size=128, shuffle=True, seed=0, num_threads=2,
-    **json.loads(options),
+    store, [8, 4], ("paper", range(int(nodes))), batch_size=128, shuffle=True, seed=0,
+    num_threads=2, **json.loads(options),
 )
 for epoch in range(2):
     for batch in loader:
@@ -70,7 +70,8 @@ def test_one_budget_for_all_types(
     forks: ForkServer, limited: tuple[Path, Path], store: Path, options: dict[str, Any]
 ) -> None:
     most = options["memory"] + ALLOWANCE_BYTES
-    found = run_limited(forks, LOAD, store, json.dumps(options), limited=limited, most=most)
+    given = store, json.dumps(options), choose(3000, 6000)
+    found = run_limited(forks, LOAD, *given, limited=limited, most=most)
     assert found["grown"] <= most, found["reason"]
     assert found["bytes_gathered"] > 3 * options["memory"]
     # The rows of 2 bytes are held; the others have slots of their widths. Ids of edges may be read
