@@ -1,8 +1,8 @@
 """Train graph neural networks on graphs many times larger than RAM.
 
 This module is the public API and nothing else, so that what users may rely on stands in
-one place. Names are loaded when they are first used: `import gnnstore` costs no import of
-torch, zarr or torch_geometric, which keeps the command line quick.
+one place. Names are loaded when they are first used: `import gnnstore` does not import torch,
+NumPy or torch_geometric, which keeps the command line quick.
 
 >>> import gnnstore
 >>> store = gnnstore.open("papers100M.gnn")                            # doctest: +SKIP

@@ -78,7 +78,7 @@ def test_text_for_people(run: Any) -> None:
     done = run("info")
     assert done.status == 0
     assert done.stdout.startswith(f"gnnstore {gnnstore.__version__}\n")
-    for text in ("torch", "zarr", "File system", "direct_io", "Engines"):
+    for text in ("torch", "numcodecs", "File system", "direct_io", "Engines"):
         assert text in done.stdout
 
 

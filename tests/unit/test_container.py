@@ -191,32 +191,6 @@ def test_a_full_disk_and_going_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert_same_files(path, whole)
 
 
-def test_what_another_thread_still_writes_hides_no_interrupt(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Zarr's thread writes on while ours is interrupted; the next attempt clears that away."""
-    whole = write(tmp_path / "whole.parts")
-    path = tmp_path / "a.parts"
-
-    def interrupted(directory: Path, spec: Any, *_: Any) -> Any:
-        (directory / spec.path).mkdir(parents=True)
-        raise KeyboardInterrupt
-
-    real = Path.rmdir
-
-    def late(folder: Path) -> None:
-        (folder / "c").write_bytes(b"")
-        real(folder)
-
-    with monkeypatch.context() as patch:
-        patch.setattr("gnnstore.formats.container.writer.write_compressed_files", interrupted)
-        patch.setattr(Path, "rmdir", late)
-        with pytest.raises(KeyboardInterrupt):
-            write(path)
-    write(path, resume=True)
-    assert_same_files(path, whole)
-
-
 def _no_space(*_: Any) -> Any:
     raise OSError(28, "No space left on device")
 

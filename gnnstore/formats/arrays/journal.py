@@ -229,7 +229,7 @@ class Journal:
                     if Path(root, name) not in recorded:
                         Path(root, name).unlink(missing_ok=True)
                 if Path(root) != self.directory:
-                    with suppress(OSError):  # it holds a recorded file, or zarr's thread writes
+                    with suppress(OSError):  # it holds a recorded file
                         Path(root).rmdir()
 
     def close(self) -> None:

@@ -102,7 +102,7 @@ def convert(
     if options.memory_bytes is not None:
         _return_large_blocks()
     with interrupts_wait():
-        importlib.import_module("zarr.codecs")  # else imported in the middle of the work
+        importlib.import_module("numcodecs.zstd")  # else imported in the middle of the work
     started = time.perf_counter()
     with session.progress(style=style) as progress:
         path = run(options=options, progress=progress, **arguments)

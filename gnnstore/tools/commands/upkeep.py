@@ -111,7 +111,7 @@ Examples:
   gnnstore info /data/papers100M.gnn
   gnnstore info --json > report.json
 """
-_PACKAGES = ("numpy", "torch", "torch_geometric", "zarr", "numcodecs", "pyarrow", "click", "rich")
+_PACKAGES = ("numpy", "torch", "torch_geometric", "numcodecs", "pyarrow", "click", "rich")
 
 
 _SYSTEM = (
