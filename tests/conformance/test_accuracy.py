@@ -1,8 +1,7 @@
 """Training through the loader reaches what training in memory reaches.
 
 The example script is what trains, so that it is tested too. In memory, torch_geometric
-reaches 80.6 % on Cora's public split and 91.3 % on Facebook page-page with the same model; the
-short form of the tests stops at the first hundredths below.
+reaches 80.6 % on Cora's public split and 91.3 % on Facebook page-page with the same model.
 """
 
 from __future__ import annotations
@@ -60,7 +59,7 @@ def test_links_of_twitch(pytestconfig: pytest.Config) -> None:
 
 
 @pytest.mark.parametrize(
-    ("model", "least"), [("complex", 0.25), ("distmult", 0.2), ("transe", 0.1)]
+    ("model", "least"), [("complex", 0.25), *choose((), (("distmult", 0.2), ("transe", 0.1)))]
 )
 def test_knowledge_graph(model: str, least: float) -> None:
     """Filtered, among 1,000 entities: a model that learns nothing has an MRR of 1/500."""
@@ -72,7 +71,9 @@ def test_knowledge_graph(model: str, least: float) -> None:
 def test_demo(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """GraphSAGE beats both controls, and again in the same place with the same result."""
     demo = module_of("demo")
-    arguments = demo.parse(["--dir", str(tmp_path / "new"), "--scale", "13", "--epochs", "4"])
+    arguments = demo.parse(
+        ["--dir", str(tmp_path / "new"), "--scale", choose("12", "13"), "--epochs", "4"]
+    )
     found = demo.run(arguments)
     assert found["GraphSAGE"] > found["MLP"] + 0.15
     assert found["GraphSAGE"] > found["GraphSAGE, shuffled"] + 0.15
@@ -110,26 +111,28 @@ def accuracies(example: ModuleType, store: Path, options: str) -> list[float]:
     """Test accuracy of the best epoch by validation, for some seeds."""
     return [
         example.run(example.parse([str(store), *options.split(), "--seed", str(seed)])).best.test
-        for seed in range(choose(1, 5))
+        for seed in range(5)
     ]
 
 
 @pytest.mark.timeout(600)
 def test_cora(example: ModuleType, cora_directory: Path, tmp_path: Path) -> None:
+    if not is_long():
+        pytest.skip("part of the long form, as a planted graph is trained on in both")
     store = from_ogb(cora_directory, tmp_path / "cora.gnn")
     found = accuracies(
         example,
         store,
         "--fanouts -1 --layers 2 --hidden 64 --dropout 0.5 --lr 0.02 --weight-decay 5e-4 "
-        f"--normalize {choose('--epochs 12 --eval-every 6', '--epochs 30')}",
+        "--normalize --epochs 30",
     )
-    assert mean(found) >= choose(0.78, 0.79), found
+    assert mean(found) >= 0.79, found
 
 
 @pytest.mark.timeout(600)
 def test_facebook(example: ModuleType, facebook_npz: Path, tmp_path: Path) -> None:
     if not is_long():
-        pytest.skip("part of the long form, as Cora is trained on in both")
+        pytest.skip("part of the long form, as a planted graph is trained on in both")
     options = ConvertOptions(undirected=True)  # each edge is stored once
     store = from_numpy(facebook_npz, tmp_path / "facebook.gnn", options=options)
     found = accuracies(

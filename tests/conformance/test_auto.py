@@ -37,7 +37,7 @@ from tests.support.stores import write_example_store
 
 pytest.importorskip("torch_geometric")
 
-NUM_NODES, NUM_SEEDS = 8000, 480  # 30 batches
+NUM_NODES, NUM_SEEDS = 8000, 240  # 15 batches
 OPTIONS: dict[str, Any] = {"batch_size": 16, "seed": 3, "num_threads": 1, "shuffle": True}
 # Room for an engine's buffers and batches, and for a part of the rows only.
 MEMORY = 80_000_000

@@ -91,7 +91,7 @@ def test_resumed_in_the_middle_of_a_window(path: Path, options: dict[str, Any]) 
     firsts = [batch["input_id"].tolist() for batch in whole]
     assert firsts != [batch["input_id"].tolist() for batch in plain]
     assert sorted(firsts) == sorted(batch["input_id"].tolist() for batch in plain)
-    for stop in (2, 4, 9, *choose((), (1, 3, 6, 10))):
+    for stop in choose((6,), (1, 2, 3, 4, 6, 9, 10)):
         loader = permuted(path, **options)
         batches = iter(loader)
         taken = [batch.to_dict() for batch in islice(batches, stop)]
@@ -111,7 +111,7 @@ def test_epoch_after_epoch(path: Path, strategy: str, options: dict[str, Any]) -
     """Superbatches that were made ahead are of the order in which batches are delivered."""
     plain = NeighborLoader(path, [4, 4], range(200), strategy="memory", **OPTIONS)
     loader = permuted(path, strategy=strategy, cache_bytes="4kB", **options)
-    for epoch in range(4):
+    for epoch in range(choose(3, 4)):
         expected = batches_of(plain)
         windows = [places(epoch, first // WINDOW, min(WINDOW, 10 - first)) for first in (0, 4, 8)]
         assert windows[0] != list(range(WINDOW))  # else the first batches are as without

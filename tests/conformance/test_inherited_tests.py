@@ -25,6 +25,7 @@ from gnnstore.formats import PagedArray, StoreReader
 from gnnstore.plugins import ReadCounts, RowRequest, RowSource, RowSpec, Tier
 from gnnstore.testing import CachePolicyTests, RowSourceTests, StrategyTests
 from gnnstore.testing.graphs import write_store
+from tests.support.effort import is_long
 
 NUM_ROWS = 200
 ROWS = np.random.default_rng(0).random((NUM_ROWS, 30), dtype=np.float32)
@@ -137,6 +138,11 @@ class TestBeladyLoader(StrategyTests):
 class TestPacked(StrategyTests):
     strategy = "packed"
     options: Mapping[str, Any] = PLANNED
+
+    @pytest.mark.skipif(not is_long(), reason="part of the long form, as test_resume has it, too")
+    def test_resumes(self) -> None:
+        """Resume as loaders by belady do."""
+        super().test_resumes()
 
 
 # --- defects ------------------------------------------------------------------------------------

@@ -21,6 +21,7 @@ from torch_geometric import nn as pyg
 
 from tests.support.csr import WIDTH as W
 from tests.support.csr import batch_pair, looped_graph
+from tests.support.effort import choose
 
 # Of matrices that PyG makes.
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse invariant checks:UserWarning")
@@ -262,14 +263,19 @@ def are_close(ours: list[Tensor], theirs: list[Tensor]) -> bool:
     )
 
 
-@pytest.mark.parametrize("name", EQUAL)
+def some(layers: Layers) -> list[str]:
+    """Return the names of layers; in `make test` every other one."""
+    return [*layers][:: choose(2, 1)]
+
+
+@pytest.mark.parametrize("name", some(EQUAL))
 def test_outputs_and_gradients_are_equal(name: str, batches: dict[str, Edges]) -> None:
     for batch in batches.values():
         expected = results(EQUAL[name], batch.edge_index, batch)
         assert are_close(results(EQUAL[name], batch.adj_t, batch), expected)
 
 
-@pytest.mark.parametrize("name", EQUAL_WITHOUT_LOOPS)
+@pytest.mark.parametrize("name", some(EQUAL_WITHOUT_LOOPS))
 def test_they_are_equal_without_loops(name: str, batches: dict[str, Edges]) -> None:
     layer, batch = EQUAL_WITHOUT_LOOPS[name], batches["simple"]
     assert are_close(results(layer, batch.adj_t, batch), results(layer, batch.edge_index, batch))
@@ -288,7 +294,7 @@ def assert_own_difference(layer: tuple[Any, Call], batch: Edges) -> None:
     assert not are_close(found, results(layer, batch.edge_index, batch))
 
 
-@pytest.mark.parametrize("name", REFUSED)
+@pytest.mark.parametrize("name", some(REFUSED))
 def test_what_pyg_refuses(name: str, batches: dict[str, Edges]) -> None:
     batch = batches["simple"]
     results(REFUSED[name], batch.edge_index, batch)

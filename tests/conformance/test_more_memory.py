@@ -52,7 +52,10 @@ def test_auto_has_a_strategy_for_each_budget_from_some_on(store: Path) -> None:
     assert in_memory == sorted(in_memory), names
 
 
-@pytest.mark.parametrize("strategy", [s.name for s in STRATEGIES if s.reads_disk])
+READING = [s.name for s in STRATEGIES if s.reads_disk]
+
+
+@pytest.mark.parametrize("strategy", choose(READING[1::2], READING))
 def test_what_a_budget_allows_a_larger_one_does(store: Path, strategy: str) -> None:
     refused, allowed = [], []
     for memory in choose((20, 40, 80), (*range(10, 40, 3), *range(40, 100, 12))):
@@ -67,7 +70,7 @@ def test_what_a_budget_allows_a_larger_one_does(store: Path, strategy: str) -> N
 
 @pytest.mark.parametrize(
     ("strategy", "topology"),
-    paired([s.name for s in STRATEGIES if s.reads_disk], ["auto", "disk"], 1),
+    paired(choose(READING[1:3], READING), ["auto", "disk"], 1),
 )
 def test_what_refusals_ask_for_is_enough_in_the_end(
     store: Path, strategy: str, topology: str

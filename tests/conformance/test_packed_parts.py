@@ -44,7 +44,7 @@ NUM_PARTS = 5
 def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Write a store; beside it are its epochs, packed by each choice of cached rows."""
     path = graph_of_three_tables().write(tmp_path_factory.mktemp("fixed") / "s.gnn")
-    for cache in ("frequency", "degree", "belady"):
+    for cache in ("frequency", "belady", *choose((), ("degree",))):
         pack(path, [4, 4], output=path.parent / cache, cache=cache)
     return path
 
@@ -61,7 +61,7 @@ def parts(path: Path) -> Path:
 # --- records that depend on no other --------------------------------------------------------
 
 
-@pytest.mark.parametrize("cache", ["frequency", "degree"])
+@pytest.mark.parametrize("cache", choose(["frequency"], ["frequency", "degree"]))
 def test_cached_rows_lie_in_the_plan_once(path: Path, cache: str, expected: Batches) -> None:
     packed = path.parent / cache
     reader = PackedReader.open(packed)
@@ -175,7 +175,6 @@ def test_parts_in_any_order_at_every_memory(
     path: Path, parts: Path, tmp_path: Path, expected: Batches, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(limits, "group_limit_bytes", lambda: None)
-    assert_same_batches(batches_of(loader_of_packed(path, parts), EPOCHS), expected)
     packed = gnnstore.open_packed(parts)
     assert_same_batches(batches_of(packed.loader(num_threads=0), EPOCHS), expected)
     again = pickle.loads(pickle.dumps(packed))  # noqa: S301 - our own
@@ -243,7 +242,9 @@ def test_the_choice_is_the_same_everywhere(path: Path, tmp_path: Path, cache: st
             topology=topology,
             num_threads=threads,
         )
-        for topology, threads in (("memory", 1), ("memory", 8), ("mmap", 1), ("disk", 2))
+        for topology, threads in choose(
+            (("memory", 1), ("disk", 2)), (("memory", 1), ("memory", 8), ("mmap", 1), ("disk", 2))
+        )
     ]
     for made in found[1:]:
         assert_same_files(made, found[0])

@@ -146,7 +146,7 @@ def test_evaluation_in_the_middle_leaves_the_pinned_rows(path: Path, expected: B
 
 @pytest.mark.parametrize(
     ("options", "pins"),
-    paired([{"num_threads": 1}, BUDGET, *choose((), (WITHOUT_DISK,))], [False, True], 1),
+    paired([{"num_threads": 1}, *choose((), (BUDGET, WITHOUT_DISK))], [False, True], 1),
     ids=str,
 )
 def test_another_loader_takes_the_slots(

@@ -31,6 +31,7 @@ from gnnstore.plugins import (
 )
 from gnnstore.testing.graphs import random_graph
 from tests.support.batches import assert_same_batches, batches_of
+from tests.support.effort import choose
 
 N, E, WIDTH = 600, 6000, 30
 
@@ -134,7 +135,9 @@ def test_stacked_on_each_source(
     assert RecentRows.num_hits > hits
 
 
-@pytest.mark.parametrize("strategy", ["auto", *STRATEGIES.names])
+@pytest.mark.parametrize(
+    "strategy", choose(["memory", "static", "packed"], ["auto", *STRATEGIES.names])
+)
 def test_through_a_loader(path: Path, strategy: str) -> None:
     def loader_of(store: gnnstore.GraphStore, strategy: str) -> NeighborLoader:
         options: dict[str, Any] = {"batch_size": 50, "shuffle": True, "seed": 3}

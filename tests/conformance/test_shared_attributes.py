@@ -23,6 +23,7 @@ from gnnstore.formats.base.strict_json import Fields, to_json
 from gnnstore.graph.sizes import StoreSizes
 from gnnstore.tools.cli import main
 from tests.support.batches import assert_same_batches, batches_of
+from tests.support.effort import choose
 from tests.support.hetero import AT, CITES, TEACHES, hetero_store, make_hetero
 from tests.support.stores import assert_same_files
 
@@ -80,6 +81,7 @@ def test_rows_lie_once(made: tuple[HeteroData, GraphStore]) -> None:
     assert main(["inspect", str(store.path), "--stats"]) == 0
 
 
+@pytest.mark.parametrize("made", choose([False], [False, True]), indirect=True)
 def test_every_way_gives_the_same_batches(
     made: tuple[HeteroData, GraphStore], tmp_path: Path
 ) -> None:

@@ -24,8 +24,8 @@ PAIRS = DATA[WRITES].edge_index[:, :40]
 
 
 @pytest.fixture(scope="module")
-def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return hetero_store(tmp_path_factory.mktemp("typed") / "s.gnn", DATA).path
+def store(tmp_path_factory: pytest.TempPathFactory) -> gnnstore.GraphStore:
+    return hetero_store(tmp_path_factory.mktemp("typed") / "s.gnn", DATA)
 
 
 def ends_of(batch: HeteroData, kind: tuple[str, str, str]) -> torch.Tensor:
@@ -46,8 +46,10 @@ def ends_of(batch: HeteroData, kind: tuple[str, str, str]) -> torch.Tensor:
     ids=["type", "ends", "all", "pairs", "own type"],
 )
 @pytest.mark.parametrize("disjoint", [False, True])
-def test_seed_edges(path: Path, given: Any, kind: Any, expected: Any, disjoint: bool) -> None:
-    loader = LinkNeighborLoader(path, [2, 2], given, batch_size=10, disjoint=disjoint, seed=1)
+def test_seed_edges(
+    store: gnnstore.GraphStore, given: Any, kind: Any, expected: Any, disjoint: bool
+) -> None:
+    loader = LinkNeighborLoader(store, [2, 2], given, batch_size=10, disjoint=disjoint, seed=1)
     assert repr(loader) == "LinkNeighborLoader()"
     found, ids = [], []
     for batch in loader:
@@ -81,11 +83,13 @@ def test_seed_edges(path: Path, given: Any, kind: Any, expected: Any, disjoint: 
 @pytest.mark.parametrize("kind", [WRITES, CITES])
 @pytest.mark.parametrize("disjoint", [False, True])
 @pytest.mark.parametrize("amount", [0.5, 1, 3])
-def test_binary_negatives(path: Path, kind: Any, disjoint: bool, amount: float) -> None:
+def test_binary_negatives(
+    store: gnnstore.GraphStore, kind: Any, disjoint: bool, amount: float
+) -> None:
     """Labels with minimum 0 are raised; negative j belongs to positive j mod P."""
     pairs = DATA[kind].edge_index[:, :30]
     loader = LinkNeighborLoader(
-        *(path, [2], (kind, pairs)),
+        *(store, [2], (kind, pairs)),
         edge_label=torch.arange(30) % 3,
         neg_sampling=NegativeSampling("binary", amount),
         batch_size=8,
@@ -117,11 +121,13 @@ def test_binary_negatives(path: Path, kind: Any, disjoint: bool, amount: float) 
 @pytest.mark.parametrize("disjoint", [False, True])
 @pytest.mark.parametrize("amount", [1, 2])
 @pytest.mark.parametrize("side", ["dst", "src", "both"])
-def test_triplets(path: Path, kind: Any, disjoint: bool, amount: int, side: str) -> None:
+def test_triplets(
+    store: gnnstore.GraphStore, kind: Any, disjoint: bool, amount: int, side: str
+) -> None:
     """[test_link_neighbor_loader.py: triplets]."""
     source, _, target = kind
     loader = LinkNeighborLoader(
-        *(path, [2], kind),
+        *(store, [2], kind),
         neg_sampling=NegativeSampling("triplet", amount),
         neg_side=side,
         batch_size=7,
@@ -177,18 +183,18 @@ def test_equal_ids_of_two_types_are_no_loop(tmp_path: Path) -> None:
     assert loader.stats().negatives_kept == 6
 
 
-def test_weights_by_type(path: Path) -> None:
+def test_weights_by_type(store: gnnstore.GraphStore) -> None:
     sources, targets = torch.zeros(35), torch.zeros(60)
     sources[4], targets[57] = 1.0, 1.0
     sampling = NegativeSampling("binary", 2, src_weight=sources, dst_weight=targets)
-    for batch in LinkNeighborLoader(path, [1], WRITES, neg_sampling=sampling, batch_size=9):
+    for batch in LinkNeighborLoader(store, [1], WRITES, neg_sampling=sampling, batch_size=9):
         num = len(batch[WRITES].input_id)
         assert ends_of(batch, WRITES)[:, num:].T.unique(dim=0).tolist() == [[4, 57]]
     with pytest.raises(
         InputError, match=r"src_weight has the shape \[60\]; expected .* the 35 nod"
     ):
         LinkNeighborLoader(
-            path, [1], WRITES, neg_sampling=NegativeSampling("binary", 1, targets, targets)
+            store, [1], WRITES, neg_sampling=NegativeSampling("binary", 1, targets, targets)
         )
 
 
@@ -201,10 +207,12 @@ def test_weights_by_type(path: Path) -> None:
         (TEACHES, "self", (TEACHES,)),
     ],
 )
-def test_seed_edges_are_left_out(path: Path, kind: Any, how: str, without: Any) -> None:
+def test_seed_edges_are_left_out(
+    store: gnnstore.GraphStore, kind: Any, how: str, without: Any
+) -> None:
     for disjoint in (False, True):
         loader = LinkNeighborLoader(
-            path, [-1, -1], kind, batch_size=5, exclude_edges=how, disjoint=disjoint
+            store, [-1, -1], kind, batch_size=5, exclude_edges=how, disjoint=disjoint
         )
         for batch in loader:
             seeds = {tuple(pair) for pair in ends_of(batch, kind).T.tolist()}
@@ -218,11 +226,13 @@ def test_seed_edges_are_left_out(path: Path, kind: Any, how: str, without: Any) 
                 if how == "reverse" and (other != kind or kind[0] == kind[2]):
                     assert not found & {pair[::-1] for pair in seeds}
     with pytest.raises(UsageError, match="no edge type is the reverse of"):
-        LinkNeighborLoader(path, [1], ("author", "at", "institution"), exclude_edges="reverse")
+        LinkNeighborLoader(store, [1], ("author", "at", "institution"), exclude_edges="reverse")
 
 
-def test_attributes_of_seed_edges(path: Path) -> None:
-    loader = LinkNeighborLoader(path, [1], CITES, edge_label_attrs=["edge_attr", "w"], batch_size=9)
+def test_attributes_of_seed_edges(store: gnnstore.GraphStore) -> None:
+    loader = LinkNeighborLoader(
+        store, [1], CITES, edge_label_attrs=["edge_attr", "w"], batch_size=9
+    )
     for batch in loader:
         ids = batch[CITES].input_id
         assert torch.equal(batch[CITES].label_edge_attr, DATA[CITES].edge_attr[ids])
@@ -230,7 +240,7 @@ def test_attributes_of_seed_edges(path: Path) -> None:
     with pytest.raises(
         NotFoundError, match=r"edge type \('author', 'writes', 'paper'\) of .* no a"
     ):
-        LinkNeighborLoader(path, [1], WRITES, edge_label_attrs=["edge_attr"])
+        LinkNeighborLoader(store, [1], WRITES, edge_label_attrs=["edge_attr"])
 
 
 @pytest.mark.parametrize(
@@ -252,17 +262,17 @@ def test_attributes_of_seed_edges(path: Path) -> None:
         ),
     ],
 )
-def test_seed_edges_that_cannot_be(path: Path, given: Any, message: str) -> None:
+def test_seed_edges_that_cannot_be(store: gnnstore.GraphStore, given: Any, message: str) -> None:
     with pytest.raises((UsageError, InputError, NotFoundError), match=message):
-        LinkNeighborLoader(path, [1], given)
+        LinkNeighborLoader(store, [1], given)
 
 
-def test_seed_edges_of_a_type_without_edges(path: Path) -> None:
+def test_seed_edges_of_a_type_without_edges(store: gnnstore.GraphStore) -> None:
     """As in PyG, a type that is only predicted has no edges in the graph that is sampled."""
     kind = ("author", "likes", "paper")
     how: dict[str, Any] = {"batch_size": 9, "neg_sampling": "binary", "seed": 3}
-    likes = LinkNeighborLoader(path, [2, 1], (kind, PAIRS), **how)
-    writes = LinkNeighborLoader(path, [2, 1], (WRITES, PAIRS), **how)
+    likes = LinkNeighborLoader(store, [2, 1], (kind, PAIRS), **how)
+    writes = LinkNeighborLoader(store, [2, 1], (WRITES, PAIRS), **how)
     assert len(likes) == 5
     for batch, like in zip(likes, writes, strict=True):
         assert batch.input_type == kind
@@ -270,7 +280,7 @@ def test_seed_edges_of_a_type_without_edges(path: Path) -> None:
             assert torch.equal(batch[kind][name], like[WRITES][name])
         assert torch.equal(batch[WRITES].edge_index, like[WRITES].edge_index)
     with pytest.raises(UsageError, match=r"no edges of .* to leave out"):
-        LinkNeighborLoader(path, [1], (kind, PAIRS), exclude_edges="self")
+        LinkNeighborLoader(store, [1], (kind, PAIRS), exclude_edges="self")
 
 
 def test_seed_edges_of_a_graph_of_types_without_edges(tmp_path: Path) -> None:
@@ -287,8 +297,8 @@ def test_seed_edges_of_a_graph_of_types_without_edges(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("neg_sampling", [None, "binary", "triplet"])
-def test_pygs_own_loader_takes_the_sampler(path: Path, neg_sampling: Any) -> None:
-    loader = LinkNeighborLoader(path, [2], WRITES)
+def test_pygs_own_loader_takes_the_sampler(store: gnnstore.GraphStore, neg_sampling: Any) -> None:
+    loader = LinkNeighborLoader(store, [2], WRITES)
     given = loader.input_data
     assert given.input_type == WRITES
     theirs = LinkLoader(
@@ -311,11 +321,11 @@ def test_pygs_own_loader_takes_the_sampler(path: Path, neg_sampling: Any) -> Non
             assert torch.equal(ends, DATA[kind].edge_index[:, edges.e_id])
 
 
-def test_bidirectional_edges_between_types(path: Path) -> None:
+def test_bidirectional_edges_between_types(store: gnnstore.GraphStore) -> None:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*is the reverse of")
         loader = LinkNeighborLoader(
-            path, [2, 2], WRITES, subgraph_type="bidirectional", batch_size=9
+            store, [2, 2], WRITES, subgraph_type="bidirectional", batch_size=9
         )
     for batch in loader:
         flipped = batch[WRITTEN_BY].edge_index.flip(0)
@@ -326,7 +336,7 @@ def test_bidirectional_edges_between_types(path: Path) -> None:
         assert "num_sampled_nodes" not in batch["paper"]
 
 
-def test_labels_given_to_the_node_loader(path: Path) -> None:
+def test_labels_given_to_the_node_loader(store: gnnstore.GraphStore) -> None:
     """[I pyg#3958, #4351]: the message names the loader of links."""
     with pytest.raises(UsageError, match="edge_label is an option of LinkNeighborLoader"):
-        gnnstore.NeighborLoader(path, [1], ("paper", "train"), edge_label=[1])
+        gnnstore.NeighborLoader(store, [1], ("paper", "train"), edge_label=[1])

@@ -20,9 +20,19 @@ from typing import Any
 import lightning
 import torch
 import torch_geometric.loader  # noqa: F401 - here, so that forked processes need not
+from lightning.pytorch.demos.boring_classes import BoringModel
 
 import gnnstore
 
+ALONE: dict[str, Any] = {
+    "accelerator": "cpu",
+    "devices": 1,
+    "logger": False,
+    "enable_checkpointing": False,
+    "enable_progress_bar": False,
+    "enable_model_summary": False,
+    "num_sanity_val_steps": 0,
+}
 OPTIONS: dict[str, dict[str, Any]] = {
     "fit": {"max_epochs": 1},
     "overfit": {"overfit_batches": 2, "max_epochs": 2},
@@ -131,15 +141,7 @@ def run(path: str, directory: str, named: str) -> None:
     """Run a loop, and write its seeds."""
     before, _, loop = named.rpartition("-")
     assert "gnnstore.loaders.base" not in sys.modules
-    trainer = lightning.Trainer(
-        accelerator="cpu",
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        num_sanity_val_steps=0,
-        **{"devices": 1, **OPTIONS.get(loop, {})},
-    )
+    trainer = lightning.Trainer(**ALONE | OPTIONS.get(loop, {}))
     model = MODELS.get(before, Model)(path)
     getattr(trainer, loop if loop in {"validate", "predict"} else "fit")(model)
     file = Path(directory, f"{named}-{trainer.global_rank}.json")
@@ -149,6 +151,9 @@ def run(path: str, directory: str, named: str) -> None:
 def main(path: str, directory: str, *loops: str) -> None:
     """Run loops one after the other."""
     warnings.simplefilter("ignore")
+    torch.set_num_threads(1)  # a forked process has no others
+    # What Lightning imports when a loop begins, forked processes need not import either.
+    lightning.Trainer(**ALONE, max_epochs=1, limit_train_batches=1).fit(BoringModel())
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     for loop in loops:

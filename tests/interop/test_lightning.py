@@ -93,10 +93,10 @@ def run(
 
 
 def test_it_goes_on_after_any_step(example: ModuleType, store: Path, tmp_path: Path) -> None:
-    """In the middle of an epoch, before and after its last batch, and in the next one."""
+    """In the middle of an epoch, after its last batch; in `make long` before it, and later."""
     whole = run(example, store, tmp_path / "whole")
     assert [epoch for epoch, _, _ in whole] == [0] * BATCHES + [1] * BATCHES
-    for steps in (1, BATCHES - 1, BATCHES, BATCHES + 3):
+    for steps in choose((1, BATCHES), (1, BATCHES - 1, BATCHES, BATCHES + 3)):
         directory = tmp_path / str(steps)
         assert run(example, store, directory, kill_after=steps) == whole[:steps]
         assert run(example, store, directory) == whole[steps:], f"after {steps} steps"
@@ -147,19 +147,20 @@ def test_it_goes_on_after_an_epoch(store: Path, tmp_path: Path, ranks: dict[str,
         ).fit(model, loader, weights_only=False, **options)
         return model.seen, loader
 
-    whole, loader = fit(4)
+    num_epochs = choose(3, 4)
+    whole, loader = fit(num_epochs)
     assert len({tuple(seeds) for _, seeds, _ in whole}) == len(whole)
     state = loader.state_dict()
     for epoch in (0, 1):
-        rest, loader = fit(4, ckpt_path=tmp_path / f"epoch={epoch}.ckpt")
+        rest, loader = fit(num_epochs, ckpt_path=tmp_path / f"epoch={epoch}.ckpt")
         assert rest == [step for step in whole if step[0] > epoch]
-        assert (loader.epoch, loader.state_dict()) == (4, state)
+        assert (loader.epoch, loader.state_dict()) == (num_epochs, state)
 
 
 # --- loops, with a loader that is first used within a hook --------------------------------------
 
 LOOPS = Path(__file__).with_name("lightning_loops.py")
-LOOPS_RUN = ("fit", "predict", "overfit", "links-fit", *choose((), ("validate", "links-predict")))
+LOOPS_RUN = ("predict", "overfit", "links-fit", *choose((), ("fit", "validate", "links-predict")))
 DDP = ("typed-ddp", *choose((), ("ddp",)))
 
 
@@ -191,9 +192,9 @@ def joined(batches: list[list[int]]) -> list[int]:
 
 def test_every_loop_gets_its_batches(store: Path, found: dict[str, list[Any]]) -> None:
     splits = gnnstore.open(store).splits
-    (fit,) = found["fit"]
-    assert sorted(joined(fit)) == sorted(splits["train"].tolist())
-    assert joined(fit) != splits["train"].tolist()
+    for (fit,) in [found["fit"]] if "fit" in found else []:
+        assert sorted(joined(fit)) == sorted(splits["train"].tolist())
+        assert joined(fit) != splits["train"].tolist()
     for loop, split in (("predict", "test"), *choose((), (("validate", "valid"),))):
         (seeds,) = found[loop]
         assert joined(seeds) == splits[split].tolist(), loop
@@ -264,13 +265,13 @@ def test_epochs_of_different_lengths_are_trained_whole(store: Path) -> None:
     )
     model = Model()
     lightning.Trainer(
-        max_epochs=4,
+        max_epochs=2,
         accelerator="cpu",
         logger=False,
         enable_checkpointing=False,
         enable_progress_bar=False,
         enable_model_summary=False,
     ).fit(model)
-    lengths = [loader.len_of(epoch) for epoch in range(4)]
+    lengths = [loader.len_of(epoch) for epoch in range(2)]
     assert model.seen[:-1] == lengths
     assert len(set(lengths)) > 1

@@ -9,8 +9,6 @@ import os
 import pickle
 import re
 import shutil
-import subprocess
-import sys
 import urllib.request
 from collections import Counter
 from collections.abc import Iterator
@@ -34,6 +32,7 @@ from gnnstore.tools import cli
 from tests.support.batches import digests
 from tests.support.effort import choose
 from tests.support.faults import inject
+from tests.support.forks import ForkServer
 from tests.support.graphs import graph_with_hubs
 from tests.support.packing import pack, pack_part
 from tests.support.stores import assert_same_files, write_example_store, write_two_typed_store
@@ -117,7 +116,7 @@ def test_every_strategy_on_a_copy_equals_local(
 
     expected = batches(path, "memory")
     assert len(expected) > 2
-    for name in NAMES:
+    for name in choose(("mmap", "packed"), NAMES):
         assert batches(store, name) == expected, name
     # The loaders read the copy; and each object was read twice: to verify, and to copy.
     assert bucket.of("GET") == once
@@ -125,22 +124,20 @@ def test_every_strategy_on_a_copy_equals_local(
 
 
 _OPEN = """
-import sys
+import os, sys
 from gnnstore.remote import staging
-from gnnstore.progress import NullProgress
-
-class Notes(NullProgress):
-    def note(self, text, facts=None):
-        print("note", text, flush=True)
 
 staging._IN_MEMORY = ()
-print("ready", flush=True)
-sys.stdin.readline()
-print(staging.stage(sys.argv[1], sys.argv[2], progress=Notes()), flush=True)
+child = os.fork()
+print(staging.stage(sys.argv[1], sys.argv[2]), flush=True)
+if child:
+    sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 """
 
 
-def test_two_processes_at_once_fetch_once(bucket: _Requests, tmp_path: Path) -> None:
+def test_two_processes_at_once_fetch_once(
+    bucket: _Requests, tmp_path: Path, forks: ForkServer
+) -> None:
     path = write(tmp_path / "g.gnn", False)
     url = "s3://bucket/twice/g.gnn"
     copy(path, url)
@@ -149,19 +146,11 @@ def test_two_processes_at_once_fetch_once(bucket: _Requests, tmp_path: Path) -> 
     files = [file for file in gnnstore.open(path).reader.files if file.size_bytes]
     for number in range(rounds):
         bucket.lines.clear()
-        command = [sys.executable, "-c", _OPEN, url, str(tmp_path / f"cache{number}")]
-        pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-        both = [subprocess.Popen(command, **pipes) for _ in range(2)]
-        for process in both:
-            assert process.stdout is not None
-            assert process.stdout.readline() == "ready\n"
-        for process in both:
-            assert process.stdin is not None
-            process.stdin.write("\n")
-            process.stdin.flush()
-        said = [process.communicate()[0].split("\n") for process in both]
-        assert said[0][-2] == said[1][-2]
-        assert_same_files(path, Path(said[0][-2]))
+        done = forks.run(_OPEN, url, tmp_path / f"cache{number}")
+        assert done.returncode == 0, done.stderr
+        first, second = done.stdout.splitlines()
+        assert first == second
+        assert_same_files(path, Path(first))
         asked = bucket.of("GET")
         assert {asked[f"/bucket/twice/g.gnn/{file.path}"] for file in files} == {1}
         assert asked["/bucket/twice/g.gnn/zarr.json"] == 2
@@ -235,7 +224,7 @@ def test_what_is_not_there_is_said_without_secrets(
 
 def options_of(has_types: bool) -> dict[str, Any]:
     seeds: Any = ("paper", "train") if has_types else "train"
-    return {"input_nodes": seeds, "batch_size": 30 if has_types else 90, "cache_bytes": "8kB"}
+    return {"input_nodes": seeds, "batch_size": 45 if has_types else 150, "cache_bytes": "8kB"}
 
 
 @pytest.mark.parametrize("has_types", [False, True])
@@ -287,7 +276,7 @@ def test_epochs_are_packed_to_a_bucket(
 ) -> None:
     path, url = write(tmp_path / "g.gnn", False), "s3://bucket/packed/parts"
     words = ["pack", path, "--spill-dir", tmp_path, "--num-neighbors", "4,4", "--json"]
-    words += ["--batch-size", "100", "--cache-by", "degree", "--cache-bytes", "20kB"]
+    words += ["--batch-size", "200", "--cache-by", "degree", "--cache-bytes", "20kB"]
 
     def run(*more: object, status: int = 0) -> Any:
         assert cli.main([*map(str, (*words, *more))]) == status

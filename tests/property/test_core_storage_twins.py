@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from gnnstore import _core
-from tests.support.effort import examples
+from tests.support.effort import examples, paired
 from tests.support.twins import kernels as twin
 from tests.support.twins.kernels import multiply_high, philox4x64_10
 
@@ -84,23 +84,23 @@ def test_gather_rows(row_bytes: int, page_bytes: int | None) -> None:
         ids[-1:] = num_rows - 1
         expected = twin.gather_rows(table, ids, **place)
         given_ids: list[NDArray[Any]] = [ids.astype(np.int32), ids, ids]
-        for values, num_threads in zip(given_ids, (1, 1, 3), strict=True):
-            # Odd beginnings cannot be streamed to; the neighbours must stay as they are.
-            for shift in (0, 1, 64):
-                buffer = _core.pool_empty(size * row_bytes + shift + 64)
-                buffer[:] = 7
-                out = buffer[shift : shift + size * row_bytes]
-                _core.gather_rows(
-                    table,
-                    values,
-                    out,
-                    num_rows=num_rows,
-                    num_threads=num_threads,
-                    **place,
-                )
-                assert np.array_equal(out, expected)
-                assert np.all(buffer[:shift] == 7)
-                assert np.all(buffer[shift + len(out) :] == 7)
+        ways = zip(given_ids, (1, 1, 3), strict=True)
+        # Odd beginnings cannot be streamed to; the neighbours must stay as they are.
+        for (values, num_threads), shift in paired(ways, (0, 1, 64)):
+            buffer = _core.pool_empty(size * row_bytes + shift + 64)
+            buffer[:] = 7
+            out = buffer[shift : shift + size * row_bytes]
+            _core.gather_rows(
+                table,
+                values,
+                out,
+                num_rows=num_rows,
+                num_threads=num_threads,
+                **place,
+            )
+            assert np.array_equal(out, expected)
+            assert np.all(buffer[:shift] == 7)
+            assert np.all(buffer[shift + len(out) :] == 7)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])

@@ -168,11 +168,11 @@ def test_sorted_misses_equal_their_twin(data: st.DataObject) -> None:
 
 def test_little_memory_changes_nothing(tmp_path: Path, engine: str) -> None:
     """A row's length is no divisor of anything: rows are cut by buffers and reads."""
-    rows = some_rows(20_000, 1201)
+    rows = some_rows(6_000, 1201)
     table = open_rows(tmp_path / "x", rows, engine)
     tables = of_one_type({"x": table})
     rng = np.random.default_rng(3)
-    trace = Trace.of([rng.permutation(20_000)[:4000] for _ in range(4)])
+    trace = Trace.of([rng.permutation(6_000)[:4000] for _ in range(4)])
     slots = np.full(trace.num_accesses, -1, np.int32)
     least = least_memory(tables, np.full(4, 4000), 8)
     writes = []

@@ -126,7 +126,7 @@ ON_DISK = {"strategy": "direct", "topology": "disk"}
 def test_batches_of_a_part_are_those_of_the_whole_store(
     whole: GraphStore, parts: list[GraphStore], options: dict[str, Any], way: dict[str, Any]
 ) -> None:
-    for part in parts:
+    for part in parts[-choose(1, K) :]:
         assert_same(part, whole, [3, 2], way, **options)
     assert_same(parts[0], whole, [2], **options)
 
@@ -232,7 +232,7 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 @settings(
-    max_examples=choose(3, 6),
+    max_examples=choose(2, 6),
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )

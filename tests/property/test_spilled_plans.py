@@ -215,7 +215,11 @@ def test_rows_of_more_kinds_than_are_counted() -> None:
     # Row (b, f) is needed by f batches, of which b is the last. All fit the cache but few more.
     last, frequency = np.divmod(np.arange(largest * num_batches), largest)
     frequency = np.minimum(frequency + 1, last + 1)
-    batches = [np.flatnonzero((last >= i) & (last - frequency < i)) for i in range(num_batches)]
+    batches = []
+    for i in range(num_batches):  # batches that are not far behind are the last of what it needs
+        near = slice(largest * i, largest * (i + largest))
+        needed = (last[near] >= i) & (last[near] - frequency[near] < i)
+        batches.append(near.start + np.flatnonzero(needed))
     passing = [np.isin(a, b, assume_unique=True).sum() for a, b in itertools.pairwise(batches)]
     slack = num_slots - np.array([*passing, 0])
     staying = []

@@ -3,17 +3,27 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+import json
+from collections.abc import Callable, Iterable
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from gnnstore.testing import assert_same_batches
+from gnnstore.testing import assert_resumes, assert_same_batches
+from tests.support.effort import is_long
 from tests.support.forks import RUN_SCRIPT, ForkServer
 
-__all__ = ["Batches", "assert_same_batches", "batches_of", "digest_of", "digests"]
+__all__ = [
+    "Batches",
+    "assert_goes_on",
+    "assert_same_batches",
+    "batches_of",
+    "digest_of",
+    "digests",
+]
 
 # Of one epoch, or of several.
 Batches = list[dict[str, Any]]
@@ -49,6 +59,23 @@ def digests(loader: Iterable[Any], num_epochs: int = 1) -> list[str]:
 def batches_of(loader: Iterable[Any], num_epochs: int = 1) -> Batches:
     """Return the batches of some epochs, as dicts."""
     return [batch.to_dict() for _ in range(num_epochs) for batch in loader]
+
+
+def assert_goes_on(make_loader: Callable[[], Any], num_epochs: int = 2) -> None:
+    """Check that loaders resume: in `make test` in the middle of an epoch, else everywhere."""
+    if is_long():
+        assert_resumes(make_loader, num_epochs=num_epochs)
+        return
+    whole, resumed = make_loader(), make_loader()
+    batches = iter(whole)
+    taken = batches_of(islice(batches, (len(whole) + 1) // 2))
+    state = json.loads(json.dumps(whole.state_dict()))
+    rest = batches_of(batches)
+    assert taken
+    assert rest
+    resumed.load_state_dict(state)
+    assert_same_batches(batches_of(resumed), rest)
+    assert_same_batches(batches_of(resumed), batches_of(whole), "in the epoch after that")
 
 
 # With the variables that torchrun sets, but without the processors' time to import torch.

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch_geometric.data import Data
 
-from gnnstore import LinkNeighborLoader, NeighborLoader
+import gnnstore
+from gnnstore import GraphStore, LinkNeighborLoader, NeighborLoader
 from gnnstore.converters import from_pyg
 from tests.support.hetero import (
     AT,
@@ -43,6 +44,8 @@ WAYS: list[dict[str, Any]] = [
     {"strategy": "packed", "cache": "frequency", "cache_bytes": "1kB", "topology": "disk"},
     {"strategy": "auto"},
 ]
+# In `make test`, where what is tested is the same for all ways by a strategy.
+ONE_BY_STRATEGY = [*{way["strategy"]: way for way in reversed(WAYS)}.values()][::-1]
 # Of a graph with types, unless "plain".
 NODES: dict[str, dict[str, Any]] = {
     "nodes": {"input_nodes": TRAIN},
@@ -128,7 +131,16 @@ def write_stores(directory: Path, **more: Any) -> tuple[Path, Path]:
     )
 
 
-def make(stores: tuple[Path, Path], case: str, **options: Any) -> Any:
+OpenStores = tuple[GraphStore, GraphStore]
+
+
+def open_stores(directory: Path, **more: Any) -> OpenStores:
+    """Write the graphs, and open their stores once for all loaders, which costs more than these."""
+    typed, plain = map(gnnstore.open, write_stores(directory, **more))
+    return typed, plain
+
+
+def make(stores: tuple[Path, Path] | OpenStores, case: str, **options: Any) -> Any:
     """Return a loader of a case."""
     given: dict[str, Any] = {"num_neighbors": [3, 2], "shuffle": True, "seed": 3}
     given["batch_size"] = 6 if case in NODES else 25
