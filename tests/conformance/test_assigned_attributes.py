@@ -18,6 +18,7 @@ from gnnstore.converters.stores.partition import partition
 from gnnstore.errors import BudgetError, NotFoundError, UsageError
 from gnnstore.strategies.registry import STRATEGIES
 from tests.support.batches import Batches, assert_same_batches, batches_of
+from tests.support.effort import choose
 from tests.support.hetero import WRITES, hetero_store, make_hetero
 from tests.support.packing import pack
 
@@ -66,7 +67,9 @@ def test_assigned_ones_come_by_node(path: Path, expected: Batches) -> None:
         assert torch.equal(batch["code"], store.code[batch["n_id"]])
 
 
-@pytest.mark.parametrize("strategy", [*STRATEGIES.names, "auto"])
+@pytest.mark.parametrize(
+    "strategy", choose(["direct", "static", "packed"], [*STRATEGIES.names, "auto"])
+)
 def test_every_strategy_gives_the_same(path: Path, expected: Batches, strategy: str) -> None:
     """Also of some attributes; and features that no batch shows are not read."""
     more: dict[str, Any] = (

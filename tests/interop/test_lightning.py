@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -16,6 +14,7 @@ import gnnstore
 from gnnstore.converters import from_rmat
 from gnnstore.converters.stores.partition import partition
 from tests.support.effort import choose
+from tests.support.forks import RUN_SCRIPT, ForkServer
 from tests.support.hetero import hetero_store
 from tests.support.modules import import_file
 
@@ -164,18 +163,22 @@ LOOPS_RUN = ("predict", "overfit", "links-fit", *choose((), ("fit", "validate", 
 DDP = ("typed-ddp", *choose((), ("ddp",)))
 
 
+# The server has imported the loaders, which no loop may have: each imports them within a hook.
+ANEW = """
+import sys
+for name in [name for name in sys.modules if name.startswith("gnnstore") and "_core" not in name]:
+    del sys.modules[name]
+"""
+
+
 @pytest.fixture(scope="module")
-def found(store: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Any]]:
+def found(
+    store: Path, tmp_path_factory: pytest.TempPathFactory, forks: ForkServer
+) -> dict[str, list[Any]]:
     """Return the seeds of each batch, by loop and rank."""
     directory = tmp_path_factory.mktemp("loops")
     hetero_store(store.with_name("typed.gnn"))
-    done = subprocess.run(
-        [sys.executable, str(LOOPS), str(store), str(directory), *LOOPS_RUN, *DDP],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=240,
-    )
+    done = forks.run(ANEW + RUN_SCRIPT, LOOPS, store, directory, *LOOPS_RUN, *DDP)
     found = {
         loop: [
             json.loads(file.read_text()) for file in sorted(directory.glob(f"{loop}-[0-9]*.json"))
