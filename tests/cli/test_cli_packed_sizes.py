@@ -38,7 +38,14 @@ def test_one_size_for_all(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(measure, "_kept", {})
     save_profile(usual_profile(store))
-    options = ("--num-neighbors", "5,5", "--batch-size", "128", "--input-nodes", "all")
+    options = (
+        "--num-neighbors",
+        "5,5",
+        "--batch-size",
+        "128",
+        "--input-nodes",
+        choose("train", "all"),
+    )
     asked = (*options, "--memory", memory, "--threads", 1, "--json")
     found = run("predict", store, *asked, "--strategies", "packed-epochs", "--batches", 2)
     (predicted,) = found.document["predictions"]["strategies"]

@@ -21,6 +21,7 @@ from gnnstore.strategies import auto as optimizer
 from gnnstore.strategies.registry import auto
 from gnnstore.testing.graphs import random_graph, write_store
 from tests.support.disks import usual_profile
+from tests.support.effort import choose
 from tests.support.stores import write_example_store
 from tests.support.twins.caches import run_lru
 from tests.support.twins.reads import plan_reads
@@ -431,7 +432,7 @@ def test_partitions_that_fit_are_compared(run: Any, store: Path) -> None:
 
 
 @pytest.mark.usefixtures("coarse_blocks")
-@pytest.mark.parametrize(("dim", "memory"), [(None, "1MB"), (2000, "30MB")])
+@pytest.mark.parametrize(("dim", "memory"), [*choose([], [(None, "1MB")]), (2000, "30MB")])
 def test_the_memory_of_partitions_is_that_of_a_loader(
     run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dim: int | None, memory: str
 ) -> None:

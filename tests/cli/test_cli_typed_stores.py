@@ -17,6 +17,7 @@ from gnnstore.features import segments as segment_packing
 from gnnstore.formats.packed import PackedReader
 from gnnstore.tools.cli import main
 from tests.support.batches import assert_same_batches, batches_of
+from tests.support.effort import choose
 from tests.support.hetero import CITES, TEACHES, WRITES, WRITTEN_BY, hetero_store, make_hetero
 
 DATA = make_hetero(widths={"paper": 60, "author": 25})
@@ -52,7 +53,7 @@ PACKED: dict[str, tuple[list[str], dict[str, Any]]] = {
 
 
 @pytest.mark.filterwarnings("ignore:.*is the reverse of")
-@pytest.mark.parametrize("case", PACKED)
+@pytest.mark.parametrize("case", choose(["both ways", "several", "weighted"], list(PACKED)))
 def test_packed_epochs(
     path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], case: str
 ) -> None:
@@ -104,7 +105,7 @@ def test_packed_times_of_seeds(
 
 
 @pytest.mark.filterwarnings("ignore:edge_label_time of some seed edges:UserWarning")
-@pytest.mark.parametrize("mode", ["binary", "triplet"])
+@pytest.mark.parametrize("mode", choose(["triplet"], ["binary", "triplet"]))
 def test_packed_links(
     path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], mode: str
 ) -> None:
@@ -152,7 +153,7 @@ def test_damaged_packed_rows_of_a_type(
         list(gnnstore.open_packed(output).loader())
 
 
-@pytest.mark.parametrize("segment", [2, 9])
+@pytest.mark.parametrize("segment", choose([2], [2, 9]))
 def test_segments_of_several_types(
     path: Path,
     tmp_path: Path,

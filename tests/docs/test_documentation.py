@@ -31,6 +31,7 @@ from gnnstore.converters import from_rmat
 from gnnstore.plugins import CONVERTERS, POLICIES, SEED_KINDS, STRATEGIES
 from gnnstore.strategies.registry import auto
 from gnnstore.tools import cli
+from tests.support.disks import keep_usual_profile
 from tests.support.effort import choose
 from tests.support.forks import RUN_SCRIPT, ForkServer
 
@@ -117,7 +118,8 @@ def run_shell(block: Block) -> str:
     """Run the commands of a block, and return what the first of them prints."""
     outputs = []
     for line in block.body.replace("\\\n", " ").splitlines():
-        words = shlex.split(line, comments=True)
+        # Measurements take as long as they are told.
+        words = shlex.split(line.replace("--seconds 2 ", "--seconds 0.2 "), comments=True)
         if not words:
             continue
         assert words[0] == "gnnstore", f"{block.page}:{block.line}: {line!r} cannot be run here"
@@ -197,6 +199,7 @@ def test_code_blocks_run(page: Path, work_dir: Path, monkeypatch: pytest.MonkeyP
         # Pages that are no guides look at a store that is there.
         _make_graph_store()
     _put_gnnstore_on_the_path(work_dir, monkeypatch)
+    keep_usual_profile(work_dir)  # or many pages measure the disk, for three seconds
     resumes = partial(testing.assert_resumes, num_epochs=choose(1, 2))
     monkeypatch.setattr(testing, "assert_resumes", resumes)
     namespace: dict[str, Any] = {"__name__": "__main__"}
@@ -377,6 +380,7 @@ def test_every_field_of_a_json_document_stands_in_the_manual(
     also: str,
 ) -> None:
     shutil.copytree(rmat, tmp_path / "graph.gnn")
+    keep_usual_profile(tmp_path)
     monkeypatch.chdir(tmp_path)
     sections = re.split(r"^## gnnstore ", (ROOT / "docs" / "cli.md").read_text(), flags=re.M)
     name = " ".join(command.split()[: 1 + command.startswith("bench")])

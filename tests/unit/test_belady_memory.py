@@ -87,7 +87,7 @@ def test_planning_takes_no_more_than_it_says(
     num_threads: int, num_batches: int, num_rows: int, stride: int, num_slots: int
 ) -> None:
     """Over two superbatches: the second finds a cache that is full."""
-    num_accesses = 1 << 21
+    num_accesses = choose(1 << 20, 1 << 21)
     trace = skewed_trace(num_batches, num_accesses // num_batches, num_rows, stride)
     state = (np.full(num_slots, -1), np.zeros(num_slots, np.int32))
     held = []

@@ -372,7 +372,7 @@ def peak_of(directory: Path, direction: str, num_edges: int) -> tuple[int, int]:
 
 @pytest.mark.parametrize("direction", choose(["undirected"], ["directed", "undirected"]))
 def test_the_estimate_is_the_peak(tmp_path: Path, direction: str) -> None:
-    measured, estimated = peak_of(tmp_path, direction, 4_000_000)
+    measured, estimated = peak_of(tmp_path, direction, choose(2_500_000, 4_000_000))
     # Chunks on their way in and out are not in the estimate: tens of megabytes.
     assert measured <= estimated * 1.05 + 64e6
     assert measured >= estimated * 0.7

@@ -106,7 +106,7 @@ def test_the_store_is_a_function_of_its_parameters(
     assert not np.array_equal(first.attributes["x"], other.attributes["x"])
 
 
-@pytest.mark.parametrize("edge_factor", [0.5, 4, 6.3, 16])
+@pytest.mark.parametrize("edge_factor", choose([0.5, 16], [0.5, 4, 6.3, 16]))
 def test_each_edge_has_each_block_at_most_once(
     seed: Path, tmp_path: Path, edge_factor: float
 ) -> None:
@@ -341,7 +341,9 @@ def test_graph_attributes_and_types_are_carried(tmp_path: Path) -> None:
         from_kronecker(path, tmp_path / "c.gnn", factor=2, options=options)
 
 
-@pytest.mark.parametrize(("num_nodes", "num_edges"), [(0, 0), (1, 0), (1, 3), (2, 5)])
+@pytest.mark.parametrize(
+    ("num_nodes", "num_edges"), choose([(0, 0), (1, 3)], [(0, 0), (1, 0), (1, 3), (2, 5)])
+)
 def test_tiny_graphs(tmp_path: Path, num_nodes: int, num_edges: int) -> None:
     graph = random_graph(num_nodes, num_edges, feature_dim=2, num_classes=2)
     expanded = expand(graph.write(tmp_path / "seed.gnn"), tmp_path, factor=3)
@@ -406,9 +408,9 @@ def test_a_small_budget_gives_the_same_store(
 ) -> None:
     """Edges that do not fit are sorted on disk by the builder, which none of this knows."""
     monkeypatch.setattr(builder, "MIN_SPILL_BYTES", 2**20)
-    size: dict[str, Any] = {"factor": 16, "edge_factor": 80, "features": False}
+    size: dict[str, Any] = {"factor": 16, "edge_factor": 40, "features": False}
     budget = 2**21
-    num_edges = 4000 * 75
+    num_edges = 4000 * 36
     assert estimate_peak_bytes(EdgeRules(keep_ids=False), num_edges, 16 * NUM_NODES, 8) > budget
     plain = from_kronecker(seed, tmp_path / "a.gnn", **size)
     options = ConvertOptions(memory_bytes=budget)
@@ -417,7 +419,7 @@ def test_a_small_budget_gives_the_same_store(
     assert files_of(plain) == files_of(spilled)
 
 
-@pytest.mark.parametrize("step", ["_write_edges", "_write_nodes", "copy_graph"])
+@pytest.mark.parametrize("step", ["_write_edges", *choose([], ["_write_nodes"]), "copy_graph"])
 def test_an_interrupted_expansion_is_resumed(
     seed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:

@@ -321,7 +321,7 @@ _MEASURE = """
             if line.startswith(field):
                 return int(line.split()[1]) * 1024
 
-    budget, num_nodes, num_edges, chunk = 25_000_000, 100_000, 1_500_000, 50_000
+    budget, num_nodes, num_edges, chunk = 25_000_000, 100_000, 1_000_000, 50_000
     rules = EdgeRules(undirected=sys.argv[2] == "undirected")
     rng = np.random.default_rng(0)
     def build(count, memory):
@@ -337,7 +337,7 @@ _MEASURE = """
         built.close()
         assert builder._parts
 
-    build(500_000, 2**24)  # what is loaded and started once is not counted
+    build(300_000, 2**24)  # what is loaded and started once is not counted
     before = resident("VmRSS")
     Path("/proc/self/clear_refs").write_text("5")
     build(num_edges, budget)
@@ -356,7 +356,7 @@ def test_the_budget_is_kept(tmp_path: Path, direction: str) -> None:
         check=True,
     )
     grown, budget = map(int, done.stdout.split())
-    # In memory it would be 40 or 70 MB.
+    # In memory it would be about 30 or 50 MB.
     # Buffers come in steps of 2 MiB, and chunks on their way are not counted.
     assert grown <= budget + 8e6
     assert list((tmp_path / "spill").iterdir()) == []
@@ -373,7 +373,7 @@ def journal_of(directory: Path) -> Journal:
 
 
 @pytest.mark.usefixtures("small_floor")
-@pytest.mark.parametrize("undirected", [False, True])
+@pytest.mark.parametrize("undirected", choose([False], [False, True]))
 def test_going_on_after_an_interruption(tmp_path: Path, undirected: bool) -> None:
     graph = random_graph(2000, 12_000, seed=4)
     rules = EdgeRules(undirected=undirected)
@@ -417,7 +417,7 @@ def test_going_on_after_an_interruption(tmp_path: Path, undirected: bool) -> Non
 @pytest.mark.usefixtures("small_floor")
 @pytest.mark.parametrize("ending", ["edges", "index", "attr0"])
 def test_a_run_that_changed_is_written_again(tmp_path: Path, ending: str) -> None:
-    edges = random_graph(200, 10_000).edge_index
+    edges = random_graph(200, 6_000).edge_index
 
     def begin() -> EdgeBuilder:
         journal = journal_of(tmp_path)

@@ -151,11 +151,11 @@ def test_buckets_of_targets_that_crowd_together(sources: int, num_threads: int) 
 
     Sources differ in few bits, in more than one digit has, and in more than two have.
     """
-    num_nodes = 2**24
+    num_nodes = max(sources, 2**20)
     rng = np.random.default_rng(num_nodes)
-    dst = rng.integers(num_nodes // 2, num_nodes // 2 + 30, 400_000, np.int32)
+    dst = rng.integers(num_nodes // 2, num_nodes // 2 + 30, choose(200_000, 400_000), np.int32)
     dst[::2] = num_nodes // 2 + 7
-    dst[::50] = num_nodes - 1 - rng.integers(0, 4000, len(dst[::50])) ** 2
+    dst[::50] = num_nodes - 1 - rng.integers(0, 1000, len(dst[::50])) ** 2
     dst[1::7] = rng.integers(0, 10, len(dst[1::7]))
     src = rng.integers(num_nodes - sources, num_nodes, len(dst), np.int32)
     src[5::11] = src[5]
