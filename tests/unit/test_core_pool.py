@@ -69,11 +69,43 @@ def test_free_memory_is_bounded() -> None:
     assert _core.pool_stats()["bytes_free"] == 4 * MIB
     buffers = [_core.pool_empty(4 * MIB) for _ in range(5)]
     del buffers
-    assert _core.pool_stats()["bytes_free"] == 8 * MIB
+    assert _core.pool_stats()["bytes_free"] == 10 * MIB
     _core.pool_trim(5 * MIB)
     assert _core.pool_stats()["bytes_free"] == 4 * MIB
     _core.pool_set_limit(0)
     assert _core.pool_stats()["bytes_free"] == 0
+
+
+def test_a_buffer_is_trimmed_by_what_is_too_much() -> None:
+    """The memory of its last pages goes; the rest is still there when it is used again."""
+    buffer = _core.pool_empty(8 * MIB)
+    buffer[:] = 7
+    del buffer
+    _core.pool_trim(5 * MIB)
+    before = _core.pool_stats()
+    assert before["bytes_free"] == 4 * MIB
+    buffer = _core.pool_empty(8 * MIB)
+    assert (buffer[: 4 * MIB] == 7).all()
+    assert not buffer[4 * MIB :].any()
+    after = _core.pool_stats()
+    assert (after["hits"] - before["hits"], after["misses"]) == (1, before["misses"])
+    assert after["bytes_in_use"] - before["bytes_in_use"] == 8 * MIB
+
+
+def test_where_memory_is_short_a_free_buffer_grows() -> None:
+    """Batches differ in size: one serves after the other, in memory for the largest so far."""
+    _core.pool_exchange(True)
+    before = _core.pool_stats()
+    for size in (50, 54, 51, 57, 40):
+        _core.pool_empty(size * MIB)
+    after = _core.pool_stats()
+    assert after["misses"] - before["misses"] == 1
+    assert after["bytes_free"] == 58 * MIB
+    buffer = _core.pool_empty(20 * MIB)  # for which that is too much
+    assert _core.pool_stats()["bytes_in_use"] - before["bytes_in_use"] == 20 * MIB
+    del buffer
+    _core.pool_empty(100 * MIB)  # takes the place of both
+    assert _core.pool_stats()["bytes_free"] == 100 * MIB
 
 
 def test_no_memory_is_a_memory_error() -> None:

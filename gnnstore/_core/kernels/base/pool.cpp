@@ -9,6 +9,7 @@
 #include <limits>
 #include <new>
 #include <string>
+#include <utility>
 
 #include "kernels/base/errors.h"
 #include "kernels/base/system.h"
@@ -23,16 +24,27 @@ constexpr size_t cache_line_bytes = 64;
 
 // Capacities are 8 to 16 times a power of two, so that a buffer is at most an eighth
 // larger than the request and batches of nearly equal size share a capacity. Where memory is
-// short they are finer, and what is free serves for much less than it could hold: there, a
-// buffer that lies idle beside a new one is one too many.
+// short they are finer if malloc takes them at once, and powers of two if pages are taken when they
+// are first written: there, a buffer that lies idle beside a new one is one too many, so what is
+// free serves for much less than it could hold, and grows for more.
 constexpr size_t steps = 8, fine_steps = 32;
 
-size_t capacity_for(size_t num_bytes, bool is_short) {
+size_t round_up(size_t num_bytes, size_t unit) { return (num_bytes + unit - 1) / unit * unit; }
+
+size_t stepped(size_t num_bytes, size_t num_steps) {
     const size_t least = std::max(num_bytes, size_t{4096});
-    const size_t step = std::bit_floor(least - 1) / (is_short ? fine_steps : steps);
-    const size_t rounded = (least + step - 1) / step * step;
-    if (rounded < small_bytes) return rounded;
-    return (rounded + huge_page_bytes - 1) / huge_page_bytes * huge_page_bytes;
+    return round_up(least, std::bit_floor(least - 1) / num_steps);
+}
+
+// The memory that a buffer of so many bytes takes once it is filled.
+size_t held_for(size_t num_bytes, bool is_short) {
+    const size_t rounded = stepped(num_bytes, is_short ? fine_steps : steps);
+    return rounded < small_bytes ? rounded : round_up(num_bytes, huge_page_bytes);
+}
+
+size_t capacity_for(size_t held, bool is_short) {
+    if (held < small_bytes) return held;
+    return is_short ? std::bit_ceil(held) : round_up(stepped(held, steps), huge_page_bytes);
 }
 
 void *map_aligned(size_t capacity) {
@@ -82,53 +94,44 @@ void *BufferPool::allocate(int64_t num_bytes) {
     if (num_bytes < 0 || num_bytes > std::numeric_limits<int64_t>::max() / 4)
         throw invalid("num_bytes must be between 0 and 2^61, got ", num_bytes);
     const std::lock_guard lock(mutex_);
-    const size_t capacity = capacity_for(static_cast<size_t>(num_bytes), exchanges_);
-    const size_t most = exchanges_ ? 2 * capacity : capacity + capacity / 4;
-    // A somewhat larger buffer that is mapped already beats a fitting one that is not.
-    const auto found = free_.lower_bound(capacity);
-    void *data;
-    size_t taken;
-    if (found != free_.end() && found->first <= most) {
-        taken = found->first;
-        data = found->second.back().data;  // the latest: most likely still cached
-        in_use_.emplace(data, taken);
-        found->second.pop_back();
-        if (found->second.empty()) free_.erase(found);
-        stats_.bytes_free -= static_cast<int64_t>(taken);
-        ++stats_.hits;
-    } else {
-        taken = capacity;
-        if (exchanges_) give_back_smaller(capacity);
-        data = take_from_system(capacity);
-        try {
-            in_use_.emplace(data, taken);
-        } catch (...) {
-            give_to_system(data, taken);
-            throw;
-        }
-        ++stats_.misses;
+    const size_t held = held_for(static_cast<size_t>(num_bytes), exchanges_);
+    Buffer buffer = take_free(held);
+    const bool is_hit = buffer.data != nullptr;
+    if (!is_hit) {
+        if (exchanges_) give_back_smaller(held);
+        buffer = {nullptr, capacity_for(held, exchanges_), held};
+        buffer.data = take_from_system(buffer.capacity);
     }
+    try {
+        in_use_.emplace(buffer.data, buffer);
+    } catch (...) {
+        give_to_system(buffer.data, buffer.capacity);
+        throw;
+    }
+    ++(is_hit ? stats_.hits : stats_.misses);
     ++stats_.buffers_in_use;
-    stats_.bytes_in_use += static_cast<int64_t>(taken);
-    return data;
+    stats_.bytes_in_use += static_cast<int64_t>(buffer.held);
+    return buffer.data;
 }
 
-void BufferPool::release(void *buffer) noexcept {
+void BufferPool::release(void *data) noexcept {
     const std::lock_guard lock(mutex_);
-    const auto entry = in_use_.find(buffer);
+    const auto entry = in_use_.find(data);
     if (entry == in_use_.end()) return;
-    const size_t capacity = entry->second;
+    Buffer buffer = entry->second;
     in_use_.erase(entry);
     --stats_.buffers_in_use;
-    stats_.bytes_in_use -= static_cast<int64_t>(capacity);
+    stats_.bytes_in_use -= static_cast<int64_t>(buffer.held);
     // A buffer too large to be kept must not push out others that can be.
-    if (static_cast<int64_t>(capacity) > limit_bytes_) return give_to_system(buffer, capacity);
+    if (static_cast<int64_t>(buffer.held) > limit_bytes_)
+        return give_to_system(data, buffer.capacity);
+    buffer.released = num_releases_++;
     try {
-        free_[capacity].push_back({buffer, num_releases_++});
-        stats_.bytes_free += static_cast<int64_t>(capacity);
+        free_[buffer.capacity].push_back(buffer);
+        stats_.bytes_free += static_cast<int64_t>(buffer.held);
     } catch (const std::bad_alloc &) {
-        give_to_system(buffer, capacity);
-        if (const auto at = free_.find(capacity); at != free_.end() && at->second.empty())
+        give_to_system(data, buffer.capacity);
+        if (const auto at = free_.find(buffer.capacity); at != free_.end() && at->second.empty())
             free_.erase(at);
     }
     trim_locked(limit_bytes_);
@@ -157,18 +160,47 @@ void BufferPool::exchange(bool exchanges) {
     exchanges_ = exchanges;
 }
 
-// Returns free buffers of less than `capacity` to the system, the largest first, until there is
-// room for one of `capacity` in their place.
-void BufferPool::give_back_smaller(size_t capacity) noexcept {
+// Takes a free buffer that will hold so many bytes, of those the one that grows least, then the
+// smallest; without data if there is none. A somewhat larger buffer that is mapped already beats a
+// fitting one that is not.
+BufferPool::Buffer BufferPool::take_free(size_t held) noexcept {
+    const size_t capacity = capacity_for(held, exchanges_);
+    const size_t most = exchanges_ ? 2 * capacity : capacity + capacity / 4;
+    const size_t most_held = exchanges_ ? 2 * held : most;
+    const auto cost = [held](const Buffer &buffer) {
+        return std::pair(held - std::min(held, buffer.held), buffer.held);
+    };
+    auto chosen = free_.end();
+    size_t place = 0;
+    for (auto entry = free_.lower_bound(held); entry != free_.end() && entry->first <= most;
+         ++entry)
+        for (size_t i = 0; i < entry->second.size(); ++i) {
+            const Buffer &buffer = entry->second[i];
+            if (buffer.held > most_held) continue;
+            // The latest of equal ones: most likely still cached.
+            if (chosen != free_.end() && cost(chosen->second[place]) < cost(buffer)) continue;
+            chosen = entry;
+            place = i;
+        }
+    if (chosen == free_.end()) return {};
+    Buffer buffer = chosen->second[place];
+    chosen->second.erase(chosen->second.begin() + static_cast<std::ptrdiff_t>(place));
+    if (chosen->second.empty()) free_.erase(chosen);
+    stats_.bytes_free -= static_cast<int64_t>(buffer.held);
+    buffer.held = std::max(buffer.held, held);
+    return buffer;
+}
+
+// Returns free buffers that are too small for `held` bytes to the system, the largest first, until
+// there is room for as many in their place.
+void BufferPool::give_back_smaller(size_t held) noexcept {
     size_t given = 0;
-    auto entry = free_.lower_bound(capacity);
-    while (given < capacity && entry != free_.begin()) {
+    auto entry = free_.lower_bound(held);
+    while (given < held && entry != free_.begin()) {
         --entry;
-        while (given < capacity && !entry->second.empty()) {
-            give_to_system(entry->second.front().data, entry->first);
-            stats_.bytes_free -= static_cast<int64_t>(entry->first);
-            given += entry->first;
-            entry->second.pop_front();
+        while (given < held && !entry->second.empty()) {
+            given += entry->second.front().held;
+            drop_oldest(entry->second);
         }
         if (entry->second.empty()) entry = free_.erase(entry);
     }
@@ -183,11 +215,27 @@ void BufferPool::trim_locked(int64_t max_free_bytes) noexcept {
                  entry->second.front().released < oldest->second.front().released))
                 oldest = entry;
         if (oldest == free_.end()) return;
-        give_to_system(oldest->second.front().data, oldest->first);
-        stats_.bytes_free -= static_cast<int64_t>(oldest->first);
-        oldest->second.pop_front();
+        // Its last pages, if they are enough: the rest serves as it is.
+        Buffer &buffer = oldest->second.front();
+        const size_t excess =
+            round_up(static_cast<size_t>(stats_.bytes_free - max_free_bytes), huge_page_bytes);
+        if (buffer.capacity >= small_bytes && excess < buffer.held &&
+            sys::madvise(static_cast<uint8_t *>(buffer.data) + (buffer.held - excess), excess,
+                         MADV_DONTNEED) == 0) {
+            buffer.held -= excess;
+            stats_.bytes_free -= static_cast<int64_t>(excess);
+            return;
+        }
+        drop_oldest(oldest->second);
         if (oldest->second.empty()) free_.erase(oldest);
     }
+}
+
+void BufferPool::drop_oldest(std::deque<Buffer> &buffers) noexcept {
+    const Buffer &buffer = buffers.front();
+    give_to_system(buffer.data, buffer.capacity);
+    stats_.bytes_free -= static_cast<int64_t>(buffer.held);
+    buffers.pop_front();
 }
 
 }  // namespace gnnstore

@@ -12,7 +12,7 @@ namespace gnnstore {
 
 struct PoolStats {
     int64_t buffers_in_use = 0;
-    int64_t bytes_in_use = 0;  // of whole buffers, not of what was asked for
+    int64_t bytes_in_use = 0;  // of buffers as far as they were filled, rounded up
     int64_t bytes_free = 0;    // kept for later use
     int64_t hits = 0;          // requests served from the free list
     int64_t misses = 0;        // requests that took memory from the system
@@ -27,31 +27,36 @@ public:
     // to 2 MiB and asks for huge pages, below that it is aligned to a cache line.
     void *allocate(int64_t num_bytes);
     // Gives a buffer back; anything else is ignored.
-    void release(void *buffer) noexcept;
+    void release(void *data) noexcept;
 
     PoolStats stats();
-    // Returns free memory to the system, oldest first, until at most max_free_bytes are kept.
+    // Returns free memory to the system, oldest first, until at most max_free_bytes are kept; of the
+    // last buffer only what is too much.
     void trim(int64_t max_free_bytes);
     // Sets the most free memory that the pool keeps from now on.
     void set_limit(int64_t max_free_bytes);
     // From now on, memory is taken from the system in exchange for free buffers that are too
-    // small: what is in use and free together grows as if there was one buffer for both. Larger
-    // ones serve up to twice as much as is wanted, and new ones are hardly larger than that.
+    // small: what is in use and free together grows as if there was one buffer for both. Buffers
+    // have addresses for up to twice as much as is wanted, and memory for what they have held.
     void exchange(bool exchanges);
 
 private:
-    struct FreeBuffer {
-        void *data;
-        int64_t released;  // a count of releases: the smaller, the longer unused
+    struct Buffer {
+        void *data = nullptr;
+        size_t capacity = 0;
+        size_t held = 0;       // bytes from the first on that may have memory
+        int64_t released = 0;  // a count of releases: the smaller, the longer unused
     };
 
     BufferPool();
+    Buffer take_free(size_t held) noexcept;
     void trim_locked(int64_t max_free_bytes) noexcept;
-    void give_back_smaller(size_t capacity) noexcept;
+    void give_back_smaller(size_t held) noexcept;
+    void drop_oldest(std::deque<Buffer> &buffers) noexcept;
 
     std::mutex mutex_;
-    std::map<size_t, std::deque<FreeBuffer>> free_;  // by capacity, oldest first
-    std::map<void *, size_t> in_use_;                // capacity of each buffer handed out
+    std::map<size_t, std::deque<Buffer>> free_;  // by capacity, oldest first
+    std::map<void *, Buffer> in_use_;
     PoolStats stats_;
     int64_t limit_bytes_ = int64_t{1} << 30;
     int64_t num_releases_ = 0;
