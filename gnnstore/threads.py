@@ -519,7 +519,7 @@ class Lookahead:
             return None
         living, waiting = self.num_living - 1, 0
         if self.gate is not None:
-            living, waiting = self.gate.num_living, self.gate.num_waiting
+            living, waiting = self.gate.num_filled, self.gate.num_waiting
         used = living * self._largest_bytes + waiting * self._largest_sample_bytes
         return max(0, self._spare_bytes - used)
 
@@ -540,7 +540,7 @@ class MemoryGate:
         self._most, self._before = most, before
         self._changed = Condition()
         self._coming: deque[Hashable] = deque()
-        self._num_admitted = self._num_wanted = self._num_living = 0
+        self._num_admitted = self._num_wanted = self._num_living = self._num_empty = 0
         self._is_closed = False
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -550,6 +550,11 @@ class MemoryGate:
     def num_living(self) -> int:
         """Batches in memory, with the gate's before."""
         return self._num_living + (0 if self._before is None else self._before.num_living)
+
+    @property
+    def num_filled(self) -> int:
+        """Batches in memory, without those that are still to take what others have left free."""
+        return self.num_living - self._num_empty
 
     @property
     def num_waiting(self) -> int:
@@ -578,13 +583,17 @@ class MemoryGate:
             self._coming.popleft()
             self._num_admitted += 1
             self._num_living += 1
+            self._num_empty += 1
             self._changed.notify_all()
             return True
 
         self._changed.wait_until(look)
-        admitted = _Admitted()
+        admitted = _Admitted(self._fill)
         weakref.finalize(admitted, self._leave).atexit = False
-        yield admitted.hold
+        try:
+            yield admitted.hold
+        finally:
+            admitted.fill()
 
     def close(self) -> None:
         """Admit no more; those that wait fail. Idempotent."""
@@ -598,12 +607,26 @@ class MemoryGate:
             self._num_living -= 1
             self._changed.notify_all()
 
+    def _fill(self) -> None:
+        with self._changed.lock:
+            self._num_empty -= 1
+
 
 class _Admitted:
     """A batch in memory, to which all refers that it holds."""
 
+    def __init__(self, fill: Callable[[], None]) -> None:
+        self._fill: Callable[[], None] | None = fill
+
+    def fill(self) -> None:
+        """Count as a batch that has taken memory. Idempotent."""
+        fill, self._fill = self._fill, None
+        if fill is not None:
+            fill()
+
     def hold(self, memory: Any) -> None:
         """Stay in memory as long as an array, or a storage of torch's, lives."""
+        self.fill()
         weakref.finalize(memory, id, self).atexit = False
 
 

@@ -371,6 +371,25 @@ def test_the_batch_of_the_iteration_before_counts() -> None:
     assert gate.num_living == 2
 
 
+def test_what_is_free_waits_for_the_batch_that_was_admitted() -> None:
+    """Else the buffers of the batch before would go to the system a moment before they are used."""
+    lookahead = Lookahead(8, spare_bytes=1000, admits=True)
+    lookahead.observe(300)
+    gate = lookahead.gate
+    assert gate is not None
+    batches = [np.empty(1), np.empty(1)]
+    for i in range(2):
+        gate.expect(i)
+        with gate.enter(i) as hold:
+            assert lookahead.recycled_bytes == 1000 - i * 300
+            hold(batches[i])
+            assert lookahead.recycled_bytes == 700 - i * 300
+    gate.expect(2)
+    with gate.enter(2):  # fails, and holds nothing
+        assert lookahead.recycled_bytes == 400
+    assert (gate.num_living, lookahead.recycled_bytes) == (2, 400)
+
+
 class Rows:
     """Batches of an array each, of which at most so many live at once."""
 
