@@ -1953,6 +1953,35 @@ def choose_positions(
         Positions in [0, degree), in the order in which they are drawn.
     """
 
+def count_targets(targets: _Ids) -> NDArray[np.int32]:
+    """Return the number of edges into each node, up to the last that has some.
+
+    Parameters
+    ----------
+    targets : ndarray of int32 or int64, shape [m]
+        Local ids, ascending.
+
+    Raises
+    ------
+    ValueError
+        They do not ascend from 0.
+    """
+
+def expand_edges(sources: _Ids, num_incoming: _Ids, out: _Ids) -> None:
+    """Fill an edge index with sources, and with the targets that `count_targets` counted.
+
+    Parameters
+    ----------
+    sources : ndarray of int32 or int64, shape [m]
+    num_incoming : ndarray of int32 or int64, shape [t]
+    out : ndarray of int32 or int64, shape [2, m]
+
+    Raises
+    ------
+    ValueError
+        The counts do not add up to m.
+    """
+
 def add_reverse_edges(
     edge_index: _Ids, edge_pos: NDArray[np.int64], num_nodes: int
 ) -> tuple[_Ids, NDArray[np.int64]]:

@@ -112,9 +112,7 @@ class CompactSample(Subgraph):
 
         def expanded(edges: CompactEdges) -> EdgeSample:
             index = empty((2, len(edges.sources)), dtype)
-            index[0] = edges.sources
-            targets = np.arange(len(edges.num_incoming), dtype=dtype)
-            index[1] = np.repeat(targets, edges.num_incoming)
+            _core.expand_edges(edges.sources, edges.num_incoming, index)
             return EdgeSample(index, widened(edges.positions, np.int64))
 
         return Sample(
@@ -195,6 +193,6 @@ def _compact_edges(edges: EdgeSample, positions: np.dtype[Any]) -> CompactEdges:
     # Local ids and counts are int32: a batch of 2^31 edges would take 50 GB as it was sampled.
     return CompactEdges(
         sources.astype(np.int32),
-        np.bincount(targets).astype(np.int32),
+        _core.count_targets(targets),
         edges.positions.astype(positions),
     )

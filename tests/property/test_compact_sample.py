@@ -221,6 +221,18 @@ def test_other_words_are_refused(words: npt.NDArray[np.int32], head: int) -> Non
         assert len(_core.shorten(_core.restore(words))) <= len(words)
 
 
+def test_targets_and_their_counts_must_fit() -> None:
+    assert _core.count_targets(np.array([0, 0, 2])).tolist() == [2, 0, 1]
+    for targets, problem in (([0, 2, 1, 2], "must ascend from 0, but 2 is at"), ([-1], "negative")):
+        with pytest.raises(ValueError, match=problem):
+            _core.count_targets(np.array(targets))
+    for counts, problem in (([3], "3 incoming edges"), ([-1, 3], "-1 inc"), ([1], "1 edges are")):
+        with pytest.raises(ValueError, match=problem):
+            _core.expand_edges(np.arange(2), np.array(counts), np.empty((2, 2), np.int32))
+    with pytest.raises(ValueError, match="as many columns"):
+        _core.expand_edges(np.arange(3), np.array([2]), np.empty((2, 2), np.int64))
+
+
 @pytest.mark.parametrize(
     "arrays", [[], [np.arange(2)], [np.array([1, 1, 1, 1, 0]), *[np.arange(3)] * 4]]
 )

@@ -13,6 +13,7 @@
 #include "bindings/sampled_batch.h"
 #include "kernels/sampling/equal_ranges.h"
 #include "kernels/sampling/sampling.h"
+#include "kernels/sampling/targets.h"
 
 using namespace gnnstore;
 using namespace nb::literals;
@@ -62,6 +63,32 @@ nb::tuple find_equal_ranges(const InputArray &values, const InputArray &begins,
     return nb::make_tuple(take_vector(std::move(firsts)), take_vector(std::move(lasts)));
 }
 
+NumpyVector<int32_t> incoming(const InputArray &targets) {
+    return with_integers(targets, "targets", [&](const auto *ids) {
+        const int64_t num_edges = length(targets);
+        return take_vector(without_gil([&] { return count_targets(ids, num_edges); }));
+    });
+}
+
+void expand(const InputArray &sources, const InputArray &num_incoming, const OutputArray &out) {
+    require(out.ndim() == 2 && out.shape(0) == 2, "out must have the shape [2, m]");
+    const auto num_edges = static_cast<int64_t>(out.shape(1));
+    require(num_edges == 0 || (out.stride(0) == num_edges && out.stride(1) == 1),
+            "out must be contiguous");
+    require(length(sources) == num_edges, "out must have as many columns as there are sources");
+    with_integers(sources, "sources", [&](const auto *from) {
+        with_integers(num_incoming, "num_incoming", [&](const auto *counts) {
+            const auto fill = [&](auto *index) {
+                const GilRelease release;
+                expand_edges(from, num_edges, counts, length(num_incoming), index);
+            };
+            if (out.dtype() == nb::dtype<int32_t>()) return fill(static_cast<int32_t *>(out.data()));
+            if (out.dtype() == nb::dtype<int64_t>()) return fill(static_cast<int64_t *>(out.data()));
+            refuse_dtype("out", "int32 or int64", out.dtype());
+        });
+    });
+}
+
 int64_t read_randomly(const InputArray &table, const InputArray &positions) {
     const int32_t *values = input_data<int32_t>(table, "table", "int32");
     const int64_t *where = input_data<int64_t>(positions, "positions", "int64");
@@ -76,6 +103,9 @@ void bind_sampling(nb::module_ &m) {
           "batch"_a, "hop"_a, "node"_a, "tree"_a = 0);
     m.def("add_reverse_edges", add_reverse, "edge_index"_a.noconvert(),
           "edge_pos"_a.noconvert(), "num_nodes"_a);
+    m.def("count_targets", incoming, "targets"_a.noconvert());
+    m.def("expand_edges", expand, "sources"_a.noconvert(), "num_incoming"_a.noconvert(),
+          "out"_a.noconvert());
     m.def("equal_ranges", find_equal_ranges, "values"_a.noconvert(), "begins"_a.noconvert(),
           "ends"_a.noconvert(), "wanted"_a.noconvert());
     m.def("random_reads", read_randomly, "table"_a.noconvert(), "positions"_a.noconvert());
