@@ -163,15 +163,8 @@ class CachedRows:
         for path, (table, first, own) in self.tables.items():
             part = step.of_type(*own.part(step.ids)) if has_types else step
             slots = part.slots - np.int32(first) if first else part.slots
-            source = missed[path]
             request = RowRequest(part.ids, slots, table, part.row_offset)
-            if (decoding := decodings.get(path)) is None:
-                out = source.spec.empty(len(slots), memory)
-                counts = source.read_into(request, out)
-            else:
-                out = decoding.empty(len(slots), memory)
-                counts = source.read_decoded(request, decoding, out)
-            found[path] = Rows(out, counts)
+            found[path] = missed[path].rows_of(request, decodings.get(path), memory)
         return found
 
 

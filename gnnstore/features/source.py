@@ -222,6 +222,16 @@ class RowSource(ABC):
         """Fill `out` with rows that follow one another from `first` on, as `read_rows` does."""
         return self.read_rows(np.arange(first, first + len(out)), out)
 
+    def rows_of(
+        self, request: RowRequest, decoding: Decoding | None, memory: RowsMemory = empty
+    ) -> Rows:
+        """Return the rows of a request as a new array, or what they stand for by a decoding."""
+        if decoding is None:
+            out = self.spec.empty(request.ids.size, memory)
+            return Rows(out, self.read_into(request, out))
+        out = decoding.empty(request.ids.size, memory)
+        return Rows(out, self.read_decoded(request, decoding, out))
+
     def gather(self, ids: npt.NDArray[Any], memory: RowsMemory = empty) -> Rows:
         """Return the rows of `ids` (int32 or int64 [n]) as a new array [n, *shape]."""
         out = self.spec.empty(ids.size, memory)

@@ -107,19 +107,14 @@ class AttributeRows:
 
     def gather(
         self, ids: npt.NDArray[Any], memory: RowsMemory, known: Rows | None, *, decodes: bool
-    ) -> tuple[npt.NDArray[Any], ReadCounts]:
+    ) -> Rows:
         """Return the rows of some ids, read if they are not known, and the reads that they cost."""
-        spec, decoding = self.rows.spec, self.decoding if decodes else None
-        if known is not None:
-            values, counts = known
-            if decoding is not None and values.dtype == spec.dtype:
-                values = decoding.decode(values, memory)
-            return values, counts
-        if decoding is None:
-            out = spec.empty(ids.size, memory)
-            return out, self.rows.read_rows(ids, out)
-        out = decoding.empty(ids.size, memory)
-        return out, self.rows.read_decoded(RowRequest(ids), decoding, out)
+        decoding = self.decoding if decodes else None
+        if known is None:
+            return self.rows.rows_of(RowRequest(ids), decoding, memory)
+        if decoding is not None and known.values.dtype == self.rows.spec.dtype:
+            return Rows(decoding.decode(known.values, memory), known.counts)
+        return known
 
 
 class Gathering:

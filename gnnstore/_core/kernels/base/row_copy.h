@@ -36,6 +36,14 @@ inline void prefetch_row(const uint8_t *row, int64_t row_bytes) {
     __builtin_prefetch(row + length - 1, 0, 2);  // a row need not start on a line
 }
 
+// About 1 MiB a task: enough to pay for taking it, little enough to share out evenly. A multiple of
+// 64 rows, so that every task's output begins on a line.
+inline int64_t rows_per_task(int64_t row_bytes) {
+    constexpr int64_t bytes_per_task = int64_t{1} << 20;
+    return std::max<int64_t>(1, bytes_per_task / row_bytes / stream_line_bytes) *
+           stream_line_bytes;
+}
+
 // Whether a table of out_bytes should be written around the caches.
 inline bool should_stream(const uint8_t *out, int64_t out_bytes, int64_t row_bytes) {
     return stream_copy() != nullptr && out_bytes >= min_streamed_bytes &&

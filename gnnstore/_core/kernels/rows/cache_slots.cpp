@@ -89,17 +89,15 @@ int64_t decode_from_slots(const CachedRows &cache, int64_t num_ids, const DenseR
     if (overlap(out, out_bytes, cache.slots, num_ids) ||
         overlap(out, out_bytes, missed.data, missed.num_bytes))
         throw invalid("out overlaps the slots or the rows");
-    // As in gather_decoded, also in that a task's rows are copied first and decoded then.
-    const int64_t rows_per_task =
-        std::max<int64_t>(1, (int64_t{1} << 20) / out_row_bytes / stream_line_bytes) *
-        stream_line_bytes;
-    const int64_t num_tasks = num_ids / rows_per_task + (num_ids % rows_per_task != 0);
+    // As in gather_decoded, a task's rows are copied first and decoded then.
+    const int64_t task_rows = rows_per_task(out_row_bytes);
+    const int64_t num_tasks = num_ids / task_rows + (num_ids % task_rows != 0);
     const auto rows_of = [&](int64_t task) {
-        return std::min(num_ids - task * rows_per_task, rows_per_task);
+        return std::min(num_ids - task * task_rows, task_rows);
     };
     std::vector<int64_t> missed_before(static_cast<size_t>(num_tasks + 1));
     for (int64_t task = 0; task < num_tasks; ++task) {
-        const int32_t *slots = cache.slots + task * rows_per_task;
+        const int32_t *slots = cache.slots + task * task_rows;
         const auto found = static_cast<size_t>(task);
         missed_before[found + 1] =
             missed_before[found] +
@@ -112,10 +110,10 @@ int64_t decode_from_slots(const CachedRows &cache, int64_t num_ids, const DenseR
     const DecodeRows decode = choose_decode(decoding.type);
     const int64_t ahead = rows_ahead(row_bytes);
     run_workers(num_threads, num_tasks, [&](TaskQueue &queue) {
-        std::vector<uint8_t> scratch(static_cast<size_t>(std::min(num_ids, rows_per_task) *
+        std::vector<uint8_t> scratch(static_cast<size_t>(std::min(num_ids, task_rows) *
                                                          row_bytes));
         for (int64_t task; queue.take(task);) {
-            const int64_t begin = task * rows_per_task, size = rows_of(task);
+            const int64_t begin = task * task_rows, size = rows_of(task);
             const int32_t *slots = cache.slots + begin;
             const auto prefetch = [&](int64_t k) {
                 if (slots[k] >= 0)

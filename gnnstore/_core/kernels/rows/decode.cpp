@@ -140,15 +140,12 @@ void decode_rows(const uint8_t *rows, int64_t num_bytes, const Decoding &decodin
     check_num_threads(num_threads);
     const bool streams = should_stream(out, out_bytes, row_bytes);
     const DecodeRows decode = choose_decode(decoding.type);
-    // As in gather_rows.
-    const int64_t rows_per_task =
-        std::max<int64_t>(1, (int64_t{1} << 20) / row_bytes / stream_line_bytes) *
-        stream_line_bytes;
-    const int64_t num_tasks = num_rows / rows_per_task + (num_rows % rows_per_task != 0);
+    const int64_t task_rows = rows_per_task(row_bytes);
+    const int64_t num_tasks = num_rows / task_rows + (num_rows % task_rows != 0);
     run_workers(num_threads, num_tasks, [&](TaskQueue &queue) {
         for (int64_t task; queue.take(task);) {
-            const int64_t begin = task * rows_per_task;
-            const int64_t size = std::min(num_rows - begin, rows_per_task);
+            const int64_t begin = task * task_rows;
+            const int64_t size = std::min(num_rows - begin, task_rows);
             decode(rows + begin * width, size, decoding, out + begin * row_bytes, streams);
         }
     });

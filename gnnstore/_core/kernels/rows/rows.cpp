@@ -205,17 +205,13 @@ void gather_by_tasks(const uint8_t *table, int64_t table_bytes, const RowLayout 
         throw invalid("out overlaps the ids");
     check_ids(ids, num_ids, layout.num_rows);
 
-    // About 1 MiB a task: enough to pay for taking it, little enough to share out evenly.
-    // A multiple of 64 rows, so that every task's output begins on a line.
-    const int64_t rows_per_task =
-        std::max<int64_t>(1, (int64_t{1} << 20) / out_row_bytes / stream_line_bytes) *
-        stream_line_bytes;
-    const int64_t num_tasks = num_ids / rows_per_task + (num_ids % rows_per_task != 0);
+    const int64_t task_rows = rows_per_task(out_row_bytes);
+    const int64_t num_tasks = num_ids / task_rows + (num_ids % task_rows != 0);
     run_workers(num_threads, num_tasks, [&](TaskQueue &queue) {
         std::vector<uint8_t> scratch;
         for (int64_t task; queue.take(task);) {
-            const int64_t begin = task * rows_per_task;
-            const int64_t size = std::min(num_ids - begin, rows_per_task);
+            const int64_t begin = task * task_rows;
+            const int64_t size = std::min(num_ids - begin, task_rows);
             copy(begin, size, scratch);
         }
     });
