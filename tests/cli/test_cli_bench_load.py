@@ -291,7 +291,7 @@ def test_an_interrupt_leaves_nothing(store: Path, tmp_path: Path, forks: ForkSer
         "load",
         str(store),
         "--strategies",
-        "packed,numpy-mmap",
+        "packed",
         "--num-neighbors",
         "9,9,9",
     ]

@@ -34,6 +34,7 @@ from gnnstore.tools import cli
 from gnnstore.tools.commands import upkeep
 from gnnstore.tools.options import BUDGET, MEMORY, session_options
 from gnnstore.tools.session import SCHEMA_VERSION, Session, report
+from tests.support.effort import choose
 
 
 @pytest.fixture
@@ -310,7 +311,7 @@ def test_it_runs_as_a_module() -> None:
     assert json.loads(done.stdout)["command"] == "info"
 
 
-@pytest.mark.parametrize("command", ["verify {} --json", "inspect {}"])
+@pytest.mark.parametrize("command", ["verify {} --json", *choose([], ["inspect {}"])])
 def test_a_full_device_is_no_damage(example: Path, command: str) -> None:
     words = [sys.executable, "-m", "gnnstore", *command.format(example).split()]
     with Path("/dev/full").open("w") as full:
@@ -362,7 +363,8 @@ def test_streams_that_a_program_closes(
 
 
 def test_paths_that_cannot_be_shown_are_escaped(example: Path, tmp_path: Path) -> None:
-    for name, encoding in (("é.gnn", "ascii"), (os.fsdecode(b"\xfe.gnn"), "utf-8")):
+    both = ("é.gnn", "ascii"), (os.fsdecode(b"\xfe.gnn"), "utf-8")
+    for name, encoding in choose(((os.fsdecode("é".encode() + b"\xfe.gnn"), "ascii"),), both):
         (tmp_path / name).symlink_to(example)
         done = subprocess.run(
             [sys.executable, "-m", "gnnstore", "inspect", tmp_path / name],

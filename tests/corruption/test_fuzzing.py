@@ -16,13 +16,13 @@ pytest.importorskip("torch_geometric")
 
 SCRIPT = Path(__file__).with_name("fuzz_targets.py")
 TARGETS = {
-    "store": choose(1.5, 240),
-    "types": choose(1.5, 120),
-    "packed": choose(1.0, 60),
-    "shared": choose(0.5, 60),
-    "partitions": choose(1.0, 60),
+    "store": choose(0.8, 240),
+    "types": choose(0.8, 120),
+    "packed": choose(0.5, 60),
+    "shared": choose(0.3, 60),
+    "partitions": choose(0.5, 60),
     "state": choose(0.3, 20),
-    "cache": choose(0.7, 30),
+    "cache": choose(0.4, 30),
 }
 HANGS_SECONDS = 60  # a check takes a tenth of a second, and what goes before it a second
 FIRST_SEED = choose(0, random.SystemRandom().randrange(10**6, 10**9))

@@ -285,10 +285,15 @@ class ChecksummedFile:
         self._file.close()
 
 
+def encode_json(document: Mapping[str, Any]) -> bytes:
+    """Return the bytes of a file of JSON."""
+    # One space of indentation: people do open these files.
+    return json.dumps(document, indent=1).encode()
+
+
 def write_json(path: Path, document: Mapping[str, Any]) -> StoredFile:
     """Write a new file of JSON durably, and return its name, size and checksums."""
-    # One space of indentation: people do open these files.
-    return write_new(path, json.dumps(document, indent=1).encode())
+    return write_new(path, encode_json(document))
 
 
 def write_new(path: Path, data: bytes) -> StoredFile:

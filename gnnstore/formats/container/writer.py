@@ -40,8 +40,8 @@ from gnnstore.formats.arrays.zarr_metadata import MAX_DIMENSIONS, METADATA_FILE,
 from gnnstore.formats.base.files import (
     BlockCrcs,
     directory_bytes,
+    encode_json,
     free_bytes,
-    write_json,
     write_new,
 )
 from gnnstore.formats.container.manifest import (
@@ -318,9 +318,10 @@ class SealedWriter:
         """Give every directory between the root and the arrays its group metadata."""
         arrays = {str(PurePosixPath(path).parent) for path in self._files}
         groups = {str(parent) for path in arrays for parent in PurePosixPath(path).parents}
+        document = encode_json(group_metadata())
         for group in sorted(groups - {"."}):
             path = self.temporary_path / group / METADATA_FILE
-            name, size, crcs = write_json(path, group_metadata())
+            name, size, crcs = write_new(path, document)
             self._files[f"{group}/{name}"] = (size, crcs)
 
     def _write_checksums(self, blocks: BlockCrcs) -> tuple[tuple[FileEntry, int], ...]:
