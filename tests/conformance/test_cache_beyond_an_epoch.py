@@ -19,7 +19,7 @@ from tests.support.loaders import slots_of
 def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("store")
     options = ConvertOptions(edge_ids=False)
-    return from_rmat(directory / "a.gnn", scale=15, feature_dim=128, options=options)
+    return from_rmat(directory / "a.gnn", scale=13, feature_dim=128, options=options)
 
 
 def loader_of(store: Any, **options: Any) -> NeighborLoader:
@@ -27,8 +27,8 @@ def loader_of(store: Any, **options: Any) -> NeighborLoader:
     return NeighborLoader(
         store,
         [5, 5],
-        np.arange(0, 2**15, 64),
-        batch_size=64,
+        np.arange(0, 2**13, 64),
+        batch_size=16,
         shuffle=True,
         seed=1,
         topology="memory",
@@ -38,7 +38,7 @@ def loader_of(store: Any, **options: Any) -> NeighborLoader:
 
 def test_the_next_epoch_reads_less(store: Path) -> None:
     opened = gnnstore.open(store)
-    loader = loader_of(opened, strategy="belady", cache_bytes=8 * 10**6)
+    loader = loader_of(opened, strategy="belady", cache_bytes=2 * 10**6)
     expected = loader_of(store, strategy="memory")
     rows_read = []
     for _ in range(2):

@@ -20,7 +20,7 @@ from gnnstore.pipeline.lookahead.edge_rows import PassSize
 from gnnstore.strategies import placement
 from gnnstore.testing.graphs import GraphArrays, random_graph
 from tests.support.batches import Batches, assert_same_batches, batches_of
-from tests.support.effort import paired
+from tests.support.effort import choose, paired
 from tests.support.hetero import hetero_store, make_hetero
 from tests.support.packing import pack
 from tests.support.references import OPTIONS, loader_of_packed
@@ -73,7 +73,7 @@ def nodes_loader(store: Any, **options: Any) -> NeighborLoader:
     return NeighborLoader(store, [4, 3], "train", **(OPTIONS | options))
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("strategy", choose(["direct", "packed"], STRATEGIES))
 def test_ids_are_those_of_the_input_or_positions_or_none(
     store: gnnstore.GraphStore, graph: GraphArrays, strategy: str, place: str
 ) -> None:

@@ -44,7 +44,7 @@ def expected(stores: OpenStores) -> dict[str, Batches]:
     }
 
 
-@pytest.mark.parametrize(("case", "way"), paired(CASES, WAYS, 1), ids=str)
+@pytest.mark.parametrize(("way", "case"), paired(WAYS, CASES, 1), ids=str)
 def test_every_way_gives_the_same_batches(
     stores: OpenStores, expected: dict[str, Batches], case: str, way: dict[str, Any]
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -118,7 +119,15 @@ class TestFixed(CachePolicyTests):
         """Memory is reserved by the policy in whose place it stands."""
 
 
-PLANNED = {"cache_bytes": "20kB", "superbatch": 4}
+class PlannedTests(StrategyTests):
+    """Tests of a strategy that plans, which resumes in `test_resume` and `test_plugins`, too."""
+
+    options: Mapping[str, Any] = MappingProxyType({"cache_bytes": "20kB", "superbatch": 4})
+
+    @pytest.mark.skipif(not is_long(), reason="part of the long form, as it is in other files")
+    def test_resumes(self) -> None:
+        """Go on with the next batch."""
+        super().test_resumes()
 
 
 class TestDirect(StrategyTests):
@@ -130,19 +139,12 @@ class TestStatic(StrategyTests):
     options: Mapping[str, Any] = {"cache_bytes": "20kB"}
 
 
-class TestBeladyLoader(StrategyTests):
+class TestBeladyLoader(PlannedTests):
     strategy = "belady"
-    options: Mapping[str, Any] = PLANNED
 
 
-class TestPacked(StrategyTests):
+class TestPacked(PlannedTests):
     strategy = "packed"
-    options: Mapping[str, Any] = PLANNED
-
-    @pytest.mark.skipif(not is_long(), reason="part of the long form, as test_resume has it, too")
-    def test_resumes(self) -> None:
-        """Resume as loaders by belady do."""
-        super().test_resumes()
 
 
 # --- defects ------------------------------------------------------------------------------------

@@ -365,6 +365,7 @@ def test_every_strategy_gives_the_same(
     assert_same_batches(rest, expected[4:])
 
 
+@pytest.mark.parametrize("kind", choose([*KINDS][1::2], KINDS), indirect=True)
 @pytest.mark.parametrize(("topology", "num_threads"), paired(["mmap", "disk"], [0, 4], 1))
 def test_topology_and_threads_change_nothing(
     path: Path, seeds: dict[str, Any], expected: Batches, topology: str, num_threads: int

@@ -413,7 +413,7 @@ def test_damaged_edges_are_an_error_that_names_them(
     assert threads_of_loaders() == []
 
 
-@pytest.mark.parametrize("feature_dim", [256, 300], ids=["full pages", "padded pages"])
+@pytest.mark.parametrize("feature_dim", choose([300], [256, 300]), ids=lambda dim: f"{dim}")
 def test_rows_are_compared_with_their_checksums(tmp_path: Path, feature_dim: int) -> None:
     graph = random_graph(6_000, 6_000, seed=1, feature_dim=feature_dim)
     path = graph.write(tmp_path / "g.gnn")

@@ -224,7 +224,7 @@ def test_a_copy_of_a_loader_reserves_for_tables_that_travel_with_it(
 def test_loaders_take_turns(store: gnnstore.GraphStore, tmp_path: Path) -> None:
     """Evaluation in the middle of a state, by partitions or by all rows, leaves training alone."""
     expected, rows = [], []
-    for name in ("alone", "parts", "whole"):
+    for name in ("alone", "whole", *choose((), ("parts",))):
         table = table_of(store, tmp_path / name)
         loader, optimizer = loader_of(store, table), RowwiseAdagrad(table, lr=0.3)
         others = {"alone": None, "parts": loader_of(store, table, seed=9)}
@@ -248,9 +248,8 @@ def test_loaders_take_turns(store: gnnstore.GraphStore, tmp_path: Path) -> None:
         again = EmbeddingTable.open(tmp_path / name, store, commit=commit)
         loader_of(store, again).load_state_dict(state)
         again.close()
-    assert expected[0] == expected[1] == expected[2]
-    assert torch.equal(rows[0], rows[1])
-    assert torch.equal(rows[0], rows[2])
+    assert all(each == expected[0] for each in expected)
+    assert all(torch.equal(rows[0], each) for each in rows)
 
 
 def test_a_loader_that_is_made_changes_nothing(store: gnnstore.GraphStore, tmp_path: Path) -> None:

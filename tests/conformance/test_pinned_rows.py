@@ -55,7 +55,7 @@ WITHOUT_DISK = BUDGET | {"disk": "0B"}
 
 @pytest.mark.parametrize(
     "options",
-    [{"num_threads": 0}, WITHOUT_DISK, *choose((), ({"num_threads": 2}, BUDGET))],
+    [WITHOUT_DISK, *choose((), ({"num_threads": 0}, {"num_threads": 2}, BUDGET))],
     ids=str,
 )
 def test_batches_and_misses_are_the_same(

@@ -27,6 +27,7 @@ from gnnstore.tools.bench.harness import ways
 from gnnstore.tools.cli import main, root
 from tests.support.batches import assert_goes_on, assert_same_batches, batches_of
 from tests.support.disks import usual_profile
+from tests.support.effort import is_long
 from tests.support.packing import pack
 
 PAGE = Path(__file__).parents[2] / "docs" / "extending.md"
@@ -72,7 +73,9 @@ def test_the_page_s_own_tests_pass(page: dict[str, Any]) -> None:
         tests = kind()
         getattr(kind, "setup_class", int)()
         for name in dir(tests):
-            if name.startswith("test_"):
+            # In `make test` one strategy resumes, of two.
+            is_left_out = name == "test_resumes" and "First" in kind.__name__ and not is_long()
+            if name.startswith("test_") and not is_left_out:
                 getattr(tests, name)()
         getattr(kind, "teardown_class", int)()
 

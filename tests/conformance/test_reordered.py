@@ -81,7 +81,7 @@ def plain(path: Path) -> dict[bool, Batches]:
 
 @pytest.mark.parametrize(
     ("way", "shuffle"),
-    paired(WAYS, [False, True], 1),
+    paired(choose([*WAYS[:1], *WAYS[2:5]], WAYS), [False, True], 1),
     ids=lambda way: "-".join(map(str, way.values())) if isinstance(way, dict) else str(way),
 )
 def test_every_way_gives_one_order(

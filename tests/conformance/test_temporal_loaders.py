@@ -30,9 +30,9 @@ INPUT_TIME = torch.arange(int(DATA["paper"].train_mask.sum())) * 7 - 40
 
 
 @pytest.fixture(scope="module")
-def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def store(tmp_path_factory: pytest.TempPathFactory) -> gnnstore.GraphStore:
     directory = tmp_path_factory.mktemp("timed")
-    return hetero_store(directory / "s.gnn", DATA, time_attr=TIMES, weight_attr=["w"]).path
+    return hetero_store(directory / "s.gnn", DATA, time_attr=TIMES, weight_attr=["w"])
 
 
 def homogeneous() -> Data:
@@ -70,11 +70,11 @@ def times_of_trees(batch: HeteroData, own: dict[str, Tensor]) -> Tensor:
 @pytest.mark.parametrize("given", [False, True])
 @pytest.mark.parametrize("fanouts", [[2, 2], [-1, -1]])
 def test_times_of_nodes(
-    path: Path, strategy: Any, window: int | None, given: bool, fanouts: list[int]
+    store: gnnstore.GraphStore, strategy: Any, window: int | None, given: bool, fanouts: list[int]
 ) -> None:
     """No node is later than its *seed*, at any hop; types without times are unconstrained."""
     loader = NeighborLoader(
-        *(path, fanouts, TRAIN),
+        *(store, fanouts, TRAIN),
         input_time=INPUT_TIME if given else None,
         time_attr="time",
         temporal_strategy=strategy,
@@ -117,11 +117,11 @@ def test_times_of_nodes(
         assert later_middles > 0  # the middle node's time does not matter
 
 
-def test_the_last_edges_are_chosen(path: Path) -> None:
+def test_the_last_edges_are_chosen(store: gnnstore.GraphStore) -> None:
     batch = next(
         iter(
             NeighborLoader(
-                *(path, {kind: [3] for kind in DATA.edge_types}, TRAIN),
+                *(store, {kind: [3] for kind in DATA.edge_types}, TRAIN),
                 input_time=torch.full_like(INPUT_TIME, 60),
                 time_attr="edge_time",
                 temporal_strategy="last",
@@ -140,13 +140,13 @@ def test_the_last_edges_are_chosen(path: Path) -> None:
 
 
 @pytest.mark.parametrize("given", ["paper", "both"])
-def test_times_of_edges(path: Path, given: str) -> None:
+def test_times_of_edges(store: gnnstore.GraphStore, given: str) -> None:
     nodes: Any = {"paper": "train", "author": [4, 4, 8]}
     times: Any = {"paper": INPUT_TIME, "author": torch.tensor([-10, 150, 0])}
     if given == "paper":
         nodes, times = TRAIN, INPUT_TIME
     loader = NeighborLoader(
-        path, [3, 3], nodes, input_time=times, time_attr="edge_time", batch_size=6, seed=0
+        store, [3, 3], nodes, input_time=times, time_attr="edge_time", batch_size=6, seed=0
     )
     for batch in loader:
         own = {
@@ -161,10 +161,10 @@ def test_times_of_edges(path: Path, given: str) -> None:
             assert torch.equal(trees, batch[kind[0]].batch[batch[kind].edge_index[0]])
 
 
-def test_one_node_as_two_seeds(path: Path) -> None:
+def test_one_node_as_two_seeds(store: gnnstore.GraphStore) -> None:
     """[RelBench]: two trees, two rows, each with its own time; `input_id` leads to the label."""
     loader = NeighborLoader(
-        *(path, [-1], ("paper", [5, 5])),
+        *(store, [-1], ("paper", [5, 5])),
         input_time=torch.tensor([-30, 190]),
         time_attr="time",
         batch_size=2,
@@ -203,7 +203,7 @@ def test_at_the_seeds_time(tmp_path: Path) -> None:
 # --- edges with times ------------------------------------------------------------------------
 
 
-def link_loader(path: Path, **options: Any) -> LinkNeighborLoader:
+def link_loader(store: gnnstore.GraphStore, **options: Any) -> LinkNeighborLoader:
     pairs = DATA[WRITES].edge_index[:, :40]
     arguments: dict[str, Any] = {
         "num_neighbors": [2, 2],
@@ -213,14 +213,14 @@ def link_loader(path: Path, **options: Any) -> LinkNeighborLoader:
         "batch_size": 7,
         "seed": 1,
     }
-    return LinkNeighborLoader(path, **(arguments | options))
+    return LinkNeighborLoader(store, **(arguments | options))
 
 
 @pytest.mark.parametrize("amount", [0.5, 1, 2])
-def test_times_of_pairs(path: Path, amount: float) -> None:
+def test_times_of_pairs(store: gnnstore.GraphStore, amount: float) -> None:
     """[I pyg#6401, #7807]: one time for each pair; negatives exist at that of their positive."""
     num_old = 0
-    for batch in link_loader(path, neg_sampling={"mode": "binary", "amount": amount}):
+    for batch in link_loader(store, neg_sampling={"mode": "binary", "amount": amount}):
         edges = batch[WRITES]
         num = len(edges.input_id)
         assert (
@@ -251,9 +251,9 @@ def test_times_of_pairs(path: Path, amount: float) -> None:
 
 @pytest.mark.parametrize("amount", [1, 3])
 @pytest.mark.parametrize("chunks", [None, 2])
-def test_times_of_triplets(path: Path, amount: int, chunks: int | None) -> None:
+def test_times_of_triplets(store: gnnstore.GraphStore, amount: int, chunks: int | None) -> None:
     loader = link_loader(
-        *(path,),
+        *(store,),
         neg_sampling={"mode": "triplet", "amount": amount},
         negative_chunks=chunks,
         degree_fraction=0.4 if chunks and amount > 1 else 0.0,
@@ -268,9 +268,9 @@ def test_times_of_triplets(path: Path, amount: int, chunks: int | None) -> None:
         assert (is_old | (nodes == DATA["paper"].time.argmin())).all()
 
 
-def test_nobody_is_old_enough(path: Path) -> None:
+def test_nobody_is_old_enough(store: gnnstore.GraphStore) -> None:
     early = torch.full((40,), -200)
-    loader = link_loader(path, edge_label_time=early, neg_sampling="binary", strict_negatives=True)
+    loader = link_loader(store, edge_label_time=early, neg_sampling="binary", strict_negatives=True)
     for batch in loader:
         num = len(batch[WRITES].input_id)
         for row, name in ((0, "author"), (1, "paper")):
@@ -279,20 +279,20 @@ def test_nobody_is_old_enough(path: Path) -> None:
         assert batch["institution"].num_nodes == 0
 
 
-def test_negatives_of_edges_with_times_are_unconstrained(path: Path) -> None:
+def test_negatives_of_edges_with_times_are_unconstrained(store: gnnstore.GraphStore) -> None:
     options = {"neg_sampling": "binary", "num_neighbors": [0]}
-    timed = batches_of(link_loader(path, time_attr="edge_time", **options))
+    timed = batches_of(link_loader(store, time_attr="edge_time", **options))
     free = batches_of(
-        link_loader(path, time_attr=None, edge_label_time=None, disjoint=True, **options)
+        link_loader(store, time_attr=None, edge_label_time=None, disjoint=True, **options)
     )
     for ours, theirs in zip(timed, free, strict=True):
         assert torch.equal(ours["paper"]["n_id"], theirs["paper"]["n_id"])
 
 
-def test_seed_edges_are_left_out_under_times(path: Path) -> None:
+def test_seed_edges_are_left_out_under_times(store: gnnstore.GraphStore) -> None:
     everything = {"num_neighbors": [-1], "batch_size": 4}
-    with_seeds: list[Any] = batches_of(link_loader(path, **everything))
-    without = list(link_loader(path, exclude_edges="self", **everything))
+    with_seeds: list[Any] = batches_of(link_loader(store, **everything))
+    without = list(link_loader(store, exclude_edges="self", **everything))
     for whole, batch in zip(with_seeds, without, strict=True):
         index = batch[WRITES].edge_label_index
         seeds = {
@@ -309,12 +309,12 @@ def test_seed_edges_are_left_out_under_times(path: Path) -> None:
 
 
 @pytest.mark.parametrize("replace", [False, True])
-def test_weights(path: Path, replace: bool) -> None:
+def test_weights(store: gnnstore.GraphStore, replace: bool) -> None:
     """Edges of weight 0 never come; heavy ones come more often."""
     chosen = torch.zeros(DATA[CITES].num_edges)
     for seed in range(choose(10, 60)):
         loader = NeighborLoader(
-            path, [2], "paper", weight_attr="w", replace=replace, batch_size=60, seed=seed
+            store, [2], "paper", weight_attr="w", replace=replace, batch_size=60, seed=seed
         )
         (batch,) = loader
         for kind in batch.edge_types:
@@ -323,7 +323,7 @@ def test_weights(path: Path, replace: bool) -> None:
     weights = DATA[CITES].w
     assert (chosen[weights == 0] == 0).all()
     assert chosen[weights > 0.8].mean() > 3 * chosen[(weights > 0) & (weights < 0.2)].mean()
-    (batch,) = NeighborLoader(path, [-1], "paper", weight_attr="w", batch_size=60)
+    (batch,) = NeighborLoader(store, [-1], "paper", weight_attr="w", batch_size=60)
     assert batch[CITES].num_edges == DATA[CITES].num_edges
 
 
@@ -332,11 +332,11 @@ def test_weights(path: Path, replace: bool) -> None:
 NODES: dict[str, Any] = {"input_nodes": {"paper": "train", "author": [3, 3, 9]}}
 
 
-def test_states_of_other_times_and_weights(path: Path, plain: Path) -> None:
+def test_states_of_other_times_and_weights(store: gnnstore.GraphStore, plain: Path) -> None:
     times: Any = {"paper": INPUT_TIME, "author": torch.tensor([-10, 150, 0])}
     options: dict[str, Any] = {**NODES, "time_attr": "time", "temporal_strategy": "last", "seed": 3}
     options |= {"num_neighbors": [3, 2], "input_time": times}
-    state = NeighborLoader(path, **options).state_dict()
+    state = NeighborLoader(store, **options).state_dict()
     for change in (
         {"temporal_strategy": "uniform"},
         {"time_window": 5},
@@ -345,7 +345,7 @@ def test_states_of_other_times_and_weights(path: Path, plain: Path) -> None:
         {"time_attr": "edge_time"},
     ):
         with pytest.raises(UsageError, match="not of a loader like this one"):
-            NeighborLoader(path, **(options | change)).load_state_dict(state)
+            NeighborLoader(store, **(options | change)).load_state_dict(state)
     state = NeighborLoader(plain, [3, 2], weight_attr="w").state_dict()
     with pytest.raises(UsageError, match="weight_attr: expected nothing, found 'w'"):
         NeighborLoader(plain, [3, 2]).load_state_dict(state)
@@ -404,10 +404,12 @@ def test_links_of_a_graph_without_types(plain: Path, way: str, mode: str) -> Non
         ({"time_attr": "time", "temporal_strategy": "first"}, "temporal_strategy='first' is unkno"),
     ],
 )
-def test_options_that_cannot_be(path: Path, options: dict[str, Any], message: str) -> None:
+def test_options_that_cannot_be(
+    store: gnnstore.GraphStore, options: dict[str, Any], message: str
+) -> None:
     arguments: dict[str, Any] = {"input_nodes": TRAIN} | options
     with pytest.raises(UsageError, match=message):
-        NeighborLoader(path, [2], **arguments)
+        NeighborLoader(store, [2], **arguments)
 
 
 @pytest.mark.parametrize(
@@ -418,25 +420,25 @@ def test_options_that_cannot_be(path: Path, options: dict[str, Any], message: st
         ([1, 2], "input_time has 2 entries for 31 input nodes; give one for each"),
     ],
 )
-def test_input_times_that_cannot_be(path: Path, times: Any, message: str) -> None:
+def test_input_times_that_cannot_be(store: gnnstore.GraphStore, times: Any, message: str) -> None:
     with pytest.raises(InputError, match=message):
-        NeighborLoader(path, [2], TRAIN, input_time=times, time_attr="time")
+        NeighborLoader(store, [2], TRAIN, input_time=times, time_attr="time")
 
 
-def test_some_seeds_without_times(path: Path) -> None:
+def test_some_seeds_without_times(store: gnnstore.GraphStore) -> None:
     with pytest.raises(UsageError, match=r"input_time has no times of \['author'\]"):
         NeighborLoader(
-            path, [2], NODES["input_nodes"], input_time={"paper": INPUT_TIME}, time_attr="time"
+            store, [2], NODES["input_nodes"], input_time={"paper": INPUT_TIME}, time_attr="time"
         )
 
 
-def test_times_of_links_that_cannot_be(path: Path) -> None:
+def test_times_of_links_that_cannot_be(store: gnnstore.GraphStore) -> None:
     with pytest.raises(UsageError, match="'edge_label_time' is not set while 'time_attr' is set"):
-        link_loader(path, edge_label_time=None)
+        link_loader(store, edge_label_time=None)
     with pytest.raises(UsageError, match="'time_attr' is not set while 'edge_label_time' is set"):
-        link_loader(path, time_attr=None)
+        link_loader(store, time_attr=None)
     with pytest.raises(InputError, match="edge_label_time has 3 entries for 40 edges"):
-        link_loader(path, edge_label_time=[1, 2, 3])
+        link_loader(store, edge_label_time=[1, 2, 3])
 
 
 def test_partitions_have_neither_times_nor_weights(plain: Path) -> None:
@@ -445,9 +447,9 @@ def test_partitions_have_neither_times_nor_weights(plain: Path) -> None:
         NeighborLoader(plain, [2], partitions=policy, weight_attr="w")
 
 
-def test_memory_for_times_and_weights(path: Path) -> None:
+def test_memory_for_times_and_weights(store: gnnstore.GraphStore) -> None:
     """Orders, times and sums count with the topology, and only if they are used."""
-    store = gnnstore.open(path)
+    store = gnnstore.open(store.path)
     cases: dict[str, dict[str, Any]] = {
         "none": {},
         "nodes": {"time_attr": "time"},

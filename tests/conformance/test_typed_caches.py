@@ -13,6 +13,7 @@ import gnnstore
 from gnnstore import NeighborLoader
 from gnnstore.sampling.row_space import RowSpace
 from tests.support.batches import assert_same_batches, batches_of
+from tests.support.effort import choose
 from tests.support.hetero import hetero_store
 from tests.support.loaders import slots_of
 from tests.support.twins.caches import belady_plan
@@ -45,8 +46,8 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize(
     ("memory", "read"),
-    [("15MB", ("paper", "author", "topic")), ("24MB", ("paper", "topic"))],
-    ids=["narrow rows read", "narrow rows held"],
+    [("15MB", ("paper", "author", "topic")), *choose((), (("24MB", ("paper", "topic")),))],
+    ids=lambda value: value if isinstance(value, str) else "-".join(value),
 )
 def test_reads_are_those_of_the_twin(path: Path, memory: str, read: tuple[str, ...]) -> None:
     plain = NeighborLoader(path, [4, 3], "paper", strategy="memory", **OPTIONS)

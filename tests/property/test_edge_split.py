@@ -85,7 +85,7 @@ def graphs(draw: st.DrawFn) -> tuple[int, Edges]:
     self_loops=st.sampled_from(["keep", "drop", "add"]),
     fractions=st.sampled_from([(0.8, 0.1, 0.1), (0.5, 0.5, 0.0), (0.3, 0.3, 0.2)]),
 )
-@settings(max_examples=choose(6, 25), deadline=None)
+@settings(max_examples=choose(4, 25), deadline=None)
 def test_a_split_is_a_partition_by_pairs(  # noqa: PLR0917 - hypothesis' arguments
     tmp_path_factory: pytest.TempPathFactory,
     graph: tuple[int, Edges],

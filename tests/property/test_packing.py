@@ -175,14 +175,13 @@ def test_little_memory_changes_nothing(tmp_path: Path, engine: str) -> None:
     trace = Trace.of([rng.permutation(6_000)[:4000] for _ in range(4)])
     slots = np.full(trace.num_accesses, -1, np.int32)
     least = least_memory(tables, np.full(4, 4000), 8)
+    expected = packed_file(rows, trace.ids, trace.offsets, slots)
     writes = []
     for memory_bytes in (least, least + 6_000_000, 1 << 28):
         with pack(
             tables, trace, plan_of(trace, slots), tmp_path, memory_bytes=memory_bytes, num_threads=3
         ) as packed:
-            assert packed.tables["x"].file_path.read_bytes() == packed_file(
-                rows, trace.ids, trace.offsets, slots
-            )
+            assert packed.tables["x"].file_path.read_bytes() == expected
             writes.append(packed.counts["writes"])
     # A batch's 4,804,000 bytes go out in pieces of 4, 32 and 256 KiB.
     assert writes == [4 * -(-4_804_000 // (kib << 10)) for kib in (4, 32, 256)]

@@ -47,7 +47,7 @@ def make(store: Path, num_partitions: int, **arguments: Any) -> PartitionsReader
 
 
 @settings(
-    max_examples=choose(5, 25),
+    max_examples=choose(3, 25),
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
