@@ -80,7 +80,7 @@ class CompactSample(Subgraph):
 
     @classmethod
     def from_sample(cls, subgraph: Sample, ids: np.dtype[Any], positions: np.dtype[Any]) -> Self:
-        """Return a copy of a subgraph with ids and positions of these types."""
+        """Return a subgraph with ids and positions of these types; it may share the memory."""
         return cls(
             nodes={name: nodes.astype(ids) for name, nodes in subgraph.nodes.items()},
             edges={
@@ -192,7 +192,7 @@ def _compact_edges(edges: EdgeSample, positions: np.dtype[Any]) -> CompactEdges:
     sources, targets = edges.index
     # Local ids and counts are int32: a batch of 2^31 edges would take 50 GB as it was sampled.
     return CompactEdges(
-        sources.astype(np.int32),
+        sources.astype(np.int32, copy=False),
         _core.count_targets(targets),
-        edges.positions.astype(positions),
+        edges.positions.astype(positions, copy=False),
     )

@@ -369,6 +369,12 @@ class NeighborSampler:
         changed._follow(config)
         return changed
 
+    def with_index_dtype(self, index_dtype: IndexDtype) -> Self:
+        """Return a sampler of the same samples in another type, which all ids fit."""
+        changed = copy(self)
+        changed.index_dtype = index_dtype
+        return changed
+
     def sample(self, seeds: Any, *, epoch: int, batch: int, **options: Any) -> Sample:
         """Sample the subgraph of some seed nodes; options as in `BatchRequest`."""
         return self.draw(BatchRequest(seeds, epoch, batch, **options))

@@ -161,6 +161,16 @@ def test_large_ids_come_back() -> None:
     assert_same(compact.expand("int64"), at_most)
 
 
+def test_a_subgraph_that_is_sampled_as_it_is_kept_is_not_copied() -> None:
+    csc = Csc(np.arange(0, 301, 3), np.arange(300) % 100, 100)
+    wide = NeighborSampler(csc, SamplingConfig((5, 5)))
+    subgraph = wide.with_index_dtype("int32").sample(range(9), epoch=0, batch=0)
+    assert wide.index_dtype == "int64"
+    compact = compacted(subgraph, csc.num_nodes, csc.num_edges)
+    assert np.shares_memory(only(compact.edges).sources, subgraph.edge_index)
+    assert_same(compact.expand("int64"), wide.sample(range(9), epoch=0, batch=0))
+
+
 def test_it_takes_a_third_of_the_memory() -> None:
     rng = np.random.default_rng(0)
     degrees = rng.integers(0, 40, 5000)

@@ -380,7 +380,8 @@ class Producer:
         release_memory()  # what preparing batches has left free
         sampled = sample_batches(
             self.seeds,
-            self.sampler,
+            # In the type in which samples are kept: half as much to write, and nothing to convert.
+            self.sampler.with_index_dtype("int32" if ids == np.int32 else "int64"),
             batches,
             keep,
             num_threads=num_threads,
