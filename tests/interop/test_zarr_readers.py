@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -110,12 +111,20 @@ def test_memmap_over_a_shard_equals_it(example: ExampleStore) -> None:
             np.testing.assert_array_equal(whole, expected[start_row : start_row + rows])
 
 
-@pytest.mark.parametrize("dtype", STORAGE_DTYPES)
-@pytest.mark.parametrize("shape", [(), (0,), (3,), (2, 3), (0, 2), (2_100_000,), (3, 2_900_000)])
+# Of one chunk, none, and several of which the last is cut.
+COMPRESSED = [
+    *product([(), (0,), (3,), (2, 3), (0, 2)], choose(["bool", "float32"], list(STORAGE_DTYPES))),
+    ((2_100_001,), "bfloat16"),
+    ((2_100_001,), "int64"),
+    ((3, 2_900_001), "int16"),
+]
+
+
+@pytest.mark.parametrize(("shape", "dtype"), COMPRESSED)
 def test_compressed_arrays_are_those_of_zarr(
-    tmp_path: Path, dtype: str, shape: tuple[int, ...]
+    tmp_path: Path, shape: tuple[int, ...], dtype: str
 ) -> None:
-    """Of one chunk, none, and several of which the last is cut: the same bytes in every file."""
+    """The same bytes in every file."""
     spec = AttributeSpec("a", "nodes/node/a", "cold", dtype, shape)
     values = (np.arange(int(np.prod(shape))) % 100).reshape(shape).astype(STORAGE_DTYPES[dtype])
     chunks = tuple(max(1, extent) for extent in shape)
