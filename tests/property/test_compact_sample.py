@@ -233,7 +233,11 @@ def test_other_words_are_refused(words: npt.NDArray[np.int32], head: int) -> Non
 
 def test_targets_and_their_counts_must_fit() -> None:
     assert _core.count_targets(np.array([0, 0, 2])).tolist() == [2, 0, 1]
-    for targets, problem in (([0, 2, 1, 2], "must ascend from 0, but 2 is at"), ([-1], "negative")):
+    for targets, problem in (
+        ([0, 2, 1, 2], "must ascend from 0, but 2 is at"),
+        ([5, 6, 3], "must ascend from 0, but 5 is at"),
+        ([-1], "negative"),
+    ):
         with pytest.raises(ValueError, match=problem):
             _core.count_targets(np.array(targets))
     for counts, problem in (([3], "3 incoming edges"), ([-1, 3], "-1 inc"), ([1], "1 edges are")):

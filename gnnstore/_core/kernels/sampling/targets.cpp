@@ -17,7 +17,7 @@ std::vector<int32_t> count_targets(const Id *targets, int64_t num_edges) {
         const Id target = targets[begin];
         int64_t end = begin + 1;
         while (end < num_edges && targets[end] == target) ++end;
-        if (target < 0 || (end < num_edges && targets[end] < target))
+        if (target < 0 || target > last || (end < num_edges && targets[end] < target))
             throw invalid("targets must ascend from 0, but ", target, " is at position ", end - 1);
         found[static_cast<size_t>(target)] = static_cast<int32_t>(end - begin);
         begin = end;
