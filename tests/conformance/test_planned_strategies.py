@@ -306,7 +306,7 @@ def test_batches_on_demand(path: Path) -> None:
 # --- what goes wrong -----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("num_threads", [0, 1, 3])
+@pytest.mark.parametrize("num_threads", choose([0, 3], [0, 1, 3]))
 def test_a_sampler_that_fails(path: Path, expected: Batches, num_threads: int) -> None:
     """What was drawn before the failure is handed out; then the user's own error comes."""
 
@@ -331,7 +331,7 @@ def test_a_sampler_that_fails(path: Path, expected: Batches, num_threads: int) -
     assert len(got) == 7
 
 
-@pytest.mark.parametrize("num_threads", [0, 1, 3])
+@pytest.mark.parametrize("num_threads", choose([0, 3], [0, 1, 3]))
 def test_a_batch_that_cannot_be_sampled(
     path: Path, monkeypatch: pytest.MonkeyPatch, num_threads: int
 ) -> None:
@@ -354,7 +354,7 @@ def test_a_batch_that_cannot_be_sampled(
     assert len(batches_of(loader)) == BATCHES, "the loader can be used again"
 
 
-@pytest.mark.parametrize("num_threads", [0, 1, 4])
+@pytest.mark.parametrize("num_threads", choose([0, 4], [0, 1, 4]))
 def test_a_read_that_fails(path: Path, expected: Batches, num_threads: int) -> None:
     """No thread waits for the turn of a batch that will never come."""
     loader = loader_of(path, num_threads=num_threads, io_engine="pread")
