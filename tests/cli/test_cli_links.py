@@ -23,6 +23,7 @@ from gnnstore.tools.bench import harness
 from gnnstore.tools.bench.harness import DeviceLimits, Task
 from gnnstore.tools.bench.worker import perform
 from tests.support.batches import assert_same_batches, batches_of
+from tests.support.effort import choose
 
 N, BATCH = 600, ("--num-neighbors", "4,3", "--batch-size", "90")
 LOADER: dict[str, Any] = {"batch_size": 90, "shuffle": True, "seed": 7}
@@ -141,7 +142,7 @@ def test_plan_samples_what_a_link_loader_does(run: Any, store: Path) -> None:
 
 
 @pytest.mark.usefixtures("timed_in_forks")
-@pytest.mark.parametrize("num_batches", [None, 4])
+@pytest.mark.parametrize("num_batches", choose([4], [None, 4]))
 def test_bench_times_link_loaders(run: Any, store: Path, num_batches: int | None) -> None:
     shorter = () if num_batches is None else ("--batches", num_batches)
     asked = ("--links", "all", *ASKED, "--strategies", "numpy-mmap,memory", "--no-limit", *shorter)
