@@ -21,6 +21,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Generator, Hashable, Iterable, Iterator
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext, suppress
+from dataclasses import dataclass
 from functools import partial
 from itertools import count, islice, repeat
 from math import inf
@@ -519,7 +520,9 @@ class Lookahead:
             return None
         living, waiting = self.num_living - 1, 0
         if self.gate is not None:
-            living, waiting = self.gate.num_filled, self.gate.num_waiting
+            # Those that were just admitted take what others have left free.
+            living = self.gate.num_living - len(self.gate.empty)
+            waiting = self.gate.num_waiting
         used = living * self._largest_bytes + waiting * self._largest_sample_bytes
         return max(0, self._spare_bytes - used)
 
@@ -540,7 +543,8 @@ class MemoryGate:
         self._most, self._before = most, before
         self._changed = Condition()
         self._coming: deque[Hashable] = deque()
-        self._num_admitted = self._num_wanted = self._num_living = self._num_empty = 0
+        self._num_admitted = self._num_wanted = self._num_living = 0
+        self.empty = set[int]()  # the numbers of admitted batches that have taken no memory yet
         self._is_closed = False
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -550,11 +554,6 @@ class MemoryGate:
     def num_living(self) -> int:
         """Batches in memory, with the gate's before."""
         return self._num_living + (0 if self._before is None else self._before.num_living)
-
-    @property
-    def num_filled(self) -> int:
-        """Batches in memory, without those that are still to take what others have left free."""
-        return self.num_living - self._num_empty
 
     @property
     def num_waiting(self) -> int:
@@ -574,7 +573,7 @@ class MemoryGate:
     def enter(self, batch: Hashable) -> Iterator[Callable[[Any], None]]:
         """Wait until a batch may have memory; it leaves with the last that it holds."""
 
-        def look() -> bool | None:
+        def look() -> int | None:
             if self._is_closed:
                 raise CancelledError(f"batch {batch} is not wanted any more")
             has_room = self.num_living < self._most() or self._num_admitted < self._num_wanted
@@ -583,17 +582,14 @@ class MemoryGate:
             self._coming.popleft()
             self._num_admitted += 1
             self._num_living += 1
-            self._num_empty += 1
+            self.empty.add(self._num_admitted)
             self._changed.notify_all()
-            return True
+            return self._num_admitted
 
-        self._changed.wait_until(look)
-        admitted = _Admitted(self._fill)
-        weakref.finalize(admitted, self._leave).atexit = False
-        try:
-            yield admitted.hold
-        finally:
-            admitted.fill()
+        number = self._changed.wait_until(look) or 0
+        admitted = _Admitted(number, self.empty)
+        weakref.finalize(admitted, self._leave, number).atexit = False
+        yield admitted.hold
 
     def close(self) -> None:
         """Admit no more; those that wait fail. Idempotent."""
@@ -602,31 +598,23 @@ class MemoryGate:
             self._coming.clear()  # batches that will not come
             self._changed.notify_all()
 
-    def _leave(self) -> None:
+    def _leave(self, number: int) -> None:
         with self._changed.lock:
             self._num_living -= 1
+            self.empty.discard(number)
             self._changed.notify_all()
 
-    def _fill(self) -> None:
-        with self._changed.lock:
-            self._num_empty -= 1
 
-
+@dataclass(eq=False)
 class _Admitted:
     """A batch in memory, to which all refers that it holds."""
 
-    def __init__(self, fill: Callable[[], None]) -> None:
-        self._fill: Callable[[], None] | None = fill
-
-    def fill(self) -> None:
-        """Count as a batch that has taken memory. Idempotent."""
-        fill, self._fill = self._fill, None
-        if fill is not None:
-            fill()
+    number: int
+    empty: set[int]  # of the gate
 
     def hold(self, memory: Any) -> None:
         """Stay in memory as long as an array, or a storage of torch's, lives."""
-        self.fill()
+        self.empty.discard(self.number)
         weakref.finalize(memory, id, self).atexit = False
 
 

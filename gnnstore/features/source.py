@@ -228,7 +228,9 @@ class RowSource(ABC):
         """Return the rows of a request as a new array, or what they stand for by a decoding."""
         if decoding is None:
             out = self.spec.empty(request.ids.size, memory)
-            return Rows(out, self.read_into(request, out))
+            is_all = request.slots is None
+            read = self.read_rows(request.ids, out) if is_all else self.read_into(request, out)
+            return Rows(out, read)
         out = decoding.empty(request.ids.size, memory)
         return Rows(out, self.read_decoded(request, decoding, out))
 

@@ -105,17 +105,6 @@ class AttributeRows:
         axis = self.cat_dim % (scales.dim() + 1)
         return scales.unsqueeze(axis), getattr(torch, self.decoding.dtype)
 
-    def gather(
-        self, ids: npt.NDArray[Any], memory: RowsMemory, known: Rows | None, *, decodes: bool
-    ) -> Rows:
-        """Return the rows of some ids, read if they are not known, and the reads that they cost."""
-        decoding = self.decoding if decodes else None
-        if known is None:
-            return self.rows.rows_of(RowRequest(ids), decoding, memory)
-        if decoding is not None and known.values.dtype == self.rows.spec.dtype:
-            return Rows(decoding.decode(known.values, memory), known.counts)
-        return known
-
 
 class Gathering:
     """The attributes of one batch: rows that its source provided, and others read by ids."""
@@ -144,8 +133,13 @@ class Gathering:
         for name, attribute in attributes.items():
             part = split if attribute.path in self._held else None
             wanted = ids if part is None else ids[part.missed]
+            decoding = attribute.decoding if self._decodes else None
             known = self._rows.get(attribute.path)
-            array, read = attribute.gather(wanted, self._memory, known, decodes=self._decodes)
+            if known is None:
+                known = attribute.rows.rows_of(RowRequest(wanted), decoding, self._memory)
+            array, read = known
+            if decoding is not None and array.dtype == attribute.rows.spec.dtype:
+                array = decoding.decode(array, self._memory)
             if self._hold is not None:
                 self._hold(array)
             tensor = torch.from_numpy(array)

@@ -83,8 +83,14 @@ class CompactSample(Subgraph):
         """Return a subgraph with ids and positions of these types; it may share the memory."""
         return cls(
             nodes={name: nodes.astype(ids) for name, nodes in subgraph.nodes.items()},
+            # Local ids and counts are int32: as sampled, a batch of 2^31 edges takes 50 GB.
             edges={
-                name: _compact_edges(edges, positions) for name, edges in subgraph.edges.items()
+                name: CompactEdges(
+                    edges.index[0].astype(np.int32, copy=False),
+                    _core.count_targets(edges.index[1]),
+                    edges.positions.astype(positions, copy=False),
+                )
+                for name, edges in subgraph.edges.items()
             },
             trees=each_type(subgraph.trees, lambda tree: tree.astype(np.int32)),
             hop_nodes=each_type(subgraph.hop_nodes, tuple),
@@ -186,13 +192,3 @@ class CompactSample(Subgraph):
             hop_edges=by_hop(types.edges, length - 1),
             num_seeds=num_seeds,
         )
-
-
-def _compact_edges(edges: EdgeSample, positions: np.dtype[Any]) -> CompactEdges:
-    sources, targets = edges.index
-    # Local ids and counts are int32: a batch of 2^31 edges would take 50 GB as it was sampled.
-    return CompactEdges(
-        sources.astype(np.int32, copy=False),
-        _core.count_targets(targets),
-        edges.positions.astype(positions, copy=False),
-    )
