@@ -43,7 +43,7 @@ def test_links() -> None:
 
 def test_links_by_learned_embeddings() -> None:
     example = module_of("train_links")
-    options = "--learned 32 --epochs 3 --negatives 50 --lr 0.01"
+    options = "--learned 32 --epochs 2 --negatives 50 --lr 0.01"
     assert example.run(example.parse(options.split())) > 3 / (1 + 50 / 2)
 
 

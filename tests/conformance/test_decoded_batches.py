@@ -119,6 +119,7 @@ def stores(tmp_path_factory: pytest.TempPathFactory) -> OpenStores:
     )
 
 
+@pytest.mark.filterwarnings("ignore:edge_label_time of some seed edges")
 @pytest.mark.parametrize(
     # In `make test` three strategies that read rows from disk, each in a loader of its own kind.
     ("case", "way"),
