@@ -31,7 +31,7 @@ def main() -> None:
     )
     # Slashes would become directories in the archive.
     arrays = {path.replace("/", "|"): array for path, array in example.arrays.items()}
-    np.savez_compressed(expected, allow_pickle=False, **arrays)
+    np.savez_compressed(expected, **arrays)  # type: ignore[arg-type]
 
 
 if __name__ == "__main__":
