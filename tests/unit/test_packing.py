@@ -301,7 +301,7 @@ def test_a_memory_budget(case: Case) -> None:
 def test_memory_stays_within_its_budget(tmp_path: Path, memory_bytes: int) -> None:
     case = Case(tmp_path)
     rng = np.random.default_rng(1)
-    case.trace = Trace.of([rng.integers(0, NUM_ROWS, 2000) for _ in range(24)])
+    case.trace = Trace.of([rng.integers(0, NUM_ROWS, 2000) for _ in range(40)])
     case.slots = np.full(case.trace.num_accesses, -1, np.int32)
     case.check()  # what is there to stay, such as malloc's arenas
     gc.collect()
@@ -310,7 +310,7 @@ def test_memory_stays_within_its_budget(tmp_path: Path, memory_bytes: int) -> No
         packed = case.pack(memory_bytes=memory_bytes, num_threads=4)
     with packed:
         case.compare(packed)
-    # Threads have stacks and arenas. With memory to spare, tens of MB would be used.
+    # Threads have stacks and arenas. With memory to spare, some 40 MB would be used.
     slack_bytes = 3 << 20
     assert most[0] <= min(memory_bytes, 50 << 20) + slack_bytes
     if memory_bytes == 1 << 28:
