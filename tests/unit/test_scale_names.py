@@ -44,7 +44,7 @@ def test_integers_and_factors_of_the_input_stay_apart(tmp_path: Path) -> None:
 )
 def test_names_of_scales_are_refused_in_conversions_and_quantize(tmp_path: Path, own: Any) -> None:
     message = "'x_scale' is what batches call the scales of 'x'.*renamed, as 'own_x_scale'"
-    rows = torch.rand(3, 4)
+    rows = torch.eye(3, 4) + 1  # columns that int8 holds well
     data = Data(edge_index=torch.tensor([[0, 1], [1, 2]]), x=rows, num_nodes=3)
     data.x_scale = own
     with pytest.raises(InputError, match=message):
@@ -57,7 +57,7 @@ def test_names_of_scales_are_refused_in_conversions_and_quantize(tmp_path: Path,
 
 def test_names_of_scales_in_stores_with_types(tmp_path: Path) -> None:
     data = HeteroData({"x_scale": torch.ones(2)})  # of the graph: batches show it apart
-    data["a"].x = data["b"].x = torch.rand(3, 2)
+    data["a"].x = data["b"].x = torch.eye(3, 2)
     data["a", "to", "b"].edge_index = torch.tensor([[0], [1]])
     int8 = ConvertOptions(feature_dtype="int8", feature_scale="column")
     from_pyg(data, tmp_path / "s.gnn", options=int8)
@@ -85,7 +85,7 @@ def test_scales_that_share_their_name_stay_the_scales(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Such stores were written once; copies of them are refused before any work."""
-    rows, own = torch.rand(3, 4), torch.tensor([5.0, 7.0, 6.0, 8.0])
+    rows, own = torch.eye(3, 4), torch.tensor([5.0, 7.0, 6.0, 8.0])
     data = Data(edge_index=torch.tensor([[0, 1], [1, 2]]), x=rows, x_scale=own, num_nodes=3)
     plain = from_pyg(data, tmp_path / "plain.gnn")
     with monkeypatch.context() as patched:
