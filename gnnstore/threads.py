@@ -520,7 +520,7 @@ class Lookahead:
             return None
         living, waiting = self.num_living - 1, 0
         if self.gate is not None:
-            # Those that were just admitted take what others have left free.
+            # Batches that were just admitted take what others have left free.
             living = self.gate.num_living - len(self.gate.empty)
             waiting = self.gate.num_waiting
         used = living * self._largest_bytes + waiting * self._largest_sample_bytes

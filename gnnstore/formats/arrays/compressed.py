@@ -41,7 +41,7 @@ def write_compressed_files(
 ) -> list[StoredFile]:
     """Write an array, zstd-compressed, in place of what its directory holds; durably.
 
-    Return its files, in the order of their names, which are those that zarr-python would write.
+    Return its files, in the order of their names. zarr-python would write the same bytes.
     """
     from numcodecs.zstd import compress  # noqa: PLC0415  (not needed to read metadata)
 
