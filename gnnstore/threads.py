@@ -27,7 +27,7 @@ from itertools import count, islice, repeat
 from math import inf
 from queue import Empty, SimpleQueue
 from time import monotonic
-from typing import TYPE_CHECKING, Any, Generic, NoReturn, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, ParamSpec, Self, TypeVar
 
 from gnnstore.budget.ledger import Ledger, Reservation
 from gnnstore.errors import GnnstoreError, UsageError
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 R = TypeVar("R")
+P = ParamSpec("P")
 
 _NAME_PREFIX = "gnnstore-"  # prefix of the names of all threads that gnnstore starts
 THREAD_NAME = f"{_NAME_PREFIX}loader"
@@ -570,7 +571,7 @@ class MemoryGate:
         self._changed.notify_all()
 
     @contextmanager
-    def enter(self, batch: Hashable) -> Iterator[Callable[[Any], None]]:
+    def enter(self, batch: Hashable) -> Iterator[Admitted]:
         """Wait until a batch may have memory; it leaves with the last that it holds."""
 
         def look() -> int | None:
@@ -587,9 +588,9 @@ class MemoryGate:
             return self._num_admitted
 
         number = self._changed.wait_until(look) or 0
-        admitted = _Admitted(number, self.empty)
+        admitted = Admitted(number, self.empty)
         weakref.finalize(admitted, self._leave, number).atexit = False
-        yield admitted.hold
+        yield admitted
 
     def close(self) -> None:
         """Admit no more; those that wait fail. Idempotent."""
@@ -606,16 +607,27 @@ class MemoryGate:
 
 
 @dataclass(eq=False)
-class _Admitted:
+class Admitted:
     """A batch in memory, to which all refers that it holds."""
 
     number: int
     empty: set[int]  # of the gate
 
+    def filled_by(self, make: Callable[P, R]) -> Callable[P, R]:
+        """Return what makes arrays of the batch, which has memory from the first one on."""
+        return partial(_fill, self.number, self.empty, make)
+
     def hold(self, memory: Any) -> None:
         """Stay in memory as long as an array, or a storage of torch's, lives."""
         self.empty.discard(self.number)
         weakref.finalize(memory, id, self).atexit = False
+
+
+def _fill(
+    number: int, empty: set[int], make: Callable[P, R], *args: P.args, **kwargs: P.kwargs
+) -> R:
+    empty.discard(number)
+    return make(*args, **kwargs)
 
 
 def ordered_map(

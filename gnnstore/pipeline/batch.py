@@ -403,7 +403,9 @@ class BatchPreparer:
                 if self.from_output is not None:
                     return batch
                 if self.gate is not None:
-                    hold = stack.enter_context(self.gate.enter(batch))
+                    admitted = stack.enter_context(self.gate.enter(batch))
+                    hold = admitted.hold
+                    batch.rows_memory = admitted.filled_by(batch.rows_memory)
                 if self.placing is not None:
                     stack.enter_context(self.placing.staging(batch, hold))
                 self._join(batch, hold)
@@ -573,6 +575,7 @@ def load_batches(
 
     if lookahead.recycled_bytes is not None:
         pool_exchange(True)
+        pool_trim(lookahead.recycled_bytes)  # what other loaders have left free
     with limits_named("prepare a batch"), ExitStack() as stack:
         if placing is not None:
             placing.begin(recorder)

@@ -344,8 +344,8 @@ def test_the_batch_of_the_iteration_before_counts() -> None:
     assert before is not None
     before.expect(0)
     last = np.empty(1)
-    with before.enter(0) as hold:
-        hold(last)
+    with before.enter(0) as admitted:
+        admitted.hold(last)
     before.close()
     lookahead = Lookahead(8, 1000, admits=True, before=before)
     gate = lookahead.gate
@@ -353,13 +353,13 @@ def test_the_batch_of_the_iteration_before_counts() -> None:
     batches = [np.empty(1), np.empty(1)]
     for i in range(2):
         gate.expect(i)
-    with gate.enter(0) as hold:
-        hold(batches[0])
+    with gate.enter(0) as admitted:
+        admitted.hold(batches[0])
     entered = threading.Event()
 
     def enter() -> None:
-        with gate.enter(1) as hold:
-            hold(batches[1])
+        with gate.enter(1) as admitted:
+            admitted.hold(batches[1])
             entered.set()
 
     thread = threading.Thread(target=enter)
@@ -377,13 +377,14 @@ def test_what_is_free_waits_for_the_batch_that_was_admitted() -> None:
     lookahead.observe(300)
     gate = lookahead.gate
     assert gate is not None
-    batches = [np.empty(1), np.empty(1)]
+    batches = []
     for i in range(2):
         gate.expect(i)
-        with gate.enter(i) as hold:
+        with gate.enter(i) as admitted:
             assert lookahead.recycled_bytes == 1000 - i * 300
-            hold(batches[i])
-            assert lookahead.recycled_bytes == 700 - i * 300
+            batches.append(admitted.filled_by(np.empty)(1))
+            assert lookahead.recycled_bytes == 700 - i * 300  # while its rows are read, too
+            admitted.hold(batches[i])
     gate.expect(2)
     with gate.enter(2):  # fails, and holds nothing
         assert lookahead.recycled_bytes == 400
@@ -402,13 +403,13 @@ class Rows:
 
     def make(self, i: int) -> NDArray[Any]:
         time.sleep(0.002 * (i % 3))  # they come in any order
-        with self.gate.enter(i) as hold:
+        with self.gate.enter(i) as admitted:
             array = np.full(4, i)
             with self._lock:
                 self.num_living += 1
                 self.most_living = max(self.most_living, self.num_living)
             weakref.finalize(array, self._gone)
-            hold(array)
+            admitted.hold(array)
         return array
 
     def _gone(self) -> None:

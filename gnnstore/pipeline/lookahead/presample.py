@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gnnstore import _core
-from gnnstore._core import pool_exchange
+from gnnstore._core import pool_exchange, pool_trim
 from gnnstore.caching.scores import MAX_COUNTED_BATCHES
 from gnnstore.caching.windows import match_bytes
 from gnnstore.features.held import HeldRows
@@ -232,6 +232,7 @@ class Presampler:
         sampler = topology.sampler(replace(self.config, seed=_SEED), self.index_dtype)
         if spare_bytes is not None:
             pool_exchange(True)
+            pool_trim(0)  # what other loaders have left free
         # As in a run: 8 threads would otherwise have 16 batches of ids at a time.
         lookahead = Lookahead(2 * num_threads, spare_bytes)
 
