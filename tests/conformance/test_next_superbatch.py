@@ -337,7 +337,7 @@ print("done", flush=True)
 
 
 def test_the_interpreter_ends_meanwhile(path: Path, tmp_path: Path, forks: ForkServer) -> None:
-    run = forks.run(LEFT, path, tmp_path)
+    run = forks.run(LEFT, path, tmp_path, unloads=True)
     assert (run.returncode, run.stdout) == (0, "done\n"), run.stderr
     assert not run.stderr
     assert not list(tmp_path.iterdir())

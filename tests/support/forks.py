@@ -27,11 +27,21 @@ from pathlib import Path
 from typing import IO, Any
 
 # A child leaves the loop and runs the code as the last line of the script, so that it ends as
-# any interpreter does: a traceback on stderr and its status, `atexit`, and what torch and the
-# core do when they are unloaded.
+# any interpreter does: a traceback on stderr and its status, waiting for threads, `atexit`, and,
+# where it unloads modules, what torch and the core do then.
 _SERVER = """
-import ctypes, gc, importlib, json, os, pickle, socket, sys, threading
+import atexit, ctypes, gc, importlib, json, os, pickle, socket, sys, threading
 from pathlib import Path
+
+status = None  # of a child that leaves without unloading modules
+
+def leave():
+    if status is not None:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+
+atexit.register(leave)  # first, so that it is called last
 
 import numpy as np
 
@@ -103,10 +113,20 @@ if "torch" in sys.modules and "OMP_NUM_THREADS" in os.environ:  # which it has r
     sys.modules["torch"].set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
 if task["own_memory"]:
     own_memory()
-exec(
-    compile(task["code"], "<string>", "exec"),
-    {"__name__": "__main__", "given": pickle.loads(bytes.fromhex(task["given"]))},
-)
+names = {"__name__": "__main__", "given": pickle.loads(bytes.fromhex(task["given"]))}
+code = compile(task["code"], "<string>", "exec")
+if task["unloads"]:
+    exec(code, names)
+else:
+    try:
+        exec(code, names)
+        status = 0
+    except SystemExit as end:
+        status = end.code if isinstance(end.code, int) else int(end.code is not None)
+        raise
+    except Exception:
+        status = 1
+        raise
 """
 
 # Runs the script that is the first argument, as `python` does.
@@ -163,6 +183,7 @@ class ForkServer:
         environment: Mapping[str, str] | None = None,
         given: object = None,
         own_memory: bool = False,
+        unloads: bool = False,
         stdout: int | None = None,
         stderr: int | None = None,
     ) -> Forked:
@@ -179,6 +200,8 @@ class ForkServer:
         own_memory : bool
             Whether it holds all of its memory by itself when the code begins, as a process that
             has imported the modules does: what it takes from then on can be measured.
+        unloads : bool
+            Whether it unloads modules at its end, which takes half a second.
         stdout, stderr : int, optional
             Open files for its output, instead of a pipe and this process's.
 
@@ -196,6 +219,7 @@ class ForkServer:
             "directory": str(Path.cwd()),
             "given": pickle.dumps(given).hex(),
             "own_memory": own_memory,
+            "unloads": unloads,
         }
         input_end, our_input = os.pipe()
         our_output, output_end = os.pipe()

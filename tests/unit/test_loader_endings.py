@@ -202,7 +202,7 @@ def test_the_interpreter_ends(
     path: Path, forks: ForkServer, case: tuple[str, int, str], way_of_reading: Any
 ) -> None:
     code, status, stderr = case
-    ended = forks.run(PRELUDE + code, path, way_of_reading.strategy)
+    ended = forks.run(PRELUDE + code, path, way_of_reading.strategy, unloads=True)
     assert ended.returncode == status
     assert ended.stderr.endswith(stderr) if stderr else ended.stderr == ""
 
