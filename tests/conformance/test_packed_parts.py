@@ -79,7 +79,7 @@ def test_cached_rows_lie_in_the_plan_once(path: Path, cache: str, expected: Batc
 def test_ranks_read_what_one_process_reads(
     path: Path, parts: Path, expected: Batches, shares_all: None
 ) -> None:
-    for packed, sizes in ((path.parent / "frequency", [2]), (parts, [3])):
+    for packed, sizes in (*choose((), ((path.parent / "frequency", [2]),)), (parts, [3])):
         alone = loader_of_packed(path, packed, num_threads=1)
         assert_same_batches(batches_of(alone, EPOCHS), expected)
         for size in choose(sizes, [2, 3]):
@@ -109,7 +109,7 @@ def test_epochs_by_belady_are_for_one_process(path: Path) -> None:
             make()
 
 
-@pytest.mark.parametrize("kind", ["frequency", "parts"])
+@pytest.mark.parametrize("kind", choose(["parts"], ["frequency", "parts"]))
 def test_resuming_reads_no_batch_before(
     path: Path, parts: Path, expected: Batches, kind: str
 ) -> None:
@@ -184,10 +184,10 @@ def test_parts_in_any_order_at_every_memory(
         {"memory": "60MB", "topology": "disk", "superbatch": 3},
         {"memory": "8GB", "num_threads": 8},
     ]
-    for k, number in enumerate((3, 0, 4, 1, 2)):
+    for k, number in enumerate(choose((3, 0, 4), (3, 0, 4, 1, 2))):
         made = pack_part(path, tmp_path / "p", number, NUM_PARTS, **ways[k % 3])
         assert made.name == f"part-{number:05d}-of-00005"
-    assert_same_files(tmp_path / "p", parts)
+        assert_same_files(made, parts / made.name)
     assert verify(parts, "full").ok
 
 
@@ -218,10 +218,11 @@ def test_parts_of_typed_epochs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     plain = NeighborLoader(path, [4, 4], seeds, strategy="memory", **options)
     expected = batches_of(plain, 2)
     given: dict[str, Any] = {"input_nodes": seeds, "batch_size": 20, "cache_bytes": "8kB"}
-    for name, memory in (("small", "45MB"), ("large", "8GB")):
-        for number in range(3):
-            pack_part(path, tmp_path / name, number, 3, memory=memory, **given)
-    assert_same_files(tmp_path / "small", tmp_path / "large")
+    for number in range(3):
+        pack_part(path, tmp_path / "small", number, 3, memory="45MB", **given)
+    for number in choose((1,), (0, 1, 2)):
+        large = pack_part(path, tmp_path / "large", number, 3, memory="8GB", **given)
+        assert_same_files(large, tmp_path / "small" / large.name)
     found = PackedParts.open(tmp_path / "small")
     assert set(found.manifest.cached) == {"nodes/paper/x", "nodes/author/x"}
     assert_same_batches(batches_of(gnnstore.open_packed(found.path).loader(), 2), expected)
@@ -230,7 +231,7 @@ def test_parts_of_typed_epochs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert verify(found.path, "full").ok
 
 
-@pytest.mark.parametrize("cache", ["frequency", "degree"])
+@pytest.mark.parametrize("cache", choose(["degree"], ["frequency", "degree"]))
 def test_the_choice_is_the_same_everywhere(path: Path, tmp_path: Path, cache: str) -> None:
     found = [
         pack_part(

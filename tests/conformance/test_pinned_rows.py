@@ -15,13 +15,13 @@ from gnnstore import NeighborLoader
 from gnnstore.strategies.superbatch_memory import MissModel
 from gnnstore.testing.graphs import random_graph
 from tests.support.batches import Batches, assert_same_batches, batches_of
-from tests.support.effort import choose, paired
+from tests.support.effort import choose, is_long, paired
 from tests.support.forks import check_in_fork
 from tests.support.loaders import slots_of, superbatches_of
 
 N = 4000
 OPTIONS: dict[str, Any] = {"batch_size": 60, "shuffle": True, "seed": 3}
-BATCHES = 40  # of an epoch
+BATCHES = choose(20, 40)  # of an epoch
 TRAIN = np.arange(0, BATCHES * 60)
 
 
@@ -111,14 +111,13 @@ def test_a_pickled_loader_pins_the_same_rows(path: Path, expected: Batches) -> N
 def test_evaluation_in_the_middle_leaves_the_pinned_rows(path: Path, expected: Batches) -> None:
     store = gnnstore.open(path)
     training = loader_of(store, num_threads=2)
-    evaluation = loader_of(store, num_threads=2, batch_size=90, shuffle=False)
+    options: dict[str, Any] = {"batch_size": choose(50, 90), "shuffle": False}
+    evaluation = loader_of(store, num_threads=2, **options)
     taken = iter(training)
     found = [batch.to_dict() for batch in islice(taken, 4)]
     slots = slots_of(store)
     assert slots.holds_pinned
-    plain = loader_of(
-        path, strategy="memory", cache_bytes=None, superbatch=None, batch_size=90, shuffle=False
-    )
+    plain = loader_of(path, strategy="memory", cache_bytes=None, superbatch=None, **options)
     evaluated = [batches_of(plain) for _ in range(2)]
     assert_same_batches(batches_of(evaluation), evaluated[0])
     assert evaluation.stats().rows_cached == 0
@@ -203,6 +202,9 @@ def test_packed_rows_go_without_pinned_ones(
     assert slots_of(store).holds_pinned
 
 
+@pytest.mark.skipif(
+    not is_long(), reason="part of the long form; forks with planned slots are tested in both"
+)
 def test_a_fork(path: Path, expected: Batches) -> None:
     """The child has the pinned rows of its parent."""
     loader = loader_of(path, num_threads=0)

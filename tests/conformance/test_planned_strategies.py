@@ -66,8 +66,8 @@ def test_batches_are_the_same(
 
 
 @pytest.mark.parametrize("num_threads", choose([2], [0, 2]))
-@pytest.mark.parametrize("score", ["degree", "frequency"])
-@pytest.mark.parametrize("on_disk", [False, True])
+@pytest.mark.parametrize("score", choose(["degree"], ["degree", "frequency"]))
+@pytest.mark.parametrize("on_disk", choose([True], [False, True]))
 def test_packed_beside_a_cache_that_stays(
     path: Path, expected: Batches, score: str, num_threads: int, on_disk: bool
 ) -> None:
@@ -110,7 +110,10 @@ def test_topology_on_disk(path: Path, expected: Batches, strategy: str, num_thre
 
 @pytest.mark.parametrize(
     ("superbatch", "cache_bytes"),
-    paired([1, 2, BATCHES, 100, "auto", None], [0, 1000, "50kB", "1GB", None]),
+    choose(
+        [(1, 1000), (100, "1GB"), ("auto", None)],
+        paired([1, 2, BATCHES, 100, "auto", None], [0, 1000, "50kB", "1GB", None]),
+    ),
 )
 def test_sizes(path: Path, expected: Batches, superbatch: Any, cache_bytes: Any) -> None:
     loader = loader_of(path, superbatch=superbatch, cache_bytes=cache_bytes)
@@ -164,7 +167,7 @@ def test_no_cache_misses_less(path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("num_taken", "num_threads"),
-    paired(choose([1, 5, BATCHES - 1], [0, 1, 4, 5, 6, BATCHES - 1]), [2, 0], 1),
+    paired(choose([5], [0, 1, 4, 5, 6, BATCHES - 1]), [2, 0], 1),
 )
 def test_an_iteration_that_is_left(
     path: Path, expected: Batches, num_threads: int, num_taken: int
@@ -188,7 +191,7 @@ def test_the_cache_is_kept_between_epochs(path: Path) -> None:
     assert node_rows(loader) == first, "every row that the epoch needs is there"
 
 
-@pytest.mark.parametrize("num_threads", [0, 2])
+@pytest.mark.parametrize("num_threads", choose([2], [0, 2]))
 def test_two_iterations_at_once(path: Path, expected: Batches, num_threads: int) -> None:
     loader = loader_of(path, num_threads=num_threads)
     pairs = [(a.to_dict(), b.to_dict()) for a, b in zip(loader, loader, strict=True)]
@@ -196,8 +199,8 @@ def test_two_iterations_at_once(path: Path, expected: Batches, num_threads: int)
     assert_same_batches([b for _, b in pairs], expected[BATCHES:])
 
 
-@pytest.mark.parametrize("strategy", ["belady", "packed"])
-@pytest.mark.parametrize("validates", [False, True])
+@pytest.mark.parametrize("strategy", choose(["belady"], ["belady", "packed"]))
+@pytest.mark.parametrize("validates", choose([False], [False, True]))
 def test_loop_that_counts_batches_leaves_the_slots(
     path: Path, expected: Batches, caplog: pytest.LogCaptureFixture, strategy: str, validates: bool
 ) -> None:
@@ -288,7 +291,7 @@ def test_a_smaller_budget_takes_memory_back(path: Path, expected: Batches) -> No
 
 def test_sampler_output_that_is_changed(path: Path) -> None:
     """Rows follow the nodes that are left, or added, by `transform_sampler_output`."""
-    for change in (keep_half, add_one):
+    for change in choose((add_one,), (keep_half, add_one)):
         found = batches_of(loader_of(path, transform_sampler_output=change), 2)
         assert_same_batches(found, batches_in_memory(path, transform_sampler_output=change))
 
@@ -306,7 +309,7 @@ def test_batches_on_demand(path: Path) -> None:
 # --- what goes wrong -----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("num_threads", choose([0, 3], [0, 1, 3]))
+@pytest.mark.parametrize("num_threads", choose([0], [0, 1, 3]))
 def test_a_sampler_that_fails(path: Path, expected: Batches, num_threads: int) -> None:
     """What was drawn before the failure is handed out; then the user's own error comes."""
 
@@ -331,7 +334,7 @@ def test_a_sampler_that_fails(path: Path, expected: Batches, num_threads: int) -
     assert len(got) == 7
 
 
-@pytest.mark.parametrize("num_threads", choose([0, 3], [0, 1, 3]))
+@pytest.mark.parametrize("num_threads", choose([3], [0, 1, 3]))
 def test_a_batch_that_cannot_be_sampled(
     path: Path, monkeypatch: pytest.MonkeyPatch, num_threads: int
 ) -> None:
@@ -354,7 +357,7 @@ def test_a_batch_that_cannot_be_sampled(
     assert len(batches_of(loader)) == BATCHES, "the loader can be used again"
 
 
-@pytest.mark.parametrize("num_threads", choose([0, 4], [0, 1, 4]))
+@pytest.mark.parametrize("num_threads", choose([4], [0, 1, 4]))
 def test_a_read_that_fails(path: Path, expected: Batches, num_threads: int) -> None:
     """No thread waits for the turn of a batch that will never come."""
     loader = loader_of(path, num_threads=num_threads, io_engine="pread")
