@@ -200,7 +200,7 @@ def test_killed_at_any_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     whole = write(tmp_path / "whole.parts")
     fsync = os.fsync
     states = set()
-    for point in range(1, 100, choose(2, 1)):
+    for point in range(1, 100, choose(4, 1)):
         folder = tmp_path / str(point)
         folder.mkdir()
         path = folder / "a.parts"

@@ -27,6 +27,7 @@ from gnnstore.converters.edges import builder as spill
 from gnnstore.converters.edges.builder import EdgeBuilder
 from gnnstore.converters.edges.rules import EdgeRules
 from gnnstore.errors import InputError, UsageError
+from tests.support.effort import choose
 from tests.support.graphs import pair_weights
 
 # Contacts of four people, each with its time; edge 3 is the reverse of edge 1, edges 0 and 4 equal.
@@ -76,15 +77,15 @@ def test_edges_that_are_sorted_on_disk(tmp_path: Path, monkeypatch: pytest.Monke
     """Also equal edges of which a long column is cut in between."""
     monkeypatch.setattr(spill, "MIN_SPILL_BYTES", 2**12)
     monkeypatch.setattr(spill, "_MIN_PIECE_EDGES", 1000)
-    rng = np.random.default_rng(0)
-    edges = np.stack((rng.integers(0, 2, 6_000) + 30, rng.integers(0, 3, 6_000)))
+    rng, count = np.random.default_rng(0), choose(3_000, 6_000)
+    edges = np.stack((rng.integers(0, 2, count) + 30, rng.integers(0, 3, count)))
     weights = pair_weights(edges)
 
     def build(memory_bytes: int | None) -> Any:
         builder = EdgeBuilder(
             EdgeRules(undirected=True), tmp_path / "s", num_nodes=40, memory_bytes=memory_bytes
         )
-        for begin in range(0, 6_000, 1000):
+        for begin in range(0, count, 1000):
             part = slice(begin, begin + 1000)
             builder.add(edges[0, part], edges[1, part], {"w": weights[part]}, "test")
         assert memory_bytes is None or builder._parts

@@ -42,15 +42,20 @@ def values_of(found: Any) -> tuple[str, list[Any]]:
 @pytest.mark.parametrize(
     ("column", "dtype"),
     [
-        ([f"{SECONDS}.5", "2", ".25"], "float64"),
         ([str(SECONDS), "2", ".25"], "float64"),
         (["3", "0.1", "2"], "float32"),
         ([str(2**24), ".5", "1"], "float32"),
         ([str(2**53 + 1), "2", "3"], "int64"),
         ([str(2**64 - 1), "2", str(2**53 + 1)], "uint64"),
-        (["1e17", "2e18", "3"], "float64"),
         (["-5", str(2**63), "3"], "float64"),
-        *choose([], [(["1e300", "2", ".25"], "float64")]),
+        *choose(
+            [],
+            [
+                ([f"{SECONDS}.5", "2", ".25"], "float64"),
+                (["1e17", "2e18", "3"], "float64"),
+                (["1e300", "2", ".25"], "float64"),
+            ],
+        ),
     ],
 )
 def test_columns_of_edges_in_text(tmp_path: Path, column: list[str], dtype: str) -> None:

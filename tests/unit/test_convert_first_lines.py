@@ -65,7 +65,6 @@ def refused(folder: Path, text: str, message: str, **how: Any) -> None:
     ("text", "how", "expected"),
     [
         ("# Nodes: 3 Edges: 2\n# FromNodeId\tToNodeId\n5\t7\n7\t9\n", {}, [(5, 7), (7, 9)]),
-        ("% asym positive\n% 2 3 3\n1 2\n2 3\n", {}, [(1, 2), (2, 3)]),
         ("% asym\n1 2\t0.5\t119\n2 3\t1\t200\n", {"edge_weight": 3, **IGNORE}, [(1, 2), (2, 3)]),
         (
             "%%MatrixMarket matrix coordinate pattern general\n3 3 2\n1 2\n2 3\n",
@@ -74,17 +73,23 @@ def refused(folder: Path, text: str, message: str, **how: Any) -> None:
         ),
         ("source,target,time,amount\n0,1,5,.5\n1,2,6,.5\n", {}, [(0, 1), (1, 2)]),
         ("time,dst,src\n5,0,1\n6,1,2\n", {}, [(1, 0), (2, 1)]),
-        ("Source,Target,Type,Id\n0,1,Directed,7\n1,2,Directed,8\n", {}, [(0, 1), (1, 2)]),
         ('"source" "target" "w"\n"1" 5 7 .5\n"2" 7 9 1\n', {}, [(5, 7), (7, 9)]),
-        ('"from" "to"\n"1" 5 7\n"2" 7 9\n', {}, [(5, 7), (7, 9)]),
         ('"from" "to"\n"1" "a" "b"\n"2" "b" "c"\n', NAMES, [("a", "b"), ("b", "c")]),
         ("from to\n1 a b\n2 b c\n", NAMES, [("a", "b"), ("b", "c")]),
-        ("a b\tc d\nc d\te\n", NAMES, [("a b", "c d"), ("c d", "e")]),
         ('"a b"\t"c"\n"c"\t"d"\n', NAMES, [("a b", "c"), ("c", "d")]),
-        ('"a" "b"\n"b" "c"\n', NAMES, [("a", "b"), ("b", "c")]),
         ('"a",b\nb,"c"\n', NAMES, [("a", "b"), ("b", "c")]),
         ("ann bob\n", NAMES, [("ann", "bob")]),
-        ("5 1\n", {}, [(5, 1)]),
+        *choose(
+            [],
+            [
+                ("% asym positive\n% 2 3 3\n1 2\n2 3\n", {}, [(1, 2), (2, 3)]),
+                ("Source,Target,Type,Id\n0,1,Directed,7\n1,2,Directed,8\n", {}, [(0, 1), (1, 2)]),
+                ('"from" "to"\n"1" 5 7\n"2" 7 9\n', {}, [(5, 7), (7, 9)]),
+                ("a b\tc d\nc d\te\n", NAMES, [("a b", "c d"), ("c d", "e")]),
+                ('"a" "b"\n"b" "c"\n', NAMES, [("a", "b"), ("b", "c")]),
+                ("5 1\n", {}, [(5, 1)]),
+            ],
+        ),
         ("5 9\n1 2\n2 5\n", {}, [(1, 2), (2, 5), (5, 9)]),  # no counts
         ("0 1 {}\n1 2 {'w': 3, 'at': 'b c'}\n", IGNORE, [(0, 1), (1, 2)]),
     ],

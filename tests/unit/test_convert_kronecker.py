@@ -89,7 +89,8 @@ def same(a: StoredGraph, b: StoredGraph) -> bool:
 def test_the_store_is_a_function_of_its_parameters(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    graph = random_graph(60, 500, feature_dim=5, num_classes=3, edge_feature_dim=2, skew=2.0)
+    size = choose(150, 500)
+    graph = random_graph(60, size, feature_dim=5, num_classes=3, edge_feature_dim=2, skew=2.0)
     seed = graph.write(tmp_path / "seed.gnn")
     first = expand(seed, tmp_path, factor=2, edge_factor=1.7)
     for module, name, value in (
@@ -106,7 +107,7 @@ def test_the_store_is_a_function_of_its_parameters(
     assert not np.array_equal(first.attributes["x"], other.attributes["x"])
 
 
-@pytest.mark.parametrize("edge_factor", choose([0.5, 16], [0.5, 4, 6.3, 16]))
+@pytest.mark.parametrize("edge_factor", choose([6.3], [0.5, 4, 6.3, 16]))
 def test_each_edge_has_each_block_at_most_once(
     seed: Path, tmp_path: Path, edge_factor: float
 ) -> None:
@@ -230,7 +231,9 @@ def noisy_store(tmp_path: Path, x: npt.NDArray[Any], dtype: str | None = None) -
         return out.commit()
 
 
-@pytest.mark.parametrize("dtype", ["float16", "float32", "float64", "bfloat16", "int8", "int32"])
+@pytest.mark.parametrize(
+    "dtype", ["float32", *choose([], ["float16", "float64", "int32"]), "bfloat16", "int8"]
+)
 def test_noise_is_a_share_of_each_columns_deviation(tmp_path: Path, dtype: str) -> None:
     rng = np.random.default_rng(0)
     scale = np.array([20.0, 10.0, 5.0])
@@ -419,7 +422,9 @@ def test_a_small_budget_gives_the_same_store(
     assert files_of(plain) == files_of(spilled)
 
 
-@pytest.mark.parametrize("step", ["_write_edges", *choose([], ["_write_nodes"]), "copy_graph"])
+@pytest.mark.parametrize(
+    "step", choose(["copy_graph"], ["_write_edges", "_write_nodes", "copy_graph"])
+)
 def test_an_interrupted_expansion_is_resumed(
     seed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:

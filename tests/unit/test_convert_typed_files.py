@@ -125,7 +125,7 @@ def convert(root: Path, output: Path, *words: str) -> gnnstore.GraphStore:
 
 
 # The others are those of the test after this one.
-@pytest.mark.parametrize("form", choose(["npy", "parquet", "parts", "tsv.gz"], list(FORMS)))
+@pytest.mark.parametrize("form", choose(["npy", "parquet"], list(FORMS)))
 def test_each_form(tmp_path: Path, data: HeteroData, form: str) -> None:
     root = write_typed(tmp_path / "in", data, form)
     options = ("--weight-attr", "w", "--reverse", "at", "--memory", "100MB")

@@ -35,6 +35,7 @@ from gnnstore.seeds.base import BatchKey
 from gnnstore.strategies.device_rows import auto_bytes
 from gnnstore.testing import assert_same_batches
 from gnnstore.threads import CancelledError
+from tests.support.effort import choose
 from tests.support.stores import write_example_store
 
 NAME = "privateuseone"
@@ -226,7 +227,7 @@ def test_auto_leaves_room_for_later_steps() -> None:
     assert auto_bytes(gib - 1, gib) == 0
 
 
-@pytest.mark.parametrize("share", [1, 2, 4])
+@pytest.mark.parametrize("share", [*choose([], [1]), 2, 4])
 def test_auto_takes_half_of_what_cannot_be_had_and_then_nothing(
     path: Path, device: Device, monkeypatch: pytest.MonkeyPatch, share: int
 ) -> None:

@@ -15,6 +15,7 @@ from torch_geometric.sampler import BidirectionalNeighborSampler
 import gnnstore
 from gnnstore.converters import from_pyg
 from gnnstore.errors import UsageError
+from tests.support.effort import choose
 
 FOLLOW, FOLLOWED = ("user", "follow", "user"), ("user", "followed-by", "user")
 CITES, SIMILAR = ("paper", "cites", "paper"), ("paper", "similar", "paper")
@@ -110,7 +111,7 @@ def test_a_reverse_by_its_name_is_found_from_both_sides(tmp_path: Path) -> None:
 def timed(tmp_path_factory: pytest.TempPathFactory) -> Data:
     """Return a random graph, whose edges, in both directions, have times."""
     draws = torch.Generator().manual_seed(3)
-    pairs = random_pairs(400, 1500)
+    pairs = random_pairs(400, choose(750, 1500))
     data = Data(
         x=torch.rand(400, 2, generator=draws), edge_index=torch.cat([pairs, pairs.flip(0)], 1)
     )

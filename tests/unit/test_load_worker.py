@@ -27,7 +27,7 @@ from gnnstore.tools.bench.harness import (
 )
 from gnnstore.tools.bench.load import WORKER
 from gnnstore.tools.bench.worker import Run, perform, stages_of, work
-from tests.support.effort import choose
+from tests.support.effort import choose, is_long
 from tests.support.stores import write_example_store
 
 # As docs/cli.md lists them.
@@ -62,7 +62,10 @@ def task(made: Path, tmp_path: Path) -> Task:
     )
 
 
-@pytest.mark.parametrize("strategy", ways())
+@pytest.mark.parametrize(
+    "strategy",
+    [way for way in ways() if is_long() or way in {"numpy-mmap", "mmap", "memory", "packed"}],
+)
 def test_every_way_loads_the_same_batches(
     task: Task, strategy: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -26,7 +26,7 @@ from gnnstore.features.file_rows import FileRows
 from gnnstore.features.misses import MissTable
 from gnnstore.features.pack import least_memory, packed_bytes
 from gnnstore.sampling.row_space import RowRange
-from tests.support.effort import examples
+from tests.support.effort import choose
 from tests.support.faults import inject
 from tests.support.files import flip
 from tests.support.packing import PackingCase
@@ -66,7 +66,7 @@ def case(tmp_path: Path) -> Case:
     return Case(tmp_path)
 
 
-@settings(deadline=None, max_examples=examples(60))
+@settings(deadline=None, max_examples=choose(5, 60))
 @given(data=st.data())
 def test_any_ranges_write_the_same_file(data: st.DataObject) -> None:
     rng = np.random.default_rng(data.draw(st.integers(0, 2**32)))

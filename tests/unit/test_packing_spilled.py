@@ -93,8 +93,8 @@ def test_the_same_files(case: Case, num_slots: int, num_threads: int) -> None:
 
 
 def test_memory_is_not_for_what_is_missed(tmp_path: Path) -> None:
-    """A trace and plan of 48 MB, and some 12 % of it missed."""
-    num_rows, num_batches, batch_rows = 300_000, 40, 150_000
+    """A trace and plan of 24 MB, and some 12 % of it missed."""
+    num_rows, num_batches, batch_rows = 300_000, 20, 150_000
     rng = np.random.default_rng(1)
     array = write_array(tmp_path / "x", np.arange(num_rows, dtype=np.int64).reshape(-1, 1))
     tables = of_one_type({"x": FileRows.open(array, open_engine(array.file_paths[0], "pread"))})
@@ -105,7 +105,7 @@ def test_memory_is_not_for_what_is_missed(tmp_path: Path) -> None:
     planner = BeladyPlanner(200_000)
     planner.restart(np.arange(200_000))
     plan = planner.plan(trace, PlanLocation(tmp_path / "plan", 1 << 21))
-    assert 500_000 < plan.num_misses < 1_000_000
+    assert 250_000 < plan.num_misses < 500_000
     least = least_memory(tables, plan.misses, 4, batch_rows, spills=True)
     in_memory = least_memory(tables, plan.misses, 4, batch_rows)
     # One batch is held while it is sorted, and some of all of them.

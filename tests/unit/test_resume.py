@@ -26,7 +26,7 @@ from gnnstore.formats.arrays.journal import (
     read_records,
 )
 from gnnstore.formats.container.workdir import find_leftovers
-from tests.support.effort import examples
+from tests.support.effort import choose, examples
 from tests.support.stores import assert_same_files
 
 FINGERPRINT: dict[str, Any] = {"kind": "test", "options": {"undirected": False}, "sizes": [1, 2]}
@@ -207,8 +207,8 @@ def leftover(directory: Path) -> Path:
     return found.path
 
 
-@pytest.mark.parametrize("step", [1, 7, 100, 5000])
-@pytest.mark.parametrize("stop", ["a1", "a3", "b0", "b2"])
+@pytest.mark.parametrize("step", choose([7, 5000], [1, 7, 100, 5000]))
+@pytest.mark.parametrize("stop", choose(["a3", "b2"], ["a1", "a3", "b0", "b2"]))
 def test_a_resumed_store_is_the_same(
     tmp_path: Path, rows: np.ndarray[Any, Any], stop: str, step: int
 ) -> None:
@@ -249,7 +249,7 @@ def test_rows_that_are_there_are_neither_read_nor_written(
     np.testing.assert_array_equal(stored, rows)
 
 
-@pytest.mark.parametrize("damage", ["flip", "cut", "delete"])
+@pytest.mark.parametrize("damage", ["flip", *choose([], ["cut"]), "delete"])
 def test_shards_are_checked_before_they_are_believed(
     tmp_path: Path, rows: np.ndarray[Any, Any], damage: str
 ) -> None:

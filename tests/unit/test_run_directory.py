@@ -23,6 +23,7 @@ from gnnstore import _core
 from gnnstore.disk.spool import RunDirectory, default_parent, sweep_stale
 from gnnstore.errors import NoSpaceError, StorageError
 from gnnstore.formats.container.workdir import find_leftovers
+from tests.support.effort import choose
 
 NAME = ".gnnstore-run-0123abcd"
 DAY_SECONDS = 24 * 3600
@@ -239,7 +240,7 @@ def test_many_make_and_sweep_at_once(tmp_path: Path) -> None:
 
     def work(_: int) -> None:
         barrier.wait()
-        for _ in range(50):
+        for _ in range(choose(15, 50)):
             with RunDirectory.create(tmp_path, purpose="tests") as run:
                 (run.path / "file").write_text("here")
                 assert run.path not in sweep_stale(tmp_path)

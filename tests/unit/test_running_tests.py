@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.effort import cover
+from tests.support.effort import choose, cover, is_long
 
 
 @pytest.mark.parametrize("sizes", [(5,), (2, 2), (7, 3), (2, 3, 2), (4, 1, 5, 2)], ids=str)
@@ -44,6 +44,7 @@ def test_engines(engine, number):
 """
 
 
+@pytest.mark.skipif(not is_long(), reason="long form; each run imports torch")
 def test_a_cover_tries_each_value_with_an_engine_that_works(tmp_path: Path) -> None:
     status, output = run(tmp_path, LACKS_AN_ENGINE, [OF_ENGINES])
     assert status == 0
@@ -131,7 +132,7 @@ def run(directory: Path, plugin: str, texts: Sequence[str], *options: str) -> tu
     return done.returncode, output.read_text()
 
 
-@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("count", choose([1], [1, 2]))
 def test_all_that_happens_is_reported(tmp_path: Path, count: int) -> None:
     """A process that ends fails its test; where none is left, there are files that did not run."""
     try:

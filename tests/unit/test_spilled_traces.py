@@ -154,7 +154,7 @@ def test_a_process_forked_while_a_thread_reads(trace: Trace, tmp_path: Path) -> 
     thread = threading.Thread(target=read)
     thread.start()
     try:
-        for _ in range(choose(3, 10)):
+        for _ in range(choose(1, 10)):
             child = os.fork()
             if child == 0:
                 signal.alarm(20)
@@ -220,7 +220,7 @@ def test_planning_on_a_disk_that_fails(
     """At any of its calls: no file is left, and the planner goes on."""
     call, code = fault
     table_bytes = shape.table_bytes
-    skips = itertools.count(0, 1 if call == "fallocate" else 7)
+    skips = itertools.count(0, 1 if call == "fallocate" else choose(20, 7))
     for skip in skips:
         planner = BeladyPlanner(NUM_SLOTS)
         planner.plan(trace, PlanLocation(tmp_path / "before", table_bytes)).close()
