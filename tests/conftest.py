@@ -221,9 +221,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
         chosen = metafunc.definition.get_closest_marker("ways")
         names = chosen.args if chosen else tuple(WAYS)
-        # In `make test` two of them in turn: others of a file's tests run on the rest.
+        # In `make test` one of them in turn: others of a file's tests run on the rest.
         first = zlib.crc32(metafunc.function.__name__.encode())
-        count = min(len(names), choose(2, len(names)))
+        count = min(len(names), choose(1, len(names)))
         taken = [names[(first + k * len(names) // count) % len(names)] for k in range(count)]
         metafunc.parametrize("way_of_reading", taken, indirect=True)
 

@@ -32,18 +32,26 @@ NUM_ROWS = 200
 ROWS = np.random.default_rng(0).random((NUM_ROWS, 30), dtype=np.float32)
 
 
+@pytest.fixture(scope="module")
+def stores() -> dict[type, Path]:
+    return {}
+
+
 class StoredRows(RowSourceTests):
     """Of an array in the files of a store."""
 
     rows: NDArray[Any] = ROWS
 
     @pytest.fixture(autouse=True)
-    def _place(self, tmp_path: Path) -> None:
-        self.path = tmp_path
+    def _store(self, stores: dict[type, Path], tmp_path_factory: pytest.TempPathFactory) -> None:
+        """Write one store for the tests of a class."""
+        if type(self) not in stores:
+            path = tmp_path_factory.mktemp("rows") / "s.gnn"
+            stores[type(self)] = write_store(path, np.zeros((2, 1), np.int64), x=self.rows)
+        self.path = stores[type(self)]
 
     def array(self) -> PagedArray:
-        path = write_store(self.path / "s.gnn", np.zeros((2, 1), np.int64), x=self.rows)
-        reader = StoreReader.open(path)
+        reader = StoreReader.open(self.path)
         return reader.paged(reader.schema.node.attributes["x"])
 
     def direct(self) -> RowSource:
@@ -119,10 +127,10 @@ class TestFixed(CachePolicyTests):
         """Memory is reserved by the policy in whose place it stands."""
 
 
-class PlannedTests(StrategyTests):
-    """Tests of a strategy that plans, which resumes in `test_resume` and `test_plugins`, too."""
+class TestDirect(StrategyTests):
+    """Which resumes in `test_resume`, too, as all do."""
 
-    options: Mapping[str, Any] = MappingProxyType({"cache_bytes": "20kB", "superbatch": 4})
+    strategy = "direct"
 
     @pytest.mark.skipif(not is_long(), reason="part of the long form, as it is in other files")
     def test_resumes(self) -> None:
@@ -130,20 +138,17 @@ class PlannedTests(StrategyTests):
         super().test_resumes()
 
 
-class TestDirect(StrategyTests):
-    strategy = "direct"
-
-
-class TestStatic(StrategyTests):
+class TestStatic(TestDirect):
     strategy = "static"
-    options: Mapping[str, Any] = {"cache_bytes": "20kB"}
+    options: Mapping[str, Any] = MappingProxyType({"cache_bytes": "20kB"})
 
 
-class TestBeladyLoader(PlannedTests):
+class TestBeladyLoader(TestDirect):
     strategy = "belady"
+    options: Mapping[str, Any] = MappingProxyType({"cache_bytes": "20kB", "superbatch": 4})
 
 
-class TestPacked(PlannedTests):
+class TestPacked(TestBeladyLoader):
     strategy = "packed"
 
 

@@ -29,7 +29,7 @@ from gnnstore.seeds.negatives import Negatives, cumulative_weights
 from gnnstore.strategies.registry import STRATEGIES
 from gnnstore.testing.graphs import GraphArrays, random_graph
 from tests.support.batches import Batches, assert_same_batches, batches_of
-from tests.support.effort import choose, paired
+from tests.support.effort import choose, is_long, paired
 from tests.support.packing import pack
 
 N, E, FANOUTS, BATCH_SIZE, SEED = 600, 6_000, [4, 3], 40, 5
@@ -189,8 +189,9 @@ _HALF = "binary half, disjoint"
 
 
 def test_all_edges_are_seeds_without_a_copy(path: Path, edge_index: torch.Tensor) -> None:
-    loader = loader_of(path, edge_label=torch.arange(E), neg_sampling=None, strategy="memory")
-    assert len(loader) == E // BATCH_SIZE
+    options: dict[str, Any] = {"batch_size": 10 * BATCH_SIZE, "strategy": "memory"}
+    loader = loader_of(path, edge_label=torch.arange(E), neg_sampling=None, **options)
+    assert len(loader) == E // (10 * BATCH_SIZE)
     seen = []
     for batch in loader:
         assert torch.equal(batch.n_id[batch.edge_label_index], edge_index[:, batch.input_id])
@@ -198,12 +199,15 @@ def test_all_edges_are_seeds_without_a_copy(path: Path, edge_index: torch.Tensor
         seen.append(batch.input_id)
     assert torch.equal(torch.cat(seen).sort().values, torch.arange(E))
     assert loader._seeds.num_bytes == 8 * E  # the labels
-    in_order = torch.cat([b.n_id[b.edge_label_index] for b in loader_of(path, shuffle=False)], 1)
+    ordered = loader_of(path, shuffle=False, **options)
+    in_order = torch.cat([b.n_id[b.edge_label_index] for b in ordered], 1)
     by_target = np.lexsort((edge_index[0], edge_index[1]))
     assert torch.equal(in_order, edge_index[:, by_target])
 
 
-@pytest.mark.parametrize("dtype", [torch.int64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    "dtype", choose([torch.bfloat16], [torch.int64, torch.float32, torch.bfloat16])
+)
 def test_labels_make_room_for_negatives_only_where_they_must(
     path: Path, dtype: torch.dtype
 ) -> None:
@@ -246,18 +250,18 @@ def test_what_pyg_hides_and_what_it_leaves(tmp_path: Path) -> None:
 def test_labels_of_waiting_batches_count_in_the_budget(
     path: Path, edge_index: torch.Tensor
 ) -> None:
-    """400 negatives for each of 500 positives: 1.6 MB a batch, of subgraphs of 20 kB."""
+    """400 negatives for each of 200 positives: 0.6 MB a batch, of subgraphs of 20 kB."""
     options: dict[str, Any] = {
-        "edge_label_index": edge_index[:, :2000],
+        "edge_label_index": edge_index[:, :800],
         "neg_sampling": NegativeSampling("triplet", 400),
-        "batch_size": 500,
+        "batch_size": 200,
         "strategy": "belady",
         "topology": "memory",  # the only place to be tried, or each is sampled for
     }
-    with pytest.raises(gnnstore.BudgetError, match=r"9\.\d+ MB of labels of seeds") as caught:
-        loader_of(path, memory="40MB", **options)
+    with pytest.raises(gnnstore.BudgetError, match=r"3\.\d+ MB of labels of seeds") as caught:
+        loader_of(path, memory="25MB", **options)
     assert caught.value.missing_bytes is not None
-    loader = loader_of(path, memory=40_000_000 + caught.value.missing_bytes, **options)
+    loader = loader_of(path, memory=25_000_000 + caught.value.missing_bytes, **options)
     assert loader.stats().superbatch == 3
 
 
@@ -365,7 +369,7 @@ def test_every_strategy_gives_the_same(
     assert_same_batches(rest, expected[4:])
 
 
-@pytest.mark.parametrize("kind", choose([*KINDS][1::2], KINDS), indirect=True)
+@pytest.mark.parametrize("kind", choose([*KINDS][1::4], KINDS), indirect=True)
 @pytest.mark.parametrize(("topology", "num_threads"), paired(["mmap", "disk"], [0, 4], 1))
 def test_topology_and_threads_change_nothing(
     path: Path, seeds: dict[str, Any], expected: Batches, topology: str, num_threads: int
@@ -374,7 +378,7 @@ def test_topology_and_threads_change_nothing(
     assert_same_batches(batches_of(loader), expected[: len(loader)])
 
 
-@pytest.mark.parametrize("kind", choose([*KINDS][2::3], KINDS), indirect=True)
+@pytest.mark.parametrize("kind", choose(["extensions"], KINDS), indirect=True)
 def test_packed_epochs_hold_links(
     path: Path, seeds: dict[str, Any], expected: Batches, tmp_path: Path
 ) -> None:
@@ -441,6 +445,11 @@ def test_negatives_have_their_distribution(path: Path, mode: str, is_weighted: b
 
 def test_weights_of_float32_that_sum_beyond_its_whole_numbers() -> None:
     """A sum in float32 stands still at 2^24, and `torch.multinomial` takes no more categories."""
+    few = cumulative_weights(torch.tensor([2.0**24, 1, 1]), 3, "dst_weight")
+    assert few is not None
+    assert np.diff(few).tolist() == [1, 1]
+    if not is_long():
+        return
     num_nodes = 2**24 + 2**22
     sums = cumulative_weights(torch.ones(num_nodes), num_nodes, "dst_weight")
     negatives = Negatives("triplet", 100, num_nodes, num_nodes, None, sums)
@@ -455,7 +464,7 @@ def test_weights_of_float32_that_sum_beyond_its_whole_numbers() -> None:
     "kind",
     [
         {"neg_sampling": "binary"},
-        {"neg_sampling": {"mode": "triplet", "amount": 5}},
+        *choose((), ({"neg_sampling": {"mode": "triplet", "amount": 5}},)),
         {"neg_sampling": {"mode": "triplet", "amount": 5}, "negative_chunks": 4},
     ],
     ids=str,
@@ -533,7 +542,7 @@ def test_a_chunk_by_itself_has_no_ends_of_others_to_draw_from(tmp_path: Path) ->
         loader = LinkNeighborLoader(
             store, [2], torch.tensor([[2], [3]]), strict_negatives=is_strict, **options
         )
-        for epoch in range(40):
+        for epoch in range(choose(12, 40)):
             loader.set_epoch(epoch)
             (batch,) = loader
             assert batch.dst_neg_index.shape == (1, 4)
@@ -569,7 +578,7 @@ def test_one_positive_in_a_batch(path: Path, kind: dict[str, Any]) -> None:
 
 def test_negatives_do_not_depend_on_what_is_sampled(path: Path) -> None:
     """Neither on fan-outs, nor on whether edges are excluded."""
-    options: dict[str, Any] = {"neg_sampling": {"mode": "triplet", "amount": 2}, "batch_size": 100}
+    options: dict[str, Any] = {"neg_sampling": {"mode": "triplet", "amount": 2}, "batch_size": 500}
     options |= {"shuffle": True, "seed": SEED}
     alone = drawn(LinkNeighborLoader(path, [], **options))
     for fanouts, exclude in (([4, 3], None), ([5], "reverse")):
@@ -581,11 +590,11 @@ def test_a_single_node_of_weight_is_all_that_is_drawn(path: Path) -> None:
     weight = torch.zeros(N)
     weight[N - 1] = 1e-20
     sampling = NegativeSampling("binary", 1, src_weight=weight, dst_weight=weight)
-    loader = loader_of(path, neg_sampling=sampling)
+    loader = loader_of(path, neg_sampling=sampling, batch_size=500)
     assert set(drawn(loader).ravel().tolist()) == {N - 1}
 
 
-@pytest.mark.parametrize("strategy", ["memory", "belady", "packed"])
+@pytest.mark.parametrize("strategy", choose(["memory", "packed"], ["memory", "belady", "packed"]))
 @pytest.mark.parametrize("is_transformed", [False, True])
 @pytest.mark.parametrize("mode", ["binary", "triplet"])
 def test_what_cannot_be_avoided_is_counted(
@@ -660,7 +669,7 @@ def test_seed_edges_are_not_sampled_and_fan_outs_stay_full(
         loader_of(path, **options), loader_of(path, exclude_edges=exclude, **options), strict=True
     )
     for number, (plain, batch) in enumerate(pairs):
-        if number == choose(12, 40):
+        if number == choose(6, 40):
             break
         seeds = set(zip(*batch.n_id[batch.edge_label_index].tolist(), strict=True))
         hidden = seeds | ({(v, u) for u, v in seeds} if exclude == "reverse" else set())
@@ -716,7 +725,7 @@ def test_what_is_excluded_leaves_other_draws_uniform(tmp_path: Path) -> None:
     store = GraphArrays(11, edges).write(tmp_path / "s.gnn")
     seeds = torch.tensor([[3, 7], [10, 10]])
     loader = LinkNeighborLoader(store, [3], seeds, batch_size=2, seed=0, exclude_edges="self")
-    found, num_epochs = [], choose(200, 1500)
+    found, num_epochs = [], choose(100, 1500)
     for epoch in range(num_epochs):
         loader.set_epoch(epoch)
         (batch,) = loader

@@ -46,7 +46,10 @@ def missing_of(error: BudgetError) -> int:
 
 
 def test_auto_has_a_strategy_for_each_budget_from_some_on(store: Path) -> None:
-    names = [loader_of(store, memory * MB).stats().strategy for memory in range(22, 40, 3)]
+    names = [
+        loader_of(store, memory * MB).stats().strategy
+        for memory in choose((22, 28, 37), range(22, 40, 3))
+    ]
     assert {"static", "memory"} <= set(names)
     in_memory = [name == "memory" for name in names]
     assert in_memory == sorted(in_memory), names
@@ -55,7 +58,7 @@ def test_auto_has_a_strategy_for_each_budget_from_some_on(store: Path) -> None:
 READING = [s.name for s in STRATEGIES if s.reads_disk]
 
 
-@pytest.mark.parametrize("strategy", choose(READING[1::2], READING))
+@pytest.mark.parametrize("strategy", choose(READING[1:2], READING))
 def test_what_a_budget_allows_a_larger_one_does(store: Path, strategy: str) -> None:
     refused, allowed = [], []
     for memory in choose((20, 40, 80), (*range(10, 40, 3), *range(40, 100, 12))):
@@ -100,7 +103,9 @@ def small_stores(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {"plain": plain, "typed": write_two_typed_store(directory / "typed.gnn").path}
 
 
-@pytest.mark.parametrize("strategy", ["auto", "memory", "mmap", "static", "belady"])
+@pytest.mark.parametrize(
+    "strategy", choose(["auto", "belady"], ["auto", "memory", "mmap", "static", "belady"])
+)
 @pytest.mark.parametrize("kind", ["plain", "typed"])
 @pytest.mark.filterwarnings("ignore:memory=")
 def test_one_raise_is_enough_for_an_epoch(

@@ -122,7 +122,7 @@ def check_state(state: ResidentState, loader: NeighborLoader) -> None:
 
 
 @settings(
-    max_examples=choose(3, 60),
+    max_examples=choose(2, 60),
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
@@ -229,7 +229,7 @@ WAYS: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("options", choose([*OPTIONS][::2], OPTIONS))
+@pytest.mark.parametrize("options", choose(["disjoint", "induced", "bidirectional"], OPTIONS))
 def test_batches_do_not_depend_on_who_prepares_them(
     store: gnnstore.GraphStore, options: str
 ) -> None:
@@ -286,7 +286,11 @@ def test_with_all_in_memory_batches_are_distributed_as_without_partitions(tmp_pa
         assert ((firsts - expected) ** 2 / expected).sum() < 16.3  # of 3
 
 
-@pytest.mark.parametrize("policy", [DISPERSED, GROUPED, SEQUENTIAL], ids=lambda policy: policy.kind)
+@pytest.mark.parametrize(
+    "policy",
+    [DISPERSED, *choose((), (GROUPED,)), SEQUENTIAL],
+    ids=lambda policy: policy.kind,
+)
 def test_the_next_epoch_is_begun_while_the_last_state_trains(
     store: gnnstore.GraphStore, policy: PartitionPolicy
 ) -> None:
@@ -308,7 +312,7 @@ def test_the_next_epoch_is_begun_while_the_last_state_trains(
     assert_same_batches(found, expected)
 
 
-@pytest.mark.parametrize("policy", ["dispersed", "sequential"])
+@pytest.mark.parametrize("policy", choose(["dispersed"], ["dispersed", "sequential"]))
 def test_resuming_anywhere_gives_the_same_batches(store: gnnstore.GraphStore, policy: str) -> None:
     loader = make(store, POLICIES[policy], batch_size=24)
     expected, states = [], []
@@ -353,7 +357,7 @@ def test_epochs_and_seeds_differ(store: gnnstore.GraphStore) -> None:
 def test_leaving_early_and_coming_back(store: gnnstore.GraphStore) -> None:
     loader = make(store, DISPERSED)
     expected = batches_of(make(store, DISPERSED), 3)
-    for number in (1, 5, 9):
+    for number in choose((5,), (1, 5, 9)):
         loader.set_epoch(0)
         found = []
         for batch in loader:
@@ -436,7 +440,7 @@ def test_rows_are_compared_with_their_checksums(tmp_path: Path, feature_dim: int
     assert_same_batches(batches_of(loader), expected)  # what was damaged is read again
 
 
-@pytest.mark.parametrize("num_threads", [0, 2])
+@pytest.mark.parametrize("num_threads", choose([2], [0, 2]))
 def test_a_read_that_fails_reaches_the_loop(store: gnnstore.GraphStore, num_threads: int) -> None:
     loader = make(store, DISPERSED, num_threads=num_threads, io_engine="pread")
     expected = batches_of(loader)
@@ -565,7 +569,7 @@ def test_a_loader_travels_as_what_it_opens(store: gnnstore.GraphStore) -> None:
 
 
 def test_bytes_are_those_of_the_formula_and_nothing_is_written(tmp_path: Path) -> None:
-    graph = random_graph(60_000, 400_000, seed=2, feature_dim=32, num_classes=2)
+    graph = random_graph(20_000, 130_000, seed=2, feature_dim=32, num_classes=2)
     path = graph.write(tmp_path / "g.gnn")
     unit = PartitionsReader.open(partition(path, 8, seed=0))
     files = [file for file in path.rglob("*") if file.is_file()]
@@ -585,7 +589,7 @@ def test_bytes_are_those_of_the_formula_and_nothing_is_written(tmp_path: Path) -
         stay = np.intersect1d(last, next_)
         num_edges += int(sizes[np.ix_(next_, next_)].sum() - sizes[np.ix_(stay, stay)].sum())
     row_bytes = 32 * 4 + 8 + 4
-    expected = 60_000 * row_bytes + num_edges * 12
+    expected = 20_000 * row_bytes + num_edges * 12
     found = loader.stats().bytes_read
     assert expected <= found <= 1.02 * expected
     assert loader.stats().partitions_read == 8
