@@ -98,6 +98,14 @@ def _no_wait_for_the_disk() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session", autouse=True)
+def _disks_are_measured_in_no_time() -> None:
+    """Measure a disk for a moment at its first use, which is one in each test that needs it."""
+    from tests.support.disks import measure_in_no_time  # noqa: PLC0415 - asserts are rewritten first
+
+    measure_in_no_time()
+
+
+@pytest.fixture(scope="session", autouse=True)
 def _temporary_files(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Keep what libraries leave in the temporary directory, as PyG does, with tests' own files."""
     directory = str(tmp_path_factory.mktemp("tmp"))

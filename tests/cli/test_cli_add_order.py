@@ -34,19 +34,29 @@ NAMES: dict[str, Any] = {"time_attr": ("time", "edge_time"), "weight_attr": ("w"
 
 
 @pytest.fixture(scope="module")
-def _typed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return hetero_store(tmp_path_factory.mktemp("typed") / "a.gnn").path
 
 
 @pytest.fixture
-def typed(_typed: Path, tmp_path: Path) -> Path:
+def typed(shared: Path, tmp_path: Path) -> Path:
     """Return a store of a graph with types, alone in its directory."""
-    return shutil.copytree(_typed, tmp_path / "a.gnn")
+    return shutil.copytree(shared, tmp_path / "a.gnn")
+
+
+@pytest.fixture(scope="module")
+def expected(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Return the arrays of a store that was converted with its orders."""
+    return arrays_of(hetero_store(tmp_path_factory.mktemp("whole") / "b.gnn", **NAMES).path)
 
 
 @pytest.mark.parametrize("links", [True, False])
 def test_it_adds_what_conversion_writes(
-    typed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, links: bool
+    typed: Path,
+    tmp_path: Path,
+    expected: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
+    links: bool,
 ) -> None:
     if not links:
 
@@ -55,7 +65,6 @@ def test_it_adds_what_conversion_writes(
 
         monkeypatch.setattr(os, "link", refuse)
     path = typed
-    expected = arrays_of(hetero_store(tmp_path / "b.gnn", **NAMES).path)
     before = {p: p.stat().st_ino for p in path.rglob("c.*")}
     add_order(path, **NAMES)
     found = arrays_of(path)
@@ -65,7 +74,7 @@ def test_it_adds_what_conversion_writes(
     same = [p for p, inode in before.items() if "checksums" not in p.parts]
     assert all((p.stat().st_ino == before[p]) == links for p in same)
     assert not list(StoreReader.open(path).problems())
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["a.gnn", "b.gnn"]
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["a.gnn"]
 
 
 def test_from_the_shell(run: Run, typed: Path) -> None:
@@ -110,9 +119,9 @@ def test_a_store_of_one_type(tmp_path: Path) -> None:
     ],
 )
 def test_what_cannot_be_added(
-    run: Run, typed: Path, words: tuple[str, ...], status: int, message: str
+    run: Run, shared: Path, words: tuple[str, ...], status: int, message: str
 ) -> None:
-    path = typed
+    path = shared
     before = (path / "zarr.json").read_bytes()
     done = run("add-order", path, *words, "-q")
     assert done.status == status
@@ -187,14 +196,15 @@ TYPES = (
     ],
 )
 def test_commands_that_need_a_graph_without_types(
-    run: Run, typed: Path, tmp_path: Path, words: tuple[str, ...], what: str
+    run: Run, shared: Path, tmp_path: Path, words: tuple[str, ...], what: str
 ) -> None:
-    places = {"STORE": typed, "OUT": tmp_path / "b.gnn"}
+    places = {"STORE": shared, "OUT": tmp_path / "b.gnn"}
     done = run(*(places.get(word, word) for word in words), "-q")
     assert done.status == 2
     assert TYPES in done.stderr
     assert f"and {what} works on graphs without types only" in done.stderr
-    assert [p.name for p in tmp_path.iterdir()] == ["a.gnn"]
+    assert not list(tmp_path.iterdir())
+    assert [p.name for p in shared.parent.iterdir()] == ["a.gnn"]
 
 
 def test_functions_that_need_a_graph_without_types(typed: Path, tmp_path: Path) -> None:

@@ -149,7 +149,7 @@ def test_an_interrupt_leaves_nothing(place: Path, cache: Path) -> None:
         while not _holds_a_file_in(place, process.pid):
             assert process.poll() is None, process.communicate()
             time.sleep(0.01)
-        time.sleep(0.5)  # in the middle of reading
+        time.sleep(0.1)  # in the middle of reading
         assert "libtorch" not in Path(f"/proc/{process.pid}/maps").read_text()
         process.send_signal(signal.SIGINT)
         stdout, stderr = process.communicate()

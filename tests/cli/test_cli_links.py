@@ -25,7 +25,7 @@ from gnnstore.tools.bench.worker import perform
 from tests.support.batches import assert_same_batches, batches_of
 from tests.support.effort import choose
 
-N, BATCH = 600, ("--num-neighbors", "4,3", "--batch-size", "90")
+N, NUM_EDGES, BATCH = 600, 2300, ("--num-neighbors", "4,3", "--batch-size", "90")
 LOADER: dict[str, Any] = {"batch_size": 90, "shuffle": True, "seed": 7}
 EXTENSIONS: dict[str, Any] = {
     "neg_sampling": {"mode": "triplet", "amount": 4},
@@ -35,6 +35,7 @@ EXTENSIONS: dict[str, Any] = {
     "strict_negatives": True,
     "exclude_edges": "reverse",
 }
+ONE = ("--strategies", "direct")  # where none of them is compared
 ASKED = (
     *("--negatives", "triplet:4", "--neg-side", "both", "--negative-chunks", "3"),
     *("--degree-fraction", "0.5", "--strict-negatives", "--exclude-edges", "reverse"),
@@ -43,7 +44,7 @@ ASKED = (
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    graph = random_graph(N, 5000, seed=5, feature_dim=100, num_classes=7, edge_feature_dim=3)
+    graph = random_graph(N, NUM_EDGES, seed=5, feature_dim=100, num_classes=7, edge_feature_dim=3)
     return graph.write(tmp_path_factory.mktemp("links") / "s.gnn")
 
 
@@ -73,9 +74,9 @@ def pack(run: Any, store: Path, name: str, *options: object) -> Any:
 def test_packed_epochs_of_all_edges_with_every_extension(run: Any, store: Path) -> None:
     packed = pack(run, store, "all", "--links", "all", *ASKED, "--edge-label-attrs", "edge_attr")
     assert packed.status == 0
-    assert packed.document["batches_per_epoch"] == 56
-    assert (packed.document["seeds"], packed.document["num_seeds"]) == ("links", 5000)
-    assert "5,000 links, triplet negatives" in run("inspect", packed.document["path"]).stdout
+    assert packed.document["batches_per_epoch"] == 26
+    assert (packed.document["seeds"], packed.document["num_seeds"]) == ("links", NUM_EDGES)
+    assert "2,300 links, triplet negatives" in run("inspect", packed.document["path"]).stdout
     options = {**LOADER, **EXTENSIONS, "edge_label_attrs": ["edge_attr"]}
     expected = batches_of(gnnstore.LinkNeighborLoader(store, [4, 3], **options))
     assert {"src_neg_index", "dst_neg_index", "label_edge_attr"} <= expected[0].keys()
@@ -83,6 +84,16 @@ def test_packed_epochs_of_all_edges_with_every_extension(run: Any, store: Path) 
     assert_same_batches(batches_of(planned), expected)
     alone = gnnstore.open_packed(packed.document["path"]).loader()
     assert_same_batches(batches_of(alone), expected)
+    # And no other loader's.
+    refused: list[tuple[dict[str, Any], str]] = [
+        ({"neg_sampling": ("triplet", 2)}, "amount: expected 2, found 4"),
+        ({"exclude_edges": None}, "exclude_edges: expected None, found 'reverse'"),
+        ({"edge_label_index": [[0, 1], [2, 3]]}, "crc32c of edge_label_index"),
+        ({"seed": 8}, "seed: expected 8, found 7"),
+    ]
+    for other, named in refused:
+        with pytest.raises(gnnstore.UsageError, match=re.escape(named)):
+            gnnstore.LinkNeighborLoader(store, [4, 3], packed="all", **options | other)
 
 
 def test_packed_epochs_of_given_edges(run: Any, store: Path, edges: torch.Tensor) -> None:
@@ -102,20 +113,6 @@ def test_packed_epochs_of_given_edges(run: Any, store: Path, edges: torch.Tensor
     assert_same_batches(batches_of(loader), batches_of(expected))
 
 
-def test_packed_epochs_of_another_loader_are_refused(run: Any, store: Path) -> None:
-    assert pack(run, store, "other", "--links", "all", *ASKED).status == 0
-    refused: list[tuple[dict[str, Any], str]] = [
-        ({"neg_sampling": ("triplet", 2)}, "amount: expected 2, found 4"),
-        ({"exclude_edges": None}, "exclude_edges: expected None, found 'reverse'"),
-        ({"edge_label_index": [[0, 1], [2, 3]]}, "crc32c of edge_label_index"),
-        ({"seed": 8}, "seed: expected 8, found 7"),
-    ]
-    for options, named in refused:
-        given = {**LOADER, **EXTENSIONS, **options}
-        with pytest.raises(gnnstore.UsageError, match=re.escape(named)):
-            gnnstore.LinkNeighborLoader(store, [4, 3], packed="other", **given)
-
-
 def test_packed_epochs_of_an_edge_split(run: Any, store: Path, tmp_path: Path) -> None:
     links = tmp_path / "links.gnn"
     assert run("split-edges", store, links).status == 0
@@ -131,11 +128,11 @@ def test_packed_epochs_of_an_edge_split(run: Any, store: Path, tmp_path: Path) -
 
 
 def test_plan_samples_what_a_link_loader_does(run: Any, store: Path) -> None:
-    done = run("predict", store, *BATCH, "--links", "all", *ASKED, "--batches", "5", "--json")
+    done = run("predict", store, *BATCH, "--links", "all", *ASKED, "--batches", "5", *ONE, "--json")
     assert done.status == 0
     document = done.document
     assert (document["links"], document["input_nodes"]) == ("all", None)
-    assert (document["num_input_nodes"], document["epoch_batches"]) == (5000, 56)
+    assert (document["num_input_nodes"], document["epoch_batches"]) == (NUM_EDGES, 26)
     options = {"batch_size": 90, "shuffle": True, "seed": 0, **EXTENSIONS}
     batches = iter(gnnstore.LinkNeighborLoader(store, [4, 3], **options))
     assert document["rows_needed"] == sum(next(batches).num_nodes for _ in range(5))
@@ -150,7 +147,7 @@ def test_bench_times_link_loaders(run: Any, store: Path, num_batches: int | None
     assert done.status == 0
     document = done.document
     assert (document["links"], document["input_nodes"]) == ("all", None)
-    assert document["epoch_batches"] == (num_batches or 55)
+    assert document["epoch_batches"] == (num_batches or 25)
     mapped, memory = document["strategies"]
     assert mapped["problem"] is memory["problem"] is None
     # Sampled by hand for the mapping, and by the loader: the same nodes.
@@ -220,7 +217,7 @@ def test_reverses_by_the_name_of_their_type(run: Any, tmp_path: Path) -> None:
     packed = gnnstore.LinkNeighborLoader(store, [4, 3], follows, packed="links", **options)
     expected = gnnstore.LinkNeighborLoader(store, [4, 3], follows, **options)
     assert_same_batches(batches_of(packed), batches_of(expected))
-    planned = run("predict", store, *BATCH, *with_types, "--batches", "2", "--json")
+    planned = run("predict", store, *BATCH, *with_types, "--batches", "2", *ONE, "--json")
     batches = gnnstore.LinkNeighborLoader(store, [4, 3], follows, **options | {"seed": 0})
     assert planned.document["rows_needed"] == sum(b.num_nodes for b in islice(batches, 2))
     words = ("--strategies", "direct,belady", "--no-limit", "--json")
