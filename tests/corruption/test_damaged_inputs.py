@@ -152,7 +152,7 @@ def test_every_array_is_compared(tmp_path: Path, sound: Path, derive: str) -> No
     names = [entry.path for entry in StoreReader.open(store).manifest.files]
     names = [name for name in names if not name.endswith("zarr.json")]
     read = [name for name in names if not name.startswith(UNREAD.get(derive, ()))]
-    for name in read:
+    for name in read[:: choose(2, 1)]:
         file = store / name
         data = file.read_bytes()
         # The last byte: it is nowhere near what is read first, and decodes to something.
@@ -177,8 +177,7 @@ def sound_types(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ("command", "made"),
     [
         *((command, "sound") for command in COMMANDS),
-        ("pack", "types"),
-        *choose([], [("add-order", "types")]),
+        *choose([], [("pack", "types"), ("add-order", "types")]),
     ],
 )
 def test_a_bit_is_found_or_was_not_read(
@@ -191,7 +190,7 @@ def test_a_bit_is_found_or_was_not_read(
         gnnstore.EmbeddingTable.create(tmp_path / "t.emb", store, dim=2).close()
     derive(store, out)
     expected, found = kind.open(out).uuid, 0
-    for spec in StoreReader.open(store).manifest.arrays():
+    for spec in [*StoreReader.open(store).manifest.arrays()][:: choose(2, 1)]:
         shutil.rmtree(out)
         (file,) = (path for path in (store / spec.path).iterdir() if path.name[0] == "c")
         # In the third element, or at the end of what is compressed.
@@ -209,7 +208,7 @@ def test_a_bit_is_found_or_was_not_read(
         else:
             assert kind.open(out).uuid == expected, spec.path
         flip(file, offset, bit=1)
-    assert found >= 3
+    assert found >= choose(2, 3)
 
 
 @pytest.mark.parametrize("derive", [*DERIVED, "add-order"])
@@ -321,7 +320,7 @@ PIECES = st.tuples(st.floats(0, 1), st.floats(0, 1))
 
 @example(pieces=[(1.0, 1.0)], damaged=4)  # nothing, at the end of the last block
 @given(pieces=st.lists(PIECES, min_size=1, max_size=8), damaged=st.integers(0, 4))
-@settings(max_examples=examples(200), deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 def test_any_pieces_are_those_of_the_file(
     blocks: Path, pieces: list[tuple[float, float]], damaged: int
 ) -> None:

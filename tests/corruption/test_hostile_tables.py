@@ -14,6 +14,7 @@ from gnnstore.converters import ConvertOptions, from_graphbolt, from_triples
 from gnnstore.converters.edges import numbering
 from gnnstore.converters.spill_files import SpillDirectory
 from gnnstore.errors import BudgetError, GnnstoreError, InputError
+from tests.support.effort import choose
 
 METADATA = """
 graph:
@@ -81,7 +82,7 @@ def test_aliases_and_depth_take_little(tmp_path: Path, data_set: Path) -> None:
     levels = ["a0: &a0 {k: 1}"]
     levels += [f"a{i}: &a{i} [{','.join([f'*a{i - 1}'] * 9)}]" for i in range(1, 12)]
     text = METADATA.replace("num: 5", "num: *a11")
-    for document in ("\n".join([*levels, text]), "[" * 6_000, "? " * 3_000):
+    for document in ("\n".join([*levels, text]), "? " * 3_000, *choose((), ("[" * 6_000,))):
         (data_set / "metadata.yaml").write_text(document)
         with pytest.raises(InputError) as caught:
             from_graphbolt(data_set, tmp_path / "a.gnn")
