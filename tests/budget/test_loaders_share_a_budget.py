@@ -96,7 +96,7 @@ def mapped(forks: ForkServer, store: Path) -> Callable[..., list[int]]:
         (("static", "static"), True),
         (("packed", "belady"), False),
         (("belady", "static"), False),  # which cannot share a cache
-    ][: choose(2, 4)],
+    ][: choose(1, 4)],
     ids=lambda value: "-".join(value) if isinstance(value, tuple) else None,
 )
 def test_one_budget(

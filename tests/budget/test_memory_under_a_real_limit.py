@@ -26,15 +26,15 @@ from gnnstore.converters.edges.columns import estimate_peak_bytes
 from gnnstore.converters.edges.rules import EdgeRules
 from gnnstore.formats import PartitionsReader, StoreReader
 from tests.support.disks import keep_usual_profile
-from tests.support.effort import choose
+from tests.support.effort import choose, is_long
 from tests.support.forks import ForkServer
 from tests.support.twins.reads import available
 
 ALLOWANCE_BYTES = 48 * 10**6
 NUM_NODES = choose(200_000, 300_000)
 NUM_COPIED_EDGES = 1_200_000
-TIMES_THE_BUDGET = choose(2, 5)  # what goes through a loader
-NUM_LINES = choose(3_000_000, 4_000_000)
+TIMES_THE_BUDGET = choose(1, 5)  # what goes through a loader
+NUM_LINES = choose(2_000_000, 4_000_000)
 
 Lines: TypeAlias = tuple[Path, int]  # a text of edges, and what its numbers are below
 
@@ -231,7 +231,7 @@ def read(
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
-        ({"strategy": "mmap", "memory": 150 * 10**6, "most_batches": choose(9, 20)}, {"mmap"}),
+        ({"strategy": "mmap", "memory": 150 * 10**6, "most_batches": choose(5, 20)}, {"mmap"}),
         # Which of the two it takes depends on how fast the machine samples and plans.
         (
             {"strategy": "auto", "memory": 80 * 10**6, "most_batches": 12},
@@ -266,13 +266,13 @@ def test_loader(
             "strategy": "direct",
             "memory": 120 * 10**6,
             "io_engine": "io_uring",
-            "most_batches": choose(7, 16),
+            "most_batches": choose(4, 16),
         },
         {
             "strategy": "static",
             "memory": 130 * 10**6,
             "cache": "frequency",
-            "most_batches": choose(7, 16),
+            "most_batches": choose(4, 16),
         },
         {"strategy": "direct", "memory": 120 * 10**6, "io_engine": "pread", "most_batches": 16},
         {"strategy": "static", "memory": 200 * 10**6, "cache": "degree", "most_batches": 26},
@@ -297,16 +297,18 @@ def test_reads_from_disk(
         assert (found["cache_rows"], found["hit_rate"]) == (0, 0)
 
 
+# Belady's is with its topology on disk, too, and packing is in a file of its own.
+@pytest.mark.skipif(not is_long(), reason="part of the long form; others are in both")
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     "options",
     [
         # Many reads a batch, so a few superbatches of few batches will do.
-        {"strategy": "packed", "memory": 150 * 10**6, "most_batches": choose(8, 30)},
+        {"strategy": "packed", "memory": 150 * 10**6, "most_batches": 30},
         {"strategy": "belady", "memory": 100 * 10**6, "most_batches": 20},
         {"strategy": "packed", "memory": 250 * 10**6, "num_threads": 4, "most_batches": 30},
         {"strategy": "belady", "memory": 250 * 10**6, "most_batches": 30},
-    ][: choose(1, 4)],  # belady is with its topology on disk, too
+    ],
     ids=lambda options: f"{options['strategy']}-{options['memory'] // 10**6}MB",
 )
 def test_planned_caches(
@@ -362,16 +364,18 @@ def grown_within_budget(
 
 @pytest.mark.timeout(600)
 def test_converter(source: Path, limited: tuple[Path, Path], tmp_path: Path) -> None:
-    made = write_within(limited, CONVERT, source, tmp_path / "b.gnn", 100 * 10**6)
+    """To sort the edges in memory would take 125 MB."""
+    made = write_within(limited, CONVERT, source, tmp_path / "b.gnn", 40 * 10**6)
     assert StoreReader.open(made).schema.node.num_nodes
 
 
+@pytest.mark.skipif(not is_long(), reason="part of the long form; the test before is in both")
 @pytest.mark.timeout(600)
 def test_converting_four_times_the_budget(limited: tuple[Path, Path], tmp_path: Path) -> None:
     """Sorting edges in memory takes four times as much; on disk it is the same store."""
     source = tmp_path / "edges"
     source.mkdir()
-    num_nodes, num_edges = choose((300_000, 4_000_000), (700_000, 8_000_000))
+    num_nodes, num_edges = 700_000, 8_000_000
     rng = np.random.default_rng(0)
     np.save(source / "edge_index.npy", rng.integers(0, num_nodes, (2, num_edges)))
     np.save(source / "num_nodes.npy", np.array(num_nodes))
@@ -437,7 +441,7 @@ def test_an_archive_that_expands_beyond_the_budget(
 @pytest.mark.parametrize(
     ("lines", "memory", "renumber"),
     [(90, 40, True), (1_000_000, 100, True), (90, 100, False), (1_000_000, 40, False)][
-        : choose(2, 4)
+        : choose(1, 4)
     ],
     indirect=["lines"],
 )
