@@ -92,7 +92,7 @@ def test_a_signal_at_any_touch_of_the_disk(
     # rename: each of these, or a part of all.
     points = chain([80], range(choose(106, 81), 10_000))
     if overwrite != "by two renames":
-        points = chain(range(1, 10_000, choose(17, 4)))
+        points = chain(range(1, 10_000, choose(25, 4)))
     outcomes = set()
     aside = False
     before = after = None
@@ -137,7 +137,7 @@ def test_a_signal_at_any_time(tmp_path: Path, number: signal.Signals, forks: For
     seconds = time.monotonic() - began
     before = identity_if_whole(output, 12)
     num_stopped = 0
-    while num_stopped < choose(2, 6):
+    while num_stopped < choose(1, 6):
         with (
             (tmp_path / "stderr").open("w") as errors,
             forks.start(_ONCE, output, stderr=errors.fileno()) as process,

@@ -15,7 +15,7 @@ from gnnstore.remote.staging import stage
 from tests.support.effort import choose
 from tests.support.stores import assert_same_files, write_example_store
 
-NUM_KILLS = choose(8, 30)
+NUM_KILLS = choose(5, 30)
 
 _SERVER = """
 import os, signal, sys

@@ -26,7 +26,7 @@ from tests.support.forks import ForkServer
 from tests.support.packing import pack, pack_part
 from tests.support.stores import assert_same_files
 
-NUM_KILLS = choose(6, 30)
+NUM_KILLS = choose(4, 30)
 MAX_TOUCH = 100  # packing that nothing stops touches their directory about as often
 EPOCHS = 2
 
@@ -119,7 +119,7 @@ def test_parts_killed_and_two_at_once(tmp_path: Path, store: Path, forks: ForkSe
         return {"touch": touch, "seconds": 0, "options": options}
 
     with server(forks, store, output) as attempt:
-        while kills < choose(3, 30):
+        while kills < choose(2, 30):
             for number in draw.sample(range(num_parts), num_parts):
                 while not (output / f"part-{number:05d}-of-00003").exists():
                     second = attempt_at(number, killed=draw.random() < 0.5)

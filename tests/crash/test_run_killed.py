@@ -18,7 +18,7 @@ from gnnstore.disk.spool import RunDirectory, sweep_stale
 from gnnstore.formats.container.workdir import find_leftovers
 from tests.support.effort import choose
 
-NUM_KILLS = choose(4, 12)
+NUM_KILLS = choose(2, 12)
 
 # Makes and closes directories all the time, or writes to one for ever, batch by batch.
 SPILLING = """
