@@ -34,7 +34,7 @@ from gnnstore.errors import (
 from gnnstore.formats import StoreReader
 from gnnstore.formats.arrays.dtypes import from_bfloat16_bits, to_bfloat16_bits
 from gnnstore.testing.graphs import random_graph
-from tests.support.effort import choose
+from tests.support.effort import choose, is_long
 from tests.support.graphs import StoredGraph, read_store
 from tests.support.hostile import rewrite
 
@@ -139,7 +139,7 @@ def test_as_many_edges_as_asked_for(seed: Path, tmp_path: Path) -> None:
     original = read_store(seed)
     loops = int(np.sum(original.edge_index[0] == original.edge_index[1]))
     others = original.edge_index.shape[1] - loops
-    for edge_factor in choose((0.5, 6.3, 15.9), (0.5, 4.0, 6.3, 8.8, 15.9)):
+    for edge_factor in choose((0.5, 6.3), (0.5, 4.0, 6.3, 8.8, 15.9)):
         expanded = expand(seed, tmp_path, factor=4, edge_factor=edge_factor, features=False)
         factor = draw_factor(4, edge_factor, 0)
         assert factor.edge_factor == pytest.approx(edge_factor, rel=2e-4)
@@ -166,7 +166,7 @@ def test_each_block_has_its_probability(seed: Path, tmp_path: Path) -> None:
     assert np.all(np.abs(found - expected) <= 5 * np.sqrt(variance) + 1e-9)
 
 
-@pytest.mark.parametrize("edge_factor", [1.3, 4, 5.1, 8, 14.6])
+@pytest.mark.parametrize("edge_factor", [4, 5.1, *choose([], [1.3, 8, 14.6])])
 def test_degrees_are_those_of_the_seed_times_the_ratio(
     undirected_seed: Path, tmp_path: Path, edge_factor: float
 ) -> None:
@@ -258,14 +258,14 @@ def test_noise_is_a_share_of_each_columns_deviation(tmp_path: Path, dtype: str) 
     assert abs(np.corrcoef(noise[0, :, 0], noise[1, :, 0])[0, 1]) < 0.08  # copies differ
 
 
-@pytest.mark.parametrize("dtype", ["bool", "int64", "uint64"])
+@pytest.mark.parametrize("dtype", ["bool", "int64", *choose([], ["uint64"])])
 def test_what_is_no_measurement_gets_no_noise(tmp_path: Path, dtype: str) -> None:
     x = np.random.default_rng(0).integers(0, 2, (50, 4)).astype(dtype)
     expanded = expand(noisy_store(tmp_path, x), tmp_path, factor=2, feature_noise=1)
     assert np.array_equal(expanded.attributes["x"], np.concatenate([x, x]))
 
 
-@pytest.mark.parametrize("dtype", ["float16", "float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float16", *choose([], ["float32"]), "bfloat16"])
 def test_noise_makes_nothing_infinite(tmp_path: Path, dtype: str) -> None:
     """Finite values stay finite, and what was infinite or no number stays that."""
     bits = dtype == "bfloat16"
@@ -406,6 +406,7 @@ def files_of(store: Path) -> dict[Path, bytes]:
     return {p.relative_to(store): p.read_bytes() for p in store.rglob("*") if p.is_file()}
 
 
+@pytest.mark.skipif(not is_long(), reason="long form; the builder is one for all converters")
 def test_a_small_budget_gives_the_same_store(
     seed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

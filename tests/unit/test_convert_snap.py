@@ -306,7 +306,7 @@ def test_sizes_of_a_matrix_that_make_no_sense(
     assert [path.name for path in tmp_path.iterdir()] == ["g.mtx"]
 
 
-def named_edges(path: Path, separator: str, num_edges: int = 600) -> list[str]:
+def named_edges(path: Path, separator: str, num_edges: int = choose(250, 600)) -> list[str]:
     """Write edges between names; return the names in order of appearance."""
     rng = np.random.default_rng(0)
     ends = [[f"Ö{n} x" if separator == "\t" else f"Ö{n}x" for n in rng.integers(0, 700, num_edges)]
@@ -362,7 +362,7 @@ def test_names_are_numbered_in_order_of_appearance(
     assert not any("names" in file.name for file in tmp_path.rglob("*.names"))
 
 
-@pytest.mark.parametrize("separator", [",", "\t", " "])
+@pytest.mark.parametrize("separator", [",", *choose([], ["\t"]), " "])
 def test_names_with_more_columns_and_long_comments(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, separator: str
 ) -> None:
@@ -448,7 +448,7 @@ def test_a_number_of_nodes_that_no_disk_holds(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [path]
 
 
-@pytest.mark.parametrize("separators", [" \t", "  ", "\v ", "\f", "\t"])
+@pytest.mark.parametrize("separators", [" \t", *choose([], ["  ", "\f", "\t"]), "\v "])
 @pytest.mark.parametrize("more", ["", "x  y 1 9\n"])
 def test_any_white_space_separates_names(tmp_path: Path, separators: str, more: str) -> None:
     """Whatever the lines beside it are like, since they may be in another block."""

@@ -244,9 +244,9 @@ def test_a_value_that_is_not_allowed_is_named(
 
 
 def test_line_numbers_count_comments_and_earlier_blocks(tmp_path: Path) -> None:
-    text = "# one\n" + "1 2\n" * 1000 + "\n% note\n" + "3 4\n" * 1000 + "5 six\n"
+    text = "# one\n" + "1 2\n" * 300 + "\n% note\n" + "3 4\n" * 300 + "5 six\n"
     for block_bytes in (10, 1000, 2**20):
-        with pytest.raises(InputError, match=r"line 2004: column 2: 'six'"):
+        with pytest.raises(InputError, match=r"line 604: column 2: 'six'"):
             read(write(tmp_path / "t", text), SNAP, block_bytes)
 
 

@@ -150,7 +150,7 @@ def test_each_form(tmp_path: Path, data: HeteroData, form: str) -> None:
     assert not list(store.reader.meaningless())
 
 
-@pytest.mark.parametrize("form", choose(["npz", "csv"], ["npz", "parquet", "csv"]))
+@pytest.mark.parametrize("form", choose(["npz"], ["npz", "parquet", "csv"]))
 def test_edges_name_nodes_by_their_ids(tmp_path: Path, data: HeteroData, form: str) -> None:
     rng = np.random.default_rng(0)
     ids = {name: rng.permutation(10**6)[: data[name].num_nodes] for name in ("paper", "author")}
@@ -385,7 +385,7 @@ def write_matrix(path: Path, kind: str, shape: tuple[int, int], **arrays: Any) -
     np.savez(path, format=np.array(kind.encode()), shape=np.array(shape), **arrays)
 
 
-@pytest.mark.parametrize("kind", ["csr", "csc", "coo"])
+@pytest.mark.parametrize("kind", [*choose([], ["csr"]), "csc", "coo"])
 def test_matrices_of_scipy(tmp_path: Path, kind: str) -> None:
     """Rows are sources and columns targets, whose numbers the shape says; ids are not in it."""
     data = np.array([0.5, 2.0, 3.0])
@@ -423,8 +423,8 @@ RATES: Arrays = {
 }
 
 
-@pytest.mark.parametrize("on_disk", [False, True])
-@pytest.mark.parametrize("form", choose(["parquet", "csv"], ["parquet", "csv", "tsv.gz"]))
+@pytest.mark.parametrize("on_disk", [*choose([], [False]), True])
+@pytest.mark.parametrize("form", choose(["csv"], ["parquet", "csv", "tsv.gz"]))
 def test_names_of_nodes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str, on_disk: bool
 ) -> None:

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from gnnstore import _core
+from tests.support.effort import choose
 
 MIB = 2**20
 HUGE_PAGE = 2 * MIB
@@ -132,7 +133,7 @@ def test_threads_never_share_a_buffer() -> None:
     assert not wrong
 
 
-FORK = """
+FORK = f"""
 import os, threading
 from gnnstore import _core
 
@@ -145,7 +146,7 @@ thread = threading.Thread(target=churn)
 thread.start()
 held = _core.pool_empty(1 << 22)
 held[:] = 5
-for _ in range(30):
+for _ in range({choose(5, 30)}):
     child = os.fork()
     if child == 0:
         for _ in range(10):

@@ -120,7 +120,7 @@ def test_csc_of_sources_beyond_32_bits() -> None:
 CROWDS = [(2**20, 1), (2**20, 3), (2**27 + 8, 3)]
 
 
-@pytest.mark.parametrize(("num_nodes", "num_threads"), choose(CROWDS[:2], CROWDS))
+@pytest.mark.parametrize(("num_nodes", "num_threads"), choose(CROWDS[1:2], CROWDS))
 def test_csc_of_targets_that_crowd_together(num_nodes: int, num_threads: int) -> None:
     """More edges than are sorted at once, of targets that no bin of 2^14 tells apart.
 
@@ -176,7 +176,7 @@ def test_buckets_of_edges_in_order(sorted_by: str) -> None:
 def test_buckets_of_columns_whose_sources_lie_close_together() -> None:
     """Their upper digits are the same, so that all of the order is found in columns."""
     rng = np.random.default_rng(6)
-    dst = rng.integers(0, 2000, 200_000, np.int32)
+    dst = rng.integers(0, 2000, choose(100_000, 200_000), np.int32)
     src = (1000 * dst + rng.integers(0, 1000, len(dst))).astype(np.int32)
     check_buckets(src, dst, 2**24, 2)
 
@@ -206,7 +206,7 @@ def check_buckets(
     assert np.array_equal(pointers, np.searchsorted(dst[order], np.arange(num_nodes + 1)))
 
 
-@pytest.mark.parametrize("sorted_by", ["source", "target", "both"])
+@pytest.mark.parametrize("sorted_by", ["source", *choose([], ["both"]), "target"])
 def test_csc_of_edges_in_order(sorted_by: str) -> None:
     rng = np.random.default_rng(5)
     src, dst = rng.integers(0, 50_000, (2, 300_000), np.int32)

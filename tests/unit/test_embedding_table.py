@@ -36,6 +36,7 @@ from gnnstore.formats.tables import canonical
 from gnnstore.partitions.policy import Slots
 from gnnstore.testing.graphs import write_store
 from gnnstore.tools import cli
+from tests.support.effort import choose
 from tests.support.stores import write_example_store
 from tests.support.twins.kernels import initial_rows
 
@@ -745,7 +746,7 @@ def test_a_table_larger_than_its_budget_is_not_created(store: Path, tmp_path: Pa
     table.close()
 
 
-@pytest.mark.parametrize("partitions", [None, "five"])
+@pytest.mark.parametrize("partitions", [*choose([], [None]), "five"])
 def test_rows_are_exported_as_an_attribute(
     table_of: Open, store: Path, tmp_path: Path, partitions: str | None
 ) -> None:

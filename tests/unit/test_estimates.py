@@ -175,7 +175,7 @@ def texts(place: Path) -> dict[str, Any]:
 
 
 # In `make long` all.
-FORMS = "undirected", "names", "features", "triples", "gzipped"
+FORMS = "undirected", "names", "triples", "gzipped"
 
 
 def test_stores_of_text_are_about_as_large_as_was_said(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import importlib
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
@@ -100,17 +100,26 @@ def module_name(path: Path) -> str:
     return ".".join(parts).removesuffix(".__init__")
 
 
-@cache
 def imported_names(path: Path, top_level: bool = False) -> frozenset[str]:
-    """Return every module that a file imports, `from a import b` giving "a.b".
+    """Return every module that a file imports, `from a import b` giving "a.b"."""
+    return _imported_names(path)[top_level]
+
+
+@cache
+def _imported_names(path: Path) -> tuple[frozenset[str], frozenset[str]]:
+    """Return what a file imports anywhere, and what at its top level.
 
     These are kept, and not the trees: half a million objects, through which each collection of
     garbage in the tests after these would look for 0.3 s.
     """
     package = ("gnnstore", *path.relative_to(PACKAGE).parts[:-1])
     tree = ast.parse(path.read_text(), str(path))
+    return _names(_statements(tree.body), package), _names(tree.body, package)
+
+
+def _names(statements: Iterable[ast.stmt], package: tuple[str, ...]) -> frozenset[str]:
     found: set[str] = set()
-    for node in tree.body if top_level else _statements(tree.body):
+    for node in statements:
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):

@@ -30,7 +30,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def loader(path: Path) -> NeighborLoader:
-    return NeighborLoader(path, [5, 5], batch_size=10, num_threads=3, seed=0)
+    return NeighborLoader(path, [5, 5], batch_size=20, num_threads=3, seed=0)
 
 
 class IterableOf:
@@ -48,7 +48,7 @@ def test_break(loader: NeighborLoader) -> None:
         assert threads_of_loaders()
         break
     assert threads_of_loaders() == []
-    assert sum(1 for _ in loader) == 200
+    assert sum(1 for _ in loader) == 100
 
 
 def test_an_error_in_the_loops_body(loader: NeighborLoader) -> None:

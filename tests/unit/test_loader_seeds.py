@@ -261,7 +261,7 @@ def test_a_shuffle_is_uniform() -> None:
     assert chi_square < 43.8, "one in a thousand by chance"
 
 
-@pytest.mark.parametrize("n", [1, 2, 3, 63, 64, 65, 4097, 70_000])
+@pytest.mark.parametrize("n", [1, 2, 64, 65, 4097, *choose([], [3, 63, 70_000])])
 def test_a_bijection_is_a_permutation(n: int) -> None:
     order = KeyedBijection(n, shuffle_draws(1, 2))
     positions = order[:].tolist()

@@ -408,6 +408,7 @@ print("right")
 """
 
 
+@pytest.mark.parametrize("engine", ["pread", "io_uring", *choose([], ["mmap"])], indirect=True)
 def test_fork(tmp_path: Path, engine: str) -> None:
     path = tmp_path / "rows"
     rng = np.random.default_rng(0)

@@ -25,7 +25,7 @@ from gnnstore.converters.writer.graph_writer import GraphWriter
 from gnnstore.errors import BudgetError, InputError, StoreExistsError, UsageError
 from gnnstore.pipeline.check import verify
 from gnnstore.testing.graphs import random_graph, write_store
-from tests.support.effort import choose
+from tests.support.effort import choose, is_long
 from tests.support.graphs import pair_weights, read_store
 from tests.support.stores import assert_same_files
 
@@ -135,6 +135,8 @@ def test_communities_lie_together(tmp_path: Path) -> None:
     assert borders < len(drawn) / 8  # 7/8 of all places, were they mixed
     # Of most neighbours in the order, one has the higher degree and lies in front.
     assert (np.diff(degrees) > 0).sum() < 20
+    if not is_long():
+        return
     again = reorder(before, tmp_path / "c.gnn", "community")
     assert_same_files(after, again)
     other = reorder(before, tmp_path / "d.gnn", "community", seed=1)
@@ -214,6 +216,7 @@ def test_bfloat16_and_axes_stay(tmp_path: Path) -> None:
     assert new.name == "a graph"
 
 
+@pytest.mark.skipif(not is_long(), reason="long form; each order is asked for alone")
 def test_reordering_twice_leads_back_to_the_original_data(tmp_path: Path) -> None:
     first = graph(tmp_path / "a.gnn", original=False)
     scores = np.random.default_rng(3).integers(0, 200, 300).astype(np.uint8)
@@ -234,6 +237,7 @@ def test_rows_in_files_are_those_in_memory(tmp_path: Path, monkeypatch: pytest.M
     )
 
 
+@pytest.mark.skipif(not is_long(), reason="long form; tests/conformance compares batches")
 def test_batches_of_whole_neighbourhoods_are_the_same_sets(tmp_path: Path) -> None:
     before = graph(tmp_path / "a.gnn")
     after = reorder(before, tmp_path / "b.gnn")
@@ -277,6 +281,7 @@ def test_ids_of(tmp_path: Path) -> None:
             mapped.ids_of(wrong)
 
 
+@pytest.mark.skipif(not is_long(), reason="long form; tests/crash kills and resumes it")
 def test_it_goes_on_where_it_was_interrupted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
