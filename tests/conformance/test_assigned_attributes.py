@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -174,7 +175,7 @@ def test_times_that_no_batch_shows(path: Path, data: Data) -> None:
     options = OPTIONS | {"time_attr": "time", "batch_size": 1}
     whole = gnnstore.NeighborLoader(path, [4, 3], "train", **options)
     some = gnnstore.NeighborLoader(path, [4, 3], "train", attributes=["y"], **options)
-    for batch, other in zip(whole, some, strict=True):
+    for batch, other in islice(zip(whole, some, strict=True), choose(20, None)):
         assert torch.equal(batch.n_id, other.n_id)
         assert "time" not in other
 

@@ -20,6 +20,7 @@ from gnnstore.errors import NotFoundError, UsageError
 from gnnstore.nn import AdjT
 from tests.support.batches import assert_goes_on, assert_same_batches, batches_of
 from tests.support.csr import assert_those_of, looped_graph
+from tests.support.effort import choose
 from tests.support.packing import pack
 from tests.support.references import OPTIONS
 
@@ -89,6 +90,7 @@ def test_packed_epochs_without_the_store(path: Path) -> None:
 
 def test_links(path: Path) -> None:
     options = OPTIONS | {"neg_sampling": "binary", "strategy": "memory"}
+    options |= choose({"batch_size": 500}, {})
     coo = LinkNeighborLoader(path, [4, 4], **options)
     csr = LinkNeighborLoader(path, [4, 4], edge_format="csr", adj_value="edge_attr", **options)
     assert_those_of(csr, coo, "edge_attr")

@@ -16,6 +16,7 @@ from gnnstore.pipeline.lookahead.superbatch import Superbatch
 from gnnstore.strategies import placement
 from gnnstore.testing.graphs import random_graph
 from tests.support.batches import Batches, assert_goes_on, assert_same_batches, batches_of
+from tests.support.effort import choose, is_long
 from tests.support.hetero import hetero_store, make_hetero
 from tests.support.packing import pack
 from tests.support.references import OPTIONS, loader_of_packed
@@ -102,8 +103,10 @@ def test_without_ids_there_are_attributes(
     assert {frozenset(each) for each in passes} == {frozenset({"edge_time"})}
 
 
-@pytest.mark.parametrize("strategy", PLANNED)
-@pytest.mark.parametrize("subgraph_type", ["directional", "bidirectional"])
+@pytest.mark.parametrize("strategy", choose(["packed"], PLANNED))
+@pytest.mark.parametrize(
+    "subgraph_type", choose(["bidirectional"], ["directional", "bidirectional"])
+)
 @pytest.mark.filterwarnings("ignore:subgraph_type='bidirectional'")
 def test_edges_of_each_type(
     typed: Path, strategy: str, subgraph_type: str, passes: list[set[str]]
@@ -157,4 +160,5 @@ def test_packed_epochs_and_resuming(path: Path, passes: list[set[str]]) -> None:
     wanted = batches_of(nodes_loader(store, strategy="memory"))
     by_store = loader_of_packed(store, "edges", num_neighbors=[4, 3])
     assert_same_batches(batches_of(by_store), wanted)
-    assert_goes_on(lambda: nodes_loader(gnnstore.open(path), strategy="packed"))
+    if is_long():
+        assert_goes_on(lambda: nodes_loader(gnnstore.open(path), strategy="packed"))

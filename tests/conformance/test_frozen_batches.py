@@ -21,7 +21,7 @@ from gnnstore.converters import from_pyg
 from gnnstore.strategies.base import Strategy
 from gnnstore.strategies.registry import PACKED, auto, find_strategy
 from tests.support.batches import digests
-from tests.support.effort import choose
+from tests.support.effort import choose, is_long
 from tests.support.loaders import override_sizes
 from tests.support.packing import pack
 
@@ -240,6 +240,7 @@ def _ways() -> list[Way]:
 WAYS = _ways()
 
 
+@pytest.mark.skipif(not is_long(), reason="part of the long form, whose ways they are")
 def test_ways_cover_every_pair_of_settings() -> None:
     every = {
         pair
@@ -319,8 +320,8 @@ def frozen() -> dict[str, Any]:
     return found
 
 
-# Every fifth one has each sampling and each strategy, twice.
-@pytest.mark.parametrize("way", choose(WAYS[::5], WAYS), ids=str)
+# Every eighth one has each sampling and each strategy.
+@pytest.mark.parametrize("way", choose(WAYS[::8], WAYS), ids=str)
 def test_batches_are_as_recorded(stores: Stores, frozen: dict[str, Any], way: Way) -> None:
     store, recorded = stores.store(way.sampling.graph), frozen[str(way.sampling)]
     options = dict(STRATEGIES[way.strategy])

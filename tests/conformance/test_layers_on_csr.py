@@ -242,6 +242,8 @@ def _parsed_once() -> Iterator[None]:
     """PyG parses its template of a layer's code anew for each class, most of the time here."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(jinja2.Environment, "compile", cache(jinja2.Environment.compile))
+        # The first one that is made decides for its class whether all multiply with a matrix.
+        pyg.SAGEConv(W, W)
         yield
 
 
@@ -264,8 +266,8 @@ def are_close(ours: list[Tensor], theirs: list[Tensor]) -> bool:
 
 
 def some(layers: Layers) -> list[str]:
-    """Return the names of layers; in `make test` every other one."""
-    return [*layers][:: choose(2, 1)]
+    """Return the names of layers; in `make test` every fourth one."""
+    return [*layers][:: choose(4, 1)]
 
 
 @pytest.mark.parametrize("name", some(EQUAL))

@@ -101,11 +101,12 @@ def test_ranks_in_the_middle_of_an_epoch_go_by_all_rows(
     for name, options in {"whole": {"partitions": None}, "parts": {}}.items():
         table = table_of(store, tmp_path / name, **options)
         optimizer = RowwiseAdagrad(table, lr=0.3)
-        for batch in loader_of(store, table):
+        for number, batch in enumerate(loader_of(store, table)):
             step(table, optimizer, batch)
-            at.setdefault(name, []).append(ranks(table))
+            if number % choose(2, 1) == 0:
+                at.setdefault(name, []).append(ranks(table))
         table.close()
-    assert len(at["whole"]) > 6, "some states of some batches"
+    assert len(at["whole"]) > choose(3, 6), "some states of some batches"
     assert all(a.equal(b) for a, b in zip(at["whole"], at["parts"], strict=True))
     assert not at["whole"][0].equal(at["whole"][-1])
     assert ranks(torch.zeros(150, 3)).eq(1 + 149 / 2).all(), "a model that knows nothing"
@@ -374,7 +375,7 @@ def test_a_commit_after_the_last_batch_and_a_state_after_the_loop(
     table.close()
 
 
-@pytest.mark.parametrize("evaluates_between", [False, True])
+@pytest.mark.parametrize("evaluates_between", choose([True], [False, True]))
 def test_the_position_is_that_of_training(
     store: gnnstore.GraphStore, tmp_path: Path, evaluates_between: bool
 ) -> None:
@@ -444,7 +445,9 @@ def test_all_rows_are_in_memory_until_the_state_changes(
     table.close()
 
 
-@pytest.mark.parametrize(("num_nodes", "num_partitions"), [(3072, 2), (7168, 4), (1000, 3)])
+@pytest.mark.parametrize(
+    ("num_nodes", "num_partitions"), [*choose((), ((3072, 2), (7168, 4))), (1000, 3)]
+)
 def test_slots_take_the_memory_that_is_reserved_for_them(
     tmp_path: Path, num_nodes: int, num_partitions: int
 ) -> None:
