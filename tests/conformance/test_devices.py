@@ -82,7 +82,7 @@ def test_faults_are_found(
         pytest.skip("on a GPU a fault shows when luck has it")
     names = ["no threads, coo", "three threads, csr", "rows that stay, coo", PACKED]
     if "kept" in fault or fault == "none":
-        kept = ["kept rows, coo", "kept rows, planned, coo", "windows of batches"]
+        kept = ["kept rows, coo", "kept rows, planned, csr", "windows of batches"]
         names = [*kept, "no threads, coo", PACKED] if fault == "none" else kept
     for name, failure in failures(forks, directory, device, names, fault).items():
         found = re.search(words, failure) if fault != "none" else not failure

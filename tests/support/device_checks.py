@@ -292,9 +292,9 @@ def loader_of(here: Here, **options: Any) -> Any:
 
 
 def _register_ways_of_path() -> None:
-    for name, options in OF_PATH.items():
+    for number, (name, options) in enumerate(OF_PATH.items(), 1):
         formats = ("coo", None), ("csr", "edge_weight")
-        for edge_format, value in formats[: choose(1, 2)] if "kept" in name else formats:
+        for edge_format, value in choose(formats[number % 2 :][:1], formats):
             given = {**options, "edge_format": edge_format, "adj_value": value}
 
             def equal(here: Here, given: Nested = given) -> None:
@@ -331,7 +331,7 @@ def _typed(here: Here) -> None:
         def loader(case: str = case, way: str = way, **options: Any) -> Any:
             if "device" in options:
                 options["device_cache"] = "6kB"
-            return make(here.stores, case, strategy=way, **options)
+            return make(here.stores, case, strategy=way, batch_size=choose(14, 6), **options)
 
         assert_equal(here, loader, None, 2)
 
