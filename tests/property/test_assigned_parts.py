@@ -23,6 +23,7 @@ from gnnstore.pipeline.ranks import RankShard
 from gnnstore.progress import NullProgress
 from gnnstore.seeds.nodes import resolve_input_nodes
 from gnnstore.testing.graphs import GraphArrays, random_graph
+from tests.support.effort import examples
 from tests.support.hetero import hetero_store
 
 Around = dict[int, set[int]]
@@ -59,7 +60,7 @@ def parts_of(seeds: list[int], parts: npt.NDArray[Any], num_parts: int) -> list[
     return found
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(data=st.data(), num_nodes=st.integers(1, 40))
 def test_every_seed_is_in_one_part_of_equal_size(data: st.DataObject, num_nodes: int) -> None:
     """P1: any order, number of parts and neighbourhoods; isolated seeds and loops among them."""
@@ -147,7 +148,7 @@ def test_a_seed_that_is_listed_twice_is_refused(path: Path) -> None:
         work_on(path, [9, 7, 3, 7], 2, 1)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(data=st.data())
 def test_an_epoch_has_each_batch_once(data: st.DataObject) -> None:
     """P4: over all ranks, but for repeats at the end; resumed on another number of ranks."""

@@ -85,7 +85,7 @@ def graphs(draw: st.DrawFn) -> tuple[int, Edges]:
     self_loops=st.sampled_from(["keep", "drop", "add"]),
     fractions=st.sampled_from([(0.8, 0.1, 0.1), (0.5, 0.5, 0.0), (0.3, 0.3, 0.2)]),
 )
-@settings(max_examples=choose(4, 25), deadline=None)
+@settings(max_examples=choose(3, 25), deadline=None)
 def test_a_split_is_a_partition_by_pairs(  # noqa: PLR0917 - hypothesis' arguments
     tmp_path_factory: pytest.TempPathFactory,
     graph: tuple[int, Edges],
@@ -143,7 +143,7 @@ def test_a_split_is_a_partition_by_pairs(  # noqa: PLR0917 - hypothesis' argumen
 
 
 @given(graph=graphs(), undirected=st.booleans(), order=st.randoms())
-@settings(max_examples=choose(2, 15), deadline=None)
+@settings(max_examples=choose(1, 15), deadline=None)
 def test_neither_memory_nor_order_matters(
     tmp_path_factory: pytest.TempPathFactory,
     graph: tuple[int, Edges],
@@ -241,7 +241,7 @@ def test_a_split_without_edges_is_an_error(tmp_path: Path, edges: Edges) -> None
 
 
 @given(graph=graphs(), undirected=st.booleans(), seed=st.integers(0, 2**64 - 1))
-@settings(max_examples=choose(2, 15), deadline=None)
+@settings(max_examples=choose(1, 15), deadline=None)
 def test_strict_negatives_are_no_edges(
     tmp_path_factory: pytest.TempPathFactory,
     graph: tuple[int, Edges],

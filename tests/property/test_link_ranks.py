@@ -92,7 +92,7 @@ class Counted:
         return rows
 
 
-@settings(max_examples=choose(8, 150), deadline=None)
+@settings(max_examples=choose(4, 150), deadline=None)
 @given(
     seed=st.integers(0, 2**32),
     num_nodes=st.integers(1, 40),
@@ -181,7 +181,7 @@ def test_a_table_may_lie_anywhere(store: gnnstore.GraphStore, tmp_path: Path) ->
 
 def test_a_budget_decides_how_often_the_table_is_read(store: gnnstore.GraphStore) -> None:
     wide = np.ones((50, 1 << 13), np.float32)
-    edges = np.tile(store.edge_splits["valid"].edge_index, choose(4, 10))
+    edges = np.tile(store.edge_splits["valid"].edge_index, choose(2, 10))
     ranked, num_reads = {}, {}
     for memory in ("8MB", "1MB", "400kB"):
         counted = Counted(wide)

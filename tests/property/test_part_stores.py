@@ -232,7 +232,7 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 @settings(
-    max_examples=choose(2, 6),
+    max_examples=choose(1, 6),
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )

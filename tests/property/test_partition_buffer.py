@@ -50,7 +50,7 @@ class SlowDisk:
                 self._busy.discard(partition)
 
 
-@settings(max_examples=choose(12, 200), deadline=None)
+@settings(max_examples=choose(6, 200), deadline=None)
 @given(st.integers(1, 4), st.integers(0, 3), st.integers(0, 2**32 - 1), st.booleans())
 def test_rows_are_those_of_a_table_in_memory(
     capacity: int, num_spare: int, seed: int, failing: bool

@@ -64,7 +64,7 @@ def pieces_of_a_few_columns(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ordered, "_PIECE_COLUMNS", 5)
 
 
-@settings(max_examples=choose(4, 100), deadline=None)
+@settings(max_examples=choose(2, 100), deadline=None)
 @given(data=st.data(), options=RULES)
 def test_a_table(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject, options: ConvertOptions
@@ -89,7 +89,7 @@ def test_a_table(
     assert_same_files(from_tables(path / "edges", path / "b.gnn", **how, sorted=True), wanted)
 
 
-@settings(max_examples=choose(2, 40), deadline=None)
+@settings(max_examples=choose(1, 40), deadline=None)
 @given(data=st.data())
 def test_types(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
     path = tmp_path_factory.mktemp("sorted")

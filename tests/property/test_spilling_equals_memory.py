@@ -147,7 +147,7 @@ class Widths:
         return next(self._widths)
 
 
-@settings(max_examples=choose(25, 400), deadline=None)
+@settings(max_examples=choose(12, 400), deadline=None)
 @given(data=st.data())
 def test_every_rule_and_any_runs(data: st.DataObject) -> None:
     num_nodes = data.draw(st.integers(1, 12))

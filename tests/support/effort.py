@@ -16,8 +16,8 @@ T = TypeVar("T")
 U = TypeVar("U")
 
 ENVIRONMENT_VARIABLE = "GNNSTORE_LONG_TESTS"
-_SHORT_SHARE = 8
-_LEAST_EXAMPLES = 10
+_SHORT_SHARE = 16
+_LEAST_EXAMPLES = 5
 
 
 def is_long() -> bool:
@@ -31,7 +31,7 @@ def choose(short: T, long: T) -> T:
 
 
 def examples(long: int) -> int:
-    """Return the number of examples of a property: all of them, or an eighth and at least 10."""
+    """Return the number of examples of a property: all of them, or a sixteenth and at least 5."""
     return choose(min(max(_LEAST_EXAMPLES, long // _SHORT_SHARE), long), long)
 
 
