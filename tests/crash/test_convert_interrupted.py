@@ -88,9 +88,9 @@ def test_a_signal_at_any_touch_of_the_disk(
 ) -> None:
     (tmp_path / "out").mkdir()
     output = tmp_path / "out" / "r.gnn"
-    # Of some 120 touches, the first of which remove what the attempt before left, the last dozen
+    # Of some 140 touches, the first of which remove what the attempt before left, the last dozen
     # rename: each of these, or a part of all.
-    points = chain([80], range(choose(106, 81), 10_000))
+    points = chain([80], range(choose(130, 81), 10_000))
     if overwrite != "by two renames":
         points = chain(range(1, 10_000, choose(25, 4)))
     outcomes = set()
