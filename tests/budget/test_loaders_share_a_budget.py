@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from tests.support.limits import run_limited
 
 ALLOWANCE_BYTES = 60 * 10**6  # less than a second cache takes
 
+PLAN: dict[str, Any] = {"batches": choose(2, 4), "epochs": choose(1, 2)}
 PAIR = """
 import itertools
 import numpy as np
@@ -35,7 +37,7 @@ def make(split, fanouts, **options):
     )
 def run(loader, then=lambda: None):
     crc = 0  # of a gigabyte: cryptography would take more time than the loaders
-    for i, batch in enumerate(itertools.islice(loader, None if within else 4)):
+    for i, batch in enumerate(itertools.islice(loader, None if within else words["batches"])):
         for values in batch.n_id, batch.edge_index, batch.x:
             crc = _core.crc32c(values.numpy().reshape(-1).view(np.uint8), crc)
         if i == 1:
@@ -46,7 +48,7 @@ train = make("train", [10, 10], **words["train"])
 if words.get("late"):
     run(train)
 valid = make("valid", [5, 5] if within else [15, 15], **words["valid"])
-for epoch in range(2):
+for epoch in range(words["epochs"]):
     if within:
         run(train, lambda: run(valid))
         run(train)
@@ -81,7 +83,7 @@ def mapped(forks: ForkServer, store: Path) -> Callable[..., list[int]]:
     @cache
     def digests(**order: bool) -> list[int]:
         words = {"strategy": "mmap"}
-        words_of_both = json.dumps({"train": words, "valid": words, **order})
+        words_of_both = json.dumps(PLAN | {"train": words, "valid": words, **order})
         found: list[int] = run_limited(forks, PAIR, store, words_of_both)["digests"]
         return found
 
@@ -111,7 +113,7 @@ def test_one_budget(
     """Each cache alone is half the budget and more, so two of them would be seen."""
     train, valid = kinds
     memory = 170 * 10**6
-    words = {
+    words = PLAN | {
         "train": {"strategy": train, "memory": memory},
         "valid": {"strategy": valid, "memory": memory},
         "late": late,
@@ -137,7 +139,7 @@ def test_validation_within_epochs(
     """It has no slots, for those of training stay; its batches, which are small, come on top."""
     memory = 170 * 10**6
     options = {"strategy": strategy, "memory": memory, "prefetch_batches": 1}
-    words = {"train": options, "valid": options, "within": True}
+    words = PLAN | {"train": options, "valid": options, "within": True}
     most = memory + ALLOWANCE_BYTES
     found = run_limited(forks, PAIR, store, json.dumps(words), limited=limited, most=most)
     assert found["strategies"] == [strategy] * 2

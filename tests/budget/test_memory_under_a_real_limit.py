@@ -231,7 +231,7 @@ def read(
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
-        ({"strategy": "mmap", "memory": 150 * 10**6, "most_batches": choose(5, 20)}, {"mmap"}),
+        ({"strategy": "mmap", "memory": 100 * 10**6, "most_batches": choose(3, 20)}, {"mmap"}),
         # Which of the two it takes depends on how fast the machine samples and plans.
         (
             {"strategy": "auto", "memory": 80 * 10**6, "most_batches": 12},
@@ -325,7 +325,7 @@ def test_planned_caches(
 @pytest.mark.parametrize(
     "options",
     [
-        {"strategy": "belady", "memory": 80 * 10**6, "most_batches": choose(14, 25)},
+        {"strategy": "belady", "memory": 80 * 10**6, "most_batches": choose(7, 25)},
         {"strategy": "packed", "memory": 120 * 10**6, "most_batches": 40},
         {"strategy": "static", "memory": 80 * 10**6, "most_batches": 25},
     ][: choose(1, 3)],
@@ -345,7 +345,7 @@ def test_topology_on_disk(
 def test_pinned_rows(forks: ForkServer, linked_store: Path, limited: tuple[Path, Path]) -> None:
     """Pinned rows, their index, and filling the cache with them; plans in memory."""
     options = {"strategy": "belady", "memory": 130 * 10**6, "disk": "0B"}
-    options |= {"most_batches": choose(28, 40)}
+    options |= {"most_batches": choose(16, 40)}
     found = grown_within_budget(forks, linked_store, limited, options)
     assert "of them pinned" in found["reason"]
     assert found["hit_rate"] > 0.5
@@ -357,7 +357,7 @@ def grown_within_budget(
     """Run a loader under a limit, check how far it has grown, and return what it says."""
     found = read(forks, store, limited, options)
     assert found["strategy"] == options["strategy"]
-    assert found["bytes_gathered"] > 2 * options["memory"]
+    assert found["bytes_gathered"] > choose(1, 2) * options["memory"]
     assert found["grown"] <= options["memory"] + ALLOWANCE_BYTES
     return found
 
@@ -403,8 +403,10 @@ def test_reordering_five_times_the_budget(
 ) -> None:
     """Edges and rows are put in order on disk; the result is that with all memory there is."""
     made = write_within(limited, REORDER, copied_store, tmp_path / "small.gnn", 24 * 10**6)
-    whole = reorder(copied_store, tmp_path / "whole.gnn", "community")
-    assert StoreReader.open(made).uuid == StoreReader.open(whole).uuid
+    assert StoreReader.open(made).schema.edge.num_edges == NUM_COPIED_EDGES
+    if is_long():  # to look for communities takes seconds
+        whole = reorder(copied_store, tmp_path / "whole.gnn", "community")
+        assert StoreReader.open(made).uuid == StoreReader.open(whole).uuid
 
 
 @pytest.mark.timeout(600)
