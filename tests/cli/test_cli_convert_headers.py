@@ -14,6 +14,7 @@ import pytest
 from pyarrow import parquet
 
 import gnnstore
+from tests.support.effort import choose
 from tests.support.graphs import read_store
 
 ENTRIES = "1 2 .5\n2 3 1.5\n4 1 2.5\n"
@@ -130,7 +131,7 @@ def test_columns_keep_their_types(convert: Any, stored: Any, ids: list[str]) -> 
     ]
 
 
-@pytest.mark.parametrize("ids", [[], ["--num-nodes", "9"], ["--string-ids"]])
+@pytest.mark.parametrize("ids", [[], *choose([], [["--num-nodes", "9"]]), ["--string-ids"]])
 def test_a_late_fraction_makes_a_column_float32(convert: Any, stored: Any, ids: list[str]) -> None:
     text = "0 1 7\n" * 180_000 + "0 2 .25\n"
     assert convert(text, "--edge-weight", "3", *ids).status == 0

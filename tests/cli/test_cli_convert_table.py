@@ -24,7 +24,7 @@ from gnnstore.converters.edges import numbering
 from gnnstore.errors import BudgetError, GnnstoreError, InputError, NotFoundError, UsageError
 from gnnstore.pipeline.check import verify
 from gnnstore.progress import NullProgress, Phase
-from tests.support.effort import choose
+from tests.support.effort import choose, is_long
 from tests.support.graphs import read_store
 from tests.support.hetero import make_hetero
 
@@ -419,7 +419,7 @@ def test_nodes_that_do_not_go_with_edges(
         from_tables(edges_table(), tmp_path / "o.gnn", **options)
 
 
-@pytest.mark.parametrize("kind", WRITERS)
+@pytest.mark.parametrize("kind", choose(["parquet", "arrow"], list(WRITERS)))
 def test_damaged_files(tmp_path: Path, kind: str) -> None:
     WRITERS[kind](edges_table(), tmp_path / "e")
     data = (tmp_path / "e").read_bytes()
@@ -569,7 +569,8 @@ def test_sparse_matrices_of_scipy(run: Any, tmp_path: Path) -> None:
     csc = {"indptr": np.array([0, 1, 2, 3]), "indices": np.array([2, 0, 0])}
     coo = {"row": np.array([0, 0, 2]), "col": np.array([1, 2, 0])}
     for kind, arrays in (("csr", csr), ("csc", csc), ("coo", coo)):
-        for name in (np.array(kind.encode("ascii")), np.array(kind)):
+        names = np.array(kind), np.array(kind.encode("ascii"))
+        for name in names[: 2 if is_long() or kind == "csr" else 1]:
             members: dict[str, Any] = {**arrays, **shape, "format": name, "_is_array": np.True_}
             np.savez(tmp_path / "a.npz", **members)
             done = run("convert", "numpy", tmp_path / "a.npz", tmp_path / "o.gnn", "--overwrite")

@@ -78,12 +78,13 @@ def test_rows_of_packed_epochs_equal_their_batches(
     ]
     assert rows["missed"] == rows["packed"] == missed
     assert 0 < sum(missed) < sum(rows["needed"])
-    ages = np.zeros(per_epoch, np.int64)
+    ages, last = np.zeros(per_epoch, np.int64), dict[int, int]()
     for number, ids in enumerate(batches):
         place = number % per_epoch
-        for node in ids:
-            earlier = [k for k in range(place) if node in batches[number - place + k]]
-            ages[place - earlier[-1] if earlier else 0] += 1
+        last = {} if place == 0 else last
+        for node in ids.tolist():
+            ages[place - last.get(node, place)] += 1
+            last[node] = place
     assert rows["ages"] == ages.tolist()
 
     by_batch, reuse = figures[0].axes

@@ -24,7 +24,7 @@ def store(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
         source = request.getfixturevalue("facebook_npz")
         return from_numpy(source, path, options=ConvertOptions(undirected=True))
     options: dict[str, Any] = {"probabilities": FLAT} if request.param == "flat" else {}
-    return from_rmat(path, scale=16, feature_dim=256, **options)
+    return from_rmat(path, scale=choose(15, 16), feature_dim=256, **options)
 
 
 @pytest.mark.parametrize(

@@ -141,6 +141,7 @@ def test_it_names_int8_where_floats_are_read_from_disk(run: Any, tmp_path: Path)
     wide = random_graph(4000, 8000, feature_dim=256).write(tmp_path / "wide.gnn")
     narrow = quantize(wide, tmp_path / "int8.gnn", allow_error=True)
     words = ("--num-neighbors", "3,2", "--batch-size", "5", "--batches", "1", "--memory", "2MB")
+    words += ("--strategies", "mmap")
     for path, is_named in ((wide, True), (narrow, False)):
         remarks = " ".join(run("predict", path, *words, "--json").document["remarks"])
         assert ("gnnstore quantize" in remarks) == is_named
@@ -386,9 +387,9 @@ def test_pictures_that_cannot_be_written(run: Any, store: Path, tmp_path: Path) 
     assert done.status == 3
     assert "create it first" in done.stderr
     # One that fails at the end must not take the table with it.
-    (tmp_path / "full.png").symlink_to("/dev/full")
+    (tmp_path / "full.svg").symlink_to("/dev/full")
     few = ("--cache-bytes", "10%", "--strategies", "belady")
-    done = run("predict", store, *QUICK, *few, "--plot", tmp_path / "full.png")
+    done = run("predict", store, *QUICK, *few, "--plot", tmp_path / "full.svg")
     assert done.status == 5
     assert "belady" in done.stdout
     assert "write the picture" in done.stdout
