@@ -32,7 +32,7 @@ from gnnstore.plugins import CONVERTERS, POLICIES, SEED_KINDS, STRATEGIES
 from gnnstore.strategies.registry import auto
 from gnnstore.tools import cli
 from tests.support.disks import keep_usual_profile
-from tests.support.effort import choose
+from tests.support.effort import choose, is_long
 from tests.support.forks import RUN_SCRIPT, ForkServer
 
 pytest.importorskip("torch_geometric")
@@ -55,6 +55,9 @@ _MAKES_A_STORE = re.compile(
 )
 MAX_WIDTH, MAX_LINES = 76, 6
 TREES = {"docs/architecture.md", "docs/format.md"}  # their drawings are wider
+
+# What the manual runs is run by tests/cli, too, and its options and fields are looked at below.
+LONG_FORM = {"cli.md"}
 
 # Page -> how each block that is not run begins; its reason stands on the page.
 NOT_RUN = {
@@ -189,7 +192,11 @@ def runs(block: Block) -> bool:
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     "page",
-    [page for page in PAGES if any(map(runs, blocks_of(page)))],
+    [
+        page
+        for page in PAGES
+        if any(map(runs, blocks_of(page))) and (is_long() or page.name not in LONG_FORM)
+    ],
     ids=lambda page: page.relative_to(ROOT).as_posix(),
 )
 @pytest.mark.usefixtures("timed_in_forks", "registries")
