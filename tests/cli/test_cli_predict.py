@@ -141,9 +141,10 @@ def test_it_names_int8_where_floats_are_read_from_disk(run: Any, tmp_path: Path)
     wide = random_graph(4000, 8000, feature_dim=256).write(tmp_path / "wide.gnn")
     narrow = quantize(wide, tmp_path / "int8.gnn", allow_error=True)
     words = ("--num-neighbors", "3,2", "--batch-size", "5", "--batches", "1", "--memory", "2MB")
-    words += ("--strategies", "mmap")
     for path, is_named in ((wide, True), (narrow, False)):
-        remarks = " ".join(run("predict", path, *words, "--json").document["remarks"])
+        remarks = " ".join(
+            run("predict", path, *words, "--strategies", "mmap", "--json").document["remarks"]
+        )
         assert ("gnnstore quantize" in remarks) == is_named
 
 

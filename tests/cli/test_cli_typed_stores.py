@@ -223,8 +223,8 @@ def test_predictions(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert document["num_neighbors"]["__".join(CITES)] == [3, 2]
     assert [found["strategy"] for found in document["predictions"]["strategies"]] == ["belady"]
     assert document["row_bytes"] == 240  # of the widest type
-    words += ("--batches", "1", "--links", "author__writes__paper")
-    document = run(capsys, "predict", str(path), *words)
+    links = ("--batches", "1", "--links", "author__writes__paper")
+    document = run(capsys, "predict", str(path), *words, *links)
     assert document["num_input_nodes"] == DATA[WRITES].num_edges
 
 
