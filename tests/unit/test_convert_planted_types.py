@@ -113,7 +113,7 @@ def test_skewed_degrees(tmp_path: Path) -> None:
 
 
 def test_everything_of_homophily(tmp_path: Path) -> None:
-    for homophily in (0.0, 1.0):
+    for homophily in choose((1.0,), (0.0, 1.0)):
         path = from_planted_types(
             tmp_path / f"{homophily}.gnn", num_papers=400, homophily=homophily
         )

@@ -165,12 +165,16 @@ def test_ids_that_are_numbers(tmp_path: Path, offset: int) -> None:
     assert verify(output, level="full").ok
 
 
+# Which characters there are takes a second to find out.
+CHARACTERS = choose(
+    st.sampled_from("aÄß漢0٣²'\"_-.;#%«¿"), st.characters(codec="utf-8", categories=["L", "N", "P"])
+)
+
+
 @settings(max_examples=choose(5, 40), deadline=None)
 @given(
     triples=st.lists(
-        st.tuples(
-            *[st.text(st.characters(codec="utf-8", categories=["L", "N", "P"]), min_size=1)] * 3
-        ),
+        st.tuples(*[st.text(CHARACTERS, min_size=1)] * 3),
         min_size=1,
         max_size=12,
     ),

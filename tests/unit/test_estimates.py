@@ -128,8 +128,9 @@ def lines(rows: Any, mark: str = "\t", head: str = "") -> str:
 def texts(place: Path) -> dict[str, Any]:
     """Return calls that convert text of many forms, by what is particular about them."""
     rng = np.random.default_rng(0)
-    small, large = rng.integers(10**6, 10**6 + 800, (3000, 2)), rng.integers(0, 10_000, (30_000, 2))
-    few = rng.integers(0, 2**40, 15_000)[rng.integers(0, 15_000, (30_000, 2))]
+    count = choose(12_000, 30_000)
+    small, large = rng.integers(10**6, 10**6 + 800, (3000, 2)), rng.integers(0, 10_000, (count, 2))
+    few = rng.integers(0, 2**40, 15_000)[rng.integers(0, 15_000, (count, 2))]
     named = [(f"the user {a}", f"the item {b}") for a, b in large]
     columns = [(a, b, f"{a / 7:.3f}", b) for a, b in large]
     rows = [[f"{v:.3f}" for v in row] for row in rng.random((len(np.unique(small)), 16))]

@@ -34,7 +34,7 @@ ID_ARRAYS = ("/original_id", "/edge_id")
 
 def graph(path: Path, **options: Any) -> Path:
     rng = np.random.default_rng(1)
-    edges = rng.integers(0, 300, (2, 4000))
+    edges = rng.integers(0, 300, (2, choose(2000, 4000)))
     return write_store(
         path,
         edges,
