@@ -108,9 +108,9 @@ def test_damaged_inputs_are_left_for_the_converter(
 @pytest.mark.parametrize(
     "options",
     [
-        ConvertOptions(),
         ConvertOptions(edge_ids=False),
         ConvertOptions(feature_dtype="float16"),
+        *choose([], [ConvertOptions()]),
         ConvertOptions(self_loops="add"),
     ],
 )

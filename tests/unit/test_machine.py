@@ -127,7 +127,7 @@ def test_processes_have_one_copy(key: str) -> None:
     whole = share(key)
     before = shared_memory.server.num_handed_on
     with ExitStack() as stack:
-        ranks = [stack.enter_context(Rank(work)) for _ in range(choose(3, 64))]
+        ranks = [stack.enter_context(Rank(work)) for _ in range(choose(2, 64))]
         # Each counts the pages by the processes that had them at that time.
         assert max(int(rank.hear()) for rank in ranks[-1:]) * 1024 < NUM_BYTES / 2
         for rank in ranks:
