@@ -92,10 +92,10 @@ def run(
 
 
 def test_it_goes_on_after_any_step(example: ModuleType, store: Path, tmp_path: Path) -> None:
-    """In the middle of an epoch, after its last batch; in `make long` before it, and later."""
+    """In the middle of an epoch; in `make long` about its last batch, and later."""
     whole = run(example, store, tmp_path / "whole")
     assert [epoch for epoch, _, _ in whole] == [0] * BATCHES + [1] * BATCHES
-    for steps in choose((1, BATCHES), (1, BATCHES - 1, BATCHES, BATCHES + 3)):
+    for steps in choose((1,), (1, BATCHES - 1, BATCHES, BATCHES + 3)):
         directory = tmp_path / str(steps)
         assert run(example, store, directory, kill_after=steps) == whole[:steps]
         assert run(example, store, directory) == whole[steps:], f"after {steps} steps"

@@ -180,7 +180,7 @@ def test_the_commands_take_urls(
     assert run("copy", tmp_path / "packed", f"{url}-packed")["kind"] == "directory of packed epochs"
     assert run("copy", f"{url}-packed", tmp_path / "again")["source"] == f"{url}-packed"
     assert_same_files(tmp_path / "packed", tmp_path / "again")
-    other = write_two_typed_store(tmp_path / "other.gnn").path
+    other = write_example_store(tmp_path / "other.gnn").path
     assert "another store" in run("copy", other, url, status=2)["error"]["message"]
     run("copy", other, url, "--overwrite", "--verify")
     with pytest.raises(StoreExistsError):
