@@ -146,7 +146,7 @@ def test_csc_of_targets_that_crowd_together(num_nodes: int, num_threads: int) ->
 
 
 @pytest.mark.parametrize(
-    ("sources", "num_threads"), paired([300, 5000, choose(2**23, 2**24)], [1, 3], 1)
+    ("sources", "num_threads"), paired([300, 5000, choose(5_000_000, 2**24)], [1, 3], 1)
 )
 def test_buckets_of_targets_that_crowd_together(sources: int, num_threads: int) -> None:
     """Long columns, a bucket that is too large to be sorted at once, and targets far apart.

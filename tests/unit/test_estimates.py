@@ -209,7 +209,7 @@ def test_reverse_types_and_drawn_splits_are_counted(tmp_path: Path) -> None:
 def test_a_disk_that_is_too_small_for_text_is_refused_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "e.txt").write_text("".join(f"{i} {i + 1}\n" for i in range(20_000, 0, -1)))
+    (tmp_path / "e.txt").write_text("".join(f"{i} {i + 1}\n" for i in range(8_000, 0, -1)))
     size = directory_bytes(from_snap(tmp_path / "e.txt", tmp_path / "o.gnn"))
     for share, fits in ((0.6, False), (1.3, True)):
         free = int(share * size)

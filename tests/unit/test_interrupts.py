@@ -98,7 +98,7 @@ WAYS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize(
-    "way", [way for way in WAYS if is_long() or way not in {"memory", "mmap", "a budget"}]
+    "way", [way for way in WAYS if is_long() or way not in {"memory", "mmap", "direct", "a budget"}]
 )
 def test_the_consumers_thread_takes_no_lock_in_python_code(
     store: Path, way: str, monkeypatch: pytest.MonkeyPatch
