@@ -174,7 +174,7 @@ def test_frequencies_stop_at_their_largest() -> None:
 
 
 def test_many_batches_with_few_rows() -> None:
-    """One pass: as many batches must not be looked through for each of them."""
+    """One pass: tens of thousands of batches must not be looked through for each of them."""
     rows = np.random.default_rng(0).integers(0, 1000, choose(40_000, 100_000))
     is_there = rows < 500
     offsets = np.concatenate([[0], np.cumsum(is_there)])
