@@ -95,7 +95,7 @@ def test_noise_is_normal_and_independent() -> None:
     assert np.abs(correlations).max() < 6 / math.sqrt(4000)
 
 
-@pytest.mark.skipif(not is_long(), reason="long form; how well models learn on it")
+@pytest.mark.skipif(not is_long(), reason="long form; the tests before it ask for what is drawn")
 def test_features_tell_the_community_only_roughly(tmp_path: Path) -> None:
     stored = make(tmp_path, scale=13)
     features, labels = stored.attributes["x"], stored.attributes["y"]

@@ -345,7 +345,7 @@ _MEASURE = """
 """
 
 
-@pytest.mark.skipif(not is_long(), reason="long form; test_convert_wide_edges has one")
+@pytest.mark.skipif(not is_long(), reason="long form; test_convert_wide_edges sorts on disk too")
 @pytest.mark.parametrize("direction", choose(["undirected"], ["directed", "undirected"]))
 def test_the_budget_is_kept(tmp_path: Path, direction: str) -> None:
     script = tmp_path / "measure.py"

@@ -93,7 +93,7 @@ def _remove_members(root: Path, name: str) -> None:
         np.savez(path, **members)
 
 
-@pytest.mark.skipif(not is_long(), reason="long form; test_hetero_store has such a budget")
+@pytest.mark.skipif(not is_long(), reason="long form; test_hetero_store has a small budget")
 def test_ogb_bounded_and_resumed(tmp_path: Path, data: HeteroData) -> None:
     root = write_ogb_types(tmp_path / "ogbn_mag", data)
     for name in "ab":

@@ -216,7 +216,7 @@ def test_bfloat16_and_axes_stay(tmp_path: Path) -> None:
     assert new.name == "a graph"
 
 
-@pytest.mark.skipif(not is_long(), reason="long form; each order is asked for alone")
+@pytest.mark.skipif(not is_long(), reason="long form; other tests ask for one order each")
 def test_reordering_twice_leads_back_to_the_original_data(tmp_path: Path) -> None:
     first = graph(tmp_path / "a.gnn", original=False)
     scores = np.random.default_rng(3).integers(0, 200, 300).astype(np.uint8)
@@ -237,7 +237,6 @@ def test_rows_in_files_are_those_in_memory(tmp_path: Path, monkeypatch: pytest.M
     )
 
 
-@pytest.mark.skipif(not is_long(), reason="long form; tests/conformance compares batches")
 def test_batches_of_whole_neighbourhoods_are_the_same_sets(tmp_path: Path) -> None:
     before = graph(tmp_path / "a.gnn")
     after = reorder(before, tmp_path / "b.gnn")
@@ -281,7 +280,6 @@ def test_ids_of(tmp_path: Path) -> None:
             mapped.ids_of(wrong)
 
 
-@pytest.mark.skipif(not is_long(), reason="long form; tests/crash kills and resumes it")
 def test_it_goes_on_where_it_was_interrupted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -115,7 +115,7 @@ def test_names_and_scaled_features_follow(tmp_path: Path, monkeypatch: pytest.Mo
     np.testing.assert_array_equal(after.attributes["x"], before.attributes["x"])
 
 
-@pytest.mark.skipif(not is_long(), reason="long form; the next but one is resumed")
+@pytest.mark.skipif(not is_long(), reason="long form; tests/crash kills and resumes it")
 def test_it_goes_on_where_it_was_interrupted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
