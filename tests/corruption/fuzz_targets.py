@@ -34,6 +34,7 @@ from gnnstore.tools.cli import main
 from gnnstore.tools.session import DEFECT
 from tests.support.batches import batches_of
 from tests.support.disks import keep_usual_profile
+from tests.support.effort import choose
 from tests.support.hetero import hetero_store, make_hetero
 from tests.support.hostile import apply_edits, edits, json_edits
 from tests.support.packing import pack
@@ -41,7 +42,7 @@ from tests.support.stores import write_example_store
 
 NUM_NODES, NUM_EDGES = 40, 200
 SPACE_BYTES = 2**31  # of addresses, for what a check takes
-EXAMPLES = 10  # between two looks at the clock
+EXAMPLES = choose(4, 10)  # between two looks at the clock
 
 
 # What is drawn, and what is tried with it.

@@ -16,11 +16,11 @@ pytest.importorskip("torch_geometric")
 
 SCRIPT = Path(__file__).with_name("fuzz_targets.py")
 TARGETS = {
-    "store": choose(0.8, 240),
-    "types": choose(0.8, 120),
-    "packed": choose(0.5, 60),
+    "store": choose(0.4, 240),
+    "types": choose(0.4, 120),
+    "packed": choose(0.3, 60),
     "shared": choose(0.3, 60),
-    "partitions": choose(0.5, 60),
+    "partitions": choose(0.3, 60),
     "state": choose(0.3, 20),
     "cache": choose(0.4, 30),
 }
