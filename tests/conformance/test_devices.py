@@ -15,6 +15,7 @@ import pytest
 
 from tests.support import device_checks
 from tests.support.device_checks import ALONE, CHECKS, FAULTS
+from tests.support.effort import choose
 from tests.support.forks import ForkServer
 
 pytest.importorskip("torch._C._acc", reason="this torch takes no device that is made in Python")
@@ -68,12 +69,14 @@ def test_nothing_is_called_early_or_on_another_device(
 DIFFERS = "differs|out of (range|bounds)"
 FOUND = {"a block reused early": DIFFERS}
 FOUND["kept rows that are the user's"] = f"{DIFFERS}|nothing orders them"
+# In `make test` one of the order, and one of kept rows; without a fault all checks pass above.
+SHORT = ["no wait", "kept rows that are the user's"]
 
 
 @pytest.mark.parametrize(
     ("fault", "words"),
     # Of rows that stay, the block has numbers too.
-    [(fault, FOUND.get(fault, "nothing orders them")) for fault in FAULTS],
+    [(fault, FOUND.get(fault, "nothing orders them")) for fault in choose(SHORT, [*FAULTS])],
 )
 def test_faults_are_found(
     forks: ForkServer, directory: Path, device: str, fault: str, words: str
