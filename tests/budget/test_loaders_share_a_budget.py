@@ -18,6 +18,7 @@ from tests.support.limits import run_limited
 
 ALLOWANCE_BYTES = 60 * 10**6  # less than a second cache takes
 
+AHEAD: dict[str, Any] = choose({"prefetch_batches": 1}, {})
 PLAN: dict[str, Any] = {"batches": choose(2, 4), "epochs": choose(1, 2)}
 PAIR = """
 import itertools
@@ -82,7 +83,7 @@ def mapped(forks: ForkServer, store: Path) -> Callable[..., list[int]]:
 
     @cache
     def digests(**order: bool) -> list[int]:
-        words = {"strategy": "mmap"}
+        words = {"strategy": "mmap", **AHEAD}
         words_of_both = json.dumps(PLAN | {"train": words, "valid": words, **order})
         found: list[int] = run_limited(forks, PAIR, store, words_of_both)["digests"]
         return found
@@ -114,8 +115,8 @@ def test_one_budget(
     train, valid = kinds
     memory = 170 * 10**6
     words = PLAN | {
-        "train": {"strategy": train, "memory": memory},
-        "valid": {"strategy": valid, "memory": memory},
+        "train": {"strategy": train, "memory": memory, **AHEAD},
+        "valid": {"strategy": valid, "memory": memory, **AHEAD},
         "late": late,
     }
     most = memory + ALLOWANCE_BYTES

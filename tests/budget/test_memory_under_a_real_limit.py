@@ -34,6 +34,9 @@ ALLOWANCE_BYTES = 48 * 10**6
 NUM_NODES = choose(200_000, 300_000)
 NUM_COPIED_EDGES = 1_200_000
 TIMES_THE_BUDGET = choose(1, 5)  # what goes through a loader
+AHEAD: dict[str, Any] = choose(
+    {"prefetch_batches": 1}, {}
+)  # mapped rows are costly where memory is short
 NUM_LINES = choose(2_000_000, 4_000_000)
 
 Lines: TypeAlias = tuple[Path, int]  # a text of edges, and what its numbers are below
@@ -231,7 +234,10 @@ def read(
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
-        ({"strategy": "mmap", "memory": 100 * 10**6, "most_batches": choose(3, 20)}, {"mmap"}),
+        (
+            {"strategy": "mmap", "memory": 100 * 10**6, "most_batches": choose(3, 20), **AHEAD},
+            {"mmap"},
+        ),
         # Which of the two it takes depends on how fast the machine samples and plans.
         (
             {"strategy": "auto", "memory": 80 * 10**6, "most_batches": 12},
