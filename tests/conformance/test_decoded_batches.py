@@ -180,7 +180,7 @@ def test_a_device_decodes_what_is_moved_as_int8(tmp_path: Path, cat_dim: int) ->
         store = gnnstore.open(path, decode=decode)
         expected = batches_of(loader_of(store), 2)
         assert expected[0]["x"].shape[cat_dim] == len(expected[0]["n_id"])
-        for size in ("1.5kB", "1MB"):
+        for size in choose(("1.5kB",), ("1.5kB", "1MB")):
             loader = loader_of(store, strategy=strategy, device="cpu", device_cache=size)
             found = batches_of(loader, 2)
             assert_same_batches(found, expected)

@@ -15,6 +15,7 @@ import gnnstore
 from gnnstore import NeighborLoader
 from gnnstore.converters import from_rmat
 from tests.support.batches import digest_of, digests
+from tests.support.effort import choose
 from tests.support.forks import ForkServer
 
 pytestmark = pytest.mark.usefixtures("way_of_reading")
@@ -80,7 +81,7 @@ def loader_of(store: Any, strategy: str) -> NeighborLoader:
     return NeighborLoader(store, [5, 5], "train", num_threads=2, strategy=strategy, **OPTIONS)
 
 
-@pytest.fixture(params=["path", "store", "loader"])
+@pytest.fixture(params=choose(["store", "loader"], ["path", "store", "loader"]))
 def handed_over(request: pytest.FixtureRequest, path: Path, way_of_reading: Any) -> Any:
     """Return what another process gets; a loader is in use in this process too."""
     if request.param == "path":
