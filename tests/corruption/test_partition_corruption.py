@@ -131,6 +131,7 @@ def test_edges_that_cannot_be_with_the_right_checksums(
     loader = gnnstore.LinkNeighborLoader(
         gnnstore.open(made),
         num_neighbors,
+        batch_size=128,
         edge_label_attrs=("edge_attr",),
         partitions=gnnstore.PartitionPolicy("two-level", capacity=2, name=str(copy)),
     )
