@@ -235,7 +235,12 @@ def read(
     ("options", "expected"),
     [
         (
-            {"strategy": "mmap", "memory": 100 * 10**6, "most_batches": choose(3, 20), **AHEAD},
+            {
+                "strategy": "mmap",
+                "memory": choose(100, 150) * 10**6,
+                "most_batches": choose(3, 20),
+                **AHEAD,
+            },
             {"mmap"},
         ),
         # Which of the two it takes depends on how fast the machine samples and plans.
