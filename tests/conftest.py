@@ -167,6 +167,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "markers", "ways(*names): the ways of reading that a costly test is run on"
     )
+    config.addinivalue_line("markers", "long(why): left out of the short form, and for what reason")
 
 
 @pytest.hookimpl(wrapper=True)
@@ -181,17 +182,19 @@ def pytest_collection() -> Iterator[None]:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Let a test that several parametrisations multiply run on few of the product's cases."""
+    """Leave out long tests; let one that parametrisations multiply run on few of its cases."""
     from tests.support.effort import cover, is_long  # noqa: PLC0415 - asserts are rewritten first
 
     if is_long():
         return
+    dropped = {item for item in items if item.get_closest_marker("long")}
     tests: dict[Any, list[pytest.Function]] = {}
     for item in items:
+        if item in dropped:
+            continue
         if isinstance(item, pytest.Function) and hasattr(item, "callspec"):
             test = (item.parent, item.originalname, _lacks_its_engine(item))
             tests.setdefault(test, []).append(item)
-    dropped: set[pytest.Item] = set()
     for cases in tests.values():
         dropped.update(cases)
         dropped.difference_update(cases[number] for number in cover([*map(_columns, cases)]))

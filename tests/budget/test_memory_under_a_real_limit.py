@@ -309,7 +309,7 @@ def test_reads_from_disk(
 
 
 # Belady's is with its topology on disk, too, and packing is in a file of its own.
-@pytest.mark.skipif(not is_long(), reason="part of the long form; others are in both")
+@pytest.mark.long("others are in both")
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     "options",
@@ -380,7 +380,7 @@ def test_converter(source: Path, limited: tuple[Path, Path], tmp_path: Path) -> 
     assert StoreReader.open(made).schema.node.num_nodes
 
 
-@pytest.mark.skipif(not is_long(), reason="part of the long form; the test before is in both")
+@pytest.mark.long("the test before is in both")
 @pytest.mark.timeout(600)
 def test_converting_four_times_the_budget(limited: tuple[Path, Path], tmp_path: Path) -> None:
     """Sorting edges in memory takes four times as much; on disk it is the same store."""

@@ -20,7 +20,7 @@ from gnnstore.pictures import PARTS
 from gnnstore.tools.bench import harness
 from gnnstore.tools.bench import load as bench_load
 from gnnstore.tools.bench.harness import STAGES, DeviceLimits, MemoryGroup, Task, memory_group
-from tests.support.effort import choose, is_long
+from tests.support.effort import choose
 from tests.support.forks import ForkServer
 
 SHAPE = ("--num-neighbors", "5,5", "--batch-size", "64", "-q")
@@ -284,7 +284,7 @@ def _groups_of(pid: int) -> list[Path]:
     return [*CGROUPS.glob(name), *CGROUPS.glob(f"memory/{name}")]
 
 
-@pytest.mark.skipif(not is_long(), reason="imports torch anew; test_load_worker is in both")
+@pytest.mark.long("imports torch anew; test_load_worker is in both")
 @pytest.mark.timeout(400)
 def test_an_interrupt_leaves_nothing(store: Path, tmp_path: Path, forks: ForkServer) -> None:
     words = [

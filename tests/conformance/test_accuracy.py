@@ -34,9 +34,7 @@ def example() -> ModuleType:
     return module_of("train_sage")
 
 
-@pytest.mark.skipif(
-    not is_long(), reason="part of the long form; learned embeddings are trained with in both"
-)
+@pytest.mark.long("learned embeddings are trained with in both")
 def test_links() -> None:
     """The example that predicts edges, on the graph that it makes."""
     example = module_of("train_links")
@@ -89,9 +87,7 @@ def test_demo(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
         assert demo.run(small) == demo.run(small)
 
 
-@pytest.mark.skipif(
-    not is_long(), reason="part of the long form; typed batches are compared exactly in both"
-)
+@pytest.mark.long("typed batches are compared exactly in both")
 @pytest.mark.timeout(600)
 def test_types(tmp_path: Path) -> None:
     """Over some seeds, the mean is that of PyG on the whole graph, within two standard errors."""
@@ -104,10 +100,9 @@ def test_types(tmp_path: Path) -> None:
         assert min(accuracies) > 0.4, "among eight classes; 0.24 without neighbours"
 
 
+@pytest.mark.long("takes minutes")
 @pytest.mark.timeout(600)
 def test_links_of_facebook(facebook_npz: Path) -> None:
-    if not is_long():
-        pytest.skip("takes minutes; part of the long form")
     example = module_of("train_links")
     options = "--fanouts 10 --batch-size 4096 --epochs 2 --lr 0.01"
     assert example.run(example.parse([str(facebook_npz), *options.split()])) > 0.3
@@ -121,10 +116,9 @@ def accuracies(example: ModuleType, store: Path, options: str) -> list[float]:
     ]
 
 
+@pytest.mark.long("as a planted graph is trained on in both")
 @pytest.mark.timeout(600)
 def test_cora(example: ModuleType, cora_directory: Path, tmp_path: Path) -> None:
-    if not is_long():
-        pytest.skip("part of the long form, as a planted graph is trained on in both")
     store = from_ogb(cora_directory, tmp_path / "cora.gnn")
     found = accuracies(
         example,
@@ -135,10 +129,9 @@ def test_cora(example: ModuleType, cora_directory: Path, tmp_path: Path) -> None
     assert mean(found) >= 0.79, found
 
 
+@pytest.mark.long("as a planted graph is trained on in both")
 @pytest.mark.timeout(600)
 def test_facebook(example: ModuleType, facebook_npz: Path, tmp_path: Path) -> None:
-    if not is_long():
-        pytest.skip("part of the long form, as a planted graph is trained on in both")
     options = ConvertOptions(undirected=True)  # each edge is stored once
     store = from_numpy(facebook_npz, tmp_path / "facebook.gnn", options=options)
     found = accuracies(

@@ -82,10 +82,7 @@ def test_one_thread_and_the_same_batches(store: Path, strategy: str, topology: s
     assert loader_of(store, strategy, memory=2 * more, **options).stats().num_threads > 1
 
 
-@pytest.mark.skipif(
-    not is_long(),
-    reason="part of the long form; in both, one raise is enough for an epoch in `test_more_memory`",
-)
+@pytest.mark.long("in both, one raise is enough for an epoch in `test_more_memory`")
 @pytest.mark.parametrize("batch_size", choose([8], [8, 32, 64]))
 @pytest.mark.parametrize("seed", choose([1], [0, 1, 2]))
 def test_an_epoch_that_begins_comes_to_its_end(store: Path, batch_size: int, seed: int) -> None:

@@ -157,10 +157,7 @@ def test_the_reason_names_the_next_best(path: Path) -> None:
     assert {other.split()[0] for other in others} <= READING_ROWS
 
 
-@pytest.mark.skipif(
-    not is_long(),
-    reason="part of the long form; the strategies it takes give the same batches in both",
-)
+@pytest.mark.long("the strategies it takes give the same batches in both")
 def test_batches_are_the_same(path: Path) -> None:
     save_profile(profile_of(path, reads_a_second=50, bytes_a_second=1e9))
     expected = batches_of(loader_of(path, strategy="memory"))
@@ -369,7 +366,7 @@ def requests_of(
     return requests
 
 
-@pytest.mark.skipif(not is_long(), reason="part of the long form; what is taken is asked in both")
+@pytest.mark.long("what is taken is asked in both")
 def test_pages_of_a_mapped_topology_take_those_of_rows(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -386,7 +383,7 @@ def test_pages_of_a_mapped_topology_take_those_of_rows(
     assert mapped["memory"] > 0
 
 
-@pytest.mark.skipif(not is_long(), reason="part of the long form; what is taken is asked in both")
+@pytest.mark.long("what is taken is asked in both")
 def test_sampling_is_timed_as_a_strategy_would_sample(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -76,9 +76,7 @@ def test_a_planted_graph(example: ModuleType, tmp_path: Path) -> None:
     check_accuracy(example, expanded, tmp_path / "control.gnn", epochs=2, margin=0.15)
 
 
-@pytest.mark.skipif(
-    not is_long(), reason="part of the long form, as a planted graph is expanded in both"
-)
+@pytest.mark.long("as a planted graph is expanded in both")
 @pytest.mark.timeout(600)
 def test_cora(example: ModuleType, cora_directory: Path, tmp_path: Path) -> None:
     seed = from_ogb(cora_directory, tmp_path / "seed.gnn")
@@ -98,10 +96,9 @@ def test_cora(example: ModuleType, cora_directory: Path, tmp_path: Path) -> None
         check_accuracy(example, expanded, tmp_path / "control.gnn", epochs=5, margin=0.05)
 
 
+@pytest.mark.long("as other real graphs are expanded in both")
 @pytest.mark.timeout(600)
 def test_facebook(example: ModuleType, facebook_npz: Path, tmp_path: Path) -> None:
-    if not is_long():
-        pytest.skip("part of the long form, as other real graphs are expanded in both")
     options = ConvertOptions(undirected=True)  # each edge is stored once
     seed = from_numpy(facebook_npz, tmp_path / "seed.gnn", options=options)
     expanded = from_kronecker(seed, tmp_path / "x32.gnn", factor=32, edge_factor=40, features=False)

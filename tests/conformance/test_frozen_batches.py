@@ -21,7 +21,7 @@ from gnnstore.converters import from_pyg
 from gnnstore.strategies.base import Strategy
 from gnnstore.strategies.registry import PACKED, auto, find_strategy
 from tests.support.batches import digests
-from tests.support.effort import choose, is_long
+from tests.support.effort import choose
 from tests.support.loaders import override_sizes
 from tests.support.packing import pack
 
@@ -240,7 +240,7 @@ def _ways() -> list[Way]:
 WAYS = _ways()
 
 
-@pytest.mark.skipif(not is_long(), reason="part of the long form, whose ways they are")
+@pytest.mark.long("whose ways they are")
 def test_ways_cover_every_pair_of_settings() -> None:
     every = {
         pair

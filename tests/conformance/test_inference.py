@@ -282,7 +282,7 @@ def test_types(tmp_path: Path, dtype: Any, stored: str) -> None:
     torch.testing.assert_close(found.tensor().float(), expected, atol=atol, rtol=atol)
 
 
-@pytest.mark.skipif(not is_long(), reason="part of the long form; a drawn graph is tried in both")
+@pytest.mark.long("a drawn graph is tried in both")
 @pytest.mark.parametrize(
     ("kind", "data"),
     paired(["gat", *choose((), ("sage max", "sage", "gcn", "gin"))], ["cora", "facebook"], 1),

@@ -26,7 +26,6 @@ from gnnstore.formats import PagedArray, StoreReader
 from gnnstore.plugins import ReadCounts, RowRequest, RowSource, RowSpec, Tier
 from gnnstore.testing import CachePolicyTests, RowSourceTests, StrategyTests
 from gnnstore.testing.graphs import write_store
-from tests.support.effort import is_long
 
 NUM_ROWS = 200
 ROWS = np.random.default_rng(0).random((NUM_ROWS, 30), dtype=np.float32)
@@ -132,7 +131,7 @@ class TestDirect(StrategyTests):
 
     strategy = "direct"
 
-    @pytest.mark.skipif(not is_long(), reason="part of the long form, as it is in other files")
+    @pytest.mark.long("as it is in other files")
     def test_resumes(self) -> None:
         """Go on with the next batch."""
         super().test_resumes()

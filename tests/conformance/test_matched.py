@@ -151,9 +151,7 @@ def test_a_users_transform_and_loops_that_are_left(path: Path) -> None:
         assert_same_batches(zeroed, expected)
 
 
-@pytest.mark.skipif(
-    not is_long(), reason="part of the long form; without a device it is tested in both"
-)
+@pytest.mark.long("without a device it is tested in both")
 def test_next_to_a_loader_that_takes_the_slots(path: Path) -> None:
     store = gnnstore.open(path)
     options: dict[str, Any] = {"strategy": "belady", "cache_bytes": "2kB", "superbatch": 4, **MATCH}

@@ -99,7 +99,7 @@ def test_batches_are_those_of_a_loader(
     assert missed < all_missed or form == "all rows"
 
 
-@pytest.mark.skipif(not is_long(), reason="part of the long form; the first test resumes in both")
+@pytest.mark.long("the first test resumes in both")
 def test_a_resumed_loader(stores: tuple[Path, Path], tmp_path: Path) -> None:
     unit = packed_in(stores, tmp_path, typed=False, cache="frequency", cache_bytes="1kB")
     assert_goes_on(lambda: gnnstore.open_packed(unit).loader(), num_epochs=1)

@@ -15,7 +15,7 @@ from gnnstore import NeighborLoader
 from gnnstore.strategies.superbatch_memory import MissModel
 from gnnstore.testing.graphs import random_graph
 from tests.support.batches import Batches, assert_same_batches, batches_of
-from tests.support.effort import choose, is_long, paired
+from tests.support.effort import choose, paired
 from tests.support.forks import check_in_fork
 from tests.support.loaders import slots_of, superbatches_of
 
@@ -202,9 +202,7 @@ def test_packed_rows_go_without_pinned_ones(
     assert slots_of(store).holds_pinned
 
 
-@pytest.mark.skipif(
-    not is_long(), reason="part of the long form; forks with planned slots are tested in both"
-)
+@pytest.mark.long("forks with planned slots are tested in both")
 def test_a_fork(path: Path, expected: Batches) -> None:
     """The child has the pinned rows of its parent."""
     loader = loader_of(path, num_threads=0)

@@ -26,7 +26,7 @@ from tests.support.communities import (
     in_windows,
     write_communities,
 )
-from tests.support.effort import choose, is_long, paired
+from tests.support.effort import choose, paired
 from tests.support.every_loader import OpenStores, make, open_stores
 
 WINDOW = 2 * NUM_COMMUNITIES
@@ -157,16 +157,14 @@ def test_resuming_at_every_place(path: Path) -> None:
     assert_same_batches(batches_of(loader), expected[NUM_BATCHES:])
 
 
-@pytest.mark.skipif(not is_long(), reason="part of the long form; the test before is in both")
+@pytest.mark.long("the test before is in both")
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: way["strategy"])
 def test_resumed_loaders_go_on(path: Path, way: dict[str, Any]) -> None:
     options: dict[str, Any] = {**way, "superbatch": 3}
     assert_resumes(lambda: reordered(path, 3, shuffle=True, **options))
 
 
-@pytest.mark.skipif(
-    not is_long(), reason="part of the long form; resuming in an epoch is tested in both"
-)
+@pytest.mark.long("resuming in an epoch is tested in both")
 def test_what_was_made_ahead_is_not_for_a_loader_that_resumes_there(path: Path) -> None:
     """The next epoch's batches from the first on are ready; a state of its second comes."""
     expected = by_epoch(batches_of(loader_of(path, shuffle=True), 2), WINDOW)

@@ -22,7 +22,6 @@ import gnnstore
 from gnnstore.errors import InputError, StorageError
 from gnnstore.packing.on_ray import run_on_ray
 from gnnstore.tools import cli
-from tests.support.effort import is_long
 from tests.support.graphs import graph_with_hubs
 from tests.support.stores import assert_same_files
 
@@ -152,7 +151,7 @@ train_ray.main(arguments)
 """
 
 
-@pytest.mark.skipif(not is_long(), reason="Ray Train takes minutes")
+@pytest.mark.long("Ray Train takes minutes")
 def test_training_goes_on_with_other_numbers_of_workers(tmp_path: Path) -> None:
     """Two workers, of which one is killed; then one; then three: the batches are those of one."""
     path, noted = graph_with_hubs().write(tmp_path / "g.gnn"), tmp_path / "noted"

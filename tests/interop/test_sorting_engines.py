@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 import gnnstore
-from tests.support.effort import is_long
 
 ROOT = Path(__file__).parents[2]
 
@@ -21,7 +20,7 @@ ROOT = Path(__file__).parents[2]
         pytest.param(
             "ray",
             "sort_with_ray.py",
-            marks=pytest.mark.skipif(not is_long(), reason="takes a minute; long form"),
+            marks=pytest.mark.long("takes a minute"),
         ),
     ],
 )

@@ -14,7 +14,7 @@ from gnnstore import _core
 from gnnstore.caching.belady import POLICIES, BeladyPlanner
 from gnnstore.caching.plan import CachePlan, Trace
 from gnnstore.errors import UsageError
-from tests.support.effort import choose, is_long
+from tests.support.effort import choose
 from tests.support.twins import caches as twin
 
 Batches = list[list[int]]
@@ -213,7 +213,7 @@ def test_an_empty_cache_before_many_batches(num_batches: int) -> None:
     assert set(misses[0]) <= {0, 1}
 
 
-@pytest.mark.skipif(not is_long(), reason="long form; a trace of one window is planned in both")
+@pytest.mark.long("a trace of one window is planned in both")
 def test_threads_and_windows_do_not_change_a_plan() -> None:
     """Of a trace that is long enough for several; its second part begins with a full cache."""
     num_rows, num_slots, strides = 300_000, 50_000, choose((1_000_003,), (1, 1_000_003))

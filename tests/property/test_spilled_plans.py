@@ -20,7 +20,7 @@ from gnnstore import _core
 from gnnstore.caching import belady
 from gnnstore.caching.belady import BeladyPlanner
 from gnnstore.caching.plan import CachePlan, PlanLocation, Trace, TraceBuilder
-from tests.support.effort import is_long, paired
+from tests.support.effort import paired
 
 Batch = npt.NDArray[Any]
 ROOM_BYTES = 1 << 24
@@ -208,7 +208,7 @@ def test_many_rows_of_one_frequency_stay_in_part() -> None:
     check([batches, batches[:1]], 120_000, 200_000, num_rounds=2)
 
 
-@pytest.mark.skipif(not is_long(), reason="long form; plans of fewer kinds are compared in both")
+@pytest.mark.long("plans of fewer kinds are compared in both")
 def test_rows_of_more_kinds_than_are_counted() -> None:
     """Kinds are batches of the last use and frequencies; those that cannot stay are dropped."""
     largest, num_batches, num_slots = 64, 2200, 2100

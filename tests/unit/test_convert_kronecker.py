@@ -34,7 +34,7 @@ from gnnstore.errors import (
 from gnnstore.formats import StoreReader
 from gnnstore.formats.arrays.dtypes import from_bfloat16_bits, to_bfloat16_bits
 from gnnstore.testing.graphs import random_graph
-from tests.support.effort import choose, is_long
+from tests.support.effort import choose
 from tests.support.graphs import StoredGraph, read_store
 from tests.support.hostile import rewrite
 
@@ -406,7 +406,7 @@ def files_of(store: Path) -> dict[Path, bytes]:
     return {p.relative_to(store): p.read_bytes() for p in store.rglob("*") if p.is_file()}
 
 
-@pytest.mark.skipif(not is_long(), reason="long form; the builder is one for all converters")
+@pytest.mark.long("the builder is one for all converters")
 def test_a_small_budget_gives_the_same_store(
     seed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

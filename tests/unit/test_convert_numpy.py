@@ -16,7 +16,6 @@ from gnnstore.converters.edges.buffer import EdgeBuffer
 from gnnstore.converters.typed import inputs
 from gnnstore.errors import BudgetError, InputError, NotFoundError, UsageError
 from gnnstore.testing.graphs import GraphArrays, random_graph
-from tests.support.effort import is_long
 from tests.support.graphs import StoredGraph, read_store
 
 OVERWRITE = ConvertOptions(overwrite=True)
@@ -188,7 +187,7 @@ def test_an_unknown_layout_is_refused(tmp_path: Path) -> None:
         convert(tmp_path, EDGES, layout="coo")
 
 
-@pytest.mark.skipif(not is_long(), reason="long form; the tests before it convert drawn graphs")
+@pytest.mark.long("the tests before it convert drawn graphs")
 def test_facebook(tmp_path: Path, facebook_npz: Path) -> None:
     stored = read_store(
         from_numpy(facebook_npz, tmp_path / "f.gnn", options=ConvertOptions(undirected=True))

@@ -16,7 +16,7 @@ from gnnstore.converters import ConvertOptions, from_ogb
 from gnnstore.errors import InputError, NotFoundError, UsageError
 from gnnstore.formats import StoreReader
 from gnnstore.testing.graphs import GraphArrays, random_graph
-from tests.support.effort import choose, is_long
+from tests.support.effort import choose
 from tests.support.graphs import StoredGraph, read_store
 
 
@@ -236,7 +236,7 @@ def test_names_of_types_are_utf8(tmp_path: Path, graph: GraphArrays) -> None:
         from_ogb(root, tmp_path / "out.gnn")
 
 
-@pytest.mark.skipif(not is_long(), reason="long form; the tests before it convert drawn graphs")
+@pytest.mark.long("the tests before it convert drawn graphs")
 def test_cora(tmp_path: Path, cora_directory: Path) -> None:
     stored = read_store(from_ogb(cora_directory, tmp_path / "cora.gnn"))
     assert stored.num_nodes == 2708

@@ -16,7 +16,7 @@ from gnnstore.converters import ConvertOptions, from_ogb
 from gnnstore.converters.datasets.ogb.splits import open_link_splits
 from gnnstore.errors import BudgetError, InputError, NotFoundError
 from gnnstore.pipeline.check import verify
-from tests.support.effort import choose, is_long
+from tests.support.effort import choose
 from tests.support.published import write_csv_gz
 
 N, E, L = 60, 400, 24
@@ -198,7 +198,7 @@ def test_weights_to_train_on_that_are_no_whole_numbers(tmp_path: Path) -> None:
     np.testing.assert_array_equal(split.attributes["edge_weight"].read()[:, 0], weights)
 
 
-@pytest.mark.skipif(not is_long(), reason="long form; tests/crash resumes conversions")
+@pytest.mark.long("tests/crash resumes conversions")
 def test_an_interrupted_conversion_is_resumed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -23,7 +23,7 @@ from gnnstore.budget.limits import memory_ledger
 from gnnstore.converters.inputs.pickled import open_pickled
 from gnnstore.converters.inputs.source import ArraySource
 from gnnstore.errors import BudgetError, InputError, NotFoundError
-from tests.support.effort import choose, examples, is_long
+from tests.support.effort import choose, examples
 
 
 def archive(path: Path, data: bytes) -> Path:
@@ -138,7 +138,7 @@ def test_reading_takes_four_times_the_file_and_says_so(tmp_path: Path, form: str
     assert f"or save the arrays of {path} with numpy.savez as test.npz" in str(caught.value)
 
 
-@pytest.mark.skipif(not is_long(), reason="long form; what else a pickle names is refused")
+@pytest.mark.long("what else a pickle names is refused")
 def test_nothing_is_read_by_torch(tmp_path: Path) -> None:
     path = archive(tmp_path / "a.pt", pickle.dumps({"train": np.arange(3)}))
     code = (

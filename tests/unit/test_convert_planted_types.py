@@ -15,7 +15,7 @@ from gnnstore.converters.synthetic import planted_types, rmat
 from gnnstore.converters.synthetic.planted_types import AFFILIATED, CITES, WRITES
 from gnnstore.errors import UsageError
 from gnnstore.tools.cli import main
-from tests.support.effort import choose, is_long
+from tests.support.effort import choose
 from tests.support.stores import assert_same_files
 
 
@@ -57,7 +57,7 @@ def test_what_it_has(tmp_path: Path) -> None:
     assert 0.3 < float((guess == data["paper"].y).float().mean()) < 0.95
 
 
-@pytest.mark.skipif(not is_long(), reason="long form; the tests above ask what is made")
+@pytest.mark.long("the tests above ask what is made")
 def test_chunks_do_not_matter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sizes: dict[str, Any] = {"num_papers": choose(120, 500), "num_authors": 90}
     sizes["num_institutions"] = 8
@@ -97,7 +97,7 @@ def test_parameters_out_of_range(tmp_path: Path, name: str, value: float, messag
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.skipif(not is_long(), reason="long form; the first test looks at degrees too")
+@pytest.mark.long("the first test looks at degrees too")
 def test_skewed_degrees(tmp_path: Path) -> None:
     """The share of the edges at the tenth of the nodes that have most is 0.1^(1 / (1 + skew))."""
     for skew, least, most in ((0.0, 0.1, 0.25), (2.0, 0.42, 0.52)):

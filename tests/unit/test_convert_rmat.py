@@ -13,7 +13,7 @@ from gnnstore.converters import ConvertOptions, from_rmat
 from gnnstore.converters.synthetic import rmat
 from gnnstore.converters.synthetic.rmat import SyntheticNodes
 from gnnstore.errors import BudgetError, NoSpaceError, UsageError
-from tests.support.effort import choose, is_long
+from tests.support.effort import choose
 from tests.support.graphs import StoredGraph, read_store
 
 OVERWRITE = ConvertOptions(overwrite=True)
@@ -95,7 +95,7 @@ def test_noise_is_normal_and_independent() -> None:
     assert np.abs(correlations).max() < 6 / math.sqrt(4000)
 
 
-@pytest.mark.skipif(not is_long(), reason="long form; the tests before it ask for what is drawn")
+@pytest.mark.long("the tests before it ask for what is drawn")
 def test_features_tell_the_community_only_roughly(tmp_path: Path) -> None:
     stored = make(tmp_path, scale=13)
     features, labels = stored.attributes["x"], stored.attributes["y"]

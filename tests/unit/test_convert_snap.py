@@ -24,7 +24,7 @@ from gnnstore.errors import (
 )
 from gnnstore.formats.store import checks
 from gnnstore.pipeline.check import verify
-from tests.support.effort import choose, is_long, paired
+from tests.support.effort import choose, paired
 from tests.support.graphs import read_store
 
 HEADER = "# Directed graph\n# FromNodeId\tToNodeId\n"
@@ -169,7 +169,7 @@ def test_unknown_splits_are_named(tmp_path: Path) -> None:
             convert(tmp_path, "0 1\n", splits=tmp_path / "s.npz")
 
 
-@pytest.mark.skipif(not is_long(), reason="long form; the tests before it convert drawn graphs")
+@pytest.mark.long("the tests before it convert drawn graphs")
 def test_twitch(tmp_path: Path, twitch_edges: Path) -> None:
     options = ConvertOptions(undirected=True)
     stored = read_store(from_snap(twitch_edges, tmp_path / "t.gnn", options=options))

@@ -26,7 +26,7 @@ from gnnstore.converters.edges.runs import plan_ranges, record_dtype, write_part
 from gnnstore.errors import BudgetError, CorruptStoreError, InputError, NoSpaceError, StorageError
 from gnnstore.formats.arrays.journal import Journal
 from gnnstore.testing.graphs import random_graph
-from tests.support.effort import choose, is_long
+from tests.support.effort import choose
 from tests.support.graphs import pair_weights
 
 CHUNK = 5_000
@@ -345,7 +345,7 @@ _MEASURE = """
 """
 
 
-@pytest.mark.skipif(not is_long(), reason="long form; test_convert_wide_edges sorts on disk too")
+@pytest.mark.long("test_convert_wide_edges sorts on disk too")
 @pytest.mark.parametrize("direction", choose(["undirected"], ["directed", "undirected"]))
 def test_the_budget_is_kept(tmp_path: Path, direction: str) -> None:
     script = tmp_path / "measure.py"

@@ -18,7 +18,7 @@ from gnnstore.converters.inputs.text_tables import TextTable
 from gnnstore.errors import BudgetError, CorruptStoreError, InputError, NotFoundError, UsageError
 from gnnstore.formats.store import checks
 from gnnstore.pipeline.check import verify
-from tests.support.effort import choose, is_long
+from tests.support.effort import choose
 
 Triple = tuple[str, str, str]
 
@@ -192,7 +192,7 @@ def test_any_names_come_back(
     assert triples_of(store) == triples
 
 
-@pytest.mark.skipif(not is_long(), reason="long form; tests/crash resumes conversions")
+@pytest.mark.long("tests/crash resumes conversions")
 @pytest.mark.parametrize("at", choose(["splits"], ["edges", "splits", "commit"]))
 def test_an_interrupted_conversion_is_resumed(
     tmp_path: Path, directory: Path, monkeypatch: pytest.MonkeyPatch, at: str

@@ -13,7 +13,7 @@ from torch_geometric.data import HeteroData
 
 import gnnstore
 from gnnstore.tools.cli import main
-from tests.support.effort import choose, is_long
+from tests.support.effort import choose
 from tests.support.hetero import AT, CITES, WRITES, make_hetero
 from tests.support.published import (
     write_graphbolt_types,
@@ -93,7 +93,7 @@ def _remove_members(root: Path, name: str) -> None:
         np.savez(path, **members)
 
 
-@pytest.mark.skipif(not is_long(), reason="long form; test_hetero_store has a small budget")
+@pytest.mark.long("test_hetero_store has a small budget")
 def test_ogb_bounded_and_resumed(tmp_path: Path, data: HeteroData) -> None:
     root = write_ogb_types(tmp_path / "ogbn_mag", data)
     for name in "ab":

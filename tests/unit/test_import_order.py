@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.effort import choose, is_long
+from tests.support.effort import choose
 
 PACKAGE = Path(__file__).parents[2] / "gnnstore"
 
@@ -262,7 +262,7 @@ def test_modules_of_loaders_import_no_package_beyond_those_of_pyg() -> None:
     assert packages - sys.stdlib_module_names == {"numpy", "torch", "torch_geometric"}
 
 
-@pytest.mark.skipif(not is_long(), reason="imports torch anew; the test before looks at modules")
+@pytest.mark.long("imports torch anew; the test before looks at modules")
 def test_a_loader_imports_no_package_beyond_those_of_pyg() -> None:
     code = (
         "import sys, torch_geometric.loader; "

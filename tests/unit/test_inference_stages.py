@@ -29,7 +29,7 @@ from gnnstore.layerwise.rows import PackedRows
 from gnnstore.layerwise.run import InferenceRun
 from gnnstore.progress import NullProgress
 from gnnstore.testing.graphs import random_graph
-from tests.support.effort import choose, is_long
+from tests.support.effort import choose
 from tests.support.stores import write_example_store
 
 
@@ -196,7 +196,7 @@ class Interrupting(NullProgress):
             raise KeyboardInterrupt
 
 
-@pytest.mark.skipif(not is_long(), reason="long form; tests/crash kills and resumes it")
+@pytest.mark.long("tests/crash kills and resumes it")
 @pytest.mark.usefixtures("packing")
 @pytest.mark.timeout(60)
 def test_interrupted_and_resumed(

@@ -25,7 +25,6 @@ from gnnstore.features.pack import append_missed, least_memory, pack
 from gnnstore.features.source import of_one_type
 from gnnstore.sampling.row_space import RowRange
 from gnnstore.threads import CancelledError, Flag, for_each
-from tests.support.effort import is_long
 from tests.support.faults import inject
 from tests.support.files import flip
 from tests.support.packing import MEMORY_BYTES, PackingCase, watched_memory
@@ -93,7 +92,7 @@ def test_the_same_files(case: Case, num_slots: int, num_threads: int) -> None:
     assert case.left() == [file.name]
 
 
-@pytest.mark.skipif(not is_long(), reason="long form; tests/budget packs under a real limit")
+@pytest.mark.long("tests/budget packs under a real limit")
 def test_memory_is_not_for_what_is_missed(tmp_path: Path) -> None:
     """A trace and plan of 24 MB, and some 12 % of it missed."""
     num_rows, num_batches, batch_rows = 300_000, 20, 150_000

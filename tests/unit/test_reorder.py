@@ -216,7 +216,7 @@ def test_bfloat16_and_axes_stay(tmp_path: Path) -> None:
     assert new.name == "a graph"
 
 
-@pytest.mark.skipif(not is_long(), reason="long form; other tests ask for one order each")
+@pytest.mark.long("other tests ask for one order each")
 def test_reordering_twice_leads_back_to_the_original_data(tmp_path: Path) -> None:
     first = graph(tmp_path / "a.gnn", original=False)
     scores = np.random.default_rng(3).integers(0, 200, 300).astype(np.uint8)

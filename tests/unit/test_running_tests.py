@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.effort import choose, cover, is_long
+from tests.support.effort import choose, cover
 
 
 @pytest.mark.parametrize("sizes", [(5,), (2, 2), (7, 3), (2, 3, 2), (4, 1, 5, 2)], ids=str)
@@ -44,7 +44,7 @@ def test_engines(engine, number):
 """
 
 
-@pytest.mark.skipif(not is_long(), reason="long form; each run imports torch")
+@pytest.mark.long("each run imports torch")
 def test_a_cover_tries_each_value_with_an_engine_that_works(tmp_path: Path) -> None:
     status, output = run(tmp_path, LACKS_AN_ENGINE, [OF_ENGINES])
     assert status == 0

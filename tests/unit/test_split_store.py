@@ -24,7 +24,7 @@ from gnnstore.errors import (
 from gnnstore.formats import StoreReader
 from gnnstore.pipeline.check import verify
 from gnnstore.testing.graphs import random_graph, write_store
-from tests.support.effort import choose, is_long
+from tests.support.effort import choose
 from tests.support.graphs import pair_weights, read_store
 from tests.support.stores import arrays_of, assert_same_files
 
@@ -115,7 +115,7 @@ def test_names_and_scaled_features_follow(tmp_path: Path, monkeypatch: pytest.Mo
     np.testing.assert_array_equal(after.attributes["x"], before.attributes["x"])
 
 
-@pytest.mark.skipif(not is_long(), reason="long form; tests/crash kills and resumes it")
+@pytest.mark.long("tests/crash kills and resumes it")
 def test_it_goes_on_where_it_was_interrupted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
