@@ -73,6 +73,9 @@ class Net(torch.nn.Module):
         return found
 
 
+@pytest.mark.skipif(
+    torch.__version__.startswith("2.7"), reason="torch.fx fails on the types of PyG's layers"
+)
 @pytest.mark.filterwarnings("ignore:There exist node types")
 def test_a_model_made_heterogeneous(path: Path) -> None:
     """[PyG: to_hetero]; the store's metadata names the types."""

@@ -135,7 +135,7 @@ def test_licences_of_what_the_core_is_linked_with(page: Message) -> None:
 
 def test_what_the_oldest_versions_are() -> None:
     done = run(sys.executable, ROOT / "release" / "bounds.py", cwd=ROOT)
-    assert {"numpy==1.26", "numcodecs==0.15", "pyarrow==19", "ray==2.60"} <= set(done.split())
+    assert {"numpy==1.26", "numcodecs==0.16.3", "pyarrow==19", "ray==2.60"} <= set(done.split())
     bounds = dict(one.split("==") for one in done.split())
     needed = (
         f"torch {bounds['torch']} or newer, PyTorch Geometric {bounds['torch_geometric']} or newer"
