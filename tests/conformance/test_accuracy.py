@@ -173,16 +173,14 @@ def test_training_writes_nothing_into_a_store(planted: Path, forks: ForkServer) 
     for path, found in files.items():
         if stat.S_ISREG(found.st_mode):
             path.chmod(0o444)
-    strictly, rest = (
-        f"import warnings; warnings.simplefilter({way!r})" for way in ("error", "ignore")
-    )
-    code = "\n".join([strictly, RUN_SCRIPT, rest])  # what libraries do at the end is not ours
+    before, after = "warnings.simplefilter('error')", "warnings.simplefilter('ignore')"
+    code = f"import warnings; {before}\n{RUN_SCRIPT}\n{after}"  # the libraries' ends are not ours
     ended = forks.run(code, EXAMPLE, planted, *OPTIONS.split())
     assert (ended.returncode, ended.stderr) == (0, "")
     assert ended.stdout.count("epoch ") == 4
     assert "best by validation" in ended.stdout
-    after = {path: path.stat() for path in sorted(planted.rglob("*"))}
-    assert after.keys() == files.keys()
+    now = {path: path.stat() for path in sorted(planted.rglob("*"))}
+    assert now.keys() == files.keys()
     for path, found in files.items():
-        assert after[path].st_mtime_ns == found.st_mtime_ns
+        assert now[path].st_mtime_ns == found.st_mtime_ns
     gnnstore.verify(planted)
