@@ -27,7 +27,7 @@ from itertools import count, islice, repeat
 from math import inf
 from queue import Empty, SimpleQueue
 from time import monotonic
-from typing import TYPE_CHECKING, Any, Generic, NoReturn, ParamSpec, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, Self, TypeVar
 
 from gnnstore.budget.ledger import Ledger, Reservation
 from gnnstore.errors import GnnstoreError, UsageError
@@ -38,7 +38,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 R = TypeVar("R")
-P = ParamSpec("P")
 
 _NAME_PREFIX = "gnnstore-"  # prefix of the names of all threads that gnnstore starts
 THREAD_NAME = f"{_NAME_PREFIX}loader"
@@ -613,21 +612,20 @@ class Admitted:
     number: int
     empty: set[int]  # of the gate
 
-    def filled_by(self, make: Callable[P, R]) -> Callable[P, R]:
+    def filled_by(self, make: Callable[..., R]) -> Callable[..., R]:
         """Return what makes arrays of the batch, which has memory from the first one on."""
-        return partial(_fill, self.number, self.empty, make)
+        number, empty = self.number, self.empty  # arrays alone keep the batch in memory
+
+        def fill(*args: Any) -> R:
+            empty.discard(number)
+            return make(*args)
+
+        return fill
 
     def hold(self, memory: Any) -> None:
         """Stay in memory as long as an array, or a storage of torch's, lives."""
         self.empty.discard(self.number)
         weakref.finalize(memory, id, self).atexit = False
-
-
-def _fill(
-    number: int, empty: set[int], make: Callable[P, R], *args: P.args, **kwargs: P.kwargs
-) -> R:
-    empty.discard(number)
-    return make(*args, **kwargs)
 
 
 def ordered_map(
