@@ -309,7 +309,7 @@ def test_reads_from_disk(
 
 
 # Belady's is with its topology on disk, too, and packing is in a file of its own.
-@pytest.mark.long("others are in both")
+@pytest.mark.long("two of these caches are tested under a limit in both")
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     "options",

@@ -240,7 +240,7 @@ def _ways() -> list[Way]:
 WAYS = _ways()
 
 
-@pytest.mark.long("whose ways they are")
+@pytest.mark.long("only all the ways cover every pair")
 def test_ways_cover_every_pair_of_settings() -> None:
     every = {
         pair

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from benchmarks.parts import headline, images, published
-from tests.support.effort import choose
 from tests.support.forks import ForkServer
 
 ROOT = Path(__file__).parents[2]
@@ -25,14 +24,14 @@ code.interact("", local={"__name__": "__main__"}, exitmsg="")
 def test_the_first_block_runs_as_pasted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, forks: ForkServer
 ) -> None:
-    """Line by line into an interpreter, in a directory without any data; in the long form twice."""
+    """Line by line into an interpreter, twice, in a directory without any data."""
     block, shown = re.findall(r"^```(?:python|text)\n(.*?)^```$", README, re.M | re.S)[:2]
     monkeypatch.chdir(tmp_path)
-    done = forks.run(_INTERPRETER, text=f"{block}\n" * choose(1, 2))
+    done = forks.run(_INTERPRETER, text=f"{block}\n{block}")
     assert "Error" not in done.stderr, done.stderr
     expected = shown.split("last loss", 1)[1]
     outputs = done.stdout.split("last loss")[1:]
-    assert len(outputs) == choose(1, 2)
+    assert len(outputs) == 2
     for output in outputs:
         # Other processors round otherwise. The other numbers depend on the machine.
         assert float(output.split()[0]) == pytest.approx(float(expected.split()[0]), abs=0.01)
