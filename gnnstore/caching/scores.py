@@ -4,7 +4,8 @@ Two scores rank the nodes. "degree" is the out-degree: the number of neighbour l
 in, and so its chance to be drawn (PaGraph, section 3.3). "frequency" is the number of batches,
 sampled beforehand, that a node occurs in; it also reflects the fan-outs and where the seeds are
 (GNNLab's pre-sampling). The nodes with the highest scores are cached, of equal ones the lowest ids,
-so that a cache depends on nothing but its settings.
+so that a cache depends on nothing but its settings. Where more fit than were sampled, those with
+the highest out-degrees follow.
 """
 
 from __future__ import annotations
@@ -212,10 +213,22 @@ def most_needed(
         _core.count_ids(trace.batch(i), counts)
     if least > 1:
         counts[counts < least] = 0
-    scores = degrees() if np.count_nonzero(counts) < num_rows else None
+    is_short = np.count_nonzero(counts) < num_rows
+    return select_nodes(filled_up(counts, degrees) if is_short else counts, num_rows)
+
+
+def filled_up(
+    counts: npt.NDArray[np.uint8], degrees: Callable[[], npt.NDArray[np.uint32] | None]
+) -> npt.NDArray[Any]:
+    """Return scores for a cache with room for more rows than were counted.
+
+    The others are scored by their out-degrees, which are overwritten: a row of many lists is likely
+    to be drawn, although no sampled batch needs it. Without degrees, the counts are returned.
+    """
+    scores = degrees()
     if scores is None:
-        return select_nodes(counts, num_rows)
-    for first in range(0, num_nodes, _CHUNK):
+        return counts
+    for first in range(0, len(counts), _CHUNK):
         part = slice(first, first + _CHUNK)
         scores[part][counts[part] > 0] = np.iinfo(scores.dtype).max
-    return select_nodes(scores, num_rows)
+    return scores

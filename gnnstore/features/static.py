@@ -228,8 +228,9 @@ class StaticCache:
         nodes, scores = self._index.nodes, self._scores
 
         def make() -> Arrays:
-            # Nodes of score 0 are cached only if all are; then they leave with nodes of score 1.
-            kept = select_nodes(np.maximum(scores, 1), num_rows)
+            # Nodes of score 0, which filled the cache up, leave first.
+            above_zero = np.add(scores, 1, dtype=np.promote_types(scores.dtype, np.uint16))
+            kept = select_nodes(above_zero, num_rows)
             return nodes[kept], scores[kept]
 
         key = f"{self._key(nodes)} made smaller for {purpose}"

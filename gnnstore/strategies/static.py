@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +16,7 @@ from gnnstore.caching.scores import (
     SCORE_DTYPES,
     CacheCost,
     StaticCacheInfo,
+    filled_up,
     num_that_fit,
     select_nodes,
 )
@@ -36,7 +37,7 @@ from gnnstore.strategies.loader_spec import LoaderSpec
 from gnnstore.strategies.options import CacheSettings
 from gnnstore.strategies.placement import Placement, check_two_batches, prefetch_wish, with_batches
 from gnnstore.strategies.prediction import EpochCosts, HardwareRates, Prediction, Resources
-from gnnstore.strategies.sampled_epoch import SampledEpoch
+from gnnstore.strategies.sampled_epoch import SampledEpoch, out_degrees
 from gnnstore.strategies.workload import Workload
 from gnnstore.threads import LONG_READ_BYTES
 from gnnstore.units import format_size
@@ -47,6 +48,8 @@ if TYPE_CHECKING:
     from gnnstore.pipeline.lookahead.presample import Presampler
 
 _log = logging.getLogger(__name__)
+
+D = TypeVar("D", "npt.NDArray[np.uint32]", "npt.NDArray[np.uint32] | None")
 
 # One part in so many of free memory for a cache without memory=: the model's needs are unknown.
 _CACHE_SHARE = 2
@@ -165,7 +168,7 @@ class CacheMaker:
         if not num_rows:
             return CacheChoice(0, expected_bytes, np.empty(0, np.int64), np.empty(0, np.uint8))
         scores = self.scores() if counts is None else counts
-        nodes = self._best(scores, num_rows)
+        nodes = self._fitting(scores, num_rows)
         return CacheChoice(num_rows, expected_bytes, nodes, scores[nodes])
 
     def counts(self) -> npt.NDArray[np.uint8] | None:
@@ -194,7 +197,7 @@ class CacheMaker:
 
         def best() -> Arrays:
             scores = self.scores()
-            nodes = select_nodes(scores, num_rows)
+            nodes = self._best(scores, num_rows)
             return nodes, scores[nodes]
 
         def make() -> StaticCache:
@@ -217,21 +220,48 @@ class CacheMaker:
 
         return caches.cache(self.key, make)
 
-    def _best(self, scores: npt.NDArray[Any], num_rows: int) -> npt.NDArray[np.int64]:
+    def _fitting(self, scores: npt.NDArray[Any], num_rows: int) -> npt.NDArray[np.int64]:
         """Return the best nodes that take the memory of `num_rows` of the widest type, at most."""
         widest, node_bytes = self.tables.slot_bytes, self.cost.node_bytes
         row_bytes = {
             own: node_bytes - (widest - width) for own, width in self.tables.widths.items()
         }
-        return select_nodes(scores, num_that_fit(scores, row_bytes, num_rows * node_bytes))
+        num_bytes = num_rows * node_bytes
+        found = num_that_fit(scores, row_bytes, num_bytes)
+        if found < self.num_rows and self._is_short(scores, found + 1):
+            scores = self._filled_up(scores, num_rows)
+            found = num_that_fit(scores, row_bytes, num_bytes)
+        return select_nodes(scores, found)
+
+    def _best(self, scores: npt.NDArray[Any], num_rows: int) -> npt.NDArray[np.int64]:
+        """Return the best `num_rows` nodes, or fewer where no more have a score."""
+        if self._is_short(scores, num_rows):
+            scores = self._filled_up(scores, num_rows)
+        return select_nodes(scores, num_rows)
+
+    def _is_short(self, scores: npt.NDArray[Any], num_rows: int) -> bool:
+        """Whether sampling has needed fewer than `num_rows` rows."""
+        return self.settings.score == "frequency" and np.count_nonzero(scores) < num_rows
+
+    def _filled_up(self, counts: npt.NDArray[np.uint8], num_rows: int) -> npt.NDArray[Any]:
+        """Return scores for a cache of `num_rows` rows, within the memory that these will take."""
+        left_bytes = num_rows * self.tables.slot_bytes - counts.nbytes
+        return filled_up(
+            counts,
+            lambda: self._left_out(out_degrees(self.topology, self.tables.space, left_bytes)),
+        )
+
+    def _left_out(self, degrees: D) -> D:
+        """Return out-degrees, 0 for rows that a device has."""
+        held = self.loader.presampler.held
+        if degrees is not None and held is not None:
+            degrees[held.rows_in(self.tables.space)] = 0
+        return degrees
 
     def scores(self) -> npt.NDArray[Any]:
         """Return the score of each row: uint8 or uint32 [N]."""
         if self.settings.score == "degree":
-            degrees = row_degrees(self.topology, self.tables.space)
-            if (held := self.loader.presampler.held) is not None:
-                degrees[held.rows_in(self.tables.space)] = 0
-            return degrees
+            return self._left_out(row_degrees(self.topology, self.tables.space))
         counts = np.zeros(self.num_rows, np.uint8)
         self.presampler.run(self.topology, self.loader.num_threads, counts)
         return counts

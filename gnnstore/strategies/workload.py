@@ -10,7 +10,7 @@ which `tests.support.twins.reads.plan_reads` defines.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Self
 
@@ -240,6 +240,7 @@ class Workload:
     pages: ReuseCurve  # reuse of the rows' pages of 4 KiB
     frequency: ScoreCurve  # by the number of other batches that need a row
     degree: ScoreCurve | None  # by out-degree; None unless it was counted
+    filled_up: ScoreCurve | None  # by frequency, and out-degree of rows that no batch needs
     _sample: _Sample = field(repr=False)
     # Whether sampling reads in-neighbours from disk, which is busy all the while.
     samples_from_disk: bool = False
@@ -297,23 +298,23 @@ class Workload:
             pages=_page_curve(trace, kept_share, reads),
             frequency=ScoreCurve(rows_of / share, uses / kept_share, num_rows),
             degree=None,
+            filled_up=None,
             _sample=sample,
         )
 
     def direct_reads(self) -> ReadTotals:
         """Return the reads of an epoch without any cache."""
-        return self._reads(self.batch_rows, lambda sample: np.ones(len(sample.distances), np.bool_))
+        return self._reads(self.batch_rows, np.ones(len(self._sample.distances), np.bool_))
 
     def static_reads(self, num_slots: int, *, by_degree: bool = False) -> ReadTotals:
         """Return the reads of an epoch with a static cache."""
-        curve = self.degree if by_degree and self.degree is not None else self.frequency
-        lowest = curve.lowest_score(num_slots)
-
-        def missed(sample: _Sample) -> npt.NDArray[np.bool_]:
-            scores = sample.degrees if by_degree and sample.degrees is not None else sample.others
-            return scores < lowest
-
-        return self._reads(curve.misses(num_slots), missed)
+        curve, scores = self.frequency, self._sample.others
+        if self.filled_up is not None:
+            curve, scores = self.filled_up, self._sample.filled_up
+        if by_degree and self.degree is not None:
+            curve, scores = self.degree, self._sample.degrees
+        is_missed = scores < curve.lowest_score(num_slots)
+        return self._reads(curve.misses(num_slots), is_missed)
 
     def misses(
         self,
@@ -363,7 +364,8 @@ class Workload:
         """Return the reads of an epoch with a planned cache."""
         misses = self.misses(policy, num_slots, superbatch) / self.epoch_batches
         longest = policy.max_kept_distance(self.rows, num_slots, superbatch)
-        return self._reads(misses, lambda s: (s.distances == 0) | (s.distances > longest))
+        distances = self._sample.distances
+        return self._reads(misses, (distances == 0) | (distances > longest))
 
     def pass_reads(self, epoch_misses: float, superbatch: int) -> ReadTotals:
         """Return the reads of one pass over the tables for the misses of a superbatch.
@@ -384,12 +386,9 @@ class Workload:
         num_reads = len(reads.layouts) * num_pages * needed * apart
         return ReadTotals(math.ceil(num_reads), int(num_bytes))
 
-    def _reads(
-        self, misses: float, missed: Callable[[_Sample], npt.NDArray[np.bool_]]
-    ) -> ReadTotals:
+    def _reads(self, misses: float, is_missed: npt.NDArray[np.bool_]) -> ReadTotals:
         """Return the reads of an epoch in which batches miss `misses` rows each."""
-        sample = self._sample
-        is_missed, totals, num_found = missed(sample), ReadTotals(), 0
+        sample, totals, num_found = self._sample, ReadTotals(), 0
         last = sample.trace.num_batches
         for i in range(max(0, last - _READ_BATCHES), last):
             begin, end = sample.trace.offsets[i], sample.trace.offsets[i + 1]
@@ -402,12 +401,25 @@ class Workload:
         return totals.scaled(misses * self.epoch_batches / num_found)
 
     def with_degrees(self, degrees: npt.NDArray[np.uint32]) -> Self:
-        """Return the workload with the curve of a cache by out-degree."""
-        sample = self._sample
-        capped = np.minimum(degrees[sample.trace.ids], _MAX_DEGREE - 1)
-        uses = _degree_histogram(capped) / (sample.trace.num_batches * sample.kept_share)
-        curve = ScoreCurve(_degree_histogram(degrees), uses, len(degrees))
-        return replace(self, degree=curve, _sample=replace(sample, degrees=capped))
+        """Return the workload with the curves of caches that go by out-degree, or end with it."""
+        capped = np.minimum(degrees[self._sample.trace.ids], _MAX_DEGREE - 1)
+        sample, frequency = replace(self._sample, degrees=capped), self.frequency
+        num_uses = sample.trace.num_batches * sample.kept_share
+        rows, uses = _degree_histogram(degrees), _degree_histogram(capped) / num_uses
+        # Rows that batches need, by their degrees: the others have the degrees that are left.
+        ids, first = np.unique(sample.trace.ids, return_index=True)
+        needed = _degree_histogram(capped[first]) * (frequency.rows.sum() / max(1, len(ids)))
+        others = _degree_histogram(capped[sample.others == 0]) / num_uses
+        return replace(
+            self,
+            degree=ScoreCurve(rows, uses, len(degrees)),
+            filled_up=ScoreCurve(
+                np.concatenate([np.maximum(rows - needed, 0.0), frequency.rows[1:]]),
+                np.concatenate([others, frequency.uses[1:]]),
+                len(degrees),
+            ),
+            _sample=sample,
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -421,8 +433,13 @@ class _Sample:
     # In the order of the trace's ids: the number of other batches that need the row.
     others: npt.NDArray[Any]
     kept_share: float  # the kept uses of rows as a share of all
-    # In the order of the trace's ids: the out-degree of each.
-    degrees: npt.NDArray[Any] | None = None
+    # In the order of the trace's ids: the out-degree of each, if it was counted.
+    degrees: npt.NDArray[Any] = field(default_factory=lambda: np.empty(0, np.uint32))
+
+    @property
+    def filled_up(self) -> npt.NDArray[Any]:
+        """Scores of a cache by frequency that is filled up by out-degree."""
+        return np.where(self.others > 0, _MAX_DEGREE - 1 + self.others, self.degrees)
 
 
 def _page_curve(trace: Trace, share: float, reads: TableReads) -> ReuseCurve:

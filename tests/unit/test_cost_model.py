@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from gnnstore.caching.belady import BELADY, BeladyPlanner
 from gnnstore.caching.plan import Trace
 from gnnstore.caching.reuse import ReuseCurve, reuse_distances
-from gnnstore.caching.scores import most_needed, select_nodes
+from gnnstore.caching.scores import filled_up, most_needed, select_nodes
 from gnnstore.disk.profile import tune_reads
 from gnnstore.formats.arrays.pages import PageGeometry, ShardLayout
 from gnnstore.strategies.prediction import (
@@ -162,6 +162,24 @@ def test_a_cache_by_degree(batches: list[Any]) -> None:
     assert work.degree.misses(NUM_ROWS) == 0
     least = work.misses(BELADY, 1000, len(batches))
     assert work.static_reads(1000, by_degree=True).reads > least * 0.5
+
+
+@pytest.mark.parametrize("num_slots", [1000, 9000])
+def test_a_cache_by_frequency_is_filled_up_by_degree(batches: list[Any], num_slots: int) -> None:
+    counted, measured = batches[:20], batches[20:]
+    degrees = np.bincount(np.concatenate(batches), minlength=NUM_ROWS).astype(np.uint32)
+    counts = np.bincount(np.concatenate(counted), minlength=NUM_ROWS).astype(np.uint8)
+    filled = counts
+    if np.count_nonzero(counts) < num_slots:
+        filled = filled_up(counts, degrees.copy)
+    cached = np.zeros(NUM_ROWS, np.bool_)
+    cached[select_nodes(filled, num_slots)] = True
+    misses = sum(int((~cached[batch]).sum()) for batch in measured) / len(measured)
+    work = workload_of(counted)
+    before, work = work.static_reads(num_slots), work.with_degrees(degrees)
+    assert work.filled_up is not None
+    assert work.filled_up.misses(num_slots) == pytest.approx(misses, rel=0.1)
+    assert (work.static_reads(num_slots).reads < before.reads) == (num_slots == 9000)
 
 
 @pytest.mark.parametrize("num_slots", [1000, *choose([], [4000])])

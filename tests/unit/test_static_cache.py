@@ -186,6 +186,39 @@ def test_a_cache_shrinks_to_its_best(table: tuple[FileRows, Any]) -> None:
     assert cache.num_bytes == 0
 
 
+def test_what_filled_a_cache_up_leaves_first(table: tuple[FileRows, Any]) -> None:
+    cache, counts = StaticCache(of_one_type({"x": table[0]}), N), np.zeros(N, np.uint8)
+    counts[[5, 70, 200]] = 1, 255, 1
+    cache.warm_up(np.arange(0, N, 5), counts[::5])
+    cache.shrink(3)
+    cached = [cache.rows("x").gather(np.array([node])).counts.rows_cached for node in range(N)]
+    assert np.flatnonzero(cached).tolist() == [5, 70, 200]
+
+
+def test_a_cache_is_filled_up_by_degree(tmp_path: Path) -> None:
+    """Sampling beforehand needs few rows; the cache has room for more."""
+    graph = random_graph(2000, 9000, feature_dim=64, num_classes=3)
+    sources, targets = graph.edge_index
+    store = gnnstore.open(graph.write(tmp_path / "g.gnn"))
+    seeds = np.array([7, 99, 1234])
+
+    def load(fanout: int, nodes: npt.NDArray[Any]) -> gnnstore.LoaderStats:
+        options: dict[str, Any] = {"strategy": "static", "cache_bytes": "100kB"}
+        loader = gnnstore.NeighborLoader(store, [fanout], nodes, batch_size=len(nodes), **options)
+        for _ in loader:
+            pass
+        stats: gnnstore.LoaderStats = loader.stats()
+        return stats
+
+    num_rows = load(-1, seeds).cache_rows
+    assert num_rows == cache_cost(2000, 256, "frequency").whole.rows_in(100_000)
+    degrees = np.bincount(sources, minlength=2000)
+    degrees[np.union1d(seeds, sources[np.isin(targets, seeds)])] = 9000  # were counted
+    expected = np.argsort(-degrees, kind="stable")[:num_rows]
+    assert load(0, np.arange(2000)).rows_cached == num_rows
+    assert load(0, expected).rows_cached == num_rows
+
+
 # --- filling it beside batches --------------------------------------------------------------
 
 
