@@ -39,7 +39,7 @@ _LEAST_SPARE_BYTES = 1 << 20
 # The fewest batches that show how often rows are needed again.
 _LEAST_BATCHES = 16
 # Most edges that are counted for out-degrees: two seconds' work, if the graph is in memory.
-_MAX_COUNTED_EDGES = 1 << 28
+MAX_COUNTED_EDGES = 1 << 28
 # Batches for timing sampling from elsewhere: one by one, and together from disk.
 _TIMED_ALONE, _TIMED_TOGETHER = 4, 64
 
@@ -207,7 +207,7 @@ def out_degrees(
 ) -> npt.NDArray[np.uint32] | None:
     """Return the out-degree of each row's node; None if it would take much time or memory."""
     num_edges = sum(csc.num_edges for csc in topology.csc.values())
-    if topology.is_slow or topology.is_read or num_edges > _MAX_COUNTED_EDGES:
+    if topology.is_slow or topology.is_read or num_edges > MAX_COUNTED_EDGES:
         return None
     if space.num_rows * np.dtype(np.uint32).itemsize > memory_bytes:
         return None

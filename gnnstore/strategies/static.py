@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -37,7 +37,7 @@ from gnnstore.strategies.loader_spec import LoaderSpec
 from gnnstore.strategies.options import CacheSettings
 from gnnstore.strategies.placement import Placement, check_two_batches, prefetch_wish, with_batches
 from gnnstore.strategies.prediction import EpochCosts, HardwareRates, Prediction, Resources
-from gnnstore.strategies.sampled_epoch import SampledEpoch, out_degrees
+from gnnstore.strategies.sampled_epoch import MAX_COUNTED_EDGES, SampledEpoch
 from gnnstore.strategies.workload import Workload
 from gnnstore.threads import LONG_READ_BYTES
 from gnnstore.units import format_size
@@ -49,10 +49,10 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-D = TypeVar("D", "npt.NDArray[np.uint32]", "npt.NDArray[np.uint32] | None")
-
 # One part in so many of free memory for a cache without memory=: the model's needs are unknown.
 _CACHE_SHARE = 2
+# Bytes of rows that are read in the time in which an edge is counted.
+_BYTES_FOR_AN_EDGE = 8
 
 
 @dataclass(frozen=True, eq=False)
@@ -241,27 +241,30 @@ class CacheMaker:
 
     def _is_short(self, scores: npt.NDArray[Any], num_rows: int) -> bool:
         """Whether sampling has needed fewer than `num_rows` rows."""
-        return self.settings.score == "frequency" and np.count_nonzero(scores) < num_rows
+        return self.settings.score == "frequency" and int(np.count_nonzero(scores)) < num_rows
 
     def _filled_up(self, counts: npt.NDArray[np.uint8], num_rows: int) -> npt.NDArray[Any]:
-        """Return scores for a cache of `num_rows` rows, within the memory that these will take."""
+        """Return scores for a cache of `num_rows` rows, made in the memory that these will take."""
         left_bytes = num_rows * self.tables.slot_bytes - counts.nbytes
-        return filled_up(
-            counts,
-            lambda: self._left_out(out_degrees(self.topology, self.tables.space, left_bytes)),
-        )
+        num_edges = sum(csc.num_edges for csc in self.topology.csc.values())
+        # No longer than reading so many rows takes, or two seconds.
+        is_quick = num_edges <= max(MAX_COUNTED_EDGES, left_bytes // _BYTES_FOR_AN_EDGE)
+        degrees_bytes = self.num_rows * np.dtype(SCORE_DTYPES["degree"]).itemsize
+        if not is_quick or degrees_bytes > left_bytes:
+            return counts
+        return filled_up(counts, self._degrees)
 
-    def _left_out(self, degrees: D) -> D:
-        """Return out-degrees, 0 for rows that a device has."""
-        held = self.loader.presampler.held
-        if degrees is not None and held is not None:
+    def _degrees(self) -> npt.NDArray[np.uint32]:
+        """Return the out-degree of each row's node, 0 for rows that a device has."""
+        degrees = row_degrees(self.topology, self.tables.space)
+        if (held := self.loader.presampler.held) is not None:
             degrees[held.rows_in(self.tables.space)] = 0
         return degrees
 
     def scores(self) -> npt.NDArray[Any]:
         """Return the score of each row: uint8 or uint32 [N]."""
         if self.settings.score == "degree":
-            return self._left_out(row_degrees(self.topology, self.tables.space))
+            return self._degrees()
         counts = np.zeros(self.num_rows, np.uint8)
         self.presampler.run(self.topology, self.loader.num_threads, counts)
         return counts

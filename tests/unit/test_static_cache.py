@@ -21,6 +21,7 @@ from gnnstore.features import static as tier
 from gnnstore.features.file_rows import FileRows
 from gnnstore.features.source import Tier, of_one_type
 from gnnstore.features.static import StaticCache, cache_cost
+from gnnstore.formats.base.names import edge_directory
 from gnnstore.graph.cache_owner import shared_caches
 from gnnstore.graph.table_registry import TableRegistry
 from gnnstore.loaders.options import read_options
@@ -28,7 +29,7 @@ from gnnstore.sampling.row_space import RowRange
 from gnnstore.strategies.loader_spec import ReadOptions
 from gnnstore.strategies.options import CacheSettings
 from gnnstore.testing.graphs import random_graph
-from tests.support.stores import write_example_store
+from tests.support.stores import CITES, WRITES, write_example_store, write_two_typed_store
 
 
 def best_nodes(scores: npt.NDArray[Any], num_rows: int) -> list[int]:
@@ -195,7 +196,8 @@ def test_what_filled_a_cache_up_leaves_first(table: tuple[FileRows, Any]) -> Non
     assert np.flatnonzero(cached).tolist() == [5, 70, 200]
 
 
-def test_a_cache_is_filled_up_by_degree(tmp_path: Path) -> None:
+@pytest.mark.parametrize("topology", ["memory", "mmap", "disk"])
+def test_a_cache_is_filled_up_by_degree(tmp_path: Path, topology: str) -> None:
     """Sampling beforehand needs few rows; the cache has room for more."""
     graph = random_graph(2000, 9000, feature_dim=64, num_classes=3)
     sources, targets = graph.edge_index
@@ -204,7 +206,8 @@ def test_a_cache_is_filled_up_by_degree(tmp_path: Path) -> None:
 
     def load(fanout: int, nodes: npt.NDArray[Any]) -> gnnstore.LoaderStats:
         options: dict[str, Any] = {"strategy": "static", "cache_bytes": "100kB"}
-        loader = gnnstore.NeighborLoader(store, [fanout], nodes, batch_size=len(nodes), **options)
+        options |= {"topology": topology, "batch_size": len(nodes)}
+        loader = gnnstore.NeighborLoader(store, [fanout], nodes, **options)
         for _ in loader:
             pass
         stats: gnnstore.LoaderStats = loader.stats()
@@ -217,6 +220,37 @@ def test_a_cache_is_filled_up_by_degree(tmp_path: Path) -> None:
     expected = np.argsort(-degrees, kind="stable")[:num_rows]
     assert load(0, np.arange(2000)).rows_cached == num_rows
     assert load(0, expected).rows_cached == num_rows
+
+
+def test_rows_of_all_types_fill_a_cache_up(tmp_path: Path) -> None:
+    stored = write_two_typed_store(tmp_path / "g.gnn", widths=(50, 20))
+    store = gnnstore.open(stored.path)
+
+    def load(fanout: int, kind: str, nodes: Any) -> gnnstore.LoaderStats:
+        options: dict[str, Any] = {"strategy": "static", "cache_bytes": "20kB"}
+        seeds = (kind, np.asarray(nodes))
+        loader = gnnstore.NeighborLoader(store, [fanout], seeds, batch_size=len(nodes), **options)
+        for _ in loader:
+            pass
+        stats: gnnstore.LoaderStats = loader.stats()
+        return stats
+
+    num_rows = load(-1, "paper", [7, 30]).cache_rows
+    scores = {"paper": np.zeros(300, np.int64), "author": np.zeros(170, np.int64)}
+    for kind, (source, _, _) in (("cites", CITES), ("writes", WRITES)):
+        directory = edge_directory(source, kind, "paper")
+        indptr, indices = (stored.arrays[f"{directory}/{name}"] for name in ("indptr", "indices"))
+        scores[source] += np.bincount(indices, minlength=len(scores[source]))
+        for seed in (7, 30):
+            scores[source][indices[indptr[seed] : indptr[seed + 1]]] = 10**6
+    scores["paper"][[7, 30]] = 10**6
+    merged = np.concatenate([np.minimum(own, 10**6) for own in scores.values()])
+    best = np.argsort(-merged, kind="stable")
+    row_bytes = np.where(best < 300, 200, 80) + 9
+    room = cache_cost(470, 200, "frequency").whole.rows_in(20_000) * 209
+    expected = best[np.cumsum(row_bytes) <= room]
+    assert num_rows == len(expected) > 100
+    assert load(0, "paper", np.arange(300)).rows_cached == (expected < 300).sum()
 
 
 # --- filling it beside batches --------------------------------------------------------------
