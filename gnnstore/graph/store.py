@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import reprlib
 import threading
+import weakref
 from collections.abc import Callable
 from functools import cached_property, partial
 from pathlib import Path
@@ -305,6 +306,16 @@ class GraphStore(StoreTensors, NodeData, EdgeData, FeatureStore, PygGraphStore):
         if self._origin is not None:
             with open_progress() as progress:
                 stage_unit(self._origin, kind, self.path, name, progress)
+
+    def free_topology(self) -> bool:
+        """Free the adjacency in RAM unless something uses it; return whether it is gone."""
+        with self._lock:
+            if (found := self._topologies.pop("memory", None)) is None:
+                return False
+            used, found = weakref.ref(found), None
+            if (still := used()) is not None:
+                self._topologies["memory"] = still
+            return still is None
 
     def topology_at_hand(self) -> Topology:
         """Return the adjacency in RAM if it has been read, else mapped."""

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary, WeakSet
 
+from gnnstore._core import pool_trim
 from gnnstore.disk.engines import ENVIRONMENT_VARIABLE, Engine, open_engine
 from gnnstore.disk.profile import ReadTuning
 from gnnstore.errors import UsageError
@@ -65,7 +66,7 @@ class TableRegistry:
         self._engines: dict[tuple[str | None, str | None], Engine] = {}
         self._held_row_bytes: dict[str, int] = {}
         self._neighbors: dict[EdgeType, CachedNeighbors] = {}
-        self._topology_bytes = 0
+        self._topology_bytes: dict[TopologyMode, int] = {}
         self._stored: WeakSet[StoredColumns] = WeakSet()  # of times and weights
         self._machine = PRIVATE
 
@@ -184,14 +185,18 @@ class TableRegistry:
             topology = store.topology(mode, num_threads, machine)
             self._stored.add(topology.stored)
             if mode != "mmap":
-                self._topology_bytes = max(
-                    self._topology_bytes,
-                    sum(
-                        csc.indptr.nbytes if mode == "disk" else csc.num_bytes
-                        for csc in topology.csc.values()
-                    ),
+                self._topology_bytes[mode] = sum(
+                    csc.indptr.nbytes if mode == "disk" else csc.num_bytes
+                    for csc in topology.csc.values()
                 )
             return topology
+
+    def free_topology(self, store: GraphStore) -> None:
+        """Free a topology in memory that no loader uses: one that was read, and left no room."""
+        with self._lock:
+            if store.free_topology():
+                self._topology_bytes.pop("memory", None)
+                pool_trim(0)
 
     def neighbors(
         self,
@@ -232,7 +237,8 @@ class TableRegistry:
         """Bytes of memory that everything opened so far occupies, without caches of rows."""
         tables = sum(rows.resident_bytes for rows in self._rows.values())
         stored = sum(columns.num_bytes for columns in self._stored)
-        return self._topology_bytes + stored + self._neighbor_bytes + tables
+        topology = max(self._topology_bytes.values(), default=0)
+        return topology + stored + self._neighbor_bytes + tables
 
 
 # By the store's reader: PyG's base classes make the store itself unhashable.

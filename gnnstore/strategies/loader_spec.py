@@ -206,6 +206,8 @@ class LoaderSpec:
         if where == "memory" and placement.trial_bytes > 0:
             where = "mmap"
         self.limit_unshared(placement)
+        if where != "memory":
+            shared.free_topology(store)  # which an earlier placement may have read
         with self.progress.phase("load the topology"):
             topology = shared.topology(store, where, self.num_threads, self.machine)
         if placement.topology != "disk" or engine is None:
@@ -344,7 +346,8 @@ def first_that_fits(
         except DiskBudgetError:
             raise
         except BudgetError as error:
-            refusals.append((error, placed))
+            # Without frames, which have what was read for this placement.
+            refusals.append((error.with_traceback(None), placed))
             if mode == "memory":
                 break
     # The last of several that miss the same, which holds least.
