@@ -494,14 +494,14 @@ class Lookahead:
             self.gate = MemoryGate(lambda: self.num_living, before)
         self._num_batches = num_batches
         self._spare_bytes = spare_bytes
-        self._largest_bytes = self._largest_sample_bytes = 0
+        self._largest_bytes = self._largest_sample_bytes = self._largest_working_bytes = 0
 
     def __call__(self) -> int:
         """Return the number of batches that may be in the queue now, at least 1."""
         most = self.num_living - 1
         if self.gate is None or self._spare_bytes is None or not self._largest_sample_bytes:
             return most
-        free = self._spare_bytes - self.num_living * self._largest_bytes
+        free = self._spare_bytes - self._living_bytes(self.num_living)
         return min(self._num_batches, most + free // self._largest_sample_bytes)
 
     @property
@@ -511,7 +511,13 @@ class Lookahead:
             return self._num_batches + 1
         if self._largest_bytes == 0:
             return 2
-        return max(2, min(self._num_batches + 1, self._spare_bytes // self._largest_bytes))
+        working = self._largest_working_bytes  # the consumer's batch has none
+        fitting = (self._spare_bytes + working) // (self._largest_bytes + working)
+        return max(2, min(self._num_batches + 1, fitting))
+
+    def _living_bytes(self, num_batches: int) -> int:
+        working = max(0, num_batches - 1) * self._largest_working_bytes
+        return num_batches * self._largest_bytes + working
 
     @property
     def recycled_bytes(self) -> int | None:
@@ -523,13 +529,14 @@ class Lookahead:
             # Batches that were just admitted take what others have left free.
             living = self.gate.num_living - len(self.gate.empty)
             waiting = self.gate.num_waiting
-        used = living * self._largest_bytes + waiting * self._largest_sample_bytes
+        used = self._living_bytes(living) + waiting * self._largest_sample_bytes
         return max(0, self._spare_bytes - used)
 
-    def observe(self, batch_bytes: int, sample_bytes: int = 0) -> None:
-        """Learn the size of a batch, and of the part that is there before its rows."""
+    def observe(self, batch_bytes: int, sample_bytes: int = 0, working_bytes: int = 0) -> None:
+        """Learn the size of a batch, of the part before its rows, and of what preparing takes."""
         self._largest_bytes = max(self._largest_bytes, batch_bytes)
         self._largest_sample_bytes = max(self._largest_sample_bytes, sample_bytes)
+        self._largest_working_bytes = max(self._largest_working_bytes, working_bytes)
         if self._spare_bytes is not None and 2 * batch_bytes > self._spare_bytes:
             two = Reservation("a batch and the one before it", 2 * batch_bytes)
             ledger = Ledger(self._spare_bytes, (two,), "a loader", "of memory= left for batches")

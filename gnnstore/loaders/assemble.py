@@ -120,7 +120,7 @@ class Gathering:
     ) -> None:
         self._rows, self._held, self._decodes = rows, held, decodes
         self._hold, self._memory = hold, memory
-        self._num_bytes, self._counts = 0, ReadCounts()
+        self._num_bytes, self._working_bytes, self._counts = 0, 0, ReadCounts()
 
     def tensors(
         self,
@@ -140,6 +140,8 @@ class Gathering:
             array, read = known
             if decoding is not None and array.dtype == attribute.rows.spec.dtype:
                 array = decoding.decode(array, self._memory)
+            if decoding is not None:
+                self._working_bytes += len(array) * attribute.rows.spec.row_bytes
             if self._hold is not None:
                 self._hold(array)
             tensor = torch.from_numpy(array)
@@ -176,6 +178,7 @@ class Gathering:
     def note(self, cost: BatchCost) -> None:
         """Note what gathering took."""
         cost.bytes_gathered, cost.counts = self._num_bytes, self._counts
+        cost.working_bytes = self._working_bytes
 
 
 class BatchSchema(Protocol):

@@ -50,6 +50,7 @@ class BatchCost:
     # Bytes of the sample; later also of its attributes and of the staging memory for a device.
     num_bytes: int = 0
     bytes_gathered: int = 0
+    working_bytes: int = 0  # besides, while it is prepared: of rows that are decoded
     bytes_to_device: int = 0
     rows_on_device: int = 0
     rows_kept: int = 0
@@ -604,7 +605,7 @@ def load_batches(
             key, cost = batch.key, batch.cost
             end_ns = time.perf_counter_ns()
             recorder.add("wait", start_ns, end_ns, epoch=key.epoch, batch=key.batch)
-            lookahead.observe(cost.num_bytes, cost.sample_bytes)
+            lookahead.observe(cost.num_bytes, cost.sample_bytes, cost.working_bytes)
             unreleased += cost.sample_bytes
             output = preparer.deliver(batch, (end_ns - start_ns) * 1e-9)
             if batch.position is not None:

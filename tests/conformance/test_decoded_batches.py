@@ -20,6 +20,7 @@ from gnnstore.converters.stores.partition import partition
 from gnnstore.errors import UsageError
 from gnnstore.formats import StoreReader
 from gnnstore.plugins import ReadCounts, Tier, shared_tables
+from gnnstore.threads import Lookahead
 from tests.support.batches import assert_same_batches, batches_of
 from tests.support.effort import choose, paired
 from tests.support.every_loader import CASES, NODES, WAYS, OpenStores, make, open_stores
@@ -204,6 +205,21 @@ def test_packed_epochs_are_decoded_where_they_are_read(path: Path, tmp_path: Pat
     for batch in batches_of(half.loader(decode=None), 1):
         assert batch["x"].dtype == torch.int8
         assert same(batch["x"] * batch["x_scale"], whole[batch["n_id"]])
+
+
+@pytest.mark.parametrize(("decode", "each"), [("input", WIDTH), (None, 0)])
+def test_rows_as_stored_count_while_a_batch_is_prepared(
+    path: Path, decode: Any, each: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    observed = []
+
+    def observe(_: object, num_bytes: int, sample_bytes: int, working_bytes: int) -> None:
+        observed.append((num_bytes - sample_bytes, working_bytes))
+
+    monkeypatch.setattr(Lookahead, "observe", observe)
+    batches = list(loader_of(gnnstore.open(path), strategy="direct", decode=decode))
+    assert [working for _, working in observed] == [each * batch.num_nodes for batch in batches]
+    assert all(gathered > working for gathered, working in observed)
 
 
 def test_scales_are_there_only_for_those_who_ask(path: Path, tmp_path: Path) -> None:

@@ -338,6 +338,21 @@ def test_a_budget_bounds_the_bytes_ahead() -> None:
     assert Lookahead(5).recycled_bytes is None
 
 
+def test_what_preparing_takes_counts_but_for_the_consumers_batch() -> None:
+    lookahead = Lookahead(9, spare_bytes=1000)
+    for working_bytes, num_living, free in [
+        (0, 5, 200),
+        (50, 4, 300),
+        (200, 3, 400),
+        (600, 2, 800),
+    ]:
+        lookahead.observe(200, 0, working_bytes)
+        assert lookahead.num_living == num_living
+        assert num_living * 200 + (num_living - 1) * working_bytes <= 1000
+        used = (num_living - 1) * 200 + (num_living - 2) * working_bytes
+        assert lookahead.recycled_bytes == 1000 - used == free
+
+
 def test_the_batch_of_the_iteration_before_counts() -> None:
     """A loop's variable has it until the first batch of the next iteration is there."""
     before = Lookahead(8, spare_bytes=1000, admits=True).gate
