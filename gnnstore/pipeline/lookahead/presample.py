@@ -174,8 +174,9 @@ class Presampler:
             specs = node.attributes.values()
             value_bytes[node.name] = store.assigned.row_bytes(node.name)
             value_bytes[node.name] += sum(spec.row_bytes for spec in specs)
-            shown = [spec.shown_row_bytes for spec in specs if spec.scaled and decodes]
-            decoded_bytes[node.name] = sum(shown)
+            # Of two batches, the one at the consumer has no rows as stored any more: half of them.
+            shown = [spec.shown_row_bytes - spec.row_bytes // 2 for spec in specs if spec.scaled]
+            decoded_bytes[node.name] = sum(shown) if decodes else 0
         for edge in schema.edge_types:
             value_bytes[edge.type] = sum(spec.row_bytes for spec in edge.attributes.values())
         return cls(
