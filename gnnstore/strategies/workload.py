@@ -240,7 +240,8 @@ class Workload:
     pages: ReuseCurve  # reuse of the rows' pages of 4 KiB
     frequency: ScoreCurve  # by the number of other batches that need a row
     degree: ScoreCurve | None  # by out-degree; None unless it was counted
-    filled_up: ScoreCurve | None  # by frequency, and out-degree of rows that no batch needs
+    # By frequency, and by the out-degree of rows that no batch needs; None unless it was counted.
+    filled_up: ScoreCurve | None
     _sample: _Sample = field(repr=False)
     # Whether sampling reads in-neighbours from disk, which is busy all the while.
     samples_from_disk: bool = False
@@ -309,10 +310,10 @@ class Workload:
     def static_reads(self, num_slots: int, *, by_degree: bool = False) -> ReadTotals:
         """Return the reads of an epoch with a static cache."""
         curve, scores = self.frequency, self._sample.others
-        if self.filled_up is not None:
-            curve, scores = self.filled_up, self._sample.filled_up
         if by_degree and self.degree is not None:
             curve, scores = self.degree, self._sample.degrees
+        elif self.filled_up is not None:
+            curve, scores = self.filled_up, self._sample.filled_up
         is_missed = scores < curve.lowest_score(num_slots)
         return self._reads(curve.misses(num_slots), is_missed)
 
@@ -401,7 +402,7 @@ class Workload:
         return totals.scaled(misses * self.epoch_batches / num_found)
 
     def with_degrees(self, degrees: npt.NDArray[np.uint32]) -> Self:
-        """Return the workload with the curves of caches that go by out-degree, or end with it."""
+        """Return the workload with the curves of caches by out-degree, and filled up by it."""
         capped = np.minimum(degrees[self._sample.trace.ids], _MAX_DEGREE - 1)
         sample, frequency = replace(self._sample, degrees=capped), self.frequency
         num_uses = sample.trace.num_batches * sample.kept_share

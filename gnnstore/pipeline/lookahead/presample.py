@@ -174,7 +174,7 @@ class Presampler:
             specs = node.attributes.values()
             value_bytes[node.name] = store.assigned.row_bytes(node.name)
             value_bytes[node.name] += sum(spec.row_bytes for spec in specs)
-            # Of two batches, the one at the consumer has no rows as stored any more: half of them.
+            # Half of the rows as stored: the batch at the consumer has none, the other one all.
             shown = [spec.shown_row_bytes - spec.row_bytes // 2 for spec in specs if spec.scaled]
             decoded_bytes[node.name] = sum(shown) if decodes else 0
         for edge in schema.edge_types:
